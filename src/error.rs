@@ -1,0 +1,355 @@
+//! What can go wrong, as one type that says what failed, doing what, with whom, over what, and whether to try again.
+
+use std::{borrow::Cow, error::Error as StdError, fmt, io};
+
+/// The crate's result.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, for a caller who branches on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The caller asked for something that no state of the world would make right.
+    InvalidArgument,
+    /// A configuration value is unknown or impossible.
+    Configuration,
+    /// The message is longer than the receive buffer; the message is gone, the buffer comes back.
+    Truncated,
+    /// The operation was cancelled by its owner.
+    Canceled,
+    /// The operation's deadline passed.
+    DeadlineExceeded,
+    /// No place in the window now; try again after `ready()`.
+    WouldBlock,
+    /// Nobody listens there.
+    ConnectionRefused,
+    /// The listener turned the connection down; the message holds its reason.
+    Rejected,
+    /// The connection broke.
+    ConnectionReset,
+    /// The peer's process has ended.
+    PeerDied,
+    /// The endpoint, worker or listener was closed on this side.
+    Closed,
+    /// No transport leads there.
+    Unreachable,
+    /// The shared secret is missing or wrong on one side.
+    AuthenticationFailed,
+    /// The peer speaks no version that this side speaks.
+    VersionMismatch,
+    /// The peer sent what the protocol does not allow.
+    Protocol,
+    /// The exposed memory is exposed no longer.
+    StaleKey,
+    /// The range leaves the exposed memory.
+    OutOfBounds,
+    /// The descriptor does not grant this access.
+    AccessDenied,
+    /// The bytes are not a descriptor or address (truncated, altered, or something else).
+    Malformed,
+    /// A limit of the system or of the configuration was reached.
+    Exhausted,
+    /// The system refused for want of rights.
+    PermissionDenied,
+    /// This cannot be done here.
+    Unsupported,
+    /// The system reported an error of another kind; `source()` holds it.
+    Io,
+}
+
+/// Which operation an error belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Operation {
+    /// Tagged send.
+    TagSend,
+    /// Tagged receive.
+    TagRecv,
+    /// One-sided write.
+    Put,
+    /// One-sided read.
+    Get,
+    /// Flush.
+    Flush,
+    /// Connection set-up, outgoing.
+    Connect,
+    /// Connection set-up, incoming.
+    Accept,
+    /// Listening.
+    Listen,
+    /// Exposing or importing memory.
+    Memory,
+    /// Building a context.
+    Configure,
+    /// Closing.
+    Close,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TagSend => "tag send",
+            Self::TagRecv => "tag receive",
+            Self::Put => "put",
+            Self::Get => "get",
+            Self::Flush => "flush",
+            Self::Connect => "connect",
+            Self::Accept => "accept",
+            Self::Listen => "listen",
+            Self::Memory => "memory",
+            Self::Configure => "configure",
+            Self::Close => "close",
+        })
+    }
+}
+
+/// An error with all that is known about it. One pointer wide.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    message: Cow<'static, str>,
+    operation: Option<Operation>,
+    peer: Option<String>,
+    transport: Option<&'static str>,
+    bytes_moved: u64,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of `kind` that says `message`.
+    #[cold]
+    pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
+        Self(Box::new(Inner { kind, message: message.into(), operation: None, peer: None, transport: None, bytes_moved: 0, source: None }))
+    }
+
+    /// An error that the system reported while doing `message`; the kind follows the system's.
+    #[cold]
+    pub fn io(message: impl Into<Cow<'static, str>>, source: impl Into<io::Error>) -> Self {
+        let source = source.into();
+        let kind = match source.kind() {
+            io::ErrorKind::ConnectionRefused => ErrorKind::ConnectionRefused,
+            io::ErrorKind::ConnectionReset
+            | io::ErrorKind::BrokenPipe
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::NotConnected => ErrorKind::ConnectionReset,
+            io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
+            io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable | io::ErrorKind::AddrNotAvailable => ErrorKind::Unreachable,
+            io::ErrorKind::TimedOut => ErrorKind::DeadlineExceeded,
+            io::ErrorKind::OutOfMemory => ErrorKind::Exhausted,
+            _ => match source.raw_os_error() {
+                Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOSPC) => ErrorKind::Exhausted,
+                _ => ErrorKind::Io,
+            },
+        };
+        Self::new(kind, message).with_source(source)
+    }
+
+    /// Adds the cause.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// Says which operation failed.
+    #[must_use]
+    pub fn during(mut self, operation: Operation) -> Self {
+        self.0.operation = Some(operation);
+        self
+    }
+
+    /// Says with whom.
+    #[must_use]
+    pub fn with_peer(mut self, peer: impl fmt::Display) -> Self {
+        self.0.peer = Some(peer.to_string());
+        self
+    }
+
+    /// Says over which transport.
+    #[must_use]
+    pub fn over(mut self, transport: &'static str) -> Self {
+        self.0.transport = Some(transport);
+        self
+    }
+
+    /// Says how many bytes had moved.
+    #[must_use]
+    pub fn after_bytes(mut self, bytes: u64) -> Self {
+        self.0.bytes_moved = bytes;
+        self
+    }
+
+    /// What went wrong.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+    /// The operation that failed, when one did.
+    #[must_use]
+    pub fn operation(&self) -> Option<Operation> {
+        self.0.operation
+    }
+    /// The peer, as it was named when the connection was made.
+    #[must_use]
+    pub fn peer(&self) -> Option<&str> {
+        self.0.peer.as_deref()
+    }
+    /// The transport in use.
+    #[must_use]
+    pub fn transport(&self) -> Option<&'static str> {
+        self.0.transport
+    }
+    /// How many bytes of the operation had moved before it failed; the content of a receive buffer past them is unspecified.
+    #[must_use]
+    pub fn bytes_moved(&self) -> u64 {
+        self.0.bytes_moved
+    }
+    /// Whether the connection, not just this operation, is gone.
+    #[must_use]
+    pub fn is_peer_failure(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::ConnectionReset | ErrorKind::PeerDied | ErrorKind::Protocol)
+    }
+
+    /// The same error for another operation that it ended as well. The cause is kept as text.
+    #[must_use]
+    pub fn duplicate(&self) -> Self {
+        let inner = &*self.0;
+        let message = match &inner.source {
+            Some(source) => Cow::Owned(format!("{}: {source}", inner.message)),
+            None => inner.message.clone(),
+        };
+        Self(Box::new(Inner {
+            kind: inner.kind,
+            message,
+            operation: inner.operation,
+            peer: inner.peer.clone(),
+            transport: inner.transport,
+            bytes_moved: inner.bytes_moved,
+            source: None,
+        }))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = &*self.0;
+        if let Some(operation) = inner.operation {
+            write!(f, "{operation}: ")?;
+        }
+        f.write_str(&inner.message)?;
+        if let Some(peer) = &inner.peer {
+            write!(f, " (peer {peer})")?;
+        }
+        if let Some(transport) = inner.transport {
+            write!(f, " over {transport}")?;
+        }
+        if inner.bytes_moved > 0 {
+            write!(f, " after {} bytes", inner.bytes_moved)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = &*self.0;
+        write!(f, "{:?}: {self}", inner.kind)?;
+        if let Some(source) = &inner.source {
+            write!(f, " [{source}]")?;
+        }
+        Ok(())
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match error.kind() {
+            ErrorKind::InvalidArgument | ErrorKind::Configuration | ErrorKind::OutOfBounds => io::ErrorKind::InvalidInput,
+            ErrorKind::Truncated | ErrorKind::Malformed | ErrorKind::Protocol | ErrorKind::VersionMismatch | ErrorKind::StaleKey => {
+                io::ErrorKind::InvalidData
+            }
+            ErrorKind::Canceled => io::ErrorKind::Interrupted,
+            ErrorKind::DeadlineExceeded => io::ErrorKind::TimedOut,
+            ErrorKind::WouldBlock => io::ErrorKind::WouldBlock,
+            ErrorKind::ConnectionRefused | ErrorKind::Rejected => io::ErrorKind::ConnectionRefused,
+            ErrorKind::ConnectionReset | ErrorKind::PeerDied => io::ErrorKind::ConnectionReset,
+            ErrorKind::Closed => io::ErrorKind::NotConnected,
+            ErrorKind::Unreachable => io::ErrorKind::HostUnreachable,
+            ErrorKind::AuthenticationFailed | ErrorKind::AccessDenied | ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
+            ErrorKind::Exhausted => io::ErrorKind::OutOfMemory,
+            ErrorKind::Unsupported => io::ErrorKind::Unsupported,
+            ErrorKind::Io => io::ErrorKind::Other,
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// An error of an operation that had been given a buffer, with the buffer where it can be given back.
+///
+/// `?` turns it into an [`Error`] and drops the buffer; [`OpError::into_parts`] keeps it. The buffer is `None` when the
+/// operation still needs it: a transfer that a deadline or a cancellation could not stop runs to its end first.
+pub struct OpError<B> {
+    error: Error,
+    buffer: Option<B>,
+}
+
+impl<B> OpError<B> {
+    /// Pairs an error with the buffer.
+    pub fn new(error: Error, buffer: Option<B>) -> Self {
+        Self { error, buffer }
+    }
+    /// The error alone.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+    /// What went wrong.
+    pub fn kind(&self) -> ErrorKind {
+        self.error.kind()
+    }
+    /// The error and the buffer.
+    pub fn into_parts(self) -> (Error, Option<B>) {
+        (self.error, self.buffer)
+    }
+    /// The same error with another view of the buffer.
+    pub fn map<C>(self, f: impl FnOnce(B) -> C) -> OpError<C> {
+        OpError { error: self.error, buffer: self.buffer.map(f) }
+    }
+}
+
+impl<B> fmt::Display for OpError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<B> fmt::Debug for OpError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<B> StdError for OpError<B> {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<B> From<OpError<B>> for Error {
+    fn from(error: OpError<B>) -> Self {
+        error.error
+    }
+}
+
+impl<B> From<OpError<B>> for io::Error {
+    fn from(error: OpError<B>) -> Self {
+        error.error.into()
+    }
+}

@@ -1,0 +1,306 @@
+//! What a transport is: the traits that every path implements and the worker drives.
+//!
+//! ```text
+//! Transport ── open() ──▶ Interface (data path, one for each worker, behind the worker's lock)
+//!     │                   Connector (control path, async, no lock)
+//!     │                        │ connect(channel, role, peer)      both ends run it at once
+//!     │                        ▼
+//!     │                   Connected ── Interface::attach(id, connected) ──▶ Link (sends)
+//!     ▼
+//!   probe(): attributes, or the reason why it cannot be used here
+//! ```
+//!
+//! # Duties
+//! * Nothing on the data path blocks, allocates for a short message, or calls a waker.
+//! * [`Interface::arm`] follows *arm, then drain, then await*: after it returned `true`, an arrival makes the interface's fd readable.
+//! * A send that returns [`SendError::Full`] took nothing. The link owes the worker one [`Sink::writable`] once there is room again.
+//! * After [`SendError::Failed`] or [`Sink::failed`] a link is only dropped. Dropping it ends all use of memory that it was lent.
+
+use std::{any::Any, fmt, os::fd::BorrowedFd};
+
+use async_trait::async_trait;
+
+use crate::{
+    error::{Error, Result},
+    transport::channel::Channel,
+    types::{Identity, LinkId},
+};
+
+/// What a path is between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reach {
+    /// Within one worker.
+    Worker,
+    /// Between processes of one host.
+    Host,
+    /// Between hosts.
+    Network,
+}
+
+/// A transport: a way to move bytes. Lives as long as the context.
+pub trait Transport: Send + Sync + fmt::Debug + 'static {
+    /// The name used in configuration (`shm`, `tcp`, ...).
+    fn name(&self) -> &'static str;
+    /// What it is between.
+    fn reach(&self) -> Reach;
+    /// Whether it can work on this machine.
+    ///
+    /// # Errors
+    /// The reason why not, with the remedy where there is one.
+    fn probe(&self) -> Result<()>;
+    /// Opens it for one worker.
+    ///
+    /// # Errors
+    /// What the system said.
+    fn open(&self) -> Result<Opened>;
+}
+
+/// The two faces of an opened transport.
+#[derive(Debug)]
+pub struct Opened {
+    /// The data path.
+    pub interface: Box<dyn Interface>,
+    /// The control path.
+    pub connector: std::sync::Arc<dyn Connector>,
+}
+
+/// Which end of a connection this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The end that dialled.
+    Client,
+    /// The end that listened.
+    Server,
+}
+
+/// What is known of the peer when a link is set up.
+#[derive(Clone, Debug)]
+pub struct PeerInfo {
+    /// Where it lives.
+    pub identity: Identity,
+    /// How to name it in errors.
+    pub name: String,
+}
+
+/// A link that both ends agreed on and that [`Interface::attach`] of the same transport takes.
+pub struct Connected(pub Box<dyn Any + Send>);
+
+impl fmt::Debug for Connected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Connected")
+    }
+}
+
+/// The control path: sets links up. Slow, asynchronous, outside the worker's lock.
+#[async_trait]
+pub trait Connector: Send + Sync + fmt::Debug + 'static {
+    /// Whether the channel can carry this set-up (shared memory needs one that passes fds).
+    fn can_use(&self, channel: &Channel, peer: &PeerInfo) -> Result<()>;
+    /// Sets a link up over `channel`. Both ends call it, and both fail or both succeed: each tells the other its verdict
+    /// before it returns. The caller sets the deadline. May take the channel's socket for the link ([`Channel::take`]).
+    ///
+    /// # Cancel safety
+    /// Dropping it drops the half-made link.
+    async fn connect(&self, channel: &mut Channel, role: Role, peer: &PeerInfo) -> Result<Connected>;
+}
+
+/// What a link can do; fixed when it is attached. Sizes in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkAttributes {
+    /// Name of the transport.
+    pub transport: &'static str,
+    /// Longest body of [`Link::am_short`].
+    pub max_short: usize,
+    /// Longest prefix and payload together of [`Link::am_bcopy`].
+    pub max_bcopy: usize,
+    /// Longest payload of [`Link::am_zcopy`]; 0 when it has none.
+    pub max_zcopy: usize,
+    /// Whether [`Link::put`], [`Link::get`] reach the peer's own memory by address.
+    pub remote_memory: bool,
+}
+
+/// Why a send did not happen.
+#[derive(Debug)]
+pub enum SendError {
+    /// No room now. Nothing was taken; [`Sink::writable`] will tell.
+    Full,
+    /// The link is dead.
+    Failed(Error),
+}
+
+/// What became of a zero-copy send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Zcopy {
+    /// The source may be reused at once; no completion follows.
+    Done,
+    /// [`Sink::sent`] will be called with the token.
+    Pending,
+}
+
+/// The sending half. Called with the worker's lock held.
+///
+/// Messages of one link arrive in the order in which they were accepted.
+pub trait Link: Send + fmt::Debug {
+    /// What it can do.
+    fn attributes(&self) -> LinkAttributes;
+
+    /// Sends a message whose body is at most [`LinkAttributes::max_short`] bytes, copied before the call returns.
+    ///
+    /// # Errors
+    /// [`SendError::Full`] or [`SendError::Failed`].
+    fn am_short(&mut self, id: u8, header: u64, body: &[u8]) -> Result<(), SendError>;
+
+    /// Sends a message with body `prefix` + `payload`, copied before the call returns.
+    ///
+    /// # Errors
+    /// As [`Link::am_short`].
+    fn am_bcopy(&mut self, id: u8, header: u64, prefix: &[u8], payload: &[u8]) -> Result<(), SendError>;
+
+    /// Sends a message with body `prefix` (copied) + `payload` (not copied when that pays).
+    ///
+    /// # Safety
+    /// `payload` must stay valid and unchanged until the call returned [`Zcopy::Done`], or [`Sink::sent`] was called with `token`,
+    /// or the link was dropped.
+    ///
+    /// # Errors
+    /// As [`Link::am_short`].
+    #[allow(unsafe_code)]
+    unsafe fn am_zcopy(&mut self, id: u8, header: u64, prefix: &[u8], payload: RawSlice, token: u64) -> Result<Zcopy, SendError> {
+        let _ = (id, header, prefix, payload, token);
+        Err(SendError::Failed(Error::new(crate::ErrorKind::Unsupported, "zero-copy send")))
+    }
+
+    /// Pushes out what was accepted but not yet handed to the system. Called when the interface reported
+    /// [`Sink::writable`], and at the end of a batch.
+    fn flush(&mut self, sink: &mut dyn Sink);
+
+    /// Whether everything accepted has left this process.
+    fn is_flushed(&self) -> bool;
+}
+
+/// An address range without ownership.
+#[derive(Clone, Copy, Debug)]
+pub struct RawSlice {
+    /// First byte.
+    pub address: *const u8,
+    /// Bytes.
+    pub length: usize,
+}
+
+#[allow(unsafe_code)]
+// SAFETY: a plain address; whoever dereferences it vouches for it.
+unsafe impl Send for RawSlice {}
+
+/// Where the payload of a long message goes.
+#[derive(Debug)]
+pub enum Place {
+    /// Straight to this address; [`Sink::placed`] follows when all of it is there.
+    Memory {
+        /// First byte; valid for the whole payload until [`Sink::placed`] or [`Sink::failed`] was called, or the link was dropped.
+        address: *mut u8,
+        /// Given back to [`Sink::placed`].
+        token: u64,
+    },
+    /// Buffer it and deliver it as one [`Sink::message`].
+    Whole,
+    /// Read it and throw it away; nothing follows.
+    Discard,
+}
+
+/// Where an interface reports what arrived. Implemented by the worker; called with its lock held.
+pub trait Sink {
+    /// A message. `body` is valid during the call. Nothing here is trusted.
+    ///
+    /// # Errors
+    /// The peer broke the protocol: the interface closes the link and reports nothing more of it.
+    fn message(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()>;
+
+    /// The beginning of a message whose payload is long and has not been read yet: `prefix` as sent, `length` bytes to come.
+    ///
+    /// # Errors
+    /// As [`Sink::message`].
+    fn place(&mut self, from: LinkId, id: u8, header: u64, prefix: &[u8], length: usize) -> Result<Place> {
+        let _ = (from, id, header, prefix, length);
+        Ok(Place::Whole)
+    }
+
+    /// A payload that [`Sink::place`] gave memory for is complete.
+    fn placed(&mut self, from: LinkId, token: u64);
+
+    /// A pending zero-copy send is complete; its memory is free.
+    fn sent(&mut self, from: LinkId, token: u64);
+
+    /// A link that had said [`SendError::Full`] has room again: the worker calls [`Link::flush`] and retries.
+    fn writable(&mut self, from: LinkId);
+
+    /// The link broke; nothing more follows from it.
+    fn failed(&mut self, from: LinkId, error: Error);
+}
+
+/// The receiving half of a worker's links over one transport. Called with the worker's lock held.
+pub trait Interface: Send + fmt::Debug {
+    /// Takes a link that the transport's [`Connector`] made.
+    ///
+    /// # Errors
+    /// What the system said.
+    fn attach(&mut self, id: LinkId, connected: Connected) -> Result<Box<dyn Link>>;
+
+    /// Forgets a link; nothing is reported of it any more. The worker drops the [`Link`] right after.
+    fn detach(&mut self, id: LinkId);
+
+    /// Registers its fds. `fd` events come back through [`Interface::ready`].
+    /// Edge-triggered; the token space is the interface's own.
+    ///
+    /// # Errors
+    /// What the system said.
+    fn register(&mut self, registry: Registry) -> Result<()>;
+
+    /// An fd registered under `token` became ready. Notes it only; [`Interface::progress`] does the work.
+    fn ready(&mut self, token: usize, readable: bool, writable: bool) {
+        let _ = (token, readable, writable);
+    }
+
+    /// Takes what has arrived, at most about `budget` messages, reporting to `sink`. Returns how many things happened.
+    fn progress(&mut self, budget: usize, sink: &mut dyn Sink) -> usize;
+
+    /// Asks to be woken through the fds by the next arrival. `false`: something has arrived already, drain and ask again.
+    fn arm(&mut self) -> bool;
+
+    /// Takes back [`Interface::arm`]: this side polls again.
+    fn disarm(&mut self);
+
+    /// The doorbell that shared-memory peers ring, when it has one: the worker waits on it directly.
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// An interface's share of the worker's `mio::Poll`.
+#[derive(Debug)]
+pub struct Registry {
+    /// The poll's registry.
+    pub(crate) registry: mio::Registry,
+    /// High bits of every token of this interface.
+    pub(crate) base: usize,
+}
+
+impl Registry {
+    /// Bits of a token that belong to the interface.
+    pub const TOKEN_BITS: u32 = 40;
+
+    /// Registers `source` for edge-triggered events under `token` (at most 40 bits).
+    ///
+    /// # Errors
+    /// What the system said.
+    pub fn register(&self, source: &mut impl mio::event::Source, token: usize, interest: mio::Interest) -> Result<()> {
+        self.registry
+            .register(source, mio::Token(self.base | token), interest)
+            .map_err(|error| Error::io("registering with the worker's poll", error))
+    }
+
+    /// Takes `source` out again.
+    pub fn deregister(&self, source: &mut impl mio::event::Source) {
+        // A source that is already gone needs no taking out.
+        let _ = self.registry.deregister(source);
+    }
+}

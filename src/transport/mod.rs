@@ -1,0 +1,10 @@
+//! The paths that bytes take: one contract, one registry, then one folder for each transport.
+//!
+//! Comes in: messages with an id, a 64-bit header and a body; channels to set links up over. Goes out: what arrived, through
+//! [`Sink`]. Uses `memory`, `sys`, `types`, `util`. Knows nothing of tags, operations or rendezvous.
+//! Tests: `tests/transport/`, and loom models beside what they model.
+
+pub mod channel;
+pub mod contract;
+
+pub use contract::*;

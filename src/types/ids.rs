@@ -1,0 +1,50 @@
+//! Identifiers.
+
+use std::fmt;
+
+/// A worker's identity: 128 random bits, unique for all practical purposes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WorkerId(pub [u8; 16]);
+
+impl fmt::Display for WorkerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for WorkerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WorkerId({self})")
+    }
+}
+
+/// An endpoint of one worker, as messages name their sender. Never reused within a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EndpointId(pub u64);
+
+/// A link as its interface knows it: chosen by the worker when the link is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LinkId(pub u32);
+
+/// An entry of the table of operations: slot in the low half, generation in the high half, so that a key that has
+/// been round the wire is refused when its operation is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OpKey(pub u64);
+
+impl OpKey {
+    /// Builds a key from its halves.
+    #[must_use]
+    pub const fn new(slot: u32, generation: u32) -> Self {
+        Self(slot as u64 | (generation as u64) << 32)
+    }
+    /// The slot in the table.
+    #[must_use]
+    pub const fn slot(self) -> usize {
+        (self.0 & 0xffff_ffff) as usize
+    }
+    /// The generation of the slot.
+    #[must_use]
+    pub const fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}

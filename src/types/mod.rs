@@ -1,0 +1,16 @@
+//! The words that every room uses: small values without behaviour.
+//!
+//! Comes in: nothing. Goes out: tags, memory types, access rights, identifiers. Uses no other room.
+//! Tests: `tests/api/`, and beside each type.
+
+mod access;
+mod ids;
+mod identity;
+mod memory_type;
+mod tag;
+
+pub use access::Access;
+pub use identity::Identity;
+pub use ids::{EndpointId, LinkId, OpKey, WorkerId};
+pub use memory_type::MemoryType;
+pub use tag::{Mask, Tag};
