@@ -1,0 +1,255 @@
+//! Memory exposed to peers, and the table that says what is exposed now.
+//!
+//! A region is named by its slot and a random 64-bit generation. Peers reach it in two ways: through software of this process, which looks
+//! the pair up here for every access, or directly (mapped or by `process_vm_*`), bracketed by a word that says so. `unexpose` revokes the
+//! generation everywhere, waits until nobody is inside, and only then gives the buffer back.
+//!
+//! # Safety
+//! While memory is exposed nothing in this process holds a reference into it: [`Region`] copies through raw pointers. `Exposed` owns the
+//! buffer, so its address stays valid for as long as an `Arc<Exposed>` exists.
+#![allow(unsafe_code)]
+
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+
+use super::{BufferMut, Segment};
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    types::Access,
+};
+
+/// Who must know which regions are directly accessible: each worker, for the words it shares with its peers.
+pub(crate) trait RegionWatcher: Send + Sync {
+    /// `slot` is exposed under `generation`.
+    fn publish(&self, slot: u32, generation: u64);
+    /// `slot` is exposed no longer. After it returned, an access that begins sees so.
+    fn revoke(&self, slot: u32);
+    /// Whether, since the last [`RegionWatcher::revoke`], no direct access that began before it goes on. May be asked again.
+    fn is_quiet(&self) -> bool;
+}
+
+/// One exposed buffer. Whoever holds an `Arc` of it may use its address.
+pub(crate) struct Exposed {
+    pub(crate) slot: u32,
+    pub(crate) generation: u64,
+    pub(crate) address: *mut u8,
+    pub(crate) length: usize,
+    pub(crate) access: Access,
+    pub(crate) segment: Option<(Arc<Segment>, usize)>,
+    buffer: BufferMut,
+}
+
+// SAFETY: `address` points into `buffer`, which is owned and itself Send; all access through it is by copying.
+unsafe impl Send for Exposed {}
+// SAFETY: as above; concurrent copies may tear, which is what remote access to one region means.
+unsafe impl Sync for Exposed {}
+
+#[derive(Default)]
+pub(crate) struct RegionTable {
+    slots: Mutex<Vec<Option<Arc<Exposed>>>>,
+    watchers: Mutex<Vec<Weak<dyn RegionWatcher>>>,
+}
+
+impl RegionTable {
+    pub(crate) fn watch(&self, watcher: Weak<dyn RegionWatcher>) {
+        let mut watchers = self.watchers.lock();
+        watchers.retain(|watcher| watcher.strong_count() > 0);
+        watchers.push(watcher);
+    }
+
+    fn watchers(&self) -> Vec<Arc<dyn RegionWatcher>> {
+        self.watchers.lock().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// All that is exposed now, for a link that has just been made.
+    pub(crate) fn published(&self) -> Vec<(u32, u64)> {
+        self.slots.lock().iter().flatten().map(|exposed| (exposed.slot, exposed.generation)).collect()
+    }
+
+    /// The region of `slot`, if it is exposed under `generation`.
+    pub(crate) fn find(&self, slot: u32, generation: u64) -> Result<Arc<Exposed>> {
+        match self.slots.lock().get(slot as usize) {
+            Some(Some(exposed)) if exposed.generation == generation => Ok(exposed.clone()),
+            _ => Err(Error::new(ErrorKind::StaleKey, "the remote memory is not exposed any more")),
+        }
+    }
+
+    /// As [`RegionTable::find`], for an access to `length` bytes at `offset`.
+    pub(crate) fn check(&self, slot: u32, generation: u64, offset: u64, length: u64, access: Access) -> Result<Arc<Exposed>> {
+        let exposed = self.find(slot, generation)?;
+        if !exposed.access.contains(access) {
+            return Err(Error::new(ErrorKind::AccessDenied, "the region was not exposed for this access"));
+        }
+        if offset.checked_add(length).is_none_or(|end| end > exposed.length as u64) {
+            return Err(Error::new(ErrorKind::OutOfBounds, "the range leaves the exposed region"));
+        }
+        Ok(exposed)
+    }
+
+    /// Exposes `buffer`.
+    pub(crate) fn expose(self: &Arc<Self>, mut buffer: BufferMut, access: Access) -> Result<Region> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random)
+            .map_err(|error| Error::new(ErrorKind::Io, format!("random generation: {error}")).during(Operation::Memory))?;
+        let generation = u64::from_le_bytes(random).max(1);
+        let mut slots = self.slots.lock();
+        let slot = slots.iter().position(Option::is_none).unwrap_or_else(|| {
+            slots.push(None);
+            slots.len() - 1
+        });
+        let exposed = Arc::new(Exposed {
+            slot: slot as u32,
+            generation,
+            address: buffer.address(),
+            length: buffer.len(),
+            access,
+            segment: buffer.segment().map(|(segment, offset)| (segment.clone(), offset)),
+            buffer,
+        });
+        slots[slot] = Some(exposed.clone());
+        drop(slots);
+        for watcher in self.watchers() {
+            watcher.publish(exposed.slot, generation);
+        }
+        Ok(Region { exposed: Some(exposed), table: self.clone() })
+    }
+
+    fn revoke(&self, exposed: &Exposed) {
+        if let Some(slot) = self.slots.lock().get_mut(exposed.slot as usize)
+            && slot.as_ref().is_some_and(|held| held.generation == exposed.generation)
+        {
+            *slot = None;
+        }
+        for watcher in self.watchers() {
+            watcher.revoke(exposed.slot);
+        }
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.watchers().iter().all(|watcher| watcher.is_quiet())
+    }
+}
+
+/// Host memory that peers may read or write through its [`Descriptor`](crate::Descriptor).
+///
+/// It has no slice view, since a peer may change it at any time: [`Region::read_at`] and [`Region::write_at`] copy. Dropping it revokes the
+/// access; the memory is freed once nobody is inside it any more.
+#[doc(alias = "ucp_mem_map")]
+pub struct Region {
+    exposed: Option<Arc<Exposed>>,
+    table: Arc<RegionTable>,
+}
+
+impl Region {
+    pub(crate) fn exposed(&self) -> &Arc<Exposed> {
+        // Only `unexpose` and `drop` take it, and both end the region.
+        self.exposed.as_ref().expect("a region holds its memory until it ends")
+    }
+
+    /// Bytes exposed.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.exposed().length
+    }
+    /// Whether it is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// What peers may do.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.exposed().access
+    }
+
+    fn bounds(&self, offset: usize, length: usize) -> Result<*mut u8> {
+        let exposed = self.exposed();
+        match offset.checked_add(length) {
+            // SAFETY: offset lies within the exposed buffer, whose address is valid for `length` bytes.
+            Some(end) if end <= exposed.length => Ok(unsafe { exposed.address.add(offset) }),
+            _ => Err(Error::new(ErrorKind::OutOfBounds, "the range leaves the region").during(Operation::Memory)),
+        }
+    }
+
+    /// Copies from the region.
+    ///
+    /// # Errors
+    /// `OutOfBounds`.
+    pub fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
+        let source = self.bounds(offset, target.len())?;
+        // SAFETY: `bounds` checked the source; the target is ours alone. A peer may write meanwhile: bytes may be old or new.
+        unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
+        Ok(())
+    }
+
+    /// Copies into the region.
+    ///
+    /// # Errors
+    /// `OutOfBounds`.
+    pub fn write_at(&self, offset: usize, source: &[u8]) -> Result<()> {
+        let target = self.bounds(offset, source.len())?;
+        // SAFETY: as in `read_at`.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+        Ok(())
+    }
+
+    /// Ends the exposure and gives the memory back once no access goes on.
+    ///
+    /// # Cancel safety
+    /// The access is revoked at the first poll; dropping the future then frees the memory when it is quiet.
+    ///
+    /// # Completion
+    /// Every access that peers began before has ended; later ones fail with `StaleKey`.
+    pub async fn unexpose(mut self) -> BufferMut {
+        self.table.revoke(self.exposed());
+        loop {
+            // The table holds it no longer; what others hold is in flight.
+            if self.table.is_quiet()
+                && let Some(exposed) = self.exposed.take()
+            {
+                match Arc::try_unwrap(exposed) {
+                    Ok(exposed) => return exposed.buffer,
+                    Err(shared) => self.exposed = Some(shared),
+                }
+            }
+            // Accesses in flight are chunks of microseconds, or transfers of a peer that the keepalive watches.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let Some(exposed) = self.exposed.take() else { return };
+        self.table.revoke(&exposed);
+        if self.table.is_quiet() {
+            return;
+        }
+        // A peer is inside this very moment, in a copy of at most one chunk. The memory outlives it on a thread of its own.
+        let table = self.table.clone();
+        let kept = std::mem::ManuallyDrop::new(exposed.clone());
+        let waiting = std::thread::Builder::new().name("wharf-unexpose".into()).spawn(move || {
+            while !table.is_quiet() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(exposed);
+        });
+        match waiting {
+            Ok(_) => drop(std::mem::ManuallyDrop::into_inner(kept)),
+            Err(error) => {
+                tracing::error!(target: "wharf::memory", %error, "no thread to wait for a peer that is inside exposed memory: the memory is kept");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region").field("len", &self.len()).field("access", &self.access()).finish()
+    }
+}

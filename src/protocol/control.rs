@@ -1,0 +1,214 @@
+//! The messages of the protocol: ids, and the fixed bodies that go with them. Little-endian; every body is copied out of the peer's
+//! bytes once, field by field, and a body of another length is a protocol error.
+//!
+//! | id | header | body |
+//! |---|---|---|
+//! | `TAG_EAGER` | tag | payload |
+//! | `TAG_EAGER_SYNC` | tag | `u64` operation of the sender, payload |
+//! | `TAG_RTS` | tag | [`Rts`] |
+//! | `TAG_RTR` | operation of the sender | [`Rtr`] |
+//! | `FRAGMENT` | operation of the receiver | payload; fragments of one operation arrive in order |
+//! | `DONE` | operation of the peer | none: a copy is complete, a synchronous send matched |
+//! | `NACK` | operation of the peer | `u16` error code |
+//! | `CANCEL` | operation of the sender | none: forget its announcement |
+//! | `CANCELED` | operation of the sender | none: forgotten |
+//! | `PUT` | operation of the initiator | [`PutHeader`], payload |
+//! | `GET` | operation of the initiator | [`GetRequest`] |
+//! | `JOIN` | operation of the initiator | [`Join`] |
+//! | `MAP` | generation of the region | `u32` slot of the region |
+//! | `CREDIT` | bytes of eager window returned | none |
+//! | `CLOSE` | none | none: nothing follows |
+
+use crate::error::{Error, ErrorKind, Result};
+
+pub(crate) const TAG_EAGER: u8 = 1;
+pub(crate) const TAG_EAGER_SYNC: u8 = 2;
+pub(crate) const TAG_RTS: u8 = 3;
+pub(crate) const TAG_RTR: u8 = 4;
+pub(crate) const FRAGMENT: u8 = 5;
+pub(crate) const DONE: u8 = 6;
+pub(crate) const NACK: u8 = 7;
+pub(crate) const CANCEL: u8 = 8;
+pub(crate) const CANCELED: u8 = 9;
+pub(crate) const PUT: u8 = 10;
+pub(crate) const GET: u8 = 11;
+pub(crate) const JOIN: u8 = 12;
+pub(crate) const MAP: u8 = 13;
+pub(crate) const CREDIT: u8 = 14;
+pub(crate) const CLOSE: u8 = 15;
+
+/// No slot, no segment.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// A field of a body.
+trait Field: Sized {
+    const SIZE: usize;
+    fn put(self, to: &mut [u8]);
+    fn take(from: &[u8]) -> Option<Self>;
+}
+
+macro_rules! fields {
+    ($($t:ty)*) => {$(
+        impl Field for $t {
+            const SIZE: usize = size_of::<$t>();
+            fn put(self, to: &mut [u8]) {
+                to.copy_from_slice(&self.to_le_bytes());
+            }
+            fn take(from: &[u8]) -> Option<Self> {
+                Some(<$t>::from_le_bytes(from.try_into().ok()?))
+            }
+        }
+    )*};
+}
+fields!(u16 u32 u64);
+
+macro_rules! body {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $t:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) struct $name { $($(#[$field_doc])* pub(crate) $field: $t,)* }
+
+        impl $name {
+            pub(crate) const SIZE: usize = 0 $(+ <$t as Field>::SIZE)*;
+
+            pub(crate) fn encode(self) -> [u8; Self::SIZE] {
+                let mut bytes = [0; Self::SIZE];
+                let mut at = 0;
+                $(
+                    let end = at + <$t as Field>::SIZE;
+                    self.$field.put(&mut bytes[at..end]);
+                    at = end;
+                )*
+                debug_assert_eq!(at, Self::SIZE);
+                bytes
+            }
+
+            /// Reads it from the front of `bytes`.
+            pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
+                let mut rest = bytes;
+                $(
+                    let $field = rest
+                        .split_off(..<$t as Field>::SIZE)
+                        .and_then(<$t as Field>::take)
+                        .ok_or_else(|| Error::new(ErrorKind::Protocol, concat!("short ", stringify!($name))))?;
+                )*
+                let _ = rest;
+                Ok(Self { $($field,)* })
+            }
+        }
+    };
+}
+
+body! {
+    /// Ready to send: a message too long to send unasked.
+    Rts {
+        /// Operation of the sender.
+        op: u64,
+        /// Bytes.
+        length: u64,
+        /// Where they are in the sender's memory.
+        address: u64,
+        /// Memory segment that holds them, 0 when none does.
+        segment: u64,
+        /// Where in the segment.
+        segment_offset: u64,
+        /// Slot that both ends may count chunks in, or `NONE`.
+        slot: u32,
+    }
+}
+
+body! {
+    /// Ready to receive: asks the sender for fragments, or to copy along.
+    Rtr {
+        /// Operation of the receiver.
+        op: u64,
+        /// Where the bytes go in the receiver's memory, for a sender that copies along.
+        address: u64,
+        /// Memory segment, 0 when none.
+        segment: u64,
+        /// Where in the segment.
+        segment_offset: u64,
+        /// 0: send fragments. 1: copy along.
+        scheme: u32,
+    }
+}
+
+body! {
+    /// Where the payload of a put goes.
+    PutHeader {
+        /// Generation of the region.
+        generation: u64,
+        /// Offset in the region.
+        offset: u64,
+        /// Slot of the region.
+        slot: u32,
+        /// 1: the last fragment, to be acknowledged.
+        last: u32,
+    }
+}
+
+body! {
+    /// What a get asks for.
+    GetRequest {
+        /// Generation of the region.
+        generation: u64,
+        /// Offset in the region.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Slot of the region.
+        slot: u32,
+    }
+}
+
+body! {
+    /// Asks the owner of a region to copy along in a put or get that the initiator copies itself.
+    Join {
+        /// Generation of the region.
+        generation: u64,
+        /// Offset in the region.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// The initiator's memory.
+        address: u64,
+        /// Slot of the region.
+        slot: u32,
+        /// Slot that both count chunks in.
+        chunks: u32,
+        /// 1: put, 0: get.
+        put: u32,
+    }
+}
+
+/// The number of an error kind on the wire.
+pub(crate) fn error_code(kind: ErrorKind) -> u16 {
+    match kind {
+        ErrorKind::StaleKey => 1,
+        ErrorKind::OutOfBounds => 2,
+        ErrorKind::AccessDenied => 3,
+        ErrorKind::Canceled => 4,
+        ErrorKind::Exhausted => 5,
+        ErrorKind::PermissionDenied => 6,
+        ErrorKind::Closed => 7,
+        ErrorKind::InvalidArgument => 8,
+        _ => 0,
+    }
+}
+
+/// The error that a code stands for.
+pub(crate) fn error_of(body: &[u8]) -> Error {
+    let code = body.get(..2).and_then(u16::take).unwrap_or(0);
+    let (kind, message) = match code {
+        1 => (ErrorKind::StaleKey, "the remote memory is not exposed any more"),
+        2 => (ErrorKind::OutOfBounds, "the range leaves the exposed region"),
+        3 => (ErrorKind::AccessDenied, "the region was not exposed for this access"),
+        4 => (ErrorKind::Canceled, "the peer cancelled"),
+        5 => (ErrorKind::Exhausted, "the peer has reached a limit"),
+        6 => (ErrorKind::PermissionDenied, "the peer was refused by its system"),
+        7 => (ErrorKind::Closed, "the peer is closing"),
+        8 => (ErrorKind::InvalidArgument, "the peer found the request invalid"),
+        _ => (ErrorKind::Io, "the peer failed"),
+    };
+    Error::new(kind, message)
+}

@@ -1,0 +1,179 @@
+//! One-copy transfers: bytes that go from the memory of one process into the memory of the other without a stop between, chunk by chunk,
+//! by whichever end has time. Both ends count chunks in one shared word, so a slow end takes less.
+//!
+//! # Safety
+//! Local memory is owned by an entry of the table of operations that counts its transfers (`Entry::copies`) and stays while there are any.
+//! Remote memory is touched only between `Pair::enter` and `Pair::leave`, after a look at the word by which its owner revokes the right;
+//! its owner frees it only after revoking, and after having seen this side outside (`Core::fail` and `Region::unexpose`).
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    protocol::control,
+    sys::memfd::Mapping,
+    types::{LinkId, OpKey},
+    worker::core::Core,
+};
+
+/// Bytes moved between two looks at anything else: about 5 to 10 µs.
+pub(crate) const CHUNK: usize = 64 << 10;
+
+/// The far end's memory.
+pub(crate) enum Remote {
+    /// Its address in the peer's process, through the kernel.
+    Address(u64),
+    /// Mapped here.
+    Mapped(Arc<Mapping>, usize),
+}
+
+pub(crate) struct Transfer {
+    pub(crate) link: LinkId,
+    /// The operation here, which owns `local`.
+    pub(crate) op: OpKey,
+    /// The operation there, to be told.
+    pub(crate) peer_op: Option<u64>,
+    pub(crate) local: *mut u8,
+    pub(crate) length: usize,
+    pub(crate) remote: Remote,
+    /// Towards this process.
+    pub(crate) pull: bool,
+    /// The word that chunks are counted in; without one this end moves all of them.
+    pub(crate) chunks: Option<u32>,
+    /// The exposed region there that must still be exposed: slot and generation.
+    pub(crate) region: Option<(u32, u64)>,
+    pub(crate) next: usize,
+}
+
+// SAFETY: `local` is memory owned by the operation `op` of the same worker; a transfer moves with the worker's state.
+unsafe impl Send for Transfer {}
+
+enum Step {
+    Moved,
+    /// This end completed the last chunk.
+    Complete,
+    /// Nothing is left to claim; the far end completes the rest.
+    Exhausted,
+}
+
+impl Transfer {
+    fn total(&self) -> u64 {
+        self.length.div_ceil(CHUNK) as u64
+    }
+}
+
+impl Core {
+    pub(crate) fn start_transfer(&mut self, transfer: Transfer) {
+        if let Some(entry) = self.operations.get(transfer.op) {
+            entry.copies += 1;
+            self.transfers.push(transfer);
+        }
+    }
+
+    /// Moves one chunk of each transfer.
+    pub(crate) fn step_transfers(&mut self) -> usize {
+        let mut moved = 0;
+        let mut index = 0;
+        while index < self.transfers.len() {
+            moved += 1;
+            match self.step(index) {
+                Ok(Step::Moved) => index += 1,
+                Ok(Step::Exhausted) => self.end_transfer(index, None),
+                Ok(Step::Complete) => self.end_transfer(index, Some(Ok(()))),
+                Err(error) => self.end_transfer(index, Some(Err(error))),
+            }
+        }
+        moved
+    }
+
+    fn step(&mut self, index: usize) -> Result<Step> {
+        let transfer = &mut self.transfers[index];
+        let one_copy = self.peers[transfer.link.0 as usize]
+            .as_mut()
+            .and_then(|peer| peer.one_copy.as_mut())
+            .ok_or_else(|| Error::new(ErrorKind::ConnectionReset, "the link is gone"))?;
+        let total = transfer.total();
+        let pair = &one_copy.pair;
+        pair.enter();
+        let moved = (|| {
+            if let Some((slot, generation)) = transfer.region
+                && pair.peer_generation(slot) != generation
+            {
+                return Err(Error::new(ErrorKind::StaleKey, "the remote memory is not exposed any more"));
+            }
+            let chunk = match transfer.chunks {
+                Some(word) => match pair.claim(word, total) {
+                    Some(chunk) => chunk as usize,
+                    None => return Ok(false),
+                },
+                None => transfer.next,
+            };
+            let offset = chunk * CHUNK;
+            let length = CHUNK.min(transfer.length - offset);
+            // SAFETY: `offset + length` lies within `local`, which the operation owns (`copies` > 0).
+            let local = unsafe { transfer.local.add(offset) };
+            match (&transfer.remote, transfer.pull) {
+                (Remote::Mapped(mapping, start), pull) => {
+                    // SAFETY: the range was checked against the mapping when the transfer was made.
+                    let remote = unsafe { mapping.as_ptr().add(start + offset) };
+                    let (from, to) = if pull { (remote.cast_const(), local) } else { (local.cast_const(), remote) };
+                    // SAFETY: both are valid for `length` bytes; a mapping of the peer's memory and own memory do not overlap.
+                    unsafe { std::ptr::copy_nonoverlapping(from, to, length) };
+                }
+                (Remote::Address(address), pull) => {
+                    let cma = one_copy.cma.as_ref().ok_or_else(|| Error::new(ErrorKind::Unsupported, "no direct access to the peer"))?;
+                    let remote = address.wrapping_add(offset as u64);
+                    if pull {
+                        // SAFETY: `local` is valid for `length` bytes and owned.
+                        unsafe { cma.read(remote, local, length) }?;
+                    } else {
+                        // SAFETY: as above; the peer's memory is revocable, see the chapter on safety.
+                        unsafe { cma.write(remote, local, length) }?;
+                    }
+                }
+            }
+            Ok(true)
+        })();
+        one_copy.pair.leave();
+        if !moved? {
+            return Ok(Step::Exhausted);
+        }
+        let complete = match transfer.chunks {
+            Some(word) => one_copy.pair.complete(word) == total,
+            None => {
+                transfer.next += 1;
+                transfer.next as u64 == total
+            }
+        };
+        Ok(if complete { Step::Complete } else { Step::Moved })
+    }
+
+    /// Takes a transfer out; `verdict` settles its operation, and tells the other end.
+    pub(crate) fn end_transfer(&mut self, index: usize, verdict: Option<Result<()>>) {
+        let transfer = self.transfers.swap_remove(index);
+        if let Some(entry) = self.operations.get(transfer.op) {
+            entry.copies -= 1;
+        }
+        match verdict {
+            None => self.helped(transfer.op),
+            Some(Ok(())) => {
+                if let Some(op) = transfer.peer_op {
+                    self.control(transfer.link, control::DONE, op, &[]);
+                }
+                self.copied(transfer.op, Ok(()));
+            }
+            Some(Err(error)) => {
+                if let Some(word) = transfer.chunks
+                    && let Some(one_copy) = self.one_copy(transfer.link)
+                {
+                    one_copy.pair.revoke(word);
+                }
+                if let Some(op) = transfer.peer_op {
+                    self.control(transfer.link, control::NACK, op, &control::error_code(error.kind()).to_le_bytes());
+                }
+                self.copied(transfer.op, Err(error));
+            }
+        }
+    }
+}

@@ -1,0 +1,536 @@
+//! The state that messages act on: connections, operations, matching. No fd, no clock, no runtime: what arrives comes in through
+//! [`Sink`](crate::transport::Sink) (`deliver.rs`), what goes out leaves through links (`send.rs`), who waits is woken by the caller after
+//! it has let go of the lock.
+
+use std::{collections::VecDeque, sync::Arc, task::Waker, time::Duration};
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    memory::{BufferMut, region::RegionTable},
+    protocol::{
+        control,
+        matching::{PostedQueue, UnexpectedQueue, Arrival as Order},
+    },
+    sys::memfd::Mapping,
+    transport::shm::Pair,
+    types::{EndpointId, LinkId, Mask, OpKey, Tag},
+    worker::{
+        copy::Transfer,
+        operations::{Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work},
+        peer::{OneCopy, Peer, Queued, Status, eager_cost},
+    },
+};
+
+/// A receive that is being polled right now. It is not in the table yet: a message that arrives meanwhile goes straight into its buffer.
+pub(crate) struct Direct {
+    pub(crate) tag: Tag,
+    pub(crate) mask: Mask,
+    pub(crate) buffer: BufferMut,
+    pub(crate) outcome: Option<DirectOutcome>,
+}
+
+pub(crate) enum DirectOutcome {
+    Done(Result<Arrival>),
+    /// The buffer has moved into the table.
+    Entered(OpKey),
+}
+
+/// Memory that a peer may be writing at this moment, kept until it is seen outside.
+pub(crate) struct Kept {
+    pair: Arc<Pair>,
+    _memory: Work,
+}
+
+pub(crate) struct Core {
+    pub(crate) peers: Vec<Option<Peer>>,
+    pub(crate) operations: Operations,
+    pub(crate) posted: PostedQueue<OpKey>,
+    pub(crate) unexpected: UnexpectedQueue<Unexpected>,
+    pub(crate) direct: Option<Direct>,
+    pub(crate) transfers: Vec<Transfer>,
+    pub(crate) kept: Vec<Kept>,
+    pub(crate) wakes: Vec<Waker>,
+    pub(crate) writable: Vec<LinkId>,
+    pub(crate) failures: Vec<(LinkId, Error)>,
+    /// Links whose queue has something that may go now.
+    pub(crate) runnable: VecDeque<LinkId>,
+    /// Connections that peers made to this worker's address and that nobody has claimed.
+    pub(crate) unclaimed: Vec<LinkId>,
+    pub(crate) arrivals: Vec<Waker>,
+    pub(crate) regions: Arc<RegionTable>,
+    pub(crate) endpoints: u64,
+    pub(crate) rendezvous_threshold: Option<usize>,
+}
+
+impl Core {
+    pub(crate) fn new(regions: Arc<RegionTable>, rendezvous_threshold: Option<usize>) -> Self {
+        Self {
+            peers: Vec::new(),
+            operations: Operations::default(),
+            posted: PostedQueue::default(),
+            unexpected: UnexpectedQueue::default(),
+            direct: None,
+            transfers: Vec::new(),
+            kept: Vec::new(),
+            wakes: Vec::new(),
+            writable: Vec::new(),
+            failures: Vec::new(),
+            runnable: VecDeque::new(),
+            unclaimed: Vec::new(),
+            arrivals: Vec::new(),
+            regions,
+            endpoints: 0,
+            rendezvous_threshold,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn peer(&mut self, link: LinkId) -> Option<&mut Peer> {
+        self.peers.get_mut(link.0 as usize)?.as_mut()
+    }
+
+    /// The connection of an endpoint, if it still is that endpoint's.
+    #[inline]
+    pub(crate) fn endpoint(&mut self, link: LinkId, id: EndpointId) -> Option<&mut Peer> {
+        self.peer(link).filter(|peer| peer.id == id)
+    }
+
+    pub(crate) fn one_copy(&mut self, link: LinkId) -> Option<&mut OneCopy> {
+        self.peer(link)?.one_copy.as_mut()
+    }
+
+    /// Whether anything is under way that an arrival could move on.
+    pub(crate) fn has_interest(&self) -> bool {
+        self.operations.len() > 0 || !self.transfers.is_empty() || !self.kept.is_empty() || !self.runnable.is_empty() || !self.arrivals.is_empty()
+    }
+
+    /// Sends a message of the protocol to a peer.
+    pub(crate) fn control(&mut self, link: LinkId, id: u8, header: u64, body: &[u8]) {
+        if let Some(peer) = self.peer(link)
+            && let Err(error) = peer.control(id, header, body)
+        {
+            self.failures.push((link, error));
+        }
+    }
+
+    /// Returns window for an eager message that has been consumed.
+    #[inline]
+    pub(crate) fn consumed(&mut self, link: LinkId, cost: u64) {
+        if let Some(peer) = self.peer(link)
+            && let Err(error) = peer.consumed(cost)
+        {
+            self.failures.push((link, error));
+        }
+    }
+
+    /// Ends an operation: its future is woken, or, when it has none any more, the entry goes.
+    /// While its memory is in use by a link, that waits.
+    pub(crate) fn finish(&mut self, key: OpKey, outcome: Outcome) {
+        let Some(entry) = self.operations.get(key) else { return };
+        if entry.in_flight > 0 {
+            entry.deferred.get_or_insert(outcome);
+            return;
+        }
+        if entry.detached {
+            if let Some(entry) = self.operations.remove(key) {
+                self.release(entry.link, &entry.work);
+                self.put_back(entry, outcome);
+            }
+            return;
+        }
+        entry.outcome = Some(outcome);
+        self.wakes.extend(entry.waker.take());
+    }
+
+    /// A message that a dropped receive had taken returns to its place in the order of arrival.
+    fn put_back(&mut self, entry: Entry, outcome: Outcome) {
+        match outcome {
+            Outcome::Buffer { result: Ok(arrival), buffer: Some(buffer) } => {
+                let Work::Recv(recv) = entry.work else { return };
+                let Some(link) = entry.link else { return };
+                let data = buffer.freeze().slice(..arrival.length);
+                let body = Body::Whole { data, ack: None, credit: 0 };
+                self.restore(recv.order, Unexpected { link, from: arrival.from, tag: arrival.tag, body });
+            }
+            Outcome::Claimed(Ok((order, message))) => self.restore(order, message),
+            _ => {}
+        }
+    }
+
+    /// Puts a message back where it was; somebody may be waiting for it.
+    pub(crate) fn restore(&mut self, order: Order, message: Unexpected) {
+        let tag = message.tag;
+        if let Some(key) = self.posted.take_match(tag) {
+            self.hand_over(key, order, message);
+        } else {
+            self.unexpected.restore(tag, order, message);
+        }
+    }
+
+    /// Gives a whole or announced message to a posted receive or claim.
+    pub(crate) fn hand_over(&mut self, key: OpKey, order: Order, message: Unexpected) {
+        let Some(entry) = self.operations.get(key) else { return };
+        entry.link = Some(message.link);
+        match &mut entry.work {
+            Work::Claim(post) => {
+                *post = None;
+                self.finish(key, Outcome::Claimed(Ok((order, message))));
+            }
+            Work::Recv(recv) => {
+                recv.order = order;
+                let (link, from, tag) = (message.link, message.from, message.tag);
+                match message.body {
+                    Body::Announced(rts) => self.begin_rendezvous(key, link, from, tag, rts),
+                    body => {
+                        recv.stage = RecvStage::Done;
+                        let mut buffer = std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()));
+                        let result = self.take_whole(&mut buffer, link, from, tag, body);
+                        self.finish(key, Outcome::Buffer { result, buffer: Some(buffer) });
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Copies a whole message into a receive buffer; acknowledges it and returns its window.
+    pub(crate) fn take_whole(&mut self, buffer: &mut BufferMut, link: LinkId, from: EndpointId, tag: Tag, body: Body) -> Result<Arrival> {
+        let (result, ack, credit) = match &body {
+            Body::Inline { length, bytes, ack } => {
+                let data = bytes.get(..usize::from(*length)).unwrap_or(bytes);
+                (fill(buffer, data), *ack, eager_cost(data.len()))
+            }
+            Body::Whole { data, ack, credit } => (fill(buffer, data.as_slice().unwrap_or(&[])), *ack, u64::from(*credit)),
+            Body::Announced(_) => return Err(Error::new(ErrorKind::Unsupported, "not a whole message")),
+        };
+        if let Some(op) = ack {
+            self.control(link, control::DONE, op, &[]);
+        }
+        if credit > 0 {
+            self.consumed(link, credit);
+        }
+        result.map(|length| Arrival { length, tag, from })
+    }
+
+    /// The operation whose memory a one-copy transfer was moving has it all, or failed.
+    pub(crate) fn copied(&mut self, key: OpKey, result: Result<()>) {
+        let Some(entry) = self.operations.get(key) else { return };
+        if let Err(error) = result {
+            self.fail_operation(key, error);
+            return;
+        }
+        match &mut entry.work {
+            Work::Recv(recv) => {
+                recv.stage = RecvStage::Done;
+                let buffer = std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()));
+                let result = recv.arrival.ok_or_else(|| Error::new(ErrorKind::Protocol, "complete before it began"));
+                self.finish(key, Outcome::Buffer { result, buffer: Some(buffer) });
+            }
+            Work::Get(get) => {
+                let length = get.buffer.len();
+                let buffer = std::mem::replace(&mut get.buffer, BufferMut::from(Vec::new()));
+                let arrival = Arrival { length, tag: Tag(0), from: EndpointId(0) };
+                self.finish(key, Outcome::Buffer { result: Ok(arrival), buffer: Some(buffer) });
+            }
+            Work::Put(put) => {
+                put.acknowledged = true;
+                self.finish(key, Outcome::Done(Ok(())));
+            }
+            Work::Send(_) => self.finish(key, Outcome::Done(Ok(()))),
+            _ => self.helped(key),
+        }
+    }
+
+    /// A share of a peer's transfer is over on this side.
+    pub(crate) fn helped(&mut self, key: OpKey) {
+        if let Some(entry) = self.operations.get(key)
+            && matches!(entry.work, Work::Help { .. })
+        {
+            self.operations.remove(key);
+        }
+    }
+
+    /// Ends an operation with an error. The buffer comes back unless the peer may be writing into it at this moment.
+    pub(crate) fn fail_operation(&mut self, key: OpKey, error: Error) {
+        if let Some(index) = self.transfers.iter().position(|transfer| transfer.op == key) {
+            // Its own transfer ends first, and tells the peer.
+            self.end_transfer(index, Some(Err(error)));
+            return;
+        }
+        let Some(entry) = self.operations.get(key) else { return };
+        let link = entry.link;
+        let written = match &entry.work {
+            Work::Recv(recv) => matches!(recv.stage, RecvStage::Copying),
+            Work::Get(_) => true,
+            _ => false,
+        };
+        let post = match &entry.work {
+            Work::Recv(recv) => match recv.stage {
+                RecvStage::Posted(post) => Some(post),
+                _ => None,
+            },
+            Work::Claim(post) => *post,
+            _ => None,
+        };
+        if let Some(post) = post {
+            self.posted.cancel(post);
+        }
+        if written
+            && let Some(link) = link
+            && let Some(one_copy) = self.one_copy(link)
+        {
+            let pair = one_copy.pair.clone();
+            if !quiet(&pair) {
+                // The memory stays with a stand-in; the future learns that it does not come back.
+                if let Some(entry) = self.operations.get(key) {
+                    let work = std::mem::replace(&mut entry.work, Work::Flush { before: 0 });
+                    self.kept.push(Kept { pair, _memory: work });
+                }
+                self.finish(key, Outcome::Buffer { result: Err(error), buffer: None });
+                return;
+            }
+        }
+        if let Some(entry) = self.operations.get(key) {
+            let outcome = entry.failure(error);
+            self.finish(key, outcome);
+        }
+    }
+
+    /// Lets go of kept memory whose writers are seen outside.
+    pub(crate) fn release_kept(&mut self) {
+        self.kept.retain(|kept| kept.pair.peer_active() && !kept.pair.peer_exited());
+    }
+
+    /// Takes what a future came for. The entry goes, but for a put whose source is free and whose acknowledgement is not here.
+    pub(crate) fn take_outcome(&mut self, key: OpKey) -> Option<Outcome> {
+        let entry = self.operations.get(key)?;
+        let outcome = entry.outcome.take()?;
+        if matches!(&entry.work, Work::Put(put) if put.local && !put.acknowledged) && matches!(outcome, Outcome::Done(Ok(()))) {
+            entry.detached = true;
+            return Some(outcome);
+        }
+        if let Some(entry) = self.operations.remove(key) {
+            self.release(entry.link, &entry.work);
+        }
+        Some(outcome)
+    }
+
+    /// Returns what an operation that is over held of its connection: a place in the window, a slot.
+    pub(crate) fn release(&mut self, link: Option<LinkId>, work: &Work) {
+        let slot = match work {
+            Work::Send(send) => send.slot,
+            Work::Put(put) => put.slot,
+            Work::Get(get) => get.slot,
+            _ => return,
+        };
+        if let Some(link) = link
+            && let Some(peer) = self.peer(link)
+        {
+            if let Some(slot) = slot
+                && let Some(one_copy) = &peer.one_copy
+            {
+                one_copy.pair.release(slot);
+            }
+            peer.posted = peer.posted.saturating_sub(1);
+            if !peer.waiters.is_empty() {
+                let waiters = std::mem::take(&mut peer.waiters);
+                self.wakes.extend(waiters);
+            }
+        }
+    }
+
+    /// Ends a connection: every operation on it ends with `error`. The caller has taken the link out of its interface.
+    pub(crate) fn fail(&mut self, link: LinkId, error: Error) {
+        let Some(peer) = self.peer(link) else { return };
+        if matches!(peer.status, Status::Closed(_)) {
+            return;
+        }
+        let error = error.with_peer(&peer.info.name).over(peer.attributes.transport);
+        tracing::debug!(target: "wharf::endpoint", peer = %peer.info.name, %error, "connection ended");
+        peer.status = Status::Closed(error.duplicate());
+        peer.queue.clear();
+        // Whatever the link was lent is ours again once it is dropped.
+        peer.link = None;
+        let waiters = std::mem::take(&mut peer.waiters);
+        self.wakes.extend(waiters);
+        self.wakes.append(&mut self.arrivals);
+        // Nobody may begin to touch memory here for this peer any more.
+        for transfer in &self.transfers {
+            if transfer.link == link
+                && let Some(word) = transfer.chunks
+                && let Some(Some(peer)) = self.peers.get(link.0 as usize)
+                && let Some(one_copy) = &peer.one_copy
+            {
+                one_copy.pair.revoke(word);
+            }
+        }
+        self.transfers.retain(|transfer| transfer.link != link);
+        for key in self.operations.of_link(link) {
+            if let Some(entry) = self.operations.get(key) {
+                entry.copies = 0;
+                // The link is dropped and the interface has let go: the memory is ours.
+                entry.in_flight = 0;
+                if let Some(outcome) = entry.deferred.take() {
+                    self.finish(key, outcome);
+                    continue;
+                }
+                match entry.work {
+                    Work::Serve(_) | Work::PutIn { .. } | Work::Stash { .. } | Work::Help { .. } => {
+                        self.operations.remove(key);
+                    }
+                    Work::Flush { .. } => {
+                        // A flush says how operations ended, and they end here.
+                        self.finish(key, Outcome::Done(Err(error.duplicate())));
+                    }
+                    _ if entry.outcome.is_some() => {}
+                    _ => self.fail_operation(key, error.duplicate()),
+                }
+            }
+        }
+        self.unexpected.remove_if(|message| message.link == link && matches!(message.body, Body::Announced(_)));
+        if let Some(peer) = self.peer(link) {
+            peer.one_copy = None;
+            if !peer.claimed {
+                // Nobody will ask for the reason.
+                self.forget(link);
+            }
+        }
+    }
+
+    /// Drops the record of an ended connection; its slot may be used again.
+    pub(crate) fn forget(&mut self, link: LinkId) {
+        self.unclaimed.retain(|unclaimed| *unclaimed != link);
+        if let Some(peer) = self.peers.get_mut(link.0 as usize)
+            && peer.as_ref().is_some_and(|peer| matches!(peer.status, Status::Closed(_)))
+        {
+            *peer = None;
+        }
+    }
+
+    /// A future was dropped: the operation goes, or goes on without it.
+    pub(crate) fn drop_future(&mut self, key: OpKey) {
+        let Some(entry) = self.operations.get(key) else { return };
+        entry.waker = None;
+        if entry.outcome.is_some() {
+            if let Some(mut entry) = self.operations.remove(key)
+                && let Some(outcome) = entry.outcome.take()
+            {
+                self.release(entry.link, &entry.work);
+                self.put_back(entry, outcome);
+            }
+            return;
+        }
+        let post = match &entry.work {
+            Work::Recv(recv) => match recv.stage {
+                RecvStage::Posted(post) => Some(post),
+                _ => None,
+            },
+            Work::Claim(Some(post)) => Some(*post),
+            Work::Flush { .. } => {
+                self.operations.remove(key);
+                return;
+            }
+            _ => None,
+        };
+        match post {
+            Some(post) => {
+                self.posted.cancel(post);
+                self.operations.remove(key);
+            }
+            None => {
+                entry.detached = true;
+            }
+        }
+    }
+
+    /// Tries to stop an operation. `true`: it has ended, or will be told so; `false`: it runs to its end.
+    pub(crate) fn cancel(&mut self, key: OpKey, error: Error) -> bool {
+        let Some(entry) = self.operations.get(key) else { return true };
+        if entry.outcome.is_some() {
+            return true;
+        }
+        let link = entry.link;
+        match &mut entry.work {
+            Work::Recv(recv) if matches!(recv.stage, RecvStage::Posted(_)) => {
+                self.fail_operation(key, error);
+                true
+            }
+            Work::Claim(_) | Work::Flush { .. } => {
+                self.fail_operation(key, error);
+                true
+            }
+            Work::Send(send) if matches!(send.stage, SendStage::Queued) => {
+                self.unqueue(link, key);
+                self.fail_operation(key, error);
+                true
+            }
+            Work::Send(send) if matches!(send.stage, SendStage::Announced) => {
+                if !send.cancelling {
+                    send.cancelling = true;
+                    if let Some(link) = link {
+                        self.control(link, control::CANCEL, key.0, &[]);
+                    }
+                }
+                false
+            }
+            Work::Put(put) if put.next == 0 && !self.transfers.iter().any(|transfer| transfer.op == key) => {
+                self.unqueue(link, key);
+                self.fail_operation(key, error);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn unqueue(&mut self, link: Option<LinkId>, key: OpKey) {
+        if let Some(link) = link
+            && let Some(peer) = self.peer(link)
+        {
+            peer.queue.retain(|queued| !matches!(queued, Queued::Operation(op) if *op == key));
+        }
+    }
+
+    /// Accepts a memory segment that a peer gave.
+    pub(crate) fn map_segment(&mut self, link: LinkId, segment: u64, mapping: Mapping) {
+        if let Some(one_copy) = self.one_copy(link) {
+            one_copy.asked.retain(|asked| *asked != segment);
+            if one_copy.mapped.len() >= OneCopy::MAX_MAPPED {
+                one_copy.mapped.remove(0);
+            }
+            one_copy.mapped.push((segment, Arc::new(mapping)));
+        }
+    }
+}
+
+/// Copies a message into a receive buffer.
+#[inline]
+pub(crate) fn fill(buffer: &mut BufferMut, data: &[u8]) -> Result<usize> {
+    let room = buffer.len();
+    match buffer.as_mut_slice().and_then(|target| target.get_mut(..data.len())) {
+        Some(target) => {
+            target.copy_from_slice(data);
+            Ok(data.len())
+        }
+        None => Err(truncated(data.len() as u64, room)),
+    }
+}
+
+#[cold]
+pub(crate) fn truncated(length: u64, room: usize) -> Error {
+    Error::new(ErrorKind::Truncated, format!("a message of {length} bytes for a buffer of {room}"))
+        .during(crate::Operation::TagRecv)
+}
+
+/// Whether the peer is outside this side's memory. It is inside for the copy of one chunk at most: waits a moment for that.
+fn quiet(pair: &Pair) -> bool {
+    let until = std::time::Instant::now() + Duration::from_micros(200);
+    loop {
+        if !pair.peer_active() || pair.peer_exited() {
+            return true;
+        }
+        if std::time::Instant::now() > until {
+            return false;
+        }
+        std::hint::spin_loop();
+    }
+}

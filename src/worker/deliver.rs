@@ -1,0 +1,601 @@
+//! What comes in: every message of a peer, acted upon. Nothing in it is trusted: an unknown operation is an echo of one that ended, and is
+//! ignored; what the protocol does not allow closes the connection.
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    memory::{Buffer, BufferMut},
+    protocol::{
+        EAGER_WINDOW,
+        control::{self, GetRequest, Join, PutHeader, Rtr, Rts},
+    },
+    sys::memfd::Mapping,
+    transport::{Place, Sink},
+    types::{Access, EndpointId, LinkId, OpKey, Tag},
+    worker::{
+        copy::{CHUNK, Remote, Transfer},
+        core::{Core, DirectOutcome, fill, truncated},
+        operations::{Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Unexpected, Work},
+        peer::{Status, eager_cost},
+        send::{SHARE_FROM, give},
+    },
+};
+
+#[cold]
+fn violation(message: &'static str) -> Error {
+    Error::new(ErrorKind::Protocol, message)
+}
+
+fn operation(body: &[u8]) -> Result<(u64, &[u8])> {
+    body.split_first_chunk::<8>()
+        .map(|(op, rest)| (u64::from_le_bytes(*op), rest))
+        .ok_or_else(|| violation("short message"))
+}
+
+impl Core {
+    /// An eager message, whole.
+    #[inline]
+    fn eager(&mut self, link: LinkId, tag: Tag, data: &[u8], ack: Option<u64>) -> Result<()> {
+        let cost = eager_cost(data.len());
+        let Some(peer) = self.peer(link) else { return Ok(()) };
+        let from = peer.id;
+        peer.eager_held += cost;
+        if peer.eager_held > EAGER_WINDOW {
+            return Err(violation("the peer exceeded the eager window"));
+        }
+        let posted = if self.posted.is_empty() { None } else { self.posted.take_match(tag) };
+        match posted {
+            Some(key) => self.eager_posted(key, link, from, tag, data),
+            None => match &mut self.direct {
+                Some(direct) if direct.outcome.is_none() && direct.mask.matches(direct.tag, tag) => {
+                    let result = fill(&mut direct.buffer, data).map(|length| Arrival { length, tag, from });
+                    direct.outcome = Some(DirectOutcome::Done(result));
+                }
+                _ => {
+                    self.unexpected.push(tag, Unexpected { link, from, tag, body: whole(data, ack, cost) });
+                    return Ok(());
+                }
+            },
+        }
+        if let Some(op) = ack {
+            self.control(link, control::DONE, op, &[]);
+        }
+        self.consumed(link, cost);
+        Ok(())
+    }
+
+    fn eager_posted(&mut self, key: OpKey, link: LinkId, from: EndpointId, tag: Tag, data: &[u8]) {
+        let order = self.unexpected.arrival();
+        let Some(entry) = self.operations.get(key) else { return };
+        entry.link = Some(link);
+        match &mut entry.work {
+            Work::Recv(recv) => {
+                recv.order = order;
+                recv.stage = RecvStage::Done;
+                let mut buffer = std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()));
+                let result = fill(&mut buffer, data).map(|length| Arrival { length, tag, from });
+                self.finish(key, Outcome::Buffer { result, buffer: Some(buffer) });
+            }
+            Work::Claim(post) => {
+                *post = None;
+                // Consumed and acknowledged by the caller: a claim is a match.
+                let message = Unexpected { link, from, tag, body: whole(data, None, 0) };
+                self.finish(key, Outcome::Claimed(Ok((order, message))));
+            }
+            _ => {}
+        }
+    }
+
+    /// An announced message: matched, or kept.
+    fn announced(&mut self, link: LinkId, tag: Tag, rts: Rts) {
+        let Some(peer) = self.peer(link) else { return };
+        let from = peer.id;
+        if let Some(key) = self.posted.take_match(tag) {
+            let order = self.unexpected.arrival();
+            self.hand_over(key, order, Unexpected { link, from, tag, body: Body::Announced(rts) });
+            return;
+        }
+        if let Some(mut direct) = self.direct.take() {
+            if direct.outcome.is_none() && direct.mask.matches(direct.tag, tag) {
+                let order = self.unexpected.arrival();
+                let buffer = std::mem::replace(&mut direct.buffer, BufferMut::from(Vec::new()));
+                let key = self.enter_receive(buffer, link, order);
+                direct.outcome = Some(DirectOutcome::Entered(key));
+                self.direct = Some(direct);
+                self.begin_rendezvous(key, link, from, tag, rts);
+                return;
+            }
+            self.direct = Some(direct);
+        }
+        self.unexpected.push(tag, Unexpected { link, from, tag, body: Body::Announced(rts) });
+    }
+
+    /// Puts a matched receive into the table.
+    pub(crate) fn enter_receive(&mut self, buffer: BufferMut, link: LinkId, order: Order) -> OpKey {
+        let recv = crate::worker::operations::Recv { buffer, stage: RecvStage::Done, arrival: None, order };
+        self.operations.insert(Some(link), false, Work::Recv(recv))
+    }
+
+    /// A receive has met an announced message: decides how the bytes come.
+    pub(crate) fn begin_rendezvous(&mut self, key: OpKey, link: LinkId, from: EndpointId, tag: Tag, rts: Rts) {
+        let Some(entry) = self.operations.get(key) else { return };
+        entry.link = Some(link);
+        let Work::Recv(recv) = &mut entry.work else { return };
+        let room = recv.buffer.len();
+        if rts.length > room as u64 {
+            // The message is gone, as with any receive that is too short; its sender is done.
+            recv.stage = RecvStage::Done;
+            self.control(link, control::DONE, rts.op, &[]);
+            self.fail_operation(key, truncated(rts.length, room));
+            return;
+        }
+        let length = rts.length as usize;
+        let local = recv.buffer.address();
+        recv.arrival = Some(Arrival { length, tag, from });
+        let segment = recv.buffer.segment().map(|(segment, offset)| (segment.clone(), offset));
+        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else { return };
+        let remote = peer.one_copy.as_ref().filter(|_| length > 0).and_then(|one_copy| {
+            let mapped = one_copy.mapping(rts.segment).filter(|_| rts.segment != 0).and_then(|mapping| {
+                let start = usize::try_from(rts.segment_offset).ok()?;
+                (start.checked_add(length)? <= mapping.len()).then(|| Remote::Mapped(mapping.clone(), start))
+            });
+            mapped.or_else(|| one_copy.cma.as_ref().map(|_| Remote::Address(rts.address)))
+        });
+        let mut rtr = Rtr { op: key.0, address: local as u64, segment: 0, segment_offset: 0, scheme: 0 };
+        match remote {
+            Some(remote) => {
+                recv.stage = RecvStage::Copying;
+                let chunks = (rts.slot != control::NONE && length > CHUNK).then_some(rts.slot);
+                if chunks.is_some() {
+                    rtr.scheme = 1;
+                    if let (Some((segment, offset)), Some(one_copy), Some(to)) = (segment, &mut peer.one_copy, &mut peer.link)
+                        && length >= SHARE_FROM
+                        && give(one_copy, to.as_mut(), &segment)
+                    {
+                        rtr.segment = segment.id;
+                        rtr.segment_offset = offset as u64;
+                    }
+                    self.control(link, control::TAG_RTR, rts.op, &rtr.encode());
+                }
+                self.start_transfer(Transfer {
+                    link,
+                    op: key,
+                    peer_op: Some(rts.op),
+                    local,
+                    length,
+                    remote,
+                    pull: true,
+                    chunks,
+                    region: None,
+                    next: 0,
+                });
+            }
+            None => {
+                recv.stage = RecvStage::Landing { expected: length, got: 0 };
+                self.control(link, control::TAG_RTR, rts.op, &rtr.encode());
+                if length == 0 {
+                    self.landed(key);
+                }
+            }
+        }
+    }
+
+    /// The receiver of an announced message is ready.
+    fn ready_to_receive(&mut self, link: LinkId, key: OpKey, rtr: Rtr) -> Result<()> {
+        let Some(entry) = self.operations.get(key).filter(|entry| entry.link == Some(link)) else { return Ok(()) };
+        let Work::Send(send) = &mut entry.work else { return Err(violation("ready for what is no send")) };
+        if !matches!(send.stage, SendStage::Announced) {
+            return Err(violation("ready twice"));
+        }
+        let length = send.buffer.len();
+        if rtr.scheme == 0 {
+            if length == 0 {
+                self.finish(key, Outcome::Done(Ok(())));
+                return Ok(());
+            }
+            send.stage = SendStage::Streaming(Outgoing { to: rtr.op, next: 0 });
+            self.submit(link, key);
+            return Ok(());
+        }
+        // The receiver copies; this side takes a share while it is awake.
+        let local = send.buffer.address().cast_mut();
+        let chunks = send.slot;
+        let Some(one_copy) = self.one_copy(link) else { return Err(violation("no memory in common")) };
+        let mapped = one_copy.mapping(rtr.segment).filter(|_| rtr.segment != 0).and_then(|mapping| {
+            let start = usize::try_from(rtr.segment_offset).ok()?;
+            (start.checked_add(length)? <= mapping.len()).then(|| Remote::Mapped(mapping.clone(), start))
+        });
+        let remote = mapped.or_else(|| one_copy.cma.as_ref().map(|_| Remote::Address(rtr.address)));
+        if let (Some(remote), Some(chunks)) = (remote, chunks) {
+            let transfer = Transfer {
+                link,
+                op: key,
+                peer_op: Some(rtr.op),
+                local,
+                length,
+                remote,
+                pull: false,
+                chunks: Some(chunks),
+                region: None,
+                next: 0,
+            };
+            self.start_transfer(transfer);
+        }
+        Ok(())
+    }
+
+    /// All bytes of a fragmented receive or get have landed.
+    fn landed(&mut self, key: OpKey) {
+        self.copied(key, Ok(()));
+    }
+
+    /// Where the next fragment of an operation goes, if the operation is still there and has room for it.
+    fn landing(&mut self, link: LinkId, key: OpKey, length: usize) -> Result<Option<*mut u8>> {
+        let Some(entry) = self.operations.get(key).filter(|entry| entry.link == Some(link) && entry.outcome.is_none()) else {
+            return Ok(None);
+        };
+        let (buffer, got, expected) = match &mut entry.work {
+            Work::Recv(recv) => match &mut recv.stage {
+                RecvStage::Landing { expected, got } => (&mut recv.buffer, got, *expected),
+                _ => return Err(violation("a fragment for what takes none")),
+            },
+            Work::Get(get) => {
+                let expected = get.buffer.len();
+                (&mut get.buffer, &mut get.got, expected)
+            }
+            _ => return Err(violation("a fragment for what takes none")),
+        };
+        let room = buffer.as_mut_slice().and_then(|slice| slice.get_mut(*got..)).unwrap_or(&mut []);
+        if length > expected - *got || length > room.len() {
+            return Err(violation("more bytes than announced"));
+        }
+        let address = room.as_mut_ptr();
+        *got += length;
+        Ok(Some(address))
+    }
+
+    /// After a fragment: whether it was the last.
+    fn after_fragment(&mut self, key: OpKey) {
+        let complete = match self.operations.get(key).map(|entry| &entry.work) {
+            Some(Work::Recv(recv)) => matches!(recv.stage, RecvStage::Landing { expected, got } if expected == got),
+            Some(Work::Get(get)) => get.got == get.buffer.len(),
+            _ => false,
+        };
+        if complete {
+            self.landed(key);
+        }
+    }
+
+    fn fragment(&mut self, link: LinkId, key: OpKey, data: &[u8]) -> Result<()> {
+        if let Some(address) = self.landing(link, key, data.len())? {
+            if let Some(slice) = self.landing_slice(key, address, data.len()) {
+                slice.copy_from_slice(data);
+            }
+            self.after_fragment(key);
+        }
+        Ok(())
+    }
+
+    /// The bytes that [`Core::landing`] has just given out, as a slice of the operation's own buffer.
+    fn landing_slice(&mut self, key: OpKey, address: *mut u8, length: usize) -> Option<&mut [u8]> {
+        let buffer = match &mut self.operations.get(key)?.work {
+            Work::Recv(recv) => &mut recv.buffer,
+            Work::Get(get) => &mut get.buffer,
+            _ => return None,
+        };
+        let start = address as usize - buffer.address() as usize;
+        buffer.as_mut_slice()?.get_mut(start..start + length)
+    }
+
+    /// The peer is done with an operation of this side.
+    fn done(&mut self, link: LinkId, key: OpKey) {
+        let Some(entry) = self.operations.get(key).filter(|entry| entry.link == Some(link) && entry.outcome.is_none()) else { return };
+        match &mut entry.work {
+            Work::Send(_) | Work::Recv(_) | Work::Get(_) => {
+                self.drop_transfers(key);
+                self.copied(key, Ok(()));
+            }
+            Work::Put(put) => {
+                put.acknowledged = true;
+                if put.slot.is_some() {
+                    self.drop_transfers(key);
+                    self.copied(key, Ok(()));
+                } else {
+                    self.put_progress(key);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The far end moved the last chunk: nothing is left to claim here.
+    fn drop_transfers(&mut self, key: OpKey) {
+        self.transfers.retain(|transfer| transfer.op != key);
+        if let Some(entry) = self.operations.get(key) {
+            entry.copies = 0;
+        }
+    }
+
+    fn refused(&mut self, link: LinkId, key: OpKey, error: Error) {
+        let Some(entry) = self.operations.get(key).filter(|entry| entry.link == Some(link)) else { return };
+        if entry.outcome.is_some() && !matches!(&entry.work, Work::Put(put) if put.local) {
+            return;
+        }
+        if let Work::Put(put) = &mut entry.work {
+            put.acknowledged = true;
+            // What is still in flight is discarded by the peer; no more follows.
+            put.next = put.buffer.len();
+        }
+        self.fail_operation(key, error);
+    }
+
+    fn get_request(&mut self, link: LinkId, op: u64, request: GetRequest) {
+        match self.regions.check(request.slot, request.generation, request.offset, request.length, Access::READ) {
+            Ok(exposed) => {
+                let serve = Serve {
+                    exposed,
+                    offset: request.offset as usize,
+                    length: request.length as usize,
+                    out: Outgoing { to: op, next: 0 },
+                };
+                let key = self.operations.insert(Some(link), true, Work::Serve(serve));
+                self.submit(link, key);
+            }
+            Err(error) => self.control(link, control::NACK, op, &control::error_code(error.kind()).to_le_bytes()),
+        }
+    }
+
+    /// Where the payload of a put goes; refuses it when it may not go there.
+    fn put_target(&mut self, link: LinkId, op: u64, header: PutHeader, length: usize) -> Option<OpKey> {
+        match self.regions.check(header.slot, header.generation, header.offset, length as u64, Access::WRITE) {
+            Ok(exposed) => {
+                let ack = (header.last == 1).then_some(op);
+                Some(self.operations.insert(Some(link), true, Work::PutIn { exposed, ack }))
+            }
+            Err(error) => {
+                self.control(link, control::NACK, op, &control::error_code(error.kind()).to_le_bytes());
+                None
+            }
+        }
+    }
+
+    fn put_landed(&mut self, link: LinkId, key: OpKey) {
+        if let Some(entry) = self.operations.remove(key)
+            && let Work::PutIn { ack: Some(op), .. } = entry.work
+        {
+            self.control(link, control::DONE, op, &[]);
+        }
+    }
+
+    fn join(&mut self, link: LinkId, op: u64, join: Join) {
+        let access = if join.put == 1 { Access::WRITE } else { Access::READ };
+        // A refusal needs no answer: the initiator finds the same by itself.
+        let Ok(exposed) = self.regions.check(join.slot, join.generation, join.offset, join.length, access) else { return };
+        let Some(one_copy) = self.one_copy(link) else { return };
+        if one_copy.cma.is_none() || join.length == 0 {
+            return;
+        }
+        // The region's own bounds were checked.
+        let local = exposed.address.wrapping_add(join.offset as usize);
+        let length = join.length as usize;
+        let key = self.operations.insert(Some(link), true, Work::Help { exposed });
+        self.start_transfer(Transfer {
+            link,
+            op: key,
+            peer_op: Some(op),
+            local,
+            length,
+            remote: Remote::Address(join.address),
+            pull: join.put == 1,
+            chunks: Some(join.chunks),
+            region: None,
+            next: 0,
+        });
+    }
+
+    fn cancel_announced(&mut self, link: LinkId, op: u64) {
+        let mut found = false;
+        self.unexpected.remove_if(|message| {
+            let hit = message.link == link && matches!(&message.body, Body::Announced(rts) if rts.op == op);
+            found |= hit;
+            hit
+        });
+        // One that was matched ends by itself.
+        if found {
+            self.control(link, control::CANCELED, op, &[]);
+        }
+    }
+
+    fn map_request(&mut self, link: LinkId, slot: u32, generation: u64) {
+        let Ok(exposed) = self.regions.find(slot, generation) else { return };
+        let Some((segment, _)) = &exposed.segment else { return };
+        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else { return };
+        if let (Some(one_copy), Some(to)) = (&mut peer.one_copy, &mut peer.link) {
+            if !one_copy.seen.contains(&segment.id) {
+                one_copy.seen.push(segment.id);
+            }
+            give(one_copy, to.as_mut(), segment);
+        }
+    }
+
+    fn close_received(&mut self, link: LinkId) {
+        let Some(peer) = self.peer(link) else { return };
+        let ours = matches!(peer.status, Status::Closing { sent: true });
+        if !ours {
+            // Answered, so that the peer knows that all it sent has been read.
+            self.control(link, control::CLOSE, 0, &[]);
+        }
+        self.failures.push((link, Error::new(ErrorKind::ConnectionReset, "the peer closed the connection")));
+    }
+}
+
+fn whole(data: &[u8], ack: Option<u64>, cost: u64) -> Body {
+    if data.len() <= 48 && cost > 0 {
+        let mut bytes = [0; 48];
+        bytes[..data.len()].copy_from_slice(data);
+        Body::Inline { length: data.len() as u8, bytes, ack }
+    } else {
+        Body::Whole { data: Buffer::from(data.to_vec()), ack, credit: cost as u32 }
+    }
+}
+
+impl Sink for Core {
+    #[inline]
+    fn message(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()> {
+        if id == control::TAG_EAGER {
+            return self.eager(from, Tag(header), body, None);
+        }
+        match id {
+            control::TAG_EAGER_SYNC => {
+                let (op, data) = operation(body)?;
+                self.eager(from, Tag(header), data, Some(op))?;
+            }
+            control::TAG_RTS => self.announced(from, Tag(header), Rts::decode(body)?),
+            control::TAG_RTR => self.ready_to_receive(from, OpKey(header), Rtr::decode(body)?)?,
+            control::FRAGMENT => self.fragment(from, OpKey(header), body)?,
+            control::DONE => self.done(from, OpKey(header)),
+            control::NACK => self.refused(from, OpKey(header), control::error_of(body)),
+            control::CANCEL => self.cancel_announced(from, header),
+            control::CANCELED => {
+                let canceled = Error::new(ErrorKind::Canceled, "cancelled").during(crate::Operation::TagSend);
+                self.refused(from, OpKey(header), canceled);
+            }
+            control::PUT => {
+                let put = PutHeader::decode(body)?;
+                let data = body.get(PutHeader::SIZE..).unwrap_or(&[]);
+                if let Some(key) = self.put_target(from, header, put, data.len()) {
+                    if let Some(entry) = self.operations.get(key)
+                        && let Work::PutIn { exposed, .. } = &entry.work
+                    {
+                        exposed.write(put.offset as usize, data);
+                    }
+                    self.put_landed(from, key);
+                }
+            }
+            control::GET => self.get_request(from, header, GetRequest::decode(body)?),
+            control::JOIN => self.join(from, header, Join::decode(body)?),
+            control::MAP => {
+                let (bytes, _) = body.split_first_chunk::<4>().ok_or_else(|| violation("short message"))?;
+                self.map_request(from, u32::from_le_bytes(*bytes), header);
+            }
+            control::CREDIT => {
+                if let Some(peer) = self.peer(from) {
+                    peer.eager_out = peer.eager_out.saturating_sub(header);
+                }
+            }
+            control::CLOSE => self.close_received(from),
+            _ => return Err(violation("unknown message")),
+        }
+        Ok(())
+    }
+
+    fn place(&mut self, from: LinkId, id: u8, header: u64, prefix: &[u8], length: usize) -> Result<Place> {
+        match id {
+            control::FRAGMENT => Ok(match self.landing(from, OpKey(header), length)? {
+                Some(address) => self.lend(OpKey(header), address),
+                None => Place::Discard,
+            }),
+            control::PUT => {
+                let put = PutHeader::decode(prefix)?;
+                let Some(key) = self.put_target(from, header, put, length) else { return Ok(Place::Discard) };
+                let Some(Work::PutIn { exposed, .. }) = self.operations.get(key).map(|entry| &entry.work) else { return Ok(Place::Discard) };
+                let address = exposed.address.wrapping_add(put.offset as usize);
+                Ok(self.lend(key, address))
+            }
+            control::TAG_EAGER if prefix.is_empty() => {
+                let tag = Tag(header);
+                // Straight into the buffer of a receive that waits, if it has the room; a receive that is too short takes it whole and says so.
+                let matches = |buffer: &BufferMut| buffer.len() >= length;
+                if let Some(direct) = &self.direct
+                    && self.posted.is_empty()
+                    && direct.outcome.is_none()
+                    && direct.mask.matches(direct.tag, tag)
+                    && matches(&direct.buffer)
+                    && let Some(mut direct) = self.direct.take()
+                {
+                    let order = self.unexpected.arrival();
+                    let buffer = std::mem::replace(&mut direct.buffer, BufferMut::from(Vec::new()));
+                    let key = self.enter_receive(buffer, from, order);
+                    direct.outcome = Some(DirectOutcome::Entered(key));
+                    self.direct = Some(direct);
+                    return self.place_receive(from, key, tag, length);
+                }
+                let operations = &mut self.operations;
+                let fits = |key: &OpKey| {
+                    matches!(operations.get(*key).map(|entry| &entry.work), Some(Work::Recv(recv)) if matches(&recv.buffer))
+                };
+                match self.posted.take_match_if(tag, fits) {
+                    Some(key) => self.place_receive(from, key, tag, length),
+                    None => Ok(Place::Whole),
+                }
+            }
+            _ => Ok(Place::Whole),
+        }
+    }
+
+    fn placed(&mut self, from: LinkId, token: u64) {
+        let key = OpKey(token);
+        self.source_free(from, key);
+        match self.operations.get(key).map(|entry| &mut entry.work) {
+            Some(Work::PutIn { .. }) => self.put_landed(from, key),
+            Some(Work::Recv(recv)) if matches!(recv.stage, RecvStage::Copying) => {
+                let cost = recv.arrival.map_or(0, |arrival| eager_cost(arrival.length));
+                self.landed(key);
+                self.consumed(from, cost);
+            }
+            Some(_) => self.after_fragment(key),
+            None => {}
+        }
+    }
+
+    fn sent(&mut self, from: LinkId, token: u64) {
+        self.source_free(from, OpKey(token));
+    }
+
+    fn writable(&mut self, from: LinkId) {
+        self.writable.push(from);
+    }
+
+    fn failed(&mut self, from: LinkId, error: Error) {
+        self.failures.push((from, error));
+    }
+
+    fn shared(&mut self, from: LinkId, segment: u64, fd: std::os::fd::OwnedFd, length: u64) {
+        match Mapping::of_received(fd, length as usize) {
+            Ok(mapping) => self.map_segment(from, segment, mapping),
+            Err(error) => tracing::warn!(target: "wharf::memory", %error, "a peer's memory segment cannot be mapped; its memory is reached the slow way"),
+        }
+    }
+}
+
+impl Core {
+    /// Lends memory of an operation to the interface, until `placed`.
+    fn lend(&mut self, key: OpKey, address: *mut u8) -> Place {
+        match self.operations.get(key) {
+            Some(entry) => {
+                entry.in_flight += 1;
+                Place::Memory { address, token: key.0 }
+            }
+            None => Place::Discard,
+        }
+    }
+
+    /// An eager message goes straight into the buffer of a receive.
+    fn place_receive(&mut self, link: LinkId, key: OpKey, tag: Tag, length: usize) -> Result<Place> {
+        let cost = eager_cost(length);
+        let order = self.unexpected.arrival();
+        let Some(peer) = self.peer(link) else { return Ok(Place::Discard) };
+        let from = peer.id;
+        peer.eager_held += cost;
+        if peer.eager_held > EAGER_WINDOW {
+            return Err(violation("the peer exceeded the eager window"));
+        }
+        let Some(entry) = self.operations.get(key) else { return Ok(Place::Discard) };
+        let Work::Recv(recv) = &mut entry.work else { return Ok(Place::Discard) };
+        entry.link = Some(link);
+        recv.order = order;
+        recv.stage = RecvStage::Copying;
+        recv.arrival = Some(Arrival { length, tag, from });
+        let address = recv.buffer.address();
+        Ok(self.lend(key, address))
+    }
+}

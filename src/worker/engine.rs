@@ -1,0 +1,202 @@
+//! The progress engine: one for each worker, behind its one lock. Moves what can be moved, arms, and says when it may sleep.
+//!
+//! # Safety
+//! The one unsafe call borrows the fd of a poll that is alive.
+#![allow(unsafe_code)]
+
+use std::{
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
+
+use crate::{
+    error::{Error, Result},
+    transport::{Connected, Interface, Link, Registry},
+    types::LinkId,
+    worker::{core::Core, peer::Status},
+};
+
+/// Messages taken in one pass, when nobody waits for one in particular.
+const BATCH: usize = 64;
+
+struct Installed {
+    name: &'static str,
+    interface: Box<dyn Interface>,
+    links: usize,
+}
+
+pub(crate) struct Engine {
+    pub(crate) core: Core,
+    interfaces: Vec<Installed>,
+    poll: mio::Poll,
+    events: mio::Events,
+    armed: bool,
+    /// Whether the reactor has been asked to look after what is pending.
+    pub(crate) reactor_due: bool,
+    /// Laps of futures, so that the reactor sees whether somebody else drives.
+    pub(crate) laps: u64,
+    pub(crate) closing: bool,
+}
+
+impl Engine {
+    pub(crate) fn new(core: Core) -> Result<Self> {
+        let poll = mio::Poll::new().map_err(|error| Error::io("the worker's poll", error))?;
+        Ok(Self {
+            core,
+            interfaces: Vec::new(),
+            poll,
+            events: mio::Events::with_capacity(256),
+            armed: false,
+            reactor_due: false,
+            laps: 0,
+            closing: false,
+        })
+    }
+
+    pub(crate) fn poll_registry(&self) -> &mio::Registry {
+        self.poll.registry()
+    }
+
+    /// A duplicate of the poll's fd: the same object under a number of the caller's own.
+    pub(crate) fn poll_fd(&self) -> Result<OwnedFd> {
+        // SAFETY: the poll is open while it is borrowed here.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.poll.as_raw_fd()) };
+        fd.try_clone_to_owned().map_err(|error| Error::io("the worker's fd", error))
+    }
+
+    /// Takes the data path of an opened transport.
+    pub(crate) fn install(&mut self, name: &'static str, mut interface: Box<dyn Interface>) -> Result<()> {
+        let registry = self.poll.registry().try_clone().map_err(|error| Error::io("the worker's poll", error))?;
+        interface.register(Registry { registry, base: self.interfaces.len() << Registry::TOKEN_BITS })?;
+        self.interfaces.push(Installed { name, interface, links: 0 });
+        Ok(())
+    }
+
+    pub(crate) fn doorbell(&self) -> Option<OwnedFd> {
+        self.interfaces.iter().find_map(|installed| installed.interface.doorbell()?.try_clone_to_owned().ok())
+    }
+
+    /// Attaches a link that both ends agreed on.
+    pub(crate) fn attach(&mut self, transport: &'static str, id: LinkId, connected: Connected) -> Result<(usize, Box<dyn Link>)> {
+        let (index, installed) = self
+            .interfaces
+            .iter_mut()
+            .enumerate()
+            .find(|(_, installed)| installed.name == transport)
+            .ok_or_else(|| Error::new(crate::ErrorKind::Unsupported, "no such transport on this worker"))?;
+        let link = installed.interface.attach(id, connected)?;
+        installed.links += 1;
+        self.armed = false;
+        Ok((index, link))
+    }
+
+    /// Ends a connection.
+    pub(crate) fn fail(&mut self, link: LinkId, error: Error) {
+        if let Some(peer) = self.core.peer(link)
+            && !matches!(peer.status, Status::Closed(_))
+        {
+            let index = peer.interface;
+            if let Some(installed) = self.interfaces.get_mut(index) {
+                installed.interface.detach(link);
+                installed.links = installed.links.saturating_sub(1);
+            }
+            self.core.fail(link, error);
+        }
+    }
+
+    /// One pass over everything that may have something.
+    #[inline]
+    pub(crate) fn progress(&mut self) -> usize {
+        // A receive that waits takes one message at a time, so that the next one finds its own receive waiting.
+        let budget = if self.core.direct.is_some() { 1 } else { BATCH };
+        let mut moved = 0;
+        for installed in &mut self.interfaces {
+            if installed.links > 0 {
+                moved += installed.interface.progress(budget, &mut self.core);
+            }
+        }
+        if self.core.has_followup() {
+            moved += self.follow_up();
+        }
+        moved
+    }
+
+    fn follow_up(&mut self) -> usize {
+        let mut moved = self.core.step_transfers();
+        for link in std::mem::take(&mut self.core.writable) {
+            moved += 1;
+            let Some(mut sender) = self.core.peer(link).and_then(|peer| peer.link.take()) else { continue };
+            sender.flush(&mut self.core);
+            if let Some(peer) = self.core.peer(link) {
+                peer.link = Some(sender);
+            }
+            self.core.pump(link);
+        }
+        for _ in 0..self.core.runnable.len() {
+            if let Some(link) = self.core.runnable.pop_front() {
+                moved += 1;
+                self.core.pump(link);
+            }
+        }
+        for (link, error) in std::mem::take(&mut self.core.failures) {
+            moved += 1;
+            self.fail(link, error);
+        }
+        self.core.release_kept();
+        moved
+    }
+
+    /// Asks the system which fds have something; the next pass takes it.
+    pub(crate) fn poll_fds(&mut self) {
+        if self.poll.poll(&mut self.events, Some(Duration::ZERO)).is_err() {
+            // Interrupted: the readiness stays where it is.
+            return;
+        }
+        for event in &self.events {
+            let token = event.token().0;
+            if let Some(installed) = self.interfaces.get_mut(token >> Registry::TOKEN_BITS) {
+                let own = token & ((1 << Registry::TOKEN_BITS) - 1);
+                let readable = event.is_readable() || event.is_read_closed() || event.is_error();
+                installed.interface.ready(own, readable, event.is_writable() || event.is_error());
+            }
+        }
+    }
+
+    /// Asks every interface to wake the worker at the next arrival. `false`: something is here already.
+    pub(crate) fn arm(&mut self) -> bool {
+        if self.armed {
+            return true;
+        }
+        self.armed = true;
+        if self.core.has_followup() || !self.interfaces.iter_mut().filter(|installed| installed.links > 0).all(|installed| installed.interface.arm()) {
+            self.disarm();
+            return false;
+        }
+        true
+    }
+
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed
+    }
+
+    /// This side polls again: nobody needs to ring.
+    #[inline]
+    pub(crate) fn disarm(&mut self) {
+        if self.armed {
+            self.armed = false;
+            for installed in &mut self.interfaces {
+                if installed.links > 0 {
+                    installed.interface.disarm();
+                }
+            }
+        }
+    }
+}
+
+impl Core {
+    /// Whether a pass has more to do than to take what arrived.
+    #[inline]
+    fn has_followup(&self) -> bool {
+        self.transfers.len() + self.writable.len() + self.runnable.len() + self.failures.len() + self.kept.len() > 0
+    }
+}

@@ -1,0 +1,237 @@
+//! The table of operations in flight. Each entry owns all that its operation touches; a future is only a key into it.
+
+use std::{sync::Arc, task::Waker, time::Instant};
+
+use slab::Slab;
+
+use crate::{
+    error::{Error, Result},
+    memory::{Buffer, BufferMut, region::Exposed},
+    protocol::matching::{Arrival as Order, PostId},
+    types::{EndpointId, LinkId, OpKey, Tag},
+};
+
+/// What a receive or a get ended with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) length: usize,
+    pub(crate) tag: Tag,
+    pub(crate) from: EndpointId,
+}
+
+/// How an operation ended, as its future will find it.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Done(Result<()>),
+    Buffer { result: Result<Arrival>, buffer: Option<BufferMut> },
+    Claimed(Result<(Order, Unexpected)>),
+}
+
+/// A message that nobody had posted a receive for.
+#[derive(Debug)]
+pub(crate) struct Unexpected {
+    pub(crate) link: LinkId,
+    pub(crate) from: EndpointId,
+    pub(crate) tag: Tag,
+    pub(crate) body: Body,
+}
+
+#[derive(Debug)]
+pub(crate) enum Body {
+    /// Up to 48 bytes, kept in place.
+    Inline { length: u8, bytes: [u8; 48], ack: Option<u64> },
+    /// Longer, or put back by a dropped receive.
+    Whole { data: Buffer, ack: Option<u64>, credit: u32 },
+    /// Announced; its bytes are still with the sender.
+    Announced(crate::protocol::control::Rts),
+}
+
+impl Unexpected {
+    pub(crate) fn len(&self) -> usize {
+        match &self.body {
+            Body::Inline { length, .. } => usize::from(*length),
+            Body::Whole { data, .. } => data.len(),
+            Body::Announced(rts) => rts.length as usize,
+        }
+    }
+}
+
+/// A run of bytes on its way out in fragments.
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    /// The operation at the peer that they belong to.
+    pub(crate) to: u64,
+    pub(crate) next: usize,
+}
+
+#[derive(Debug)]
+pub(crate) enum SendStage {
+    /// Not yet accepted by the link.
+    Queued,
+    /// Waits for the receiver to match it (synchronous send).
+    AwaitMatch,
+    /// Announced; the receiver decides how the bytes travel.
+    Announced,
+    /// In fragments.
+    Streaming(Outgoing),
+}
+
+pub(crate) struct Send {
+    pub(crate) tag: Tag,
+    pub(crate) buffer: Buffer,
+    pub(crate) sync: bool,
+    pub(crate) stage: SendStage,
+    /// The word that both ends count chunks in, when they copy together.
+    pub(crate) slot: Option<u32>,
+    pub(crate) cancelling: bool,
+}
+
+pub(crate) enum RecvStage {
+    /// In the queue of posted receives.
+    Posted(PostId),
+    /// Matched; the bytes arrive one after the other.
+    Landing { expected: usize, got: usize },
+    /// Matched; being copied out of the sender's memory.
+    Copying,
+    /// Over.
+    Done,
+}
+
+pub(crate) struct Recv {
+    pub(crate) buffer: BufferMut,
+    pub(crate) stage: RecvStage,
+    pub(crate) arrival: Option<Arrival>,
+    /// Place of the message in the order of arrival, for putting it back.
+    pub(crate) order: Order,
+}
+
+pub(crate) struct Put {
+    pub(crate) buffer: Buffer,
+    pub(crate) region: (u32, u64),
+    pub(crate) offset: u64,
+    pub(crate) next: usize,
+    /// The future resolves when the source is free.
+    pub(crate) local: bool,
+    pub(crate) acknowledged: bool,
+    pub(crate) slot: Option<u32>,
+}
+
+pub(crate) struct Get {
+    pub(crate) buffer: BufferMut,
+    pub(crate) region: (u32, u64),
+    pub(crate) offset: u64,
+    pub(crate) got: usize,
+    pub(crate) slot: Option<u32>,
+}
+
+/// A peer's get, served from exposed memory.
+pub(crate) struct Serve {
+    pub(crate) exposed: Arc<Exposed>,
+    pub(crate) offset: usize,
+    pub(crate) length: usize,
+    pub(crate) out: Outgoing,
+}
+
+pub(crate) enum Work {
+    Send(Send),
+    Recv(Recv),
+    /// Waits for a message to claim, without a buffer.
+    Claim(Option<PostId>),
+    Put(Put),
+    Get(Get),
+    Serve(Serve),
+    /// A frame of a peer's put that is landing in exposed memory.
+    PutIn { exposed: Arc<Exposed>, ack: Option<u64> },
+    /// A long eager message that nobody waits for, landing in memory of its own.
+    Stash { data: Vec<u8>, tag: Tag, ack: Option<u64>, credit: u32, order: Order },
+    /// Help for a peer's put or get: this side copies a share. Holds the memory.
+    Help { exposed: Arc<Exposed> },
+    /// All put operations so far.
+    Flush { before: u64 },
+}
+
+pub(crate) struct Entry {
+    pub(crate) generation: u32,
+    pub(crate) sequence: u64,
+    pub(crate) link: Option<LinkId>,
+    pub(crate) waker: Option<Waker>,
+    pub(crate) detached: bool,
+    pub(crate) since: Option<Instant>,
+    pub(crate) outcome: Option<Outcome>,
+    pub(crate) work: Work,
+    /// Uses of this entry's memory that a link or interface has not ended yet. No outcome becomes visible, and the entry stays, while there
+    /// are any.
+    pub(crate) in_flight: u32,
+    /// The outcome that waits for them.
+    pub(crate) deferred: Option<Outcome>,
+    /// One-copy transfers that touch this entry's memory.
+    pub(crate) copies: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Operations {
+    entries: Slab<Entry>,
+    generation: u32,
+    sequence: u64,
+}
+
+impl Operations {
+    pub(crate) fn insert(&mut self, link: Option<LinkId>, detached: bool, work: Work) -> OpKey {
+        self.generation = self.generation.wrapping_add(1);
+        self.sequence += 1;
+        let (generation, sequence) = (self.generation, self.sequence);
+        let slot = self.entries.insert(Entry {
+            generation,
+            sequence,
+            link,
+            waker: None,
+            detached,
+            since: None,
+            outcome: None,
+            work,
+            in_flight: 0,
+            deferred: None,
+            copies: 0,
+        });
+        OpKey::new(slot as u32, generation)
+    }
+
+    #[inline]
+    pub(crate) fn get(&mut self, key: OpKey) -> Option<&mut Entry> {
+        self.entries.get_mut(key.slot()).filter(|entry| entry.generation == key.generation())
+    }
+
+    pub(crate) fn remove(&mut self, key: OpKey) -> Option<Entry> {
+        self.get(key)?;
+        Some(self.entries.remove(key.slot()))
+    }
+
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (OpKey, &Entry)> {
+        self.entries.iter().map(|(slot, entry)| (OpKey::new(slot as u32, entry.generation), entry))
+    }
+
+    /// Keys of all operations of a link.
+    pub(crate) fn of_link(&self, link: LinkId) -> Vec<OpKey> {
+        self.iter().filter(|(_, entry)| entry.link == Some(link)).map(|(key, _)| key).collect()
+    }
+}
+
+impl Entry {
+    /// The error-or-nothing outcome that fits the work.
+    pub(crate) fn failure(&mut self, error: Error) -> Outcome {
+        match &mut self.work {
+            Work::Recv(recv) => Outcome::Buffer { result: Err(error), buffer: Some(std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()))) },
+            Work::Get(get) => Outcome::Buffer { result: Err(error), buffer: Some(std::mem::replace(&mut get.buffer, BufferMut::from(Vec::new()))) },
+            Work::Claim(_) => Outcome::Claimed(Err(error)),
+            _ => Outcome::Done(Err(error)),
+        }
+    }
+}

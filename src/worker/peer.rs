@@ -1,0 +1,130 @@
+//! One connection of a worker: its link, what waits for room on it, and what both ends share.
+
+use std::{collections::VecDeque, sync::Arc, task::Waker};
+
+use crate::{
+    error::Error,
+    protocol::{EAGER_WINDOW, control},
+    sys::memfd::Mapping,
+    transport::{Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, shm::Pair},
+    types::{EndpointId, LinkId, OpKey, WorkerId},
+};
+
+/// What waits for room on a link, in order.
+#[derive(Debug)]
+pub(crate) enum Queued {
+    /// The next step of an operation.
+    Operation(OpKey),
+    /// A message of the protocol itself.
+    Control { id: u8, header: u64, length: u8, body: [u8; 48] },
+}
+
+#[derive(Debug)]
+pub(crate) enum Status {
+    Open,
+    /// Closed on this side: `CLOSE` goes out when all operations have ended.
+    Closing { sent: bool },
+    /// Over; the link is gone.
+    Closed(Error),
+}
+
+/// How the memory of the peer's process is reached directly, when it is.
+pub(crate) struct OneCopy {
+    pub(crate) pair: Arc<Pair>,
+    pub(crate) cma: Option<CmaPeer>,
+    /// Segments of the peer that are mapped here, the newest last.
+    pub(crate) mapped: Vec<(u64, Arc<Mapping>)>,
+    /// Segments of the peer that were asked for.
+    pub(crate) asked: Vec<u64>,
+    /// Own segments that the peer has.
+    pub(crate) given: Vec<u64>,
+    /// Own segments that were sent from before, and may be worth giving.
+    pub(crate) seen: Vec<u64>,
+}
+
+impl OneCopy {
+    /// Most segments of a peer that stay mapped.
+    pub(crate) const MAX_MAPPED: usize = 64;
+
+    pub(crate) fn mapping(&self, segment: u64) -> Option<&Arc<Mapping>> {
+        self.mapped.iter().rev().find(|(id, _)| *id == segment).map(|(_, mapping)| mapping)
+    }
+}
+
+pub(crate) struct Peer {
+    pub(crate) id: EndpointId,
+    pub(crate) slot: LinkId,
+    pub(crate) interface: usize,
+    /// `None` once the link is gone, and while it flushes.
+    pub(crate) link: Option<Box<dyn Link>>,
+    pub(crate) attributes: LinkAttributes,
+    /// Longest tagged messages that go inline, and that go unasked.
+    pub(crate) short: usize,
+    pub(crate) eager: usize,
+    pub(crate) worker: WorkerId,
+    pub(crate) info: PeerInfo,
+    pub(crate) transports: Vec<&'static str>,
+    pub(crate) one_copy: Option<OneCopy>,
+    pub(crate) queue: VecDeque<Queued>,
+    pub(crate) status: Status,
+    /// Eager window: bytes out that the peer has not returned; bytes held here; bytes consumed here and not returned.
+    pub(crate) eager_out: u64,
+    pub(crate) eager_held: u64,
+    pub(crate) eager_owed: u64,
+    /// Posted operations of the window.
+    pub(crate) posted: usize,
+    /// Whether a user holds an endpoint of it.
+    pub(crate) claimed: bool,
+    /// Wakers of `closed()` and `ready()`.
+    pub(crate) waiters: Vec<Waker>,
+}
+
+/// What an eager message of `length` bytes costs of the window.
+pub(crate) const fn eager_cost(length: usize) -> u64 {
+    length as u64 + 64
+}
+
+impl Peer {
+    pub(crate) fn error(&self) -> Option<Error> {
+        match &self.status {
+            Status::Closed(error) => Some(error.duplicate()),
+            Status::Closing { .. } => Some(Error::new(crate::ErrorKind::Closed, "the endpoint is closing").with_peer(&self.info.name)),
+            Status::Open => None,
+        }
+    }
+
+    /// Whether an eager message of this length has a place in the window.
+    #[inline]
+    pub(crate) fn has_window(&self, length: usize) -> bool {
+        self.eager_out + eager_cost(length) <= EAGER_WINDOW
+    }
+
+    /// Sends a message of the protocol, or queues it.
+    pub(crate) fn control(&mut self, id: u8, header: u64, body: &[u8]) -> Result<(), Error> {
+        if self.queue.is_empty()
+            && let Some(link) = &mut self.link
+        {
+            match link.am_short(id, header, body) {
+                Ok(()) => return Ok(()),
+                Err(SendError::Full) => {}
+                Err(SendError::Failed(error)) => return Err(error),
+            }
+        }
+        let mut bytes = [0; 48];
+        bytes[..body.len()].copy_from_slice(body);
+        self.queue.push_back(Queued::Control { id, header, length: body.len() as u8, body: bytes });
+        Ok(())
+    }
+
+    /// Counts an eager message of the peer that has been consumed, and returns window when a quarter of it is owed.
+    #[inline]
+    pub(crate) fn consumed(&mut self, cost: u64) -> Result<(), Error> {
+        self.eager_owed += cost;
+        if self.eager_owed >= EAGER_WINDOW / 4 {
+            let owed = std::mem::take(&mut self.eager_owed);
+            self.eager_held = self.eager_held.saturating_sub(owed);
+            return self.control(control::CREDIT, owed, &[]);
+        }
+        Ok(())
+    }
+}

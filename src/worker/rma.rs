@@ -1,0 +1,182 @@
+//! One-sided operations: directly in the peer's memory where it is mapped or the kernel copies, else by messages that its software serves.
+//!
+//! # Safety
+//! Direct access is bracketed by `Pair::enter` and `Pair::leave`, with a look at the region's generation between: the owner frees exposed memory only
+//! after it revoked the generation and saw this side outside. Local memory is the caller's, for the length of the call.
+#![allow(unsafe_code)]
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    protocol::control::{self, Join},
+    types::{LinkId, OpKey},
+    worker::{
+        copy::{CHUNK, Remote, Transfer},
+        core::Core,
+        operations::{Get, Put, Work},
+        peer::Peer,
+    },
+};
+
+/// From this size on the owner of the memory is asked to copy along.
+const JOIN_FROM: usize = 256 << 10;
+/// From this size on a segment is worth mapping at its first use; smaller ones are as well when they are used again.
+const INLINE: usize = CHUNK;
+
+/// Exposed memory of a peer, as an operation names it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) slot: u32,
+    pub(crate) generation: u64,
+    /// Address of the region in the owner's process.
+    pub(crate) address: u64,
+    /// Offset in the region.
+    pub(crate) offset: u64,
+    /// Segment of the region and the region's place in it, 0 when there is none.
+    pub(crate) segment: u64,
+    pub(crate) segment_offset: u64,
+}
+
+impl Core {
+    /// How the target is reached directly, if it is.
+    fn direct_path(peer: &mut Peer, target: &Target, length: usize) -> Option<Remote> {
+        let one_copy = peer.one_copy.as_mut()?;
+        if target.segment != 0 {
+            if let Some(mapping) = one_copy.mapping(target.segment) {
+                let start = usize::try_from(target.segment_offset.checked_add(target.offset)?).ok()?;
+                return (start.checked_add(length)? <= mapping.len()).then(|| Remote::Mapped(mapping.clone(), start));
+            }
+            if !one_copy.asked.contains(&target.segment) {
+                one_copy.asked.push(target.segment);
+                // Later operations find it mapped; this one goes the other way. A failure shows on the link itself.
+                let _ = peer.control(control::MAP, target.generation, &target.slot.to_le_bytes());
+            }
+        }
+        let one_copy = peer.one_copy.as_ref()?;
+        one_copy.cma.as_ref().map(|_| Remote::Address(target.address.wrapping_add(target.offset)))
+    }
+
+    /// Does a short put or get at once. `None`: there is no direct path, or it is too long for the caller's turn.
+    ///
+    /// # Safety
+    /// `local` must be valid for `length` bytes, for writing when `pull`.
+    #[inline]
+    pub(crate) unsafe fn access_now(
+        &mut self,
+        link: LinkId,
+        target: &Target,
+        local: *mut u8,
+        length: usize,
+        pull: bool,
+    ) -> Option<Result<()>> {
+        if length > INLINE {
+            return None;
+        }
+        let peer = self.peers.get_mut(link.0 as usize)?.as_mut()?;
+        let remote = Self::direct_path(peer, target, length)?;
+        let one_copy = peer.one_copy.as_ref()?;
+        one_copy.pair.enter();
+        let result = if one_copy.pair.peer_generation(target.slot) == target.generation {
+            match &remote {
+                Remote::Mapped(mapping, start) => {
+                    // SAFETY: `direct_path` checked the range against the mapping.
+                    let remote = unsafe { mapping.as_ptr().add(*start) };
+                    let (from, to) = if pull { (remote.cast_const(), local) } else { (local.cast_const(), remote) };
+                    // SAFETY: both valid for `length`, one the caller's, one the mapping's; they may be the same memory only within one process, which `copy` allows.
+                    unsafe { std::ptr::copy(from, to, length) };
+                    Ok(())
+                }
+                Remote::Address(address) => match &one_copy.cma {
+                    // SAFETY: `local` is valid by the caller's promise; the remote side is revocable.
+                    Some(cma) if pull => unsafe { cma.read(*address, local, length) },
+                    // SAFETY: as above.
+                    Some(cma) => unsafe { cma.write(*address, local, length) },
+                    None => Err(Error::new(ErrorKind::Unsupported, "no direct access to the peer")),
+                },
+            }
+        } else {
+            Err(Error::new(ErrorKind::StaleKey, "the remote memory is not exposed any more"))
+        };
+        one_copy.pair.leave();
+        Some(result)
+    }
+
+    /// Starts a put that is in the table.
+    pub(crate) fn start_put(&mut self, link: LinkId, target: Target, mut put: Put) -> OpKey {
+        let length = put.buffer.len();
+        let local = put.buffer.address().cast_mut();
+        let path = self.path(link, &target, length, &mut put.slot);
+        let slot = put.slot;
+        let key = self.operations.insert(Some(link), false, Work::Put(put));
+        self.start_access(link, key, target, local, length, false, path, slot);
+        key
+    }
+
+    /// Starts a get that is in the table.
+    pub(crate) fn start_get(&mut self, link: LinkId, target: Target, mut get: Get) -> OpKey {
+        let length = get.buffer.len();
+        let local = get.buffer.address();
+        let path = self.path(link, &target, length, &mut get.slot);
+        let slot = get.slot;
+        let key = self.operations.insert(Some(link), false, Work::Get(get));
+        self.start_access(link, key, target, local, length, true, path, slot);
+        key
+    }
+
+    fn path(&mut self, link: LinkId, target: &Target, length: usize, slot: &mut Option<u32>) -> Option<Remote> {
+        let peer = self.peers.get_mut(link.0 as usize)?.as_mut()?;
+        if length == 0 {
+            // Only its owner can say whether the region is still exposed.
+            return None;
+        }
+        let path = Self::direct_path(peer, target, length)?;
+        if length >= JOIN_FROM
+            && let Some(one_copy) = &peer.one_copy
+            && one_copy.cma.is_some()
+        {
+            *slot = one_copy.pair.acquire();
+        }
+        Some(path)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn start_access(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        target: Target,
+        local: *mut u8,
+        length: usize,
+        pull: bool,
+        path: Option<Remote>,
+        chunks: Option<u32>,
+    ) {
+        let Some(remote) = path else {
+            self.submit(link, key);
+            return;
+        };
+        if let Some(chunks) = chunks {
+            let join = Join {
+                generation: target.generation,
+                offset: target.offset,
+                length: length as u64,
+                address: local as u64,
+                slot: target.slot,
+                chunks,
+                put: u32::from(!pull),
+            };
+            self.control(link, control::JOIN, key.0, &join.encode());
+        }
+        self.start_transfer(Transfer {
+            link,
+            op: key,
+            peer_op: None,
+            local,
+            length,
+            remote,
+            pull,
+            chunks,
+            region: Some((target.slot, target.generation)),
+            next: 0,
+        });
+    }
+}

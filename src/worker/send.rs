@@ -1,0 +1,363 @@
+//! What goes out: the next step of each operation on the link it belongs to.
+//!
+//! # Safety
+//! Zero-copy sends lend the link memory that the entry of the table owns. The entry stays until `Sink::sent` was called for it, or the link
+//! is dropped (`Core::fail` drops the link before it touches the entries).
+#![allow(unsafe_code)]
+
+use crate::{
+    error::{Error, ErrorKind},
+    memory::Buffer,
+    protocol::control::{self, Rts},
+    transport::{Link, LinkAttributes, RawSlice, SendError, Zcopy},
+    types::{LinkId, OpKey, Tag},
+    worker::{
+        core::Core,
+        operations::{Outcome, Outgoing, SendStage, Work},
+        peer::{OneCopy, Peer, Queued, Status, eager_cost},
+    },
+};
+
+/// From this size on a payload is sent from where it is, if the link can.
+const ZCOPY_FROM: usize = 8 << 10;
+/// Longest fragment: what a small message waits behind at most.
+const FRAGMENT: usize = 256 << 10;
+/// Fragments of one operation that a link may hold at a time.
+const FRAGMENTS_IN_FLIGHT: u32 = 4;
+/// From this size on the peer is given the segment that a wharf-owned buffer lives in, and copying is shared.
+pub(crate) const SHARE_FROM: usize = 128 << 10;
+
+/// How one step of an operation went.
+enum Step {
+    /// Nothing more to send for it.
+    Sent,
+    /// More to send, after others had their turn.
+    More,
+    /// Waits for an event; put in the queue again by it.
+    Parked,
+}
+
+/// A send of an eager message, tried at once: the hot path of a small message.
+#[inline]
+pub(crate) fn try_eager(peer: &mut Peer, tag: Tag, data: &[u8]) -> Option<Result<(), Error>> {
+    if data.len() > peer.short || !peer.queue.is_empty() || !peer.has_window(data.len()) {
+        return None;
+    }
+    match peer.link.as_mut()?.am_short(control::TAG_EAGER, tag.0, data) {
+        Ok(()) => {
+            peer.eager_out += eager_cost(data.len());
+            Some(Ok(()))
+        }
+        Err(SendError::Full) => None,
+        Err(SendError::Failed(error)) => Some(Err(error)),
+    }
+}
+
+impl Core {
+    /// Puts an operation in the queue of its link, and sends what can go.
+    pub(crate) fn submit(&mut self, link: LinkId, key: OpKey) {
+        if let Some(peer) = self.peer(link) {
+            peer.queue.push_back(Queued::Operation(key));
+            if peer.queue.len() == 1 {
+                self.pump(link);
+            }
+        }
+    }
+
+    /// Sends from the queue of a link until it is empty or there is no room.
+    pub(crate) fn pump(&mut self, link: LinkId) {
+        // Bounded: a transfer of gigabytes gives way to whatever else the worker has to do.
+        for _ in 0..64 {
+            let Some(peer) = self.peer(link) else { return };
+            let Some(front) = peer.queue.pop_front() else {
+                self.close_step(link);
+                return;
+            };
+            let result = match &front {
+                Queued::Control { id, header, length, body } => match &mut peer.link {
+                    Some(link) => link.am_short(*id, *header, &body[..usize::from(*length)]).map(|()| Step::Sent),
+                    None => return,
+                },
+                Queued::Operation(key) => self.advance(link, *key),
+            };
+            match result {
+                Ok(Step::Sent | Step::Parked) => {}
+                Ok(Step::More) => {
+                    if let Some(peer) = self.peer(link) {
+                        peer.queue.push_back(front);
+                    }
+                }
+                Err(SendError::Full) => {
+                    if let Some(peer) = self.peer(link) {
+                        peer.queue.push_front(front);
+                    }
+                    return;
+                }
+                Err(SendError::Failed(error)) => {
+                    self.failures.push((link, error));
+                    return;
+                }
+            }
+        }
+        self.runnable.push_back(link);
+    }
+
+    /// The next step of one operation.
+    fn advance(&mut self, link_id: LinkId, key: OpKey) -> Result<Step, SendError> {
+        let Some(Some(peer)) = self.peers.get_mut(link_id.0 as usize) else { return Ok(Step::Sent) };
+        let Some(entry) = self.operations.get(key) else { return Ok(Step::Sent) };
+        let attributes = peer.attributes;
+        match &mut entry.work {
+            Work::Send(send) => {
+                let length = send.buffer.len();
+                match &mut send.stage {
+                    SendStage::Queued if length <= peer.eager && peer.has_window(length) => {
+                        let Some(link) = peer.link.as_mut() else { return Ok(Step::Parked) };
+                        let data = host(&send.buffer);
+                        let op = key.0.to_le_bytes();
+                        let (id, prefix): (u8, &[u8]) = if send.sync { (control::TAG_EAGER_SYNC, &op) } else { (control::TAG_EAGER, &[]) };
+                        let sent = if prefix.is_empty() && length <= peer.short {
+                            link.am_short(id, send.tag.0, data).map(|()| Zcopy::Done)?
+                        } else {
+                            // SAFETY: `data` is owned by the entry, which stays while `in_flight` counts this.
+                            unsafe { transmit(link.as_mut(), &attributes, id, send.tag.0, prefix, data, key.0) }?
+                        };
+                        peer.eager_out += eager_cost(length);
+                        let sync = send.sync;
+                        send.stage = SendStage::AwaitMatch;
+                        entry.in_flight += u32::from(sent == Zcopy::Pending);
+                        if !sync {
+                            self.finish(key, Outcome::Done(Ok(())));
+                        }
+                        Ok(Step::Sent)
+                    }
+                    SendStage::Queued => {
+                        let rts = announce(peer, &send.buffer, key, &mut send.slot);
+                        let Some(link) = peer.link.as_mut() else { return Ok(Step::Parked) };
+                        link.am_short(control::TAG_RTS, send.tag.0, &rts.encode())?;
+                        send.stage = SendStage::Announced;
+                        Ok(Step::Sent)
+                    }
+                    SendStage::Streaming(out) => {
+                        let Some(link) = peer.link.as_mut() else { return Ok(Step::Parked) };
+                        let data = host(&send.buffer);
+                        let step = fragment(link.as_mut(), &attributes, out, data, key, &mut entry.in_flight)?;
+                        if matches!(step, Step::Sent) {
+                            self.finish(key, Outcome::Done(Ok(())));
+                        }
+                        Ok(step)
+                    }
+                    _ => Ok(Step::Parked),
+                }
+            }
+            Work::Serve(serve) => {
+                let Some(link) = peer.link.as_mut() else { return Ok(Step::Parked) };
+                // SAFETY: the range was checked against the exposed memory, which the entry holds. A peer may write it meanwhile; only this
+                // copy outwards reads it.
+                let data = unsafe { std::slice::from_raw_parts(serve.exposed.address.add(serve.offset), serve.length) };
+                let step = fragment(link.as_mut(), &attributes, &mut serve.out, data, key, &mut entry.in_flight)?;
+                if matches!(step, Step::Sent) {
+                    self.finish(key, Outcome::Done(Ok(())));
+                }
+                Ok(step)
+            }
+            Work::Put(put) => {
+                if entry.in_flight >= FRAGMENTS_IN_FLIGHT {
+                    return Ok(Step::Parked);
+                }
+                let Some(link) = peer.link.as_mut() else { return Ok(Step::Parked) };
+                let data = host(&put.buffer);
+                let end = data.len().min(put.next + fragment_size(&attributes, control::PutHeader::SIZE));
+                let last = end == data.len();
+                let header = control::PutHeader {
+                    generation: put.region.1,
+                    offset: put.offset + put.next as u64,
+                    slot: put.region.0,
+                    last: u32::from(last),
+                };
+                // SAFETY: `data` is owned by the entry, which stays while `in_flight` counts this.
+                let sent = unsafe { transmit(link.as_mut(), &attributes, control::PUT, key.0, &header.encode(), &data[put.next..end], key.0) }?;
+                put.next = end;
+                entry.in_flight += u32::from(sent == Zcopy::Pending);
+                if last {
+                    self.put_progress(key);
+                    return Ok(Step::Sent);
+                }
+                Ok(Step::More)
+            }
+            Work::Get(get) => {
+                let Some(link) = peer.link.as_mut() else { return Ok(Step::Parked) };
+                let request =
+                    control::GetRequest { generation: get.region.1, offset: get.offset, length: get.buffer.len() as u64, slot: get.region.0 };
+                link.am_short(control::GET, key.0, &request.encode())?;
+                Ok(Step::Sent)
+            }
+            _ => Ok(Step::Sent),
+        }
+    }
+
+    /// Ends a put as far as it is done.
+    pub(crate) fn put_progress(&mut self, key: OpKey) {
+        let Some(entry) = self.operations.get(key) else { return };
+        let Work::Put(put) = &mut entry.work else { return };
+        if put.next < put.buffer.len() || entry.in_flight > 0 {
+            return;
+        }
+        if put.acknowledged {
+            self.finish(key, Outcome::Done(Ok(())));
+        } else if put.local && !entry.detached && entry.outcome.is_none() {
+            entry.outcome = Some(Outcome::Done(Ok(())));
+            self.wakes.extend(entry.waker.take());
+        }
+    }
+
+    /// A link has ended one use of an operation's memory.
+    pub(crate) fn source_free(&mut self, link: LinkId, key: OpKey) {
+        let Some(entry) = self.operations.get(key) else { return };
+        entry.in_flight = entry.in_flight.saturating_sub(1);
+        if entry.in_flight == 0
+            && let Some(outcome) = entry.deferred.take()
+        {
+            self.finish(key, outcome);
+            return;
+        }
+        let more = match &entry.work {
+            Work::Send(send) => matches!(&send.stage, SendStage::Streaming(out) if out.next < send.buffer.len()),
+            Work::Serve(serve) => serve.out.next < serve.length,
+            Work::Put(put) => put.next < put.buffer.len(),
+            _ => return,
+        };
+        if !more {
+            self.put_progress(key);
+        } else if entry.in_flight + 1 == FRAGMENTS_IN_FLIGHT {
+            self.submit(link, key);
+        }
+    }
+
+    /// A closing endpoint says so once nothing is left to send.
+    pub(crate) fn close_step(&mut self, link: LinkId) {
+        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else { return };
+        if !matches!(peer.status, Status::Closing { sent: false }) || !peer.queue.is_empty() {
+            return;
+        }
+        let busy = self.operations.iter().any(|(_, entry)| {
+            entry.link == Some(link)
+                && (entry.outcome.is_none() || entry.copies > 0)
+                && matches!(entry.work, Work::Send(_) | Work::Put(_) | Work::Get(_) | Work::Serve(_) | Work::Help { .. })
+        });
+        if busy {
+            return;
+        }
+        peer.status = Status::Closing { sent: true };
+        self.control(link, control::CLOSE, 0, &[]);
+        if let Some(peer) = self.peer(link) {
+            let waiters = std::mem::take(&mut peer.waiters);
+            self.wakes.extend(waiters);
+        }
+    }
+}
+
+/// The bytes of a buffer. All buffers are host memory so far.
+fn host(buffer: &Buffer) -> &[u8] {
+    buffer.as_slice().unwrap_or(&[])
+}
+
+fn fragment_size(attributes: &LinkAttributes, prefix: usize) -> usize {
+    if attributes.max_zcopy > 0 { FRAGMENT.min(attributes.max_zcopy) } else { attributes.max_bcopy - prefix }
+}
+
+/// Sends one message by the way that suits its size.
+///
+/// # Safety
+/// As [`Link::am_zcopy`] asks.
+unsafe fn transmit(
+    link: &mut dyn Link,
+    attributes: &LinkAttributes,
+    id: u8,
+    header: u64,
+    prefix: &[u8],
+    data: &[u8],
+    token: u64,
+) -> Result<Zcopy, SendError> {
+    if prefix.len() + data.len() <= attributes.max_bcopy && (attributes.max_zcopy == 0 || data.len() < ZCOPY_FROM) {
+        link.am_bcopy(id, header, prefix, data).map(|()| Zcopy::Done)
+    } else {
+        let payload = RawSlice { address: data.as_ptr(), length: data.len() };
+        // SAFETY: the caller's promise.
+        unsafe { link.am_zcopy(id, header, prefix, payload, token) }
+    }
+}
+
+/// Sends the next fragment of a run of bytes.
+fn fragment(
+    link: &mut dyn Link,
+    attributes: &LinkAttributes,
+    out: &mut Outgoing,
+    data: &[u8],
+    key: OpKey,
+    in_flight: &mut u32,
+) -> Result<Step, SendError> {
+    if *in_flight >= FRAGMENTS_IN_FLIGHT {
+        return Ok(Step::Parked);
+    }
+    let end = data.len().min(out.next + fragment_size(attributes, 0));
+    // SAFETY: `data` is owned by the entry `key`, which stays while `in_flight` counts this.
+    let sent = unsafe { transmit(link, attributes, control::FRAGMENT, out.to, &[], &data[out.next..end], key.0) }?;
+    out.next = end;
+    *in_flight += u32::from(sent == Zcopy::Pending);
+    Ok(if end == data.len() { Step::Sent } else { Step::More })
+}
+
+/// Describes a message that is too long to send unasked, with every way in which the receiver may reach it.
+fn announce(peer: &mut Peer, buffer: &Buffer, key: OpKey, slot: &mut Option<u32>) -> Rts {
+    let mut rts = Rts {
+        op: key.0,
+        length: buffer.len() as u64,
+        address: buffer.address() as u64,
+        segment: 0,
+        segment_offset: 0,
+        slot: control::NONE,
+    };
+    let Some(one_copy) = &mut peer.one_copy else { return rts };
+    if buffer.len() >= SHARE_FROM {
+        *slot = one_copy.pair.acquire();
+        rts.slot = slot.unwrap_or(control::NONE);
+        if let Some((segment, offset)) = buffer.segment()
+            && let Some(link) = &mut peer.link
+            && give(one_copy, link.as_mut(), segment)
+        {
+            rts.segment = segment.id;
+            rts.segment_offset = offset as u64;
+        }
+    }
+    rts
+}
+
+/// Gives the peer a segment that is used for the second time. Whether the peer has it, or will.
+pub(crate) fn give(one_copy: &mut OneCopy, link: &mut dyn Link, segment: &crate::memory::Segment) -> bool {
+    use std::os::fd::AsFd;
+    if one_copy.given.contains(&segment.id) {
+        return true;
+    }
+    if !one_copy.seen.contains(&segment.id) {
+        if one_copy.seen.len() >= 256 {
+            one_copy.seen.remove(0);
+        }
+        one_copy.seen.push(segment.id);
+        return false;
+    }
+    if link.share(segment.id, segment.fd.as_fd(), segment.mapping.len() as u64).is_ok() {
+        if one_copy.given.len() >= OneCopy::MAX_MAPPED {
+            one_copy.given.remove(0);
+        }
+        one_copy.given.push(segment.id);
+        return true;
+    }
+    false
+}
+
+/// An error for a send on a link that is gone.
+#[cold]
+pub(crate) fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the endpoint is closed")
+}

@@ -1,0 +1,302 @@
+//! What the handles of a worker share: the engine behind its lock, and how a future waits on it.
+//!
+//! ```text
+//! poll ─▶ lock ─▶ disarm ─▶ is it there? ─▶ one pass ─▶ is it there? ─▶ unlock ─▶ Ready
+//!            ▲                                              │ no
+//!            └───────── lap, while the window lasts ◀───────┤
+//!                                                           ▼ window over
+//!                                     leave the waker in the table, arm, one more look, unlock, Pending
+//! ```
+//!
+//! Whoever parks has armed. Whoever leaves with something else still pending asks the reactor to look after it.
+
+use std::{
+    future::Future,
+    os::fd::OwnedFd,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    task::{Context as TaskContext, Poll, Waker},
+    time::Instant,
+};
+
+use futures::task::AtomicWaker;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::{
+    Context,
+    error::{Error, Result},
+    memory::region::RegionWatcher,
+    sys::eventfd::EventFd,
+    transport::{Connector, Reach},
+    types::{LinkId, OpKey, WorkerId},
+    worker::{
+        engine::Engine,
+        operations::Outcome,
+        spin::{Spin, SpinPolicy},
+        wireup::Wireup,
+    },
+};
+
+/// Completions between two looks at the runtime's own budget.
+const COOP_EVERY: u32 = 32;
+
+pub(crate) struct Transport {
+    pub(crate) name: &'static str,
+    pub(crate) reach: Reach,
+    pub(crate) connector: Arc<dyn Connector>,
+}
+
+pub(crate) struct Shared {
+    engine: Mutex<Engine>,
+    pub(crate) id: WorkerId,
+    pub(crate) context: Context,
+    pub(crate) transports: Vec<Transport>,
+    pub(crate) spin: SpinPolicy,
+    pub(crate) runtime: tokio::runtime::Handle,
+    pub(crate) wireup: Wireup,
+    /// The doorbell and the fd of the worker's poll, as the reactor waits on them.
+    pub(crate) doorbell: Option<OwnedFd>,
+    pub(crate) poll_fd: OwnedFd,
+    pub(crate) reactor: AtomicWaker,
+    /// Wakes the worker's own thread, when it has one.
+    pub(crate) kick: EventFd,
+    pub(crate) stopping: AtomicBool,
+    pub(crate) stopped: tokio::sync::watch::Sender<bool>,
+    completions: AtomicU32,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        engine: Engine,
+        id: WorkerId,
+        context: Context,
+        transports: Vec<Transport>,
+        runtime: tokio::runtime::Handle,
+        wireup: Wireup,
+    ) -> Result<Self> {
+        let doorbell = engine.doorbell();
+        let poll_fd = engine.poll_fd()?;
+        let spin = SpinPolicy::new(context.config().progress.value);
+        Ok(Self {
+            engine: Mutex::new(engine),
+            id,
+            context,
+            transports,
+            spin,
+            runtime,
+            wireup,
+            doorbell,
+            poll_fd,
+            reactor: AtomicWaker::new(),
+            kick: EventFd::new()?,
+            stopping: AtomicBool::new(false),
+            stopped: tokio::sync::watch::Sender::new(false),
+            completions: AtomicU32::new(0),
+        })
+    }
+
+    /// The engine. Give it back by [`Shared::leave`], which wakes whom it has to.
+    #[inline]
+    pub(crate) fn enter(&self) -> MutexGuard<'_, Engine> {
+        self.engine.lock()
+    }
+
+    /// Lets go of the engine and wakes the tasks that its state woke. Wakers are never called under the lock.
+    #[inline]
+    pub(crate) fn leave(&self, mut engine: MutexGuard<'_, Engine>) {
+        let due = !engine.is_armed() && !engine.reactor_due && engine.core.has_interest();
+        if due {
+            engine.reactor_due = true;
+        }
+        if engine.core.wakes.is_empty() {
+            drop(engine);
+        } else {
+            let wakes = std::mem::take(&mut engine.core.wakes);
+            drop(engine);
+            wakes.into_iter().for_each(Waker::wake);
+        }
+        if due {
+            self.wake_reactor();
+        }
+    }
+
+    /// Makes the reactor run.
+    pub(crate) fn wake_reactor(&self) {
+        if self.spin.is_thread() {
+            self.kick.ring();
+        } else {
+            self.reactor.wake();
+        }
+    }
+
+    /// Does something with the engine, then wakes whom it woke.
+    #[inline]
+    pub(crate) fn with<R>(&self, act: impl FnOnce(&mut Engine) -> R) -> R {
+        let mut engine = self.enter();
+        let result = act(&mut engine);
+        self.leave(engine);
+        result
+    }
+
+    /// Drives the engine from a future: `attempt` looks, after whatever passes it makes; when the window is over `park` leaves the waker.
+    pub(crate) fn drive<R>(
+        &self,
+        cx: &mut TaskContext<'_>,
+        mut attempt: impl FnMut(&mut Engine) -> Option<R>,
+        mut park: impl FnMut(&mut Engine, &Waker),
+    ) -> Poll<R> {
+        let mut spin = self.spin.begin();
+        loop {
+            let mut engine = self.enter();
+            engine.laps = engine.laps.wrapping_add(1);
+            if !self.spin.is_thread() {
+                engine.disarm();
+            }
+            if let Some(result) = attempt(&mut engine) {
+                self.leave(engine);
+                self.completed(&spin, cx);
+                return Poll::Ready(result);
+            }
+            if self.spin.again(&mut spin) {
+                self.leave_lap(engine);
+                continue;
+            }
+            park(&mut engine, cx.waker());
+            if self.spin.is_busy() {
+                self.leave_lap(engine);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            if self.spin.is_thread() || engine.arm() {
+                self.leave(engine);
+                return Poll::Pending;
+            }
+            // Something arrived between the last look and the arming.
+            self.leave_lap(engine);
+        }
+    }
+
+    /// Between two laps of one future, nobody else needs to be told to look.
+    #[inline]
+    fn leave_lap(&self, mut engine: MutexGuard<'_, Engine>) {
+        if engine.core.wakes.is_empty() {
+            drop(engine);
+        } else {
+            let wakes = std::mem::take(&mut engine.core.wakes);
+            drop(engine);
+            wakes.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Accounts for a completion: the mean wait, and now and then the runtime's budget, so that a loop that never waits lets others run.
+    #[inline]
+    fn completed(&self, spin: &Spin, cx: &mut TaskContext<'_>) {
+        if let Some(waited) = spin.waited() {
+            self.spin.learn(waited);
+        } else {
+            let count = self.completions.load(Ordering::Relaxed).wrapping_add(1);
+            self.completions.store(count, Ordering::Relaxed);
+            if count.is_multiple_of(COOP_EVERY) {
+                self.spin.learn(std::time::Duration::ZERO);
+                // Pending means that the budget is spent; the next poll of any budgeted future yields.
+                let _ = pin!(tokio::task::consume_budget()).poll(cx);
+            }
+        }
+    }
+
+    /// Whether the runtime wants this task to give way; its waker has been called then.
+    #[inline]
+    pub(crate) fn must_yield(&self, cx: &TaskContext<'_>) -> bool {
+        if tokio::task::coop::has_budget_remaining() {
+            return false;
+        }
+        cx.waker().wake_by_ref();
+        true
+    }
+
+    /// Waits for the outcome of an operation in the table.
+    pub(crate) fn poll_outcome(&self, cx: &mut TaskContext<'_>, key: OpKey) -> Poll<Outcome> {
+        self.drive(
+            cx,
+            |engine| {
+                if let Some(entry) = engine.core.operations.get(key)
+                    && entry.outcome.is_none()
+                {
+                    // Its own progress must not wake it.
+                    entry.waker = None;
+                    engine.progress();
+                }
+                match engine.core.operations.get(key) {
+                    Some(entry) => {
+                        entry.outcome.as_ref()?;
+                        if let Some(since) = entry.since {
+                            self.spin.learn(since.elapsed());
+                        }
+                        engine.core.take_outcome(key)
+                    }
+                    // Taken already; a future polled after its end.
+                    None => Some(Outcome::Done(Err(Error::new(crate::ErrorKind::InvalidArgument, "polled after completion")))),
+                }
+            },
+            |engine, waker| {
+                if let Some(entry) = engine.core.operations.get(key) {
+                    entry.waker = Some(waker.clone());
+                    entry.since.get_or_insert_with(Instant::now);
+                }
+            },
+        )
+    }
+
+    /// A future goes before its operation has ended.
+    pub(crate) fn drop_future(&self, key: OpKey) {
+        self.with(|engine| engine.core.drop_future(key));
+    }
+}
+
+impl RegionWatcher for Shared {
+    fn publish(&self, slot: u32, generation: u64) {
+        self.each_pair(|pair| pair.publish_generation(slot, generation));
+    }
+
+    fn revoke(&self, slot: u32) {
+        self.each_pair(|pair| pair.publish_generation(slot, 0));
+    }
+
+    fn is_quiet(&self) -> bool {
+        let mut quiet = true;
+        self.each_pair(|pair| quiet &= !pair.peer_active() || pair.peer_exited());
+        quiet
+    }
+}
+
+impl Shared {
+    fn each_pair(&self, mut act: impl FnMut(&crate::transport::shm::Pair)) {
+        let engine = self.enter();
+        for peer in engine.core.peers.iter().flatten() {
+            if let Some(one_copy) = &peer.one_copy {
+                act(&one_copy.pair);
+            }
+        }
+        self.leave(engine);
+    }
+
+    /// Starts the closing of a connection whose last handle is gone.
+    pub(crate) fn release_endpoint(&self, link: LinkId, id: crate::EndpointId) {
+        self.with(|engine| {
+            if let Some(peer) = engine.core.endpoint(link, id) {
+                peer.claimed = false;
+                match peer.status {
+                    crate::worker::peer::Status::Open => {
+                        peer.status = crate::worker::peer::Status::Closing { sent: false };
+                        engine.core.close_step(link);
+                    }
+                    crate::worker::peer::Status::Closed(_) => engine.core.forget(link),
+                    crate::worker::peer::Status::Closing { .. } => {}
+                }
+            }
+        });
+    }
+}
