@@ -76,6 +76,11 @@ fn count(mut call: impl FnMut() -> libc::ssize_t) -> io::Result<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{Read, Write},
+        process::{Command, Stdio},
+    };
+
     use super::*;
     use crate::sys::memfd::Memfd;
 
@@ -145,6 +150,39 @@ mod tests {
         // SAFETY: as before.
         let result = unsafe { read(u32::MAX, 4096, local, 8) };
         assert_eq!(errno(result), Some(libc::ESRCH));
+    }
+
+    #[test]
+    fn reads_another_process_until_it_ends() {
+        let mut child = Command::new("cat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("spawn");
+        // `spawn` may return before the program is loaded; once it answers, it is.
+        let mut echo = [0];
+        let (stdin, stdout) = (child.stdin.as_mut(), child.stdout.as_mut());
+        stdin.expect("piped").write_all(b"?").expect("ask");
+        stdout
+            .expect("piped")
+            .read_exact(&mut echo)
+            .expect("answer");
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", child.id())).expect("maps");
+        // The first mapping is the beginning of the program's file.
+        let start = maps.split('-').next().expect("an address");
+        let start = u64::from_str_radix(start, 16).expect("hexadecimal");
+        let mut magic = [0_u8; 4];
+        // SAFETY: `magic` has 4 bytes and is not otherwise in use.
+        let alive = unsafe { read(child.id(), start, magic.as_mut_ptr(), 4) };
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+        if is_denied(&alive) {
+            return;
+        }
+        assert_eq!((alive.expect("read"), &magic), (4, b"\x7fELF"));
+        // SAFETY: as before.
+        let ended = unsafe { read(child.id(), start, magic.as_mut_ptr(), 4) };
+        assert_eq!(errno(ended), Some(libc::ESRCH));
     }
 
     fn is_denied(result: &io::Result<usize>) -> bool {
