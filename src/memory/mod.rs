@@ -1,1 +1,18 @@
-//! To be written.
+//! The memory that operations read and write, and who owns it while they do.
+//!
+//! Comes in: bytes in whatever the program keeps them (`Vec`, `Bytes`, memory of wharf's own, raw addresses with an owner).
+//! Goes out: [`Buffer`] for what is sent and [`BufferMut`] for what is received, each with an address that stays where it
+//! is, and the segment by which a process of the same host can map it. Uses `sys`, `types`, `error`.
+//! Tests: beside each type.
+//!
+//! # Ownership
+//! An operation in flight owns its buffers. What is sent is shared and never changes: the program may keep a clone and read
+//! it meanwhile. What is received into is unique: the program hands it over and has it back with the result, with an error
+//! too. So dropping a future never leaves a transfer with memory that someone else uses.
+
+mod buffer;
+mod host;
+
+pub use buffer::{Buffer, BufferMut, ReceiveBuffer};
+pub use host::HostBufferMut;
+pub(crate) use host::Segment;

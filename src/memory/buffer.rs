@@ -1,0 +1,632 @@
+//! The buffers that operations take: shared for sends, unique for receives.
+//!
+//! # Safety
+//! Every variant keeps its bytes valid, and where they are, for as long as the value lives, however often the value itself
+//! is moved: a mapping, a heap block, or memory whose owner rides along. The bytes of a [`Buffer`] do not change while it
+//! lives; those of a [`BufferMut`] are reached through it alone.
+#![allow(unsafe_code)]
+
+use std::{
+    any::Any,
+    fmt,
+    ops::{Bound, RangeBounds},
+    slice,
+    sync::Arc,
+};
+
+use bytes::{Bytes, BytesMut};
+
+use super::{HostBufferMut, Segment};
+use crate::types::MemoryType;
+
+/// Shared, immutable memory to send from. Cheap to clone and to slice.
+///
+/// An operation in flight owns a clone, so the bytes live as long as it needs them, whatever happens to its future. Made
+/// by `From` of `Vec<u8>`, [`Bytes`], `&'static [u8]`, `&'static str`, [`HostBufferMut`].
+#[derive(Clone)]
+pub struct Buffer(Shared);
+
+#[derive(Clone)]
+enum Shared {
+    Bytes(Bytes),
+    Segment {
+        segment: Arc<Segment>,
+        offset: usize,
+        len: usize,
+    },
+    Raw(RawShared),
+}
+
+/// Memory that its owner keeps valid.
+#[derive(Clone)]
+struct RawShared {
+    address: *const u8,
+    len: usize,
+    owner: Owner,
+}
+
+type Owner = Arc<dyn Any + Send + Sync>;
+
+// SAFETY: the bytes do not change while any clone lives (contract of `Buffer::from_raw`), so threads may read them at
+// once; the owner is Send and Sync itself.
+unsafe impl Send for RawShared {}
+// SAFETY: as for Send.
+unsafe impl Sync for RawShared {}
+
+impl Buffer {
+    /// An empty buffer.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Shared::Bytes(Bytes::new()))
+    }
+
+    /// Host memory that `owner` keeps. The owner is dropped with the last clone.
+    ///
+    /// # Safety
+    /// The `len` bytes at `address` must be readable, stay where they are and not change until `owner` is dropped;
+    /// `address` must not be null, and `len` at most `isize::MAX`.
+    #[must_use]
+    pub unsafe fn from_raw(
+        address: *const u8,
+        len: usize,
+        owner: impl Send + Sync + 'static,
+    ) -> Self {
+        Self(Shared::Raw(RawShared {
+            address,
+            len,
+            owner: Arc::new(owner),
+        }))
+    }
+
+    /// Bytes.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Shared::Bytes(bytes) => bytes.len(),
+            Shared::Segment { len, .. } => *len,
+            Shared::Raw(raw) => raw.len,
+        }
+    }
+
+    /// Whether it has no bytes.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// First byte. Valid while any clone lives.
+    #[inline]
+    #[must_use]
+    pub fn address(&self) -> *const u8 {
+        match &self.0 {
+            Shared::Bytes(bytes) => bytes.as_ptr(),
+            Shared::Segment {
+                segment, offset, ..
+            } => segment.mapping().as_ptr().wrapping_add(*offset),
+            Shared::Raw(raw) => raw.address,
+        }
+    }
+
+    /// The bytes; `None` when they are not in host memory.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        // SAFETY: host memory in every variant, valid for `len` bytes and unchanging while `self` lives.
+        Some(unsafe { slice::from_raw_parts(self.address(), self.len()) })
+    }
+
+    /// What kind of memory it is.
+    #[must_use]
+    pub fn memory_type(&self) -> MemoryType {
+        MemoryType::Host
+    }
+
+    /// A part of it, without a copy.
+    ///
+    /// # Panics
+    /// When the range ends before it begins or after the buffer's end.
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
+        let len = self.len();
+        let start = match range.start_bound() {
+            Bound::Included(start) => Some(*start),
+            Bound::Excluded(before) => before.checked_add(1),
+            Bound::Unbounded => Some(0),
+        };
+        let end = match range.end_bound() {
+            Bound::Included(last) => last.checked_add(1),
+            Bound::Excluded(end) => Some(*end),
+            Bound::Unbounded => Some(len),
+        };
+        let (Some(start), Some(end)) = (start, end) else {
+            panic!("the range of a slice overflows");
+        };
+        assert!(
+            start <= end && end <= len,
+            "range {start}..{end} leaves a buffer of {len} bytes"
+        );
+        Self(match &self.0 {
+            Shared::Bytes(bytes) => Shared::Bytes(bytes.slice(start..end)),
+            Shared::Segment {
+                segment, offset, ..
+            } => Shared::Segment {
+                segment: Arc::clone(segment),
+                offset: offset + start,
+                len: end - start,
+            },
+            Shared::Raw(raw) => Shared::Raw(RawShared {
+                address: raw.address.wrapping_add(start),
+                len: end - start,
+                owner: Arc::clone(&raw.owner),
+            }),
+        })
+    }
+
+    /// Where a process of the same host finds it: the segment, and the first byte's place in it.
+    #[inline]
+    pub(crate) fn segment(&self) -> Option<(&Arc<Segment>, usize)> {
+        match &self.0 {
+            Shared::Segment {
+                segment, offset, ..
+            } => Some((segment, *offset)),
+            Shared::Bytes(_) | Shared::Raw(_) => None,
+        }
+    }
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes, {})", self.len(), self.memory_type())
+    }
+}
+
+impl From<Bytes> for Buffer {
+    #[inline]
+    fn from(bytes: Bytes) -> Self {
+        Self(Shared::Bytes(bytes))
+    }
+}
+
+impl From<BytesMut> for Buffer {
+    fn from(bytes: BytesMut) -> Self {
+        bytes.freeze().into()
+    }
+}
+
+impl From<Vec<u8>> for Buffer {
+    #[inline]
+    fn from(bytes: Vec<u8>) -> Self {
+        Bytes::from(bytes).into()
+    }
+}
+
+impl From<String> for Buffer {
+    fn from(text: String) -> Self {
+        text.into_bytes().into()
+    }
+}
+
+impl From<&'static [u8]> for Buffer {
+    #[inline]
+    fn from(bytes: &'static [u8]) -> Self {
+        Bytes::from_static(bytes).into()
+    }
+}
+
+impl<const N: usize> From<&'static [u8; N]> for Buffer {
+    #[inline]
+    fn from(bytes: &'static [u8; N]) -> Self {
+        Bytes::from_static(bytes).into()
+    }
+}
+
+impl From<&'static str> for Buffer {
+    #[inline]
+    fn from(text: &'static str) -> Self {
+        text.as_bytes().into()
+    }
+}
+
+impl From<HostBufferMut> for Buffer {
+    fn from(buffer: HostBufferMut) -> Self {
+        Self(match buffer.into_segment() {
+            Some((segment, len)) => Shared::Segment {
+                segment,
+                offset: 0,
+                len,
+            },
+            None => Shared::Bytes(Bytes::new()),
+        })
+    }
+}
+
+/// Unique memory to receive into. Its length is the most that it takes; spare capacity of a `Vec` is not used.
+///
+/// An operation in flight owns it and gives it back with its result, with an error too. Made by `From` of `Vec<u8>`,
+/// [`BytesMut`], [`HostBufferMut`].
+pub struct BufferMut(Unique);
+
+enum Unique {
+    Host(HostBufferMut),
+    Vec(Vec<u8>),
+    Bytes(BytesMut),
+    Raw(RawUnique),
+}
+
+/// Memory that its owner keeps valid and lends to nobody else.
+struct RawUnique {
+    address: *mut u8,
+    len: usize,
+    owner: Owner,
+}
+
+// SAFETY: the bytes are reached through this value alone (contract of `BufferMut::from_raw`), so they may move to another
+// thread with it; the owner is Send itself.
+unsafe impl Send for RawUnique {}
+// SAFETY: a shared borrow only reads the bytes, and the owner is Sync itself.
+unsafe impl Sync for RawUnique {}
+
+impl BufferMut {
+    /// Host memory that `owner` keeps. The owner is dropped with the buffer.
+    ///
+    /// # Safety
+    /// The `len` bytes at `address` must be initialised, readable and writable, stay where they are, and be reached through
+    /// this value alone until `owner` is dropped; `address` must not be null, and `len` at most `isize::MAX`.
+    #[must_use]
+    pub unsafe fn from_raw(
+        address: *mut u8,
+        len: usize,
+        owner: impl Send + Sync + 'static,
+    ) -> Self {
+        Self(Unique::Raw(RawUnique {
+            address,
+            len,
+            owner: Arc::new(owner),
+        }))
+    }
+
+    /// Bytes.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Unique::Host(buffer) => buffer.len(),
+            Unique::Vec(bytes) => bytes.len(),
+            Unique::Bytes(bytes) => bytes.len(),
+            Unique::Raw(raw) => raw.len,
+        }
+    }
+
+    /// Whether it has no bytes.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// First byte. Stays the same when the value is moved, and is good for writing until the value is dropped or its slice
+    /// is borrowed again.
+    #[inline]
+    #[must_use]
+    pub fn address(&mut self) -> *mut u8 {
+        match &mut self.0 {
+            Unique::Host(buffer) => buffer.address(),
+            Unique::Vec(bytes) => bytes.as_mut_ptr(),
+            Unique::Bytes(bytes) => bytes.as_mut_ptr(),
+            Unique::Raw(raw) => raw.address,
+        }
+    }
+
+    /// The bytes; `None` when they are not in host memory.
+    #[must_use]
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        Some(match &self.0 {
+            Unique::Host(buffer) => buffer,
+            Unique::Vec(bytes) => bytes,
+            Unique::Bytes(bytes) => bytes,
+            // SAFETY: valid for `len` bytes and reached through this value alone, which is borrowed.
+            Unique::Raw(raw) => unsafe { slice::from_raw_parts(raw.address, raw.len) },
+        })
+    }
+
+    /// The bytes, for writing; `None` when they are not in host memory.
+    #[must_use]
+    pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
+        Some(match &mut self.0 {
+            Unique::Host(buffer) => buffer,
+            Unique::Vec(bytes) => bytes,
+            Unique::Bytes(bytes) => bytes,
+            // SAFETY: valid for `len` bytes and reached through this value alone, which is borrowed uniquely.
+            Unique::Raw(raw) => unsafe { slice::from_raw_parts_mut(raw.address, raw.len) },
+        })
+    }
+
+    /// What kind of memory it is.
+    #[must_use]
+    pub fn memory_type(&self) -> MemoryType {
+        MemoryType::Host
+    }
+
+    /// Makes it shared and immutable, without a copy.
+    #[must_use]
+    pub fn freeze(self) -> Buffer {
+        match self.0 {
+            Unique::Host(buffer) => buffer.into(),
+            Unique::Vec(bytes) => bytes.into(),
+            Unique::Bytes(bytes) => bytes.into(),
+            Unique::Raw(RawUnique {
+                address,
+                len,
+                owner,
+            }) => Buffer(Shared::Raw(RawShared {
+                address,
+                len,
+                owner,
+            })),
+        }
+    }
+
+    /// Where a process of the same host finds it: the segment, and the first byte's place in it.
+    pub(crate) fn segment(&self) -> Option<(&Arc<Segment>, usize)> {
+        match &self.0 {
+            Unique::Host(buffer) => buffer.segment(),
+            Unique::Vec(_) | Unique::Bytes(_) | Unique::Raw(_) => None,
+        }
+    }
+
+    /// The bytes in a new `Vec`.
+    fn copied(&self) -> Vec<u8> {
+        self.as_slice().map(<[u8]>::to_vec).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for BufferMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufferMut({} bytes, {})", self.len(), self.memory_type())
+    }
+}
+
+impl From<HostBufferMut> for BufferMut {
+    fn from(buffer: HostBufferMut) -> Self {
+        Self(Unique::Host(buffer))
+    }
+}
+
+impl From<Vec<u8>> for BufferMut {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(Unique::Vec(bytes))
+    }
+}
+
+impl From<BytesMut> for BufferMut {
+    fn from(bytes: BytesMut) -> Self {
+        Self(Unique::Bytes(bytes))
+    }
+}
+
+/// What a receive or a get writes to, and comes back as what it was: a `Vec<u8>` as that `Vec<u8>`.
+///
+/// # Ownership
+/// The operation owns the buffer from the call on: it is unique, so nobody else can see it half written, and dropping the
+/// future neither frees nor returns it before the transfer is over. It comes back with the result or with the error.
+///
+/// Implemented by wharf's buffers, `Vec<u8>` and `BytesMut`; not to be implemented elsewhere.
+pub trait ReceiveBuffer: Into<BufferMut> + sealed::Sealed + Send + 'static {
+    /// The buffer as it was before it became a [`BufferMut`], without a copy. (Of a buffer that was something else, a copy.)
+    fn restore(buffer: BufferMut) -> Self;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::BufferMut {}
+    impl Sealed for super::HostBufferMut {}
+    impl Sealed for Vec<u8> {}
+    impl Sealed for super::BytesMut {}
+}
+
+impl ReceiveBuffer for BufferMut {
+    fn restore(buffer: BufferMut) -> Self {
+        buffer
+    }
+}
+
+impl ReceiveBuffer for HostBufferMut {
+    fn restore(buffer: BufferMut) -> Self {
+        if let Unique::Host(buffer) = buffer.0 {
+            return buffer;
+        }
+        // Not reached: an operation gives back what it was given. Without memory for the copy: empty.
+        let source = buffer.copied();
+        let mut copy = Self::allocate(source.len()).unwrap_or_default();
+        if copy.len() == source.len() {
+            copy.copy_from_slice(&source);
+        }
+        copy
+    }
+}
+
+impl ReceiveBuffer for Vec<u8> {
+    fn restore(buffer: BufferMut) -> Self {
+        match buffer.0 {
+            Unique::Vec(bytes) => bytes,
+            other => BufferMut(other).copied(),
+        }
+    }
+}
+
+impl ReceiveBuffer for BytesMut {
+    fn restore(buffer: BufferMut) -> Self {
+        match buffer.0 {
+            Unique::Bytes(bytes) => bytes,
+            other => BufferMut(other).copied().as_slice().into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        panic::catch_unwind,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
+    use super::*;
+
+    const TEXT: &[u8] = b"0123456789";
+
+    fn host() -> HostBufferMut {
+        let mut buffer = HostBufferMut::allocate(TEXT.len()).expect("allocate");
+        buffer.copy_from_slice(TEXT);
+        buffer
+    }
+
+    fn raw() -> BufferMut {
+        let mut owner = TEXT.to_vec();
+        let (address, len) = (owner.as_mut_ptr(), owner.len());
+        // SAFETY: the heap block of `owner` stays where it is and is used through the buffer alone.
+        unsafe { BufferMut::from_raw(address, len, owner) }
+    }
+
+    fn shared() -> Vec<Buffer> {
+        vec![
+            TEXT.into(),
+            b"0123456789".into(),
+            "0123456789".into(),
+            TEXT.to_vec().into(),
+            Bytes::from_static(TEXT).into(),
+            BytesMut::from(TEXT).into(),
+            host().freeze(),
+            raw().freeze(),
+        ]
+    }
+
+    fn unique() -> Vec<BufferMut> {
+        vec![
+            host().into(),
+            TEXT.to_vec().into(),
+            BytesMut::from(TEXT).into(),
+            raw(),
+        ]
+    }
+
+    #[test]
+    fn sizes_and_threads() {
+        fn anywhere<T: Send + Sync + 'static>() {}
+        anywhere::<Buffer>();
+        anywhere::<BufferMut>();
+        anywhere::<HostBufferMut>();
+        assert!(size_of::<Buffer>() <= 40, "{}", size_of::<Buffer>());
+        assert!(size_of::<BufferMut>() <= 40, "{}", size_of::<BufferMut>());
+    }
+
+    #[test]
+    fn slices_share_and_keep_to_bounds() {
+        for buffer in shared() {
+            assert_eq!(buffer.as_slice(), Some(TEXT));
+            let part = buffer.slice(2..=6).slice(1..);
+            assert_eq!(part.as_slice(), Some(&b"3456"[..]));
+            assert_eq!(part.address(), buffer.address().wrapping_add(3));
+            assert_eq!(buffer.slice(..).clone().len(), 10);
+            assert!(buffer.slice(10..).is_empty());
+            drop(buffer.clone());
+            drop(buffer);
+            assert_eq!(part.as_slice(), Some(&b"3456"[..]));
+        }
+    }
+
+    #[test]
+    fn slices_out_of_range_panic() {
+        for buffer in shared() {
+            let buffer = std::panic::AssertUnwindSafe(buffer);
+            for (start, end) in [(0, 11), (11, 11), (6, 5), (usize::MAX, usize::MAX)] {
+                assert!(catch_unwind(|| buffer.slice(start..end)).is_err());
+            }
+            assert!(catch_unwind(|| buffer.slice(..=usize::MAX)).is_err());
+        }
+    }
+
+    #[test]
+    fn segments_follow_slices() {
+        let buffer = host().freeze();
+        let part = buffer.slice(4..);
+        let (whole, _) = buffer.segment().expect("segment");
+        let (segment, offset) = part.segment().expect("segment");
+        assert_eq!((segment.id(), offset), (whole.id(), 4));
+        assert!(Buffer::from(TEXT).segment().is_none());
+        let empty = HostBufferMut::default().freeze();
+        assert!(empty.segment().is_none() && empty.is_empty());
+    }
+
+    #[test]
+    fn addresses_survive_moves_and_freezing() {
+        for mut buffer in unique() {
+            let address = buffer.address();
+            let mut moved = Box::new(buffer);
+            assert_eq!(moved.address(), address);
+            // SAFETY: ten bytes, reached through `moved` alone, of which nothing is borrowed.
+            unsafe { address.write(b'X') };
+            assert_eq!(moved.as_slice().map(|bytes| bytes[0]), Some(b'X'));
+            moved.as_mut_slice().expect("host memory")[1] = b'Y';
+            let frozen = moved.freeze();
+            assert_eq!(frozen.address(), address.cast_const());
+            assert_eq!(frozen.as_slice(), Some(&b"XY23456789"[..]));
+        }
+    }
+
+    #[test]
+    fn restore_gives_the_same_value_back() {
+        fn same<B: ReceiveBuffer + AsRef<[u8]>>(buffer: B) {
+            let address = buffer.as_ref().as_ptr();
+            let back = B::restore(buffer.into());
+            assert_eq!(back.as_ref().as_ptr(), address);
+        }
+        let mut with_room = Vec::with_capacity(100);
+        with_room.extend_from_slice(TEXT);
+        same(with_room);
+        same(BytesMut::from(TEXT));
+        let buffer = host();
+        let address = buffer.as_ptr();
+        assert_eq!(HostBufferMut::restore(buffer.into()).as_ptr(), address);
+        assert_eq!(BufferMut::restore(raw()).len(), 10);
+    }
+
+    #[test]
+    fn restore_of_something_else_copies() {
+        for buffer in unique() {
+            assert_eq!(Vec::restore(buffer), TEXT);
+        }
+        for buffer in unique() {
+            assert_eq!(BytesMut::restore(buffer), TEXT);
+        }
+        for buffer in unique() {
+            assert_eq!(&*HostBufferMut::restore(buffer), TEXT);
+        }
+    }
+
+    #[test]
+    fn a_raw_owner_is_dropped_once_and_last() {
+        struct Count(Arc<AtomicUsize>);
+        impl Drop for Count {
+            fn drop(&mut self) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let owner = Count(Arc::clone(&dropped));
+        // SAFETY: static memory stays and never changes.
+        let buffer = unsafe { Buffer::from_raw(TEXT.as_ptr(), TEXT.len(), owner) };
+        let part = buffer.slice(1..2);
+        drop(buffer);
+        assert_eq!(dropped.load(Ordering::Relaxed), 0);
+        drop(part);
+        assert_eq!(dropped.load(Ordering::Relaxed), 1);
+    }
+}

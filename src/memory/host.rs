@@ -1,0 +1,204 @@
+//! Host memory of wharf's own, in segments that a process of the same host can map.
+//!
+//! # Safety
+//! A [`HostBufferMut`] is the only handle to its bytes in this process, so that slices of it follow the borrow of the
+//! handle. Another process comes at the bytes only by the segment's descriptor; wharf hands that out for memory that was
+//! exposed, and exposing takes the buffer.
+#![allow(unsafe_code)]
+
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::NonNull,
+    slice,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::Buffer;
+use crate::{
+    error::{Error, ErrorKind, Result},
+    sys::memfd::{Mapping, Memfd},
+};
+
+/// A piece of shareable memory: a sealed memfd and its mapping in this process.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    id: u64,
+    fd: OwnedFd,
+    mapping: Mapping,
+}
+
+impl Segment {
+    /// Makes one of `len` zero bytes (at least 1).
+    fn allocate(len: usize) -> Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let failed =
+            |error| Error::io(format!("allocating {len} bytes of shareable memory"), error);
+        let memory = Memfd::create(c"wharf-buffer", len).map_err(failed)?;
+        let mapping = memory.map().map_err(failed)?;
+        Ok(Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            fd: memory.into_fd(),
+            mapping,
+        })
+    }
+
+    /// Its number in this process; never used again.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// What a peer maps it by, after [`Mapping::of_received`]'s checks.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Its mapping in this process.
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+/// Unique host memory that wharf allocated: page aligned, zeroed at first, and reachable for processes of the same host
+/// without a copy once it is exposed.
+///
+/// Each is a file descriptor and a mapping: meant for long-lived buffers, not for one buffer a message. A child made by
+/// `fork` shares the memory instead of getting a copy.
+#[derive(Default)]
+pub struct HostBufferMut {
+    /// None for no bytes.
+    segment: Option<Arc<Segment>>,
+    len: usize,
+}
+
+impl HostBufferMut {
+    /// Allocates `len` bytes, with huge pages from 2 MiB on where the system gives them to shared memory.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an impossible length, `Exhausted` when descriptors or memory ran out.
+    pub fn allocate(len: usize) -> Result<Self> {
+        if isize::try_from(len).is_err() {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("no buffer can have {len} bytes"),
+            ));
+        }
+        let segment = match len {
+            0 => None,
+            _ => Some(Arc::new(Segment::allocate(len)?)),
+        };
+        Ok(Self { segment, len })
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Makes it shared and immutable, without a copy.
+    #[must_use]
+    pub fn freeze(self) -> Buffer {
+        self.into()
+    }
+
+    /// Where a peer finds it: the segment, and the first byte's place in it. `None` when it has no bytes.
+    pub(crate) fn segment(&self) -> Option<(&Arc<Segment>, usize)> {
+        self.segment.as_ref().map(|segment| (segment, 0))
+    }
+
+    /// The segment and the length.
+    pub(crate) fn into_segment(self) -> Option<(Arc<Segment>, usize)> {
+        self.segment.map(|segment| (segment, self.len))
+    }
+
+    /// First byte; does not move with the value.
+    pub(crate) fn address(&self) -> *mut u8 {
+        match &self.segment {
+            Some(segment) => segment.mapping.as_ptr(),
+            None => NonNull::dangling().as_ptr(),
+        }
+    }
+}
+
+impl Deref for HostBufferMut {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping has at least `len` readable bytes for as long as `self.segment` lives; in this process only
+        // this value reaches them, and it is borrowed; with no bytes the address is dangling, as a slice may be.
+        unsafe { slice::from_raw_parts(self.address(), self.len) }
+    }
+}
+
+impl DerefMut for HostBufferMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; the borrow is unique.
+        unsafe { slice::from_raw_parts_mut(self.address(), self.len) }
+    }
+}
+
+impl fmt::Debug for HostBufferMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostBufferMut({} bytes)", self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_zeroed_aligned_and_writable() {
+        for len in [1, 100, 4096, 5000, (2 << 20) + 1] {
+            let mut buffer = HostBufferMut::allocate(len).expect("allocate");
+            assert_eq!(buffer.len(), len);
+            assert!(buffer.iter().all(|byte| *byte == 0));
+            assert_eq!(buffer.address() as usize % 4096, 0);
+            buffer.fill(3);
+            assert!(buffer.iter().all(|byte| *byte == 3));
+        }
+    }
+
+    #[test]
+    fn a_peer_maps_the_same_bytes() {
+        let mut buffer = HostBufferMut::allocate(100).expect("allocate");
+        buffer[99] = 9;
+        let (segment, offset) = buffer.segment().expect("segment");
+        let peer = Mapping::of_received(segment.fd(), segment.mapping().len()).expect("map");
+        // SAFETY: the mapping has 100 bytes, and nothing writes them now.
+        assert_eq!(unsafe { peer.as_ptr().add(offset + 99).read() }, 9);
+        // SAFETY: as before; nothing borrows the buffer now.
+        unsafe { peer.as_ptr().add(offset).write(8) };
+        assert_eq!(buffer[0], 8);
+    }
+
+    #[test]
+    fn ids_are_not_used_again() {
+        let id = |buffer: &HostBufferMut| buffer.segment().map(|(segment, _)| segment.id());
+        let one = HostBufferMut::allocate(1).expect("allocate");
+        let first = id(&one);
+        drop(one);
+        let two = HostBufferMut::allocate(1).expect("allocate");
+        assert!(first.is_some() && id(&two) > first);
+    }
+
+    #[test]
+    fn empty_and_impossible_lengths() {
+        let mut empty = HostBufferMut::allocate(0).expect("allocate");
+        assert!(empty.is_empty() && empty.segment().is_none());
+        assert_eq!(&mut empty[..], &mut []);
+        let error = HostBufferMut::allocate(usize::MAX).expect_err("impossible");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
+}

@@ -1,0 +1,280 @@
+//! Anonymous shared memory: a memfd that can neither shrink nor grow, and mappings of it.
+//!
+//! Nothing of it has a name in the file system, so a crash leaves nothing behind and only those who are given the
+//! descriptor can map it.
+//!
+//! # Safety
+//! A [`Mapping`] stays mapped, readable and writable from its construction to its drop. The file under it cannot shrink:
+//! either this process sealed it before mapping, or [`Mapping::of_received`] checked the seal, which nobody can take off.
+//! So an access within `len()` never meets the end of the file (SIGBUS). What the bytes hold is not this file's matter:
+//! every process with the descriptor may change them at any time.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::CStr,
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    ptr::{self, NonNull},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, SealFlag, fcntl},
+    sys::{
+        memfd::{MFdFlags, memfd_create},
+        stat::fstat,
+    },
+    unistd::ftruncate,
+};
+
+/// From this many bytes on a mapping asks for huge pages.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// `MFD_NOEXEC_SEAL` (Linux 6.3): never executable. Machines with `vm.memfd_noexec=2` refuse a memfd without it.
+const MFD_NOEXEC_SEAL: libc::c_uint = 8;
+
+/// Anonymous shared memory of fixed size.
+#[derive(Debug)]
+pub(crate) struct Memfd {
+    fd: OwnedFd,
+    len: usize,
+}
+
+impl Memfd {
+    /// Makes one of `len` zero bytes (at least 1), sealed against shrinking, growing and further seals. It stays writable.
+    /// `name` shows in `/proc/*/maps` and need not be unique.
+    ///
+    /// # Errors
+    /// `InvalidInput` for no length or one beyond what a file may have; `EMFILE`, `ENFILE`, `ENOMEM`.
+    pub(crate) fn create(name: &CStr, len: usize) -> io::Result<Self> {
+        let size = libc::off_t::try_from(len)
+            .ok()
+            .filter(|size| *size > 0)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let fd = match memfd_create(name, flags | MFdFlags::from_bits_retain(MFD_NOEXEC_SEAL)) {
+            Err(Errno::EINVAL) => memfd_create(name, flags),
+            other => other,
+        }?;
+        ftruncate(&fd, size)?;
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
+        Ok(Self { fd, len })
+    }
+
+    /// Maps all of it.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn map(&self) -> io::Result<Mapping> {
+        Mapping::new(self.fd.as_fd(), self.len)
+    }
+
+    /// Its size in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The descriptor alone.
+    pub(crate) fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+}
+
+impl AsFd for Memfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// A shared, readable and writable mapping of a whole memfd. Page aligned. Other processes may see and change the bytes at
+/// any time. A forked child shares it too. Unmapped on drop.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    address: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread; this type hands out addresses only, and who dereferences them
+// vouches for the access.
+unsafe impl Send for Mapping {}
+// SAFETY: as for Send.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps a memfd that came from another process, after checking that it is one, is sealed against shrinking and growing,
+    /// and has exactly `expected_len` bytes.
+    ///
+    /// # Errors
+    /// `InvalidData` when one of these is not so, `PermissionDenied` when it is sealed against writing, `ENOMEM`.
+    pub(crate) fn of_received(fd: BorrowedFd<'_>, expected_len: usize) -> io::Result<Self> {
+        let bad = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
+        let seals = fcntl(fd, FcntlArg::F_GET_SEALS)
+            .map(SealFlag::from_bits_retain)
+            .map_err(|_| bad("the shared memory received is not a memfd"))?;
+        if !seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW) {
+            return Err(bad(
+                "the shared memory received is not sealed against resizing",
+            ));
+        }
+        let size = usize::try_from(fstat(fd)?.st_size).unwrap_or(0);
+        if size == 0 || size != expected_len {
+            return Err(bad("the shared memory received has another size than told"));
+        }
+        Self::new(fd, size)
+    }
+
+    /// Maps `len` bytes of a memfd that has them and is sealed against shrinking.
+    fn new(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let address = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = Self { address, len };
+        if len >= HUGE_PAGE {
+            // Advice: a kernel without huge pages for shared memory refuses it, and small pages serve as well.
+            let _ = mapping.advise(libc::MADV_HUGEPAGE);
+        }
+        Ok(mapping)
+    }
+
+    /// First byte; page aligned.
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+
+    /// Bytes.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Gives every page its memory now instead of at first touch. Of no effect before Linux 5.14.
+    ///
+    /// # Errors
+    /// What the system said, mostly that there is not enough memory.
+    pub(crate) fn prefault(&self) -> io::Result<()> {
+        match self.advise(libc::MADV_POPULATE_WRITE) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn advise(&self, advice: libc::c_int) -> io::Result<()> {
+        // SAFETY: the range is this mapping, and the two advices in use change no byte of it.
+        if unsafe { libc::madvise(self.address.as_ptr().cast(), self.len, advice) } == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `new` mapped exactly this range, and nothing borrows from a value that is being dropped.
+        let result = unsafe { libc::munmap(self.address.as_ptr().cast(), self.len) };
+        debug_assert_eq!(result, 0, "munmap of an own mapping");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    fn unsealed(len: libc::off_t) -> OwnedFd {
+        let fd =
+            memfd_create(c"wharf-test", MFdFlags::MFD_ALLOW_SEALING).expect("memfd without seals");
+        ftruncate(&fd, len).expect("size");
+        fd
+    }
+
+    #[test]
+    fn two_mappings_share_bytes() {
+        let memory = Memfd::create(c"wharf-test", 10_000).expect("memfd");
+        let one = memory.map().expect("map");
+        let two = Mapping::of_received(memory.as_fd(), 10_000).expect("map as a peer");
+        assert_ne!(one.as_ptr(), two.as_ptr());
+        assert_eq!(
+            (one.len(), two.len(), memory.len()),
+            (10_000, 10_000, 10_000)
+        );
+        // SAFETY: both mappings are 10,000 bytes long, and only this thread has them.
+        let seen = unsafe {
+            assert_eq!(*one.as_ptr().add(9_999), 0);
+            one.as_ptr().add(9_999).write(7);
+            two.as_ptr().add(9_999).read()
+        };
+        assert_eq!(seen, 7);
+    }
+
+    #[test]
+    fn seals_hold() {
+        let fd = Memfd::create(c"wharf-test", 4096).expect("memfd").into_fd();
+        assert_eq!(ftruncate(&fd, 0), Err(Errno::EPERM));
+        assert_eq!(ftruncate(&fd, 8192), Err(Errno::EPERM));
+        assert_eq!(
+            fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE)),
+            Err(Errno::EPERM)
+        );
+    }
+
+    #[test]
+    fn what_is_not_as_told_is_refused() {
+        let memory = Memfd::create(c"wharf-test", 4096).expect("memfd");
+        for wrong in [0, 1, 4095, 4097, usize::MAX] {
+            let error = Mapping::of_received(memory.as_fd(), wrong).expect_err("another size");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        }
+        let loose = unsealed(4096);
+        let error = Mapping::of_received(loose.as_fd(), 4096).expect_err("no seals");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        fcntl(&loose, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).expect("seal");
+        let error = Mapping::of_received(loose.as_fd(), 4096).expect_err("one seal of two");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        let read_only = unsealed(4096);
+        fcntl(
+            &read_only,
+            FcntlArg::F_ADD_SEALS(
+                SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_WRITE,
+            ),
+        )
+        .expect("seal");
+        let error = Mapping::of_received(read_only.as_fd(), 4096).expect_err("sealed for writing");
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        let zero = File::open("/dev/zero").expect("open");
+        let error = Mapping::of_received(zero.as_fd(), 4096).expect_err("no memfd");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn impossible_lengths_are_errors() {
+        for len in [0, usize::MAX] {
+            let error = Memfd::create(c"wharf-test", len).expect_err("length");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        }
+    }
+
+    #[test]
+    fn huge_and_prefaulted() {
+        let mapping = Memfd::create(c"wharf-test", 2 * HUGE_PAGE)
+            .and_then(|memory| memory.map())
+            .expect("map");
+        mapping.prefault().expect("prefault");
+        assert_eq!(mapping.as_ptr() as usize % 4096, 0);
+    }
+}
