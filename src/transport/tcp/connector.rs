@@ -1,0 +1,152 @@
+//! Turns the channel that a connection was set up over into a link.
+//!
+//! ```text
+//! both ends:  hello {magic, version, longest frame} ⇄ hello,  verdict ⇄ verdict,  then frames on the same socket
+//! ```
+
+use async_trait::async_trait;
+use socket2::{Socket, TcpKeepalive};
+
+use super::{
+    Tcp, TcpOptions,
+    frame::{LONG, MAX_PREFIX},
+};
+use crate::{
+    ErrorKind,
+    error::{Error, Result},
+    transport::{Connected, Connector, PeerInfo, Role, channel::Channel},
+};
+
+const MAGIC: &[u8; 4] = b"wtcp";
+const VERSION: u8 = 1;
+const ACCEPTED: u8 = 1;
+const REFUSED: u8 = 0;
+/// Smallest frame limit that makes sense: a message that is always delivered whole.
+const LEAST: usize = LONG + MAX_PREFIX;
+
+/// What [`super::iface::TcpInterface`] attaches.
+#[derive(Debug)]
+pub(super) struct Established {
+    /// Connected, non-blocking, options set.
+    pub(super) socket: Socket,
+    /// How errors name the peer.
+    pub(super) peer: String,
+    /// Longest body that both ends take.
+    pub(super) limit: usize,
+}
+
+/// Sets links up.
+#[derive(Debug)]
+pub(super) struct TcpConnector {
+    options: TcpOptions,
+}
+
+impl TcpConnector {
+    /// With these options.
+    pub(super) fn new(mut options: TcpOptions) -> Self {
+        options.max_frame = options.max_frame.clamp(LEAST, u32::MAX as usize);
+        Self { options }
+    }
+
+    fn hello(&self) -> [u8; 9] {
+        let mut hello = [0; 9];
+        hello[..4].copy_from_slice(MAGIC);
+        hello[4] = VERSION;
+        hello[5..].copy_from_slice(
+            &u32::try_from(self.options.max_frame)
+                .unwrap_or(u32::MAX)
+                .to_le_bytes(),
+        );
+        hello
+    }
+
+    /// The frame limit for both, from the peer's hello. Later versions may append to it.
+    fn agree(&self, hello: &[u8]) -> Result<usize> {
+        let [m0, m1, m2, m3, version, l0, l1, l2, l3, ..] = *hello else {
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                "the peer's offer of a link is too short",
+            ));
+        };
+        if [m0, m1, m2, m3] != *MAGIC {
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                "the peer's offer is not one of a tcp link",
+            ));
+        }
+        if version < VERSION {
+            return Err(Error::new(
+                ErrorKind::VersionMismatch,
+                format!(
+                    "the peer speaks version {version} of the tcp transport, this side {VERSION}"
+                ),
+            ));
+        }
+        let theirs = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
+        if theirs < LEAST {
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                format!("the peer takes frames of {theirs} bytes only"),
+            ));
+        }
+        Ok(theirs.min(self.options.max_frame))
+    }
+
+    fn prepare(&self, socket: &Socket) -> std::io::Result<()> {
+        socket.set_nonblocking(true)?;
+        socket.set_tcp_nodelay(true)?;
+        socket.set_tcp_keepalive(
+            &TcpKeepalive::new()
+                .with_time(self.options.keepalive_idle)
+                .with_interval(self.options.keepalive_interval)
+                .with_retries(self.options.keepalive_count),
+        )?;
+        socket.set_tcp_user_timeout(self.options.user_timeout)
+    }
+}
+
+#[async_trait]
+impl Connector for TcpConnector {
+    fn can_use(&self, channel: &Channel, _peer: &PeerInfo) -> Result<()> {
+        if !channel.passes_fds() {
+            Ok(())
+        } else {
+            Err(Error::new(
+                ErrorKind::Unsupported,
+                "the connection was not set up over TCP",
+            )
+            .over(Tcp::NAME))
+        }
+    }
+
+    async fn connect(
+        &self,
+        channel: &mut Channel,
+        _role: Role,
+        peer: &PeerInfo,
+    ) -> Result<Connected> {
+        let named = |error: Error| error.with_peer(&peer.name).over(Tcp::NAME);
+        channel.send(&self.hello(), &[]).await?;
+        let (hello, _) = channel.receive().await?;
+        let agreed = self.agree(&hello).map_err(named);
+        channel
+            .send(&[if agreed.is_ok() { ACCEPTED } else { REFUSED }], &[])
+            .await?;
+        let (verdict, _) = channel.receive().await?;
+        let limit = agreed?;
+        if verdict.first() != Some(&ACCEPTED) {
+            return Err(named(Error::new(
+                ErrorKind::VersionMismatch,
+                "the peer refused this side's offer of a link",
+            )));
+        }
+        let socket = Socket::from(channel.take_tcp()?);
+        self.prepare(&socket)
+            .map_err(|error| named(Error::io("setting up the socket", error)))?;
+        Ok(Connected(Box::new(Established {
+            socket,
+            peer: peer.name.clone(),
+            limit,
+        })))
+    }
+}

@@ -1,0 +1,369 @@
+//! The receiving half of one connection: cuts the stream into messages.
+//!
+//! Short messages are delivered from the interface's buffer. Of a long one the sink is asked where its payload goes as soon as its
+//! prefix is there, and the rest is read straight into that place.
+//!
+//! # Safety
+//! `Place::Memory` hands out an address that is valid for the whole payload until `placed` or `failed` was called or the link was
+//! dropped. It lives in `State::Memory`, which is left before `placed` is called; the interface drops the reader when it reports
+//! `failed`, and takes no step once the link was dropped or detached.
+#![allow(unsafe_code)]
+
+use std::{
+    io,
+    mem::{self, MaybeUninit},
+    slice,
+};
+
+use socket2::MaybeUninitSlice;
+
+use super::{
+    frame::{Frame, HEADER, LONG, MAX_PREFIX},
+    socket::Socket,
+};
+use crate::{
+    error::Error,
+    transport::{Place, Sink},
+    types::LinkId,
+};
+
+/// Bytes of the buffer that all readers of an interface share.
+pub(super) const BUFFER: usize = 128 << 10;
+/// What is read beyond the end of a long payload, and at first after one: what follows is probably long as well, and better
+/// read to its place.
+const WINDOW: usize = 4 << 10;
+/// Largest buffer that an idle reader keeps.
+const SPARE: usize = 8 << 10;
+/// First allocation for a payload that is buffered; it grows as data arrive, whatever length was announced.
+const FIRST: usize = 64 << 10;
+
+const _: () = assert!(HEADER + MAX_PREFIX + LONG <= SPARE && SPARE + WINDOW <= BUFFER);
+
+/// Where one connection is in its stream.
+#[derive(Debug)]
+pub(super) struct Reader {
+    id: LinkId,
+    state: State,
+    /// Longest body.
+    limit: usize,
+    /// Bytes that were read and not delivered, from `start`: part of a frame, or more if `more`.
+    backlog: Vec<u8>,
+    start: usize,
+    /// The budget ended before the backlog was looked through.
+    more: bool,
+    /// How much is read into the buffer at once.
+    window: usize,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Between messages.
+    Frame,
+    /// In a payload that goes to the user's memory; `left` is not 0.
+    Memory {
+        address: *mut u8,
+        left: usize,
+        token: u64,
+    },
+    /// In a payload that is buffered.
+    Whole { frame: Frame, body: Vec<u8> },
+    /// In a payload that nobody wants.
+    Discard { left: usize },
+}
+
+// SAFETY: the address is memory that was lent to whoever holds the reader; no thread owns it.
+unsafe impl Send for State {}
+
+/// What a step did.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// This many things happened, at least one; there may be more.
+    Moved(usize),
+    /// There is nothing to read now.
+    Drained,
+}
+
+/// Why the stream ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// To be reported.
+    Failed(Error),
+    /// The sink refused what the peer sent; it knows.
+    Refused,
+}
+
+impl Reader {
+    /// At the beginning of a stream whose bodies are at most `limit` bytes.
+    pub(super) fn new(id: LinkId, limit: usize) -> Self {
+        Self {
+            id,
+            state: State::Frame,
+            limit,
+            backlog: Vec::new(),
+            start: 0,
+            more: false,
+            window: BUFFER,
+        }
+    }
+
+    /// The link that it reads for.
+    pub(super) fn id(&self) -> LinkId {
+        self.id
+    }
+
+    /// Delivers what was left over, or else reads once and delivers that; about `budget` messages.
+    pub(super) fn step(
+        &mut self,
+        socket: &Socket,
+        buffer: &mut [u8; BUFFER],
+        budget: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<Step, End> {
+        let budget = budget.max(1);
+        if self.more {
+            let backlog = mem::take(&mut self.backlog);
+            let (used, happened) = self.consume(&backlog[self.start..], budget, sink)?;
+            self.backlog = backlog;
+            self.start += used;
+            if self.start == self.backlog.len() {
+                self.reset_backlog();
+            }
+            if happened > 0 {
+                return Ok(Step::Moved(happened));
+            }
+        }
+
+        let kept = self.backlog.len() - self.start;
+        buffer[..kept].copy_from_slice(&self.backlog[self.start..]);
+        let window = self.window.min(BUFFER - kept);
+        let read = match self.read(socket, &mut buffer[kept..kept + window]) {
+            Ok(0) => return Err(self.ended(socket)),
+            Ok(read) => read,
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => return Ok(Step::Drained),
+                io::ErrorKind::Interrupted => return Ok(Step::Moved(1)),
+                _ => {
+                    return Err(End::Failed(
+                        socket.lost("the connection broke", Some(error)),
+                    ));
+                }
+            },
+        };
+        let (buffered, mut happened) = self.arrived(read, sink)?;
+        if buffered == window {
+            self.window = (self.window * 4).min(BUFFER);
+        }
+        let bytes = &buffer[..kept + buffered];
+        let (used, messages) = self.consume(bytes, budget.saturating_sub(happened), sink)?;
+        happened += messages;
+        self.reset_backlog();
+        self.backlog.extend_from_slice(&bytes[used..]);
+        Ok(Step::Moved(happened.max(1)))
+    }
+
+    /// Reads once: first to where the payload under way goes, then into `buffer`. Returns all bytes read.
+    fn read(&mut self, socket: &Socket, buffer: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: initialised bytes seen as perhaps uninitialised; the kernel only stores bytes there.
+        let buffer = unsafe {
+            slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<MaybeUninit<u8>>(), buffer.len())
+        };
+        let socket = socket.inner();
+        match &mut self.state {
+            State::Frame | State::Discard { .. } => socket.recv(buffer),
+            State::Memory { address, left, .. } => {
+                // SAFETY: the sink gave `left` bytes at `address`, valid until `placed`, which has not been called.
+                let place =
+                    unsafe { slice::from_raw_parts_mut(address.cast::<MaybeUninit<u8>>(), *left) };
+                let ahead = buffer.len().min(WINDOW);
+                let mut parts = [
+                    MaybeUninitSlice::new(place),
+                    MaybeUninitSlice::new(&mut buffer[..ahead]),
+                ];
+                socket.recv_vectored(&mut parts).map(|(read, _)| read)
+            }
+            State::Whole { frame, body } => {
+                let left = frame.length - body.len();
+                if body.capacity() == body.len() {
+                    body.reserve_exact(left.min(body.len().max(FIRST)));
+                }
+                let place = body.spare_capacity_mut();
+                let room = place.len().min(left);
+                let read = socket.recv(&mut place[..room])?;
+                // SAFETY: the kernel has just stored `read` bytes behind the end, within the capacity.
+                unsafe { body.set_len(body.len() + read) };
+                Ok(read)
+            }
+        }
+    }
+
+    /// Takes note of `read` bytes. Returns how many of them are in the buffer, and how many things happened.
+    fn arrived(&mut self, read: usize, sink: &mut dyn Sink) -> Result<(usize, usize), End> {
+        match &mut self.state {
+            State::Frame | State::Discard { .. } => Ok((read, 0)),
+            State::Memory {
+                address,
+                left,
+                token,
+            } => {
+                let direct = read.min(*left);
+                // SAFETY: within the `left` bytes that the sink gave.
+                *address = unsafe { address.add(direct) };
+                *left -= direct;
+                let (done, token) = (*left == 0, *token);
+                if done {
+                    self.placed(token, sink);
+                }
+                Ok((read - direct, usize::from(done)))
+            }
+            State::Whole { frame, body } => {
+                if body.len() < frame.length {
+                    return Ok((0, 0));
+                }
+                let (frame, body) = (*frame, mem::take(body));
+                self.state = State::Frame;
+                self.deliver(frame, &body, sink)?;
+                Ok((0, 1))
+            }
+        }
+    }
+
+    /// Delivers from `bytes`. Returns how many bytes are used up, and how many things happened. In the middle of a long payload all
+    /// of them are used.
+    fn consume(
+        &mut self,
+        bytes: &[u8],
+        budget: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<(usize, usize), End> {
+        let mut used = 0;
+        let mut happened = 0;
+        self.more = false;
+        loop {
+            let rest = &bytes[used..];
+            match &mut self.state {
+                State::Frame => {
+                    let Some(head) = rest.first_chunk() else {
+                        break;
+                    };
+                    if happened >= budget {
+                        self.more = true;
+                        break;
+                    }
+                    let frame = Frame::decode(head, self.limit).map_err(End::Failed)?;
+                    let begin = HEADER
+                        + if frame.payload() > LONG {
+                            frame.prefix
+                        } else {
+                            frame.length
+                        };
+                    if rest.len() < begin {
+                        break;
+                    }
+                    if frame.payload() > LONG {
+                        used += self.begin(frame, rest, sink)?;
+                    } else {
+                        self.deliver(frame, &rest[HEADER..begin], sink)?;
+                        used += begin;
+                    }
+                    happened += 1;
+                }
+                State::Memory {
+                    address,
+                    left,
+                    token,
+                } => {
+                    let count = rest.len().min(*left);
+                    // SAFETY: `address` has room for `left` bytes, lent by the sink; `rest` is ours, so they do not overlap.
+                    unsafe { address.copy_from_nonoverlapping(rest.as_ptr(), count) };
+                    // SAFETY: within the same bytes.
+                    *address = unsafe { address.add(count) };
+                    *left -= count;
+                    used += count;
+                    let (done, token) = (*left == 0, *token);
+                    if !done {
+                        break;
+                    }
+                    self.placed(token, sink);
+                    happened += 1;
+                }
+                State::Whole { frame, body } => {
+                    // `begin` delivers a message that is complete in the buffer, so this one is not.
+                    let count = rest.len().min(frame.length - body.len());
+                    body.extend_from_slice(&rest[..count]);
+                    used += count;
+                    break;
+                }
+                State::Discard { left } => {
+                    let count = rest.len().min(*left);
+                    *left -= count;
+                    used += count;
+                    if *left > 0 {
+                        break;
+                    }
+                    self.state = State::Frame;
+                }
+            }
+        }
+        Ok((used, happened))
+    }
+
+    /// Asks where a long payload goes. `rest` begins with its frame and holds the prefix. Returns how much of `rest` is used up.
+    fn begin(&mut self, frame: Frame, rest: &[u8], sink: &mut dyn Sink) -> Result<usize, End> {
+        let prefix = &rest[HEADER..HEADER + frame.prefix];
+        let left = frame.payload();
+        self.state = match sink
+            .place(self.id, frame.id, frame.header, prefix, left)
+            .map_err(|_| End::Refused)?
+        {
+            Place::Memory { address, token } => State::Memory {
+                address,
+                left,
+                token,
+            },
+            Place::Discard => State::Discard { left },
+            Place::Whole => {
+                if let Some(body) = rest.get(HEADER..HEADER + frame.length) {
+                    self.deliver(frame, body, sink)?;
+                    return Ok(HEADER + frame.length);
+                }
+                State::Whole {
+                    frame,
+                    body: prefix.to_vec(),
+                }
+            }
+        };
+        Ok(HEADER + frame.prefix)
+    }
+
+    fn deliver(&self, frame: Frame, body: &[u8], sink: &mut dyn Sink) -> Result<(), End> {
+        sink.message(self.id, frame.id, frame.header, body)
+            .map_err(|_| End::Refused)
+    }
+
+    fn placed(&mut self, token: u64, sink: &mut dyn Sink) {
+        self.state = State::Frame;
+        self.window = WINDOW;
+        sink.placed(self.id, token);
+    }
+
+    fn reset_backlog(&mut self) {
+        self.start = 0;
+        self.backlog.clear();
+        if self.backlog.capacity() > SPARE {
+            self.backlog = Vec::new();
+        }
+    }
+
+    #[cold]
+    fn ended(&self, socket: &Socket) -> End {
+        let between = matches!(self.state, State::Frame) && self.backlog.is_empty();
+        End::Failed(socket.take_broken().unwrap_or_else(|| {
+            let what = if between {
+                "the peer closed the connection"
+            } else {
+                "the connection broke within a message"
+            };
+            socket.lost(what, None)
+        }))
+    }
+}

@@ -1,0 +1,276 @@
+//! What only a stream socket can do wrong: foreign bytes, frames in bits, set-ups that do not fit.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    time::{Duration, Instant},
+};
+
+use super::{
+    Tcp, TcpOptions,
+    connector::Established,
+    frame::{Frame, LONG},
+};
+use crate::{
+    ErrorKind,
+    error::{Error, Result},
+    transport::{
+        Connected, Interface, Link, PeerInfo, Place, Role, Sink, Transport, channel::Channel,
+    },
+    types::{Identity, LinkId},
+};
+
+const LIMIT: usize = 1 << 20;
+
+#[derive(Default)]
+struct Seen {
+    messages: Vec<(LinkId, Vec<u8>)>,
+    failed: Vec<(LinkId, Error)>,
+    asked: Vec<usize>,
+}
+
+impl Sink for Seen {
+    fn message(&mut self, from: LinkId, _id: u8, _header: u64, body: &[u8]) -> Result<()> {
+        self.messages.push((from, body.to_vec()));
+        Ok(())
+    }
+    fn place(
+        &mut self,
+        _from: LinkId,
+        _id: u8,
+        _header: u64,
+        _prefix: &[u8],
+        length: usize,
+    ) -> Result<Place> {
+        self.asked.push(length);
+        Ok(Place::Whole)
+    }
+    fn placed(&mut self, _from: LinkId, _token: u64) {}
+    fn sent(&mut self, _from: LinkId, _token: u64) {}
+    fn writable(&mut self, _from: LinkId) {}
+    fn failed(&mut self, from: LinkId, error: Error) {
+        self.failed.push((from, error));
+    }
+}
+
+/// An interface whose links lead to plain sockets.
+struct Bed {
+    interface: Box<dyn Interface>,
+    links: Vec<Box<dyn Link>>,
+    seen: Seen,
+}
+
+impl Bed {
+    fn new() -> Self {
+        let opened = Tcp::new(TcpOptions::default()).open().unwrap();
+        Self {
+            interface: opened.interface,
+            links: Vec::new(),
+            seen: Seen::default(),
+        }
+    }
+
+    fn attach(&mut self) -> TcpStream {
+        let (near, far) = pair();
+        near.set_nonblocking(true).unwrap();
+        let established = Established {
+            socket: near.into(),
+            peer: "stranger".to_owned(),
+            limit: LIMIT,
+        };
+        let id = LinkId(u32::try_from(self.links.len()).unwrap());
+        self.links.push(
+            self.interface
+                .attach(id, Connected(Box::new(established)))
+                .unwrap(),
+        );
+        far
+    }
+
+    /// Progresses with every socket said to be readable.
+    fn pass(&mut self) {
+        for token in 0..self.links.len() {
+            self.interface.ready(token, true, false);
+        }
+        self.interface.progress(64, &mut self.seen);
+    }
+
+    fn until(&mut self, done: impl Fn(&Seen) -> bool) {
+        let start = Instant::now();
+        while !done(&self.seen) {
+            assert!(start.elapsed() < Duration::from_secs(60), "waited too long");
+            self.pass();
+        }
+    }
+}
+
+fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (near, listener.accept().unwrap().0)
+}
+
+fn frame(body: &[u8]) -> Vec<u8> {
+    let frame = Frame::new(3, 4, 0, body.len(), LIMIT).unwrap();
+    [&frame.encode()[..], body].concat()
+}
+
+#[test]
+fn foreign_bytes_end_one_link_only() {
+    let mut bed = Bed::new();
+    let mut foreign = bed.attach();
+    let mut good = bed.attach();
+    foreign.write_all(&frame(b"before")).unwrap();
+    foreign
+        .write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n")
+        .unwrap();
+    bed.until(|seen| !seen.failed.is_empty());
+    let (link, error) = &bed.seen.failed[0];
+    assert_eq!((*link, error.kind()), (LinkId(0), ErrorKind::Protocol));
+    assert_eq!(
+        (error.peer(), error.transport()),
+        (Some("stranger"), Some("tcp"))
+    );
+    assert_eq!(bed.seen.messages, [(LinkId(0), b"before".to_vec())]);
+    // The socket is closed for the other end as well.
+    let mut rest = Vec::new();
+    let _ = foreign.read_to_end(&mut rest);
+    assert!(rest.is_empty());
+
+    good.write_all(&frame(b"hello")).unwrap();
+    bed.until(|seen| seen.messages.len() == 2);
+    assert_eq!(bed.seen.messages[1], (LinkId(1), b"hello".to_vec()));
+    assert_eq!(bed.seen.failed.len(), 1);
+}
+
+#[test]
+fn a_frame_longer_than_the_limit_allocates_nothing() {
+    let mut bed = Bed::new();
+    let mut peer = bed.attach();
+    let mut bytes = frame(&[]);
+    bytes[..4].copy_from_slice(&(LIMIT as u32 + 1).to_le_bytes());
+    peer.write_all(&bytes).unwrap();
+    bed.until(|seen| !seen.failed.is_empty());
+    assert_eq!(bed.seen.failed[0].1.kind(), ErrorKind::Protocol);
+    assert!(bed.seen.asked.is_empty());
+}
+
+#[test]
+fn frames_arrive_byte_by_byte() {
+    let mut bed = Bed::new();
+    let mut peer = bed.attach();
+    peer.set_nodelay(true).unwrap();
+    let long = vec![7; LONG + 1];
+    let bytes = [frame(b"one"), frame(&[]), frame(&long), frame(b"two")].concat();
+    for byte in bytes.chunks(1) {
+        peer.write_all(byte).unwrap();
+        bed.pass();
+    }
+    bed.until(|seen| seen.messages.len() == 4);
+    let bodies: Vec<_> = bed
+        .seen
+        .messages
+        .iter()
+        .map(|(_, body)| &body[..])
+        .collect();
+    assert_eq!(bodies, [b"one", &b""[..], &long, b"two"]);
+    assert_eq!(bed.seen.asked, [LONG + 1]);
+}
+
+#[test]
+fn an_end_within_a_message_is_a_failure() {
+    for cut in [1, 10, 20, LONG, 2 * LONG] {
+        let mut bed = Bed::new();
+        let mut peer = bed.attach();
+        peer.write_all(&frame(b"whole")).unwrap();
+        peer.write_all(&frame(&vec![1; 3 * LONG])[..cut]).unwrap();
+        drop(peer);
+        bed.until(|seen| !seen.failed.is_empty());
+        assert_eq!(bed.seen.messages.len(), 1);
+        assert_eq!(bed.seen.failed[0].1.kind(), ErrorKind::ConnectionReset);
+        bed.pass();
+        assert_eq!(bed.seen.failed.len(), 1);
+    }
+}
+
+#[test]
+fn what_arrived_before_a_reset_is_delivered() {
+    let mut bed = Bed::new();
+    let mut peer = bed.attach();
+    // Unread bytes make the peer's kernel send a reset.
+    bed.links[0].am_short(1, 2, b"never read").unwrap();
+    let mut first = [0];
+    peer.read_exact(&mut first).unwrap();
+    peer.write_all(&frame(b"last words")).unwrap();
+    drop(peer);
+    // The link learns of it first.
+    let start = Instant::now();
+    while bed.links[0].am_short(1, 2, b"x").is_ok() {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited too long");
+    }
+    bed.until(|seen| !seen.failed.is_empty());
+    assert_eq!(bed.seen.messages, [(LinkId(0), b"last words".to_vec())]);
+    assert_eq!(bed.seen.failed[0].1.kind(), ErrorKind::ConnectionReset);
+}
+
+/// Runs the set-up against a peer that sends `hello` and `verdict`.
+fn set_up(hello: &[u8], verdict: &[u8]) -> Result<Connected> {
+    let (near, far) = pair();
+    let connector = Tcp::new(TcpOptions::default()).open().unwrap().connector;
+    let identity = Identity {
+        boot: [0; 16],
+        net_namespace: 0,
+        pid_namespace: 0,
+        user_namespace: 0,
+        user: 0,
+        pid: 0,
+    };
+    let peer = PeerInfo {
+        identity,
+        name: "stranger".to_owned(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let channel = |stream: TcpStream| {
+            stream.set_nonblocking(true).unwrap();
+            Channel::tcp(tokio::net::TcpStream::from_std(stream).unwrap())
+        };
+        let (mut near, mut far) = (channel(near), channel(far));
+        far.send(hello, &[]).await.unwrap();
+        far.send(verdict, &[]).await.unwrap();
+        connector.connect(&mut near, Role::Client, &peer).await
+    })
+}
+
+#[test]
+fn set_ups_that_do_not_fit_fail() {
+    let good = *b"wtcp\x01\x00\x00\x01\x00";
+    let connected = set_up(&good, &[1]).unwrap();
+    assert_eq!(
+        connected.0.downcast::<Established>().unwrap().limit,
+        64 << 10
+    );
+    // A later version may say more.
+    set_up(b"wtcp\x02\x00\x00\x01\x00more", &[1, 2]).unwrap();
+    for (hello, verdict, kind) in [
+        (&good[..8], &[1][..], ErrorKind::Protocol),
+        (b"nope\x01\x00\x00\x01\x00", &[1], ErrorKind::Protocol),
+        (
+            b"wtcp\x00\x00\x00\x01\x00",
+            &[1],
+            ErrorKind::VersionMismatch,
+        ),
+        (b"wtcp\x01\x10\x00\x00\x00", &[1], ErrorKind::Protocol),
+        (&good, &[0], ErrorKind::VersionMismatch),
+        (&good, &[], ErrorKind::VersionMismatch),
+    ] {
+        assert_eq!(
+            set_up(hello, verdict).unwrap_err().kind(),
+            kind,
+            "{hello:?} {verdict:?}"
+        );
+    }
+}
