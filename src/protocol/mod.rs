@@ -1,1 +1,31 @@
-//! To be written.
+//! What the bytes mean, without any input or output: no fd, no clock, no runtime.
+//!
+//! Comes in: bytes that a peer sent, tags and masks that a caller wants, the attributes of a link. Goes out: values that
+//! were checked while they were parsed, bytes to send, and the receive or message that matches.
+//! Uses `types` and `error`, and of `transport` only a link's attributes.
+//!
+//! | file | holds |
+//! |---|---|
+//! | [`matching`] | posted receives and unexpected messages of a worker |
+//! | [`thresholds`] | how a message of a given length travels |
+//! | [`control`] | the messages of a link: their ids, what their header means, their bodies |
+//! | [`hello`] | the handshake of a new connection and its proofs of the shared secret |
+//! | [`address`], [`descriptor`] | what programs pass to each other by other means: where a worker is, what memory it exposes |
+//! | [`wire`] | the parts these are made of: reader, fields, sealed envelope |
+//!
+//! Everything on the wire is little-endian. What comes from outside is parsed without trusting a length and without a
+//! panic; bytes that make no sense are an error of kind `Malformed` (things passed around), `VersionMismatch`, or
+//! `Protocol` (messages of a link).
+//!
+//! Tests: beside each file, against models and with arbitrary bytes; seen from outside in `tests/api/`.
+
+pub(crate) mod address;
+pub(crate) mod control;
+pub(crate) mod descriptor;
+pub(crate) mod hello;
+pub(crate) mod matching;
+pub(crate) mod thresholds;
+pub(crate) mod wire;
+
+pub use address::WorkerAddress;
+pub use descriptor::Descriptor;

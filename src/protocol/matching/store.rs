@@ -1,0 +1,337 @@
+//! The slab under both queues: nodes, the index by exact tag, and lists in order.
+
+use std::hash::{BuildHasher, RandomState};
+
+/// No node.
+pub(super) const NONE: u32 = u32::MAX;
+
+const FIRST_BUCKETS: usize = 64;
+
+/// A place in the slab. Links of a free node mean nothing, except `next`, which chains the free ones.
+#[derive(Debug)]
+pub(super) struct Node<V> {
+    /// `None`: the place is free.
+    pub(super) value: Option<V>,
+    pub(super) tag: u64,
+    pub(super) mask: u64,
+    /// Place among all nodes: lower is earlier.
+    pub(super) order: u64,
+    /// Counts the uses of this place.
+    pub(super) generation: u32,
+    /// Neighbours in the group of this tag.
+    prev: u32,
+    next: u32,
+    /// In the first of a group: its last node, and the first of the next group in the bucket.
+    tail: u32,
+    chain: u32,
+    /// Neighbours in a [`List`].
+    older: u32,
+    pub(super) newer: u32,
+}
+
+/// The slab and the index over it.
+#[derive(Debug)]
+pub(super) struct Store<V> {
+    pub(super) nodes: Vec<Node<V>>,
+    free: u32,
+    len: usize,
+    /// First group of each bucket; the length is a power of two.
+    buckets: Box<[u32]>,
+    /// How many tags are in the index.
+    groups: usize,
+    /// Random and odd.
+    multiplier: u64,
+}
+
+impl<V> Store<V> {
+    pub(super) fn new() -> Self {
+        Self {
+            nodes: Vec::new(),
+            free: NONE,
+            len: 0,
+            buckets: vec![NONE; FIRST_BUCKETS].into(),
+            groups: 0,
+            multiplier: RandomState::new().hash_one(0u64) | 1,
+        }
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub(super) fn node(&self, index: u32) -> &Node<V> {
+        &self.nodes[index as usize]
+    }
+
+    #[inline]
+    fn node_mut(&mut self, index: u32) -> &mut Node<V> {
+        &mut self.nodes[index as usize]
+    }
+
+    /// Puts a value into a free place, linked nowhere yet.
+    #[inline]
+    pub(super) fn insert(&mut self, tag: u64, mask: u64, order: u64, value: V) -> u32 {
+        self.len += 1;
+        if self.free != NONE {
+            let index = self.free;
+            let node = self.node_mut(index);
+            let free = node.next;
+            node.value = Some(value);
+            node.tag = tag;
+            node.mask = mask;
+            node.order = order;
+            self.free = free;
+            return index;
+        }
+        let index = self.nodes.len() as u32;
+        debug_assert!(index != NONE, "no memory holds that many nodes");
+        self.nodes.push(Node {
+            value: Some(value),
+            tag,
+            mask,
+            order,
+            generation: 0,
+            prev: NONE,
+            next: NONE,
+            tail: NONE,
+            chain: NONE,
+            older: NONE,
+            newer: NONE,
+        });
+        index
+    }
+
+    /// Frees a place that is linked nowhere any more. `None` when it was free already.
+    #[inline]
+    pub(super) fn remove(&mut self, index: u32) -> Option<V> {
+        let free = self.free;
+        let node = self.node_mut(index);
+        let value = node.value.take()?;
+        node.generation = node.generation.wrapping_add(1);
+        node.next = free;
+        self.free = index;
+        self.len -= 1;
+        Some(value)
+    }
+
+    /// The earliest node of this very tag in the index, or [`NONE`].
+    #[inline]
+    pub(super) fn find(&self, tag: u64) -> u32 {
+        let mut index = self.buckets[self.bucket(tag)];
+        while index != NONE {
+            let node = self.node(index);
+            if node.tag == tag {
+                break;
+            }
+            index = node.chain;
+        }
+        index
+    }
+
+    /// Puts a node into the group of its tag, by its order.
+    #[inline]
+    pub(super) fn index(&mut self, index: u32) {
+        let Node { tag, order, .. } = *self.node(index);
+        let head = self.find(tag);
+        if head == NONE {
+            return self.open_group(index, tag);
+        }
+        let mut before = self.node(head).tail;
+        while before != NONE && self.node(before).order > order {
+            before = self.node(before).prev;
+        }
+        if before == NONE {
+            self.replace_head(head, index);
+            let node = self.node_mut(index);
+            node.prev = NONE;
+            node.next = head;
+            self.node_mut(head).prev = index;
+            return;
+        }
+        let after = self.node(before).next;
+        let node = self.node_mut(index);
+        node.prev = before;
+        node.next = after;
+        self.node_mut(before).next = index;
+        match after {
+            NONE => self.node_mut(head).tail = index,
+            after => self.node_mut(after).prev = index,
+        }
+    }
+
+    /// Takes a node out of the group of its tag.
+    #[inline]
+    pub(super) fn unindex(&mut self, index: u32) {
+        let Node {
+            tag,
+            prev,
+            next,
+            chain,
+            ..
+        } = *self.node(index);
+        if prev == NONE {
+            if next == NONE {
+                *self.link_to(index) = chain;
+                self.groups -= 1;
+            } else {
+                self.replace_head(index, next);
+                self.node_mut(next).prev = NONE;
+            }
+            return;
+        }
+        self.node_mut(prev).next = next;
+        if next == NONE {
+            let head = self.find(tag);
+            self.node_mut(head).tail = prev;
+        } else {
+            self.node_mut(next).prev = prev;
+        }
+    }
+
+    fn open_group(&mut self, index: u32, tag: u64) {
+        let bucket = self.bucket(tag);
+        let chain = self.buckets[bucket];
+        let node = self.node_mut(index);
+        node.prev = NONE;
+        node.next = NONE;
+        node.tail = index;
+        node.chain = chain;
+        self.buckets[bucket] = index;
+        self.groups += 1;
+        if self.groups > self.buckets.len() {
+            self.grow();
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let wider = vec![NONE; self.buckets.len() * 2].into();
+        for mut head in std::mem::replace(&mut self.buckets, wider) {
+            while head != NONE {
+                let Node {
+                    tag,
+                    chain: following,
+                    ..
+                } = *self.node(head);
+                let bucket = self.bucket(tag);
+                self.node_mut(head).chain = self.buckets[bucket];
+                self.buckets[bucket] = head;
+                head = following;
+            }
+        }
+    }
+
+    /// Lets `new` stand for the group that `old` stood for.
+    fn replace_head(&mut self, old: u32, new: u32) {
+        let Node { tail, chain, .. } = *self.node(old);
+        *self.link_to(old) = new;
+        let node = self.node_mut(new);
+        node.tail = tail;
+        node.chain = chain;
+    }
+
+    /// The link that points to the first node `head` of a group.
+    fn link_to(&mut self, head: u32) -> &mut u32 {
+        let bucket = self.bucket(self.node(head).tag);
+        let mut before = NONE;
+        let mut index = self.buckets[bucket];
+        while index != head {
+            before = index;
+            index = self.node(index).chain;
+        }
+        match before {
+            NONE => &mut self.buckets[bucket],
+            before => &mut self.node_mut(before).chain,
+        }
+    }
+
+    /// Multiply and shift: with a random odd multiplier any two tags share a bucket with probability at most 2 / buckets,
+    /// so a peer cannot choose tags that all meet in one.
+    #[inline]
+    fn bucket(&self, tag: u64) -> usize {
+        let mixed = tag.wrapping_mul(self.multiplier);
+        (mixed >> (64 - self.buckets.len().trailing_zeros())) as usize
+    }
+}
+
+/// Nodes of a store in their order, earliest first.
+#[derive(Debug)]
+pub(super) struct List {
+    pub(super) oldest: u32,
+    newest: u32,
+}
+
+impl List {
+    pub(super) const fn new() -> Self {
+        Self {
+            oldest: NONE,
+            newest: NONE,
+        }
+    }
+
+    /// Puts a node in by its order; a new one goes to the end at once.
+    #[inline]
+    pub(super) fn insert<V>(&mut self, store: &mut Store<V>, index: u32) {
+        let order = store.node(index).order;
+        let (mut older, mut newer) = (self.newest, NONE);
+        if older != NONE && store.node(older).order > order {
+            // Restored: its place is near the front.
+            (older, newer) = (NONE, self.oldest);
+            while newer != NONE && store.node(newer).order < order {
+                older = newer;
+                newer = store.node(newer).newer;
+            }
+        }
+        let node = store.node_mut(index);
+        node.older = older;
+        node.newer = newer;
+        self.relink(store, older, newer, index, index);
+    }
+
+    /// Takes a node out.
+    #[inline]
+    pub(super) fn unlink<V>(&mut self, store: &mut Store<V>, index: u32) {
+        let Node { older, newer, .. } = *store.node(index);
+        self.relink(store, older, newer, newer, older);
+    }
+
+    /// Sets what follows `older` and what precedes `newer`, where [`NONE`] means the ends of the list.
+    #[inline]
+    fn relink<V>(
+        &mut self,
+        store: &mut Store<V>,
+        older: u32,
+        newer: u32,
+        after_older: u32,
+        before_newer: u32,
+    ) {
+        match older {
+            NONE => self.oldest = after_older,
+            older => store.node_mut(older).newer = after_older,
+        }
+        match newer {
+            NONE => self.newest = before_newer,
+            newer => store.node_mut(newer).older = before_newer,
+        }
+    }
+
+    /// The earliest node that `accept` takes, or [`NONE`].
+    #[inline]
+    pub(super) fn find<V>(
+        &self,
+        store: &Store<V>,
+        mut accept: impl FnMut(&Node<V>) -> bool,
+    ) -> u32 {
+        let mut index = self.oldest;
+        while index != NONE {
+            let node = store.node(index);
+            if accept(node) {
+                break;
+            }
+            index = node.newer;
+        }
+        index
+    }
+}

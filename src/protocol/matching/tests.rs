@@ -1,0 +1,171 @@
+//! Both queues against a plain list that is searched from the front.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::types::{Mask, Tag};
+
+/// Few tags, so that they meet; a wide one, so that the hash sees high bits.
+fn tags() -> impl Strategy<Value = Tag> {
+    prop_oneof![
+        (0u64..6).prop_map(Tag),
+        (0u64..6).prop_map(|tag| Tag(tag << 40 | 3)),
+        (0u64..500).prop_map(Tag)
+    ]
+}
+
+fn masks() -> impl Strategy<Value = Mask> {
+    prop_oneof![4 => Just(Mask::ALL), 1 => Just(Mask::NONE), 1 => Just(Mask(1)), 1 => Just(Mask(0xff << 40))]
+}
+
+#[derive(Clone, Debug)]
+enum PostedStep {
+    Post(Tag, Mask),
+    Match(Tag),
+    /// Cancels the n-th receive ever posted, whatever became of it.
+    Cancel(usize),
+    Drain,
+}
+
+fn posted_steps() -> impl Strategy<Value = PostedStep> {
+    prop_oneof![
+        40 => (tags(), masks()).prop_map(|(tag, mask)| PostedStep::Post(tag, mask)),
+        30 => tags().prop_map(PostedStep::Match),
+        20 => any::<usize>().prop_map(PostedStep::Cancel),
+        1 => Just(PostedStep::Drain),
+    ]
+}
+
+#[derive(Clone, Debug)]
+enum UnexpectedStep {
+    Push(Tag),
+    /// Arrived, matched at once: only its place is kept.
+    Pass(Tag),
+    Take(Tag, Mask),
+    /// Puts back the n-th of those taken.
+    Restore(usize),
+    RemoveIf(u64),
+}
+
+fn unexpected_steps() -> impl Strategy<Value = UnexpectedStep> {
+    prop_oneof![
+        40 => tags().prop_map(UnexpectedStep::Push),
+        5 => tags().prop_map(UnexpectedStep::Pass),
+        30 => (tags(), masks()).prop_map(|(tag, mask)| UnexpectedStep::Take(tag, mask)),
+        15 => any::<usize>().prop_map(UnexpectedStep::Restore),
+        2 => (2u64..7).prop_map(UnexpectedStep::RemoveIf),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn posted_receives_match_like_a_list(steps in prop::collection::vec(posted_steps(), 0..600)) {
+        let mut queue = PostedQueue::new();
+        let mut model: Vec<(Tag, Mask, usize)> = Vec::new();
+        let mut ids = Vec::new();
+        for step in steps {
+            match step {
+                PostedStep::Post(tag, mask) => {
+                    model.push((tag, mask, ids.len()));
+                    ids.push(queue.post(tag, mask, ids.len()));
+                }
+                PostedStep::Match(message) => {
+                    let at = model.iter().position(|&(tag, mask, _)| mask.matches(tag, message));
+                    prop_assert_eq!(queue.take_match(message), at.map(|at| model.remove(at).2));
+                }
+                PostedStep::Cancel(pick) if !ids.is_empty() => {
+                    let pick = pick % ids.len();
+                    let at = model.iter().position(|&(_, _, number)| number == pick);
+                    prop_assert_eq!(queue.cancel(ids[pick]), at.map(|at| model.remove(at).2));
+                }
+                PostedStep::Cancel(_) => {}
+                PostedStep::Drain => {
+                    let all: Vec<_> = model.drain(..).map(|(_, _, number)| number).collect();
+                    prop_assert_eq!(queue.drain(), all);
+                }
+            }
+            prop_assert_eq!(queue.len(), model.len());
+            prop_assert_eq!(queue.is_empty(), model.is_empty());
+        }
+        let mut left: Vec<_> = queue.iter().copied().collect();
+        left.sort_unstable();
+        prop_assert_eq!(left, model.into_iter().map(|(_, _, number)| number).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn unexpected_messages_match_like_a_list(steps in prop::collection::vec(unexpected_steps(), 0..600)) {
+        let mut queue = UnexpectedQueue::new();
+        // Sorted by number, which is the order of arrival.
+        let mut model: Vec<(Tag, u64)> = Vec::new();
+        let mut taken: Vec<(Taken<u64>, u64)> = Vec::new();
+        let mut number = 0;
+        for step in steps {
+            match step {
+                UnexpectedStep::Push(tag) => {
+                    queue.push(tag, number);
+                    model.push((tag, number));
+                    number += 1;
+                }
+                UnexpectedStep::Pass(tag) => {
+                    let arrival = queue.arrival();
+                    taken.push((Taken { tag, message: number, arrival }, number));
+                    number += 1;
+                }
+                UnexpectedStep::Take(tag, mask) => {
+                    let at = model.iter().position(|&(message, _)| mask.matches(tag, message));
+                    let peeked = queue.peek_match(tag, mask).map(|(tag, message)| (tag, *message));
+                    prop_assert_eq!(peeked, at.map(|at| model[at]));
+                    let got = queue.take_match(tag, mask);
+                    prop_assert_eq!(got.as_ref().map(|got| (got.tag, got.message)), at.map(|at| model.remove(at)));
+                    taken.extend(got.map(|got| { let number = got.message; (got, number) }));
+                }
+                UnexpectedStep::Restore(pick) if !taken.is_empty() => {
+                    let (back, number) = taken.swap_remove(pick % taken.len());
+                    let at = model.partition_point(|&(_, other)| other < number);
+                    model.insert(at, (back.tag, number));
+                    queue.restore(back.tag, back.arrival, back.message);
+                }
+                UnexpectedStep::Restore(_) => {}
+                UnexpectedStep::RemoveIf(divisor) => {
+                    let removed = queue.remove_if(|message| message % divisor == 0);
+                    let (dead, alive) = model.into_iter().partition(|&(_, number)| number % divisor == 0);
+                    model = alive;
+                    let dead: Vec<(Tag, u64)> = dead;
+                    prop_assert_eq!(removed, dead.into_iter().map(|(_, number)| number).collect::<Vec<_>>());
+                }
+            }
+            prop_assert_eq!(queue.len(), model.len());
+            prop_assert_eq!(queue.is_empty(), model.is_empty());
+            prop_assert!(queue.iter().map(|(tag, message)| (tag, *message)).eq(model.iter().copied()));
+        }
+    }
+}
+
+#[test]
+fn an_id_does_not_outlive_its_receive() {
+    let mut queue = PostedQueue::new();
+    let first = queue.post(Tag(1), Mask::ALL, "first");
+    assert_eq!(queue.take_match(Tag(1)), Some("first"));
+    let second = queue.post(Tag(2), Mask::NONE, "second");
+    assert_ne!(first, second, "the same place, another use");
+    assert_eq!(queue.cancel(first), None);
+    assert_eq!(queue.cancel(second), Some("second"));
+    assert!(queue.is_empty());
+}
+
+#[test]
+fn many_tags_are_all_found_again() {
+    let mut queue = UnexpectedQueue::new();
+    for number in 0..20_000u64 {
+        queue.push(Tag(number << 32), number);
+    }
+    for number in (0..20_000u64).rev() {
+        assert_eq!(
+            queue
+                .take_match(Tag(number << 32), Mask::ALL)
+                .map(|taken| taken.message),
+            Some(number)
+        );
+    }
+    assert!(queue.is_empty());
+}
