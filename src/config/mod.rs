@@ -1,1 +1,445 @@
-//! To be written.
+//! How this process was asked to behave, as typed values.
+//!
+//! Comes in: what the builder was given, and the environment (`WHARF_*`, beneath it a few of UCX's variables). Goes out:
+//! [`Config`], in which every value is possible and says where it came from. Reading it has no effect; what the system
+//! can really do is found out by `context`. Uses `error` and the names in `transport`.
+//! Tests: beside each file, with an environment made up by the test.
+//!
+//! A value set on the builder beats `WHARF_*`, which beats `UCX_*`, which beats the default. An empty variable counts as
+//! not set.
+//!
+//! | variable | beneath it | value | default |
+//! |---|---|---|---|
+//! | `WHARF_TLS` | `UCX_TLS` | transports by UCX's names, or `^` and those to leave out | `all` |
+//! | `WHARF_NET_DEVICES` | `UCX_NET_DEVICES` | interfaces, or `^` and those to leave out | `all` |
+//! | `WHARF_PROGRESS` | | `adaptive`, `spin:TIME`, `busy`, `event`, `thread` | `adaptive` |
+//! | `WHARF_RNDV_THRESH` | `UCX_RNDV_THRESH` | `auto`, `inf`, a size; or `intra:SIZE,inter:SIZE` | `auto` |
+//! | `WHARF_CONNECT_TIMEOUT` | | time for the whole of a connect | `10s` |
+//! | `WHARF_HANDSHAKE_TIMEOUT` | | time that a listener gives a new connection | `5s` |
+//! | `WHARF_KEEPALIVE_INTERVAL` | `UCX_KEEPALIVE_INTERVAL` | time, or `inf` for none | `10s` |
+//! | `WHARF_PIDFD` | | `y` or `n`: learn of a peer's death by pidfd | `y` |
+//! | `WHARF_CMA` | | `y` or `n`: copy between processes by `process_vm_readv` | `y` |
+//! | `WHARF_EAGER_WINDOW` | | bytes of eager messages that may be on their way to one endpoint | `1M` |
+//! | `WHARF_OPS_WINDOW` | | operations that may be posted on one endpoint | `4096` |
+
+mod devices;
+mod environment;
+mod progress;
+mod transports;
+mod value;
+
+use std::{fmt, ops::Deref, time::Duration};
+
+use crate::error::{Error, ErrorKind, Operation, Result};
+
+pub(crate) use devices::{NetDevices, system_interfaces};
+pub(crate) use environment::Environment;
+pub use progress::Progress;
+pub(crate) use transports::TransportSet;
+pub(crate) use value::{RendezvousThreshold, Threshold};
+
+/// Where a value came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Nobody asked for anything else.
+    Default,
+    /// The program, by the builder.
+    Builder,
+    /// This variable.
+    Env(&'static str),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Builder => f.write_str("builder"),
+            Self::Env(name) => f.write_str(name),
+        }
+    }
+}
+
+/// A value and where it came from. Dereferences to the value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setting<T> {
+    pub(crate) value: T,
+    pub(crate) source: Source,
+}
+
+impl<T> Deref for Setting<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> From<T> for Setting<T> {
+    /// A default.
+    fn from(value: T) -> Self {
+        Self {
+            value,
+            source: Source::Default,
+        }
+    }
+}
+
+/// All options, complete and possible.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    /// Transports that may be used.
+    pub(crate) transports: Setting<TransportSet>,
+    /// Interfaces that may be used.
+    pub(crate) net_devices: Setting<NetDevices>,
+    /// How waiting is done.
+    pub(crate) progress: Setting<Progress>,
+    /// From which size on a tag message goes by rendezvous.
+    pub(crate) rendezvous_threshold: Setting<RendezvousThreshold>,
+    /// For the whole of a connect, positive.
+    pub(crate) connect_timeout: Setting<Duration>,
+    /// For a listener's part of the handshake, positive.
+    pub(crate) handshake_timeout: Setting<Duration>,
+    /// Between keepalive probes on connections that need them, positive; `None`: none.
+    pub(crate) keepalive: Setting<Option<Duration>>,
+    /// Learn of a peer's death by pidfd.
+    pub(crate) pidfd: Setting<bool>,
+    /// Copy between processes by `process_vm_readv` and `process_vm_writev`.
+    pub(crate) cma: Setting<bool>,
+    /// Bytes of eager messages on their way to one endpoint, at least [`Config::MIN_EAGER_WINDOW`].
+    pub(crate) eager_window: Setting<usize>,
+    /// Operations posted on one endpoint, at least 1.
+    pub(crate) ops_window: Setting<usize>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            transports: TransportSet::default().into(),
+            net_devices: NetDevices::default().into(),
+            progress: Progress::default().into(),
+            rendezvous_threshold: RendezvousThreshold::default().into(),
+            connect_timeout: Duration::from_secs(10).into(),
+            handshake_timeout: Duration::from_secs(5).into(),
+            keepalive: Some(Duration::from_secs(10)).into(),
+            pidfd: true.into(),
+            cma: true.into(),
+            eager_window: (1 << 20).into(),
+            ops_window: 4096.into(),
+        }
+    }
+}
+
+/// What the builder was given; `None` leaves the choice to the environment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Overrides {
+    pub(crate) transports: Option<TransportSet>,
+    pub(crate) net_devices: Option<NetDevices>,
+    pub(crate) progress: Option<Progress>,
+    pub(crate) rendezvous_threshold: Option<RendezvousThreshold>,
+    pub(crate) connect_timeout: Option<Duration>,
+    pub(crate) handshake_timeout: Option<Duration>,
+    pub(crate) keepalive: Option<Option<Duration>>,
+    pub(crate) pidfd: Option<bool>,
+    pub(crate) cma: Option<bool>,
+}
+
+impl Config {
+    /// Smallest eager window, in bytes.
+    pub(crate) const MIN_EAGER_WINDOW: usize = 8 << 10;
+    /// Longest time that a timeout may be.
+    const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
+
+    /// Puts together what the builder was given, the environment and the defaults. `own` are the names of the program's
+    /// own transports, `interfaces` lists the machine's.
+    ///
+    /// # Errors
+    /// `Configuration`: a variable that is unknown or whose value is.
+    pub(crate) fn load(
+        given: Overrides,
+        environment: &Environment<'_>,
+        own: &[&str],
+        interfaces: &dyn Fn() -> Result<Vec<String>>,
+    ) -> Result<Self> {
+        environment.refuse_unknown()?;
+        let default = Self::default();
+        let config = Self {
+            transports: environment.choose(
+                given.transports,
+                &["WHARF_TLS", "UCX_TLS"],
+                |text| TransportSet::parse(text, own),
+                || TransportSet::all(own),
+            )?,
+            net_devices: environment.choose(
+                given.net_devices,
+                &["WHARF_NET_DEVICES", "UCX_NET_DEVICES"],
+                |text| NetDevices::parse(text, interfaces),
+                NetDevices::default,
+            )?,
+            progress: environment.choose(
+                given.progress,
+                &["WHARF_PROGRESS"],
+                Progress::parse,
+                Progress::default,
+            )?,
+            rendezvous_threshold: environment.choose(
+                given.rendezvous_threshold,
+                &["WHARF_RNDV_THRESH", "UCX_RNDV_THRESH"],
+                RendezvousThreshold::parse,
+                RendezvousThreshold::default,
+            )?,
+            connect_timeout: environment.choose(
+                given.connect_timeout,
+                &["WHARF_CONNECT_TIMEOUT"],
+                value::time,
+                || *default.connect_timeout,
+            )?,
+            handshake_timeout: environment.choose(
+                given.handshake_timeout,
+                &["WHARF_HANDSHAKE_TIMEOUT"],
+                value::time,
+                || *default.handshake_timeout,
+            )?,
+            keepalive: environment.choose(
+                given.keepalive,
+                &["WHARF_KEEPALIVE_INTERVAL", "UCX_KEEPALIVE_INTERVAL"],
+                value::time_or_never,
+                || *default.keepalive,
+            )?,
+            pidfd: environment.choose(given.pidfd, &["WHARF_PIDFD"], value::yes_no, || {
+                *default.pidfd
+            })?,
+            cma: environment.choose(given.cma, &["WHARF_CMA"], value::yes_no, || *default.cma)?,
+            eager_window: environment.choose(
+                None,
+                &["WHARF_EAGER_WINDOW"],
+                value::bytes,
+                || *default.eager_window,
+            )?,
+            ops_window: environment.choose(None, &["WHARF_OPS_WINDOW"], value::count, || {
+                *default.ops_window
+            })?,
+        };
+        config.check()?;
+        for (name, value, source) in config.describe() {
+            if source != Source::Default {
+                tracing::debug!(target: "wharf::config", "{name} = {value} (from {source})");
+            }
+        }
+        Ok(config)
+    }
+
+    /// Every option as text: name, value, source.
+    pub(crate) fn describe(&self) -> Vec<(&'static str, String, Source)> {
+        fn row<T: fmt::Debug>(
+            name: &'static str,
+            setting: &Setting<T>,
+        ) -> (&'static str, String, Source) {
+            (name, format!("{:?}", setting.value), setting.source)
+        }
+        vec![
+            row("WHARF_TLS", &self.transports),
+            row("WHARF_NET_DEVICES", &self.net_devices),
+            row("WHARF_PROGRESS", &self.progress),
+            row("WHARF_RNDV_THRESH", &self.rendezvous_threshold),
+            row("WHARF_CONNECT_TIMEOUT", &self.connect_timeout),
+            row("WHARF_HANDSHAKE_TIMEOUT", &self.handshake_timeout),
+            row("WHARF_KEEPALIVE_INTERVAL", &self.keepalive),
+            row("WHARF_PIDFD", &self.pidfd),
+            row("WHARF_CMA", &self.cma),
+            row("WHARF_EAGER_WINDOW", &self.eager_window),
+            row("WHARF_OPS_WINDOW", &self.ops_window),
+        ]
+    }
+
+    /// Refuses what each parser alone lets pass.
+    fn check(&self) -> Result<()> {
+        let times = [
+            (
+                "connect timeout",
+                Some(&*self.connect_timeout),
+                self.connect_timeout.source,
+            ),
+            (
+                "handshake timeout",
+                Some(&*self.handshake_timeout),
+                self.handshake_timeout.source,
+            ),
+            (
+                "keepalive interval",
+                self.keepalive.as_ref(),
+                self.keepalive.source,
+            ),
+        ];
+        for (what, time, source) in times {
+            if time.is_some_and(|time| time.is_zero() || *time > Self::MAX_TIME) {
+                return Err(invalid(format!(
+                    "{what} ({source}): must be above zero and at most 365 days"
+                )));
+            }
+        }
+        if *self.eager_window < Self::MIN_EAGER_WINDOW {
+            let (least, source) = (Self::MIN_EAGER_WINDOW, self.eager_window.source);
+            return Err(invalid(format!(
+                "eager window ({source}): at least {least} bytes"
+            )));
+        }
+        if *self.ops_window == 0 {
+            return Err(invalid(format!(
+                "operations window ({}): at least 1",
+                self.ops_window.source
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// An error about the configuration.
+pub(crate) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Configuration, message.into()).during(Operation::Configure)
+}
+
+/// The one of `known` that `word` most likely meant, as the end of a sentence; empty when none is near.
+fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let score = |name: &str| strsim::normalized_damerau_levenshtein(word, name);
+    known
+        .into_iter()
+        .max_by(|a, b| score(a).total_cmp(&score(b)))
+        .filter(|name| score(name) >= 0.4)
+        .map_or_else(String::new, |name| format!("; did you mean \"{name}\"?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(given: Overrides, variables: &[(&str, &str)]) -> Result<Config> {
+        let get = |name: &str| {
+            variables
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
+        let names = variables.iter().map(|(key, _)| (*key).to_owned()).collect();
+        let interfaces = || Ok(vec!["lo".to_owned(), "eth0".to_owned()]);
+        Config::load(given, &Environment::new(&get, names), &[], &interfaces)
+    }
+
+    fn message(variables: &[(&str, &str)]) -> String {
+        let error = load(Overrides::default(), variables).expect_err("must be refused");
+        assert_eq!(error.kind(), ErrorKind::Configuration);
+        error.to_string()
+    }
+
+    #[test]
+    fn defaults_without_environment() {
+        let config = load(Overrides::default(), &[]).unwrap();
+        assert!(
+            config
+                .describe()
+                .iter()
+                .all(|(_, _, source)| *source == Source::Default)
+        );
+        assert_eq!(
+            config.transports.names().collect::<Vec<_>>(),
+            ["self", "shm", "cma", "tcp"]
+        );
+        assert_eq!(*config.handshake_timeout, Duration::from_secs(5));
+        assert_eq!((*config.eager_window, *config.ops_window), (1 << 20, 4096));
+        let plain = Config::default();
+        assert_eq!(
+            format!("{:?}", plain.describe()),
+            format!("{:?}", config.describe())
+        );
+    }
+
+    #[test]
+    fn builder_beats_wharf_beats_ucx() {
+        let ucx = ("UCX_TLS", "tcp");
+        let wharf = ("WHARF_TLS", "shm");
+        let config = load(Overrides::default(), &[ucx]).unwrap();
+        assert_eq!(config.transports.source, Source::Env("UCX_TLS"));
+        assert!(config.transports.allows("tcp") && !config.transports.allows("shm"));
+        let config = load(Overrides::default(), &[ucx, wharf]).unwrap();
+        assert_eq!(config.transports.source, Source::Env("WHARF_TLS"));
+        assert!(config.transports.allows("shm") && !config.transports.allows("tcp"));
+        let given = Overrides {
+            transports: Some(TransportSet::parse("self", &[]).unwrap()),
+            ..Overrides::default()
+        };
+        let config = load(given, &[ucx, wharf]).unwrap();
+        assert_eq!(config.transports.source, Source::Builder);
+        assert_eq!(config.transports.names().collect::<Vec<_>>(), ["self"]);
+    }
+
+    #[test]
+    fn empty_is_not_set() {
+        let config = load(
+            Overrides::default(),
+            &[("WHARF_TLS", ""), ("UCX_TLS", "self")],
+        )
+        .unwrap();
+        assert_eq!(config.transports.source, Source::Env("UCX_TLS"));
+    }
+
+    #[test]
+    fn every_variable_is_read() {
+        let variables = [
+            ("WHARF_NET_DEVICES", "lo"),
+            ("WHARF_PROGRESS", "spin:20us"),
+            ("WHARF_RNDV_THRESH", "8K"),
+            ("WHARF_CONNECT_TIMEOUT", "2"),
+            ("WHARF_HANDSHAKE_TIMEOUT", "250ms"),
+            ("WHARF_KEEPALIVE_INTERVAL", "inf"),
+            ("WHARF_PIDFD", "n"),
+            ("WHARF_CMA", "no"),
+            ("WHARF_EAGER_WINDOW", "64k"),
+            ("WHARF_OPS_WINDOW", "16"),
+            ("WHARF_TLS", "sm"),
+            ("PATH", "/bin"),
+            ("UCX_LOG_LEVEL", "info"),
+        ];
+        let config = load(Overrides::default(), &variables).unwrap();
+        assert!(
+            config
+                .describe()
+                .iter()
+                .all(|(name, _, source)| *source == Source::Env(name))
+        );
+        assert_eq!(*config.progress, Progress::Spin(Duration::from_micros(20)));
+        assert_eq!(config.rendezvous_threshold.intra, Threshold::Bytes(8192));
+        assert_eq!(*config.connect_timeout, Duration::from_secs(2));
+        assert_eq!(*config.handshake_timeout, Duration::from_millis(250));
+        assert_eq!(*config.keepalive, None);
+        assert!(!*config.pidfd && !*config.cma);
+        assert_eq!((*config.eager_window, *config.ops_window), (64 << 10, 16));
+    }
+
+    #[test]
+    fn unknown_variable_names_the_nearest() {
+        let text = message(&[("WHARF_PROGRES", "busy")]);
+        assert!(
+            text.contains("WHARF_PROGRES ") && text.contains("did you mean \"WHARF_PROGRESS\"?"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn impossible_values_name_the_variable() {
+        for variable in [
+            ("WHARF_PROGRESS", "bussy"),
+            ("WHARF_RNDV_THRESH", "8Q"),
+            ("WHARF_CONNECT_TIMEOUT", "-1s"),
+            ("WHARF_PIDFD", "maybe"),
+            ("WHARF_EAGER_WINDOW", "99999999999999999999G"),
+            ("WHARF_OPS_WINDOW", "0"),
+            ("WHARF_EAGER_WINDOW", "1"),
+            ("WHARF_HANDSHAKE_TIMEOUT", "0"),
+            ("WHARF_CONNECT_TIMEOUT", "9999999999999999999999999"),
+            ("WHARF_TLS", "tpc"),
+            ("UCX_TLS", "^tcp,smm"),
+            ("WHARF_NET_DEVICES", "eth1"),
+        ] {
+            let text = message(&[variable]);
+            assert!(text.contains(variable.0), "{text}");
+        }
+    }
+}

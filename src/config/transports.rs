@@ -1,0 +1,264 @@
+//! Which transports may be used, by UCX's names.
+
+use super::did_you_mean;
+use crate::transport::registry;
+
+/// Names that stand for several transports, or for one under another name.
+const ALIASES: [(&str, &[&str]); 14] = [
+    ("shm", &["shm", "cma"]),
+    ("sm", &["shm", "cma"]),
+    ("mm", &["shm"]),
+    ("posix", &["shm"]),
+    ("sysv", &["shm"]),
+    ("ib", &["rc_verbs", "ud_verbs", "dc_mlx5"]),
+    ("rc", &["rc_verbs", "rc_mlx5"]),
+    ("rc_v", &["rc_verbs"]),
+    ("rc_x", &["rc_mlx5"]),
+    ("ud", &["ud_verbs", "ud_mlx5"]),
+    ("cuda", &["cuda_copy", "cuda_ipc", "gdr_copy"]),
+    ("rocm", &["rocm_copy", "rocm_ipc"]),
+    ("gaudi", &["gaudi_copy", "gaudi_ipc", "gaudi_gdr"]),
+    ("ze", &["ze_copy", "ze_ipc"]),
+];
+
+/// Transports that exist in UCX's world but not in this build: naming one is not a mistake.
+const ABSENT: [&str; 24] = [
+    "rc_verbs",
+    "rc_mlx5",
+    "ud_verbs",
+    "ud_mlx5",
+    "ud_v",
+    "ud_x",
+    "dc",
+    "dc_x",
+    "dc_mlx5",
+    "srd",
+    "gga",
+    "ugni",
+    "knem",
+    "xpmem",
+    "cuda_copy",
+    "cuda_ipc",
+    "gdr_copy",
+    "rocm_copy",
+    "rocm_ipc",
+    "gaudi_copy",
+    "gaudi_ipc",
+    "gaudi_gdr",
+    "ze_copy",
+    "ze_ipc",
+];
+
+/// The transports that may be used, in order of preference.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TransportSet {
+    names: Vec<String>,
+    absent: Vec<String>,
+    named: bool,
+}
+
+impl Default for TransportSet {
+    fn default() -> Self {
+        Self::all(&[])
+    }
+}
+
+impl TransportSet {
+    /// All of this build and the program's own.
+    pub(crate) fn all(own: &[&str]) -> Self {
+        let names = available(own).map(str::to_owned).collect();
+        Self {
+            names,
+            absent: Vec::new(),
+            named: false,
+        }
+    }
+
+    /// Parses names with commas between, or `^` and the names to leave out. `\` before a name means that very transport
+    /// where the name is an alias too. `own` are the names of the program's own transports.
+    pub(crate) fn parse(text: &str, own: &[&str]) -> Result<Self, String> {
+        let text = text.trim();
+        let (negated, list) = match text.strip_prefix('^') {
+            Some(list) => (true, list),
+            None => (false, text),
+        };
+        let mut chosen: Vec<&str> = Vec::new();
+        let mut all = false;
+        for word in list.split(',').map(str::trim) {
+            match word {
+                "all" => all = true,
+                _ if word.starts_with('^') => {
+                    return Err("\"^\" stands once, before the whole list".to_owned());
+                }
+                _ => chosen.extend(expand(word, own)?),
+            }
+        }
+        let wanted = |name: &str| (all || chosen.contains(&name)) != negated;
+        let names: Vec<String> = available(own)
+            .filter(|name| wanted(name))
+            .map(str::to_owned)
+            .collect();
+        let absent: Vec<String> = ABSENT
+            .iter()
+            .filter(|name| !negated && chosen.contains(name))
+            .map(|name| (*name).to_owned())
+            .collect();
+        if names.is_empty() {
+            let here = available(own).collect::<Vec<_>>().join(", ");
+            return Err(match absent.as_slice() {
+                [] => format!("leaves no transport out of {here}"),
+                absent => format!(
+                    "{} not available in this build of wharf, which has {here}",
+                    absent.join(", ")
+                ),
+            });
+        }
+        Ok(Self {
+            names,
+            absent,
+            named: !negated && !all,
+        })
+    }
+
+    /// Whether a transport may be used.
+    pub(crate) fn allows(&self, name: &str) -> bool {
+        self.names.iter().any(|allowed| allowed == name)
+    }
+
+    /// Those that may be used, the preferred first.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(String::as_str)
+    }
+
+    /// Those that were asked for by name and that this build does not have.
+    pub(crate) fn absent(&self) -> impl Iterator<Item = &str> {
+        self.absent.iter().map(String::as_str)
+    }
+
+    /// Whether each was asked for by name, so that its absence deserves a warning.
+    pub(crate) fn is_named(&self) -> bool {
+        self.named
+    }
+}
+
+/// What can be had: the program's own first (it added them to be used), then this build's.
+fn available<'a>(own: &'a [&'a str]) -> impl Iterator<Item = &'a str> {
+    own.iter().copied().chain(registry::NAMES)
+}
+
+/// The transports that a word of the list stands for.
+fn expand<'a>(word: &'a str, own: &[&str]) -> Result<Vec<&'a str>, String> {
+    let exact = word.strip_prefix('\\');
+    if exact.is_none()
+        && let Some((_, names)) = ALIASES.iter().find(|(alias, _)| *alias == word)
+    {
+        return Ok(names.to_vec());
+    }
+    let name = exact.unwrap_or(word);
+    if available(own).any(|known| known == name) || ABSENT.contains(&name) {
+        return Ok(vec![name]);
+    }
+    let mut known: Vec<&str> = available(own)
+        .chain(["all"])
+        .chain(ALIASES.iter().map(|(alias, _)| *alias))
+        .chain(ABSENT)
+        .collect();
+    let mut seen = std::collections::HashSet::new();
+    known.retain(|name| seen.insert(*name));
+    Err(format!(
+        "no transport \"{name}\"; known are {}{}",
+        known.join(", "),
+        did_you_mean(name, known.iter().copied())
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(text: &str) -> Vec<String> {
+        TransportSet::parse(text, &[])
+            .unwrap()
+            .names()
+            .map(str::to_owned)
+            .collect()
+    }
+
+    fn refused(text: &str) -> String {
+        TransportSet::parse(text, &[]).unwrap_err()
+    }
+
+    #[test]
+    fn names_and_aliases() {
+        assert_eq!(names("tcp"), ["tcp"]);
+        assert_eq!(names("tcp, shm"), ["shm", "cma", "tcp"]);
+        assert_eq!(names("sm"), ["shm", "cma"]);
+        for shm in ["mm", "posix", "sysv", "\\shm"] {
+            assert_eq!(names(shm), ["shm"]);
+        }
+        assert_eq!(names("cma,self"), ["self", "cma"]);
+        assert_eq!(names("all"), ["self", "shm", "cma", "tcp"]);
+    }
+
+    #[test]
+    fn negation() {
+        assert_eq!(names("^tcp,cma"), ["self", "shm"]);
+        assert_eq!(names("^mm"), ["self", "cma", "tcp"]);
+        assert_eq!(names("^cuda,ib"), ["self", "shm", "cma", "tcp"]);
+        assert!(refused("^self,shm,tcp").contains("leaves no transport"));
+        assert!(refused("^all").contains("leaves no transport"));
+        assert!(refused("shm,^tcp").contains("once"));
+    }
+
+    #[test]
+    fn known_but_absent() {
+        let set = TransportSet::parse("cuda,tcp", &[]).unwrap();
+        assert_eq!(set.names().collect::<Vec<_>>(), ["tcp"]);
+        assert_eq!(
+            set.absent().collect::<Vec<_>>(),
+            ["cuda_copy", "cuda_ipc", "gdr_copy"]
+        );
+        assert!(set.is_named() && !TransportSet::default().is_named());
+        let known = "ib rc rc_v rc_x ud dc cuda cuda_copy cuda_ipc gdr_copy rocm rocm_copy rocm_ipc ze gaudi";
+        for only in known.split(' ') {
+            assert!(
+                refused(only).contains("not available in this build"),
+                "{only}"
+            );
+        }
+    }
+
+    #[test]
+    fn aliases_lead_to_transports() {
+        for (alias, names) in ALIASES {
+            assert!(
+                names
+                    .iter()
+                    .all(|name| registry::NAMES.contains(name) || ABSENT.contains(name)),
+                "{alias}"
+            );
+        }
+    }
+
+    #[test]
+    fn unknown_names_the_nearest() {
+        let text = refused("tpc");
+        assert!(
+            text.contains("self, shm, cma, tcp") && text.contains("did you mean \"tcp\"?"),
+            "{text}"
+        );
+        assert!(refused("cudaa").contains("did you mean \"cuda\"?"));
+        assert!(refused("tcp,,shm").contains("no transport \"\""));
+        assert!(refused("SHM").contains("known are"));
+    }
+
+    #[test]
+    fn own_transports_come_first() {
+        let set = TransportSet::parse("tcp,pigeon", &["pigeon"]).unwrap();
+        assert_eq!(set.names().collect::<Vec<_>>(), ["pigeon", "tcp"]);
+        assert_eq!(
+            TransportSet::all(&["pigeon"]).names().next(),
+            Some("pigeon")
+        );
+    }
+}

@@ -1,0 +1,204 @@
+//! Plain values as text: sizes, times, counts, yes and no. Units are UCX's.
+
+use std::time::Duration;
+
+/// From which size on a message goes by rendezvous.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Threshold {
+    /// Where the cost model says.
+    #[default]
+    Auto,
+    /// Messages of at least so many bytes.
+    Bytes(usize),
+    /// Never, as far as the protocol can do without.
+    Never,
+}
+
+impl Threshold {
+    /// The threshold in bytes, with `auto` for what the cost model says.
+    pub(crate) fn or_auto(self, auto: usize) -> usize {
+        match self {
+            Self::Auto => auto,
+            Self::Bytes(bytes) => bytes,
+            Self::Never => usize::MAX,
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "auto" => Ok(Self::Auto),
+            "inf" => Ok(Self::Never),
+            _ => bytes(text)
+                .map(Self::Bytes)
+                .map_err(|error| format!("{error}, \"auto\" or \"inf\"")),
+        }
+    }
+}
+
+/// The threshold to peers on this host and to peers on others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RendezvousThreshold {
+    /// On this host.
+    pub(crate) intra: Threshold,
+    /// To other hosts.
+    pub(crate) inter: Threshold,
+}
+
+impl RendezvousThreshold {
+    /// The same for all peers.
+    pub(crate) fn same(threshold: Threshold) -> Self {
+        Self {
+            intra: threshold,
+            inter: threshold,
+        }
+    }
+
+    /// Parses one threshold for all, or `intra:A,inter:B` (either alone leaves the other `auto`).
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        if !text.contains(':') {
+            return Threshold::parse(text).map(Self::same);
+        }
+        let mut both = Self::default();
+        for part in text.split(',') {
+            match part.trim().split_once(':') {
+                Some(("intra", value)) => both.intra = Threshold::parse(value)?,
+                Some(("inter", value)) => both.inter = Threshold::parse(value)?,
+                _ => {
+                    return Err(format!(
+                        "expected \"intra:SIZE\" or \"inter:SIZE\", found \"{part}\""
+                    ));
+                }
+            }
+        }
+        Ok(both)
+    }
+}
+
+/// A size in bytes: digits, then nothing or one of `B`, `K`, `M`, `G`, `T` (powers of 1024; a `B` may follow).
+pub(super) fn bytes(text: &str) -> Result<usize, String> {
+    let expected = || "expected a size such as 4096, 8K, 1M".to_owned();
+    let (number, unit) = split_unit(text);
+    let shift = match unit.strip_suffix('b').unwrap_or(&unit) {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return Err(expected()),
+    };
+    let number: usize = number.parse().map_err(|_| expected())?;
+    number
+        .checked_mul(1 << shift)
+        .ok_or_else(|| "size too large".to_owned())
+}
+
+/// A count, without unit.
+pub(super) fn count(text: &str) -> Result<usize, String> {
+    text.trim()
+        .parse()
+        .map_err(|_| "expected a count such as 4096".to_owned())
+}
+
+/// A time: a decimal number and one of `ns`, `us`, `ms`, `s`, `m` (minutes); without unit seconds, as UCX has it.
+pub(super) fn time(text: &str) -> Result<Duration, String> {
+    let expected = || "expected a time such as 20us, 5ms, 1.5s, 2m".to_owned();
+    let (number, unit) = split_unit(text);
+    let scale = match unit.as_str() {
+        "ns" => 1e-9,
+        "us" | "µs" => 1e-6,
+        "ms" => 1e-3,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        _ => return Err(expected()),
+    };
+    let number: f64 = number.parse().map_err(|_| expected())?;
+    Duration::try_from_secs_f64(number * scale).map_err(|_| "time out of range".to_owned())
+}
+
+/// As [`time`], with `inf` and zero for never.
+pub(super) fn time_or_never(text: &str) -> Result<Option<Duration>, String> {
+    if text.trim().eq_ignore_ascii_case("inf") {
+        return Ok(None);
+    }
+    Ok(Some(time(text)?).filter(|time| !time.is_zero()))
+}
+
+/// `y`, `yes`, `on`, `true`, `1` and their opposites.
+pub(super) fn yes_no(text: &str) -> Result<bool, String> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" | "on" | "true" | "1" => Ok(true),
+        "n" | "no" | "off" | "false" | "0" => Ok(false),
+        _ => Err("expected y or n".to_owned()),
+    }
+}
+
+/// Number and lower-case unit.
+fn split_unit(text: &str) -> (&str, String) {
+    let text = text.trim();
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(text.len());
+    (&text[..end], text[end..].trim().to_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(bytes("0"), Ok(0));
+        assert_eq!(bytes(" 8K "), Ok(8192));
+        assert_eq!(bytes("8kb"), Ok(8192));
+        assert_eq!(bytes("12B"), Ok(12));
+        assert_eq!(bytes("2g"), Ok(2 << 30));
+        for bad in [
+            "",
+            "K",
+            "1.5K",
+            "-1",
+            "8Q",
+            "8KK",
+            "1 2",
+            "99999999T",
+            "999999999999999999999",
+        ] {
+            assert!(bytes(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times() {
+        assert_eq!(time("20us"), Ok(Duration::from_micros(20)));
+        assert_eq!(time("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(time("20.00s"), Ok(Duration::from_secs(20)));
+        assert_eq!(time("3"), Ok(Duration::from_secs(3)));
+        assert_eq!(time("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(time_or_never("INF"), Ok(None));
+        assert_eq!(time_or_never("0"), Ok(None));
+        for bad in ["", "s", "-1s", "1h", "1e400", "1..5s", "nan"] {
+            assert!(time(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn thresholds() {
+        assert_eq!(
+            RendezvousThreshold::parse("auto"),
+            Ok(RendezvousThreshold::default())
+        );
+        assert_eq!(
+            RendezvousThreshold::parse("8K"),
+            Ok(RendezvousThreshold::same(Threshold::Bytes(8192)))
+        );
+        let both = RendezvousThreshold::parse("intra:inf,inter:1M").unwrap();
+        assert_eq!(
+            (both.intra, both.inter),
+            (Threshold::Never, Threshold::Bytes(1 << 20))
+        );
+        assert!(RendezvousThreshold::parse("intra:8K,outer:1").is_err());
+        assert!(RendezvousThreshold::parse("").is_err());
+        assert_eq!(Threshold::Auto.or_auto(7), 7);
+        assert_eq!(Threshold::Never.or_auto(7), usize::MAX);
+    }
+}

@@ -1,0 +1,447 @@
+//! Building a context: options, then probes.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::{Context, Inner};
+use crate::{
+    config::{
+        Config, Environment, NetDevices, Overrides, Progress, RendezvousThreshold, Source,
+        Threshold, TransportSet, invalid, system_interfaces,
+    },
+    error::{Error, ErrorKind, Operation, Result},
+    transport::{Transport, registry},
+};
+
+/// Options of a [`Context`]. What is not set here is taken from `WHARF_*` variables, some of UCX's beneath them, and
+/// defaults beneath those.
+#[derive(Default)]
+#[must_use = "nothing is made before `build`"]
+pub struct ContextBuilder {
+    given: Overrides,
+    secret: Option<Vec<u8>>,
+    own: Vec<Arc<dyn Transport>>,
+}
+
+impl ContextBuilder {
+    /// Which transports may be used: UCX's names and aliases with commas between (`"shm,tcp"`), `"all"`, or `^` and those
+    /// to leave out (`"^tcp"`). The order does not matter. A transport of one's own is named after
+    /// [`transport`](Self::transport) was called. Variables: `WHARF_TLS`, `UCX_TLS`.
+    ///
+    /// # Errors
+    /// `Configuration`: an unknown name, or nothing is left in this build.
+    pub fn transports(mut self, list: &str) -> Result<Self> {
+        let parsed = TransportSet::parse(list, &self.own_names());
+        self.given.transports =
+            Some(parsed.map_err(|why| invalid(format!("transports \"{list}\": {why}")))?);
+        Ok(self)
+    }
+
+    /// Which network interfaces may be used: names with commas between, `"all"`, or `^` and those to leave out.
+    /// Variables: `WHARF_NET_DEVICES`, `UCX_NET_DEVICES`.
+    ///
+    /// # Errors
+    /// `Configuration`: no such interface, or none is left.
+    pub fn net_devices(mut self, list: &str) -> Result<Self> {
+        let parsed = NetDevices::parse(list, &system_interfaces);
+        self.given.net_devices =
+            Some(parsed.map_err(|why| invalid(format!("network devices \"{list}\": {why}")))?);
+        Ok(self)
+    }
+
+    /// How workers wait. Variable: `WHARF_PROGRESS`.
+    pub fn progress(mut self, progress: Progress) -> Self {
+        self.given.progress = Some(progress);
+        self
+    }
+
+    /// A secret that both ends of every connection must know. They prove it to each other before anything else, without
+    /// sending it.
+    pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
+        self.secret = Some(secret.into());
+        self
+    }
+
+    /// From how many bytes on a tag message goes by rendezvous instead of being sent at once. Without it the attributes
+    /// of the path decide. Variables: `WHARF_RNDV_THRESH`, `UCX_RNDV_THRESH`.
+    pub fn rendezvous_threshold(mut self, bytes: usize) -> Self {
+        self.given.rendezvous_threshold = Some(RendezvousThreshold::same(Threshold::Bytes(bytes)));
+        self
+    }
+
+    /// Time for the whole of a connect; 10 s without. Variable: `WHARF_CONNECT_TIMEOUT`.
+    pub fn connect_timeout(mut self, time: Duration) -> Self {
+        self.given.connect_timeout = Some(time);
+        self
+    }
+
+    /// Time that a listener gives a new connection to say who it is; 5 s without. Variable: `WHARF_HANDSHAKE_TIMEOUT`.
+    pub fn handshake_timeout(mut self, time: Duration) -> Self {
+        self.given.handshake_timeout = Some(time);
+        self
+    }
+
+    /// Time between keepalive probes, where a path needs them to notice that the peer's host is gone; 10 s without.
+    /// Variables: `WHARF_KEEPALIVE_INTERVAL`, `UCX_KEEPALIVE_INTERVAL`.
+    pub fn keepalive(mut self, interval: Duration) -> Self {
+        self.given.keepalive = Some(Some(interval));
+        self
+    }
+
+    /// Whether to learn of a peer's death by a pidfd (the default) or only by its socket. Variable: `WHARF_PIDFD`.
+    pub fn pidfd(mut self, yes: bool) -> Self {
+        self.given.pidfd = Some(yes);
+        self
+    }
+
+    /// Whether to copy between processes by `process_vm_readv` (the default) or through shared rings only. Variable:
+    /// `WHARF_CMA`.
+    pub fn cma(mut self, yes: bool) -> Self {
+        self.given.cma = Some(yes);
+        self
+    }
+
+    /// Adds a transport of one's own. It is preferred to those of this build.
+    pub fn transport(mut self, transport: Arc<dyn Transport>) -> Self {
+        self.own.push(transport);
+        self
+    }
+
+    /// Reads the environment, probes the transports and makes the context.
+    ///
+    /// # Errors
+    /// `Configuration`: an option or a variable is unknown or impossible. `Unsupported`: no transport works here; the
+    /// message holds the reason of each.
+    pub fn build(self) -> Result<Context> {
+        self.build_with(&Environment::of_process(), &system_interfaces)
+    }
+
+    /// As [`build`](Self::build), in an environment that may be made up.
+    pub(super) fn build_with(
+        self,
+        environment: &Environment<'_>,
+        interfaces: &dyn Fn() -> Result<Vec<String>>,
+    ) -> Result<Context> {
+        let own = self.own_names();
+        for (index, name) in own.iter().enumerate() {
+            if registry::NAMES.contains(name) || own[..index].contains(name) {
+                return Err(invalid(format!("there is a transport \"{name}\" already")));
+            }
+        }
+        if self.secret.as_ref().is_some_and(Vec::is_empty) {
+            return Err(invalid("an empty secret protects nothing"));
+        }
+        let config = Config::load(self.given, environment, &own, interfaces)?;
+        let candidates = self
+            .own
+            .iter()
+            .cloned()
+            .chain(registry::built_in(*config.keepalive));
+        let probed = Probed::new(&config, candidates)?;
+        Ok(Context {
+            inner: Arc::new(Inner {
+                config,
+                secret: self.secret,
+                transports: probed.transports,
+                usable: probed.usable,
+                unavailable: probed.unavailable,
+            }),
+        })
+    }
+
+    fn own_names(&self) -> Vec<&'static str> {
+        self.own.iter().map(|transport| transport.name()).collect()
+    }
+}
+
+impl fmt::Debug for ContextBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ContextBuilder")
+            .field("given", &self.given)
+            .field("secret", &self.secret.is_some())
+            .field("own", &self.own_names())
+            .finish()
+    }
+}
+
+/// What the probes found.
+struct Probed {
+    transports: Vec<Arc<dyn Transport>>,
+    usable: Vec<String>,
+    unavailable: Vec<(String, String)>,
+}
+
+impl Probed {
+    fn new(config: &Config, candidates: impl Iterator<Item = Arc<dyn Transport>>) -> Result<Self> {
+        let mut found = Self {
+            transports: Vec::new(),
+            usable: Vec::new(),
+            unavailable: Vec::new(),
+        };
+        let named = config.transports.is_named();
+        for transport in candidates.filter(|transport| config.transports.allows(transport.name())) {
+            match transport.probe() {
+                Ok(()) => found.transports.push(transport),
+                Err(error) => found.miss(transport.name(), reason(&error), named),
+            }
+        }
+        if config.transports.allows("cma") && !*config.cma {
+            let why = match config.cma.source {
+                Source::Env(name) => format!("turned off by {name}"),
+                _ => "turned off by the program".to_owned(),
+            };
+            found.miss("cma", why, false);
+        }
+        found.finish(config)
+    }
+
+    /// Notes what was asked for and is not there. Only what was asked for by name deserves a warning.
+    fn miss(&mut self, name: &str, why: String, warn: bool) {
+        if warn {
+            tracing::warn!(target: "wharf::context", "transport {name} is not available: {why}");
+        } else {
+            tracing::debug!(target: "wharf::context", "transport {name} is not available: {why}");
+        }
+        self.unavailable.push((name.to_owned(), why));
+    }
+
+    fn finish(mut self, config: &Config) -> Result<Self> {
+        for name in config.transports.absent() {
+            self.miss(name, "not in this build of wharf".to_owned(), true);
+        }
+        let carries = |name: &str| {
+            self.transports
+                .iter()
+                .any(|transport| transport.name() == name)
+        };
+        let cma = *config.cma && carries("shm");
+        self.usable = config
+            .transports
+            .names()
+            .filter(|name| carries(name) || (*name == "cma" && cma))
+            .map(str::to_owned)
+            .collect();
+        if !self.transports.is_empty() {
+            return Ok(self);
+        }
+        if self.unavailable.is_empty() {
+            return Err(invalid("cma carries no messages; it needs shm beside it"));
+        }
+        let reasons: Vec<String> = self
+            .unavailable
+            .iter()
+            .map(|(name, why)| format!("{name}: {why}"))
+            .collect();
+        Err(Error::new(
+            ErrorKind::Unsupported,
+            format!("no transport works here ({})", reasons.join("; ")),
+        )
+        .during(Operation::Configure))
+    }
+}
+
+/// An error with its causes, in one line.
+fn reason(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::{Opened, Reach};
+
+    #[derive(Debug)]
+    struct Pigeon {
+        name: &'static str,
+        works: bool,
+    }
+
+    impl Transport for Pigeon {
+        fn name(&self) -> &'static str {
+            self.name
+        }
+        fn reach(&self) -> Reach {
+            Reach::Network
+        }
+        fn probe(&self) -> Result<()> {
+            if self.works {
+                Ok(())
+            } else {
+                Err(Error::new(ErrorKind::Unsupported, "the pigeon sleeps"))
+            }
+        }
+        fn open(&self) -> Result<Opened> {
+            Err(Error::new(
+                ErrorKind::Unsupported,
+                "the pigeon does not open",
+            ))
+        }
+    }
+
+    fn pigeon(name: &'static str, works: bool) -> Arc<dyn Transport> {
+        Arc::new(Pigeon { name, works })
+    }
+
+    fn build(builder: ContextBuilder, variables: &[(&str, &str)]) -> Result<Context> {
+        let get = |name: &str| {
+            variables
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| (*value).to_owned())
+        };
+        let names = variables.iter().map(|(key, _)| (*key).to_owned()).collect();
+        builder.build_with(&Environment::new(&get, names), &|| {
+            Ok(vec!["lo".to_owned()])
+        })
+    }
+
+    #[test]
+    fn everything_by_default() {
+        let context = build(Context::builder(), &[]).unwrap();
+        assert!(context.can_use("tcp") && context.can_use("self"));
+        let mut usable: Vec<&str> = context.transports().collect();
+        usable.retain(|name| *name != "cma");
+        assert!(
+            usable.into_iter().eq(context
+                .message_transports()
+                .iter()
+                .map(|transport| transport.name()))
+        );
+    }
+
+    #[test]
+    fn own_transport_is_probed_and_preferred() {
+        let context = build(Context::builder().transport(pigeon("pigeon", true)), &[]).unwrap();
+        assert_eq!(context.transports().next(), Some("pigeon"));
+        let context = build(Context::builder().transport(pigeon("pigeon", false)), &[]).unwrap();
+        assert!(!context.can_use("pigeon"));
+        assert_eq!(context.unavailable()[0].0, "pigeon");
+        assert!(context.unavailable()[0].1.contains("sleeps"));
+    }
+
+    #[test]
+    fn own_transport_in_the_environment() {
+        let context = build(
+            Context::builder().transport(pigeon("pigeon", true)),
+            &[("WHARF_TLS", "pigeon")],
+        )
+        .unwrap();
+        assert_eq!(context.transports().collect::<Vec<_>>(), ["pigeon"]);
+        assert!(build(Context::builder(), &[("WHARF_TLS", "pigeon")]).is_err());
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let twice = Context::builder()
+            .transport(pigeon("pigeon", true))
+            .transport(pigeon("pigeon", true));
+        assert_eq!(
+            build(twice, &[]).unwrap_err().kind(),
+            ErrorKind::Configuration
+        );
+        let error = build(Context::builder().transport(pigeon("tcp", true)), &[]).unwrap_err();
+        assert!(error.to_string().contains("already"));
+    }
+
+    #[test]
+    fn nothing_that_works_is_an_error_with_reasons() {
+        let builder = Context::builder()
+            .transport(pigeon("pigeon", false))
+            .transports("pigeon")
+            .unwrap();
+        let error = build(builder, &[]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(
+            error.to_string().contains("pigeon: the pigeon sleeps"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn cma_needs_shm() {
+        let error = build(Context::builder().transports("cma").unwrap(), &[]).unwrap_err();
+        assert!(error.to_string().contains("needs shm"), "{error}");
+        let context = build(Context::builder().transports("cma,tcp").unwrap(), &[]).unwrap();
+        assert!(!context.can_use("cma"));
+    }
+
+    #[test]
+    fn cma_can_be_turned_off() {
+        for (builder, variables) in [
+            (Context::builder().cma(false), &[][..]),
+            (Context::builder(), &[("WHARF_CMA", "n")][..]),
+        ] {
+            let context = build(builder, variables).unwrap();
+            assert!(!context.can_use("cma"));
+            assert!(
+                context
+                    .unavailable()
+                    .iter()
+                    .any(|(name, why)| name == "cma" && why.contains("turned off"))
+            );
+        }
+        assert!(
+            build(Context::builder().cma(true), &[("WHARF_CMA", "n")])
+                .unwrap()
+                .can_use("cma")
+        );
+    }
+
+    #[test]
+    fn absent_is_told() {
+        let context = build(Context::builder().transports("tcp,cuda_ipc").unwrap(), &[]).unwrap();
+        assert_eq!(
+            context.unavailable(),
+            [(
+                "cuda_ipc".to_owned(),
+                "not in this build of wharf".to_owned()
+            )]
+        );
+    }
+
+    #[test]
+    fn impossible_options_are_refused() {
+        for builder in [
+            Context::builder().secret([]),
+            Context::builder().connect_timeout(Duration::ZERO),
+            Context::builder().handshake_timeout(Duration::MAX),
+            Context::builder().keepalive(Duration::ZERO),
+        ] {
+            assert_eq!(
+                build(builder, &[]).unwrap_err().kind(),
+                ErrorKind::Configuration
+            );
+        }
+        assert_eq!(
+            Context::builder()
+                .net_devices("no-such-thing")
+                .unwrap_err()
+                .kind(),
+            ErrorKind::Configuration
+        );
+        assert_eq!(
+            Context::builder().transports("tpc").unwrap_err().kind(),
+            ErrorKind::Configuration
+        );
+    }
+
+    #[test]
+    fn the_secret_is_not_shown() {
+        let builder = Context::builder().secret(*b"Schwertfisch");
+        assert!(
+            !format!("{builder:?}").contains("Schwert")
+                && !format!("{builder:?}").contains("83, 99")
+        );
+        let context = build(builder, &[]).unwrap();
+        assert_eq!(context.secret(), Some(&b"Schwertfisch"[..]));
+        assert!(
+            !format!("{context:?}").contains("Schwert")
+                && !format!("{context:?}").contains("83, 99")
+        );
+    }
+}

@@ -1,0 +1,55 @@
+//! The transports of this build, and which is preferred.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::transport::{
+    Transport,
+    loopback::Loopback,
+    shm::Shm,
+    tcp::{Tcp, TcpOptions},
+};
+
+/// What can be chosen, the preferred first: the shorter the way, the earlier.
+///
+/// * `self` stays within the worker: one copy, no peer to wake.
+/// * `shm` reaches another process by loads and stores, without a system call.
+/// * `cma` reaches memory that is not shared with one system call a transfer, so it comes after. It carries no messages:
+///   it is a faculty of a connection that has `shm`, and no [`Transport`] of its own.
+/// * `tcp` goes everywhere, through the kernel and with two copies, so it is last.
+pub(crate) const NAMES: [&str; 4] = ["self", "shm", "cma", "tcp"];
+
+/// What the kernel takes for the time between keepalive probes.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(32_767));
+
+/// Those of [`NAMES`] that carry messages, in the same order. `keepalive` is the silence after which the peer's host is
+/// asked whether it is still there; `None` makes that as rare as the kernel allows.
+pub(crate) fn built_in(keepalive: Option<Duration>) -> Vec<Arc<dyn Transport>> {
+    let keepalive_idle = keepalive.map_or(KEEPALIVE.1, |time| time.clamp(KEEPALIVE.0, KEEPALIVE.1));
+    let tcp = TcpOptions {
+        keepalive_idle,
+        ..TcpOptions::default()
+    };
+    vec![
+        Arc::new(Loopback::new()),
+        Arc::new(Shm::new()),
+        Arc::new(Tcp::new(tcp)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn order_and_names_agree() {
+        let places: Vec<_> = built_in(None)
+            .iter()
+            .map(|transport| NAMES.iter().position(|name| *name == transport.name()))
+            .collect();
+        assert!(
+            places.iter().all(Option::is_some),
+            "a transport under a name that cannot be chosen"
+        );
+        assert!(places.is_sorted(), "the order differs from the preference");
+    }
+}

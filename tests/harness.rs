@@ -1,0 +1,101 @@
+//! Tests of what the other tests lean on: the watchdog barks, the second process is one, the log is heard.
+
+mod support;
+
+use std::{future::pending, time::Duration};
+
+use support::{Child, LIMIT, Logs, this_test, watchdog};
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+#[test]
+fn watchdog_lets_the_result_through() {
+    assert_eq!(runtime().block_on(watchdog(LIMIT, async { 7 })), 7);
+}
+
+#[test]
+#[should_panic(expected = "still pending")]
+fn watchdog_barks() {
+    runtime().block_on(watchdog(Duration::from_millis(20), pending::<()>()));
+}
+
+#[test]
+fn watchdog_aborts_what_blocks() {
+    if support::child("blocker").is_some() {
+        runtime().block_on(watchdog(Duration::ZERO, async {
+            std::thread::sleep(2 * LIMIT)
+        }));
+        return;
+    }
+    let status = std::process::Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", this_test!(), "--nocapture"])
+        .env("WHARFTEST_PART", "blocker")
+        .stderr(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .status()
+        .expect("a second process");
+    assert_eq!(
+        std::os::unix::process::ExitStatusExt::signal(&status),
+        Some(6),
+        "{status}"
+    );
+}
+
+#[test]
+fn two_processes_talk() {
+    if let Some(mut parent) = support::child("echo") {
+        runtime().block_on(async {
+            parent.say(std::process::id());
+            let line = parent.hear().await;
+            parent.say(format_args!(
+                "{line} {}",
+                std::env::var("MORE").expect("given")
+            ));
+        });
+        return;
+    }
+    let mut child = Child::start(this_test!(), "echo", &[("MORE", "and more")]);
+    runtime().block_on(async {
+        assert_eq!(child.hear().await, child.pid().to_string());
+        assert_ne!(child.pid(), std::process::id());
+        child.say("hello");
+        assert_eq!(child.hear().await, "hello and more");
+    });
+    child.finish();
+}
+
+#[test]
+fn children_can_be_killed() {
+    if let Some(mut parent) = support::child("victim") {
+        parent.say("ready");
+        runtime().block_on(parent.wait_for_death());
+        return;
+    }
+    let mut child = Child::start(this_test!(), "victim", &[]);
+    runtime().block_on(async { assert_eq!(child.hear().await, "ready") });
+    child.kill();
+}
+
+#[test]
+#[should_panic(expected = "the child failed")]
+fn a_failing_child_fails_the_test() {
+    if support::child("failing").is_some() {
+        std::process::exit(1);
+    }
+    Child::start(this_test!(), "failing", &[]).finish();
+}
+
+#[test]
+fn logs_are_heard() {
+    let logs = Logs::of_this_thread();
+    tracing::info!("all is well");
+    logs.expect_no_warning();
+    tracing::warn!(target: "wharf::test", reason = 5, "took the slow path");
+    logs.expect_one_warning(&["wharf::test", "slow path", "reason=5"]);
+    assert_eq!(logs.lines().len(), 2);
+}

@@ -1,0 +1,21 @@
+//! What tests share: a watchdog for every wait, a second process, and the log.
+//!
+//! Used by `mod support;` in `tests/x.rs`, and by `#[path = "../support/mod.rs"] mod support;` in `tests/x/main.rs`.
+
+// No test program uses all of it.
+#![allow(dead_code, unused_imports, unused_macros)]
+
+mod logs;
+mod process;
+mod watchdog;
+
+pub(crate) use logs::Logs;
+pub(crate) use process::{Child, Parent, child, this_test};
+pub(crate) use watchdog::{LIMIT, watchdog};
+
+/// How many file descriptors this process has open. Other tests of the program open some as well: compare in a child.
+pub(crate) fn open_fds() -> usize {
+    std::fs::read_dir("/proc/self/fd")
+        .expect("a mounted /proc")
+        .count()
+}

@@ -1,0 +1,197 @@
+//! A second process: the test program again, for one test, in the part of the child.
+//!
+//! ```ignore
+//! #[test]
+//! fn greets() {
+//!     if let Some(mut parent) = support::child("greeter") {
+//!         parent.say("hello");                       // this is the second process
+//!         return;
+//!     }
+//!     let mut child = Child::start(this_test!(), "greeter", &[]);
+//!     runtime().block_on(async { assert_eq!(child.hear().await, "hello") });
+//!     child.finish();
+//! }
+//! ```
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::unix::process::ExitStatusExt,
+    process::{ChildStdin, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::{LIMIT, watchdog};
+
+/// The variable that tells a child its part. Not `WHARF_…`: those are refused when unknown.
+const PART: &str = "WHARFTEST_PART";
+/// Begins every line of the child's that is for the parent: the test harness writes to the same output.
+const MARK: &str = "@@ ";
+
+/// The full name of the test in whose function it stands, as `--exact` takes it.
+macro_rules! this_test {
+    () => {{
+        fn here() {}
+        let name = ::std::any::type_name_of_val(&here).trim_end_matches("::here");
+        let name = name.trim_end_matches("::{{closure}}");
+        name.split_once("::").map_or(name, |(_program, test)| test)
+    }};
+}
+pub(crate) use this_test;
+
+/// The line to the parent, when this process is the child for `part`.
+///
+/// The process ends when its parent does.
+pub(crate) fn child(part: &str) -> Option<Parent> {
+    if std::env::var(PART).as_deref() != Ok(part) {
+        return None;
+    }
+    let (lines, heard) = unbounded_channel();
+    thread::spawn(move || {
+        forward(std::io::stdin().lock(), "", &lines);
+        // The parent closed the line or is gone: nobody waits for this process any more.
+        thread::sleep(Duration::from_secs(20));
+        std::process::exit(3);
+    });
+    Some(Parent { heard })
+}
+
+/// A child's line to the test that started it.
+pub(crate) struct Parent {
+    heard: UnboundedReceiver<String>,
+}
+
+impl Parent {
+    /// Sends a line.
+    pub(crate) fn say(&self, line: impl std::fmt::Display) {
+        // One write, so that nothing comes between; the line break first, because the harness leaves its line open.
+        let text = format!("\n{MARK}{line}\n");
+        let mut out = std::io::stdout().lock();
+        out.write_all(text.as_bytes())
+            .and_then(|()| out.flush())
+            .expect("the parent listens");
+    }
+
+    /// Waits for a line.
+    pub(crate) async fn hear(&mut self) -> String {
+        watchdog(LIMIT, self.heard.recv())
+            .await
+            .expect("the parent speaks")
+    }
+
+    /// Waits for ever, to be killed.
+    pub(crate) async fn wait_for_death(&mut self) {
+        while self.heard.recv().await.is_some() {}
+        std::process::exit(0);
+    }
+}
+
+/// A second process. Dropping it kills it.
+pub(crate) struct Child {
+    process: std::process::Child,
+    line: Option<ChildStdin>,
+    heard: UnboundedReceiver<String>,
+}
+
+impl Child {
+    /// Starts this program again for the test `test` ([`this_test`]) and its `part`, with more variables.
+    pub(crate) fn start(test: &str, part: &str, variables: &[(&str, &str)]) -> Self {
+        assert!(
+            std::env::var_os(PART).is_none(),
+            "a child that starts children: `child(\"…\")` was not asked first"
+        );
+        let mut process = Command::new(std::env::current_exe().expect("this program's path"))
+            .args([
+                "--exact",
+                test,
+                "--nocapture",
+                "--include-ignored",
+                "--test-threads=1",
+            ])
+            .env(PART, part)
+            .envs(variables.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a second process");
+        let out = process.stdout.take().expect("piped");
+        let (lines, heard) = unbounded_channel();
+        thread::spawn(move || forward(BufReader::new(out), MARK, &lines));
+        Self {
+            line: process.stdin.take(),
+            process,
+            heard,
+        }
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Sends a line.
+    pub(crate) fn say(&mut self, line: impl std::fmt::Display) {
+        let out = self.line.as_mut().expect("the line is open until the end");
+        writeln!(out, "{line}")
+            .and_then(|()| out.flush())
+            .expect("the child listens");
+    }
+
+    /// Waits for a line.
+    pub(crate) async fn hear(&mut self) -> String {
+        watchdog(LIMIT, self.heard.recv())
+            .await
+            .expect("the child speaks (did its part run, and not fail?)")
+    }
+
+    /// `kill -9`, and waits until it is gone.
+    pub(crate) fn kill(&mut self) {
+        self.process
+            .kill()
+            .expect("the child is there to be killed");
+        let status = self.wait();
+        assert_eq!(
+            status.signal(),
+            Some(9),
+            "the child had ended by itself: {status}"
+        );
+    }
+
+    /// Waits until it ended, and demands success.
+    pub(crate) fn finish(mut self) {
+        let status = self.wait();
+        assert!(status.success(), "the child failed: {status}");
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.process.try_wait().expect("the child is ours") {
+                return status;
+            }
+            assert!(start.elapsed() < LIMIT, "watchdog: the child does not end");
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Both fail only when it has been waited for already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Passes lines that begin with `mark` on, without it, until the input ends or nobody listens.
+fn forward(input: impl BufRead, mark: &str, lines: &UnboundedSender<String>) {
+    for line in input.lines().map_while(Result::ok) {
+        if let Some(line) = line.strip_prefix(mark)
+            && lines.send(line.to_owned()).is_err()
+        {
+            return;
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! No wait without an end.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::mpsc,
+    task::Poll,
+    thread,
+    time::Duration,
+};
+
+/// What a step of a test may take on a slow and busy machine before it counts as hanging.
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs `future` and panics with a picture of the process when it has not ended after `limit`.
+///
+/// The clock is a thread of its own, so that it works under a paused Tokio clock. A future that never returns from its
+/// poll cannot be made to panic: then the whole process is aborted, a little later.
+#[track_caller]
+pub(crate) fn watchdog<F: Future>(limit: Duration, future: F) -> impl Future<Output = F::Output> {
+    let place = std::panic::Location::caller();
+    async move {
+        let (done, is_done) = mpsc::channel::<()>();
+        let (bark, mut barked) = tokio::sync::oneshot::channel::<()>();
+        let clock = move || {
+            // An error other than the timeout means that `done` was dropped: the future ended, or was dropped itself.
+            if is_done.recv_timeout(limit) != Err(mpsc::RecvTimeoutError::Timeout) {
+                return;
+            }
+            let _ = bark.send(());
+            if is_done.recv_timeout(Duration::from_secs(5)) == Err(mpsc::RecvTimeoutError::Timeout)
+            {
+                eprintln!(
+                    "watchdog: the future at {place} blocks its thread\n{}",
+                    picture()
+                );
+                std::process::abort();
+            }
+        };
+        thread::Builder::new()
+            .name("watchdog".to_owned())
+            .spawn(clock)
+            .expect("a thread");
+        let mut future = pin!(future);
+        let output = poll_fn(|context| {
+            if let Poll::Ready(output) = future.as_mut().poll(context) {
+                return Poll::Ready(output);
+            }
+            match std::pin::Pin::new(&mut barked).poll(context) {
+                Poll::Ready(Ok(())) => panic!(
+                    "watchdog: still pending after {limit:?} at {place}\n{}",
+                    picture()
+                ),
+                _ => Poll::Pending,
+            }
+        })
+        .await;
+        drop(done);
+        output
+    }
+}
+
+/// Threads and file descriptors of this process.
+fn picture() -> String {
+    let mut text = String::new();
+    for task in fs::read_dir("/proc/self/task")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let read = |name: &str| {
+            fs::read_to_string(task.path().join(name))
+                .unwrap_or_default()
+                .trim()
+                .to_owned()
+        };
+        let state = read("status")
+            .lines()
+            .find_map(|line| line.strip_prefix("State:").map(str::to_owned));
+        let (name, place) = (read("comm"), read("wchan"));
+        let _ = writeln!(
+            text,
+            "  thread {name}: {} in {place}",
+            state.unwrap_or_default().trim()
+        );
+    }
+    for fd in fs::read_dir("/proc/self/fd")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        if let Ok(target) = fs::read_link(fd.path()) {
+            let _ = writeln!(
+                text,
+                "  fd {}: {}",
+                fd.file_name().display(),
+                target.display()
+            );
+        }
+    }
+    text
+}
