@@ -181,34 +181,112 @@ body! {
     }
 }
 
-/// The number of an error kind on the wire.
-pub(crate) fn error_code(kind: ErrorKind) -> u16 {
-    match kind {
-        ErrorKind::StaleKey => 1,
-        ErrorKind::OutOfBounds => 2,
-        ErrorKind::AccessDenied => 3,
-        ErrorKind::Canceled => 4,
-        ErrorKind::Exhausted => 5,
-        ErrorKind::PermissionDenied => 6,
-        ErrorKind::Closed => 7,
-        ErrorKind::InvalidArgument => 8,
-        _ => 0,
-    }
+/// Declares the numbers of the kinds of errors, once for both directions.
+macro_rules! error_codes {
+    ($($code:literal => $kind:ident,)+) => {
+        /// The number of a kind of error on the wire.
+        pub(crate) const fn error_kind_code(kind: ErrorKind) -> u16 {
+            match kind {
+                $(ErrorKind::$kind => $code,)+
+            }
+        }
+
+        /// The kind of error of a number from the wire; `Protocol` when it is not known here.
+        pub(crate) const fn error_kind(code: u16) -> ErrorKind {
+            match code {
+                $($code => ErrorKind::$kind,)+
+                _ => ErrorKind::Protocol,
+            }
+        }
+    };
 }
 
-/// The error that a code stands for.
+// Numbers are never used again for something else.
+error_codes! {
+    1 => InvalidArgument,
+    2 => Configuration,
+    3 => Truncated,
+    4 => Canceled,
+    5 => DeadlineExceeded,
+    6 => WouldBlock,
+    7 => ConnectionRefused,
+    8 => Rejected,
+    9 => ConnectionReset,
+    10 => PeerDied,
+    11 => Closed,
+    12 => Unreachable,
+    13 => AuthenticationFailed,
+    14 => VersionMismatch,
+    15 => Protocol,
+    16 => StaleKey,
+    17 => OutOfBounds,
+    18 => AccessDenied,
+    19 => Malformed,
+    20 => Exhausted,
+    21 => PermissionDenied,
+    22 => Unsupported,
+    23 => Io,
+}
+
+/// The error that a refusal stands for.
 pub(crate) fn error_of(body: &[u8]) -> Error {
-    let code = body.get(..2).and_then(u16::take).unwrap_or(0);
-    let (kind, message) = match code {
-        1 => (ErrorKind::StaleKey, "the remote memory is not exposed any more"),
-        2 => (ErrorKind::OutOfBounds, "the range leaves the exposed region"),
-        3 => (ErrorKind::AccessDenied, "the region was not exposed for this access"),
-        4 => (ErrorKind::Canceled, "the peer cancelled"),
-        5 => (ErrorKind::Exhausted, "the peer has reached a limit"),
-        6 => (ErrorKind::PermissionDenied, "the peer was refused by its system"),
-        7 => (ErrorKind::Closed, "the peer is closing"),
-        8 => (ErrorKind::InvalidArgument, "the peer found the request invalid"),
-        _ => (ErrorKind::Io, "the peer failed"),
+    let kind = body.get(..2).and_then(u16::take).map_or(ErrorKind::Protocol, error_kind);
+    let message = match kind {
+        ErrorKind::StaleKey => "the remote memory is not exposed any more",
+        ErrorKind::OutOfBounds => "the range leaves the exposed region",
+        ErrorKind::AccessDenied => "the region was not exposed for this access",
+        _ => "the peer could not do its part",
     };
     Error::new(kind, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Random bytes of a body's size are a body and go round; fewer are an error.
+    macro_rules! goes_round {
+        ($($test:ident: $body:ident of $size:literal,)+) => {
+            proptest! {$(
+                #[test]
+                fn $test(bytes in prop::collection::vec(any::<u8>(), $size)) {
+                    prop_assert_eq!($body::SIZE, $size);
+                    let body = $body::decode(&bytes).unwrap();
+                    prop_assert_eq!(&body.encode()[..], &bytes[..]);
+                    for length in 0..bytes.len() {
+                        prop_assert_eq!($body::decode(&bytes[..length]).unwrap_err().kind(), ErrorKind::Protocol);
+                    }
+                }
+            )+}
+        };
+    }
+
+    goes_round! {
+        rts: Rts of 44,
+        rtr: Rtr of 36,
+        put_header: PutHeader of 24,
+        get_request: GetRequest of 28,
+        join: Join of 44,
+    }
+
+    #[test]
+    fn fields_lie_as_declared_and_little_endian() {
+        let put = PutHeader { generation: 2, offset: 0x0304, slot: 1, last: 0 };
+        let mut expected = [0; 24];
+        expected[0] = 2;
+        expected[8] = 4;
+        expected[9] = 3;
+        expected[16] = 1;
+        assert_eq!(put.encode(), expected);
+    }
+
+    #[test]
+    fn error_codes_go_round() {
+        for code in 1..=23 {
+            assert_eq!(error_kind_code(error_kind(code)), code);
+        }
+        assert_eq!(error_kind(60_000), ErrorKind::Protocol);
+    }
 }

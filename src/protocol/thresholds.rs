@@ -8,8 +8,10 @@
 //! The limits are computed once, when a link is attached; a message costs two comparisons. The cost model is the table
 //! below: one crossover for each class of link. A model that is measured at run time replaces [`crossover`] and nothing else.
 
-use super::control::EagerSync;
 use crate::transport::LinkAttributes;
+
+/// Bytes in front of the payload of a synchronous send.
+const SYNC_PREFIX: usize = 8;
 
 /// How a message travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +41,7 @@ impl Thresholds {
             .unwrap_or_else(|| crossover(link))
             .saturating_sub(1);
         let short = link.max_short.min(longest);
-        let eager = link.max_bcopy.saturating_sub(EagerSync::SIZE).min(longest);
+        let eager = link.max_bcopy.saturating_sub(SYNC_PREFIX).min(longest);
         Self {
             short,
             eager: eager.max(short),
@@ -126,7 +128,7 @@ mod tests {
             let limits = Thresholds::new(&link(max_short, max_bcopy, remote), rendezvous);
             match limits.choose(length) {
                 Scheme::Short => prop_assert!(length <= max_short),
-                Scheme::Eager => prop_assert!(length + EagerSync::SIZE <= max_bcopy),
+                Scheme::Eager => prop_assert!(length + SYNC_PREFIX <= max_bcopy),
                 Scheme::Rendezvous => prop_assert!(length > 0),
             }
         }

@@ -60,6 +60,8 @@ pub(crate) struct Core {
     pub(crate) regions: Arc<RegionTable>,
     pub(crate) endpoints: u64,
     pub(crate) rendezvous_threshold: Option<usize>,
+    /// Somebody waits for a connection to end.
+    pub(crate) watching: bool,
 }
 
 impl Core {
@@ -81,6 +83,7 @@ impl Core {
             regions,
             endpoints: 0,
             rendezvous_threshold,
+            watching: false,
         }
     }
 
@@ -101,7 +104,7 @@ impl Core {
 
     /// Whether anything is under way that an arrival could move on.
     pub(crate) fn has_interest(&self) -> bool {
-        self.operations.len() > 0 || !self.transfers.is_empty() || !self.kept.is_empty() || !self.runnable.is_empty() || !self.arrivals.is_empty()
+        self.operations.len() > 0 || !self.transfers.is_empty() || !self.kept.is_empty() || !self.runnable.is_empty() || !self.arrivals.is_empty() || self.watching
     }
 
     /// Sends a message of the protocol to a peer.

@@ -340,7 +340,7 @@ impl Core {
                 let key = self.operations.insert(Some(link), true, Work::Serve(serve));
                 self.submit(link, key);
             }
-            Err(error) => self.control(link, control::NACK, op, &control::error_code(error.kind()).to_le_bytes()),
+            Err(error) => self.control(link, control::NACK, op, &control::error_kind_code(error.kind()).to_le_bytes()),
         }
     }
 
@@ -352,7 +352,7 @@ impl Core {
                 Some(self.operations.insert(Some(link), true, Work::PutIn { exposed, ack }))
             }
             Err(error) => {
-                self.control(link, control::NACK, op, &control::error_code(error.kind()).to_le_bytes());
+                self.control(link, control::NACK, op, &control::error_kind_code(error.kind()).to_le_bytes());
                 None
             }
         }

@@ -1,1 +1,34 @@
-//! To be written.
+//! The worker: the one room with two doors. It drives `protocol` (what messages mean) and `transport` (how they travel).
+//!
+//! Comes in: operations of handles, messages of links. Goes out: outcomes and wakers to handles, messages to links.
+//! Uses `context`, `config`, `protocol`, `transport`, `memory`, `sys`. Knows nothing of what the user's handles look like.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `shared` | the lock, and how a future waits on the engine |
+//! | `engine` | passes, arming, the worker's poll |
+//! | `core` | connections, operations, matching: the state that messages act on |
+//! | `operations` | the table of operations and what each owns |
+//! | `peer` | one connection |
+//! | `deliver`, `send`, `copy`, `rma` | what comes in, what goes out, copies without a stop, one-sided access |
+//! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
+//! | `wireup` | dialling, listening, the handshake |
+//!
+//! Tests: `tests/api/`, `tests/process/`, `tests/cancel/`.
+
+mod close;
+pub(crate) mod copy;
+pub(crate) mod core;
+mod deliver;
+pub(crate) mod engine;
+mod handle;
+pub(crate) mod operations;
+pub(crate) mod peer;
+mod reactor;
+pub(crate) mod rma;
+pub(crate) mod send;
+pub(crate) mod shared;
+mod spin;
+pub(crate) mod wireup;
+
+pub(crate) use handle::Handle;

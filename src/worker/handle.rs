@@ -1,0 +1,124 @@
+//! A worker's life: started on a runtime, shared by handles, stopped when it is told to or when the last handle goes.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use crate::{
+    Context,
+    error::{Error, ErrorKind, Result},
+    memory::region::RegionWatcher,
+    worker::{
+        core::Core,
+        engine::Engine,
+        peer::Status,
+        reactor::{self, Reactor},
+        shared::{Shared, Transport},
+        wireup::{self, Wireup},
+    },
+};
+
+/// What the last handle's drop leaves the connections to say goodbye.
+const DROP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// What all handles of a worker hold together. The reactor holds [`Shared`] alone, so this one's end is the end of the handles.
+pub(crate) struct Handle {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Handle {
+    pub(crate) fn start(context: &Context) -> Result<Arc<Self>> {
+        let runtime = tokio::runtime::Handle::try_current()
+            .map_err(|_| Error::new(ErrorKind::InvalidArgument, "a worker is made on a Tokio runtime: call this in its context"))?;
+        let rendezvous = context.config().rendezvous_threshold.value.bytes();
+        let mut engine = Engine::new(Core::new(context.regions().clone(), rendezvous))?;
+        let mut transports = Vec::new();
+        for transport in context.message_transports() {
+            let opened = transport.open().map_err(|error| error.over(transport.name()))?;
+            engine.install(transport.name(), opened.interface)?;
+            transports.push(Transport { name: transport.name(), reach: transport.reach(), connector: opened.connector });
+        }
+        let shared = Arc::new(Shared::new(engine, wireup::new_worker_id()?, context.clone(), transports, runtime, Wireup::default())?);
+        let watcher: Arc<dyn RegionWatcher> = shared.clone();
+        context.regions().watch(Arc::downgrade(&watcher));
+        if shared.spin.is_thread() {
+            let driver = shared.clone();
+            std::thread::Builder::new()
+                .name("wharf-worker".into())
+                .spawn(move || reactor::run_thread(&driver))
+                .map_err(|error| Error::io("the worker's thread", error))?;
+        } else {
+            let _runtime = shared.runtime.enter();
+            shared.runtime.spawn(Reactor::new(shared.clone())?);
+        }
+        Ok(Arc::new(Self { shared }))
+    }
+
+    /// Closes all connections, waits until they have said goodbye or the deadline passes, then stops for good.
+    pub(crate) async fn shutdown(shared: &Arc<Shared>, deadline: Duration) -> Result<()> {
+        let links = shared.with(|engine| {
+            engine.closing = true;
+            let core = &mut engine.core;
+            let links: Vec<_> = core.peers.iter().flatten().map(|peer| (peer.slot, peer.id)).collect();
+            for (link, _) in &links {
+                if let Some(peer) = core.peer(*link)
+                    && matches!(peer.status, Status::Open)
+                {
+                    peer.status = Status::Closing { sent: false };
+                    core.close_step(*link);
+                }
+            }
+            links
+        });
+        let all = async {
+            for (link, id) in &links {
+                std::future::poll_fn(|cx| shared.poll_closed(cx, *link, *id)).await;
+            }
+        };
+        let in_time = tokio::time::timeout(deadline, all).await.is_ok();
+        Self::stop(shared);
+        if in_time {
+            Ok(())
+        } else {
+            Err(Error::new(ErrorKind::DeadlineExceeded, format!("not all connections had closed within {deadline:?}; they were cut"))
+                .during(crate::Operation::Close))
+        }
+    }
+
+    /// Ends everything that is left.
+    fn stop(shared: &Arc<Shared>) {
+        shared.with(|engine| {
+            engine.closing = true;
+            let links: Vec<_> = engine.core.peers.iter().flatten().map(|peer| peer.slot).collect();
+            for link in links {
+                engine.fail(link, Error::new(ErrorKind::Closed, "the worker was shut down"));
+            }
+            engine.core.end_all(&Error::new(ErrorKind::Closed, "the worker was shut down"));
+        });
+        shared.stopping.store(true, Ordering::Release);
+        shared.stopped.send_replace(true);
+        shared.wake_reactor();
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let shared = self.shared.clone();
+        if shared.stopping.load(Ordering::Acquire) {
+            return;
+        }
+        let pending = shared.with(|engine| engine.core.peers.iter().flatten().any(|peer| !matches!(peer.status, Status::Closed(_))));
+        if !pending {
+            Self::stop(&shared);
+            return;
+        }
+        let runtime = shared.runtime.clone();
+        // On a runtime that is gone the task is dropped at once, and with it the connections.
+        runtime.spawn(async move {
+            if let Err(error) = Self::shutdown(&shared, DROP_DEADLINE).await {
+                tracing::warn!(target: "wharf::worker", %error, "a worker was dropped with connections open");
+            }
+        });
+    }
+}

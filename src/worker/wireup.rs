@@ -1,0 +1,654 @@
+//! How connections come about: dialling, listening, the handshake, and the choice of the path.
+//!
+//! ```text
+//! client                                                server
+//!    │ ── TCP to host:port, or the Unix socket of an address ──▶
+//!    │ ◀── hello: who, where, which transports, a Unix name ───  │
+//!    │     same host? dial the Unix name instead and go on there │
+//!    │ ─── hello, proof of the secret ────────────────────────▶  │  Incoming: accepted, on any worker, or rejected
+//!    │ ◀── verdict: proof, lanes to set up, best first ────────  │
+//!    │ ◀──▶ can each read the other's memory? (cma) ◀────────▶   │
+//!    │ ◀──▶ the lane's own set-up, verdicts exchanged ◀──────▶   │
+//! ```
+//!
+//! Where the better path fails, the next is tried from the start, with one warning that says what failed and why.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{
+    net::{TcpListener, TcpStream, UnixListener},
+    sync::{Semaphore, mpsc},
+    time::timeout,
+};
+
+use crate::{
+    config::system_interfaces,
+    error::{Error, ErrorKind, Operation, Result},
+    protocol::{
+        WorkerAddress,
+        hello::{ClientHello, Nonce, Prover, ServerHello, Transcript, VERSION_MAX, VERSION_MIN, Verdict},
+        thresholds::Thresholds,
+    },
+    sys::{abstract_socket, identity::identity},
+    transport::{
+        Connected, PeerInfo, Reach, Role,
+        channel::Channel,
+        cma::{Cma, CmaPeer},
+        loopback,
+    },
+    types::{EndpointId, LinkId, WorkerId},
+    worker::{
+        peer::{OneCopy, Peer, Status},
+        shared::Shared,
+    },
+};
+
+/// Handshakes of one listener that may be under way at a time; others wait in the system's queue.
+const MAX_HANDSHAKES: usize = 128;
+
+/// Connection set-up of one worker.
+#[derive(Default)]
+pub(crate) struct Wireup {
+    /// Workers that are being dialled by address, for both dialling at once.
+    dialling: Mutex<HashMap<WorkerId, usize>>,
+    /// The listener behind the worker's address, once it was asked for.
+    address: Mutex<Option<WorkerAddress>>,
+}
+
+/// A connection that a peer asks for.
+pub(crate) struct Request {
+    pub(crate) channel: Channel,
+    hello: ClientHello,
+    transcript: Transcript,
+    /// The worker that the client was told it talks to.
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl Request {
+    pub(crate) fn name(&self) -> String {
+        self.channel.peer_name()
+    }
+    pub(crate) fn worker(&self) -> WorkerId {
+        self.hello.worker
+    }
+}
+
+/// One listening place: a TCP socket and, for peers on this host, a Unix socket under a random abstract name.
+pub(crate) struct Place {
+    pub(crate) tcp: Vec<TcpListener>,
+    pub(crate) unix: Option<(UnixListener, Vec<u8>)>,
+}
+
+fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| Error::new(ErrorKind::Io, format!("random bytes: {error}")))?;
+    Ok(bytes)
+}
+
+pub(crate) fn new_worker_id() -> Result<WorkerId> {
+    random().map(WorkerId)
+}
+
+fn transports(shared: &Shared) -> Vec<String> {
+    shared.context.transports().map(str::to_owned).collect()
+}
+
+impl Place {
+    /// Binds `address`, and the Unix socket where shared memory may be used.
+    pub(crate) async fn bind(shared: &Shared, addresses: &[SocketAddr]) -> Result<Self> {
+        let mut error = Error::new(ErrorKind::InvalidArgument, "no address to listen on");
+        for address in addresses {
+            match TcpListener::bind(address).await {
+                Ok(listener) => return Self::with(shared, vec![listener]),
+                Err(failure) => error = Error::io(format!("binding {address}"), failure),
+            }
+        }
+        Err(error.during(Operation::Listen))
+    }
+
+    fn with(shared: &Shared, tcp: Vec<TcpListener>) -> Result<Self> {
+        let unix = if shared.transports.iter().any(|transport| transport.reach == Reach::Host) {
+            let mut name = b"wharf-".to_vec();
+            for byte in random::<16>()? {
+                name.extend_from_slice(format!("{byte:02x}").as_bytes());
+            }
+            match abstract_socket::bind(&name) {
+                Ok(listener) => Some((listener, name)),
+                Err(error) => {
+                    tracing::warn!(target: "wharf::wireup", %error, "no Unix socket for peers on this host: they will not reach this worker through shared memory");
+                    None
+                }
+            }
+        } else {
+            None
+        };
+        Ok(Self { tcp, unix })
+    }
+
+    /// Serves it until the receiver of `queue` is gone.
+    pub(crate) fn serve(self, shared: &Arc<Shared>, queue: mpsc::Sender<Request>) -> Vec<tokio::task::JoinHandle<()>> {
+        let limit = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+        let name = self.unix.as_ref().map(|(_, name)| name.clone());
+        let mut tasks = Vec::new();
+        for listener in self.tcp {
+            let (shared, queue, limit, name) = (shared.clone(), queue.clone(), limit.clone(), name.clone());
+            let runtime = shared.runtime.clone();
+            tasks.push(runtime.spawn(async move {
+                loop {
+                    let Ok(permit) = limit.clone().acquire_owned().await else { return };
+                    let stream = listener.accept().await.map(|(stream, _)| Channel::tcp(stream));
+                    greet(&shared, stream, name.clone(), &queue, permit).await;
+                }
+            }));
+        }
+        if let Some((listener, name)) = self.unix {
+            let (shared, queue) = (shared.clone(), queue);
+            let runtime = shared.runtime.clone();
+            tasks.push(runtime.spawn(async move {
+                loop {
+                    let Ok(permit) = limit.clone().acquire_owned().await else { return };
+                    let stream = listener.accept().await.map(|(stream, _)| Channel::unix(stream));
+                    greet(&shared, stream, Some(name.clone()), &queue, permit).await;
+                }
+            }));
+        }
+        tasks
+    }
+}
+
+/// Starts the handshake of one accepted socket. A failure concerns that socket alone.
+async fn greet(
+    shared: &Arc<Shared>,
+    stream: std::io::Result<Channel>,
+    unix_name: Option<Vec<u8>>,
+    queue: &mpsc::Sender<Request>,
+    permit: tokio::sync::OwnedSemaphorePermit,
+) {
+    let mut channel = match stream {
+        Ok(channel) => channel,
+        Err(error) => {
+            tracing::warn!(target: "wharf::wireup", %error, "accepting a connection");
+            // Out of fds, most likely: a pause lets some go.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            return;
+        }
+    };
+    let (shared, queue) = (shared.clone(), queue.clone());
+    let runtime = shared.runtime.clone();
+    runtime.spawn(async move {
+        let limit = shared.context.config().handshake_timeout.value;
+        let outcome = timeout(limit, handshake(&shared, &mut channel, unix_name)).await;
+        drop(permit);
+        match outcome {
+            Ok(Ok(Some((hello, transcript)))) => {
+                // A full queue holds the connection back, not the listener.
+                let _ = queue.send(Request { channel, hello, transcript, shared }).await;
+            }
+            // Gone to the Unix socket.
+            Ok(Ok(None)) => {}
+            Ok(Err(error)) => tracing::debug!(target: "wharf::wireup", peer = %channel.peer_name(), %error, "connection turned down"),
+            Err(_) => tracing::debug!(target: "wharf::wireup", peer = %channel.peer_name(), "no handshake within {limit:?}"),
+        }
+    });
+}
+
+async fn handshake(shared: &Shared, channel: &mut Channel, unix_name: Option<Vec<u8>>) -> Result<Option<(ClientHello, Transcript)>> {
+    let server_nonce: Nonce = random()?;
+    let hello = ServerHello {
+        version_min: VERSION_MIN,
+        version_max: VERSION_MAX,
+        worker: shared.id,
+        identity: identity().clone(),
+        unix_name: unix_name.filter(|_| !channel.passes_fds()),
+        transports: transports(shared),
+        nonce: server_nonce,
+        secret_required: shared.context.secret().is_some(),
+    };
+    channel.send(&hello.encode(), &[]).await?;
+    let bytes = match channel.receive().await {
+        Ok((bytes, _)) => bytes,
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let client = match ClientHello::decode(&bytes) {
+        Ok(client) => client,
+        Err(error) => {
+            refuse(channel, &error).await;
+            return Err(error);
+        }
+    };
+    let transcript =
+        Transcript { server_nonce, client_nonce: client.nonce, server_worker: shared.id, client_worker: client.worker };
+    if let Some(secret) = shared.context.secret()
+        && !client.proof.as_ref().is_some_and(|proof| transcript.verify(secret, Prover::Client, proof))
+    {
+        let error = Error::new(ErrorKind::AuthenticationFailed, "the shared secret is missing or wrong");
+        refuse(channel, &error).await;
+        return Err(error);
+    }
+    Ok(Some((client, transcript)))
+}
+
+/// Tells the client why not. It may be gone; that changes nothing.
+pub(crate) async fn refuse(channel: &mut Channel, error: &Error) {
+    let _ = timeout(Duration::from_secs(1), channel.send(&Verdict::reject(error).encode(), &[])).await;
+}
+
+/// Accepts a request on `shared`, which may be another worker than the one that listened.
+pub(crate) async fn accept(shared: &Arc<Shared>, mut request: Request, claimed: bool) -> Result<(LinkId, EndpointId)> {
+    let limit = shared.context.config().handshake_timeout.value;
+    let name = request.name();
+    let result = timeout(limit, accept_inner(shared, &mut request, claimed)).await.unwrap_or_else(|_| {
+        Err(Error::new(ErrorKind::DeadlineExceeded, "the peer did not finish the set-up in time"))
+    });
+    result.map_err(|error| error.during(Operation::Accept).with_peer(name))
+}
+
+async fn accept_inner(shared: &Arc<Shared>, request: &mut Request, claimed: bool) -> Result<(LinkId, EndpointId)> {
+    let info = PeerInfo { identity: request.hello.identity.clone(), name: request.name() };
+    let mut why = Vec::new();
+    let lane = shared.transports.iter().find(|transport| {
+        transport.reach != Reach::Worker
+            && request.hello.transports.iter().any(|offered| offered == transport.name)
+            && match transport.connector.can_use(&request.channel, &info) {
+                Ok(()) => true,
+                Err(error) => {
+                    why.push(format!("{}: {error}", transport.name));
+                    false
+                }
+            }
+    });
+    let Some(lane) = lane else {
+        let error = Error::new(ErrorKind::Unreachable, format!("no transport in common over this connection ({})", why.join("; ")));
+        refuse(&mut request.channel, &error).await;
+        return Err(error);
+    };
+    // The secret is the listener's: the client has proved that it knows that one.
+    let proof = request.shared.context.secret().map(|secret| request.transcript.proof(secret, Prover::Server));
+    let mut lanes = vec![lane.name.to_owned()];
+    if lane.reach == Reach::Host && shared.context.can_use("cma") && request.hello.transports.iter().any(|offered| offered == "cma") {
+        lanes.push("cma".to_owned());
+    }
+    let probe = lanes.len() > 1;
+    let verdict = Verdict::Accept { worker: shared.id, proof, lanes };
+    request.channel.send(&verdict.encode(), &[]).await?;
+    let cma = if probe { probe_cma(&mut request.channel, &info).await? } else { None };
+    let connected = lane.connector.connect(&mut request.channel, Role::Server, &info).await?;
+    attach(shared, lane.name, connected, request.hello.worker, info, cma, claimed)
+}
+
+/// Whether both ends can read and write each other's memory. A failure of the probe is a slower connection, said once.
+async fn probe_cma(channel: &mut Channel, info: &PeerInfo) -> Result<Option<CmaPeer>> {
+    match Cma::probe_peer(channel).await? {
+        Ok(peer) => Ok(Some(peer)),
+        Err(reason) => {
+            tracing::warn!(target: "wharf::wireup", peer = %info.name, %reason, "cma cannot be used: long messages are copied twice through shared memory");
+            Ok(None)
+        }
+    }
+}
+
+/// Puts a finished link to work.
+fn attach(
+    shared: &Arc<Shared>,
+    transport: &'static str,
+    connected: Connected,
+    worker: WorkerId,
+    info: PeerInfo,
+    cma: Option<CmaPeer>,
+    claimed: bool,
+) -> Result<(LinkId, EndpointId)> {
+    shared.with(|engine| {
+        if engine.closing {
+            return Err(Error::new(ErrorKind::Closed, "the worker is shutting down"));
+        }
+        let index = engine.core.peers.iter().position(Option::is_none).unwrap_or(engine.core.peers.len());
+        let slot = LinkId(u32::try_from(index).map_err(|_| Error::new(ErrorKind::Exhausted, "too many connections"))?);
+        let (interface, link) = engine.attach(transport, slot, connected)?;
+        engine.core.endpoints += 1;
+        let id = EndpointId(engine.core.endpoints);
+        let attributes = link.attributes();
+        let pair = link.pair();
+        if let Some(pair) = &pair {
+            for (region, generation) in engine.core.regions.published() {
+                pair.publish_generation(region, generation);
+            }
+        }
+        let mut names = vec![transport];
+        if cma.is_some() {
+            names.push("cma");
+        }
+        let one_copy =
+            pair.map(|pair| OneCopy { pair, cma, mapped: Vec::new(), asked: Vec::new(), given: Vec::new(), seen: Vec::new() });
+        let limits = Thresholds::new(&attributes, engine.core.rendezvous_threshold);
+        let peer = Peer {
+            id,
+            slot,
+            interface,
+            link: Some(link),
+            attributes,
+            short: limits.short,
+            eager: limits.eager,
+            worker,
+            info,
+            transports: names,
+            one_copy,
+            queue: Default::default(),
+            status: Status::Open,
+            eager_out: 0,
+            eager_held: 0,
+            eager_owed: 0,
+            posted: 0,
+            claimed,
+            waiters: Vec::new(),
+        };
+        tracing::debug!(target: "wharf::endpoint", peer = %peer.info.name, transports = ?peer.transports, "connected");
+        if index == engine.core.peers.len() {
+            engine.core.peers.push(Some(peer));
+        } else {
+            engine.core.peers[index] = Some(peer);
+        }
+        if !claimed {
+            engine.core.unclaimed.push(slot);
+            engine.core.wakes.append(&mut engine.core.arrivals);
+        }
+        Ok((slot, id))
+    })
+}
+
+/// Where a connection should lead.
+pub(crate) enum Destination {
+    Sockets(Vec<SocketAddr>),
+    Worker(WorkerAddress),
+}
+
+/// Dials.
+pub(crate) async fn connect(shared: &Arc<Shared>, destination: Destination) -> Result<(LinkId, EndpointId)> {
+    let limit = shared.context.config().connect_timeout.value;
+    let result = timeout(limit, async {
+        match destination {
+            Destination::Sockets(sockets) => dial(shared, &sockets, None, false).await,
+            Destination::Worker(address) => dial_worker(shared, &address).await,
+        }
+    });
+    result
+        .await
+        .unwrap_or_else(|_| Err(Error::new(ErrorKind::DeadlineExceeded, format!("no connection within {limit:?}"))))
+        .map_err(|error| error.during(Operation::Connect))
+}
+
+/// Counts a dialling worker in, and out again however it ends.
+struct Dialling<'a>(&'a Wireup, WorkerId);
+
+impl Drop for Dialling<'_> {
+    fn drop(&mut self) {
+        let mut dialling = self.0.dialling.lock();
+        if let Some(count) = dialling.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                dialling.remove(&self.1);
+            }
+        }
+    }
+}
+
+async fn dial_worker(shared: &Arc<Shared>, address: &WorkerAddress) -> Result<(LinkId, EndpointId)> {
+    let worker = address.worker();
+    if worker == shared.id {
+        let known = shared.transports.iter().any(|transport| transport.reach == Reach::Worker);
+        if !known {
+            return Err(Error::new(ErrorKind::Unreachable, "an endpoint to oneself needs the transport `self`"));
+        }
+        let info = PeerInfo { identity: identity().clone(), name: "self".to_owned() };
+        return attach(shared, "self", loopback::Loopback::connected(), worker, info, None, true);
+    }
+    if let Some(found) = claim(shared, worker) {
+        return Ok(found);
+    }
+    *shared.wireup.dialling.lock().entry(worker).or_default() += 1;
+    let counted = Dialling(&shared.wireup, worker);
+    let unix = address
+        .unix_name()
+        .filter(|_| address.identity().same_host(identity()) && shared.transports.iter().any(|transport| transport.reach == Reach::Host));
+    let result = dial(shared, address.sockets(), unix, true).await;
+    match result {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            // Both dialled; the other's connection is the one that stands. It is on its way.
+            let found = std::future::poll_fn(|cx| match claim(shared, worker) {
+                Some(found) => std::task::Poll::Ready(found),
+                None => {
+                    shared.with(|engine| engine.core.arrivals.push(cx.waker().clone()));
+                    match claim(shared, worker) {
+                        Some(found) => std::task::Poll::Ready(found),
+                        None => std::task::Poll::Pending,
+                    }
+                }
+            });
+            let found = found.await;
+            drop(counted);
+            Ok(found)
+        }
+        result => result,
+    }
+}
+
+/// Takes a connection that the worker itself has made to this one.
+fn claim(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointId)> {
+    shared.with(|engine| {
+        let core = &mut engine.core;
+        let index = core.unclaimed.iter().position(|link| {
+            core.peers.get(link.0 as usize).and_then(Option::as_ref).is_some_and(|peer| peer.worker == worker && matches!(peer.status, Status::Open))
+        })?;
+        let link = core.unclaimed.swap_remove(index);
+        let peer = core.peer(link)?;
+        peer.claimed = true;
+        Some((link, peer.id))
+    })
+}
+
+/// Dials sockets, or a Unix socket first.
+async fn dial(shared: &Arc<Shared>, sockets: &[SocketAddr], unix: Option<&[u8]>, by_address: bool) -> Result<(LinkId, EndpointId)> {
+    let tcp = shared.transports.iter().any(|transport| transport.reach == Reach::Network);
+    let mut last = None;
+    if let Some(name) = unix {
+        match dial_unix(shared, name, by_address, "the worker's Unix socket").await {
+            Err(error) if final_verdict(&error) => return Err(error),
+            Err(error) => {
+                if tcp && !sockets.is_empty() {
+                    tracing::warn!(target: "wharf::wireup", %error, "shared memory cannot be used: falling back to tcp");
+                }
+                last = Some(error);
+            }
+            Ok(found) => return Ok(found),
+        }
+    }
+    for socket in sockets {
+        let stream = match TcpStream::connect(socket).await {
+            Ok(stream) => stream,
+            Err(error) => {
+                last.get_or_insert(Error::io("connecting", error).with_peer(socket));
+                continue;
+            }
+        };
+        match dial_tcp(shared, stream, by_address, unix.is_none()).await {
+            Err(error) if !final_verdict(&error) && socket != &sockets[sockets.len() - 1] => last = Some(error.with_peer(socket)),
+            result => return result.map_err(|error| error.with_peer(socket)),
+        }
+    }
+    Err(last.unwrap_or_else(|| Error::new(ErrorKind::Unreachable, "no path to that worker: it is on another host or offers no transport in common")))
+}
+
+/// Whether another path would hear the same.
+fn final_verdict(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Rejected | ErrorKind::AuthenticationFailed | ErrorKind::VersionMismatch | ErrorKind::WouldBlock | ErrorKind::Malformed
+    )
+}
+
+async fn dial_tcp(shared: &Arc<Shared>, stream: TcpStream, by_address: bool, try_unix: bool) -> Result<(LinkId, EndpointId)> {
+    let name = stream.peer_addr().map_or_else(|_| "peer".to_owned(), |address| address.to_string());
+    let mut channel = Channel::tcp(stream);
+    let server = receive_hello(&mut channel).await?;
+    let shm = shared.transports.iter().find(|transport| {
+        transport.reach == Reach::Host && server.transports.iter().any(|offered| offered == transport.name)
+    });
+    if try_unix
+        && let (Some(unix), Some(_)) = (&server.unix_name, shm)
+        && server.identity.same_host(identity())
+    {
+        match dial_unix(shared, unix, by_address, &name).await {
+            Err(error) if !final_verdict(&error) => {
+                tracing::warn!(target: "wharf::wireup", peer = %name, %error, "shared memory cannot be used: falling back to tcp");
+            }
+            result => return result,
+        }
+    }
+    negotiate(shared, channel, server, by_address, name).await
+}
+
+async fn dial_unix(shared: &Arc<Shared>, name: &[u8], by_address: bool, peer: &str) -> Result<(LinkId, EndpointId)> {
+    let stream = abstract_socket::connect(name).await.map_err(|error| {
+        Error::io("the peer's Unix socket (another network namespace, or the peer is gone)", error)
+    })?;
+    let mut channel = Channel::unix(stream);
+    let server = receive_hello(&mut channel).await?;
+    negotiate(shared, channel, server, by_address, peer.to_owned()).await
+}
+
+async fn receive_hello(channel: &mut Channel) -> Result<ServerHello> {
+    let (bytes, _) = channel.receive().await?;
+    ServerHello::decode(&bytes)
+}
+
+/// The client's part of the handshake, once the channel is chosen.
+async fn negotiate(
+    shared: &Arc<Shared>,
+    mut channel: Channel,
+    server: ServerHello,
+    by_address: bool,
+    name: String,
+) -> Result<(LinkId, EndpointId)> {
+    let client_nonce: Nonce = random()?;
+    let transcript = Transcript { server_nonce: server.nonce, client_nonce, server_worker: server.worker, client_worker: shared.id };
+    let secret = shared.context.secret();
+    if server.secret_required && secret.is_none() {
+        return Err(Error::new(ErrorKind::AuthenticationFailed, "the peer wants a shared secret and this context has none"));
+    }
+    let hello = ClientHello {
+        version: server.version()?,
+        worker: shared.id,
+        identity: identity().clone(),
+        transports: transports(shared),
+        nonce: client_nonce,
+        proof: secret.map(|secret| transcript.proof(secret, Prover::Client)),
+        by_address,
+    };
+    channel.send(&hello.encode(), &[]).await?;
+    let (bytes, _) = channel.receive().await?;
+    let (worker, proof, lanes) = match Verdict::decode(&bytes)? {
+        Verdict::Accept { worker, proof, lanes } => (worker, proof, lanes),
+        Verdict::Reject { code, reason } => return Err(Verdict::rejection(code, reason)),
+    };
+    if let Some(secret) = secret
+        && !proof.as_ref().is_some_and(|proof| transcript.verify(secret, Prover::Server, proof))
+    {
+        return Err(Error::new(ErrorKind::AuthenticationFailed, "the peer did not prove that it knows the shared secret"));
+    }
+    let info = PeerInfo { identity: server.identity, name };
+    let lane = lanes
+        .first()
+        .and_then(|lane| shared.transports.iter().find(|transport| transport.name == lane))
+        .ok_or_else(|| Error::new(ErrorKind::Protocol, "the peer chose a transport that was not offered"))?;
+    lane.connector.can_use(&channel, &info)?;
+    let cma = if lanes.iter().any(|lane| lane == "cma") { probe_cma(&mut channel, &info).await? } else { None };
+    let connected = lane.connector.connect(&mut channel, Role::Client, &info).await?;
+    attach(shared, lane.name, connected, worker, info, cma, true)
+}
+
+/// The worker's address: starts to listen for those who have it, at the first call.
+pub(crate) fn address(shared: &Arc<Shared>) -> Result<WorkerAddress> {
+    let mut known = shared.wireup.address.lock();
+    if let Some(address) = &*known {
+        return Ok(address.clone());
+    }
+    let _runtime = shared.runtime.enter();
+    let mut tcp = Vec::new();
+    let mut sockets = Vec::new();
+    if shared.transports.iter().any(|transport| transport.reach == Reach::Network) {
+        for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
+            let Ok(listener) = listen_any(any) else { continue };
+            let port = listener.local_addr().map_err(|error| Error::io("the listener's address", error))?.port();
+            let devices = &shared.context.config().net_devices.value;
+            for (name, ip) in system_interfaces().unwrap_or_default() {
+                // A link-local address means nothing to another host without its zone.
+                let local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
+                if ip.is_ipv4() == any.is_ipv4() && !local && devices.allows(&name) && sockets.len() < 32 {
+                    sockets.push(SocketAddr::new(ip, port));
+                }
+            }
+            tcp.push(listener);
+        }
+    }
+    // Another host's way before the one that only this host can go.
+    sockets.sort_by_key(|socket| socket.ip().is_loopback());
+    let place = Place::with(shared, tcp)?;
+    let address = WorkerAddress::new(
+        shared.id,
+        identity().clone(),
+        place.unix.as_ref().map(|(_, name)| name.clone()),
+        sockets,
+        transports(shared),
+        shared.context.secret().is_some(),
+    )?;
+    let (sender, mut requests) = mpsc::channel(64);
+    let tasks = place.serve(shared, sender);
+    let acceptor = shared.clone();
+    shared.runtime.spawn(async move {
+        let mut stopped = acceptor.stopped.subscribe();
+        loop {
+            tokio::select! {
+                request = requests.recv() => match request {
+                    Some(request) => {
+                        acceptor.runtime.spawn(accept_unasked(acceptor.clone(), request));
+                    }
+                    None => break,
+                },
+                _ = stopped.wait_for(|stopped| *stopped) => break,
+            }
+        }
+        tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    });
+    *known = Some(address.clone());
+    Ok(address)
+}
+
+fn listen_any(ip: IpAddr) -> std::io::Result<TcpListener> {
+    use socket2::{Domain, Protocol, Socket, Type};
+    let socket = Socket::new(if ip.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 }, Type::STREAM, Some(Protocol::TCP))?;
+    if ip.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&SocketAddr::new(ip, 0).into())?;
+    socket.listen(1024)?;
+    TcpListener::from_std(socket.into())
+}
+
+/// A peer that has this worker's address connects: taken, unless this worker is dialling it at the same time and its own dialling stands.
+async fn accept_unasked(shared: Arc<Shared>, mut request: Request) {
+    let peer = request.worker();
+    if shared.id < peer && shared.wireup.dialling.lock().contains_key(&peer) {
+        refuse(&mut request.channel, &Error::new(ErrorKind::WouldBlock, "both ends dialled; the other connection stands")).await;
+        return;
+    }
+    if let Err(error) = accept(&shared, request, false).await {
+        tracing::debug!(target: "wharf::wireup", %error, "a connection to this worker's address failed");
+    }
+}
