@@ -1,1 +1,177 @@
-//! To be written.
+//! Connections that peers ask for.
+//!
+//! Comes in: a listening place of the worker. Goes out: [`Incoming`], to be accepted on any worker or rejected. Uses `worker`, `endpoint`.
+//! Tests: `tests/api/`, `tests/process/`.
+
+use std::{
+    fmt,
+    future::{Future, IntoFuture},
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use futures::Stream;
+use tokio::sync::mpsc;
+
+use crate::{
+    endpoint::{Endpoint, Worker},
+    error::{Error, ErrorKind, Operation, Result},
+    types::WorkerId,
+    worker::wireup::{self, Place, Request},
+};
+
+/// Requests that wait to be taken; more wait in the handshake, and then in the system's queue.
+const BACKLOG: usize = 64;
+
+/// A place where peers connect. A [`Stream`] of [`Incoming`]; dropping it stops listening, connections that were made stay.
+#[doc(alias = "ucp_listener_h")]
+pub struct Listener {
+    worker: Worker,
+    address: SocketAddr,
+    requests: mpsc::Receiver<Request>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Listener {
+    pub(crate) fn start(worker: Worker, place: Place) -> Result<Self> {
+        let address = place
+            .tcp
+            .first()
+            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no address to listen on").during(Operation::Listen))?
+            .local_addr()
+            .map_err(|error| Error::io("the listener's address", error).during(Operation::Listen))?;
+        let (queue, requests) = mpsc::channel(BACKLOG);
+        let tasks = place.serve(worker.shared(), queue);
+        Ok(Self { worker, address, requests, tasks })
+    }
+
+    /// The address that it is bound to, with the port that was chosen.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits for the next peer that has said hello.
+    ///
+    /// # Errors
+    /// `Closed` when the worker was shut down.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: no request is lost.
+    pub async fn accept(&mut self) -> Result<Incoming> {
+        let mut stopped = self.worker.shared().stopped.subscribe();
+        tokio::select! {
+            biased;
+            request = self.requests.recv() => match request {
+                Some(request) => Ok(Incoming { worker: self.worker.clone(), request: Some(request) }),
+                None => Err(Error::new(ErrorKind::Closed, "the listener has ended").during(Operation::Accept)),
+            },
+            _ = stopped.wait_for(|stopped| *stopped) => {
+                Err(Error::new(ErrorKind::Closed, "the worker was shut down").during(Operation::Accept))
+            }
+        }
+    }
+}
+
+impl Stream for Listener {
+    type Item = Result<Incoming>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        this.requests
+            .poll_recv(cx)
+            .map(|request| request.map(|request| Ok(Incoming { worker: this.worker.clone(), request: Some(request) })))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+/// A peer that wants to connect. Await it to accept it on the worker that listened; dropping it rejects it.
+#[must_use = "a request that is dropped is rejected"]
+#[doc(alias = "ucp_conn_request_h")]
+pub struct Incoming {
+    worker: Worker,
+    request: Option<Request>,
+}
+
+impl Incoming {
+    /// Who asks.
+    #[must_use]
+    pub fn peer(&self) -> Option<WorkerId> {
+        self.request.as_ref().map(Request::worker)
+    }
+
+    /// Where the request comes from, for people.
+    #[must_use]
+    pub fn peer_name(&self) -> String {
+        self.request.as_ref().map(Request::name).unwrap_or_default()
+    }
+
+    /// Accepts it on the worker that listened.
+    ///
+    /// # Errors
+    /// What set-up said: the peer is gone, or there is no transport in common.
+    ///
+    /// # Cancel safety
+    /// Dropped, the connection is given up.
+    pub async fn accept(self) -> Result<Endpoint> {
+        let worker = self.worker.clone();
+        self.accept_on(&worker).await
+    }
+
+    /// Accepts it on another worker of this process.
+    ///
+    /// # Errors
+    /// As [`Incoming::accept`].
+    ///
+    /// # Cancel safety
+    /// As [`Incoming::accept`].
+    pub async fn accept_on(mut self, worker: &Worker) -> Result<Endpoint> {
+        let request = self.request.take().ok_or_else(|| Error::new(ErrorKind::Closed, "answered already"))?;
+        wireup::accept(worker.shared(), request, true).await.map(|place| worker.endpoint_of(place))
+    }
+
+    /// Turns it down; the peer's connect ends with `Rejected` and this reason (cut after 255 bytes).
+    pub async fn reject(mut self, reason: impl Into<String>) {
+        if let Some(mut request) = self.request.take() {
+            wireup::refuse(&mut request.channel, &Error::new(ErrorKind::Rejected, reason.into())).await;
+        }
+    }
+}
+
+impl IntoFuture for Incoming {
+    type Output = Result<Endpoint>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Result<Endpoint>> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.accept())
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        if let Some(mut request) = self.request.take() {
+            let runtime = request.shared.runtime.clone();
+            runtime.spawn(async move {
+                wireup::refuse(&mut request.channel, &Error::new(ErrorKind::Rejected, "the listener did not take the connection")).await;
+            });
+        }
+    }
+}
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Incoming").field("peer", &self.peer_name()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,247 @@
+//! An endpoint: one connection, as the user holds it.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    memory::{Buffer, ReceiveBuffer},
+    protocol::Descriptor,
+    types::{EndpointId, Identity, LinkId, Tag, WorkerId},
+    worker::{
+        Handle,
+        operations::{Outcome, Work},
+        shared::Shared,
+    },
+};
+
+use super::{
+    Get, Put, RemoteRegion, TagSend,
+    operation::{Completion, Deadline, Entered, Settled},
+};
+
+/// A connection to one peer. A cheap clone; the last clone's drop closes it once all that was sent has gone.
+#[derive(Clone)]
+#[doc(alias = "ucp_ep_h")]
+pub struct Endpoint {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    handle: Arc<Handle>,
+    link: LinkId,
+    id: EndpointId,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.handle.shared.release_endpoint(self.link, self.id);
+    }
+}
+
+impl Endpoint {
+    pub(crate) fn new(handle: Arc<Handle>, link: LinkId, id: EndpointId) -> Self {
+        Self { inner: Arc::new(Inner { handle, link, id }) }
+    }
+
+    #[inline]
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.inner.handle.shared
+    }
+    #[inline]
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.inner.handle
+    }
+    #[inline]
+    pub(crate) fn place(&self) -> (LinkId, EndpointId) {
+        (self.inner.link, self.inner.id)
+    }
+
+    fn ask<R>(&self, question: impl FnOnce(&crate::worker::peer::Peer) -> R) -> Option<R> {
+        let (link, id) = self.place();
+        self.shared().with(|engine| engine.core.endpoint(link, id).map(|peer| question(peer)))
+    }
+
+    pub(crate) fn identity(&self) -> Result<Identity> {
+        self.ask(|peer| peer.info.identity.clone()).ok_or_else(crate::worker::send::closed)
+    }
+
+    /// The name by which received messages call this endpoint.
+    #[must_use]
+    pub fn id(&self) -> EndpointId {
+        self.inner.id
+    }
+
+    /// The worker at the other end.
+    #[must_use]
+    pub fn peer(&self) -> Option<WorkerId> {
+        self.ask(|peer| peer.worker)
+    }
+
+    /// The transports in use, the one that carries messages first.
+    #[must_use]
+    #[doc(alias = "ucp_ep_query")]
+    pub fn transports(&self) -> Vec<&'static str> {
+        self.ask(|peer| peer.transports.clone()).unwrap_or_default()
+    }
+
+    /// Sends `buffer` under `tag`.
+    ///
+    /// # Errors
+    /// What ends the connection; `Closed` on a closed endpoint.
+    #[doc(alias = "ucp_tag_send_nbx")]
+    pub fn tag_send(&self, tag: impl Into<Tag>, buffer: impl Into<Buffer>) -> TagSend<'_> {
+        TagSend::new(self, tag.into(), buffer.into())
+    }
+
+    /// Sends a copy of `bytes` under `tag`. The borrow ends here, before the first poll.
+    ///
+    /// # Errors
+    /// As [`Endpoint::tag_send`].
+    pub fn tag_send_copy(&self, tag: impl Into<Tag>, bytes: &[u8]) -> TagSend<'_> {
+        TagSend::new(self, tag.into(), Buffer::from(bytes.to_vec()))
+    }
+
+    /// Makes exposed memory of this endpoint's peer accessible.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when it is another process's.
+    #[doc(alias = "ucp_ep_rkey_unpack")]
+    pub fn import(&self, descriptor: &Descriptor) -> Result<RemoteRegion> {
+        RemoteRegion::import(self, descriptor)
+    }
+
+    /// Writes `buffer` to the beginning of `remote`.
+    ///
+    /// # Errors
+    /// `OutOfBounds`, `AccessDenied`, `StaleKey` when the memory is not exposed any more, and what ends the connection.
+    pub fn put(&self, buffer: impl Into<Buffer>, remote: RemoteRegion) -> Put<'_> {
+        Put::new(self, buffer.into(), remote)
+    }
+
+    /// Fills `buffer` from the beginning of `remote`.
+    ///
+    /// # Errors
+    /// As [`Endpoint::put`]; the buffer comes back where it can.
+    pub fn get<B: ReceiveBuffer + Unpin>(&self, remote: RemoteRegion, buffer: B) -> Get<'_, B> {
+        Get::new(self, remote, buffer)
+    }
+
+    /// Waits until all operations of this endpoint that were posted before are complete at both ends.
+    ///
+    /// # Errors
+    /// What ends the connection.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    #[doc(alias = "ucp_ep_flush_nbx")]
+    pub fn flush(&self) -> Flush<'_> {
+        Flush { endpoint: self, entered: None }
+    }
+
+    /// Closes the connection: what was sent goes out first, and the peer says that it has read it.
+    ///
+    /// # Errors
+    /// What ended the connection instead.
+    ///
+    /// # Cancel safety
+    /// Dropped, the closing goes on.
+    #[doc(alias = "ucp_ep_close_nbx")]
+    pub async fn close(&self) -> Result<()> {
+        let (link, id) = self.place();
+        self.shared().begin_close(link, id);
+        let reason = std::future::poll_fn(|cx| self.shared().poll_closed(cx, link, id)).await;
+        match reason {
+            Some(error) if !matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::Closed) => Err(error.during(Operation::Close)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the connection at once. Operations under way end with `Closed`.
+    pub fn abort(&self) {
+        let (link, id) = self.place();
+        self.shared().abort(link, id, Error::new(ErrorKind::Closed, "the endpoint was aborted"));
+    }
+
+    /// Waits until the connection has ended, and says why.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    #[must_use]
+    pub fn closed(&self) -> Closed<'_> {
+        Closed { endpoint: self }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("id", &self.inner.id).field("transports", &self.transports()).finish_non_exhaustive()
+    }
+}
+
+/// Waits for earlier operations; made by [`Endpoint::flush`].
+#[must_use = "a flush does nothing unless awaited"]
+#[derive(Debug)]
+pub struct Flush<'a> {
+    endpoint: &'a Endpoint,
+    entered: Option<Entered>,
+}
+
+impl fmt::Debug for Entered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Entered").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+impl Future for Flush<'_> {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = &mut *self;
+        if this.entered.is_none() {
+            let (link, id) = this.endpoint.place();
+            let entered = this.endpoint.shared().with(|engine| {
+                let core = &mut engine.core;
+                if let Some(error) = core.endpoint(link, id).map_or_else(|| Some(crate::worker::send::closed()), |peer| peer.over()) {
+                    return Err(error.during(Operation::Flush));
+                }
+                let before = core.operations.sequence();
+                let key = core.operations.insert(Some(link), false, Work::Flush { before });
+                core.check_flushes(link);
+                Ok(key)
+            });
+            this.entered = Some(Entered { handle: this.endpoint.handle().clone(), key: Some(entered?) });
+        }
+        match &mut this.entered {
+            Some(entered) => entered.poll(cx, &mut Deadline::None, Operation::Flush).map(|outcome| match outcome {
+                Outcome::Done(result) => result,
+                other => <()>::settle(Settled(other)),
+            }),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// Waits for the end of a connection; made by [`Endpoint::closed`].
+#[must_use = "futures do nothing unless awaited"]
+#[derive(Debug)]
+pub struct Closed<'a> {
+    endpoint: &'a Endpoint,
+}
+
+impl Future for Closed<'_> {
+    type Output = Error;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Error> {
+        let (link, id) = self.endpoint.place();
+        self.endpoint
+            .shared()
+            .poll_closed(cx, link, id)
+            .map(|reason| reason.unwrap_or_else(|| Error::new(ErrorKind::Closed, "the endpoint is closed")))
+    }
+}

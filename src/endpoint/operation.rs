@@ -1,0 +1,211 @@
+//! Operations in flight, and the deadline that any of them may have.
+
+use std::{
+    future::Future,
+    marker::PhantomData,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::time::Sleep;
+
+use crate::{
+    error::{Error, ErrorKind, OpError, Operation, Result},
+    memory::ReceiveBuffer,
+    types::OpKey,
+    worker::{Handle, operations::Outcome},
+};
+
+use super::{rma::Fetched, tag::Received};
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// What an [`Op`] resolves to. Implemented for `()` (sends and puts), [`Received`] and [`Fetched`].
+pub trait Completion: sealed::Sealed + Unpin {
+    /// The result.
+    type Output;
+    #[doc(hidden)]
+    fn settle(outcome: Settled) -> Self::Output;
+}
+
+/// An outcome of the worker, opaque to the user.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Settled(pub(crate) Outcome);
+
+fn wrong() -> Error {
+    Error::new(ErrorKind::InvalidArgument, "polled after completion")
+}
+
+impl sealed::Sealed for () {}
+impl Completion for () {
+    type Output = Result<()>;
+    fn settle(outcome: Settled) -> Result<()> {
+        match outcome.0 {
+            Outcome::Done(result) => result,
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Received<B> {}
+impl<B: ReceiveBuffer + Unpin> Completion for Received<B> {
+    type Output = Result<Self, OpError<B>>;
+    fn settle(outcome: Settled) -> Self::Output {
+        match outcome.0 {
+            Outcome::Buffer { result: Ok(arrival), buffer: Some(buffer) } => {
+                Ok(Self { buffer: B::restore(buffer), len: arrival.length, tag: arrival.tag, from: arrival.from })
+            }
+            Outcome::Buffer { result, buffer } => {
+                Err(OpError::new(result.err().unwrap_or_else(wrong), buffer.map(B::restore)))
+            }
+            Outcome::Done(Err(error)) => Err(OpError::new(error, None)),
+            _ => Err(OpError::new(wrong(), None)),
+        }
+    }
+}
+
+impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Fetched<B> {}
+impl<B: ReceiveBuffer + Unpin> Completion for Fetched<B> {
+    type Output = Result<B, OpError<B>>;
+    fn settle(outcome: Settled) -> Self::Output {
+        match outcome.0 {
+            Outcome::Buffer { result: Ok(_), buffer: Some(buffer) } => Ok(B::restore(buffer)),
+            Outcome::Buffer { result, buffer } => {
+                Err(OpError::new(result.err().unwrap_or_else(wrong), buffer.map(B::restore)))
+            }
+            Outcome::Done(Err(error)) => Err(OpError::new(error, None)),
+            _ => Err(OpError::new(wrong(), None)),
+        }
+    }
+}
+
+/// A deadline that starts to run at the first poll.
+#[derive(Debug, Default)]
+pub(crate) enum Deadline {
+    #[default]
+    None,
+    After(Duration),
+    Running(Pin<Box<Sleep>>),
+}
+
+impl Deadline {
+    #[inline]
+    pub(crate) fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
+        match self {
+            Self::None => false,
+            Self::After(after) => {
+                *self = Self::Running(Box::pin(tokio::time::sleep(*after)));
+                self.is_over(cx)
+            }
+            Self::Running(sleep) => sleep.as_mut().poll(cx).is_ready(),
+        }
+    }
+
+    pub(crate) fn error(operation: Operation) -> Error {
+        Error::new(ErrorKind::DeadlineExceeded, "the deadline passed").during(operation)
+    }
+}
+
+/// An operation in the table, seen from its future. Dropping it tells the worker.
+pub(crate) struct Entered {
+    pub(crate) handle: Arc<Handle>,
+    pub(crate) key: Option<OpKey>,
+}
+
+impl Entered {
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, deadline: &mut Deadline, operation: Operation) -> Poll<Outcome> {
+        let Some(key) = self.key else { return Poll::Ready(Outcome::Done(Err(wrong()))) };
+        let shared = &self.handle.shared;
+        if deadline.is_over(cx) {
+            let outcome = shared.with(|engine| {
+                engine.progress();
+                if engine.core.operations.get(key).is_some_and(|entry| entry.outcome.is_none()) {
+                    engine.core.cancel(key, Deadline::error(operation));
+                }
+                engine.core.take_outcome(key)
+            });
+            // An operation that cannot be stopped goes on without its future.
+            let outcome = outcome.unwrap_or_else(|| {
+                shared.drop_future(key);
+                Outcome::Buffer { result: Err(Deadline::error(operation)), buffer: None }
+            });
+            self.key = None;
+            return Poll::Ready(match outcome {
+                Outcome::Buffer { result: Err(error), buffer: None } if matches!(operation, Operation::TagSend | Operation::Put | Operation::Flush) => {
+                    Outcome::Done(Err(error))
+                }
+                outcome => outcome,
+            });
+        }
+        let outcome = std::task::ready!(shared.poll_outcome(cx, key));
+        self.key = None;
+        Poll::Ready(outcome)
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(key) = self.key.take() {
+            self.handle.shared.drop_future(key);
+        }
+    }
+}
+
+/// An operation that was posted: it is on its way whether or not this is polled.
+///
+/// # Cancel safety
+/// Dropping it detaches a send, put or get: it still happens. A receive that has not matched is withdrawn; one that matched puts its message back
+/// in its place, so nothing is lost. [`Op::cancel`] ends it and says what happened.
+#[must_use = "an operation that is dropped detaches; await it to learn how it ended"]
+pub struct Op<T: Completion> {
+    pub(crate) entered: Entered,
+    pub(crate) deadline: Deadline,
+    pub(crate) operation: Operation,
+    pub(crate) kind: PhantomData<fn() -> T>,
+}
+
+impl<T: Completion> Op<T> {
+    /// Ends the operation with `DeadlineExceeded` when it lasts longer than this, from the first poll on.
+    pub fn deadline(mut self, after: Duration) -> Self {
+        self.deadline = Deadline::After(after);
+        self
+    }
+
+    /// Stops the operation if it can still be stopped, and resolves to what happened: its result, or an error of kind `Canceled`.
+    ///
+    /// A receive can be stopped until it matched, a send until it left or, when it was announced, until it matched at the peer. What cannot be
+    /// stopped any more is awaited.
+    ///
+    /// # Cancel safety
+    /// As for the operation itself.
+    #[doc(alias = "ucp_request_cancel")]
+    pub async fn cancel(self) -> T::Output {
+        if let Some(key) = self.entered.key {
+            let error = Error::new(ErrorKind::Canceled, "cancelled").during(self.operation);
+            self.entered.handle.shared.with(|engine| {
+                engine.progress();
+                engine.core.cancel(key, error)
+            });
+        }
+        self.await
+    }
+}
+
+impl<T: Completion> Future for Op<T> {
+    type Output = T::Output;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T::Output> {
+        let this = &mut *self;
+        this.entered.poll(cx, &mut this.deadline, this.operation).map(|outcome| T::settle(Settled(outcome)))
+    }
+}
+
+impl<T: Completion> std::fmt::Debug for Op<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Op").field("operation", &self.operation).field("key", &self.entered.key).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,377 @@
+//! One-sided operations on memory that a peer has exposed.
+//!
+//! # Safety
+//! A short access hands the address of a buffer that this future owns to `Core::access_now`, which uses it during the call only.
+#![allow(unsafe_code)]
+
+use std::{
+    fmt,
+    future::Future,
+    marker::PhantomData,
+    ops::{Bound, RangeBounds},
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use crate::{
+    error::{Error, ErrorKind, OpError, Operation, Result},
+    memory::{Buffer, BufferMut, ReceiveBuffer},
+    protocol::Descriptor,
+    types::Access,
+    worker::{engine::Engine, operations, rma::Target},
+};
+
+use super::{
+    Endpoint, Op,
+    operation::{Completion, Deadline, Entered, Settled},
+};
+
+/// Memory of a peer, as imported from its descriptor, or a part of it.
+///
+/// A cheap clone. Bounds and rights are checked before anything moves; the owner checks them again, and that the memory is still exposed.
+#[derive(Clone)]
+#[doc(alias = "ucp_rkey_h")]
+pub struct RemoteRegion {
+    endpoint: Endpoint,
+    access: Access,
+    target: Target,
+    length: u64,
+}
+
+impl RemoteRegion {
+    pub(crate) fn import(endpoint: &Endpoint, descriptor: &Descriptor) -> Result<Self> {
+        let owner = endpoint.identity()?;
+        let named = descriptor.identity();
+        if (owner.boot, owner.pid, owner.pid_namespace) != (named.boot, named.pid, named.pid_namespace) {
+            return Err(Error::new(ErrorKind::InvalidArgument, "the descriptor is of another process than this endpoint leads to")
+                .during(Operation::Memory));
+        }
+        let key = descriptor.key();
+        let route = descriptor.shm();
+        Ok(Self {
+            endpoint: endpoint.clone(),
+            access: descriptor.access(),
+            target: Target {
+                slot: key.slot,
+                generation: key.generation,
+                address: descriptor.address(),
+                offset: 0,
+                segment: route.map_or(0, |route| route.segment),
+                segment_offset: route.map_or(0, |route| route.offset),
+            },
+            length: descriptor.len(),
+        })
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// What the owner allows.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// When the range leaves the region, as with a slice.
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<u64>) -> Self {
+        let start = match range.start_bound() {
+            Bound::Included(start) => *start,
+            Bound::Excluded(start) => start + 1,
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(end) => end + 1,
+            Bound::Excluded(end) => *end,
+            Bound::Unbounded => self.length,
+        };
+        assert!(start <= end && end <= self.length, "range {start}..{end} of a region of {} bytes", self.length);
+        let mut part = self.clone();
+        part.target.offset += start;
+        part.length = end - start;
+        part
+    }
+
+    fn check(&self, endpoint: &Endpoint, length: usize, access: Access, operation: Operation) -> Result<()> {
+        let error = if endpoint.id() != self.endpoint.id() || !std::ptr::eq(endpoint.shared(), self.endpoint.shared()) {
+            Error::new(ErrorKind::InvalidArgument, "the remote region was imported on another endpoint")
+        } else if !self.access.contains(access) {
+            Error::new(ErrorKind::AccessDenied, "the region was not exposed for this access")
+        } else if length as u64 > self.length {
+            Error::new(ErrorKind::OutOfBounds, format!("{length} bytes for {} bytes of remote memory", self.length))
+        } else {
+            return Ok(());
+        };
+        Err(error.during(operation))
+    }
+}
+
+impl fmt::Debug for RemoteRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteRegion").field("len", &self.length).field("access", &self.access).finish_non_exhaustive()
+    }
+}
+
+/// A one-sided write; made by [`Endpoint::put`].
+///
+/// # Completion
+/// Resolves when the bytes are visible at the target; with [`Put::local`], when the source may be reused.
+///
+/// # Cancel safety
+/// Before the first poll nothing happens. After it the put happens whether or not this is dropped.
+#[must_use = "a put does nothing unless awaited or posted"]
+#[doc(alias = "ucp_put_nbx")]
+pub struct Put<'a> {
+    endpoint: &'a Endpoint,
+    remote: RemoteRegion,
+    buffer: Buffer,
+    local: bool,
+    deadline: Deadline,
+    entered: Option<Entered>,
+}
+
+fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
+    let (link, id) = endpoint.place();
+    let window = endpoint.shared().context.config().ops_window.value;
+    match engine.core.endpoint(link, id) {
+        None => Err(crate::worker::send::closed().during(operation)),
+        Some(peer) if !peer.is_open() => Err(peer.error().unwrap_or_else(crate::worker::send::closed).during(operation)),
+        Some(peer) if peer.posted >= window => Err(Error::new(ErrorKind::WouldBlock, "the window of posted operations is full").during(operation)),
+        Some(_) => Ok(()),
+    }
+}
+
+fn alive(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
+    match window(engine, endpoint, operation) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+        result => result,
+    }
+}
+
+impl<'a> Put<'a> {
+    pub(crate) fn new(endpoint: &'a Endpoint, buffer: Buffer, remote: RemoteRegion) -> Self {
+        Self { endpoint, remote, buffer, local: false, deadline: Deadline::None, entered: None }
+    }
+
+    /// Resolves when the source may be reused; [`Endpoint::flush`] tells when the bytes are visible.
+    pub fn local(mut self) -> Self {
+        self.local = true;
+        self
+    }
+
+    /// Fails with `DeadlineExceeded` after this long. The bytes may still be written.
+    pub fn deadline(mut self, after: Duration) -> Self {
+        self.deadline = Deadline::After(after);
+        self
+    }
+
+    /// Starts now, to be awaited later or not at all.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
+    pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
+        let buffer = std::mem::take(&mut self.buffer);
+        if let Err(error) = self.remote.check(self.endpoint, buffer.len(), Access::WRITE, Operation::Put) {
+            return Err(OpError::new(error, Some(buffer)));
+        }
+        let entered = self.endpoint.shared().with(|engine| match window(engine, self.endpoint, Operation::Put) {
+            Ok(()) => Ok(self.enter(engine, buffer)),
+            Err(error) => Err(OpError::new(error, Some(buffer))),
+        })?;
+        Ok(Op { entered, deadline: self.deadline, operation: Operation::Put, kind: PhantomData })
+    }
+
+    fn enter(&self, engine: &mut Engine, buffer: Buffer) -> Entered {
+        let (link, _) = self.endpoint.place();
+        let target = self.remote.target;
+        let put = operations::Put {
+            buffer,
+            region: (target.slot, target.generation),
+            offset: target.offset,
+            next: 0,
+            local: self.local,
+            acknowledged: false,
+            slot: None,
+        };
+        if let Some(peer) = engine.core.peer(link) {
+            peer.posted += 1;
+        }
+        let key = engine.core.start_put(link, target, put);
+        Entered { handle: self.endpoint.handle().clone(), key: Some(key) }
+    }
+}
+
+impl Future for Put<'_> {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = &mut *self;
+        if this.entered.is_none() {
+            let shared = this.endpoint.shared();
+            if shared.must_yield(cx) {
+                return Poll::Pending;
+            }
+            this.remote.check(this.endpoint, this.buffer.len(), Access::WRITE, Operation::Put)?;
+            let (link, _) = this.endpoint.place();
+            let mut engine = shared.enter();
+            if let Err(error) = alive(&mut engine, this.endpoint, Operation::Put) {
+                shared.leave(engine);
+                return Poll::Ready(Err(error));
+            }
+            // SAFETY: the buffer is owned here and read during the call only.
+            let now = unsafe { engine.core.access_now(link, &this.remote.target, this.buffer.address().cast_mut(), this.buffer.len(), false) };
+            if let Some(result) = now {
+                shared.leave(engine);
+                shared.count(cx);
+                return Poll::Ready(result.map_err(|error| error.during(Operation::Put)));
+            }
+            let buffer = std::mem::take(&mut this.buffer);
+            this.entered = Some(this.enter(&mut engine, buffer));
+            shared.leave(engine);
+        }
+        match &mut this.entered {
+            Some(entered) => entered
+                .poll(cx, &mut this.deadline, Operation::Put)
+                .map(|outcome| <()>::settle(Settled(outcome)).map_err(|error| error.during(Operation::Put))),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl fmt::Debug for Put<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Put").field("remote", &self.remote).field("len", &self.buffer.len()).finish_non_exhaustive()
+    }
+}
+
+/// What a posted get resolves to: the buffer. Never made; it names [`Op`]'s kind.
+pub struct Fetched<B>(PhantomData<fn() -> B>);
+
+impl<B> fmt::Debug for Fetched<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Fetched")
+    }
+}
+
+/// A one-sided read into the whole of a buffer; made by [`Endpoint::get`].
+///
+/// # Completion
+/// Resolves when all bytes are in the buffer, which it gives back.
+///
+/// # Cancel safety
+/// Dropped, it runs to its end into the buffer that the operation owns, and the buffer is freed then.
+#[must_use = "a get does nothing unless awaited or posted"]
+#[doc(alias = "ucp_get_nbx")]
+pub struct Get<'a, B: ReceiveBuffer + Unpin> {
+    endpoint: &'a Endpoint,
+    remote: RemoteRegion,
+    buffer: BufferMut,
+    deadline: Deadline,
+    entered: Option<Entered>,
+    kind: PhantomData<fn() -> B>,
+}
+
+impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
+    pub(crate) fn new(endpoint: &'a Endpoint, remote: RemoteRegion, buffer: B) -> Self {
+        Self { endpoint, remote, buffer: buffer.into(), deadline: Deadline::None, entered: None, kind: PhantomData }
+    }
+
+    /// Fails with `DeadlineExceeded` after this long; the buffer does not come back then, since bytes may still land in it.
+    pub fn deadline(mut self, after: Duration) -> Self {
+        self.deadline = Deadline::After(after);
+        self
+    }
+
+    /// Starts now, to be awaited later.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
+    pub fn post(mut self) -> Result<Op<Fetched<B>>, OpError<B>> {
+        let buffer = std::mem::take(&mut self.buffer);
+        if let Err(error) = self.remote.check(self.endpoint, buffer.len(), Access::READ, Operation::Get) {
+            return Err(OpError::new(error, Some(B::restore(buffer))));
+        }
+        let entered = self.endpoint.shared().with(|engine| match window(engine, self.endpoint, Operation::Get) {
+            Ok(()) => Ok(self.enter(engine, buffer)),
+            Err(error) => Err(OpError::new(error, Some(B::restore(buffer)))),
+        })?;
+        Ok(Op { entered, deadline: self.deadline, operation: Operation::Get, kind: PhantomData })
+    }
+
+    fn enter(&self, engine: &mut Engine, buffer: BufferMut) -> Entered {
+        let (link, _) = self.endpoint.place();
+        let target = self.remote.target;
+        let get = operations::Get { buffer, region: (target.slot, target.generation), offset: target.offset, got: 0, slot: None };
+        if let Some(peer) = engine.core.peer(link) {
+            peer.posted += 1;
+        }
+        let key = engine.core.start_get(link, target, get);
+        Entered { handle: self.endpoint.handle().clone(), key: Some(key) }
+    }
+}
+
+impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
+    type Output = Result<B, OpError<B>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if this.entered.is_none() {
+            let shared = this.endpoint.shared();
+            if shared.must_yield(cx) {
+                return Poll::Pending;
+            }
+            let mut buffer = std::mem::take(&mut this.buffer);
+            if let Err(error) = this.remote.check(this.endpoint, buffer.len(), Access::READ, Operation::Get) {
+                return Poll::Ready(Err(OpError::new(error, Some(B::restore(buffer)))));
+            }
+            let (link, _) = this.endpoint.place();
+            let mut engine = shared.enter();
+            if let Err(error) = alive(&mut engine, this.endpoint, Operation::Get) {
+                shared.leave(engine);
+                return Poll::Ready(Err(OpError::new(error, Some(B::restore(buffer)))));
+            }
+            let (address, length) = (buffer.address(), buffer.len());
+            // SAFETY: the buffer is owned here and written during the call only.
+            let now = unsafe { engine.core.access_now(link, &this.remote.target, address, length, true) };
+            if let Some(result) = now {
+                shared.leave(engine);
+                shared.count(cx);
+                let buffer = B::restore(buffer);
+                return Poll::Ready(match result {
+                    Ok(()) => Ok(buffer),
+                    Err(error) => Err(OpError::new(error.during(Operation::Get), Some(buffer))),
+                });
+            }
+            this.entered = Some(this.enter(&mut engine, buffer));
+            shared.leave(engine);
+        }
+        match &mut this.entered {
+            Some(entered) => entered.poll(cx, &mut this.deadline, Operation::Get).map(|outcome| {
+                Fetched::settle(Settled(outcome)).map_err(|error| {
+                    let (error, buffer) = error.into_parts();
+                    OpError::new(error.during(Operation::Get), buffer)
+                })
+            }),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<B: ReceiveBuffer + Unpin> fmt::Debug for Get<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Get").field("remote", &self.remote).finish_non_exhaustive()
+    }
+}

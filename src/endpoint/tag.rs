@@ -1,0 +1,495 @@
+//! Tagged messages: sends on an endpoint, receives on a worker.
+
+use std::{
+    fmt,
+    future::Future,
+    marker::PhantomData,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use crate::{
+    error::{Error, ErrorKind, OpError, Operation, Result},
+    memory::{Buffer, BufferMut, ReceiveBuffer},
+    protocol::matching::Arrival as Order,
+    types::{EndpointId, Mask, Tag},
+    worker::{
+        core::{Direct, DirectOutcome},
+        engine::Engine,
+        operations::{self, Body, Outcome, RecvStage, SendStage, Unexpected, Work},
+        send::try_eager,
+    },
+};
+
+use super::{
+    Endpoint, Op, Worker,
+    operation::{Completion, Deadline, Entered, Settled},
+};
+
+/// A received message: the buffer, and how much of it is the message.
+#[derive(Debug)]
+pub struct Received<B> {
+    /// The buffer that was given; its first `len` bytes are the message.
+    pub buffer: B,
+    /// Length of the message in bytes.
+    pub len: usize,
+    /// Its tag.
+    pub tag: Tag,
+    /// Who sent it: [`Worker::endpoint`] turns it into an endpoint to answer on.
+    pub from: EndpointId,
+}
+
+/// A tagged send; made by [`Endpoint::tag_send`].
+///
+/// # Completion
+/// Resolves when the message is on its way and the source is free: at once for a short message, when the peer has it for a long one.
+/// A synchronous send ([`TagSend::sync`]) resolves when a receive has matched it.
+///
+/// # Cancel safety
+/// Before the first poll nothing is sent. After it the message is delivered whether or not this is dropped.
+#[must_use = "a send does nothing unless awaited or posted"]
+pub struct TagSend<'a> {
+    endpoint: &'a Endpoint,
+    tag: Tag,
+    buffer: Buffer,
+    sync: bool,
+    deadline: Deadline,
+    entered: Option<Entered>,
+}
+
+impl<'a> TagSend<'a> {
+    pub(crate) fn new(endpoint: &'a Endpoint, tag: Tag, buffer: Buffer) -> Self {
+        Self { endpoint, tag, buffer, sync: false, deadline: Deadline::None, entered: None }
+    }
+
+    /// Resolves only when a receive has matched the message.
+    #[doc(alias = "ucp_tag_send_sync_nbx")]
+    pub fn sync(mut self) -> Self {
+        self.sync = true;
+        self
+    }
+
+    /// Fails with `DeadlineExceeded` after this long. A message that has left by then is still delivered.
+    pub fn deadline(mut self, after: Duration) -> Self {
+        self.deadline = Deadline::After(after);
+        self
+    }
+
+    /// Sends now, to be awaited later or not at all.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the window of posted operations is full, `Closed` and the like when the endpoint is; the buffer comes back.
+    pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
+        let buffer = std::mem::take(&mut self.buffer);
+        let shared = self.endpoint.shared();
+        let (link, id) = self.endpoint.place();
+        let window = shared.context.config().ops_window.value;
+        let entered = shared.with(|engine| {
+            let Some(peer) = engine.core.endpoint(link, id) else { return Err(OpError::new(closed(), Some(buffer))) };
+            if let Some(error) = peer.error() {
+                return Err(OpError::new(error.during(Operation::TagSend), Some(buffer)));
+            }
+            if peer.posted >= window {
+                return Err(OpError::new(
+                    Error::new(ErrorKind::WouldBlock, "the window of posted operations is full").during(Operation::TagSend),
+                    Some(buffer),
+                ));
+            }
+            Ok(enter(engine, self.endpoint, self.tag, buffer, self.sync))
+        })?;
+        Ok(Op { entered, deadline: self.deadline, operation: Operation::TagSend, kind: PhantomData })
+    }
+}
+
+#[cold]
+fn closed() -> Error {
+    crate::worker::send::closed().during(Operation::TagSend)
+}
+
+fn enter(engine: &mut Engine, endpoint: &Endpoint, tag: Tag, buffer: Buffer, sync: bool) -> Entered {
+    let (link, _) = endpoint.place();
+    let send = operations::Send { tag, buffer, sync, stage: SendStage::Queued, slot: None, cancelling: false };
+    let key = engine.core.operations.insert(Some(link), false, Work::Send(send));
+    if let Some(peer) = engine.core.peer(link) {
+        peer.posted += 1;
+    }
+    engine.core.submit(link, key);
+    Entered { handle: endpoint.handle().clone(), key: Some(key) }
+}
+
+impl Future for TagSend<'_> {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = &mut *self;
+        if this.entered.is_none() {
+            let shared = this.endpoint.shared();
+            if shared.must_yield(cx) {
+                return Poll::Pending;
+            }
+            let (link, id) = this.endpoint.place();
+            let mut engine = shared.enter();
+            let Some(peer) = engine.core.endpoint(link, id) else {
+                drop(engine);
+                return Poll::Ready(Err(closed()));
+            };
+            if !peer.is_open() {
+                let error = peer.error().unwrap_or_else(closed);
+                drop(engine);
+                return Poll::Ready(Err(error.during(Operation::TagSend)));
+            }
+            if !this.sync
+                && let Some(data) = this.buffer.as_slice()
+                && let Some(result) = try_eager(peer, this.tag, data)
+            {
+                shared.leave(engine);
+                shared.count(cx);
+                return Poll::Ready(result);
+            }
+            let buffer = std::mem::take(&mut this.buffer);
+            this.entered = Some(enter(&mut engine, this.endpoint, this.tag, buffer, this.sync));
+            shared.leave(engine);
+        }
+        match &mut this.entered {
+            Some(entered) => entered.poll(cx, &mut this.deadline, Operation::TagSend).map(|outcome| <()>::settle(Settled(outcome))),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl fmt::Debug for TagSend<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TagSend").field("tag", &self.tag).field("len", &self.buffer.len()).finish_non_exhaustive()
+    }
+}
+
+/// A tagged receive; made by [`Worker::tag_recv`].
+///
+/// # Completion
+/// Resolves when the whole message is in the buffer. A message longer than the buffer is an error of kind `Truncated`, and gone.
+///
+/// # Cancel safety
+/// Cancel safe: a receive that is dropped takes no message with it. One that had matched puts it back in its place.
+#[must_use = "a receive does nothing unless awaited or posted"]
+pub struct TagRecv<'a, B: ReceiveBuffer + Unpin> {
+    worker: &'a Worker,
+    tag: Tag,
+    mask: Mask,
+    buffer: BufferMut,
+    deadline: Deadline,
+    entered: Option<Entered>,
+    kind: PhantomData<fn() -> B>,
+}
+
+impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
+    pub(crate) fn new(worker: &'a Worker, tag: Tag, mask: Mask, buffer: B) -> Self {
+        Self { worker, tag, mask, buffer: buffer.into(), deadline: Deadline::None, entered: None, kind: PhantomData }
+    }
+
+    /// Fails with `DeadlineExceeded` after this long; the buffer comes back unless a message was under way into it.
+    pub fn deadline(mut self, after: Duration) -> Self {
+        self.deadline = Deadline::After(after);
+        self
+    }
+
+    /// Posts the receive now: it takes its place before all that are posted later.
+    pub fn post(mut self) -> Op<Received<B>> {
+        let buffer = std::mem::take(&mut self.buffer);
+        let shared = self.worker.shared();
+        let key = shared.with(|engine| {
+            engine.progress();
+            post(engine, self.tag, self.mask, buffer)
+        });
+        let entered = Entered { handle: self.worker.handle().clone(), key: Some(key) };
+        Op { entered, deadline: std::mem::take(&mut self.deadline), operation: Operation::TagRecv, kind: PhantomData }
+    }
+}
+
+/// Enters a receive into the table, and gives it a message that waits for it.
+fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut) -> crate::types::OpKey {
+    let core = &mut engine.core;
+    let order = core.unexpected.arrival();
+    let recv = operations::Recv { buffer, stage: RecvStage::Done, arrival: None, order };
+    let key = core.operations.insert(None, false, Work::Recv(recv));
+    if let Some(taken) = core.unexpected.take_match(tag, mask) {
+        core.hand_over(key, taken.arrival, taken.message);
+        return key;
+    }
+    let post = core.posted.post(tag, mask, key);
+    if let Some(entry) = core.operations.get(key)
+        && let Work::Recv(recv) = &mut entry.work
+    {
+        recv.stage = RecvStage::Posted(post);
+    }
+    if engine.closing {
+        engine.core.fail_operation(key, Error::new(ErrorKind::Closed, "the worker is shutting down").during(Operation::TagRecv));
+    }
+    key
+}
+
+enum Found<B> {
+    Here(Result<Received<B>, OpError<B>>),
+    Entered(crate::types::OpKey),
+}
+
+impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
+    /// One look for the message: among those that wait, then at what arrives.
+    #[inline]
+    fn look(engine: &mut Engine, tag: Tag, mask: Mask, buffer: &mut BufferMut) -> Option<Found<B>> {
+        let core = &mut engine.core;
+        if !core.unexpected.is_empty()
+            && let Some(taken) = core.unexpected.take_match(tag, mask)
+        {
+            let Unexpected { link, from, tag, body } = taken.message;
+            let mut target = std::mem::take(buffer);
+            if let Body::Announced(rts) = body {
+                let key = core.enter_receive(target, link, taken.arrival);
+                core.begin_rendezvous(key, link, from, tag, rts);
+                return Some(Found::Entered(key));
+            }
+            let result = core.take_whole(&mut target, link, from, tag, body);
+            return Some(Found::Here(finish(result, target)));
+        }
+        if engine.closing {
+            let error = Error::new(ErrorKind::Closed, "the worker is shutting down").during(Operation::TagRecv);
+            return Some(Found::Here(Err(OpError::new(error, Some(B::restore(std::mem::take(buffer)))))));
+        }
+        engine.core.direct = Some(Direct { tag, mask, buffer: std::mem::take(buffer), outcome: None });
+        engine.progress();
+        let direct = engine.core.direct.take()?;
+        match direct.outcome {
+            None => {
+                *buffer = direct.buffer;
+                None
+            }
+            Some(DirectOutcome::Done(result)) => Some(Found::Here(finish(result, direct.buffer))),
+            Some(DirectOutcome::Entered(key)) => Some(Found::Entered(key)),
+        }
+    }
+}
+
+#[inline]
+fn finish<B: ReceiveBuffer>(result: Result<operations::Arrival>, buffer: BufferMut) -> Result<Received<B>, OpError<B>> {
+    match result {
+        Ok(arrival) => Ok(Received { buffer: B::restore(buffer), len: arrival.length, tag: arrival.tag, from: arrival.from }),
+        Err(error) => Err(OpError::new(error, Some(B::restore(buffer)))),
+    }
+}
+
+impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
+    type Output = Result<Received<B>, OpError<B>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if this.entered.is_none() {
+            let shared = this.worker.shared();
+            if shared.must_yield(cx) {
+                return Poll::Pending;
+            }
+            let (tag, mask) = (this.tag, this.mask);
+            let handle = this.worker.handle();
+            let buffer = std::cell::RefCell::new(&mut this.buffer);
+            let key = std::cell::Cell::new(None);
+            let found = shared.drive(
+                cx,
+                |engine| match key.get() {
+                    // Entered at the end of the window, and something arrived while arming.
+                    Some(key) => {
+                        if let Some(entry) = engine.core.operations.get(key)
+                            && entry.outcome.is_none()
+                        {
+                            entry.waker = None;
+                            engine.progress();
+                        }
+                        engine.core.operations.get(key)?.outcome.as_ref()?;
+                        Some(Found::Entered(key))
+                    }
+                    None => Self::look(engine, tag, mask, &mut buffer.borrow_mut()),
+                },
+                |engine, waker| {
+                    let entered = match key.get() {
+                        Some(entered) => entered,
+                        None => {
+                            let entered = post(engine, tag, mask, std::mem::take(*buffer.borrow_mut()));
+                            key.set(Some(entered));
+                            entered
+                        }
+                    };
+                    if let Some(entry) = engine.core.operations.get(entered) {
+                        entry.waker = Some(waker.clone());
+                        entry.since.get_or_insert_with(std::time::Instant::now);
+                    }
+                },
+            );
+            match found {
+                Poll::Ready(Found::Here(result)) => return Poll::Ready(result),
+                Poll::Ready(Found::Entered(key)) => this.entered = Some(Entered { handle: handle.clone(), key: Some(key) }),
+                Poll::Pending => {
+                    this.entered = key.get().map(|key| Entered { handle: handle.clone(), key: Some(key) });
+                    // The timer starts, and the waker is in the table.
+                    if this.deadline.is_over(cx) {
+                        cx.waker().wake_by_ref();
+                    }
+                    return Poll::Pending;
+                }
+            }
+        }
+        match &mut this.entered {
+            Some(entered) => {
+                entered.poll(cx, &mut this.deadline, Operation::TagRecv).map(|outcome| Received::settle(Settled(outcome)))
+            }
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<B: ReceiveBuffer + Unpin> fmt::Debug for TagRecv<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TagRecv").field("tag", &self.tag).field("mask", &self.mask).finish_non_exhaustive()
+    }
+}
+
+/// What is known of a message that has not been received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "ucp_tag_recv_info_t")]
+pub struct MessageInfo {
+    /// Length in bytes.
+    pub len: usize,
+    /// Its tag.
+    pub tag: Tag,
+    /// Who sent it.
+    pub from: EndpointId,
+}
+
+/// Waits for a message and claims it; made by [`Worker::tag_matched`].
+///
+/// # Cancel safety
+/// Cancel safe: dropped before it resolves, it takes no message with it.
+#[must_use = "a matched receive does nothing unless awaited"]
+pub struct TagMatched<'a> {
+    worker: &'a Worker,
+    tag: Tag,
+    mask: Mask,
+    entered: Option<Entered>,
+}
+
+impl<'a> TagMatched<'a> {
+    pub(crate) fn new(worker: &'a Worker, tag: Tag, mask: Mask) -> Self {
+        Self { worker, tag, mask, entered: None }
+    }
+}
+
+impl fmt::Debug for TagMatched<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TagMatched").field("tag", &self.tag).field("mask", &self.mask).finish_non_exhaustive()
+    }
+}
+
+impl Future for TagMatched<'_> {
+    type Output = Result<Matched>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Matched>> {
+        let this = &mut *self;
+        let handle = this.worker.handle();
+        let entered = this.entered.get_or_insert_with(|| {
+            let key = handle.shared.with(|engine| {
+                engine.progress();
+                let core = &mut engine.core;
+                let key = core.operations.insert(None, false, Work::Claim(None));
+                if let Some(taken) = core.unexpected.take_match(this.tag, this.mask) {
+                    core.hand_over(key, taken.arrival, taken.message);
+                } else {
+                    let post = core.posted.post(this.tag, this.mask, key);
+                    if let Some(entry) = core.operations.get(key) {
+                        entry.work = Work::Claim(Some(post));
+                    }
+                    if engine.closing {
+                        engine.core.fail_operation(key, Error::new(ErrorKind::Closed, "the worker is shutting down"));
+                    }
+                }
+                key
+            });
+            Entered { handle: handle.clone(), key: Some(key) }
+        });
+        let outcome = std::task::ready!(entered.poll(cx, &mut Deadline::None, Operation::TagRecv));
+        Poll::Ready(match outcome {
+            Outcome::Claimed(Ok((order, message))) => {
+                Ok(Matched { worker: this.worker.clone(), message: Some((order, message)) })
+            }
+            Outcome::Claimed(Err(error)) | Outcome::Done(Err(error)) => Err(error),
+            _ => Err(Error::new(ErrorKind::InvalidArgument, "polled after completion")),
+        })
+    }
+}
+
+/// A message that was claimed and not yet received. Dropping it puts the message back in its place.
+#[must_use = "a matched message that is dropped goes back to where it was"]
+#[doc(alias = "ucp_tag_message_h")]
+pub struct Matched {
+    worker: Worker,
+    message: Option<(Order, Unexpected)>,
+}
+
+impl Matched {
+    pub(crate) fn new(worker: Worker, order: Order, message: Unexpected) -> Self {
+        Self { worker, message: Some((order, message)) }
+    }
+
+    /// What is known of it.
+    #[must_use]
+    pub fn info(&self) -> MessageInfo {
+        match &self.message {
+            Some((_, message)) => info(message),
+            None => MessageInfo { len: 0, tag: Tag(0), from: EndpointId(0) },
+        }
+    }
+
+    /// Receives it.
+    ///
+    /// # Errors
+    /// `Truncated` when the buffer is too short (the message is gone then), and what ends the connection.
+    ///
+    /// # Cancel safety
+    /// Dropped, the message goes back to its place.
+    #[doc(alias = "ucp_tag_msg_recv_nbx")]
+    pub fn recv<B: ReceiveBuffer + Unpin>(mut self, buffer: B) -> Op<Received<B>> {
+        let shared = self.worker.shared();
+        let message = self.message.take();
+        let key = shared.with(|engine| {
+            let core = &mut engine.core;
+            let order = core.unexpected.arrival();
+            let recv = operations::Recv { buffer: buffer.into(), stage: RecvStage::Done, arrival: None, order };
+            let key = core.operations.insert(None, false, Work::Recv(recv));
+            if let Some((order, message)) = message {
+                let gone = matches!(message.body, Body::Announced(_)) && core.endpoint(message.link, message.from).is_none_or(|peer| !peer.is_alive());
+                if gone {
+                    core.fail_operation(key, Error::new(ErrorKind::ConnectionReset, "the sender is gone, and the message with it"));
+                } else {
+                    core.hand_over(key, order, message);
+                }
+            }
+            key
+        });
+        let entered = Entered { handle: self.worker.handle().clone(), key: Some(key) };
+        Op { entered, deadline: Deadline::None, operation: Operation::TagRecv, kind: PhantomData }
+    }
+}
+
+pub(crate) fn info(message: &Unexpected) -> MessageInfo {
+    MessageInfo { len: message.len(), tag: message.tag, from: message.from }
+}
+
+impl Drop for Matched {
+    fn drop(&mut self) {
+        if let Some((order, message)) = self.message.take() {
+            self.worker.shared().with(|engine| engine.core.restore(order, message));
+        }
+    }
+}
+
+impl fmt::Debug for Matched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Matched").field("info", &self.info()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,267 @@
+//! The worker, as the user holds it.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::{
+    Context,
+    error::{Error, ErrorKind, Operation, Result},
+    listener::Listener,
+    memory::ReceiveBuffer,
+    protocol::WorkerAddress,
+    types::{EndpointId, Mask, Tag, WorkerId},
+    worker::{
+        Handle,
+        peer::Status,
+        shared::Shared,
+        wireup::{self, Place},
+    },
+};
+
+use super::{
+    Endpoint, MessageInfo, TagMatched, TagRecv,
+    tag::{Matched, info},
+};
+
+/// A progress engine with its connections. A cheap clone; several may live in one process, on any Tokio runtime.
+///
+/// When the last handle (worker, endpoint, listener) is dropped, connections are closed in the background; [`Worker::shutdown`] waits for it.
+///
+/// ```
+/// # async fn run() -> wharf::Result<()> {
+/// use wharf::{Context, Mask, Tag, Worker};
+///
+/// let context = Context::builder().transports("self")?.build()?;
+/// let worker = Worker::new(&context)?;
+/// let endpoint = worker.connect(&worker.address()?).await?;
+/// endpoint.tag_send(Tag(7), "to oneself").await?;
+/// let received = worker.tag_recv(Tag(7), Mask::ALL, vec![0; 64]).await?;
+/// assert_eq!(&received.buffer[..received.len], b"to oneself");
+/// # Ok(())
+/// # }
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+/// ```
+#[derive(Clone)]
+#[doc(alias = "ucp_worker_h")]
+pub struct Worker {
+    handle: Arc<Handle>,
+}
+
+/// Where [`Worker::connect`] leads: a worker's address, or socket addresses.
+pub trait Destination: sealed::Sealed {}
+
+mod sealed {
+    use crate::{error::Result, worker::wireup};
+    use std::future::Future;
+
+    pub trait Sealed {
+        fn resolve(self) -> impl Future<Output = Result<wireup::Destination>> + Send;
+    }
+}
+
+impl sealed::Sealed for &WorkerAddress {
+    async fn resolve(self) -> Result<wireup::Destination> {
+        Ok(wireup::Destination::Worker(self.clone()))
+    }
+}
+impl Destination for &WorkerAddress {}
+
+impl sealed::Sealed for WorkerAddress {
+    async fn resolve(self) -> Result<wireup::Destination> {
+        Ok(wireup::Destination::Worker(self))
+    }
+}
+impl Destination for WorkerAddress {}
+
+impl sealed::Sealed for SocketAddr {
+    async fn resolve(self) -> Result<wireup::Destination> {
+        Ok(wireup::Destination::Sockets(vec![self]))
+    }
+}
+impl Destination for SocketAddr {}
+
+impl sealed::Sealed for &str {
+    async fn resolve(self) -> Result<wireup::Destination> {
+        lookup(self, Operation::Connect).await.map(wireup::Destination::Sockets)
+    }
+}
+impl Destination for &str {}
+
+impl sealed::Sealed for String {
+    async fn resolve(self) -> Result<wireup::Destination> {
+        lookup(&self, Operation::Connect).await.map(wireup::Destination::Sockets)
+    }
+}
+impl Destination for String {}
+
+async fn lookup(name: &str, operation: Operation) -> Result<Vec<SocketAddr>> {
+    let found: Vec<SocketAddr> = tokio::net::lookup_host(name)
+        .await
+        .map_err(|error| match error.kind() {
+            std::io::ErrorKind::InvalidInput => Error::new(ErrorKind::InvalidArgument, format!("{name:?} is not host:port")).with_source(error),
+            _ => Error::new(ErrorKind::Unreachable, format!("looking up {name:?}")).with_source(error),
+        })
+        .map_err(|error| error.during(operation))?
+        .collect();
+    if found.is_empty() {
+        return Err(Error::new(ErrorKind::Unreachable, format!("{name:?} has no address")).during(operation));
+    }
+    Ok(found)
+}
+
+impl Worker {
+    /// Starts a worker on the current Tokio runtime.
+    ///
+    /// # Errors
+    /// `InvalidArgument` outside a runtime; what the system said when fds or memory ran out.
+    #[doc(alias = "ucp_worker_create")]
+    pub fn new(context: &Context) -> Result<Self> {
+        Handle::start(context).map(|handle| Self { handle })
+    }
+
+    #[inline]
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.handle.shared
+    }
+    #[inline]
+    pub(crate) fn handle(&self) -> &Arc<Handle> {
+        &self.handle
+    }
+    pub(crate) fn endpoint_of(&self, (link, id): (crate::types::LinkId, EndpointId)) -> Endpoint {
+        Endpoint::new(self.handle.clone(), link, id)
+    }
+
+    /// Its identity.
+    #[must_use]
+    pub fn id(&self) -> WorkerId {
+        self.shared().id
+    }
+
+    /// The address by which other workers reach this one without a listener. The first call starts to listen for them.
+    ///
+    /// # Errors
+    /// What the system said.
+    #[doc(alias = "ucp_worker_get_address")]
+    pub fn address(&self) -> Result<WorkerAddress> {
+        wireup::address(self.shared())
+    }
+
+    /// Listens on `host:port` (IPv4 or IPv6, port 0 for any). Peers on this host are taken over shared memory even so.
+    ///
+    /// # Errors
+    /// What binding said.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    #[doc(alias = "ucp_listener_create")]
+    pub async fn listen(&self, address: impl AsRef<str>) -> Result<Listener> {
+        let addresses = lookup(address.as_ref(), Operation::Listen).await?;
+        let place = Place::bind(self.shared(), &addresses).await?;
+        Listener::start(self.clone(), place)
+    }
+
+    /// Connects to a listener (`host:port`) or to a worker's address, over the best path that both ends have.
+    ///
+    /// # Errors
+    /// `ConnectionRefused`, `Rejected`, `AuthenticationFailed`, `VersionMismatch`, `Unreachable`, `DeadlineExceeded`.
+    ///
+    /// # Cancel safety
+    /// Dropped, the half-made connection is given up at both ends.
+    #[doc(alias = "ucp_ep_create")]
+    pub async fn connect(&self, destination: impl Destination) -> Result<Endpoint> {
+        let destination = destination.resolve().await?;
+        wireup::connect(self.shared(), destination).await.map(|place| self.endpoint_of(place))
+    }
+
+    /// The endpoint that a message came from, to answer on. `None` when it is closed.
+    #[must_use]
+    pub fn endpoint(&self, id: EndpointId) -> Option<Endpoint> {
+        let link = self.shared().with(|engine| {
+            let peer = engine.core.peers.iter_mut().flatten().find(|peer| peer.id == id && matches!(peer.status, Status::Open))?;
+            peer.claimed = true;
+            Some(peer.slot)
+        })?;
+        self.shared().with(|engine| engine.core.unclaimed.retain(|unclaimed| *unclaimed != link));
+        Some(self.endpoint_of((link, id)))
+    }
+
+    /// Receives the next message whose tag agrees with `tag` in the bits of `mask`, from any endpoint.
+    ///
+    /// # Errors
+    /// `Truncated` when the message is longer than the buffer; what ended the connection in the middle of it. The buffer comes back.
+    #[doc(alias = "ucp_tag_recv_nbx")]
+    pub fn tag_recv<B: ReceiveBuffer + Unpin>(&self, tag: impl Into<Tag>, mask: Mask, buffer: B) -> TagRecv<'_, B> {
+        TagRecv::new(self, tag.into(), mask, buffer)
+    }
+
+    /// Waits for such a message and claims it, to be received later with a buffer of its size.
+    ///
+    /// # Errors
+    /// `Closed` when the worker shuts down.
+    pub fn tag_matched(&self, tag: impl Into<Tag>, mask: Mask) -> TagMatched<'_> {
+        TagMatched::new(self, tag.into(), mask)
+    }
+
+    /// Looks for such a message without taking it.
+    #[must_use]
+    #[doc(alias = "ucp_tag_probe_nb")]
+    pub fn tag_probe(&self, tag: impl Into<Tag>, mask: Mask) -> Option<MessageInfo> {
+        let tag = tag.into();
+        self.shared().with(|engine| {
+            engine.progress();
+            engine.core.unexpected.peek_match(tag, mask).map(|(_, message)| info(message))
+        })
+    }
+
+    /// Claims such a message if one has arrived.
+    #[must_use]
+    pub fn tag_take(&self, tag: impl Into<Tag>, mask: Mask) -> Option<Matched> {
+        let tag = tag.into();
+        let taken = self.shared().with(|engine| {
+            engine.progress();
+            engine.core.unexpected.take_match(tag, mask)
+        })?;
+        Some(Matched::new(self.clone(), taken.arrival, taken.message))
+    }
+
+    /// Moves what can be moved, without waiting. Needed only by those who drive a worker through its fd, in a loop of their own.
+    /// Returns how many things happened.
+    #[doc(alias = "ucp_worker_progress")]
+    pub fn progress(&self) -> usize {
+        self.shared().with(|engine| {
+            engine.poll_fds();
+            engine.progress()
+        })
+    }
+
+    /// Closes all connections, waits until they have said goodbye or `deadline` has passed, and stops. All pending operations end.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` when connections had to be cut.
+    ///
+    /// # Cancel safety
+    /// Dropped, connections go on closing; the worker stops with its last handle.
+    #[doc(alias = "ucp_worker_destroy")]
+    pub async fn shutdown(&self, deadline: Duration) -> Result<()> {
+        Handle::shutdown(self.shared(), deadline).await
+    }
+}
+
+/// The worker's poll: readable when [`Worker::progress`] has something to do on a socket. For embedding in a loop other than Tokio's.
+#[doc(alias = "ucp_worker_get_efd")]
+impl AsFd for Worker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared().poll_fd.as_fd()
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("id", &self.id()).finish_non_exhaustive()
+    }
+}
