@@ -253,7 +253,6 @@ impl Worker {
 }
 
 /// The worker's poll: readable when [`Worker::progress`] has something to do on a socket. For embedding in a loop other than Tokio's.
-#[doc(alias = "ucp_worker_get_efd")]
 impl AsFd for Worker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared().poll_fd.as_fd()

@@ -12,7 +12,9 @@
 
 mod buffer;
 mod host;
+pub(crate) mod region;
 
 pub use buffer::{Buffer, BufferMut, ReceiveBuffer};
 pub use host::HostBufferMut;
 pub(crate) use host::Segment;
+pub use region::Region;

@@ -5,6 +5,13 @@
 //! Tests: `tests/transport/`, and loom models beside what they model.
 
 pub mod channel;
+pub(crate) mod cma;
+#[cfg(test)]
+mod conformance;
 pub mod contract;
+pub(crate) mod loopback;
+pub(crate) mod registry;
+pub mod shm;
+pub(crate) mod tcp;
 
 pub use contract::*;

@@ -35,8 +35,8 @@ pub(crate) struct Reactor {
     unpolled: bool,
 }
 
-fn watch(fd: &OwnedFd) -> Result<AsyncFd<OwnedFd>> {
-    let fd = fd.try_clone().map_err(|error| Error::io("the worker's fd", error))?;
+fn watch(fd: impl AsFd) -> Result<AsyncFd<OwnedFd>> {
+    let fd = fd.as_fd().try_clone_to_owned().map_err(|error| Error::io("the worker's fd", error))?;
     AsyncFd::try_with_interest(fd, tokio::io::Interest::READABLE).map_err(|error| Error::io("registering with Tokio", error.into_parts().1))
 }
 
@@ -44,7 +44,7 @@ impl Reactor {
     /// Must be called on the runtime.
     pub(crate) fn new(shared: Arc<Shared>) -> Result<Self> {
         Ok(Self {
-            doorbell: shared.doorbell.as_ref().map(watch).transpose()?,
+            doorbell: shared.doorbell.as_ref().map(|doorbell| watch(doorbell.as_fd())).transpose()?,
             poll_fd: watch(&shared.poll_fd)?,
             shared,
             seen: 0,
@@ -141,7 +141,7 @@ pub(crate) fn run_thread(shared: &Arc<Shared>) {
         let _ = nix::poll::poll(&mut fds, PollTimeout::NONE);
         shared.kick.drain();
         if let Some(doorbell) = &shared.doorbell {
-            crate::sys::eventfd::drain(doorbell.as_fd());
+            doorbell.drain();
         }
     }
 }

@@ -58,7 +58,7 @@ pub(crate) struct Shared {
     pub(crate) runtime: tokio::runtime::Handle,
     pub(crate) wireup: Wireup,
     /// The doorbell and the fd of the worker's poll, as the reactor waits on them.
-    pub(crate) doorbell: Option<OwnedFd>,
+    pub(crate) doorbell: Option<EventFd>,
     pub(crate) poll_fd: OwnedFd,
     pub(crate) reactor: AtomicWaker,
     /// Wakes the worker's own thread, when it has one.
@@ -77,7 +77,7 @@ impl Shared {
         runtime: tokio::runtime::Handle,
         wireup: Wireup,
     ) -> Result<Self> {
-        let doorbell = engine.doorbell();
+        let doorbell = engine.doorbell().map(EventFd::from_owned).transpose().map_err(|error| Error::io("the doorbell", error))?;
         let poll_fd = engine.poll_fd()?;
         let spin = SpinPolicy::new(context.config().progress.value);
         Ok(Self {
@@ -91,7 +91,7 @@ impl Shared {
             doorbell,
             poll_fd,
             reactor: AtomicWaker::new(),
-            kick: EventFd::new()?,
+            kick: EventFd::new().map_err(|error| Error::io("an eventfd", error))?,
             stopping: AtomicBool::new(false),
             stopped: tokio::sync::watch::Sender::new(false),
             completions: AtomicU32::new(0),
