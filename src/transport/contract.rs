@@ -16,7 +16,12 @@
 //! * A send that returns [`SendError::Full`] took nothing. The link owes the worker one [`Sink::writable`] once there is room again.
 //! * After [`SendError::Failed`] or [`Sink::failed`] a link is only dropped. Dropping it ends all use of memory that it was lent.
 
-use std::{any::Any, fmt, os::fd::BorrowedFd};
+use std::{
+    any::Any,
+    fmt,
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 
@@ -61,7 +66,7 @@ pub struct Opened {
     /// The data path.
     pub interface: Box<dyn Interface>,
     /// The control path.
-    pub connector: std::sync::Arc<dyn Connector>,
+    pub connector: Arc<dyn Connector>,
 }
 
 /// Which end of a connection this is.
@@ -176,6 +181,21 @@ pub trait Link: Send + fmt::Debug {
 
     /// Whether everything accepted has left this process.
     fn is_flushed(&self) -> bool;
+
+    /// The shared segment under the link, for one-copy transfers; `None` where there is none.
+    fn pair(&self) -> Option<Arc<crate::transport::shm::Pair>> {
+        None
+    }
+
+    /// Gives the peer a memory segment of `length` bytes: it gets a descriptor of its own by [`Sink::shared`]. Not ordered with
+    /// messages: a message that names the segment may arrive before it.
+    ///
+    /// # Errors
+    /// [`SendError::Full`] or [`SendError::Failed`]; `Unsupported` where the link passes no descriptors.
+    fn share(&mut self, segment_id: u64, fd: BorrowedFd<'_>, length: u64) -> Result<(), SendError> {
+        let _ = (segment_id, fd, length);
+        Err(SendError::Failed(Error::new(crate::ErrorKind::Unsupported, "sharing memory over this link")))
+    }
 }
 
 /// An address range without ownership.
@@ -232,6 +252,11 @@ pub trait Sink {
 
     /// A link that had said [`SendError::Full`] has room again: the worker calls [`Link::flush`] and retries.
     fn writable(&mut self, from: LinkId);
+
+    /// The peer shares a memory segment. Nothing of it is checked yet, neither what `fd` is, nor its seals, nor its size.
+    fn shared(&mut self, from: LinkId, segment_id: u64, fd: OwnedFd, length: u64) {
+        let _ = (from, segment_id, fd, length);
+    }
 
     /// The link broke; nothing more follows from it.
     fn failed(&mut self, from: LinkId, error: Error);

@@ -1,0 +1,606 @@
+#![allow(unsafe_code)]
+//! The receiving half of all of a worker's connections.
+//!
+//! ```text
+//!            traffic, or found by a scan
+//!   cold ────────────────────────────────▶ hot
+//!   parked flag up, looked at              polled in every pass
+//!   one a pass and after a wake            parked flag up only while the interface is armed
+//!        ◀────────────────────────────────
+//!            empty for many passes, when more than four are hot
+//! ```
+//!
+//! So a pass costs as much as there are busy peers, however many idle ones there are. A message from a cold peer rings the
+//! doorbell; a worker that sleeps scans when it wakes, and one that spins meets it on its round through the cold links.
+//!
+//! # Safety
+//! The one `unsafe` step is to make a ring's [`Consumer`]: it lies beside an `Arc` of the peer that owns the mapping, and an
+//! [`Established`] is attached once, because attaching consumes it.
+
+use std::{
+    collections::HashMap,
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use mio::{Interest, unix::SourceFd};
+use slab::Slab;
+
+use super::{
+    NAME,
+    connector::Established,
+    link::{Peer, RECORD, ShmLink, WaitList},
+    ring::Consumer,
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    sys::{eventfd::EventFd, fd_passing, pidfd::PidFd},
+    transport::contract::{Connected, Interface, Link, Registry, Sink},
+    types::LinkId,
+    util::loom::fence,
+};
+
+/// So many links are polled in every pass, however idle.
+const ALWAYS_HOT: usize = 4;
+/// Empty looks, over all hot links together, after which an idle one cools.
+const IDLE_LOOKS: usize = 4000;
+/// The least share of the budget that a hot link gets in a pass.
+const LEAST_QUOTA: usize = 8;
+/// Records read from one socket in a pass.
+const RECORDS: usize = 64;
+
+/// The receiving half of a worker's shared-memory links.
+#[derive(Debug)]
+pub(crate) struct ShmInterface {
+    bell: Arc<EventFd>,
+    registry: Option<Registry>,
+    entries: Slab<Entry>,
+    slots: HashMap<LinkId, usize>,
+    /// Slots of the hot links.
+    hot: Vec<usize>,
+    /// Where in `hot` the next pass begins.
+    turn: usize,
+    /// The next slot to look at on the round through the cold links.
+    round: usize,
+    /// Whether all cold links must be looked at: the interface has slept.
+    scan: bool,
+    armed: bool,
+    /// Tokens of sockets and pidfds that had an event.
+    events: Vec<Event>,
+    waiting: Arc<WaitList>,
+    /// Kept to save an allocation.
+    writable: Vec<LinkId>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: LinkId,
+    consumer: Consumer,
+    peer: Arc<Peer>,
+    process: Option<PidFd>,
+    is_hot: bool,
+    /// Empty looks in a row.
+    idle: usize,
+    /// Why the peer is gone. Reported when the ring is drained.
+    ended: Option<Error>,
+    /// Nothing is reported any more.
+    is_dead: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Event {
+    token: usize,
+    readable: bool,
+    writable: bool,
+}
+
+/// What a look at a hot link showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    Stays,
+    Leaves,
+}
+
+impl ShmInterface {
+    pub(crate) fn new(bell: Arc<EventFd>) -> Self {
+        Self {
+            bell,
+            registry: None,
+            entries: Slab::new(),
+            slots: HashMap::new(),
+            hot: Vec::new(),
+            turn: 0,
+            round: 0,
+            scan: false,
+            armed: false,
+            events: Vec::new(),
+            waiting: Arc::default(),
+            writable: Vec::new(),
+        }
+    }
+
+    /// Links that are polled in every pass.
+    #[cfg(test)]
+    pub(crate) fn hot_count(&self) -> usize {
+        self.hot.len()
+    }
+
+    fn has_cold(&self) -> bool {
+        self.hot.len() < self.entries.len()
+    }
+
+    fn watch(&self, slot: usize) -> Result<()> {
+        let Some(registry) = &self.registry else {
+            return Ok(());
+        };
+        let entry = &self.entries[slot];
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        registry.register(
+            &mut SourceFd(&entry.peer.socket.as_raw_fd()),
+            slot << 1,
+            interest,
+        )?;
+        if let Some(process) = &entry.process {
+            registry.register(
+                &mut SourceFd(&process.as_fd().as_raw_fd()),
+                slot << 1 | 1,
+                Interest::READABLE,
+            )?;
+        }
+        Ok(())
+    }
+
+    fn unwatch(&self, entry: &Entry) {
+        let Some(registry) = &self.registry else {
+            return;
+        };
+        registry.deregister(&mut SourceFd(&entry.peer.socket.as_raw_fd()));
+        if let Some(process) = &entry.process {
+            registry.deregister(&mut SourceFd(&process.as_fd().as_raw_fd()));
+        }
+    }
+
+    /// Makes a link hot. Its parked flag stays up while the interface is armed.
+    fn heat(&mut self, slot: usize) {
+        let entry = &mut self.entries[slot];
+        entry.idle = 0;
+        if !entry.is_hot {
+            entry.is_hot = true;
+            self.hot.push(slot);
+        }
+        if !self.armed {
+            entry.consumer.unpark();
+        }
+    }
+
+    /// Looks at the cold links: at all of them after a sleep, else at one.
+    fn find_warm(&mut self) {
+        if self.scan {
+            self.scan = false;
+            for slot in 0..self.entries.capacity() {
+                self.heat_if_warm(slot);
+            }
+        } else {
+            self.round += 1;
+            if self.round >= self.entries.capacity() {
+                self.round = 0;
+            }
+            self.heat_if_warm(self.round);
+        }
+    }
+
+    fn heat_if_warm(&mut self, slot: usize) {
+        if let Some(entry) = self.entries.get(slot)
+            && !entry.is_hot
+            && !entry.is_dead
+            && entry.consumer.has_message()
+        {
+            self.heat(slot);
+        }
+    }
+
+    /// Takes up to `quota` messages of a hot link.
+    #[inline]
+    fn look(&mut self, slot: usize, quota: usize, sink: &mut dyn Sink, done: &mut usize) -> Look {
+        let entry = &mut self.entries[slot];
+        let id = entry.id;
+        let mut taken = 0;
+        while taken < quota {
+            let mut refused = false;
+            let outcome = entry.consumer.take(|message, header, body| {
+                let outcome = sink.message(id, message, header, body);
+                refused = outcome.is_err();
+                outcome
+            });
+            match outcome {
+                Ok(true) => taken += 1,
+                Ok(false) => break,
+                Err(error) => {
+                    *done += taken + 1;
+                    return self.give_up(slot, (!refused).then_some(error), sink);
+                }
+            }
+        }
+        *done += taken;
+        // Also when nothing was taken: the sender may have raised its flag after the last look.
+        if entry.consumer.room_is_wanted() {
+            entry.peer.bell.ring();
+        }
+        if taken > 0 {
+            entry.idle = 0;
+            return Look::Stays;
+        }
+        if entry.ended.is_some() {
+            let error = entry.ended.take();
+            *done += 1;
+            return self.give_up(slot, error, sink);
+        }
+        entry.idle += 1;
+        if self.hot.len() > ALWAYS_HOT && entry.idle > IDLE_LOOKS / self.hot.len() {
+            self.cool(slot)
+        } else {
+            Look::Stays
+        }
+    }
+
+    /// Arms one link by itself.
+    #[cold]
+    fn cool(&mut self, slot: usize) -> Look {
+        let entry = &mut self.entries[slot];
+        entry.idle = 0;
+        entry.consumer.park();
+        fence(Ordering::SeqCst);
+        if entry.consumer.room_is_wanted() {
+            entry.peer.bell.ring();
+        }
+        if entry.consumer.has_message() {
+            if !self.armed {
+                entry.consumer.unpark();
+            }
+            return Look::Stays;
+        }
+        entry.is_hot = false;
+        Look::Leaves
+    }
+
+    /// Ends a hot link, reporting `error` if there is one. The caller takes it off the hot list.
+    #[cold]
+    fn give_up(&mut self, slot: usize, error: Option<Error>, sink: &mut dyn Sink) -> Look {
+        self.unwatch(&self.entries[slot]);
+        let entry = &mut self.entries[slot];
+        entry.is_dead = true;
+        entry.is_hot = false;
+        entry.peer.closed.store(true, Ordering::Relaxed);
+        // Tells the peer, should it live. It fails when the connection is gone already.
+        let _ = entry.peer.socket.shutdown(std::net::Shutdown::Both);
+        let id = entry.id;
+        let error = error.map(|error| error.over(NAME).with_peer(&entry.peer.name));
+        self.waiting
+            .take(|waiter| waiter.link == id, &mut Vec::new());
+        if let Some(error) = error {
+            sink.failed(id, error);
+        }
+        Look::Leaves
+    }
+
+    /// Works off what happened on sockets and pidfds.
+    #[cold]
+    fn handle_events(&mut self, sink: &mut dyn Sink) -> usize {
+        let mut done = 0;
+        let events = std::mem::take(&mut self.events);
+        for event in events {
+            let slot = event.token >> 1;
+            let Some(entry) = self.entries.get_mut(slot) else {
+                continue;
+            };
+            if entry.is_dead || entry.ended.is_some() {
+                continue;
+            }
+            let id = entry.id;
+            if event.token & 1 == 1 {
+                if entry.process.as_ref().is_some_and(PidFd::has_exited) {
+                    entry.ended = Some(Error::new(
+                        ErrorKind::PeerDied,
+                        "the peer's process has ended",
+                    ));
+                    self.heat(slot);
+                }
+                continue;
+            }
+            if event.writable && entry.peer.share_waits.swap(false, Ordering::Relaxed) {
+                done += 1;
+                sink.writable(id);
+            }
+            if event.readable {
+                done += self.read_socket(slot, sink);
+            }
+        }
+        done
+    }
+
+    /// Takes memory that the peer shares, and notices that it hung up.
+    fn read_socket(&mut self, slot: usize, sink: &mut dyn Sink) -> usize {
+        let entry = &mut self.entries[slot];
+        for done in 0..RECORDS {
+            let mut record = [0; RECORD];
+            let outcome = fd_passing::recv(entry.peer.socket.as_fd(), &mut record);
+            let error = match outcome {
+                Ok((RECORD, fds)) => {
+                    let (segment, length) = record.split_at(8);
+                    if let Ok([fd]) = <[_; 1]>::try_from(fds) {
+                        sink.shared(entry.id, number(segment), fd, number(length));
+                        continue;
+                    }
+                    Error::new(
+                        ErrorKind::Protocol,
+                        "a record of shared memory came without its file descriptor",
+                    )
+                }
+                Ok((0, _)) => hung_up(entry, None),
+                Ok(_) => Error::new(
+                    ErrorKind::Protocol,
+                    "a record of shared memory was cut short",
+                ),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return done,
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => Error::new(
+                    ErrorKind::Protocol,
+                    "a record of shared memory came with too many file descriptors",
+                )
+                .with_source(error),
+                Err(error) => hung_up(entry, Some(error)),
+            };
+            entry.ended = Some(error);
+            self.heat(slot);
+            return done + 1;
+        }
+        // Edge-triggered: nobody tells about the rest.
+        self.events.push(Event {
+            token: slot << 1,
+            readable: true,
+            writable: false,
+        });
+        RECORDS
+    }
+
+    #[cold]
+    fn tell_writable(&mut self, sink: &mut dyn Sink) -> usize {
+        let mut writable = std::mem::take(&mut self.writable);
+        self.waiting
+            .take(|waiter| waiter.ring.has_room(), &mut writable);
+        let done = writable.len();
+        // Outside the list's lock: the sink may send, and find the ring full again.
+        writable.drain(..).for_each(|id| sink.writable(id));
+        self.writable = writable;
+        done
+    }
+
+    fn take_flags_down(&mut self) {
+        for &slot in &self.hot {
+            self.entries[slot].consumer.unpark();
+        }
+        self.waiting
+            .for_each(|waiter| waiter.ring.want_room().lower());
+    }
+
+    fn set_armed(&mut self, armed: bool) {
+        self.armed = armed;
+        self.waiting.armed.store(armed, Ordering::Relaxed);
+    }
+}
+
+impl Interface for ShmInterface {
+    fn attach(&mut self, id: LinkId, connected: Connected) -> Result<Box<dyn Link>> {
+        let Ok(established) = connected.0.downcast::<Established>() else {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "the link was set up by another transport",
+            )
+            .over(NAME));
+        };
+        let Established {
+            pair,
+            bell,
+            socket,
+            process,
+            name,
+        } = *established;
+        socket
+            .set_nonblocking(true)
+            .map_err(|error| Error::io("preparing the peer's socket", error))?;
+        let peer = Arc::new(Peer {
+            pair: Arc::new(pair),
+            bell,
+            socket,
+            name,
+            closed: AtomicBool::new(false),
+            share_waits: AtomicBool::new(false),
+        });
+        // SAFETY: the entry keeps the pair mapped; the `Established` is consumed, so this is the pair's one consumer here.
+        let consumer = unsafe { Consumer::new(peer.pair.incoming()) };
+        let entry = Entry {
+            id,
+            consumer,
+            peer: Arc::clone(&peer),
+            process,
+            is_hot: false,
+            idle: 0,
+            ended: None,
+            is_dead: false,
+        };
+        let slot = self.entries.insert(entry);
+        if let Err(error) = self.watch(slot) {
+            self.unwatch(&self.entries[slot]);
+            self.entries.remove(slot);
+            return Err(error);
+        }
+        self.slots.insert(id, slot);
+        self.heat(slot);
+        if self.armed {
+            // The worker sleeps: arm the new link as well, and wake the worker if something is there already.
+            let entry = &mut self.entries[slot];
+            entry.consumer.park();
+            fence(Ordering::SeqCst);
+            if entry.consumer.has_message() {
+                self.bell.ring();
+            }
+        }
+        Ok(Box::new(ShmLink::new(
+            id,
+            peer,
+            Arc::clone(&self.waiting),
+            Arc::clone(&self.bell),
+        )))
+    }
+
+    fn detach(&mut self, id: LinkId) {
+        let Some(slot) = self.slots.remove(&id) else {
+            return;
+        };
+        let entry = self.entries.remove(slot);
+        if !entry.is_dead {
+            self.unwatch(&entry);
+        }
+        entry.peer.closed.store(true, Ordering::Relaxed);
+        self.hot.retain(|&hot| hot != slot);
+        self.events.retain(|event| event.token >> 1 != slot);
+        self.waiting
+            .take(|waiter| waiter.link == id, &mut Vec::new());
+    }
+
+    fn register(&mut self, registry: Registry) -> Result<()> {
+        self.registry = Some(registry);
+        let slots: Vec<usize> = self.slots.values().copied().collect();
+        slots.into_iter().try_for_each(|slot| self.watch(slot))
+    }
+
+    fn ready(&mut self, token: usize, readable: bool, writable: bool) {
+        self.events.push(Event {
+            token,
+            readable,
+            writable,
+        });
+    }
+
+    fn progress(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
+        let mut done = 0;
+        if !self.events.is_empty() {
+            done += self.handle_events(sink);
+        }
+        if self.has_cold() {
+            self.find_warm();
+        }
+        let count = self.hot.len();
+        let quota = if count <= 1 {
+            budget
+        } else {
+            (budget / count).max(LEAST_QUOTA)
+        };
+        for _ in 0..count {
+            if done >= budget {
+                break;
+            }
+            if self.turn >= self.hot.len() {
+                self.turn = 0;
+            }
+            let slot = self.hot[self.turn];
+            match self.look(slot, quota, sink, &mut done) {
+                Look::Stays => self.turn += 1,
+                Look::Leaves => {
+                    self.hot.swap_remove(self.turn);
+                }
+            }
+        }
+        if !self.waiting.is_empty() {
+            done += self.tell_writable(sink);
+        }
+        done
+    }
+
+    fn arm(&mut self) -> bool {
+        if self.scan || !self.events.is_empty() {
+            return false;
+        }
+        for &slot in &self.hot {
+            self.entries[slot].consumer.park();
+        }
+        self.waiting
+            .for_each(|waiter| waiter.ring.want_room().raise());
+        // One for all flags: see `doorbell`.
+        fence(Ordering::SeqCst);
+        let mut found = false;
+        for &slot in &self.hot {
+            let entry = &mut self.entries[slot];
+            if entry.consumer.room_is_wanted() {
+                entry.peer.bell.ring();
+            }
+            found |= entry.ended.is_some() || entry.consumer.has_message();
+        }
+        self.waiting
+            .for_each(|waiter| found |= waiter.ring.has_room());
+        if found {
+            self.take_flags_down();
+        }
+        self.set_armed(!found);
+        !found
+    }
+
+    fn disarm(&mut self) {
+        if self.armed {
+            self.set_armed(false);
+            self.take_flags_down();
+            self.scan = self.has_cold();
+        }
+    }
+
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.bell.as_fd())
+    }
+}
+
+/// What the end of the peer's socket means: a process that ends closes its sockets before its pidfd says so, hence the look at
+/// whether it is on its way out.
+fn hung_up(entry: &Entry, error: Option<io::Error>) -> Error {
+    if entry
+        .process
+        .as_ref()
+        .is_some_and(|process| process.has_exited() || is_exiting(entry.peer.socket.as_fd()))
+    {
+        return Error::new(ErrorKind::PeerDied, "the peer's process has ended");
+    }
+    let closed = Error::new(ErrorKind::ConnectionReset, "the peer closed the connection");
+    match error {
+        Some(error) => closed.with_source(error),
+        None => closed,
+    }
+}
+
+/// Whether the kernel is taking the process apart (`PF_EXITING` in the flags of `/proc/PID/stat`). Its id still means it: the
+/// caller saw that its pidfd has not fired.
+fn is_exiting(socket: BorrowedFd<'_>) -> bool {
+    const PF_EXITING: u64 = 4;
+    let Ok(peer) = fd_passing::peer_credentials(socket) else {
+        return false;
+    };
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{}/stat", peer.pid)) else {
+        return false;
+    };
+    // Fields after the command in parentheses: state, ppid, pgrp, session, tty, tpgid, flags.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    fields
+        .split_whitespace()
+        .nth(6)
+        .and_then(|flags| flags.parse::<u64>().ok())
+        .is_some_and(|flags| flags & PF_EXITING != 0)
+}
+
+/// Eight little-endian bytes.
+fn number(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .rev()
+        .fold(0, |number, &byte| number << 8 | u64::from(byte))
+}

@@ -1,0 +1,215 @@
+//! The segment that two workers share, drawn.
+//!
+//! ```text
+//! offset    bytes
+//! 0x00000     128  magic, layout version
+//! 0x00080     128  consumer line, client to server    head, area_head, parked    written by the server
+//! 0x00100     128  producer line, client to server    want_room                  written by the client
+//! 0x00180     128  consumer line, server to client                               written by the client
+//! 0x00200     128  producer line, server to client                               written by the server
+//! 0x00280     128  active word of the client          "I am touching your memory now"
+//! 0x00300     128  active word of the server
+//! 0x01000    4 Ki  64 transfer slots of 64 bytes      32 of the client, then 32 of the server
+//! 0x02000    4 Ki  512 region generations of the client
+//! 0x03000    4 Ki  512 region generations of the server
+//! 0x04000   64 Ki  1024 cells, client to server
+//! 0x14000   64 Ki  1024 cells, server to client
+//! 0x24000   56 Ki  byte area, client to server
+//! 0x32000   56 Ki  byte area, server to client
+//! 0x40000          end
+//! ```
+//!
+//! A cell is one cache line. Its word is written last, with release:
+//!
+//! ```text
+//!   63     56 55     48 47          32 31                 0
+//!  ┌─────────┬─────────┬──────────────┬────────────────────┐
+//!  │ kind    │ id      │ body length  │ sequence           │   + header (8 bytes) + inline body (48 bytes)
+//!  └─────────┴─────────┴──────────────┴────────────────────┘
+//! ```
+//!
+//! The sequence of message number `n` (from 0) is `n + 1`, so a fresh cell of zeros holds no message, and what the cell held
+//! a lap ago is never taken for a new one. A body of more than 48 bytes lies in the byte area. Its place is not written
+//! anywhere: both ends work it out from the lengths of the messages before (see [`place`]), so there is no offset to
+//! distrust.
+
+use crate::util::loom::{AtomicU32, AtomicU64, UnsafeCell};
+
+use super::doorbell::Flag;
+
+/// Cells of a ring: a power of two.
+#[cfg(not(wharf_loom))]
+pub(crate) const CELLS: u64 = 1024;
+/// Two cells, so that a model of three messages wraps.
+#[cfg(wharf_loom)]
+pub(crate) const CELLS: u64 = 2;
+/// Bytes of a byte area.
+pub(crate) const AREA: u64 = 56 * 1024;
+/// Longest body within a cell.
+pub(crate) const MAX_INLINE: usize = 48;
+/// Longest body in the area: seven of them fit at once.
+pub(crate) const MAX_BCOPY: usize = 8 * 1024;
+/// Bodies in the area begin on this boundary.
+pub(crate) const AREA_ALIGN: u64 = 64;
+
+/// Generations in each end's table.
+pub(crate) const GENERATIONS: usize = 512;
+/// Transfer slots of both ends together.
+pub(crate) const TRANSFERS: usize = 64;
+
+/// Bytes of the whole segment.
+pub(crate) const SEGMENT: usize = 0x40000;
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"wharfshm");
+pub(crate) const VERSION: u32 = 1;
+
+/// Byte offsets; `[0]` of the client or client to server, `[1]` of the server or server to client.
+pub(crate) const CONSUMER: [usize; 2] = [0x80, 0x180];
+pub(crate) const PRODUCER: [usize; 2] = [0x100, 0x200];
+pub(crate) const ACTIVE: [usize; 2] = [0x280, 0x300];
+pub(crate) const TRANSFER: usize = 0x1000;
+pub(crate) const GENERATION: [usize; 2] = [0x2000, 0x3000];
+pub(crate) const CELL: [usize; 2] = [0x4000, 0x14000];
+pub(crate) const BYTES: [usize; 2] = [0x24000, 0x32000];
+
+/// One message, or the head of one.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Cell {
+    pub(crate) word: AtomicU64,
+    pub(crate) content: UnsafeCell<Content>,
+}
+
+/// What a cell carries beside its word.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Content {
+    pub(crate) header: u64,
+    pub(crate) body: [u8; MAX_INLINE],
+}
+
+/// Written by the end that receives (the sender only takes `parked` down).
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(crate) struct ConsumerLine {
+    /// Messages taken so far.
+    pub(crate) head: AtomicU64,
+    /// Position in the byte area up to which it is free again.
+    pub(crate) area_head: AtomicU64,
+    /// Up while the receiver sleeps: ring it after publishing a message.
+    pub(crate) parked: Flag,
+}
+
+/// Written by the end that sends (the receiver only takes `want_room` down).
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(crate) struct ProducerLine {
+    /// Up while the sender sleeps for want of room: ring it after publishing the head.
+    pub(crate) want_room: Flag,
+}
+
+/// A word alone in its line.
+#[derive(Debug)]
+#[repr(C, align(128))]
+pub(crate) struct Active(pub(crate) AtomicU32);
+
+/// Who moves which chunk of a transfer that both ends work on.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct TransferSlot {
+    /// Next chunk to claim.
+    pub(crate) next: AtomicU64,
+    /// Chunks moved.
+    pub(crate) done: AtomicU64,
+    /// Whether an end gave up.
+    pub(crate) failed: AtomicU32,
+}
+
+/// Where a body lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Inline = 1,
+    Area = 2,
+}
+
+/// A cell's word, taken apart. Nothing of it is trusted yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Word(pub(crate) u64);
+
+impl Word {
+    #[inline(always)]
+    pub(crate) const fn new(number: u64, length: usize, id: u8, kind: Kind) -> Self {
+        Self(
+            sequence(number) as u64
+                | (length as u64) << 32
+                | (id as u64) << 48
+                | (kind as u64) << 56,
+        )
+    }
+    #[inline(always)]
+    pub(crate) const fn is_message(self, number: u64) -> bool {
+        self.0 as u32 == sequence(number)
+    }
+    #[inline(always)]
+    pub(crate) const fn length(self) -> usize {
+        (self.0 >> 32) as u16 as usize
+    }
+    #[inline(always)]
+    pub(crate) const fn id(self) -> u8 {
+        (self.0 >> 48) as u8
+    }
+    #[inline(always)]
+    pub(crate) const fn kind(self) -> Option<Kind> {
+        match (self.0 >> 56) as u8 {
+            1 => Some(Kind::Inline),
+            2 => Some(Kind::Area),
+            _ => None,
+        }
+    }
+}
+
+#[inline(always)]
+const fn sequence(number: u64) -> u32 {
+    (number as u32).wrapping_add(1)
+}
+
+/// Where in the area a body of `length` bytes goes when the area is used up to position `from` (positions only grow): the
+/// offset of its first byte, and the position after it. A body never wraps: the rest of the lap is left unused instead.
+/// For `length` up to [`MAX_BCOPY`] offset and length stay inside the area, whatever `from` is.
+#[inline]
+pub(crate) const fn place(from: u64, length: usize) -> (usize, u64) {
+    let offset = from % AREA;
+    let size = (length as u64).next_multiple_of(AREA_ALIGN);
+    if offset + size <= AREA {
+        (offset as usize, from + size)
+    } else {
+        (0, from + (AREA - offset) + size)
+    }
+}
+
+// Under `wharf_loom` the atomics are the model's, and no segment is mapped.
+#[cfg(not(wharf_loom))]
+const _: () = {
+    use std::mem::{align_of, offset_of, size_of};
+    assert!(
+        size_of::<Cell>() == 64 && offset_of!(Cell, content) == 8 && offset_of!(Content, body) == 8
+    );
+    assert!(
+        size_of::<ConsumerLine>() == 128
+            && size_of::<ProducerLine>() == 128
+            && size_of::<Active>() == 128
+    );
+    assert!(offset_of!(ConsumerLine, area_head) == 8 && offset_of!(ConsumerLine, parked) == 16);
+    assert!(size_of::<TransferSlot>() == 64 && align_of::<Cell>() == 64);
+    assert!(offset_of!(TransferSlot, done) == 8 && offset_of!(TransferSlot, failed) == 16);
+    assert!(
+        CELLS.is_power_of_two() && AREA.is_multiple_of(AREA_ALIGN) && AREA >= 4 * MAX_BCOPY as u64
+    );
+    assert!(MAX_BCOPY <= u16::MAX as usize);
+    assert!(ACTIVE[1] + 128 <= TRANSFER && TRANSFER + TRANSFERS * 64 == GENERATION[0]);
+    assert!(
+        GENERATION[0] + GENERATIONS * 8 == GENERATION[1]
+            && GENERATION[1] + GENERATIONS * 8 == CELL[0]
+    );
+    assert!(CELL[0] + CELLS as usize * 64 == CELL[1] && CELL[1] + CELLS as usize * 64 == BYTES[0]);
+    assert!(BYTES[0] + AREA as usize == BYTES[1] && BYTES[1] + AREA as usize == SEGMENT);
+};

@@ -1,0 +1,265 @@
+#![allow(unsafe_code)]
+//! The sending half of a connection, and what both halves hold.
+//!
+//! # Safety
+//! The one `unsafe` step is to make the ring's [`Producer`] and [`Waiting`]: each lies beside an `Arc` of the [`Peer`] that owns the
+//! mapping, and a link is made once for each pair.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    os::unix::net::UnixStream,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+
+use super::{
+    NAME,
+    layout::{MAX_BCOPY, MAX_INLINE},
+    pair::Pair,
+    ring::{Producer, PushError, Waiting},
+};
+use crate::{
+    error::{Error, ErrorKind},
+    sys::{eventfd::EventFd, fd_passing},
+    transport::contract::{Link, LinkAttributes, SendError, Sink},
+    types::LinkId,
+    util::loom::fence,
+};
+
+/// Bytes of a record on the socket: segment id, length.
+pub(crate) const RECORD: usize = 16;
+
+/// The peer, as the link and the interface share it.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) pair: Arc<Pair>,
+    pub(crate) bell: EventFd,
+    pub(crate) socket: UnixStream,
+    pub(crate) name: String,
+    /// Whether the interface has given the connection up.
+    pub(crate) closed: AtomicBool,
+    /// Whether a segment waits for the socket to take it.
+    pub(crate) share_waits: AtomicBool,
+}
+
+/// The senders of one interface that wait for room.
+#[derive(Debug, Default)]
+pub(crate) struct WaitList {
+    list: Mutex<Vec<Waiter>>,
+    count: AtomicUsize,
+    /// Whether the interface has armed its doorbell.
+    pub(crate) armed: AtomicBool,
+}
+
+/// One of them. The peer keeps the ring mapped.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    pub(crate) link: LinkId,
+    pub(crate) ring: Waiting,
+    _peer: Arc<Peer>,
+}
+
+impl WaitList {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
+    }
+
+    /// Adds a link once. `true`: the interface sleeps already, so ask the peer at once.
+    fn add(&self, waiter: Waiter) -> bool {
+        let mut list = self.list.lock();
+        if let Some(known) = list.iter_mut().find(|known| known.link == waiter.link) {
+            *known = waiter;
+        } else {
+            list.push(waiter);
+        }
+        self.count.store(list.len(), Ordering::Relaxed);
+        self.armed.load(Ordering::Relaxed)
+    }
+
+    /// Calls `f` for each that waits.
+    pub(crate) fn for_each(&self, f: impl FnMut(&Waiter)) {
+        self.list.lock().iter().for_each(f);
+    }
+
+    /// Takes out those for which `gone` holds, into `into`.
+    pub(crate) fn take(&self, gone: impl Fn(&Waiter) -> bool, into: &mut Vec<LinkId>) {
+        let mut list = self.list.lock();
+        list.retain(|waiter| {
+            let gone = gone(waiter);
+            if gone {
+                waiter.ring.want_room().lower();
+                into.push(waiter.link);
+            }
+            !gone
+        });
+        self.count.store(list.len(), Ordering::Relaxed);
+    }
+}
+
+/// A link over shared memory.
+#[derive(Debug)]
+pub(crate) struct ShmLink {
+    id: LinkId,
+    producer: Producer,
+    peer: Arc<Peer>,
+    waiting: Arc<WaitList>,
+    /// This worker's own doorbell.
+    own_bell: Arc<EventFd>,
+}
+
+impl ShmLink {
+    /// The sending half towards `peer`; made once for each pair.
+    pub(crate) fn new(
+        id: LinkId,
+        peer: Arc<Peer>,
+        waiting: Arc<WaitList>,
+        own_bell: Arc<EventFd>,
+    ) -> Self {
+        // SAFETY: the `Arc` beside it keeps the pair mapped; `attach` makes one link for each pair.
+        let producer = unsafe { Producer::new(peer.pair.outgoing()) };
+        Self {
+            id,
+            producer,
+            peer,
+            waiting,
+            own_bell,
+        }
+    }
+
+    #[inline(always)]
+    fn sent(&self, outcome: Result<bool, PushError>) -> Result<(), SendError> {
+        match outcome {
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                self.ring();
+                Ok(())
+            }
+            Err(error) => Err(self.unsent(error)),
+        }
+    }
+
+    #[cold]
+    fn ring(&self) {
+        self.peer.bell.ring();
+    }
+
+    #[cold]
+    fn unsent(&self, error: PushError) -> SendError {
+        let PushError::Full { head } = error else {
+            return SendError::Failed(self.error(
+                ErrorKind::Protocol,
+                "the peer says it took messages that were never sent",
+            ));
+        };
+        if self.peer.closed.load(Ordering::Relaxed) {
+            return SendError::Failed(
+                self.error(ErrorKind::ConnectionReset, "the connection is gone"),
+            );
+        }
+        // SAFETY: the waiter holds the peer, and so the mapping, beside it.
+        let ring = unsafe { Waiting::new(self.peer.pair.outgoing(), head) };
+        if self.waiting.add(Waiter {
+            link: self.id,
+            ring,
+            _peer: Arc::clone(&self.peer),
+        }) {
+            ring.want_room().raise();
+            fence(Ordering::SeqCst);
+            if ring.has_room() {
+                self.own_bell.ring();
+            }
+        }
+        SendError::Full
+    }
+
+    #[cold]
+    fn error(&self, kind: ErrorKind, message: &'static str) -> Error {
+        Error::new(kind, message)
+            .over(NAME)
+            .with_peer(&self.peer.name)
+    }
+
+    #[cold]
+    fn too_long(&self) -> SendError {
+        SendError::Failed(self.error(
+            ErrorKind::InvalidArgument,
+            "a message is longer than the link takes",
+        ))
+    }
+}
+
+impl Link for ShmLink {
+    fn attributes(&self) -> LinkAttributes {
+        LinkAttributes {
+            transport: NAME,
+            max_short: MAX_INLINE,
+            max_bcopy: MAX_BCOPY,
+            max_zcopy: 0,
+            remote_memory: false,
+        }
+    }
+
+    #[inline]
+    fn am_short(&mut self, id: u8, header: u64, body: &[u8]) -> Result<(), SendError> {
+        if body.len() > MAX_INLINE {
+            return Err(self.too_long());
+        }
+        let outcome = self.producer.push_inline(id, header, body, &[]);
+        self.sent(outcome)
+    }
+
+    fn am_bcopy(
+        &mut self,
+        id: u8,
+        header: u64,
+        prefix: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        if prefix.len().saturating_add(payload.len()) > MAX_BCOPY {
+            return Err(self.too_long());
+        }
+        let outcome = self.producer.push(id, header, prefix, payload);
+        self.sent(outcome)
+    }
+
+    fn flush(&mut self, _sink: &mut dyn Sink) {}
+
+    fn is_flushed(&self) -> bool {
+        true
+    }
+
+    fn pair(&self) -> Option<Arc<Pair>> {
+        Some(Arc::clone(&self.peer.pair))
+    }
+
+    fn share(&mut self, segment_id: u64, fd: BorrowedFd<'_>, length: u64) -> Result<(), SendError> {
+        let mut record = [0; RECORD];
+        record[..8].copy_from_slice(&segment_id.to_le_bytes());
+        record[8..].copy_from_slice(&length.to_le_bytes());
+        // Set first: the socket may become writable between the refusal and the note.
+        self.peer.share_waits.store(true, Ordering::Relaxed);
+        let outcome = fd_passing::send(self.peer.socket.as_fd(), &record, &[fd]);
+        match outcome {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(SendError::Full),
+            _ => self.peer.share_waits.store(false, Ordering::Relaxed),
+        }
+        match outcome {
+            Ok(RECORD) => Ok(()),
+            // The kernel takes a record this short whole or not at all.
+            Ok(_) => Err(SendError::Failed(
+                self.error(ErrorKind::Io, "a record was cut short"),
+            )),
+            Err(error) => Err(SendError::Failed(
+                Error::io("sharing memory with the peer", error)
+                    .over(NAME)
+                    .with_peer(&self.peer.name),
+            )),
+        }
+    }
+}

@@ -1,0 +1,387 @@
+#![allow(unsafe_code)]
+//! The ring of one direction: one [`Producer`] in one process, one [`Consumer`] in another, 64-byte cells between them.
+//!
+//! ```text
+//!            head (published now and then)      tail (known to the producer alone)
+//!              ▼                                  ▼
+//!   ┌───┬───┬───┬───┬───┬───┬───┬───┬───┬───┬───┬───┬───┬───┐
+//!   │   │   │ n │n+1│...│   │   │   │   │   │   │   │   │   │   a cell holds message n when its sequence says n + 1
+//!   └───┴───┴───┴───┴───┴───┴───┴───┴───┴───┴───┴───┴───┴───┘
+//! ```
+//!
+//! The consumer sees a message by the sequence in its cell, so a message costs one cache line and no index is shared.
+//! The producer keeps a copy of the head and reads the real one only when the copy says that the ring is full.
+//!
+//! # Safety
+//! Both ends reach the shared memory through the raw addresses of a [`RingMemory`]; whoever makes a [`Producer`] or
+//! [`Consumer`] promises that these stay mapped for its life and that it is the only one of its kind in this process.
+//!
+//! The other process may be hostile and write any byte at any time. So every value is used once, as it was loaded; places
+//! in the area are computed here and bounded by the checked length; and nothing that is read has an invalid value (words
+//! and bytes only). A body given to the closure of [`Consumer::take`] may still change while it is looked at: a reader must
+//! copy each field out once and check the copy. An honest peer does not touch a cell between its publication and its release.
+
+use std::{ptr, ptr::NonNull, slice};
+
+use super::{
+    doorbell::Flag,
+    layout::{
+        AREA, CELLS, Cell, ConsumerLine, Kind, MAX_BCOPY, MAX_INLINE, ProducerLine, Word, place,
+    },
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::loom::Ordering,
+};
+
+/// Messages after which the consumer publishes its head: few enough that the producer rarely finds a stale head.
+const PUBLISH_CELLS: u64 = if CELLS < 32 { 1 } else { 32 };
+/// Bytes of the area after which it does.
+const PUBLISH_AREA: u64 = AREA / 4;
+
+/// Where a ring lies in this process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RingMemory {
+    /// [`CELLS`] cells.
+    pub(crate) cells: NonNull<Cell>,
+    /// [`AREA`] bytes.
+    pub(crate) area: NonNull<u8>,
+    pub(crate) consumer: NonNull<ConsumerLine>,
+    pub(crate) producer: NonNull<ProducerLine>,
+}
+
+// SAFETY: plain addresses of memory that is shared by design; the ends that use them are each used by one thread at a time.
+unsafe impl Send for RingMemory {}
+// SAFETY: as above.
+unsafe impl Sync for RingMemory {}
+
+impl RingMemory {
+    #[inline(always)]
+    fn cell(&self, number: u64) -> &Cell {
+        // SAFETY: the index is below `CELLS`; the cells are mapped while an end exists (module docs).
+        unsafe { self.cells.add((number & (CELLS - 1)) as usize).as_ref() }
+    }
+
+    #[inline(always)]
+    fn consumer(&self) -> &ConsumerLine {
+        // SAFETY: mapped while an end exists (module docs).
+        unsafe { self.consumer.as_ref() }
+    }
+
+    #[inline(always)]
+    fn producer(&self) -> &ProducerLine {
+        // SAFETY: mapped while an end exists (module docs).
+        unsafe { self.producer.as_ref() }
+    }
+}
+
+/// Why a message did not go into the ring.
+#[derive(Debug)]
+pub(crate) enum PushError {
+    /// No room; `head` is what the consumer had published.
+    Full {
+        /// See [`Waiting::head`].
+        head: u64,
+    },
+    /// The consumer published an impossible head.
+    Broken,
+}
+
+/// The sending end.
+#[derive(Debug)]
+pub(crate) struct Producer {
+    memory: RingMemory,
+    /// Number of the next message.
+    tail: u64,
+    /// The consumer's head as last seen.
+    head: u64,
+    /// Position after the last body in the area.
+    area_tail: u64,
+    /// The consumer's area head as last seen.
+    area_head: u64,
+}
+
+impl Producer {
+    /// The sending end of a fresh ring.
+    ///
+    /// # Safety
+    /// `memory` stays mapped for the life of the value, and no other producer of it exists in this process.
+    pub(crate) unsafe fn new(memory: RingMemory) -> Self {
+        Self {
+            memory,
+            tail: 0,
+            head: 0,
+            area_tail: 0,
+            area_head: 0,
+        }
+    }
+
+    /// Sends a body of at most [`MAX_INLINE`] bytes, which the caller has checked. `true`: ring the consumer's doorbell.
+    #[inline]
+    pub(crate) fn push_inline(
+        &mut self,
+        id: u8,
+        header: u64,
+        prefix: &[u8],
+        payload: &[u8],
+    ) -> Result<bool, PushError> {
+        let length = prefix.len() + payload.len();
+        assert!(length <= MAX_INLINE, "the caller bounds an inline body");
+        if self.tail.wrapping_sub(self.head) >= CELLS {
+            self.refresh()?;
+            if self.tail.wrapping_sub(self.head) >= CELLS {
+                return Err(PushError::Full { head: self.head });
+            }
+        }
+        let cell = self.memory.cell(self.tail);
+        cell.content.with_mut(|content| {
+            // SAFETY: the cell is ours until its word is written: the consumer has released it (head). Lengths asserted above.
+            unsafe {
+                (*content).header = header;
+                let body = (&raw mut (*content).body).cast::<u8>();
+                copy_small(prefix, body);
+                copy_small(payload, body.add(prefix.len()));
+            }
+        });
+        Ok(self.publish(cell_word(self.tail, length, id, Kind::Inline)))
+    }
+
+    /// Sends a body of at most [`MAX_BCOPY`] bytes, which the caller has checked. `true`: ring the consumer's doorbell.
+    pub(crate) fn push(
+        &mut self,
+        id: u8,
+        header: u64,
+        prefix: &[u8],
+        payload: &[u8],
+    ) -> Result<bool, PushError> {
+        let length = prefix.len() + payload.len();
+        if length <= MAX_INLINE {
+            return self.push_inline(id, header, prefix, payload);
+        }
+        assert!(length <= MAX_BCOPY, "the caller bounds a buffered body");
+        let (offset, end) = place(self.area_tail, length);
+        let fits = |this: &Self| {
+            this.tail.wrapping_sub(this.head) < CELLS && end.wrapping_sub(this.area_head) <= AREA
+        };
+        if !fits(self) {
+            self.refresh()?;
+            if !fits(self) {
+                return Err(PushError::Full { head: self.head });
+            }
+        }
+        // SAFETY: `place` keeps offset + length within the area; the consumer has released these bytes (area head); the slices
+        // are the caller's and do not lie in the ring.
+        unsafe {
+            let body = self.memory.area.as_ptr().add(offset);
+            ptr::copy_nonoverlapping(prefix.as_ptr(), body, prefix.len());
+            ptr::copy_nonoverlapping(payload.as_ptr(), body.add(prefix.len()), payload.len());
+        }
+        self.memory.cell(self.tail).content.with_mut(|content| {
+            // SAFETY: as in `push_inline`.
+            unsafe { (*content).header = header };
+        });
+        self.area_tail = end;
+        Ok(self.publish(cell_word(self.tail, length, id, Kind::Area)))
+    }
+
+    /// Writes the word of the next cell and looks at `parked`.
+    #[inline(always)]
+    fn publish(&mut self, word: Word) -> bool {
+        self.memory
+            .cell(self.tail)
+            .word
+            .store(word.0, Ordering::Release);
+        self.tail += 1;
+        self.memory.consumer().parked.answer()
+    }
+
+    #[cold]
+    fn refresh(&mut self) -> Result<(), PushError> {
+        let line = self.memory.consumer();
+        let head = line.head.load(Ordering::Acquire);
+        // May be newer than `head`: it only grows, and up to it the area is free.
+        let area_head = line.area_head.load(Ordering::Acquire);
+        if self.tail.wrapping_sub(head) > CELLS || self.area_tail.wrapping_sub(area_head) > AREA {
+            return Err(PushError::Broken);
+        }
+        self.head = head;
+        self.area_head = area_head;
+        Ok(())
+    }
+}
+
+#[inline(always)]
+const fn cell_word(number: u64, length: usize, id: u8, kind: Kind) -> Word {
+    Word::new(number, length, id, kind)
+}
+
+/// Copies a short slice without a call into the C library for the commonest lengths.
+///
+/// # Safety
+/// `to` is valid for `from.len()` bytes of writing and does not overlap `from`.
+#[inline(always)]
+unsafe fn copy_small(from: &[u8], to: *mut u8) {
+    // SAFETY: forwarded from the caller; constant lengths become plain moves.
+    unsafe {
+        match from.len() {
+            0 => {}
+            8 => ptr::copy_nonoverlapping(from.as_ptr(), to, 8),
+            16 => ptr::copy_nonoverlapping(from.as_ptr(), to, 16),
+            length => ptr::copy_nonoverlapping(from.as_ptr(), to, length),
+        }
+    }
+}
+
+/// A sender that waits for room, as its interface sees it (the producer itself belongs to the link).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Waiting {
+    memory: RingMemory,
+    /// The head when the ring was found full: any other head is room, or at least progress.
+    head: u64,
+}
+
+impl Waiting {
+    /// A watch on `memory`, whose ring was full at `head`.
+    ///
+    /// # Safety
+    /// `memory` stays mapped for the life of the value.
+    pub(crate) unsafe fn new(memory: RingMemory, head: u64) -> Self {
+        Self { memory, head }
+    }
+    /// Whether it is worth trying again.
+    pub(crate) fn has_room(&self) -> bool {
+        self.memory.consumer().head.load(Ordering::Acquire) != self.head
+    }
+    /// The flag that asks the consumer to ring.
+    pub(crate) fn want_room(&self) -> &Flag {
+        &self.memory.producer().want_room
+    }
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub(crate) struct Consumer {
+    memory: RingMemory,
+    /// Number of the next message.
+    head: u64,
+    /// The head as last published.
+    published: u64,
+    /// Position after the last body taken from the area.
+    area_head: u64,
+    area_published: u64,
+}
+
+impl Consumer {
+    /// The receiving end of a fresh ring.
+    ///
+    /// # Safety
+    /// `memory` stays mapped for the life of the value, and no other consumer of it exists in this process.
+    pub(crate) unsafe fn new(memory: RingMemory) -> Self {
+        Self {
+            memory,
+            head: 0,
+            published: 0,
+            area_head: 0,
+            area_published: 0,
+        }
+    }
+
+    /// Whether a message is there.
+    #[inline(always)]
+    pub(crate) fn has_message(&self) -> bool {
+        Word(self.memory.cell(self.head).word.load(Ordering::Acquire)).is_message(self.head)
+    }
+
+    /// Takes the next message, if there is one, and gives `(id, header, body)` to `f`. `body` is valid during the call and
+    /// may change under its reader's eyes (module docs). `Ok(false)`: none there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Protocol`] when the cell makes no sense, or what `f` said. The ring must not be used any more.
+    #[inline]
+    pub(crate) fn take(&mut self, f: impl FnOnce(u8, u64, &[u8]) -> Result<()>) -> Result<bool> {
+        let cell = self.memory.cell(self.head);
+        let word = Word(cell.word.load(Ordering::Acquire));
+        if !word.is_message(self.head) {
+            return Ok(false);
+        }
+        let length = word.length();
+        match word.kind() {
+            Some(Kind::Inline) if length <= MAX_INLINE => cell.content.with(|content| {
+                // SAFETY: the acquire load above saw the word, so the content was written before; `length` fits the body.
+                let (header, body) = unsafe {
+                    (
+                        (*content).header,
+                        slice::from_raw_parts((&raw const (*content).body).cast::<u8>(), length),
+                    )
+                };
+                f(word.id(), header, body)
+            })?,
+            Some(Kind::Area) if length <= MAX_BCOPY => {
+                let (offset, end) = place(self.area_head, length);
+                // SAFETY: as above, for the header.
+                let header = cell.content.with(|content| unsafe { (*content).header });
+                // SAFETY: `place` keeps offset + length within the area for a length checked just now.
+                let body =
+                    unsafe { slice::from_raw_parts(self.memory.area.as_ptr().add(offset), length) };
+                f(word.id(), header, body)?;
+                self.area_head = end;
+            }
+            _ => return Err(garbage(word)),
+        }
+        self.head += 1;
+        if self.head - self.published >= PUBLISH_CELLS
+            || self.area_head - self.area_published >= PUBLISH_AREA
+        {
+            self.publish();
+        }
+        Ok(true)
+    }
+
+    /// Tells the producer what is free. Before parking, and when [`Consumer::room_is_wanted`] calls it.
+    pub(crate) fn publish(&mut self) {
+        let line = self.memory.consumer();
+        if self.area_published != self.area_head {
+            line.area_head.store(self.area_head, Ordering::Release);
+            self.area_published = self.area_head;
+        }
+        if self.published != self.head {
+            line.head.store(self.head, Ordering::Release);
+            self.published = self.head;
+        }
+    }
+
+    /// To be called after taking messages and finding no more for now: whether the producer sleeps for want of room and must be
+    /// rung. Costs one load of a quiet line when it does not; a flag that goes up just now is seen by the next call, at the
+    /// latest by the one that follows [`Consumer::park`] and its fence.
+    #[inline]
+    pub(crate) fn room_is_wanted(&mut self) -> bool {
+        if !self.memory.producer().want_room.seems_up() {
+            return false;
+        }
+        self.publish();
+        self.memory.producer().want_room.answer()
+    }
+
+    /// Asks the producer to ring with the next message. The caller then fences (`SeqCst`), calls [`Consumer::room_is_wanted`] and
+    /// looks once more with [`Consumer::has_message`] before it sleeps.
+    pub(crate) fn park(&mut self) {
+        self.publish();
+        self.memory.consumer().parked.raise();
+    }
+
+    /// Takes [`Consumer::park`] back.
+    pub(crate) fn unpark(&self) {
+        self.memory.consumer().parked.lower();
+    }
+}
+
+#[cold]
+fn garbage(word: Word) -> Error {
+    Error::new(
+        ErrorKind::Protocol,
+        format!(
+            "a cell of the ring holds {:#018x}, which is no message",
+            word.0
+        ),
+    )
+}

@@ -1,0 +1,881 @@
+#![allow(unsafe_code)]
+//! Two interfaces in one process, wired over a socket pair; and one in a process that is killed.
+//!
+//! # Safety
+//! Tests of a hostile peer write the shared segment by its raw addresses, inside its bounds.
+
+use std::{
+    env,
+    io::Write,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::process::ExitStatusExt,
+    },
+    process::{Command, Stdio},
+    sync::{Arc, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::net::{UnixListener, UnixStream};
+
+use super::{
+    Pair, Shm, ShmOptions,
+    connector::Established,
+    iface::ShmInterface,
+    layout::{AREA, CELLS, Kind, MAX_BCOPY, MAX_INLINE, Word, place},
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    sys::{eventfd::EventFd, memfd::Memfd},
+    transport::{
+        channel::Channel,
+        contract::{
+            Connector, Interface, Link, PeerInfo, Registry, Role, SendError, Sink, Transport,
+        },
+    },
+    types::{Identity, LinkId},
+};
+
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Default)]
+struct Inbox {
+    messages: Vec<(LinkId, u8, u64, Vec<u8>)>,
+    shared: Vec<(LinkId, u64, OwnedFd, u64)>,
+    writable: Vec<LinkId>,
+    failed: Vec<(LinkId, ErrorKind)>,
+    refuse: bool,
+}
+
+impl Sink for Inbox {
+    fn message(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()> {
+        if self.refuse {
+            return Err(Error::new(ErrorKind::Protocol, "refused"));
+        }
+        self.messages.push((from, id, header, body.to_vec()));
+        Ok(())
+    }
+    fn placed(&mut self, _: LinkId, _: u64) {}
+    fn sent(&mut self, _: LinkId, _: u64) {}
+    fn writable(&mut self, from: LinkId) {
+        self.writable.push(from);
+    }
+    fn shared(&mut self, from: LinkId, segment_id: u64, fd: OwnedFd, length: u64) {
+        self.shared.push((from, segment_id, fd, length));
+    }
+    fn failed(&mut self, from: LinkId, error: Error) {
+        self.failed.push((from, error.kind()));
+    }
+}
+
+/// A worker reduced to what these tests need.
+struct Side {
+    interface: ShmInterface,
+    connector: Arc<dyn Connector>,
+    poll: mio::Poll,
+    inbox: Inbox,
+}
+
+const BELL: mio::Token = mio::Token(usize::MAX >> 1);
+
+impl Side {
+    fn new(options: ShmOptions) -> Self {
+        let bell = Arc::new(EventFd::new().expect("eventfd"));
+        let connector = Arc::new(super::connector::ShmConnector::new(
+            Arc::clone(&bell),
+            options,
+        ));
+        let mut interface = ShmInterface::new(bell);
+        let poll = mio::Poll::new().expect("poll");
+        let registry = poll.registry().try_clone().expect("registry");
+        interface
+            .register(Registry { registry, base: 0 })
+            .expect("register");
+        let fd = interface.doorbell().expect("doorbell").as_raw_fd();
+        poll.registry()
+            .register(&mut mio::unix::SourceFd(&fd), BELL, mio::Interest::READABLE)
+            .expect("register");
+        Self {
+            interface,
+            connector,
+            poll,
+            inbox: Inbox::default(),
+        }
+    }
+
+    /// Waits for events, hands them on, and says whether the doorbell rang.
+    fn wait(&mut self, timeout: Duration) -> bool {
+        let mut events = mio::Events::with_capacity(64);
+        self.poll.poll(&mut events, Some(timeout)).expect("poll");
+        let mut rung = false;
+        for event in &events {
+            if event.token() == BELL {
+                rung = true;
+            } else {
+                let readable = event.is_readable() || event.is_read_closed() || event.is_error();
+                self.interface
+                    .ready(event.token().0, readable, event.is_writable());
+            }
+        }
+        rung
+    }
+
+    /// Waits until the doorbell rings, whatever else happens.
+    fn is_rung(&mut self, timeout: Duration) -> bool {
+        let end = Instant::now() + timeout;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if self.wait(left) {
+                return true;
+            }
+            if left.is_zero() {
+                return false;
+            }
+        }
+    }
+
+    /// Arms after everything that is there was worked off.
+    fn sleep(&mut self) {
+        while self.wait(Duration::ZERO) || self.progress() > 0 || !self.interface.arm() {}
+    }
+
+    fn progress(&mut self) -> usize {
+        self.interface.progress(64, &mut self.inbox)
+    }
+
+    fn progress_until(&mut self, what: &str, done: impl Fn(&Inbox) -> bool) {
+        let start = Instant::now();
+        while !done(&self.inbox) {
+            assert!(start.elapsed() < WATCHDOG, "the watchdog barked: {what}");
+            self.wait(Duration::ZERO);
+            self.progress();
+        }
+    }
+}
+
+fn peer() -> PeerInfo {
+    let identity = Identity {
+        boot: [1; 16],
+        net_namespace: 0,
+        pid_namespace: 0,
+        user_namespace: 0,
+        user: 0,
+        pid: 0,
+    };
+    PeerInfo {
+        identity,
+        name: "the other".into(),
+    }
+}
+
+fn no_pidfd() -> ShmOptions {
+    ShmOptions { use_pidfd: false }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("runtime")
+}
+
+/// Connects two sides; `client` gets link `client_id`, `server` link `server_id`.
+fn connect(
+    client: &mut Side,
+    client_id: u32,
+    server: &mut Side,
+    server_id: u32,
+) -> (Box<dyn Link>, Box<dyn Link>) {
+    let (one, two) = runtime().block_on(async {
+        let (one, two) = UnixStream::pair().expect("pair");
+        let (mut one, mut two) = (Channel::unix(one), Channel::unix(two));
+        let info = peer();
+        tokio::join!(
+            client.connector.connect(&mut one, Role::Client, &info),
+            server.connector.connect(&mut two, Role::Server, &info)
+        )
+    });
+    let one = client
+        .interface
+        .attach(LinkId(client_id), one.expect("connect"))
+        .expect("attach");
+    let two = server
+        .interface
+        .attach(LinkId(server_id), two.expect("connect"))
+        .expect("attach");
+    (one, two)
+}
+
+fn two() -> (Side, Box<dyn Link>, Side, Box<dyn Link>) {
+    let (mut client, mut server) = (
+        Side::new(ShmOptions::default()),
+        Side::new(ShmOptions::default()),
+    );
+    let (one, two) = connect(&mut client, 1, &mut server, 2);
+    (client, one, server, two)
+}
+
+fn body(number: u64, length: usize) -> Vec<u8> {
+    (0..length)
+        .map(|index| (number as usize * 31 + index) as u8)
+        .collect()
+}
+
+#[test]
+fn it_works_here() {
+    let shm = Shm::default();
+    shm.probe().expect("probe");
+    assert_eq!(shm.name(), "shm");
+    let opened = shm.open().expect("open");
+    assert!(opened.interface.doorbell().is_some());
+}
+
+#[test]
+fn places_stay_in_the_area_and_never_overlap() {
+    let mut position = 0;
+    for number in 0..10_000_u64 {
+        let length = (number * 7919 % (MAX_BCOPY as u64 + 1)) as usize;
+        let (offset, end) = place(position, length);
+        assert!(
+            offset + length <= AREA as usize
+                && end >= position
+                && end - position <= 2 * MAX_BCOPY as u64
+        );
+        position = end;
+    }
+    let (offset, end) = place(AREA - 64, 65);
+    assert_eq!((offset, end), (0, AREA + 128));
+    assert!(place(u64::MAX / 2, MAX_BCOPY).0 + MAX_BCOPY <= AREA as usize);
+}
+
+#[test]
+fn messages_keep_order_and_content_over_many_laps() {
+    let (mut client, mut one, mut server, mut two) = two();
+    let lengths = [
+        0,
+        1,
+        8,
+        16,
+        47,
+        48,
+        49,
+        64,
+        65,
+        1000,
+        4096,
+        MAX_BCOPY - 1,
+        MAX_BCOPY,
+    ];
+    let mut sent = 0_u64;
+    let mut seen = 0_u64;
+    for round in 0..4 * CELLS {
+        for link in [&mut one, &mut two] {
+            let length = lengths[(round % lengths.len() as u64) as usize];
+            let whole = body(sent, length);
+            let (prefix, payload) = whole.split_at((round as usize * 5) % (length + 1));
+            if length <= MAX_INLINE && round % 2 == 0 {
+                link.am_short(round as u8, sent, &whole).expect("room");
+            } else {
+                link.am_bcopy(round as u8, sent, prefix, payload)
+                    .expect("room");
+            }
+            sent += 1;
+        }
+        if round % 3 == 0 {
+            server.progress();
+            client.progress();
+        }
+        let start = Instant::now();
+        while seen + 5 < sent || (round == 4 * CELLS - 1 && seen < sent) {
+            assert!(start.elapsed() < WATCHDOG, "the watchdog barked");
+            server.progress();
+            client.progress();
+            for message in server
+                .inbox
+                .messages
+                .drain(..)
+                .chain(client.inbox.messages.drain(..))
+            {
+                let (_, id, header, bytes) = message;
+                assert_eq!(id, (header / 2) as u8);
+                assert_eq!(
+                    bytes,
+                    body(
+                        header,
+                        lengths[(header / 2 % lengths.len() as u64) as usize]
+                    )
+                );
+                seen += 1;
+            }
+        }
+    }
+    assert_eq!(seen, sent);
+    assert!(server.inbox.failed.is_empty() && client.inbox.failed.is_empty());
+}
+
+#[test]
+fn order_holds_within_a_link() {
+    let (_client, mut one, mut server, _two) = two();
+    for number in 0..CELLS {
+        one.am_short(0, number, &[]).expect("room");
+    }
+    while server.progress() > 0 {}
+    assert!(
+        server
+            .inbox
+            .messages
+            .iter()
+            .map(|message| message.2)
+            .eq(0..CELLS)
+    );
+}
+
+#[test]
+fn a_full_ring_takes_nothing_and_says_when_there_is_room() {
+    for length in [8, 5000] {
+        let (mut client, mut one, mut server, _two) = two();
+        let mut number = 0;
+        for _ in 0..5 {
+            loop {
+                match one.am_bcopy(1, number, &[], &body(number, length)) {
+                    Ok(()) => number += 1,
+                    Err(SendError::Full) => break,
+                    Err(SendError::Failed(error)) => panic!("{error:?}"),
+                }
+            }
+            client.progress();
+            assert!(client.inbox.writable.is_empty(), "nothing was taken yet");
+            while server.progress() > 0 {}
+            client.progress();
+            assert_eq!(std::mem::take(&mut client.inbox.writable), [LinkId(1)]);
+            client.progress();
+            assert!(client.inbox.writable.is_empty(), "told once");
+        }
+        let headers = server.inbox.messages.iter().map(|message| message.2);
+        assert!(headers.eq(0..number), "nothing lost, nothing twice");
+    }
+}
+
+#[test]
+fn a_sleeping_sender_is_rung_when_there_is_room() {
+    let (mut client, mut one, mut server, _two) = two();
+    while one.am_short(0, 0, b"x").is_ok() {}
+    client.sleep();
+    assert!(!client.is_rung(Duration::ZERO), "nothing rings yet");
+    server.progress();
+    assert!(client.is_rung(WATCHDOG), "the watchdog barked");
+    client.interface.disarm();
+    client.progress();
+    assert_eq!(client.inbox.writable, [LinkId(1)]);
+    // And when it finds the ring full while the interface sleeps already.
+    client.sleep();
+    while one.am_short(0, 0, b"x").is_ok() {}
+    while server.progress() > 0 {}
+    assert!(client.is_rung(WATCHDOG), "the watchdog barked");
+}
+
+#[test]
+fn only_a_sleeper_is_rung_and_once() {
+    let (_client, mut one, mut server, _two) = two();
+    server.sleep();
+    server.interface.disarm();
+    one.am_short(0, 0, b"awake").expect("room");
+    assert!(!server.is_rung(Duration::ZERO));
+    assert!(!server.interface.arm(), "something is there");
+    assert_eq!(server.progress(), 1);
+    assert!(server.interface.arm());
+    one.am_short(0, 1, b"asleep").expect("room");
+    assert!(server.is_rung(WATCHDOG));
+    one.am_short(0, 2, b"rung already").expect("room");
+    assert!(!server.is_rung(Duration::ZERO));
+    server.interface.disarm();
+    assert_eq!(server.progress(), 2);
+    one.am_short(0, 3, b"awake again").expect("room");
+    assert!(!server.is_rung(Duration::ZERO));
+}
+
+#[test]
+fn a_link_attached_to_a_sleeper_wakes_it() {
+    let (mut client, mut server) = (Side::new(no_pidfd()), Side::new(no_pidfd()));
+    assert!(server.interface.arm());
+    let (mut one, _two) = connect(&mut client, 1, &mut server, 2);
+    one.am_short(0, 7, b"first").expect("room");
+    assert!(server.is_rung(WATCHDOG), "the watchdog barked");
+    server.interface.disarm();
+    assert_eq!(server.progress(), 1);
+}
+
+/// Both ends sleep for every message: a barrier left out hangs this within some ten thousand rounds.
+#[test]
+fn tight_ping_pong_loses_no_wake_up() {
+    const ROUNDS: u64 = 20_000;
+    let (client, one, server, two) = two();
+    let play = |mut side: Side, mut link: Box<dyn Link>, begins: bool| {
+        move || {
+            if begins {
+                link.am_short(0, 0, &[]).expect("room");
+            }
+            let mut turns = 0;
+            while turns < ROUNDS {
+                if side.progress() == 0 {
+                    if side.interface.arm() {
+                        assert!(
+                            side.is_rung(WATCHDOG),
+                            "a lost wake-up after {turns} rounds"
+                        );
+                        side.interface.disarm();
+                    }
+                    continue;
+                }
+                for message in std::mem::take(&mut side.inbox.messages) {
+                    turns += 1;
+                    link.am_short(0, message.2 + 1, &[]).expect("room");
+                }
+            }
+            (side, link)
+        }
+    };
+    let other = thread::spawn(play(server, two, false));
+    let mine = play(client, one, true)();
+    other.join().expect("server");
+    drop(mine);
+}
+
+#[test]
+fn garbage_in_a_cell_fails_the_link() {
+    let long = Word::new(0, MAX_INLINE + 1, 3, Kind::Inline).0;
+    let longer = Word::new(0, MAX_BCOPY + 1, 3, Kind::Area).0;
+    let no_kind = Word::new(0, 8, 3, Kind::Inline).0 & (u64::MAX >> 8);
+    let odd_kind = no_kind | 0xff << 56;
+    for garbage in [long, longer, no_kind, odd_kind, 1 | u64::MAX << 32] {
+        let (mut client, one, mut server, mut two) = two();
+        let ring = one.pair().expect("pair").outgoing();
+        // SAFETY: the first cell of a mapped ring.
+        unsafe { ring.cells.as_ref() }
+            .word
+            .store(garbage, Ordering::Release);
+        server.progress();
+        assert_eq!(server.inbox.failed, [(LinkId(2), ErrorKind::Protocol)]);
+        assert!(server.inbox.messages.is_empty());
+        client.progress_until("the other end hears of it", |inbox| {
+            !inbox.failed.is_empty()
+        });
+        assert_eq!(
+            client.inbox.failed,
+            [(LinkId(1), ErrorKind::ConnectionReset)]
+        );
+        // Sends fail at the latest when the ring is full.
+        let mut outcome = Ok(());
+        for _ in 0..=CELLS {
+            outcome = two.am_short(0, 0, &[]);
+        }
+        assert!(matches!(outcome, Err(SendError::Failed(_))));
+        server.interface.detach(LinkId(2));
+        assert!(server.interface.arm());
+    }
+}
+
+#[test]
+fn random_cells_never_break_the_receiver() {
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    for _ in 0..50 {
+        let (_client, one, mut server, _two) = two();
+        let ring = one.pair().expect("pair").outgoing();
+        for number in 0..CELLS {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            // The right sequence, anything else.
+            let kind = if number % 7 == 6 {
+                seed & 0xff << 56
+            } else {
+                (1 + seed % 2) << 56
+            };
+            let length = if number % 97 == 96 {
+                seed >> 3 & 0xffff
+            } else {
+                seed >> 3 & 0x2f
+            };
+            let word = (number + 1) | length << 32 | kind;
+            // SAFETY: a cell of a mapped ring.
+            unsafe { ring.cells.add(number as usize).as_ref() }
+                .word
+                .store(word, Ordering::Release);
+        }
+        while server.progress() > 0 {}
+        assert!(server.inbox.failed.len() <= 1);
+    }
+}
+
+#[test]
+fn an_impossible_head_fails_the_send() {
+    let (_client, mut one, _server, two) = two();
+    let ring = two.pair().expect("pair").incoming();
+    // SAFETY: the consumer line of a mapped ring.
+    unsafe { ring.consumer.as_ref() }
+        .head
+        .store(u64::MAX, Ordering::Release);
+    let mut outcome = Ok(());
+    for _ in 0..=CELLS {
+        outcome = one.am_short(0, 0, &[]);
+    }
+    match outcome {
+        Err(SendError::Failed(error)) => assert_eq!(error.kind(), ErrorKind::Protocol),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_message_that_the_sink_refuses_closes_the_link_in_silence() {
+    let (mut client, mut one, mut server, _two) = two();
+    server.inbox.refuse = true;
+    one.am_short(0, 0, &[]).expect("room");
+    one.am_short(0, 1, &[]).expect("room");
+    server.progress();
+    server.progress();
+    assert!(server.inbox.failed.is_empty() && server.inbox.messages.is_empty());
+    client.progress_until("the sender hears of it", |inbox| !inbox.failed.is_empty());
+}
+
+#[test]
+fn what_was_sent_before_the_end_arrives() {
+    let (mut client, mut one, mut server, two) = two();
+    for number in 0..500 {
+        one.am_short(0, number, &[]).expect("room");
+    }
+    client.interface.detach(LinkId(1));
+    drop(one);
+    let start = Instant::now();
+    while server.inbox.failed.is_empty() {
+        assert!(start.elapsed() < WATCHDOG, "the watchdog barked");
+        if server.interface.arm() {
+            server.wait(WATCHDOG);
+            server.interface.disarm();
+        }
+        server.progress();
+    }
+    assert_eq!(server.inbox.messages.len(), 500);
+    assert_eq!(
+        server.inbox.failed,
+        [(LinkId(2), ErrorKind::ConnectionReset)]
+    );
+    drop(two);
+    server.interface.detach(LinkId(2));
+}
+
+#[test]
+fn too_long_is_an_error_and_takes_nothing() {
+    let (_client, mut one, mut server, _two) = two();
+    let limits = one.attributes();
+    let too_long = vec![0; limits.max_bcopy + 1];
+    assert!(matches!(
+        one.am_short(0, 0, &too_long[..=limits.max_short]),
+        Err(SendError::Failed(_))
+    ));
+    assert!(matches!(
+        one.am_bcopy(0, 0, &too_long[..1], &too_long[1..]),
+        Err(SendError::Failed(_))
+    ));
+    assert_eq!(server.progress(), 0);
+}
+
+#[test]
+fn a_thousand_links_on_one_worker() {
+    let (limit, hard) =
+        nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).expect("limit");
+    let wanted = hard.min(16_384);
+    if wanted > limit {
+        nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, wanted, hard)
+            .expect("limit");
+    }
+    // Four descriptors a link stay open: two sockets, two doorbells.
+    let count = 1000.min((wanted.max(limit) / 5) as u32);
+    let (mut client, mut server) = (Side::new(no_pidfd()), Side::new(no_pidfd()));
+    let mut links: Vec<_> = (0..count)
+        .map(|id| connect(&mut client, id, &mut server, id))
+        .collect();
+    let start = Instant::now();
+    while server.interface.hot_count() > 4 {
+        assert!(start.elapsed() < WATCHDOG, "the watchdog barked");
+        server.progress();
+    }
+    // A sleeper hears each of them.
+    for id in (0..count).step_by(37) {
+        server.sleep();
+        links[id as usize]
+            .0
+            .am_short(0, u64::from(id), &[])
+            .expect("room");
+        assert!(server.is_rung(WATCHDOG), "link {id} was not heard");
+        server.interface.disarm();
+        server.progress_until("a message of a cold link", |inbox| {
+            !inbox.messages.is_empty()
+        });
+        assert_eq!(std::mem::take(&mut server.inbox.messages)[0].0, LinkId(id));
+        while server.interface.hot_count() > 4 {
+            server.progress();
+        }
+    }
+    // One that never sleeps finds each of them on its round.
+    for (id, link) in links.iter_mut().enumerate() {
+        link.0.am_short(0, id as u64, &[]).expect("room");
+    }
+    server.progress_until("a message of every link", |inbox| {
+        inbox.messages.len() == count as usize
+    });
+    // And the other way, with everything hot.
+    for link in &mut links {
+        link.1.am_short(0, 0, &[]).expect("room");
+    }
+    client.progress_until("a message of every link", |inbox| {
+        inbox.messages.len() == count as usize
+    });
+    for id in 0..count {
+        client.interface.detach(LinkId(id));
+    }
+    drop(links);
+    server.progress_until("the end of every link", |inbox| {
+        inbox.failed.len() == count as usize
+    });
+}
+
+#[test]
+fn memory_is_shared_by_descriptor() {
+    let (_client, mut one, mut server, _two) = two();
+    let memory = Memfd::create(c"wharf-test", 8192).expect("memfd");
+    for number in 0..3 {
+        one.share(number, memory.as_fd(), 8192)
+            .expect("room on the socket");
+    }
+    server.progress_until("three segments", |inbox| inbox.shared.len() == 3);
+    for (number, (from, id, fd, length)) in server.inbox.shared.iter().enumerate() {
+        assert_eq!((*from, *id, *length), (LinkId(2), number as u64, 8192));
+        crate::sys::memfd::Mapping::of_received(fd.as_fd(), 8192).expect("map");
+    }
+}
+
+#[test]
+fn a_full_socket_says_when_it_has_room() {
+    let (mut client, mut one, mut server, _two) = two();
+    client.wait(Duration::ZERO);
+    client.progress();
+    let memory = Memfd::create(c"wharf-test", 4096).expect("memfd");
+    let mut sent = 0;
+    while sent < 100_000 {
+        match one.share(sent, memory.as_fd(), 4096) {
+            Ok(()) => sent += 1,
+            Err(SendError::Full) => break,
+            // The limit on descriptors in flight (ETOOMANYREFS) can come first.
+            Err(SendError::Failed(_)) => return,
+        }
+    }
+    assert!(client.inbox.writable.is_empty());
+    let start = Instant::now();
+    while (server.inbox.shared.len() as u64) < sent || client.inbox.writable.is_empty() {
+        assert!(start.elapsed() < WATCHDOG, "the watchdog barked");
+        for side in [&mut server, &mut client] {
+            side.wait(Duration::ZERO);
+            side.progress();
+        }
+    }
+    assert_eq!(client.inbox.writable, [LinkId(1)]);
+    assert!(server.inbox.failed.is_empty());
+}
+
+#[test]
+fn bytes_without_a_descriptor_fail_the_link() {
+    for record in [&[1; 16][..], &[1; 5][..]] {
+        let (client, mut server) = (Side::new(no_pidfd()), Side::new(no_pidfd()));
+        let (one, two) = runtime().block_on(async {
+            let (one, two) = UnixStream::pair().expect("pair");
+            let (mut one, mut two) = (Channel::unix(one), Channel::unix(two));
+            let info = peer();
+            tokio::join!(
+                client.connector.connect(&mut one, Role::Client, &info),
+                server.connector.connect(&mut two, Role::Server, &info)
+            )
+        });
+        let one = one
+            .expect("connect")
+            .0
+            .downcast::<Established>()
+            .expect("of this transport");
+        let _two = server
+            .interface
+            .attach(LinkId(0), two.expect("connect"))
+            .expect("attach");
+        (&one.socket).write_all(record).expect("write");
+        server.progress_until("the end", |inbox| !inbox.failed.is_empty());
+        assert_eq!(server.inbox.failed, [(LinkId(0), ErrorKind::Protocol)]);
+    }
+}
+
+#[test]
+fn words_for_one_copy_transfers_agree() {
+    let (_client, one, _server, two) = two();
+    let (a, b) = (one.pair().expect("pair"), two.pair().expect("pair"));
+    assert_eq!((a.role(), b.role()), (Role::Client, Role::Server));
+    a.enter();
+    assert!(b.peer_active() && !a.peer_active());
+    a.leave();
+    assert!(!b.peer_active());
+    for slot in [0, 1, Pair::GENERATIONS - 1] {
+        a.publish_generation(slot, 5 + slot as u64);
+        assert_eq!(
+            (b.peer_generation(slot), a.peer_generation(slot)),
+            (5 + slot as u64, 0)
+        );
+    }
+    assert_eq!((a.own_transfers(), b.own_transfers()), (0..32, 32..64));
+    let slot = b.own_transfers().start;
+    b.reset(slot);
+    let claimed: Vec<_> = std::iter::from_fn(|| a.claim(slot, 3)).collect();
+    assert_eq!(claimed, [0, 1, 2]);
+    assert_eq!(b.claim(slot, 3), None);
+    a.complete(slot, 2);
+    b.complete(slot, 1);
+    a.fail(slot);
+    assert_eq!(
+        (b.done(slot), b.has_failed(slot), b.has_failed(slot - 1)),
+        (3, true, false)
+    );
+    b.reset(slot);
+    assert_eq!(
+        (
+            a.claim(slot, 9),
+            b.revoke(slot),
+            a.claim(slot, 9),
+            b.has_failed(slot)
+        ),
+        (Some(0), 1, None, false)
+    );
+    assert_eq!(a.claim(slot, u64::MAX), None);
+}
+
+#[test]
+fn a_channel_without_descriptors_is_refused() {
+    let side = Side::new(no_pidfd());
+    runtime().block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("bind");
+        let stream = tokio::net::TcpStream::connect(listener.local_addr().expect("address"))
+            .await
+            .expect("connect");
+        let error = side
+            .connector
+            .can_use(&Channel::tcp(stream), &peer())
+            .expect_err("tcp");
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+    });
+}
+
+#[test]
+fn a_bad_offer_is_refused_and_the_channel_stays_in_step() {
+    let memory = Memfd::create(c"wharf-test", 4096).expect("memfd");
+    let bell = EventFd::new().expect("eventfd");
+    let good = {
+        let mut offer = vec![0];
+        offer.extend_from_slice(b"wharfshm");
+        offer.extend_from_slice(&1_u32.to_le_bytes());
+        offer.extend_from_slice(&0x40000_u32.to_le_bytes());
+        offer
+    };
+    let offers: [(&[u8], Vec<BorrowedFd<'_>>); 4] = [
+        (&good, vec![memory.as_fd(), bell.as_fd()]),
+        (&good, vec![memory.as_fd()]),
+        (&good[..9], vec![memory.as_fd(), bell.as_fd()]),
+        (&[7], vec![]),
+    ];
+    for (offer, fds) in offers {
+        let side = Side::new(no_pidfd());
+        runtime().block_on(async {
+            let (one, two) = UnixStream::pair().expect("pair");
+            let (mut one, mut two) = (Channel::unix(one), Channel::unix(two));
+            two.send(offer, &fds).await.expect("send");
+            side.connector
+                .connect(&mut one, Role::Client, &peer())
+                .await
+                .expect_err("a bad offer");
+            if offer[0] == 0 {
+                assert_eq!(two.receive().await.expect("refusal").0[0], 1);
+            }
+            one.send(b"next", &[]).await.expect("send");
+            assert_eq!(two.receive().await.expect("in step").0, b"next");
+        });
+    }
+}
+
+const CHILD: &str = "WHARF_TEST_SHM_CHILD";
+
+/// The body of the process that is killed; does nothing when run as a test.
+#[test]
+fn child_process() {
+    let Some(path) = env::var_os(CHILD) else {
+        return;
+    };
+    let mut side = Side::new(no_pidfd());
+    let connected = runtime().block_on(async {
+        let mut channel = Channel::unix(UnixStream::connect(path).await.expect("connect"));
+        side.connector
+            .connect(&mut channel, Role::Client, &peer())
+            .await
+            .expect("connect")
+    });
+    let mut link = side.interface.attach(LinkId(0), connected).expect("attach");
+    for number in 0..100 {
+        link.am_short(9, number, b"from the child").expect("room");
+    }
+    thread::sleep(2 * WATCHDOG);
+}
+
+#[test]
+fn a_killed_process_is_told_after_its_messages() {
+    for use_pidfd in [true, false] {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("socket");
+        let mut server = Side::new(ShmOptions { use_pidfd });
+        let (mut child, connected) = runtime().block_on(async {
+            let listener = UnixListener::bind(&path).expect("bind");
+            let child = Command::new(env::current_exe().expect("own path"))
+                .args([
+                    "--exact",
+                    "transport::shm::tests::child_process",
+                    "--nocapture",
+                ])
+                .env(CHILD, &path)
+                .stdout(Stdio::null())
+                .spawn()
+                .expect("spawn");
+            let (stream, _) = tokio::time::timeout(WATCHDOG, listener.accept())
+                .await
+                .expect("the watchdog barked")
+                .expect("accept");
+            let mut channel = Channel::unix(stream);
+            (
+                child,
+                server
+                    .connector
+                    .connect(&mut channel, Role::Server, &peer())
+                    .await
+                    .expect("connect"),
+            )
+        });
+        let _link = server
+            .interface
+            .attach(LinkId(3), connected)
+            .expect("attach");
+        server.progress_until("the first message", |inbox| !inbox.messages.is_empty());
+        server.progress_until("all messages", |inbox| inbox.messages.len() == 100);
+        child.kill().expect("kill");
+        server.progress_until("the death", |inbox| !inbox.failed.is_empty());
+        let kind = if use_pidfd {
+            ErrorKind::PeerDied
+        } else {
+            ErrorKind::ConnectionReset
+        };
+        assert_eq!(server.inbox.failed, [(LinkId(3), kind)]);
+        assert_eq!(child.wait().expect("wait").signal(), Some(9));
+    }
+}

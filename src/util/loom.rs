@@ -1,0 +1,60 @@
+//! Atomics, cells and hints for lock-free code: those of `loom` when models run (`--cfg wharf_loom`), of `std` otherwise.
+//!
+//! The flag has the crate's name because a plain `--cfg loom` changes other crates as well (Tokio hides its sockets under it).
+
+#[cfg(wharf_loom)]
+pub(crate) use self::model::*;
+#[cfg(not(wharf_loom))]
+pub(crate) use self::real::*;
+
+#[cfg(not(wharf_loom))]
+#[allow(unused_imports)]
+mod real {
+    pub(crate) use std::{
+        hint::spin_loop,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+        },
+        thread,
+    };
+
+    /// `std`'s cell with the face of `loom`'s: the content is reached in a closure, which the model checks for overlaps.
+    #[derive(Debug)]
+    #[repr(transparent)]
+    pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        /// Wraps a value.
+        #[allow(dead_code)]
+        pub(crate) const fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
+
+        /// Gives `f` the address for reading.
+        #[inline(always)]
+        pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        /// Gives `f` the address for writing.
+        #[inline(always)]
+        pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+    }
+}
+
+#[cfg(wharf_loom)]
+#[allow(unused_imports)]
+mod model {
+    pub(crate) use loom::{
+        cell::UnsafeCell,
+        hint::spin_loop,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+        },
+        thread,
+    };
+}
