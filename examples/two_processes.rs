@@ -218,11 +218,11 @@ async fn receive(transport: &str, address: &str) -> Outcome<()> {
     let memory = context.allocate(length).await?;
     let region = context.expose(memory, Access::READ | Access::WRITE).await?;
     endpoint
-        .tag_send(DESCRIPTOR, region.descriptor().to_bytes())
+        .tag_send(DESCRIPTOR, region.descriptor()?.to_bytes())
         .await?;
     worker.tag_recv(LOOK, Mask::ALL, Vec::new()).await?;
     let mut seen = vec![0; length];
-    region.read(0, &mut seen)?;
+    region.read_at(0, &mut seen)?;
     tell(&endpoint, &digest(&seen), expected, Duration::ZERO).await?;
 
     // The first process gets until it closes.

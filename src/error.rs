@@ -120,7 +120,15 @@ impl Error {
     /// An error of `kind` that says `message`.
     #[cold]
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(Inner { kind, message: message.into(), operation: None, peer: None, transport: None, bytes_moved: 0, source: None }))
+        Self(Box::new(Inner {
+            kind,
+            message: message.into(),
+            operation: None,
+            peer: None,
+            transport: None,
+            bytes_moved: 0,
+            source: None,
+        }))
     }
 
     /// An error that the system reported while doing `message`; the kind follows the system's.
@@ -135,11 +143,15 @@ impl Error {
             | io::ErrorKind::UnexpectedEof
             | io::ErrorKind::NotConnected => ErrorKind::ConnectionReset,
             io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
-            io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable | io::ErrorKind::AddrNotAvailable => ErrorKind::Unreachable,
+            io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::AddrNotAvailable => ErrorKind::Unreachable,
             io::ErrorKind::TimedOut => ErrorKind::DeadlineExceeded,
             io::ErrorKind::OutOfMemory => ErrorKind::Exhausted,
             _ => match source.raw_os_error() {
-                Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOSPC) => ErrorKind::Exhausted,
+                Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOSPC) => {
+                    ErrorKind::Exhausted
+                }
                 _ => ErrorKind::Io,
             },
         };
@@ -209,7 +221,10 @@ impl Error {
     /// Whether the connection, not just this operation, is gone.
     #[must_use]
     pub fn is_peer_failure(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::ConnectionReset | ErrorKind::PeerDied | ErrorKind::Protocol)
+        matches!(
+            self.0.kind,
+            ErrorKind::ConnectionReset | ErrorKind::PeerDied | ErrorKind::Protocol
+        )
     }
 
     /// The same error for another operation that it ended as well. The cause is kept as text.
@@ -265,17 +280,24 @@ impl fmt::Debug for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+        self.0
+            .source
+            .as_deref()
+            .map(|source| source as &(dyn StdError + 'static))
     }
 }
 
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         let kind = match error.kind() {
-            ErrorKind::InvalidArgument | ErrorKind::Configuration | ErrorKind::OutOfBounds => io::ErrorKind::InvalidInput,
-            ErrorKind::Truncated | ErrorKind::Malformed | ErrorKind::Protocol | ErrorKind::VersionMismatch | ErrorKind::StaleKey => {
-                io::ErrorKind::InvalidData
+            ErrorKind::InvalidArgument | ErrorKind::Configuration | ErrorKind::OutOfBounds => {
+                io::ErrorKind::InvalidInput
             }
+            ErrorKind::Truncated
+            | ErrorKind::Malformed
+            | ErrorKind::Protocol
+            | ErrorKind::VersionMismatch
+            | ErrorKind::StaleKey => io::ErrorKind::InvalidData,
             ErrorKind::Canceled => io::ErrorKind::Interrupted,
             ErrorKind::DeadlineExceeded => io::ErrorKind::TimedOut,
             ErrorKind::WouldBlock => io::ErrorKind::WouldBlock,
@@ -283,7 +305,9 @@ impl From<Error> for io::Error {
             ErrorKind::ConnectionReset | ErrorKind::PeerDied => io::ErrorKind::ConnectionReset,
             ErrorKind::Closed => io::ErrorKind::NotConnected,
             ErrorKind::Unreachable => io::ErrorKind::HostUnreachable,
-            ErrorKind::AuthenticationFailed | ErrorKind::AccessDenied | ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
+            ErrorKind::AuthenticationFailed
+            | ErrorKind::AccessDenied
+            | ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
             ErrorKind::Exhausted => io::ErrorKind::OutOfMemory,
             ErrorKind::Unsupported => io::ErrorKind::Unsupported,
             ErrorKind::Io => io::ErrorKind::Other,
@@ -320,7 +344,10 @@ impl<B> OpError<B> {
     }
     /// The same error with another view of the buffer.
     pub fn map<C>(self, f: impl FnOnce(B) -> C) -> OpError<C> {
-        OpError { error: self.error, buffer: self.buffer.map(f) }
+        OpError {
+            error: self.error,
+            buffer: self.buffer.map(f),
+        }
     }
 }
 

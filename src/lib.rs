@@ -16,8 +16,8 @@ mod worker;
 pub use config::Progress;
 pub use context::{Context, ContextBuilder};
 pub use endpoint::{
-    Closed, Completion, Destination, Endpoint, Fetched, Flush, Get, Matched, MessageInfo, Op, Put, Received, RemoteRegion, TagMatched, TagRecv,
-    TagSend, Worker,
+    Closed, Completion, Destination, Endpoint, Fetched, Flush, Get, Matched, MessageInfo, Op, Put,
+    Received, RemoteRegion, TagMatched, TagRecv, TagSend, Worker,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};

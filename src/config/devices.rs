@@ -1,5 +1,7 @@
 //! Which network interfaces may be used.
 
+use std::net::IpAddr;
+
 use super::did_you_mean;
 use crate::error::{Error, Result};
 
@@ -74,6 +76,23 @@ pub(crate) fn system_interfaces() -> Result<Vec<String>> {
     names.sort();
     names.dedup();
     Ok(names)
+}
+
+/// The addresses of this machine, with the interface that has each.
+pub(crate) fn interface_addresses() -> Result<Vec<(String, IpAddr)>> {
+    let list = nix::ifaddrs::getifaddrs()
+        .map_err(|error| Error::io("listing the network interfaces", error))?;
+    Ok(list
+        .filter_map(|interface| {
+            let address = interface.address?;
+            let ip = match (address.as_sockaddr_in(), address.as_sockaddr_in6()) {
+                (Some(v4), _) => IpAddr::V4(v4.ip()),
+                (_, Some(v6)) => IpAddr::V6(v6.ip()),
+                _ => return None,
+            };
+            Some((interface.interface_name, ip))
+        })
+        .collect())
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ use std::{fmt, ops::Deref, time::Duration};
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 
-pub(crate) use devices::{NetDevices, system_interfaces};
+pub(crate) use devices::{NetDevices, interface_addresses, system_interfaces};
 pub(crate) use environment::Environment;
 pub use progress::Progress;
 pub(crate) use transports::TransportSet;

@@ -135,7 +135,7 @@ impl ContextBuilder {
             .own
             .iter()
             .cloned()
-            .chain(registry::built_in(*config.keepalive));
+            .chain(registry::built_in(*config.keepalive, *config.pidfd));
         let probed = Probed::new(&config, candidates)?;
         Ok(Context {
             inner: Arc::new(Inner {
@@ -144,6 +144,7 @@ impl ContextBuilder {
                 transports: probed.transports,
                 usable: probed.usable,
                 unavailable: probed.unavailable,
+                regions: Arc::default(),
             }),
         })
     }

@@ -11,7 +11,13 @@ use std::{fmt, sync::Arc};
 
 pub use builder::ContextBuilder;
 
-use crate::{config::Config, error::Result, memory::HostBufferMut, transport::Transport};
+use crate::{
+    config::Config,
+    error::Result,
+    memory::{BufferMut, HostBufferMut, Region, region::RegionTable},
+    transport::Transport,
+    types::Access,
+};
 
 /// What this process can reach and how it was asked to behave. The root of everything else; a cheap clone.
 ///
@@ -36,6 +42,7 @@ struct Inner {
     transports: Vec<Arc<dyn Transport>>,
     usable: Vec<String>,
     unavailable: Vec<(String, String)>,
+    regions: Arc<RegionTable>,
 }
 
 impl Context {
@@ -67,6 +74,23 @@ impl Context {
     #[doc(alias = "ucp_mem_map")]
     pub async fn allocate(&self, len: usize) -> Result<HostBufferMut> {
         HostBufferMut::allocate(len)
+    }
+
+    /// Exposes memory to peers: whoever holds the region's descriptor may access it as `access` says.
+    ///
+    /// # Errors
+    /// When the system gives no random bytes.
+    ///
+    /// # Cancel safety
+    /// Dropping the future before it resolved frees the buffer.
+    #[doc(alias = "ucp_memh_pack")]
+    pub async fn expose(&self, buffer: impl Into<BufferMut>, access: Access) -> Result<Region> {
+        self.inner.regions.expose(buffer.into(), access)
+    }
+
+    /// What is exposed now.
+    pub(crate) fn regions(&self) -> &Arc<RegionTable> {
+        &self.inner.regions
     }
 
     /// The options.

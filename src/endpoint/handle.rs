@@ -46,7 +46,9 @@ impl Drop for Inner {
 
 impl Endpoint {
     pub(crate) fn new(handle: Arc<Handle>, link: LinkId, id: EndpointId) -> Self {
-        Self { inner: Arc::new(Inner { handle, link, id }) }
+        Self {
+            inner: Arc::new(Inner { handle, link, id }),
+        }
     }
 
     #[inline]
@@ -64,11 +66,13 @@ impl Endpoint {
 
     fn ask<R>(&self, question: impl FnOnce(&crate::worker::peer::Peer) -> R) -> Option<R> {
         let (link, id) = self.place();
-        self.shared().with(|engine| engine.core.endpoint(link, id).map(|peer| question(peer)))
+        self.shared()
+            .with(|engine| engine.core.endpoint(link, id).map(|peer| question(peer)))
     }
 
     pub(crate) fn identity(&self) -> Result<Identity> {
-        self.ask(|peer| peer.info.identity.clone()).ok_or_else(crate::worker::send::closed)
+        self.ask(|peer| peer.info.identity.clone())
+            .ok_or_else(crate::worker::send::closed)
     }
 
     /// The name by which received messages call this endpoint.
@@ -141,7 +145,10 @@ impl Endpoint {
     /// Cancel safe.
     #[doc(alias = "ucp_ep_flush_nbx")]
     pub fn flush(&self) -> Flush<'_> {
-        Flush { endpoint: self, entered: None }
+        Flush {
+            endpoint: self,
+            entered: None,
+        }
     }
 
     /// Closes the connection: what was sent goes out first, and the peer says that it has read it.
@@ -157,7 +164,11 @@ impl Endpoint {
         self.shared().begin_close(link, id);
         let reason = std::future::poll_fn(|cx| self.shared().poll_closed(cx, link, id)).await;
         match reason {
-            Some(error) if !matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::Closed) => Err(error.during(Operation::Close)),
+            Some(error)
+                if !matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::Closed) =>
+            {
+                Err(error.during(Operation::Close))
+            }
             _ => Ok(()),
         }
     }
@@ -165,7 +176,11 @@ impl Endpoint {
     /// Ends the connection at once. Operations under way end with `Closed`.
     pub fn abort(&self) {
         let (link, id) = self.place();
-        self.shared().abort(link, id, Error::new(ErrorKind::Closed, "the endpoint was aborted"));
+        self.shared().abort(
+            link,
+            id,
+            Error::new(ErrorKind::Closed, "the endpoint was aborted"),
+        );
     }
 
     /// Waits until the connection has ended, and says why.
@@ -180,7 +195,10 @@ impl Endpoint {
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint").field("id", &self.inner.id).field("transports", &self.transports()).finish_non_exhaustive()
+        f.debug_struct("Endpoint")
+            .field("id", &self.inner.id)
+            .field("transports", &self.transports())
+            .finish_non_exhaustive()
     }
 }
 
@@ -194,7 +212,9 @@ pub struct Flush<'a> {
 
 impl fmt::Debug for Entered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entered").field("key", &self.key).finish_non_exhaustive()
+        f.debug_struct("Entered")
+            .field("key", &self.key)
+            .finish_non_exhaustive()
     }
 }
 
@@ -207,21 +227,33 @@ impl Future for Flush<'_> {
             let (link, id) = this.endpoint.place();
             let entered = this.endpoint.shared().with(|engine| {
                 let core = &mut engine.core;
-                if let Some(error) = core.endpoint(link, id).map_or_else(|| Some(crate::worker::send::closed()), |peer| peer.over()) {
+                if let Some(error) = core
+                    .endpoint(link, id)
+                    .map_or_else(|| Some(crate::worker::send::closed()), |peer| peer.over())
+                {
                     return Err(error.during(Operation::Flush));
                 }
                 let before = core.operations.sequence();
-                let key = core.operations.insert(Some(link), false, Work::Flush { before });
+                let key = core
+                    .operations
+                    .insert(Some(link), false, Work::Flush { before });
                 core.check_flushes(link);
                 Ok(key)
             });
-            this.entered = Some(Entered { handle: this.endpoint.handle().clone(), key: Some(entered?) });
+            this.entered = Some(Entered {
+                handle: this.endpoint.handle().clone(),
+                key: Some(entered?),
+            });
         }
         match &mut this.entered {
-            Some(entered) => entered.poll(cx, &mut Deadline::None, Operation::Flush).map(|outcome| match outcome {
-                Outcome::Done(result) => result,
-                other => <()>::settle(Settled(other)),
-            }),
+            Some(entered) => {
+                entered
+                    .poll(cx, &mut Deadline::None, Operation::Flush)
+                    .map(|outcome| match outcome {
+                        Outcome::Done(result) => result,
+                        other => <()>::settle(Settled(other)),
+                    })
+            }
             None => Poll::Pending,
         }
     }
@@ -242,6 +274,8 @@ impl Future for Closed<'_> {
         self.endpoint
             .shared()
             .poll_closed(cx, link, id)
-            .map(|reason| reason.unwrap_or_else(|| Error::new(ErrorKind::Closed, "the endpoint is closed")))
+            .map(|reason| {
+                reason.unwrap_or_else(|| Error::new(ErrorKind::Closed, "the endpoint is closed"))
+            })
     }
 }

@@ -57,12 +57,19 @@ impl<B: ReceiveBuffer + Unpin> Completion for Received<B> {
     type Output = Result<Self, OpError<B>>;
     fn settle(outcome: Settled) -> Self::Output {
         match outcome.0 {
-            Outcome::Buffer { result: Ok(arrival), buffer: Some(buffer) } => {
-                Ok(Self { buffer: B::restore(buffer), len: arrival.length, tag: arrival.tag, from: arrival.from })
-            }
-            Outcome::Buffer { result, buffer } => {
-                Err(OpError::new(result.err().unwrap_or_else(wrong), buffer.map(B::restore)))
-            }
+            Outcome::Buffer {
+                result: Ok(arrival),
+                buffer: Some(buffer),
+            } => Ok(Self {
+                buffer: B::restore(buffer),
+                len: arrival.length,
+                tag: arrival.tag,
+                from: arrival.from,
+            }),
+            Outcome::Buffer { result, buffer } => Err(OpError::new(
+                result.err().unwrap_or_else(wrong),
+                buffer.map(B::restore),
+            )),
             Outcome::Done(Err(error)) => Err(OpError::new(error, None)),
             _ => Err(OpError::new(wrong(), None)),
         }
@@ -74,10 +81,14 @@ impl<B: ReceiveBuffer + Unpin> Completion for Fetched<B> {
     type Output = Result<B, OpError<B>>;
     fn settle(outcome: Settled) -> Self::Output {
         match outcome.0 {
-            Outcome::Buffer { result: Ok(_), buffer: Some(buffer) } => Ok(B::restore(buffer)),
-            Outcome::Buffer { result, buffer } => {
-                Err(OpError::new(result.err().unwrap_or_else(wrong), buffer.map(B::restore)))
-            }
+            Outcome::Buffer {
+                result: Ok(_),
+                buffer: Some(buffer),
+            } => Ok(B::restore(buffer)),
+            Outcome::Buffer { result, buffer } => Err(OpError::new(
+                result.err().unwrap_or_else(wrong),
+                buffer.map(B::restore),
+            )),
             Outcome::Done(Err(error)) => Err(OpError::new(error, None)),
             _ => Err(OpError::new(wrong(), None)),
         }
@@ -118,13 +129,25 @@ pub(crate) struct Entered {
 }
 
 impl Entered {
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, deadline: &mut Deadline, operation: Operation) -> Poll<Outcome> {
-        let Some(key) = self.key else { return Poll::Ready(Outcome::Done(Err(wrong()))) };
+    pub(crate) fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        deadline: &mut Deadline,
+        operation: Operation,
+    ) -> Poll<Outcome> {
+        let Some(key) = self.key else {
+            return Poll::Ready(Outcome::Done(Err(wrong())));
+        };
         let shared = &self.handle.shared;
         if deadline.is_over(cx) {
             let outcome = shared.with(|engine| {
                 engine.progress();
-                if engine.core.operations.get(key).is_some_and(|entry| entry.outcome.is_none()) {
+                if engine
+                    .core
+                    .operations
+                    .get(key)
+                    .is_some_and(|entry| entry.outcome.is_none())
+                {
                     engine.core.cancel(key, Deadline::error(operation));
                 }
                 engine.core.take_outcome(key)
@@ -132,11 +155,21 @@ impl Entered {
             // An operation that cannot be stopped goes on without its future.
             let outcome = outcome.unwrap_or_else(|| {
                 shared.drop_future(key);
-                Outcome::Buffer { result: Err(Deadline::error(operation)), buffer: None }
+                Outcome::Buffer {
+                    result: Err(Deadline::error(operation)),
+                    buffer: None,
+                }
             });
             self.key = None;
             return Poll::Ready(match outcome {
-                Outcome::Buffer { result: Err(error), buffer: None } if matches!(operation, Operation::TagSend | Operation::Put | Operation::Flush) => {
+                Outcome::Buffer {
+                    result: Err(error),
+                    buffer: None,
+                } if matches!(
+                    operation,
+                    Operation::TagSend | Operation::Put | Operation::Flush
+                ) =>
+                {
                     Outcome::Done(Err(error))
                 }
                 outcome => outcome,
@@ -200,12 +233,17 @@ impl<T: Completion> Future for Op<T> {
     type Output = T::Output;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T::Output> {
         let this = &mut *self;
-        this.entered.poll(cx, &mut this.deadline, this.operation).map(|outcome| T::settle(Settled(outcome)))
+        this.entered
+            .poll(cx, &mut this.deadline, this.operation)
+            .map(|outcome| T::settle(Settled(outcome)))
     }
 }
 
 impl<T: Completion> std::fmt::Debug for Op<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Op").field("operation", &self.operation).field("key", &self.entered.key).finish_non_exhaustive()
+        f.debug_struct("Op")
+            .field("operation", &self.operation)
+            .field("key", &self.entered.key)
+            .finish_non_exhaustive()
     }
 }

@@ -16,9 +16,13 @@ use std::{
 
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
-    memory::{Buffer, BufferMut, ReceiveBuffer},
-    protocol::Descriptor,
-    types::Access,
+    memory::{Buffer, BufferMut, ReceiveBuffer, Region},
+    protocol::{
+        Descriptor,
+        descriptor::{RegionKey, ShmRoute},
+    },
+    sys::identity::identity,
+    types::{Access, MemoryType},
     worker::{engine::Engine, operations, rma::Target},
 };
 
@@ -36,16 +40,21 @@ pub struct RemoteRegion {
     endpoint: Endpoint,
     access: Access,
     target: Target,
-    length: u64,
+    length: usize,
 }
 
 impl RemoteRegion {
     pub(crate) fn import(endpoint: &Endpoint, descriptor: &Descriptor) -> Result<Self> {
         let owner = endpoint.identity()?;
         let named = descriptor.identity();
-        if (owner.boot, owner.pid, owner.pid_namespace) != (named.boot, named.pid, named.pid_namespace) {
-            return Err(Error::new(ErrorKind::InvalidArgument, "the descriptor is of another process than this endpoint leads to")
-                .during(Operation::Memory));
+        if (owner.boot, owner.pid, owner.pid_namespace)
+            != (named.boot, named.pid, named.pid_namespace)
+        {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "the descriptor is of another process than this endpoint leads to",
+            )
+            .during(Operation::Memory));
         }
         let key = descriptor.key();
         let route = descriptor.shm();
@@ -60,13 +69,19 @@ impl RemoteRegion {
                 segment: route.map_or(0, |route| route.segment),
                 segment_offset: route.map_or(0, |route| route.offset),
             },
-            length: descriptor.len(),
+            length: usize::try_from(descriptor.len()).map_err(|_| {
+                Error::new(
+                    ErrorKind::InvalidArgument,
+                    "a region longer than this machine's addresses",
+                )
+                .during(Operation::Memory)
+            })?,
         })
     }
 
     /// Bytes.
     #[must_use]
-    pub fn len(&self) -> u64 {
+    pub fn len(&self) -> usize {
         self.length
     }
 
@@ -87,7 +102,7 @@ impl RemoteRegion {
     /// # Panics
     /// When the range leaves the region, as with a slice.
     #[must_use]
-    pub fn slice(&self, range: impl RangeBounds<u64>) -> Self {
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
         let start = match range.start_bound() {
             Bound::Included(start) => *start,
             Bound::Excluded(start) => start + 1,
@@ -98,20 +113,41 @@ impl RemoteRegion {
             Bound::Excluded(end) => *end,
             Bound::Unbounded => self.length,
         };
-        assert!(start <= end && end <= self.length, "range {start}..{end} of a region of {} bytes", self.length);
+        assert!(
+            start <= end && end <= self.length,
+            "range {start}..{end} of a region of {} bytes",
+            self.length
+        );
         let mut part = self.clone();
-        part.target.offset += start;
+        part.target.offset += start as u64;
         part.length = end - start;
         part
     }
 
-    fn check(&self, endpoint: &Endpoint, length: usize, access: Access, operation: Operation) -> Result<()> {
-        let error = if endpoint.id() != self.endpoint.id() || !std::ptr::eq(endpoint.shared(), self.endpoint.shared()) {
-            Error::new(ErrorKind::InvalidArgument, "the remote region was imported on another endpoint")
+    fn check(
+        &self,
+        endpoint: &Endpoint,
+        length: usize,
+        access: Access,
+        operation: Operation,
+    ) -> Result<()> {
+        let error = if endpoint.id() != self.endpoint.id()
+            || !std::ptr::eq(endpoint.shared(), self.endpoint.shared())
+        {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                "the remote region was imported on another endpoint",
+            )
         } else if !self.access.contains(access) {
-            Error::new(ErrorKind::AccessDenied, "the region was not exposed for this access")
-        } else if length as u64 > self.length {
-            Error::new(ErrorKind::OutOfBounds, format!("{length} bytes for {} bytes of remote memory", self.length))
+            Error::new(
+                ErrorKind::AccessDenied,
+                "the region was not exposed for this access",
+            )
+        } else if length > self.length {
+            Error::new(
+                ErrorKind::OutOfBounds,
+                format!("{length} bytes for {} bytes of remote memory", self.length),
+            )
         } else {
             return Ok(());
         };
@@ -121,7 +157,40 @@ impl RemoteRegion {
 
 impl fmt::Debug for RemoteRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteRegion").field("len", &self.length).field("access", &self.access).finish_non_exhaustive()
+        f.debug_struct("RemoteRegion")
+            .field("len", &self.length)
+            .field("access", &self.access)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Region {
+    /// What a peer needs to access the region, to be sent to it by any means.
+    ///
+    /// # Errors
+    /// None in practice: the region's own range is always one that a descriptor can hold.
+    #[doc(alias = "ucp_rkey_pack")]
+    pub fn descriptor(&self) -> Result<Descriptor> {
+        let exposed = self.exposed();
+        let shm = exposed.segment.as_ref().map(|(segment, offset)| ShmRoute {
+            segment: segment.id(),
+            offset: *offset as u64,
+            segment_length: segment.mapping().len() as u64,
+        });
+        let key = RegionKey {
+            slot: exposed.slot,
+            generation: exposed.generation,
+        };
+        let (address, length) = (exposed.address as u64, exposed.length as u64);
+        Descriptor::new(
+            identity().clone(),
+            MemoryType::Host,
+            exposed.access,
+            address,
+            length,
+            key,
+            shm,
+        )
     }
 }
 
@@ -148,8 +217,15 @@ fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Res
     let window = endpoint.shared().context.config().ops_window.value;
     match engine.core.endpoint(link, id) {
         None => Err(crate::worker::send::closed().during(operation)),
-        Some(peer) if !peer.is_open() => Err(peer.error().unwrap_or_else(crate::worker::send::closed).during(operation)),
-        Some(peer) if peer.posted >= window => Err(Error::new(ErrorKind::WouldBlock, "the window of posted operations is full").during(operation)),
+        Some(peer) if !peer.is_open() => Err(peer
+            .error()
+            .unwrap_or_else(crate::worker::send::closed)
+            .during(operation)),
+        Some(peer) if peer.posted >= window => Err(Error::new(
+            ErrorKind::WouldBlock,
+            "the window of posted operations is full",
+        )
+        .during(operation)),
         Some(_) => Ok(()),
     }
 }
@@ -163,7 +239,14 @@ fn alive(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Resu
 
 impl<'a> Put<'a> {
     pub(crate) fn new(endpoint: &'a Endpoint, buffer: Buffer, remote: RemoteRegion) -> Self {
-        Self { endpoint, remote, buffer, local: false, deadline: Deadline::None, entered: None }
+        Self {
+            endpoint,
+            remote,
+            buffer,
+            local: false,
+            deadline: Deadline::None,
+            entered: None,
+        }
     }
 
     /// Resolves when the source may be reused; [`Endpoint::flush`] tells when the bytes are visible.
@@ -184,14 +267,24 @@ impl<'a> Put<'a> {
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
     pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
         let buffer = std::mem::take(&mut self.buffer);
-        if let Err(error) = self.remote.check(self.endpoint, buffer.len(), Access::WRITE, Operation::Put) {
+        if let Err(error) =
+            self.remote
+                .check(self.endpoint, buffer.len(), Access::WRITE, Operation::Put)
+        {
             return Err(OpError::new(error, Some(buffer)));
         }
-        let entered = self.endpoint.shared().with(|engine| match window(engine, self.endpoint, Operation::Put) {
-            Ok(()) => Ok(self.enter(engine, buffer)),
-            Err(error) => Err(OpError::new(error, Some(buffer))),
+        let entered = self.endpoint.shared().with(|engine| {
+            match window(engine, self.endpoint, Operation::Put) {
+                Ok(()) => Ok(self.enter(engine, buffer)),
+                Err(error) => Err(OpError::new(error, Some(buffer))),
+            }
         })?;
-        Ok(Op { entered, deadline: self.deadline, operation: Operation::Put, kind: PhantomData })
+        Ok(Op {
+            entered,
+            deadline: self.deadline,
+            operation: Operation::Put,
+            kind: PhantomData,
+        })
     }
 
     fn enter(&self, engine: &mut Engine, buffer: Buffer) -> Entered {
@@ -210,7 +303,10 @@ impl<'a> Put<'a> {
             peer.posted += 1;
         }
         let key = engine.core.start_put(link, target, put);
-        Entered { handle: self.endpoint.handle().clone(), key: Some(key) }
+        Entered {
+            handle: self.endpoint.handle().clone(),
+            key: Some(key),
+        }
     }
 }
 
@@ -224,7 +320,12 @@ impl Future for Put<'_> {
             if shared.must_yield(cx) {
                 return Poll::Pending;
             }
-            this.remote.check(this.endpoint, this.buffer.len(), Access::WRITE, Operation::Put)?;
+            this.remote.check(
+                this.endpoint,
+                this.buffer.len(),
+                Access::WRITE,
+                Operation::Put,
+            )?;
             let (link, _) = this.endpoint.place();
             let mut engine = shared.enter();
             if let Err(error) = alive(&mut engine, this.endpoint, Operation::Put) {
@@ -232,7 +333,15 @@ impl Future for Put<'_> {
                 return Poll::Ready(Err(error));
             }
             // SAFETY: the buffer is owned here and read during the call only.
-            let now = unsafe { engine.core.access_now(link, &this.remote.target, this.buffer.address().cast_mut(), this.buffer.len(), false) };
+            let now = unsafe {
+                engine.core.access_now(
+                    link,
+                    &this.remote.target,
+                    this.buffer.address().cast_mut(),
+                    this.buffer.len(),
+                    false,
+                )
+            };
             if let Some(result) = now {
                 shared.leave(engine);
                 shared.count(cx);
@@ -245,7 +354,9 @@ impl Future for Put<'_> {
         match &mut this.entered {
             Some(entered) => entered
                 .poll(cx, &mut this.deadline, Operation::Put)
-                .map(|outcome| <()>::settle(Settled(outcome)).map_err(|error| error.during(Operation::Put))),
+                .map(|outcome| {
+                    <()>::settle(Settled(outcome)).map_err(|error| error.during(Operation::Put))
+                }),
             None => Poll::Pending,
         }
     }
@@ -253,7 +364,10 @@ impl Future for Put<'_> {
 
 impl fmt::Debug for Put<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Put").field("remote", &self.remote).field("len", &self.buffer.len()).finish_non_exhaustive()
+        f.debug_struct("Put")
+            .field("remote", &self.remote)
+            .field("len", &self.buffer.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -286,7 +400,14 @@ pub struct Get<'a, B: ReceiveBuffer + Unpin> {
 
 impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     pub(crate) fn new(endpoint: &'a Endpoint, remote: RemoteRegion, buffer: B) -> Self {
-        Self { endpoint, remote, buffer: buffer.into(), deadline: Deadline::None, entered: None, kind: PhantomData }
+        Self {
+            endpoint,
+            remote,
+            buffer: buffer.into(),
+            deadline: Deadline::None,
+            entered: None,
+            kind: PhantomData,
+        }
     }
 
     /// Fails with `DeadlineExceeded` after this long; the buffer does not come back then, since bytes may still land in it.
@@ -301,25 +422,44 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
     pub fn post(mut self) -> Result<Op<Fetched<B>>, OpError<B>> {
         let buffer = std::mem::take(&mut self.buffer);
-        if let Err(error) = self.remote.check(self.endpoint, buffer.len(), Access::READ, Operation::Get) {
+        if let Err(error) =
+            self.remote
+                .check(self.endpoint, buffer.len(), Access::READ, Operation::Get)
+        {
             return Err(OpError::new(error, Some(B::restore(buffer))));
         }
-        let entered = self.endpoint.shared().with(|engine| match window(engine, self.endpoint, Operation::Get) {
-            Ok(()) => Ok(self.enter(engine, buffer)),
-            Err(error) => Err(OpError::new(error, Some(B::restore(buffer)))),
+        let entered = self.endpoint.shared().with(|engine| {
+            match window(engine, self.endpoint, Operation::Get) {
+                Ok(()) => Ok(self.enter(engine, buffer)),
+                Err(error) => Err(OpError::new(error, Some(B::restore(buffer)))),
+            }
         })?;
-        Ok(Op { entered, deadline: self.deadline, operation: Operation::Get, kind: PhantomData })
+        Ok(Op {
+            entered,
+            deadline: self.deadline,
+            operation: Operation::Get,
+            kind: PhantomData,
+        })
     }
 
     fn enter(&self, engine: &mut Engine, buffer: BufferMut) -> Entered {
         let (link, _) = self.endpoint.place();
         let target = self.remote.target;
-        let get = operations::Get { buffer, region: (target.slot, target.generation), offset: target.offset, got: 0, slot: None };
+        let get = operations::Get {
+            buffer,
+            region: (target.slot, target.generation),
+            offset: target.offset,
+            got: 0,
+            slot: None,
+        };
         if let Some(peer) = engine.core.peer(link) {
             peer.posted += 1;
         }
         let key = engine.core.start_get(link, target, get);
-        Entered { handle: self.endpoint.handle().clone(), key: Some(key) }
+        Entered {
+            handle: self.endpoint.handle().clone(),
+            key: Some(key),
+        }
     }
 }
 
@@ -334,7 +474,10 @@ impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
                 return Poll::Pending;
             }
             let mut buffer = std::mem::take(&mut this.buffer);
-            if let Err(error) = this.remote.check(this.endpoint, buffer.len(), Access::READ, Operation::Get) {
+            if let Err(error) =
+                this.remote
+                    .check(this.endpoint, buffer.len(), Access::READ, Operation::Get)
+            {
                 return Poll::Ready(Err(OpError::new(error, Some(B::restore(buffer)))));
             }
             let (link, _) = this.endpoint.place();
@@ -345,7 +488,11 @@ impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
             }
             let (address, length) = (buffer.address(), buffer.len());
             // SAFETY: the buffer is owned here and written during the call only.
-            let now = unsafe { engine.core.access_now(link, &this.remote.target, address, length, true) };
+            let now = unsafe {
+                engine
+                    .core
+                    .access_now(link, &this.remote.target, address, length, true)
+            };
             if let Some(result) = now {
                 shared.leave(engine);
                 shared.count(cx);
@@ -359,12 +506,14 @@ impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
             shared.leave(engine);
         }
         match &mut this.entered {
-            Some(entered) => entered.poll(cx, &mut this.deadline, Operation::Get).map(|outcome| {
-                Fetched::settle(Settled(outcome)).map_err(|error| {
-                    let (error, buffer) = error.into_parts();
-                    OpError::new(error.during(Operation::Get), buffer)
-                })
-            }),
+            Some(entered) => entered
+                .poll(cx, &mut this.deadline, Operation::Get)
+                .map(|outcome| {
+                    Fetched::settle(Settled(outcome)).map_err(|error| {
+                        let (error, buffer) = error.into_parts();
+                        OpError::new(error.during(Operation::Get), buffer)
+                    })
+                }),
             None => Poll::Pending,
         }
     }
@@ -372,6 +521,8 @@ impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
 
 impl<B: ReceiveBuffer + Unpin> fmt::Debug for Get<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Get").field("remote", &self.remote).finish_non_exhaustive()
+        f.debug_struct("Get")
+            .field("remote", &self.remote)
+            .finish_non_exhaustive()
     }
 }

@@ -60,7 +60,14 @@ pub struct TagSend<'a> {
 
 impl<'a> TagSend<'a> {
     pub(crate) fn new(endpoint: &'a Endpoint, tag: Tag, buffer: Buffer) -> Self {
-        Self { endpoint, tag, buffer, sync: false, deadline: Deadline::None, entered: None }
+        Self {
+            endpoint,
+            tag,
+            buffer,
+            sync: false,
+            deadline: Deadline::None,
+            entered: None,
+        }
     }
 
     /// Resolves only when a receive has matched the message.
@@ -86,19 +93,30 @@ impl<'a> TagSend<'a> {
         let (link, id) = self.endpoint.place();
         let window = shared.context.config().ops_window.value;
         let entered = shared.with(|engine| {
-            let Some(peer) = engine.core.endpoint(link, id) else { return Err(OpError::new(closed(), Some(buffer))) };
+            let Some(peer) = engine.core.endpoint(link, id) else {
+                return Err(OpError::new(closed(), Some(buffer)));
+            };
             if let Some(error) = peer.error() {
                 return Err(OpError::new(error.during(Operation::TagSend), Some(buffer)));
             }
             if peer.posted >= window {
                 return Err(OpError::new(
-                    Error::new(ErrorKind::WouldBlock, "the window of posted operations is full").during(Operation::TagSend),
+                    Error::new(
+                        ErrorKind::WouldBlock,
+                        "the window of posted operations is full",
+                    )
+                    .during(Operation::TagSend),
                     Some(buffer),
                 ));
             }
             Ok(enter(engine, self.endpoint, self.tag, buffer, self.sync))
         })?;
-        Ok(Op { entered, deadline: self.deadline, operation: Operation::TagSend, kind: PhantomData })
+        Ok(Op {
+            entered,
+            deadline: self.deadline,
+            operation: Operation::TagSend,
+            kind: PhantomData,
+        })
     }
 }
 
@@ -107,15 +125,34 @@ fn closed() -> Error {
     crate::worker::send::closed().during(Operation::TagSend)
 }
 
-fn enter(engine: &mut Engine, endpoint: &Endpoint, tag: Tag, buffer: Buffer, sync: bool) -> Entered {
+fn enter(
+    engine: &mut Engine,
+    endpoint: &Endpoint,
+    tag: Tag,
+    buffer: Buffer,
+    sync: bool,
+) -> Entered {
     let (link, _) = endpoint.place();
-    let send = operations::Send { tag, buffer, sync, stage: SendStage::Queued, slot: None, cancelling: false };
-    let key = engine.core.operations.insert(Some(link), false, Work::Send(send));
+    let send = operations::Send {
+        tag,
+        buffer,
+        sync,
+        stage: SendStage::Queued,
+        slot: None,
+        cancelling: false,
+    };
+    let key = engine
+        .core
+        .operations
+        .insert(Some(link), false, Work::Send(send));
     if let Some(peer) = engine.core.peer(link) {
         peer.posted += 1;
     }
     engine.core.submit(link, key);
-    Entered { handle: endpoint.handle().clone(), key: Some(key) }
+    Entered {
+        handle: endpoint.handle().clone(),
+        key: Some(key),
+    }
 }
 
 impl Future for TagSend<'_> {
@@ -148,11 +185,19 @@ impl Future for TagSend<'_> {
                 return Poll::Ready(result);
             }
             let buffer = std::mem::take(&mut this.buffer);
-            this.entered = Some(enter(&mut engine, this.endpoint, this.tag, buffer, this.sync));
+            this.entered = Some(enter(
+                &mut engine,
+                this.endpoint,
+                this.tag,
+                buffer,
+                this.sync,
+            ));
             shared.leave(engine);
         }
         match &mut this.entered {
-            Some(entered) => entered.poll(cx, &mut this.deadline, Operation::TagSend).map(|outcome| <()>::settle(Settled(outcome))),
+            Some(entered) => entered
+                .poll(cx, &mut this.deadline, Operation::TagSend)
+                .map(|outcome| <()>::settle(Settled(outcome))),
             None => Poll::Pending,
         }
     }
@@ -160,7 +205,10 @@ impl Future for TagSend<'_> {
 
 impl fmt::Debug for TagSend<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TagSend").field("tag", &self.tag).field("len", &self.buffer.len()).finish_non_exhaustive()
+        f.debug_struct("TagSend")
+            .field("tag", &self.tag)
+            .field("len", &self.buffer.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -184,7 +232,15 @@ pub struct TagRecv<'a, B: ReceiveBuffer + Unpin> {
 
 impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
     pub(crate) fn new(worker: &'a Worker, tag: Tag, mask: Mask, buffer: B) -> Self {
-        Self { worker, tag, mask, buffer: buffer.into(), deadline: Deadline::None, entered: None, kind: PhantomData }
+        Self {
+            worker,
+            tag,
+            mask,
+            buffer: buffer.into(),
+            deadline: Deadline::None,
+            entered: None,
+            kind: PhantomData,
+        }
     }
 
     /// Fails with `DeadlineExceeded` after this long; the buffer comes back unless a message was under way into it.
@@ -201,8 +257,16 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
             engine.progress();
             post(engine, self.tag, self.mask, buffer)
         });
-        let entered = Entered { handle: self.worker.handle().clone(), key: Some(key) };
-        Op { entered, deadline: std::mem::take(&mut self.deadline), operation: Operation::TagRecv, kind: PhantomData }
+        let entered = Entered {
+            handle: self.worker.handle().clone(),
+            key: Some(key),
+        };
+        Op {
+            entered,
+            deadline: std::mem::take(&mut self.deadline),
+            operation: Operation::TagRecv,
+            kind: PhantomData,
+        }
     }
 }
 
@@ -210,7 +274,12 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
 fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut) -> crate::types::OpKey {
     let core = &mut engine.core;
     let order = core.unexpected.arrival();
-    let recv = operations::Recv { buffer, stage: RecvStage::Done, arrival: None, order };
+    let recv = operations::Recv {
+        buffer,
+        stage: RecvStage::Done,
+        arrival: None,
+        order,
+    };
     let key = core.operations.insert(None, false, Work::Recv(recv));
     if let Some(taken) = core.unexpected.take_match(tag, mask) {
         core.hand_over(key, taken.arrival, taken.message);
@@ -223,7 +292,10 @@ fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut) -> crate::
         recv.stage = RecvStage::Posted(post);
     }
     if engine.closing {
-        engine.core.fail_operation(key, Error::new(ErrorKind::Closed, "the worker is shutting down").during(Operation::TagRecv));
+        engine.core.fail_operation(
+            key,
+            Error::new(ErrorKind::Closed, "the worker is shutting down").during(Operation::TagRecv),
+        );
     }
     key
 }
@@ -241,7 +313,12 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
         if !core.unexpected.is_empty()
             && let Some(taken) = core.unexpected.take_match(tag, mask)
         {
-            let Unexpected { link, from, tag, body } = taken.message;
+            let Unexpected {
+                link,
+                from,
+                tag,
+                body,
+            } = taken.message;
             let mut target = std::mem::take(buffer);
             if let Body::Announced(rts) = body {
                 let key = core.enter_receive(target, link, taken.arrival);
@@ -252,10 +329,19 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
             return Some(Found::Here(finish(result, target)));
         }
         if engine.closing {
-            let error = Error::new(ErrorKind::Closed, "the worker is shutting down").during(Operation::TagRecv);
-            return Some(Found::Here(Err(OpError::new(error, Some(B::restore(std::mem::take(buffer)))))));
+            let error = Error::new(ErrorKind::Closed, "the worker is shutting down")
+                .during(Operation::TagRecv);
+            return Some(Found::Here(Err(OpError::new(
+                error,
+                Some(B::restore(std::mem::take(buffer))),
+            ))));
         }
-        engine.core.direct = Some(Direct { tag, mask, buffer: std::mem::take(buffer), outcome: None });
+        engine.core.direct = Some(Direct {
+            tag,
+            mask,
+            buffer: std::mem::take(buffer),
+            outcome: None,
+        });
         engine.progress();
         let direct = engine.core.direct.take()?;
         match direct.outcome {
@@ -270,9 +356,17 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
 }
 
 #[inline]
-fn finish<B: ReceiveBuffer>(result: Result<operations::Arrival>, buffer: BufferMut) -> Result<Received<B>, OpError<B>> {
+fn finish<B: ReceiveBuffer>(
+    result: Result<operations::Arrival>,
+    buffer: BufferMut,
+) -> Result<Received<B>, OpError<B>> {
     match result {
-        Ok(arrival) => Ok(Received { buffer: B::restore(buffer), len: arrival.length, tag: arrival.tag, from: arrival.from }),
+        Ok(arrival) => Ok(Received {
+            buffer: B::restore(buffer),
+            len: arrival.length,
+            tag: arrival.tag,
+            from: arrival.from,
+        }),
         Err(error) => Err(OpError::new(error, Some(B::restore(buffer)))),
     }
 }
@@ -311,7 +405,8 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
                     let entered = match key.get() {
                         Some(entered) => entered,
                         None => {
-                            let entered = post(engine, tag, mask, std::mem::take(*buffer.borrow_mut()));
+                            let entered =
+                                post(engine, tag, mask, std::mem::take(*buffer.borrow_mut()));
                             key.set(Some(entered));
                             entered
                         }
@@ -324,9 +419,17 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
             );
             match found {
                 Poll::Ready(Found::Here(result)) => return Poll::Ready(result),
-                Poll::Ready(Found::Entered(key)) => this.entered = Some(Entered { handle: handle.clone(), key: Some(key) }),
+                Poll::Ready(Found::Entered(key)) => {
+                    this.entered = Some(Entered {
+                        handle: handle.clone(),
+                        key: Some(key),
+                    })
+                }
                 Poll::Pending => {
-                    this.entered = key.get().map(|key| Entered { handle: handle.clone(), key: Some(key) });
+                    this.entered = key.get().map(|key| Entered {
+                        handle: handle.clone(),
+                        key: Some(key),
+                    });
                     // The timer starts, and the waker is in the table.
                     if this.deadline.is_over(cx) {
                         cx.waker().wake_by_ref();
@@ -336,9 +439,9 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
             }
         }
         match &mut this.entered {
-            Some(entered) => {
-                entered.poll(cx, &mut this.deadline, Operation::TagRecv).map(|outcome| Received::settle(Settled(outcome)))
-            }
+            Some(entered) => entered
+                .poll(cx, &mut this.deadline, Operation::TagRecv)
+                .map(|outcome| Received::settle(Settled(outcome))),
             None => Poll::Pending,
         }
     }
@@ -346,7 +449,10 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
 
 impl<B: ReceiveBuffer + Unpin> fmt::Debug for TagRecv<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TagRecv").field("tag", &self.tag).field("mask", &self.mask).finish_non_exhaustive()
+        f.debug_struct("TagRecv")
+            .field("tag", &self.tag)
+            .field("mask", &self.mask)
+            .finish_non_exhaustive()
     }
 }
 
@@ -376,13 +482,21 @@ pub struct TagMatched<'a> {
 
 impl<'a> TagMatched<'a> {
     pub(crate) fn new(worker: &'a Worker, tag: Tag, mask: Mask) -> Self {
-        Self { worker, tag, mask, entered: None }
+        Self {
+            worker,
+            tag,
+            mask,
+            entered: None,
+        }
     }
 }
 
 impl fmt::Debug for TagMatched<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TagMatched").field("tag", &self.tag).field("mask", &self.mask).finish_non_exhaustive()
+        f.debug_struct("TagMatched")
+            .field("tag", &self.tag)
+            .field("mask", &self.mask)
+            .finish_non_exhaustive()
     }
 }
 
@@ -405,20 +519,30 @@ impl Future for TagMatched<'_> {
                         entry.work = Work::Claim(Some(post));
                     }
                     if engine.closing {
-                        engine.core.fail_operation(key, Error::new(ErrorKind::Closed, "the worker is shutting down"));
+                        engine.core.fail_operation(
+                            key,
+                            Error::new(ErrorKind::Closed, "the worker is shutting down"),
+                        );
                     }
                 }
                 key
             });
-            Entered { handle: handle.clone(), key: Some(key) }
+            Entered {
+                handle: handle.clone(),
+                key: Some(key),
+            }
         });
         let outcome = std::task::ready!(entered.poll(cx, &mut Deadline::None, Operation::TagRecv));
         Poll::Ready(match outcome {
-            Outcome::Claimed(Ok((order, message))) => {
-                Ok(Matched { worker: this.worker.clone(), message: Some((order, message)) })
-            }
+            Outcome::Claimed(Ok((order, message))) => Ok(Matched {
+                worker: this.worker.clone(),
+                message: Some((order, message)),
+            }),
             Outcome::Claimed(Err(error)) | Outcome::Done(Err(error)) => Err(error),
-            _ => Err(Error::new(ErrorKind::InvalidArgument, "polled after completion")),
+            _ => Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "polled after completion",
+            )),
         })
     }
 }
@@ -433,7 +557,10 @@ pub struct Matched {
 
 impl Matched {
     pub(crate) fn new(worker: Worker, order: Order, message: Unexpected) -> Self {
-        Self { worker, message: Some((order, message)) }
+        Self {
+            worker,
+            message: Some((order, message)),
+        }
     }
 
     /// What is known of it.
@@ -441,7 +568,11 @@ impl Matched {
     pub fn info(&self) -> MessageInfo {
         match &self.message {
             Some((_, message)) => info(message),
-            None => MessageInfo { len: 0, tag: Tag(0), from: EndpointId(0) },
+            None => MessageInfo {
+                len: 0,
+                tag: Tag(0),
+                from: EndpointId(0),
+            },
         }
     }
 
@@ -459,37 +590,67 @@ impl Matched {
         let key = shared.with(|engine| {
             let core = &mut engine.core;
             let order = core.unexpected.arrival();
-            let recv = operations::Recv { buffer: buffer.into(), stage: RecvStage::Done, arrival: None, order };
+            let recv = operations::Recv {
+                buffer: buffer.into(),
+                stage: RecvStage::Done,
+                arrival: None,
+                order,
+            };
             let key = core.operations.insert(None, false, Work::Recv(recv));
             if let Some((order, message)) = message {
-                let gone = matches!(message.body, Body::Announced(_)) && core.endpoint(message.link, message.from).is_none_or(|peer| !peer.is_alive());
+                let gone = matches!(message.body, Body::Announced(_))
+                    && core
+                        .endpoint(message.link, message.from)
+                        .is_none_or(|peer| !peer.is_alive());
                 if gone {
-                    core.fail_operation(key, Error::new(ErrorKind::ConnectionReset, "the sender is gone, and the message with it"));
+                    core.fail_operation(
+                        key,
+                        Error::new(
+                            ErrorKind::ConnectionReset,
+                            "the sender is gone, and the message with it",
+                        ),
+                    );
                 } else {
                     core.hand_over(key, order, message);
                 }
             }
             key
         });
-        let entered = Entered { handle: self.worker.handle().clone(), key: Some(key) };
-        Op { entered, deadline: Deadline::None, operation: Operation::TagRecv, kind: PhantomData }
+        let entered = Entered {
+            handle: self.worker.handle().clone(),
+            key: Some(key),
+        };
+        Op {
+            entered,
+            deadline: Deadline::None,
+            operation: Operation::TagRecv,
+            kind: PhantomData,
+        }
     }
 }
 
 pub(crate) fn info(message: &Unexpected) -> MessageInfo {
-    MessageInfo { len: message.len(), tag: message.tag, from: message.from }
+    MessageInfo {
+        len: message.len(),
+        tag: message.tag,
+        from: message.from,
+    }
 }
 
 impl Drop for Matched {
     fn drop(&mut self) {
         if let Some((order, message)) = self.message.take() {
-            self.worker.shared().with(|engine| engine.core.restore(order, message));
+            self.worker
+                .shared()
+                .with(|engine| engine.core.restore(order, message));
         }
     }
 }
 
 impl fmt::Debug for Matched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Matched").field("info", &self.info()).finish_non_exhaustive()
+        f.debug_struct("Matched")
+            .field("info", &self.info())
+            .finish_non_exhaustive()
     }
 }

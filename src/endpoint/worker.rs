@@ -87,14 +87,18 @@ impl Destination for SocketAddr {}
 
 impl sealed::Sealed for &str {
     async fn resolve(self) -> Result<wireup::Destination> {
-        lookup(self, Operation::Connect).await.map(wireup::Destination::Sockets)
+        lookup(self, Operation::Connect)
+            .await
+            .map(wireup::Destination::Sockets)
     }
 }
 impl Destination for &str {}
 
 impl sealed::Sealed for String {
     async fn resolve(self) -> Result<wireup::Destination> {
-        lookup(&self, Operation::Connect).await.map(wireup::Destination::Sockets)
+        lookup(&self, Operation::Connect)
+            .await
+            .map(wireup::Destination::Sockets)
     }
 }
 impl Destination for String {}
@@ -103,13 +107,21 @@ async fn lookup(name: &str, operation: Operation) -> Result<Vec<SocketAddr>> {
     let found: Vec<SocketAddr> = tokio::net::lookup_host(name)
         .await
         .map_err(|error| match error.kind() {
-            std::io::ErrorKind::InvalidInput => Error::new(ErrorKind::InvalidArgument, format!("{name:?} is not host:port")).with_source(error),
-            _ => Error::new(ErrorKind::Unreachable, format!("looking up {name:?}")).with_source(error),
+            std::io::ErrorKind::InvalidInput => Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{name:?} is not host:port"),
+            )
+            .with_source(error),
+            _ => Error::new(ErrorKind::Unreachable, format!("looking up {name:?}"))
+                .with_source(error),
         })
         .map_err(|error| error.during(operation))?
         .collect();
     if found.is_empty() {
-        return Err(Error::new(ErrorKind::Unreachable, format!("{name:?} has no address")).during(operation));
+        return Err(
+            Error::new(ErrorKind::Unreachable, format!("{name:?} has no address"))
+                .during(operation),
+        );
     }
     Ok(found)
 }
@@ -175,18 +187,26 @@ impl Worker {
     #[doc(alias = "ucp_ep_create")]
     pub async fn connect(&self, destination: impl Destination) -> Result<Endpoint> {
         let destination = destination.resolve().await?;
-        wireup::connect(self.shared(), destination).await.map(|place| self.endpoint_of(place))
+        wireup::connect(self.shared(), destination)
+            .await
+            .map(|place| self.endpoint_of(place))
     }
 
     /// The endpoint that a message came from, to answer on. `None` when it is closed.
     #[must_use]
     pub fn endpoint(&self, id: EndpointId) -> Option<Endpoint> {
         let link = self.shared().with(|engine| {
-            let peer = engine.core.peers.iter_mut().flatten().find(|peer| peer.id == id && matches!(peer.status, Status::Open))?;
+            let peer = engine
+                .core
+                .peers
+                .iter_mut()
+                .flatten()
+                .find(|peer| peer.id == id && matches!(peer.status, Status::Open))?;
             peer.claimed = true;
             Some(peer.slot)
         })?;
-        self.shared().with(|engine| engine.core.unclaimed.retain(|unclaimed| *unclaimed != link));
+        self.shared()
+            .with(|engine| engine.core.unclaimed.retain(|unclaimed| *unclaimed != link));
         Some(self.endpoint_of((link, id)))
     }
 
@@ -195,7 +215,12 @@ impl Worker {
     /// # Errors
     /// `Truncated` when the message is longer than the buffer; what ended the connection in the middle of it. The buffer comes back.
     #[doc(alias = "ucp_tag_recv_nbx")]
-    pub fn tag_recv<B: ReceiveBuffer + Unpin>(&self, tag: impl Into<Tag>, mask: Mask, buffer: B) -> TagRecv<'_, B> {
+    pub fn tag_recv<B: ReceiveBuffer + Unpin>(
+        &self,
+        tag: impl Into<Tag>,
+        mask: Mask,
+        buffer: B,
+    ) -> TagRecv<'_, B> {
         TagRecv::new(self, tag.into(), mask, buffer)
     }
 
@@ -214,7 +239,11 @@ impl Worker {
         let tag = tag.into();
         self.shared().with(|engine| {
             engine.progress();
-            engine.core.unexpected.peek_match(tag, mask).map(|(_, message)| info(message))
+            engine
+                .core
+                .unexpected
+                .peek_match(tag, mask)
+                .map(|(_, message)| info(message))
         })
     }
 
@@ -261,6 +290,8 @@ impl AsFd for Worker {
 
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker").field("id", &self.id()).finish_non_exhaustive()
+        f.debug_struct("Worker")
+            .field("id", &self.id())
+            .finish_non_exhaustive()
     }
 }

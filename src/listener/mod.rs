@@ -38,12 +38,22 @@ impl Listener {
         let address = place
             .tcp
             .first()
-            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no address to listen on").during(Operation::Listen))?
+            .ok_or_else(|| {
+                Error::new(ErrorKind::InvalidArgument, "no address to listen on")
+                    .during(Operation::Listen)
+            })?
             .local_addr()
-            .map_err(|error| Error::io("the listener's address", error).during(Operation::Listen))?;
+            .map_err(|error| {
+                Error::io("the listener's address", error).during(Operation::Listen)
+            })?;
         let (queue, requests) = mpsc::channel(BACKLOG);
         let tasks = place.serve(worker.shared(), queue);
-        Ok(Self { worker, address, requests, tasks })
+        Ok(Self {
+            worker,
+            address,
+            requests,
+            tasks,
+        })
     }
 
     /// The address that it is bound to, with the port that was chosen.
@@ -79,9 +89,14 @@ impl Stream for Listener {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        this.requests
-            .poll_recv(cx)
-            .map(|request| request.map(|request| Ok(Incoming { worker: this.worker.clone(), request: Some(request) })))
+        this.requests.poll_recv(cx).map(|request| {
+            request.map(|request| {
+                Ok(Incoming {
+                    worker: this.worker.clone(),
+                    request: Some(request),
+                })
+            })
+        })
     }
 }
 
@@ -93,7 +108,9 @@ impl Drop for Listener {
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("Listener")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
     }
 }
 
@@ -138,14 +155,23 @@ impl Incoming {
     /// # Cancel safety
     /// As [`Incoming::accept`].
     pub async fn accept_on(mut self, worker: &Worker) -> Result<Endpoint> {
-        let request = self.request.take().ok_or_else(|| Error::new(ErrorKind::Closed, "answered already"))?;
-        wireup::accept(worker.shared(), request, true).await.map(|place| worker.endpoint_of(place))
+        let request = self
+            .request
+            .take()
+            .ok_or_else(|| Error::new(ErrorKind::Closed, "answered already"))?;
+        wireup::accept(worker.shared(), request, true)
+            .await
+            .map(|place| worker.endpoint_of(place))
     }
 
     /// Turns it down; the peer's connect ends with `Rejected` and this reason (cut after 255 bytes).
     pub async fn reject(mut self, reason: impl Into<String>) {
         if let Some(mut request) = self.request.take() {
-            wireup::refuse(&mut request.channel, &Error::new(ErrorKind::Rejected, reason.into())).await;
+            wireup::refuse(
+                &mut request.channel,
+                &Error::new(ErrorKind::Rejected, reason.into()),
+            )
+            .await;
         }
     }
 }
@@ -164,7 +190,14 @@ impl Drop for Incoming {
         if let Some(mut request) = self.request.take() {
             let runtime = request.shared.runtime.clone();
             runtime.spawn(async move {
-                wireup::refuse(&mut request.channel, &Error::new(ErrorKind::Rejected, "the listener did not take the connection")).await;
+                wireup::refuse(
+                    &mut request.channel,
+                    &Error::new(
+                        ErrorKind::Rejected,
+                        "the listener did not take the connection",
+                    ),
+                )
+                .await;
             });
         }
     }
@@ -172,6 +205,8 @@ impl Drop for Incoming {
 
 impl fmt::Debug for Incoming {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Incoming").field("peer", &self.peer_name()).finish_non_exhaustive()
+        f.debug_struct("Incoming")
+            .field("peer", &self.peer_name())
+            .finish_non_exhaustive()
     }
 }

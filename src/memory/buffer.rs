@@ -176,6 +176,12 @@ impl Buffer {
     }
 }
 
+impl Default for BufferMut {
+    fn default() -> Self {
+        Self::from(Vec::new())
+    }
+}
+
 impl Default for Buffer {
     fn default() -> Self {
         Self::new()

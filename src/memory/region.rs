@@ -49,6 +49,27 @@ unsafe impl Send for Exposed {}
 // SAFETY: as above; concurrent copies may tear, which is what remote access to one region means.
 unsafe impl Sync for Exposed {}
 
+impl Exposed {
+    /// Copies into the region, for a peer whose access was checked.
+    pub(crate) fn write(&self, offset: usize, source: &[u8]) -> Result<()> {
+        let target = self.bounds(offset, source.len())?;
+        // SAFETY: `bounds` checked the target; the source is elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+        Ok(())
+    }
+
+    fn bounds(&self, offset: usize, length: usize) -> Result<*mut u8> {
+        match offset.checked_add(length) {
+            // SAFETY: offset lies within the exposed buffer, whose address is valid for `length` bytes.
+            Some(end) if end <= self.length => Ok(unsafe { self.address.add(offset) }),
+            _ => Err(
+                Error::new(ErrorKind::OutOfBounds, "the range leaves the region")
+                    .during(Operation::Memory),
+            ),
+        }
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct RegionTable {
     slots: Mutex<Vec<Option<Arc<Exposed>>>>,
@@ -63,39 +84,73 @@ impl RegionTable {
     }
 
     fn watchers(&self) -> Vec<Arc<dyn RegionWatcher>> {
-        self.watchers.lock().iter().filter_map(Weak::upgrade).collect()
+        self.watchers
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect()
     }
 
     /// All that is exposed now, for a link that has just been made.
     pub(crate) fn published(&self) -> Vec<(u32, u64)> {
-        self.slots.lock().iter().flatten().map(|exposed| (exposed.slot, exposed.generation)).collect()
+        self.slots
+            .lock()
+            .iter()
+            .flatten()
+            .map(|exposed| (exposed.slot, exposed.generation))
+            .collect()
     }
 
     /// The region of `slot`, if it is exposed under `generation`.
     pub(crate) fn find(&self, slot: u32, generation: u64) -> Result<Arc<Exposed>> {
         match self.slots.lock().get(slot as usize) {
             Some(Some(exposed)) if exposed.generation == generation => Ok(exposed.clone()),
-            _ => Err(Error::new(ErrorKind::StaleKey, "the remote memory is not exposed any more")),
+            _ => Err(Error::new(
+                ErrorKind::StaleKey,
+                "the remote memory is not exposed any more",
+            )),
         }
     }
 
     /// As [`RegionTable::find`], for an access to `length` bytes at `offset`.
-    pub(crate) fn check(&self, slot: u32, generation: u64, offset: u64, length: u64, access: Access) -> Result<Arc<Exposed>> {
+    pub(crate) fn check(
+        &self,
+        slot: u32,
+        generation: u64,
+        offset: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<Arc<Exposed>> {
         let exposed = self.find(slot, generation)?;
         if !exposed.access.contains(access) {
-            return Err(Error::new(ErrorKind::AccessDenied, "the region was not exposed for this access"));
+            return Err(Error::new(
+                ErrorKind::AccessDenied,
+                "the region was not exposed for this access",
+            ));
         }
-        if offset.checked_add(length).is_none_or(|end| end > exposed.length as u64) {
-            return Err(Error::new(ErrorKind::OutOfBounds, "the range leaves the exposed region"));
+        if offset
+            .checked_add(length)
+            .is_none_or(|end| end > exposed.length as u64)
+        {
+            return Err(Error::new(
+                ErrorKind::OutOfBounds,
+                "the range leaves the exposed region",
+            ));
         }
         Ok(exposed)
     }
 
     /// Exposes `buffer`.
-    pub(crate) fn expose(self: &Arc<Self>, mut buffer: BufferMut, access: Access) -> Result<Region> {
+    pub(crate) fn expose(
+        self: &Arc<Self>,
+        mut buffer: BufferMut,
+        access: Access,
+    ) -> Result<Region> {
         let mut random = [0; 8];
-        getrandom::fill(&mut random)
-            .map_err(|error| Error::new(ErrorKind::Io, format!("random generation: {error}")).during(Operation::Memory))?;
+        getrandom::fill(&mut random).map_err(|error| {
+            Error::new(ErrorKind::Io, format!("random generation: {error}"))
+                .during(Operation::Memory)
+        })?;
         let generation = u64::from_le_bytes(random).max(1);
         let mut slots = self.slots.lock();
         let slot = slots.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -108,7 +163,9 @@ impl RegionTable {
             address: buffer.address(),
             length: buffer.len(),
             access,
-            segment: buffer.segment().map(|(segment, offset)| (segment.clone(), offset)),
+            segment: buffer
+                .segment()
+                .map(|(segment, offset)| (segment.clone(), offset)),
             buffer,
         });
         slots[slot] = Some(exposed.clone());
@@ -116,12 +173,17 @@ impl RegionTable {
         for watcher in self.watchers() {
             watcher.publish(exposed.slot, generation);
         }
-        Ok(Region { exposed: Some(exposed), table: self.clone() })
+        Ok(Region {
+            exposed: Some(exposed),
+            table: self.clone(),
+        })
     }
 
     fn revoke(&self, exposed: &Exposed) {
         if let Some(slot) = self.slots.lock().get_mut(exposed.slot as usize)
-            && slot.as_ref().is_some_and(|held| held.generation == exposed.generation)
+            && slot
+                .as_ref()
+                .is_some_and(|held| held.generation == exposed.generation)
         {
             *slot = None;
         }
@@ -148,7 +210,9 @@ pub struct Region {
 impl Region {
     pub(crate) fn exposed(&self) -> &Arc<Exposed> {
         // Only `unexpose` and `drop` take it, and both end the region.
-        self.exposed.as_ref().expect("a region holds its memory until it ends")
+        self.exposed
+            .as_ref()
+            .expect("a region holds its memory until it ends")
     }
 
     /// Bytes exposed.
@@ -167,21 +231,12 @@ impl Region {
         self.exposed().access
     }
 
-    fn bounds(&self, offset: usize, length: usize) -> Result<*mut u8> {
-        let exposed = self.exposed();
-        match offset.checked_add(length) {
-            // SAFETY: offset lies within the exposed buffer, whose address is valid for `length` bytes.
-            Some(end) if end <= exposed.length => Ok(unsafe { exposed.address.add(offset) }),
-            _ => Err(Error::new(ErrorKind::OutOfBounds, "the range leaves the region").during(Operation::Memory)),
-        }
-    }
-
     /// Copies from the region.
     ///
     /// # Errors
     /// `OutOfBounds`.
     pub fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
-        let source = self.bounds(offset, target.len())?;
+        let source = self.exposed().bounds(offset, target.len())?;
         // SAFETY: `bounds` checked the source; the target is ours alone. A peer may write meanwhile: bytes may be old or new.
         unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
         Ok(())
@@ -192,10 +247,7 @@ impl Region {
     /// # Errors
     /// `OutOfBounds`.
     pub fn write_at(&self, offset: usize, source: &[u8]) -> Result<()> {
-        let target = self.bounds(offset, source.len())?;
-        // SAFETY: as in `read_at`.
-        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
-        Ok(())
+        self.exposed().write(offset, source)
     }
 
     /// Ends the exposure and gives the memory back once no access goes on.
@@ -225,7 +277,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let Some(exposed) = self.exposed.take() else { return };
+        let Some(exposed) = self.exposed.take() else {
+            return;
+        };
         self.table.revoke(&exposed);
         if self.table.is_quiet() {
             return;
@@ -233,12 +287,14 @@ impl Drop for Region {
         // A peer is inside this very moment, in a copy of at most one chunk. The memory outlives it on a thread of its own.
         let table = self.table.clone();
         let kept = std::mem::ManuallyDrop::new(exposed.clone());
-        let waiting = std::thread::Builder::new().name("wharf-unexpose".into()).spawn(move || {
-            while !table.is_quiet() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            drop(exposed);
-        });
+        let waiting = std::thread::Builder::new()
+            .name("wharf-unexpose".into())
+            .spawn(move || {
+                while !table.is_quiet() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                drop(exposed);
+            });
         match waiting {
             Ok(_) => drop(std::mem::ManuallyDrop::into_inner(kept)),
             Err(error) => {
@@ -250,6 +306,9 @@ impl Drop for Region {
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Region").field("len", &self.len()).field("access", &self.access()).finish()
+        f.debug_struct("Region")
+            .field("len", &self.len())
+            .field("access", &self.access())
+            .finish()
     }
 }

@@ -230,7 +230,10 @@ error_codes! {
 
 /// The error that a refusal stands for.
 pub(crate) fn error_of(body: &[u8]) -> Error {
-    let kind = body.get(..2).and_then(u16::take).map_or(ErrorKind::Protocol, error_kind);
+    let kind = body
+        .get(..2)
+        .and_then(u16::take)
+        .map_or(ErrorKind::Protocol, error_kind);
     let message = match kind {
         ErrorKind::StaleKey => "the remote memory is not exposed any more",
         ErrorKind::OutOfBounds => "the range leaves the exposed region",
@@ -273,7 +276,12 @@ mod tests {
 
     #[test]
     fn fields_lie_as_declared_and_little_endian() {
-        let put = PutHeader { generation: 2, offset: 0x0304, slot: 1, last: 0 };
+        let put = PutHeader {
+            generation: 2,
+            offset: 0x0304,
+            slot: 1,
+            last: 0,
+        };
         let mut expected = [0; 24];
         expected[0] = 2;
         expected[8] = 4;

@@ -3,7 +3,7 @@
 use super::wire::{Reader, identity_bytes, malformed, once, open, put_field, required, seal};
 use crate::{
     error::{Error, ErrorKind, Result},
-    types::{Access, Identity, MemoryType, WorkerId},
+    types::{Access, Identity, MemoryType},
 };
 
 /// The key to memory that another worker exposes; opaque bytes to programs, who pass it on by any means.
@@ -13,7 +13,6 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[doc(alias("ucp_rkey_h", "ucp_rkey_pack"))]
 pub struct Descriptor {
-    owner: WorkerId,
     identity: Identity,
     memory_type: MemoryType,
     access: Access,
@@ -51,7 +50,6 @@ impl Descriptor {
         reason = "one argument for each part; called in one place"
     )]
     pub(crate) fn new(
-        owner: WorkerId,
         identity: Identity,
         memory_type: MemoryType,
         access: Access,
@@ -61,7 +59,6 @@ impl Descriptor {
         shm: Option<ShmRoute>,
     ) -> Result<Self> {
         let descriptor = Self {
-            owner,
             identity,
             memory_type,
             access,
@@ -78,12 +75,6 @@ impl Descriptor {
                 "the exposed range wraps around or leaves its segment",
             ))
         }
-    }
-
-    /// The worker that exposes the memory.
-    #[must_use]
-    pub fn owner(&self) -> WorkerId {
-        self.owner
     }
 
     /// The kind of memory.
@@ -131,7 +122,6 @@ impl Descriptor {
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut fields = Vec::with_capacity(160);
-        put_field(&mut fields, field::OWNER, &self.owner.0);
         put_field(
             &mut fields,
             field::IDENTITY,
@@ -166,11 +156,10 @@ impl Descriptor {
     /// know, `Unsupported` when it is about a kind of memory that this side does not know.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = open(MAGIC, VERSION, "descriptor", bytes)?;
-        let (mut owner, mut identity, mut memory_type) = (None, None, None);
+        let (mut identity, mut memory_type) = (None, None);
         let (mut access, mut region, mut shm) = (None, None, None);
         while let Some((id, body)) = reader.field()? {
             match id {
-                field::OWNER => once(&mut owner, body.whole(Reader::worker)?)?,
                 field::IDENTITY => once(&mut identity, body.whole(Reader::identity)?)?,
                 field::MEMORY_TYPE => once(&mut memory_type, body.whole(read_memory_type)?)?,
                 // A right that this side does not know is one that it does not use.
@@ -185,7 +174,6 @@ impl Descriptor {
         }
         let (address, length, key) = required(region)?;
         let descriptor = Self {
-            owner: required(owner)?,
             identity: required(identity)?,
             memory_type: required(memory_type)?,
             access: required(access)?,
@@ -265,7 +253,6 @@ const MAGIC: [u8; 4] = *b"WHDK";
 const VERSION: u16 = 1;
 
 mod field {
-    pub(super) const OWNER: u16 = 1;
     pub(super) const IDENTITY: u16 = 2;
     pub(super) const MEMORY_TYPE: u16 = 3;
     pub(super) const ACCESS: u16 = 4;
@@ -279,12 +266,11 @@ mod tests {
 
     use super::*;
     use crate::protocol::wire::tests::{
-        identities, refuses_flips, refuses_truncation, with_unknown_field, workers,
+        identities, refuses_flips, refuses_truncation, with_unknown_field,
     };
 
     prop_compose! {
         fn descriptors()(
-            owner in workers(),
             identity in identities(),
             access in 0u8..4,
             length in prop_oneof![0u64..1 << 40, any::<u64>()],
@@ -294,7 +280,6 @@ mod tests {
         )(
             address in 0..=u64::MAX - length,
             offset in 0..=u64::MAX - length,
-            owner in Just(owner),
             identity in Just(identity),
             access in Just(access),
             length in Just(length),
@@ -303,7 +288,7 @@ mod tests {
         ) -> Descriptor {
             let shm = segment.map(|segment| ShmRoute { segment, offset, segment_length: offset + length });
             let access = Access::from_bits_truncate(access);
-            Descriptor::new(owner, identity, MemoryType::Host, access, address, length, key, shm).unwrap()
+            Descriptor::new(identity, MemoryType::Host, access, address, length, key, shm).unwrap()
         }
     }
 

@@ -8,7 +8,7 @@
 //! The limits are computed once, when a link is attached; a message costs two comparisons. The cost model is the table
 //! below: one crossover for each class of link. A model that is measured at run time replaces [`crossover`] and nothing else.
 
-use crate::transport::LinkAttributes;
+use crate::{config::Threshold, transport::LinkAttributes};
 
 /// Bytes in front of the payload of a synchronous send.
 const SYNC_PREFIX: usize = 8;
@@ -36,10 +36,8 @@ pub(crate) struct Thresholds {
 impl Thresholds {
     /// The limits of a link. `rendezvous` is the user's choice of the first length that goes by rendezvous; the link's own limits
     /// stand above it, and an empty message is always short.
-    pub(crate) fn new(link: &LinkAttributes, rendezvous: Option<usize>) -> Self {
-        let longest = rendezvous
-            .unwrap_or_else(|| crossover(link))
-            .saturating_sub(1);
+    pub(crate) fn new(link: &LinkAttributes, rendezvous: Threshold) -> Self {
+        let longest = rendezvous.or_auto(crossover(link)).saturating_sub(1);
         let short = link.max_short.min(longest);
         let eager = link.max_bcopy.saturating_sub(SYNC_PREFIX).min(longest);
         Self {

@@ -106,7 +106,12 @@ pub trait Connector: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Cancel safety
     /// Dropping it drops the half-made link.
-    async fn connect(&self, channel: &mut Channel, role: Role, peer: &PeerInfo) -> Result<Connected>;
+    async fn connect(
+        &self,
+        channel: &mut Channel,
+        role: Role,
+        peer: &PeerInfo,
+    ) -> Result<Connected>;
 }
 
 /// What a link can do; fixed when it is attached. Sizes in bytes.
@@ -159,7 +164,13 @@ pub trait Link: Send + fmt::Debug {
     ///
     /// # Errors
     /// As [`Link::am_short`].
-    fn am_bcopy(&mut self, id: u8, header: u64, prefix: &[u8], payload: &[u8]) -> Result<(), SendError>;
+    fn am_bcopy(
+        &mut self,
+        id: u8,
+        header: u64,
+        prefix: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError>;
 
     /// Sends a message with body `prefix` (copied) + `payload` (not copied when that pays).
     ///
@@ -170,9 +181,19 @@ pub trait Link: Send + fmt::Debug {
     /// # Errors
     /// As [`Link::am_short`].
     #[allow(unsafe_code)]
-    unsafe fn am_zcopy(&mut self, id: u8, header: u64, prefix: &[u8], payload: RawSlice, token: u64) -> Result<Zcopy, SendError> {
+    unsafe fn am_zcopy(
+        &mut self,
+        id: u8,
+        header: u64,
+        prefix: &[u8],
+        payload: RawSlice,
+        token: u64,
+    ) -> Result<Zcopy, SendError> {
         let _ = (id, header, prefix, payload, token);
-        Err(SendError::Failed(Error::new(crate::ErrorKind::Unsupported, "zero-copy send")))
+        Err(SendError::Failed(Error::new(
+            crate::ErrorKind::Unsupported,
+            "zero-copy send",
+        )))
     }
 
     /// Pushes out what was accepted but not yet handed to the system. Called when the interface reported
@@ -194,7 +215,10 @@ pub trait Link: Send + fmt::Debug {
     /// [`SendError::Full`] or [`SendError::Failed`]; `Unsupported` where the link passes no descriptors.
     fn share(&mut self, segment_id: u64, fd: BorrowedFd<'_>, length: u64) -> Result<(), SendError> {
         let _ = (segment_id, fd, length);
-        Err(SendError::Failed(Error::new(crate::ErrorKind::Unsupported, "sharing memory over this link")))
+        Err(SendError::Failed(Error::new(
+            crate::ErrorKind::Unsupported,
+            "sharing memory over this link",
+        )))
     }
 }
 
@@ -239,7 +263,14 @@ pub trait Sink {
     ///
     /// # Errors
     /// As [`Sink::message`].
-    fn place(&mut self, from: LinkId, id: u8, header: u64, prefix: &[u8], length: usize) -> Result<Place> {
+    fn place(
+        &mut self,
+        from: LinkId,
+        id: u8,
+        header: u64,
+        prefix: &[u8],
+        length: usize,
+    ) -> Result<Place> {
         let _ = (from, id, header, prefix, length);
         Ok(Place::Whole)
     }
@@ -317,7 +348,12 @@ impl Registry {
     ///
     /// # Errors
     /// What the system said.
-    pub fn register(&self, source: &mut impl mio::event::Source, token: usize, interest: mio::Interest) -> Result<()> {
+    pub fn register(
+        &self,
+        source: &mut impl mio::event::Source,
+        token: usize,
+        interest: mio::Interest,
+    ) -> Result<()> {
         self.registry
             .register(source, mio::Token(self.base | token), interest)
             .map_err(|error| Error::io("registering with the worker's poll", error))

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use crate::transport::{
     Transport,
     loopback::Loopback,
-    shm::Shm,
+    shm::{Shm, ShmOptions},
     tcp::{Tcp, TcpOptions},
 };
 
@@ -23,15 +23,16 @@ const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_
 
 /// Those of [`NAMES`] that carry messages, in the same order. `keepalive` is the silence after which the peer's host is
 /// asked whether it is still there; `None` makes that as rare as the kernel allows.
-pub(crate) fn built_in(keepalive: Option<Duration>) -> Vec<Arc<dyn Transport>> {
+pub(crate) fn built_in(keepalive: Option<Duration>, use_pidfd: bool) -> Vec<Arc<dyn Transport>> {
     let keepalive_idle = keepalive.map_or(KEEPALIVE.1, |time| time.clamp(KEEPALIVE.0, KEEPALIVE.1));
+    let shm = ShmOptions { use_pidfd };
     let tcp = TcpOptions {
         keepalive_idle,
         ..TcpOptions::default()
     };
     vec![
-        Arc::new(Loopback::new()),
-        Arc::new(Shm::new()),
+        Arc::new(Loopback),
+        Arc::new(Shm::new(shm)),
         Arc::new(Tcp::new(tcp)),
     ]
 }
@@ -42,7 +43,7 @@ mod tests {
 
     #[test]
     fn order_and_names_agree() {
-        let places: Vec<_> = built_in(None)
+        let places: Vec<_> = built_in(None, true)
             .iter()
             .map(|transport| NAMES.iter().position(|name| *name == transport.name()))
             .collect();

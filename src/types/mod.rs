@@ -4,8 +4,8 @@
 //! Tests: `tests/api/`, and beside each type.
 
 mod access;
-mod ids;
 mod identity;
+mod ids;
 mod memory_type;
 mod tag;
 

@@ -5,17 +5,17 @@ use std::task::{Context as TaskContext, Poll};
 use crate::{
     error::Error,
     types::{EndpointId, LinkId, OpKey},
-    worker::{
-        core::Core,
-        operations::Work,
-        peer::Status,
-        shared::Shared,
-    },
+    worker::{core::Core, operations::Work, peer::Status, shared::Shared},
 };
 
 impl Shared {
     /// Ready when a connection is over.
-    pub(crate) fn poll_closed(&self, cx: &mut TaskContext<'_>, link: LinkId, id: EndpointId) -> Poll<Option<Error>> {
+    pub(crate) fn poll_closed(
+        &self,
+        cx: &mut TaskContext<'_>,
+        link: LinkId,
+        id: EndpointId,
+    ) -> Poll<Option<Error>> {
         self.with(|engine| {
             engine.progress();
             match engine.core.endpoint(link, id) {
@@ -23,7 +23,11 @@ impl Shared {
                 Some(peer) => match &peer.status {
                     Status::Closed(error) => Poll::Ready(Some(error.duplicate())),
                     _ => {
-                        if !peer.waiters.iter().any(|waiter| waiter.will_wake(cx.waker())) {
+                        if !peer
+                            .waiters
+                            .iter()
+                            .any(|waiter| waiter.will_wake(cx.waker()))
+                        {
                             peer.waiters.push(cx.waker().clone());
                         }
                         // The goodbye comes as a message: ask to be told.
@@ -60,9 +64,19 @@ impl Shared {
 impl Core {
     /// Ends all operations that belong to no connection.
     pub(crate) fn end_all(&mut self, error: &Error) {
-        let keys: Vec<OpKey> = self.operations.iter().filter(|(_, entry)| entry.outcome.is_none()).map(|(key, _)| key).collect();
+        let keys: Vec<OpKey> = self
+            .operations
+            .iter()
+            .filter(|(_, entry)| entry.outcome.is_none())
+            .map(|(key, _)| key)
+            .collect();
         for key in keys {
-            if self.operations.get(key).is_some_and(|entry| matches!(entry.work, Work::Recv(_) | Work::Claim { .. } | Work::Flush { .. })) {
+            if self.operations.get(key).is_some_and(|entry| {
+                matches!(
+                    entry.work,
+                    Work::Recv(_) | Work::Claim(_) | Work::Flush { .. }
+                )
+            }) {
                 self.fail_operation(key, error.duplicate());
             }
         }

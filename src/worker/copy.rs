@@ -100,7 +100,10 @@ impl Core {
             if let Some((slot, generation)) = transfer.region
                 && pair.peer_generation(slot) != generation
             {
-                return Err(Error::new(ErrorKind::StaleKey, "the remote memory is not exposed any more"));
+                return Err(Error::new(
+                    ErrorKind::StaleKey,
+                    "the remote memory is not exposed any more",
+                ));
             }
             let chunk = match transfer.chunks {
                 Some(word) => match pair.claim(word, total) {
@@ -117,12 +120,18 @@ impl Core {
                 (Remote::Mapped(mapping, start), pull) => {
                     // SAFETY: the range was checked against the mapping when the transfer was made.
                     let remote = unsafe { mapping.as_ptr().add(start + offset) };
-                    let (from, to) = if pull { (remote.cast_const(), local) } else { (local.cast_const(), remote) };
+                    let (from, to) = if pull {
+                        (remote.cast_const(), local)
+                    } else {
+                        (local.cast_const(), remote)
+                    };
                     // SAFETY: both are valid for `length` bytes; a mapping of the peer's memory and own memory do not overlap.
                     unsafe { std::ptr::copy_nonoverlapping(from, to, length) };
                 }
                 (Remote::Address(address), pull) => {
-                    let cma = one_copy.cma.as_ref().ok_or_else(|| Error::new(ErrorKind::Unsupported, "no direct access to the peer"))?;
+                    let cma = one_copy.cma.as_ref().ok_or_else(|| {
+                        Error::new(ErrorKind::Unsupported, "no direct access to the peer")
+                    })?;
                     let remote = address.wrapping_add(offset as u64);
                     if pull {
                         // SAFETY: `local` is valid for `length` bytes and owned.
@@ -146,7 +155,11 @@ impl Core {
                 transfer.next as u64 == total
             }
         };
-        Ok(if complete { Step::Complete } else { Step::Moved })
+        Ok(if complete {
+            Step::Complete
+        } else {
+            Step::Moved
+        })
     }
 
     /// Takes a transfer out; `verdict` settles its operation, and tells the other end.
@@ -170,7 +183,12 @@ impl Core {
                     one_copy.pair.revoke(word);
                 }
                 if let Some(op) = transfer.peer_op {
-                    self.control(transfer.link, control::NACK, op, &control::error_kind_code(error.kind()).to_le_bytes());
+                    self.control(
+                        transfer.link,
+                        control::NACK,
+                        op,
+                        &control::error_kind_code(error.kind()).to_le_bytes(),
+                    );
                 }
                 self.copied(transfer.op, Err(error));
             }

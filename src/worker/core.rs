@@ -5,18 +5,21 @@
 use std::{collections::VecDeque, sync::Arc, task::Waker, time::Duration};
 
 use crate::{
+    config::RendezvousThreshold,
     error::{Error, ErrorKind, Result},
     memory::{BufferMut, region::RegionTable},
     protocol::{
         control,
-        matching::{PostedQueue, UnexpectedQueue, Arrival as Order},
+        matching::{Arrival as Order, PostedQueue, UnexpectedQueue},
     },
     sys::memfd::Mapping,
     transport::shm::Pair,
     types::{EndpointId, LinkId, Mask, OpKey, Tag},
     worker::{
         copy::Transfer,
-        operations::{Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work},
+        operations::{
+            Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work,
+        },
         peer::{OneCopy, Peer, Queued, Status, eager_cost},
     },
 };
@@ -59,13 +62,18 @@ pub(crate) struct Core {
     pub(crate) arrivals: Vec<Waker>,
     pub(crate) regions: Arc<RegionTable>,
     pub(crate) endpoints: u64,
-    pub(crate) rendezvous_threshold: Option<usize>,
+    pub(crate) rendezvous_threshold: RendezvousThreshold,
+    /// Links with a flush pending.
+    pub(crate) flushes: Vec<LinkId>,
     /// Somebody waits for a connection to end.
     pub(crate) watching: bool,
 }
 
 impl Core {
-    pub(crate) fn new(regions: Arc<RegionTable>, rendezvous_threshold: Option<usize>) -> Self {
+    pub(crate) fn new(
+        regions: Arc<RegionTable>,
+        rendezvous_threshold: RendezvousThreshold,
+    ) -> Self {
         Self {
             peers: Vec::new(),
             operations: Operations::default(),
@@ -83,6 +91,7 @@ impl Core {
             regions,
             endpoints: 0,
             rendezvous_threshold,
+            flushes: Vec::new(),
             watching: false,
         }
     }
@@ -104,7 +113,40 @@ impl Core {
 
     /// Whether anything is under way that an arrival could move on.
     pub(crate) fn has_interest(&self) -> bool {
-        self.operations.len() > 0 || !self.transfers.is_empty() || !self.kept.is_empty() || !self.runnable.is_empty() || !self.arrivals.is_empty() || self.watching
+        self.operations.len() > 0
+            || !self.transfers.is_empty()
+            || !self.kept.is_empty()
+            || !self.runnable.is_empty()
+            || !self.arrivals.is_empty()
+            || self.watching
+    }
+
+    /// Ends the flushes of a link whose operations are all over.
+    pub(crate) fn check_flushes(&mut self, link: LinkId) {
+        let flushes: Vec<(OpKey, u64)> = self
+            .operations
+            .iter()
+            .filter(|(_, entry)| entry.link == Some(link) && entry.outcome.is_none())
+            .filter_map(|(key, entry)| match entry.work {
+                Work::Flush { before } => Some((key, before)),
+                _ => None,
+            })
+            .collect();
+        for (key, before) in flushes {
+            let pending = self.operations.iter().any(|(_, entry)| {
+                let over = match &entry.work {
+                    Work::Put(put) => put.acknowledged,
+                    Work::Send(_) | Work::Get(_) => entry.outcome.is_some(),
+                    _ => true,
+                };
+                entry.link == Some(link) && entry.sequence <= before && !over
+            });
+            if pending {
+                self.flushes.push(link);
+            } else {
+                self.finish(key, Outcome::Done(Ok(())));
+            }
+        }
     }
 
     /// Sends a message of the protocol to a peer.
@@ -129,7 +171,9 @@ impl Core {
     /// Ends an operation: its future is woken, or, when it has none any more, the entry goes.
     /// While its memory is in use by a link, that waits.
     pub(crate) fn finish(&mut self, key: OpKey, outcome: Outcome) {
-        let Some(entry) = self.operations.get(key) else { return };
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
         if entry.in_flight > 0 {
             entry.deferred.get_or_insert(outcome);
             return;
@@ -148,12 +192,27 @@ impl Core {
     /// A message that a dropped receive had taken returns to its place in the order of arrival.
     fn put_back(&mut self, entry: Entry, outcome: Outcome) {
         match outcome {
-            Outcome::Buffer { result: Ok(arrival), buffer: Some(buffer) } => {
+            Outcome::Buffer {
+                result: Ok(arrival),
+                buffer: Some(buffer),
+            } => {
                 let Work::Recv(recv) = entry.work else { return };
                 let Some(link) = entry.link else { return };
                 let data = buffer.freeze().slice(..arrival.length);
-                let body = Body::Whole { data, ack: None, credit: 0 };
-                self.restore(recv.order, Unexpected { link, from: arrival.from, tag: arrival.tag, body });
+                let body = Body::Whole {
+                    data,
+                    ack: None,
+                    credit: 0,
+                };
+                self.restore(
+                    recv.order,
+                    Unexpected {
+                        link,
+                        from: arrival.from,
+                        tag: arrival.tag,
+                        body,
+                    },
+                );
             }
             Outcome::Claimed(Ok((order, message))) => self.restore(order, message),
             _ => {}
@@ -172,7 +231,9 @@ impl Core {
 
     /// Gives a whole or announced message to a posted receive or claim.
     pub(crate) fn hand_over(&mut self, key: OpKey, order: Order, message: Unexpected) {
-        let Some(entry) = self.operations.get(key) else { return };
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
         entry.link = Some(message.link);
         match &mut entry.work {
             Work::Claim(post) => {
@@ -186,9 +247,16 @@ impl Core {
                     Body::Announced(rts) => self.begin_rendezvous(key, link, from, tag, rts),
                     body => {
                         recv.stage = RecvStage::Done;
-                        let mut buffer = std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()));
+                        let mut buffer =
+                            std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()));
                         let result = self.take_whole(&mut buffer, link, from, tag, body);
-                        self.finish(key, Outcome::Buffer { result, buffer: Some(buffer) });
+                        self.finish(
+                            key,
+                            Outcome::Buffer {
+                                result,
+                                buffer: Some(buffer),
+                            },
+                        );
                     }
                 }
             }
@@ -197,14 +265,27 @@ impl Core {
     }
 
     /// Copies a whole message into a receive buffer; acknowledges it and returns its window.
-    pub(crate) fn take_whole(&mut self, buffer: &mut BufferMut, link: LinkId, from: EndpointId, tag: Tag, body: Body) -> Result<Arrival> {
+    pub(crate) fn take_whole(
+        &mut self,
+        buffer: &mut BufferMut,
+        link: LinkId,
+        from: EndpointId,
+        tag: Tag,
+        body: Body,
+    ) -> Result<Arrival> {
         let (result, ack, credit) = match &body {
             Body::Inline { length, bytes, ack } => {
                 let data = bytes.get(..usize::from(*length)).unwrap_or(bytes);
                 (fill(buffer, data), *ack, eager_cost(data.len()))
             }
-            Body::Whole { data, ack, credit } => (fill(buffer, data.as_slice().unwrap_or(&[])), *ack, u64::from(*credit)),
-            Body::Announced(_) => return Err(Error::new(ErrorKind::Unsupported, "not a whole message")),
+            Body::Whole { data, ack, credit } => (
+                fill(buffer, data.as_slice().unwrap_or(&[])),
+                *ack,
+                u64::from(*credit),
+            ),
+            Body::Announced(_) => {
+                return Err(Error::new(ErrorKind::Unsupported, "not a whole message"));
+            }
         };
         if let Some(op) = ack {
             self.control(link, control::DONE, op, &[]);
@@ -217,7 +298,9 @@ impl Core {
 
     /// The operation whose memory a one-copy transfer was moving has it all, or failed.
     pub(crate) fn copied(&mut self, key: OpKey, result: Result<()>) {
-        let Some(entry) = self.operations.get(key) else { return };
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
         if let Err(error) = result {
             self.fail_operation(key, error);
             return;
@@ -226,14 +309,32 @@ impl Core {
             Work::Recv(recv) => {
                 recv.stage = RecvStage::Done;
                 let buffer = std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()));
-                let result = recv.arrival.ok_or_else(|| Error::new(ErrorKind::Protocol, "complete before it began"));
-                self.finish(key, Outcome::Buffer { result, buffer: Some(buffer) });
+                let result = recv
+                    .arrival
+                    .ok_or_else(|| Error::new(ErrorKind::Protocol, "complete before it began"));
+                self.finish(
+                    key,
+                    Outcome::Buffer {
+                        result,
+                        buffer: Some(buffer),
+                    },
+                );
             }
             Work::Get(get) => {
                 let length = get.buffer.len();
                 let buffer = std::mem::replace(&mut get.buffer, BufferMut::from(Vec::new()));
-                let arrival = Arrival { length, tag: Tag(0), from: EndpointId(0) };
-                self.finish(key, Outcome::Buffer { result: Ok(arrival), buffer: Some(buffer) });
+                let arrival = Arrival {
+                    length,
+                    tag: Tag(0),
+                    from: EndpointId(0),
+                };
+                self.finish(
+                    key,
+                    Outcome::Buffer {
+                        result: Ok(arrival),
+                        buffer: Some(buffer),
+                    },
+                );
             }
             Work::Put(put) => {
                 put.acknowledged = true;
@@ -255,12 +356,18 @@ impl Core {
 
     /// Ends an operation with an error. The buffer comes back unless the peer may be writing into it at this moment.
     pub(crate) fn fail_operation(&mut self, key: OpKey, error: Error) {
-        if let Some(index) = self.transfers.iter().position(|transfer| transfer.op == key) {
+        if let Some(index) = self
+            .transfers
+            .iter()
+            .position(|transfer| transfer.op == key)
+        {
             // Its own transfer ends first, and tells the peer.
             self.end_transfer(index, Some(Err(error)));
             return;
         }
-        let Some(entry) = self.operations.get(key) else { return };
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
         let link = entry.link;
         let written = match &entry.work {
             Work::Recv(recv) => matches!(recv.stage, RecvStage::Copying),
@@ -287,9 +394,18 @@ impl Core {
                 // The memory stays with a stand-in; the future learns that it does not come back.
                 if let Some(entry) = self.operations.get(key) {
                     let work = std::mem::replace(&mut entry.work, Work::Flush { before: 0 });
-                    self.kept.push(Kept { pair, _memory: work });
+                    self.kept.push(Kept {
+                        pair,
+                        _memory: work,
+                    });
                 }
-                self.finish(key, Outcome::Buffer { result: Err(error), buffer: None });
+                self.finish(
+                    key,
+                    Outcome::Buffer {
+                        result: Err(error),
+                        buffer: None,
+                    },
+                );
                 return;
             }
         }
@@ -301,14 +417,17 @@ impl Core {
 
     /// Lets go of kept memory whose writers are seen outside.
     pub(crate) fn release_kept(&mut self) {
-        self.kept.retain(|kept| kept.pair.peer_active() && !kept.pair.peer_exited());
+        self.kept
+            .retain(|kept| kept.pair.peer_active() && !kept.pair.peer_exited());
     }
 
     /// Takes what a future came for. The entry goes, but for a put whose source is free and whose acknowledgement is not here.
     pub(crate) fn take_outcome(&mut self, key: OpKey) -> Option<Outcome> {
         let entry = self.operations.get(key)?;
         let outcome = entry.outcome.take()?;
-        if matches!(&entry.work, Work::Put(put) if put.local && !put.acknowledged) && matches!(outcome, Outcome::Done(Ok(()))) {
+        if matches!(&entry.work, Work::Put(put) if put.local && !put.acknowledged)
+            && matches!(outcome, Outcome::Done(Ok(())))
+        {
             entry.detached = true;
             return Some(outcome);
         }
@@ -348,7 +467,9 @@ impl Core {
         if matches!(peer.status, Status::Closed(_)) {
             return;
         }
-        let error = error.with_peer(&peer.info.name).over(peer.attributes.transport);
+        let error = error
+            .with_peer(&peer.info.name)
+            .over(peer.attributes.transport);
         tracing::debug!(target: "wharf::endpoint", peer = %peer.info.name, %error, "connection ended");
         peer.status = Status::Closed(error.duplicate());
         peer.queue.clear();
@@ -378,7 +499,7 @@ impl Core {
                     continue;
                 }
                 match entry.work {
-                    Work::Serve(_) | Work::PutIn { .. } | Work::Stash { .. } | Work::Help { .. } => {
+                    Work::Serve(_) | Work::PutIn { .. } | Work::Help { .. } => {
                         self.operations.remove(key);
                     }
                     Work::Flush { .. } => {
@@ -390,7 +511,9 @@ impl Core {
                 }
             }
         }
-        self.unexpected.remove_if(|message| message.link == link && matches!(message.body, Body::Announced(_)));
+        self.unexpected.remove_if(|message| {
+            message.link == link && matches!(message.body, Body::Announced(_))
+        });
         if let Some(peer) = self.peer(link) {
             peer.one_copy = None;
             if !peer.claimed {
@@ -404,7 +527,9 @@ impl Core {
     pub(crate) fn forget(&mut self, link: LinkId) {
         self.unclaimed.retain(|unclaimed| *unclaimed != link);
         if let Some(peer) = self.peers.get_mut(link.0 as usize)
-            && peer.as_ref().is_some_and(|peer| matches!(peer.status, Status::Closed(_)))
+            && peer
+                .as_ref()
+                .is_some_and(|peer| matches!(peer.status, Status::Closed(_)))
         {
             *peer = None;
         }
@@ -412,7 +537,9 @@ impl Core {
 
     /// A future was dropped: the operation goes, or goes on without it.
     pub(crate) fn drop_future(&mut self, key: OpKey) {
-        let Some(entry) = self.operations.get(key) else { return };
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
         entry.waker = None;
         if entry.outcome.is_some() {
             if let Some(mut entry) = self.operations.remove(key)
@@ -448,7 +575,9 @@ impl Core {
 
     /// Tries to stop an operation. `true`: it has ended, or will be told so; `false`: it runs to its end.
     pub(crate) fn cancel(&mut self, key: OpKey, error: Error) -> bool {
-        let Some(entry) = self.operations.get(key) else { return true };
+        let Some(entry) = self.operations.get(key) else {
+            return true;
+        };
         if entry.outcome.is_some() {
             return true;
         }
@@ -476,7 +605,9 @@ impl Core {
                 }
                 false
             }
-            Work::Put(put) if put.next == 0 && !self.transfers.iter().any(|transfer| transfer.op == key) => {
+            Work::Put(put)
+                if put.next == 0 && !self.transfers.iter().any(|transfer| transfer.op == key) =>
+            {
                 self.unqueue(link, key);
                 self.fail_operation(key, error);
                 true
@@ -489,7 +620,8 @@ impl Core {
         if let Some(link) = link
             && let Some(peer) = self.peer(link)
         {
-            peer.queue.retain(|queued| !matches!(queued, Queued::Operation(op) if *op == key));
+            peer.queue
+                .retain(|queued| !matches!(queued, Queued::Operation(op) if *op == key));
         }
     }
 
@@ -509,7 +641,10 @@ impl Core {
 #[inline]
 pub(crate) fn fill(buffer: &mut BufferMut, data: &[u8]) -> Result<usize> {
     let room = buffer.len();
-    match buffer.as_mut_slice().and_then(|target| target.get_mut(..data.len())) {
+    match buffer
+        .as_mut_slice()
+        .and_then(|target| target.get_mut(..data.len()))
+    {
         Some(target) => {
             target.copy_from_slice(data);
             Ok(data.len())
@@ -520,8 +655,11 @@ pub(crate) fn fill(buffer: &mut BufferMut, data: &[u8]) -> Result<usize> {
 
 #[cold]
 pub(crate) fn truncated(length: u64, room: usize) -> Error {
-    Error::new(ErrorKind::Truncated, format!("a message of {length} bytes for a buffer of {room}"))
-        .during(crate::Operation::TagRecv)
+    Error::new(
+        ErrorKind::Truncated,
+        format!("a message of {length} bytes for a buffer of {room}"),
+    )
+    .during(crate::Operation::TagRecv)
 }
 
 /// Whether the peer is outside this side's memory. It is inside for the copy of one chunk at most: waits a moment for that.

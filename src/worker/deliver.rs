@@ -1,12 +1,15 @@
 //! What comes in: every message of a peer, acted upon. Nothing in it is trusted: an unknown operation is an echo of one that ended, and is
 //! ignored; what the protocol does not allow closes the connection.
 
+use std::os::fd::{AsFd, OwnedFd};
+
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::{Buffer, BufferMut},
     protocol::{
         EAGER_WINDOW,
         control::{self, GetRequest, Join, PutHeader, Rtr, Rts},
+        matching::Arrival as Order,
     },
     sys::memfd::Mapping,
     transport::{Place, Sink},
@@ -14,7 +17,9 @@ use crate::{
     worker::{
         copy::{CHUNK, Remote, Transfer},
         core::{Core, DirectOutcome, fill, truncated},
-        operations::{Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Unexpected, Work},
+        operations::{
+            Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Unexpected, Work,
+        },
         peer::{Status, eager_cost},
         send::{SHARE_FROM, give},
     },
@@ -36,22 +41,35 @@ impl Core {
     #[inline]
     fn eager(&mut self, link: LinkId, tag: Tag, data: &[u8], ack: Option<u64>) -> Result<()> {
         let cost = eager_cost(data.len());
-        let Some(peer) = self.peer(link) else { return Ok(()) };
-        let from = peer.id;
-        peer.eager_held += cost;
-        if peer.eager_held > EAGER_WINDOW {
-            return Err(violation("the peer exceeded the eager window"));
-        }
-        let posted = if self.posted.is_empty() { None } else { self.posted.take_match(tag) };
+        let Some(from) = self.peer(link).map(|peer| peer.id) else {
+            return Ok(());
+        };
+        self.hold_window(link, data.len())?;
+        let posted = if self.posted.is_empty() {
+            None
+        } else {
+            self.posted.take_match(tag)
+        };
         match posted {
             Some(key) => self.eager_posted(key, link, from, tag, data),
             None => match &mut self.direct {
-                Some(direct) if direct.outcome.is_none() && direct.mask.matches(direct.tag, tag) => {
-                    let result = fill(&mut direct.buffer, data).map(|length| Arrival { length, tag, from });
+                Some(direct)
+                    if direct.outcome.is_none() && direct.mask.matches(direct.tag, tag) =>
+                {
+                    let result =
+                        fill(&mut direct.buffer, data).map(|length| Arrival { length, tag, from });
                     direct.outcome = Some(DirectOutcome::Done(result));
                 }
                 _ => {
-                    self.unexpected.push(tag, Unexpected { link, from, tag, body: whole(data, ack, cost) });
+                    self.unexpected.push(
+                        tag,
+                        Unexpected {
+                            link,
+                            from,
+                            tag,
+                            body: whole(data, ack, cost),
+                        },
+                    );
                     return Ok(());
                 }
             },
@@ -65,7 +83,9 @@ impl Core {
 
     fn eager_posted(&mut self, key: OpKey, link: LinkId, from: EndpointId, tag: Tag, data: &[u8]) {
         let order = self.unexpected.arrival();
-        let Some(entry) = self.operations.get(key) else { return };
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
         entry.link = Some(link);
         match &mut entry.work {
             Work::Recv(recv) => {
@@ -73,12 +93,23 @@ impl Core {
                 recv.stage = RecvStage::Done;
                 let mut buffer = std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()));
                 let result = fill(&mut buffer, data).map(|length| Arrival { length, tag, from });
-                self.finish(key, Outcome::Buffer { result, buffer: Some(buffer) });
+                self.finish(
+                    key,
+                    Outcome::Buffer {
+                        result,
+                        buffer: Some(buffer),
+                    },
+                );
             }
             Work::Claim(post) => {
                 *post = None;
                 // Consumed and acknowledged by the caller: a claim is a match.
-                let message = Unexpected { link, from, tag, body: whole(data, None, 0) };
+                let message = Unexpected {
+                    link,
+                    from,
+                    tag,
+                    body: whole(data, None, 0),
+                };
                 self.finish(key, Outcome::Claimed(Ok((order, message))));
             }
             _ => {}
@@ -91,7 +122,16 @@ impl Core {
         let from = peer.id;
         if let Some(key) = self.posted.take_match(tag) {
             let order = self.unexpected.arrival();
-            self.hand_over(key, order, Unexpected { link, from, tag, body: Body::Announced(rts) });
+            self.hand_over(
+                key,
+                order,
+                Unexpected {
+                    link,
+                    from,
+                    tag,
+                    body: Body::Announced(rts),
+                },
+            );
             return;
         }
         if let Some(mut direct) = self.direct.take() {
@@ -106,20 +146,44 @@ impl Core {
             }
             self.direct = Some(direct);
         }
-        self.unexpected.push(tag, Unexpected { link, from, tag, body: Body::Announced(rts) });
+        self.unexpected.push(
+            tag,
+            Unexpected {
+                link,
+                from,
+                tag,
+                body: Body::Announced(rts),
+            },
+        );
     }
 
     /// Puts a matched receive into the table.
     pub(crate) fn enter_receive(&mut self, buffer: BufferMut, link: LinkId, order: Order) -> OpKey {
-        let recv = crate::worker::operations::Recv { buffer, stage: RecvStage::Done, arrival: None, order };
+        let recv = crate::worker::operations::Recv {
+            buffer,
+            stage: RecvStage::Done,
+            arrival: None,
+            order,
+        };
         self.operations.insert(Some(link), false, Work::Recv(recv))
     }
 
     /// A receive has met an announced message: decides how the bytes come.
-    pub(crate) fn begin_rendezvous(&mut self, key: OpKey, link: LinkId, from: EndpointId, tag: Tag, rts: Rts) {
-        let Some(entry) = self.operations.get(key) else { return };
+    pub(crate) fn begin_rendezvous(
+        &mut self,
+        key: OpKey,
+        link: LinkId,
+        from: EndpointId,
+        tag: Tag,
+        rts: Rts,
+    ) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
         entry.link = Some(link);
-        let Work::Recv(recv) = &mut entry.work else { return };
+        let Work::Recv(recv) = &mut entry.work else {
+            return;
+        };
         let room = recv.buffer.len();
         if rts.length > room as u64 {
             // The message is gone, as with any receive that is too short; its sender is done.
@@ -131,27 +195,47 @@ impl Core {
         let length = rts.length as usize;
         let local = recv.buffer.address();
         recv.arrival = Some(Arrival { length, tag, from });
-        let segment = recv.buffer.segment().map(|(segment, offset)| (segment.clone(), offset));
-        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else { return };
-        let remote = peer.one_copy.as_ref().filter(|_| length > 0).and_then(|one_copy| {
-            let mapped = one_copy.mapping(rts.segment).filter(|_| rts.segment != 0).and_then(|mapping| {
-                let start = usize::try_from(rts.segment_offset).ok()?;
-                (start.checked_add(length)? <= mapping.len()).then(|| Remote::Mapped(mapping.clone(), start))
+        let segment = recv
+            .buffer
+            .segment()
+            .map(|(segment, offset)| (segment.clone(), offset));
+        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else {
+            return;
+        };
+        let remote = peer
+            .one_copy
+            .as_ref()
+            .filter(|_| length > 0)
+            .and_then(|one_copy| {
+                let mapped = one_copy
+                    .mapping(rts.segment)
+                    .filter(|_| rts.segment != 0)
+                    .and_then(|mapping| {
+                        let start = usize::try_from(rts.segment_offset).ok()?;
+                        (start.checked_add(length)? <= mapping.len())
+                            .then(|| Remote::Mapped(mapping.clone(), start))
+                    });
+                mapped.or_else(|| one_copy.cma.as_ref().map(|_| Remote::Address(rts.address)))
             });
-            mapped.or_else(|| one_copy.cma.as_ref().map(|_| Remote::Address(rts.address)))
-        });
-        let mut rtr = Rtr { op: key.0, address: local as u64, segment: 0, segment_offset: 0, scheme: 0 };
+        let mut rtr = Rtr {
+            op: key.0,
+            address: local as u64,
+            segment: 0,
+            segment_offset: 0,
+            scheme: 0,
+        };
         match remote {
             Some(remote) => {
                 recv.stage = RecvStage::Copying;
                 let chunks = (rts.slot != control::NONE && length > CHUNK).then_some(rts.slot);
                 if chunks.is_some() {
                     rtr.scheme = 1;
-                    if let (Some((segment, offset)), Some(one_copy), Some(to)) = (segment, &mut peer.one_copy, &mut peer.link)
+                    if let (Some((segment, offset)), Some(one_copy), Some(to)) =
+                        (segment, &mut peer.one_copy, &mut peer.link)
                         && length >= SHARE_FROM
                         && give(one_copy, to.as_mut(), &segment)
                     {
-                        rtr.segment = segment.id;
+                        rtr.segment = segment.id();
                         rtr.segment_offset = offset as u64;
                     }
                     self.control(link, control::TAG_RTR, rts.op, &rtr.encode());
@@ -170,7 +254,10 @@ impl Core {
                 });
             }
             None => {
-                recv.stage = RecvStage::Landing { expected: length, got: 0 };
+                recv.stage = RecvStage::Landing {
+                    expected: length,
+                    got: 0,
+                };
                 self.control(link, control::TAG_RTR, rts.op, &rtr.encode());
                 if length == 0 {
                     self.landed(key);
@@ -181,8 +268,16 @@ impl Core {
 
     /// The receiver of an announced message is ready.
     fn ready_to_receive(&mut self, link: LinkId, key: OpKey, rtr: Rtr) -> Result<()> {
-        let Some(entry) = self.operations.get(key).filter(|entry| entry.link == Some(link)) else { return Ok(()) };
-        let Work::Send(send) = &mut entry.work else { return Err(violation("ready for what is no send")) };
+        let Some(entry) = self
+            .operations
+            .get(key)
+            .filter(|entry| entry.link == Some(link))
+        else {
+            return Ok(());
+        };
+        let Work::Send(send) = &mut entry.work else {
+            return Err(violation("ready for what is no send"));
+        };
         if !matches!(send.stage, SendStage::Announced) {
             return Err(violation("ready twice"));
         }
@@ -192,18 +287,27 @@ impl Core {
                 self.finish(key, Outcome::Done(Ok(())));
                 return Ok(());
             }
-            send.stage = SendStage::Streaming(Outgoing { to: rtr.op, next: 0 });
+            send.stage = SendStage::Streaming(Outgoing {
+                to: rtr.op,
+                next: 0,
+            });
             self.submit(link, key);
             return Ok(());
         }
         // The receiver copies; this side takes a share while it is awake.
         let local = send.buffer.address().cast_mut();
         let chunks = send.slot;
-        let Some(one_copy) = self.one_copy(link) else { return Err(violation("no memory in common")) };
-        let mapped = one_copy.mapping(rtr.segment).filter(|_| rtr.segment != 0).and_then(|mapping| {
-            let start = usize::try_from(rtr.segment_offset).ok()?;
-            (start.checked_add(length)? <= mapping.len()).then(|| Remote::Mapped(mapping.clone(), start))
-        });
+        let Some(one_copy) = self.one_copy(link) else {
+            return Err(violation("no memory in common"));
+        };
+        let mapped = one_copy
+            .mapping(rtr.segment)
+            .filter(|_| rtr.segment != 0)
+            .and_then(|mapping| {
+                let start = usize::try_from(rtr.segment_offset).ok()?;
+                (start.checked_add(length)? <= mapping.len())
+                    .then(|| Remote::Mapped(mapping.clone(), start))
+            });
         let remote = mapped.or_else(|| one_copy.cma.as_ref().map(|_| Remote::Address(rtr.address)));
         if let (Some(remote), Some(chunks)) = (remote, chunks) {
             let transfer = Transfer {
@@ -230,7 +334,11 @@ impl Core {
 
     /// Where the next fragment of an operation goes, if the operation is still there and has room for it.
     fn landing(&mut self, link: LinkId, key: OpKey, length: usize) -> Result<Option<*mut u8>> {
-        let Some(entry) = self.operations.get(key).filter(|entry| entry.link == Some(link) && entry.outcome.is_none()) else {
+        let Some(entry) = self
+            .operations
+            .get(key)
+            .filter(|entry| entry.link == Some(link) && entry.outcome.is_none())
+        else {
             return Ok(None);
         };
         let (buffer, got, expected) = match &mut entry.work {
@@ -244,7 +352,10 @@ impl Core {
             }
             _ => return Err(violation("a fragment for what takes none")),
         };
-        let room = buffer.as_mut_slice().and_then(|slice| slice.get_mut(*got..)).unwrap_or(&mut []);
+        let room = buffer
+            .as_mut_slice()
+            .and_then(|slice| slice.get_mut(*got..))
+            .unwrap_or(&mut []);
         if length > expected - *got || length > room.len() {
             return Err(violation("more bytes than announced"));
         }
@@ -256,7 +367,9 @@ impl Core {
     /// After a fragment: whether it was the last.
     fn after_fragment(&mut self, key: OpKey) {
         let complete = match self.operations.get(key).map(|entry| &entry.work) {
-            Some(Work::Recv(recv)) => matches!(recv.stage, RecvStage::Landing { expected, got } if expected == got),
+            Some(Work::Recv(recv)) => {
+                matches!(recv.stage, RecvStage::Landing { expected, got } if expected == got)
+            }
             Some(Work::Get(get)) => get.got == get.buffer.len(),
             _ => false,
         };
@@ -288,7 +401,13 @@ impl Core {
 
     /// The peer is done with an operation of this side.
     fn done(&mut self, link: LinkId, key: OpKey) {
-        let Some(entry) = self.operations.get(key).filter(|entry| entry.link == Some(link) && entry.outcome.is_none()) else { return };
+        let Some(entry) = self
+            .operations
+            .get(key)
+            .filter(|entry| entry.link == Some(link) && entry.outcome.is_none())
+        else {
+            return;
+        };
         match &mut entry.work {
             Work::Send(_) | Work::Recv(_) | Work::Get(_) => {
                 self.drop_transfers(key);
@@ -316,7 +435,13 @@ impl Core {
     }
 
     fn refused(&mut self, link: LinkId, key: OpKey, error: Error) {
-        let Some(entry) = self.operations.get(key).filter(|entry| entry.link == Some(link)) else { return };
+        let Some(entry) = self
+            .operations
+            .get(key)
+            .filter(|entry| entry.link == Some(link))
+        else {
+            return;
+        };
         if entry.outcome.is_some() && !matches!(&entry.work, Work::Put(put) if put.local) {
             return;
         }
@@ -329,7 +454,13 @@ impl Core {
     }
 
     fn get_request(&mut self, link: LinkId, op: u64, request: GetRequest) {
-        match self.regions.check(request.slot, request.generation, request.offset, request.length, Access::READ) {
+        match self.regions.check(
+            request.slot,
+            request.generation,
+            request.offset,
+            request.length,
+            Access::READ,
+        ) {
             Ok(exposed) => {
                 let serve = Serve {
                     exposed,
@@ -340,19 +471,44 @@ impl Core {
                 let key = self.operations.insert(Some(link), true, Work::Serve(serve));
                 self.submit(link, key);
             }
-            Err(error) => self.control(link, control::NACK, op, &control::error_kind_code(error.kind()).to_le_bytes()),
+            Err(error) => self.control(
+                link,
+                control::NACK,
+                op,
+                &control::error_kind_code(error.kind()).to_le_bytes(),
+            ),
         }
     }
 
     /// Where the payload of a put goes; refuses it when it may not go there.
-    fn put_target(&mut self, link: LinkId, op: u64, header: PutHeader, length: usize) -> Option<OpKey> {
-        match self.regions.check(header.slot, header.generation, header.offset, length as u64, Access::WRITE) {
+    fn put_target(
+        &mut self,
+        link: LinkId,
+        op: u64,
+        header: PutHeader,
+        length: usize,
+    ) -> Option<OpKey> {
+        match self.regions.check(
+            header.slot,
+            header.generation,
+            header.offset,
+            length as u64,
+            Access::WRITE,
+        ) {
             Ok(exposed) => {
                 let ack = (header.last == 1).then_some(op);
-                Some(self.operations.insert(Some(link), true, Work::PutIn { exposed, ack }))
+                Some(
+                    self.operations
+                        .insert(Some(link), true, Work::PutIn { exposed, ack }),
+                )
             }
             Err(error) => {
-                self.control(link, control::NACK, op, &control::error_kind_code(error.kind()).to_le_bytes());
+                self.control(
+                    link,
+                    control::NACK,
+                    op,
+                    &control::error_kind_code(error.kind()).to_le_bytes(),
+                );
                 None
             }
         }
@@ -367,17 +523,30 @@ impl Core {
     }
 
     fn join(&mut self, link: LinkId, op: u64, join: Join) {
-        let access = if join.put == 1 { Access::WRITE } else { Access::READ };
+        let access = if join.put == 1 {
+            Access::WRITE
+        } else {
+            Access::READ
+        };
         // A refusal needs no answer: the initiator finds the same by itself.
-        let Ok(exposed) = self.regions.check(join.slot, join.generation, join.offset, join.length, access) else { return };
-        let Some(one_copy) = self.one_copy(link) else { return };
+        let Ok(exposed) =
+            self.regions
+                .check(join.slot, join.generation, join.offset, join.length, access)
+        else {
+            return;
+        };
+        let Some(one_copy) = self.one_copy(link) else {
+            return;
+        };
         if one_copy.cma.is_none() || join.length == 0 {
             return;
         }
         // The region's own bounds were checked.
         let local = exposed.address.wrapping_add(join.offset as usize);
         let length = join.length as usize;
-        let key = self.operations.insert(Some(link), true, Work::Help { exposed });
+        let key = self
+            .operations
+            .insert(Some(link), true, Work::Help { exposed });
         self.start_transfer(Transfer {
             link,
             op: key,
@@ -395,7 +564,8 @@ impl Core {
     fn cancel_announced(&mut self, link: LinkId, op: u64) {
         let mut found = false;
         self.unexpected.remove_if(|message| {
-            let hit = message.link == link && matches!(&message.body, Body::Announced(rts) if rts.op == op);
+            let hit = message.link == link
+                && matches!(&message.body, Body::Announced(rts) if rts.op == op);
             found |= hit;
             hit
         });
@@ -406,12 +576,18 @@ impl Core {
     }
 
     fn map_request(&mut self, link: LinkId, slot: u32, generation: u64) {
-        let Ok(exposed) = self.regions.find(slot, generation) else { return };
-        let Some((segment, _)) = &exposed.segment else { return };
-        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else { return };
+        let Ok(exposed) = self.regions.find(slot, generation) else {
+            return;
+        };
+        let Some((segment, _)) = &exposed.segment else {
+            return;
+        };
+        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else {
+            return;
+        };
         if let (Some(one_copy), Some(to)) = (&mut peer.one_copy, &mut peer.link) {
-            if !one_copy.seen.contains(&segment.id) {
-                one_copy.seen.push(segment.id);
+            if !one_copy.seen.contains(&segment.id()) {
+                one_copy.seen.push(segment.id());
             }
             give(one_copy, to.as_mut(), segment);
         }
@@ -424,7 +600,10 @@ impl Core {
             // Answered, so that the peer knows that all it sent has been read.
             self.control(link, control::CLOSE, 0, &[]);
         }
-        self.failures.push((link, Error::new(ErrorKind::ConnectionReset, "the peer closed the connection")));
+        self.failures.push((
+            link,
+            Error::new(ErrorKind::ConnectionReset, "the peer closed the connection"),
+        ));
     }
 }
 
@@ -432,18 +611,116 @@ fn whole(data: &[u8], ack: Option<u64>, cost: u64) -> Body {
     if data.len() <= 48 && cost > 0 {
         let mut bytes = [0; 48];
         bytes[..data.len()].copy_from_slice(data);
-        Body::Inline { length: data.len() as u8, bytes, ack }
+        Body::Inline {
+            length: data.len() as u8,
+            bytes,
+            ack,
+        }
     } else {
-        Body::Whole { data: Buffer::from(data.to_vec()), ack, credit: cost as u32 }
+        Body::Whole {
+            data: Buffer::from(data.to_vec()),
+            ack,
+            credit: cost as u32,
+        }
     }
 }
 
 impl Sink for Core {
     #[inline]
     fn message(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()> {
-        if id == control::TAG_EAGER {
-            return self.eager(from, Tag(header), body, None);
+        let result = if id == control::TAG_EAGER {
+            self.eager(from, Tag(header), body, None)
+        } else {
+            self.dispatch(from, id, header, body)
+        };
+        result.map_err(|error| self.broken(from, error))
+    }
+
+    fn place(
+        &mut self,
+        from: LinkId,
+        id: u8,
+        header: u64,
+        prefix: &[u8],
+        length: usize,
+    ) -> Result<Place> {
+        self.place_payload(from, id, header, prefix, length)
+            .map_err(|error| self.broken(from, error))
+    }
+
+    fn placed(&mut self, from: LinkId, token: u64) {
+        let key = OpKey(token);
+        self.source_free(from, key);
+        match self.operations.get(key).map(|entry| &mut entry.work) {
+            Some(Work::PutIn { .. }) => self.put_landed(from, key),
+            Some(Work::Recv(recv)) if matches!(recv.stage, RecvStage::Copying) => {
+                let cost = recv.arrival.map_or(0, |arrival| eager_cost(arrival.length));
+                self.landed(key);
+                self.consumed(from, cost);
+            }
+            Some(Work::ClaimLanding {
+                data,
+                tag,
+                from: sender,
+                order,
+            }) => {
+                let (data, tag, sender, order) = (std::mem::take(data), *tag, *sender, *order);
+                let cost = eager_cost(data.len());
+                let body = Body::Whole {
+                    data: Buffer::from(data),
+                    ack: None,
+                    credit: 0,
+                };
+                self.finish(
+                    key,
+                    Outcome::Claimed(Ok((
+                        order,
+                        Unexpected {
+                            link: from,
+                            from: sender,
+                            tag,
+                            body,
+                        },
+                    ))),
+                );
+                self.consumed(from, cost);
+            }
+            Some(_) => self.after_fragment(key),
+            None => {}
         }
+    }
+
+    fn sent(&mut self, from: LinkId, token: u64) {
+        self.source_free(from, OpKey(token));
+    }
+
+    fn writable(&mut self, from: LinkId) {
+        self.writable.push(from);
+    }
+
+    fn failed(&mut self, from: LinkId, error: Error) {
+        self.failures.push((from, error));
+    }
+
+    fn shared(&mut self, from: LinkId, segment: u64, fd: OwnedFd, length: u64) {
+        match Mapping::of_received(fd.as_fd(), length as usize) {
+            Ok(mapping) => self.map_segment(from, segment, mapping),
+            Err(error) => {
+                tracing::warn!(target: "wharf::memory", %error, "a peer's memory segment cannot be mapped; its memory is reached the slow way")
+            }
+        }
+    }
+}
+
+impl Core {
+    /// The peer broke the protocol; the interface closes the link, the worker the connection.
+    #[cold]
+    fn broken(&mut self, link: LinkId, error: Error) -> Error {
+        self.failures.push((link, error.duplicate()));
+        error
+    }
+
+    fn dispatch(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()> {
         match id {
             control::TAG_EAGER_SYNC => {
                 let (op, data) = operation(body)?;
@@ -456,7 +733,8 @@ impl Sink for Core {
             control::NACK => self.refused(from, OpKey(header), control::error_of(body)),
             control::CANCEL => self.cancel_announced(from, header),
             control::CANCELED => {
-                let canceled = Error::new(ErrorKind::Canceled, "cancelled").during(crate::Operation::TagSend);
+                let canceled =
+                    Error::new(ErrorKind::Canceled, "cancelled").during(crate::Operation::TagSend);
                 self.refused(from, OpKey(header), canceled);
             }
             control::PUT => {
@@ -466,7 +744,7 @@ impl Sink for Core {
                     if let Some(entry) = self.operations.get(key)
                         && let Work::PutIn { exposed, .. } = &entry.work
                     {
-                        exposed.write(put.offset as usize, data);
+                        exposed.write(put.offset as usize, data)?;
                     }
                     self.put_landed(from, key);
                 }
@@ -474,7 +752,9 @@ impl Sink for Core {
             control::GET => self.get_request(from, header, GetRequest::decode(body)?),
             control::JOIN => self.join(from, header, Join::decode(body)?),
             control::MAP => {
-                let (bytes, _) = body.split_first_chunk::<4>().ok_or_else(|| violation("short message"))?;
+                let (bytes, _) = body
+                    .split_first_chunk::<4>()
+                    .ok_or_else(|| violation("short message"))?;
                 self.map_request(from, u32::from_le_bytes(*bytes), header);
             }
             control::CREDIT => {
@@ -488,7 +768,14 @@ impl Sink for Core {
         Ok(())
     }
 
-    fn place(&mut self, from: LinkId, id: u8, header: u64, prefix: &[u8], length: usize) -> Result<Place> {
+    fn place_payload(
+        &mut self,
+        from: LinkId,
+        id: u8,
+        header: u64,
+        prefix: &[u8],
+        length: usize,
+    ) -> Result<Place> {
         match id {
             control::FRAGMENT => Ok(match self.landing(from, OpKey(header), length)? {
                 Some(address) => self.lend(OpKey(header), address),
@@ -496,8 +783,14 @@ impl Sink for Core {
             }),
             control::PUT => {
                 let put = PutHeader::decode(prefix)?;
-                let Some(key) = self.put_target(from, header, put, length) else { return Ok(Place::Discard) };
-                let Some(Work::PutIn { exposed, .. }) = self.operations.get(key).map(|entry| &entry.work) else { return Ok(Place::Discard) };
+                let Some(key) = self.put_target(from, header, put, length) else {
+                    return Ok(Place::Discard);
+                };
+                let Some(Work::PutIn { exposed, .. }) =
+                    self.operations.get(key).map(|entry| &entry.work)
+                else {
+                    return Ok(Place::Discard);
+                };
                 let address = exposed.address.wrapping_add(put.offset as usize);
                 Ok(self.lend(key, address))
             }
@@ -519,12 +812,8 @@ impl Sink for Core {
                     self.direct = Some(direct);
                     return self.place_receive(from, key, tag, length);
                 }
-                let operations = &mut self.operations;
-                let fits = |key: &OpKey| {
-                    matches!(operations.get(*key).map(|entry| &entry.work), Some(Work::Recv(recv)) if matches(&recv.buffer))
-                };
-                match self.posted.take_match_if(tag, fits) {
-                    Some(key) => self.place_receive(from, key, tag, length),
+                match self.posted.take_match(tag) {
+                    Some(key) => self.place_posted(from, key, tag, length),
                     None => Ok(Place::Whole),
                 }
             }
@@ -532,65 +821,88 @@ impl Sink for Core {
         }
     }
 
-    fn placed(&mut self, from: LinkId, token: u64) {
-        let key = OpKey(token);
-        self.source_free(from, key);
-        match self.operations.get(key).map(|entry| &mut entry.work) {
-            Some(Work::PutIn { .. }) => self.put_landed(from, key),
-            Some(Work::Recv(recv)) if matches!(recv.stage, RecvStage::Copying) => {
-                let cost = recv.arrival.map_or(0, |arrival| eager_cost(arrival.length));
-                self.landed(key);
-                self.consumed(from, cost);
-            }
-            Some(_) => self.after_fragment(key),
-            None => {}
-        }
-    }
-
-    fn sent(&mut self, from: LinkId, token: u64) {
-        self.source_free(from, OpKey(token));
-    }
-
-    fn writable(&mut self, from: LinkId) {
-        self.writable.push(from);
-    }
-
-    fn failed(&mut self, from: LinkId, error: Error) {
-        self.failures.push((from, error));
-    }
-
-    fn shared(&mut self, from: LinkId, segment: u64, fd: std::os::fd::OwnedFd, length: u64) {
-        match Mapping::of_received(fd, length as usize) {
-            Ok(mapping) => self.map_segment(from, segment, mapping),
-            Err(error) => tracing::warn!(target: "wharf::memory", %error, "a peer's memory segment cannot be mapped; its memory is reached the slow way"),
-        }
-    }
-}
-
-impl Core {
     /// Lends memory of an operation to the interface, until `placed`.
     fn lend(&mut self, key: OpKey, address: *mut u8) -> Place {
         match self.operations.get(key) {
             Some(entry) => {
                 entry.in_flight += 1;
-                Place::Memory { address, token: key.0 }
+                Place::Memory {
+                    address,
+                    token: key.0,
+                }
             }
             None => Place::Discard,
         }
     }
 
-    /// An eager message goes straight into the buffer of a receive.
-    fn place_receive(&mut self, link: LinkId, key: OpKey, tag: Tag, length: usize) -> Result<Place> {
-        let cost = eager_cost(length);
+    /// An eager message meets a posted receive or claim before its payload is here.
+    fn place_posted(&mut self, link: LinkId, key: OpKey, tag: Tag, length: usize) -> Result<Place> {
         let order = self.unexpected.arrival();
-        let Some(peer) = self.peer(link) else { return Ok(Place::Discard) };
-        let from = peer.id;
-        peer.eager_held += cost;
-        if peer.eager_held > EAGER_WINDOW {
-            return Err(violation("the peer exceeded the eager window"));
+        let Some(from) = self.peer(link).map(|peer| peer.id) else {
+            return Ok(Place::Discard);
+        };
+        let Some(entry) = self.operations.get(key) else {
+            return Ok(Place::Discard);
+        };
+        match &mut entry.work {
+            Work::Recv(recv) if recv.buffer.len() >= length => {
+                self.place_receive(link, key, tag, length)
+            }
+            Work::Claim(_) => {
+                entry.link = Some(link);
+                let mut data = vec![0; length];
+                let address = data.as_mut_ptr();
+                entry.work = Work::ClaimLanding {
+                    data,
+                    tag,
+                    from,
+                    order,
+                };
+                self.hold_window(link, length)?;
+                Ok(self.lend(key, address))
+            }
+            Work::Recv(recv) => {
+                let room = recv.buffer.len();
+                recv.stage = RecvStage::Done;
+                self.fail_operation(key, truncated(length as u64, room));
+                self.hold_window(link, length)?;
+                self.consumed(link, eager_cost(length));
+                Ok(Place::Discard)
+            }
+            _ => Ok(Place::Whole),
         }
-        let Some(entry) = self.operations.get(key) else { return Ok(Place::Discard) };
-        let Work::Recv(recv) = &mut entry.work else { return Ok(Place::Discard) };
+    }
+
+    /// Counts an eager message against the peer's window.
+    fn hold_window(&mut self, link: LinkId, length: usize) -> Result<()> {
+        if let Some(peer) = self.peer(link) {
+            peer.eager_held += eager_cost(length);
+            if peer.eager_held > EAGER_WINDOW {
+                return Err(violation("the peer exceeded the eager window"));
+            }
+        }
+        Ok(())
+    }
+
+    /// An eager message goes straight into the buffer of a receive.
+    fn place_receive(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        tag: Tag,
+        length: usize,
+    ) -> Result<Place> {
+        self.hold_window(link, length)?;
+        let order = self.unexpected.arrival();
+        let Some(from) = self.peer(link).map(|peer| peer.id) else {
+            return Ok(Place::Discard);
+        };
+        let Some(entry) = self.operations.get(key) else {
+            return Ok(Place::Discard);
+        };
+        let Work::Recv(recv) = &mut entry.work else {
+            return Ok(Place::Discard);
+        };
         entry.link = Some(link);
         recv.order = order;
         recv.stage = RecvStage::Copying;

@@ -61,29 +61,57 @@ impl Engine {
     pub(crate) fn poll_fd(&self) -> Result<OwnedFd> {
         // SAFETY: the poll is open while it is borrowed here.
         let fd = unsafe { BorrowedFd::borrow_raw(self.poll.as_raw_fd()) };
-        fd.try_clone_to_owned().map_err(|error| Error::io("the worker's fd", error))
+        fd.try_clone_to_owned()
+            .map_err(|error| Error::io("the worker's fd", error))
     }
 
     /// Takes the data path of an opened transport.
-    pub(crate) fn install(&mut self, name: &'static str, mut interface: Box<dyn Interface>) -> Result<()> {
-        let registry = self.poll.registry().try_clone().map_err(|error| Error::io("the worker's poll", error))?;
-        interface.register(Registry { registry, base: self.interfaces.len() << Registry::TOKEN_BITS })?;
-        self.interfaces.push(Installed { name, interface, links: 0 });
+    pub(crate) fn install(
+        &mut self,
+        name: &'static str,
+        mut interface: Box<dyn Interface>,
+    ) -> Result<()> {
+        let registry = self
+            .poll
+            .registry()
+            .try_clone()
+            .map_err(|error| Error::io("the worker's poll", error))?;
+        interface.register(Registry {
+            registry,
+            base: self.interfaces.len() << Registry::TOKEN_BITS,
+        })?;
+        self.interfaces.push(Installed {
+            name,
+            interface,
+            links: 0,
+        });
         Ok(())
     }
 
     pub(crate) fn doorbell(&self) -> Option<OwnedFd> {
-        self.interfaces.iter().find_map(|installed| installed.interface.doorbell()?.try_clone_to_owned().ok())
+        self.interfaces
+            .iter()
+            .find_map(|installed| installed.interface.doorbell()?.try_clone_to_owned().ok())
     }
 
     /// Attaches a link that both ends agreed on.
-    pub(crate) fn attach(&mut self, transport: &'static str, id: LinkId, connected: Connected) -> Result<(usize, Box<dyn Link>)> {
+    pub(crate) fn attach(
+        &mut self,
+        transport: &'static str,
+        id: LinkId,
+        connected: Connected,
+    ) -> Result<(usize, Box<dyn Link>)> {
         let (index, installed) = self
             .interfaces
             .iter_mut()
             .enumerate()
             .find(|(_, installed)| installed.name == transport)
-            .ok_or_else(|| Error::new(crate::ErrorKind::Unsupported, "no such transport on this worker"))?;
+            .ok_or_else(|| {
+                Error::new(
+                    crate::ErrorKind::Unsupported,
+                    "no such transport on this worker",
+                )
+            })?;
         let link = installed.interface.attach(id, connected)?;
         installed.links += 1;
         self.armed = false;
@@ -125,7 +153,9 @@ impl Engine {
         let mut moved = self.core.step_transfers();
         for link in std::mem::take(&mut self.core.writable) {
             moved += 1;
-            let Some(mut sender) = self.core.peer(link).and_then(|peer| peer.link.take()) else { continue };
+            let Some(mut sender) = self.core.peer(link).and_then(|peer| peer.link.take()) else {
+                continue;
+            };
             sender.flush(&mut self.core);
             if let Some(peer) = self.core.peer(link) {
                 peer.link = Some(sender);
@@ -142,13 +172,20 @@ impl Engine {
             moved += 1;
             self.fail(link, error);
         }
+        for link in std::mem::take(&mut self.core.flushes) {
+            self.core.check_flushes(link);
+        }
         self.core.release_kept();
         moved
     }
 
     /// Asks the system which fds have something; the next pass takes it.
     pub(crate) fn poll_fds(&mut self) {
-        if self.poll.poll(&mut self.events, Some(Duration::ZERO)).is_err() {
+        if self
+            .poll
+            .poll(&mut self.events, Some(Duration::ZERO))
+            .is_err()
+        {
             // Interrupted: the readiness stays where it is.
             return;
         }
@@ -157,7 +194,9 @@ impl Engine {
             if let Some(installed) = self.interfaces.get_mut(token >> Registry::TOKEN_BITS) {
                 let own = token & ((1 << Registry::TOKEN_BITS) - 1);
                 let readable = event.is_readable() || event.is_read_closed() || event.is_error();
-                installed.interface.ready(own, readable, event.is_writable() || event.is_error());
+                installed
+                    .interface
+                    .ready(own, readable, event.is_writable() || event.is_error());
             }
         }
     }
@@ -168,7 +207,13 @@ impl Engine {
             return true;
         }
         self.armed = true;
-        if self.core.has_followup() || !self.interfaces.iter_mut().filter(|installed| installed.links > 0).all(|installed| installed.interface.arm()) {
+        if self.core.has_work()
+            || !self
+                .interfaces
+                .iter_mut()
+                .filter(|installed| installed.links > 0)
+                .all(|installed| installed.interface.arm())
+        {
             self.disarm();
             return false;
         }
@@ -197,6 +242,12 @@ impl Core {
     /// Whether a pass has more to do than to take what arrived.
     #[inline]
     fn has_followup(&self) -> bool {
-        self.transfers.len() + self.writable.len() + self.runnable.len() + self.failures.len() + self.kept.len() > 0
+        self.has_work() || !self.kept.is_empty() || !self.flushes.is_empty()
+    }
+
+    /// Whether the next pass moves something by itself.
+    #[inline]
+    fn has_work(&self) -> bool {
+        self.transfers.len() + self.writable.len() + self.runnable.len() + self.failures.len() > 0
     }
 }

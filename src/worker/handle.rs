@@ -29,17 +29,34 @@ pub(crate) struct Handle {
 
 impl Handle {
     pub(crate) fn start(context: &Context) -> Result<Arc<Self>> {
-        let runtime = tokio::runtime::Handle::try_current()
-            .map_err(|_| Error::new(ErrorKind::InvalidArgument, "a worker is made on a Tokio runtime: call this in its context"))?;
-        let rendezvous = context.config().rendezvous_threshold.value.bytes();
+        let runtime = tokio::runtime::Handle::try_current().map_err(|_| {
+            Error::new(
+                ErrorKind::InvalidArgument,
+                "a worker is made on a Tokio runtime: call this in its context",
+            )
+        })?;
+        let rendezvous = context.config().rendezvous_threshold.value;
         let mut engine = Engine::new(Core::new(context.regions().clone(), rendezvous))?;
         let mut transports = Vec::new();
         for transport in context.message_transports() {
-            let opened = transport.open().map_err(|error| error.over(transport.name()))?;
+            let opened = transport
+                .open()
+                .map_err(|error| error.over(transport.name()))?;
             engine.install(transport.name(), opened.interface)?;
-            transports.push(Transport { name: transport.name(), reach: transport.reach(), connector: opened.connector });
+            transports.push(Transport {
+                name: transport.name(),
+                reach: transport.reach(),
+                connector: opened.connector,
+            });
         }
-        let shared = Arc::new(Shared::new(engine, wireup::new_worker_id()?, context.clone(), transports, runtime, Wireup::default())?);
+        let shared = Arc::new(Shared::new(
+            engine,
+            wireup::new_worker_id()?,
+            context.clone(),
+            transports,
+            runtime,
+            Wireup::default(),
+        )?);
         let watcher: Arc<dyn RegionWatcher> = shared.clone();
         context.regions().watch(Arc::downgrade(&watcher));
         if shared.spin.is_thread() {
@@ -60,7 +77,12 @@ impl Handle {
         let links = shared.with(|engine| {
             engine.closing = true;
             let core = &mut engine.core;
-            let links: Vec<_> = core.peers.iter().flatten().map(|peer| (peer.slot, peer.id)).collect();
+            let links: Vec<_> = core
+                .peers
+                .iter()
+                .flatten()
+                .map(|peer| (peer.slot, peer.id))
+                .collect();
             for (link, _) in &links {
                 if let Some(peer) = core.peer(*link)
                     && matches!(peer.status, Status::Open)
@@ -81,8 +103,11 @@ impl Handle {
         if in_time {
             Ok(())
         } else {
-            Err(Error::new(ErrorKind::DeadlineExceeded, format!("not all connections had closed within {deadline:?}; they were cut"))
-                .during(crate::Operation::Close))
+            Err(Error::new(
+                ErrorKind::DeadlineExceeded,
+                format!("not all connections had closed within {deadline:?}; they were cut"),
+            )
+            .during(crate::Operation::Close))
         }
     }
 
@@ -90,11 +115,22 @@ impl Handle {
     fn stop(shared: &Arc<Shared>) {
         shared.with(|engine| {
             engine.closing = true;
-            let links: Vec<_> = engine.core.peers.iter().flatten().map(|peer| peer.slot).collect();
+            let links: Vec<_> = engine
+                .core
+                .peers
+                .iter()
+                .flatten()
+                .map(|peer| peer.slot)
+                .collect();
             for link in links {
-                engine.fail(link, Error::new(ErrorKind::Closed, "the worker was shut down"));
+                engine.fail(
+                    link,
+                    Error::new(ErrorKind::Closed, "the worker was shut down"),
+                );
             }
-            engine.core.end_all(&Error::new(ErrorKind::Closed, "the worker was shut down"));
+            engine
+                .core
+                .end_all(&Error::new(ErrorKind::Closed, "the worker was shut down"));
         });
         shared.stopping.store(true, Ordering::Release);
         shared.stopped.send_replace(true);
@@ -108,7 +144,14 @@ impl Drop for Handle {
         if shared.stopping.load(Ordering::Acquire) {
             return;
         }
-        let pending = shared.with(|engine| engine.core.peers.iter().flatten().any(|peer| !matches!(peer.status, Status::Closed(_))));
+        let pending = shared.with(|engine| {
+            engine
+                .core
+                .peers
+                .iter()
+                .flatten()
+                .any(|peer| !matches!(peer.status, Status::Closed(_)))
+        });
         if !pending {
             Self::stop(&shared);
             return;

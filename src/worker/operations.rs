@@ -23,7 +23,10 @@ pub(crate) struct Arrival {
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Done(Result<()>),
-    Buffer { result: Result<Arrival>, buffer: Option<BufferMut> },
+    Buffer {
+        result: Result<Arrival>,
+        buffer: Option<BufferMut>,
+    },
     Claimed(Result<(Order, Unexpected)>),
 }
 
@@ -39,9 +42,17 @@ pub(crate) struct Unexpected {
 #[derive(Debug)]
 pub(crate) enum Body {
     /// Up to 48 bytes, kept in place.
-    Inline { length: u8, bytes: [u8; 48], ack: Option<u64> },
+    Inline {
+        length: u8,
+        bytes: [u8; 48],
+        ack: Option<u64>,
+    },
     /// Longer, or put back by a dropped receive.
-    Whole { data: Buffer, ack: Option<u64>, credit: u32 },
+    Whole {
+        data: Buffer,
+        ack: Option<u64>,
+        credit: u32,
+    },
     /// Announced; its bytes are still with the sender.
     Announced(crate::protocol::control::Rts),
 }
@@ -141,13 +152,25 @@ pub(crate) enum Work {
     Get(Get),
     Serve(Serve),
     /// A frame of a peer's put that is landing in exposed memory.
-    PutIn { exposed: Arc<Exposed>, ack: Option<u64> },
-    /// A long eager message that nobody waits for, landing in memory of its own.
-    Stash { data: Vec<u8>, tag: Tag, ack: Option<u64>, credit: u32, order: Order },
+    PutIn {
+        exposed: Arc<Exposed>,
+        ack: Option<u64>,
+    },
+    /// A claim that met a long message, which is landing in memory of its own.
+    ClaimLanding {
+        data: Vec<u8>,
+        tag: Tag,
+        from: EndpointId,
+        order: Order,
+    },
     /// Help for a peer's put or get: this side copies a share. Holds the memory.
-    Help { exposed: Arc<Exposed> },
+    Help {
+        exposed: Arc<Exposed>,
+    },
     /// All put operations so far.
-    Flush { before: u64 },
+    Flush {
+        before: u64,
+    },
 }
 
 pub(crate) struct Entry {
@@ -198,7 +221,9 @@ impl Operations {
 
     #[inline]
     pub(crate) fn get(&mut self, key: OpKey) -> Option<&mut Entry> {
-        self.entries.get_mut(key.slot()).filter(|entry| entry.generation == key.generation())
+        self.entries
+            .get_mut(key.slot())
+            .filter(|entry| entry.generation == key.generation())
     }
 
     pub(crate) fn remove(&mut self, key: OpKey) -> Option<Entry> {
@@ -215,12 +240,17 @@ impl Operations {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (OpKey, &Entry)> {
-        self.entries.iter().map(|(slot, entry)| (OpKey::new(slot as u32, entry.generation), entry))
+        self.entries
+            .iter()
+            .map(|(slot, entry)| (OpKey::new(slot as u32, entry.generation), entry))
     }
 
     /// Keys of all operations of a link.
     pub(crate) fn of_link(&self, link: LinkId) -> Vec<OpKey> {
-        self.iter().filter(|(_, entry)| entry.link == Some(link)).map(|(key, _)| key).collect()
+        self.iter()
+            .filter(|(_, entry)| entry.link == Some(link))
+            .map(|(key, _)| key)
+            .collect()
     }
 }
 
@@ -228,9 +258,21 @@ impl Entry {
     /// The error-or-nothing outcome that fits the work.
     pub(crate) fn failure(&mut self, error: Error) -> Outcome {
         match &mut self.work {
-            Work::Recv(recv) => Outcome::Buffer { result: Err(error), buffer: Some(std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()))) },
-            Work::Get(get) => Outcome::Buffer { result: Err(error), buffer: Some(std::mem::replace(&mut get.buffer, BufferMut::from(Vec::new()))) },
-            Work::Claim(_) => Outcome::Claimed(Err(error)),
+            Work::Recv(recv) => Outcome::Buffer {
+                result: Err(error),
+                buffer: Some(std::mem::replace(
+                    &mut recv.buffer,
+                    BufferMut::from(Vec::new()),
+                )),
+            },
+            Work::Get(get) => Outcome::Buffer {
+                result: Err(error),
+                buffer: Some(std::mem::replace(
+                    &mut get.buffer,
+                    BufferMut::from(Vec::new()),
+                )),
+            },
+            Work::Claim(_) | Work::ClaimLanding { .. } => Outcome::Claimed(Err(error)),
             _ => Outcome::Done(Err(error)),
         }
     }

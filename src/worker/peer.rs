@@ -16,14 +16,21 @@ pub(crate) enum Queued {
     /// The next step of an operation.
     Operation(OpKey),
     /// A message of the protocol itself.
-    Control { id: u8, header: u64, length: u8, body: [u8; 48] },
+    Control {
+        id: u8,
+        header: u64,
+        length: u8,
+        body: [u8; 48],
+    },
 }
 
 #[derive(Debug)]
 pub(crate) enum Status {
     Open,
     /// Closed on this side: `CLOSE` goes out when all operations have ended.
-    Closing { sent: bool },
+    Closing {
+        sent: bool,
+    },
     /// Over; the link is gone.
     Closed(Error),
 }
@@ -47,7 +54,11 @@ impl OneCopy {
     pub(crate) const MAX_MAPPED: usize = 64;
 
     pub(crate) fn mapping(&self, segment: u64) -> Option<&Arc<Mapping>> {
-        self.mapped.iter().rev().find(|(id, _)| *id == segment).map(|(_, mapping)| mapping)
+        self.mapped
+            .iter()
+            .rev()
+            .find(|(id, _)| *id == segment)
+            .map(|(_, mapping)| mapping)
     }
 }
 
@@ -85,10 +96,31 @@ pub(crate) const fn eager_cost(length: usize) -> u64 {
 }
 
 impl Peer {
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.status, Status::Open)
+    }
+
+    /// Whether messages still arrive.
+    pub(crate) fn is_alive(&self) -> bool {
+        !matches!(self.status, Status::Closed(_))
+    }
+
+    /// Why it is over, if it is.
+    pub(crate) fn over(&self) -> Option<Error> {
+        match &self.status {
+            Status::Closed(error) => Some(error.duplicate()),
+            _ => None,
+        }
+    }
+
     pub(crate) fn error(&self) -> Option<Error> {
         match &self.status {
             Status::Closed(error) => Some(error.duplicate()),
-            Status::Closing { .. } => Some(Error::new(crate::ErrorKind::Closed, "the endpoint is closing").with_peer(&self.info.name)),
+            Status::Closing { .. } => Some(
+                Error::new(crate::ErrorKind::Closed, "the endpoint is closing")
+                    .with_peer(&self.info.name),
+            ),
             Status::Open => None,
         }
     }
@@ -112,7 +144,12 @@ impl Peer {
         }
         let mut bytes = [0; 48];
         bytes[..body.len()].copy_from_slice(body);
-        self.queue.push_back(Queued::Control { id, header, length: body.len() as u8, body: bytes });
+        self.queue.push_back(Queued::Control {
+            id,
+            header,
+            length: body.len() as u8,
+            body: bytes,
+        });
         Ok(())
     }
 

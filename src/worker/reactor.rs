@@ -3,6 +3,10 @@
 //! It waits on two fds, the doorbell of the shared-memory peers and the worker's poll, both edge-triggered and never read. After a wake it takes what
 //! there is, wakes whom that concerns, and arms again when something is still pending. A worker with nothing pending stays unarmed: no
 //! peer rings it.
+//!
+//! # Safety
+//! Registering an fd with Tokio asks that it stays open and the same: the `AsyncFd` owns it.
+#![allow(unsafe_code)]
 
 use std::{
     future::Future,
@@ -36,15 +40,24 @@ pub(crate) struct Reactor {
 }
 
 fn watch(fd: impl AsFd) -> Result<AsyncFd<OwnedFd>> {
-    let fd = fd.as_fd().try_clone_to_owned().map_err(|error| Error::io("the worker's fd", error))?;
-    AsyncFd::try_with_interest(fd, tokio::io::Interest::READABLE).map_err(|error| Error::io("registering with Tokio", error.into_parts().1))
+    let fd = fd
+        .as_fd()
+        .try_clone_to_owned()
+        .map_err(|error| Error::io("the worker's fd", error))?;
+    // SAFETY: the fd is owned by the `AsyncFd` from here on, and nothing else closes it.
+    let watched = unsafe { AsyncFd::register_with_interest(fd, tokio::io::Interest::READABLE) };
+    watched.map_err(|error| Error::io("registering with Tokio", error.into_parts().1))
 }
 
 impl Reactor {
     /// Must be called on the runtime.
     pub(crate) fn new(shared: Arc<Shared>) -> Result<Self> {
         Ok(Self {
-            doorbell: shared.doorbell.as_ref().map(|doorbell| watch(doorbell.as_fd())).transpose()?,
+            doorbell: shared
+                .doorbell
+                .as_ref()
+                .map(|doorbell| watch(doorbell.as_fd()))
+                .transpose()?,
             poll_fd: watch(&shared.poll_fd)?,
             shared,
             seen: 0,
@@ -58,7 +71,12 @@ impl Reactor {
         let shared = self.shared.clone();
         let mut engine = shared.enter();
         self.unpolled |= polled;
-        if !rung && !polled && !self.unpolled && engine.laps != self.seen && self.patience < PATIENCE {
+        if !rung
+            && !polled
+            && !self.unpolled
+            && engine.laps != self.seen
+            && self.patience < PATIENCE
+        {
             // Somebody drives; arming now would only make the peers ring.
             self.seen = engine.laps;
             self.patience += 1;
@@ -133,7 +151,10 @@ pub(crate) fn run_thread(shared: &Arc<Shared>) {
         if more {
             continue;
         }
-        let mut fds = vec![PollFd::new(shared.kick.as_fd(), PollFlags::POLLIN), PollFd::new(shared.poll_fd.as_fd(), PollFlags::POLLIN)];
+        let mut fds = vec![
+            PollFd::new(shared.kick.as_fd(), PollFlags::POLLIN),
+            PollFd::new(shared.poll_fd.as_fd(), PollFlags::POLLIN),
+        ];
         if let Some(doorbell) = &shared.doorbell {
             fds.push(PollFd::new(doorbell.as_fd(), PollFlags::POLLIN));
         }

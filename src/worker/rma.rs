@@ -8,6 +8,7 @@
 use crate::{
     error::{Error, ErrorKind, Result},
     protocol::control::{self, Join},
+    transport::shm::Pair,
     types::{LinkId, OpKey},
     worker::{
         copy::{CHUNK, Remote, Transfer},
@@ -40,10 +41,16 @@ impl Core {
     /// How the target is reached directly, if it is.
     fn direct_path(peer: &mut Peer, target: &Target, length: usize) -> Option<Remote> {
         let one_copy = peer.one_copy.as_mut()?;
+        if target.slot as usize >= Pair::GENERATIONS {
+            // Past the table of generations: only the owner's software can say whether it is still exposed.
+            return None;
+        }
         if target.segment != 0 {
             if let Some(mapping) = one_copy.mapping(target.segment) {
-                let start = usize::try_from(target.segment_offset.checked_add(target.offset)?).ok()?;
-                return (start.checked_add(length)? <= mapping.len()).then(|| Remote::Mapped(mapping.clone(), start));
+                let start =
+                    usize::try_from(target.segment_offset.checked_add(target.offset)?).ok()?;
+                return (start.checked_add(length)? <= mapping.len())
+                    .then(|| Remote::Mapped(mapping.clone(), start));
             }
             if !one_copy.asked.contains(&target.segment) {
                 one_copy.asked.push(target.segment);
@@ -52,7 +59,10 @@ impl Core {
             }
         }
         let one_copy = peer.one_copy.as_ref()?;
-        one_copy.cma.as_ref().map(|_| Remote::Address(target.address.wrapping_add(target.offset)))
+        one_copy
+            .cma
+            .as_ref()
+            .map(|_| Remote::Address(target.address.wrapping_add(target.offset)))
     }
 
     /// Does a short put or get at once. `None`: there is no direct path, or it is too long for the caller's turn.
@@ -80,7 +90,11 @@ impl Core {
                 Remote::Mapped(mapping, start) => {
                     // SAFETY: `direct_path` checked the range against the mapping.
                     let remote = unsafe { mapping.as_ptr().add(*start) };
-                    let (from, to) = if pull { (remote.cast_const(), local) } else { (local.cast_const(), remote) };
+                    let (from, to) = if pull {
+                        (remote.cast_const(), local)
+                    } else {
+                        (local.cast_const(), remote)
+                    };
                     // SAFETY: both valid for `length`, one the caller's, one the mapping's; they may be the same memory only within one process, which `copy` allows.
                     unsafe { std::ptr::copy(from, to, length) };
                     Ok(())
@@ -90,11 +104,17 @@ impl Core {
                     Some(cma) if pull => unsafe { cma.read(*address, local, length) },
                     // SAFETY: as above.
                     Some(cma) => unsafe { cma.write(*address, local, length) },
-                    None => Err(Error::new(ErrorKind::Unsupported, "no direct access to the peer")),
+                    None => Err(Error::new(
+                        ErrorKind::Unsupported,
+                        "no direct access to the peer",
+                    )),
                 },
             }
         } else {
-            Err(Error::new(ErrorKind::StaleKey, "the remote memory is not exposed any more"))
+            Err(Error::new(
+                ErrorKind::StaleKey,
+                "the remote memory is not exposed any more",
+            ))
         };
         one_copy.pair.leave();
         Some(result)
@@ -122,7 +142,13 @@ impl Core {
         key
     }
 
-    fn path(&mut self, link: LinkId, target: &Target, length: usize, slot: &mut Option<u32>) -> Option<Remote> {
+    fn path(
+        &mut self,
+        link: LinkId,
+        target: &Target,
+        length: usize,
+        slot: &mut Option<u32>,
+    ) -> Option<Remote> {
         let peer = self.peers.get_mut(link.0 as usize)?.as_mut()?;
         if length == 0 {
             // Only its owner can say whether the region is still exposed.

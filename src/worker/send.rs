@@ -43,7 +43,11 @@ pub(crate) fn try_eager(peer: &mut Peer, tag: Tag, data: &[u8]) -> Option<Result
     if data.len() > peer.short || !peer.queue.is_empty() || !peer.has_window(data.len()) {
         return None;
     }
-    match peer.link.as_mut()?.am_short(control::TAG_EAGER, tag.0, data) {
+    match peer
+        .link
+        .as_mut()?
+        .am_short(control::TAG_EAGER, tag.0, data)
+    {
         Ok(()) => {
             peer.eager_out += eager_cost(data.len());
             Some(Ok(()))
@@ -74,8 +78,15 @@ impl Core {
                 return;
             };
             let result = match &front {
-                Queued::Control { id, header, length, body } => match &mut peer.link {
-                    Some(link) => link.am_short(*id, *header, &body[..usize::from(*length)]).map(|()| Step::Sent),
+                Queued::Control {
+                    id,
+                    header,
+                    length,
+                    body,
+                } => match &mut peer.link {
+                    Some(link) => link
+                        .am_short(*id, *header, &body[..usize::from(*length)])
+                        .map(|()| Step::Sent),
                     None => return,
                 },
                 Queued::Operation(key) => self.advance(link, *key),
@@ -104,23 +115,43 @@ impl Core {
 
     /// The next step of one operation.
     fn advance(&mut self, link_id: LinkId, key: OpKey) -> Result<Step, SendError> {
-        let Some(Some(peer)) = self.peers.get_mut(link_id.0 as usize) else { return Ok(Step::Sent) };
-        let Some(entry) = self.operations.get(key) else { return Ok(Step::Sent) };
+        let Some(Some(peer)) = self.peers.get_mut(link_id.0 as usize) else {
+            return Ok(Step::Sent);
+        };
+        let Some(entry) = self.operations.get(key) else {
+            return Ok(Step::Sent);
+        };
         let attributes = peer.attributes;
         match &mut entry.work {
             Work::Send(send) => {
                 let length = send.buffer.len();
                 match &mut send.stage {
                     SendStage::Queued if length <= peer.eager && peer.has_window(length) => {
-                        let Some(link) = peer.link.as_mut() else { return Ok(Step::Parked) };
+                        let Some(link) = peer.link.as_mut() else {
+                            return Ok(Step::Parked);
+                        };
                         let data = host(&send.buffer);
                         let op = key.0.to_le_bytes();
-                        let (id, prefix): (u8, &[u8]) = if send.sync { (control::TAG_EAGER_SYNC, &op) } else { (control::TAG_EAGER, &[]) };
+                        let (id, prefix): (u8, &[u8]) = if send.sync {
+                            (control::TAG_EAGER_SYNC, &op)
+                        } else {
+                            (control::TAG_EAGER, &[])
+                        };
                         let sent = if prefix.is_empty() && length <= peer.short {
                             link.am_short(id, send.tag.0, data).map(|()| Zcopy::Done)?
                         } else {
                             // SAFETY: `data` is owned by the entry, which stays while `in_flight` counts this.
-                            unsafe { transmit(link.as_mut(), &attributes, id, send.tag.0, prefix, data, key.0) }?
+                            unsafe {
+                                transmit(
+                                    link.as_mut(),
+                                    &attributes,
+                                    id,
+                                    send.tag.0,
+                                    prefix,
+                                    data,
+                                    key.0,
+                                )
+                            }?
                         };
                         peer.eager_out += eager_cost(length);
                         let sync = send.sync;
@@ -133,15 +164,26 @@ impl Core {
                     }
                     SendStage::Queued => {
                         let rts = announce(peer, &send.buffer, key, &mut send.slot);
-                        let Some(link) = peer.link.as_mut() else { return Ok(Step::Parked) };
+                        let Some(link) = peer.link.as_mut() else {
+                            return Ok(Step::Parked);
+                        };
                         link.am_short(control::TAG_RTS, send.tag.0, &rts.encode())?;
                         send.stage = SendStage::Announced;
                         Ok(Step::Sent)
                     }
                     SendStage::Streaming(out) => {
-                        let Some(link) = peer.link.as_mut() else { return Ok(Step::Parked) };
+                        let Some(link) = peer.link.as_mut() else {
+                            return Ok(Step::Parked);
+                        };
                         let data = host(&send.buffer);
-                        let step = fragment(link.as_mut(), &attributes, out, data, key, &mut entry.in_flight)?;
+                        let step = fragment(
+                            link.as_mut(),
+                            &attributes,
+                            out,
+                            data,
+                            key,
+                            &mut entry.in_flight,
+                        )?;
                         if matches!(step, Step::Sent) {
                             self.finish(key, Outcome::Done(Ok(())));
                         }
@@ -151,11 +193,25 @@ impl Core {
                 }
             }
             Work::Serve(serve) => {
-                let Some(link) = peer.link.as_mut() else { return Ok(Step::Parked) };
+                let Some(link) = peer.link.as_mut() else {
+                    return Ok(Step::Parked);
+                };
                 // SAFETY: the range was checked against the exposed memory, which the entry holds. A peer may write it meanwhile; only this
                 // copy outwards reads it.
-                let data = unsafe { std::slice::from_raw_parts(serve.exposed.address.add(serve.offset), serve.length) };
-                let step = fragment(link.as_mut(), &attributes, &mut serve.out, data, key, &mut entry.in_flight)?;
+                let data = unsafe {
+                    std::slice::from_raw_parts(
+                        serve.exposed.address.add(serve.offset),
+                        serve.length,
+                    )
+                };
+                let step = fragment(
+                    link.as_mut(),
+                    &attributes,
+                    &mut serve.out,
+                    data,
+                    key,
+                    &mut entry.in_flight,
+                )?;
                 if matches!(step, Step::Sent) {
                     self.finish(key, Outcome::Done(Ok(())));
                 }
@@ -165,9 +221,13 @@ impl Core {
                 if entry.in_flight >= FRAGMENTS_IN_FLIGHT {
                     return Ok(Step::Parked);
                 }
-                let Some(link) = peer.link.as_mut() else { return Ok(Step::Parked) };
+                let Some(link) = peer.link.as_mut() else {
+                    return Ok(Step::Parked);
+                };
                 let data = host(&put.buffer);
-                let end = data.len().min(put.next + fragment_size(&attributes, control::PutHeader::SIZE));
+                let end = data
+                    .len()
+                    .min(put.next + fragment_size(&attributes, control::PutHeader::SIZE));
                 let last = end == data.len();
                 let header = control::PutHeader {
                     generation: put.region.1,
@@ -176,7 +236,17 @@ impl Core {
                     last: u32::from(last),
                 };
                 // SAFETY: `data` is owned by the entry, which stays while `in_flight` counts this.
-                let sent = unsafe { transmit(link.as_mut(), &attributes, control::PUT, key.0, &header.encode(), &data[put.next..end], key.0) }?;
+                let sent = unsafe {
+                    transmit(
+                        link.as_mut(),
+                        &attributes,
+                        control::PUT,
+                        key.0,
+                        &header.encode(),
+                        &data[put.next..end],
+                        key.0,
+                    )
+                }?;
                 put.next = end;
                 entry.in_flight += u32::from(sent == Zcopy::Pending);
                 if last {
@@ -186,9 +256,15 @@ impl Core {
                 Ok(Step::More)
             }
             Work::Get(get) => {
-                let Some(link) = peer.link.as_mut() else { return Ok(Step::Parked) };
-                let request =
-                    control::GetRequest { generation: get.region.1, offset: get.offset, length: get.buffer.len() as u64, slot: get.region.0 };
+                let Some(link) = peer.link.as_mut() else {
+                    return Ok(Step::Parked);
+                };
+                let request = control::GetRequest {
+                    generation: get.region.1,
+                    offset: get.offset,
+                    length: get.buffer.len() as u64,
+                    slot: get.region.0,
+                };
                 link.am_short(control::GET, key.0, &request.encode())?;
                 Ok(Step::Sent)
             }
@@ -198,8 +274,12 @@ impl Core {
 
     /// Ends a put as far as it is done.
     pub(crate) fn put_progress(&mut self, key: OpKey) {
-        let Some(entry) = self.operations.get(key) else { return };
-        let Work::Put(put) = &mut entry.work else { return };
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let Work::Put(put) = &mut entry.work else {
+            return;
+        };
         if put.next < put.buffer.len() || entry.in_flight > 0 {
             return;
         }
@@ -213,7 +293,9 @@ impl Core {
 
     /// A link has ended one use of an operation's memory.
     pub(crate) fn source_free(&mut self, link: LinkId, key: OpKey) {
-        let Some(entry) = self.operations.get(key) else { return };
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
         entry.in_flight = entry.in_flight.saturating_sub(1);
         if entry.in_flight == 0
             && let Some(outcome) = entry.deferred.take()
@@ -222,7 +304,9 @@ impl Core {
             return;
         }
         let more = match &entry.work {
-            Work::Send(send) => matches!(&send.stage, SendStage::Streaming(out) if out.next < send.buffer.len()),
+            Work::Send(send) => {
+                matches!(&send.stage, SendStage::Streaming(out) if out.next < send.buffer.len())
+            }
             Work::Serve(serve) => serve.out.next < serve.length,
             Work::Put(put) => put.next < put.buffer.len(),
             _ => return,
@@ -236,14 +320,23 @@ impl Core {
 
     /// A closing endpoint says so once nothing is left to send.
     pub(crate) fn close_step(&mut self, link: LinkId) {
-        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else { return };
+        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else {
+            return;
+        };
         if !matches!(peer.status, Status::Closing { sent: false }) || !peer.queue.is_empty() {
             return;
         }
         let busy = self.operations.iter().any(|(_, entry)| {
             entry.link == Some(link)
                 && (entry.outcome.is_none() || entry.copies > 0)
-                && matches!(entry.work, Work::Send(_) | Work::Put(_) | Work::Get(_) | Work::Serve(_) | Work::Help { .. })
+                && matches!(
+                    entry.work,
+                    Work::Send(_)
+                        | Work::Put(_)
+                        | Work::Get(_)
+                        | Work::Serve(_)
+                        | Work::Help { .. }
+                )
         });
         if busy {
             return;
@@ -263,7 +356,11 @@ fn host(buffer: &Buffer) -> &[u8] {
 }
 
 fn fragment_size(attributes: &LinkAttributes, prefix: usize) -> usize {
-    if attributes.max_zcopy > 0 { FRAGMENT.min(attributes.max_zcopy) } else { attributes.max_bcopy - prefix }
+    if attributes.max_zcopy > 0 {
+        FRAGMENT.min(attributes.max_zcopy)
+    } else {
+        attributes.max_bcopy - prefix
+    }
 }
 
 /// Sends one message by the way that suits its size.
@@ -279,10 +376,16 @@ unsafe fn transmit(
     data: &[u8],
     token: u64,
 ) -> Result<Zcopy, SendError> {
-    if prefix.len() + data.len() <= attributes.max_bcopy && (attributes.max_zcopy == 0 || data.len() < ZCOPY_FROM) {
-        link.am_bcopy(id, header, prefix, data).map(|()| Zcopy::Done)
+    if prefix.len() + data.len() <= attributes.max_bcopy
+        && (attributes.max_zcopy == 0 || data.len() < ZCOPY_FROM)
+    {
+        link.am_bcopy(id, header, prefix, data)
+            .map(|()| Zcopy::Done)
     } else {
-        let payload = RawSlice { address: data.as_ptr(), length: data.len() };
+        let payload = RawSlice {
+            address: data.as_ptr(),
+            length: data.len(),
+        };
         // SAFETY: the caller's promise.
         unsafe { link.am_zcopy(id, header, prefix, payload, token) }
     }
@@ -302,10 +405,24 @@ fn fragment(
     }
     let end = data.len().min(out.next + fragment_size(attributes, 0));
     // SAFETY: `data` is owned by the entry `key`, which stays while `in_flight` counts this.
-    let sent = unsafe { transmit(link, attributes, control::FRAGMENT, out.to, &[], &data[out.next..end], key.0) }?;
+    let sent = unsafe {
+        transmit(
+            link,
+            attributes,
+            control::FRAGMENT,
+            out.to,
+            &[],
+            &data[out.next..end],
+            key.0,
+        )
+    }?;
     out.next = end;
     *in_flight += u32::from(sent == Zcopy::Pending);
-    Ok(if end == data.len() { Step::Sent } else { Step::More })
+    Ok(if end == data.len() {
+        Step::Sent
+    } else {
+        Step::More
+    })
 }
 
 /// Describes a message that is too long to send unasked, with every way in which the receiver may reach it.
@@ -318,7 +435,9 @@ fn announce(peer: &mut Peer, buffer: &Buffer, key: OpKey, slot: &mut Option<u32>
         segment_offset: 0,
         slot: control::NONE,
     };
-    let Some(one_copy) = &mut peer.one_copy else { return rts };
+    let Some(one_copy) = &mut peer.one_copy else {
+        return rts;
+    };
     if buffer.len() >= SHARE_FROM {
         *slot = one_copy.pair.acquire();
         rts.slot = slot.unwrap_or(control::NONE);
@@ -326,7 +445,7 @@ fn announce(peer: &mut Peer, buffer: &Buffer, key: OpKey, slot: &mut Option<u32>
             && let Some(link) = &mut peer.link
             && give(one_copy, link.as_mut(), segment)
         {
-            rts.segment = segment.id;
+            rts.segment = segment.id();
             rts.segment_offset = offset as u64;
         }
     }
@@ -334,23 +453,29 @@ fn announce(peer: &mut Peer, buffer: &Buffer, key: OpKey, slot: &mut Option<u32>
 }
 
 /// Gives the peer a segment that is used for the second time. Whether the peer has it, or will.
-pub(crate) fn give(one_copy: &mut OneCopy, link: &mut dyn Link, segment: &crate::memory::Segment) -> bool {
-    use std::os::fd::AsFd;
-    if one_copy.given.contains(&segment.id) {
+pub(crate) fn give(
+    one_copy: &mut OneCopy,
+    link: &mut dyn Link,
+    segment: &crate::memory::Segment,
+) -> bool {
+    if one_copy.given.contains(&segment.id()) {
         return true;
     }
-    if !one_copy.seen.contains(&segment.id) {
+    if !one_copy.seen.contains(&segment.id()) {
         if one_copy.seen.len() >= 256 {
             one_copy.seen.remove(0);
         }
-        one_copy.seen.push(segment.id);
+        one_copy.seen.push(segment.id());
         return false;
     }
-    if link.share(segment.id, segment.fd.as_fd(), segment.mapping.len() as u64).is_ok() {
+    if link
+        .share(segment.id(), segment.fd(), segment.mapping().len() as u64)
+        .is_ok()
+    {
         if one_copy.given.len() >= OneCopy::MAX_MAPPED {
             one_copy.given.remove(0);
         }
-        one_copy.given.push(segment.id);
+        one_copy.given.push(segment.id());
         return true;
     }
     false

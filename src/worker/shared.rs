@@ -77,7 +77,11 @@ impl Shared {
         runtime: tokio::runtime::Handle,
         wireup: Wireup,
     ) -> Result<Self> {
-        let doorbell = engine.doorbell().map(EventFd::from_owned).transpose().map_err(|error| Error::io("the doorbell", error))?;
+        let doorbell = engine
+            .doorbell()
+            .map(EventFd::from_owned)
+            .transpose()
+            .map_err(|error| Error::io("the doorbell", error))?;
         let poll_fd = engine.poll_fd()?;
         let spin = SpinPolicy::new(context.config().progress.value);
         Ok(Self {
@@ -191,6 +195,12 @@ impl Shared {
         }
     }
 
+    /// Accounts for a completion that needed no wait.
+    #[inline]
+    pub(crate) fn count(&self, cx: &mut TaskContext<'_>) {
+        self.completed(&self.spin.begin(), cx);
+    }
+
     /// Accounts for a completion: the mean wait, and now and then the runtime's budget, so that a loop that never waits lets others run.
     #[inline]
     fn completed(&self, spin: &Spin, cx: &mut TaskContext<'_>) {
@@ -238,7 +248,10 @@ impl Shared {
                         engine.core.take_outcome(key)
                     }
                     // Taken already; a future polled after its end.
-                    None => Some(Outcome::Done(Err(Error::new(crate::ErrorKind::InvalidArgument, "polled after completion")))),
+                    None => Some(Outcome::Done(Err(Error::new(
+                        crate::ErrorKind::InvalidArgument,
+                        "polled after completion",
+                    )))),
                 }
             },
             |engine, waker| {

@@ -26,7 +26,10 @@ pub(crate) struct SpinPolicy {
 
 impl SpinPolicy {
     pub(crate) fn new(progress: Progress) -> Self {
-        Self { progress, mean: AtomicU64::new(0) }
+        Self {
+            progress,
+            mean: AtomicU64::new(0),
+        }
     }
 
     fn window(&self) -> Duration {
@@ -51,7 +54,10 @@ impl SpinPolicy {
 
     #[inline]
     pub(crate) fn begin(&self) -> Spin {
-        Spin { laps: 0, since: None }
+        Spin {
+            laps: 0,
+            since: None,
+        }
     }
 
     /// One lap is over without success: whether to go for another.
@@ -79,10 +85,13 @@ impl SpinPolicy {
     /// A wait ended after `waited`.
     pub(crate) fn learn(&self, waited: Duration) {
         if matches!(self.progress, Progress::Adaptive) {
-            let waited = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX).min(1 << 40);
+            let waited = u64::try_from(waited.as_nanos())
+                .unwrap_or(u64::MAX)
+                .min(1 << 40);
             let mean = self.mean.load(Ordering::Relaxed);
             // A lost update between two tasks costs precision only.
-            self.mean.store(mean - mean / 8 + waited / 8, Ordering::Relaxed);
+            self.mean
+                .store(mean - mean / 8 + waited / 8, Ordering::Relaxed);
         }
     }
 }
@@ -97,6 +106,8 @@ pub(crate) struct Spin {
 impl Spin {
     /// How long it has lasted, if long enough to have looked at the clock.
     pub(crate) fn waited(&self) -> Option<Duration> {
-        (self.laps > LAPS).then(|| self.since.map(|(since, _)| since.elapsed())).flatten()
+        (self.laps > LAPS)
+            .then(|| self.since.map(|(since, _)| since.elapsed()))
+            .flatten()
     }
 }

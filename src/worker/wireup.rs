@@ -28,11 +28,13 @@ use tokio::{
 };
 
 use crate::{
-    config::system_interfaces,
+    config::interface_addresses,
     error::{Error, ErrorKind, Operation, Result},
     protocol::{
         WorkerAddress,
-        hello::{ClientHello, Nonce, Prover, ServerHello, Transcript, VERSION_MAX, VERSION_MIN, Verdict},
+        hello::{
+            ClientHello, Nonce, Prover, ServerHello, Transcript, VERSION_MAX, VERSION_MIN, Verdict,
+        },
         thresholds::Thresholds,
     },
     sys::{abstract_socket, identity::identity},
@@ -87,7 +89,8 @@ pub(crate) struct Place {
 
 fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(|error| Error::new(ErrorKind::Io, format!("random bytes: {error}")))?;
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::new(ErrorKind::Io, format!("random bytes: {error}")))?;
     Ok(bytes)
 }
 
@@ -113,7 +116,11 @@ impl Place {
     }
 
     fn with(shared: &Shared, tcp: Vec<TcpListener>) -> Result<Self> {
-        let unix = if shared.transports.iter().any(|transport| transport.reach == Reach::Host) {
+        let unix = if shared
+            .transports
+            .iter()
+            .any(|transport| transport.reach == Reach::Host)
+        {
             let mut name = b"wharf-".to_vec();
             for byte in random::<16>()? {
                 name.extend_from_slice(format!("{byte:02x}").as_bytes());
@@ -132,17 +139,27 @@ impl Place {
     }
 
     /// Serves it until the receiver of `queue` is gone.
-    pub(crate) fn serve(self, shared: &Arc<Shared>, queue: mpsc::Sender<Request>) -> Vec<tokio::task::JoinHandle<()>> {
+    pub(crate) fn serve(
+        self,
+        shared: &Arc<Shared>,
+        queue: mpsc::Sender<Request>,
+    ) -> Vec<tokio::task::JoinHandle<()>> {
         let limit = Arc::new(Semaphore::new(MAX_HANDSHAKES));
         let name = self.unix.as_ref().map(|(_, name)| name.clone());
         let mut tasks = Vec::new();
         for listener in self.tcp {
-            let (shared, queue, limit, name) = (shared.clone(), queue.clone(), limit.clone(), name.clone());
+            let (shared, queue, limit, name) =
+                (shared.clone(), queue.clone(), limit.clone(), name.clone());
             let runtime = shared.runtime.clone();
             tasks.push(runtime.spawn(async move {
                 loop {
-                    let Ok(permit) = limit.clone().acquire_owned().await else { return };
-                    let stream = listener.accept().await.map(|(stream, _)| Channel::tcp(stream));
+                    let Ok(permit) = limit.clone().acquire_owned().await else {
+                        return;
+                    };
+                    let stream = listener
+                        .accept()
+                        .await
+                        .map(|(stream, _)| Channel::tcp(stream));
                     greet(&shared, stream, name.clone(), &queue, permit).await;
                 }
             }));
@@ -152,8 +169,13 @@ impl Place {
             let runtime = shared.runtime.clone();
             tasks.push(runtime.spawn(async move {
                 loop {
-                    let Ok(permit) = limit.clone().acquire_owned().await else { return };
-                    let stream = listener.accept().await.map(|(stream, _)| Channel::unix(stream));
+                    let Ok(permit) = limit.clone().acquire_owned().await else {
+                        return;
+                    };
+                    let stream = listener
+                        .accept()
+                        .await
+                        .map(|(stream, _)| Channel::unix(stream));
                     greet(&shared, stream, Some(name.clone()), &queue, permit).await;
                 }
             }));
@@ -198,7 +220,11 @@ async fn greet(
     });
 }
 
-async fn handshake(shared: &Shared, channel: &mut Channel, unix_name: Option<Vec<u8>>) -> Result<Option<(ClientHello, Transcript)>> {
+async fn handshake(
+    shared: &Shared,
+    channel: &mut Channel,
+    unix_name: Option<Vec<u8>>,
+) -> Result<Option<(ClientHello, Transcript)>> {
     let server_nonce: Nonce = random()?;
     let hello = ServerHello {
         version_min: VERSION_MIN,
@@ -223,12 +249,22 @@ async fn handshake(shared: &Shared, channel: &mut Channel, unix_name: Option<Vec
             return Err(error);
         }
     };
-    let transcript =
-        Transcript { server_nonce, client_nonce: client.nonce, server_worker: shared.id, client_worker: client.worker };
+    let transcript = Transcript {
+        server_nonce,
+        client_nonce: client.nonce,
+        server_worker: shared.id,
+        client_worker: client.worker,
+    };
     if let Some(secret) = shared.context.secret()
-        && !client.proof.as_ref().is_some_and(|proof| transcript.verify(secret, Prover::Client, proof))
+        && !client
+            .proof
+            .as_ref()
+            .is_some_and(|proof| transcript.verify(secret, Prover::Client, proof))
     {
-        let error = Error::new(ErrorKind::AuthenticationFailed, "the shared secret is missing or wrong");
+        let error = Error::new(
+            ErrorKind::AuthenticationFailed,
+            "the shared secret is missing or wrong",
+        );
         refuse(channel, &error).await;
         return Err(error);
     }
@@ -237,25 +273,49 @@ async fn handshake(shared: &Shared, channel: &mut Channel, unix_name: Option<Vec
 
 /// Tells the client why not. It may be gone; that changes nothing.
 pub(crate) async fn refuse(channel: &mut Channel, error: &Error) {
-    let _ = timeout(Duration::from_secs(1), channel.send(&Verdict::reject(error).encode(), &[])).await;
+    let _ = timeout(
+        Duration::from_secs(1),
+        channel.send(&Verdict::reject(error).encode(), &[]),
+    )
+    .await;
 }
 
 /// Accepts a request on `shared`, which may be another worker than the one that listened.
-pub(crate) async fn accept(shared: &Arc<Shared>, mut request: Request, claimed: bool) -> Result<(LinkId, EndpointId)> {
+pub(crate) async fn accept(
+    shared: &Arc<Shared>,
+    mut request: Request,
+    claimed: bool,
+) -> Result<(LinkId, EndpointId)> {
     let limit = shared.context.config().handshake_timeout.value;
     let name = request.name();
-    let result = timeout(limit, accept_inner(shared, &mut request, claimed)).await.unwrap_or_else(|_| {
-        Err(Error::new(ErrorKind::DeadlineExceeded, "the peer did not finish the set-up in time"))
-    });
+    let result = timeout(limit, accept_inner(shared, &mut request, claimed))
+        .await
+        .unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorKind::DeadlineExceeded,
+                "the peer did not finish the set-up in time",
+            ))
+        });
     result.map_err(|error| error.during(Operation::Accept).with_peer(name))
 }
 
-async fn accept_inner(shared: &Arc<Shared>, request: &mut Request, claimed: bool) -> Result<(LinkId, EndpointId)> {
-    let info = PeerInfo { identity: request.hello.identity.clone(), name: request.name() };
+async fn accept_inner(
+    shared: &Arc<Shared>,
+    request: &mut Request,
+    claimed: bool,
+) -> Result<(LinkId, EndpointId)> {
+    let info = PeerInfo {
+        identity: request.hello.identity.clone(),
+        name: request.name(),
+    };
     let mut why = Vec::new();
     let lane = shared.transports.iter().find(|transport| {
         transport.reach != Reach::Worker
-            && request.hello.transports.iter().any(|offered| offered == transport.name)
+            && request
+                .hello
+                .transports
+                .iter()
+                .any(|offered| offered == transport.name)
             && match transport.connector.can_use(&request.channel, &info) {
                 Ok(()) => true,
                 Err(error) => {
@@ -265,22 +325,58 @@ async fn accept_inner(shared: &Arc<Shared>, request: &mut Request, claimed: bool
             }
     });
     let Some(lane) = lane else {
-        let error = Error::new(ErrorKind::Unreachable, format!("no transport in common over this connection ({})", why.join("; ")));
+        let error = Error::new(
+            ErrorKind::Unreachable,
+            format!(
+                "no transport in common over this connection ({})",
+                why.join("; ")
+            ),
+        );
         refuse(&mut request.channel, &error).await;
         return Err(error);
     };
     // The secret is the listener's: the client has proved that it knows that one.
-    let proof = request.shared.context.secret().map(|secret| request.transcript.proof(secret, Prover::Server));
+    let proof = request
+        .shared
+        .context
+        .secret()
+        .map(|secret| request.transcript.proof(secret, Prover::Server));
     let mut lanes = vec![lane.name.to_owned()];
-    if lane.reach == Reach::Host && shared.context.can_use("cma") && request.hello.transports.iter().any(|offered| offered == "cma") {
+    if lane.reach == Reach::Host
+        && shared.context.can_use("cma")
+        && request
+            .hello
+            .transports
+            .iter()
+            .any(|offered| offered == "cma")
+    {
         lanes.push("cma".to_owned());
     }
     let probe = lanes.len() > 1;
-    let verdict = Verdict::Accept { worker: shared.id, proof, lanes };
+    let verdict = Verdict::Accept {
+        worker: shared.id,
+        proof,
+        lanes,
+    };
     request.channel.send(&verdict.encode(), &[]).await?;
-    let cma = if probe { probe_cma(&mut request.channel, &info).await? } else { None };
-    let connected = lane.connector.connect(&mut request.channel, Role::Server, &info).await?;
-    attach(shared, lane.name, connected, request.hello.worker, info, cma, claimed)
+    let cma = if probe {
+        probe_cma(&mut request.channel, &info).await?
+    } else {
+        None
+    };
+    let connected = lane
+        .connector
+        .connect(&mut request.channel, Role::Server, &info)
+        .await?;
+    attach(
+        shared,
+        lane.name,
+        connected,
+        request.hello.worker,
+        info,
+        cma,
+        claimed,
+    )
 }
 
 /// Whether both ends can read and write each other's memory. A failure of the probe is a slower connection, said once.
@@ -326,7 +422,12 @@ fn attach(
         }
         let one_copy =
             pair.map(|pair| OneCopy { pair, cma, mapped: Vec::new(), asked: Vec::new(), given: Vec::new(), seen: Vec::new() });
-        let limits = Thresholds::new(&attributes, engine.core.rendezvous_threshold);
+        let limits = {
+            let configured = engine.core.rendezvous_threshold;
+            let reach = shared.transports.iter().find(|known| known.name == transport).map(|known| known.reach);
+            let threshold = if reach == Some(Reach::Network) { configured.inter } else { configured.intra };
+            Thresholds::new(&attributes, threshold)
+        };
         let peer = Peer {
             id,
             slot,
@@ -363,13 +464,17 @@ fn attach(
 }
 
 /// Where a connection should lead.
-pub(crate) enum Destination {
+#[allow(unreachable_pub, reason = "named by a sealed trait")]
+pub enum Destination {
     Sockets(Vec<SocketAddr>),
     Worker(WorkerAddress),
 }
 
 /// Dials.
-pub(crate) async fn connect(shared: &Arc<Shared>, destination: Destination) -> Result<(LinkId, EndpointId)> {
+pub(crate) async fn connect(
+    shared: &Arc<Shared>,
+    destination: Destination,
+) -> Result<(LinkId, EndpointId)> {
     let limit = shared.context.config().connect_timeout.value;
     let result = timeout(limit, async {
         match destination {
@@ -379,7 +484,12 @@ pub(crate) async fn connect(shared: &Arc<Shared>, destination: Destination) -> R
     });
     result
         .await
-        .unwrap_or_else(|_| Err(Error::new(ErrorKind::DeadlineExceeded, format!("no connection within {limit:?}"))))
+        .unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorKind::DeadlineExceeded,
+                format!("no connection within {limit:?}"),
+            ))
+        })
         .map_err(|error| error.during(Operation::Connect))
 }
 
@@ -398,24 +508,48 @@ impl Drop for Dialling<'_> {
     }
 }
 
-async fn dial_worker(shared: &Arc<Shared>, address: &WorkerAddress) -> Result<(LinkId, EndpointId)> {
+async fn dial_worker(
+    shared: &Arc<Shared>,
+    address: &WorkerAddress,
+) -> Result<(LinkId, EndpointId)> {
     let worker = address.worker();
     if worker == shared.id {
-        let known = shared.transports.iter().any(|transport| transport.reach == Reach::Worker);
+        let known = shared
+            .transports
+            .iter()
+            .any(|transport| transport.reach == Reach::Worker);
         if !known {
-            return Err(Error::new(ErrorKind::Unreachable, "an endpoint to oneself needs the transport `self`"));
+            return Err(Error::new(
+                ErrorKind::Unreachable,
+                "an endpoint to oneself needs the transport `self`",
+            ));
         }
-        let info = PeerInfo { identity: identity().clone(), name: "self".to_owned() };
-        return attach(shared, "self", loopback::Loopback::connected(), worker, info, None, true);
+        let info = PeerInfo {
+            identity: identity().clone(),
+            name: "self".to_owned(),
+        };
+        return attach(
+            shared,
+            "self",
+            loopback::Loopback::connected(),
+            worker,
+            info,
+            None,
+            true,
+        );
     }
     if let Some(found) = claim(shared, worker) {
         return Ok(found);
     }
     *shared.wireup.dialling.lock().entry(worker).or_default() += 1;
     let counted = Dialling(&shared.wireup, worker);
-    let unix = address
-        .unix_name()
-        .filter(|_| address.identity().same_host(identity()) && shared.transports.iter().any(|transport| transport.reach == Reach::Host));
+    let unix = address.unix_name().filter(|_| {
+        address.identity().same_host(identity())
+            && shared
+                .transports
+                .iter()
+                .any(|transport| transport.reach == Reach::Host)
+    });
     let result = dial(shared, address.sockets(), unix, true).await;
     match result {
         Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -443,7 +577,10 @@ fn claim(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointId)> {
     shared.with(|engine| {
         let core = &mut engine.core;
         let index = core.unclaimed.iter().position(|link| {
-            core.peers.get(link.0 as usize).and_then(Option::as_ref).is_some_and(|peer| peer.worker == worker && matches!(peer.status, Status::Open))
+            core.peers
+                .get(link.0 as usize)
+                .and_then(Option::as_ref)
+                .is_some_and(|peer| peer.worker == worker && matches!(peer.status, Status::Open))
         })?;
         let link = core.unclaimed.swap_remove(index);
         let peer = core.peer(link)?;
@@ -453,8 +590,16 @@ fn claim(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointId)> {
 }
 
 /// Dials sockets, or a Unix socket first.
-async fn dial(shared: &Arc<Shared>, sockets: &[SocketAddr], unix: Option<&[u8]>, by_address: bool) -> Result<(LinkId, EndpointId)> {
-    let tcp = shared.transports.iter().any(|transport| transport.reach == Reach::Network);
+async fn dial(
+    shared: &Arc<Shared>,
+    sockets: &[SocketAddr],
+    unix: Option<&[u8]>,
+    by_address: bool,
+) -> Result<(LinkId, EndpointId)> {
+    let tcp = shared
+        .transports
+        .iter()
+        .any(|transport| transport.reach == Reach::Network);
     let mut last = None;
     if let Some(name) = unix {
         match dial_unix(shared, name, by_address, "the worker's Unix socket").await {
@@ -477,27 +622,49 @@ async fn dial(shared: &Arc<Shared>, sockets: &[SocketAddr], unix: Option<&[u8]>,
             }
         };
         match dial_tcp(shared, stream, by_address, unix.is_none()).await {
-            Err(error) if !final_verdict(&error) && socket != &sockets[sockets.len() - 1] => last = Some(error.with_peer(socket)),
+            Err(error) if !final_verdict(&error) && socket != &sockets[sockets.len() - 1] => {
+                last = Some(error.with_peer(socket))
+            }
             result => return result.map_err(|error| error.with_peer(socket)),
         }
     }
-    Err(last.unwrap_or_else(|| Error::new(ErrorKind::Unreachable, "no path to that worker: it is on another host or offers no transport in common")))
+    Err(last.unwrap_or_else(|| {
+        Error::new(
+            ErrorKind::Unreachable,
+            "no path to that worker: it is on another host or offers no transport in common",
+        )
+    }))
 }
 
 /// Whether another path would hear the same.
 fn final_verdict(error: &Error) -> bool {
     matches!(
         error.kind(),
-        ErrorKind::Rejected | ErrorKind::AuthenticationFailed | ErrorKind::VersionMismatch | ErrorKind::WouldBlock | ErrorKind::Malformed
+        ErrorKind::Rejected
+            | ErrorKind::AuthenticationFailed
+            | ErrorKind::VersionMismatch
+            | ErrorKind::WouldBlock
+            | ErrorKind::Malformed
     )
 }
 
-async fn dial_tcp(shared: &Arc<Shared>, stream: TcpStream, by_address: bool, try_unix: bool) -> Result<(LinkId, EndpointId)> {
-    let name = stream.peer_addr().map_or_else(|_| "peer".to_owned(), |address| address.to_string());
+async fn dial_tcp(
+    shared: &Arc<Shared>,
+    stream: TcpStream,
+    by_address: bool,
+    try_unix: bool,
+) -> Result<(LinkId, EndpointId)> {
+    let name = stream
+        .peer_addr()
+        .map_or_else(|_| "peer".to_owned(), |address| address.to_string());
     let mut channel = Channel::tcp(stream);
     let server = receive_hello(&mut channel).await?;
     let shm = shared.transports.iter().find(|transport| {
-        transport.reach == Reach::Host && server.transports.iter().any(|offered| offered == transport.name)
+        transport.reach == Reach::Host
+            && server
+                .transports
+                .iter()
+                .any(|offered| offered == transport.name)
     });
     if try_unix
         && let (Some(unix), Some(_)) = (&server.unix_name, shm)
@@ -513,9 +680,17 @@ async fn dial_tcp(shared: &Arc<Shared>, stream: TcpStream, by_address: bool, try
     negotiate(shared, channel, server, by_address, name).await
 }
 
-async fn dial_unix(shared: &Arc<Shared>, name: &[u8], by_address: bool, peer: &str) -> Result<(LinkId, EndpointId)> {
+async fn dial_unix(
+    shared: &Arc<Shared>,
+    name: &[u8],
+    by_address: bool,
+    peer: &str,
+) -> Result<(LinkId, EndpointId)> {
     let stream = abstract_socket::connect(name).await.map_err(|error| {
-        Error::io("the peer's Unix socket (another network namespace, or the peer is gone)", error)
+        Error::io(
+            "the peer's Unix socket (another network namespace, or the peer is gone)",
+            error,
+        )
     })?;
     let mut channel = Channel::unix(stream);
     let server = receive_hello(&mut channel).await?;
@@ -536,10 +711,18 @@ async fn negotiate(
     name: String,
 ) -> Result<(LinkId, EndpointId)> {
     let client_nonce: Nonce = random()?;
-    let transcript = Transcript { server_nonce: server.nonce, client_nonce, server_worker: server.worker, client_worker: shared.id };
+    let transcript = Transcript {
+        server_nonce: server.nonce,
+        client_nonce,
+        server_worker: server.worker,
+        client_worker: shared.id,
+    };
     let secret = shared.context.secret();
     if server.secret_required && secret.is_none() {
-        return Err(Error::new(ErrorKind::AuthenticationFailed, "the peer wants a shared secret and this context has none"));
+        return Err(Error::new(
+            ErrorKind::AuthenticationFailed,
+            "the peer wants a shared secret and this context has none",
+        ));
     }
     let hello = ClientHello {
         version: server.version()?,
@@ -553,22 +736,51 @@ async fn negotiate(
     channel.send(&hello.encode(), &[]).await?;
     let (bytes, _) = channel.receive().await?;
     let (worker, proof, lanes) = match Verdict::decode(&bytes)? {
-        Verdict::Accept { worker, proof, lanes } => (worker, proof, lanes),
+        Verdict::Accept {
+            worker,
+            proof,
+            lanes,
+        } => (worker, proof, lanes),
         Verdict::Reject { code, reason } => return Err(Verdict::rejection(code, reason)),
     };
     if let Some(secret) = secret
-        && !proof.as_ref().is_some_and(|proof| transcript.verify(secret, Prover::Server, proof))
+        && !proof
+            .as_ref()
+            .is_some_and(|proof| transcript.verify(secret, Prover::Server, proof))
     {
-        return Err(Error::new(ErrorKind::AuthenticationFailed, "the peer did not prove that it knows the shared secret"));
+        return Err(Error::new(
+            ErrorKind::AuthenticationFailed,
+            "the peer did not prove that it knows the shared secret",
+        ));
     }
-    let info = PeerInfo { identity: server.identity, name };
+    let info = PeerInfo {
+        identity: server.identity,
+        name,
+    };
     let lane = lanes
         .first()
-        .and_then(|lane| shared.transports.iter().find(|transport| transport.name == lane))
-        .ok_or_else(|| Error::new(ErrorKind::Protocol, "the peer chose a transport that was not offered"))?;
+        .and_then(|lane| {
+            shared
+                .transports
+                .iter()
+                .find(|transport| transport.name == lane)
+        })
+        .ok_or_else(|| {
+            Error::new(
+                ErrorKind::Protocol,
+                "the peer chose a transport that was not offered",
+            )
+        })?;
     lane.connector.can_use(&channel, &info)?;
-    let cma = if lanes.iter().any(|lane| lane == "cma") { probe_cma(&mut channel, &info).await? } else { None };
-    let connected = lane.connector.connect(&mut channel, Role::Client, &info).await?;
+    let cma = if lanes.iter().any(|lane| lane == "cma") {
+        probe_cma(&mut channel, &info).await?
+    } else {
+        None
+    };
+    let connected = lane
+        .connector
+        .connect(&mut channel, Role::Client, &info)
+        .await?;
     attach(shared, lane.name, connected, worker, info, cma, true)
 }
 
@@ -581,15 +793,31 @@ pub(crate) fn address(shared: &Arc<Shared>) -> Result<WorkerAddress> {
     let _runtime = shared.runtime.enter();
     let mut tcp = Vec::new();
     let mut sockets = Vec::new();
-    if shared.transports.iter().any(|transport| transport.reach == Reach::Network) {
-        for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
-            let Ok(listener) = listen_any(any) else { continue };
-            let port = listener.local_addr().map_err(|error| Error::io("the listener's address", error))?.port();
+    if shared
+        .transports
+        .iter()
+        .any(|transport| transport.reach == Reach::Network)
+    {
+        for any in [
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        ] {
+            let Ok(listener) = listen_any(any) else {
+                continue;
+            };
+            let port = listener
+                .local_addr()
+                .map_err(|error| Error::io("the listener's address", error))?
+                .port();
             let devices = &shared.context.config().net_devices.value;
-            for (name, ip) in system_interfaces().unwrap_or_default() {
+            for (name, ip) in interface_addresses()? {
                 // A link-local address means nothing to another host without its zone.
                 let local = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-                if ip.is_ipv4() == any.is_ipv4() && !local && devices.allows(&name) && sockets.len() < 32 {
+                if ip.is_ipv4() == any.is_ipv4()
+                    && !local
+                    && devices.allows(&name)
+                    && sockets.len() < 32
+                {
                     sockets.push(SocketAddr::new(ip, port));
                 }
             }
@@ -631,7 +859,15 @@ pub(crate) fn address(shared: &Arc<Shared>) -> Result<WorkerAddress> {
 
 fn listen_any(ip: IpAddr) -> std::io::Result<TcpListener> {
     use socket2::{Domain, Protocol, Socket, Type};
-    let socket = Socket::new(if ip.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 }, Type::STREAM, Some(Protocol::TCP))?;
+    let socket = Socket::new(
+        if ip.is_ipv4() {
+            Domain::IPV4
+        } else {
+            Domain::IPV6
+        },
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
     if ip.is_ipv6() {
         socket.set_only_v6(true)?;
     }
@@ -645,7 +881,14 @@ fn listen_any(ip: IpAddr) -> std::io::Result<TcpListener> {
 async fn accept_unasked(shared: Arc<Shared>, mut request: Request) {
     let peer = request.worker();
     if shared.id < peer && shared.wireup.dialling.lock().contains_key(&peer) {
-        refuse(&mut request.channel, &Error::new(ErrorKind::WouldBlock, "both ends dialled; the other connection stands")).await;
+        refuse(
+            &mut request.channel,
+            &Error::new(
+                ErrorKind::WouldBlock,
+                "both ends dialled; the other connection stands",
+            ),
+        )
+        .await;
         return;
     }
     if let Err(error) = accept(&shared, request, false).await {

@@ -303,6 +303,7 @@ impl ShmInterface {
             let id = entry.id;
             if event.token & 1 == 1 {
                 if entry.process.as_ref().is_some_and(PidFd::has_exited) {
+                    entry.peer.pair.set_peer_exited();
                     entry.ended = Some(Error::new(
                         ErrorKind::PeerDied,
                         "the peer's process has ended",
@@ -569,6 +570,7 @@ fn hung_up(entry: &Entry, error: Option<io::Error>) -> Error {
         .as_ref()
         .is_some_and(|process| process.has_exited() || is_exiting(entry.peer.socket.as_fd()))
     {
+        entry.peer.pair.set_peer_exited();
         return Error::new(ErrorKind::PeerDied, "the peer's process has ended");
     }
     let closed = Error::new(ErrorKind::ConnectionReset, "the peer closed the connection");

@@ -120,8 +120,6 @@ pub(crate) struct TransferSlot {
     pub(crate) next: AtomicU64,
     /// Chunks moved.
     pub(crate) done: AtomicU64,
-    /// Whether an end gave up.
-    pub(crate) failed: AtomicU32,
 }
 
 /// Where a body lies.
@@ -200,7 +198,7 @@ const _: () = {
     );
     assert!(offset_of!(ConsumerLine, area_head) == 8 && offset_of!(ConsumerLine, parked) == 16);
     assert!(size_of::<TransferSlot>() == 64 && align_of::<Cell>() == 64);
-    assert!(offset_of!(TransferSlot, done) == 8 && offset_of!(TransferSlot, failed) == 16);
+    assert!(offset_of!(TransferSlot, done) == 8);
     assert!(
         CELLS.is_power_of_two() && AREA.is_multiple_of(AREA_ALIGN) && AREA >= 4 * MAX_BCOPY as u64
     );

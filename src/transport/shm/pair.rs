@@ -28,16 +28,21 @@ use crate::{
     error::Result,
     sys::memfd::Mapping,
     transport::contract::Role,
-    util::loom::{AtomicU64, Ordering, fence},
+    util::loom::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
-/// A slot of [`Pair::claim`] whose next chunk is this or more is closed.
-const REVOKED: u64 = u64::MAX / 2;
+/// A token is the generation of a transfer's word above the number of its slot.
+const TOKEN_SLOT_BITS: u32 = TRANSFERS.trailing_zeros();
+const TOKEN_SLOT: u32 = TRANSFERS as u32 - 1;
+const TOKEN_GENERATIONS: u64 = (u32::MAX >> TOKEN_SLOT_BITS) as u64;
 
 /// The segment between two workers, as one of them sees it.
 pub struct Pair {
     mapping: Mapping,
     role: Role,
+    /// Own transfer words that are free, one bit each.
+    free: parking_lot::Mutex<u32>,
+    exited: AtomicBool,
 }
 
 impl Pair {
@@ -57,7 +62,12 @@ impl Pair {
                 "the shared segment has the wrong size",
             ));
         }
-        Ok(Self { mapping, role })
+        Ok(Self {
+            mapping,
+            role,
+            free: parking_lot::Mutex::new(u32::MAX),
+            exited: AtomicBool::new(false),
+        })
     }
 
     /// Which end this is.
@@ -98,74 +108,105 @@ impl Pair {
         self.active(1 - self.mine()).0.load(Ordering::Acquire) != 0
     }
 
-    /// Publishes the generation of region `slot` (modulo [`Pair::GENERATIONS`]) of this end. To take a region back, publish another
+    /// Publishes the generation of region `slot` of this end; a slot past [`Pair::GENERATIONS`] is reached by messages only. To take a region back, publish another
     /// generation, then wait for [`Pair::peer_active`] to be `false`.
-    pub fn publish_generation(&self, slot: usize, generation: u64) {
-        self.generation(self.mine(), slot)
-            .store(generation, Ordering::Release);
+    pub fn publish_generation(&self, slot: u32, generation: u64) {
+        if (slot as usize) < GENERATIONS {
+            self.generation(self.mine(), slot)
+                .store(generation, Ordering::Release);
+        }
     }
 
     /// The generation of the peer's region `slot` (modulo [`Pair::GENERATIONS`]), for an end that has called [`Pair::enter`].
     #[inline]
     #[must_use]
-    pub fn peer_generation(&self, slot: usize) -> u64 {
+    pub fn peer_generation(&self, slot: u32) -> u64 {
         self.generation(1 - self.mine(), slot)
             .load(Ordering::Acquire)
     }
 
-    /// The transfer slots that this end owns: it alone resets and revokes them.
+    /// Notes that the peer's process has ended: it touches nothing any more.
+    pub(crate) fn set_peer_exited(&self) {
+        self.exited.store(true, Ordering::Release);
+    }
+
+    /// Whether the peer's process is known to have ended.
     #[must_use]
-    pub fn own_transfers(&self) -> std::ops::Range<usize> {
-        let first = self.mine() * Self::OWN_TRANSFERS;
-        first..first + Self::OWN_TRANSFERS
+    pub fn peer_exited(&self) -> bool {
+        self.exited.load(Ordering::Acquire)
     }
 
-    /// Owner: opens `slot` (modulo 64) for a new transfer. Only when the peer has been heard to be done with the transfer before:
-    /// a late claim would take a chunk of the new one.
-    pub fn reset(&self, slot: usize) {
-        let slot = self.transfer(slot);
-        slot.done.store(0, Ordering::Relaxed);
-        slot.failed.store(0, Ordering::Relaxed);
-        slot.next.store(0, Ordering::Release);
+    /// Opens a word for a transfer that both ends count chunks of. `None` when all [`Pair::OWN_TRANSFERS`] are in use. The token names slot and generation, so
+    /// that a late claim of an earlier transfer takes nothing of a new one.
+    pub fn acquire(&self) -> Option<u32> {
+        let mut free = self.free.lock();
+        let index = free.trailing_zeros();
+        if index >= Self::OWN_TRANSFERS as u32 {
+            return None;
+        }
+        *free &= !(1 << index);
+        let slot = (self.mine() * Self::OWN_TRANSFERS) as u32 + index;
+        let generation = (self.transfer(slot).next.load(Ordering::Relaxed) >> 32).wrapping_add(1)
+            & TOKEN_GENERATIONS;
+        self.transfer(slot).done.store(0, Ordering::Relaxed);
+        self.transfer(slot)
+            .next
+            .store(generation << 32, Ordering::Release);
+        Some((generation as u32) << TOKEN_SLOT_BITS | slot)
     }
 
-    /// Claims the next of `total` chunks of `slot` (modulo 64), for whoever moves it; `None` when all are claimed or the slot was
-    /// revoked. The total comes from the protocol's messages, so that nothing in the segment says how far to reach.
+    /// Gives a word of [`Pair::acquire`] back.
+    pub fn release(&self, token: u32) {
+        self.revoke(token);
+        let index = (token & TOKEN_SLOT) as usize % Self::OWN_TRANSFERS;
+        *self.free.lock() |= 1 << index;
+    }
+
+    /// Claims the next of `total` chunks, for whoever moves it; `None` when all are claimed or the transfer is over. The total comes from the
+    /// protocol's messages, so that nothing in the segment says how far to reach.
     #[inline]
     #[must_use]
-    pub fn claim(&self, slot: usize, total: u64) -> Option<u64> {
-        let chunk = self.transfer(slot).next.fetch_add(1, Ordering::AcqRel);
-        (chunk < total.min(REVOKED)).then_some(chunk)
+    pub fn claim(&self, token: u32, total: u64) -> Option<u64> {
+        let next = &self.transfer(token & TOKEN_SLOT).next;
+        let mut seen = next.load(Ordering::Acquire);
+        loop {
+            let chunk = seen & u64::from(u32::MAX);
+            if seen >> 32 != u64::from(token >> TOKEN_SLOT_BITS) || chunk >= total {
+                return None;
+            }
+            match next.compare_exchange_weak(seen, seen + 1, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Some(chunk),
+                Err(now) => seen = now,
+            }
+        }
     }
 
-    /// Says that `chunks` claimed chunks of `slot` (modulo 64) have been moved.
-    #[inline]
-    pub fn complete(&self, slot: usize, chunks: u64) {
-        self.transfer(slot).done.fetch_add(chunks, Ordering::AcqRel);
-    }
-
-    /// How many chunks of `slot` (modulo 64) have been moved, all bytes of which are visible to the caller.
+    /// Says that a claimed chunk has been moved; returns how many have. Whoever gets the total sees all their bytes.
     #[inline]
     #[must_use]
-    pub fn done(&self, slot: usize) -> u64 {
-        self.transfer(slot).done.load(Ordering::Acquire)
+    pub fn complete(&self, token: u32) -> u64 {
+        self.transfer(token & TOKEN_SLOT)
+            .done
+            .fetch_add(1, Ordering::AcqRel)
+            + 1
     }
 
-    /// Says that a claimed chunk of `slot` (modulo 64) could not be moved.
-    pub fn fail(&self, slot: usize) {
-        self.transfer(slot).failed.store(1, Ordering::Release);
-    }
-
-    /// Whether an end has said [`Pair::fail`].
-    #[must_use]
-    pub fn has_failed(&self, slot: usize) -> bool {
-        self.transfer(slot).failed.load(Ordering::Acquire) != 0
-    }
-
-    /// Owner: closes `slot` (modulo 64) to further claims and says how many chunks were claimed (more than the total when an end
-    /// asked after the last; bounded by the caller's total). Chunks claimed before may still move: see [`Pair::peer_active`].
-    pub fn revoke(&self, slot: usize) -> u64 {
-        self.transfer(slot).next.swap(REVOKED, Ordering::AcqRel)
+    /// Closes a transfer to further claims. Chunks claimed before may still move: see [`Pair::peer_active`].
+    pub fn revoke(&self, token: u32) {
+        let next = &self.transfer(token & TOKEN_SLOT).next;
+        let generation = u64::from(token >> TOKEN_SLOT_BITS);
+        // A failure means that the word is not this transfer's any more, or that a claim came between: tried again.
+        while let seen = next.load(Ordering::Acquire)
+            && seen >> 32 == generation
+            && next
+                .compare_exchange(
+                    seen,
+                    generation << 32 | u64::from(u32::MAX),
+                    Ordering::AcqRel,
+                    Ordering::Acquire,
+                )
+                .is_err()
+        {}
     }
 
     /// The index of what is this end's (client 0, server 1), and of the ring that it sends into.
@@ -191,20 +232,20 @@ impl Pair {
         unsafe { self.at::<Active>(ACTIVE[end]).as_ref() }
     }
 
-    fn generation(&self, end: usize, slot: usize) -> &AtomicU64 {
+    fn generation(&self, end: usize, slot: u32) -> &AtomicU64 {
         // SAFETY: the index is below `GENERATIONS`, so the word lies in the mapping (asserted in `layout`).
         unsafe {
             self.at::<AtomicU64>(GENERATION[end])
-                .add(slot % GENERATIONS)
+                .add(slot as usize % GENERATIONS)
                 .as_ref()
         }
     }
 
-    fn transfer(&self, slot: usize) -> &TransferSlot {
-        // SAFETY: the index is below `TRANSFERS`, so the slot lies in the mapping (asserted in `layout`); it is three atomic words.
+    fn transfer(&self, slot: u32) -> &TransferSlot {
+        // SAFETY: the index is below `TRANSFERS`, so the slot lies in the mapping (asserted in `layout`); it is atomic words.
         unsafe {
             self.at::<TransferSlot>(TRANSFER)
-                .add(slot % TRANSFERS)
+                .add(slot as usize % TRANSFERS)
                 .as_ref()
         }
     }

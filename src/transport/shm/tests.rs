@@ -720,37 +720,35 @@ fn words_for_one_copy_transfers_agree() {
     assert!(b.peer_active() && !a.peer_active());
     a.leave();
     assert!(!b.peer_active());
-    for slot in [0, 1, Pair::GENERATIONS - 1] {
-        a.publish_generation(slot, 5 + slot as u64);
+    for slot in [0, 1, Pair::GENERATIONS as u32 - 1] {
+        a.publish_generation(slot, 5 + u64::from(slot));
         assert_eq!(
             (b.peer_generation(slot), a.peer_generation(slot)),
-            (5 + slot as u64, 0)
+            (5 + u64::from(slot), 0)
         );
     }
-    assert_eq!((a.own_transfers(), b.own_transfers()), (0..32, 32..64));
-    let slot = b.own_transfers().start;
-    b.reset(slot);
-    let claimed: Vec<_> = std::iter::from_fn(|| a.claim(slot, 3)).collect();
+    let word = b.acquire().expect("a free word");
+    let claimed: Vec<_> = std::iter::from_fn(|| a.claim(word, 3)).collect();
     assert_eq!(claimed, [0, 1, 2]);
-    assert_eq!(b.claim(slot, 3), None);
-    a.complete(slot, 2);
-    b.complete(slot, 1);
-    a.fail(slot);
+    assert_eq!(b.claim(word, 3), None);
     assert_eq!(
-        (b.done(slot), b.has_failed(slot), b.has_failed(slot - 1)),
-        (3, true, false)
+        (a.complete(word), b.complete(word), a.complete(word)),
+        (1, 2, 3)
     );
-    b.reset(slot);
-    assert_eq!(
-        (
-            a.claim(slot, 9),
-            b.revoke(slot),
-            a.claim(slot, 9),
-            b.has_failed(slot)
-        ),
-        (Some(0), 1, None, false)
-    );
-    assert_eq!(a.claim(slot, u64::MAX), None);
+    b.release(word);
+    assert_eq!(a.claim(word, 9), None);
+    // The slot again: a late claim of the transfer before takes nothing.
+    let again = b.acquire().expect("a free word");
+    assert_eq!(again & 63, word & 63);
+    assert_eq!((a.claim(word, 9), a.claim(again, 9)), (None, Some(0)));
+    b.revoke(word);
+    assert_eq!(a.claim(again, 9), Some(1));
+    b.revoke(again);
+    assert_eq!(a.claim(again, u64::MAX), None);
+    // All of one end, distinct from those of the other.
+    let all: Vec<_> = std::iter::from_fn(|| a.acquire()).collect();
+    assert_eq!(all.len(), Pair::OWN_TRANSFERS);
+    assert!(all.iter().all(|word| word & 63 != again & 63));
 }
 
 #[test]
