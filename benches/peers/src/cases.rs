@@ -391,7 +391,10 @@ mod tests {
     #[test]
     fn above_one_is_better() {
         assert_eq!(Unit::Nanoseconds.ratio(Some(1.0), Some(2.0)), Some(2.0));
-        assert_eq!(Unit::GigabytesPerSecond.ratio(Some(1.0), Some(2.0)), Some(0.5));
+        assert_eq!(
+            Unit::GigabytesPerSecond.ratio(Some(1.0), Some(2.0)),
+            Some(0.5)
+        );
         assert_eq!(Unit::WakeUps.ratio(Some(0.0), Some(0.0)), Some(1.0));
         assert_eq!(Unit::WakeUps.ratio(Some(3.0), Some(0.0)), Some(0.0));
         assert_eq!(Unit::Kibibytes.ratio(None, Some(0.0)), None);

@@ -235,10 +235,7 @@ pub(crate) fn spin_for(gap: Duration) {
 pub(crate) const LAST: u64 = u64::MAX;
 
 /// The sender's side of every parked measurement: `send` gets a stamp taken just before.
-pub(crate) fn parked_sender(
-    spec: &Spec,
-    mut send: impl FnMut(u64) -> Outcome<()>,
-) -> Outcome<()> {
+pub(crate) fn parked_sender(spec: &Spec, mut send: impl FnMut(u64) -> Outcome<()>) -> Outcome<()> {
     let end = Instant::now() + spec.warm_up() + spec.duration();
     while Instant::now() < end {
         spin_for(spec.gap());

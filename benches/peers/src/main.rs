@@ -160,7 +160,11 @@ fn coordinate(words: impl Iterator<Item = String>) -> Outcome<()> {
 }
 
 fn one_half(mut words: impl Iterator<Item = String>) -> Outcome<()> {
-    let mut word = || words.next().ok_or("--half wants a role, a CPU and a measurement");
+    let mut word = || {
+        words
+            .next()
+            .ok_or("--half wants a role, a CPU and a measurement")
+    };
     let role = match word()?.as_str() {
         "a" => Role::A,
         "b" => Role::B,

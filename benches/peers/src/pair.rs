@@ -32,9 +32,11 @@ pub(crate) fn run(spec: &Spec, cpus: [usize; 2], environment: &[(String, String)
     let a = spawn("a", cpus[0], a_end, Stdio::piped())?;
     // Long enough for the slowest machine, short enough that one stuck peer does not take the whole run.
     let limit = Duration::from_millis(spec.millis * 5) + Duration::from_secs(15);
-    let answer = watch(a, limit, &mut || {
-        matches!(b.0.try_wait(), Ok(Some(status)) if !status.success())
-    });
+    let answer = watch(
+        a,
+        limit,
+        &mut || matches!(b.0.try_wait(), Ok(Some(status)) if !status.success()),
+    );
     let complaint = b.complaint();
     match answer {
         Ok(text) => match text.trim().parse::<f64>() {

@@ -59,7 +59,7 @@ fn start_and_read(
     };
     let test = match spec.verb {
         Verb::Latency => "tag_lat",
-        Verb::Rate | Verb::Stream => "tag_bw",
+        Verb::Rate | Verb::Stream | Verb::StreamOwned => "tag_bw",
         Verb::Put => "ucp_put_bw",
         Verb::Get => "ucp_get",
         other => return Err(format!("ucx_perftest has no {other:?}").into()),
@@ -160,7 +160,10 @@ mod tests {
 
     #[test]
     fn version_is_found() {
-        assert_eq!(parse_version("# Version 1.13.1\n").as_deref(), Some("1.13.1"));
+        assert_eq!(
+            parse_version("# Version 1.13.1\n").as_deref(),
+            Some("1.13.1")
+        );
         assert_eq!(parse_version("nothing"), None);
     }
 }

@@ -55,7 +55,8 @@ pub(crate) fn table(rows: &[Row]) -> String {
             once(figure(row.wharf)),
             figure(row.peer),
             row.unit.to_owned(),
-            row.ratio.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}")),
+            row.ratio
+                .map_or_else(|| "-".to_owned(), |r| format!("{r:.2}")),
         ]);
     }
     let mut widths = [0; 7];

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::cases::{Case, Peer};
 use crate::report::Row;
 use crate::spec::{Spec, Verb};
-use crate::{Options, Outcome, pair, perftest, stats, wharf_side};
+use crate::{Options, Outcome, pair, perftest, process, stats, wharf_side};
 
 /// How UCX is reached in this run.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ enum Ucx {
     Absent,
 }
 
-/// A contestant of one case: its measurement, its surroundings, its name. The key of its samples.
+/// A contestant of one case: its measurement, its surroundings, and by which program.
 #[derive(Clone, Debug)]
 struct Contestant {
     spec: Spec,
@@ -26,20 +26,29 @@ struct Contestant {
     by_perftest: bool,
 }
 
+impl Contestant {
+    fn key(&self) -> String {
+        format!("{} {:?}", self.spec, self.environment)
+    }
+}
+
 pub(crate) fn all(options: &Options, cases: &[&Case]) -> Vec<Row> {
     let ucx = find_ucx();
     let started = Instant::now();
+    let load = process::Load::now();
     let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     let mut failed: BTreeMap<String, String> = BTreeMap::new();
     let mut done = 0;
     for round in 0..options.rounds {
         for case in cases {
             for contestant in contestants(case, &ucx, options) {
-                let key = contestant.spec.to_string() + &format!("{:?}", contestant.environment);
+                let key = contestant.key();
                 let once = matches!(case.verb, Verb::Idle | Verb::Memory | Verb::Many);
                 let late = options.limit.is_some_and(|limit| started.elapsed() > limit);
                 let again = samples.contains_key(&key);
-                if failed.contains_key(&key) || (again && (once || late || seen_in(&samples, &key, round))) {
+                if failed.contains_key(&key)
+                    || (again && (once || late || seen_in(&samples, &key, round)))
+                {
                     continue;
                 }
                 match measure(&contestant, options) {
@@ -55,11 +64,21 @@ pub(crate) fn all(options: &Options, cases: &[&Case]) -> Vec<Row> {
         }
     }
     eprintln!(
-        "{done} measurements in {:.0} s",
+        "\r{done} measurements in {:.0} s",
         started.elapsed().as_secs_f64()
     );
+    if let Ok((others, stolen)) = load.and_then(process::Load::disturbance) {
+        eprintln!(
+            "meanwhile others used {others:.2} CPUs and the host took {stolen:.2}{}",
+            if others + stolen > 0.15 {
+                ": too much, do not trust these figures"
+            } else {
+                ""
+            }
+        );
+    }
     let value = |contestant: &Contestant| {
-        let key = contestant.spec.to_string() + &format!("{:?}", contestant.environment);
+        let key = contestant.key();
         samples.get(&key).map(|values| stats::median(values))
     };
     rows(cases, &ucx, options, &value)
@@ -142,10 +161,6 @@ fn contestant_of(case: &Case, peer: Peer, ucx: &Ucx, options: &Options) -> Optio
         by_perftest,
     };
     match (peer, ucx) {
-        (Peer::Floor("line", _), _) => {
-            // Always the same 8 bytes, so that cases may share it.
-            Some(plain("floor", "line"))
-        }
         (Peer::Floor(variant, _), _) => Some(plain("floor", variant)),
         (Peer::Tokio, _) => Some(plain("tokio", "event")),
         (Peer::Raw, _) => Some(plain("raw", "busy")),
@@ -174,10 +189,9 @@ fn name_of(peer: Peer, transport: &str, ucx: &Ucx) -> String {
     };
     match peer {
         Peer::Floor(_, name) => name.to_owned(),
-        Peer::Ucx(transports) => format!(
-            "UCX {version} ({})",
-            transports.trim_end_matches(",self")
-        ),
+        Peer::Ucx(transports) => {
+            format!("UCX {version} ({})", transports.trim_end_matches(",self"))
+        }
         Peer::UcxTokio("yield") => format!("UCX {version} under Tokio, yield_now"),
         Peer::UcxTokio(_) => format!("UCX {version} under Tokio, AsyncFd"),
         Peer::Tokio if transport == "tcp" => "Tokio TcpStream".to_owned(),

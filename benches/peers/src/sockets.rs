@@ -141,9 +141,7 @@ pub(crate) fn tokio(half: &mut Half) -> Outcome<f64> {
     }
     runtime()?.block_on(async {
         match socket {
-            Socket::Tcp(stream) => {
-                tokio_on(half, ::tokio::net::TcpStream::from_std(stream)?).await
-            }
+            Socket::Tcp(stream) => tokio_on(half, ::tokio::net::TcpStream::from_std(stream)?).await,
             Socket::Unix(stream) => {
                 tokio_on(half, ::tokio::net::UnixStream::from_std(stream)?).await
             }

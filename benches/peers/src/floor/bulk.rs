@@ -46,11 +46,7 @@ pub(crate) fn halves(half: &mut Half) -> Outcome<f64> {
     let size = half.spec.size;
     let shared = Shared::new(half, DATA + 2 * size)?;
     let lower = size / 2;
-    let part = if half.is_a() {
-        0..lower
-    } else {
-        lower..size
-    };
+    let part = if half.is_a() { 0..lower } else { lower..size };
     let mut work = || -> Outcome<()> {
         copy(
             shared.bytes(DATA + part.start, part.len()),
@@ -102,11 +98,7 @@ pub(crate) fn cma(half: &mut Half, both: bool) -> Outcome<f64> {
 }
 
 /// `A` opens a turn, both do their part, `A` waits until `B` has done its own.
-fn turns(
-    half: &mut Half,
-    shared: &Shared,
-    work: &mut dyn FnMut() -> Outcome<()>,
-) -> Outcome<f64> {
+fn turns(half: &mut Half, shared: &Shared, work: &mut dyn FnMut() -> Outcome<()>) -> Outcome<f64> {
     let (open, done) = (shared.word(0), shared.word(1));
     half.barrier()?;
     let mut turn = 0;
