@@ -22,6 +22,9 @@ pub(crate) fn run(spec: &Spec, cpus: [usize; 2], environment: &[(String, String)
     let spawn = |role: &str, cpu: usize, end: UnixStream, output: Stdio| {
         Command::new("/proc/self/exe")
             .args(["--half", role, &cpu.to_string(), &spec.to_string()])
+            // UCX's hooks into mmap serve registration caches, which none of these transports has. They cost half a second at the
+            // start of every process that has UCX built in, whoever is measured there.
+            .env("UCX_MEM_EVENTS", "n")
             .envs(environment.iter().cloned())
             .stdin(OwnedFd::from(end))
             .stdout(output)

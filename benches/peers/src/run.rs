@@ -224,8 +224,6 @@ fn ucx_environment(transports: &str) -> Vec<(String, String)> {
         ("UCX_TLS".to_owned(), transports.to_owned()),
         ("UCX_LOG_LEVEL".to_owned(), "error".to_owned()),
         ("UCX_WARN_UNUSED_ENV_VARS".to_owned(), "n".to_owned()),
-        // Its hooks into mmap serve registration caches, which none of these transports has, and cost a second at start.
-        ("UCX_MEM_EVENTS".to_owned(), "n".to_owned()),
     ];
     if transports.contains("tcp") {
         environment.push(("UCX_NET_DEVICES".to_owned(), "lo".to_owned()));
