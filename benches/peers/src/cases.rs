@@ -1,0 +1,402 @@
+//! The table of what is measured, and against whom.
+
+use crate::spec::Verb;
+
+/// One row of wharf's, with everybody it is compared to.
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
+    pub(crate) transport: &'static str,
+    pub(crate) mode: &'static str,
+    pub(crate) verb: Verb,
+    pub(crate) size: usize,
+    pub(crate) unit: Unit,
+    /// The variant of wharf: its progress policy.
+    pub(crate) wharf: &'static str,
+    pub(crate) peers: &'static [Peer],
+}
+
+/// Somebody or something to compare with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Peer {
+    /// A floor of this program.
+    Floor(&'static str, &'static str),
+    /// UCX that polls, with these transports.
+    Ucx(&'static str),
+    /// UCX in a Tokio task, waiting as the variant says; only with UCX built in.
+    UcxTokio(&'static str),
+    /// Tokio's own socket.
+    Tokio,
+    /// A raw socket that spins.
+    Raw,
+    Iceoryx2,
+    /// A number that must not be exceeded.
+    Limit(f64),
+    /// Nobody.
+    Alone,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Nanoseconds,
+    MillionsPerSecond,
+    GigabytesPerSecond,
+    Kibibytes,
+    WakeUps,
+    Microseconds,
+}
+
+impl Unit {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Nanoseconds => "ns",
+            Self::MillionsPerSecond => "M/s",
+            Self::GigabytesPerSecond => "GB/s",
+            Self::Kibibytes => "KiB",
+            Self::WakeUps => "wakeups",
+            Self::Microseconds => "us",
+        }
+    }
+
+    /// Above 1 when wharf is better. Nothing when one of them is missing.
+    pub(crate) fn ratio(self, wharf: Option<f64>, peer: Option<f64>) -> Option<f64> {
+        let (wharf, peer) = (wharf?, peer?);
+        let (good, bad) = match self {
+            Self::MillionsPerSecond | Self::GigabytesPerSecond => (wharf, peer),
+            _ => (peer, wharf),
+        };
+        if good == 0.0 && bad == 0.0 {
+            return Some(1.0);
+        }
+        let ratio = good / bad;
+        ratio.is_finite().then_some(ratio)
+    }
+}
+
+const KIB: usize = 1024;
+const MIB: usize = 1024 * KIB;
+
+/// What UCX takes by itself on one host.
+const UCX_SHM: &str = "posix,cma,self";
+/// UCX without the kernel's copies: sometimes its better choice.
+const UCX_POSIX: &str = "posix,self";
+const UCX_TCP: &str = "tcp,self";
+
+const LINE: Peer = Peer::Floor("line", "floor: cache line");
+const RING: Peer = Peer::Floor("ring", "floor: ring alone");
+const MEMCPY: Peer = Peer::Floor("memcpy", "floor: memcpy");
+const HALVES: Peer = Peer::Floor("halves", "floor: memcpy, both ends a half");
+const CMA: Peer = Peer::Floor("cma", "floor: CMA pull");
+const CMA_HALVES: Peer = Peer::Floor("cma-halves", "floor: CMA, both ends a half");
+const EVENTFD: Peer = Peer::Floor("eventfd", "floor: eventfd to Tokio task");
+
+pub(crate) const IDLE_ENDPOINTS: usize = 16;
+
+pub(crate) const CASES: &[Case] = &[
+    shm(
+        "tag_latency",
+        "hot",
+        Verb::Latency,
+        8,
+        Unit::Nanoseconds,
+        "busy",
+        &[
+            Peer::Ucx(UCX_SHM),
+            LINE,
+            Peer::Iceoryx2,
+            Peer::UcxTokio("yield"),
+            Peer::UcxTokio("asyncfd"),
+        ],
+    ),
+    shm(
+        "tag_latency",
+        "adaptive",
+        Verb::Latency,
+        8,
+        Unit::Nanoseconds,
+        "adaptive",
+        &[Peer::Ucx(UCX_SHM), LINE],
+    ),
+    shm(
+        "tag_latency",
+        "event",
+        Verb::Latency,
+        8,
+        Unit::Nanoseconds,
+        "event",
+        &[Peer::Tokio],
+    ),
+    shm(
+        "tag_rate",
+        "hot",
+        Verb::Rate,
+        8,
+        Unit::MillionsPerSecond,
+        "busy",
+        &[Peer::Ucx(UCX_SHM), RING, Peer::Tokio],
+    ),
+    stream(
+        4 * KIB,
+        &[
+            Peer::Ucx(UCX_SHM),
+            Peer::Ucx(UCX_POSIX),
+            MEMCPY,
+            Peer::Tokio,
+        ],
+    ),
+    stream(
+        64 * KIB,
+        &[
+            Peer::Ucx(UCX_SHM),
+            Peer::Ucx(UCX_POSIX),
+            MEMCPY,
+            CMA,
+            CMA_HALVES,
+            Peer::Tokio,
+        ],
+    ),
+    stream(
+        MIB,
+        &[
+            Peer::Ucx(UCX_SHM),
+            Peer::Ucx(UCX_POSIX),
+            MEMCPY,
+            CMA,
+            CMA_HALVES,
+            Peer::Tokio,
+        ],
+    ),
+    stream(
+        16 * MIB,
+        &[
+            Peer::Ucx(UCX_SHM),
+            Peer::Ucx(UCX_POSIX),
+            MEMCPY,
+            CMA,
+            CMA_HALVES,
+        ],
+    ),
+    shm(
+        "tag_stream_owned",
+        "hot",
+        Verb::StreamOwned,
+        MIB,
+        Unit::GigabytesPerSecond,
+        "busy",
+        &[MEMCPY, HALVES, Peer::Ucx(UCX_SHM)],
+    ),
+    shm(
+        "tag_stream_owned",
+        "hot",
+        Verb::StreamOwned,
+        16 * MIB,
+        Unit::GigabytesPerSecond,
+        "busy",
+        &[MEMCPY, HALVES, Peer::Ucx(UCX_SHM)],
+    ),
+    shm(
+        "put_stream",
+        "hot",
+        Verb::Put,
+        4 * KIB,
+        Unit::GigabytesPerSecond,
+        "busy",
+        &[Peer::Ucx(UCX_SHM), Peer::Ucx(UCX_POSIX), MEMCPY],
+    ),
+    shm(
+        "put_stream",
+        "hot",
+        Verb::Put,
+        MIB,
+        Unit::GigabytesPerSecond,
+        "busy",
+        &[Peer::Ucx(UCX_SHM), Peer::Ucx(UCX_POSIX), MEMCPY, HALVES],
+    ),
+    shm(
+        "get",
+        "hot",
+        Verb::Get,
+        8,
+        Unit::Nanoseconds,
+        "busy",
+        &[Peer::Ucx(UCX_SHM), Peer::Ucx(UCX_POSIX), LINE],
+    ),
+    shm(
+        "tag_parked",
+        "parked",
+        Verb::Parked,
+        8,
+        Unit::Nanoseconds,
+        "adaptive",
+        &[EVENTFD, Peer::Tokio, Peer::UcxTokio("asyncfd")],
+    ),
+    tcp(
+        "tag_latency",
+        "hot",
+        Verb::Latency,
+        8,
+        Unit::Nanoseconds,
+        "busy",
+        &[Peer::Ucx(UCX_TCP), Peer::Raw],
+    ),
+    tcp(
+        "tag_latency",
+        "event",
+        Verb::Latency,
+        8,
+        Unit::Nanoseconds,
+        "event",
+        &[Peer::Tokio, Peer::UcxTokio("asyncfd")],
+    ),
+    tcp(
+        "tag_stream",
+        "hot",
+        Verb::Stream,
+        64 * KIB,
+        Unit::GigabytesPerSecond,
+        "busy",
+        &[Peer::Ucx(UCX_TCP), Peer::Raw, Peer::Tokio],
+    ),
+    tcp(
+        "tag_stream",
+        "hot",
+        Verb::Stream,
+        MIB,
+        Unit::GigabytesPerSecond,
+        "busy",
+        &[Peer::Ucx(UCX_TCP), Peer::Raw, Peer::Tokio],
+    ),
+    tcp(
+        "tag_parked",
+        "parked",
+        Verb::Parked,
+        8,
+        Unit::Nanoseconds,
+        "adaptive",
+        &[Peer::Tokio],
+    ),
+    shm(
+        "idle_wakeups",
+        "idle",
+        Verb::Idle,
+        IDLE_ENDPOINTS,
+        Unit::WakeUps,
+        "adaptive",
+        &[Peer::Limit(0.0)],
+    ),
+    tcp(
+        "idle_wakeups",
+        "idle",
+        Verb::Idle,
+        IDLE_ENDPOINTS,
+        Unit::WakeUps,
+        "adaptive",
+        &[Peer::Limit(0.0)],
+    ),
+    shm(
+        "memory_per_connection",
+        "idle",
+        Verb::Memory,
+        64,
+        Unit::Kibibytes,
+        "adaptive",
+        &[Peer::Limit(256.0)],
+    ),
+    tcp(
+        "memory_per_connection",
+        "idle",
+        Verb::Memory,
+        256,
+        Unit::Kibibytes,
+        "adaptive",
+        &[Peer::Limit(32.0)],
+    ),
+    shm(
+        "connect_many",
+        "idle",
+        Verb::Many,
+        1000,
+        Unit::Microseconds,
+        "adaptive",
+        &[Peer::Alone],
+    ),
+    tcp(
+        "connect_many",
+        "idle",
+        Verb::Many,
+        1000,
+        Unit::Microseconds,
+        "adaptive",
+        &[Peer::Alone],
+    ),
+];
+
+const fn stream(size: usize, peers: &'static [Peer]) -> Case {
+    shm(
+        "tag_stream",
+        "hot",
+        Verb::Stream,
+        size,
+        Unit::GigabytesPerSecond,
+        "busy",
+        peers,
+    )
+}
+
+const fn shm(
+    name: &'static str,
+    mode: &'static str,
+    verb: Verb,
+    size: usize,
+    unit: Unit,
+    wharf: &'static str,
+    peers: &'static [Peer],
+) -> Case {
+    Case {
+        name,
+        transport: "shm",
+        mode,
+        verb,
+        size,
+        unit,
+        wharf,
+        peers,
+    }
+}
+
+const fn tcp(
+    name: &'static str,
+    mode: &'static str,
+    verb: Verb,
+    size: usize,
+    unit: Unit,
+    wharf: &'static str,
+    peers: &'static [Peer],
+) -> Case {
+    Case {
+        name,
+        transport: "tcp",
+        mode,
+        verb,
+        size,
+        unit,
+        wharf,
+        peers,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn above_one_is_better() {
+        assert_eq!(Unit::Nanoseconds.ratio(Some(1.0), Some(2.0)), Some(2.0));
+        assert_eq!(
+            Unit::GigabytesPerSecond.ratio(Some(1.0), Some(2.0)),
+            Some(0.5)
+        );
+        assert_eq!(Unit::WakeUps.ratio(Some(0.0), Some(0.0)), Some(1.0));
+        assert_eq!(Unit::WakeUps.ratio(Some(3.0), Some(0.0)), Some(0.0));
+        assert_eq!(Unit::Kibibytes.ratio(None, Some(0.0)), None);
+    }
+}

@@ -1,0 +1,165 @@
+//! What one measurement is: the words that the coordinator hands to the two halves.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// What is done with the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    /// One message there, one back; half a round trip.
+    Latency,
+    /// Small messages one way, as many as go.
+    Rate,
+    /// Messages one way from ordinary memory.
+    Stream,
+    /// Messages one way between buffers that wharf allocated.
+    StreamOwned,
+    /// One-sided writes between buffers that the library allocated.
+    Put,
+    /// One-sided read, one at a time, whole operation.
+    Get,
+    /// One message to a receiver that has slept for [`Spec::gap`].
+    Parked,
+    /// Wake-ups at rest; `size` is the number of endpoints.
+    Idle,
+    /// Memory for each idle connection; `size` is the number of endpoints.
+    Memory,
+    /// Many endpoints on one worker; `size` is their number.
+    Many,
+}
+
+const VERBS: [(Verb, &str); 10] = [
+    (Verb::Latency, "latency"),
+    (Verb::Rate, "rate"),
+    (Verb::Stream, "stream"),
+    (Verb::StreamOwned, "stream_owned"),
+    (Verb::Put, "put"),
+    (Verb::Get, "get"),
+    (Verb::Parked, "parked"),
+    (Verb::Idle, "idle"),
+    (Verb::Memory, "memory"),
+    (Verb::Many, "many"),
+];
+
+impl Verb {
+    fn word(self) -> &'static str {
+        VERBS
+            .iter()
+            .find(|(verb, _)| *verb == self)
+            .map_or("?", |(_, word)| word)
+    }
+}
+
+/// One measurement of one contestant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Spec {
+    /// Who is measured: `wharf`, `ucx`, `tokio`, `raw`, `iceoryx2`, `floor`.
+    pub(crate) family: String,
+    /// Which form of it; the family gives it a meaning.
+    pub(crate) variant: String,
+    pub(crate) verb: Verb,
+    /// `shm` or `tcp`.
+    pub(crate) transport: String,
+    /// Bytes of a message, or a number of endpoints.
+    pub(crate) size: usize,
+    /// How long the timed part lasts.
+    pub(crate) millis: u64,
+    /// How long the receiver has slept before each message of [`Verb::Parked`].
+    pub(crate) gap_us: u64,
+}
+
+impl Spec {
+    pub(crate) fn duration(&self) -> Duration {
+        Duration::from_millis(self.millis)
+    }
+
+    pub(crate) fn warm_up(&self) -> Duration {
+        Duration::from_millis((self.millis / 5).clamp(5, 50))
+    }
+
+    pub(crate) fn gap(&self) -> Duration {
+        Duration::from_micros(self.gap_us)
+    }
+
+    /// How many messages a sender keeps in flight when it streams.
+    pub(crate) fn window(&self) -> usize {
+        match self.size {
+            0..=1024 => 64,
+            1025..=131_072 => 16,
+            131_073..=4_194_304 => 4,
+            _ => 2,
+        }
+    }
+
+    /// How many operations are timed together.
+    pub(crate) fn batch(&self) -> usize {
+        match self.size {
+            0..=1024 => 200,
+            1025..=131_072 => 32,
+            131_073..=4_194_304 => 4,
+            _ => 1,
+        }
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} {} {} {} {} {} {}",
+            self.family,
+            self.variant,
+            self.verb.word(),
+            self.transport,
+            self.size,
+            self.millis,
+            self.gap_us
+        )
+    }
+}
+
+impl FromStr for Spec {
+    type Err = crate::Failure;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let words: Vec<&str> = text.split(' ').collect();
+        let [family, variant, verb, transport, size, millis, gap] = words[..] else {
+            return Err(format!("a measurement has seven words, not `{text}`").into());
+        };
+        let (verb, _) = VERBS
+            .iter()
+            .find(|(_, word)| *word == verb)
+            .ok_or_else(|| format!("no verb `{verb}`"))?;
+        Ok(Self {
+            family: family.into(),
+            variant: variant.into(),
+            verb: *verb,
+            transport: transport.into(),
+            size: size.parse()?,
+            millis: millis.parse()?,
+            gap_us: gap.parse()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spec_survives_the_command_line() {
+        for (verb, _) in VERBS {
+            let spec = Spec {
+                family: "ucx".into(),
+                variant: "poll".into(),
+                verb,
+                transport: "shm".into(),
+                size: 8,
+                millis: 100,
+                gap_us: 0,
+            };
+            assert_eq!(spec.to_string().parse::<Spec>().unwrap(), spec);
+        }
+    }
+}
