@@ -187,6 +187,8 @@ pub(crate) struct Entry {
     pub(crate) in_flight: u32,
     /// The outcome that waits for them.
     pub(crate) deferred: Option<Outcome>,
+    /// Whether it stands in the queue of its link.
+    pub(crate) queued: bool,
     /// One-copy transfers that touch this entry's memory.
     pub(crate) copies: u32,
 }
@@ -214,6 +216,7 @@ impl Operations {
             work,
             in_flight: 0,
             deferred: None,
+            queued: false,
             copies: 0,
         });
         OpKey::new(slot as u32, generation)
