@@ -65,8 +65,6 @@ pub(crate) struct Core {
     pub(crate) rendezvous_threshold: RendezvousThreshold,
     /// Links with a flush pending.
     pub(crate) flushes: Vec<LinkId>,
-    /// Somebody waits for a connection to end.
-    pub(crate) watching: bool,
 }
 
 impl Core {
@@ -92,7 +90,6 @@ impl Core {
             endpoints: 0,
             rendezvous_threshold,
             flushes: Vec::new(),
-            watching: false,
         }
     }
 
@@ -109,16 +106,6 @@ impl Core {
 
     pub(crate) fn one_copy(&mut self, link: LinkId) -> Option<&mut OneCopy> {
         self.peer(link)?.one_copy.as_mut()
-    }
-
-    /// Whether anything is under way that an arrival could move on.
-    pub(crate) fn has_interest(&self) -> bool {
-        self.operations.len() > 0
-            || !self.transfers.is_empty()
-            || !self.kept.is_empty()
-            || !self.runnable.is_empty()
-            || !self.arrivals.is_empty()
-            || self.watching
     }
 
     /// Ends the flushes of a link whose operations are all over.

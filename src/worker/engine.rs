@@ -31,6 +31,8 @@ pub(crate) struct Engine {
     poll: mio::Poll,
     events: mio::Events,
     armed: bool,
+    /// Links of all interfaces.
+    links: usize,
     /// Whether the reactor has been asked to look after what is pending.
     pub(crate) reactor_due: bool,
     /// Laps of futures, so that the reactor sees whether somebody else drives.
@@ -47,6 +49,7 @@ impl Engine {
             poll,
             events: mio::Events::with_capacity(256),
             armed: false,
+            links: 0,
             reactor_due: false,
             laps: 0,
             closing: false,
@@ -114,6 +117,7 @@ impl Engine {
             })?;
         let link = installed.interface.attach(id, connected)?;
         installed.links += 1;
+        self.links += 1;
         self.armed = false;
         Ok((index, link))
     }
@@ -127,6 +131,7 @@ impl Engine {
             if let Some(installed) = self.interfaces.get_mut(index) {
                 installed.interface.detach(link);
                 installed.links = installed.links.saturating_sub(1);
+                self.links = self.links.saturating_sub(1);
             }
             self.core.fail(link, error);
         }
@@ -220,8 +225,14 @@ impl Engine {
         true
     }
 
-    pub(crate) fn is_armed(&self) -> bool {
-        self.armed
+    /// Whether somebody has to look after the links: they can bring something, nobody is told, and the reactor has not been asked.
+    #[inline]
+    pub(crate) fn needs_reactor(&self) -> bool {
+        self.links > 0 && !self.armed && !self.reactor_due
+    }
+
+    pub(crate) fn has_links(&self) -> bool {
+        self.links > 0
     }
 
     /// This side polls again: nobody needs to ring.

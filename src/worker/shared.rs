@@ -111,7 +111,7 @@ impl Shared {
     /// Lets go of the engine and wakes the tasks that its state woke. Wakers are never called under the lock.
     #[inline]
     pub(crate) fn leave(&self, mut engine: MutexGuard<'_, Engine>) {
-        let due = !engine.is_armed() && !engine.reactor_due && engine.core.has_interest();
+        let due = engine.needs_reactor();
         if due {
             engine.reactor_due = true;
         }
