@@ -546,7 +546,7 @@ impl Core {
         let length = join.length as usize;
         let key = self
             .operations
-            .insert(Some(link), true, Work::Help { exposed });
+            .insert(Some(link), true, Work::Help { _exposed: exposed });
         self.start_transfer(Transfer {
             link,
             op: key,

@@ -56,10 +56,6 @@ impl Engine {
         })
     }
 
-    pub(crate) fn poll_registry(&self) -> &mio::Registry {
-        self.poll.registry()
-    }
-
     /// A duplicate of the poll's fd: the same object under a number of the caller's own.
     pub(crate) fn poll_fd(&self) -> Result<OwnedFd> {
         // SAFETY: the poll is open while it is borrowed here.

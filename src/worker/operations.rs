@@ -165,7 +165,7 @@ pub(crate) enum Work {
     },
     /// Help for a peer's put or get: this side copies a share. Holds the memory.
     Help {
-        exposed: Arc<Exposed>,
+        _exposed: Arc<Exposed>,
     },
     /// All put operations so far.
     Flush {
@@ -236,10 +236,6 @@ impl Operations {
 
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (OpKey, &Entry)> {

@@ -91,7 +91,11 @@ impl Reactor {
             engine.reactor_due = true;
             shared.leave(engine);
             self.laps += 1;
-            return if self.laps < LAPS { Next::Again } else { Next::Nap };
+            return if self.laps < LAPS {
+                Next::Again
+            } else {
+                Next::Nap
+            };
         }
         self.laps = 0;
         engine.disarm();

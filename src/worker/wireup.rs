@@ -465,6 +465,7 @@ fn attach(
 
 /// Where a connection should lead.
 #[allow(unreachable_pub, reason = "named by a sealed trait")]
+#[derive(Debug)]
 pub enum Destination {
     Sockets(Vec<SocketAddr>),
     Worker(WorkerAddress),

@@ -171,7 +171,9 @@ impl Pair {
         let mut seen = next.load(Ordering::Acquire);
         loop {
             let chunk = seen & u64::from(u32::MAX);
-            if seen >> 32 != u64::from(token >> TOKEN_SLOT_BITS) || chunk >= total {
+            if seen >> 32 != u64::from(token >> TOKEN_SLOT_BITS)
+                || chunk >= total.min(u64::from(u32::MAX))
+            {
                 return None;
             }
             match next.compare_exchange_weak(seen, seen + 1, Ordering::AcqRel, Ordering::Acquire) {
