@@ -37,24 +37,30 @@ enum Step {
     Parked,
 }
 
-/// A send of an eager message, tried at once: the hot path of a small message.
+/// A send of an eager message, tried at once: the hot path. `Err(None)`: it does not go this way.
 #[inline]
-pub(crate) fn try_eager(peer: &mut Peer, tag: Tag, data: &[u8]) -> Option<Result<(), Error>> {
-    if data.len() > peer.short || !peer.queue.is_empty() || !peer.has_window(data.len()) {
-        return None;
+pub(crate) fn try_eager(peer: &mut Peer, tag: Tag, data: &[u8]) -> Result<(), Option<SendError>> {
+    if !peer.queue.is_empty() || data.len() > peer.eager {
+        return Err(None);
     }
-    match peer
-        .link
-        .as_mut()?
-        .am_short(control::TAG_EAGER, tag.0, data)
+    if !peer.has_window(data.len()) {
+        // The window that comes back may be waiting to be read.
+        return Err(Some(SendError::Full));
+    }
+    let Some(link) = peer.link.as_mut() else {
+        return Err(None);
+    };
+    if data.len() <= peer.short {
+        link.am_short(control::TAG_EAGER, tag.0, data)?;
+    } else if data.len() <= peer.eager.min(peer.attributes.max_bcopy)
+        && (peer.attributes.max_zcopy == 0 || data.len() < ZCOPY_FROM)
     {
-        Ok(()) => {
-            peer.eager_out += eager_cost(data.len());
-            Some(Ok(()))
-        }
-        Err(SendError::Full) => None,
-        Err(SendError::Failed(error)) => Some(Err(error)),
+        link.am_bcopy(control::TAG_EAGER, tag.0, &[], data)?;
+    } else {
+        return Err(None);
     }
+    peer.eager_out += eager_cost(data.len());
+    Ok(())
 }
 
 impl Core {

@@ -40,6 +40,10 @@ use crate::{
     },
 };
 
+/// Laps between two looks at the fds (a system call, 0.8 µs), so that futures which never let the runtime's driver run still hear of
+/// new sockets, of room on them, and of peers that went.
+const FDS_EVERY: u64 = 256;
+
 /// Completions between two looks at the runtime's own budget.
 const COOP_EVERY: u32 = 32;
 
@@ -156,6 +160,9 @@ impl Shared {
         loop {
             let mut engine = self.enter();
             engine.laps = engine.laps.wrapping_add(1);
+            if engine.laps.is_multiple_of(FDS_EVERY) && !self.spin.is_thread() {
+                engine.poll_fds();
+            }
             if !self.spin.is_thread() {
                 engine.disarm();
             }
@@ -211,6 +218,12 @@ impl Shared {
             self.completions.store(count, Ordering::Relaxed);
             if count.is_multiple_of(COOP_EVERY) {
                 self.spin.learn(std::time::Duration::ZERO);
+                if count.is_multiple_of(COOP_EVERY * 32) {
+                    self.with(|engine| {
+                        engine.poll_fds();
+                        engine.progress()
+                    });
+                }
                 // Pending means that the budget is spent; the next poll of any budgeted future yields.
                 let _ = pin!(tokio::task::consume_budget()).poll(cx);
             }
@@ -237,7 +250,11 @@ impl Shared {
                 {
                     // Its own progress must not wake it.
                     entry.waker = None;
-                    engine.progress();
+                    engine.peek(|core| {
+                        core.operations
+                            .get(key)
+                            .is_none_or(|entry| entry.outcome.is_some())
+                    });
                 }
                 match engine.core.operations.get(key) {
                     Some(entry) => {

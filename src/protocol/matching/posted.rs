@@ -30,7 +30,6 @@ impl<T> PostedQueue<T> {
     }
 
     /// How many receives wait.
-    #[cfg(test)]
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.store.len()
