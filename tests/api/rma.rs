@@ -169,6 +169,7 @@ scenarios! { everywhere:
             for size in [1, 48, 5000, 70_000, 300_000, (1 << 20) + 3] {
                 let (region, remote) = exposed(&pair, memory(&pair.there, own, size).await, BOTH).await;
                 pair.here.endpoint.put(pattern(size, 1), remote.clone()).await.expect("put");
+                eprintln!("DBG {own} {size}");
                 let descriptor = region.descriptor().expect("a descriptor");
                 let buffer = region.unexpose().await;
                 same(buffer.as_slice().expect("host memory"), pattern(size, 1), size);

@@ -296,6 +296,7 @@ scenarios! { everywhere:
                 }
             });
             for round in 0..40 {
+                eprintln!("DBG {progress:?} {round}");
                 let size = [8, 600, 9000, 70_000, 300_000][round % 5];
                 let ((), back) = tokio::join!(
                     pair.here.send(1, pattern(size, round)),
