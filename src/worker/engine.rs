@@ -247,7 +247,7 @@ impl Core {
 
     /// Whether the next pass moves something by itself.
     #[inline]
-    fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         self.transfers.len() + self.writable.len() + self.runnable.len() + self.failures.len() > 0
     }
 }

@@ -111,7 +111,13 @@ impl Shared {
     /// Lets go of the engine and wakes the tasks that its state woke. Wakers are never called under the lock.
     #[inline]
     pub(crate) fn leave(&self, mut engine: MutexGuard<'_, Engine>) {
-        let due = !engine.is_armed() && !engine.reactor_due && engine.core.has_interest();
+        // Armed, it sleeps until something arrives: what can move without that needs the reactor all the same.
+        let due = !engine.reactor_due
+            && if engine.is_armed() {
+                engine.core.has_work()
+            } else {
+                engine.core.has_interest()
+            };
         if due {
             engine.reactor_due = true;
         }
