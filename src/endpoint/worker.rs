@@ -202,7 +202,7 @@ impl Worker {
                 .iter_mut()
                 .flatten()
                 .find(|peer| peer.id == id && matches!(peer.status, Status::Open))?;
-            peer.claimed = true;
+            peer.handles += 1;
             Some(peer.slot)
         })?;
         self.shared()

@@ -503,7 +503,7 @@ impl Core {
         });
         if let Some(peer) = self.peer(link) {
             peer.one_copy = None;
-            if !peer.claimed {
+            if peer.handles == 0 {
                 // Nobody will ask for the reason.
                 self.forget(link);
             }

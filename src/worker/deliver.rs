@@ -407,10 +407,17 @@ impl Core {
         let Some(entry) = self
             .operations
             .get(key)
-            .filter(|entry| entry.link == Some(link) && entry.outcome.is_none())
+            .filter(|entry| entry.link == Some(link))
         else {
             return;
         };
+        if entry.outcome.is_some() {
+            if let Work::Put(put) = &mut entry.work {
+                // Locally complete already, and its future has not come for that yet.
+                put.acknowledged = true;
+            }
+            return;
+        }
         match &mut entry.work {
             Work::Send(_) | Work::Recv(_) | Work::Get(_) => {
                 self.drop_transfers(key);

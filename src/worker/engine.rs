@@ -242,10 +242,16 @@ impl Engine {
         true
     }
 
-    /// Whether somebody has to look after the links: they can bring something, nobody is told, and the reactor has not been asked.
+    /// Whether the reactor has to be asked. Unarmed, the links can bring something of which nobody is told; armed, what can move without
+    /// an arrival is left to do.
     #[inline]
     pub(crate) fn needs_reactor(&self) -> bool {
-        self.links > 0 && !self.armed && !self.reactor_due
+        !self.reactor_due
+            && if self.armed {
+                self.core.has_work()
+            } else {
+                self.links > 0
+            }
     }
 
     pub(crate) fn has_links(&self) -> bool {

@@ -84,8 +84,8 @@ pub(crate) struct Peer {
     pub(crate) eager_owed: u64,
     /// Posted operations of the window.
     pub(crate) posted: usize,
-    /// Whether a user holds an endpoint of it.
-    pub(crate) claimed: bool,
+    /// Endpoints of it that users hold, clones not counted. The last one's drop closes the connection.
+    pub(crate) handles: usize,
     /// Wakers of `closed()` and `ready()`.
     pub(crate) waiters: Vec<Waker>,
 }

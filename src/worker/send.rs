@@ -152,6 +152,10 @@ impl Core {
         let Some(entry) = self.operations.get(key) else {
             return Ok(Step::Sent);
         };
+        if entry.outcome.is_some() || entry.deferred.is_some() {
+            // Ended, by a refusal for one, while it waited in the queue.
+            return Ok(Step::Sent);
+        }
         let attributes = peer.attributes;
         match &mut entry.work {
             Work::Send(send) => {

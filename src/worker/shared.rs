@@ -317,7 +317,10 @@ impl Shared {
     pub(crate) fn release_endpoint(&self, link: LinkId, id: crate::EndpointId) {
         self.with(|engine| {
             if let Some(peer) = engine.core.endpoint(link, id) {
-                peer.claimed = false;
+                peer.handles = peer.handles.saturating_sub(1);
+                if peer.handles > 0 {
+                    return;
+                }
                 match peer.status {
                     crate::worker::peer::Status::Open => {
                         peer.status = crate::worker::peer::Status::Closing { sent: false };

@@ -446,7 +446,7 @@ fn attach(
             eager_held: 0,
             eager_owed: 0,
             posted: 0,
-            claimed,
+            handles: usize::from(claimed),
             waiters: Vec::new(),
         };
         tracing::debug!(target: "wharf::endpoint", peer = %peer.info.name, transports = ?peer.transports, "connected");
@@ -585,7 +585,7 @@ fn claim(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointId)> {
         })?;
         let link = core.unclaimed.swap_remove(index);
         let peer = core.peer(link)?;
-        peer.claimed = true;
+        peer.handles += 1;
         Some((link, peer.id))
     })
 }

@@ -1,0 +1,230 @@
+//! Two ends of a connection, made in any of the ways it can be.
+
+use std::{future::Future, sync::OnceLock, time::Duration};
+
+use wharf::{Context, ContextBuilder, Endpoint, Mask, Tag, Worker};
+
+use crate::support::{LIMIT, watchdog};
+
+/// How the two ends are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// An endpoint to oneself.
+    Own,
+    Shm,
+    /// Shared memory alone: nothing is copied by the kernel.
+    ShmWithoutCma,
+    /// A peer's death is seen by its socket only.
+    ShmWithoutPidfd,
+    Tcp,
+}
+
+impl Way {
+    /// Options that leave this way only.
+    pub(crate) fn builder(self) -> ContextBuilder {
+        let builder = Context::builder();
+        let named = |list| builder.transports(list).expect("transports of this build");
+        match self {
+            Self::Own => named("self"),
+            Self::Shm => named("shm"),
+            Self::ShmWithoutCma => named("shm").cma(false),
+            Self::ShmWithoutPidfd => named("shm").pidfd(false),
+            Self::Tcp => named("tcp"),
+        }
+    }
+
+    pub(crate) fn context(self) -> Context {
+        self.builder().build().expect("a context")
+    }
+
+    pub(crate) fn worker(self) -> Worker {
+        Worker::new(&self.context()).expect("a worker")
+    }
+
+    /// Two connected ends.
+    pub(crate) async fn pair(self) -> Pair {
+        Pair::of(&self.builder().build().expect("a context"), self).await
+    }
+
+    /// What [`Endpoint::transports`] says.
+    pub(crate) fn transports(self) -> &'static [&'static str] {
+        match self {
+            Self::Own => &["self"],
+            Self::Shm | Self::ShmWithoutPidfd => &["shm", "cma"],
+            Self::ShmWithoutCma => &["shm"],
+            Self::Tcp => &["tcp"],
+        }
+    }
+}
+
+/// One end.
+#[derive(Clone)]
+pub(crate) struct Side {
+    pub(crate) context: Context,
+    pub(crate) worker: Worker,
+    pub(crate) endpoint: Endpoint,
+}
+
+/// Both ends. With [`Way::Own`] they are the same.
+pub(crate) struct Pair {
+    pub(crate) here: Side,
+    pub(crate) there: Side,
+}
+
+impl Pair {
+    /// Two workers of one context, connected by a listener; or one worker, connected to itself.
+    pub(crate) async fn of(context: &Context, way: Way) -> Self {
+        let here = Worker::new(context).expect("a worker");
+        if way == Way::Own {
+            let address = here.address().expect("an address");
+            let endpoint = here.connect(&address).await.expect("oneself");
+            let side = Side {
+                context: context.clone(),
+                worker: here,
+                endpoint,
+            };
+            return Self {
+                here: side.clone(),
+                there: side,
+            };
+        }
+        let there = Worker::new(context).expect("a worker");
+        let (dialled, accepted) = connect(&here, &there).await;
+        assert_eq!(dialled.transports(), way.transports(), "of {way:?}");
+        assert_eq!(accepted.transports(), way.transports(), "of {way:?}");
+        let side = |worker, endpoint| Side {
+            context: context.clone(),
+            worker,
+            endpoint,
+        };
+        Self {
+            here: side(here, dialled),
+            there: side(there, accepted),
+        }
+    }
+}
+
+/// Connects `here` to `there`, which listens; the endpoints of both.
+pub(crate) async fn connect(here: &Worker, there: &Worker) -> (Endpoint, Endpoint) {
+    let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+    let address = listener.local_addr();
+    let (dialled, accepted) = tokio::join!(here.connect(address), async {
+        listener.accept().await?.accept().await
+    });
+    (dialled.expect("connected"), accepted.expect("accepted"))
+}
+
+impl Side {
+    /// Receives the next message under exactly this tag.
+    pub(crate) async fn receive(&self, tag: u64, room: usize) -> Vec<u8> {
+        let received = self
+            .worker
+            .tag_recv(Tag(tag), Mask::ALL, vec![0xee; room])
+            .await
+            .expect("a message");
+        assert_eq!(received.tag, Tag(tag));
+        assert_eq!(received.from, self.endpoint.id());
+        let mut buffer = received.buffer;
+        assert!(
+            buffer[received.len..].iter().all(|byte| *byte == 0xee),
+            "bytes behind the message were touched"
+        );
+        buffer.truncate(received.len);
+        buffer
+    }
+
+    pub(crate) async fn send(&self, tag: u64, bytes: impl Into<wharf::Buffer>) {
+        self.endpoint
+            .tag_send(Tag(tag), bytes)
+            .await
+            .expect("sent");
+    }
+}
+
+/// Sizes on both sides of every threshold.
+pub(crate) const SIZES: [usize; 28] = [
+    0,
+    1,
+    7,
+    8,
+    47,
+    48,
+    49,
+    4095,
+    4096,
+    4097,
+    8191,
+    8192,
+    8193,
+    (32 << 10) - 1,
+    32 << 10,
+    (32 << 10) + 1,
+    (64 << 10) - 1,
+    64 << 10,
+    (64 << 10) + 1,
+    (128 << 10) - 1,
+    128 << 10,
+    (128 << 10) + 1,
+    (256 << 10) - 1,
+    256 << 10,
+    (256 << 10) + 1,
+    (1 << 20) - 1,
+    (1 << 20) + 3,
+    (8 << 20) + 5,
+];
+
+/// `length` bytes that are different for every `seed` and at every place.
+pub(crate) fn pattern(length: usize, seed: usize) -> &'static [u8] {
+    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
+    let bytes = BYTES.get_or_init(|| {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut bytes = Vec::with_capacity(9 << 20);
+        while bytes.len() < 9 << 20 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            bytes.extend_from_slice(&state.to_le_bytes());
+        }
+        bytes
+    });
+    let start = (seed * 101) % (bytes.len() - length);
+    &bytes[start..start + length]
+}
+
+/// Demands equal bytes without printing megabytes.
+#[track_caller]
+pub(crate) fn same(found: &[u8], wanted: &[u8], what: impl std::fmt::Display) {
+    assert_eq!(found.len(), wanted.len(), "length of {what}");
+    if found != wanted {
+        let at = found.iter().zip(wanted).position(|(a, b)| a != b);
+        panic!("{what} differs at byte {at:?} of {}", wanted.len());
+    }
+}
+
+/// Runs a scenario on a runtime of one thread.
+pub(crate) fn run(scenario: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+        .block_on(watchdog(LIMIT, scenario));
+}
+
+/// Runs a scenario as a task of a runtime of two threads.
+pub(crate) fn run_on_threads(scenario: impl Future<Output = ()> + Send + 'static) {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let task = runtime.spawn(watchdog(LIMIT, scenario));
+    match runtime.block_on(task) {
+        Ok(()) => {}
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+/// Time for others to run until nothing moves; where a test must show that something does *not* happen.
+pub(crate) async fn a_while() {
+    tokio::time::sleep(Duration::from_millis(20)).await;
+}

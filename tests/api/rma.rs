@@ -1,0 +1,312 @@
+//! One-sided operations.
+
+use wharf::{Access, BufferMut, Descriptor, ErrorKind, Region, RemoteRegion};
+
+use crate::fixture::{Pair, SIZES, Side, Way, pattern, run, run_on_threads, same};
+
+const BOTH: Access = Access::READ.union(Access::WRITE);
+
+/// Where exposed memory comes from.
+const MEMORIES: [bool; 2] = [true, false];
+
+async fn memory(side: &Side, own: bool, size: usize) -> BufferMut {
+    if own {
+        side.context.allocate(size).await.expect("memory").into()
+    } else {
+        vec![0; size].into()
+    }
+}
+
+/// Memory of `there`, exposed, and as `here` sees it.
+async fn exposed(pair: &Pair, buffer: impl Into<BufferMut>, access: Access) -> (Region, RemoteRegion) {
+    let region = pair.there.context.expose(buffer, access).await.expect("exposed");
+    let bytes = region.descriptor().expect("a descriptor").to_bytes();
+    let descriptor = Descriptor::from_bytes(&bytes).expect("unaltered");
+    let remote = pair.here.endpoint.import(&descriptor).expect("the peer's");
+    assert_eq!(remote.len(), region.len());
+    (region, remote)
+}
+
+fn content(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.read_at(0, &mut bytes).expect("within");
+    bytes
+}
+
+scenarios! { everywhere:
+    /// What was put is there when the put has ended.
+    async fn put(way: Way) {
+        let pair = way.pair().await;
+        for own in MEMORIES {
+            for (index, size) in SIZES.into_iter().enumerate() {
+                let (region, remote) = exposed(&pair, memory(&pair.there, own, size + 2).await, BOTH).await;
+                // Twice: the second finds what the first has set up.
+                for seed in [index, index + 1] {
+                    pair.here.endpoint.put(pattern(size, seed), remote.slice(1..)).await.expect("put");
+                    let bytes = content(&region);
+                    same(&bytes[1..size + 1], pattern(size, seed), size);
+                    assert_eq!((bytes[0], bytes[size + 1]), (0, 0), "{size} bytes touched their neighbours");
+                }
+            }
+        }
+    }
+
+    async fn get(way: Way) {
+        let pair = way.pair().await;
+        for own in MEMORIES {
+            for (index, size) in SIZES.into_iter().enumerate() {
+                let (region, remote) = exposed(&pair, memory(&pair.there, own, size + 2).await, BOTH).await;
+                for seed in [index, index + 1] {
+                    region.write_at(1, pattern(size, seed)).expect("within");
+                    let target = if own { pair.here.context.allocate(size).await.expect("memory").into() } else { BufferMut::from(vec![0; size]) };
+                    let got = pair.here.endpoint.get(remote.slice(1..=size), target).await.expect("got");
+                    same(got.as_slice().expect("host memory"), pattern(size, seed), size);
+                }
+            }
+        }
+    }
+
+    /// From memory that wharf allocated.
+    async fn put_from_own_memory(way: Way) {
+        let pair = way.pair().await;
+        for size in [8, 5000, 70_000, (1 << 20) + 3] {
+            let mut source = pair.here.context.allocate(size).await.expect("memory");
+            source.copy_from_slice(pattern(size, 4));
+            let source = source.freeze();
+            let (region, remote) = exposed(&pair, memory(&pair.there, true, size).await, BOTH).await;
+            for _ in 0..3 {
+                region.write_at(0, &vec![0; size]).expect("within");
+                pair.here.endpoint.put(source.clone(), remote.clone()).await.expect("put");
+                same(&content(&region), pattern(size, 4), size);
+            }
+        }
+    }
+
+    /// Locally complete puts, made sure of by a flush.
+    async fn local_and_flush(way: Way) {
+        let pair = way.pair().await;
+        for own in MEMORIES {
+            let (region, remote) = exposed(&pair, memory(&pair.there, own, 4 << 20).await, BOTH).await;
+            let mut at = 0;
+            for (index, size) in SIZES.into_iter().enumerate().filter(|(_, size)| *size <= 300_000) {
+                pair.here.endpoint.put(pattern(size, index), remote.slice(at..)).local().await.expect("put");
+                at += size;
+            }
+            pair.here.endpoint.flush().await.expect("flushed");
+            let bytes = content(&region);
+            let mut at = 0;
+            for (index, size) in SIZES.into_iter().enumerate().filter(|(_, size)| *size <= 300_000) {
+                same(&bytes[at..at + size], pattern(size, index), size);
+                at += size;
+            }
+            // With nothing pending it is over at once.
+            pair.here.endpoint.flush().await.expect("flushed");
+        }
+    }
+
+    /// Posted operations, some of them never awaited, and a flush behind them.
+    async fn posted(way: Way) {
+        let pair = way.pair().await;
+        for own in MEMORIES {
+            for size in [16, 5000, 100_000, 600_000] {
+                let (region, remote) = exposed(&pair, memory(&pair.there, own, 8 * size).await, BOTH).await;
+                let mut puts = Vec::new();
+                for index in 0..8 {
+                    let put = pair.here.endpoint.put(pattern(size, index), remote.slice(index * size..)).post().expect("room");
+                    if index % 2 == 0 {
+                        puts.push(put);
+                    } else {
+                        drop(put);
+                    }
+                }
+                pair.here.endpoint.flush().await.expect("flushed");
+                let bytes = content(&region);
+                for index in 0..8 {
+                    same(&bytes[index * size..][..size], pattern(size, index), size);
+                }
+                for put in puts {
+                    put.await.expect("put");
+                }
+                let gets: Vec<_> = (0..8)
+                    .map(|index| pair.here.endpoint.get(remote.slice(index * size..), vec![0; size]).post().expect("room"))
+                    .collect();
+                for (index, get) in gets.into_iter().enumerate() {
+                    same(&get.await.expect("got"), pattern(size, index), size);
+                }
+            }
+        }
+    }
+
+    /// Past the window of posted operations there is no room, and the buffer comes back; later there is again.
+    async fn window(way: Way) {
+        let pair = way.pair().await;
+        let (_region, remote) = exposed(&pair, vec![0; 64], BOTH).await;
+        let mut posted = Vec::new();
+        let full = loop {
+            match pair.here.endpoint.put(vec![1; 8], remote.clone()).post() {
+                Ok(put) => posted.push(put),
+                Err(error) => break error,
+            }
+            assert!(posted.len() <= 100_000, "no bound");
+        };
+        let (error, buffer) = full.into_parts();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        assert_eq!(buffer.map(|buffer| buffer.len()), Some(8));
+        let error = pair.here.endpoint.tag_send(1, vec![1; 8]).post().expect_err("no room either");
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        let error = pair.here.endpoint.get(remote.clone(), vec![1; 8]).post().expect_err("no room either");
+        assert_eq!((error.kind(), error.into_parts().1), (ErrorKind::WouldBlock, Some(vec![1; 8])));
+        for put in posted {
+            put.await.expect("put");
+        }
+        pair.here.endpoint.put(vec![2; 8], remote).post().expect("room again").await.expect("put");
+    }
+
+    /// Memory that is exposed no longer: the owner has it back with what was put, and nobody reaches it.
+    async fn unexposed(way: Way) {
+        let pair = way.pair().await;
+        for own in MEMORIES {
+            for size in [1, 48, 5000, 70_000, 300_000, (1 << 20) + 3] {
+                let (region, remote) = exposed(&pair, memory(&pair.there, own, size).await, BOTH).await;
+                pair.here.endpoint.put(pattern(size, 1), remote.clone()).await.expect("put");
+                eprintln!("DBG {own} {size}");
+                let descriptor = region.descriptor().expect("a descriptor");
+                let buffer = region.unexpose().await;
+                same(buffer.as_slice().expect("host memory"), pattern(size, 1), size);
+
+                // The slot is used again, by other memory.
+                let (other, other_remote) = exposed(&pair, memory(&pair.there, own, size).await, BOTH).await;
+                for remote in [remote, pair.here.endpoint.import(&descriptor).expect("the peer's")] {
+                    let error = pair.here.endpoint.put(pattern(size, 2), remote.clone()).await.expect_err("stale");
+                    assert_eq!(error.kind(), ErrorKind::StaleKey, "put of {size}: {error:?}");
+                    let error = pair.here.endpoint.get(remote.clone(), vec![7; size]).await.expect_err("stale");
+                    assert_eq!(error.kind(), ErrorKind::StaleKey, "get of {size}: {error:?}");
+                    let put = pair.here.endpoint.put(pattern(size, 2), remote.clone()).post().expect("room");
+                    assert_eq!(put.await.expect_err("stale").kind(), ErrorKind::StaleKey);
+                    let get = pair.here.endpoint.get(remote, vec![7; size]).post().expect("room");
+                    assert_eq!(get.await.expect_err("stale").kind(), ErrorKind::StaleKey);
+                }
+                assert!(content(&other).iter().all(|byte| *byte == 0), "the new owner's memory was touched");
+                // The connection is as good as before.
+                pair.here.endpoint.put(pattern(size, 3), other_remote).await.expect("put");
+                same(&content(&other), pattern(size, 3), size);
+                same(buffer.as_slice().expect("host memory"), pattern(size, 1), size);
+            }
+        }
+    }
+
+    /// Dropping a region revokes as well.
+    async fn dropped(way: Way) {
+        let pair = way.pair().await;
+        let (region, remote) = exposed(&pair, vec![0; 100], BOTH).await;
+        drop(region);
+        let error = pair.here.endpoint.put(vec![1; 100], remote.clone()).await.expect_err("stale");
+        assert_eq!(error.kind(), ErrorKind::StaleKey);
+        // Of no bytes at all, too.
+        let error = pair.here.endpoint.put(vec![], remote).await.expect_err("stale");
+        assert_eq!(error.kind(), ErrorKind::StaleKey);
+    }
+
+    async fn out_of_bounds(way: Way) {
+        let pair = way.pair().await;
+        for own in MEMORIES {
+            let (region, remote) = exposed(&pair, memory(&pair.there, own, 1000).await, BOTH).await;
+            for part in [remote.clone(), remote.slice(1..), remote.slice(1000..)] {
+                let long = part.len() + 1;
+                let error = pair.here.endpoint.put(vec![1; long], part.clone()).await.expect_err("too long");
+                assert_eq!(error.kind(), ErrorKind::OutOfBounds);
+                let (error, buffer) = pair.here.endpoint.put(vec![1; long], part.clone()).post().expect_err("too long").into_parts();
+                assert_eq!((error.kind(), buffer.map(|buffer| buffer.len())), (ErrorKind::OutOfBounds, Some(long)));
+                let (error, buffer) = pair.here.endpoint.get(part.clone(), vec![7; long]).await.expect_err("too long").into_parts();
+                assert_eq!((error.kind(), buffer), (ErrorKind::OutOfBounds, Some(vec![7; long])));
+                let (error, buffer) = pair.here.endpoint.get(part, vec![7; long]).post().expect_err("too long").into_parts();
+                assert_eq!((error.kind(), buffer), (ErrorKind::OutOfBounds, Some(vec![7; long])));
+            }
+            assert_eq!(content(&region), vec![0; 1000]);
+            assert_eq!(region.read_at(999, &mut [0; 2]).expect_err("too long").kind(), ErrorKind::OutOfBounds);
+            assert_eq!(region.write_at(usize::MAX, &[0; 2]).expect_err("too long").kind(), ErrorKind::OutOfBounds);
+        }
+    }
+
+    async fn without_the_right(way: Way) {
+        let pair = way.pair().await;
+        for own in MEMORIES {
+            for size in [10, 5000, 300_000] {
+                let (read_only, remote) = exposed(&pair, memory(&pair.there, own, size).await, Access::READ).await;
+                assert_eq!(remote.access(), Access::READ);
+                let error = pair.here.endpoint.put(pattern(size, 1), remote.clone()).await.expect_err("read only");
+                assert_eq!(error.kind(), ErrorKind::AccessDenied);
+                let error = pair.here.endpoint.put(pattern(size, 1), remote.clone()).post().expect_err("read only");
+                assert_eq!(error.kind(), ErrorKind::AccessDenied);
+                same(&pair.here.endpoint.get(remote, vec![1; size]).await.expect("got"), &vec![0; size], size);
+                same(&content(&read_only), &vec![0; size], size);
+
+                let (write_only, remote) = exposed(&pair, memory(&pair.there, own, size).await, Access::WRITE).await;
+                let (error, buffer) = pair.here.endpoint.get(remote.clone(), vec![7; size]).await.expect_err("write only").into_parts();
+                assert_eq!((error.kind(), buffer), (ErrorKind::AccessDenied, Some(vec![7; size])));
+                pair.here.endpoint.put(pattern(size, 2), remote).await.expect("put");
+                same(&content(&write_only), pattern(size, 2), size);
+            }
+        }
+    }
+
+    /// A descriptor with any byte altered, cut short or lengthened is none.
+    async fn altered_descriptors(way: Way) {
+        let pair = way.pair().await;
+        for own in MEMORIES {
+            let region = pair.there.context.expose(memory(&pair.there, own, 1000).await, BOTH).await.expect("exposed");
+            let good = region.descriptor().expect("a descriptor").to_bytes();
+            for at in 0..good.len() {
+                for change in [1, 0x80, 0xff] {
+                    let mut bad = good.clone();
+                    bad[at] ^= change;
+                    assert_eq!(Descriptor::from_bytes(&bad).expect_err("altered").kind(), ErrorKind::Malformed, "byte {at}");
+                }
+                assert_eq!(Descriptor::from_bytes(&good[..at]).expect_err("cut").kind(), ErrorKind::Malformed, "at {at}");
+            }
+            let mut long = good.clone();
+            long.push(0);
+            assert_eq!(Descriptor::from_bytes(&long).expect_err("too long").kind(), ErrorKind::Malformed);
+            assert_eq!(Descriptor::from_bytes(&good).expect("unaltered"), region.descriptor().expect("a descriptor"));
+        }
+    }
+
+    /// Puts and gets of many sizes under way at once, to the same endpoint, in both directions.
+    async fn many_at_once(way: Way) {
+        let pair = way.pair().await;
+        let (region, remote) = exposed(&pair, memory(&pair.there, true, 6 << 20).await, BOTH).await;
+        let back = pair.here.context.expose(vec![0; 6 << 20], BOTH).await.expect("exposed");
+        let there = pair.there.endpoint.import(&back.descriptor().expect("a descriptor")).expect("the peer's");
+        let work = |endpoint: wharf::Endpoint, remote: RemoteRegion, seed: usize| async move {
+            let mut at = 0;
+            let mut puts = Vec::new();
+            for (index, size) in SIZES.into_iter().enumerate().take(27) {
+                puts.push((at, size, index, endpoint.put(pattern(size, index + seed), remote.slice(at..)).post().expect("room")));
+                at += size;
+            }
+            for (at, size, index, put) in puts {
+                put.await.expect("put");
+                let got = endpoint.get(remote.slice(at..at + size), vec![0; size]).await.expect("got");
+                same(&got, pattern(size, index + seed), size);
+            }
+        };
+        let one = tokio::spawn(work(pair.here.endpoint.clone(), remote, 3));
+        let two = tokio::spawn(work(pair.there.endpoint.clone(), there, 300));
+        one.await.expect("to its end");
+        two.await.expect("to its end");
+        same(&content(&region)[..1], pattern(1, 4), "the first");
+    }
+}
+
+scenarios! { between workers:
+    /// A remote region belongs to the endpoint it was imported on.
+    async fn on_another_endpoint(way: Way) {
+        let pair = way.pair().await;
+        let other = way.pair().await;
+        let (_region, remote) = exposed(&pair, vec![0; 10], BOTH).await;
+        let error = other.here.endpoint.put(vec![1; 10], remote.clone()).await.expect_err("another endpoint");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let error = other.here.endpoint.get(remote, vec![1; 10]).await.expect_err("another endpoint");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    }
+}

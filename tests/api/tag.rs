@@ -1,0 +1,341 @@
+//! Tagged messages.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use wharf::{Context, ErrorKind, Mask, Progress, Tag};
+
+use crate::fixture::{Pair, SIZES, Way, a_while, pattern, run, run_on_threads, same};
+
+scenarios! { everywhere:
+    /// The receive is there first.
+    async fn expected(way: Way) {
+        let pair = way.pair().await;
+        for (index, size) in SIZES.into_iter().enumerate() {
+            let (received, ()) = tokio::join!(
+                pair.there.receive(index as u64, size),
+                pair.here.send(index as u64, pattern(size, index)),
+            );
+            same(&received, pattern(size, index), size);
+        }
+    }
+
+    /// Posted receives, in another order than the messages; buffers longer than the messages.
+    async fn posted_out_of_order(way: Way) {
+        let pair = way.pair().await;
+        let mut receives = Vec::new();
+        for (index, size) in SIZES.into_iter().enumerate().rev() {
+            let receive = pair.there.worker.tag_recv(index as u64, Mask::ALL, vec![0; size + 9]).post();
+            receives.push((index, size, receive));
+        }
+        let sends = join_all(SIZES.into_iter().enumerate().map(|(index, size)| pair.here.send(index as u64, pattern(size, index))));
+        let receives = join_all(receives.into_iter().map(|(index, size, receive)| async move {
+            let received = receive.await.expect("a message");
+            assert_eq!(received.tag, Tag(index as u64));
+            assert_eq!(received.buffer.len(), size + 9);
+            same(&received.buffer[..received.len], pattern(size, index), size);
+        }));
+        tokio::join!(sends, receives);
+    }
+
+    /// The messages are there first, and are received in another order.
+    async fn unexpected(way: Way) {
+        let pair = way.pair().await;
+        let sends = join_all(SIZES.into_iter().enumerate().map(|(index, size)| pair.here.send(index as u64, pattern(size, index))));
+        let receives = async {
+            // The last was sent last, and messages keep their order: all are here when it is.
+            let last = SIZES.len() as u64 - 1;
+            while pair.there.worker.tag_probe(last, Mask::ALL).is_none() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            for (index, size) in SIZES.into_iter().enumerate().rev() {
+                let info = pair.there.worker.tag_probe(index as u64, Mask::ALL).expect("it is here");
+                assert_eq!((info.len, info.tag, info.from), (size, Tag(index as u64), pair.there.endpoint.id()));
+                same(&pair.there.receive(index as u64, size + 3).await, pattern(size, index), size);
+            }
+        };
+        tokio::join!(sends, receives);
+    }
+
+    /// Memory that wharf allocated, at both ends, used again and again.
+    async fn own_memory(way: Way) {
+        let pair = way.pair().await;
+        for size in [1, 4097, 64 << 10, (256 << 10) + 1, (8 << 20) + 5] {
+            let mut source = pair.here.context.allocate(size).await.expect("memory");
+            source.copy_from_slice(pattern(size, 5));
+            let source = source.freeze();
+            let mut target = pair.there.context.allocate(size + 1).await.expect("memory");
+            for _ in 0..4 {
+                target.fill(0);
+                let (received, ()) = tokio::join!(
+                    pair.there.worker.tag_recv(5, Mask::ALL, target),
+                    pair.here.send(5, source.clone()),
+                );
+                let received = received.expect("a message");
+                target = received.buffer;
+                same(&target[..received.len], pattern(size, 5), size);
+            }
+        }
+    }
+
+    /// A receive that takes any tag gets the messages in the order they were sent, whatever their sizes.
+    async fn wildcards_keep_order(way: Way) {
+        let pair = way.pair().await;
+        let sizes: Vec<usize> = (0..300).map(|index| [3, 70_000, 48, 0, 5000, 49, 140_000, 9000][index % 8] + index % 3).collect();
+        let sends = join_all(sizes.iter().enumerate().map(|(index, size)| pair.here.send((index as u64) << 8 | 7, pattern(*size, index))));
+        let receives = async {
+            for (index, size) in sizes.iter().enumerate() {
+                // Half of them by another mask that takes all of these.
+                let (tag, mask) = if index % 2 == 0 { (0, Mask::NONE) } else { (7, Mask(0xff)) };
+                let received = pair.there.worker.tag_recv(tag, mask, vec![0; 150_000]).await.expect("a message");
+                assert_eq!(received.tag, Tag((index as u64) << 8 | 7), "order");
+                same(&received.buffer[..received.len], pattern(*size, index), index);
+            }
+        };
+        tokio::join!(sends, receives);
+    }
+
+    /// Posted receives match in the order they were posted, wildcards among them.
+    async fn posted_keep_order(way: Way) {
+        let pair = way.pair().await;
+        let post = |tag: u64, mask| pair.there.worker.tag_recv(tag, mask, vec![0; 200_000]).post();
+        let first = post(0, Mask::NONE);
+        let second = post(4, Mask::ALL);
+        let third = post(0, Mask::NONE);
+        let fourth = post(4, Mask(4));
+        let sends = async {
+            // In the order of their first polls.
+            tokio::join!(
+                pair.here.send(4, pattern(10, 0)),
+                pair.here.send(5, pattern(150_000, 1)),
+                pair.here.send(4, pattern(150_000, 2)),
+                pair.here.send(12, pattern(20, 3)),
+            )
+        };
+        let ((first, second, third, fourth), _) =
+            tokio::join!(async { tokio::join!(first, second, third, fourth) }, sends);
+        let expected = [(first, 4, 10, 0), (third, 5, 150_000, 1), (second, 4, 150_000, 2), (fourth, 12, 20, 3)];
+        for (received, tag, size, seed) in expected {
+            let received = received.expect("a message");
+            assert_eq!(received.tag, Tag(tag));
+            same(&received.buffer[..received.len], pattern(size, seed), tag);
+        }
+    }
+
+    /// A synchronous send ends when its message was matched, not before.
+    async fn synchronous(way: Way) {
+        let pair = way.pair().await;
+        for size in [0, 5, 48, 49, 5000, 9000, 40_000, 200_000, (1 << 20) + 3] {
+            let mut send = pair.here.endpoint.tag_send(1, pattern(size, 9)).sync().post().expect("room");
+            tokio::select! {
+                biased;
+                result = &mut send => panic!("{size} bytes: ended unmatched with {result:?}"),
+                () = a_while() => {}
+            }
+            assert_eq!(pair.there.worker.tag_probe(1, Mask::ALL).map(|info| info.len), Some(size));
+            let (received, result) = tokio::join!(pair.there.receive(1, size), send);
+            result.expect("sent");
+            same(&received, pattern(size, 9), size);
+
+            let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![0; size]).post();
+            pair.here.endpoint.tag_send(1, pattern(size, 10)).sync().await.expect("matched");
+            same(&receive.await.expect("a message").buffer, pattern(size, 10), size);
+        }
+    }
+
+    /// A receive that is too short fails and gives its buffer back; the next message is whole.
+    async fn truncation(way: Way) {
+        let pair = way.pair().await;
+        for size in [1, 8, 49, 5000, 9000, 50_000, 200_000, (1 << 20) + 3] {
+            for expected in [true, false] {
+                let sends = async {
+                    tokio::join!(pair.here.send(3, pattern(size, 1)), pair.here.send(3, pattern(size, 2)))
+                };
+                let receives = async {
+                    if !expected {
+                        while pair.there.worker.tag_probe(3, Mask::ALL).is_none() {
+                            tokio::task::yield_now().await;
+                        }
+                    }
+                    let short = pair.there.worker.tag_recv(3, Mask::ALL, vec![0; size - 1]);
+                    let (error, buffer) = if size % 2 == 0 { short.post().await } else { short.await }.expect_err("too short").into_parts();
+                    assert_eq!(error.kind(), ErrorKind::Truncated, "{size}: {error}");
+                    assert_eq!(buffer.map(|buffer| buffer.len()), Some(size - 1), "{size}");
+                    same(&pair.there.receive(3, size).await, pattern(size, 2), size);
+                };
+                tokio::join!(sends, receives);
+            }
+        }
+    }
+
+    /// A claimed message that is dropped goes back to its place; one that is received does not stay.
+    async fn matched(way: Way) {
+        let pair = way.pair().await;
+        for size in [0, 20, 5000, 9000, 100_000, 300_000] {
+            let sends = async {
+                tokio::join!(
+                    pair.here.send(1, pattern(size, 1)),
+                    pair.here.send(2, pattern(size, 2)),
+                    pair.here.send(1, pattern(size, 3)),
+                )
+            };
+            let receives = async {
+                let worker = &pair.there.worker;
+                let first = worker.tag_matched(1, Mask::ALL).await.expect("a message");
+                assert_eq!((first.info().len, first.info().tag), (size, Tag(1)));
+                assert_eq!(first.info().from, pair.there.endpoint.id());
+                drop(first);
+                let first = worker.tag_matched(0, Mask::NONE).await.expect("a message");
+                assert_eq!(first.info().tag, Tag(1), "back in front of the second");
+                let second = worker.tag_matched(0, Mask::NONE).await.expect("a message");
+                assert_eq!(second.info().tag, Tag(2));
+                drop(second);
+                let received = first.recv(vec![0; size]).await.expect("a message");
+                same(&received.buffer[..received.len], pattern(size, 1), size);
+                while worker.tag_probe(1, Mask::ALL).is_none() {
+                    tokio::task::yield_now().await;
+                }
+                let third = worker.tag_take(1, Mask::ALL).expect("it is here");
+                assert!(worker.tag_take(1, Mask::ALL).is_none());
+                drop(third);
+                same(&pair.there.receive(2, size).await, pattern(size, 2), size);
+                same(&pair.there.receive(1, size).await, pattern(size, 3), size);
+                assert!(worker.tag_probe(0, Mask::NONE).is_none());
+            };
+            tokio::join!(sends, receives);
+        }
+    }
+
+    /// A claim that waits for its message.
+    async fn matched_before_it_came(way: Way) {
+        let pair = way.pair().await;
+        for size in [0, 20, 5000, 9000, 100_000, 300_000] {
+            let claim = async {
+                let matched = pair.there.worker.tag_matched(6, Mask::ALL).await.expect("a message");
+                assert_eq!(matched.info().len, size);
+                matched
+            };
+            let (matched, ()) = tokio::join!(
+                async { claim.await.recv(vec![0; size]).await },
+                async {
+                    a_while().await;
+                    pair.here.send(6, pattern(size, 6)).await;
+                },
+            );
+            same(&matched.expect("a message").buffer, pattern(size, 6), size);
+        }
+    }
+
+    /// More unexpected messages than the eager window holds; all arrive, in order.
+    async fn beyond_the_window(way: Way) {
+        let pair = way.pair().await;
+        const COUNT: usize = 10_000;
+        let sends: Vec<_> = (0..COUNT).map(|index| pair.here.send(8, pattern(100 + index % 60, index))).collect();
+        let receives = async {
+            // Nothing is received until as much as may has arrived.
+            a_while().await;
+            for index in 0..COUNT {
+                same(&pair.there.receive(8, 160).await, pattern(100 + index % 60, index), index);
+            }
+        };
+        tokio::join!(join_all(sends), receives);
+    }
+
+    /// Both ends flood each other, with more than rings and windows hold, and nothing but events wakes them.
+    async fn flood_both_ways(way: Way) {
+        let context = way.builder().progress(Progress::EventDriven).build().expect("a context");
+        let pair = Pair::of(&context, way).await;
+        const COUNT: usize = 1500;
+        let sizes = [0, 30, 4000, 60, 20_000, 49, 90_000, 1];
+        let flood = |from: &crate::fixture::Side, tag: u64| {
+            let from = from.clone();
+            async move {
+                join_all((0..COUNT).map(|index| {
+                    let from = &from;
+                    async move { from.send(tag, pattern(sizes[index % sizes.len()], index)).await }
+                }))
+                .await;
+            }
+        };
+        let drain = |to: &crate::fixture::Side, tag: u64| {
+            let to = to.clone();
+            async move {
+                for index in 0..COUNT {
+                    same(&to.receive(tag, 90_000).await, pattern(sizes[index % sizes.len()], index), index);
+                }
+            }
+        };
+        let all = [
+            tokio::spawn(flood(&pair.here, 1)),
+            tokio::spawn(drain(&pair.there, 1)),
+            tokio::spawn(flood(&pair.there, 2)),
+            tokio::spawn(drain(&pair.here, 2)),
+        ];
+        for task in all {
+            task.await.expect("to its end");
+        }
+    }
+
+    /// Messages go to and fro under every policy.
+    async fn policies(way: Way) {
+        for progress in [
+            Progress::Adaptive,
+            Progress::Spin(Duration::from_micros(30)),
+            Progress::Spin(Duration::ZERO),
+            Progress::Busy,
+            Progress::EventDriven,
+            Progress::Thread,
+        ] {
+            let context: Context = way.builder().progress(progress).build().expect("a context");
+            let pair = Pair::of(&context, way).await;
+            let echo = pair.there.clone();
+            let echo = tokio::spawn(async move {
+                for _ in 0..40 {
+                    let bytes = echo.receive(1, 300_000).await;
+                    echo.send(2, bytes).await;
+                }
+            });
+            for round in 0..40 {
+                eprintln!("DBG {progress:?} {round}");
+                let size = [8, 600, 9000, 70_000, 300_000][round % 5];
+                let ((), back) = tokio::join!(
+                    pair.here.send(1, pattern(size, round)),
+                    pair.here.receive(2, 300_000),
+                );
+                same(&back, pattern(size, round), format_args!("{progress:?}, {size}"));
+                if round % 8 == 7 {
+                    // Everybody sleeps.
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            }
+            echo.await.expect("to its end");
+        }
+    }
+
+    /// The rendezvous threshold that was asked for: every size arrives on either side of it.
+    async fn threshold_of_ones_own(way: Way) {
+        for threshold in [0, 1, 100, 6000, usize::MAX] {
+            let context = way.builder().rendezvous_threshold(threshold).build().expect("a context");
+            let pair = Pair::of(&context, way).await;
+            for size in [0, 1, 48, 99, 100, 101, 5999, 6000, 6001, 100_000] {
+                let (received, ()) = tokio::join!(pair.there.receive(1, size), pair.here.send(1, pattern(size, 2)));
+                same(&received, pattern(size, 2), size);
+            }
+        }
+    }
+
+    /// Answers go to whom `from` names.
+    async fn answers(way: Way) {
+        let pair = way.pair().await;
+        pair.here.send(1, &b"question"[..]).await;
+        let question = pair.there.worker.tag_recv(1, Mask::ALL, vec![0; 20]).await.expect("a message");
+        let back = pair.there.worker.endpoint(question.from).expect("it is open");
+        assert_eq!(back.id(), pair.there.endpoint.id());
+        back.tag_send_copy(2, b"answer").await.expect("sent");
+        drop(back);
+        assert_eq!(pair.here.receive(2, 10).await, b"answer");
+        // The clone that was dropped was not the last: the connection stands.
+        pair.here.send(3, &b"again"[..]).await;
+        assert_eq!(pair.there.receive(3, 10).await, b"again");
+    }
+}
