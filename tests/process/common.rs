@@ -123,10 +123,7 @@ impl First {
                 .tag_send(tag, bytes(length as u64, length))
                 .await
                 .expect("a send");
-            let back = watchdog(
-                LIMIT,
-                self.worker.tag_recv(tag, Mask::ALL, vec![0; length]),
-            );
+            let back = watchdog(LIMIT, self.worker.tag_recv(tag, Mask::ALL, vec![0; length]));
             let back = back.await.expect("an answer");
             assert_eq!(back.len, length);
             expect_bytes(length as u64, &back.buffer);

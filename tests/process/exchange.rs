@@ -110,7 +110,10 @@ async fn first(mut first: First) {
             let get = watchdog(LIMIT, endpoint.get(place, own)).await;
             expect_bytes(seed, &get.expect("a get"));
             // What lies around it is as it was.
-            let get = endpoint.get(remote.slice(length + offset..), vec![0; 100 - offset + LARGEST - length]);
+            let get = endpoint.get(
+                remote.slice(length + offset..),
+                vec![0; 100 - offset + LARGEST - length],
+            );
             if seed == 1 {
                 let rest = watchdog(LIMIT, get).await.expect("a get");
                 expect_bytes_from(99, length + offset, &rest);
@@ -174,18 +177,16 @@ async fn second(second: Second) {
             if question.is_empty() {
                 break;
             }
-            let mut numbers = question.chunks(8).map(|number| {
-                u64::from_le_bytes(number.try_into().expect("eight bytes"))
-            });
+            let mut numbers = question
+                .chunks(8)
+                .map(|number| u64::from_le_bytes(number.try_into().expect("eight bytes")));
             let mut number = || numbers.next().expect("three numbers");
             let (seed, offset, length) = (number(), number() as usize, number() as usize);
             let mut seen = vec![0; length];
             region.read_at(offset, &mut seen).expect("in the region");
             expect_bytes(seed, &seen);
             let mut beyond = vec![0; 1];
-            region
-                .read_at(all - 1, &mut beyond)
-                .expect("in the region");
+            region.read_at(all - 1, &mut beyond).expect("in the region");
             expect_bytes_from(99, all - 1, &beyond);
             endpoint
                 .tag_send(Tag(CHECKED), "right")

@@ -165,7 +165,7 @@ fn another_user_with_an_address_is_served_over_tcp() {
 /// Two processes of a user without privileges, one of which lets nobody look inside: `cma` is left out, both say so once.
 #[test]
 fn without_ptrace_there_is_no_cma() {
-    if let Some(mut parent) = child("listens") {
+    if let Some(parent) = child("listens") {
         if geteuid().is_root() {
             become_nobody();
         }

@@ -128,16 +128,15 @@ mod in_the_handshake {
     fn connect_ends_at_its_limit() {
         if let Some(mut parent) = crate::support::child("stopped") {
             crate::common::multi_thread().block_on(async {
-                let worker = Worker::new(&Context::builder().build().expect("a context"))
-                    .expect("a worker");
+                let worker =
+                    Worker::new(&Context::builder().build().expect("a context")).expect("a worker");
                 let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
                 parent.say(listener.local_addr());
                 parent.wait_for_death().await;
             });
             return;
         }
-        let mut child =
-            crate::support::Child::start(crate::support::this_test!(), "stopped", &[]);
+        let mut child = crate::support::Child::start(crate::support::this_test!(), "stopped", &[]);
         crate::common::current_thread().block_on(async {
             let address = child.hear().await;
             signal(&child, Signal::SIGSTOP);
