@@ -172,7 +172,13 @@ impl Engine {
     }
 
     fn follow_up(&mut self) -> usize {
-        let mut moved = self.core.step_transfers();
+        let mut moved = 0;
+        // First, so that no memory of a peer whose link is shut is touched any more.
+        for (link, error) in std::mem::take(&mut self.core.failures) {
+            moved += 1;
+            self.fail(link, error);
+        }
+        moved += self.core.step_transfers();
         for link in std::mem::take(&mut self.core.writable) {
             moved += 1;
             let Some(mut sender) = self.core.peer(link).and_then(|peer| peer.link.take()) else {
@@ -189,10 +195,6 @@ impl Engine {
                 moved += 1;
                 self.core.pump(link);
             }
-        }
-        for (link, error) in std::mem::take(&mut self.core.failures) {
-            moved += 1;
-            self.fail(link, error);
         }
         for link in std::mem::take(&mut self.core.flushes) {
             self.core.check_flushes(link);

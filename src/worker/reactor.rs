@@ -85,6 +85,7 @@ impl Reactor {
     fn turn(&mut self, rung: bool, polled: bool) -> Next {
         let shared = self.shared.clone();
         let mut engine = shared.enter();
+        let overdue = self.unpolled;
         self.unpolled |= polled;
         let driven = std::mem::replace(&mut self.seen, engine.laps) != engine.laps;
         if driven && !rung && !self.unpolled {
@@ -100,7 +101,7 @@ impl Reactor {
         self.laps = 0;
         engine.disarm();
         let mut more = pass(&mut engine);
-        if self.unpolled && !more {
+        if self.unpolled && (!more || overdue) {
             self.unpolled = false;
             engine.poll_fds();
             more = pass(&mut engine);

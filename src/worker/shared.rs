@@ -33,6 +33,7 @@ use crate::{
     transport::{Connector, Reach},
     types::{LinkId, OpKey, WorkerId},
     worker::{
+        core::Kept,
         engine::Engine,
         operations::Outcome,
         spin::{Spin, SpinPolicy},
@@ -298,7 +299,8 @@ impl RegionWatcher for Shared {
     fn is_quiet(&self) -> bool {
         let mut quiet = true;
         self.each_pair(|pair| quiet &= !pair.peer_active() || pair.peer_exited());
-        quiet
+        // After the others: a connection that ends meanwhile goes from there to here.
+        quiet && self.with(|engine| engine.core.kept.iter().all(Kept::is_over))
     }
 }
 

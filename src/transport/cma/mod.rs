@@ -127,6 +127,11 @@ impl CmaPeer {
         Ok(Self { pid: peer.pid })
     }
 
+    /// The peer's process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// Reads `len` bytes at `remote` in the peer to `local`.
     ///
     /// # Errors
