@@ -203,9 +203,6 @@ impl Future for TagSend<'_> {
         let this = &mut *self;
         if this.entered.is_none() {
             let shared = this.endpoint.shared();
-            if shared.must_yield(cx) {
-                return Poll::Pending;
-            }
             let mut engine = shared.enter();
             let mut attempt = this.attempt(&mut engine);
             // A full link that the peer is emptying has room again in less time than it takes to enter the table.
@@ -222,6 +219,12 @@ impl Future for TagSend<'_> {
             if let Attempt::Over(result) = attempt {
                 shared.leave(engine);
                 shared.count(cx);
+                if result.is_ok() && shared.must_yield(cx) {
+                    // Sent first, so that sends leave in the order in which they were first polled.
+                    this.entered =
+                        Some(Entered::over(this.endpoint.handle(), Outcome::Done(Ok(()))));
+                    return Poll::Pending;
+                }
                 return Poll::Ready(result);
             }
             let buffer = std::mem::take(&mut this.buffer);
@@ -419,11 +422,15 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
         let this = &mut *self;
         if this.entered.is_none() {
             let shared = this.worker.shared();
-            if shared.must_yield(cx) {
-                return Poll::Pending;
-            }
             let (tag, mask) = (this.tag, this.mask);
             let handle = this.worker.handle();
+            if shared.must_yield(cx) {
+                // Posted first, so that receives match in the order in which they were first polled.
+                let buffer = std::mem::take(&mut this.buffer);
+                let key = shared.with(|engine| post(engine, tag, mask, buffer));
+                this.entered = Some(Entered::new(handle, key));
+                return Poll::Pending;
+            }
             let buffer = std::cell::RefCell::new(&mut this.buffer);
             let key = std::cell::Cell::new(None);
             let found = shared.drive(

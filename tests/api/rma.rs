@@ -1,6 +1,6 @@
 //! One-sided operations.
 
-use wharf::{Access, BufferMut, Descriptor, ErrorKind, Region, RemoteRegion};
+use wharf::{Access, Buffer, BufferMut, Descriptor, ErrorKind, Region, RemoteRegion};
 
 use crate::fixture::{Pair, SIZES, Side, Way, pattern, run, run_on_threads, same};
 
@@ -18,8 +18,17 @@ async fn memory(side: &Side, own: bool, size: usize) -> BufferMut {
 }
 
 /// Memory of `there`, exposed, and as `here` sees it.
-async fn exposed(pair: &Pair, buffer: impl Into<BufferMut>, access: Access) -> (Region, RemoteRegion) {
-    let region = pair.there.context.expose(buffer, access).await.expect("exposed");
+async fn exposed(
+    pair: &Pair,
+    buffer: impl Into<BufferMut>,
+    access: Access,
+) -> (Region, RemoteRegion) {
+    let region = pair
+        .there
+        .context
+        .expose(buffer, access)
+        .await
+        .expect("exposed");
     let bytes = region.descriptor().expect("a descriptor").to_bytes();
     let descriptor = Descriptor::from_bytes(&bytes).expect("unaltered");
     let remote = pair.here.endpoint.import(&descriptor).expect("the peer's");
@@ -137,29 +146,33 @@ scenarios! { everywhere:
         }
     }
 
-    /// Past the window of posted operations there is no room, and the buffer comes back; later there is again.
+    /// Past the window of operations under way there is no room for another, and the buffer comes back; later there is again.
+    /// What can be done at once needs no room.
     async fn window(way: Way) {
         let pair = way.pair().await;
-        let (_region, remote) = exposed(&pair, vec![0; 64], BOTH).await;
+        let endpoint = &pair.here.endpoint;
+        const LONG: usize = 300_000;
+        let (_region, remote) = exposed(&pair, vec![0; LONG], BOTH).await;
+        let message = Buffer::from(vec![1; LONG]);
         let mut posted = Vec::new();
         let full = loop {
-            match pair.here.endpoint.put(vec![1; 8], remote.clone()).post() {
-                Ok(put) => posted.push(put),
+            // Nobody receives them.
+            match endpoint.tag_send(1, message.clone()).post() {
+                Ok(send) => posted.push(send),
                 Err(error) => break error,
             }
             assert!(posted.len() <= 100_000, "no bound");
         };
         let (error, buffer) = full.into_parts();
+        assert_eq!((error.kind(), buffer.map(|buffer| buffer.len())), (ErrorKind::WouldBlock, Some(LONG)));
+        let error = endpoint.put(message.clone(), remote.clone()).post().expect_err("no room either");
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
-        assert_eq!(buffer.map(|buffer| buffer.len()), Some(8));
-        let error = pair.here.endpoint.tag_send(1, vec![1; 8]).post().expect_err("no room either");
-        assert_eq!(error.kind(), ErrorKind::WouldBlock);
-        let error = pair.here.endpoint.get(remote.clone(), vec![1; 8]).post().expect_err("no room either");
-        assert_eq!((error.kind(), error.into_parts().1), (ErrorKind::WouldBlock, Some(vec![1; 8])));
-        for put in posted {
-            put.await.expect("put");
+        let error = endpoint.get(remote.clone(), vec![1; LONG]).post().expect_err("no room either");
+        assert_eq!((error.kind(), error.into_parts().1), (ErrorKind::WouldBlock, Some(vec![1; LONG])));
+        for send in posted {
+            assert_eq!(send.cancel().await.expect_err("nobody received it").kind(), ErrorKind::Canceled);
         }
-        pair.here.endpoint.put(vec![2; 8], remote).post().expect("room again").await.expect("put");
+        endpoint.put(message, remote).post().expect("room again").await.expect("put");
     }
 
     /// Memory that is exposed no longer: the owner has it back with what was put, and nobody reaches it.
@@ -169,7 +182,6 @@ scenarios! { everywhere:
             for size in [1, 48, 5000, 70_000, 300_000, (1 << 20) + 3] {
                 let (region, remote) = exposed(&pair, memory(&pair.there, own, size).await, BOTH).await;
                 pair.here.endpoint.put(pattern(size, 1), remote.clone()).await.expect("put");
-                eprintln!("DBG {own} {size}");
                 let descriptor = region.descriptor().expect("a descriptor");
                 let buffer = region.unexpose().await;
                 same(buffer.as_slice().expect("host memory"), pattern(size, 1), size);
