@@ -187,7 +187,6 @@ impl Endpoint {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    #[must_use]
     pub fn closed(&self) -> Closed<'_> {
         Closed { endpoint: self }
     }

@@ -45,10 +45,6 @@ impl Descriptor {
     ///
     /// # Errors
     /// `InvalidArgument` when the range wraps around, or does not lie in the segment of `shm`.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one argument for each part; called in one place"
-    )]
     pub(crate) fn new(
         identity: Identity,
         memory_type: MemoryType,

@@ -62,7 +62,6 @@ mod tests {
             max_short,
             max_bcopy,
             max_zcopy,
-            remote_memory: false,
         }
     }
 

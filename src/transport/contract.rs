@@ -102,7 +102,7 @@ pub trait Connector: Send + Sync + fmt::Debug + 'static {
     /// Whether the channel can carry this set-up (shared memory needs one that passes fds).
     fn can_use(&self, channel: &Channel, peer: &PeerInfo) -> Result<()>;
     /// Sets a link up over `channel`. Both ends call it, and both fail or both succeed: each tells the other its verdict
-    /// before it returns. The caller sets the deadline. May take the channel's socket for the link ([`Channel::take`]).
+    /// before it returns. The caller sets the deadline. May take the channel's socket for the link ([`Channel::take_tcp`], [`Channel::take_unix`]).
     ///
     /// # Cancel safety
     /// Dropping it drops the half-made link.
@@ -125,8 +125,6 @@ pub struct LinkAttributes {
     pub max_bcopy: usize,
     /// Longest payload of [`Link::am_zcopy`]; 0 when it has none.
     pub max_zcopy: usize,
-    /// Whether [`Link::put`], [`Link::get`] reach the peer's own memory by address.
-    pub remote_memory: bool,
 }
 
 /// Why a send did not happen.

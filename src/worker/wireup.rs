@@ -637,7 +637,7 @@ async fn dial(
         let stream = match TcpStream::connect(socket).await {
             Ok(stream) => stream,
             Err(error) => {
-                last.get_or_insert(Error::io("connecting", error).with_peer(socket));
+                last.get_or_insert_with(|| Error::io("connecting", error).with_peer(socket));
                 continue;
             }
         };

@@ -10,7 +10,7 @@
 //! # Safety
 //! Local ranges are the caller's to vouch for. The peer's process is the one that the kernel recorded at the channel's other
 //! end; that its memory is meant is proved by a random cookie. An id could pass to another process only after the peer has
-//! ended and all other ids were used: [`CmaPeer::is_alive`] is what tells, and the link is dropped when it ends.
+//! ended and all other ids were used: the link watches the process by its socket and pidfd, and goes with it.
 #![allow(unsafe_code)]
 
 use std::io;

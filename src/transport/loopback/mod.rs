@@ -371,7 +371,6 @@ impl Link for LoopbackLink {
             max_short: LONG,
             max_bcopy: MAX_BCOPY,
             max_zcopy: isize::MAX.unsigned_abs(),
-            remote_memory: false,
         }
     }
 

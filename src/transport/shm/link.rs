@@ -201,7 +201,6 @@ impl Link for ShmLink {
             max_short: MAX_INLINE,
             max_bcopy: MAX_BCOPY,
             max_zcopy: 0,
-            remote_memory: false,
         }
     }
 

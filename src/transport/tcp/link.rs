@@ -236,7 +236,6 @@ impl Link for TcpLink {
             max_short: LONG.min(self.limit),
             max_bcopy: QUEUE.min(self.limit),
             max_zcopy: self.limit - MAX_PREFIX,
-            remote_memory: false,
         }
     }
 
