@@ -18,8 +18,17 @@ async fn memory(side: &Side, own: bool, size: usize) -> BufferMut {
 }
 
 /// Memory of `there`, exposed, and as `here` sees it.
-async fn exposed(pair: &Pair, buffer: impl Into<BufferMut>, access: Access) -> (Region, RemoteRegion) {
-    let region = pair.there.context.expose(buffer, access).await.expect("exposed");
+async fn exposed(
+    pair: &Pair,
+    buffer: impl Into<BufferMut>,
+    access: Access,
+) -> (Region, RemoteRegion) {
+    let region = pair
+        .there
+        .context
+        .expose(buffer, access)
+        .await
+        .expect("exposed");
     let bytes = region.descriptor().expect("a descriptor").to_bytes();
     let descriptor = Descriptor::from_bytes(&bytes).expect("unaltered");
     let remote = pair.here.endpoint.import(&descriptor).expect("the peer's");
@@ -169,7 +178,6 @@ scenarios! { everywhere:
             for size in [1, 48, 5000, 70_000, 300_000, (1 << 20) + 3] {
                 let (region, remote) = exposed(&pair, memory(&pair.there, own, size).await, BOTH).await;
                 pair.here.endpoint.put(pattern(size, 1), remote.clone()).await.expect("put");
-                eprintln!("DBG {own} {size}");
                 let descriptor = region.descriptor().expect("a descriptor");
                 let buffer = region.unexpose().await;
                 same(buffer.as_slice().expect("host memory"), pattern(size, 1), size);
@@ -205,6 +213,28 @@ scenarios! { everywhere:
         // Of no bytes at all, too.
         let error = pair.here.endpoint.put(vec![], remote).await.expect_err("stale");
         assert_eq!(error.kind(), ErrorKind::StaleKey);
+    }
+
+    /// A put whose future went, or ended before its bytes arrived, and that was refused: the next flush says so, once.
+    async fn a_flush_tells_of_lost_puts(way: Way) {
+        let pair = way.pair().await;
+        for size in [10, 5000, 300_000] {
+            let (region, remote) = exposed(&pair, vec![0; size], BOTH).await;
+            drop(region);
+            for local in [true, false] {
+                let put = pair.here.endpoint.put(pattern(size, 1), remote.clone());
+                if local {
+                    // Locally complete, or refused by then.
+                    let refused = put.local().await.is_err();
+                    let flushed = pair.here.endpoint.flush().await;
+                    assert!(refused || flushed.is_err_and(|error| error.kind() == ErrorKind::StaleKey), "{size}");
+                } else {
+                    drop(put.post().expect("room"));
+                    assert_eq!(pair.here.endpoint.flush().await.expect_err("lost").kind(), ErrorKind::StaleKey);
+                }
+                pair.here.endpoint.flush().await.expect("said already");
+            }
+        }
     }
 
     async fn out_of_bounds(way: Way) {
