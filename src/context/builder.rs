@@ -9,7 +9,7 @@ use crate::{
         Threshold, TransportSet, invalid, system_interfaces,
     },
     error::{Error, ErrorKind, Operation, Result},
-    transport::{Transport, registry},
+    transport::{Transport, cma::Cma, registry},
 };
 
 /// Options of a [`Context`]. What is not set here is taken from `WHARF_*` variables, some of UCX's beneath them, and
@@ -191,6 +191,10 @@ impl Probed {
                 _ => "turned off by the program".to_owned(),
             };
             found.miss("cma", why, false);
+        } else if config.transports.allows("cma")
+            && let Err(error) = Cma::probe_local()
+        {
+            found.miss("cma", reason(&error), named);
         }
         found.finish(config)
     }
@@ -214,7 +218,7 @@ impl Probed {
                 .iter()
                 .any(|transport| transport.name() == name)
         };
-        let cma = *config.cma && carries("shm");
+        let cma = carries("shm") && !self.unavailable.iter().any(|(name, _)| name == "cma");
         self.usable = config
             .transports
             .names()

@@ -240,10 +240,7 @@ impl Future for Flush<'_> {
                 core.check_flushes(link);
                 Ok(key)
             });
-            this.entered = Some(Entered {
-                handle: this.endpoint.handle().clone(),
-                key: Some(entered?),
-            });
+            this.entered = Some(Entered::new(this.endpoint.handle(), entered?));
         }
         match &mut this.entered {
             Some(entered) => {

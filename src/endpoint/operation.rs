@@ -126,9 +126,27 @@ impl Deadline {
 pub(crate) struct Entered {
     pub(crate) handle: Arc<Handle>,
     pub(crate) key: Option<OpKey>,
+    /// The outcome of an operation that was over when it was posted, and never entered the table.
+    over: Option<Outcome>,
 }
 
 impl Entered {
+    pub(crate) fn new(handle: &Arc<Handle>, key: OpKey) -> Self {
+        Self {
+            handle: handle.clone(),
+            key: Some(key),
+            over: None,
+        }
+    }
+
+    pub(crate) fn over(handle: &Arc<Handle>, outcome: Outcome) -> Self {
+        Self {
+            handle: handle.clone(),
+            key: None,
+            over: Some(outcome),
+        }
+    }
+
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
@@ -136,7 +154,12 @@ impl Entered {
         operation: Operation,
     ) -> Poll<Outcome> {
         let Some(key) = self.key else {
-            return Poll::Ready(Outcome::Done(Err(wrong())));
+            self.handle.shared.count(cx);
+            return Poll::Ready(
+                self.over
+                    .take()
+                    .unwrap_or_else(|| Outcome::Done(Err(wrong()))),
+            );
         };
         let shared = &self.handle.shared;
         if deadline.is_over(cx) {
@@ -233,6 +256,10 @@ impl<T: Completion> Future for Op<T> {
     type Output = T::Output;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T::Output> {
         let this = &mut *self;
+        // Operations that are over when they are posted must not keep others from running.
+        if this.entered.handle.shared.must_yield(cx) {
+            return Poll::Pending;
+        }
         this.entered
             .poll(cx, &mut this.deadline, this.operation)
             .map(|outcome| T::settle(Settled(outcome)))

@@ -22,8 +22,12 @@ use crate::{
         descriptor::{RegionKey, ShmRoute},
     },
     sys::identity::identity,
-    types::{Access, MemoryType},
-    worker::{engine::Engine, operations, rma::Target},
+    types::{Access, MemoryType, Tag},
+    worker::{
+        engine::Engine,
+        operations::{self, Arrival, Outcome},
+        rma::Target,
+    },
 };
 
 use super::{
@@ -58,6 +62,14 @@ impl RemoteRegion {
         }
         let key = descriptor.key();
         let route = descriptor.shm();
+        if let Some(route) = route {
+            let (link, _) = endpoint.place();
+            endpoint.shared().with(|engine| {
+                engine
+                    .core
+                    .ask_mapping(link, route.segment, key.slot, key.generation)
+            });
+        }
         Ok(Self {
             endpoint: endpoint.clone(),
             access: descriptor.access(),
@@ -275,7 +287,26 @@ impl<'a> Put<'a> {
         }
         let entered = self.endpoint.shared().with(|engine| {
             match window(engine, self.endpoint, Operation::Put) {
-                Ok(()) => Ok(self.enter(engine, buffer)),
+                Ok(()) => {
+                    let (link, _) = self.endpoint.place();
+                    // SAFETY: the buffer is owned here and read during the call only.
+                    let now = unsafe {
+                        engine.core.access_now(
+                            link,
+                            &self.remote.target,
+                            buffer.address().cast_mut(),
+                            buffer.len(),
+                            false,
+                        )
+                    };
+                    Ok(match now {
+                        Some(result) => Entered::over(
+                            self.endpoint.handle(),
+                            Outcome::Done(result.map_err(|error| error.during(Operation::Put))),
+                        ),
+                        None => self.enter(engine, buffer),
+                    })
+                }
                 Err(error) => Err(OpError::new(error, Some(buffer))),
             }
         })?;
@@ -303,10 +334,7 @@ impl<'a> Put<'a> {
             peer.posted += 1;
         }
         let key = engine.core.start_put(link, target, put);
-        Entered {
-            handle: self.endpoint.handle().clone(),
-            key: Some(key),
-        }
+        Entered::new(self.endpoint.handle(), key)
     }
 }
 
@@ -421,7 +449,7 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
     pub fn post(mut self) -> Result<Op<Fetched<B>>, OpError<B>> {
-        let buffer = std::mem::take(&mut self.buffer);
+        let mut buffer = std::mem::take(&mut self.buffer);
         if let Err(error) =
             self.remote
                 .check(self.endpoint, buffer.len(), Access::READ, Operation::Get)
@@ -430,7 +458,36 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
         }
         let entered = self.endpoint.shared().with(|engine| {
             match window(engine, self.endpoint, Operation::Get) {
-                Ok(()) => Ok(self.enter(engine, buffer)),
+                Ok(()) => {
+                    let (link, _) = self.endpoint.place();
+                    let (address, length) = (buffer.address(), buffer.len());
+                    // SAFETY: the buffer is owned here and written during the call only.
+                    let now = unsafe {
+                        engine
+                            .core
+                            .access_now(link, &self.remote.target, address, length, true)
+                    };
+                    Ok(match now {
+                        Some(result) => {
+                            let arrival = Arrival {
+                                length,
+                                tag: Tag(0),
+                                from: self.endpoint.id(),
+                            };
+                            let result = result
+                                .map(|()| arrival)
+                                .map_err(|error| error.during(Operation::Get));
+                            Entered::over(
+                                self.endpoint.handle(),
+                                Outcome::Buffer {
+                                    result,
+                                    buffer: Some(buffer),
+                                },
+                            )
+                        }
+                        None => self.enter(engine, buffer),
+                    })
+                }
                 Err(error) => Err(OpError::new(error, Some(B::restore(buffer)))),
             }
         })?;
@@ -456,10 +513,7 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
             peer.posted += 1;
         }
         let key = engine.core.start_get(link, target, get);
-        Entered {
-            handle: self.endpoint.handle().clone(),
-            key: Some(key),
-        }
+        Entered::new(self.endpoint.handle(), key)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::{Buffer, BufferMut, ReceiveBuffer},
     protocol::matching::Arrival as Order,
+    transport::SendError,
     types::{EndpointId, Mask, Tag},
     worker::{
         core::{Direct, DirectOutcome},
@@ -88,35 +89,42 @@ impl<'a> TagSend<'a> {
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, `Closed` and the like when the endpoint is; the buffer comes back.
     pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
-        let buffer = std::mem::take(&mut self.buffer);
         let shared = self.endpoint.shared();
-        let (link, id) = self.endpoint.place();
+        let (link, _) = self.endpoint.place();
         let window = shared.context.config().ops_window.value;
         let entered = shared.with(|engine| {
-            let Some(peer) = engine.core.endpoint(link, id) else {
-                return Err(OpError::new(closed(), Some(buffer)));
-            };
-            if let Some(error) = peer.error() {
-                return Err(OpError::new(error.during(Operation::TagSend), Some(buffer)));
+            let mut attempt = self.attempt(engine);
+            if matches!(attempt, Attempt::Full) {
+                engine.progress();
+                attempt = self.attempt(engine);
             }
-            if peer.posted >= window {
-                return Err(OpError::new(
-                    Error::new(
-                        ErrorKind::WouldBlock,
-                        "the window of posted operations is full",
-                    )
-                    .during(Operation::TagSend),
-                    Some(buffer),
-                ));
+            if let Attempt::Over(result) = attempt {
+                return result
+                    .map(|()| Entered::over(self.endpoint.handle(), Outcome::Done(Ok(()))));
             }
+            if engine
+                .core
+                .peer(link)
+                .is_some_and(|peer| peer.posted >= window)
+            {
+                return Err(Error::new(
+                    ErrorKind::WouldBlock,
+                    "the window of posted operations is full",
+                )
+                .during(Operation::TagSend));
+            }
+            let buffer = std::mem::take(&mut self.buffer);
             Ok(enter(engine, self.endpoint, self.tag, buffer, self.sync))
-        })?;
-        Ok(Op {
-            entered,
-            deadline: self.deadline,
-            operation: Operation::TagSend,
-            kind: PhantomData,
-        })
+        });
+        match entered {
+            Ok(entered) => Ok(Op {
+                entered,
+                deadline: self.deadline,
+                operation: Operation::TagSend,
+                kind: PhantomData,
+            }),
+            Err(error) => Err(OpError::new(error, Some(self.buffer))),
+        }
     }
 }
 
@@ -149,9 +157,42 @@ fn enter(
         peer.posted += 1;
     }
     engine.core.submit(link, key);
-    Entered {
-        handle: endpoint.handle().clone(),
-        key: Some(key),
+    Entered::new(endpoint.handle(), key)
+}
+
+/// Looks for room on a full link before a send waits in the table, and pauses between two of them.
+const ROOM_LAPS: u32 = 32;
+const ROOM_PAUSES: u32 = 16;
+
+/// How trying to send at once went.
+enum Attempt {
+    Over(Result<()>),
+    /// No room now.
+    Full,
+    /// Not a message for this way.
+    No,
+}
+
+impl TagSend<'_> {
+    #[inline]
+    fn attempt(&self, engine: &mut Engine) -> Attempt {
+        let (link, id) = self.endpoint.place();
+        let Some(peer) = engine.core.endpoint(link, id) else {
+            return Attempt::Over(Err(closed()));
+        };
+        if !peer.is_open() {
+            let error = peer.error().unwrap_or_else(closed);
+            return Attempt::Over(Err(error.during(Operation::TagSend)));
+        }
+        match self.buffer.as_slice() {
+            Some(data) if !self.sync => match try_eager(peer, self.tag, data) {
+                Ok(()) => Attempt::Over(Ok(())),
+                Err(Some(SendError::Full)) => Attempt::Full,
+                Err(Some(SendError::Failed(error))) => Attempt::Over(Err(error)),
+                Err(None) => Attempt::No,
+            },
+            _ => Attempt::No,
+        }
     }
 }
 
@@ -165,21 +206,20 @@ impl Future for TagSend<'_> {
             if shared.must_yield(cx) {
                 return Poll::Pending;
             }
-            let (link, id) = this.endpoint.place();
             let mut engine = shared.enter();
-            let Some(peer) = engine.core.endpoint(link, id) else {
-                drop(engine);
-                return Poll::Ready(Err(closed()));
-            };
-            if !peer.is_open() {
-                let error = peer.error().unwrap_or_else(closed);
-                drop(engine);
-                return Poll::Ready(Err(error.during(Operation::TagSend)));
+            let mut attempt = this.attempt(&mut engine);
+            // A full link that the peer is emptying has room again in less time than it takes to enter the table.
+            for _ in 0..ROOM_LAPS {
+                if !matches!(attempt, Attempt::Full) {
+                    break;
+                }
+                for _ in 0..ROOM_PAUSES {
+                    std::hint::spin_loop();
+                }
+                engine.progress();
+                attempt = this.attempt(&mut engine);
             }
-            if !this.sync
-                && let Some(data) = this.buffer.as_slice()
-                && let Some(result) = try_eager(peer, this.tag, data)
-            {
+            if let Attempt::Over(result) = attempt {
                 shared.leave(engine);
                 shared.count(cx);
                 return Poll::Ready(result);
@@ -257,10 +297,7 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
             engine.progress();
             post(engine, self.tag, self.mask, buffer)
         });
-        let entered = Entered {
-            handle: self.worker.handle().clone(),
-            key: Some(key),
-        };
+        let entered = Entered::new(self.worker.handle(), key);
         Op {
             entered,
             deadline: std::mem::take(&mut self.deadline),
@@ -342,7 +379,11 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
             buffer: std::mem::take(buffer),
             outcome: None,
         });
-        engine.progress();
+        engine.peek(|core| {
+            core.direct
+                .as_ref()
+                .is_none_or(|direct| direct.outcome.is_some())
+        });
         let direct = engine.core.direct.take()?;
         match direct.outcome {
             None => {
@@ -419,17 +460,9 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
             );
             match found {
                 Poll::Ready(Found::Here(result)) => return Poll::Ready(result),
-                Poll::Ready(Found::Entered(key)) => {
-                    this.entered = Some(Entered {
-                        handle: handle.clone(),
-                        key: Some(key),
-                    })
-                }
+                Poll::Ready(Found::Entered(key)) => this.entered = Some(Entered::new(handle, key)),
                 Poll::Pending => {
-                    this.entered = key.get().map(|key| Entered {
-                        handle: handle.clone(),
-                        key: Some(key),
-                    });
+                    this.entered = key.get().map(|key| Entered::new(handle, key));
                     // The timer starts, and the waker is in the table.
                     if this.deadline.is_over(cx) {
                         cx.waker().wake_by_ref();
@@ -527,10 +560,7 @@ impl Future for TagMatched<'_> {
                 }
                 key
             });
-            Entered {
-                handle: handle.clone(),
-                key: Some(key),
-            }
+            Entered::new(handle, key)
         });
         let outcome = std::task::ready!(entered.poll(cx, &mut Deadline::None, Operation::TagRecv));
         Poll::Ready(match outcome {
@@ -616,10 +646,7 @@ impl Matched {
             }
             key
         });
-        let entered = Entered {
-            handle: self.worker.handle().clone(),
-            key: Some(key),
-        };
+        let entered = Entered::new(self.worker.handle(), key);
         Op {
             entered,
             deadline: Deadline::None,

@@ -5,26 +5,15 @@
 //!    in the cell   |  copied twice   |  rendezvous: it waits at its sender and is copied once
 //! ```
 //!
-//! The limits are computed once, when a link is attached; a message costs two comparisons. The cost model is the table
-//! below: one crossover for each class of link. A model that is measured at run time replaces [`crossover`] and nothing else.
+//! The limits are computed once, when a link is attached; a message costs two comparisons. The cost model is [`crossover`]: one for
+//! each class of link. A model that is measured at run time replaces it and nothing else.
 
 use crate::{config::Threshold, transport::LinkAttributes};
 
 /// Bytes in front of the payload of a synchronous send.
 const SYNC_PREFIX: usize = 8;
 
-/// How a message travels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scheme {
-    /// [`Link::am_short`](crate::transport::Link::am_short).
-    Short,
-    /// [`Link::am_bcopy`](crate::transport::Link::am_bcopy), with room for the prefix of a synchronous send.
-    Eager,
-    /// RTS first.
-    Rendezvous,
-}
-
-/// The longest message of each scheme over one link, in bytes.
+/// The longest message of each scheme over one link, in bytes. Longer ones go by rendezvous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Thresholds {
     /// Longest short message.
@@ -39,35 +28,25 @@ impl Thresholds {
     pub(crate) fn new(link: &LinkAttributes, rendezvous: Threshold) -> Self {
         let longest = rendezvous.or_auto(crossover(link)).saturating_sub(1);
         let short = link.max_short.min(longest);
-        let eager = link.max_bcopy.saturating_sub(SYNC_PREFIX).min(longest);
+        let at_once = link.max_bcopy.max(link.max_zcopy);
+        let eager = at_once.saturating_sub(SYNC_PREFIX).min(longest);
         Self {
             short,
             eager: eager.max(short),
-        }
-    }
-
-    /// How a message of `length` bytes travels.
-    #[inline]
-    pub(crate) const fn choose(&self, length: usize) -> Scheme {
-        if length <= self.short {
-            Scheme::Short
-        } else if length <= self.eager {
-            Scheme::Eager
-        } else {
-            Scheme::Rendezvous
         }
     }
 }
 
 /// The first length at which the round trip of a rendezvous costs less than the second copy.
 ///
-/// * Where the peer's memory can be reached directly, one copy wins from about 32 KiB on.
-/// * Where it cannot, rendezvous saves only the buffering of messages that nobody waits for yet.
+/// * A link that copies everything it sends (shared memory): as soon as its own limit is reached.
+/// * A link that sends from where the bytes are (sockets): rendezvous saves only the buffering of messages that nobody waits for yet,
+///   and the window bounds that.
 fn crossover(link: &LinkAttributes) -> usize {
-    if link.remote_memory {
-        32 << 10
+    if link.max_zcopy == 0 {
+        link.max_bcopy
     } else {
-        64 << 10
+        256 << 10
     }
 }
 
@@ -77,58 +56,35 @@ mod tests {
 
     use super::*;
 
-    fn link(max_short: usize, max_bcopy: usize, remote_memory: bool) -> LinkAttributes {
+    fn link(max_short: usize, max_bcopy: usize, max_zcopy: usize) -> LinkAttributes {
         LinkAttributes {
             transport: "test",
             max_short,
             max_bcopy,
-            max_zcopy: 0,
-            remote_memory,
+            max_zcopy,
+            remote_memory: false,
         }
     }
 
     #[test]
-    fn each_length_has_its_scheme() {
-        let limits = Thresholds::new(&link(48, 1 << 20, true), None);
-        let schemes =
-            [0, 48, 49, (32 << 10) - 1, 32 << 10, usize::MAX].map(|length| limits.choose(length));
-        use Scheme::{Eager, Rendezvous, Short};
-        assert_eq!(
-            schemes,
-            [Short, Short, Eager, Eager, Rendezvous, Rendezvous]
-        );
+    fn a_link_that_copies_announces_what_it_cannot_copy() {
+        let limits = Thresholds::new(&link(48, 8192, 0), Threshold::Auto);
+        assert_eq!((limits.short, limits.eager), (48, 8184));
     }
 
     #[test]
-    fn the_override_names_the_first_rendezvous() {
-        let link = link(48, 1 << 20, false);
-        for first in [1, 10, 48, 49, 50, 100_000] {
-            let limits = Thresholds::new(&link, Some(first));
-            assert_ne!(limits.choose(first - 1), Scheme::Rendezvous);
-            assert_eq!(limits.choose(first), Scheme::Rendezvous);
-        }
-        assert_eq!(Thresholds::new(&link, Some(0)).choose(0), Scheme::Short);
-        assert_eq!(
-            Thresholds::new(&link, Some(0)).choose(1),
-            Scheme::Rendezvous
-        );
+    fn never_means_as_far_as_the_link_goes() {
+        let limits = Thresholds::new(&link(48, 8192, 1 << 20), Threshold::Never);
+        assert_eq!(limits.eager, (1 << 20) - 8);
     }
 
     proptest! {
         #[test]
-        fn the_link_is_never_asked_for_more_than_it_can(
-            max_short in 0usize..10_000,
-            max_bcopy in 0usize..100_000,
-            remote in any::<bool>(),
-            rendezvous in prop::option::of(0usize..1 << 20),
-            length in 0usize..1 << 20,
-        ) {
-            let limits = Thresholds::new(&link(max_short, max_bcopy, remote), rendezvous);
-            match limits.choose(length) {
-                Scheme::Short => prop_assert!(length <= max_short),
-                Scheme::Eager => prop_assert!(length + SYNC_PREFIX <= max_bcopy),
-                Scheme::Rendezvous => prop_assert!(length > 0),
-            }
+        fn limits_hold(max_short in 0usize..100, max_bcopy in 100usize..1 << 20, max_zcopy in 0usize..1 << 30, first in 0usize..1 << 30) {
+            let limits = Thresholds::new(&link(max_short, max_bcopy, max_zcopy), Threshold::Bytes(first));
+            prop_assert!(limits.short <= limits.eager && limits.short <= max_short);
+            prop_assert!(limits.eager == limits.short || limits.eager + SYNC_PREFIX <= max_bcopy.max(max_zcopy));
+            prop_assert!(limits.eager < first.max(1));
         }
     }
 }

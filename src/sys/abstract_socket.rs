@@ -18,12 +18,13 @@ use std::{
 use tokio::net::{UnixListener, UnixStream};
 
 /// Longest name in bytes.
-pub(crate) const MAX_NAME: usize = 107;
+#[cfg(test)]
+const MAX_NAME: usize = 107;
 
 /// Listens at `name`. Must be called within a Tokio runtime.
 ///
 /// # Errors
-/// `AddrInUse` when the name is taken, `InvalidInput` when it is longer than [`MAX_NAME`].
+/// `AddrInUse` when the name is taken, `InvalidInput` when it is longer than 107 bytes.
 pub(crate) fn bind(name: &[u8]) -> io::Result<UnixListener> {
     let listener = StdListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
     listener.set_nonblocking(true)?;

@@ -70,11 +70,6 @@ impl Memfd {
         Mapping::new(self.fd.as_fd(), self.len)
     }
 
-    /// Its size in bytes.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
     /// The descriptor alone.
     pub(crate) fn into_fd(self) -> OwnedFd {
         self.fd
@@ -161,17 +156,6 @@ impl Mapping {
         self.len
     }
 
-    /// Gives every page its memory now instead of at first touch. Of no effect before Linux 5.14.
-    ///
-    /// # Errors
-    /// What the system said, mostly that there is not enough memory.
-    pub(crate) fn prefault(&self) -> io::Result<()> {
-        match self.advise(libc::MADV_POPULATE_WRITE) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
-            other => other,
-        }
-    }
-
     fn advise(&self, advice: libc::c_int) -> io::Result<()> {
         // SAFETY: the range is this mapping, and the two advices in use change no byte of it.
         if unsafe { libc::madvise(self.address.as_ptr().cast(), self.len, advice) } == 0 {
@@ -209,10 +193,7 @@ mod tests {
         let one = memory.map().expect("map");
         let two = Mapping::of_received(memory.as_fd(), 10_000).expect("map as a peer");
         assert_ne!(one.as_ptr(), two.as_ptr());
-        assert_eq!(
-            (one.len(), two.len(), memory.len()),
-            (10_000, 10_000, 10_000)
-        );
+        assert_eq!((one.len(), two.len()), (10_000, 10_000));
         // SAFETY: both mappings are 10,000 bytes long, and only this thread has them.
         let seen = unsafe {
             assert_eq!(*one.as_ptr().add(9_999), 0);
@@ -274,7 +255,6 @@ mod tests {
         let mapping = Memfd::create(c"wharf-test", 2 * HUGE_PAGE)
             .and_then(|memory| memory.map())
             .expect("map");
-        mapping.prefault().expect("prefault");
         assert_eq!(mapping.as_ptr() as usize % 4096, 0);
     }
 }

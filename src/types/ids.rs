@@ -29,22 +29,19 @@ pub struct LinkId(pub u32);
 /// An entry of the table of operations: slot in the low half, generation in the high half, so that a key that has
 /// been round the wire is refused when its operation is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct OpKey(pub u64);
+pub(crate) struct OpKey(pub(crate) u64);
 
 impl OpKey {
     /// Builds a key from its halves.
-    #[must_use]
-    pub const fn new(slot: u32, generation: u32) -> Self {
+    pub(crate) const fn new(slot: u32, generation: u32) -> Self {
         Self(slot as u64 | (generation as u64) << 32)
     }
     /// The slot in the table.
-    #[must_use]
-    pub const fn slot(self) -> usize {
+    pub(crate) const fn slot(self) -> usize {
         (self.0 & 0xffff_ffff) as usize
     }
     /// The generation of the slot.
-    #[must_use]
-    pub const fn generation(self) -> u32 {
+    pub(crate) const fn generation(self) -> u32 {
         (self.0 >> 32) as u32
     }
 }

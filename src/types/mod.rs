@@ -11,6 +11,7 @@ mod tag;
 
 pub use access::Access;
 pub use identity::Identity;
-pub use ids::{EndpointId, LinkId, OpKey, WorkerId};
+pub(crate) use ids::OpKey;
+pub use ids::{EndpointId, LinkId, WorkerId};
 pub use memory_type::MemoryType;
 pub use tag::{Mask, Tag};

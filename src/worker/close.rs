@@ -30,8 +30,6 @@ impl Shared {
                         {
                             peer.waiters.push(cx.waker().clone());
                         }
-                        // The goodbye comes as a message: ask to be told.
-                        engine.core.watching = true;
                         Poll::Pending
                     }
                 },

@@ -12,8 +12,8 @@ use crate::{
         control,
         matching::{Arrival as Order, PostedQueue, UnexpectedQueue},
     },
-    sys::memfd::Mapping,
-    transport::shm::Pair,
+    sys::{memfd::Mapping, pidfd::PidFd},
+    transport::{cma::CmaPeer, shm::Pair},
     types::{EndpointId, LinkId, Mask, OpKey, Tag},
     worker::{
         copy::Transfer,
@@ -38,10 +38,29 @@ pub(crate) enum DirectOutcome {
     Entered(OpKey),
 }
 
-/// Memory that a peer may be writing at this moment, kept until it is seen outside.
+/// A peer that may be inside this side's memory at this moment, and what memory that is. Kept until it is seen outside.
 pub(crate) struct Kept {
     pair: Arc<Pair>,
-    _memory: Work,
+    /// Its process: the link, which would tell of its end, may be gone.
+    process: Option<PidFd>,
+    /// `None` for exposed memory, whose owner asks [`Kept::is_over`].
+    _memory: Option<Work>,
+}
+
+impl Kept {
+    fn new(pair: Arc<Pair>, process: Option<u32>, memory: Option<Work>) -> Self {
+        Self {
+            pair,
+            process: process.and_then(|process| PidFd::open(process).ok()),
+            _memory: memory,
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        !self.pair.peer_active()
+            || self.pair.peer_exited()
+            || self.process.as_ref().is_some_and(PidFd::has_exited)
+    }
 }
 
 pub(crate) struct Core {
@@ -65,8 +84,6 @@ pub(crate) struct Core {
     pub(crate) rendezvous_threshold: RendezvousThreshold,
     /// Links with a flush pending.
     pub(crate) flushes: Vec<LinkId>,
-    /// Somebody waits for a connection to end.
-    pub(crate) watching: bool,
 }
 
 impl Core {
@@ -92,7 +109,6 @@ impl Core {
             endpoints: 0,
             rendezvous_threshold,
             flushes: Vec::new(),
-            watching: false,
         }
     }
 
@@ -109,16 +125,6 @@ impl Core {
 
     pub(crate) fn one_copy(&mut self, link: LinkId) -> Option<&mut OneCopy> {
         self.peer(link)?.one_copy.as_mut()
-    }
-
-    /// Whether anything is under way that an arrival could move on.
-    pub(crate) fn has_interest(&self) -> bool {
-        self.operations.len() > 0
-            || !self.transfers.is_empty()
-            || !self.kept.is_empty()
-            || !self.runnable.is_empty()
-            || !self.arrivals.is_empty()
-            || self.watching
     }
 
     /// Ends the flushes of a link whose operations are all over.
@@ -402,14 +408,12 @@ impl Core {
             && let Some(one_copy) = self.one_copy(link)
         {
             let pair = one_copy.pair.clone();
+            let process = one_copy.cma.as_ref().map(CmaPeer::pid);
             if !quiet(&pair) {
                 // The memory stays with a stand-in; the future learns that it does not come back.
                 if let Some(entry) = self.operations.get(key) {
                     let work = std::mem::replace(&mut entry.work, Work::Flush { before: 0 });
-                    self.kept.push(Kept {
-                        pair,
-                        _memory: work,
-                    });
+                    self.kept.push(Kept::new(pair, process, Some(work)));
                 }
                 self.finish(
                     key,
@@ -429,8 +433,7 @@ impl Core {
 
     /// Lets go of kept memory whose writers are seen outside.
     pub(crate) fn release_kept(&mut self) {
-        self.kept
-            .retain(|kept| kept.pair.peer_active() && !kept.pair.peer_exited());
+        self.kept.retain(|kept| !kept.is_over());
     }
 
     /// Takes what a future came for. The entry goes, but for a put whose source is free and whose acknowledgement is not here.
@@ -526,8 +529,15 @@ impl Core {
         self.unexpected.remove_if(|message| {
             message.link == link && matches!(message.body, Body::Announced(_))
         });
-        if let Some(peer) = self.peer(link) {
-            peer.one_copy = None;
+        if let Some(peer) = self.peers.get_mut(link.0 as usize).and_then(Option::as_mut) {
+            if let Some(one_copy) = peer.one_copy.take() {
+                // The peer may not have noticed: it must not begin to touch what is exposed here, and who takes that back later waits for it.
+                one_copy.pair.revoke_generations();
+                if !quiet(&one_copy.pair) {
+                    let process = one_copy.cma.as_ref().map(CmaPeer::pid);
+                    self.kept.push(Kept::new(one_copy.pair, process, None));
+                }
+            }
             if peer.handles == 0 {
                 // Nobody will ask for the reason.
                 self.forget(link);

@@ -19,6 +19,9 @@ use crate::{
 /// Messages taken in one pass, when nobody waits for one in particular.
 const BATCH: usize = 64;
 
+/// Passes of one lap.
+const PEEKS: usize = 8;
+
 struct Installed {
     name: &'static str,
     interface: Box<dyn Interface>,
@@ -31,6 +34,8 @@ pub(crate) struct Engine {
     poll: mio::Poll,
     events: mio::Events,
     armed: bool,
+    /// Links of all interfaces.
+    links: usize,
     /// Whether the reactor has been asked to look after what is pending.
     pub(crate) reactor_due: bool,
     /// Laps of futures, so that the reactor sees whether somebody else drives.
@@ -47,14 +52,11 @@ impl Engine {
             poll,
             events: mio::Events::with_capacity(256),
             armed: false,
+            links: 0,
             reactor_due: false,
             laps: 0,
             closing: false,
         })
-    }
-
-    pub(crate) fn poll_registry(&self) -> &mio::Registry {
-        self.poll.registry()
     }
 
     /// A duplicate of the poll's fd: the same object under a number of the caller's own.
@@ -114,6 +116,7 @@ impl Engine {
             })?;
         let link = installed.interface.attach(id, connected)?;
         installed.links += 1;
+        self.links += 1;
         self.armed = false;
         Ok((index, link))
     }
@@ -127,6 +130,7 @@ impl Engine {
             if let Some(installed) = self.interfaces.get_mut(index) {
                 installed.interface.detach(link);
                 installed.links = installed.links.saturating_sub(1);
+                self.links = self.links.saturating_sub(1);
             }
             self.core.fail(link, error);
         }
@@ -135,8 +139,13 @@ impl Engine {
     /// One pass over everything that may have something.
     #[inline]
     pub(crate) fn progress(&mut self) -> usize {
-        // A receive that waits takes one message at a time, so that the next one finds its own receive waiting.
-        let budget = if self.core.direct.is_some() { 1 } else { BATCH };
+        // No more messages than there are receives for, about: the next ones find theirs if they wait where they are, and are copied
+        // once.
+        let budget = if self.core.direct.is_some() {
+            1
+        } else {
+            self.core.posted.len().clamp(4, BATCH)
+        };
         let mut moved = 0;
         for installed in &mut self.interfaces {
             if installed.links > 0 {
@@ -149,8 +158,27 @@ impl Engine {
         moved
     }
 
+    /// A few passes in a row, until `done`. The lock is held for some 100 ns at most, which is less than letting go of it and taking it again
+    /// as often would add to the time in which an arrival is noticed.
+    #[inline]
+    pub(crate) fn peek(&mut self, mut done: impl FnMut(&mut Core) -> bool) {
+        for _ in 0..PEEKS {
+            self.progress();
+            if done(&mut self.core) {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
     fn follow_up(&mut self) -> usize {
-        let mut moved = self.core.step_transfers();
+        let mut moved = 0;
+        // First, so that no memory of a peer whose link is shut is touched any more.
+        for (link, error) in std::mem::take(&mut self.core.failures) {
+            moved += 1;
+            self.fail(link, error);
+        }
+        moved += self.core.step_transfers();
         for link in std::mem::take(&mut self.core.writable) {
             moved += 1;
             let Some(mut sender) = self.core.peer(link).and_then(|peer| peer.link.take()) else {
@@ -167,10 +195,6 @@ impl Engine {
                 moved += 1;
                 self.core.pump(link);
             }
-        }
-        for (link, error) in std::mem::take(&mut self.core.failures) {
-            moved += 1;
-            self.fail(link, error);
         }
         for link in std::mem::take(&mut self.core.flushes) {
             self.core.check_flushes(link);
@@ -220,8 +244,20 @@ impl Engine {
         true
     }
 
-    pub(crate) fn is_armed(&self) -> bool {
-        self.armed
+    /// Whether the reactor has to be asked. Unarmed, the links can bring something of which nobody is told; armed, what can move without
+    /// an arrival is left to do.
+    #[inline]
+    pub(crate) fn needs_reactor(&self) -> bool {
+        !self.reactor_due
+            && if self.armed {
+                self.core.has_work()
+            } else {
+                self.links > 0
+            }
+    }
+
+    pub(crate) fn has_links(&self) -> bool {
+        self.links > 0
     }
 
     /// This side polls again: nobody needs to ring.
@@ -247,7 +283,7 @@ impl Core {
 
     /// Whether the next pass moves something by itself.
     #[inline]
-    pub(crate) fn has_work(&self) -> bool {
+    fn has_work(&self) -> bool {
         self.transfers.len() + self.writable.len() + self.runnable.len() + self.failures.len() > 0
     }
 }

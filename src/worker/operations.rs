@@ -165,7 +165,7 @@ pub(crate) enum Work {
     },
     /// Help for a peer's put or get: this side copies a share. Holds the memory.
     Help {
-        exposed: Arc<Exposed>,
+        _exposed: Arc<Exposed>,
     },
     /// All put operations so far.
     Flush {
@@ -187,6 +187,8 @@ pub(crate) struct Entry {
     pub(crate) in_flight: u32,
     /// The outcome that waits for them.
     pub(crate) deferred: Option<Outcome>,
+    /// Whether it stands in the queue of its link.
+    pub(crate) queued: bool,
     /// One-copy transfers that touch this entry's memory.
     pub(crate) copies: u32,
 }
@@ -214,6 +216,7 @@ impl Operations {
             work,
             in_flight: 0,
             deferred: None,
+            queued: false,
             copies: 0,
         });
         OpKey::new(slot as u32, generation)
@@ -233,10 +236,6 @@ impl Operations {
 
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len()
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (OpKey, &Entry)> {

@@ -1,8 +1,8 @@
 //! The reactor: the task, or thread, that drives a worker while no future does.
 //!
-//! It waits on two fds, the doorbell of the shared-memory peers and the worker's poll, both edge-triggered and never read. After a wake it takes what
-//! there is, wakes whom that concerns, and arms again when something is still pending. A worker with nothing pending stays unarmed: no
-//! peer rings it.
+//! It waits on two fds, the doorbell of the shared-memory peers and the worker's poll, both edge-triggered and never read. After a
+//! wake it takes what there is, wakes whom that concerns, and arms again. While futures drive the worker themselves it stays out of
+//! their way: an armed worker would make its peers ring for nothing.
 //!
 //! # Safety
 //! Registering an fd with Tokio asks that it stays open and the same: the `AsyncFd` owns it.
@@ -14,10 +14,11 @@ use std::{
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context as TaskContext, Poll},
+    time::Duration,
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout};
-use tokio::io::unix::AsyncFd;
+use tokio::{io::unix::AsyncFd, time::Sleep};
 
 use crate::{
     error::{Error, Result},
@@ -26,15 +27,19 @@ use crate::{
 
 /// Passes in one turn; then others on the runtime have theirs.
 const PASSES: usize = 64;
-/// Turns that the reactor gives a future that keeps driving, before it arms on its own.
-const PATIENCE: u32 = 64;
+/// Turns, one lap of the scheduler each, in which the reactor looks whether a future still drives.
+const LAPS: u32 = 16;
+/// After them it looks again after this long: on a runtime of several threads the laps cost a core.
+const NAP: Duration = Duration::from_millis(1);
 
 pub(crate) struct Reactor {
     shared: Arc<Shared>,
     doorbell: Option<AsyncFd<OwnedFd>>,
     poll_fd: AsyncFd<OwnedFd>,
+    /// Laps of futures at the last look.
     seen: u64,
-    patience: u32,
+    laps: u32,
+    nap: Option<Pin<Box<Sleep>>>,
     /// Cold fds may have events that nobody has looked at.
     unpolled: bool,
 }
@@ -49,6 +54,16 @@ fn watch(fd: impl AsFd) -> Result<AsyncFd<OwnedFd>> {
     watched.map_err(|error| Error::io("registering with Tokio", error.into_parts().1))
 }
 
+/// What follows a turn.
+enum Next {
+    /// Another turn at once.
+    Again,
+    /// Another one after a nap, unless something happens before.
+    Nap,
+    /// Armed, or without links: nothing until something happens.
+    Wait,
+}
+
 impl Reactor {
     /// Must be called on the runtime.
     pub(crate) fn new(shared: Arc<Shared>) -> Result<Self> {
@@ -61,54 +76,57 @@ impl Reactor {
             poll_fd: watch(&shared.poll_fd)?,
             shared,
             seen: 0,
-            patience: 0,
+            laps: 0,
+            nap: None,
             unpolled: true,
         })
     }
 
-    /// One turn. `true`: more to do at once.
-    fn turn(&mut self, rung: bool, polled: bool) -> bool {
+    fn turn(&mut self, rung: bool, polled: bool) -> Next {
         let shared = self.shared.clone();
         let mut engine = shared.enter();
+        let overdue = self.unpolled;
         self.unpolled |= polled;
-        if !rung
-            && !polled
-            && !self.unpolled
-            && engine.laps != self.seen
-            && self.patience < PATIENCE
-        {
-            // Somebody drives; arming now would only make the peers ring.
-            self.seen = engine.laps;
-            self.patience += 1;
+        let driven = std::mem::replace(&mut self.seen, engine.laps) != engine.laps;
+        if driven && !rung && !self.unpolled {
+            engine.reactor_due = true;
             shared.leave(engine);
-            return true;
+            self.laps += 1;
+            return if self.laps < LAPS {
+                Next::Again
+            } else {
+                Next::Nap
+            };
         }
-        self.patience = 0;
-        self.seen = engine.laps;
+        self.laps = 0;
         engine.disarm();
         let mut more = pass(&mut engine);
-        if !more && self.unpolled {
+        if self.unpolled && (!more || overdue) {
             self.unpolled = false;
             engine.poll_fds();
             more = pass(&mut engine);
-        } else if more && self.unpolled {
-            // Whom this pass has woken goes first; the rest of the fds follows in the next turn.
-            engine.reactor_due = true;
-            shared.leave(engine);
-            return true;
         }
-        if !more && engine.core.has_interest() && !engine.arm() {
-            more = true;
-        }
+        // When there was much, whom it woke goes first and the rest of the fds follows in the next turn.
+        more |= self.unpolled || (engine.has_links() && !engine.arm());
         engine.reactor_due = more;
         shared.leave(engine);
-        more
+        if more { Next::Again } else { Next::Wait }
     }
 }
 
 /// Passes until nothing moves. `true`: stopped before that.
 fn pass(engine: &mut Engine) -> bool {
     (0..PASSES).all(|_| engine.progress() > 0)
+}
+
+/// Takes readiness away until it comes anew. Whether there was any.
+fn take(fd: &AsyncFd<OwnedFd>, cx: &mut TaskContext<'_>) -> bool {
+    let mut taken = false;
+    while let Poll::Ready(Ok(mut guard)) = fd.poll_read_ready(cx) {
+        guard.clear_ready();
+        taken = true;
+    }
+    taken
 }
 
 impl Future for Reactor {
@@ -120,20 +138,29 @@ impl Future for Reactor {
         if this.shared.stopping.load(Ordering::Acquire) {
             return Poll::Ready(());
         }
-        let mut rung = false;
-        let mut polled = false;
-        if let Some(doorbell) = &this.doorbell {
-            while let Poll::Ready(Ok(mut guard)) = doorbell.poll_read_ready(cx) {
-                guard.clear_ready();
-                rung = true;
+        let rung = this
+            .doorbell
+            .as_ref()
+            .is_some_and(|doorbell| take(doorbell, cx));
+        let polled = take(&this.poll_fd, cx);
+        if let Some(nap) = &mut this.nap
+            && !rung
+            && !polled
+            && nap.as_mut().poll(cx).is_pending()
+        {
+            return Poll::Pending;
+        }
+        this.nap = None;
+        match this.turn(rung, polled) {
+            Next::Again => cx.waker().wake_by_ref(),
+            Next::Nap => {
+                let mut nap = Box::pin(tokio::time::sleep(NAP));
+                if nap.as_mut().poll(cx).is_ready() {
+                    cx.waker().wake_by_ref();
+                }
+                this.nap = Some(nap);
             }
-        }
-        while let Poll::Ready(Ok(mut guard)) = this.poll_fd.poll_read_ready(cx) {
-            guard.clear_ready();
-            polled = true;
-        }
-        if this.turn(rung, polled) {
-            cx.waker().wake_by_ref();
+            Next::Wait => {}
         }
         Poll::Pending
     }
@@ -145,7 +172,7 @@ pub(crate) fn run_thread(shared: &Arc<Shared>) {
         let mut engine = shared.enter();
         engine.disarm();
         engine.poll_fds();
-        let more = pass(&mut engine) || !engine.arm();
+        let more = pass(&mut engine) || (engine.has_links() && !engine.arm());
         engine.reactor_due = false;
         shared.leave(engine);
         if more {

@@ -37,7 +37,27 @@ pub(crate) struct Target {
     pub(crate) segment_offset: u64,
 }
 
+impl Peer {
+    /// Asks the owner of a segment for it, once.
+    fn ask_mapping(&mut self, segment: u64, slot: u32, generation: u64) {
+        if let Some(one_copy) = &mut self.one_copy
+            && one_copy.mapping(segment).is_none()
+            && !one_copy.asked.contains(&segment)
+        {
+            one_copy.asked.push(segment);
+            // A failure shows on the link itself.
+            let _ = self.control(control::MAP, generation, &slot.to_le_bytes());
+        }
+    }
+}
+
 impl Core {
+    pub(crate) fn ask_mapping(&mut self, link: LinkId, segment: u64, slot: u32, generation: u64) {
+        if let Some(peer) = self.peer(link) {
+            peer.ask_mapping(segment, slot, generation);
+        }
+    }
+
     /// How the target is reached directly, if it is.
     fn direct_path(peer: &mut Peer, target: &Target, length: usize) -> Option<Remote> {
         let one_copy = peer.one_copy.as_mut()?;
@@ -52,11 +72,8 @@ impl Core {
                 return (start.checked_add(length)? <= mapping.len())
                     .then(|| Remote::Mapped(mapping.clone(), start));
             }
-            if !one_copy.asked.contains(&target.segment) {
-                one_copy.asked.push(target.segment);
-                // Later operations find it mapped; this one goes the other way. A failure shows on the link itself.
-                let _ = peer.control(control::MAP, target.generation, &target.slot.to_le_bytes());
-            }
+            // Later operations find it mapped; this one goes the other way.
+            peer.ask_mapping(target.segment, target.slot, target.generation);
         }
         let one_copy = peer.one_copy.as_ref()?;
         one_copy

@@ -37,29 +37,41 @@ enum Step {
     Parked,
 }
 
-/// A send of an eager message, tried at once: the hot path of a small message.
+/// A send of an eager message, tried at once: the hot path. `Err(None)`: it does not go this way.
 #[inline]
-pub(crate) fn try_eager(peer: &mut Peer, tag: Tag, data: &[u8]) -> Option<Result<(), Error>> {
-    if data.len() > peer.short || !peer.queue.is_empty() || !peer.has_window(data.len()) {
-        return None;
+pub(crate) fn try_eager(peer: &mut Peer, tag: Tag, data: &[u8]) -> Result<(), Option<SendError>> {
+    if !peer.queue.is_empty() || data.len() > peer.eager {
+        return Err(None);
     }
-    match peer
-        .link
-        .as_mut()?
-        .am_short(control::TAG_EAGER, tag.0, data)
+    if !peer.has_window(data.len()) {
+        // The window that comes back may be waiting to be read.
+        return Err(Some(SendError::Full));
+    }
+    let Some(link) = peer.link.as_mut() else {
+        return Err(None);
+    };
+    if data.len() <= peer.short {
+        link.am_short(control::TAG_EAGER, tag.0, data)?;
+    } else if data.len() <= peer.eager.min(peer.attributes.max_bcopy)
+        && (peer.attributes.max_zcopy == 0 || data.len() < ZCOPY_FROM)
     {
-        Ok(()) => {
-            peer.eager_out += eager_cost(data.len());
-            Some(Ok(()))
-        }
-        Err(SendError::Full) => None,
-        Err(SendError::Failed(error)) => Some(Err(error)),
+        link.am_bcopy(control::TAG_EAGER, tag.0, &[], data)?;
+    } else {
+        return Err(None);
     }
+    peer.eager_out += eager_cost(data.len());
+    Ok(())
 }
 
 impl Core {
     /// Puts an operation in the queue of its link, and sends what can go.
     pub(crate) fn submit(&mut self, link: LinkId, key: OpKey) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        if std::mem::replace(&mut entry.queued, true) {
+            return;
+        }
         if let Some(peer) = self.peer(link) {
             peer.queue.push_back(Queued::Operation(key));
             if peer.queue.len() == 1 {
@@ -73,6 +85,10 @@ impl Core {
         // Bounded: a transfer of gigabytes gives way to whatever else the worker has to do.
         for _ in 0..64 {
             let Some(peer) = self.peer(link) else { return };
+            if peer.link.is_none() {
+                // It flushes at this moment, and is pumped after that; or it is gone, and the queue with it.
+                return;
+            }
             let Some(front) = peer.queue.pop_front() else {
                 self.close_step(link);
                 return;
@@ -89,16 +105,23 @@ impl Core {
                         .map(|()| Step::Sent),
                     None => return,
                 },
-                Queued::Operation(key) => self.advance(link, *key),
+                Queued::Operation(key) => {
+                    if let Some(entry) = self.operations.get(*key) {
+                        entry.queued = false;
+                    }
+                    self.advance(link, *key)
+                }
             };
             match result {
                 Ok(Step::Sent | Step::Parked) => {}
                 Ok(Step::More) => {
+                    self.mark_queued(&front);
                     if let Some(peer) = self.peer(link) {
                         peer.queue.push_back(front);
                     }
                 }
                 Err(SendError::Full) => {
+                    self.mark_queued(&front);
                     if let Some(peer) = self.peer(link) {
                         peer.queue.push_front(front);
                     }
@@ -111,6 +134,14 @@ impl Core {
             }
         }
         self.runnable.push_back(link);
+    }
+
+    fn mark_queued(&mut self, queued: &Queued) {
+        if let Queued::Operation(key) = queued
+            && let Some(entry) = self.operations.get(*key)
+        {
+            entry.queued = true;
+        }
     }
 
     /// The next step of one operation.

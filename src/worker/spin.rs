@@ -15,7 +15,7 @@ const CAP: Duration = Duration::from_micros(20);
 /// The window when it does not.
 const GLANCE: Duration = Duration::from_micros(1);
 /// Laps between two looks at the clock (40 ns each).
-const LAPS: u32 = 16;
+const LAPS: u32 = 4;
 
 #[derive(Debug)]
 pub(crate) struct SpinPolicy {
@@ -65,8 +65,6 @@ impl SpinPolicy {
     pub(crate) fn again(&self, spin: &mut Spin) -> bool {
         spin.laps += 1;
         if spin.laps % LAPS != 1 {
-            // One pause beside the lock's own locked instructions makes a lap of some 25 ns.
-            std::hint::spin_loop();
             return true;
         }
         match spin.since {

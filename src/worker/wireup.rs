@@ -47,7 +47,7 @@ use crate::{
     types::{EndpointId, LinkId, WorkerId},
     worker::{
         peer::{OneCopy, Peer, Status},
-        shared::Shared,
+        shared::{Shared, Transport},
     },
 };
 
@@ -268,7 +268,49 @@ async fn handshake(
         refuse(channel, &error).await;
         return Err(error);
     }
+    // A peer whose better path ends here takes the next; whoever listens hears of the one that works.
+    if let Err(error) = lane(shared, channel, &client.transports, &info(channel, &client)) {
+        refuse(channel, &error).await;
+        return Err(error);
+    }
     Ok(Some((client, transcript)))
+}
+
+fn info(channel: &Channel, client: &ClientHello) -> PeerInfo {
+    PeerInfo {
+        identity: client.identity.clone(),
+        name: channel.peer_name(),
+    }
+}
+
+/// The best transport that both ends have and that this channel can set up.
+fn lane<'a>(
+    shared: &'a Shared,
+    channel: &Channel,
+    offered: &[String],
+    info: &PeerInfo,
+) -> Result<&'a Transport> {
+    let mut why = Vec::new();
+    let lane = shared.transports.iter().find(|transport| {
+        transport.reach != Reach::Worker
+            && offered.iter().any(|offered| offered == transport.name)
+            && match transport.connector.can_use(channel, info) {
+                Ok(()) => true,
+                Err(error) => {
+                    why.push(format!("{}: {error}", transport.name));
+                    false
+                }
+            }
+    });
+    lane.ok_or_else(|| {
+        Error::new(
+            ErrorKind::Unreachable,
+            format!(
+                "no transport in common over this connection ({})",
+                why.join("; ")
+            ),
+        )
+    })
 }
 
 /// Tells the client why not. It may be gone; that changes nothing.
@@ -304,36 +346,13 @@ async fn accept_inner(
     request: &mut Request,
     claimed: bool,
 ) -> Result<(LinkId, EndpointId)> {
-    let info = PeerInfo {
-        identity: request.hello.identity.clone(),
-        name: request.name(),
-    };
-    let mut why = Vec::new();
-    let lane = shared.transports.iter().find(|transport| {
-        transport.reach != Reach::Worker
-            && request
-                .hello
-                .transports
-                .iter()
-                .any(|offered| offered == transport.name)
-            && match transport.connector.can_use(&request.channel, &info) {
-                Ok(()) => true,
-                Err(error) => {
-                    why.push(format!("{}: {error}", transport.name));
-                    false
-                }
-            }
-    });
-    let Some(lane) = lane else {
-        let error = Error::new(
-            ErrorKind::Unreachable,
-            format!(
-                "no transport in common over this connection ({})",
-                why.join("; ")
-            ),
-        );
-        refuse(&mut request.channel, &error).await;
-        return Err(error);
+    let info = info(&request.channel, &request.hello);
+    let lane = match lane(shared, &request.channel, &request.hello.transports, &info) {
+        Ok(lane) => lane,
+        Err(error) => {
+            refuse(&mut request.channel, &error).await;
+            return Err(error);
+        }
     };
     // The secret is the listener's: the client has proved that it knows that one.
     let proof = request
@@ -466,6 +485,7 @@ fn attach(
 
 /// Where a connection should lead.
 #[allow(unreachable_pub, reason = "named by a sealed trait")]
+#[derive(Debug)]
 pub enum Destination {
     Sockets(Vec<SocketAddr>),
     Worker(WorkerAddress),

@@ -2,13 +2,421 @@
 //!
 //! Comes in: a half and its measurement. Goes out: nanoseconds, millions a second, GB a second, KiB, or wake-ups.
 //! The variant names the progress policy: `busy`, `event` or `adaptive`.
+//!
+//! Everything runs in a spawned task of a current-thread runtime, as a user's code would. The link blocks the thread, so it is used
+//! only between the two tasks of [`run`]: the one that makes the worker, and the one that connects and measures.
 
-use crate::Outcome;
-use crate::half::Half;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use wharf::{
+    Access, Buffer, Context, Descriptor, Endpoint, HostBufferMut, Listener, Mask, Op, Progress,
+    ReceiveBuffer, Received, RemoteRegion, Tag, Worker,
+};
+
+use crate::half::{Arrivals, Half, LAST, Laps, Role, spin_for, stamp};
+use crate::spec::{Spec, Verb};
+use crate::{Outcome, process, runtime};
 
 /// False leaves wharf's column empty.
-pub(crate) const READY: bool = false;
+pub(crate) const READY: bool = true;
+
+const DATA: Tag = Tag(7);
+const ACK: Tag = Tag(9);
+const MEET: Tag = Tag(10);
+const DESCRIPTOR: Tag = Tag(11);
+
+/// A message of this length ends a measurement; none that is measured has it.
+const STOP: usize = 1;
 
 pub(crate) fn run(half: &mut Half) -> Outcome<f64> {
-    Err(format!("wharf is not measured yet ({:?})", half.spec.verb).into())
+    let runtime = runtime()?;
+    let (spec, role) = (half.spec.clone(), half.role);
+    let mut side = runtime.block_on(runtime.spawn(Side::new(spec, role)))??;
+    // What `A` has to know before it can connect, and whom it watches.
+    if let Some(listener) = &side.listener {
+        let line = format!("{} {}", listener.local_addr(), std::process::id());
+        half.link.send(&line)?;
+    } else {
+        let line = half.link.receive()?;
+        let (address, pid) = line.split_once(' ').ok_or("no address and process")?;
+        (side.address, side.pid) = (address.to_owned(), pid.parse()?);
+    }
+    let (side, value) = runtime.block_on(runtime.spawn(side.measure()))??;
+    let value = match half.spec.verb {
+        Verb::Parked => half.hand_over(value)?,
+        // The end that grew more.
+        Verb::Memory => half.hand_over(value)?.max(value),
+        _ => value,
+    };
+    half.barrier()?;
+    drop(side);
+    Ok(value)
+}
+
+/// One end: its worker, and what it needs to reach the other one.
+struct Side {
+    spec: Spec,
+    role: Role,
+    context: Context,
+    worker: Worker,
+    /// `B`'s.
+    listener: Option<Listener>,
+    /// Where `A` connects to.
+    address: String,
+    /// `B`'s process.
+    pid: u32,
+    /// Those beyond the first, which stays with the measurement.
+    endpoints: Vec<Endpoint>,
+}
+
+impl Side {
+    async fn new(spec: Spec, role: Role) -> Outcome<Self> {
+        let transports = match spec.transport.as_str() {
+            "shm" => "shm,cma",
+            other => other,
+        };
+        let progress = match spec.variant.as_str() {
+            "busy" => Progress::Busy,
+            "event" => Progress::EventDriven,
+            "adaptive" => Progress::Adaptive,
+            other => return Err(format!("no progress policy `{other}`").into()),
+        };
+        let context = Context::builder()
+            .transports(transports)?
+            .progress(progress)
+            .build()?;
+        let worker = Worker::new(&context)?;
+        let listener = match role {
+            Role::A => None,
+            Role::B => Some(worker.listen("127.0.0.1:0").await?),
+        };
+        Ok(Self {
+            spec,
+            role,
+            context,
+            worker,
+            listener,
+            address: String::new(),
+            pid: 0,
+            endpoints: Vec::new(),
+        })
+    }
+
+    /// `A` connects and `B` accepts, once.
+    async fn connect(&mut self) -> Outcome<Endpoint> {
+        Ok(match &mut self.listener {
+            Some(listener) => listener.accept().await?.accept().await?,
+            None => self.worker.connect(self.address.as_str()).await?,
+        })
+    }
+
+    /// As many more as the measurement wants.
+    async fn connect_more(&mut self) -> Outcome<()> {
+        for _ in 0..self.spec.size {
+            let endpoint = self.connect().await?;
+            self.endpoints.push(endpoint);
+        }
+        Ok(())
+    }
+
+    async fn measure(mut self) -> Outcome<(Self, f64)> {
+        // The first connection is no part of any figure: code and tables are made with it.
+        let endpoint = self.connect().await?;
+        self.meet(&endpoint).await?;
+        let first = match (self.spec.verb, self.role) {
+            (Verb::Latency, Role::A) => self.ping(&endpoint).await,
+            (Verb::Latency, Role::B) => self.pong(&endpoint).await,
+            (Verb::Rate, Role::A) => self.rate(&endpoint).await,
+            (Verb::Rate, Role::B) => self.swallow(&endpoint).await,
+            (Verb::Stream | Verb::StreamOwned, Role::A) => self.stream(&endpoint).await,
+            (Verb::Stream, Role::B) => {
+                let buffers = vec![vec![1; self.spec.size]; self.spec.window()];
+                self.drain(&endpoint, buffers).await
+            }
+            (Verb::StreamOwned, Role::B) => {
+                let mut buffers = Vec::new();
+                for _ in 0..self.spec.window() {
+                    buffers.push(self.owned().await?);
+                }
+                self.drain(&endpoint, buffers).await
+            }
+            (Verb::Put, Role::A) => self.put(&endpoint).await,
+            (Verb::Get, Role::A) => self.get(&endpoint).await,
+            (Verb::Put | Verb::Get, Role::B) => self.lend(&endpoint).await,
+            (Verb::Parked, Role::A) => self.wake(&endpoint).await,
+            (Verb::Parked, Role::B) => self.sleep().await,
+            (Verb::Idle, _) => self.idle(&endpoint).await,
+            (Verb::Memory, _) => self.memory(&endpoint).await,
+            (Verb::Many, _) => self.many().await,
+        };
+        let value = first?;
+        self.meet(&endpoint).await?;
+        self.endpoints.push(endpoint);
+        Ok((self, value))
+    }
+
+    /// Both ends come here.
+    async fn meet(&self, endpoint: &Endpoint) -> Outcome<()> {
+        endpoint.tag_send(MEET, Vec::new()).await?;
+        self.worker.tag_recv(MEET, Mask::ALL, Vec::new()).await?;
+        Ok(())
+    }
+
+    fn ordinary(&self) -> Buffer {
+        vec![1; self.spec.size].into()
+    }
+
+    async fn owned(&self) -> Outcome<HostBufferMut> {
+        let mut buffer = self.context.allocate(self.spec.size).await?;
+        buffer.fill(1);
+        Ok(buffer)
+    }
+
+    async fn ping(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let (message, mut answer) = (self.ordinary(), vec![0; self.spec.size]);
+        let mut laps = Laps::start(&self.spec);
+        loop {
+            for _ in 0..laps.batch() {
+                endpoint.tag_send(DATA, message.clone()).await?;
+                answer = self.worker.tag_recv(DATA, Mask::ALL, answer).await?.buffer;
+            }
+            if !laps.lap() {
+                endpoint.tag_send(DATA, message.slice(..STOP)).await?;
+                return Ok(laps.median() / 2.0);
+            }
+        }
+    }
+
+    async fn pong(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let (message, mut buffer) = (self.ordinary(), vec![0; self.spec.size]);
+        loop {
+            let received = self.worker.tag_recv(DATA, Mask::ALL, buffer).await?;
+            if received.len == STOP {
+                return Ok(0.0);
+            }
+            buffer = received.buffer;
+            endpoint.tag_send(DATA, message.clone()).await?;
+        }
+    }
+
+    /// Short messages; how many are in flight is the transport's affair.
+    async fn rate(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let message = self.ordinary();
+        let mut laps = Laps::start(&self.spec);
+        loop {
+            for _ in 0..laps.batch() {
+                endpoint.tag_send(DATA, message.clone()).await?;
+            }
+            if !laps.lap() {
+                break;
+            }
+        }
+        self.finish(endpoint).await?;
+        Ok(1e3 / laps.mean())
+    }
+
+    async fn swallow(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let mut buffer = vec![0; self.spec.size];
+        loop {
+            let received = self.worker.tag_recv(DATA, Mask::ALL, buffer).await?;
+            if received.len == STOP {
+                break;
+            }
+            buffer = received.buffer;
+        }
+        endpoint.tag_send(ACK, Vec::new()).await?;
+        Ok(0.0)
+    }
+
+    async fn stream(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let message = match self.spec.verb {
+            Verb::StreamOwned => self.owned().await?.freeze(),
+            _ => self.ordinary(),
+        };
+        let mut window = Window::new(&self.spec);
+        let mut laps = Laps::start(&self.spec);
+        loop {
+            for _ in 0..laps.batch() {
+                window
+                    .add(endpoint.tag_send(DATA, message.clone()).post()?)
+                    .await?;
+            }
+            if !laps.lap() {
+                break;
+            }
+        }
+        window.finish().await?;
+        self.finish(endpoint).await?;
+        Ok(self.spec.size as f64 / laps.mean())
+    }
+
+    /// Says that nothing more comes, and waits until all has come.
+    async fn finish(&self, endpoint: &Endpoint) -> Outcome<()> {
+        endpoint.tag_send(DATA, vec![0; STOP]).await?;
+        self.worker.tag_recv(ACK, Mask::ALL, Vec::new()).await?;
+        Ok(())
+    }
+
+    /// A window of posted receives, each posted again with its buffer when it is over.
+    async fn drain<B: ReceiveBuffer + Unpin + Sync>(
+        &self,
+        endpoint: &Endpoint,
+        buffers: Vec<B>,
+    ) -> Outcome<f64> {
+        let post = |buffer| self.worker.tag_recv(DATA, Mask::ALL, buffer).post();
+        let mut posted: VecDeque<Op<Received<B>>> = buffers.into_iter().map(post).collect();
+        while let Some(oldest) = posted.pop_front() {
+            let received = oldest.await?;
+            if received.len == STOP {
+                break;
+            }
+            posted.push_back(post(received.buffer));
+        }
+        endpoint.tag_send(ACK, Vec::new()).await?;
+        Ok(0.0)
+    }
+
+    async fn borrow(&self, endpoint: &Endpoint) -> Outcome<RemoteRegion> {
+        let space = vec![0; 4096];
+        let received = self.worker.tag_recv(DESCRIPTOR, Mask::ALL, space).await?;
+        let bytes = received.buffer.get(..received.len).unwrap_or_default();
+        Ok(endpoint.import(&Descriptor::from_bytes(bytes)?)?)
+    }
+
+    /// The target of puts and gets: it only waits for the end.
+    async fn lend(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let access = Access::READ | Access::WRITE;
+        let region = self.context.expose(self.owned().await?, access).await?;
+        let bytes = region.descriptor()?.to_bytes();
+        endpoint.tag_send(DESCRIPTOR, bytes).await?;
+        self.swallow(endpoint).await
+    }
+
+    async fn put(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let remote = self.borrow(endpoint).await?;
+        let message = self.owned().await?.freeze();
+        let mut window = Window::new(&self.spec);
+        let mut laps = Laps::start(&self.spec);
+        loop {
+            for _ in 0..laps.batch() {
+                window
+                    .add(endpoint.put(message.clone(), remote.clone()).post()?)
+                    .await?;
+            }
+            if !laps.lap() {
+                break;
+            }
+        }
+        window.finish().await?;
+        endpoint.flush().await?;
+        let value = self.spec.size as f64 / laps.mean();
+        self.finish(endpoint).await?;
+        Ok(value)
+    }
+
+    async fn get(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let remote = self.borrow(endpoint).await?;
+        let mut buffer = self.owned().await?;
+        let mut laps = Laps::start(&self.spec);
+        loop {
+            for _ in 0..laps.batch() {
+                buffer = endpoint.get(remote.clone(), buffer).await?;
+            }
+            if !laps.lap() {
+                break;
+            }
+        }
+        self.finish(endpoint).await?;
+        Ok(laps.median())
+    }
+
+    /// The sender of a parked measurement, awake all the time.
+    async fn wake(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let send = |stamp: u64| endpoint.tag_send(DATA, stamp.to_le_bytes().to_vec());
+        let end = Instant::now() + self.spec.warm_up() + self.spec.duration();
+        while Instant::now() < end {
+            spin_for(self.spec.gap());
+            send(stamp()).await?;
+        }
+        spin_for(self.spec.gap());
+        send(LAST).await?;
+        Ok(0.0)
+    }
+
+    async fn sleep(&self) -> Outcome<f64> {
+        let mut arrivals = Arrivals::default();
+        let mut buffer = vec![0; 8];
+        loop {
+            buffer = self.worker.tag_recv(DATA, Mask::ALL, buffer).await?.buffer;
+            let sent = buffer.first_chunk().ok_or("a message without a stamp")?;
+            if !arrivals.note(u64::from_le_bytes(*sent)) {
+                return Ok(arrivals.median());
+            }
+        }
+    }
+
+    /// `B` waits for a message that does not come, and `A` counts how often it wakes up.
+    async fn idle(&mut self, endpoint: &Endpoint) -> Outcome<f64> {
+        // The first connection is one of them.
+        self.spec.size -= 1;
+        self.connect_more().await?;
+        if self.role == Role::B {
+            return self.swallow(endpoint).await;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let before = process::voluntary_switches(self.pid)?;
+        tokio::time::sleep(self.spec.duration()).await;
+        let after = process::voluntary_switches(self.pid)?;
+        self.finish(endpoint).await?;
+        Ok(after.saturating_sub(before) as f64)
+    }
+
+    /// KiB that this end grew for each connection.
+    async fn memory(&mut self, endpoint: &Endpoint) -> Outcome<f64> {
+        let before = process::resident_kib()?;
+        self.connect_more().await?;
+        self.meet(endpoint).await?;
+        let growth = process::resident_kib()?.saturating_sub(before);
+        Ok(growth as f64 / self.spec.size as f64)
+    }
+
+    /// Microseconds for each connection.
+    async fn many(&mut self) -> Outcome<f64> {
+        let start = Instant::now();
+        self.connect_more().await?;
+        Ok(start.elapsed().as_secs_f64() * 1e6 / self.spec.size as f64)
+    }
+}
+
+/// Posted sends or puts, the oldest first.
+struct Window {
+    posted: VecDeque<Op<()>>,
+    limit: usize,
+}
+
+impl Window {
+    fn new(spec: &Spec) -> Self {
+        let limit = spec.window();
+        let posted = VecDeque::with_capacity(limit);
+        Self { posted, limit }
+    }
+
+    /// Waits for the oldest when the window is full.
+    async fn add(&mut self, operation: Op<()>) -> Outcome<()> {
+        self.posted.push_back(operation);
+        if self.posted.len() >= self.limit
+            && let Some(oldest) = self.posted.pop_front()
+        {
+            oldest.await?;
+        }
+        Ok(())
+    }
+
+    async fn finish(mut self) -> Outcome<()> {
+        while let Some(oldest) = self.posted.pop_front() {
+            oldest.await?;
+        }
+        Ok(())
+    }
 }

@@ -95,6 +95,7 @@ impl<T> PostedQueue<T> {
     }
 
     /// Takes all of them, in order.
+    #[cfg(test)]
     pub(crate) fn drain(&mut self) -> Vec<T> {
         let mut all: Vec<(u64, u32)> = (0..)
             .zip(&self.store.nodes)
@@ -108,6 +109,7 @@ impl<T> PostedQueue<T> {
     }
 
     /// Looks at all of them, in no particular order.
+    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.store
             .nodes

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::unexpected::Taken;
 use super::*;
 use crate::types::{Mask, Tag};
 

@@ -10,6 +10,7 @@ pub(crate) struct Arrival(u64);
 /// A message taken out of the queue, with all that [`UnexpectedQueue::restore`] needs to put it back.
 #[derive(Debug)]
 pub(crate) struct Taken<M> {
+    #[cfg(test)]
     pub(crate) tag: Tag,
     pub(crate) message: M,
     pub(crate) arrival: Arrival,
@@ -35,6 +36,7 @@ impl<M> UnexpectedQueue<M> {
     }
 
     /// How many messages wait.
+    #[cfg(test)]
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.store.len()
@@ -102,6 +104,7 @@ impl<M> UnexpectedQueue<M> {
     }
 
     /// Looks at all of them, in order.
+    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Tag, &M)> {
         let mut slot = self.arrived.oldest;
         std::iter::from_fn(move || {
@@ -125,11 +128,14 @@ impl<M> UnexpectedQueue<M> {
 
     #[inline]
     fn take(&mut self, slot: u32) -> Option<Taken<M>> {
-        let Node { tag, order, .. } = *self.store.node(slot);
+        let Node { order, .. } = *self.store.node(slot);
+        #[cfg(test)]
+        let tag = self.store.node(slot).tag;
         self.store.unindex(slot);
         self.arrived.unlink(&mut self.store, slot);
         let message = self.store.remove(slot)?;
         Some(Taken {
+            #[cfg(test)]
             tag: Tag(tag),
             message,
             arrival: Arrival(order),

@@ -2,7 +2,7 @@
 //!
 //! Comes in: an address in the peer's memory and one here. Goes out: copied bytes, at once; there is nothing to wait for.
 //! It carries no messages: the protocol uses it for the payload of long transfers beside a transport that does.
-//! Uses `sys::process_vm`, `sys::pidfd` and the set-up channel. Tests: below, and two processes in `tests/process/`.
+//! Uses `sys::process_vm` and the set-up channel. Tests: below, and two processes in `tests/process/`.
 //!
 //! Whether it works is a matter of users, namespaces, Yama and seccomp, which cannot be told beforehand. So it is tried
 //! when a connection is made, both ways, on memory that only the right process can have.
@@ -17,7 +17,7 @@ use std::io;
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    sys::{pidfd::PidFd, process_vm},
+    sys::process_vm,
     transport::channel::Channel,
 };
 
@@ -114,33 +114,22 @@ impl Cma {
 #[derive(Debug)]
 pub(crate) struct CmaPeer {
     pid: u32,
-    process: PidFd,
 }
 
 impl CmaPeer {
     fn at_other_end_of(channel: &Channel) -> std::result::Result<Self, String> {
-        let (Some(socket), Some(peer)) = (channel.unix_fd(), channel.peer_credentials()) else {
+        let Some(peer) = channel.peer_credentials() else {
             return Err("the channel does not tell the peer's process".to_owned());
         };
         if peer.pid == 0 {
             return Err("the peer lives in another process namespace".to_owned());
         }
-        let process = PidFd::of_peer(socket)
-            .map_err(|error| format!("the peer's process cannot be watched: {error}"))?;
-        Ok(Self {
-            pid: peer.pid,
-            process,
-        })
+        Ok(Self { pid: peer.pid })
     }
 
     /// The peer's process id.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
-    }
-
-    /// Whether the process still runs. After it has ended, another may get its id.
-    pub(crate) fn is_alive(&self) -> bool {
-        !self.process.has_exited()
     }
 
     /// Reads `len` bytes at `remote` in the peer to `local`.
@@ -323,8 +312,7 @@ mod tests {
         let (first, second) = timeout(WATCHDOG, both).await.expect("the watchdog barked");
         let peer = first.expect("channel").expect("peer");
         second.expect("channel").expect("peer");
-        assert_eq!(peer.pid(), std::process::id());
-        assert!(peer.is_alive());
+        assert_eq!(peer.pid, std::process::id());
 
         let mut far = vec![0_u8; 3 << 20];
         let near: Vec<u8> = (0..far.len()).map(|i| (i % 251) as u8).collect();

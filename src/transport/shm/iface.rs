@@ -564,13 +564,16 @@ impl Interface for ShmInterface {
 
 /// What the end of the peer's socket means: a process that ends closes its sockets before its pidfd says so, hence the look at
 /// whether it is on its way out.
+///
+/// In both cases the peer is outside this side's memory: a process gives its memory up before its files, and a worker that
+/// closes the connection is between two copies.
 fn hung_up(entry: &Entry, error: Option<io::Error>) -> Error {
+    entry.peer.pair.set_peer_exited();
     if entry
         .process
         .as_ref()
         .is_some_and(|process| process.has_exited() || is_exiting(entry.peer.socket.as_fd()))
     {
-        entry.peer.pair.set_peer_exited();
         return Error::new(ErrorKind::PeerDied, "the peer's process has ended");
     }
     let closed = Error::new(ErrorKind::ConnectionReset, "the peer closed the connection");

@@ -117,6 +117,11 @@ impl Pair {
         }
     }
 
+    /// Takes all regions back.
+    pub(crate) fn revoke_generations(&self) {
+        (0..GENERATIONS as u32).for_each(|slot| self.publish_generation(slot, 0));
+    }
+
     /// The generation of the peer's region `slot` (modulo [`Pair::GENERATIONS`]), for an end that has called [`Pair::enter`].
     #[inline]
     #[must_use]
@@ -125,12 +130,12 @@ impl Pair {
             .load(Ordering::Acquire)
     }
 
-    /// Notes that the peer's process has ended: it touches nothing any more.
+    /// Notes that the peer's process has ended, or the connection by the peer's will: it touches nothing any more.
     pub(crate) fn set_peer_exited(&self) {
         self.exited.store(true, Ordering::Release);
     }
 
-    /// Whether the peer's process is known to have ended.
+    /// Whether the peer is known to touch nothing any more, whatever its word says.
     #[must_use]
     pub fn peer_exited(&self) -> bool {
         self.exited.load(Ordering::Acquire)
@@ -171,7 +176,9 @@ impl Pair {
         let mut seen = next.load(Ordering::Acquire);
         loop {
             let chunk = seen & u64::from(u32::MAX);
-            if seen >> 32 != u64::from(token >> TOKEN_SLOT_BITS) || chunk >= total {
+            if seen >> 32 != u64::from(token >> TOKEN_SLOT_BITS)
+                || chunk >= total.min(u64::from(u32::MAX))
+            {
                 return None;
             }
             match next.compare_exchange_weak(seen, seen + 1, Ordering::AcqRel, Ordering::Acquire) {

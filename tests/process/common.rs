@@ -1,0 +1,333 @@
+//! Two processes with a connection between them, and bytes that can be told from others.
+
+use std::{sync::OnceLock, time::Duration};
+
+use nix::{
+    sys::signal::{self, Signal},
+    unistd::Pid,
+};
+use wharf::{Context, Endpoint, ErrorKind, Listener, Mask, Tag, Worker};
+
+use crate::support::{Child, LIMIT, Parent, watchdog};
+
+/// Over what the two talk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    Shm,
+    ShmWithoutCma,
+    ShmWithoutPidfd,
+    Tcp,
+}
+
+impl Path {
+    /// What the second process is told, by its environment.
+    fn variables(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Shm => &[("WHARF_TLS", "shm")],
+            Self::ShmWithoutCma => &[("WHARF_TLS", "shm"), ("WHARF_CMA", "n")],
+            Self::ShmWithoutPidfd => &[("WHARF_TLS", "shm"), ("WHARF_PIDFD", "n")],
+            Self::Tcp => &[("WHARF_TLS", "tcp")],
+        }
+    }
+
+    /// The same, for the first process.
+    fn context(self) -> Context {
+        let builder = Context::builder();
+        let builder = match self {
+            Self::Tcp => builder.transports("tcp"),
+            _ => builder.transports("shm"),
+        };
+        builder
+            .expect("a transport")
+            .cma(self != Self::ShmWithoutCma)
+            .pidfd(self != Self::ShmWithoutPidfd)
+            .build()
+            .expect("a context")
+    }
+
+    pub(crate) fn transports(self) -> &'static [&'static str] {
+        match self {
+            Self::Shm | Self::ShmWithoutPidfd => &["shm", "cma"],
+            Self::ShmWithoutCma => &["shm"],
+            Self::Tcp => &["tcp"],
+        }
+    }
+
+    /// Demands that `kind` is how the end of the peer's process shows.
+    #[track_caller]
+    pub(crate) fn expect_death(self, kind: ErrorKind) {
+        let right = match self {
+            Self::Shm | Self::ShmWithoutCma => kind == ErrorKind::PeerDied,
+            // Its socket tells the same, unless the process has been collected by then.
+            Self::ShmWithoutPidfd => {
+                matches!(kind, ErrorKind::PeerDied | ErrorKind::ConnectionReset)
+            }
+            Self::Tcp => kind == ErrorKind::ConnectionReset,
+        };
+        assert!(right, "{kind:?} over {self:?}");
+    }
+}
+
+/// The test's process.
+pub(crate) struct First {
+    test: &'static str,
+    pub(crate) path: Path,
+    pub(crate) context: Context,
+    pub(crate) worker: Worker,
+    pub(crate) listener: Listener,
+}
+
+impl First {
+    pub(crate) async fn new(test: &'static str, path: Path) -> Self {
+        let context = path.context();
+        let worker = Worker::new(&context).expect("a worker");
+        let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+        Self {
+            test,
+            path,
+            context,
+            worker,
+            listener,
+        }
+    }
+
+    /// Starts a second process in the given part, without a connection.
+    pub(crate) fn start(&self, part: &str) -> Child {
+        let mut child = Child::start(self.test, part, self.path.variables());
+        child.say(self.listener.local_addr());
+        child
+    }
+
+    /// Starts the second process, and waits until it is connected.
+    pub(crate) async fn second(&mut self) -> (Child, Endpoint) {
+        self.connected("second").await
+    }
+
+    async fn connected(&mut self, part: &str) -> (Child, Endpoint) {
+        let child = self.start(part);
+        let endpoint = watchdog(LIMIT, async {
+            let incoming = self.listener.accept().await.expect("a request");
+            incoming.accept().await.expect("a connection")
+        })
+        .await;
+        assert_eq!(endpoint.transports(), self.path.transports());
+        (child, endpoint)
+    }
+
+    /// Demands that this worker goes on working, with another process.
+    pub(crate) async fn expect_works(&mut self) {
+        let (child, endpoint) = self.connected("echo").await;
+        for length in [0, 8, 5_000, 300_000] {
+            let tag = Tag(0xec40_0000 + length as u64);
+            endpoint
+                .tag_send(tag, bytes(length as u64, length))
+                .await
+                .expect("a send");
+            let back = watchdog(LIMIT, self.worker.tag_recv(tag, Mask::ALL, vec![0; length]));
+            let back = back.await.expect("an answer");
+            assert_eq!(back.len, length);
+            expect_bytes(length as u64, &back.buffer);
+        }
+        endpoint.close().await.expect("closed");
+        child.finish();
+    }
+
+    pub(crate) async fn receive(&self, tag: u64, room: usize) -> Vec<u8> {
+        receive(&self.worker, tag, room).await
+    }
+
+    pub(crate) async fn finish(self) {
+        watchdog(LIMIT, self.worker.shutdown(Duration::from_secs(10)))
+            .await
+            .expect("a quiet end");
+    }
+}
+
+/// The process that was started.
+pub(crate) struct Second {
+    pub(crate) context: Context,
+    pub(crate) worker: Worker,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) parent: Parent,
+}
+
+impl Second {
+    pub(crate) async fn new(mut parent: Parent) -> Self {
+        let address = parent.hear().await;
+        let context = Context::builder().build().expect("a context");
+        let worker = Worker::new(&context).expect("a worker");
+        let endpoint = watchdog(LIMIT, worker.connect(address))
+            .await
+            .expect("a connection");
+        Self {
+            context,
+            worker,
+            endpoint,
+            parent,
+        }
+    }
+
+    /// Sends every message back until the other end closes.
+    pub(crate) async fn echo(self) {
+        loop {
+            let matched = tokio::select! {
+                matched = self.worker.tag_matched(Tag(0), Mask(0)) => matched.expect("a message"),
+                _ = self.endpoint.closed() => return,
+            };
+            let length = matched.info().len;
+            let received = matched.recv(vec![0; length]).await;
+            let received = received.expect("its bytes");
+            self.endpoint
+                .tag_send(received.tag, received.buffer)
+                .await
+                .expect("an answer");
+        }
+    }
+
+    pub(crate) async fn receive(&self, tag: u64, room: usize) -> Vec<u8> {
+        receive(&self.worker, tag, room).await
+    }
+}
+
+async fn receive(worker: &Worker, tag: u64, room: usize) -> Vec<u8> {
+    let received = watchdog(LIMIT, worker.tag_recv(Tag(tag), Mask::ALL, vec![0; room])).await;
+    let mut received = received.expect("a message");
+    received.buffer.truncate(received.len);
+    received.buffer
+}
+
+pub(crate) fn current_thread() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+pub(crate) fn multi_thread() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+pub(crate) fn signal(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(child.pid().try_into().expect("a pid"));
+    signal::kill(pid, signal).expect("the child is there");
+}
+
+/// `kill -9` from another thread, a while later.
+pub(crate) fn kill_after(child: &Child, delay: Duration) -> std::thread::JoinHandle<()> {
+    let pid = Pid::from_raw(child.pid().try_into().expect("a pid"));
+    std::thread::spawn(move || {
+        std::thread::sleep(delay);
+        signal::kill(pid, Signal::SIGKILL).expect("the child is there");
+    })
+}
+
+/// A prime, so that no power of two repeats.
+const PERIOD: usize = 65_521;
+
+fn period() -> &'static [u8] {
+    static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
+    BYTES.get_or_init(|| {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 24) as u8
+        };
+        (0..PERIOD).map(|_| next()).collect()
+    })
+}
+
+/// The pieces of one period each of which the bytes of `seed` are made, from byte `offset` on.
+fn pieces(seed: u64, offset: usize, length: usize) -> impl Iterator<Item = &'static [u8]> {
+    let mut place = (seed.wrapping_mul(7919) as usize % PERIOD + offset) % PERIOD;
+    let mut left = length;
+    std::iter::from_fn(move || {
+        let piece = &period()[place..PERIOD.min(place + left)];
+        place = 0;
+        left -= piece.len();
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+/// `length` bytes that `seed` makes.
+pub(crate) fn bytes(seed: u64, length: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(length);
+    pieces(seed, 0, length).for_each(|piece| bytes.extend_from_slice(piece));
+    bytes
+}
+
+/// Demands that every byte is what `seed` makes.
+#[track_caller]
+pub(crate) fn expect_bytes(seed: u64, bytes: &[u8]) {
+    expect_bytes_from(seed, 0, bytes);
+}
+
+/// The same for bytes from the middle.
+#[track_caller]
+pub(crate) fn expect_bytes_from(seed: u64, offset: usize, bytes: &[u8]) {
+    let mut at = 0;
+    for piece in pieces(seed, offset, bytes.len()) {
+        if &bytes[at..at + piece.len()] != piece {
+            let wrong = bytes[at..]
+                .iter()
+                .zip(piece)
+                .position(|(found, right)| found != right);
+            panic!(
+                "byte {} of {} (seed {seed}) is wrong",
+                at + wrong.unwrap_or(0),
+                bytes.len()
+            );
+        }
+        at += piece.len();
+    }
+}
+
+/// Plays a scenario: `first` in this process, `second` in another.
+macro_rules! play {
+    ($path:expr) => {{
+        if let Some(parent) = $crate::support::child("echo") {
+            $crate::common::multi_thread()
+                .block_on(async { $crate::common::Second::new(parent).await.echo().await });
+            return;
+        }
+        if let Some(parent) = $crate::support::child("second") {
+            $crate::common::multi_thread()
+                .block_on(async { second($crate::common::Second::new(parent).await).await });
+            return;
+        }
+        let test = $crate::support::this_test!();
+        $crate::common::current_thread().block_on($crate::support::watchdog(
+            2 * $crate::support::LIMIT,
+            async { first($crate::common::First::new(test, $path).await).await },
+        ));
+    }};
+}
+
+/// The tests of a scenario, one for each path.
+macro_rules! on_every_path {
+    () => {
+        #[test]
+        fn shm() {
+            $crate::common::play!($crate::common::Path::Shm)
+        }
+        #[test]
+        fn shm_without_cma() {
+            $crate::common::play!($crate::common::Path::ShmWithoutCma)
+        }
+        #[test]
+        fn shm_without_pidfd() {
+            $crate::common::play!($crate::common::Path::ShmWithoutPidfd)
+        }
+        #[test]
+        fn tcp() {
+            $crate::common::play!($crate::common::Path::Tcp)
+        }
+    };
+}
+
+pub(crate) use {on_every_path, play};

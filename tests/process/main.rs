@@ -1,0 +1,13 @@
+//! Two processes: what they exchange is right, and when one of them dies, stops or is not trusted, the other goes on.
+//!
+//! Each scenario has a `first` (the test's process, which listens) and a `second` (this program started again, which connects), and is
+//! played over shared memory, over it without `cma` and without pidfd, and over tcp.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod common;
+mod death;
+mod exchange;
+mod rights;
+mod stop;
