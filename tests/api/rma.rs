@@ -149,11 +149,12 @@ scenarios! { everywhere:
     /// Past the window of posted operations there is no room, and the buffer comes back; later there is again.
     async fn window(way: Way) {
         let pair = way.pair().await;
-        let (_region, remote) = exposed(&pair, vec![0; 64], BOTH).await;
+        let (_region, remote) = exposed(&pair, vec![0; 1 << 20], BOTH).await;
         let mut posted = Vec::new();
         let full = loop {
-            match pair.here.endpoint.put(vec![1; 8], remote.clone()).post() {
-                Ok(put) => posted.push(put),
+            // Nobody receives them.
+            match pair.here.endpoint.tag_send(1, vec![1; 8]).sync().post() {
+                Ok(send) => posted.push(send),
                 Err(error) => break error,
             }
             assert!(posted.len() <= 100_000, "no bound");
@@ -161,14 +162,16 @@ scenarios! { everywhere:
         let (error, buffer) = full.into_parts();
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
         assert_eq!(buffer.map(|buffer| buffer.len()), Some(8));
-        let error = pair.here.endpoint.tag_send(1, vec![1; 8]).post().expect_err("no room either");
-        assert_eq!(error.kind(), ErrorKind::WouldBlock);
-        let error = pair.here.endpoint.get(remote.clone(), vec![1; 8]).post().expect_err("no room either");
-        assert_eq!((error.kind(), error.into_parts().1), (ErrorKind::WouldBlock, Some(vec![1; 8])));
-        for put in posted {
-            put.await.expect("put");
+        let long = vec![1; 1 << 20];
+        let error = pair.here.endpoint.put(long.clone(), remote.clone()).post().expect_err("no room either");
+        assert_eq!((error.kind(), error.into_parts().1.map(|buffer| buffer.len())), (ErrorKind::WouldBlock, Some(long.len())));
+        let error = pair.here.endpoint.get(remote.clone(), long.clone()).post().expect_err("no room either");
+        assert_eq!((error.kind(), error.into_parts().1), (ErrorKind::WouldBlock, Some(long.clone())));
+        for send in posted {
+            let ((), sent) = tokio::join!(async { assert_eq!(pair.there.receive(1, 8).await, vec![1; 8]) }, send);
+            sent.expect("matched");
         }
-        pair.here.endpoint.put(vec![2; 8], remote).post().expect("room again").await.expect("put");
+        pair.here.endpoint.put(long, remote).post().expect("room again").await.expect("put");
     }
 
     /// Memory that is exposed no longer: the owner has it back with what was put, and nobody reaches it.
