@@ -139,7 +139,7 @@ impl Endpoint {
     /// Waits until all operations of this endpoint that were posted before are complete at both ends.
     ///
     /// # Errors
-    /// What ends the connection.
+    /// What ends the connection; why a put was refused whose future was dropped, or had ended as [`Put::local`] does.
     ///
     /// # Cancel safety
     /// Cancel safe.

@@ -25,7 +25,7 @@ use crate::{
     types::{Access, MemoryType, Tag},
     worker::{
         engine::Engine,
-        operations::{self, Arrival, Outcome},
+        operations::{self, Arrival, Outcome, Work},
         rma::Target,
     },
 };
@@ -300,10 +300,10 @@ impl<'a> Put<'a> {
                         )
                     };
                     Ok(match now {
-                        Some(result) => Entered::over(
-                            self.endpoint.handle(),
-                            Outcome::Done(result.map_err(|error| error.during(Operation::Put))),
-                        ),
+                        Some(Ok(())) => {
+                            Entered::over(self.endpoint.handle(), Outcome::Done(Ok(())))
+                        }
+                        Some(Err(error)) => self.enter_failed(engine, buffer, error),
                         None => self.enter(engine, buffer),
                     })
                 }
@@ -318,10 +318,9 @@ impl<'a> Put<'a> {
         })
     }
 
-    fn enter(&self, engine: &mut Engine, buffer: Buffer) -> Entered {
-        let (link, _) = self.endpoint.place();
+    fn work(&self, buffer: Buffer) -> operations::Put {
         let target = self.remote.target;
-        let put = operations::Put {
+        operations::Put {
             buffer,
             region: (target.slot, target.generation),
             offset: target.offset,
@@ -329,7 +328,28 @@ impl<'a> Put<'a> {
             local: self.local,
             acknowledged: false,
             slot: None,
-        };
+        }
+    }
+
+    /// A put that failed at once goes by the table, so that a flush learns of it when nobody else does.
+    #[cold]
+    fn enter_failed(&self, engine: &mut Engine, buffer: Buffer, error: Error) -> Entered {
+        let (link, _) = self.endpoint.place();
+        if let Some(peer) = engine.core.peer(link) {
+            peer.posted += 1;
+        }
+        let work = Work::Put(self.work(buffer));
+        let key = engine.core.operations.insert(Some(link), false, work);
+        engine
+            .core
+            .fail_operation(key, error.during(Operation::Put));
+        Entered::new(self.endpoint.handle(), key)
+    }
+
+    fn enter(&self, engine: &mut Engine, buffer: Buffer) -> Entered {
+        let (link, _) = self.endpoint.place();
+        let target = self.remote.target;
+        let put = self.work(buffer);
         if let Some(peer) = engine.core.peer(link) {
             peer.posted += 1;
         }

@@ -161,8 +161,8 @@ fn enter(
 }
 
 /// Looks for room on a full link before a send waits in the table, and pauses between two of them.
-const ROOM_LAPS: u32 = 32;
-const ROOM_PAUSES: u32 = 16;
+const ROOM_LAPS: u32 = 16;
+const ROOM_PAUSES: u32 = 96;
 
 /// How trying to send at once went.
 enum Attempt {

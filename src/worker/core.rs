@@ -150,7 +150,8 @@ impl Core {
             if pending {
                 self.flushes.push(link);
             } else {
-                self.finish(key, Outcome::Done(Ok(())));
+                let lost = self.peer(link).and_then(|peer| peer.lost.take());
+                self.finish(key, Outcome::Done(lost.map_or(Ok(()), Err)));
             }
         }
     }
@@ -187,12 +188,23 @@ impl Core {
         if entry.detached {
             if let Some(entry) = self.operations.remove(key) {
                 self.release(entry.link, &entry.work);
+                self.note_loss(&entry, &outcome);
                 self.put_back(entry, outcome);
             }
             return;
         }
         entry.outcome = Some(outcome);
         self.wakes.extend(entry.waker.take());
+    }
+
+    /// A put that nobody waits for any more has failed: the next flush says so.
+    fn note_loss(&mut self, entry: &Entry, outcome: &Outcome) {
+        if let (Work::Put(_), Outcome::Done(Err(error)), Some(link)) =
+            (&entry.work, outcome, entry.link)
+            && let Some(peer) = self.peer(link)
+        {
+            peer.lost.get_or_insert_with(|| error.duplicate());
+        }
     }
 
     /// A message that a dropped receive had taken returns to its place in the order of arrival.
@@ -556,6 +568,7 @@ impl Core {
                 && let Some(outcome) = entry.outcome.take()
             {
                 self.release(entry.link, &entry.work);
+                self.note_loss(&entry, &outcome);
                 self.put_back(entry, outcome);
             }
             return;

@@ -86,6 +86,8 @@ pub(crate) struct Peer {
     pub(crate) posted: usize,
     /// Endpoints of it that users hold, clones not counted. The last one's drop closes the connection.
     pub(crate) handles: usize,
+    /// Why a put failed whose future was over by then; the next flush tells.
+    pub(crate) lost: Option<Error>,
     /// Wakers of `closed()` and `ready()`.
     pub(crate) waiters: Vec<Waker>,
 }

@@ -466,6 +466,7 @@ fn attach(
             eager_owed: 0,
             posted: 0,
             handles: usize::from(claimed),
+            lost: None,
             waiters: Vec::new(),
         };
         tracing::debug!(target: "wharf::endpoint", peer = %peer.info.name, transports = ?peer.transports, "connected");

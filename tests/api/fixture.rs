@@ -1,8 +1,9 @@
 //! Two ends of a connection, made in any of the ways it can be.
 
-use std::{future::Future, sync::OnceLock, time::Duration};
+use std::{collections::VecDeque, future::Future, sync::OnceLock, time::Duration};
 
-use wharf::{Context, ContextBuilder, Endpoint, Mask, Tag, Worker};
+use futures::future::BoxFuture;
+use wharf::{Context, ContextBuilder, Endpoint, ErrorKind, Mask, Tag, Worker};
 
 use crate::support::{LIMIT, watchdog};
 
@@ -131,6 +132,32 @@ impl Side {
         );
         buffer.truncate(received.len);
         buffer
+    }
+
+    /// Sends messages in this order, with as many under way as there is room for.
+    pub(crate) fn send_in_order(
+        &self,
+        messages: impl IntoIterator<Item = (u64, &'static [u8])>,
+    ) -> BoxFuture<'_, ()> {
+        let messages: Vec<_> = messages.into_iter().collect();
+        Box::pin(async move {
+            let mut under_way = VecDeque::new();
+            for (tag, bytes) in messages {
+                loop {
+                    match self.endpoint.tag_send(tag, bytes).post() {
+                        Ok(send) => break under_way.push_back(send),
+                        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                            let first = under_way.pop_front().expect("the window is full");
+                            first.await.expect("sent");
+                        }
+                        Err(error) => panic!("{error:?}"),
+                    }
+                }
+            }
+            for send in under_way {
+                send.await.expect("sent");
+            }
+        })
     }
 
     pub(crate) async fn send(&self, tag: u64, bytes: impl Into<wharf::Buffer>) {

@@ -61,5 +61,7 @@ macro_rules! scenarios {
 
 mod fixture;
 
+mod connect;
+mod ends;
 mod rma;
 mod tag;

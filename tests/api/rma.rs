@@ -1,6 +1,6 @@
 //! One-sided operations.
 
-use wharf::{Access, Buffer, BufferMut, Descriptor, ErrorKind, Region, RemoteRegion};
+use wharf::{Access, BufferMut, Descriptor, ErrorKind, Region, RemoteRegion};
 
 use crate::fixture::{Pair, SIZES, Side, Way, pattern, run, run_on_threads, same};
 
@@ -146,33 +146,32 @@ scenarios! { everywhere:
         }
     }
 
-    /// Past the window of operations under way there is no room for another, and the buffer comes back; later there is again.
-    /// What can be done at once needs no room.
+    /// Past the window of posted operations there is no room, and the buffer comes back; later there is again.
     async fn window(way: Way) {
         let pair = way.pair().await;
-        let endpoint = &pair.here.endpoint;
-        const LONG: usize = 300_000;
-        let (_region, remote) = exposed(&pair, vec![0; LONG], BOTH).await;
-        let message = Buffer::from(vec![1; LONG]);
+        let (_region, remote) = exposed(&pair, vec![0; 1 << 20], BOTH).await;
         let mut posted = Vec::new();
         let full = loop {
             // Nobody receives them.
-            match endpoint.tag_send(1, message.clone()).post() {
+            match pair.here.endpoint.tag_send(1, vec![1; 8]).sync().post() {
                 Ok(send) => posted.push(send),
                 Err(error) => break error,
             }
             assert!(posted.len() <= 100_000, "no bound");
         };
         let (error, buffer) = full.into_parts();
-        assert_eq!((error.kind(), buffer.map(|buffer| buffer.len())), (ErrorKind::WouldBlock, Some(LONG)));
-        let error = endpoint.put(message.clone(), remote.clone()).post().expect_err("no room either");
         assert_eq!(error.kind(), ErrorKind::WouldBlock);
-        let error = endpoint.get(remote.clone(), vec![1; LONG]).post().expect_err("no room either");
-        assert_eq!((error.kind(), error.into_parts().1), (ErrorKind::WouldBlock, Some(vec![1; LONG])));
+        assert_eq!(buffer.map(|buffer| buffer.len()), Some(8));
+        let long = vec![1; 1 << 20];
+        let error = pair.here.endpoint.put(long.clone(), remote.clone()).post().expect_err("no room either");
+        assert_eq!((error.kind(), error.into_parts().1.map(|buffer| buffer.len())), (ErrorKind::WouldBlock, Some(long.len())));
+        let error = pair.here.endpoint.get(remote.clone(), long.clone()).post().expect_err("no room either");
+        assert_eq!((error.kind(), error.into_parts().1), (ErrorKind::WouldBlock, Some(long.clone())));
         for send in posted {
-            assert_eq!(send.cancel().await.expect_err("nobody received it").kind(), ErrorKind::Canceled);
+            let ((), sent) = tokio::join!(async { assert_eq!(pair.there.receive(1, 8).await, vec![1; 8]) }, send);
+            sent.expect("matched");
         }
-        endpoint.put(message, remote).post().expect("room again").await.expect("put");
+        pair.here.endpoint.put(long, remote).post().expect("room again").await.expect("put");
     }
 
     /// Memory that is exposed no longer: the owner has it back with what was put, and nobody reaches it.
@@ -217,6 +216,28 @@ scenarios! { everywhere:
         // Of no bytes at all, too.
         let error = pair.here.endpoint.put(vec![], remote).await.expect_err("stale");
         assert_eq!(error.kind(), ErrorKind::StaleKey);
+    }
+
+    /// A put whose future went, or ended before its bytes arrived, and that was refused: the next flush says so, once.
+    async fn a_flush_tells_of_lost_puts(way: Way) {
+        let pair = way.pair().await;
+        for size in [10, 5000, 300_000] {
+            let (region, remote) = exposed(&pair, vec![0; size], BOTH).await;
+            drop(region);
+            for local in [true, false] {
+                let put = pair.here.endpoint.put(pattern(size, 1), remote.clone());
+                if local {
+                    // Locally complete, or refused by then.
+                    let refused = put.local().await.is_err();
+                    let flushed = pair.here.endpoint.flush().await;
+                    assert!(refused || flushed.is_err_and(|error| error.kind() == ErrorKind::StaleKey), "{size}");
+                } else {
+                    drop(put.post().expect("room"));
+                    assert_eq!(pair.here.endpoint.flush().await.expect_err("lost").kind(), ErrorKind::StaleKey);
+                }
+                pair.here.endpoint.flush().await.expect("said already");
+            }
+        }
     }
 
     async fn out_of_bounds(way: Way) {

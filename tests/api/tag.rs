@@ -28,7 +28,7 @@ scenarios! { everywhere:
             let receive = pair.there.worker.tag_recv(index as u64, Mask::ALL, vec![0; size + 9]).post();
             receives.push((index, size, receive));
         }
-        let sends = join_all(SIZES.into_iter().enumerate().map(|(index, size)| pair.here.send(index as u64, pattern(size, index))));
+        let sends = pair.here.send_in_order(SIZES.into_iter().enumerate().map(|(index, size)| (index as u64, pattern(size, index))));
         let receives = join_all(receives.into_iter().map(|(index, size, receive)| async move {
             let received = receive.await.expect("a message");
             assert_eq!(received.tag, Tag(index as u64));
@@ -41,7 +41,7 @@ scenarios! { everywhere:
     /// The messages are there first, and are received in another order.
     async fn unexpected(way: Way) {
         let pair = way.pair().await;
-        let sends = join_all(SIZES.into_iter().enumerate().map(|(index, size)| pair.here.send(index as u64, pattern(size, index))));
+        let sends = pair.here.send_in_order(SIZES.into_iter().enumerate().map(|(index, size)| (index as u64, pattern(size, index))));
         let receives = async {
             // The last was sent last, and messages keep their order: all are here when it is.
             let last = SIZES.len() as u64 - 1;
@@ -82,7 +82,8 @@ scenarios! { everywhere:
     async fn wildcards_keep_order(way: Way) {
         let pair = way.pair().await;
         let sizes: Vec<usize> = (0..300).map(|index| [3, 70_000, 48, 0, 5000, 49, 140_000, 9000][index % 8] + index % 3).collect();
-        let sends = join_all(sizes.iter().enumerate().map(|(index, size)| pair.here.send((index as u64) << 8 | 7, pattern(*size, index))));
+        let messages = sizes.iter().enumerate().map(|(index, size)| ((index as u64) << 8 | 7, pattern(*size, index)));
+        let sends = pair.here.send_in_order(messages);
         let receives = async {
             for (index, size) in sizes.iter().enumerate() {
                 // Half of them by another mask that takes all of these.
@@ -103,16 +104,13 @@ scenarios! { everywhere:
         let second = post(4, Mask::ALL);
         let third = post(0, Mask::NONE);
         let fourth = post(4, Mask(4));
-        let sends = async {
-            // In the order of their first polls.
-            tokio::join!(
-                pair.here.send(4, pattern(10, 0)),
-                pair.here.send(5, pattern(150_000, 1)),
-                pair.here.send(4, pattern(150_000, 2)),
-                pair.here.send(12, pattern(20, 3)),
-            )
-        };
-        let ((first, second, third, fourth), _) =
+        let sends = pair.here.send_in_order([
+            (4, pattern(10, 0)),
+            (5, pattern(150_000, 1)),
+            (4, pattern(150_000, 2)),
+            (12, pattern(20, 3)),
+        ]);
+        let ((first, second, third, fourth), ()) =
             tokio::join!(async { tokio::join!(first, second, third, fourth) }, sends);
         let expected = [(first, 4, 10, 0), (third, 5, 150_000, 1), (second, 4, 150_000, 2), (fourth, 12, 20, 3)];
         for (received, tag, size, seed) in expected {
@@ -148,9 +146,7 @@ scenarios! { everywhere:
         let pair = way.pair().await;
         for size in [1, 8, 49, 5000, 9000, 50_000, 200_000, (1 << 20) + 3] {
             for expected in [true, false] {
-                let sends = async {
-                    tokio::join!(pair.here.send(3, pattern(size, 1)), pair.here.send(3, pattern(size, 2)))
-                };
+                let sends = pair.here.send_in_order([(3, pattern(size, 1)), (3, pattern(size, 2))]);
                 let receives = async {
                     if !expected {
                         while pair.there.worker.tag_probe(3, Mask::ALL).is_none() {
@@ -172,13 +168,7 @@ scenarios! { everywhere:
     async fn matched(way: Way) {
         let pair = way.pair().await;
         for size in [0, 20, 5000, 9000, 100_000, 300_000] {
-            let sends = async {
-                tokio::join!(
-                    pair.here.send(1, pattern(size, 1)),
-                    pair.here.send(2, pattern(size, 2)),
-                    pair.here.send(1, pattern(size, 3)),
-                )
-            };
+            let sends = pair.here.send_in_order([(1, pattern(size, 1)), (2, pattern(size, 2)), (1, pattern(size, 3))]);
             let receives = async {
                 let worker = &pair.there.worker;
                 let first = worker.tag_matched(1, Mask::ALL).await.expect("a message");
@@ -230,7 +220,7 @@ scenarios! { everywhere:
     async fn beyond_the_window(way: Way) {
         let pair = way.pair().await;
         const COUNT: usize = 10_000;
-        let sends: Vec<_> = (0..COUNT).map(|index| pair.here.send(8, pattern(100 + index % 60, index))).collect();
+        let sends = pair.here.send_in_order((0..COUNT).map(|index| (8, pattern(100 + index % 60, index))));
         let receives = async {
             // Nothing is received until as much as may has arrived.
             a_while().await;
@@ -238,7 +228,7 @@ scenarios! { everywhere:
                 same(&pair.there.receive(8, 160).await, pattern(100 + index % 60, index), index);
             }
         };
-        tokio::join!(join_all(sends), receives);
+        tokio::join!(sends, receives);
     }
 
     /// Both ends flood each other, with more than rings and windows hold, and nothing but events wakes them.
@@ -250,11 +240,7 @@ scenarios! { everywhere:
         let flood = |from: &crate::fixture::Side, tag: u64| {
             let from = from.clone();
             async move {
-                join_all((0..COUNT).map(|index| {
-                    let from = &from;
-                    async move { from.send(tag, pattern(sizes[index % sizes.len()], index)).await }
-                }))
-                .await;
+                from.send_in_order((0..COUNT).map(|index| (tag, pattern(sizes[index % sizes.len()], index)))).await;
             }
         };
         let drain = |to: &crate::fixture::Side, tag: u64| {
@@ -296,7 +282,6 @@ scenarios! { everywhere:
                 }
             });
             for round in 0..40 {
-                eprintln!("DBG {progress:?} {round}");
                 let size = [8, 600, 9000, 70_000, 300_000][round % 5];
                 let ((), back) = tokio::join!(
                     pair.here.send(1, pattern(size, round)),

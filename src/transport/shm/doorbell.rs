@@ -14,7 +14,7 @@
 //!
 //! The waker takes the flag down by an exchange, so that one sleep is answered by one ring, not by one for each message.
 
-use crate::util::loom::{AtomicU32, Ordering, fence};
+use crate::util::loom::{AtomicU32, Ordering, full_fence};
 
 /// A flag in shared memory: up while its owner sleeps.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Flag {
     /// Waker, steps 2 and 3, after publishing: whether to ring.
     #[inline(always)]
     pub(crate) fn answer(&self) -> bool {
-        fence(Ordering::SeqCst);
+        full_fence();
         self.0.load(Ordering::Relaxed) != 0 && self.take_down()
     }
 

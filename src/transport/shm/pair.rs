@@ -28,7 +28,7 @@ use crate::{
     error::Result,
     sys::memfd::Mapping,
     transport::contract::Role,
-    util::loom::{AtomicBool, AtomicU64, Ordering, fence},
+    util::loom::{AtomicBool, AtomicU64, Ordering, fence, full_fence},
 };
 
 /// A token is the generation of a transfer's word above the number of its slot.
@@ -90,7 +90,7 @@ impl Pair {
     #[inline]
     pub fn enter(&self) {
         self.active(self.mine()).0.store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        full_fence();
     }
 
     /// Says "done": everything that was read or written since [`Pair::enter`] comes before it.

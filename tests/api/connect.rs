@@ -1,0 +1,308 @@
+//! How connections come about, and how they do not.
+
+use std::time::Duration;
+
+use wharf::{Context, ErrorKind, Worker, WorkerAddress};
+
+use crate::fixture::{Pair, Side, Way, connect, pattern, run, run_on_threads, same};
+
+fn pair_of(
+    context: &Context,
+    here: (Worker, wharf::Endpoint),
+    there: (Worker, wharf::Endpoint),
+) -> Pair {
+    let side = |(worker, endpoint)| Side {
+        context: context.clone(),
+        worker,
+        endpoint,
+    };
+    Pair {
+        here: side(here),
+        there: side(there),
+    }
+}
+
+/// Messages of all kinds, both ways.
+async fn works(pair: &Pair) {
+    for size in [8, 5000, 200_000] {
+        for (from, to) in [(&pair.here, &pair.there), (&pair.there, &pair.here)] {
+            let (received, ()) =
+                tokio::join!(to.receive(77, size), from.send(77, pattern(size, 7)));
+            same(&received, pattern(size, 7), size);
+        }
+    }
+}
+
+scenarios! { everywhere:
+    /// An address goes through bytes and text, and no other bytes or text are one.
+    async fn addresses(way: Way) {
+        let address = way.worker().address().expect("an address");
+        let bytes = address.to_bytes();
+        assert_eq!(WorkerAddress::from_bytes(&bytes).expect("unaltered"), address);
+        let text = address.to_string();
+        assert_eq!(text.parse::<WorkerAddress>().expect("unaltered"), address);
+        for at in 0..bytes.len() {
+            let mut bad = bytes.clone();
+            bad[at] ^= 0x11;
+            assert_eq!(WorkerAddress::from_bytes(&bad).expect_err("altered").kind(), ErrorKind::Malformed, "byte {at}");
+            assert_eq!(WorkerAddress::from_bytes(&bytes[..at]).expect_err("cut").kind(), ErrorKind::Malformed);
+        }
+        for at in 0..text.len() {
+            text[..at].parse::<WorkerAddress>().expect_err("cut");
+        }
+    }
+
+    /// Several endpoints to oneself or between the same two workers are apart from each other.
+    async fn several(way: Way) {
+        let context = way.context();
+        let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
+        if way == Way::Own {
+            let address = here.address().expect("an address");
+            let one = here.connect(&address).await.expect("oneself");
+            let two = here.connect(&address).await.expect("oneself");
+            assert_ne!(one.id(), two.id());
+            one.close().await.expect("closed");
+            two.tag_send(1, vec![1; 8]).await.expect("the other stands");
+            return;
+        }
+        let one = connect(&here, &there).await;
+        let two = connect(&here, &there).await;
+        assert_eq!(one.0.peer(), Some(there.id()));
+        assert_eq!(one.1.peer(), Some(here.id()));
+        works(&pair_of(&context, (here.clone(), two.0), (there.clone(), two.1))).await;
+        works(&pair_of(&context, (here, one.0), (there, one.1))).await;
+    }
+}
+
+scenarios! { between workers:
+    /// By a worker's address, without a listener; the other end finds the connection when it dials in turn.
+    async fn by_address(way: Way) {
+        let context = way.context();
+        let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
+        let dialled = here.connect(&there.address().expect("an address")).await.expect("connected");
+        assert_eq!(dialled.transports(), way.transports());
+        let answered = there.connect(here.address().expect("an address")).await.expect("connected");
+        works(&pair_of(&context, (here, dialled), (there, answered))).await;
+    }
+
+    /// A message of one who dialled by address names an endpoint to answer on, though nobody accepted.
+    async fn by_address_and_back(way: Way) {
+        let context = way.context();
+        let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
+        let dialled = here.connect(&there.address().expect("an address")).await.expect("connected");
+        dialled.tag_send(1, vec![1; 8]).await.expect("sent");
+        let received = there.tag_recv(1, wharf::Mask::ALL, vec![0; 8]).await.expect("a message");
+        let back = there.endpoint(received.from).expect("open");
+        works(&pair_of(&context, (here, dialled), (there, back))).await;
+    }
+
+    /// Both dial at once: each gets one endpoint, and they are the ends of one connection.
+    async fn both_at_once(way: Way) {
+        let context = way.context();
+        for _ in 0..12 {
+            let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
+            let (to_there, to_here) = (there.address().expect("an address"), here.address().expect("an address"));
+            let dial = |worker: Worker, address: WorkerAddress| tokio::spawn(async move { worker.connect(&address).await });
+            let (one, two) = (dial(here.clone(), to_there), dial(there.clone(), to_here));
+            let one = one.await.expect("to its end").expect("connected");
+            let two = two.await.expect("to its end").expect("connected");
+            works(&pair_of(&context, (here, one), (there, two))).await;
+        }
+    }
+
+    /// Accepted on a worker other than the one that listens.
+    async fn accepted_elsewhere(way: Way) {
+        let context = way.context();
+        let [here, front, there] = std::array::from_fn(|_| Worker::new(&context).expect("a worker"));
+        let mut listener = front.listen("127.0.0.1:0").await.expect("a listener");
+        let address = listener.local_addr();
+        let (dialled, accepted) = tokio::join!(here.connect(address), async {
+            let incoming = listener.accept().await.expect("a request");
+            assert_eq!(incoming.peer(), Some(here.id()));
+            incoming.accept_on(&there).await
+        });
+        let (dialled, accepted) = (dialled.expect("connected"), accepted.expect("accepted"));
+        assert_eq!(dialled.peer(), Some(there.id()));
+        drop((listener, front));
+        works(&pair_of(&context, (here, dialled), (there, accepted))).await;
+    }
+
+    async fn rejected(way: Way) {
+        let (here, there) = (way.worker(), way.worker());
+        let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+        let address = listener.local_addr();
+        let (result, ()) = tokio::join!(here.connect(address), async {
+            listener.accept().await.expect("a request").reject("not on Sundays").await;
+        });
+        let error = result.expect_err("rejected");
+        assert_eq!(error.kind(), ErrorKind::Rejected);
+        assert!(error.to_string().contains("not on Sundays"), "{error}");
+        let (result, ()) = tokio::join!(here.connect(address), async {
+            drop(listener.accept().await.expect("a request"));
+        });
+        assert_eq!(result.expect_err("rejected").kind(), ErrorKind::Rejected);
+        // And the next is taken.
+        let (result, accepted) = tokio::join!(here.connect(address), async { listener.accept().await.expect("a request").await });
+        result.expect("connected");
+        accepted.expect("accepted");
+    }
+
+    async fn secrets(way: Way) {
+        let context = |secret: Option<&str>| {
+            let builder = way.builder();
+            match secret {
+                Some(secret) => builder.secret(secret).build(),
+                None => builder.build(),
+            }
+            .expect("a context")
+        };
+        let right = context(Some("open sesame"));
+        let there = Worker::new(&right).expect("a worker");
+        let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+        let address = listener.local_addr();
+        for wrong in [Some("open barley"), Some("open sesam"), None] {
+            let here = Worker::new(&context(wrong)).expect("a worker");
+            assert_eq!(here.connect(address).await.expect_err("wrong").kind(), ErrorKind::AuthenticationFailed, "{wrong:?}");
+            let by_address = here.connect(&there.address().expect("an address")).await;
+            assert_eq!(by_address.expect_err("wrong").kind(), ErrorKind::AuthenticationFailed, "{wrong:?}");
+        }
+        let here = Worker::new(&right).expect("a worker");
+        let (dialled, accepted) = tokio::join!(here.connect(address), async { listener.accept().await.expect("a request").await });
+        works(&pair_of(&right, (here.clone(), dialled.expect("connected")), (there, accepted.expect("accepted")))).await;
+
+        // One who demands a proof does not talk to a listener that has none.
+        let open = Worker::new(&context(None)).expect("a worker");
+        let mut listener = open.listen("127.0.0.1:0").await.expect("a listener");
+        let address = listener.local_addr();
+        let (result, _) = tokio::join!(here.connect(address), async { listener.accept().await.expect("a request").await });
+        assert_eq!(result.expect_err("no proof").kind(), ErrorKind::AuthenticationFailed);
+    }
+
+    async fn ipv6(way: Way) {
+        if std::net::TcpListener::bind("[::1]:0").is_err() {
+            eprintln!("skipped: no IPv6 on this machine");
+            return;
+        }
+        let context = way.context();
+        let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
+        let mut listener = there.listen("[::1]:0").await.expect("a listener");
+        assert!(listener.local_addr().is_ipv6());
+        let address = listener.local_addr().to_string();
+        let (dialled, accepted) = tokio::join!(here.connect(address), async { listener.accept().await.expect("a request").await });
+        works(&pair_of(&context, (here, dialled.expect("connected")), (there, accepted.expect("accepted")))).await;
+    }
+
+    /// Nobody there, nobody who speaks the protocol, nobody who speaks at all.
+    async fn nobody(way: Way) {
+        let here = Worker::new(&way.builder().connect_timeout(Duration::from_millis(200)).build().expect("a context")).expect("a worker");
+        let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a socket");
+        let address = socket.local_addr().expect("its address");
+        assert_eq!(here.connect(address).await.expect_err("silence").kind(), ErrorKind::DeadlineExceeded);
+        let (result, _) = tokio::join!(here.connect(address), async {
+            use tokio::io::AsyncWriteExt;
+            loop {
+                let (mut stream, _) = socket.accept().await.expect("a connection");
+                // The silent one of before is in the queue still.
+                if stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.is_ok() && stream.readable().await.is_ok() && stream.try_read(&mut [0; 1]).is_err() {
+                    return;
+                }
+            }
+        });
+        let error = result.expect_err("not a peer");
+        assert!(matches!(error.kind(), ErrorKind::Malformed | ErrorKind::Protocol | ErrorKind::ConnectionReset | ErrorKind::DeadlineExceeded), "{error:?}");
+        drop(socket);
+        assert_eq!(here.connect(address).await.expect_err("nobody").kind(), ErrorKind::ConnectionRefused);
+        assert_eq!(here.connect("no port").await.expect_err("no address").kind(), ErrorKind::InvalidArgument);
+
+        let there = way.worker();
+        let listener = there.listen("127.0.0.1:0").await.expect("a listener");
+        let address = listener.local_addr();
+        drop(listener);
+        assert!(here.connect(address).await.is_err());
+        let gone = there.address().expect("an address");
+        there.shutdown(Duration::from_secs(60)).await.expect("in order");
+        drop(there);
+        assert!(here.connect(&gone).await.is_err());
+    }
+
+    /// A connect that is given up leaves nothing in the way of the next.
+    async fn given_up(way: Way) {
+        let context = way.context();
+        let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
+        let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+        let address = listener.local_addr();
+        for patience in [0, 1, 2, 5, 10] {
+            let _ = tokio::time::timeout(Duration::from_millis(patience), here.connect(address)).await;
+        }
+        let mut dial = std::pin::pin!(here.connect(address));
+        let dialled = loop {
+            tokio::select! {
+                dialled = &mut dial => break dialled.expect("connected"),
+                incoming = listener.accept() => {
+                    // Those that were given up fail, or are closed soon.
+                    let incoming = incoming.expect("a request");
+                    tokio::spawn(async move {
+                        if let Ok(endpoint) = incoming.await {
+                            endpoint.closed().await;
+                        }
+                    });
+                }
+            }
+        };
+        dialled.tag_send(5, vec![5; 8]).await.expect("sent");
+        let received = there.tag_recv(5, wharf::Mask::ALL, vec![0; 8]).await.expect("a message");
+        assert_eq!(received.buffer, vec![5; 8]);
+    }
+}
+
+/// Ends that have no transport in common say so.
+#[test]
+fn nothing_in_common() {
+    run(async {
+        for (here, there) in [(Way::Shm, Way::Tcp), (Way::Tcp, Way::Shm)] {
+            let (here, there) = (here.worker(), there.worker());
+            let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+            let address = listener.local_addr();
+            let accept = async {
+                while let Ok(incoming) = listener.accept().await {
+                    assert!(incoming.accept().await.is_err());
+                }
+            };
+            let error = tokio::select! {
+                result = here.connect(address) => result.expect_err("nothing in common"),
+                () = accept => unreachable!("the listener lives"),
+            };
+            assert_eq!(error.kind(), ErrorKind::Unreachable, "{error:?}");
+            let error = here
+                .connect(&there.address().expect("an address"))
+                .await
+                .expect_err("nothing in common");
+            assert_eq!(error.kind(), ErrorKind::Unreachable, "{error:?}");
+        }
+    });
+}
+
+/// With everything allowed, the best is taken: shared memory between processes of one host, by a listener and by an address.
+#[test]
+fn the_best_is_taken() {
+    run(async {
+        let context = Context::builder().build().expect("a context");
+        let (here, there) = (
+            Worker::new(&context).expect("a worker"),
+            Worker::new(&context).expect("a worker"),
+        );
+        let (dialled, accepted) = connect(&here, &there).await;
+        assert_eq!(dialled.transports(), ["shm", "cma"]);
+        assert_eq!(accepted.transports(), ["shm", "cma"]);
+        let dialled = here
+            .connect(&there.address().expect("an address"))
+            .await
+            .expect("connected");
+        assert_eq!(dialled.transports(), ["shm", "cma"]);
+        let own = here
+            .connect(&here.address().expect("an address"))
+            .await
+            .expect("oneself");
+        assert_eq!(own.transports(), ["self"]);
+    });
+}

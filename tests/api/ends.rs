@@ -1,0 +1,308 @@
+//! How operations, connections and workers end before their time.
+
+use std::time::{Duration, Instant};
+
+use wharf::{Access, ErrorKind, Mask, Operation, Tag};
+
+use crate::fixture::{Way, a_while, pattern, run, run_on_threads, same};
+
+/// Always announced: longer than the eager window.
+const LONG: usize = (1 << 20) + 3;
+
+scenarios! { everywhere:
+    /// A receive without a message is cancelled and gives its buffer back; the message that comes later is not lost.
+    async fn cancelled_receive(way: Way) {
+        let pair = way.pair().await;
+        let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![7; 100]).post();
+        let (error, buffer) = receive.cancel().await.expect_err("cancelled").into_parts();
+        assert_eq!((error.kind(), error.operation()), (ErrorKind::Canceled, Some(Operation::TagRecv)));
+        assert_eq!(buffer, Some(vec![7; 100]));
+        for size in [8, 5000, LONG] {
+            drop(pair.there.worker.tag_recv(1, Mask::ALL, vec![7; size]).post());
+            let (received, ()) = tokio::join!(pair.there.receive(1, size), pair.here.send(1, pattern(size, 1)));
+            same(&received, pattern(size, 1), size);
+        }
+    }
+
+    /// A cancelled receive that has its message says so.
+    async fn cancelled_too_late(way: Way) {
+        let pair = way.pair().await;
+        for size in [8, 5000, LONG] {
+            let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![7; size]).post();
+            pair.here.endpoint.tag_send(1, pattern(size, 1)).sync().await.expect("matched");
+            let received = receive.cancel().await.expect("it was here");
+            same(&received.buffer, pattern(size, 1), size);
+        }
+    }
+
+    /// A message that was announced and not matched is withdrawn; the peer sees it no more.
+    async fn cancelled_send(way: Way) {
+        let pair = way.pair().await;
+        for sync in [false, true] {
+            let mut send = pair.here.endpoint.tag_send(1, pattern(LONG, 1));
+            if sync {
+                send = send.sync();
+            }
+            let send = send.post().expect("room");
+            while pair.there.worker.tag_probe(1, Mask::ALL).is_none() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let error = send.cancel().await.expect_err("cancelled");
+            assert_eq!((error.kind(), error.operation()), (ErrorKind::Canceled, Some(Operation::TagSend)));
+            assert!(pair.there.worker.tag_probe(1, Mask::ALL).is_none(), "withdrawn");
+            let (received, ()) = tokio::join!(pair.there.receive(1, LONG), pair.here.send(1, pattern(LONG, 2)));
+            same(&received, pattern(LONG, 2), LONG);
+        }
+    }
+
+    /// A send that is cancelled while it is being matched either happens or does not, and both ends agree.
+    async fn cancelled_send_against_its_receive(way: Way) {
+        let pair = way.pair().await;
+        for round in 0..40 {
+            let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![0; LONG]).post();
+            let send = pair.here.endpoint.tag_send(1, pattern(LONG, round)).post().expect("room");
+            if round % 3 == 1 {
+                tokio::task::yield_now().await;
+            }
+            match send.cancel().await {
+                Ok(()) => same(&receive.await.expect("it was sent").buffer, pattern(LONG, round), LONG),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Canceled);
+                    let error = receive.cancel().await.expect_err("it was not sent");
+                    assert_eq!(error.kind(), ErrorKind::Canceled);
+                }
+            }
+        }
+    }
+
+    async fn deadlines(way: Way) {
+        let pair = way.pair().await;
+        let time = Duration::from_millis(20);
+        let start = Instant::now();
+        let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![7; 100]).deadline(time);
+        let (error, buffer) = receive.await.expect_err("nothing came").into_parts();
+        assert_eq!((error.kind(), error.operation()), (ErrorKind::DeadlineExceeded, Some(Operation::TagRecv)));
+        assert_eq!(buffer, Some(vec![7; 100]));
+        let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![7; 100]).post().deadline(time);
+        assert_eq!(receive.await.expect_err("nothing came").kind(), ErrorKind::DeadlineExceeded);
+        assert!(start.elapsed() >= 2 * time);
+
+        let send = pair.here.endpoint.tag_send(1, pattern(LONG, 1)).deadline(time);
+        let error = send.await.expect_err("nobody receives");
+        assert_eq!((error.kind(), error.operation()), (ErrorKind::DeadlineExceeded, Some(Operation::TagSend)));
+        let send = pair.here.endpoint.tag_send(1, pattern(LONG, 2)).sync().post().expect("room").deadline(time);
+        assert_eq!(send.await.expect_err("nobody receives").kind(), ErrorKind::DeadlineExceeded);
+        assert!(start.elapsed() >= 4 * time);
+        // Neither is there any more.
+        while pair.there.worker.tag_probe(1, Mask::ALL).is_some() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // With time enough it is as without.
+        let day = Duration::from_secs(86_400);
+        let (received, sent) = tokio::join!(
+            pair.there.worker.tag_recv(1, Mask::ALL, vec![7; LONG]).deadline(day),
+            pair.here.endpoint.tag_send(1, pattern(LONG, 3)).deadline(day),
+        );
+        sent.expect("sent");
+        same(&received.expect("a message").buffer, pattern(LONG, 3), LONG);
+    }
+
+    /// A closed endpoint takes nothing more. Closing it again changes nothing.
+    async fn closed(way: Way) {
+        let pair = way.pair().await;
+        let region = pair.there.context.expose(vec![0; 10], Access::READ | Access::WRITE).await.expect("exposed");
+        let remote = pair.here.endpoint.import(&region.descriptor().expect("a descriptor")).expect("the peer's");
+        pair.here.endpoint.close().await.expect("closed");
+        pair.here.endpoint.close().await.expect("closed");
+        pair.here.endpoint.closed().await;
+        let error = pair.here.endpoint.tag_send(1, vec![0; 8]).await.expect_err("closed");
+        assert!(matches!(error.kind(), ErrorKind::Closed | ErrorKind::ConnectionReset), "{error:?}");
+        pair.here.endpoint.tag_send(1, vec![0; 8]).post().expect_err("closed");
+        pair.here.endpoint.put(vec![0; 8], remote.clone()).await.expect_err("closed");
+        pair.here.endpoint.put(vec![0; 8], remote.clone()).post().expect_err("closed");
+        let (_, buffer) = pair.here.endpoint.get(remote.clone(), vec![0; 8]).await.expect_err("closed").into_parts();
+        assert_eq!(buffer, Some(vec![0; 8]));
+        pair.here.endpoint.get(remote, vec![0; 8]).post().expect_err("closed");
+        pair.here.endpoint.flush().await.expect_err("closed");
+        assert!(pair.there.worker.endpoint(pair.there.endpoint.id()).is_none());
+    }
+
+    /// A worker that is shut down ends everything.
+    async fn shut_down(way: Way) {
+        let pair = way.pair().await;
+        let worker = pair.here.worker.clone();
+        let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+        let waiting = {
+            let worker = worker.clone();
+            let endpoint = pair.here.endpoint.clone();
+            tokio::spawn(async move {
+                let receive = worker.tag_recv(9, Mask::ALL, vec![7; 10]);
+                let posted = worker.tag_recv(9, Mask::ALL, vec![8; 10]).post();
+                let send = endpoint.tag_send(8, pattern(LONG, 1));
+                let sync = endpoint.tag_send(8, pattern(10, 1)).sync();
+                let claim = worker.tag_matched(9, Mask::ALL);
+                tokio::join!(receive, posted, send, sync, claim, listener.accept(), endpoint.closed())
+            })
+        };
+        a_while().await;
+        // Two sends wait for receives that never come.
+        let error = worker.shutdown(Duration::from_millis(100)).await.expect_err("cut");
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+        let (receive, posted, send, sync, claim, incoming, _) = waiting.await.expect("all ended");
+        let (error, buffer) = receive.expect_err("ended").into_parts();
+        assert_eq!((error.kind(), buffer), (ErrorKind::Closed, Some(vec![7; 10])));
+        let (error, buffer) = posted.expect_err("ended").into_parts();
+        assert_eq!((error.kind(), buffer), (ErrorKind::Closed, Some(vec![8; 10])));
+        assert_eq!(send.expect_err("ended").kind(), ErrorKind::Closed);
+        assert_eq!(sync.expect_err("ended").kind(), ErrorKind::Closed);
+        assert_eq!(claim.expect_err("ended").kind(), ErrorKind::Closed);
+        assert_eq!(incoming.expect_err("ended").kind(), ErrorKind::Closed);
+        // And everything that comes after.
+        assert_eq!(worker.tag_recv(9, Mask::ALL, vec![0; 10]).await.expect_err("ended").kind(), ErrorKind::Closed);
+        assert_eq!(worker.tag_recv(9, Mask::ALL, vec![0; 10]).post().await.expect_err("ended").kind(), ErrorKind::Closed);
+        assert_eq!(worker.tag_matched(9, Mask::ALL).await.expect_err("ended").kind(), ErrorKind::Closed);
+        pair.here.endpoint.tag_send(1, vec![1]).await.expect_err("ended");
+        worker.shutdown(Duration::from_secs(60)).await.expect("nothing is left");
+    }
+}
+
+scenarios! { between workers:
+    /// What was sent before a close arrives, however long the peer takes; then the peer sees the end.
+    async fn closing_loses_nothing(way: Way) {
+        let pair = way.pair().await;
+        let sizes = [10, 5000, 0, 60, 100_000, 9000, LONG];
+        for index in 0..140 {
+            drop(pair.here.endpoint.tag_send(1, pattern(sizes[index % 7], index)).post().expect("room"));
+        }
+        let receives = async {
+            a_while().await;
+            for index in 0..140 {
+                same(&pair.there.receive(1, LONG).await, pattern(sizes[index % 7], index), index);
+            }
+            pair.there.endpoint.closed().await
+        };
+        let (closed, reason) = tokio::join!(pair.here.endpoint.close(), receives);
+        closed.expect("closed");
+        assert_eq!(reason.kind(), ErrorKind::ConnectionReset);
+        let error = pair.there.endpoint.tag_send(1, vec![1]).await.expect_err("closed");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        // Its own end is closed without ado.
+        pair.there.endpoint.close().await.expect("closed");
+    }
+
+    /// A dropped endpoint closes as well.
+    async fn dropped_endpoint(way: Way) {
+        let pair = way.pair().await;
+        let (here, there) = (pair.here, pair.there);
+        for index in 0..20 {
+            drop(here.endpoint.tag_send(1, pattern(50_000, index)).post().expect("room"));
+        }
+        drop(here.endpoint);
+        for index in 0..20 {
+            same(&there.receive(1, LONG).await, pattern(50_000, index), index);
+        }
+        assert_eq!(there.endpoint.closed().await.kind(), ErrorKind::ConnectionReset);
+    }
+
+    /// So does the last handle of a worker, in the background.
+    async fn dropped_worker(way: Way) {
+        let pair = way.pair().await;
+        let (here, there) = (pair.here, pair.there);
+        for index in 0..20 {
+            drop(here.endpoint.tag_send(1, pattern(50_000, index)).post().expect("room"));
+        }
+        drop(here);
+        for index in 0..20 {
+            same(&there.receive(1, LONG).await, pattern(50_000, index), index);
+        }
+        assert_eq!(there.endpoint.closed().await.kind(), ErrorKind::ConnectionReset);
+    }
+
+    async fn both_close(way: Way) {
+        for round in 0..10 {
+            let pair = way.pair().await;
+            if round % 2 == 0 {
+                pair.here.send(1, pattern(10, 1)).await;
+                pair.there.send(1, pattern(10, 1)).await;
+            }
+            let (here, there) = tokio::join!(pair.here.endpoint.close(), pair.there.endpoint.close());
+            here.expect("closed");
+            there.expect("closed");
+            if round % 2 == 0 {
+                // What came before stays.
+                pair.here.receive(1, 10).await;
+                pair.there.receive(1, 10).await;
+            }
+            let (here, there) = tokio::join!(
+                pair.here.worker.shutdown(Duration::from_secs(60)),
+                pair.there.worker.shutdown(Duration::from_secs(60)),
+            );
+            here.expect("all closed");
+            there.expect("all closed");
+        }
+    }
+
+    /// Operations that wait for a peer that closes or breaks off end with it; receives from anybody go on.
+    async fn the_peer_goes(way: Way) {
+        for abort in [false, true] {
+            let pair = way.pair().await;
+            let other = way.pair().await;
+            let endpoint = &pair.here.endpoint;
+            let long = endpoint.tag_send(1, pattern(LONG, 1)).post().expect("room");
+            let sync = endpoint.tag_send(1, pattern(10, 1)).sync().post().expect("room");
+            let mut receive = pair.here.worker.tag_recv(Tag(0), Mask::NONE, vec![0; 10]).post();
+            while pair.there.worker.tag_probe(1, Mask::ALL).is_none() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            if abort {
+                pair.there.endpoint.abort();
+                assert_eq!(pair.there.endpoint.closed().await.kind(), ErrorKind::Closed);
+            } else {
+                pair.there.endpoint.close().await.expect("closed");
+            }
+            for error in [long.await.expect_err("the peer went"), sync.await.expect_err("the peer went"), endpoint.closed().await] {
+                assert!(error.is_peer_failure(), "{error:?}");
+            }
+            // An announced message goes with its sender.
+            while pair.there.worker.tag_probe(1, Mask::ALL).is_some_and(|info| info.len == LONG) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            tokio::select! {
+                biased;
+                result = &mut receive => panic!("a receive from anybody ended: {result:?}"),
+                () = a_while() => {}
+            }
+            other.here.send(1, pattern(10, 1)).await;
+            other.there.receive(1, 10).await;
+        }
+    }
+
+    /// Operations of this side end at once when it breaks off itself.
+    async fn abort(way: Way) {
+        let pair = way.pair().await;
+        let endpoint = pair.here.endpoint.clone();
+        let long = endpoint.tag_send(1, pattern(LONG, 1)).post().expect("room");
+        let sync = endpoint.tag_send(1, pattern(10, 1)).sync().post().expect("room");
+        let flush = tokio::spawn({
+            let endpoint = endpoint.clone();
+            async move { endpoint.flush().await }
+        });
+        a_while().await;
+        endpoint.abort();
+        endpoint.abort();
+        assert_eq!(long.await.expect_err("broken off").kind(), ErrorKind::Closed);
+        assert_eq!(sync.await.expect_err("broken off").kind(), ErrorKind::Closed);
+        assert_eq!(flush.await.expect("ended").expect_err("broken off").kind(), ErrorKind::Closed);
+        assert!(pair.there.endpoint.closed().await.is_peer_failure());
+    }
+
+    /// A shut-down without anything pending is in order, and the peer sees a close.
+    async fn orderly_shutdown(way: Way) {
+        let pair = way.pair().await;
+        pair.here.send(1, pattern(10, 1)).await;
+        pair.here.worker.shutdown(Duration::from_secs(60)).await.expect("in order");
+        pair.there.receive(1, 10).await;
+        assert_eq!(pair.there.endpoint.closed().await.kind(), ErrorKind::ConnectionReset);
+        pair.there.worker.shutdown(Duration::from_secs(60)).await.expect("in order");
+    }
+}
