@@ -134,10 +134,7 @@ impl Side {
     }
 
     pub(crate) async fn send(&self, tag: u64, bytes: impl Into<wharf::Buffer>) {
-        self.endpoint
-            .tag_send(Tag(tag), bytes)
-            .await
-            .expect("sent");
+        self.endpoint.tag_send(Tag(tag), bytes).await.expect("sent");
     }
 }
 

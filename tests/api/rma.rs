@@ -18,8 +18,17 @@ async fn memory(side: &Side, own: bool, size: usize) -> BufferMut {
 }
 
 /// Memory of `there`, exposed, and as `here` sees it.
-async fn exposed(pair: &Pair, buffer: impl Into<BufferMut>, access: Access) -> (Region, RemoteRegion) {
-    let region = pair.there.context.expose(buffer, access).await.expect("exposed");
+async fn exposed(
+    pair: &Pair,
+    buffer: impl Into<BufferMut>,
+    access: Access,
+) -> (Region, RemoteRegion) {
+    let region = pair
+        .there
+        .context
+        .expose(buffer, access)
+        .await
+        .expect("exposed");
     let bytes = region.descriptor().expect("a descriptor").to_bytes();
     let descriptor = Descriptor::from_bytes(&bytes).expect("unaltered");
     let remote = pair.here.endpoint.import(&descriptor).expect("the peer's");
