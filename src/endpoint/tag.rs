@@ -16,7 +16,8 @@ use crate::{
     transport::SendError,
     types::{EndpointId, Mask, Tag},
     worker::{
-        core::{Direct, DirectOutcome},
+        core::truncated,
+        direct::DirectOutcome,
         engine::Engine,
         operations::{self, Body, Outcome, RecvStage, SendStage, Unexpected, Work},
         send::try_eager,
@@ -376,25 +377,16 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
                 Some(B::restore(std::mem::take(buffer))),
             ))));
         }
-        engine.core.direct = Some(Direct {
-            tag,
-            mask,
-            buffer: std::mem::take(buffer),
-            outcome: None,
-        });
-        engine.peek(|core| {
-            core.direct
-                .as_ref()
-                .is_none_or(|direct| direct.outcome.is_some())
-        });
-        let direct = engine.core.direct.take()?;
-        match direct.outcome {
-            None => {
-                *buffer = direct.buffer;
-                None
+        match engine.receive_now(tag, mask, buffer) {
+            DirectOutcome::Waiting => None,
+            DirectOutcome::Done(arrival) => {
+                Some(Found::Here(finish(Ok(arrival), std::mem::take(buffer))))
             }
-            Some(DirectOutcome::Done(result)) => Some(Found::Here(finish(result, direct.buffer))),
-            Some(DirectOutcome::Entered(key)) => Some(Found::Entered(key)),
+            DirectOutcome::Truncated(length) => Some(Found::Here(finish(
+                Err(truncated(length as u64, buffer.len())),
+                std::mem::take(buffer),
+            ))),
+            DirectOutcome::Entered(key) => Some(Found::Entered(key)),
         }
     }
 }
@@ -431,6 +423,16 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
                 this.entered = Some(Entered::new(handle, key));
                 return Poll::Pending;
             }
+            // The message may be here already: the hot path of a stream of short ones.
+            let mut engine = shared.enter();
+            shared.begin_lap(&mut engine);
+            let mut first = Self::look(&mut engine, tag, mask, &mut this.buffer);
+            if let Some(Found::Here(result)) = first {
+                shared.leave(engine);
+                shared.count(cx);
+                return Poll::Ready(result);
+            }
+            drop(engine);
             let buffer = std::cell::RefCell::new(&mut this.buffer);
             let key = std::cell::Cell::new(None);
             let found = shared.drive(
@@ -447,7 +449,9 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
                         engine.core.operations.get(key)?.outcome.as_ref()?;
                         Some(Found::Entered(key))
                     }
-                    None => Self::look(engine, tag, mask, &mut buffer.borrow_mut()),
+                    None => first
+                        .take()
+                        .or_else(|| Self::look(engine, tag, mask, &mut buffer.borrow_mut())),
                 },
                 |engine, waker| {
                     let entered = match key.get() {

@@ -72,6 +72,28 @@ pub(crate) fn full_fence() {
     unsafe { std::arch::asm!("lock or dword ptr [rsp], 0", options(nostack)) };
 }
 
+/// Fetches the line of `address` into this core's cache, to be read soon.
+#[inline(always)]
+pub(crate) fn prefetch_read<T>(address: *const T) {
+    #[cfg(all(not(wharf_loom), target_arch = "x86_64"))]
+    // SAFETY: a hint; it accesses nothing as far as the program can tell, whatever the address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    let _ = address;
+}
+
+/// Fetches the line of `address` for writing: other cores lose it.
+#[inline(always)]
+pub(crate) fn prefetch_write<T>(address: *const T) {
+    #[cfg(all(not(wharf_loom), target_arch = "x86_64"))]
+    // SAFETY: as `prefetch_read`.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_ET0 }>(address.cast());
+    }
+    let _ = address;
+}
+
 /// A sequentially consistent fence.
 #[cfg(not(all(not(wharf_loom), target_arch = "x86_64")))]
 #[inline(always)]

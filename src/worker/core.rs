@@ -14,29 +14,16 @@ use crate::{
     },
     sys::{memfd::Mapping, pidfd::PidFd},
     transport::{cma::CmaPeer, shm::Pair},
-    types::{EndpointId, LinkId, Mask, OpKey, Tag},
+    types::{EndpointId, LinkId, OpKey, Tag},
     worker::{
         copy::Transfer,
+        direct::Direct,
         operations::{
             Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work,
         },
         peer::{OneCopy, Peer, Queued, Status, eager_cost},
     },
 };
-
-/// A receive that is being polled right now. It is not in the table yet: a message that arrives meanwhile goes straight into its buffer.
-pub(crate) struct Direct {
-    pub(crate) tag: Tag,
-    pub(crate) mask: Mask,
-    pub(crate) buffer: BufferMut,
-    pub(crate) outcome: Option<DirectOutcome>,
-}
-
-pub(crate) enum DirectOutcome {
-    Done(Result<Arrival>),
-    /// The buffer has moved into the table.
-    Entered(OpKey),
-}
 
 /// A peer that may be inside this side's memory at this moment, and what memory that is. Kept until it is seen outside.
 pub(crate) struct Kept {

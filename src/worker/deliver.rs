@@ -16,11 +16,11 @@ use crate::{
     types::{Access, EndpointId, LinkId, OpKey, Tag},
     worker::{
         copy::{CHUNK, Remote, Transfer},
-        core::{Core, DirectOutcome, fill, truncated},
+        core::{Core, fill, truncated},
         operations::{
             Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Unexpected, Work,
         },
-        peer::{Status, eager_cost},
+        peer::{Status, WINDOW_BACK, eager_cost},
         send::{SHARE_FROM, give},
     },
 };
@@ -40,42 +40,63 @@ fn operation(body: &[u8]) -> Result<(u64, &[u8])> {
 }
 
 impl Core {
-    /// An eager message, whole.
+    /// An eager message, whole. The way of a short message to a receive that waits for it is all here.
     #[inline]
-    fn eager(&mut self, link: LinkId, tag: Tag, data: &[u8], ack: Option<u64>) -> Result<()> {
+    fn eager(&mut self, link: LinkId, tag: Tag, data: &[u8]) -> Result<()> {
+        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else {
+            return Ok(());
+        };
+        if let Some(direct) = &mut self.direct
+            && self.posted.is_empty()
+            && direct.accepts(tag)
+        {
+            let cost = eager_cost(data.len());
+            peer.eager_held += cost;
+            direct.fill(data, tag, peer.id);
+            if peer.eager_held <= EAGER_WINDOW && peer.eager_owed + cost < WINDOW_BACK {
+                peer.eager_owed += cost;
+                return Ok(());
+            }
+            if peer.eager_held > EAGER_WINDOW {
+                return Err(violation("the peer exceeded the eager window"));
+            }
+            self.consumed(link, cost);
+            return Ok(());
+        }
+        self.eager_message(link, tag, data, None)
+    }
+
+    /// An eager message in all other cases.
+    fn eager_message(
+        &mut self,
+        link: LinkId,
+        tag: Tag,
+        data: &[u8],
+        ack: Option<u64>,
+    ) -> Result<()> {
         let cost = eager_cost(data.len());
         let Some(from) = self.peer(link).map(|peer| peer.id) else {
             return Ok(());
         };
         self.hold_window(link, data.len())?;
-        let posted = if self.posted.is_empty() {
-            None
+        if let Some(key) = self.posted.take_match(tag) {
+            self.eager_posted(key, link, from, tag, data);
+        } else if let Some(direct) = &mut self.direct
+            && direct.accepts(tag)
+        {
+            direct.fill(data, tag, from);
         } else {
-            self.posted.take_match(tag)
-        };
-        match posted {
-            Some(key) => self.eager_posted(key, link, from, tag, data),
-            None => match &mut self.direct {
-                Some(direct)
-                    if direct.outcome.is_none() && direct.mask.matches(direct.tag, tag) =>
-                {
-                    let result =
-                        fill(&mut direct.buffer, data).map(|length| Arrival { length, tag, from });
-                    direct.outcome = Some(DirectOutcome::Done(result));
-                }
-                _ => {
-                    self.unexpected.push(
-                        tag,
-                        Unexpected {
-                            link,
-                            from,
-                            tag,
-                            body: whole(data, ack, cost),
-                        },
-                    );
-                    return Ok(());
-                }
-            },
+            let body = whole(data, ack, cost);
+            self.unexpected.push(
+                tag,
+                Unexpected {
+                    link,
+                    from,
+                    tag,
+                    body,
+                },
+            );
+            return Ok(());
         }
         if let Some(op) = ack {
             self.control(link, control::DONE, op, &[]);
@@ -137,17 +158,14 @@ impl Core {
             );
             return;
         }
-        if let Some(mut direct) = self.direct.take() {
-            if direct.outcome.is_none() && direct.mask.matches(direct.tag, tag) {
-                let order = self.unexpected.arrival();
-                let buffer = std::mem::replace(&mut direct.buffer, BufferMut::from(Vec::new()));
-                let key = self.enter_receive(buffer, link, order);
-                direct.outcome = Some(DirectOutcome::Entered(key));
-                self.direct = Some(direct);
-                self.begin_rendezvous(key, link, from, tag, rts);
-                return;
-            }
-            self.direct = Some(direct);
+        if let Some(direct) = &mut self.direct
+            && direct.accepts(tag)
+        {
+            let buffer = direct.take_buffer();
+            let order = self.unexpected.arrival();
+            let key = self.enter_direct(buffer, link, order);
+            self.begin_rendezvous(key, link, from, tag, rts);
+            return;
         }
         self.unexpected.push(
             tag,
@@ -158,6 +176,15 @@ impl Core {
                 body: Body::Announced(rts),
             },
         );
+    }
+
+    /// The receive that is being polled goes into the table.
+    fn enter_direct(&mut self, buffer: BufferMut, link: LinkId, order: Order) -> OpKey {
+        let key = self.enter_receive(buffer, link, order);
+        if let Some(direct) = &mut self.direct {
+            direct.entered(key);
+        }
+        key
     }
 
     /// Puts a matched receive into the table.
@@ -639,7 +666,7 @@ impl Sink for Core {
     #[inline]
     fn message(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()> {
         let result = if id == control::TAG_EAGER {
-            self.eager(from, Tag(header), body, None)
+            self.eager(from, Tag(header), body)
         } else {
             self.dispatch(from, id, header, body)
         };
@@ -734,7 +761,7 @@ impl Core {
         match id {
             control::TAG_EAGER_SYNC => {
                 let (op, data) = operation(body)?;
-                self.eager(from, Tag(header), data, Some(op))?;
+                self.eager_message(from, Tag(header), data, Some(op))?;
             }
             control::TAG_RTS => self.announced(from, Tag(header), Rts::decode(body)?),
             control::TAG_RTR => self.ready_to_receive(from, OpKey(header), Rtr::decode(body)?)?,
@@ -806,20 +833,16 @@ impl Core {
             }
             control::TAG_EAGER if prefix.is_empty() => {
                 let tag = Tag(header);
-                // Straight into the buffer of a receive that waits, if it has the room; a receive that is too short takes it whole and says so.
-                let matches = |buffer: &BufferMut| buffer.len() >= length;
-                if let Some(direct) = &self.direct
-                    && self.posted.is_empty()
-                    && direct.outcome.is_none()
-                    && direct.mask.matches(direct.tag, tag)
-                    && matches(&direct.buffer)
-                    && let Some(mut direct) = self.direct.take()
+                // Straight into the buffer of a receive that waits, if it has the room; one that is too short takes the message whole and
+                // says so.
+                if self.posted.is_empty()
+                    && let Some(direct) = &mut self.direct
+                    && direct.accepts(tag)
+                    && direct.room() >= length
                 {
+                    let buffer = direct.take_buffer();
                     let order = self.unexpected.arrival();
-                    let buffer = std::mem::replace(&mut direct.buffer, BufferMut::from(Vec::new()));
-                    let key = self.enter_receive(buffer, from, order);
-                    direct.outcome = Some(DirectOutcome::Entered(key));
-                    self.direct = Some(direct);
+                    let key = self.enter_direct(buffer, from, order);
                     return self.place_receive(from, key, tag, length);
                 }
                 match self.posted.take_match(tag) {

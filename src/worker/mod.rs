@@ -10,6 +10,7 @@
 //! | `core` | connections, operations, matching: the state that messages act on |
 //! | `operations` | the table of operations and what each owns |
 //! | `peer` | one connection |
+//! | `direct` | a receive that is being polled |
 //! | `deliver`, `send`, `copy`, `rma` | what comes in, what goes out, copies without a stop, one-sided access |
 //! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
 //! | `wireup` | dialling, listening, the handshake |
@@ -20,6 +21,7 @@ mod close;
 pub(crate) mod copy;
 pub(crate) mod core;
 mod deliver;
+pub(crate) mod direct;
 pub(crate) mod engine;
 mod handle;
 pub(crate) mod operations;

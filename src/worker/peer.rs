@@ -92,6 +92,9 @@ pub(crate) struct Peer {
     pub(crate) waiters: Vec<Waker>,
 }
 
+/// Consumed bytes of the window that are given back at once: a quarter of it.
+pub(crate) const WINDOW_BACK: u64 = EAGER_WINDOW / 4;
+
 /// What an eager message of `length` bytes costs of the window.
 pub(crate) const fn eager_cost(length: usize) -> u64 {
     length as u64 + 64
@@ -159,7 +162,7 @@ impl Peer {
     #[inline]
     pub(crate) fn consumed(&mut self, cost: u64) -> Result<(), Error> {
         self.eager_owed += cost;
-        if self.eager_owed >= EAGER_WINDOW / 4 {
+        if self.eager_owed >= WINDOW_BACK {
             let owed = std::mem::take(&mut self.eager_owed);
             self.eager_held = self.eager_held.saturating_sub(owed);
             return self.control(control::CREDIT, owed, &[]);

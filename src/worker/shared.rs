@@ -160,13 +160,7 @@ impl Shared {
         let mut spin = self.spin.begin();
         loop {
             let mut engine = self.enter();
-            engine.laps = engine.laps.wrapping_add(1);
-            if engine.laps.is_multiple_of(FDS_EVERY) && !self.spin.is_thread() {
-                engine.poll_fds();
-            }
-            if !self.spin.is_thread() {
-                engine.disarm();
-            }
+            self.begin_lap(&mut engine);
             if let Some(result) = attempt(&mut engine) {
                 self.leave(engine);
                 self.completed(&spin, cx);
@@ -188,6 +182,18 @@ impl Shared {
             }
             // Something arrived between the last look and the arming.
             self.leave_lap(engine);
+        }
+    }
+
+    /// Before a lap: whoever drives needs no doorbell.
+    #[inline]
+    pub(crate) fn begin_lap(&self, engine: &mut Engine) {
+        engine.laps = engine.laps.wrapping_add(1);
+        if !self.spin.is_thread() {
+            engine.disarm();
+            if engine.laps.is_multiple_of(FDS_EVERY) {
+                engine.poll_fds();
+            }
         }
     }
 

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    util::loom::Ordering,
+    util::loom::{Ordering, prefetch_read, prefetch_write},
 };
 
 /// Messages after which the consumer publishes its head: few enough that the producer rarely finds a stale head.
@@ -54,6 +54,9 @@ pub(crate) struct RingMemory {
 unsafe impl Send for RingMemory {}
 // SAFETY: as above.
 unsafe impl Sync for RingMemory {}
+
+/// How many cells before its turn a line is fetched.
+const AHEAD: u64 = 8;
 
 impl RingMemory {
     #[inline(always)]
@@ -134,6 +137,8 @@ impl Producer {
             }
         }
         let cell = self.memory.cell(self.tail);
+        // The fence of each message waits until its store has the line: get a later message's line meanwhile.
+        prefetch_write(self.memory.cell(self.tail + AHEAD));
         cell.content.with_mut(|content| {
             // SAFETY: the cell is ours until its word is written: the consumer has released it (head). Lengths asserted above.
             unsafe {
@@ -269,6 +274,8 @@ pub(crate) struct Consumer {
     /// Position after the last body taken from the area.
     area_head: u64,
     area_published: u64,
+    /// Messages taken since the ring was last found empty.
+    streak: u64,
 }
 
 impl Consumer {
@@ -283,6 +290,7 @@ impl Consumer {
             published: 0,
             area_head: 0,
             area_published: 0,
+            streak: 0,
         }
     }
 
@@ -302,8 +310,14 @@ impl Consumer {
         let cell = self.memory.cell(self.head);
         let word = Word(cell.word.load(Ordering::Acquire));
         if !word.is_message(self.head) {
+            self.streak = 0;
             return Ok(false);
         }
+        // A second message in a row: more are there, and each would cost the way to the sender's cache.
+        if self.streak > 1 {
+            prefetch_read(self.memory.cell(self.head + AHEAD));
+        }
+        self.streak += 1;
         let length = word.length();
         match word.kind() {
             Some(Kind::Inline) if length <= MAX_INLINE => cell.content.with(|content| {

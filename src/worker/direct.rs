@@ -1,0 +1,111 @@
+//! A receive that is being polled at this moment. It is not in the table: a message that arrives meanwhile is copied straight into its
+//! buffer, and only one that comes in several parts takes the buffer into the table.
+//!
+//! # Safety
+//! [`Direct`] holds the address of a buffer that its caller borrows for the whole of [`Engine::receive_now`], and it is taken out of the
+//! core before that returns. Nothing else reads or writes the buffer meanwhile.
+#![allow(unsafe_code)]
+
+use crate::{
+    memory::BufferMut,
+    types::{EndpointId, Mask, OpKey, Tag},
+    worker::{engine::Engine, operations::Arrival},
+};
+
+pub(crate) struct Direct {
+    tag: Tag,
+    mask: Mask,
+    room: *mut u8,
+    length: usize,
+    buffer: *mut BufferMut,
+    outcome: DirectOutcome,
+}
+
+// SAFETY: it exists within one call on one thread only, see the chapter on safety.
+unsafe impl Send for Direct {}
+
+/// What a look for a message found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DirectOutcome {
+    /// No message.
+    Waiting,
+    /// A message, in the buffer.
+    Done(Arrival),
+    /// A message of this length, which the buffer has no room for.
+    Truncated(usize),
+    /// A message that comes in parts; the buffer has moved into the table.
+    Entered(OpKey),
+}
+
+impl Direct {
+    /// Whether a message is for it.
+    #[inline(always)]
+    pub(crate) fn accepts(&self, tag: Tag) -> bool {
+        self.mask.matches(self.tag, tag) && matches!(self.outcome, DirectOutcome::Waiting)
+    }
+
+    /// Bytes that it has room for.
+    pub(crate) fn room(&self) -> usize {
+        self.length
+    }
+
+    /// Takes a whole message.
+    #[inline(always)]
+    pub(crate) fn fill(&mut self, data: &[u8], tag: Tag, from: EndpointId) {
+        self.outcome = if data.len() <= self.length {
+            // SAFETY: the buffer has room for `length` bytes and is the caller's of `receive_now`; `data` is the link's.
+            unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.room, data.len()) };
+            DirectOutcome::Done(Arrival {
+                length: data.len(),
+                tag,
+                from,
+            })
+        } else {
+            DirectOutcome::Truncated(data.len())
+        };
+    }
+
+    /// Gives the buffer away, to be entered into the table.
+    pub(crate) fn take_buffer(&mut self) -> BufferMut {
+        // SAFETY: the caller of `receive_now` lent it for as long as this value exists.
+        std::mem::take(unsafe { &mut *self.buffer })
+    }
+
+    pub(crate) fn entered(&mut self, key: OpKey) {
+        self.outcome = DirectOutcome::Entered(key);
+    }
+}
+
+impl Engine {
+    /// Looks at what arrives for a message, for the length of one lap.
+    #[inline]
+    pub(crate) fn receive_now(
+        &mut self,
+        tag: Tag,
+        mask: Mask,
+        buffer: &mut BufferMut,
+    ) -> DirectOutcome {
+        let lent: *mut BufferMut = buffer;
+        let (room, length) = match buffer.as_mut_slice() {
+            Some(slice) => (slice.as_mut_ptr(), slice.len()),
+            None => (std::ptr::null_mut(), 0),
+        };
+        self.core.direct = Some(Direct {
+            tag,
+            mask,
+            room,
+            length,
+            buffer: lent,
+            outcome: DirectOutcome::Waiting,
+        });
+        self.peek(|core| {
+            core.direct
+                .as_ref()
+                .is_none_or(|direct| !matches!(direct.outcome, DirectOutcome::Waiting))
+        });
+        match self.core.direct.take() {
+            Some(direct) => direct.outcome,
+            None => DirectOutcome::Waiting,
+        }
+    }
+}
