@@ -63,5 +63,7 @@ mod fixture;
 
 mod connect;
 mod ends;
+mod listener;
+mod load;
 mod rma;
 mod tag;
