@@ -618,13 +618,13 @@ async fn arrival(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointI
     std::future::poll_fn(|cx| {
         if coming() {
             shared.with(|engine| engine.core.arrivals.push(cx.waker().clone()));
+            if coming() {
+                return claim(shared, worker)
+                    .map_or(Poll::Pending, |found| Poll::Ready(Some(found)));
+            }
         }
-        // In this order: one that has been accepted can be claimed before it is counted out.
-        let coming = coming();
-        match claim(shared, worker) {
-            None if coming => Poll::Pending,
-            found => Poll::Ready(found),
-        }
+        // One that was accepted could be claimed before it was counted out.
+        Poll::Ready(claim(shared, worker))
     })
     .await
 }
