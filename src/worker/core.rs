@@ -172,16 +172,28 @@ impl Core {
             entry.deferred.get_or_insert(outcome);
             return;
         }
+        let link = entry.link;
         if entry.detached {
             if let Some(entry) = self.operations.remove(key) {
                 self.release(entry.link, &entry.work);
                 self.note_loss(&entry, &outcome);
                 self.put_back(entry, outcome);
             }
-            return;
+        } else {
+            entry.outcome = Some(outcome);
+            self.wakes.extend(entry.waker.take());
         }
-        entry.outcome = Some(outcome);
-        self.wakes.extend(entry.waker.take());
+        self.close_soon(link);
+    }
+
+    /// A closing connection may have waited for what has just ended.
+    fn close_soon(&mut self, link: Option<LinkId>) {
+        if let Some(link) = link
+            && let Some(peer) = self.peer(link)
+            && matches!(peer.status, Status::Closing { sent: false })
+        {
+            self.runnable.push_back(link);
+        }
     }
 
     /// A put that nobody waits for any more has failed: the next flush says so.
@@ -354,8 +366,9 @@ impl Core {
     pub(crate) fn helped(&mut self, key: OpKey) {
         if let Some(entry) = self.operations.get(key)
             && matches!(entry.work, Work::Help { .. })
+            && let Some(entry) = self.operations.remove(key)
         {
-            self.operations.remove(key);
+            self.close_soon(entry.link);
         }
     }
 

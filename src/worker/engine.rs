@@ -19,6 +19,8 @@ use crate::{
 /// Messages taken in one pass, when nobody waits for one in particular.
 const BATCH: usize = 64;
 
+/// Events taken from the system at a time.
+const EVENTS: usize = 256;
 /// Passes of one lap.
 const PEEKS: usize = 8;
 
@@ -50,7 +52,7 @@ impl Engine {
             core,
             interfaces: Vec::new(),
             poll,
-            events: mio::Events::with_capacity(256),
+            events: mio::Events::with_capacity(EVENTS),
             armed: false,
             links: 0,
             reactor_due: false,
@@ -205,22 +207,33 @@ impl Engine {
 
     /// Asks the system which fds have something; the next pass takes it.
     pub(crate) fn poll_fds(&mut self) {
-        if self
-            .poll
-            .poll(&mut self.events, Some(Duration::ZERO))
-            .is_err()
-        {
-            // Interrupted: the readiness stays where it is.
-            return;
-        }
-        for event in &self.events {
-            let token = event.token().0;
-            if let Some(installed) = self.interfaces.get_mut(token >> Registry::TOKEN_BITS) {
-                let own = token & ((1 << Registry::TOKEN_BITS) - 1);
-                let readable = event.is_readable() || event.is_read_closed() || event.is_error();
-                installed
-                    .interface
-                    .ready(own, readable, event.is_writable() || event.is_error());
+        // All of them: the poll's own fd is watched by edges, and makes none for what is left behind. Each event is told once.
+        loop {
+            match self.poll.poll(&mut self.events, Some(Duration::ZERO)) {
+                Ok(()) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => {
+                    tracing::error!(target: "wharf::worker", %error, "the worker's poll");
+                    return;
+                }
+            }
+            let mut count = 0;
+            for event in &self.events {
+                count += 1;
+                let token = event.token().0;
+                if let Some(installed) = self.interfaces.get_mut(token >> Registry::TOKEN_BITS) {
+                    let own = token & ((1 << Registry::TOKEN_BITS) - 1);
+                    let readable =
+                        event.is_readable() || event.is_read_closed() || event.is_error();
+                    installed.interface.ready(
+                        own,
+                        readable,
+                        event.is_writable() || event.is_error(),
+                    );
+                }
+            }
+            if count < EVENTS {
+                return;
             }
         }
     }

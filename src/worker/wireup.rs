@@ -17,6 +17,7 @@ use std::{
     collections::HashMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
+    task::Poll,
     time::Duration,
 };
 
@@ -54,11 +55,14 @@ use crate::{
 /// Handshakes of one listener that may be under way at a time; others wait in the system's queue.
 const MAX_HANDSHAKES: usize = 128;
 
+/// Before another look for the peer's connection, which stands when both ends dialled.
+const CROSSED_PAUSE: Duration = Duration::from_millis(2);
+
 /// Connection set-up of one worker.
 #[derive(Default)]
 pub(crate) struct Wireup {
-    /// Workers that are being dialled by address, for both dialling at once.
-    dialling: Mutex<HashMap<WorkerId, usize>>,
+    /// Workers that have this one's address, or this one theirs, while a connection is being made.
+    meetings: Mutex<HashMap<WorkerId, Meeting>>,
     /// The listener behind the worker's address, once it was asked for.
     address: Mutex<Option<WorkerAddress>>,
 }
@@ -514,19 +518,115 @@ pub(crate) async fn connect(
         .map_err(|error| error.during(Operation::Connect))
 }
 
-/// Counts a dialling worker in, and out again however it ends.
-struct Dialling<'a>(&'a Wireup, WorkerId);
+/// Connections by address that are being made between this worker and another. When both dial, the connection that the worker with the
+/// lower id dials is the one for both.
+#[derive(Default)]
+struct Meeting {
+    dialling: usize,
+    accepting: usize,
+    /// This side has dialled, and the peer's connection is the one.
+    crossed: bool,
+}
 
-impl Drop for Dialling<'_> {
-    fn drop(&mut self) {
-        let mut dialling = self.0.dialling.lock();
-        if let Some(count) = dialling.get_mut(&self.1) {
-            *count -= 1;
-            if *count == 0 {
-                dialling.remove(&self.1);
-            }
+impl Meeting {
+    fn count(&mut self, accepts: bool) -> &mut usize {
+        if accepts {
+            &mut self.accepting
+        } else {
+            &mut self.dialling
         }
     }
+}
+
+/// Counts one connection of a meeting in, and out again however it ends.
+struct Met<'a> {
+    shared: &'a Shared,
+    worker: WorkerId,
+    accepts: bool,
+}
+
+impl<'a> Met<'a> {
+    /// A dial. `None`: a connection of the peer's is being accepted already.
+    fn dials(shared: &'a Shared, worker: WorkerId) -> Option<Self> {
+        let mut meetings = shared.wireup.meetings.lock();
+        let meeting = meetings.entry(worker).or_default();
+        (meeting.accepting == 0).then(|| {
+            meeting.dialling += 1;
+            Self {
+                shared,
+                worker,
+                accepts: false,
+            }
+        })
+    }
+
+    /// A request. `None`: this side's own connection is the one.
+    fn accepts(shared: &'a Shared, worker: WorkerId) -> Option<Self> {
+        let mut meetings = shared.wireup.meetings.lock();
+        let meeting = meetings.entry(worker).or_default();
+        if meeting.dialling > 0 {
+            if shared.id < worker {
+                return None;
+            }
+            meeting.crossed = true;
+        }
+        meeting.accepting += 1;
+        Some(Self {
+            shared,
+            worker,
+            accepts: true,
+        })
+    }
+
+    fn has_crossed(&self) -> bool {
+        let meetings = self.shared.wireup.meetings.lock();
+        meetings
+            .get(&self.worker)
+            .is_some_and(|meeting| meeting.crossed)
+    }
+}
+
+impl Drop for Met<'_> {
+    fn drop(&mut self) {
+        let mut meetings = self.shared.wireup.meetings.lock();
+        if let Some(meeting) = meetings.get_mut(&self.worker) {
+            *meeting.count(self.accepts) -= 1;
+            if meeting.dialling == 0 {
+                meeting.crossed = false;
+                if meeting.accepting == 0 {
+                    meetings.remove(&self.worker);
+                }
+            }
+        }
+        drop(meetings);
+        if self.accepts {
+            // Who waited for it looks again, and dials if there is nothing.
+            self.shared
+                .with(|engine| engine.core.wakes.append(&mut engine.core.arrivals));
+        }
+    }
+}
+
+/// Waits for a connection that the peer makes. `None`: none is being made any more.
+async fn arrival(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointId)> {
+    let coming = || {
+        let meetings = shared.wireup.meetings.lock();
+        meetings
+            .get(&worker)
+            .is_some_and(|meeting| meeting.accepting > 0)
+    };
+    std::future::poll_fn(|cx| {
+        if coming() {
+            shared.with(|engine| engine.core.arrivals.push(cx.waker().clone()));
+            if coming() {
+                return claim(shared, worker)
+                    .map_or(Poll::Pending, |found| Poll::Ready(Some(found)));
+            }
+        }
+        // One that was accepted could be claimed before it was counted out.
+        Poll::Ready(claim(shared, worker))
+    })
+    .await
 }
 
 async fn dial_worker(
@@ -559,11 +659,6 @@ async fn dial_worker(
             true,
         );
     }
-    if let Some(found) = claim(shared, worker) {
-        return Ok(found);
-    }
-    *shared.wireup.dialling.lock().entry(worker).or_default() += 1;
-    let counted = Dialling(&shared.wireup, worker);
     let unix = address.unix_name().filter(|_| {
         address.identity().same_host(identity())
             && shared
@@ -571,25 +666,34 @@ async fn dial_worker(
                 .iter()
                 .any(|transport| transport.reach == Reach::Host)
     });
-    let result = dial(shared, address.sockets(), unix, true).await;
-    match result {
-        Err(error) if error.kind() == ErrorKind::WouldBlock => {
-            // Both dialled; the other's connection is the one that stands. It is on its way.
-            let found = std::future::poll_fn(|cx| match claim(shared, worker) {
-                Some(found) => std::task::Poll::Ready(found),
-                None => {
-                    shared.with(|engine| engine.core.arrivals.push(cx.waker().clone()));
-                    match claim(shared, worker) {
-                        Some(found) => std::task::Poll::Ready(found),
-                        None => std::task::Poll::Pending,
-                    }
-                }
-            });
-            let found = found.await;
-            drop(counted);
-            Ok(found)
+    loop {
+        let met = loop {
+            if let Some(found) = arrival(shared, worker).await {
+                return Ok(found);
+            }
+            if let Some(met) = Met::dials(shared, worker) {
+                break met;
+            }
+        };
+        // What came before it was counted in.
+        if let Some(found) = claim(shared, worker) {
+            return Ok(found);
         }
-        result => result,
+        match dial(shared, address.sockets(), unix, true).await {
+            Ok(own) if met.has_crossed() => {
+                let Some(found) = arrival(shared, worker).await else {
+                    return Ok(own);
+                };
+                shared.release_endpoint(own.0, own.1);
+                return Ok(found);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                // The peer's own is on its way; should that fail, this side dials again.
+                drop(met);
+                tokio::time::sleep(CROSSED_PAUSE).await;
+            }
+            result => return result,
+        }
     }
 }
 
@@ -900,8 +1004,7 @@ fn listen_any(ip: IpAddr) -> std::io::Result<TcpListener> {
 
 /// A peer that has this worker's address connects: taken, unless this worker is dialling it at the same time and its own dialling stands.
 async fn accept_unasked(shared: Arc<Shared>, mut request: Request) {
-    let peer = request.worker();
-    if shared.id < peer && shared.wireup.dialling.lock().contains_key(&peer) {
+    let Some(met) = Met::accepts(&shared, request.worker()) else {
         refuse(
             &mut request.channel,
             &Error::new(
@@ -911,8 +1014,9 @@ async fn accept_unasked(shared: Arc<Shared>, mut request: Request) {
         )
         .await;
         return;
-    }
+    };
     if let Err(error) = accept(&shared, request, false).await {
         tracing::debug!(target: "wharf::wireup", %error, "a connection to this worker's address failed");
     }
+    drop(met);
 }

@@ -61,7 +61,10 @@ macro_rules! scenarios {
 
 mod fixture;
 
+mod config;
 mod connect;
 mod ends;
+mod listener;
+mod load;
 mod rma;
 mod tag;

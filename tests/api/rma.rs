@@ -2,7 +2,10 @@
 
 use wharf::{Access, BufferMut, Descriptor, ErrorKind, Region, RemoteRegion};
 
-use crate::fixture::{Pair, SIZES, Side, Way, pattern, run, run_on_threads, same};
+use crate::{
+    fixture::{Pair, SIZES, Side, Way, pattern, run, run_on_threads, same},
+    support::{Child, child, this_test},
+};
 
 const BOTH: Access = Access::READ.union(Access::WRITE);
 
@@ -342,4 +345,40 @@ scenarios! { between workers:
         let error = other.here.endpoint.get(remote, vec![1; 10]).await.expect_err("another endpoint");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     }
+}
+
+/// A descriptor of another process is refused, whatever the bytes.
+#[test]
+fn of_another_process() {
+    if let Some(mut parent) = child("exposer") {
+        run(async {
+            let context = Way::Shm.context();
+            let region = context.expose(vec![0; 100], BOTH).await.expect("exposed");
+            let bytes = region.descriptor().expect("a descriptor").to_bytes();
+            let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            parent.say(text);
+            parent.hear().await;
+        });
+        return;
+    }
+    let mut child = Child::start(this_test!(), "exposer", &[]);
+    run(async {
+        let text = child.hear().await;
+        let bytes: Vec<u8> = (0..text.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&text[at..at + 2], 16).expect("hexadecimal"))
+            .collect();
+        let descriptor = Descriptor::from_bytes(&bytes).expect("unaltered");
+        for way in [Way::Own, Way::Shm, Way::Tcp] {
+            let pair = way.pair().await;
+            let error = pair
+                .here
+                .endpoint
+                .import(&descriptor)
+                .expect_err("another process");
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        }
+        child.say("enough");
+    });
+    child.finish();
 }

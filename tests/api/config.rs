@@ -1,0 +1,85 @@
+//! What a context is asked for.
+
+use wharf::{Context, ErrorKind, Worker};
+
+use crate::{
+    fixture::run,
+    support::{Child, Logs, child, this_test},
+};
+
+#[test]
+fn unknown_transports_name_the_nearest() {
+    let error = Context::builder()
+        .transports("shm,tpc")
+        .expect_err("no such transport");
+    assert_eq!(error.kind(), ErrorKind::Configuration);
+    assert!(error.to_string().contains("tcp"), "{error}");
+    let error = Context::builder()
+        .net_devices("nosuchdevice0")
+        .expect_err("no such device");
+    assert_eq!(error.kind(), ErrorKind::Configuration);
+}
+
+#[test]
+fn a_worker_needs_a_runtime() {
+    let context = Context::builder().build().expect("a context");
+    assert_eq!(
+        Worker::new(&context).expect_err("no runtime").kind(),
+        ErrorKind::InvalidArgument
+    );
+}
+
+#[test]
+fn an_empty_secret_is_none() {
+    assert_eq!(
+        Context::builder()
+            .secret("")
+            .build()
+            .expect_err("empty")
+            .kind(),
+        ErrorKind::Configuration
+    );
+}
+
+/// What the transports are of a context without options, in a process with these variables; or why there is none.
+fn in_an_environment(test: &str, variables: &[(&str, &str)]) -> String {
+    let mut child = Child::start(test, "asked", variables);
+    let mut line = String::new();
+    run(async { line = child.hear().await });
+    child.finish();
+    line
+}
+
+#[test]
+fn variables() {
+    if let Some(parent) = child("asked") {
+        let logs = Logs::of_process();
+        parent.say(match Context::builder().build() {
+            Ok(context) => context.transports().collect::<Vec<_>>().join(","),
+            Err(error) => format!("{:?} {error}", error.kind()),
+        });
+        logs.expect_no_warning();
+        return;
+    }
+    let asked = |variables: &[(&str, &str)]| in_an_environment(this_test!(), variables);
+    let all = asked(&[]);
+    assert!(
+        all.contains("shm") && all.contains("tcp") && all.contains("self"),
+        "{all}"
+    );
+    assert_eq!(asked(&[("WHARF_TLS", "tcp")]), "tcp");
+    assert_eq!(asked(&[("UCX_TLS", "tcp")]), "tcp");
+    assert_eq!(asked(&[("UCX_TLS", "tcp"), ("WHARF_TLS", "self")]), "self");
+    assert!(!asked(&[("WHARF_TLS", "^tcp")]).contains("tcp"));
+    for (name, value, nearest) in [
+        ("WHARF_TLS", "tpc", "tcp"),
+        ("WHARF_PROGRESS", "adaptve", "adaptive"),
+        ("WHARF_TSL", "tcp", "WHARF_TLS"),
+    ] {
+        let answer = asked(&[(name, value)]);
+        assert!(
+            answer.starts_with("Configuration") && answer.contains(nearest),
+            "{name}={value}: {answer}"
+        );
+    }
+}

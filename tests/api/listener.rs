@@ -1,0 +1,279 @@
+//! A listener, and a connection, against those who do not keep to the protocol.
+
+use std::{net::SocketAddr, time::Duration};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+use wharf::{ErrorKind, Listener, Worker};
+
+use crate::fixture::{Way, pattern, run, run_on_threads};
+
+/// One message of the set-up: its length, then its bytes.
+async fn say(stream: &mut TcpStream, message: &[u8]) {
+    let mut framed = (message.len() as u32).to_le_bytes().to_vec();
+    framed.extend_from_slice(message);
+    stream.write_all(&framed).await.expect("the listener reads");
+}
+
+async fn hear(stream: &mut TcpStream) -> Vec<u8> {
+    let length = stream.read_u32_le().await.expect("a length");
+    let mut message = vec![0; length as usize];
+    stream.read_exact(&mut message).await.expect("a message");
+    message
+}
+
+/// Reads until the other end closes.
+async fn until_the_end(stream: &mut TcpStream) {
+    let mut rest = Vec::new();
+    // A reset is an end as well.
+    let _ = stream.read_to_end(&mut rest).await;
+}
+
+fn field(out: &mut Vec<u8>, id: u16, bytes: &[u8]) {
+    out.extend_from_slice(&id.to_le_bytes());
+    out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
+/// A client's hello, by a server's.
+fn client_hello(server: &[u8], version: u16) -> Vec<u8> {
+    assert_eq!(&server[..8], b"WHARF\0S\x01");
+    let mut rest = &server[12..];
+    let mut identity = Vec::new();
+    while let [i0, i1, l0, l1, tail @ ..] = rest {
+        let (body, next) = tail.split_at(u16::from_le_bytes([*l0, *l1]).into());
+        if u16::from_le_bytes([*i0, *i1]) == 3 {
+            identity = body.to_vec();
+        }
+        rest = next;
+    }
+    let mut hello = b"WHARF\0C\x01\0\0\0\0".to_vec();
+    let [low, high] = version.to_le_bytes();
+    field(&mut hello, 1, &[low, high, low, high]);
+    field(&mut hello, 2, &[0x42; 16]);
+    field(&mut hello, 3, &identity);
+    field(&mut hello, 5, b"\x03tcp");
+    field(&mut hello, 6, &[0x17; 32]);
+    field(&mut hello, 9, &[0]);
+    // Of a later version: to be skipped.
+    field(&mut hello, 99, b"whatever");
+    let length = hello.len() as u32;
+    hello[8..12].copy_from_slice(&length.to_le_bytes());
+    hello
+}
+
+/// A good client gets in.
+async fn good_client(way: Way, listener: &mut Listener, there: &Worker) {
+    let here = way.worker();
+    let address = listener.local_addr();
+    let (dialled, accepted) = tokio::join!(here.connect(address), async {
+        listener.accept().await.expect("a request").await
+    });
+    let (dialled, accepted) = (dialled.expect("connected"), accepted.expect("accepted"));
+    dialled.tag_send(1, pattern(3000, 1)).await.expect("sent");
+    let received = there
+        .tag_recv(1, wharf::Mask::ALL, vec![0; 3000])
+        .await
+        .expect("a message");
+    assert_eq!(received.from, accepted.id());
+}
+
+async fn open(way: Way) -> (Worker, Listener, SocketAddr) {
+    let context = way
+        .builder()
+        .handshake_timeout(Duration::from_millis(300))
+        .build()
+        .expect("a context");
+    let worker = Worker::new(&context).expect("a worker");
+    let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+    let address = listener.local_addr();
+    (worker, listener, address)
+}
+
+scenarios! { between workers:
+    /// Garbage, huge and impossible lengths, truncated hellos: that connection ends, nothing else.
+    async fn garbage(way: Way) {
+        let (worker, mut listener, address) = open(way).await;
+        let bad: [&[u8]; 8] = [
+            b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+            &[0xff; 5000],
+            &[0; 5000],
+            &0xffff_ffff_u32.to_le_bytes(),
+            &(65u32 << 10).to_le_bytes(),
+            b"\x64\0\0\0WHARF\0C\x01",
+            b"\x0c\0\0\0WHARF\0C\x01\x0c\0\0\0",
+            b"\x10\0\0\0WHARF\0C\x01\x10\0\0\0\x01\0\xff\xff",
+        ];
+        for (index, bytes) in bad.into_iter().enumerate() {
+            for shut in [false, true] {
+                let mut stream = TcpStream::connect(address).await.expect("the listener");
+                if index % 2 == 0 {
+                    hear(&mut stream).await;
+                }
+                // It may be closed already.
+                let _ = stream.write_all(bytes).await;
+                if shut {
+                    let _ = stream.shutdown().await;
+                }
+                until_the_end(&mut stream).await;
+            }
+        }
+        good_client(way, &mut listener, &worker).await;
+    }
+
+    /// A hello with any byte altered, or cut short, is refused or harmless.
+    async fn altered_hello(way: Way) {
+        let (worker, mut listener, address) = open(way).await;
+        let mut stream = TcpStream::connect(address).await.expect("the listener");
+        let good = client_hello(&hear(&mut stream).await, 1);
+        for at in (0..good.len()).step_by(3) {
+            let mut stream = TcpStream::connect(address).await.expect("the listener");
+            let mut bad = client_hello(&hear(&mut stream).await, 1);
+            if at % 2 == 0 {
+                bad[at] ^= 0x81;
+            } else {
+                bad.truncate(at);
+            }
+            say(&mut stream, &bad).await;
+            drop(stream);
+        }
+        // Those that were harmless ask to be let in, and are gone.
+        while let Ok(Ok(incoming)) = tokio::time::timeout(Duration::from_millis(50), listener.accept()).await {
+            assert!(incoming.accept().await.is_err());
+        }
+        good_client(way, &mut listener, &worker).await;
+    }
+
+    /// A client of another version is told so.
+    async fn another_version(way: Way) {
+        let (worker, mut listener, address) = open(way).await;
+        for version in [0, 2, 999] {
+            let mut stream = TcpStream::connect(address).await.expect("the listener");
+            let hello = client_hello(&hear(&mut stream).await, version);
+            say(&mut stream, &hello).await;
+            let verdict = hear(&mut stream).await;
+            let text = String::from_utf8_lossy(&verdict);
+            assert!(text.contains("version"), "{text:?}");
+            until_the_end(&mut stream).await;
+        }
+        good_client(way, &mut listener, &worker).await;
+    }
+
+    /// More silent and slow clients than there are handshakes at a time: a good one gets in all the same.
+    async fn slow_loris(way: Way) {
+        let (worker, mut listener, address) = open(way).await;
+        let mut slow = Vec::new();
+        for index in 0..200 {
+            let mut stream = TcpStream::connect(address).await.expect("the listener");
+            if index % 2 == 0 {
+                stream.write_all(&[100]).await.expect("the listener reads");
+            }
+            slow.push(stream);
+        }
+        good_client(way, &mut listener, &worker).await;
+        for mut stream in slow {
+            until_the_end(&mut stream).await;
+        }
+    }
+}
+
+/// A frame of a tcp link.
+fn frame(id: u8, header: u64, prefix: u8, body: &[u8]) -> Vec<u8> {
+    let mut bytes = (body.len() as u32).to_le_bytes().to_vec();
+    bytes.extend_from_slice(&[id, prefix, 0x01, 0x57]);
+    bytes.extend_from_slice(&header.to_le_bytes());
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+/// A peer that connected well and then sends what no peer sends loses its connection with `Protocol`; others live on.
+#[test]
+fn bad_frames() {
+    run(async {
+        let (worker, mut listener, address) = open(Way::Tcp).await;
+        let flood: Vec<u8> = (0..20_000)
+            .flat_map(|_| frame(1, 5, 0, &[0; 100]))
+            .collect();
+        let mut bad_mark = frame(1, 5, 0, &[]);
+        bad_mark[6] = 0;
+        let cases: Vec<(&str, Vec<u8>)> = vec![
+            ("no frame", vec![0xff; 100]),
+            ("a bad mark", bad_mark),
+            (
+                "a huge length",
+                frame(1, 5, 0, &[])[4..]
+                    .iter()
+                    .fold(vec![0xff; 4], |mut all, byte| {
+                        all.push(*byte);
+                        all
+                    }),
+            ),
+            ("a prefix longer than the frame", frame(1, 5, 9, &[0; 8])),
+            ("an unknown message", frame(200, 5, 0, &[0; 8])),
+            ("a short announcement", frame(3, 5, 0, &[0; 8])),
+            ("a short get", frame(11, 5, 0, &[0; 8])),
+            ("a short put", frame(10, 5, 0, &[0; 8])),
+            ("a short synchronous send", frame(2, 5, 0, &[0; 4])),
+            ("more than the window holds", flood),
+        ];
+        for (what, bytes) in cases {
+            let mut stream = TcpStream::connect(address).await.expect("the listener");
+            let hello = client_hello(&hear(&mut stream).await, 1);
+            say(&mut stream, &hello).await;
+            let link = async {
+                hear(&mut stream).await;
+                say(&mut stream, b"wtcp\x01\0\0\x10\0").await;
+                hear(&mut stream).await;
+                say(&mut stream, &[1]).await;
+                hear(&mut stream).await;
+            };
+            let (accepted, ()) = tokio::join!(
+                async { listener.accept().await.expect("a request").await },
+                link
+            );
+            let endpoint = accepted.expect("accepted");
+            // A good message first: the connection works.
+            stream
+                .write_all(&frame(1, 7, 0, b"good"))
+                .await
+                .expect("written");
+            let received = worker
+                .tag_recv(7, wharf::Mask::ALL, vec![0; 4])
+                .await
+                .expect("a message");
+            assert_eq!(
+                (&received.buffer[..], received.from),
+                (&b"good"[..], endpoint.id())
+            );
+            // Echoes of operations that are over change nothing.
+            for id in [4, 5, 6, 7, 8, 9, 14] {
+                let body: &[u8] = if id == 4 { &[0; 36] } else { &[0; 2] };
+                stream
+                    .write_all(&frame(id, 0xdead_beef_0000, 0, body))
+                    .await
+                    .expect("written");
+            }
+            stream
+                .write_all(&frame(1, 7, 0, b"good"))
+                .await
+                .expect("written");
+            worker
+                .tag_recv(7, wharf::Mask::ALL, vec![0; 4])
+                .await
+                .unwrap_or_else(|error| panic!("{what}: {error:?}"));
+
+            // It may be closed before all is written.
+            let (_, reason) = tokio::join!(
+                async {
+                    let _ = stream.write_all(&bytes).await;
+                    until_the_end(&mut stream).await;
+                },
+                endpoint.closed(),
+            );
+            assert_eq!(reason.kind(), ErrorKind::Protocol, "{what}: {reason:?}");
+            good_client(Way::Tcp, &mut listener, &worker).await;
+        }
+    });
+}
