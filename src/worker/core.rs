@@ -563,6 +563,14 @@ impl Core {
             return;
         };
         entry.waker = None;
+        if let (Work::Put(put), Some(Outcome::Done(Ok(())))) = (&entry.work, &entry.outcome)
+            && !put.acknowledged
+        {
+            // Complete here only: flush and close count it until the peer has it.
+            entry.outcome = None;
+            entry.detached = true;
+            return;
+        }
         if entry.outcome.is_some() {
             if let Some(mut entry) = self.operations.remove(key)
                 && let Some(outcome) = entry.outcome.take()
