@@ -185,16 +185,29 @@ impl Core {
             entry.deferred.get_or_insert(outcome);
             return;
         }
+        let link = entry.link;
         if entry.detached {
             if let Some(entry) = self.operations.remove(key) {
                 self.release(entry.link, &entry.work);
                 self.note_loss(&entry, &outcome);
                 self.put_back(entry, outcome);
             }
-            return;
+        } else {
+            entry.outcome = Some(outcome);
+            self.wakes.extend(entry.waker.take());
         }
-        entry.outcome = Some(outcome);
-        self.wakes.extend(entry.waker.take());
+        self.hurry_close(link);
+    }
+
+    /// An operation is over: perhaps the one that a closing endpoint waited for.
+    #[inline]
+    pub(crate) fn hurry_close(&mut self, link: Option<LinkId>) {
+        if let Some(link) = link
+            && let Some(peer) = self.peer(link)
+            && matches!(peer.status, Status::Closing { sent: false })
+        {
+            self.runnable.push_back(link);
+        }
     }
 
     /// A put that nobody waits for any more has failed: the next flush says so.
@@ -368,7 +381,8 @@ impl Core {
         if let Some(entry) = self.operations.get(key)
             && matches!(entry.work, Work::Help { .. })
         {
-            self.operations.remove(key);
+            let over = self.operations.remove(key);
+            self.hurry_close(over.and_then(|entry| entry.link));
         }
     }
 
