@@ -187,7 +187,8 @@ impl Core {
     }
 
     /// A closing connection may have waited for what has just ended.
-    fn close_soon(&mut self, link: Option<LinkId>) {
+    #[inline]
+    pub(crate) fn close_soon(&mut self, link: Option<LinkId>) {
         if let Some(link) = link
             && let Some(peer) = self.peer(link)
             && matches!(peer.status, Status::Closing { sent: false })
@@ -563,6 +564,14 @@ impl Core {
             return;
         };
         entry.waker = None;
+        if let (Work::Put(put), Some(Outcome::Done(Ok(())))) = (&entry.work, &entry.outcome)
+            && !put.acknowledged
+        {
+            // Complete here only: flush and close count it until the peer has it.
+            entry.outcome = None;
+            entry.detached = true;
+            return;
+        }
         if entry.outcome.is_some() {
             if let Some(mut entry) = self.operations.remove(key)
                 && let Some(outcome) = entry.outcome.take()

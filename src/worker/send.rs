@@ -323,6 +323,8 @@ impl Core {
         } else if put.local && !entry.detached && entry.outcome.is_none() {
             entry.outcome = Some(Outcome::Done(Ok(())));
             self.wakes.extend(entry.waker.take());
+            let link = entry.link;
+            self.close_soon(link);
         }
     }
 

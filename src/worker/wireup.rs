@@ -795,8 +795,15 @@ async fn dial_tcp(
         && let (Some(unix), Some(_)) = (&server.unix_name, shm)
         && server.identity.same_host(identity())
     {
+        let tcp = shared.transports.iter().any(|transport| {
+            transport.reach == Reach::Network
+                && server
+                    .transports
+                    .iter()
+                    .any(|offered| offered == transport.name)
+        });
         match dial_unix(shared, unix, by_address, &name).await {
-            Err(error) if !final_verdict(&error) => {
+            Err(error) if tcp && !final_verdict(&error) => {
                 tracing::warn!(target: "wharf::wireup", peer = %name, %error, "shared memory cannot be used: falling back to tcp");
             }
             result => return result,
