@@ -15,12 +15,12 @@ pub(crate) enum Threshold {
 }
 
 impl Threshold {
-    /// The threshold in bytes, with `auto` for what the cost model says.
-    pub(crate) fn or_auto(self, auto: usize) -> usize {
+    /// The threshold in bytes; `None` leaves it to the cost model.
+    pub(crate) fn bytes(self) -> Option<usize> {
         match self {
-            Self::Auto => auto,
-            Self::Bytes(bytes) => bytes,
-            Self::Never => usize::MAX,
+            Self::Auto => None,
+            Self::Bytes(bytes) => Some(bytes),
+            Self::Never => Some(usize::MAX),
         }
     }
 
@@ -198,7 +198,7 @@ mod tests {
         );
         assert!(RendezvousThreshold::parse("intra:8K,outer:1").is_err());
         assert!(RendezvousThreshold::parse("").is_err());
-        assert_eq!(Threshold::Auto.or_auto(7), 7);
-        assert_eq!(Threshold::Never.or_auto(7), usize::MAX);
+        assert_eq!(Threshold::Auto.bytes(), None);
+        assert_eq!(Threshold::Never.bytes(), Some(usize::MAX));
     }
 }

@@ -23,4 +23,5 @@ pub use handle::{Closed, Endpoint, Flush};
 pub use operation::{Completion, Op};
 pub use rma::{Fetched, Get, Put, RemoteRegion};
 pub use tag::{Matched, MessageInfo, Received, TagMatched, TagRecv, TagSend};
+pub(crate) use worker::lookup;
 pub use worker::{Destination, Worker};

@@ -11,16 +11,10 @@ use std::{
 use crate::{
     Context,
     error::{Error, ErrorKind, Operation, Result},
-    listener::Listener,
     memory::ReceiveBuffer,
     protocol::WorkerAddress,
     types::{EndpointId, Mask, Tag, WorkerId},
-    worker::{
-        Handle,
-        peer::Status,
-        shared::Shared,
-        wireup::{self, Place},
-    },
+    worker::{Handle, peer::Status, shared::Shared, wireup},
 };
 
 use super::{
@@ -103,7 +97,7 @@ impl sealed::Sealed for String {
 }
 impl Destination for String {}
 
-async fn lookup(name: &str, operation: Operation) -> Result<Vec<SocketAddr>> {
+pub(crate) async fn lookup(name: &str, operation: Operation) -> Result<Vec<SocketAddr>> {
     let found: Vec<SocketAddr> = tokio::net::lookup_host(name)
         .await
         .map_err(|error| match error.kind() {
@@ -161,20 +155,6 @@ impl Worker {
     #[doc(alias = "ucp_worker_get_address")]
     pub fn address(&self) -> Result<WorkerAddress> {
         wireup::address(self.shared())
-    }
-
-    /// Listens on `host:port` (IPv4 or IPv6, port 0 for any). Peers on this host are taken over shared memory even so.
-    ///
-    /// # Errors
-    /// What binding said.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
-    #[doc(alias = "ucp_listener_create")]
-    pub async fn listen(&self, address: impl AsRef<str>) -> Result<Listener> {
-        let addresses = lookup(address.as_ref(), Operation::Listen).await?;
-        let place = Place::bind(self.shared(), &addresses).await?;
-        Listener::start(self.clone(), place)
     }
 
     /// Connects to a listener (`host:port`) or to a worker's address, over the best path that both ends have.

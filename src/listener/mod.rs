@@ -15,7 +15,7 @@ use futures::Stream;
 use tokio::sync::mpsc;
 
 use crate::{
-    endpoint::{Endpoint, Worker},
+    endpoint::{Endpoint, Worker, lookup},
     error::{Error, ErrorKind, Operation, Result},
     types::WorkerId,
     worker::wireup::{self, Place, Request},
@@ -33,8 +33,24 @@ pub struct Listener {
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
+impl Worker {
+    /// Listens on `host:port` (IPv4 or IPv6, port 0 for any). Peers on this host are taken over shared memory even so.
+    ///
+    /// # Errors
+    /// What binding said.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    #[doc(alias = "ucp_listener_create")]
+    pub async fn listen(&self, address: impl AsRef<str>) -> Result<Listener> {
+        let addresses = lookup(address.as_ref(), Operation::Listen).await?;
+        let place = Place::bind(self.shared(), &addresses).await?;
+        Listener::start(self.clone(), place)
+    }
+}
+
 impl Listener {
-    pub(crate) fn start(worker: Worker, place: Place) -> Result<Self> {
+    fn start(worker: Worker, place: Place) -> Result<Self> {
         let address = place
             .tcp
             .first()

@@ -8,7 +8,7 @@
 //! The limits are computed once, when a link is attached; a message costs two comparisons. The cost model is [`crossover`]: one for
 //! each class of link. A model that is measured at run time replaces it and nothing else.
 
-use crate::{config::Threshold, transport::LinkAttributes};
+use crate::transport::LinkAttributes;
 
 /// Bytes in front of the payload of a synchronous send.
 const SYNC_PREFIX: usize = 8;
@@ -25,8 +25,10 @@ pub(crate) struct Thresholds {
 impl Thresholds {
     /// The limits of a link. `rendezvous` is the user's choice of the first length that goes by rendezvous; the link's own limits
     /// stand above it, and an empty message is always short.
-    pub(crate) fn new(link: &LinkAttributes, rendezvous: Threshold) -> Self {
-        let longest = rendezvous.or_auto(crossover(link)).saturating_sub(1);
+    pub(crate) fn new(link: &LinkAttributes, rendezvous: Option<usize>) -> Self {
+        let longest = rendezvous
+            .unwrap_or_else(|| crossover(link))
+            .saturating_sub(1);
         let short = link.max_short.min(longest);
         let at_once = link.max_bcopy.max(link.max_zcopy);
         let eager = at_once.saturating_sub(SYNC_PREFIX).min(longest);
@@ -67,20 +69,20 @@ mod tests {
 
     #[test]
     fn a_link_that_copies_announces_what_it_cannot_copy() {
-        let limits = Thresholds::new(&link(48, 8192, 0), Threshold::Auto);
+        let limits = Thresholds::new(&link(48, 8192, 0), None);
         assert_eq!((limits.short, limits.eager), (48, 8184));
     }
 
     #[test]
     fn never_means_as_far_as_the_link_goes() {
-        let limits = Thresholds::new(&link(48, 8192, 1 << 20), Threshold::Never);
+        let limits = Thresholds::new(&link(48, 8192, 1 << 20), Some(usize::MAX));
         assert_eq!(limits.eager, (1 << 20) - 8);
     }
 
     proptest! {
         #[test]
         fn limits_hold(max_short in 0usize..100, max_bcopy in 100usize..1 << 20, max_zcopy in 0usize..1 << 30, first in 0usize..1 << 30) {
-            let limits = Thresholds::new(&link(max_short, max_bcopy, max_zcopy), Threshold::Bytes(first));
+            let limits = Thresholds::new(&link(max_short, max_bcopy, max_zcopy), Some(first));
             prop_assert!(limits.short <= limits.eager && limits.short <= max_short);
             prop_assert!(limits.eager == limits.short || limits.eager + SYNC_PREFIX <= max_bcopy.max(max_zcopy));
             prop_assert!(limits.eager < first.max(1));

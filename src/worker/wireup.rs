@@ -449,7 +449,7 @@ fn attach(
             let configured = engine.core.rendezvous_threshold;
             let reach = shared.transports.iter().find(|known| known.name == transport).map(|known| known.reach);
             let threshold = if reach == Some(Reach::Network) { configured.inter } else { configured.intra };
-            Thresholds::new(&attributes, threshold)
+            Thresholds::new(&attributes, threshold.bytes())
         };
         let peer = Peer {
             id,
