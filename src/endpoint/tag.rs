@@ -366,6 +366,17 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
                 core.begin_rendezvous(key, link, from, tag, rts);
                 return Some(Found::Entered(key));
             }
+            if matches!(body, Body::Arriving { .. }) {
+                let key = core.enter_receive(target, link, taken.arrival);
+                let message = Unexpected {
+                    link,
+                    from,
+                    tag,
+                    body,
+                };
+                core.hand_over(key, taken.arrival, message);
+                return Some(Found::Entered(key));
+            }
             let result = core.take_whole(&mut target, link, from, tag, body);
             return Some(Found::Here(finish(result, target)));
         }

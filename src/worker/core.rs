@@ -19,7 +19,7 @@ use crate::{
         copy::Transfer,
         direct::Direct,
         operations::{
-            Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work,
+            self, Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work,
         },
         peer::{OneCopy, Peer, Queued, Status, eager_cost},
     },
@@ -173,7 +173,9 @@ impl Core {
             return;
         }
         let link = entry.link;
-        if entry.detached {
+        if entry.keeps_place {
+            self.arrived(key, outcome);
+        } else if entry.detached {
             if let Some(entry) = self.operations.remove(key) {
                 self.release(entry.link, &entry.work);
                 self.note_loss(&entry, &outcome);
@@ -209,31 +211,133 @@ impl Core {
 
     /// A message that a dropped receive had taken returns to its place in the order of arrival.
     fn put_back(&mut self, entry: Entry, outcome: Outcome) {
-        match outcome {
-            Outcome::Buffer {
-                result: Ok(arrival),
-                buffer: Some(buffer),
-            } => {
-                let Work::Recv(recv) = entry.work else { return };
-                let Some(link) = entry.link else { return };
-                let data = buffer.freeze().slice(..arrival.length);
-                let body = Body::Whole {
-                    data,
-                    ack: None,
-                    credit: 0,
-                };
-                self.restore(
-                    recv.order,
-                    Unexpected {
-                        link,
-                        from: arrival.from,
-                        tag: arrival.tag,
-                        body,
-                    },
-                );
+        if let Some((order, message)) = message_of(entry, outcome) {
+            self.restore(order, message);
+        }
+    }
+
+    /// The message of a receive or claim whose future is gone keeps its place while its bytes arrive.
+    fn keep_place(&mut self, key: OpKey) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let (order, from, tag, length) = match &entry.work {
+            Work::Recv(operations::Recv {
+                arrival: Some(arrival),
+                order,
+                ..
+            }) => (*order, arrival.from, arrival.tag, arrival.length),
+            Work::ClaimLanding {
+                data,
+                tag,
+                from,
+                order,
+            } => (*order, *from, *tag, data.len()),
+            _ => return,
+        };
+        let Some(link) = entry.link else { return };
+        entry.keeps_place = true;
+        let body = Body::Arriving { op: key, length };
+        let message = Unexpected {
+            link,
+            from,
+            tag,
+            body,
+        };
+        self.restore(order, message);
+    }
+
+    /// A message that kept its place is here, or never will be. It stays in the table until a receive comes for it.
+    fn arrived(&mut self, key: OpKey, outcome: Outcome) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let successor = entry.successor.take();
+        let failure = match &outcome {
+            Outcome::Buffer { result, .. } => result.as_ref().err().map(Error::duplicate),
+            Outcome::Claimed(result) => result.as_ref().err().map(Error::duplicate),
+            Outcome::Done(result) => result.as_ref().err().map(Error::duplicate),
+        };
+        if failure.is_none() && successor.is_none() {
+            entry.outcome = Some(outcome);
+            return;
+        }
+        let Some(entry) = self.operations.remove(key) else {
+            return;
+        };
+        self.unexpected
+            .remove_if(|message| matches!(message.body, Body::Arriving { op, .. } if op == key));
+        let Some(successor) = successor else { return };
+        if let Some(error) = failure {
+            self.fail_operation(successor, error);
+        } else if let Some((order, message)) = message_of(entry, outcome) {
+            self.hand_over(successor, order, message);
+        }
+    }
+
+    /// A receive has matched a message that keeps its place.
+    fn succeed(&mut self, key: OpKey, order: Order, message: &Unexpected, op: OpKey) {
+        let arrived = match self.operations.get(op) {
+            None => {
+                let gone = "the sender is gone, and the message with it";
+                return self.fail_operation(key, Error::new(ErrorKind::ConnectionReset, gone));
             }
-            Outcome::Claimed(Ok((order, message))) => self.restore(order, message),
-            _ => {}
+            Some(entry) if entry.outcome.is_none() => {
+                entry.successor = Some(key);
+                false
+            }
+            Some(_) => true,
+        };
+        if arrived {
+            if let Some(mut entry) = self.operations.remove(op)
+                && let Some(outcome) = entry.outcome.take()
+                && let Some((order, message)) = message_of(entry, outcome)
+            {
+                self.hand_over(key, order, message);
+            }
+        } else if let Some(entry) = self.operations.get(key)
+            && let Work::Recv(recv) = &mut entry.work
+        {
+            recv.stage = RecvStage::Waiting(op);
+            recv.order = order;
+            recv.arrival = Some(Arrival {
+                length: message.len(),
+                tag: message.tag,
+                from: message.from,
+            });
+        }
+    }
+
+    /// A receive that waits for such a message does so no longer: the message keeps its place for the next.
+    fn resign(&mut self, key: OpKey) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let Work::Recv(recv) = &mut entry.work else {
+            return;
+        };
+        let (RecvStage::Waiting(op), Some(arrival), Some(link)) =
+            (&recv.stage, recv.arrival, entry.link)
+        else {
+            return;
+        };
+        let (op, order) = (*op, recv.order);
+        recv.stage = RecvStage::Done;
+        if let Some(entry) = self.operations.get(op)
+            && entry.successor == Some(key)
+        {
+            entry.successor = None;
+            let body = Body::Arriving {
+                op,
+                length: arrival.length,
+            };
+            let message = Unexpected {
+                link,
+                from: arrival.from,
+                tag: arrival.tag,
+                body,
+            };
+            self.restore(order, message);
         }
     }
 
@@ -254,6 +358,11 @@ impl Core {
         };
         entry.link = Some(message.link);
         match &mut entry.work {
+            Work::Recv(_) if matches!(message.body, Body::Arriving { .. }) => {
+                if let Body::Arriving { op, .. } = message.body {
+                    self.succeed(key, order, &message, op);
+                }
+            }
             Work::Claim(post) => {
                 *post = None;
                 self.finish(key, Outcome::Claimed(Ok((order, message))));
@@ -301,7 +410,7 @@ impl Core {
                 *ack,
                 u64::from(*credit),
             ),
-            Body::Announced(_) => {
+            Body::Announced(_) | Body::Arriving { .. } => {
                 return Err(Error::new(ErrorKind::Unsupported, "not a whole message"));
             }
         };
@@ -375,6 +484,7 @@ impl Core {
 
     /// Ends an operation with an error. The buffer comes back unless the peer may be writing into it at this moment.
     pub(crate) fn fail_operation(&mut self, key: OpKey, error: Error) {
+        self.resign(key);
         if let Some(index) = self
             .transfers
             .iter()
@@ -601,6 +711,19 @@ impl Core {
             }
             None => {
                 entry.detached = true;
+                let waits = matches!(
+                    &entry.work,
+                    Work::Recv(operations::Recv {
+                        stage: RecvStage::Waiting(_),
+                        ..
+                    })
+                );
+                if waits {
+                    self.resign(key);
+                    self.operations.remove(key);
+                } else {
+                    self.keep_place(key);
+                }
             }
         }
     }
@@ -615,7 +738,9 @@ impl Core {
         }
         let link = entry.link;
         match &mut entry.work {
-            Work::Recv(recv) if matches!(recv.stage, RecvStage::Posted(_)) => {
+            Work::Recv(recv)
+                if matches!(recv.stage, RecvStage::Posted(_) | RecvStage::Waiting(_)) =>
+            {
                 self.fail_operation(key, error);
                 true
             }
@@ -666,6 +791,34 @@ impl Core {
             }
             one_copy.mapped.push((segment, Arc::new(mapping)));
         }
+    }
+}
+
+/// The message that a receive or claim ended with, and its place.
+fn message_of(entry: Entry, outcome: Outcome) -> Option<(Order, Unexpected)> {
+    match outcome {
+        Outcome::Buffer {
+            result: Ok(arrival),
+            buffer: Some(buffer),
+        } => {
+            let Work::Recv(recv) = entry.work else {
+                return None;
+            };
+            let body = Body::Whole {
+                data: buffer.freeze().slice(..arrival.length),
+                ack: None,
+                credit: 0,
+            };
+            let message = Unexpected {
+                link: entry.link?,
+                from: arrival.from,
+                tag: arrival.tag,
+                body,
+            };
+            Some((recv.order, message))
+        }
+        Outcome::Claimed(Ok(message)) => Some(message),
+        _ => None,
     }
 }
 

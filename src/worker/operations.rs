@@ -55,6 +55,8 @@ pub(crate) enum Body {
     },
     /// Announced; its bytes are still with the sender.
     Announced(crate::protocol::control::Rts),
+    /// On its way into the memory of this receive or claim, whose future is gone: keeps the message's place.
+    Arriving { op: OpKey, length: usize },
 }
 
 impl Unexpected {
@@ -63,6 +65,7 @@ impl Unexpected {
             Body::Inline { length, .. } => usize::from(*length),
             Body::Whole { data, .. } => data.len(),
             Body::Announced(rts) => rts.length as usize,
+            Body::Arriving { length, .. } => *length,
         }
     }
 }
@@ -104,6 +107,8 @@ pub(crate) enum RecvStage {
     Landing { expected: usize, got: usize },
     /// Matched; being copied out of the sender's memory.
     Copying,
+    /// Matched a message that is still arriving at this receive, whose future is gone.
+    Waiting(OpKey),
     /// Over.
     Done,
 }
@@ -191,6 +196,10 @@ pub(crate) struct Entry {
     pub(crate) queued: bool,
     /// One-copy transfers that touch this entry's memory.
     pub(crate) copies: u32,
+    /// A receive whose future is gone and whose message keeps its place ([`Body::Arriving`]).
+    pub(crate) keeps_place: bool,
+    /// The receive that has matched that message.
+    pub(crate) successor: Option<OpKey>,
 }
 
 #[derive(Default)]
@@ -218,6 +227,8 @@ impl Operations {
             deferred: None,
             queued: false,
             copies: 0,
+            keeps_place: false,
+            successor: None,
         });
         OpKey::new(slot as u32, generation)
     }

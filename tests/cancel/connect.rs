@@ -157,7 +157,7 @@ async fn close(path: Path) {
             let sides = Sides::new(path).await;
             sides.expect_works().await;
             let send = busy.then(|| {
-                let send = sides.to_b.tag_send(wharf::Tag(5), vec![5; 300_000]);
+                let send = sides.to_b.tag_send(wharf::Tag(1 << 50), vec![5; 300_000]);
                 send.post().expect("room")
             });
             let mut close = Box::pin(sides.to_b.close());
@@ -172,9 +172,10 @@ async fn close(path: Path) {
                 sides.expect_works().await;
             }
             if let Some(send) = send {
-                let receive = sides
-                    .b
-                    .tag_recv(wharf::Tag(5), wharf::Mask::ALL, vec![0; 300_000]);
+                let receive =
+                    sides
+                        .b
+                        .tag_recv(wharf::Tag(1 << 50), wharf::Mask::ALL, vec![0; 300_000]);
                 let received = receive.await.expect("sent before the close");
                 assert!(received.buffer.iter().all(|&byte| byte == 5));
                 send.await.expect("sent before the close");
