@@ -243,6 +243,8 @@ impl Worker {
     #[doc(alias = "ucp_worker_progress")]
     pub fn progress(&self) -> usize {
         self.shared().with(|engine| {
+            // What this takes from the fds and leaves undone wakes nobody: the reactor arms anew after it.
+            engine.disarm();
             engine.poll_fds();
             engine.progress()
         })
