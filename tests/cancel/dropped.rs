@@ -37,7 +37,11 @@ fn cases() -> impl Iterator<Item = (usize, Between, usize)> {
 fn let_go<F: Future>(future: Pin<Box<F>>, goes: Goes) {
     match goes {
         Goes::Dropped => drop(future),
-        #[expect(clippy::mem_forget, reason = "what is tested")]
+        #[expect(
+            clippy::mem_forget,
+            clippy::disallowed_methods,
+            reason = "what is tested"
+        )]
         Goes::Forgotten => std::mem::forget(future),
     }
 }
@@ -111,6 +115,14 @@ async fn receive(path: Path) {
             );
         }
         let_go(receive, Goes::Forgotten);
+        if polls == 0 {
+            // It was never posted, so the message is somebody else's.
+            let received = sides
+                .a
+                .tag_recv(Tag(seed), Mask::ALL, guard.target(size))
+                .await;
+            assert_eq!(received.expect("the message").len, size);
+        }
         guard.check();
     }
     sides.expect_works().await;

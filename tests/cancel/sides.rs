@@ -201,10 +201,7 @@ pub(crate) fn run(test: impl Future<Output = ()>) {
         .enable_all()
         .build()
         .expect("a runtime")
-        .block_on(watchdog(
-            Duration::from_secs(std::env::var("SECS").map_or(60, |s| s.parse().unwrap())),
-            test,
-        ));
+        .block_on(watchdog(2 * LIMIT, test));
 }
 
 macro_rules! on_every_path {

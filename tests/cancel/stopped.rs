@@ -1,6 +1,6 @@
 //! `Op::cancel` and deadlines at every stage: an operation either ended as it should, or did not happen.
 
-use std::{pin::Pin, time::Duration};
+use std::{pin::Pin, task::Poll, time::Duration};
 
 use wharf::{Access, ErrorKind, Mask, Tag};
 
@@ -233,10 +233,10 @@ async fn deadlines(path: Path) {
                     .a
                     .tag_recv(tag, Mask::ALL, guard.target(size))
                     .deadline(limit),
-                async {
+                std::future::poll_fn(|_| {
                     let send = sides.to_a.tag_send(tag, guard.source(&bytes(seed, size)));
-                    send.post().expect("room")
-                }
+                    Poll::Ready(send.post().expect("room"))
+                })
             );
             let received = match received {
                 Ok(received) => received,
