@@ -157,6 +157,10 @@ impl Engine {
         if self.core.has_followup() {
             moved += self.follow_up();
         }
+        if moved > 0 && self.armed {
+            // What woke this side has been taken, and may not be all there is: whoever leaves now has somebody look again.
+            self.disarm();
+        }
         moved
     }
 
