@@ -1,4 +1,79 @@
-//! Awaitable transfers between host, CUDA, ROCm and Intel Gaudi memory, in one process, between processes, between hosts.
+//! Awaitable transfers for Tokio, in pure Rust: tagged messages and one-sided access between the memories of one program, of two processes
+//! on a host, and of two hosts, over the fastest path that both ends have.
+//!
+//! ```
+//! # async fn run() -> wharf::Result<()> {
+//! use wharf::{Access, Context, Mask, Tag, Worker};
+//!
+//! // Two workers of this process; two processes, or two hosts, look the same.
+//! let context = Context::builder().transports("shm,cma,tcp")?.build()?;
+//! let (here, there) = (Worker::new(&context)?, Worker::new(&context)?);
+//! let mut listener = there.listen("127.0.0.1:0").await?;
+//! let address = listener.local_addr();
+//! let (to_there, to_here) = tokio::join!(here.connect(address), async { listener.accept().await?.accept().await });
+//! let (to_there, _to_here) = (to_there?, to_here?);
+//!
+//! // A message: the send owns what it sends, the receive gives its buffer back.
+//! to_there.tag_send(Tag(7), "hello").await?;
+//! let got = there.tag_recv(Tag(7), Mask::ALL, vec![0; 64]).await?;
+//! assert_eq!(&got.buffer[..got.len], b"hello");
+//!
+//! // One-sided: memory exposed there, written and read from here.
+//! let region = context.expose(context.allocate(4096).await?, Access::READ | Access::WRITE).await?;
+//! let remote = to_there.import(&region.descriptor()?)?;
+//! to_there.put(vec![1; 4096], remote.clone()).await?; // visible there now
+//! let back = to_there.get(remote.slice(..8), vec![0; 8]).await?;
+//! assert_eq!(back, [1; 8]);
+//! # Ok(())
+//! # }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+//! ```
+//!
+//! # The map
+//!
+//! | type | is | in UCX |
+//! |---|---|---|
+//! | [`Context`] | what this process can reach, how it was asked to behave | `ucp_context_h` |
+//! | [`Worker`] | a progress engine with its connections, on a Tokio runtime | `ucp_worker_h` |
+//! | [`Listener`], [`Incoming`] | where peers connect; accepted on any worker, or rejected | `ucp_listener_h` |
+//! | [`Endpoint`] | one connection | `ucp_ep_h` |
+//! | [`Buffer`], [`BufferMut`], [`HostBufferMut`] | what operations own while they are under way | |
+//! | [`Region`], [`Descriptor`], [`RemoteRegion`] | exposed memory: here, on the way, there | `ucp_mem_h`, packed and unpacked `ucp_rkey_h` |
+//! | [`TagSend`], [`TagRecv`], [`Put`], [`Get`], [`Flush`] | operations: futures that do nothing before they are awaited or posted | `ucp_*_nbx` |
+//! | [`Op`] | an operation that was posted | a request |
+//! | [`transport`] | the contract of a path, for those who drive one by hand or bring their own | UCT |
+//!
+//! # Cancel safety
+//!
+//! An operation under way owns all that it touches: its buffers, the registration, the connection. The future is only a key to it. So
+//! dropping or forgetting a future, at any await point, never leaves a transfer with memory that somebody else uses. What else dropping does:
+//!
+//! | dropped | before its first poll | after it |
+//! |---|---|---|
+//! | [`TagSend`], [`Put`] | nothing was sent | it still happens; [`Endpoint::flush`] waits for it |
+//! | [`TagRecv`], [`TagMatched`] | nothing | cancel safe: the receive is withdrawn; a message that it had matched goes back to its place |
+//! | [`Get`] | nothing | it runs to its end into the buffer that it owns, which is freed then |
+//! | [`Matched`] | | the message goes back to its place |
+//! | [`Flush`], [`Closed`] | nothing | cancel safe |
+//! | [`Op`] | | as the operation that it was; [`Op::cancel`] ends it and says what happened |
+//! | `connect`, `accept` | nothing | the half-made connection is given up at both ends |
+//!
+//! # Order and completion
+//!
+//! Tagged messages of one endpoint match in the order in which their sends were first polled or posted. Puts and gets have no order among
+//! themselves or against messages; [`Endpoint::flush`] makes one. A put resolves when its bytes are visible at the target, with
+//! [`Put::local`] when its source may be reused.
+//!
+//! # Runtimes
+//!
+//! A worker needs a Tokio runtime with its I/O and time drivers (`enable_all`), of one thread or several; without them Tokio panics when
+//! the worker is made. How its futures wait is [`Progress`]: by default they spin for as long as that pays and then sleep; nothing wakes up
+//! while nothing happens.
+//!
+//! # What to see when it is slow
+//!
+//! [`Endpoint::transports`] says what is in use. A better path that failed its probe is never left silently: one `tracing` warning (target
+//! `wharf::wireup`) says what and why.
 
 mod config;
 mod context;

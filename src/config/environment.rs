@@ -4,7 +4,7 @@ use super::{Setting, Source, did_you_mean, invalid};
 use crate::error::Result;
 
 /// Every `WHARF_` variable that there is.
-const KNOWN: [&str; 11] = [
+const KNOWN: [&str; 10] = [
     "WHARF_TLS",
     "WHARF_NET_DEVICES",
     "WHARF_PROGRESS",
@@ -14,7 +14,6 @@ const KNOWN: [&str; 11] = [
     "WHARF_KEEPALIVE_INTERVAL",
     "WHARF_PIDFD",
     "WHARF_CMA",
-    "WHARF_EAGER_WINDOW",
     "WHARF_OPS_WINDOW",
 ];
 

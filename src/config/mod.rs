@@ -19,7 +19,6 @@
 //! | `WHARF_KEEPALIVE_INTERVAL` | `UCX_KEEPALIVE_INTERVAL` | time, or `inf` for none | `10s` |
 //! | `WHARF_PIDFD` | | `y` or `n`: learn of a peer's death by pidfd | `y` |
 //! | `WHARF_CMA` | | `y` or `n`: copy between processes by `process_vm_readv` | `y` |
-//! | `WHARF_EAGER_WINDOW` | | bytes of eager messages that may be on their way to one endpoint | `1M` |
 //! | `WHARF_OPS_WINDOW` | | operations that may be posted on one endpoint | `4096` |
 
 mod devices;
@@ -104,8 +103,6 @@ pub(crate) struct Config {
     pub(crate) pidfd: Setting<bool>,
     /// Copy between processes by `process_vm_readv` and `process_vm_writev`.
     pub(crate) cma: Setting<bool>,
-    /// Bytes of eager messages on their way to one endpoint, at least [`Config::MIN_EAGER_WINDOW`].
-    pub(crate) eager_window: Setting<usize>,
     /// Operations posted on one endpoint, at least 1.
     pub(crate) ops_window: Setting<usize>,
 }
@@ -122,7 +119,6 @@ impl Default for Config {
             keepalive: Some(Duration::from_secs(10)).into(),
             pidfd: true.into(),
             cma: true.into(),
-            eager_window: (1 << 20).into(),
             ops_window: 4096.into(),
         }
     }
@@ -143,8 +139,6 @@ pub(crate) struct Overrides {
 }
 
 impl Config {
-    /// Smallest eager window, in bytes.
-    pub(crate) const MIN_EAGER_WINDOW: usize = 8 << 10;
     /// Longest time that a timeout may be.
     const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -208,12 +202,6 @@ impl Config {
                 *default.pidfd
             })?,
             cma: environment.choose(given.cma, &["WHARF_CMA"], value::yes_no, || *default.cma)?,
-            eager_window: environment.choose(
-                None,
-                &["WHARF_EAGER_WINDOW"],
-                value::bytes,
-                || *default.eager_window,
-            )?,
             ops_window: environment.choose(None, &["WHARF_OPS_WINDOW"], value::count, || {
                 *default.ops_window
             })?,
@@ -245,7 +233,6 @@ impl Config {
             row("WHARF_KEEPALIVE_INTERVAL", &self.keepalive),
             row("WHARF_PIDFD", &self.pidfd),
             row("WHARF_CMA", &self.cma),
-            row("WHARF_EAGER_WINDOW", &self.eager_window),
             row("WHARF_OPS_WINDOW", &self.ops_window),
         ]
     }
@@ -275,12 +262,6 @@ impl Config {
                     "{what} ({source}): must be above zero and at most 365 days"
                 )));
             }
-        }
-        if *self.eager_window < Self::MIN_EAGER_WINDOW {
-            let (least, source) = (Self::MIN_EAGER_WINDOW, self.eager_window.source);
-            return Err(invalid(format!(
-                "eager window ({source}): at least {least} bytes"
-            )));
         }
         if *self.ops_window == 0 {
             return Err(invalid(format!(
@@ -343,7 +324,7 @@ mod tests {
             ["self", "shm", "cma", "tcp"]
         );
         assert_eq!(*config.handshake_timeout, Duration::from_secs(5));
-        assert_eq!((*config.eager_window, *config.ops_window), (1 << 20, 4096));
+        assert_eq!(*config.ops_window, 4096);
         let plain = Config::default();
         assert_eq!(
             format!("{:?}", plain.describe()),
@@ -391,7 +372,6 @@ mod tests {
             ("WHARF_KEEPALIVE_INTERVAL", "inf"),
             ("WHARF_PIDFD", "n"),
             ("WHARF_CMA", "no"),
-            ("WHARF_EAGER_WINDOW", "64k"),
             ("WHARF_OPS_WINDOW", "16"),
             ("WHARF_TLS", "sm"),
             ("PATH", "/bin"),
@@ -410,7 +390,7 @@ mod tests {
         assert_eq!(*config.handshake_timeout, Duration::from_millis(250));
         assert_eq!(*config.keepalive, None);
         assert!(!*config.pidfd && !*config.cma);
-        assert_eq!((*config.eager_window, *config.ops_window), (64 << 10, 16));
+        assert_eq!(*config.ops_window, 16);
     }
 
     #[test]
@@ -429,9 +409,8 @@ mod tests {
             ("WHARF_RNDV_THRESH", "8Q"),
             ("WHARF_CONNECT_TIMEOUT", "-1s"),
             ("WHARF_PIDFD", "maybe"),
-            ("WHARF_EAGER_WINDOW", "99999999999999999999G"),
+            ("WHARF_RNDV_THRESH", "99999999999999999999G"),
             ("WHARF_OPS_WINDOW", "0"),
-            ("WHARF_EAGER_WINDOW", "1"),
             ("WHARF_HANDSHAKE_TIMEOUT", "0"),
             ("WHARF_CONNECT_TIMEOUT", "9999999999999999999999999"),
             ("WHARF_TLS", "tpc"),

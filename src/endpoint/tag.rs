@@ -454,7 +454,7 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
                         if let Some(entry) = engine.core.operations.get(key)
                             && entry.outcome.is_none()
                         {
-                            entry.waker = None;
+                            entry.waker.take();
                             engine.progress();
                         }
                         engine.core.operations.get(key)?.outcome.as_ref()?;
@@ -475,7 +475,7 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
                         }
                     };
                     if let Some(entry) = engine.core.operations.get(entered) {
-                        entry.waker = Some(waker.clone());
+                        entry.waker.leave(waker);
                         entry.since.get_or_insert_with(std::time::Instant::now);
                         if entry.outcome.is_some() {
                             // A message that a dropped receive put back during the last look: nobody else will tell.

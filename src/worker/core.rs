@@ -673,7 +673,7 @@ impl Core {
         let Some(entry) = self.operations.get(key) else {
             return;
         };
-        entry.waker = None;
+        entry.waker.take();
         if let (Work::Put(put), Some(Outcome::Done(Ok(())))) = (&entry.work, &entry.outcome)
             && !put.acknowledged
         {

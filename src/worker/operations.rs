@@ -1,6 +1,6 @@
 //! The table of operations in flight. Each entry owns all that its operation touches; a future is only a key into it.
 
-use std::{sync::Arc, task::Waker, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 use slab::Slab;
 
@@ -9,6 +9,7 @@ use crate::{
     memory::{Buffer, BufferMut, region::Exposed},
     protocol::matching::{Arrival as Order, PostId},
     types::{EndpointId, LinkId, OpKey, Tag},
+    util::waker_slot::WakerSlot,
 };
 
 /// What a receive or a get ended with.
@@ -182,7 +183,7 @@ pub(crate) struct Entry {
     pub(crate) generation: u32,
     pub(crate) sequence: u64,
     pub(crate) link: Option<LinkId>,
-    pub(crate) waker: Option<Waker>,
+    pub(crate) waker: WakerSlot,
     pub(crate) detached: bool,
     pub(crate) since: Option<Instant>,
     pub(crate) outcome: Option<Outcome>,
@@ -218,7 +219,7 @@ impl Operations {
             generation,
             sequence,
             link,
-            waker: None,
+            waker: WakerSlot::default(),
             detached,
             since: None,
             outcome: None,

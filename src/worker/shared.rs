@@ -256,7 +256,7 @@ impl Shared {
                     && entry.outcome.is_none()
                 {
                     // Its own progress must not wake it.
-                    entry.waker = None;
+                    entry.waker.take();
                     engine.peek(|core| {
                         core.operations
                             .get(key)
@@ -280,7 +280,7 @@ impl Shared {
             },
             |engine, waker| {
                 if let Some(entry) = engine.core.operations.get(key) {
-                    entry.waker = Some(waker.clone());
+                    entry.waker.leave(waker);
                     entry.since.get_or_insert_with(Instant::now);
                 }
             },

@@ -286,7 +286,13 @@ fn nothing_in_common() {
 #[test]
 fn the_best_is_taken() {
     run(async {
-        let context = Context::builder().build().expect("a context");
+        let context = Context::builder()
+            .transports("all")
+            .expect("known")
+            .cma(true)
+            .pidfd(true)
+            .build()
+            .expect("a context");
         let (here, there) = (
             Worker::new(&context).expect("a worker"),
             Worker::new(&context).expect("a worker"),
