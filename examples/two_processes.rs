@@ -16,7 +16,7 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
 use tokio::process::{Child, Command};
-use wharf::{Access, Context, Descriptor, Endpoint, Mask, Tag, Worker};
+use wharf::{Access, Context, Descriptor, Endpoint, Mask, Operation, Tag, Worker};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -126,7 +126,7 @@ async fn send(
     }
     bar.finish_and_clear();
     // A send may be over before its bytes are there, so the time is the receiver's.
-    report.line("tag", verdict(worker, &digest).await?);
+    report.line("tag", Operation::TagSend, verdict(worker, &digest).await?);
 
     let received = worker
         .tag_recv(DESCRIPTOR, Mask::ALL, vec![0; 4096])
@@ -148,7 +148,7 @@ async fn send(
     bar.finish_and_clear();
     endpoint.tag_send(LOOK, Vec::new()).await?;
     verdict(worker, &digest).await?;
-    report.line("put", took);
+    report.line("put", Operation::Put, took);
 
     let mut check = Sha256::new();
     let mut took = Duration::ZERO;
@@ -158,6 +158,7 @@ async fn send(
         if buffer.len() != part.len() {
             buffer = context.allocate(part.len()).await?;
         }
+        buffer.fill(0);
         let bytes = part.len() as u64;
         let start = Instant::now();
         buffer = endpoint.get(remote.slice(part), buffer).await?;
@@ -169,7 +170,7 @@ async fn send(
     if check.finalize()[..] != digest {
         return Err("get: what came back is not what was put".into());
     }
-    report.line("get", took);
+    report.line("get", Operation::Get, took);
     Ok(())
 }
 
@@ -200,7 +201,10 @@ async fn receive(transport: &str, address: &str) -> Outcome<()> {
 
     let mut buffers = Vec::new();
     for part in parts(length) {
-        buffers.push(context.allocate(part.len()).await?);
+        let mut buffer = context.allocate(part.len()).await?;
+        // Its pages are there before the clock runs.
+        buffer.fill(0);
+        buffers.push(buffer);
     }
     let start = Instant::now();
     endpoint.tag_send(READY, Vec::new()).await?;
@@ -215,7 +219,8 @@ async fn receive(transport: &str, address: &str) -> Outcome<()> {
     }
     tell(&endpoint, &check.finalize(), expected, took).await?;
 
-    let memory = context.allocate(length).await?;
+    let mut memory = context.allocate(length).await?;
+    memory.fill(0);
     let region = context.expose(memory, Access::READ | Access::WRITE).await?;
     endpoint
         .tag_send(DESCRIPTOR, region.descriptor()?.to_bytes())
@@ -276,13 +281,13 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
-    fn line(&self, verb: &str, took: Duration) {
+    fn line(&self, verb: &str, operation: Operation, took: Duration) {
         let speed = self.length as f64 / took.as_secs_f64().max(1e-9) / 1e9;
         println!(
-            "{:<4} {verb:<4} {:>12} bytes  ok  {speed:>7.3} GB/s  {:?}",
+            "{:<4} {verb:<4} {:>12} bytes  ok  {speed:>7.3} GB/s  {}",
             self.transport,
             self.length,
-            self.endpoint.transports()
+            self.endpoint.explain(operation, self.length.min(PART_SIZE))
         );
         let _ = std::io::stdout().flush();
     }

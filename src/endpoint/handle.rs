@@ -94,6 +94,16 @@ impl Endpoint {
         self.ask(|peer| peer.transports.clone()).unwrap_or_default()
     }
 
+    /// How an operation of `length` bytes on this endpoint goes, for people: the protocol and what moves the bytes.
+    ///
+    /// Put and get depend on the memory as well: what the owner allocated by wharf is mapped and copied straight, other memory goes by
+    /// `cma` where that is in use.
+    #[must_use]
+    pub fn explain(&self, operation: Operation, length: usize) -> String {
+        self.ask(|peer| peer.explain(operation, length))
+            .unwrap_or_else(|| "closed".to_owned())
+    }
+
     /// Sends `buffer` under `tag`.
     ///
     /// # Errors

@@ -20,13 +20,10 @@ use crate::{
         operations::{
             Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Unexpected, Work,
         },
-        peer::{Status, WINDOW_BACK, eager_cost},
+        peer::{ONE_COPY_FROM, Status, WINDOW_BACK, eager_cost},
         send::{SHARE_FROM, give},
     },
 };
-
-/// From this size on one copy by the kernel is faster than two through the ring, which both ends make at the same time.
-const ONE_COPY_FROM: usize = 128 << 10;
 
 #[cold]
 fn violation(message: &'static str) -> Error {

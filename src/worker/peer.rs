@@ -3,6 +3,7 @@
 use std::{collections::VecDeque, sync::Arc, task::Waker};
 
 use crate::{
+    Operation,
     error::Error,
     protocol::{EAGER_WINDOW, control},
     sys::memfd::Mapping,
@@ -95,6 +96,12 @@ pub(crate) struct Peer {
 /// Consumed bytes of the window that are given back at once: a quarter of it.
 pub(crate) const WINDOW_BACK: u64 = EAGER_WINDOW / 4;
 
+/// From this size on one copy by the kernel is faster than two through the ring, which both ends make at the same time.
+pub(crate) const ONE_COPY_FROM: usize = 128 << 10;
+
+/// From this size on the owner of exposed memory is asked to copy along.
+pub(crate) const JOIN_FROM: usize = 256 << 10;
+
 /// What an eager message of `length` bytes costs of the window.
 pub(crate) const fn eager_cost(length: usize) -> u64 {
     length as u64 + 64
@@ -134,6 +141,35 @@ impl Peer {
     #[inline]
     pub(crate) fn has_window(&self, length: usize) -> bool {
         self.eager_out + eager_cost(length) <= EAGER_WINDOW
+    }
+
+    /// How an operation of this length goes.
+    pub(crate) fn explain(&self, operation: Operation, length: usize) -> String {
+        let name = self.attributes.transport;
+        let direct = self.one_copy.as_ref();
+        let cma = direct.is_some_and(|one_copy| one_copy.cma.is_some());
+        match operation {
+            Operation::Put | Operation::Get if direct.is_some() => {
+                let who = if cma && length >= JOIN_FROM {
+                    "both ends copy"
+                } else {
+                    "the initiator copies"
+                };
+                let by = if cma {
+                    "mapped memory, else cma"
+                } else {
+                    "mapped memory, else messages over shm"
+                };
+                format!("{who}, {by}")
+            }
+            Operation::Put | Operation::Get => format!("messages over {name}, served by the owner"),
+            _ if length <= self.short => format!("eager, inline over {name}"),
+            _ if length <= self.eager => format!("eager over {name}"),
+            _ if cma && length >= ONE_COPY_FROM => {
+                "rendezvous, both ends copy, mapped memory or cma".to_owned()
+            }
+            _ => format!("rendezvous, fragments over {name}"),
+        }
     }
 
     /// Sends a message of the protocol, or queues it.

@@ -14,12 +14,10 @@ use crate::{
         copy::{CHUNK, Remote, Transfer},
         core::Core,
         operations::{Get, Put, Work},
-        peer::Peer,
+        peer::{JOIN_FROM, Peer},
     },
 };
 
-/// From this size on the owner of the memory is asked to copy along.
-const JOIN_FROM: usize = 256 << 10;
 /// From this size on a segment is worth mapping at its first use; smaller ones are as well when they are used again.
 const INLINE: usize = CHUNK;
 
