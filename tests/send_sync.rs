@@ -1,8 +1,10 @@
 //! Which public types may cross threads. A type that stops being `Send`, `Sync` or `Unpin` breaks programs that rely on it.
 
 use wharf::{
-    Access, Context, ContextBuilder, EndpointId, Error, ErrorKind, Mask, MemoryType, OpError,
-    Operation, Progress, Tag, WorkerId,
+    Access, Buffer, BufferMut, Closed, Context, ContextBuilder, Descriptor, Endpoint, EndpointId,
+    Error, ErrorKind, Fetched, Flush, Get, HostBufferMut, Incoming, Listener, Mask, Matched,
+    MemoryType, MessageInfo, Op, OpError, Operation, Progress, Put, Received, Region, RemoteRegion,
+    Tag, TagMatched, TagRecv, TagSend, Worker, WorkerAddress, WorkerId,
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
     },
@@ -25,6 +27,33 @@ all! {
     Context: Send + Sync + Unpin + Clone + 'static;
     ContextBuilder: Send + Sync + Unpin + 'static;
     Progress: Send + Sync + Unpin + Copy + 'static;
+
+    Worker: Send + Sync + Unpin + Clone + 'static;
+    Endpoint: Send + Sync + Unpin + Clone + 'static;
+    Listener: Send + Sync + Unpin + 'static;
+    Incoming: Send + Unpin + 'static;
+    WorkerAddress: Send + Sync + Unpin + Clone + 'static;
+    Descriptor: Send + Sync + Unpin + Clone + 'static;
+    Region: Send + Sync + Unpin + 'static;
+    RemoteRegion: Send + Sync + Unpin + Clone + 'static;
+
+    Buffer: Send + Sync + Unpin + Clone + 'static;
+    BufferMut: Send + Sync + Unpin + 'static;
+    HostBufferMut: Send + Sync + Unpin + 'static;
+
+    TagSend<'static>: Send + Unpin + 'static;
+    TagRecv<'static, Vec<u8>>: Send + Unpin + 'static;
+    TagMatched<'static>: Send + Unpin + 'static;
+    Put<'static>: Send + Unpin + 'static;
+    Get<'static, Vec<u8>>: Send + Unpin + 'static;
+    Flush<'static>: Send + Unpin + 'static;
+    Closed<'static>: Send + Unpin + 'static;
+    Op<()>: Send + Unpin + 'static;
+    Op<Received<Vec<u8>>>: Send + Unpin + 'static;
+    Op<Fetched<Vec<u8>>>: Send + Unpin + 'static;
+    Received<Vec<u8>>: Send + Sync + Unpin + 'static;
+    Matched: Send + Unpin + 'static;
+    MessageInfo: Send + Sync + Unpin + Copy + 'static;
 
     Error: Send + Sync + Unpin + 'static;
     ErrorKind: Send + Sync + Unpin + Copy + 'static;
