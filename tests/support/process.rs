@@ -14,6 +14,7 @@
 //! ```
 
 use std::{
+    ffi::OsStr,
     io::{BufRead, BufReader, Write},
     os::unix::process::ExitStatusExt,
     process::{ChildStdin, Command, ExitStatus, Stdio},
@@ -98,11 +99,24 @@ pub(crate) struct Child {
 impl Child {
     /// Starts this program again for the test `test` ([`this_test`]) and its `part`, with more variables.
     pub(crate) fn start(test: &str, part: &str, variables: &[(&str, &str)]) -> Self {
+        Self::start_by(&[], test, part, variables)
+    }
+
+    /// The same, by a command that ends up as what its last arguments say: `ip netns exec NAME`.
+    pub(crate) fn start_by(
+        command: &[&str],
+        test: &str,
+        part: &str,
+        variables: &[(&str, &str)],
+    ) -> Self {
         assert!(
             std::env::var_os(PART).is_none(),
             "a child that starts children: `child(\"…\")` was not asked first"
         );
-        let mut process = Command::new(std::env::current_exe().expect("this program's path"))
+        let this = std::env::current_exe().expect("this program's path");
+        let mut words = command.iter().map(OsStr::new).chain([this.as_os_str()]);
+        let mut process = Command::new(words.next().expect("this program, at least"))
+            .args(words)
             .args([
                 "--exact",
                 test,

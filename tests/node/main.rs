@@ -1,0 +1,175 @@
+//! Two hosts, as far as the network goes: two network namespaces with a cable (a veth pair) between them, a process in each.
+//!
+//! Both processes find the same boot id, so shared memory is tried, and cannot be reached. And the cable can be pulled.
+//! The test's own process starts both, listens to what they say and pulls the cable.
+
+#![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod cable;
+mod end;
+
+use std::time::Duration;
+
+use wharf::{Context, ErrorKind};
+
+use crate::{
+    cable::Cable,
+    end::{End, Meeting, current_thread, multi_thread},
+    support::{Child, LIMIT, Parent, child, this_test, watchdog},
+};
+
+/// Starts the test's two ends, or is one of them and runs `$role`. Gives back the cable, who listens, and who connects.
+macro_rules! ends {
+    ($meeting:expr, $builder:expr, $role:expr) => {{
+        for listens in [true, false] {
+            if let Some(mut parent) = child(part(listens)) {
+                multi_thread().block_on(async {
+                    let end = End::new(&mut parent, $builder, listens, $meeting).await;
+                    $role(end, parent).await;
+                });
+                return;
+            }
+        }
+        let Some(cable) = Cable::new() else {
+            return;
+        };
+        let ends = [true, false].map(|listens| {
+            let by = cable.command(listens);
+            Child::start_by(&by, this_test!(), part(listens), &[])
+        });
+        (cable, ends)
+    }};
+}
+
+fn part(listens: bool) -> &'static str {
+    if listens { "listens" } else { "connects" }
+}
+
+/// Brings the two together: over tcp, of which the one that connects warns, once.
+async fn expect_fallback([listens, connects]: &mut [Child; 2]) {
+    connects.say(listens.hear().await);
+    for (end, expected) in [(connects, 1), (listens, 0)] {
+        assert_eq!(end.hear().await, "[\"tcp\"]");
+        let count: usize = end.hear().await.parse().expect("a number");
+        let mut warnings = Vec::new();
+        for _ in 0..count {
+            warnings.push(end.hear().await);
+        }
+        assert_eq!(warnings.len(), expected, "{warnings:#?}");
+        for warning in warnings {
+            for part in ["wharf::wireup", "shared memory cannot be used", "tcp"] {
+                assert!(warning.contains(part), "{warning}");
+            }
+        }
+    }
+}
+
+async fn exchange(end: End, _: Parent) {
+    end.exchange().await;
+    end.part().await;
+}
+
+#[test]
+fn exchange_by_host_and_port() {
+    let (_cable, mut ends) = ends!(Meeting::HostAndPort, Context::builder(), exchange);
+    current_thread().block_on(watchdog(2 * LIMIT, expect_fallback(&mut ends)));
+    ends.into_iter().for_each(Child::finish);
+}
+
+#[test]
+fn exchange_by_worker_address() {
+    let (_cable, mut ends) = ends!(Meeting::WorkerAddress, Context::builder(), exchange);
+    current_thread().block_on(watchdog(2 * LIMIT, expect_fallback(&mut ends)));
+    ends.into_iter().for_each(Child::finish);
+}
+
+async fn counts(ends: &mut [Child; 2]) -> [u64; 2] {
+    let mut counts = [0; 2];
+    for (end, count) in ends.iter_mut().zip(&mut counts) {
+        end.say("count");
+        *count = end.hear().await.parse().expect("a number");
+    }
+    counts
+}
+
+/// Waits until both ends have received this many more.
+async fn expect_flow(ends: &mut [Child; 2], more: u64) {
+    let before = counts(ends).await;
+    while (counts(ends).await.iter().zip(before)).any(|(now, before)| *now < before + more) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn stream(end: End, mut parent: Parent) {
+    end.stream(&mut parent).await;
+    end.part().await;
+}
+
+#[test]
+fn cable_pulled_in_a_transfer() {
+    let (cable, mut ends) = ends!(Meeting::HostAndPort, Context::builder(), stream);
+    let test = async {
+        expect_fallback(&mut ends).await;
+        for listens in [true, false] {
+            expect_flow(&mut ends, 50).await;
+            cable.set(listens, "down");
+            // What was on its way is still received; then nothing is.
+            let mut before = counts(&mut ends).await;
+            loop {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                let now = counts(&mut ends).await;
+                if now == before {
+                    break;
+                }
+                before = now;
+            }
+            cable.set(listens, "up");
+            expect_flow(&mut ends, 50).await;
+        }
+        ends.iter_mut().for_each(|end| end.say("stop"));
+        for end in &mut ends {
+            assert_eq!(end.hear().await, "all received");
+        }
+    };
+    current_thread().block_on(watchdog(3 * LIMIT, test));
+    ends.into_iter().for_each(Child::finish);
+}
+
+async fn idle(end: End, parent: Parent) {
+    end.exchange().await;
+    parent.say("idle");
+    let error = watchdog(LIMIT, end.endpoint.closed()).await;
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error:?}");
+    // What comes later hears the same.
+    let late = end.endpoint.tag_send(0, vec![1]).await;
+    assert_eq!(late.expect_err("no connection").kind(), error.kind());
+    parent.say("closed");
+}
+
+#[test]
+fn cable_pulled_while_idle() {
+    let builder = Context::builder().keepalive(Duration::from_secs(1));
+    let (cable, mut ends) = ends!(Meeting::HostAndPort, builder, idle);
+    let test = async {
+        expect_fallback(&mut ends).await;
+        for end in &mut ends {
+            assert_eq!(end.hear().await, "idle");
+        }
+        // The last acknowledgements are through.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        cable.set(true, "down");
+        let pulled = std::time::Instant::now();
+        for end in &mut ends {
+            assert_eq!(end.hear().await, "closed");
+            println!(
+                "the end of an idle connection was noticed after {:?}",
+                pulled.elapsed()
+            );
+        }
+    };
+    current_thread().block_on(watchdog(2 * LIMIT, test));
+    ends.into_iter().for_each(Child::finish);
+}
