@@ -146,7 +146,8 @@ impl Endpoint {
         Get::new(self, remote, buffer)
     }
 
-    /// Waits until all operations of this endpoint that were posted before are complete at both ends.
+    /// Waits until all operations of this endpoint that were begun before are over: puts are visible at the target, gets have landed, long
+    /// sends have been read. A short send is over when it was accepted; [`Endpoint::close`] waits until the peer has read those as well.
     ///
     /// # Errors
     /// What ends the connection; why a put was refused whose future was dropped, or had ended as [`Put::local`] does.

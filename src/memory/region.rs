@@ -74,6 +74,8 @@ impl Exposed {
 pub(crate) struct RegionTable {
     slots: Mutex<Vec<Option<Arc<Exposed>>>>,
     watchers: Mutex<Vec<Weak<dyn RegionWatcher>>>,
+    /// Held while a slot changes and the watchers hear of it, so that they hear in that order. Taken before any worker's lock.
+    changes: Mutex<()>,
 }
 
 impl RegionTable {
@@ -152,6 +154,7 @@ impl RegionTable {
                 .during(Operation::Memory)
         })?;
         let generation = u64::from_le_bytes(random).max(1);
+        let _order = self.changes.lock();
         let mut slots = self.slots.lock();
         let slot = slots.iter().position(Option::is_none).unwrap_or_else(|| {
             slots.push(None);
@@ -180,6 +183,7 @@ impl RegionTable {
     }
 
     fn revoke(&self, exposed: &Exposed) {
+        let _order = self.changes.lock();
         if let Some(slot) = self.slots.lock().get_mut(exposed.slot as usize)
             && slot
                 .as_ref()

@@ -8,8 +8,10 @@ use crate::{
 
 /// The key to memory that another worker exposes; opaque bytes to programs, who pass it on by any means.
 ///
-/// It carries a checksum, so that altered bytes are an error. It is a name and not a right: the owner checks key, bounds and
-/// access of every operation again, and memory that is exposed no longer answers `StaleKey`.
+/// It carries a checksum, so that altered bytes are an error. Where the owner's software serves an
+/// access, it checks key, bounds and rights of every operation again. A peer on the same host, of the same user, that reaches the memory
+/// directly (mapped, or by `cma`) checks them itself: it is trusted with what it maps, as it is with everything that a debugger of that user
+/// could reach. Memory that is exposed no longer answers `StaleKey` either way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[doc(alias("ucp_rkey_h", "ucp_rkey_pack"))]
 pub struct Descriptor {

@@ -294,7 +294,10 @@ impl Bed {
     }
 
     fn link(&mut self, subject: &Subject, number: u32) {
-        let (out, into) = (LinkId(1000 + number), LinkId(2000 + number));
+        let (out, into) = (
+            LinkId(1000 + u64::from(number)),
+            LinkId(2000 + u64::from(number)),
+        );
         let Some(channel) = subject.channel else {
             let link = self.nodes[0]
                 .interface

@@ -323,6 +323,9 @@ pub trait Interface: Send + fmt::Debug {
     /// Takes back [`Interface::arm`]: this side polls again.
     fn disarm(&mut self);
 
+    /// The doorbell was rung: the next pass looks everywhere.
+    fn rung(&mut self) {}
+
     /// The doorbell that shared-memory peers ring, when it has one: the worker waits on it directly.
     fn doorbell(&self) -> Option<BorrowedFd<'_>> {
         None

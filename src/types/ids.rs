@@ -22,9 +22,21 @@ impl fmt::Debug for WorkerId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointId(pub u64);
 
-/// A link as its interface knows it: chosen by the worker when the link is attached.
+/// A link as its interface knows it: chosen by the worker when the link is attached, and never used again for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LinkId(pub u32);
+pub struct LinkId(pub u64);
+
+impl LinkId {
+    /// The link at `index` of the worker's table, the `generation`th that the worker made (modulo 2^32).
+    pub(crate) const fn new(index: u32, generation: u32) -> Self {
+        Self(index as u64 | (generation as u64) << 32)
+    }
+    /// Its place in the worker's table.
+    #[inline]
+    pub(crate) const fn index(self) -> usize {
+        (self.0 & 0xffff_ffff) as usize
+    }
+}
 
 /// An entry of the table of operations: slot in the low half, generation in the high half, so that a key that has
 /// been round the wire is refused when its operation is over.

@@ -14,7 +14,7 @@ use crate::{
     protocol::control,
     sys::memfd::Mapping,
     types::{LinkId, OpKey},
-    worker::core::Core,
+    worker::{core::Core, peer::at},
 };
 
 /// Bytes moved between two looks at anything else: about 5 to 10 µs.
@@ -89,8 +89,7 @@ impl Core {
 
     fn step(&mut self, index: usize) -> Result<Step> {
         let transfer = &mut self.transfers[index];
-        let one_copy = self.peers[transfer.link.0 as usize]
-            .as_mut()
+        let one_copy = at(&mut self.peers, transfer.link)
             .and_then(|peer| peer.one_copy.as_mut())
             .ok_or_else(|| Error::new(ErrorKind::ConnectionReset, "the link is gone"))?;
         let total = transfer.total();

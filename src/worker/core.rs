@@ -21,7 +21,7 @@ use crate::{
         operations::{
             self, Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work,
         },
-        peer::{OneCopy, Peer, Queued, Status, eager_cost},
+        peer::{OneCopy, Peer, Queued, Status, at, eager_cost},
     },
 };
 
@@ -101,7 +101,7 @@ impl Core {
 
     #[inline]
     pub(crate) fn peer(&mut self, link: LinkId) -> Option<&mut Peer> {
-        self.peers.get_mut(link.0 as usize)?.as_mut()
+        at(&mut self.peers, link)
     }
 
     /// The connection of an endpoint, if it still is that endpoint's.
@@ -128,14 +128,18 @@ impl Core {
         for (key, before) in flushes {
             let pending = self.operations.iter().any(|(_, entry)| {
                 let over = match &entry.work {
-                    Work::Put(put) => put.acknowledged,
+                    Work::Put(put) => {
+                        put.acknowledged || matches!(entry.outcome, Some(Outcome::Done(Err(_))))
+                    }
                     Work::Send(_) | Work::Get(_) => entry.outcome.is_some(),
                     _ => true,
                 };
                 entry.link == Some(link) && entry.sequence <= before && !over
             });
             if pending {
-                self.flushes.push(link);
+                if !self.flushes.contains(&link) {
+                    self.flushes.push(link);
+                }
             } else {
                 let lost = self.peer(link).and_then(|peer| peer.lost.take());
                 self.finish(key, Outcome::Done(lost.map_or(Ok(()), Err)));
@@ -343,6 +347,14 @@ impl Core {
 
     /// Puts a message back where it was; somebody may be waiting for it.
     pub(crate) fn restore(&mut self, order: Order, message: Unexpected) {
+        if matches!(message.body, Body::Announced(_))
+            && self
+                .endpoint(message.link, message.from)
+                .is_none_or(|peer| !peer.is_alive())
+        {
+            // Its bytes went with its sender.
+            return;
+        }
         let tag = message.tag;
         if let Some(key) = self.posted.take_match(tag) {
             self.hand_over(key, order, message);
@@ -501,6 +513,8 @@ impl Core {
         let written = match &entry.work {
             Work::Recv(recv) => matches!(recv.stage, RecvStage::Copying),
             Work::Get(_) => true,
+            // The owner may be copying a share out of it.
+            Work::Put(put) => put.slot.is_some(),
             _ => false,
         };
         let post = match &entry.work {
@@ -608,7 +622,7 @@ impl Core {
         for transfer in &self.transfers {
             if transfer.link == link
                 && let Some(word) = transfer.chunks
-                && let Some(Some(peer)) = self.peers.get(link.0 as usize)
+                && let Some(peer) = at(&mut self.peers, link)
                 && let Some(one_copy) = &peer.one_copy
             {
                 one_copy.pair.revoke(word);
@@ -624,7 +638,7 @@ impl Core {
                     self.finish(key, outcome);
                     continue;
                 }
-                match entry.work {
+                match &entry.work {
                     Work::Serve(_) | Work::PutIn { .. } | Work::Help { .. } => {
                         self.operations.remove(key);
                     }
@@ -632,7 +646,12 @@ impl Core {
                         // A flush says how operations ended, and they end here.
                         self.finish(key, Outcome::Done(Err(error.duplicate())));
                     }
-                    _ if entry.outcome.is_some() => {}
+                    _ if entry.outcome.is_some() => {
+                        // No acknowledgement will come for a put that was complete here.
+                        if let Work::Put(put) = &mut entry.work {
+                            put.acknowledged = true;
+                        }
+                    }
                     _ => self.fail_operation(key, error.duplicate()),
                 }
             }
@@ -640,7 +659,7 @@ impl Core {
         self.unexpected.remove_if(|message| {
             message.link == link && matches!(message.body, Body::Announced(_))
         });
-        if let Some(peer) = self.peers.get_mut(link.0 as usize).and_then(Option::as_mut) {
+        if let Some(peer) = at(&mut self.peers, link) {
             if let Some(one_copy) = peer.one_copy.take() {
                 // The peer may not have noticed: it must not begin to touch what is exposed here, and who takes that back later waits for it.
                 one_copy.pair.revoke_generations();
@@ -659,12 +678,8 @@ impl Core {
     /// Drops the record of an ended connection; its slot may be used again.
     pub(crate) fn forget(&mut self, link: LinkId) {
         self.unclaimed.retain(|unclaimed| *unclaimed != link);
-        if let Some(peer) = self.peers.get_mut(link.0 as usize)
-            && peer
-                .as_ref()
-                .is_some_and(|peer| matches!(peer.status, Status::Closed(_)))
-        {
-            *peer = None;
+        if at(&mut self.peers, link).is_some_and(|peer| !peer.is_alive()) {
+            self.peers[link.index()] = None;
         }
     }
 
@@ -763,7 +778,9 @@ impl Core {
                 false
             }
             Work::Put(put)
-                if put.next == 0 && !self.transfers.iter().any(|transfer| transfer.op == key) =>
+                if put.next == 0
+                    && put.slot.is_none()
+                    && !self.transfers.iter().any(|transfer| transfer.op == key) =>
             {
                 self.unqueue(link, key);
                 self.fail_operation(key, error);

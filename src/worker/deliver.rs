@@ -20,10 +20,13 @@ use crate::{
         operations::{
             Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Unexpected, Work,
         },
-        peer::{ONE_COPY_FROM, Status, WINDOW_BACK, eager_cost},
+        peer::{ANSWERS, ONE_COPY_FROM, Status, WINDOW_BACK, at, eager_cost},
         send::{SHARE_FROM, give},
     },
 };
+
+/// Transfers of one peer that this side helps with at a time; of more the peer does all by itself.
+const HELP: usize = 32;
 
 #[cold]
 fn violation(message: &'static str) -> Error {
@@ -40,7 +43,7 @@ impl Core {
     /// An eager message, whole. The way of a short message to a receive that waits for it is all here.
     #[inline]
     fn eager(&mut self, link: LinkId, tag: Tag, data: &[u8]) -> Result<()> {
-        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else {
+        let Some(peer) = at(&mut self.peers, link) else {
             return Ok(());
         };
         if let Some(direct) = &mut self.direct
@@ -226,7 +229,7 @@ impl Core {
             .buffer
             .segment()
             .map(|(segment, offset)| (segment.clone(), offset));
-        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else {
+        let Some(peer) = at(&mut self.peers, link) else {
             return;
         };
         let remote = peer
@@ -322,6 +325,7 @@ impl Core {
             return Ok(());
         }
         // The receiver copies; this side takes a share while it is awake.
+        send.stage = SendStage::AwaitMatch;
         let local = send.buffer.address().cast_mut();
         let chunks = send.slot;
         let Some(one_copy) = self.one_copy(link) else {
@@ -488,6 +492,14 @@ impl Core {
     }
 
     fn get_request(&mut self, link: LinkId, op: u64, request: GetRequest) {
+        if self
+            .peer(link)
+            .is_some_and(|peer| peer.queue.len() >= ANSWERS)
+        {
+            let error = violation("the peer asks for more than it reads");
+            self.failures.push((link, error));
+            return;
+        }
         match self.regions.check(
             request.slot,
             request.generation,
@@ -569,10 +581,15 @@ impl Core {
         else {
             return;
         };
+        let helping = self
+            .transfers
+            .iter()
+            .filter(|transfer| transfer.link == link)
+            .count();
         let Some(one_copy) = self.one_copy(link) else {
             return;
         };
-        if one_copy.cma.is_none() || join.length == 0 {
+        if one_copy.cma.is_none() || join.length == 0 || helping >= HELP {
             return;
         }
         // The region's own bounds were checked.
@@ -616,7 +633,7 @@ impl Core {
         let Some((segment, _)) = &exposed.segment else {
             return;
         };
-        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else {
+        let Some(peer) = at(&mut self.peers, link) else {
             return;
         };
         if let (Some(one_copy), Some(to)) = (&mut peer.one_copy, &mut peer.link) {
@@ -830,6 +847,13 @@ impl Core {
             }
             control::TAG_EAGER if prefix.is_empty() => {
                 let tag = Tag(header);
+                // Before any receive is taken for it.
+                if self
+                    .peer(from)
+                    .is_some_and(|peer| peer.eager_held + eager_cost(length) > EAGER_WINDOW)
+                {
+                    return Err(violation("the peer exceeded the eager window"));
+                }
                 // Straight into the buffer of a receive that waits, if it has the room; one that is too short takes the message whole and
                 // says so.
                 if self.posted.is_empty()

@@ -119,7 +119,7 @@ impl Engine {
         let link = installed.interface.attach(id, connected)?;
         installed.links += 1;
         self.links += 1;
-        self.armed = false;
+        self.disarm();
         Ok((index, link))
     }
 
@@ -271,6 +271,13 @@ impl Engine {
             } else {
                 self.links > 0
             }
+    }
+
+    /// The doorbell was rung.
+    pub(crate) fn rung(&mut self) {
+        for installed in &mut self.interfaces {
+            installed.interface.rung();
+        }
     }
 
     pub(crate) fn has_links(&self) -> bool {

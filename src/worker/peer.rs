@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc, task::Waker};
 
 use crate::{
     Operation,
-    error::Error,
+    error::{Error, ErrorKind},
     protocol::{EAGER_WINDOW, control},
     sys::memfd::Mapping,
     transport::{Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, shm::Pair},
@@ -93,6 +93,9 @@ pub(crate) struct Peer {
     pub(crate) waiters: Vec<Waker>,
 }
 
+/// What may wait for room on a link before the peer, which reads none of it, is cut off.
+pub(crate) const ANSWERS: usize = 1 << 17;
+
 /// Consumed bytes of the window that are given back at once: a quarter of it.
 pub(crate) const WINDOW_BACK: u64 = EAGER_WINDOW / 4;
 
@@ -105,6 +108,15 @@ pub(crate) const JOIN_FROM: usize = 256 << 10;
 /// What an eager message of `length` bytes costs of the window.
 pub(crate) const fn eager_cost(length: usize) -> u64 {
     length as u64 + 64
+}
+
+/// The connection of a link, if it still is that link's: places are used again.
+#[inline]
+pub(crate) fn at(peers: &mut [Option<Peer>], link: LinkId) -> Option<&mut Peer> {
+    peers
+        .get_mut(link.index())?
+        .as_mut()
+        .filter(|peer| peer.slot == link)
 }
 
 impl Peer {
@@ -130,8 +142,7 @@ impl Peer {
         match &self.status {
             Status::Closed(error) => Some(error.duplicate()),
             Status::Closing { .. } => Some(
-                Error::new(crate::ErrorKind::Closed, "the endpoint is closing")
-                    .with_peer(&self.info.name),
+                Error::new(ErrorKind::Closed, "the endpoint is closing").with_peer(&self.info.name),
             ),
             Status::Open => None,
         }
@@ -182,6 +193,12 @@ impl Peer {
                 Err(SendError::Full) => {}
                 Err(SendError::Failed(error)) => return Err(error),
             }
+        }
+        if self.queue.len() >= ANSWERS {
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                "the peer asks for more than it reads",
+            ));
         }
         let mut bytes = [0; 48];
         bytes[..body.len()].copy_from_slice(body);

@@ -100,6 +100,9 @@ impl Reactor {
         }
         self.laps = 0;
         engine.disarm();
+        if rung {
+            engine.rung();
+        }
         let mut more = pass(&mut engine);
         if self.unpolled && (!more || overdue) {
             self.unpolled = false;
@@ -171,6 +174,7 @@ pub(crate) fn run_thread(shared: &Arc<Shared>) {
     while !shared.stopping.load(Ordering::Acquire) {
         let mut engine = shared.enter();
         engine.disarm();
+        engine.rung();
         engine.poll_fds();
         let more = pass(&mut engine) || (engine.has_links() && !engine.arm());
         engine.reactor_due = false;

@@ -14,7 +14,7 @@ use crate::{
         copy::{CHUNK, Remote, Transfer},
         core::Core,
         operations::{Get, Put, Work},
-        peer::{JOIN_FROM, Peer},
+        peer::{JOIN_FROM, Peer, at},
     },
 };
 
@@ -96,7 +96,7 @@ impl Core {
         if length > INLINE {
             return None;
         }
-        let peer = self.peers.get_mut(link.0 as usize)?.as_mut()?;
+        let peer = at(&mut self.peers, link)?;
         let remote = Self::direct_path(peer, target, length)?;
         let one_copy = peer.one_copy.as_ref()?;
         one_copy.pair.enter();
@@ -164,7 +164,7 @@ impl Core {
         length: usize,
         slot: &mut Option<u32>,
     ) -> Option<Remote> {
-        let peer = self.peers.get_mut(link.0 as usize)?.as_mut()?;
+        let peer = at(&mut self.peers, link)?;
         if length == 0 {
             // Only its owner can say whether the region is still exposed.
             return None;

@@ -14,7 +14,7 @@ use crate::{
     worker::{
         core::Core,
         operations::{Outcome, Outgoing, SendStage, Work},
-        peer::{OneCopy, Peer, Queued, Status, eager_cost},
+        peer::{OneCopy, Peer, Queued, Status, at, eager_cost},
     },
 };
 
@@ -146,7 +146,7 @@ impl Core {
 
     /// The next step of one operation.
     fn advance(&mut self, link_id: LinkId, key: OpKey) -> Result<Step, SendError> {
-        let Some(Some(peer)) = self.peers.get_mut(link_id.0 as usize) else {
+        let Some(peer) = at(&mut self.peers, link_id) else {
             return Ok(Step::Sent);
         };
         let Some(entry) = self.operations.get(key) else {
@@ -357,7 +357,7 @@ impl Core {
 
     /// A closing endpoint says so once nothing is left to send.
     pub(crate) fn close_step(&mut self, link: LinkId) {
-        let Some(Some(peer)) = self.peers.get_mut(link.0 as usize) else {
+        let Some(peer) = at(&mut self.peers, link) else {
             return;
         };
         if !matches!(peer.status, Status::Closing { sent: false }) || !peer.queue.is_empty() {

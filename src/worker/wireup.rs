@@ -428,7 +428,8 @@ fn attach(
             return Err(Error::new(ErrorKind::Closed, "the worker is shutting down"));
         }
         let index = engine.core.peers.iter().position(Option::is_none).unwrap_or(engine.core.peers.len());
-        let slot = LinkId(u32::try_from(index).map_err(|_| Error::new(ErrorKind::Exhausted, "too many connections"))?);
+        let place = u32::try_from(index).map_err(|_| Error::new(ErrorKind::Exhausted, "too many connections"))?;
+        let slot = LinkId::new(place, engine.core.endpoints as u32);
         let (interface, link) = engine.attach(transport, slot, connected)?;
         engine.core.endpoints += 1;
         let id = EndpointId(engine.core.endpoints);
@@ -703,7 +704,7 @@ fn claim(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointId)> {
         let core = &mut engine.core;
         let index = core.unclaimed.iter().position(|link| {
             core.peers
-                .get(link.0 as usize)
+                .get(link.index())
                 .and_then(Option::as_ref)
                 .is_some_and(|peer| peer.worker == worker && matches!(peer.status, Status::Open))
         })?;

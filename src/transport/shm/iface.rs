@@ -557,6 +557,10 @@ impl Interface for ShmInterface {
         }
     }
 
+    fn rung(&mut self) {
+        self.scan = self.has_cold();
+    }
+
     fn doorbell(&self) -> Option<BorrowedFd<'_>> {
         Some(self.bell.as_fd())
     }

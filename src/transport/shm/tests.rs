@@ -198,11 +198,11 @@ fn connect(
     });
     let one = client
         .interface
-        .attach(LinkId(client_id), one.expect("connect"))
+        .attach(LinkId(client_id.into()), one.expect("connect"))
         .expect("attach");
     let two = server
         .interface
-        .attach(LinkId(server_id), two.expect("connect"))
+        .attach(LinkId(server_id.into()), two.expect("connect"))
         .expect("attach");
     (one, two)
 }
@@ -612,7 +612,10 @@ fn a_thousand_links_on_one_worker() {
         server.progress_until("a message of a cold link", |inbox| {
             !inbox.messages.is_empty()
         });
-        assert_eq!(std::mem::take(&mut server.inbox.messages)[0].0, LinkId(id));
+        assert_eq!(
+            std::mem::take(&mut server.inbox.messages)[0].0,
+            LinkId(id.into())
+        );
         while server.interface.hot_count() > 4 {
             server.progress();
         }
@@ -632,7 +635,7 @@ fn a_thousand_links_on_one_worker() {
         inbox.messages.len() == count as usize
     });
     for id in 0..count {
-        client.interface.detach(LinkId(id));
+        client.interface.detach(LinkId(id.into()));
     }
     drop(links);
     server.progress_until("the end of every link", |inbox| {

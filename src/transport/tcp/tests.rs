@@ -78,7 +78,7 @@ impl Bed {
             peer: "stranger".to_owned(),
             limit: LIMIT,
         };
-        let id = LinkId(u32::try_from(self.links.len()).unwrap());
+        let id = LinkId(self.links.len() as u64);
         self.links.push(
             self.interface
                 .attach(id, Connected(Box::new(established)))
