@@ -143,22 +143,24 @@ impl Core {
             }
             Ok(true)
         })();
-        one_copy.pair.leave();
-        if !moved? {
-            return Ok(Step::Exhausted);
-        }
-        let complete = match transfer.chunks {
-            Some(word) => one_copy.pair.complete(word) == total,
-            None => {
-                transfer.next += 1;
-                transfer.next as u64 == total
+        let step = moved.map(|moved| {
+            let complete = match transfer.chunks {
+                _ if !moved => return Step::Exhausted,
+                // Counted inside: who has seen this side outside may use the word for another transfer.
+                Some(word) => one_copy.pair.complete(word) == total,
+                None => {
+                    transfer.next += 1;
+                    transfer.next as u64 == total
+                }
+            };
+            if complete {
+                Step::Complete
+            } else {
+                Step::Moved
             }
-        };
-        Ok(if complete {
-            Step::Complete
-        } else {
-            Step::Moved
-        })
+        });
+        one_copy.pair.leave();
+        step
     }
 
     /// Takes a transfer out; `verdict` settles its operation, and tells the other end.

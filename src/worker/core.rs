@@ -517,6 +517,7 @@ impl Core {
             Work::Put(put) => put.slot.is_some(),
             _ => false,
         };
+        let is_put = matches!(entry.work, Work::Put(_));
         let post = match &entry.work {
             Work::Recv(recv) => match recv.stage {
                 RecvStage::Posted(post) => Some(post),
@@ -535,18 +536,24 @@ impl Core {
             let pair = one_copy.pair.clone();
             let process = one_copy.cma.as_ref().map(CmaPeer::pid);
             if !quiet(&pair) {
-                // The memory stays with a stand-in; the future learns that it does not come back.
+                // The memory stays with a stand-in; the future learns that it does not come back. The word of the transfer stays in use: the
+                // peer may still count a chunk in it.
+                let outcome = if is_put {
+                    Outcome::Done(Err(error))
+                } else {
+                    Outcome::Buffer {
+                        result: Err(error),
+                        buffer: None,
+                    }
+                };
                 if let Some(entry) = self.operations.get(key) {
                     let work = std::mem::replace(&mut entry.work, Work::Flush { before: 0 });
                     self.kept.push(Kept::new(pair, process, Some(work)));
                 }
-                self.finish(
-                    key,
-                    Outcome::Buffer {
-                        result: Err(error),
-                        buffer: None,
-                    },
-                );
+                if let Some(peer) = self.peer(link) {
+                    peer.posted = peer.posted.saturating_sub(1);
+                }
+                self.finish(key, outcome);
                 return;
             }
         }
