@@ -152,8 +152,10 @@ fn accepts_over_tcp() {
 /// A close that is dropped goes on; one that was never polled does nothing.
 async fn close(path: Path) {
     for polls in 0..6 {
-        for busy in [false, true] {
-            let _case = Case(format!("a close dropped after {polls} polls, busy: {busy}"));
+        for (busy, forgotten) in [(false, false), (true, false), (false, true), (true, true)] {
+            let _case = Case(format!(
+                "a close after {polls} polls, busy: {busy}, forgotten: {forgotten}"
+            ));
             let sides = Sides::new(path).await;
             sides.expect_works().await;
             let send = busy.then(|| {
@@ -167,7 +169,16 @@ async fn close(path: Path) {
                 }
                 turns(1).await;
             }
-            drop(close);
+            if forgotten {
+                #[expect(
+                    clippy::disallowed_methods,
+                    clippy::mem_forget,
+                    reason = "what a program may do"
+                )]
+                std::mem::forget(close);
+            } else {
+                drop(close);
+            }
             if polls == 0 {
                 sides.expect_works().await;
             }
