@@ -237,15 +237,7 @@ impl Core {
             .as_ref()
             .filter(|_| length >= ONE_COPY_FROM)
             .and_then(|one_copy| {
-                let mapped = one_copy
-                    .mapping(rts.segment)
-                    .filter(|_| rts.segment != 0)
-                    .and_then(|mapping| {
-                        let start = usize::try_from(rts.segment_offset).ok()?;
-                        (start.checked_add(length)? <= mapping.len())
-                            .then(|| Remote::Mapped(mapping.clone(), start))
-                    });
-                mapped.or_else(|| one_copy.cma.as_ref().map(|_| Remote::Address(rts.address)))
+                one_copy.reach(rts.segment, rts.segment_offset, length, rts.address)
             });
         let mut rtr = Rtr {
             op: key.0,
@@ -331,15 +323,7 @@ impl Core {
         let Some(one_copy) = self.one_copy(link) else {
             return Err(violation("no memory in common"));
         };
-        let mapped = one_copy
-            .mapping(rtr.segment)
-            .filter(|_| rtr.segment != 0)
-            .and_then(|mapping| {
-                let start = usize::try_from(rtr.segment_offset).ok()?;
-                (start.checked_add(length)? <= mapping.len())
-                    .then(|| Remote::Mapped(mapping.clone(), start))
-            });
-        let remote = mapped.or_else(|| one_copy.cma.as_ref().map(|_| Remote::Address(rtr.address)));
+        let remote = one_copy.reach(rtr.segment, rtr.segment_offset, length, rtr.address);
         if let (Some(remote), Some(chunks)) = (remote, chunks) {
             let transfer = Transfer {
                 link,

@@ -9,6 +9,7 @@ use crate::{
     sys::memfd::Mapping,
     transport::{Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, shm::Pair},
     types::{EndpointId, LinkId, OpKey, WorkerId},
+    worker::copy::Remote,
 };
 
 /// What waits for room on a link, in order.
@@ -53,6 +54,23 @@ pub(crate) struct OneCopy {
 impl OneCopy {
     /// Most segments of a peer that stay mapped.
     pub(crate) const MAX_MAPPED: usize = 64;
+
+    /// How `length` bytes of the peer are reached: at `offset` of one of its segments, if that is mapped here (0 is none), else at their
+    /// address in its process.
+    pub(crate) fn reach(
+        &self,
+        segment: u64,
+        offset: u64,
+        length: usize,
+        address: u64,
+    ) -> Option<Remote> {
+        let mapped = self.mapping(segment).and_then(|mapping| {
+            let start = usize::try_from(offset).ok()?;
+            (start.checked_add(length)? <= mapping.len())
+                .then(|| Remote::Mapped(mapping.clone(), start))
+        });
+        mapped.or_else(|| self.cma.as_ref().map(|_| Remote::Address(address)))
+    }
 
     pub(crate) fn mapping(&self, segment: u64) -> Option<&Arc<Mapping>> {
         self.mapped

@@ -58,26 +58,19 @@ impl Core {
 
     /// How the target is reached directly, if it is.
     fn direct_path(peer: &mut Peer, target: &Target, length: usize) -> Option<Remote> {
-        let one_copy = peer.one_copy.as_mut()?;
+        let one_copy = peer.one_copy.as_ref()?;
         if target.slot as usize >= Pair::GENERATIONS {
             // Past the table of generations: only the owner's software can say whether it is still exposed.
             return None;
         }
-        if target.segment != 0 {
-            if let Some(mapping) = one_copy.mapping(target.segment) {
-                let start =
-                    usize::try_from(target.segment_offset.checked_add(target.offset)?).ok()?;
-                return (start.checked_add(length)? <= mapping.len())
-                    .then(|| Remote::Mapped(mapping.clone(), start));
-            }
+        let offset = target.segment_offset.checked_add(target.offset)?;
+        let address = target.address.wrapping_add(target.offset);
+        let remote = one_copy.reach(target.segment, offset, length, address);
+        if target.segment != 0 && !matches!(remote, Some(Remote::Mapped(..))) {
             // Later operations find it mapped; this one goes the other way.
             peer.ask_mapping(target.segment, target.slot, target.generation);
         }
-        let one_copy = peer.one_copy.as_ref()?;
-        one_copy
-            .cma
-            .as_ref()
-            .map(|_| Remote::Address(target.address.wrapping_add(target.offset)))
+        remote
     }
 
     /// Does a short put or get at once. `None`: there is no direct path, or it is too long for the caller's turn.
