@@ -287,26 +287,11 @@ impl<'a> Put<'a> {
         }
         let entered = self.endpoint.shared().with(|engine| {
             match window(engine, self.endpoint, Operation::Put) {
-                Ok(()) => {
-                    let (link, _) = self.endpoint.place();
-                    // SAFETY: the buffer is owned here and read during the call only.
-                    let now = unsafe {
-                        engine.core.access_now(
-                            link,
-                            &self.remote.target,
-                            buffer.address().cast_mut(),
-                            buffer.len(),
-                            false,
-                        )
-                    };
-                    Ok(match now {
-                        Some(Ok(())) => {
-                            Entered::over(self.endpoint.handle(), Outcome::Done(Ok(())))
-                        }
-                        Some(Err(error)) => self.enter_failed(engine, buffer, error),
-                        None => self.enter(engine, buffer),
-                    })
-                }
+                Ok(()) => Ok(match self.at_once(engine, &buffer) {
+                    Some(Ok(())) => Entered::over(self.endpoint.handle(), Outcome::Done(Ok(()))),
+                    Some(Err(error)) => self.enter_failed(engine, buffer, error),
+                    None => self.enter(engine, buffer),
+                }),
                 Err(error) => Err(OpError::new(error, Some(buffer))),
             }
         })?;
@@ -316,6 +301,19 @@ impl<'a> Put<'a> {
             operation: Operation::Put,
             kind: PhantomData,
         })
+    }
+
+    /// Writes a short buffer straight into the peer's memory, where there is a way to it.
+    #[inline]
+    fn at_once(&self, engine: &mut Engine, buffer: &Buffer) -> Option<Result<()>> {
+        let (link, _) = self.endpoint.place();
+        let (address, length) = (buffer.address().cast_mut(), buffer.len());
+        // SAFETY: the buffer outlives the call, which only reads it.
+        unsafe {
+            engine
+                .core
+                .access_now(link, &self.remote.target, address, length, false)
+        }
     }
 
     fn work(&self, buffer: Buffer) -> operations::Put {
@@ -374,23 +372,12 @@ impl Future for Put<'_> {
                 Access::WRITE,
                 Operation::Put,
             )?;
-            let (link, _) = this.endpoint.place();
             let mut engine = shared.enter();
             if let Err(error) = alive(&mut engine, this.endpoint, Operation::Put) {
                 shared.leave(engine);
                 return Poll::Ready(Err(error));
             }
-            // SAFETY: the buffer is owned here and read during the call only.
-            let now = unsafe {
-                engine.core.access_now(
-                    link,
-                    &this.remote.target,
-                    this.buffer.address().cast_mut(),
-                    this.buffer.len(),
-                    false,
-                )
-            };
-            if let Some(result) = now {
+            if let Some(result) = this.at_once(&mut engine, &this.buffer) {
                 shared.leave(engine);
                 shared.count(cx);
                 return Poll::Ready(result.map_err(|error| error.during(Operation::Put)));
@@ -478,36 +465,26 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
         }
         let entered = self.endpoint.shared().with(|engine| {
             match window(engine, self.endpoint, Operation::Get) {
-                Ok(()) => {
-                    let (link, _) = self.endpoint.place();
-                    let (address, length) = (buffer.address(), buffer.len());
-                    // SAFETY: the buffer is owned here and written during the call only.
-                    let now = unsafe {
-                        engine
-                            .core
-                            .access_now(link, &self.remote.target, address, length, true)
-                    };
-                    Ok(match now {
-                        Some(result) => {
-                            let arrival = Arrival {
-                                length,
-                                tag: Tag(0),
-                                from: self.endpoint.id(),
-                            };
-                            let result = result
-                                .map(|()| arrival)
-                                .map_err(|error| error.during(Operation::Get));
-                            Entered::over(
-                                self.endpoint.handle(),
-                                Outcome::Buffer {
-                                    result,
-                                    buffer: Some(buffer),
-                                },
-                            )
-                        }
-                        None => self.enter(engine, buffer),
-                    })
-                }
+                Ok(()) => Ok(match self.at_once(engine, &mut buffer) {
+                    Some(result) => {
+                        let arrival = Arrival {
+                            length: buffer.len(),
+                            tag: Tag(0),
+                            from: self.endpoint.id(),
+                        };
+                        let result = result
+                            .map(|()| arrival)
+                            .map_err(|error| error.during(Operation::Get));
+                        Entered::over(
+                            self.endpoint.handle(),
+                            Outcome::Buffer {
+                                result,
+                                buffer: Some(buffer),
+                            },
+                        )
+                    }
+                    None => self.enter(engine, buffer),
+                }),
                 Err(error) => Err(OpError::new(error, Some(B::restore(buffer)))),
             }
         })?;
@@ -517,6 +494,19 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
             operation: Operation::Get,
             kind: PhantomData,
         })
+    }
+
+    /// Fills a short buffer straight from the peer's memory, where there is a way to it.
+    #[inline]
+    fn at_once(&self, engine: &mut Engine, buffer: &mut BufferMut) -> Option<Result<()>> {
+        let (link, _) = self.endpoint.place();
+        let (address, length) = (buffer.address(), buffer.len());
+        // SAFETY: the buffer is borrowed alone for the call, which writes it only then.
+        unsafe {
+            engine
+                .core
+                .access_now(link, &self.remote.target, address, length, true)
+        }
     }
 
     fn enter(&self, engine: &mut Engine, buffer: BufferMut) -> Entered {
@@ -554,20 +544,12 @@ impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
             {
                 return Poll::Ready(Err(OpError::new(error, Some(B::restore(buffer)))));
             }
-            let (link, _) = this.endpoint.place();
             let mut engine = shared.enter();
             if let Err(error) = alive(&mut engine, this.endpoint, Operation::Get) {
                 shared.leave(engine);
                 return Poll::Ready(Err(OpError::new(error, Some(B::restore(buffer)))));
             }
-            let (address, length) = (buffer.address(), buffer.len());
-            // SAFETY: the buffer is owned here and written during the call only.
-            let now = unsafe {
-                engine
-                    .core
-                    .access_now(link, &this.remote.target, address, length, true)
-            };
-            if let Some(result) = now {
+            if let Some(result) = this.at_once(&mut engine, &mut buffer) {
                 shared.leave(engine);
                 shared.count(cx);
                 let buffer = B::restore(buffer);

@@ -120,13 +120,7 @@ impl Shared {
         if due {
             engine.reactor_due = true;
         }
-        if engine.core.wakes.is_empty() {
-            drop(engine);
-        } else {
-            let wakes = std::mem::take(&mut engine.core.wakes);
-            drop(engine);
-            wakes.into_iter().for_each(Waker::wake);
-        }
+        self.leave_lap(engine);
         if due {
             self.wake_reactor();
         }
