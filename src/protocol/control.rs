@@ -18,6 +18,8 @@
 //! | `MAP` | generation of the region | `u32` slot of the region |
 //! | `CREDIT` | bytes of eager window returned | none |
 //! | `CLOSE` | none | none: nothing follows |
+//!
+//! Numbers 16 to 19 are those of active messages, 20 to 27 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts.
 
 use crate::error::{Error, ErrorKind, Result};
 
