@@ -222,9 +222,11 @@ pub struct Flush<'a> {
 
 impl fmt::Debug for Entered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entered")
-            .field("key", &self.key)
-            .finish_non_exhaustive()
+        match self {
+            Self::Waiting { key, .. } => f.debug_tuple("Waiting").field(key).finish(),
+            Self::Over(_) => f.write_str("Over"),
+            Self::Taken => f.write_str("Taken"),
+        }
     }
 }
 

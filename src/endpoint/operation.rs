@@ -123,27 +123,26 @@ impl Deadline {
 }
 
 /// An operation in the table, seen from its future. Dropping it tells the worker.
-pub(crate) struct Entered {
-    pub(crate) handle: Arc<Handle>,
-    pub(crate) key: Option<OpKey>,
-    /// The outcome of an operation that was over when it was posted, and never entered the table.
-    over: Option<Outcome>,
+pub(crate) enum Entered {
+    Waiting {
+        handle: Arc<Handle>,
+        key: OpKey,
+    },
+    /// Over when it was posted: it never entered the table.
+    Over(Option<Outcome>),
+    /// Its outcome has been taken from the table.
+    Taken,
 }
 
 impl Entered {
-    pub(crate) fn new(handle: &Arc<Handle>, key: OpKey) -> Self {
-        Self {
-            handle: handle.clone(),
-            key: Some(key),
-            over: None,
-        }
+    pub(crate) fn over(outcome: Outcome) -> Self {
+        Self::Over(Some(outcome))
     }
 
-    pub(crate) fn over(handle: &Arc<Handle>, outcome: Outcome) -> Self {
-        Self {
+    pub(crate) fn new(handle: &Arc<Handle>, key: OpKey) -> Self {
+        Self::Waiting {
             handle: handle.clone(),
-            key: None,
-            over: Some(outcome),
+            key,
         }
     }
 
@@ -153,15 +152,14 @@ impl Entered {
         deadline: &mut Deadline,
         operation: Operation,
     ) -> Poll<Outcome> {
-        let Some(key) = self.key else {
-            self.handle.shared.count(cx);
-            return Poll::Ready(
-                self.over
-                    .take()
-                    .unwrap_or_else(|| Outcome::Done(Err(wrong()))),
-            );
+        let (shared, key) = match self {
+            Self::Waiting { handle, key } => (&handle.shared, *key),
+            Self::Over(outcome) => {
+                let outcome = outcome.take();
+                return Poll::Ready(outcome.unwrap_or_else(|| Outcome::Done(Err(wrong()))));
+            }
+            Self::Taken => return Poll::Ready(Outcome::Done(Err(wrong()))),
         };
-        let shared = &self.handle.shared;
         if deadline.is_over(cx) {
             let outcome = shared.with(|engine| {
                 engine.progress();
@@ -183,7 +181,7 @@ impl Entered {
                     buffer: None,
                 }
             });
-            self.key = None;
+            *self = Self::Taken;
             return Poll::Ready(match outcome {
                 Outcome::Buffer {
                     result: Err(error),
@@ -199,15 +197,15 @@ impl Entered {
             });
         }
         let outcome = std::task::ready!(shared.poll_outcome(cx, key));
-        self.key = None;
+        *self = Self::Taken;
         Poll::Ready(outcome)
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        if let Some(key) = self.key.take() {
-            self.handle.shared.drop_future(key);
+        if let Self::Waiting { handle, key } = self {
+            handle.shared.drop_future(*key);
         }
     }
 }
@@ -241,11 +239,11 @@ impl<T: Completion> Op<T> {
     /// As for the operation itself.
     #[doc(alias = "ucp_request_cancel")]
     pub async fn cancel(self) -> T::Output {
-        if let Some(key) = self.entered.key {
+        if let Entered::Waiting { handle, key } = &self.entered {
             let error = Error::new(ErrorKind::Canceled, "cancelled").during(self.operation);
-            self.entered.handle.shared.with(|engine| {
+            handle.shared.with(|engine| {
                 engine.progress();
-                engine.core.cancel(key, error)
+                engine.core.cancel(*key, error)
             });
         }
         self.await
@@ -257,8 +255,12 @@ impl<T: Completion> Future for Op<T> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T::Output> {
         let this = &mut *self;
         // Operations that are over when they are posted must not keep others from running.
-        if this.entered.handle.shared.must_yield(cx) {
-            return Poll::Pending;
+        match &this.entered {
+            Entered::Waiting { handle, .. } if handle.shared.must_yield(cx) => {
+                return Poll::Pending;
+            }
+            Entered::Waiting { .. } => {}
+            _ => std::task::ready!(tokio::task::coop::poll_proceed(cx)).made_progress(),
         }
         this.entered
             .poll(cx, &mut this.deadline, this.operation)
@@ -270,7 +272,7 @@ impl<T: Completion> std::fmt::Debug for Op<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Op")
             .field("operation", &self.operation)
-            .field("key", &self.entered.key)
+            .field("entered", &self.entered)
             .finish_non_exhaustive()
     }
 }

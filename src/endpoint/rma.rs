@@ -288,7 +288,7 @@ impl<'a> Put<'a> {
         let entered = self.endpoint.shared().with(|engine| {
             match window(engine, self.endpoint, Operation::Put) {
                 Ok(()) => Ok(match self.at_once(engine, &buffer) {
-                    Some(Ok(())) => Entered::over(self.endpoint.handle(), Outcome::Done(Ok(()))),
+                    Some(Ok(())) => Entered::over(Outcome::Done(Ok(()))),
                     Some(Err(error)) => self.enter_failed(engine, buffer, error),
                     None => self.enter(engine, buffer),
                 }),
@@ -475,13 +475,10 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
                         let result = result
                             .map(|()| arrival)
                             .map_err(|error| error.during(Operation::Get));
-                        Entered::over(
-                            self.endpoint.handle(),
-                            Outcome::Buffer {
-                                result,
-                                buffer: Some(buffer),
-                            },
-                        )
+                        Entered::over(Outcome::Buffer {
+                            result,
+                            buffer: Some(buffer),
+                        })
                     }
                     None => self.enter(engine, buffer),
                 }),

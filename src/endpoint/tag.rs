@@ -100,8 +100,7 @@ impl<'a> TagSend<'a> {
                 attempt = self.attempt(engine);
             }
             if let Attempt::Over(result) = attempt {
-                return result
-                    .map(|()| Entered::over(self.endpoint.handle(), Outcome::Done(Ok(()))));
+                return result.map(|()| Entered::over(Outcome::Done(Ok(()))));
             }
             if engine
                 .core
@@ -222,8 +221,7 @@ impl Future for TagSend<'_> {
                 shared.count(cx);
                 if result.is_ok() && shared.must_yield(cx) {
                     // Sent first, so that sends leave in the order in which they were first polled.
-                    this.entered =
-                        Some(Entered::over(this.endpoint.handle(), Outcome::Done(Ok(()))));
+                    this.entered = Some(Entered::over(Outcome::Done(Ok(()))));
                     return Poll::Pending;
                 }
                 return Poll::Ready(result);
@@ -590,9 +588,9 @@ impl Future for TagMatched<'_> {
         });
         let outcome = std::task::ready!(entered.poll(cx, &mut Deadline::None, Operation::TagRecv));
         Poll::Ready(match outcome {
-            Outcome::Claimed(Ok((order, message))) => Ok(Matched {
+            Outcome::Claimed(Ok(message)) => Ok(Matched {
                 worker: this.worker.clone(),
-                message: Some((order, message)),
+                message: Some(*message),
             }),
             Outcome::Claimed(Err(error)) | Outcome::Done(Err(error)) => Err(error),
             _ => Err(Error::new(

@@ -173,7 +173,7 @@ impl Core {
             return;
         };
         if entry.in_flight > 0 {
-            entry.deferred.get_or_insert(outcome);
+            entry.deferred.get_or_insert_with(|| Box::new(outcome));
             return;
         }
         let link = entry.link;
@@ -377,7 +377,7 @@ impl Core {
             }
             Work::Claim(post) => {
                 *post = None;
-                self.finish(key, Outcome::Claimed(Ok((order, message))));
+                self.finish(key, Outcome::Claimed(Ok(Box::new((order, message)))));
             }
             Work::Recv(recv) => {
                 recv.order = order;
@@ -642,7 +642,7 @@ impl Core {
                 // The link is dropped and the interface has let go: the memory is ours.
                 entry.in_flight = 0;
                 if let Some(outcome) = entry.deferred.take() {
-                    self.finish(key, outcome);
+                    self.finish(key, *outcome);
                     continue;
                 }
                 match &entry.work {
@@ -841,7 +841,7 @@ fn message_of(entry: Entry, outcome: Outcome) -> Option<(Order, Unexpected)> {
             };
             Some((recv.order, message))
         }
-        Outcome::Claimed(Ok(message)) => Some(message),
+        Outcome::Claimed(Ok(message)) => Some(*message),
         _ => None,
     }
 }

@@ -134,7 +134,7 @@ impl Core {
                     tag,
                     body: whole(data, None, 0),
                 };
-                self.finish(key, Outcome::Claimed(Ok((order, message))));
+                self.finish(key, Outcome::Claimed(Ok(Box::new((order, message)))));
             }
             _ => {}
         }
@@ -708,7 +708,7 @@ impl Sink for Core {
                 };
                 self.finish(
                     key,
-                    Outcome::Claimed(Ok((
+                    Outcome::Claimed(Ok(Box::new((
                         order,
                         Unexpected {
                             link: from,
@@ -716,7 +716,7 @@ impl Sink for Core {
                             tag,
                             body,
                         },
-                    ))),
+                    )))),
                 );
                 self.consumed(from, cost);
             }

@@ -28,7 +28,8 @@ pub(crate) enum Outcome {
         result: Result<Arrival>,
         buffer: Option<BufferMut>,
     },
-    Claimed(Result<(Order, Unexpected)>),
+    /// Boxed, as is what is rare in an entry: the rest is moved for every message.
+    Claimed(Result<Box<(Order, Unexpected)>>),
 }
 
 /// A message that nobody had posted a receive for.
@@ -192,7 +193,7 @@ pub(crate) struct Entry {
     /// are any.
     pub(crate) in_flight: u32,
     /// The outcome that waits for them.
-    pub(crate) deferred: Option<Outcome>,
+    pub(crate) deferred: Option<Box<Outcome>>,
     /// Whether it stands in the queue of its link.
     pub(crate) queued: bool,
     /// One-copy transfers that touch this entry's memory.

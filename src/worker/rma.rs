@@ -10,11 +10,12 @@ use crate::{
     protocol::control::{self, Join},
     transport::shm::Pair,
     types::{LinkId, OpKey},
+    util::copy::copy,
     worker::{
         copy::{CHUNK, Remote, Transfer},
         core::Core,
         operations::{Get, Put, Work},
-        peer::{JOIN_FROM, Peer, at},
+        peer::{JOIN_FROM, OneCopy, Peer, at},
     },
 };
 
@@ -46,6 +47,24 @@ impl Peer {
             // A failure shows on the link itself.
             let _ = self.control(control::MAP, generation, &slot.to_le_bytes());
         }
+    }
+}
+
+#[cold]
+fn stale() -> Error {
+    Error::new(
+        ErrorKind::StaleKey,
+        "the remote memory is not exposed any more",
+    )
+}
+
+impl OneCopy {
+    /// Where the target lies in this process, when its segment is mapped here.
+    #[inline]
+    fn mapped_at(&self, target: &Target, length: usize) -> Option<*mut u8> {
+        let mapping = self.mapping(target.segment)?;
+        let start = usize::try_from(target.segment_offset.checked_add(target.offset)?).ok()?;
+        (start.checked_add(length)? <= mapping.len()).then(|| mapping.as_ptr().wrapping_add(start))
     }
 }
 
@@ -90,39 +109,41 @@ impl Core {
             return None;
         }
         let peer = at(&mut self.peers, link)?;
-        let remote = Self::direct_path(peer, target, length)?;
-        let one_copy = peer.one_copy.as_ref()?;
-        one_copy.pair.enter();
-        let result = if one_copy.pair.peer_generation(target.slot) == target.generation {
-            match &remote {
-                Remote::Mapped(mapping, start) => {
-                    // SAFETY: `direct_path` checked the range against the mapping.
-                    let remote = unsafe { mapping.as_ptr().add(*start) };
-                    let (from, to) = if pull {
-                        (remote.cast_const(), local)
-                    } else {
-                        (local.cast_const(), remote)
-                    };
-                    // SAFETY: both valid for `length`, one the caller's, one the mapping's; they may be the same memory only within one process, which `copy` allows.
-                    unsafe { std::ptr::copy(from, to, length) };
-                    Ok(())
-                }
-                Remote::Address(address) => match &one_copy.cma {
-                    // SAFETY: `local` is valid by the caller's promise; the remote side is revocable.
-                    Some(cma) if pull => unsafe { cma.read(*address, local, length) },
-                    // SAFETY: as above.
-                    Some(cma) => unsafe { cma.write(*address, local, length) },
-                    None => Err(Error::new(
-                        ErrorKind::Unsupported,
-                        "no direct access to the peer",
-                    )),
-                },
+        if target.slot as usize >= Pair::GENERATIONS {
+            return None;
+        }
+        if let Some(one_copy) = &peer.one_copy
+            && let Some(remote) = one_copy.mapped_at(target, length)
+        {
+            one_copy.pair.enter();
+            let exposed = one_copy.pair.peer_generation(target.slot) == target.generation;
+            if exposed {
+                let (from, to) = if pull {
+                    (remote.cast_const(), local)
+                } else {
+                    (local.cast_const(), remote)
+                };
+                // SAFETY: valid for `length`: one is the caller's, the other was checked against the mapping. At two addresses they do not
+                // overlap, even when they are the same memory within one process.
+                unsafe { copy(from, to, length) };
             }
+            one_copy.pair.leave();
+            return Some(if exposed { Ok(()) } else { Err(stale()) });
+        }
+        let Remote::Address(address) = Self::direct_path(peer, target, length)? else {
+            return None;
+        };
+        let one_copy = peer.one_copy.as_ref()?;
+        let cma = one_copy.cma.as_ref()?;
+        one_copy.pair.enter();
+        let result = if one_copy.pair.peer_generation(target.slot) != target.generation {
+            Err(stale())
+        } else if pull {
+            // SAFETY: `local` is valid by the caller's promise; the remote side is revocable.
+            unsafe { cma.read(address, local, length) }
         } else {
-            Err(Error::new(
-                ErrorKind::StaleKey,
-                "the remote memory is not exposed any more",
-            ))
+            // SAFETY: as above.
+            unsafe { cma.write(address, local, length) }
         };
         one_copy.pair.leave();
         Some(result)

@@ -337,7 +337,7 @@ impl Core {
         if entry.in_flight == 0
             && let Some(outcome) = entry.deferred.take()
         {
-            self.finish(key, outcome);
+            self.finish(key, *outcome);
             return;
         }
         let more = match &entry.work {
