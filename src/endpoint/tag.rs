@@ -149,6 +149,7 @@ fn enter(
         stage: SendStage::Queued,
         slot: None,
         cancelling: false,
+        am: None,
     };
     let key = engine
         .core
