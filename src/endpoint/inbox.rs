@@ -63,7 +63,7 @@ impl<'a> ActiveMessages<'a> {
     }
 
     /// Calls `act` with each message, in order and one at a time, for the lowest latency: on the thread that drove the worker when the
-    /// message arrived, before any task is woken. It may use the worker and its endpoints (to post an answer, say); it must not block.
+    /// message arrived, so that no task is switched to. It may use the worker and its endpoints (to post an answer, say); it must not block.
     /// Credits return to the sender when a message is handed to it. A panic in it is logged and ends that call alone.
     ///
     /// Dropping the guard ends it as dropping an [`AmInbox`] does; a call that is under way ends by itself.

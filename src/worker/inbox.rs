@@ -500,3 +500,258 @@ fn rejection(reason: &str) -> Vec<u8> {
     body.extend_from_slice(&reason.as_bytes()[..end]);
     body
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::{
+        config::RendezvousThreshold,
+        transport::{Link, LinkAttributes, PeerInfo, SendError, Sink},
+        types::{Identity, WorkerId},
+        worker::peer::{Peer, Status},
+    };
+
+    type Sent = Arc<Mutex<Vec<(u8, u64)>>>;
+
+    /// A link that takes everything and remembers what it was.
+    #[derive(Debug)]
+    struct Wire(Sent);
+
+    impl Link for Wire {
+        fn attributes(&self) -> LinkAttributes {
+            LinkAttributes {
+                transport: "test",
+                max_short: 48,
+                max_bcopy: 8192,
+                max_zcopy: 0,
+            }
+        }
+        fn am_short(&mut self, id: u8, header: u64, _: &[u8]) -> Result<(), SendError> {
+            self.0.lock().unwrap().push((id, header));
+            Ok(())
+        }
+        fn am_bcopy(&mut self, id: u8, header: u64, _: &[u8], _: &[u8]) -> Result<(), SendError> {
+            self.am_short(id, header, &[])
+        }
+        fn flush(&mut self, _: &mut dyn Sink) {}
+        fn is_flushed(&self) -> bool {
+            true
+        }
+    }
+
+    const LINK: LinkId = LinkId::new(0, 1);
+    const ID: AmId = AmId(3);
+
+    fn core() -> (Core, Sent) {
+        let sent = Sent::default();
+        let mut core = Core::new(Arc::default(), RendezvousThreshold::default());
+        let link = Wire(sent.clone());
+        core.peers.push(Some(Peer {
+            id: EndpointId(1),
+            slot: LINK,
+            interface: 0,
+            attributes: link.attributes(),
+            link: Some(Box::new(link)),
+            short: 48,
+            eager: 8184,
+            worker: WorkerId([0; 16]),
+            info: PeerInfo {
+                identity: Identity {
+                    boot: [1; 16],
+                    net_namespace: 0,
+                    pid_namespace: 0,
+                    user_namespace: 0,
+                    user: 0,
+                    pid: 0,
+                },
+                name: "peer".into(),
+            },
+            transports: Vec::new(),
+            one_copy: None,
+            queue: VecDeque::new(),
+            status: Status::Open,
+            eager_out: 0,
+            eager_held: 0,
+            eager_owed: 0,
+            posted: 0,
+            handles: 1,
+            lost: None,
+            am: Default::default(),
+            waiters: Vec::new(),
+        }));
+        (core, sent)
+    }
+
+    fn eager(core: &mut Core, id: AmId, body: &[u8]) -> Result<()> {
+        core.message(LINK, control::AM_EAGER, am::word(id, 0), body)
+    }
+
+    fn rts(length: u64, op: u64) -> [u8; Rts::SIZE] {
+        Rts {
+            op,
+            length,
+            address: 0,
+            segment: 0,
+            segment_offset: 0,
+            slot: control::NONE,
+        }
+        .encode()
+    }
+
+    #[track_caller]
+    fn violates(core: &mut Core, result: Result<()>) {
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::Protocol);
+        assert_eq!(core.failures.len(), 1, "the connection is closed");
+    }
+
+    #[test]
+    fn credits_are_kept() {
+        let (mut core, sent) = core();
+        let serial = core.am_open(ID, 20).unwrap();
+        for _ in 0..20 {
+            eager(&mut core, ID, b"x").unwrap();
+        }
+        assert_eq!(
+            *sent.lock().unwrap(),
+            [(control::AM_CREDIT, am::credit(ID, 4, false))],
+            "what the inbox has room for beyond the first ones"
+        );
+        // What is taken comes back in batches.
+        for _ in 0..5 {
+            assert!(core.am_take(ID, serial).is_some());
+        }
+        assert_eq!(sent.lock().unwrap().len(), 2);
+        for _ in 0..5 {
+            eager(&mut core, ID, b"x").unwrap();
+        }
+        let result = eager(&mut core, ID, b"x");
+        violates(&mut core, result);
+    }
+
+    #[test]
+    fn announced_messages_need_credits_too() {
+        let (mut core, _) = core();
+        core.am_open(ID, 1).unwrap();
+        for op in 0..16 {
+            let word = am::word(ID, 0);
+            core.message(LINK, control::AM_RTS, word, &rts(1 << 40, op))
+                .unwrap();
+        }
+        let result = eager(&mut core, ID, b"x");
+        violates(&mut core, result);
+    }
+
+    #[test]
+    fn lengths_are_checked() {
+        let word = |header| am::word(ID, header);
+        let announced = rts(9, 1);
+        let mut trailing = announced.to_vec();
+        trailing.push(7);
+        let cases: [(u8, u64, &[u8]); 6] = [
+            (control::AM_EAGER, word(3), b"xx"),
+            (control::AM_EAGER, word(0xffff), &[0; 70_000]),
+            (control::AM_RTS, word(0), &announced[..43]),
+            (control::AM_RTS, word(1), &announced),
+            (control::AM_RTS, word(0), &trailing),
+            (control::AM_EAGER, word(am::MAX_HEADER + 1), &[0; 5000]),
+        ];
+        for open in [true, false] {
+            for (id, header, body) in cases {
+                let (mut core, _) = core();
+                if open {
+                    core.am_open(ID, 16).unwrap();
+                }
+                let result = core.message(LINK, id, header, body);
+                violates(&mut core, result);
+            }
+        }
+        let (mut core, _) = core();
+        let placed = core.place(LINK, control::AM_EAGER, word(3), b"x", 1);
+        violates(&mut core, placed.map(|_| ()));
+    }
+
+    #[test]
+    fn the_window_holds_for_active_messages() {
+        let (mut core, _) = core();
+        core.am_open(ID, 1000).unwrap();
+        let body = vec![0; 8000];
+        let mut result = Ok(());
+        for _ in 0..200 {
+            result = eager(&mut core, ID, &body);
+            if result.is_err() {
+                break;
+            }
+        }
+        violates(&mut core, result);
+    }
+
+    #[test]
+    fn what_nobody_receives_takes_no_memory() {
+        let (mut core, sent) = core();
+        for number in 0..=u16::MAX {
+            eager(&mut core, AmId(number), &[0; 4000]).unwrap();
+            core.message(LINK, control::AM_RTS, am::word(AmId(number), 0), &rts(9, 1))
+                .unwrap();
+        }
+        assert_eq!(core.operations.iter().count(), 0);
+        let answers = std::mem::take(&mut *sent.lock().unwrap());
+        let refusals = answers.iter().filter(|(id, _)| *id == control::AM_REFUSED);
+        assert_eq!(refusals.count(), 2 << 16);
+        // Whichever is opened then, the peer hears of it.
+        for id in [0, 63, 64, 40_000] {
+            core.am_open(AmId(id), 16).unwrap();
+            let told = sent.lock().unwrap().pop();
+            assert_eq!(
+                told,
+                Some((control::AM_CREDIT, am::credit(AmId(id), 0, false)))
+            );
+        }
+        assert!(core.failures.is_empty());
+    }
+
+    #[test]
+    fn echoes_of_nothing_are_ignored() {
+        let (mut core, sent) = core();
+        core.am_open(ID, 16).unwrap();
+        for id in [control::AM_CREDIT, control::AM_REFUSED] {
+            for word in [0, u64::MAX, am::credit(ID, u32::MAX, true)] {
+                core.message(LINK, id, word, &[1; 40]).unwrap();
+            }
+        }
+        core.message(LINK, control::CANCEL, 5, &[]).unwrap();
+        assert!(core.failures.is_empty() && sent.lock().unwrap().is_empty());
+        eager(&mut core, ID, b"x").unwrap();
+    }
+
+    #[test]
+    fn a_place_that_lands_after_the_inbox_closed_is_refused() {
+        let (mut core, sent) = core();
+        let serial = core.am_open(ID, 16).unwrap();
+        let place = core.place(LINK, control::AM_EAGER, am::word(ID, 2), b"ab", 6000);
+        let Ok(Place::Memory { token, .. }) = place else {
+            panic!("{place:?}")
+        };
+        core.am_close(ID, serial);
+        core.placed(LINK, token);
+        assert_eq!(
+            sent.lock().unwrap().pop(),
+            Some((control::AM_REFUSED, am::credit(ID, 1, true)))
+        );
+        assert_eq!(core.operations.iter().count(), 0);
+        assert!(core.failures.is_empty());
+    }
+
+    #[test]
+    fn a_reason_is_cut_between_characters() {
+        let long = "ä".repeat(40);
+        let body = rejection(&long);
+        assert!(body.len() <= 48);
+        let error = control::error_of(&body);
+        assert_eq!(error.kind(), ErrorKind::Rejected);
+        assert!(error.to_string().contains(&"ä".repeat(23)), "{error}");
+        let foreign = control::error_of(&[8, 0, 0xff, b'\n']);
+        assert!(!foreign.to_string().contains('\n'), "{foreign}");
+    }
+}

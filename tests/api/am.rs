@@ -477,12 +477,16 @@ scenarios! { between workers:
         tokio::join!(sends, receives);
     }
 
-    /// A forgotten callback does not keep its worker.
-    async fn forgotten_callback(way: Way) {
-        let pair = way.pair().await;
-        let handler = pair.there.worker.active_messages(ID).on_message(drop).expect("a callback");
-        let Pair { here, there } = pair;
+    /// A callback may hold its own worker; dropping the guard lets both go.
+    async fn callback_holds_its_worker(way: Way) {
+        let Pair { here, there } = way.pair().await;
+        let held = (there.worker.clone(), there.endpoint.clone());
+        let handler = there.worker.active_messages(ID).on_message(move |_| {
+            let _ = held.0.progress();
+        }).expect("a callback");
+        here.endpoint.am_send(ID, "", "x").await.expect("sent");
         drop(there);
+        a_while().await;
         drop(handler);
         assert_eq!(here.endpoint.closed().await.kind(), ErrorKind::ConnectionReset);
     }
