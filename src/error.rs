@@ -65,6 +65,10 @@ pub enum Operation {
     TagSend,
     /// Tagged receive.
     TagRecv,
+    /// Active message, sending.
+    AmSend,
+    /// Active message, receiving.
+    AmRecv,
     /// One-sided write.
     Put,
     /// One-sided read.
@@ -90,6 +94,8 @@ impl fmt::Display for Operation {
         f.write_str(match self {
             Self::TagSend => "tag send",
             Self::TagRecv => "tag receive",
+            Self::AmSend => "active message send",
+            Self::AmRecv => "active message receive",
             Self::Put => "put",
             Self::Get => "get",
             Self::Flush => "flush",

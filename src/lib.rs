@@ -1,4 +1,4 @@
-//! Awaitable transfers for Tokio, in pure Rust: tagged messages and one-sided access between the memories of one program, of two processes
+//! Awaitable transfers for Tokio, in pure Rust: tagged and active messages and one-sided access between the memories of one program, of two processes
 //! on a host, and of two hosts, over the fastest path that both ends have.
 //!
 //! ```
@@ -40,6 +40,7 @@
 //! | [`Buffer`], [`BufferMut`], [`HostBufferMut`] | what operations own while they are under way | |
 //! | [`Region`], [`Descriptor`], [`RemoteRegion`] | exposed memory: here, on the way, there | `ucp_mem_h`, packed and unpacked `ucp_rkey_h` |
 //! | [`TagSend`], [`TagRecv`], [`Put`], [`Get`], [`Flush`] | operations: futures that do nothing before they are awaited or posted | `ucp_*_nbx` |
+//! | [`AmSend`], [`AmSink`], [`AmInbox`], [`ActiveMessage`] | active messages: sent, received, answered | `ucp_am_*` |
 //! | [`Op`] | an operation that was posted | a request |
 //! | [`transport`] | the contract of a path, for those who drive one by hand or bring their own | UCT |
 //!
@@ -52,6 +53,9 @@
 //! |---|---|---|
 //! | [`TagSend`], [`Put`] | nothing was sent | it still happens; [`Endpoint::flush`] waits for it |
 //! | [`TagRecv`], [`TagMatched`] | nothing | cancel safe: the receive is withdrawn; a message that it had matched goes back to its place |
+//! | [`AmSend`] | nothing was sent | it still happens; what is refused then, [`Endpoint::flush`] tells |
+//! | [`AmRecv`] | nothing | cancel safe |
+//! | [`ActiveMessage`], [`AmReceive`] | an announced message is rejected | the payload is fetched into the buffer that it owns, which is freed then |
 //! | [`Get`] | nothing | it runs to its end into the buffer that it owns, which is freed then |
 //! | [`Matched`] | | the message goes back to its place |
 //! | [`Flush`], [`Closed`] | nothing | cancel safe |
@@ -60,7 +64,7 @@
 //!
 //! # Order and completion
 //!
-//! Tagged messages of one endpoint match in the order in which their sends were first polled or posted. Puts and gets have no order among
+//! Tagged messages of one endpoint match, and active messages of one endpoint and id arrive, in the order in which their sends were first polled or posted. Puts and gets have no order among
 //! themselves or against messages; [`Endpoint::flush`] makes one. A put resolves when its bytes are visible at the target, with
 //! [`Put::local`] when its source may be reused.
 //!
@@ -91,11 +95,12 @@ mod worker;
 pub use config::Progress;
 pub use context::{Context, ContextBuilder};
 pub use endpoint::{
-    Closed, Completion, Destination, Endpoint, Fetched, Flush, Get, Matched, MessageInfo, Op, Put,
-    Received, RemoteRegion, TagMatched, TagRecv, TagSend, Worker,
+    ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmInbox, AmReceive, AmReceived, AmRecv,
+    AmSend, AmSink, Closed, Completion, Destination, Endpoint, Fetched, Flush, Get, Matched,
+    MessageInfo, Op, Put, Received, RemoteRegion, TagMatched, TagRecv, TagSend, Worker,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};
 pub use memory::{Buffer, BufferMut, HostBufferMut, ReceiveBuffer, Region};
 pub use protocol::{Descriptor, WorkerAddress};
-pub use types::{Access, EndpointId, Identity, LinkId, Mask, MemoryType, Tag, WorkerId};
+pub use types::{Access, AmId, EndpointId, Identity, LinkId, Mask, MemoryType, Tag, WorkerId};

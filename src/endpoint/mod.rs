@@ -8,18 +8,25 @@
 //! | `worker` | [`Worker`]: the root of endpoints and listeners, and of receives |
 //! | `handle` | [`Endpoint`]: one connection |
 //! | `tag` | tagged sends and receives, probes |
+//! | `am`, `inbox`, `message` | active messages: sending, receiving, one of them |
 //! | `rma` | [`RemoteRegion`], put, get |
 //! | `operation` | [`Op`]: an operation that was posted |
 //!
 //! Tests: `tests/api/`, `tests/cancel/`, `tests/process/`.
 
+mod am;
 mod handle;
+mod inbox;
+mod message;
 mod operation;
 mod rma;
 mod tag;
 mod worker;
 
+pub use am::{AmSend, AmSink};
 pub use handle::{Closed, Endpoint, Flush};
+pub use inbox::{ActiveMessages, AmHandler, AmInbox, AmRecv};
+pub use message::{ActiveMessage, AmBytes, AmReceive, AmReceived};
 pub use operation::{Completion, Op};
 pub use rma::{Fetched, Get, Put, RemoteRegion};
 pub use tag::{Matched, MessageInfo, Received, TagMatched, TagRecv, TagSend};

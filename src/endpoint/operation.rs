@@ -20,7 +20,7 @@ use crate::{
 
 use super::{rma::Fetched, tag::Received};
 
-mod sealed {
+pub(super) mod sealed {
     pub trait Sealed {}
 }
 
@@ -37,7 +37,7 @@ pub trait Completion: sealed::Sealed + Unpin {
 #[derive(Debug)]
 pub struct Settled(pub(crate) Outcome);
 
-fn wrong() -> Error {
+pub(super) fn wrong() -> Error {
     Error::new(ErrorKind::InvalidArgument, "polled after completion")
 }
 
@@ -188,7 +188,7 @@ impl Entered {
                     buffer: None,
                 } if matches!(
                     operation,
-                    Operation::TagSend | Operation::Put | Operation::Flush
+                    Operation::TagSend | Operation::AmSend | Operation::Put | Operation::Flush
                 ) =>
                 {
                     Outcome::Done(Err(error))

@@ -9,7 +9,7 @@
 //! | `TAG_RTR` | operation of the sender | [`Rtr`] |
 //! | `FRAGMENT` | operation of the receiver | payload; fragments of one operation arrive in order |
 //! | `DONE` | operation of the peer | none: a copy is complete, a synchronous send matched |
-//! | `NACK` | operation of the peer | `u16` error code |
+//! | `NACK` | operation of the peer | `u16` error code, for a rejected message up to 46 bytes of text |
 //! | `CANCEL` | operation of the sender | none: forget its announcement |
 //! | `CANCELED` | operation of the sender | none: forgotten |
 //! | `PUT` | operation of the initiator | [`PutHeader`], payload |
@@ -18,10 +18,18 @@
 //! | `MAP` | generation of the region | `u32` slot of the region |
 //! | `CREDIT` | bytes of eager window returned | none |
 //! | `CLOSE` | none | none: nothing follows |
+//! | `AM_EAGER` | [`am::word`] | the user's header, payload |
+//! | `AM_RTS` | [`am::word`] | [`Rts`], the user's header |
+//! | `AM_CREDIT` | [`am::credit`] | none: so many messages more of that id |
+//! | `AM_REFUSED` | [`am::credit`] | none: nobody receives that id; messages thrown away, their credits returned |
 //!
 //! Numbers 16 to 19 are those of active messages, 20 to 27 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts.
 
+use std::borrow::Cow;
+
 use crate::error::{Error, ErrorKind, Result};
+#[cfg(doc)]
+use crate::protocol::am;
 
 pub(crate) const TAG_EAGER: u8 = 1;
 pub(crate) const TAG_EAGER_SYNC: u8 = 2;
@@ -38,6 +46,10 @@ pub(crate) const JOIN: u8 = 12;
 pub(crate) const MAP: u8 = 13;
 pub(crate) const CREDIT: u8 = 14;
 pub(crate) const CLOSE: u8 = 15;
+pub(crate) const AM_EAGER: u8 = 16;
+pub(crate) const AM_RTS: u8 = 17;
+pub(crate) const AM_CREDIT: u8 = 18;
+pub(crate) const AM_REFUSED: u8 = 19;
 
 /// No slot, no segment.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -236,7 +248,13 @@ pub(crate) fn error_of(body: &[u8]) -> Error {
         .get(..2)
         .and_then(u16::take)
         .map_or(ErrorKind::Protocol, error_kind);
+    let text = body.get(2..).unwrap_or(&[]);
+    if kind == ErrorKind::Rejected && !text.is_empty() {
+        let text = format!("rejected: {}", String::from_utf8_lossy(text).escape_debug());
+        return Error::new(kind, Cow::Owned(text));
+    }
     let message = match kind {
+        ErrorKind::Rejected => "the peer rejected the message",
         ErrorKind::StaleKey => "the remote memory is not exposed any more",
         ErrorKind::OutOfBounds => "the range leaves the exposed region",
         ErrorKind::AccessDenied => "the region was not exposed for this access",

@@ -12,6 +12,6 @@ mod tag;
 pub use access::Access;
 pub use identity::Identity;
 pub(crate) use ids::OpKey;
-pub use ids::{EndpointId, LinkId, WorkerId};
+pub use ids::{AmId, EndpointId, LinkId, WorkerId};
 pub use memory_type::MemoryType;
 pub use tag::{Mask, Tag};

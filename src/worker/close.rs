@@ -79,5 +79,6 @@ impl Core {
             }
         }
         self.wakes.append(&mut self.arrivals);
+        self.am_end();
     }
 }

@@ -18,6 +18,7 @@ use crate::{
     worker::{
         copy::Transfer,
         direct::Direct,
+        inbox::Inboxes,
         operations::{
             self, Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work,
         },
@@ -71,6 +72,7 @@ pub(crate) struct Core {
     pub(crate) rendezvous_threshold: RendezvousThreshold,
     /// Links with a flush pending.
     pub(crate) flushes: Vec<LinkId>,
+    pub(crate) inboxes: Inboxes,
 }
 
 impl Core {
@@ -96,6 +98,7 @@ impl Core {
             endpoints: 0,
             rendezvous_threshold,
             flushes: Vec::new(),
+            inboxes: Inboxes::default(),
         }
     }
 
@@ -203,10 +206,13 @@ impl Core {
         }
     }
 
-    /// A put that nobody waits for any more has failed: the next flush says so.
+    /// A put or an active message that nobody waits for any more has failed: the next flush says so.
     fn note_loss(&mut self, entry: &Entry, outcome: &Outcome) {
-        if let (Work::Put(_), Outcome::Done(Err(error)), Some(link)) =
-            (&entry.work, outcome, entry.link)
+        if let (
+            Work::Put(_) | Work::Send(operations::Send { am: Some(_), .. }),
+            Outcome::Done(Err(error)),
+            Some(link),
+        ) = (&entry.work, outcome, entry.link)
             && let Some(peer) = self.peer(link)
         {
             peer.lost.get_or_insert_with(|| error.duplicate());
@@ -215,6 +221,9 @@ impl Core {
 
     /// A message that a dropped receive had taken returns to its place in the order of arrival.
     fn put_back(&mut self, entry: Entry, outcome: Outcome) {
+        if entry.discards {
+            return;
+        }
         if let Some((order, message)) = message_of(entry, outcome) {
             self.restore(order, message);
         }
@@ -222,7 +231,7 @@ impl Core {
 
     /// The message of a receive or claim whose future is gone keeps its place while its bytes arrive.
     fn keep_place(&mut self, key: OpKey) {
-        let Some(entry) = self.operations.get(key) else {
+        let Some(entry) = self.operations.get(key).filter(|entry| !entry.discards) else {
             return;
         };
         let (order, from, tag, length) = match &entry.work {
@@ -646,7 +655,10 @@ impl Core {
                     continue;
                 }
                 match &entry.work {
-                    Work::Serve(_) | Work::PutIn { .. } | Work::Help { .. } => {
+                    Work::Serve(_)
+                    | Work::PutIn { .. }
+                    | Work::Help { .. }
+                    | Work::AmLanding { .. } => {
                         self.operations.remove(key);
                     }
                     Work::Flush { .. } => {
@@ -666,6 +678,7 @@ impl Core {
         self.unexpected.remove_if(|message| {
             message.link == link && matches!(message.body, Body::Announced(_))
         });
+        self.am_ended(link);
         if let Some(peer) = at(&mut self.peers, link) {
             if let Some(one_copy) = peer.one_copy.take() {
                 // The peer may not have noticed: it must not begin to touch what is exposed here, and who takes that back later waits for it.
@@ -771,6 +784,7 @@ impl Core {
                 true
             }
             Work::Send(send) if matches!(send.stage, SendStage::Queued) => {
+                self.am_withdraw(link, key);
                 self.unqueue(link, key);
                 self.fail_operation(key, error);
                 true

@@ -29,7 +29,7 @@ use crate::{
 const HELP: usize = 32;
 
 #[cold]
-fn violation(message: &'static str) -> Error {
+pub(super) fn violation(message: &'static str) -> Error {
     Error::new(ErrorKind::Protocol, message)
 }
 
@@ -605,7 +605,7 @@ impl Core {
             hit
         });
         // One that was matched ends by itself.
-        if found {
+        if found || self.am_cancel(link, op) {
             self.control(link, control::CANCELED, op, &[]);
         }
     }
@@ -688,6 +688,7 @@ impl Sink for Core {
         self.source_free(from, key);
         match self.operations.get(key).map(|entry| &mut entry.work) {
             Some(Work::PutIn { .. }) => self.put_landed(from, key),
+            Some(Work::AmLanding { .. }) => self.am_landed(from, key),
             Some(Work::Recv(recv)) if matches!(recv.stage, RecvStage::Copying) => {
                 let cost = recv.arrival.map_or(0, |arrival| eager_cost(arrival.length));
                 self.landed(key);
@@ -750,7 +751,7 @@ impl Sink for Core {
 impl Core {
     /// The peer broke the protocol; the interface closes the link, the worker the connection.
     #[cold]
-    fn broken(&mut self, link: LinkId, error: Error) -> Error {
+    pub(super) fn broken(&mut self, link: LinkId, error: Error) -> Error {
         self.failures.push((link, error.duplicate()));
         error
     }
@@ -768,8 +769,8 @@ impl Core {
             control::NACK => self.refused(from, OpKey(header), control::error_of(body)),
             control::CANCEL => self.cancel_announced(from, header),
             control::CANCELED => {
-                let canceled =
-                    Error::new(ErrorKind::Canceled, "cancelled").during(crate::Operation::TagSend);
+                let canceled = Error::new(ErrorKind::Canceled, "cancelled")
+                    .during(self.operation_of_send(OpKey(header)));
                 self.refused(from, OpKey(header), canceled);
             }
             control::PUT => {
@@ -798,6 +799,10 @@ impl Core {
                 }
             }
             control::CLOSE => self.close_received(from),
+            control::AM_EAGER => self.am_eager(from, header, body)?,
+            control::AM_RTS => self.am_announced(from, header, body)?,
+            control::AM_CREDIT => self.am_credit(from, header),
+            control::AM_REFUSED => self.am_refused(from, header),
             _ => return Err(violation("unknown message")),
         }
         Ok(())
@@ -829,6 +834,7 @@ impl Core {
                 let address = exposed.address.wrapping_add(put.offset as usize);
                 Ok(self.lend(key, address))
             }
+            control::AM_EAGER => self.am_place(from, header, prefix, length),
             control::TAG_EAGER if prefix.is_empty() => {
                 let tag = Tag(header);
                 // Before any receive is taken for it.
@@ -860,7 +866,7 @@ impl Core {
     }
 
     /// Lends memory of an operation to the interface, until `placed`.
-    fn lend(&mut self, key: OpKey, address: *mut u8) -> Place {
+    pub(super) fn lend(&mut self, key: OpKey, address: *mut u8) -> Place {
         match self.operations.get(key) {
             Some(entry) => {
                 entry.in_flight += 1;
@@ -912,7 +918,7 @@ impl Core {
     }
 
     /// Counts an eager message against the peer's window.
-    fn hold_window(&mut self, link: LinkId, length: usize) -> Result<()> {
+    pub(super) fn hold_window(&mut self, link: LinkId, length: usize) -> Result<()> {
         if let Some(peer) = self.peer(link) {
             peer.eager_held += eager_cost(length);
             if peer.eager_held > EAGER_WINDOW {

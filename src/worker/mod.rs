@@ -12,11 +12,13 @@
 //! | `peer` | one connection |
 //! | `direct` | a receive that is being polled |
 //! | `deliver`, `send`, `copy`, `rma` | what comes in, what goes out, copies without a stop, one-sided access |
+//! | `am`, `inbox` | active messages: what goes out and its credits; what comes in and waits |
 //! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
 //! | `wireup` | dialling, listening, the handshake |
 //!
 //! Tests: `tests/api/`, `tests/process/`, `tests/cancel/`.
 
+pub(crate) mod am;
 mod close;
 pub(crate) mod copy;
 pub(crate) mod core;
@@ -24,6 +26,7 @@ mod deliver;
 pub(crate) mod direct;
 pub(crate) mod engine;
 mod handle;
+pub(crate) mod inbox;
 pub(crate) mod operations;
 pub(crate) mod peer;
 mod reactor;

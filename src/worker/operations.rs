@@ -100,6 +100,8 @@ pub(crate) struct Send {
     /// The word that both ends count chunks in, when they copy together.
     pub(crate) slot: Option<u32>,
     pub(crate) cancelling: bool,
+    /// The user's header of an active message, whose word `tag` is then; `None` for a tagged one.
+    pub(crate) am: Option<Buffer>,
 }
 
 pub(crate) enum RecvStage {
@@ -170,6 +172,11 @@ pub(crate) enum Work {
         from: EndpointId,
         order: Order,
     },
+    /// An eager active message that is landing in memory of its own.
+    AmLanding {
+        data: Vec<u8>,
+        word: u64,
+    },
     /// Help for a peer's put or get: this side copies a share. Holds the memory.
     Help {
         _exposed: Arc<Exposed>,
@@ -202,6 +209,8 @@ pub(crate) struct Entry {
     pub(crate) keeps_place: bool,
     /// The receive that has matched that message.
     pub(crate) successor: Option<OpKey>,
+    /// A receive of an active message: once its future is gone, so is the message.
+    pub(crate) discards: bool,
 }
 
 #[derive(Default)]
@@ -231,6 +240,7 @@ impl Operations {
             copies: 0,
             keeps_place: false,
             successor: None,
+            discards: false,
         });
         OpKey::new(slot as u32, generation)
     }

@@ -9,7 +9,7 @@ use crate::{
     sys::memfd::Mapping,
     transport::{Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, shm::Pair},
     types::{EndpointId, LinkId, OpKey, WorkerId},
-    worker::copy::Remote,
+    worker::{am::AmPeer, copy::Remote},
 };
 
 /// What waits for room on a link, in order.
@@ -107,6 +107,8 @@ pub(crate) struct Peer {
     pub(crate) handles: usize,
     /// Why a put failed whose future was over by then; the next flush tells.
     pub(crate) lost: Option<Error>,
+    /// Credits of active messages.
+    pub(crate) am: AmPeer,
     /// Wakers of `closed()` and `ready()`.
     pub(crate) waiters: Vec<Waker>,
 }

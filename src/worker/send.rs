@@ -9,9 +9,10 @@ use crate::{
     error::{Error, ErrorKind},
     memory::Buffer,
     protocol::control::{self, Rts},
-    transport::{Link, LinkAttributes, RawSlice, SendError, Zcopy},
+    transport::{Link, LinkAttributes, MAX_PREFIX, RawSlice, SendError, Zcopy},
     types::{LinkId, OpKey, Tag},
     worker::{
+        am,
         core::Core,
         operations::{Outcome, Outgoing, SendStage, Work},
         peer::{OneCopy, Peer, Queued, Status, at, eager_cost},
@@ -19,7 +20,7 @@ use crate::{
 };
 
 /// From this size on a payload is sent from where it is, if the link can.
-const ZCOPY_FROM: usize = 8 << 10;
+pub(super) const ZCOPY_FROM: usize = 8 << 10;
 /// Longest fragment: what a small message waits behind at most.
 const FRAGMENT: usize = 256 << 10;
 /// Fragments of one operation that a link may hold at a time.
@@ -159,15 +160,21 @@ impl Core {
         let attributes = peer.attributes;
         match &mut entry.work {
             Work::Send(send) => {
-                let length = send.buffer.len();
+                let length = send.buffer.len() + send.am.as_ref().map_or(0, Buffer::len);
                 match &mut send.stage {
-                    SendStage::Queued if length <= peer.eager && peer.has_window(length) => {
+                    SendStage::Queued
+                        if length <= peer.eager
+                            && peer.has_window(length)
+                            && am::has_room(send.am.as_ref(), length, &attributes) =>
+                    {
                         let Some(link) = peer.link.as_mut() else {
                             return Ok(Step::Parked);
                         };
                         let data = host(&send.buffer);
                         let op = key.0.to_le_bytes();
-                        let (id, prefix): (u8, &[u8]) = if send.sync {
+                        let (id, prefix): (u8, &[u8]) = if let Some(header) = &send.am {
+                            (control::AM_EAGER, host(header))
+                        } else if send.sync {
                             (control::TAG_EAGER_SYNC, &op)
                         } else {
                             (control::TAG_EAGER, &[])
@@ -202,7 +209,15 @@ impl Core {
                         let Some(link) = peer.link.as_mut() else {
                             return Ok(Step::Parked);
                         };
-                        link.am_short(control::TAG_RTS, send.tag.0, &rts.encode())?;
+                        match &send.am {
+                            Some(header) => link.am_bcopy(
+                                control::AM_RTS,
+                                send.tag.0,
+                                &rts.encode(),
+                                host(header),
+                            )?,
+                            None => link.am_short(control::TAG_RTS, send.tag.0, &rts.encode())?,
+                        }
                         send.stage = SendStage::Announced;
                         Ok(Step::Sent)
                     }
@@ -388,7 +403,7 @@ impl Core {
 }
 
 /// The bytes of a buffer. All buffers are host memory so far.
-fn host(buffer: &Buffer) -> &[u8] {
+pub(super) fn host(buffer: &Buffer) -> &[u8] {
     buffer.as_slice().unwrap_or(&[])
 }
 
@@ -414,7 +429,7 @@ unsafe fn transmit(
     token: u64,
 ) -> Result<Zcopy, SendError> {
     if prefix.len() + data.len() <= attributes.max_bcopy
-        && (attributes.max_zcopy == 0 || data.len() < ZCOPY_FROM)
+        && (attributes.max_zcopy == 0 || data.len() < ZCOPY_FROM || prefix.len() > MAX_PREFIX)
     {
         link.am_bcopy(id, header, prefix, data)
             .map(|()| Zcopy::Done)

@@ -61,6 +61,7 @@ macro_rules! scenarios {
 
 mod fixture;
 
+mod am;
 mod config;
 mod connect;
 mod ends;
