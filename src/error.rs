@@ -69,7 +69,11 @@ pub enum Operation {
     Put,
     /// One-sided read.
     Get,
-    /// Flush.
+    /// Atomic operation.
+    Atomic,
+    /// Raising a counter, or waiting for one.
+    Signal,
+    /// Flush or fence.
     Flush,
     /// Connection set-up, outgoing.
     Connect,
@@ -92,6 +96,8 @@ impl fmt::Display for Operation {
             Self::TagRecv => "tag receive",
             Self::Put => "put",
             Self::Get => "get",
+            Self::Atomic => "atomic operation",
+            Self::Signal => "signal",
             Self::Flush => "flush",
             Self::Connect => "connect",
             Self::Accept => "accept",

@@ -91,11 +91,14 @@ mod worker;
 pub use config::Progress;
 pub use context::{Context, ContextBuilder};
 pub use endpoint::{
-    Closed, Completion, Destination, Endpoint, Fetched, Flush, Get, Matched, MessageInfo, Op, Put,
-    Received, RemoteRegion, TagMatched, TagRecv, TagSend, Worker,
+    Atomic, Closed, Completion, Counter, Destination, Endpoint, Fence, Fetched, Flush, FlushAll,
+    Get, Matched, MessageInfo, Op, Put, Received, RemoteRegion, TagMatched, TagRecv, TagSend, Wait,
+    Worker,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};
 pub use memory::{Buffer, BufferMut, HostBufferMut, ReceiveBuffer, Region};
 pub use protocol::{Descriptor, WorkerAddress};
-pub use types::{Access, EndpointId, Identity, LinkId, Mask, MemoryType, Tag, WorkerId};
+pub use types::{
+    Access, AtomicWord, EndpointId, Identity, LinkId, Mask, MemoryType, Tag, WorkerId,
+};

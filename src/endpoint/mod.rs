@@ -9,19 +9,27 @@
 //! | `handle` | [`Endpoint`]: one connection |
 //! | `tag` | tagged sends and receives, probes |
 //! | `rma` | [`RemoteRegion`], put, get |
+//! | `atomic`, `signal` | atomic operations; [`Counter`] and its waits |
+//! | `fence` | fences, flush of all endpoints |
 //! | `operation` | [`Op`]: an operation that was posted |
 //!
 //! Tests: `tests/api/`, `tests/cancel/`, `tests/process/`.
 
+mod atomic;
+mod fence;
 mod handle;
 mod operation;
 mod rma;
+mod signal;
 mod tag;
 mod worker;
 
+pub use atomic::Atomic;
+pub use fence::{Fence, FlushAll};
 pub use handle::{Closed, Endpoint, Flush};
 pub use operation::{Completion, Op};
 pub use rma::{Fetched, Get, Put, RemoteRegion};
+pub use signal::{Counter, Wait};
 pub use tag::{Matched, MessageInfo, Received, TagMatched, TagRecv, TagSend};
 pub(crate) use worker::lookup;
 pub use worker::{Destination, Worker};

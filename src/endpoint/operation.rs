@@ -14,7 +14,7 @@ use tokio::time::Sleep;
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::ReceiveBuffer,
-    types::OpKey,
+    types::{AtomicNarrow as _, OpKey},
     worker::{Handle, operations::Outcome},
 };
 
@@ -24,7 +24,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What an [`Op`] resolves to. Implemented for `()` (sends and puts), [`Received`] and [`Fetched`].
+/// What an [`Op`] resolves to. Implemented for `()` (sends and puts), `u32` and `u64` (atomic operations), [`Received`] and [`Fetched`].
 pub trait Completion: sealed::Sealed + Unpin {
     /// The result.
     type Output;
@@ -47,10 +47,28 @@ impl Completion for () {
     fn settle(outcome: Settled) -> Result<()> {
         match outcome.0 {
             Outcome::Done(result) => result,
+            Outcome::Value(_) => Ok(()),
             _ => Err(wrong()),
         }
     }
 }
+
+macro_rules! words {
+    ($($word:ty)*) => {$(
+        impl sealed::Sealed for $word {}
+        impl Completion for $word {
+            type Output = Result<$word>;
+            fn settle(outcome: Settled) -> Result<$word> {
+                match outcome.0 {
+                    Outcome::Value(value) => Ok(<$word>::narrow(value)),
+                    Outcome::Done(Err(error)) => Err(error),
+                    _ => Err(wrong()),
+                }
+            }
+        }
+    )*};
+}
+words!(u32 u64);
 
 impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Received<B> {}
 impl<B: ReceiveBuffer + Unpin> Completion for Received<B> {
@@ -188,7 +206,11 @@ impl Entered {
                     buffer: None,
                 } if matches!(
                     operation,
-                    Operation::TagSend | Operation::Put | Operation::Flush
+                    Operation::TagSend
+                        | Operation::Put
+                        | Operation::Atomic
+                        | Operation::Signal
+                        | Operation::Flush
                 ) =>
                 {
                     Outcome::Done(Err(error))

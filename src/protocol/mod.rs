@@ -9,6 +9,7 @@
 //! | [`matching`] | posted receives and unexpected messages of a worker |
 //! | [`thresholds`] | how a message of a given length travels |
 //! | [`control`] | the messages of a link: their ids, what their header means, their bodies |
+//! | [`atomic`] | the number by which a message names an atomic operation |
 //! | [`hello`] | the handshake of a new connection and its proofs of the shared secret |
 //! | [`address`], [`descriptor`] | what programs pass to each other by other means: where a worker is, what memory it exposes |
 //! | [`wire`] | the parts these are made of: reader, fields, sealed envelope |
@@ -20,6 +21,7 @@
 //! Tests: beside each file, against models and with arbitrary bytes; seen from outside in `tests/api/`.
 
 pub(crate) mod address;
+pub(crate) mod atomic;
 pub(crate) mod control;
 pub(crate) mod descriptor;
 pub(crate) mod hello;

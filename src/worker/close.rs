@@ -79,5 +79,6 @@ impl Core {
             }
         }
         self.wakes.append(&mut self.arrivals);
+        self.regions.take_waiters(&mut self.wakes);
     }
 }

@@ -12,17 +12,20 @@
 //! | `peer` | one connection |
 //! | `direct` | a receive that is being polled |
 //! | `deliver`, `send`, `copy`, `rma` | what comes in, what goes out, copies without a stop, one-sided access |
+//! | `atomic`, `signal`, `fence` | atomic operations, signals to who waits, waiting for what was begun before |
 //! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
 //! | `wireup` | dialling, listening, the handshake |
 //!
 //! Tests: `tests/api/`, `tests/process/`, `tests/cancel/`.
 
+pub(crate) mod atomic;
 mod close;
 pub(crate) mod copy;
 pub(crate) mod core;
 mod deliver;
 pub(crate) mod direct;
 pub(crate) mod engine;
+mod fence;
 mod handle;
 pub(crate) mod operations;
 pub(crate) mod peer;
@@ -30,6 +33,7 @@ mod reactor;
 pub(crate) mod rma;
 pub(crate) mod send;
 pub(crate) mod shared;
+pub(crate) mod signal;
 mod spin;
 pub(crate) mod wireup;
 

@@ -9,7 +9,7 @@ use crate::{
     sys::memfd::Mapping,
     transport::{Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, shm::Pair},
     types::{EndpointId, LinkId, OpKey, WorkerId},
-    worker::copy::Remote,
+    worker::{copy::Remote, signal::Signals},
 };
 
 /// What waits for room on a link, in order.
@@ -107,6 +107,7 @@ pub(crate) struct Peer {
     pub(crate) handles: usize,
     /// Why a put failed whose future was over by then; the next flush tells.
     pub(crate) lost: Option<Error>,
+    pub(crate) signals: Signals,
     /// Wakers of `closed()` and `ready()`.
     pub(crate) waiters: Vec<Waker>,
 }
@@ -192,6 +193,14 @@ impl Peer {
                 format!("{who}, {by}")
             }
             Operation::Put | Operation::Get => format!("messages over {name}, served by the owner"),
+            Operation::Atomic if direct.is_some() => {
+                format!(
+                    "the initiator's processor in mapped memory, else messages over {name}, served by the owner"
+                )
+            }
+            Operation::Atomic | Operation::Signal => {
+                format!("messages over {name}, served by the owner")
+            }
             _ if length <= self.short => format!("eager, inline over {name}"),
             _ if length <= self.eager => format!("eager over {name}"),
             _ if cma && length >= ONE_COPY_FROM => {

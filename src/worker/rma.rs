@@ -38,7 +38,7 @@ pub(crate) struct Target {
 
 impl Peer {
     /// Asks the owner of a segment for it, once.
-    fn ask_mapping(&mut self, segment: u64, slot: u32, generation: u64) {
+    pub(super) fn ask_mapping(&mut self, segment: u64, slot: u32, generation: u64) {
         if let Some(one_copy) = &mut self.one_copy
             && one_copy.mapping(segment).is_none()
             && !one_copy.asked.contains(&segment)

@@ -472,6 +472,7 @@ fn attach(
             posted: 0,
             handles: usize::from(claimed),
             lost: None,
+            signals: Default::default(),
             waiters: Vec::new(),
         };
         tracing::debug!(target: "wharf::endpoint", peer = %peer.info.name, transports = ?peer.transports, "connected");
