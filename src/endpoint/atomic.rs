@@ -12,7 +12,7 @@ use std::{
 use crate::{
     error::{Error, Operation, Result},
     memory::atomic::misaligned,
-    types::{Access, AtomicOp, AtomicRequest, AtomicWord},
+    types::{Access, AtomicOp, AtomicRequest, AtomicWord, OpKey},
     worker::{engine::Engine, operations::Outcome, rma::Target},
 };
 
@@ -200,13 +200,11 @@ impl<'a, T: Completion> Atomic<'a, T> {
                 Some(Ok(old)) => Entered::over(self.endpoint.handle(), Outcome::Value(old)),
                 Some(Err(error)) => {
                     // By the table, so that a flush learns of it when nobody else does.
-                    let entered = self.enter(engine, &target);
-                    if let Some(key) = entered.key {
-                        engine.core.cancel(key, error.during(operation));
-                    }
-                    entered
+                    let key = self.enter(engine, &target);
+                    engine.core.fail_operation(key, error.during(operation));
+                    Entered::new(self.endpoint.handle(), key)
                 }
-                None => self.enter(engine, &target),
+                None => self.start(engine, &target),
             })
         })?;
         Ok(Op {
@@ -242,13 +240,18 @@ impl<'a, T: Completion> Atomic<'a, T> {
         engine.core.atomic_now(link, target, &self.request)
     }
 
-    fn enter(&self, engine: &mut Engine, target: &Target) -> Entered {
+    fn enter(&self, engine: &mut Engine, target: &Target) -> OpKey {
         let (link, _) = self.endpoint.place();
         if let Some(peer) = engine.core.peer(link) {
             peer.posted += 1;
         }
         let fetch = self.way == Way::Fetch;
-        let key = engine.core.start_atomic(link, target, &self.request, fetch);
+        engine.core.enter_atomic(link, target, &self.request, fetch)
+    }
+
+    fn start(&self, engine: &mut Engine, target: &Target) -> Entered {
+        let key = self.enter(engine, target);
+        engine.core.submit(self.endpoint.place().0, key);
         Entered::new(self.endpoint.handle(), key)
     }
 }
@@ -280,7 +283,7 @@ impl<T: Completion<Output = Result<T>>> Future for Atomic<'_, T> {
                     Err(error) => Err(error.during(operation)),
                 });
             }
-            this.entered = Some(this.enter(&mut engine, &target));
+            this.entered = Some(this.start(&mut engine, &target));
             shared.leave(engine);
         }
         match &mut this.entered {

@@ -60,8 +60,8 @@ impl Core {
         Some(result)
     }
 
-    /// Sends an atomic operation to the owner of the word.
-    pub(crate) fn start_atomic(
+    /// Enters an atomic operation for the owner of the word, to be submitted.
+    pub(crate) fn enter_atomic(
         &mut self,
         link: LinkId,
         target: &Target,
@@ -81,11 +81,8 @@ impl Core {
             fetch,
             sent: false,
         };
-        let key = self
-            .operations
-            .insert(Some(link), false, Work::Atomic(work));
-        self.submit(link, key);
-        key
+        self.operations
+            .insert(Some(link), false, Work::Atomic(work))
     }
 
     /// A peer asks for an atomic operation on memory of this side.
