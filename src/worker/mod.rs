@@ -26,6 +26,8 @@ mod deliver;
 pub(crate) mod direct;
 pub(crate) mod engine;
 mod fence;
+#[cfg(test)]
+mod frames;
 mod handle;
 pub(crate) mod operations;
 pub(crate) mod peer;
