@@ -63,11 +63,12 @@ pub(crate) unsafe fn execute(address: *mut u8, request: &AtomicRequest) -> u64 {
 #[inline]
 unsafe fn load(address: *mut u8, width: Width) -> u64 {
     match width {
-        // SAFETY: the caller's promise.
         Width::Four => {
-            u64::from(unsafe { AtomicU32::from_ptr(address.cast()) }.load(Ordering::SeqCst))
+            // SAFETY: the caller's promise.
+            let word = unsafe { AtomicU32::from_ptr(address.cast()) };
+            u64::from(word.load(Ordering::SeqCst))
         }
-        // SAFETY: as above.
+        // SAFETY: the caller's promise.
         Width::Eight => unsafe { AtomicU64::from_ptr(address.cast()) }.load(Ordering::SeqCst),
     }
 }

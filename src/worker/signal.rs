@@ -156,7 +156,7 @@ impl Core {
             Ok(raise) => self.raise(&raise),
             Err(error) => {
                 if let Some(peer) = self.peer(link) {
-                    peer.signals.refused.get_or_insert(error.kind());
+                    peer.signals.refused.get_or_insert_with(|| error.kind());
                 }
             }
         }

@@ -408,6 +408,33 @@ scenarios! { between workers:
     }
 }
 
+/// Where the memory is mapped, this side's processor does it: at the first poll, in which nothing of the peer's runs.
+#[test]
+fn at_once_where_it_is_mapped() {
+    for way in [Way::Shm, Way::ShmWithoutCma, Way::ShmWithoutPidfd] {
+        run(async move {
+            let context = way.builder().progress(wharf::Progress::EventDriven);
+            let pair = Pair::of(&context.build().expect("a context"), way).await;
+            let memory = memory(&pair.there, true, 8).await;
+            let (region, remote) = exposed(&pair, memory, BOTH).await;
+            // The mapping is on its way.
+            let mut done = 1;
+            while futures::poll!(std::pin::pin!(remote.fetch_add(0, 1_u64))).is_pending() {
+                a_while().await;
+                done += 1;
+            }
+            for old in done..done + 10 {
+                let fetched = futures::poll!(std::pin::pin!(remote.fetch_add(0, 1_u64)));
+                let std::task::Poll::Ready(fetched) = fetched else {
+                    panic!("by a message")
+                };
+                assert_eq!(fetched.expect("added"), old);
+            }
+            assert_eq!(region.load::<u64>(0).expect("a word"), done + 10);
+        });
+    }
+}
+
 const EACH: u64 = 3_000;
 
 /// Adds and counts by compare-swap, each `EACH` times, in every way an operation can be begun.
