@@ -197,7 +197,7 @@ impl<'a, T: Completion> Atomic<'a, T> {
         let entered = self.endpoint.shared().with(|engine| {
             window(engine, self.endpoint, operation)?;
             Ok::<_, Error>(match self.at_once(engine, &target) {
-                Some(Ok(old)) => Entered::over(self.endpoint.handle(), Outcome::Value(old)),
+                Some(Ok(old)) => Entered::over(Outcome::Value(old)),
                 Some(Err(error)) => {
                     // By the table, so that a flush learns of it when nobody else does.
                     let key = self.enter(engine, &target);

@@ -318,9 +318,9 @@ impl<'a> Put<'a> {
         let entered = self.endpoint.shared().with(|engine| {
             match window(engine, self.endpoint, Operation::Put) {
                 Ok(()) => Ok(match self.at_once(engine, &buffer) {
-                    Some(Ok(())) => self.follow(engine, signal).unwrap_or_else(|| {
-                        Entered::over(Outcome::Done(Ok(())))
-                    }),
+                    Some(Ok(())) => self
+                        .follow(engine, signal)
+                        .unwrap_or_else(|| Entered::over(Outcome::Done(Ok(())))),
                     Some(Err(error)) => self.enter_failed(engine, buffer, error),
                     None => self.enter(engine, buffer, signal),
                 }),
@@ -374,7 +374,7 @@ impl<'a> Put<'a> {
             local: self.local,
             acknowledged: false,
             slot: None,
-            signal,
+            signal: signal.map(Box::new),
             signal_due: false,
         }
     }

@@ -14,7 +14,7 @@ use crate::{
         core::Core,
         operations::{self, Outcome, Work},
         peer::at,
-        rma::Target,
+        rma::{Target, stale},
     },
 };
 
@@ -32,31 +32,24 @@ impl Core {
         if target.slot as usize >= Pair::GENERATIONS || target.segment == 0 {
             return None;
         }
-        let Some(mapping) = one_copy.mapping(target.segment) else {
+        let width = request.width.bytes();
+        let Some(word) = one_copy.mapped_at(target, width) else {
             // Later operations find it mapped; this one goes the other way.
             peer.ask_mapping(target.segment, target.slot, target.generation);
             return None;
         };
-        let width = request.width.bytes();
-        let start = usize::try_from(target.segment_offset.checked_add(target.offset)?).ok()?;
-        if start.checked_add(width)? > mapping.len() || !start.is_multiple_of(width) {
+        if !(word as usize).is_multiple_of(width) {
             // The descriptor contradicts itself: its owner says what it thinks of that.
             return None;
         }
-        let pair = &one_copy.pair;
-        pair.enter();
-        let result = if pair.peer_generation(target.slot) == target.generation {
-            // SAFETY: checked right above: within the mapping, whose first byte is page aligned.
-            let word = unsafe { mapping.as_ptr().add(start) };
-            // SAFETY: aligned and within the mapping; the peer's processes use such words by atomics as well.
+        one_copy.pair.enter();
+        let result = if one_copy.pair.peer_generation(target.slot) == target.generation {
+            // SAFETY: aligned, and checked against the mapping by `mapped_at`; other processes use such words by atomics as well.
             Ok(unsafe { execute(word, request) })
         } else {
-            Err(Error::new(
-                ErrorKind::StaleKey,
-                "the remote memory is not exposed any more",
-            ))
+            Err(stale())
         };
-        pair.leave();
+        one_copy.pair.leave();
         Some(result)
     }
 

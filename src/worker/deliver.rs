@@ -536,7 +536,7 @@ impl Core {
             )
             .and_then(|exposed| {
                 let raise = signal.map(|signal| self.find_counter(&signal));
-                Ok((exposed, raise.transpose()?))
+                Ok((exposed, raise.transpose()?.map(Box::new)))
             });
         match checked {
             Ok((exposed, signal)) => {

@@ -293,7 +293,7 @@ impl Core {
                     slot: put.region.0,
                     last: u32::from(last),
                 };
-                let (prefix, length) = put_prefix(header, put.signal);
+                let (prefix, length) = put_prefix(header, put.signal.as_deref());
                 // SAFETY: `data` is owned by the entry, which stays while `in_flight` counts this.
                 let sent = unsafe {
                     transmit(

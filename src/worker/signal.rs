@@ -58,7 +58,7 @@ pub(super) const fn put_prefix_size(signal: bool) -> usize {
 /// The prefix of a put message: its bytes, and how many.
 pub(super) fn put_prefix(
     mut header: PutHeader,
-    signal: Option<Signal>,
+    signal: Option<&Signal>,
 ) -> ([u8; PutHeader::SIZE + Signal::SIZE], usize) {
     let mut prefix = [0; PutHeader::SIZE + Signal::SIZE];
     let mut length = PutHeader::SIZE;
