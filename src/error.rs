@@ -73,7 +73,11 @@ pub enum Operation {
     Put,
     /// One-sided read.
     Get,
-    /// Flush.
+    /// Atomic operation.
+    Atomic,
+    /// Raising a counter, or waiting for one.
+    Signal,
+    /// Flush or fence.
     Flush,
     /// Connection set-up, outgoing.
     Connect,
@@ -98,6 +102,8 @@ impl fmt::Display for Operation {
             Self::AmRecv => "active message receive",
             Self::Put => "put",
             Self::Get => "get",
+            Self::Atomic => "atomic operation",
+            Self::Signal => "signal",
             Self::Flush => "flush",
             Self::Connect => "connect",
             Self::Accept => "accept",

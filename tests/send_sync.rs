@@ -1,10 +1,11 @@
 //! Which public types may cross threads. A type that stops being `Send`, `Sync` or `Unpin` breaks programs that rely on it.
 
 use wharf::{
-    Access, Buffer, BufferMut, Closed, Context, ContextBuilder, Descriptor, Endpoint, EndpointId,
-    Error, ErrorKind, Fetched, Flush, Get, HostBufferMut, Incoming, Listener, Mask, Matched,
-    MemoryType, MessageInfo, Op, OpError, Operation, Progress, Put, Received, Region, RemoteRegion,
-    Tag, TagMatched, TagRecv, TagSend, Worker, WorkerAddress, WorkerId,
+    Access, Atomic, Buffer, BufferMut, Closed, Context, ContextBuilder, Counter, Descriptor,
+    Endpoint, EndpointId, Error, ErrorKind, Fence, Fetched, Flush, FlushAll, Get, HostBufferMut,
+    Incoming, Listener, Mask, Matched, MemoryType, MessageInfo, Op, OpError, Operation, Progress,
+    Put, Received, Region, RemoteRegion, Tag, TagMatched, TagRecv, TagSend, Wait, Worker,
+    WorkerAddress, WorkerId,
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
     },
@@ -47,6 +48,15 @@ all! {
     Put<'static>: Send + Unpin + 'static;
     Get<'static, Vec<u8>>: Send + Unpin + 'static;
     Flush<'static>: Send + Unpin + 'static;
+    FlushAll<'static>: Send + Unpin + 'static;
+    Fence<'static>: Send + Unpin + 'static;
+    Atomic<'static, ()>: Send + Unpin + 'static;
+    Atomic<'static, u32>: Send + Unpin + 'static;
+    Atomic<'static, u64>: Send + Unpin + 'static;
+    Counter: Send + Sync + Unpin + Clone + 'static;
+    Wait<'static>: Send + Unpin + 'static;
+    Op<u32>: Send + Unpin + 'static;
+    Op<u64>: Send + Unpin + 'static;
     Closed<'static>: Send + Unpin + 'static;
     Op<()>: Send + Unpin + 'static;
     Op<Received<Vec<u8>>>: Send + Unpin + 'static;

@@ -10,25 +10,33 @@
 //! | `tag` | tagged sends and receives, probes |
 //! | `am`, `inbox`, `message` | active messages: sending, receiving, one of them |
 //! | `rma` | [`RemoteRegion`], put, get |
+//! | `atomic`, `signal` | atomic operations; [`Counter`] and its waits |
+//! | `fence` | fences, flush of all endpoints |
 //! | `operation` | [`Op`]: an operation that was posted |
 //!
 //! Tests: `tests/api/`, `tests/cancel/`, `tests/process/`.
 
 mod am;
+mod atomic;
+mod fence;
 mod handle;
 mod inbox;
 mod message;
 mod operation;
 mod rma;
+mod signal;
 mod tag;
 mod worker;
 
 pub use am::{AmSend, AmSink};
+pub use atomic::Atomic;
+pub use fence::{Fence, FlushAll};
 pub use handle::{Closed, Endpoint, Flush};
 pub use inbox::{ActiveMessages, AmHandler, AmInbox, AmRecv};
 pub use message::{ActiveMessage, AmBytes, AmReceive, AmReceived};
 pub use operation::{Completion, Op};
 pub use rma::{Fetched, Get, Put, RemoteRegion};
+pub use signal::{Counter, Wait};
 pub use tag::{Matched, MessageInfo, Received, TagMatched, TagRecv, TagSend};
 pub(crate) use worker::lookup;
 pub use worker::{Destination, Worker};

@@ -22,6 +22,10 @@
 //! | `AM_RTS` | [`am::word`] | [`Rts`], the user's header |
 //! | `AM_CREDIT` | [`am::credit`] | none: so many messages more of that id |
 //! | `AM_REFUSED` | [`am::credit`] | none: nobody receives that id; messages thrown away, their credits returned |
+//! | `ATOMIC` | operation of the initiator | [`Atomic`]; answered by `FETCHED`, or by `DONE` when the old value is not asked for |
+//! | `FETCHED` | operation of the initiator | `u64` old value |
+//! | `SIGNAL` | none | [`Signal`]; not answered |
+//! | `SETTLE` | operation of the peer | none: answered by `DONE`, or by `NACK` when a `SIGNAL` since the last was refused |
 //!
 //! Numbers 16 to 19 are those of active messages, 20 to 27 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts.
 
@@ -50,6 +54,11 @@ pub(crate) const AM_EAGER: u8 = 16;
 pub(crate) const AM_RTS: u8 = 17;
 pub(crate) const AM_CREDIT: u8 = 18;
 pub(crate) const AM_REFUSED: u8 = 19;
+
+pub(crate) const ATOMIC: u8 = 28;
+pub(crate) const FETCHED: u8 = 29;
+pub(crate) const SIGNAL: u8 = 30;
+pub(crate) const SETTLE: u8 = 31;
 
 /// No slot, no segment.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -156,8 +165,40 @@ body! {
         offset: u64,
         /// Slot of the region.
         slot: u32,
-        /// 1: the last fragment, to be acknowledged.
+        /// 1: the last fragment, to be acknowledged. 3: so, and a [`Signal`] follows the header.
         last: u32,
+    }
+}
+
+body! {
+    /// An atomic operation on exposed memory.
+    Atomic {
+        /// Generation of the region.
+        generation: u64,
+        /// Offset in the region.
+        offset: u64,
+        /// The operand.
+        operand: u64,
+        /// What the word must be, for a compare-swap.
+        compare: u64,
+        /// Slot of the region.
+        slot: u32,
+        /// Operation, width, and whether the old value is asked for.
+        code: u32,
+    }
+}
+
+body! {
+    /// Adds to a counter, and wakes who waits for it.
+    Signal {
+        /// Generation of the region.
+        generation: u64,
+        /// Offset in the region.
+        offset: u64,
+        /// How much.
+        add: u64,
+        /// Slot of the region.
+        slot: u32,
     }
 }
 
@@ -292,6 +333,8 @@ mod tests {
         put_header: PutHeader of 24,
         get_request: GetRequest of 28,
         join: Join of 44,
+        atomic: Atomic of 40,
+        signal: Signal of 28,
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::{
     worker::{
         copy::Transfer,
         direct::Direct,
+        fence::is_over,
         inbox::Inboxes,
         operations::{
             self, Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work,
@@ -119,32 +120,28 @@ impl Core {
 
     /// Ends the flushes of a link whose operations are all over.
     pub(crate) fn check_flushes(&mut self, link: LinkId) {
-        let flushes: Vec<(OpKey, u64)> = self
+        let flushes: Vec<(OpKey, u64, bool)> = self
             .operations
             .iter()
             .filter(|(_, entry)| entry.link == Some(link) && entry.outcome.is_none())
             .filter_map(|(key, entry)| match entry.work {
-                Work::Flush { before } => Some((key, before)),
+                Work::Flush { before, fence, .. } => Some((key, before, fence)),
                 _ => None,
             })
             .collect();
-        for (key, before) in flushes {
+        for (key, before, fence) in flushes {
             let pending = self.operations.iter().any(|(_, entry)| {
-                let over = match &entry.work {
-                    Work::Put(put) => {
-                        put.acknowledged || matches!(entry.outcome, Some(Outcome::Done(Err(_))))
-                    }
-                    Work::Send(_) | Work::Get(_) => entry.outcome.is_some(),
-                    _ => true,
-                };
-                entry.link == Some(link) && entry.sequence <= before && !over
+                entry.link == Some(link) && entry.sequence <= before && !is_over(entry, fence)
             });
-            if pending {
+            if pending || !self.is_settled(link, key) {
                 if !self.flushes.contains(&link) {
                     self.flushes.push(link);
                 }
             } else {
-                let lost = self.peer(link).and_then(|peer| peer.lost.take());
+                let lost = self
+                    .peer(link)
+                    .filter(|_| !fence)
+                    .and_then(|peer| peer.lost.take());
                 self.finish(key, Outcome::Done(lost.map_or(Ok(()), Err)));
             }
         }
@@ -209,7 +206,7 @@ impl Core {
     /// A put or an active message that nobody waits for any more has failed: the next flush says so.
     fn note_loss(&mut self, entry: &Entry, outcome: &Outcome) {
         if let (
-            Work::Put(_) | Work::Send(operations::Send { am: Some(_), .. }),
+            Work::Put(_) | Work::Atomic(_) | Work::Send(operations::Send { am: Some(_), .. }),
             Outcome::Done(Err(error)),
             Some(link),
         ) = (&entry.work, outcome, entry.link)
@@ -270,6 +267,7 @@ impl Core {
             Outcome::Buffer { result, .. } => result.as_ref().err().map(Error::duplicate),
             Outcome::Claimed(result) => result.as_ref().err().map(Error::duplicate),
             Outcome::Done(result) => result.as_ref().err().map(Error::duplicate),
+            Outcome::Value(_) => None,
         };
         if failure.is_none() && successor.is_none() {
             entry.outcome = Some(outcome);
@@ -484,10 +482,7 @@ impl Core {
                     },
                 );
             }
-            Work::Put(put) => {
-                put.acknowledged = true;
-                self.finish(key, Outcome::Done(Ok(())));
-            }
+            Work::Put(_) => self.put_visible(key),
             Work::Send(_) => self.finish(key, Outcome::Done(Ok(()))),
             _ => self.helped(key),
         }
@@ -556,7 +551,14 @@ impl Core {
                     }
                 };
                 if let Some(entry) = self.operations.get(key) {
-                    let work = std::mem::replace(&mut entry.work, Work::Flush { before: 0 });
+                    let work = std::mem::replace(
+                        &mut entry.work,
+                        Work::Flush {
+                            before: 0,
+                            fence: true,
+                            settle: None,
+                        },
+                    );
                     self.kept.push(Kept::new(pair, process, Some(work)));
                 }
                 if let Some(peer) = self.peer(link) {
@@ -599,6 +601,7 @@ impl Core {
             Work::Send(send) => send.slot,
             Work::Put(put) => put.slot,
             Work::Get(get) => get.slot,
+            Work::Atomic(_) => None,
             _ => return,
         };
         if let Some(link) = link
@@ -798,9 +801,15 @@ impl Core {
                 }
                 false
             }
+            Work::Atomic(atomic) if !atomic.sent => {
+                self.unqueue(link, key);
+                self.fail_operation(key, error);
+                true
+            }
             Work::Put(put)
                 if put.next == 0
                     && put.slot.is_none()
+                    && !put.signal_due
                     && !self.transfers.iter().any(|transfer| transfer.op == key) =>
             {
                 self.unqueue(link, key);

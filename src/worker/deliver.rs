@@ -8,7 +8,7 @@ use crate::{
     memory::{Buffer, BufferMut},
     protocol::{
         EAGER_WINDOW,
-        control::{self, GetRequest, Join, PutHeader, Rtr, Rts},
+        control::{self, GetRequest, Join, PutHeader, Rtr, Rts, Signal},
         matching::Arrival as Order,
     },
     sys::memfd::Mapping,
@@ -22,6 +22,7 @@ use crate::{
         },
         peer::{ANSWERS, ONE_COPY_FROM, Status, WINDOW_BACK, at, eager_cost},
         send::{SHARE_FROM, give},
+        signal::put_parts,
     },
 };
 
@@ -437,12 +438,17 @@ impl Core {
             }
             Work::Put(put) => {
                 put.acknowledged = true;
-                if put.slot.is_some() {
+                if put.signal_due {
+                    // It is over when its signal is sent.
+                } else if put.slot.is_some() {
                     self.drop_transfers(key);
                     self.copied(key, Ok(()));
                 } else {
                     self.put_progress(key);
                 }
+            }
+            Work::Atomic(atomic) if atomic.sent && !atomic.fetch => {
+                self.finish(key, Outcome::Done(Ok(())));
             }
             _ => {}
         }
@@ -516,21 +522,31 @@ impl Core {
         link: LinkId,
         op: u64,
         header: PutHeader,
+        signal: Option<Signal>,
         length: usize,
     ) -> Option<OpKey> {
-        match self.regions.check(
-            header.slot,
-            header.generation,
-            header.offset,
-            length as u64,
-            Access::WRITE,
-        ) {
-            Ok(exposed) => {
-                let ack = (header.last == 1).then_some(op);
-                Some(
-                    self.operations
-                        .insert(Some(link), true, Work::PutIn { exposed, ack }),
-                )
+        let checked = self
+            .regions
+            .check(
+                header.slot,
+                header.generation,
+                header.offset,
+                length as u64,
+                Access::WRITE,
+            )
+            .and_then(|exposed| {
+                let raise = signal.map(|signal| self.find_counter(&signal));
+                Ok((exposed, raise.transpose()?.map(Box::new)))
+            });
+        match checked {
+            Ok((exposed, signal)) => {
+                let ack = (header.last != 0).then_some(op);
+                let work = Work::PutIn {
+                    exposed,
+                    ack,
+                    signal,
+                };
+                Some(self.operations.insert(Some(link), true, work))
             }
             Err(error) => {
                 self.control(
@@ -546,8 +562,15 @@ impl Core {
 
     fn put_landed(&mut self, link: LinkId, key: OpKey) {
         if let Some(entry) = self.operations.remove(key)
-            && let Work::PutIn { ack: Some(op), .. } = entry.work
+            && let Work::PutIn {
+                ack: Some(op),
+                signal,
+                ..
+            } = entry.work
         {
+            if let Some(signal) = signal {
+                self.raise(&signal);
+            }
             self.control(link, control::DONE, op, &[]);
         }
     }
@@ -774,9 +797,9 @@ impl Core {
                 self.refused(from, OpKey(header), canceled);
             }
             control::PUT => {
-                let put = PutHeader::decode(body)?;
-                let data = body.get(PutHeader::SIZE..).unwrap_or(&[]);
-                if let Some(key) = self.put_target(from, header, put, data.len()) {
+                let (put, signal, start) = put_parts(body)?;
+                let data = body.get(start..).unwrap_or(&[]);
+                if let Some(key) = self.put_target(from, header, put, signal, data.len()) {
                     if let Some(entry) = self.operations.get(key)
                         && let Work::PutIn { exposed, .. } = &entry.work
                     {
@@ -803,6 +826,12 @@ impl Core {
             control::AM_RTS => self.am_announced(from, header, body)?,
             control::AM_CREDIT => self.am_credit(from, header),
             control::AM_REFUSED => self.am_refused(from, header),
+            control::ATOMIC => {
+                self.atomic_request(from, header, &control::Atomic::decode(body)?)?
+            }
+            control::FETCHED => self.fetched(from, OpKey(header), body)?,
+            control::SIGNAL => self.signalled(from, &Signal::decode(body)?),
+            control::SETTLE => self.settle(from, header),
             _ => return Err(violation("unknown message")),
         }
         Ok(())
@@ -822,8 +851,8 @@ impl Core {
                 None => Place::Discard,
             }),
             control::PUT => {
-                let put = PutHeader::decode(prefix)?;
-                let Some(key) = self.put_target(from, header, put, length) else {
+                let (put, signal, _) = put_parts(prefix)?;
+                let Some(key) = self.put_target(from, header, put, signal, length) else {
                     return Ok(Place::Discard);
                 };
                 let Some(Work::PutIn { exposed, .. }) =

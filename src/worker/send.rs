@@ -14,8 +14,9 @@ use crate::{
     worker::{
         am,
         core::Core,
-        operations::{Outcome, Outgoing, SendStage, Work},
+        operations::{self, Outcome, Outgoing, SendStage, Work},
         peer::{OneCopy, Peer, Queued, Status, at, eager_cost},
+        signal::{put_prefix, put_prefix_size},
     },
 };
 
@@ -267,6 +268,27 @@ impl Core {
                 }
                 Ok(step)
             }
+            Work::Put(operations::Put {
+                signal: Some(signal),
+                signal_due: due @ true,
+                ..
+            }) => {
+                peer.try_signal(signal)?;
+                *due = false;
+                self.finish(key, Outcome::Done(Ok(())));
+                Ok(Step::Sent)
+            }
+            Work::Atomic(atomic) => {
+                let Some(link) = peer.link.as_mut() else {
+                    return Ok(Step::Parked);
+                };
+                match &atomic.message {
+                    Some(message) => link.am_short(control::ATOMIC, key.0, &message.encode())?,
+                    None => link.am_short(control::SETTLE, key.0, &[])?,
+                }
+                atomic.sent = true;
+                Ok(Step::Sent)
+            }
             Work::Put(put) => {
                 if entry.in_flight >= FRAGMENTS_IN_FLIGHT {
                     return Ok(Step::Parked);
@@ -275,9 +297,10 @@ impl Core {
                     return Ok(Step::Parked);
                 };
                 let data = host(&put.buffer);
+                let longest = put_prefix_size(put.signal.is_some());
                 let end = data
                     .len()
-                    .min(put.next + fragment_size(&attributes, control::PutHeader::SIZE));
+                    .min(put.next + fragment_size(&attributes, longest));
                 let last = end == data.len();
                 let header = control::PutHeader {
                     generation: put.region.1,
@@ -285,6 +308,7 @@ impl Core {
                     slot: put.region.0,
                     last: u32::from(last),
                 };
+                let (prefix, length) = put_prefix(header, put.signal.as_deref());
                 // SAFETY: `data` is owned by the entry, which stays while `in_flight` counts this.
                 let sent = unsafe {
                     transmit(
@@ -292,7 +316,7 @@ impl Core {
                         &attributes,
                         control::PUT,
                         key.0,
-                        &header.encode(),
+                        &prefix[..length],
                         &data[put.next..end],
                         key.0,
                     )
@@ -386,6 +410,7 @@ impl Core {
                     Work::Send(_)
                         | Work::Put(_)
                         | Work::Get(_)
+                        | Work::Atomic(_)
                         | Work::Serve(_)
                         | Work::Help { .. }
                 )

@@ -473,6 +473,7 @@ fn attach(
             handles: usize::from(claimed),
             lost: None,
             am: Default::default(),
+            signals: Default::default(),
             waiters: Vec::new(),
         };
         tracing::debug!(target: "wharf::endpoint", peer = %peer.info.name, transports = ?peer.transports, "connected");

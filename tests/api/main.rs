@@ -62,10 +62,12 @@ macro_rules! scenarios {
 mod fixture;
 
 mod am;
+mod atomic;
 mod config;
 mod connect;
 mod ends;
 mod listener;
 mod load;
 mod rma;
+mod signal;
 mod tag;
