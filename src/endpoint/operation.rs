@@ -24,7 +24,7 @@ pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// What an [`Op`] resolves to. Implemented for `()` (sends and puts), [`Received`] and [`Fetched`].
+/// What an [`Op`] resolves to. Implemented for `()` (sends and puts), [`Received`], [`Fetched`] and [`AmReceived`](super::AmReceived).
 pub trait Completion: sealed::Sealed + Unpin {
     /// The result.
     type Output;

@@ -503,7 +503,9 @@ fn rejection(reason: &str) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::{
@@ -529,7 +531,7 @@ mod tests {
             }
         }
         fn am_short(&mut self, id: u8, header: u64, _: &[u8]) -> Result<(), SendError> {
-            self.0.lock().unwrap().push((id, header));
+            self.0.lock().push((id, header));
             Ok(())
         }
         fn am_bcopy(&mut self, id: u8, header: u64, _: &[u8], _: &[u8]) -> Result<(), SendError> {
@@ -614,7 +616,7 @@ mod tests {
             eager(&mut core, ID, b"x").unwrap();
         }
         assert_eq!(
-            *sent.lock().unwrap(),
+            *sent.lock(),
             [(control::AM_CREDIT, am::credit(ID, 4, false))],
             "what the inbox has room for beyond the first ones"
         );
@@ -622,7 +624,7 @@ mod tests {
         for _ in 0..5 {
             assert!(core.am_take(ID, serial).is_some());
         }
-        assert_eq!(sent.lock().unwrap().len(), 2);
+        assert_eq!(sent.lock().len(), 2);
         for _ in 0..5 {
             eager(&mut core, ID, b"x").unwrap();
         }
@@ -696,13 +698,13 @@ mod tests {
                 .unwrap();
         }
         assert_eq!(core.operations.iter().count(), 0);
-        let answers = std::mem::take(&mut *sent.lock().unwrap());
+        let answers = std::mem::take(&mut *sent.lock());
         let refusals = answers.iter().filter(|(id, _)| *id == control::AM_REFUSED);
         assert_eq!(refusals.count(), 2 << 16);
         // Whichever is opened then, the peer hears of it.
         for id in [0, 63, 64, 40_000] {
             core.am_open(AmId(id), 16).unwrap();
-            let told = sent.lock().unwrap().pop();
+            let told = sent.lock().pop();
             assert_eq!(
                 told,
                 Some((control::AM_CREDIT, am::credit(AmId(id), 0, false)))
@@ -721,7 +723,7 @@ mod tests {
             }
         }
         core.message(LINK, control::CANCEL, 5, &[]).unwrap();
-        assert!(core.failures.is_empty() && sent.lock().unwrap().is_empty());
+        assert!(core.failures.is_empty() && sent.lock().is_empty());
         eager(&mut core, ID, b"x").unwrap();
     }
 
@@ -736,7 +738,7 @@ mod tests {
         core.am_close(ID, serial);
         core.placed(LINK, token);
         assert_eq!(
-            sent.lock().unwrap().pop(),
+            sent.lock().pop(),
             Some((control::AM_REFUSED, am::credit(ID, 1, true)))
         );
         assert_eq!(core.operations.iter().count(), 0);
