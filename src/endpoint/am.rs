@@ -160,7 +160,7 @@ impl<'a> AmSend<'a> {
                 attempt = message.attempt(endpoint, engine);
             }
             if let Attempt::Over(result) = attempt {
-                return result.map(|()| Entered::over(endpoint.handle(), Outcome::Done(Ok(()))));
+                return result.map(|()| Entered::over(Outcome::Done(Ok(()))));
             }
             if engine
                 .core
@@ -213,7 +213,7 @@ impl Future for AmSend<'_> {
                 shared.count(cx);
                 if result.is_ok() && shared.must_yield(cx) {
                     // Sent first, so that sends leave in the order in which they were first polled.
-                    this.entered = Some(Entered::over(endpoint.handle(), Outcome::Done(Ok(()))));
+                    this.entered = Some(Entered::over(Outcome::Done(Ok(()))));
                     return Poll::Pending;
                 }
                 return Poll::Ready(result);
@@ -267,13 +267,15 @@ impl AmSink {
 
     /// Takes off what has ended, from the front.
     fn reap(pending: &mut VecDeque<Entered>, engine: &mut Engine) -> Result<()> {
-        while let Some(key) = pending.front().and_then(|front| front.key) {
-            let Some(outcome) = engine.core.take_outcome(key) else {
+        while let Some(front) = pending.front_mut() {
+            let Entered::Waiting { key, .. } = front else {
                 break;
             };
-            if let Some(mut ended) = pending.pop_front() {
-                ended.key = None;
-            }
+            let Some(outcome) = engine.core.take_outcome(*key) else {
+                break;
+            };
+            *front = Entered::Taken;
+            pending.pop_front();
             <()>::settle(Settled(outcome))?;
         }
         Ok(())

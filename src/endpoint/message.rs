@@ -311,7 +311,7 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
                 result,
                 buffer: Some(buffer),
             };
-            Some(Entered::over(&message.handle, outcome))
+            Some(Entered::over(outcome))
         };
         if let Some(data) = message.data() {
             let result = fill(&mut buffer, data).map(|length| Arrival {
