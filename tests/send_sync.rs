@@ -1,11 +1,12 @@
 //! Which public types may cross threads. A type that stops being `Send`, `Sync` or `Unpin` breaks programs that rely on it.
 
 use wharf::{
-    Access, Atomic, Buffer, BufferMut, Closed, Context, ContextBuilder, Counter, Descriptor,
-    Endpoint, EndpointId, Error, ErrorKind, Fence, Fetched, Flush, FlushAll, Get, HostBufferMut,
-    Incoming, Listener, Mask, Matched, MemoryType, MessageInfo, Op, OpError, Operation, Progress,
-    Put, Received, Region, RemoteRegion, Tag, TagMatched, TagRecv, TagSend, Wait, Worker,
-    WorkerAddress, WorkerId,
+    Access, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmId, AmInbox, AmReceive,
+    AmReceived, AmRecv, AmSend, AmSink, Atomic, Buffer, BufferMut, Closed, Context, ContextBuilder,
+    Counter, Descriptor, Endpoint, EndpointId, Error, ErrorKind, Fence, Fetched, Flush, FlushAll,
+    Get, HostBufferMut, Incoming, Listener, Mask, Matched, MemoryType, MessageInfo, Op, OpError,
+    Operation, Progress, Put, Received, Region, RemoteRegion, Tag, TagMatched, TagRecv, TagSend,
+    Wait, Worker, WorkerAddress, WorkerId,
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
     },
@@ -45,6 +46,17 @@ all! {
     TagSend<'static>: Send + Unpin + 'static;
     TagRecv<'static, Vec<u8>>: Send + Unpin + 'static;
     TagMatched<'static>: Send + Unpin + 'static;
+    AmSend<'static>: Send + Unpin + 'static;
+    AmSink: Send + Unpin + 'static;
+    ActiveMessages<'static>: Send + Unpin + 'static;
+    AmInbox: Send + Sync + Unpin + 'static;
+    AmHandler: Send + Sync + Unpin + 'static;
+    AmRecv<'static>: Send + Unpin + 'static;
+    ActiveMessage: Send + Sync + Unpin + 'static;
+    AmReceive<Vec<u8>>: Send + Unpin + 'static;
+    AmReceived<Vec<u8>>: Send + Sync + Unpin + 'static;
+    AmBytes: Send + Unpin + 'static;
+    Op<AmReceived<Vec<u8>>>: Send + Unpin + 'static;
     Put<'static>: Send + Unpin + 'static;
     Get<'static, Vec<u8>>: Send + Unpin + 'static;
     Flush<'static>: Send + Unpin + 'static;
@@ -71,6 +83,7 @@ all! {
     OpError<Vec<u8>>: Send + Sync + Unpin + 'static;
     Result<(), OpError<Vec<u8>>>: Send + Sync;
 
+    AmId: Send + Sync + Unpin + Copy + 'static;
     Access: Send + Sync + Unpin + Copy + 'static;
     EndpointId: Send + Sync + Unpin + Copy + 'static;
     Mask: Send + Sync + Unpin + Copy + 'static;
