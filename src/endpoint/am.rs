@@ -17,7 +17,7 @@ use crate::{
     memory::Buffer,
     protocol::am,
     transport::SendError,
-    types::{AmId, Tag},
+    types::{AmId, OpKey, Tag},
     worker::{
         am::{refused, takes_header, try_am},
         engine::Engine,
@@ -89,7 +89,7 @@ impl Message {
     }
 
     /// Puts the message into the table, which sends it when it can.
-    fn enter(&mut self, endpoint: &Endpoint, engine: &mut Engine) -> Entered {
+    fn enter(&mut self, endpoint: &Endpoint, engine: &mut Engine) -> OpKey {
         let send = operations::Send {
             tag: Tag(am::word(self.id, self.header.len())),
             buffer: std::mem::take(&mut self.payload),
@@ -99,8 +99,7 @@ impl Message {
             cancelling: false,
             am: Some(std::mem::take(&mut self.header)),
         };
-        let key = engine.core.am_enter(endpoint.place().0, send);
-        Entered::new(endpoint.handle(), key)
+        engine.core.am_enter(endpoint.place().0, send)
     }
 }
 
@@ -173,7 +172,8 @@ impl<'a> AmSend<'a> {
                 )
                 .during(Operation::AmSend));
             }
-            Ok(message.enter(endpoint, engine))
+            let key = message.enter(endpoint, engine);
+            Ok(Entered::new(endpoint.handle(), key))
         });
         match entered {
             Ok(entered) => Ok(Op {
@@ -218,7 +218,8 @@ impl Future for AmSend<'_> {
                 }
                 return Poll::Ready(result);
             }
-            this.entered = Some(this.message.enter(endpoint, &mut engine));
+            let key = this.message.enter(endpoint, &mut engine);
+            this.entered = Some(Entered::new(endpoint.handle(), key));
             shared.leave(engine);
         }
         match &mut this.entered {
@@ -253,7 +254,7 @@ pub struct AmSink {
     endpoint: Endpoint,
     id: AmId,
     /// Messages that have not left, or whose payload has not been fetched.
-    pending: VecDeque<Entered>,
+    pending: VecDeque<OpKey>,
 }
 
 impl AmSink {
@@ -266,15 +267,10 @@ impl AmSink {
     }
 
     /// Takes off what has ended, from the front.
-    fn reap(pending: &mut VecDeque<Entered>, engine: &mut Engine) -> Result<()> {
-        while let Some(front) = pending.front_mut() {
-            let Entered::Waiting { key: place, .. } = front else {
-                break;
-            };
-            let Some(outcome) = place.and_then(|key| engine.core.take_outcome(key)) else {
-                break;
-            };
-            *place = None;
+    fn reap(pending: &mut VecDeque<OpKey>, engine: &mut Engine) -> Result<()> {
+        while let Some(&key) = pending.front()
+            && let Some(outcome) = engine.core.take_outcome(key)
+        {
             pending.pop_front();
             <()>::settle(Settled(outcome))?;
         }
@@ -349,12 +345,21 @@ impl AmSink {
     }
 
     fn poll_pending(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        while let Some(front) = self.pending.front_mut() {
-            let outcome = ready!(front.poll(cx, &mut Deadline::None, Operation::AmSend));
+        while let Some(&key) = self.pending.front() {
+            let outcome = ready!(self.endpoint.shared().poll_outcome(cx, key));
             self.pending.pop_front();
             <()>::settle(Settled(outcome))?;
         }
         Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for AmSink {
+    fn drop(&mut self) {
+        // They go on without it.
+        for key in self.pending.drain(..) {
+            self.endpoint.shared().drop_future(key);
+        }
     }
 }
 

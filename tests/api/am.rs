@@ -480,9 +480,10 @@ scenarios! { between workers:
     /// A callback may hold its own worker; dropping the guard lets both go.
     async fn callback_holds_its_worker(way: Way) {
         let Pair { here, there } = way.pair().await;
-        let held = (there.worker.clone(), there.endpoint.clone());
+        let held = there.clone();
         let handler = there.worker.active_messages(ID).on_message(move |_| {
-            let _ = held.0.progress();
+            let side: &Side = &held;
+            side.worker.progress();
         }).expect("a callback");
         here.endpoint.am_send(ID, "", "x").await.expect("sent");
         drop(there);
