@@ -40,6 +40,7 @@
 //! | [`Buffer`], [`BufferMut`], [`HostBufferMut`] | what operations own while they are under way | |
 //! | [`Region`], [`Descriptor`], [`RemoteRegion`] | exposed memory: here, on the way, there | `ucp_mem_h`, packed and unpacked `ucp_rkey_h` |
 //! | [`TagSend`], [`TagRecv`], [`Put`], [`Get`], [`Flush`] | operations: futures that do nothing before they are awaited or posted | `ucp_*_nbx` |
+//! | [`ByteStream`] | a stream of bytes, like a `TcpStream`; many on one endpoint | `ucp_stream_*` |
 //! | [`Op`] | an operation that was posted | a request |
 //! | [`transport`] | the contract of a path, for those who drive one by hand or bring their own | UCT |
 //!
@@ -54,7 +55,8 @@
 //! | [`TagRecv`], [`TagMatched`] | nothing | cancel safe: the receive is withdrawn; a message that it had matched goes back to its place |
 //! | [`Get`] | nothing | it runs to its end into the buffer that it owns, which is freed then |
 //! | [`Matched`] | | the message goes back to its place |
-//! | [`Flush`], [`Closed`] | nothing | cancel safe |
+//! | [`Flush`], [`Closed`], [`OpenStream`], [`AcceptStream`], [`ReadChunk`] | nothing | cancel safe |
+//! | [`WriteBuffer`] | nothing was written | all of it still is |
 //! | [`Op`] | | as the operation that it was; [`Op::cancel`] ends it and says what happened |
 //! | `connect`, `accept` | nothing | the half-made connection is given up at both ends |
 //!
@@ -91,8 +93,9 @@ mod worker;
 pub use config::Progress;
 pub use context::{Context, ContextBuilder};
 pub use endpoint::{
-    Closed, Completion, Destination, Endpoint, Fetched, Flush, Get, Matched, MessageInfo, Op, Put,
-    Received, RemoteRegion, TagMatched, TagRecv, TagSend, Worker,
+    AcceptStream, ByteReader, ByteStream, ByteWriter, Closed, Completion, Destination, Endpoint,
+    Fetched, Flush, Get, Matched, MessageInfo, Op, OpenStream, Put, ReadChunk, Received,
+    RemoteRegion, ReuniteError, TagMatched, TagRecv, TagSend, Worker, WriteBuffer,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};

@@ -9,6 +9,7 @@
 //! | `handle` | [`Endpoint`]: one connection |
 //! | `tag` | tagged sends and receives, probes |
 //! | `rma` | [`RemoteRegion`], put, get |
+//! | `stream` | [`ByteStream`]: streams of bytes, opened and accepted on an endpoint |
 //! | `operation` | [`Op`]: an operation that was posted |
 //!
 //! Tests: `tests/api/`, `tests/cancel/`, `tests/process/`.
@@ -16,12 +17,17 @@
 mod handle;
 mod operation;
 mod rma;
+mod stream;
 mod tag;
 mod worker;
 
 pub use handle::{Closed, Endpoint, Flush};
 pub use operation::{Completion, Op};
 pub use rma::{Fetched, Get, Put, RemoteRegion};
+pub use stream::{
+    AcceptStream, ByteReader, ByteStream, ByteWriter, OpenStream, ReadChunk, ReuniteError,
+    WriteBuffer,
+};
 pub use tag::{Matched, MessageInfo, Received, TagMatched, TagRecv, TagSend};
 pub(crate) use worker::lookup;
 pub use worker::{Destination, Worker};

@@ -18,6 +18,14 @@
 //! | `MAP` | generation of the region | `u32` slot of the region |
 //! | `CREDIT` | bytes of eager window returned | none |
 //! | `CLOSE` | none | none: nothing follows |
+//! | `STREAM_OPEN` | stream ([`StreamName`](super::stream::StreamName)) | none |
+//! | `STREAM_ACCEPTED` | number of streams accepted since the last | none |
+//! | `STREAM_DATA` | stream | payload |
+//! | `STREAM_FIN` | stream | none: no data follow |
+//! | `STREAM_WINDOW` | stream | `u64` bytes of window returned |
+//! | `STREAM_STOP` | stream | none: the receiver reads no more |
+//! | `STREAM_RESET` | stream | none: no data follow, and those unread are void |
+//! | `STREAM_RTS` | stream | [`StreamRts`]: the next bytes, still in the sender's memory; `DONE` frees them |
 //!
 //! Numbers 16 to 19 are those of active messages, 20 to 27 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts.
 
@@ -38,6 +46,14 @@ pub(crate) const JOIN: u8 = 12;
 pub(crate) const MAP: u8 = 13;
 pub(crate) const CREDIT: u8 = 14;
 pub(crate) const CLOSE: u8 = 15;
+pub(crate) const STREAM_OPEN: u8 = 20;
+pub(crate) const STREAM_DATA: u8 = 21;
+pub(crate) const STREAM_FIN: u8 = 22;
+pub(crate) const STREAM_WINDOW: u8 = 23;
+pub(crate) const STREAM_STOP: u8 = 24;
+pub(crate) const STREAM_RESET: u8 = 25;
+pub(crate) const STREAM_RTS: u8 = 26;
+pub(crate) const STREAM_ACCEPTED: u8 = 27;
 
 /// No slot, no segment.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -183,6 +199,24 @@ body! {
     }
 }
 
+body! {
+    /// Bytes of a stream that its reader copies out of the writer's memory.
+    StreamRts {
+        /// Operation of the writer.
+        op: u64,
+        /// Bytes.
+        length: u64,
+        /// Where they are in the writer's memory.
+        address: u64,
+        /// Memory segment that holds them, 0 when none does.
+        segment: u64,
+        /// Where in the segment.
+        segment_offset: u64,
+        /// The word that says whether they are still lent.
+        slot: u32,
+    }
+}
+
 /// Declares the numbers of the kinds of errors, once for both directions.
 macro_rules! error_codes {
     ($($code:literal => $kind:ident,)+) => {
@@ -274,6 +308,7 @@ mod tests {
         put_header: PutHeader of 24,
         get_request: GetRequest of 28,
         join: Join of 44,
+        stream_rts: StreamRts of 44,
     }
 
     #[test]

@@ -71,6 +71,7 @@ pub(crate) struct Core {
     pub(crate) rendezvous_threshold: RendezvousThreshold,
     /// Links with a flush pending.
     pub(crate) flushes: Vec<LinkId>,
+    pub(crate) streams: crate::worker::stream::Streams,
 }
 
 impl Core {
@@ -96,6 +97,7 @@ impl Core {
             endpoints: 0,
             rendezvous_threshold,
             flushes: Vec::new(),
+            streams: Default::default(),
         }
     }
 
@@ -646,7 +648,7 @@ impl Core {
                     continue;
                 }
                 match &entry.work {
-                    Work::Serve(_) | Work::PutIn { .. } | Work::Help { .. } => {
+                    Work::Serve(_) | Work::PutIn { .. } | Work::Help { .. } | Work::StreamIn(_) => {
                         self.operations.remove(key);
                     }
                     Work::Flush { .. } => {
@@ -666,6 +668,7 @@ impl Core {
         self.unexpected.remove_if(|message| {
             message.link == link && matches!(message.body, Body::Announced(_))
         });
+        self.end_streams(link, &error);
         if let Some(peer) = at(&mut self.peers, link) {
             if let Some(one_copy) = peer.one_copy.take() {
                 // The peer may not have noticed: it must not begin to touch what is exposed here, and who takes that back later waits for it.
@@ -685,6 +688,7 @@ impl Core {
     /// Drops the record of an ended connection; its slot may be used again.
     pub(crate) fn forget(&mut self, link: LinkId) {
         self.unclaimed.retain(|unclaimed| *unclaimed != link);
+        self.forget_streams(link);
         if at(&mut self.peers, link).is_some_and(|peer| !peer.is_alive()) {
             self.peers[link.index()] = None;
         }

@@ -688,6 +688,7 @@ impl Sink for Core {
         self.source_free(from, key);
         match self.operations.get(key).map(|entry| &mut entry.work) {
             Some(Work::PutIn { .. }) => self.put_landed(from, key),
+            Some(Work::StreamIn(_)) => self.stream_landed(key),
             Some(Work::Recv(recv)) if matches!(recv.stage, RecvStage::Copying) => {
                 let cost = recv.arrival.map_or(0, |arrival| eager_cost(arrival.length));
                 self.landed(key);
@@ -798,6 +799,9 @@ impl Core {
                 }
             }
             control::CLOSE => self.close_received(from),
+            control::STREAM_OPEN..=control::STREAM_ACCEPTED => {
+                self.stream_message(from, id, header, body)?;
+            }
             _ => return Err(violation("unknown message")),
         }
         Ok(())
@@ -829,6 +833,7 @@ impl Core {
                 let address = exposed.address.wrapping_add(put.offset as usize);
                 Ok(self.lend(key, address))
             }
+            control::STREAM_DATA => self.place_stream(from, header, prefix, length),
             control::TAG_EAGER if prefix.is_empty() => {
                 let tag = Tag(header);
                 // Before any receive is taken for it.
@@ -860,7 +865,7 @@ impl Core {
     }
 
     /// Lends memory of an operation to the interface, until `placed`.
-    fn lend(&mut self, key: OpKey, address: *mut u8) -> Place {
+    pub(crate) fn lend(&mut self, key: OpKey, address: *mut u8) -> Place {
         match self.operations.get(key) {
             Some(entry) => {
                 entry.in_flight += 1;

@@ -12,6 +12,7 @@
 //! | `peer` | one connection |
 //! | `direct` | a receive that is being polled |
 //! | `deliver`, `send`, `copy`, `rma` | what comes in, what goes out, copies without a stop, one-sided access |
+//! | `stream` | byte streams |
 //! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
 //! | `wireup` | dialling, listening, the handshake |
 //!
@@ -31,6 +32,7 @@ pub(crate) mod rma;
 pub(crate) mod send;
 pub(crate) mod shared;
 mod spin;
+pub(crate) mod stream;
 pub(crate) mod wireup;
 
 pub(crate) use handle::Handle;

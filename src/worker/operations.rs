@@ -174,6 +174,12 @@ pub(crate) enum Work {
     Help {
         _exposed: Arc<Exposed>,
     },
+    /// A long frame of a stream that is landing.
+    StreamIn(crate::worker::stream::Landing),
+    /// Bytes of a stream that a link sends from where they are.
+    StreamOut {
+        _buffer: Buffer,
+    },
     /// All put operations so far.
     Flush {
         before: u64,

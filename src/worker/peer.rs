@@ -17,6 +17,8 @@ use crate::{
 pub(crate) enum Queued {
     /// The next step of an operation.
     Operation(OpKey),
+    /// The next bytes of a stream.
+    Stream(crate::worker::stream::StreamKey),
     /// A message of the protocol itself.
     Control {
         id: u8,
@@ -109,6 +111,7 @@ pub(crate) struct Peer {
     pub(crate) lost: Option<Error>,
     /// Wakers of `closed()` and `ready()`.
     pub(crate) waiters: Vec<Waker>,
+    pub(crate) streams: crate::worker::stream::PeerStreams,
 }
 
 /// What may wait for room on a link before the peer, which reads none of it, is cut off.

@@ -28,7 +28,7 @@ const FRAGMENTS_IN_FLIGHT: u32 = 4;
 pub(crate) const SHARE_FROM: usize = 128 << 10;
 
 /// How one step of an operation went.
-enum Step {
+pub(crate) enum Step {
     /// Nothing more to send for it.
     Sent,
     /// More to send, after others had their turn.
@@ -111,6 +111,7 @@ impl Core {
                     }
                     self.advance(link, *key)
                 }
+                Queued::Stream(key) => self.advance_stream(*key),
             };
             match result {
                 Ok(Step::Sent | Step::Parked) => {}
@@ -137,6 +138,9 @@ impl Core {
     }
 
     fn mark_queued(&mut self, queued: &Queued) {
+        if let Queued::Stream(key) = queued {
+            self.streams.mark_queued(*key);
+        }
         if let Queued::Operation(key) = queued
             && let Some(entry) = self.operations.get(*key)
         {
@@ -375,7 +379,7 @@ impl Core {
                         | Work::Help { .. }
                 )
         });
-        if busy {
+        if busy || self.streams.has_unsent(link) {
             return;
         }
         peer.status = Status::Closing { sent: true };

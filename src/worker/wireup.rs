@@ -473,6 +473,7 @@ fn attach(
             handles: usize::from(claimed),
             lost: None,
             waiters: Vec::new(),
+            streams: Default::default(),
         };
         tracing::debug!(target: "wharf::endpoint", peer = %peer.info.name, transports = ?peer.transports, "connected");
         if index == engine.core.peers.len() {

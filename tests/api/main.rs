@@ -67,4 +67,5 @@ mod ends;
 mod listener;
 mod load;
 mod rma;
+mod stream;
 mod tag;
