@@ -210,7 +210,14 @@ impl Engine {
             buf.advance(count);
             return Some(Ok(count));
         }
-        self.core.streams.get(key)?.read_end()
+        // Long frames land in memory of their own.
+        let stream = self.core.streams.get(key)?;
+        let count = stream.reading.copy_to(buf);
+        if count > 0 {
+            self.core.read_from(key, count);
+            return Some(Ok(count));
+        }
+        stream.read_end()
     }
 
     /// The next bytes, without a copy. `Ok(None)`: the end.
@@ -247,10 +254,9 @@ impl super::Streams {
     #[inline]
     fn is_read(&self, key: StreamKey) -> bool {
         self.direct.as_ref().is_none_or(|direct| direct.filled > 0)
-            || self
-                .entries
-                .get(key.slot as usize)
-                .is_none_or(|stream| stream.reading.end.is_some() || stream.ended.is_some())
+            || self.entries.get(key.slot as usize).is_none_or(|stream| {
+                !stream.reading.is_empty() || stream.reading.end.is_some() || stream.ended.is_some()
+            })
     }
 
     /// Whether it has something, and room for more.
