@@ -31,7 +31,7 @@ pub(crate) fn run(spec: &Spec, cpus: [usize; 2], environment: &[(String, String)
     let iterations = (wanted as u64).clamp(200, 20_000_000);
     let line = start_and_read(spec, cpus, environment, iterations)?;
     Ok(match spec.verb {
-        Verb::Latency => line.median_us * 1e3,
+        Verb::Latency | Verb::BytesLatency => line.median_us * 1e3,
         Verb::Get => line.average_us * 1e3,
         Verb::Rate => line.per_second / 1e6,
         _ => line.per_second * spec.size as f64 / 1e9,
@@ -60,6 +60,8 @@ fn start_and_read(
     let test = match spec.verb {
         Verb::Latency => "tag_lat",
         Verb::Rate | Verb::Stream | Verb::StreamOwned => "tag_bw",
+        Verb::Bytes => "stream_bw",
+        Verb::BytesLatency => "stream_lat",
         Verb::Put => "ucp_put_bw",
         Verb::Get => "ucp_get",
         other => return Err(format!("ucx_perftest has no {other:?}").into()),
