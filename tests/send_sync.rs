@@ -1,10 +1,11 @@
 //! Which public types may cross threads. A type that stops being `Send`, `Sync` or `Unpin` breaks programs that rely on it.
 
 use wharf::{
-    Access, Buffer, BufferMut, Closed, Context, ContextBuilder, Descriptor, Endpoint, EndpointId,
-    Error, ErrorKind, Fetched, Flush, Get, HostBufferMut, Incoming, Listener, Mask, Matched,
-    MemoryType, MessageInfo, Op, OpError, Operation, Progress, Put, Received, Region, RemoteRegion,
-    Tag, TagMatched, TagRecv, TagSend, Worker, WorkerAddress, WorkerId,
+    AcceptStream, Access, Buffer, BufferMut, ByteReader, ByteStream, ByteWriter, Closed, Context,
+    ContextBuilder, Descriptor, Endpoint, EndpointId, Error, ErrorKind, Fetched, Flush, Get,
+    HostBufferMut, Incoming, Listener, Mask, Matched, MemoryType, MessageInfo, Op, OpError,
+    OpenStream, Operation, Progress, Put, ReadChunk, Received, Region, RemoteRegion, ReuniteError,
+    Tag, TagMatched, TagRecv, TagSend, Worker, WorkerAddress, WorkerId, WriteBuffer,
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
     },
@@ -48,6 +49,14 @@ all! {
     Get<'static, Vec<u8>>: Send + Unpin + 'static;
     Flush<'static>: Send + Unpin + 'static;
     Closed<'static>: Send + Unpin + 'static;
+    ByteStream: Send + Sync + Unpin + 'static;
+    ByteReader: Send + Sync + Unpin + 'static;
+    ByteWriter: Send + Sync + Unpin + 'static;
+    ReuniteError: Send + Sync + Unpin + 'static;
+    OpenStream<'static>: Send + Unpin + 'static;
+    AcceptStream<'static>: Send + Unpin + 'static;
+    ReadChunk<'static>: Send + Unpin + 'static;
+    WriteBuffer<'static>: Send + Unpin + 'static;
     Op<()>: Send + Unpin + 'static;
     Op<Received<Vec<u8>>>: Send + Unpin + 'static;
     Op<Fetched<Vec<u8>>>: Send + Unpin + 'static;

@@ -25,7 +25,6 @@
 //! | `STREAM_WINDOW` | stream | `u64` bytes of window returned |
 //! | `STREAM_STOP` | stream | none: the receiver reads no more |
 //! | `STREAM_RESET` | stream | none: no data follow, and those unread are void |
-//! | `STREAM_RTS` | stream | [`StreamRts`]: the next bytes, still in the sender's memory; `DONE` frees them |
 //!
 //! Numbers 16 to 19 are those of active messages, 20 to 27 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts.
 
@@ -52,7 +51,6 @@ pub(crate) const STREAM_FIN: u8 = 22;
 pub(crate) const STREAM_WINDOW: u8 = 23;
 pub(crate) const STREAM_STOP: u8 = 24;
 pub(crate) const STREAM_RESET: u8 = 25;
-pub(crate) const STREAM_RTS: u8 = 26;
 pub(crate) const STREAM_ACCEPTED: u8 = 27;
 
 /// No slot, no segment.
@@ -199,24 +197,6 @@ body! {
     }
 }
 
-body! {
-    /// Bytes of a stream that its reader copies out of the writer's memory.
-    StreamRts {
-        /// Operation of the writer.
-        op: u64,
-        /// Bytes.
-        length: u64,
-        /// Where they are in the writer's memory.
-        address: u64,
-        /// Memory segment that holds them, 0 when none does.
-        segment: u64,
-        /// Where in the segment.
-        segment_offset: u64,
-        /// The word that says whether they are still lent.
-        slot: u32,
-    }
-}
-
 /// Declares the numbers of the kinds of errors, once for both directions.
 macro_rules! error_codes {
     ($($code:literal => $kind:ident,)+) => {
@@ -308,7 +288,6 @@ mod tests {
         put_header: PutHeader of 24,
         get_request: GetRequest of 28,
         join: Join of 44,
-        stream_rts: StreamRts of 44,
     }
 
     #[test]

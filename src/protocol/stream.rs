@@ -10,9 +10,6 @@ pub(crate) const STREAM_BYTES: u64 = 512 << 10;
 /// What is read is returned when it is this much.
 pub(crate) const STREAM_RETURN: u64 = STREAM_BYTES / 2;
 
-/// What an announcement costs of the window, however long the bytes are that it announces: they stay with the sender.
-pub(crate) const STREAM_ANNOUNCE: u64 = 8 << 10;
-
 /// Streams that the peer has opened and that nobody here has accepted.
 pub(crate) const STREAM_BACKLOG: usize = 128;
 

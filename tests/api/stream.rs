@@ -445,6 +445,30 @@ scenarios! { everywhere:
         same(&found, bytes, "what was read");
     }
 
+    /// An owned buffer is written as a whole although its future is dropped; nothing of one that was never polled is.
+    async fn dropped_buffers(way: Way) {
+        let pair = way.pair().await;
+        let (mut here, mut there) = streams(&pair).await;
+        let sizes = [5, 9000, 400_000, (1 << 20) + 9, 70_000];
+        for (seed, size) in sizes.into_iter().enumerate() {
+            let mut write = here.write_buffer(pattern(size, seed));
+            poll_fn(|cx| {
+                let _ = Pin::new(&mut write).poll(cx);
+                std::task::Poll::Ready(())
+            })
+            .await;
+            drop(write);
+            drop(here.write_buffer(pattern(1000, 99)));
+        }
+        drop(here);
+        let bytes = read_all(&mut there).await;
+        let mut rest = &bytes[..];
+        for (seed, size) in sizes.into_iter().enumerate() {
+            same(rest.split_off(..size).expect("all of it"), pattern(size, seed), size);
+        }
+        assert!(rest.is_empty());
+    }
+
     /// Both halves by two tasks; put together again.
     async fn split_and_reunited(way: Way) {
         let pair = way.pair().await;

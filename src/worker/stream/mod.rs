@@ -16,11 +16,15 @@
 //! | `reading` | what has arrived, and a read that is being polled |
 //! | `outgoing` | what is written, on its way to the link |
 //!
-//! Tests: `tests/api/stream.rs`, `tests/cancel/`, and beside `incoming` with a peer that breaks the rules.
+//! | `tests` | a peer that breaks the rules |
+//!
+//! Tests: `tests/api/stream.rs`, `tests/process/death.rs`, and `tests`.
 
 mod incoming;
 mod outgoing;
 mod reading;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{HashMap, VecDeque},
