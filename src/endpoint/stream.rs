@@ -7,6 +7,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
+    time::Instant,
 };
 
 use bytes::{Buf, Bytes};
@@ -56,12 +57,17 @@ pub struct ByteReader {
     inner: Arc<Inner>,
     /// Taken from the stream and not yet consumed.
     head: Bytes,
+    since: Since,
 }
 
 /// The writing half of a [`ByteStream`].
 pub struct ByteWriter {
     inner: Arc<Inner>,
+    since: Since,
 }
+
+/// When a wait began that is not over: how long waits last decides how long the next one looks before it sleeps.
+type Since = Option<Instant>;
 
 struct Inner {
     endpoint: Endpoint,
@@ -82,6 +88,7 @@ impl Inner {
     fn drive<R>(
         &self,
         cx: &mut Context<'_>,
+        since: &mut Since,
         mut attempt: impl FnMut(&mut Engine) -> Option<R>,
         park: impl FnMut(&mut Engine, &Waker),
     ) -> Poll<R> {
@@ -92,24 +99,32 @@ impl Inner {
         let mut engine = shared.enter();
         let done = attempt(&mut engine);
         shared.leave(engine);
-        match done {
+        let done = match done {
             Some(done) => {
                 shared.count(cx);
                 Poll::Ready(done)
             }
             None => shared.drive(cx, attempt, park),
+        };
+        if done.is_pending() {
+            since.get_or_insert_with(Instant::now);
+        } else if let Some(since) = since.take() {
+            shared.spin.learn(since.elapsed());
         }
+        done
     }
 
     /// As [`Inner::drive`], for what waits until something has left.
     fn drive_out<R>(
         &self,
         cx: &mut Context<'_>,
+        since: &mut Since,
         mut attempt: impl FnMut(&mut Engine) -> Option<R>,
     ) -> Poll<R> {
         let key = self.key;
         self.drive(
             cx,
+            since,
             |engine| {
                 if let Some(done) = attempt(engine) {
                     return Some(done);
@@ -132,8 +147,9 @@ impl ByteStream {
             reader: ByteReader {
                 inner: inner.clone(),
                 head: Bytes::new(),
+                since: None,
             },
-            writer: ByteWriter { inner },
+            writer: ByteWriter { inner, since: None },
         }
     }
 
@@ -218,6 +234,7 @@ impl ByteReader {
         let key = self.inner.key;
         self.inner.drive(
             cx,
+            &mut self.since,
             |engine| engine.read_stream_chunk(key),
             |engine, waker| engine.core.wait_to_read(key, waker),
         )
@@ -288,6 +305,7 @@ impl AsyncRead for ByteReader {
         let key = this.inner.key;
         let read = this.inner.drive(
             cx,
+            &mut this.since,
             |engine| engine.read_stream(key, buf),
             |engine, waker| engine.core.wait_to_read(key, waker),
         );
@@ -322,15 +340,16 @@ impl AsyncWrite for ByteWriter {
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let key = self.inner.key;
+        let this = &mut *self;
+        let key = this.inner.key;
         if slices.iter().all(|slice| slice.is_empty()) {
             return Poll::Ready(Ok(0));
         }
-        let written = self.inner.drive_out(cx, |engine| {
+        let written = this.inner.drive_out(cx, &mut this.since, |engine| {
             let mut written = 0;
             for slice in slices.iter().filter(|slice| !slice.is_empty()) {
                 match engine.core.write_stream(key, slice) {
@@ -354,17 +373,19 @@ impl AsyncWrite for ByteWriter {
         true
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let key = self.inner.key;
-        self.inner
-            .drive_out(cx, |engine| engine.core.flush_stream(key))
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let key = this.inner.key;
+        this.inner
+            .drive_out(cx, &mut this.since, |engine| engine.core.flush_stream(key))
             .map(|flushed| flushed.map_err(io::Error::from))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let key = self.inner.key;
-        self.inner
-            .drive_out(cx, |engine| {
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let key = this.inner.key;
+        this.inner
+            .drive_out(cx, &mut this.since, |engine| {
                 engine.core.finish_stream(key);
                 engine.core.has_finished(key)
             })
@@ -594,7 +615,9 @@ impl Future for WriteBuffer<'_> {
         }
         let number = this.number;
         inner
-            .drive_out(cx, |engine| engine.core.has_left(key, number))
+            .drive_out(cx, &mut this.writer.since, |engine| {
+                engine.core.has_left(key, number)
+            })
             .map(|left| left.map_err(Into::into))
     }
 }
