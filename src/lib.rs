@@ -64,7 +64,8 @@
 //!
 //! Tagged messages of one endpoint match in the order in which their sends were first polled or posted. Puts and gets have no order among
 //! themselves or against messages; [`Endpoint::flush`] makes one. A put resolves when its bytes are visible at the target, with
-//! [`Put::local`] when its source may be reused.
+//! [`Put::local`] when its source may be reused. The bytes of one [`ByteStream`] arrive in order; streams have none among themselves or
+//! against messages.
 //!
 //! # Runtimes
 //!

@@ -195,6 +195,7 @@ impl Peer {
                 format!("{who}, {by}")
             }
             Operation::Put | Operation::Get => format!("messages over {name}, served by the owner"),
+            Operation::Stream => format!("frames over {name}, within the window of the stream"),
             _ if length <= self.short => format!("eager, inline over {name}"),
             _ if length <= self.eager => format!("eager over {name}"),
             _ if cma && length >= ONE_COPY_FROM => {
