@@ -7,7 +7,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker, ready},
-    time::Instant,
 };
 
 use bytes::{Buf, Bytes};
@@ -57,17 +56,12 @@ pub struct ByteReader {
     inner: Arc<Inner>,
     /// Taken from the stream and not yet consumed.
     head: Bytes,
-    since: Since,
 }
 
 /// The writing half of a [`ByteStream`].
 pub struct ByteWriter {
     inner: Arc<Inner>,
-    since: Since,
 }
-
-/// When a wait began that is not over: how long waits last decides how long the next one looks before it sleeps.
-type Since = Option<Instant>;
 
 struct Inner {
     endpoint: Endpoint,
@@ -88,7 +82,6 @@ impl Inner {
     fn drive<R>(
         &self,
         cx: &mut Context<'_>,
-        since: &mut Since,
         mut attempt: impl FnMut(&mut Engine) -> Option<R>,
         park: impl FnMut(&mut Engine, &Waker),
     ) -> Poll<R> {
@@ -99,32 +92,24 @@ impl Inner {
         let mut engine = shared.enter();
         let done = attempt(&mut engine);
         shared.leave(engine);
-        let done = match done {
+        match done {
             Some(done) => {
                 shared.count(cx);
                 Poll::Ready(done)
             }
             None => shared.drive(cx, attempt, park),
-        };
-        if done.is_pending() {
-            since.get_or_insert_with(Instant::now);
-        } else if let Some(since) = since.take() {
-            shared.spin.learn(since.elapsed());
         }
-        done
     }
 
     /// As [`Inner::drive`], for what waits until something has left.
     fn drive_out<R>(
         &self,
         cx: &mut Context<'_>,
-        since: &mut Since,
         mut attempt: impl FnMut(&mut Engine) -> Option<R>,
     ) -> Poll<R> {
         let key = self.key;
         self.drive(
             cx,
-            since,
             |engine| {
                 if let Some(done) = attempt(engine) {
                     return Some(done);
@@ -147,9 +132,8 @@ impl ByteStream {
             reader: ByteReader {
                 inner: inner.clone(),
                 head: Bytes::new(),
-                since: None,
             },
-            writer: ByteWriter { inner, since: None },
+            writer: ByteWriter { inner },
         }
     }
 
@@ -234,7 +218,6 @@ impl ByteReader {
         let key = self.inner.key;
         self.inner.drive(
             cx,
-            &mut self.since,
             |engine| engine.read_stream_chunk(key),
             |engine, waker| engine.core.wait_to_read(key, waker),
         )
@@ -305,7 +288,6 @@ impl AsyncRead for ByteReader {
         let key = this.inner.key;
         let read = this.inner.drive(
             cx,
-            &mut this.since,
             |engine| engine.read_stream(key, buf),
             |engine, waker| engine.core.wait_to_read(key, waker),
         );
@@ -340,16 +322,15 @@ impl AsyncWrite for ByteWriter {
     }
 
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let this = &mut *self;
-        let key = this.inner.key;
+        let key = self.inner.key;
         if slices.iter().all(|slice| slice.is_empty()) {
             return Poll::Ready(Ok(0));
         }
-        let written = this.inner.drive_out(cx, &mut this.since, |engine| {
+        let written = self.inner.drive_out(cx, |engine| {
             let mut written = 0;
             for slice in slices.iter().filter(|slice| !slice.is_empty()) {
                 match engine.core.write_stream(key, slice) {
@@ -373,19 +354,17 @@ impl AsyncWrite for ByteWriter {
         true
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        let key = this.inner.key;
-        this.inner
-            .drive_out(cx, &mut this.since, |engine| engine.core.flush_stream(key))
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let key = self.inner.key;
+        self.inner
+            .drive_out(cx, |engine| engine.core.flush_stream(key))
             .map(|flushed| flushed.map_err(io::Error::from))
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = &mut *self;
-        let key = this.inner.key;
-        this.inner
-            .drive_out(cx, &mut this.since, |engine| {
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let key = self.inner.key;
+        self.inner
+            .drive_out(cx, |engine| {
                 engine.core.finish_stream(key);
                 engine.core.has_finished(key)
             })
@@ -615,9 +594,7 @@ impl Future for WriteBuffer<'_> {
         }
         let number = this.number;
         inner
-            .drive_out(cx, &mut this.writer.since, |engine| {
-                engine.core.has_left(key, number)
-            })
+            .drive_out(cx, |engine| engine.core.has_left(key, number))
             .map(|left| left.map_err(Into::into))
     }
 }
