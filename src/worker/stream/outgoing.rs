@@ -424,7 +424,7 @@ fn lend(operations: &mut Operations, link: LinkId, buffer: Buffer) -> OpKey {
     if let Some(entry) = operations.get(op) {
         entry.in_flight = 1;
         // Over as soon as the link has let go of it.
-        entry.deferred = Some(Outcome::Done(Ok(())));
+        entry.deferred = Some(Box::new(Outcome::Done(Ok(()))));
     }
     op
 }
