@@ -65,11 +65,19 @@ pub enum Operation {
     TagSend,
     /// Tagged receive.
     TagRecv,
+    /// Active message, sending.
+    AmSend,
+    /// Active message, receiving.
+    AmRecv,
     /// One-sided write.
     Put,
     /// One-sided read.
     Get,
-    /// Flush.
+    /// Atomic operation.
+    Atomic,
+    /// Raising a counter, or waiting for one.
+    Signal,
+    /// Flush or fence.
     Flush,
     /// Connection set-up, outgoing.
     Connect,
@@ -92,8 +100,12 @@ impl fmt::Display for Operation {
         f.write_str(match self {
             Self::TagSend => "tag send",
             Self::TagRecv => "tag receive",
+            Self::AmSend => "active message send",
+            Self::AmRecv => "active message receive",
             Self::Put => "put",
             Self::Get => "get",
+            Self::Atomic => "atomic operation",
+            Self::Signal => "signal",
             Self::Flush => "flush",
             Self::Connect => "connect",
             Self::Accept => "accept",

@@ -1,4 +1,4 @@
-//! Awaitable transfers for Tokio, in pure Rust: tagged messages and one-sided access between the memories of one program, of two processes
+//! Awaitable transfers for Tokio, in pure Rust: tagged and active messages and one-sided access between the memories of one program, of two processes
 //! on a host, and of two hosts, over the fastest path that both ends have.
 //!
 //! ```
@@ -39,8 +39,10 @@
 //! | [`Endpoint`] | one connection | `ucp_ep_h` |
 //! | [`Buffer`], [`BufferMut`], [`HostBufferMut`] | what operations own while they are under way | |
 //! | [`Region`], [`Descriptor`], [`RemoteRegion`] | exposed memory: here, on the way, there | `ucp_mem_h`, packed and unpacked `ucp_rkey_h` |
-//! | [`TagSend`], [`TagRecv`], [`Put`], [`Get`], [`Flush`] | operations: futures that do nothing before they are awaited or posted | `ucp_*_nbx` |
 //! | [`ByteStream`] | a stream of bytes, like a `TcpStream`; many on one endpoint | `ucp_stream_*` |
+//! | [`AmSend`], [`AmSink`], [`AmInbox`], [`ActiveMessage`] | active messages: sent, received, answered | `ucp_am_*` |
+//! | [`Counter`] | a word that peers raise by signals and tasks wait for | |
+//! | [`TagSend`], [`TagRecv`], [`Put`], [`Get`], [`Atomic`], [`Flush`], [`Fence`] | operations: futures that do nothing before they are awaited or posted | `ucp_*_nbx` |
 //! | [`Op`] | an operation that was posted | a request |
 //! | [`transport`] | the contract of a path, for those who drive one by hand or bring their own | UCT |
 //!
@@ -51,19 +53,23 @@
 //!
 //! | dropped | before its first poll | after it |
 //! |---|---|---|
-//! | [`TagSend`], [`Put`] | nothing was sent | it still happens; [`Endpoint::flush`] waits for it |
+//! | [`TagSend`], [`Put`], [`Atomic`] | nothing was sent | it still happens; [`Endpoint::flush`] waits for it |
 //! | [`TagRecv`], [`TagMatched`] | nothing | cancel safe: the receive is withdrawn; a message that it had matched goes back to its place |
+//! | [`AmSend`] | nothing was sent | it still happens; what is refused then, [`Endpoint::flush`] tells |
+//! | [`AmRecv`] | nothing | cancel safe |
+//! | [`ActiveMessage`], [`AmReceive`] | an announced message is rejected | the payload is fetched into the buffer that it owns, which is freed then |
 //! | [`Get`] | nothing | it runs to its end into the buffer that it owns, which is freed then |
 //! | [`Matched`] | | the message goes back to its place |
-//! | [`Flush`], [`Closed`], [`OpenStream`], [`AcceptStream`], [`ReadChunk`] | nothing | cancel safe |
 //! | [`WriteBuffer`] | nothing was written | all of it still is |
+//! | [`Flush`], [`FlushAll`], [`Fence`], [`Wait`], [`Closed`], [`OpenStream`], [`AcceptStream`], [`ReadChunk`] | nothing | cancel safe |
 //! | [`Op`] | | as the operation that it was; [`Op::cancel`] ends it and says what happened |
 //! | `connect`, `accept` | nothing | the half-made connection is given up at both ends |
 //!
 //! # Order and completion
 //!
-//! Tagged messages of one endpoint match in the order in which their sends were first polled or posted. Puts and gets have no order among
-//! themselves or against messages; [`Endpoint::flush`] makes one. A put resolves when its bytes are visible at the target, with
+//! Tagged messages of one endpoint match, and active messages of one endpoint and id arrive, in the order in which their sends were first polled or posted. Puts, gets and atomic operations have
+//! no order among themselves or against messages; [`Endpoint::fence`] and [`Endpoint::flush`] make one. A signal ([`Put::signal`]) comes
+//! behind its put: whoever it wakes sees the bytes. A put resolves when its bytes are visible at the target, with
 //! [`Put::local`] when its source may be reused. The bytes of one [`ByteStream`] arrive in order; streams have none among themselves or
 //! against messages.
 //!
@@ -94,12 +100,16 @@ mod worker;
 pub use config::Progress;
 pub use context::{Context, ContextBuilder};
 pub use endpoint::{
-    AcceptStream, ByteReader, ByteStream, ByteWriter, Closed, Completion, Destination, Endpoint,
-    Fetched, Flush, Get, Matched, MessageInfo, Op, OpenStream, Put, ReadChunk, Received,
-    RemoteRegion, ReuniteError, TagMatched, TagRecv, TagSend, Worker, WriteBuffer,
+    AcceptStream, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmInbox, AmReceive,
+    AmReceived, AmRecv, AmSend, AmSink, Atomic, ByteReader, ByteStream, ByteWriter, Closed,
+    Completion, Counter, Destination, Endpoint, Fence, Fetched, Flush, FlushAll, Get, Matched,
+    MessageInfo, Op, OpenStream, Put, ReadChunk, Received, RemoteRegion, ReuniteError, TagMatched,
+    TagRecv, TagSend, Wait, Worker, WriteBuffer,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};
 pub use memory::{Buffer, BufferMut, HostBufferMut, ReceiveBuffer, Region};
 pub use protocol::{Descriptor, WorkerAddress};
-pub use types::{Access, EndpointId, Identity, LinkId, Mask, MemoryType, Tag, WorkerId};
+pub use types::{
+    Access, AmId, AtomicWord, EndpointId, Identity, LinkId, Mask, MemoryType, Tag, WorkerId,
+};

@@ -1,11 +1,12 @@
 //! Which public types may cross threads. A type that stops being `Send`, `Sync` or `Unpin` breaks programs that rely on it.
 
 use wharf::{
-    AcceptStream, Access, Buffer, BufferMut, ByteReader, ByteStream, ByteWriter, Closed, Context,
-    ContextBuilder, Descriptor, Endpoint, EndpointId, Error, ErrorKind, Fetched, Flush, Get,
-    HostBufferMut, Incoming, Listener, Mask, Matched, MemoryType, MessageInfo, Op, OpError,
-    OpenStream, Operation, Progress, Put, ReadChunk, Received, Region, RemoteRegion, ReuniteError,
-    Tag, TagMatched, TagRecv, TagSend, Worker, WorkerAddress, WorkerId, WriteBuffer,
+    AcceptStream, Access, Atomic, Buffer, BufferMut, ByteReader, ByteStream, ByteWriter, Closed,
+    Context, ContextBuilder, Counter, Descriptor, Endpoint, EndpointId, Error, ErrorKind, Fence,
+    Fetched, Flush, FlushAll, Get, HostBufferMut, Incoming, Listener, Mask, Matched, MemoryType,
+    MessageInfo, Op, OpError, OpenStream, Operation, Progress, Put, ReadChunk, Received, Region,
+    RemoteRegion, ReuniteError, Tag, TagMatched, TagRecv, TagSend, Wait, Worker, WorkerAddress,
+    WorkerId, WriteBuffer,
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
     },
@@ -48,6 +49,15 @@ all! {
     Put<'static>: Send + Unpin + 'static;
     Get<'static, Vec<u8>>: Send + Unpin + 'static;
     Flush<'static>: Send + Unpin + 'static;
+    FlushAll<'static>: Send + Unpin + 'static;
+    Fence<'static>: Send + Unpin + 'static;
+    Atomic<'static, ()>: Send + Unpin + 'static;
+    Atomic<'static, u32>: Send + Unpin + 'static;
+    Atomic<'static, u64>: Send + Unpin + 'static;
+    Counter: Send + Sync + Unpin + Clone + 'static;
+    Wait<'static>: Send + Unpin + 'static;
+    Op<u32>: Send + Unpin + 'static;
+    Op<u64>: Send + Unpin + 'static;
     Closed<'static>: Send + Unpin + 'static;
     ByteStream: Send + Sync + Unpin + 'static;
     ByteReader: Send + Sync + Unpin + 'static;

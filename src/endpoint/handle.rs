@@ -13,11 +13,7 @@ use crate::{
     memory::{Buffer, ReceiveBuffer},
     protocol::Descriptor,
     types::{EndpointId, Identity, LinkId, Tag, WorkerId},
-    worker::{
-        Handle,
-        operations::{Outcome, Work},
-        shared::Shared,
-    },
+    worker::{Handle, operations::Outcome, shared::Shared},
 };
 
 use super::{
@@ -225,7 +221,6 @@ impl fmt::Debug for Entered {
         match self {
             Self::Waiting { key, .. } => f.debug_tuple("Waiting").field(key).finish(),
             Self::Over(_) => f.write_str("Over"),
-            Self::Taken => f.write_str("Taken"),
         }
     }
 }
@@ -245,14 +240,9 @@ impl Future for Flush<'_> {
                 {
                     return Err(error.during(Operation::Flush));
                 }
-                let before = core.operations.sequence();
-                let key = core
-                    .operations
-                    .insert(Some(link), false, Work::Flush { before });
-                core.check_flushes(link);
-                Ok(key)
-            });
-            this.entered = Some(Entered::new(this.endpoint.handle(), entered?));
+                Ok(core.begin_flush(link, false))
+            })?;
+            this.entered = entered.map(|key| Entered::new(this.endpoint.handle(), key));
         }
         match &mut this.entered {
             Some(entered) => {

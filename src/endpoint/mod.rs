@@ -8,22 +8,37 @@
 //! | `worker` | [`Worker`]: the root of endpoints and listeners, and of receives |
 //! | `handle` | [`Endpoint`]: one connection |
 //! | `tag` | tagged sends and receives, probes |
+//! | `am`, `inbox`, `message` | active messages: sending, receiving, one of them |
 //! | `rma` | [`RemoteRegion`], put, get |
 //! | `stream` | [`ByteStream`]: streams of bytes, opened and accepted on an endpoint |
+//! | `atomic`, `signal` | atomic operations; [`Counter`] and its waits |
+//! | `fence` | fences, flush of all endpoints |
 //! | `operation` | [`Op`]: an operation that was posted |
 //!
 //! Tests: `tests/api/`, `tests/cancel/`, `tests/process/`.
 
+mod am;
+mod atomic;
+mod fence;
 mod handle;
+mod inbox;
+mod message;
 mod operation;
 mod rma;
+mod signal;
 mod stream;
 mod tag;
 mod worker;
 
+pub use am::{AmSend, AmSink};
+pub use atomic::Atomic;
+pub use fence::{Fence, FlushAll};
 pub use handle::{Closed, Endpoint, Flush};
+pub use inbox::{ActiveMessages, AmHandler, AmInbox, AmRecv};
+pub use message::{ActiveMessage, AmBytes, AmReceive, AmReceived};
 pub use operation::{Completion, Op};
 pub use rma::{Fetched, Get, Put, RemoteRegion};
+pub use signal::{Counter, Wait};
 pub use stream::{
     AcceptStream, ByteReader, ByteStream, ByteWriter, OpenStream, ReadChunk, ReuniteError,
     WriteBuffer,

@@ -14,17 +14,17 @@ use tokio::time::Sleep;
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::ReceiveBuffer,
-    types::OpKey,
+    types::{AtomicNarrow as _, OpKey},
     worker::{Handle, operations::Outcome},
 };
 
 use super::{rma::Fetched, tag::Received};
 
-mod sealed {
+pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// What an [`Op`] resolves to. Implemented for `()` (sends and puts), [`Received`] and [`Fetched`].
+/// What an [`Op`] resolves to. Implemented for `()` (sends and puts), `u32` and `u64` (atomic operations), [`Received`] and [`Fetched`].
 pub trait Completion: sealed::Sealed + Unpin {
     /// The result.
     type Output;
@@ -37,7 +37,7 @@ pub trait Completion: sealed::Sealed + Unpin {
 #[derive(Debug)]
 pub struct Settled(pub(crate) Outcome);
 
-fn wrong() -> Error {
+pub(super) fn wrong() -> Error {
     Error::new(ErrorKind::InvalidArgument, "polled after completion")
 }
 
@@ -47,10 +47,28 @@ impl Completion for () {
     fn settle(outcome: Settled) -> Result<()> {
         match outcome.0 {
             Outcome::Done(result) => result,
+            Outcome::Value(_) => Ok(()),
             _ => Err(wrong()),
         }
     }
 }
+
+macro_rules! words {
+    ($($word:ty)*) => {$(
+        impl sealed::Sealed for $word {}
+        impl Completion for $word {
+            type Output = Result<$word>;
+            fn settle(outcome: Settled) -> Result<$word> {
+                match outcome.0 {
+                    Outcome::Value(value) => Ok(<$word>::narrow(value)),
+                    Outcome::Done(Err(error)) => Err(error),
+                    _ => Err(wrong()),
+                }
+            }
+        }
+    )*};
+}
+words!(u32 u64);
 
 impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Received<B> {}
 impl<B: ReceiveBuffer + Unpin> Completion for Received<B> {
@@ -126,12 +144,11 @@ impl Deadline {
 pub(crate) enum Entered {
     Waiting {
         handle: Arc<Handle>,
-        key: OpKey,
+        /// `None` once its outcome has been taken.
+        key: Option<OpKey>,
     },
     /// Over when it was posted: it never entered the table.
     Over(Option<Outcome>),
-    /// Its outcome has been taken from the table.
-    Taken,
 }
 
 impl Entered {
@@ -142,7 +159,7 @@ impl Entered {
     pub(crate) fn new(handle: &Arc<Handle>, key: OpKey) -> Self {
         Self::Waiting {
             handle: handle.clone(),
-            key,
+            key: Some(key),
         }
     }
 
@@ -152,13 +169,15 @@ impl Entered {
         deadline: &mut Deadline,
         operation: Operation,
     ) -> Poll<Outcome> {
-        let (shared, key) = match self {
-            Self::Waiting { handle, key } => (&handle.shared, *key),
+        let (shared, place) = match self {
+            Self::Waiting { handle, key } => (&handle.shared, key),
             Self::Over(outcome) => {
                 let outcome = outcome.take();
                 return Poll::Ready(outcome.unwrap_or_else(|| Outcome::Done(Err(wrong()))));
             }
-            Self::Taken => return Poll::Ready(Outcome::Done(Err(wrong()))),
+        };
+        let Some(key) = *place else {
+            return Poll::Ready(Outcome::Done(Err(wrong())));
         };
         if deadline.is_over(cx) {
             let outcome = shared.with(|engine| {
@@ -181,14 +200,19 @@ impl Entered {
                     buffer: None,
                 }
             });
-            *self = Self::Taken;
+            *place = None;
             return Poll::Ready(match outcome {
                 Outcome::Buffer {
                     result: Err(error),
                     buffer: None,
                 } if matches!(
                     operation,
-                    Operation::TagSend | Operation::Put | Operation::Flush
+                    Operation::TagSend
+                        | Operation::AmSend
+                        | Operation::Put
+                        | Operation::Atomic
+                        | Operation::Signal
+                        | Operation::Flush
                 ) =>
                 {
                     Outcome::Done(Err(error))
@@ -197,14 +221,18 @@ impl Entered {
             });
         }
         let outcome = std::task::ready!(shared.poll_outcome(cx, key));
-        *self = Self::Taken;
+        *place = None;
         Poll::Ready(outcome)
     }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        if let Self::Waiting { handle, key } = self {
+        if let Self::Waiting {
+            handle,
+            key: Some(key),
+        } = self
+        {
             handle.shared.drop_future(*key);
         }
     }
@@ -239,7 +267,11 @@ impl<T: Completion> Op<T> {
     /// As for the operation itself.
     #[doc(alias = "ucp_request_cancel")]
     pub async fn cancel(self) -> T::Output {
-        if let Entered::Waiting { handle, key } = &self.entered {
+        if let Entered::Waiting {
+            handle,
+            key: Some(key),
+        } = &self.entered
+        {
             let error = Error::new(ErrorKind::Canceled, "cancelled").during(self.operation);
             handle.shared.with(|engine| {
                 engine.progress();

@@ -19,6 +19,7 @@ use crate::{
     memory::{Buffer, BufferMut, ReceiveBuffer, Region},
     protocol::{
         Descriptor,
+        control::Signal,
         descriptor::{RegionKey, ShmRoute},
     },
     sys::identity::identity,
@@ -136,7 +137,15 @@ impl RemoteRegion {
         part
     }
 
-    fn check(
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    pub(super) fn target(&self) -> &Target {
+        &self.target
+    }
+
+    pub(super) fn check(
         &self,
         endpoint: &Endpoint,
         length: usize,
@@ -220,11 +229,13 @@ pub struct Put<'a> {
     remote: RemoteRegion,
     buffer: Buffer,
     local: bool,
+    /// An error goes to whoever awaits.
+    signal: Option<Result<Signal>>,
     deadline: Deadline,
     entered: Option<Entered>,
 }
 
-fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
+pub(super) fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
     let (link, id) = endpoint.place();
     let window = endpoint.shared().context.config().ops_window.value;
     match engine.core.endpoint(link, id) {
@@ -242,7 +253,7 @@ fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Res
     }
 }
 
-fn alive(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
+pub(super) fn alive(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
     match window(engine, endpoint, operation) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
         result => result,
@@ -256,6 +267,7 @@ impl<'a> Put<'a> {
             remote,
             buffer,
             local: false,
+            signal: None,
             deadline: Deadline::None,
             entered: None,
         }
@@ -264,6 +276,20 @@ impl<'a> Put<'a> {
     /// Resolves when the source may be reused; [`Endpoint::flush`] tells when the bytes are visible.
     pub fn local(mut self) -> Self {
         self.local = true;
+        self
+    }
+
+    /// Adds 1 to a [`Counter`](crate::Counter) of the peer once the bytes are visible, and wakes who waits for it. Whoever is woken sees the bytes.
+    ///
+    /// The put resolves as without; a put that failed does not signal. A counter that is gone makes the put fail with `StaleKey` where the
+    /// owner's software wrote the bytes; else the next [`Endpoint::flush`] says so. A flush waits until signals are applied.
+    pub fn signal(self, counter: &RemoteRegion) -> Self {
+        self.signal_by(counter, 1)
+    }
+
+    /// As [`Put::signal`], adding `n`.
+    pub fn signal_by(mut self, counter: &RemoteRegion, n: u64) -> Self {
+        self.signal = Some(self.endpoint.signal_for_put(counter, n));
         self
     }
 
@@ -285,12 +311,18 @@ impl<'a> Put<'a> {
         {
             return Err(OpError::new(error, Some(buffer)));
         }
+        let signal = match self.signal.take().transpose() {
+            Ok(signal) => signal,
+            Err(error) => return Err(OpError::new(error, Some(buffer))),
+        };
         let entered = self.endpoint.shared().with(|engine| {
             match window(engine, self.endpoint, Operation::Put) {
                 Ok(()) => Ok(match self.at_once(engine, &buffer) {
-                    Some(Ok(())) => Entered::over(Outcome::Done(Ok(()))),
+                    Some(Ok(())) => self
+                        .follow(engine, signal)
+                        .unwrap_or_else(|| Entered::over(Outcome::Done(Ok(())))),
                     Some(Err(error)) => self.enter_failed(engine, buffer, error),
-                    None => self.enter(engine, buffer),
+                    None => self.enter(engine, buffer, signal),
                 }),
                 Err(error) => Err(OpError::new(error, Some(buffer))),
             }
@@ -316,7 +348,23 @@ impl<'a> Put<'a> {
         }
     }
 
-    fn work(&self, buffer: Buffer) -> operations::Put {
+    /// Sends the signal behind bytes that are visible. `Some` when it has to wait for room.
+    #[inline]
+    fn follow(&self, engine: &mut Engine, signal: Option<Signal>) -> Option<Entered> {
+        let signal = signal?;
+        let (link, _) = self.endpoint.place();
+        if engine.core.signal_now(link, &signal) {
+            return None;
+        }
+        if let Some(peer) = engine.core.peer(link) {
+            peer.posted += 1;
+        }
+        let put = self.work(Buffer::new(), Some(signal));
+        let key = engine.core.start_signal(link, put);
+        Some(Entered::new(self.endpoint.handle(), key))
+    }
+
+    fn work(&self, buffer: Buffer, signal: Option<Signal>) -> operations::Put {
         let target = self.remote.target;
         operations::Put {
             buffer,
@@ -326,6 +374,8 @@ impl<'a> Put<'a> {
             local: self.local,
             acknowledged: false,
             slot: None,
+            signal: signal.map(Box::new),
+            signal_due: false,
         }
     }
 
@@ -336,7 +386,7 @@ impl<'a> Put<'a> {
         if let Some(peer) = engine.core.peer(link) {
             peer.posted += 1;
         }
-        let work = Work::Put(self.work(buffer));
+        let work = Work::Put(self.work(buffer, None));
         let key = engine.core.operations.insert(Some(link), false, work);
         engine
             .core
@@ -344,10 +394,10 @@ impl<'a> Put<'a> {
         Entered::new(self.endpoint.handle(), key)
     }
 
-    fn enter(&self, engine: &mut Engine, buffer: Buffer) -> Entered {
+    fn enter(&self, engine: &mut Engine, buffer: Buffer, signal: Option<Signal>) -> Entered {
         let (link, _) = self.endpoint.place();
         let target = self.remote.target;
-        let put = self.work(buffer);
+        let put = self.work(buffer, signal);
         if let Some(peer) = engine.core.peer(link) {
             peer.posted += 1;
         }
@@ -372,19 +422,26 @@ impl Future for Put<'_> {
                 Access::WRITE,
                 Operation::Put,
             )?;
+            let signal = this.signal.take().transpose()?;
             let mut engine = shared.enter();
             if let Err(error) = alive(&mut engine, this.endpoint, Operation::Put) {
                 shared.leave(engine);
                 return Poll::Ready(Err(error));
             }
             if let Some(result) = this.at_once(&mut engine, &this.buffer) {
+                if result.is_ok() {
+                    this.entered = this.follow(&mut engine, signal);
+                }
                 shared.leave(engine);
-                shared.count(cx);
-                return Poll::Ready(result.map_err(|error| error.during(Operation::Put)));
+                if this.entered.is_none() {
+                    shared.count(cx);
+                    return Poll::Ready(result.map_err(|error| error.during(Operation::Put)));
+                }
+            } else {
+                let buffer = std::mem::take(&mut this.buffer);
+                this.entered = Some(this.enter(&mut engine, buffer, signal));
+                shared.leave(engine);
             }
-            let buffer = std::mem::take(&mut this.buffer);
-            this.entered = Some(this.enter(&mut engine, buffer));
-            shared.leave(engine);
         }
         match &mut this.entered {
             Some(entered) => entered

@@ -474,7 +474,7 @@ impl Endpoint {
     /// Opens a byte stream.
     ///
     /// ```
-    /// # async fn run() -> wharf::Result<()> {
+    /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
     /// use tokio::io::{AsyncReadExt, AsyncWriteExt};
     /// use wharf::{Context, Worker};
     ///

@@ -148,6 +148,7 @@ fn enter(
         stage: SendStage::Queued,
         slot: None,
         cancelling: false,
+        am: None,
     };
     let key = engine
         .core

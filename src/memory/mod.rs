@@ -10,9 +10,11 @@
 //! it meanwhile. What is received into is unique: the program hands it over and has it back with the result, with an error
 //! too. So dropping a future never leaves a transfer with memory that someone else uses.
 
+pub(crate) mod atomic;
 mod buffer;
 mod host;
 pub(crate) mod region;
+pub(crate) mod waiters;
 
 pub use buffer::{Buffer, BufferMut, ReceiveBuffer};
 pub use host::HostBufferMut;

@@ -12,12 +12,13 @@
 use std::{
     fmt,
     sync::{Arc, Weak},
+    task::Waker,
     time::Duration,
 };
 
 use parking_lot::Mutex;
 
-use super::{BufferMut, Segment};
+use super::{BufferMut, Segment, waiters::Waiters};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::Access,
@@ -41,6 +42,8 @@ pub(crate) struct Exposed {
     pub(crate) length: usize,
     pub(crate) access: Access,
     pub(crate) segment: Option<(Arc<Segment>, usize)>,
+    /// Who waits for its value, see [`Exposed::value`].
+    pub(crate) waiters: Waiters,
     buffer: BufferMut,
 }
 
@@ -58,7 +61,7 @@ impl Exposed {
         Ok(())
     }
 
-    fn bounds(&self, offset: usize, length: usize) -> Result<*mut u8> {
+    pub(super) fn bounds(&self, offset: usize, length: usize) -> Result<*mut u8> {
         match offset.checked_add(length) {
             // SAFETY: offset lies within the exposed buffer, whose address is valid for `length` bytes.
             Some(end) if end <= self.length => Ok(unsafe { self.address.add(offset) }),
@@ -142,6 +145,13 @@ impl RegionTable {
         Ok(exposed)
     }
 
+    /// Takes the wakers of all who wait for the value of a region: a worker has ended.
+    pub(crate) fn take_waiters(&self, wakes: &mut Vec<Waker>) {
+        for exposed in self.slots.lock().iter().flatten() {
+            exposed.waiters.take_all(wakes);
+        }
+    }
+
     /// Exposes `buffer`.
     pub(crate) fn expose(
         self: &Arc<Self>,
@@ -169,6 +179,7 @@ impl RegionTable {
             segment: buffer
                 .segment()
                 .map(|(segment, offset)| (segment.clone(), offset)),
+            waiters: Waiters::default(),
             buffer,
         });
         slots[slot] = Some(exposed.clone());

@@ -9,7 +9,7 @@
 //! | `TAG_RTR` | operation of the sender | [`Rtr`] |
 //! | `FRAGMENT` | operation of the receiver | payload; fragments of one operation arrive in order |
 //! | `DONE` | operation of the peer | none: a copy is complete, a synchronous send matched |
-//! | `NACK` | operation of the peer | `u16` error code |
+//! | `NACK` | operation of the peer | `u16` error code, for a rejected message up to 46 bytes of text |
 //! | `CANCEL` | operation of the sender | none: forget its announcement |
 //! | `CANCELED` | operation of the sender | none: forgotten |
 //! | `PUT` | operation of the initiator | [`PutHeader`], payload |
@@ -25,10 +25,22 @@
 //! | `STREAM_WINDOW` | stream | `u64` bytes of window returned |
 //! | `STREAM_STOP` | stream | none: the receiver reads no more |
 //! | `STREAM_RESET` | stream | none: no data follow, and those unread are void |
+//! | `AM_EAGER` | [`am::word`] | the user's header, payload |
+//! | `AM_RTS` | [`am::word`] | [`Rts`], the user's header |
+//! | `AM_CREDIT` | [`am::credit`] | none: so many messages more of that id |
+//! | `AM_REFUSED` | [`am::credit`] | none: nobody receives that id; messages thrown away, their credits returned |
+//! | `ATOMIC` | operation of the initiator | [`Atomic`]; answered by `FETCHED`, or by `DONE` when the old value is not asked for |
+//! | `FETCHED` | operation of the initiator | `u64` old value |
+//! | `SIGNAL` | none | [`Signal`]; not answered |
+//! | `SETTLE` | operation of the peer | none: answered by `DONE`, or by `NACK` when a `SIGNAL` since the last was refused |
 //!
 //! Numbers 16 to 19 are those of active messages, 20 to 27 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts.
 
+use std::borrow::Cow;
+
 use crate::error::{Error, ErrorKind, Result};
+#[cfg(doc)]
+use crate::protocol::am;
 
 pub(crate) const TAG_EAGER: u8 = 1;
 pub(crate) const TAG_EAGER_SYNC: u8 = 2;
@@ -52,6 +64,15 @@ pub(crate) const STREAM_WINDOW: u8 = 23;
 pub(crate) const STREAM_STOP: u8 = 24;
 pub(crate) const STREAM_RESET: u8 = 25;
 pub(crate) const STREAM_ACCEPTED: u8 = 27;
+pub(crate) const AM_EAGER: u8 = 16;
+pub(crate) const AM_RTS: u8 = 17;
+pub(crate) const AM_CREDIT: u8 = 18;
+pub(crate) const AM_REFUSED: u8 = 19;
+
+pub(crate) const ATOMIC: u8 = 28;
+pub(crate) const FETCHED: u8 = 29;
+pub(crate) const SIGNAL: u8 = 30;
+pub(crate) const SETTLE: u8 = 31;
 
 /// No slot, no segment.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -158,8 +179,40 @@ body! {
         offset: u64,
         /// Slot of the region.
         slot: u32,
-        /// 1: the last fragment, to be acknowledged.
+        /// 1: the last fragment, to be acknowledged. 3: so, and a [`Signal`] follows the header.
         last: u32,
+    }
+}
+
+body! {
+    /// An atomic operation on exposed memory.
+    Atomic {
+        /// Generation of the region.
+        generation: u64,
+        /// Offset in the region.
+        offset: u64,
+        /// The operand.
+        operand: u64,
+        /// What the word must be, for a compare-swap.
+        compare: u64,
+        /// Slot of the region.
+        slot: u32,
+        /// Operation, width, and whether the old value is asked for.
+        code: u32,
+    }
+}
+
+body! {
+    /// Adds to a counter, and wakes who waits for it.
+    Signal {
+        /// Generation of the region.
+        generation: u64,
+        /// Offset in the region.
+        offset: u64,
+        /// How much.
+        add: u64,
+        /// Slot of the region.
+        slot: u32,
     }
 }
 
@@ -250,7 +303,13 @@ pub(crate) fn error_of(body: &[u8]) -> Error {
         .get(..2)
         .and_then(u16::take)
         .map_or(ErrorKind::Protocol, error_kind);
+    let text = body.get(2..).unwrap_or(&[]);
+    if kind == ErrorKind::Rejected && !text.is_empty() {
+        let text = format!("rejected: {}", String::from_utf8_lossy(text).escape_debug());
+        return Error::new(kind, Cow::Owned(text));
+    }
     let message = match kind {
+        ErrorKind::Rejected => "the peer rejected the message",
         ErrorKind::StaleKey => "the remote memory is not exposed any more",
         ErrorKind::OutOfBounds => "the range leaves the exposed region",
         ErrorKind::AccessDenied => "the region was not exposed for this access",
@@ -288,6 +347,8 @@ mod tests {
         put_header: PutHeader of 24,
         get_request: GetRequest of 28,
         join: Join of 44,
+        atomic: Atomic of 40,
+        signal: Signal of 28,
     }
 
     #[test]

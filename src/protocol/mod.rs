@@ -10,6 +10,8 @@
 //! | [`thresholds`] | how a message of a given length travels |
 //! | [`control`] | the messages of a link: their ids, what their header means, their bodies |
 //! | [`stream`] | byte streams: their names in messages and their limits |
+//! | [`am`] | the words of active messages, their limits |
+//! | [`atomic`] | the number by which a message names an atomic operation |
 //! | [`hello`] | the handshake of a new connection and its proofs of the shared secret |
 //! | [`address`], [`descriptor`] | what programs pass to each other by other means: where a worker is, what memory it exposes |
 //! | [`wire`] | the parts these are made of: reader, fields, sealed envelope |
@@ -21,6 +23,8 @@
 //! Tests: beside each file, against models and with arbitrary bytes; seen from outside in `tests/api/`.
 
 pub(crate) mod address;
+pub(crate) mod am;
+pub(crate) mod atomic;
 pub(crate) mod control;
 pub(crate) mod descriptor;
 pub(crate) mod hello;

@@ -127,6 +127,9 @@ pub struct LinkAttributes {
     pub max_zcopy: usize,
 }
 
+/// Longest prefix of [`Link::am_zcopy`], in bytes.
+pub const MAX_PREFIX: usize = 64;
+
 /// Why a send did not happen.
 #[derive(Debug)]
 pub enum SendError {
@@ -170,7 +173,7 @@ pub trait Link: Send + fmt::Debug {
         payload: &[u8],
     ) -> Result<(), SendError>;
 
-    /// Sends a message with body `prefix` (copied) + `payload` (not copied when that pays).
+    /// Sends a message with body `prefix` (copied, at most [`MAX_PREFIX`] bytes) + `payload` (not copied when that pays).
     ///
     /// # Safety
     /// `payload` must stay valid and unchanged until the call returned [`Zcopy::Done`], or [`Sink::sent`] was called with `token`,

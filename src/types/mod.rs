@@ -1,17 +1,21 @@
 //! The words that every room uses: small values without behaviour.
 //!
-//! Comes in: nothing. Goes out: tags, memory types, access rights, identifiers. Uses no other room.
+//! Comes in: nothing. Goes out: tags, memory types, access rights, identifiers, atomic words. Uses no other room.
 //! Tests: `tests/api/`, and beside each type.
 
 mod access;
+mod atomic;
 mod identity;
 mod ids;
 mod memory_type;
 mod tag;
 
 pub use access::Access;
+pub use atomic::AtomicWord;
+pub(crate) use atomic::sealed::Sealed as AtomicNarrow;
+pub(crate) use atomic::{AtomicOp, AtomicRequest, Width};
 pub use identity::Identity;
 pub(crate) use ids::OpKey;
-pub use ids::{EndpointId, LinkId, WorkerId};
+pub use ids::{AmId, EndpointId, LinkId, WorkerId};
 pub use memory_type::MemoryType;
 pub use tag::{Mask, Tag};

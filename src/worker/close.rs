@@ -79,5 +79,7 @@ impl Core {
             }
         }
         self.wakes.append(&mut self.arrivals);
+        self.am_end();
+        self.regions.take_waiters(&mut self.wakes);
     }
 }

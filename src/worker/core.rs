@@ -18,6 +18,8 @@ use crate::{
     worker::{
         copy::Transfer,
         direct::Direct,
+        fence::is_over,
+        inbox::Inboxes,
         operations::{
             self, Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work,
         },
@@ -72,6 +74,7 @@ pub(crate) struct Core {
     /// Links with a flush pending.
     pub(crate) flushes: Vec<LinkId>,
     pub(crate) streams: crate::worker::stream::Streams,
+    pub(crate) inboxes: Inboxes,
 }
 
 impl Core {
@@ -98,6 +101,7 @@ impl Core {
             rendezvous_threshold,
             flushes: Vec::new(),
             streams: Default::default(),
+            inboxes: Inboxes::default(),
         }
     }
 
@@ -118,32 +122,28 @@ impl Core {
 
     /// Ends the flushes of a link whose operations are all over.
     pub(crate) fn check_flushes(&mut self, link: LinkId) {
-        let flushes: Vec<(OpKey, u64)> = self
+        let flushes: Vec<(OpKey, u64, bool)> = self
             .operations
             .iter()
             .filter(|(_, entry)| entry.link == Some(link) && entry.outcome.is_none())
             .filter_map(|(key, entry)| match entry.work {
-                Work::Flush { before } => Some((key, before)),
+                Work::Flush { before, fence, .. } => Some((key, before, fence)),
                 _ => None,
             })
             .collect();
-        for (key, before) in flushes {
+        for (key, before, fence) in flushes {
             let pending = self.operations.iter().any(|(_, entry)| {
-                let over = match &entry.work {
-                    Work::Put(put) => {
-                        put.acknowledged || matches!(entry.outcome, Some(Outcome::Done(Err(_))))
-                    }
-                    Work::Send(_) | Work::Get(_) => entry.outcome.is_some(),
-                    _ => true,
-                };
-                entry.link == Some(link) && entry.sequence <= before && !over
+                entry.link == Some(link) && entry.sequence <= before && !is_over(entry, fence)
             });
-            if pending {
+            if pending || !self.is_settled(link, key) {
                 if !self.flushes.contains(&link) {
                     self.flushes.push(link);
                 }
             } else {
-                let lost = self.peer(link).and_then(|peer| peer.lost.take());
+                let lost = self
+                    .peer(link)
+                    .filter(|_| !fence)
+                    .and_then(|peer| peer.lost.take());
                 self.finish(key, Outcome::Done(lost.map_or(Ok(()), Err)));
             }
         }
@@ -205,10 +205,13 @@ impl Core {
         }
     }
 
-    /// A put that nobody waits for any more has failed: the next flush says so.
+    /// A put or an active message that nobody waits for any more has failed: the next flush says so.
     fn note_loss(&mut self, entry: &Entry, outcome: &Outcome) {
-        if let (Work::Put(_), Outcome::Done(Err(error)), Some(link)) =
-            (&entry.work, outcome, entry.link)
+        if let (
+            Work::Put(_) | Work::Atomic(_) | Work::Send(operations::Send { am: Some(_), .. }),
+            Outcome::Done(Err(error)),
+            Some(link),
+        ) = (&entry.work, outcome, entry.link)
             && let Some(peer) = self.peer(link)
         {
             peer.lost.get_or_insert_with(|| error.duplicate());
@@ -217,6 +220,9 @@ impl Core {
 
     /// A message that a dropped receive had taken returns to its place in the order of arrival.
     fn put_back(&mut self, entry: Entry, outcome: Outcome) {
+        if entry.discards {
+            return;
+        }
         if let Some((order, message)) = message_of(entry, outcome) {
             self.restore(order, message);
         }
@@ -224,7 +230,7 @@ impl Core {
 
     /// The message of a receive or claim whose future is gone keeps its place while its bytes arrive.
     fn keep_place(&mut self, key: OpKey) {
-        let Some(entry) = self.operations.get(key) else {
+        let Some(entry) = self.operations.get(key).filter(|entry| !entry.discards) else {
             return;
         };
         let (order, from, tag, length) = match &entry.work {
@@ -263,6 +269,7 @@ impl Core {
             Outcome::Buffer { result, .. } => result.as_ref().err().map(Error::duplicate),
             Outcome::Claimed(result) => result.as_ref().err().map(Error::duplicate),
             Outcome::Done(result) => result.as_ref().err().map(Error::duplicate),
+            Outcome::Value(_) => None,
         };
         if failure.is_none() && successor.is_none() {
             entry.outcome = Some(outcome);
@@ -477,10 +484,7 @@ impl Core {
                     },
                 );
             }
-            Work::Put(put) => {
-                put.acknowledged = true;
-                self.finish(key, Outcome::Done(Ok(())));
-            }
+            Work::Put(_) => self.put_visible(key),
             Work::Send(_) => self.finish(key, Outcome::Done(Ok(()))),
             _ => self.helped(key),
         }
@@ -549,7 +553,14 @@ impl Core {
                     }
                 };
                 if let Some(entry) = self.operations.get(key) {
-                    let work = std::mem::replace(&mut entry.work, Work::Flush { before: 0 });
+                    let work = std::mem::replace(
+                        &mut entry.work,
+                        Work::Flush {
+                            before: 0,
+                            fence: true,
+                            settle: None,
+                        },
+                    );
                     self.kept.push(Kept::new(pair, process, Some(work)));
                 }
                 if let Some(peer) = self.peer(link) {
@@ -592,6 +603,7 @@ impl Core {
             Work::Send(send) => send.slot,
             Work::Put(put) => put.slot,
             Work::Get(get) => get.slot,
+            Work::Atomic(_) => None,
             _ => return,
         };
         if let Some(link) = link
@@ -648,7 +660,11 @@ impl Core {
                     continue;
                 }
                 match &entry.work {
-                    Work::Serve(_) | Work::PutIn { .. } | Work::Help { .. } | Work::StreamIn(_) => {
+                    Work::Serve(_)
+                    | Work::PutIn { .. }
+                    | Work::Help { .. }
+                    | Work::AmLanding { .. }
+                    | Work::StreamIn(_) => {
                         self.operations.remove(key);
                     }
                     Work::Flush { .. } => {
@@ -669,6 +685,7 @@ impl Core {
             message.link == link && matches!(message.body, Body::Announced(_))
         });
         self.end_streams(link, &error);
+        self.am_ended(link);
         if let Some(peer) = at(&mut self.peers, link) {
             if let Some(one_copy) = peer.one_copy.take() {
                 // The peer may not have noticed: it must not begin to touch what is exposed here, and who takes that back later waits for it.
@@ -775,6 +792,7 @@ impl Core {
                 true
             }
             Work::Send(send) if matches!(send.stage, SendStage::Queued) => {
+                self.am_withdraw(link, key);
                 self.unqueue(link, key);
                 self.fail_operation(key, error);
                 true
@@ -788,9 +806,15 @@ impl Core {
                 }
                 false
             }
+            Work::Atomic(atomic) if !atomic.sent => {
+                self.unqueue(link, key);
+                self.fail_operation(key, error);
+                true
+            }
             Work::Put(put)
                 if put.next == 0
                     && put.slot.is_none()
+                    && !put.signal_due
                     && !self.transfers.iter().any(|transfer| transfer.op == key) =>
             {
                 self.unqueue(link, key);

@@ -8,7 +8,7 @@ use crate::{
     memory::{Buffer, BufferMut},
     protocol::{
         EAGER_WINDOW,
-        control::{self, GetRequest, Join, PutHeader, Rtr, Rts},
+        control::{self, GetRequest, Join, PutHeader, Rtr, Rts, Signal},
         matching::Arrival as Order,
     },
     sys::memfd::Mapping,
@@ -22,6 +22,7 @@ use crate::{
         },
         peer::{ANSWERS, ONE_COPY_FROM, Status, WINDOW_BACK, at, eager_cost},
         send::{SHARE_FROM, give},
+        signal::put_parts,
     },
 };
 
@@ -29,7 +30,7 @@ use crate::{
 const HELP: usize = 32;
 
 #[cold]
-fn violation(message: &'static str) -> Error {
+pub(super) fn violation(message: &'static str) -> Error {
     Error::new(ErrorKind::Protocol, message)
 }
 
@@ -437,12 +438,17 @@ impl Core {
             }
             Work::Put(put) => {
                 put.acknowledged = true;
-                if put.slot.is_some() {
+                if put.signal_due {
+                    // It is over when its signal is sent.
+                } else if put.slot.is_some() {
                     self.drop_transfers(key);
                     self.copied(key, Ok(()));
                 } else {
                     self.put_progress(key);
                 }
+            }
+            Work::Atomic(atomic) if atomic.sent && !atomic.fetch => {
+                self.finish(key, Outcome::Done(Ok(())));
             }
             _ => {}
         }
@@ -516,21 +522,31 @@ impl Core {
         link: LinkId,
         op: u64,
         header: PutHeader,
+        signal: Option<Signal>,
         length: usize,
     ) -> Option<OpKey> {
-        match self.regions.check(
-            header.slot,
-            header.generation,
-            header.offset,
-            length as u64,
-            Access::WRITE,
-        ) {
-            Ok(exposed) => {
-                let ack = (header.last == 1).then_some(op);
-                Some(
-                    self.operations
-                        .insert(Some(link), true, Work::PutIn { exposed, ack }),
-                )
+        let checked = self
+            .regions
+            .check(
+                header.slot,
+                header.generation,
+                header.offset,
+                length as u64,
+                Access::WRITE,
+            )
+            .and_then(|exposed| {
+                let raise = signal.map(|signal| self.find_counter(&signal));
+                Ok((exposed, raise.transpose()?.map(Box::new)))
+            });
+        match checked {
+            Ok((exposed, signal)) => {
+                let ack = (header.last != 0).then_some(op);
+                let work = Work::PutIn {
+                    exposed,
+                    ack,
+                    signal,
+                };
+                Some(self.operations.insert(Some(link), true, work))
             }
             Err(error) => {
                 self.control(
@@ -546,8 +562,15 @@ impl Core {
 
     fn put_landed(&mut self, link: LinkId, key: OpKey) {
         if let Some(entry) = self.operations.remove(key)
-            && let Work::PutIn { ack: Some(op), .. } = entry.work
+            && let Work::PutIn {
+                ack: Some(op),
+                signal,
+                ..
+            } = entry.work
         {
+            if let Some(signal) = signal {
+                self.raise(&signal);
+            }
             self.control(link, control::DONE, op, &[]);
         }
     }
@@ -605,7 +628,7 @@ impl Core {
             hit
         });
         // One that was matched ends by itself.
-        if found {
+        if found || self.am_cancel(link, op) {
             self.control(link, control::CANCELED, op, &[]);
         }
     }
@@ -689,6 +712,7 @@ impl Sink for Core {
         match self.operations.get(key).map(|entry| &mut entry.work) {
             Some(Work::PutIn { .. }) => self.put_landed(from, key),
             Some(Work::StreamIn(_)) => self.stream_landed(key),
+            Some(Work::AmLanding { .. }) => self.am_landed(from, key),
             Some(Work::Recv(recv)) if matches!(recv.stage, RecvStage::Copying) => {
                 let cost = recv.arrival.map_or(0, |arrival| eager_cost(arrival.length));
                 self.landed(key);
@@ -751,7 +775,7 @@ impl Sink for Core {
 impl Core {
     /// The peer broke the protocol; the interface closes the link, the worker the connection.
     #[cold]
-    fn broken(&mut self, link: LinkId, error: Error) -> Error {
+    pub(super) fn broken(&mut self, link: LinkId, error: Error) -> Error {
         self.failures.push((link, error.duplicate()));
         error
     }
@@ -769,14 +793,14 @@ impl Core {
             control::NACK => self.refused(from, OpKey(header), control::error_of(body)),
             control::CANCEL => self.cancel_announced(from, header),
             control::CANCELED => {
-                let canceled =
-                    Error::new(ErrorKind::Canceled, "cancelled").during(crate::Operation::TagSend);
+                let canceled = Error::new(ErrorKind::Canceled, "cancelled")
+                    .during(self.operation_of_send(OpKey(header)));
                 self.refused(from, OpKey(header), canceled);
             }
             control::PUT => {
-                let put = PutHeader::decode(body)?;
-                let data = body.get(PutHeader::SIZE..).unwrap_or(&[]);
-                if let Some(key) = self.put_target(from, header, put, data.len()) {
+                let (put, signal, start) = put_parts(body)?;
+                let data = body.get(start..).unwrap_or(&[]);
+                if let Some(key) = self.put_target(from, header, put, signal, data.len()) {
                     if let Some(entry) = self.operations.get(key)
                         && let Work::PutIn { exposed, .. } = &entry.work
                     {
@@ -802,6 +826,16 @@ impl Core {
             control::STREAM_OPEN..=control::STREAM_ACCEPTED => {
                 self.stream_message(from, id, header, body)?;
             }
+            control::AM_EAGER => self.am_eager(from, header, body)?,
+            control::AM_RTS => self.am_announced(from, header, body)?,
+            control::AM_CREDIT => self.am_credit(from, header),
+            control::AM_REFUSED => self.am_refused(from, header),
+            control::ATOMIC => {
+                self.atomic_request(from, header, &control::Atomic::decode(body)?)?
+            }
+            control::FETCHED => self.fetched(from, OpKey(header), body)?,
+            control::SIGNAL => self.signalled(from, &Signal::decode(body)?),
+            control::SETTLE => self.settle(from, header),
             _ => return Err(violation("unknown message")),
         }
         Ok(())
@@ -821,8 +855,8 @@ impl Core {
                 None => Place::Discard,
             }),
             control::PUT => {
-                let put = PutHeader::decode(prefix)?;
-                let Some(key) = self.put_target(from, header, put, length) else {
+                let (put, signal, _) = put_parts(prefix)?;
+                let Some(key) = self.put_target(from, header, put, signal, length) else {
                     return Ok(Place::Discard);
                 };
                 let Some(Work::PutIn { exposed, .. }) =
@@ -834,6 +868,7 @@ impl Core {
                 Ok(self.lend(key, address))
             }
             control::STREAM_DATA => self.place_stream(from, header, prefix, length),
+            control::AM_EAGER => self.am_place(from, header, prefix, length),
             control::TAG_EAGER if prefix.is_empty() => {
                 let tag = Tag(header);
                 // Before any receive is taken for it.
@@ -917,7 +952,7 @@ impl Core {
     }
 
     /// Counts an eager message against the peer's window.
-    fn hold_window(&mut self, link: LinkId, length: usize) -> Result<()> {
+    pub(super) fn hold_window(&mut self, link: LinkId, length: usize) -> Result<()> {
         if let Some(peer) = self.peer(link) {
             peer.eager_held += eager_cost(length);
             if peer.eager_held > EAGER_WINDOW {

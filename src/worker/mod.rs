@@ -13,24 +13,33 @@
 //! | `direct` | a receive that is being polled |
 //! | `deliver`, `send`, `copy`, `rma` | what comes in, what goes out, copies without a stop, one-sided access |
 //! | `stream` | byte streams |
+//! | `am`, `inbox` | active messages: what goes out and its credits; what comes in and waits |
+//! | `atomic`, `signal`, `fence` | atomic operations, signals to who waits, waiting for what was begun before |
 //! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
 //! | `wireup` | dialling, listening, the handshake |
 //!
 //! Tests: `tests/api/`, `tests/process/`, `tests/cancel/`.
 
+pub(crate) mod am;
+pub(crate) mod atomic;
 mod close;
 pub(crate) mod copy;
 pub(crate) mod core;
 mod deliver;
 pub(crate) mod direct;
 pub(crate) mod engine;
+mod fence;
+#[cfg(test)]
+mod frames;
 mod handle;
+pub(crate) mod inbox;
 pub(crate) mod operations;
 pub(crate) mod peer;
 mod reactor;
 pub(crate) mod rma;
 pub(crate) mod send;
 pub(crate) mod shared;
+pub(crate) mod signal;
 mod spin;
 pub(crate) mod stream;
 pub(crate) mod wireup;

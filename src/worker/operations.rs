@@ -7,9 +7,13 @@ use slab::Slab;
 use crate::{
     error::{Error, Result},
     memory::{Buffer, BufferMut, region::Exposed},
-    protocol::matching::{Arrival as Order, PostId},
+    protocol::{
+        control::{self, Signal},
+        matching::{Arrival as Order, PostId},
+    },
     types::{EndpointId, LinkId, OpKey, Tag},
     util::waker_slot::WakerSlot,
+    worker::signal::Raise,
 };
 
 /// What a receive or a get ended with.
@@ -30,6 +34,8 @@ pub(crate) enum Outcome {
     },
     /// Boxed, as is what is rare in an entry: the rest is moved for every message.
     Claimed(Result<Box<(Order, Unexpected)>>),
+    /// The old value of an atomic operation.
+    Value(u64),
 }
 
 /// A message that nobody had posted a receive for.
@@ -56,7 +62,7 @@ pub(crate) enum Body {
         credit: u32,
     },
     /// Announced; its bytes are still with the sender.
-    Announced(crate::protocol::control::Rts),
+    Announced(control::Rts),
     /// On its way into the memory of this receive or claim, whose future is gone: keeps the message's place.
     Arriving { op: OpKey, length: usize },
 }
@@ -100,6 +106,8 @@ pub(crate) struct Send {
     /// The word that both ends count chunks in, when they copy together.
     pub(crate) slot: Option<u32>,
     pub(crate) cancelling: bool,
+    /// The user's header of an active message, whose word `tag` is then; `None` for a tagged one.
+    pub(crate) am: Option<Buffer>,
 }
 
 pub(crate) enum RecvStage {
@@ -132,6 +140,10 @@ pub(crate) struct Put {
     pub(crate) local: bool,
     pub(crate) acknowledged: bool,
     pub(crate) slot: Option<u32>,
+    /// Raised at the peer once the bytes are visible.
+    pub(crate) signal: Option<Box<Signal>>,
+    /// The bytes are visible, and the signal is left to send.
+    pub(crate) signal_due: bool,
 }
 
 pub(crate) struct Get {
@@ -140,6 +152,15 @@ pub(crate) struct Get {
     pub(crate) offset: u64,
     pub(crate) got: usize,
     pub(crate) slot: Option<u32>,
+}
+
+/// An atomic operation that the owner of the word does, or the question what became of signals.
+pub(crate) struct Atomic {
+    /// `None` for the question.
+    pub(crate) message: Option<control::Atomic>,
+    /// The old value is asked for.
+    pub(crate) fetch: bool,
+    pub(crate) sent: bool,
 }
 
 /// A peer's get, served from exposed memory.
@@ -157,11 +178,13 @@ pub(crate) enum Work {
     Claim(Option<PostId>),
     Put(Put),
     Get(Get),
+    Atomic(Atomic),
     Serve(Serve),
     /// A frame of a peer's put that is landing in exposed memory.
     PutIn {
         exposed: Arc<Exposed>,
         ack: Option<u64>,
+        signal: Option<Box<Raise>>,
     },
     /// A claim that met a long message, which is landing in memory of its own.
     ClaimLanding {
@@ -169,6 +192,11 @@ pub(crate) enum Work {
         tag: Tag,
         from: EndpointId,
         order: Order,
+    },
+    /// An eager active message that is landing in memory of its own.
+    AmLanding {
+        data: Vec<u8>,
+        word: u64,
     },
     /// Help for a peer's put or get: this side copies a share. Holds the memory.
     Help {
@@ -180,9 +208,12 @@ pub(crate) enum Work {
     StreamOut {
         _buffer: Buffer,
     },
-    /// All put operations so far.
+    /// All operations so far, or, for a fence, all accesses to remote memory.
     Flush {
         before: u64,
+        fence: bool,
+        /// The operation that asks what became of signals.
+        settle: Option<OpKey>,
     },
 }
 
@@ -208,6 +239,8 @@ pub(crate) struct Entry {
     pub(crate) keeps_place: bool,
     /// The receive that has matched that message.
     pub(crate) successor: Option<OpKey>,
+    /// A receive of an active message: once its future is gone, so is the message.
+    pub(crate) discards: bool,
 }
 
 #[derive(Default)]
@@ -237,6 +270,7 @@ impl Operations {
             copies: 0,
             keeps_place: false,
             successor: None,
+            discards: false,
         });
         OpKey::new(slot as u32, generation)
     }

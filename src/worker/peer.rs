@@ -9,7 +9,7 @@ use crate::{
     sys::memfd::Mapping,
     transport::{Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, shm::Pair},
     types::{EndpointId, LinkId, OpKey, WorkerId},
-    worker::copy::Remote,
+    worker::{am::AmPeer, copy::Remote, signal::Signals},
 };
 
 /// What waits for room on a link, in order.
@@ -109,6 +109,9 @@ pub(crate) struct Peer {
     pub(crate) handles: usize,
     /// Why a put failed whose future was over by then; the next flush tells.
     pub(crate) lost: Option<Error>,
+    /// Credits of active messages.
+    pub(crate) am: AmPeer,
+    pub(crate) signals: Signals,
     /// Wakers of `closed()` and `ready()`.
     pub(crate) waiters: Vec<Waker>,
     pub(crate) streams: crate::worker::stream::PeerStreams,
@@ -196,6 +199,14 @@ impl Peer {
             }
             Operation::Put | Operation::Get => format!("messages over {name}, served by the owner"),
             Operation::Stream => format!("frames over {name}, within the window of the stream"),
+            Operation::Atomic if direct.is_some() => {
+                format!(
+                    "the initiator's processor in mapped memory, else messages over {name}, served by the owner"
+                )
+            }
+            Operation::Atomic | Operation::Signal => {
+                format!("messages over {name}, served by the owner")
+            }
             _ if length <= self.short => format!("eager, inline over {name}"),
             _ if length <= self.eager => format!("eager over {name}"),
             _ if cma && length >= ONE_COPY_FROM => {

@@ -38,7 +38,7 @@ pub(crate) struct Target {
 
 impl Peer {
     /// Asks the owner of a segment for it, once.
-    fn ask_mapping(&mut self, segment: u64, slot: u32, generation: u64) {
+    pub(super) fn ask_mapping(&mut self, segment: u64, slot: u32, generation: u64) {
         if let Some(one_copy) = &mut self.one_copy
             && one_copy.mapping(segment).is_none()
             && !one_copy.asked.contains(&segment)
@@ -51,7 +51,7 @@ impl Peer {
 }
 
 #[cold]
-fn stale() -> Error {
+pub(super) fn stale() -> Error {
     Error::new(
         ErrorKind::StaleKey,
         "the remote memory is not exposed any more",
@@ -61,7 +61,7 @@ fn stale() -> Error {
 impl OneCopy {
     /// Where the target lies in this process, when its segment is mapped here.
     #[inline]
-    fn mapped_at(&self, target: &Target, length: usize) -> Option<*mut u8> {
+    pub(super) fn mapped_at(&self, target: &Target, length: usize) -> Option<*mut u8> {
         let mapping = self.mapping(target.segment)?;
         let start = usize::try_from(target.segment_offset.checked_add(target.offset)?).ok()?;
         (start.checked_add(length)? <= mapping.len()).then(|| mapping.as_ptr().wrapping_add(start))

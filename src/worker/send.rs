@@ -9,17 +9,19 @@ use crate::{
     error::{Error, ErrorKind},
     memory::Buffer,
     protocol::control::{self, Rts},
-    transport::{Link, LinkAttributes, RawSlice, SendError, Zcopy},
+    transport::{Link, LinkAttributes, MAX_PREFIX, RawSlice, SendError, Zcopy},
     types::{LinkId, OpKey, Tag},
     worker::{
+        am,
         core::Core,
-        operations::{Outcome, Outgoing, SendStage, Work},
+        operations::{self, Outcome, Outgoing, SendStage, Work},
         peer::{OneCopy, Peer, Queued, Status, at, eager_cost},
+        signal::{put_prefix, put_prefix_size},
     },
 };
 
 /// From this size on a payload is sent from where it is, if the link can.
-const ZCOPY_FROM: usize = 8 << 10;
+pub(super) const ZCOPY_FROM: usize = 8 << 10;
 /// Longest fragment: what a small message waits behind at most.
 const FRAGMENT: usize = 256 << 10;
 /// Fragments of one operation that a link may hold at a time.
@@ -163,15 +165,21 @@ impl Core {
         let attributes = peer.attributes;
         match &mut entry.work {
             Work::Send(send) => {
-                let length = send.buffer.len();
+                let length = send.buffer.len() + send.am.as_ref().map_or(0, Buffer::len);
                 match &mut send.stage {
-                    SendStage::Queued if length <= peer.eager && peer.has_window(length) => {
+                    SendStage::Queued
+                        if length <= peer.eager
+                            && peer.has_window(length)
+                            && am::has_room(send.am.as_ref(), length, &attributes) =>
+                    {
                         let Some(link) = peer.link.as_mut() else {
                             return Ok(Step::Parked);
                         };
                         let data = host(&send.buffer);
                         let op = key.0.to_le_bytes();
-                        let (id, prefix): (u8, &[u8]) = if send.sync {
+                        let (id, prefix): (u8, &[u8]) = if let Some(header) = &send.am {
+                            (control::AM_EAGER, host(header))
+                        } else if send.sync {
                             (control::TAG_EAGER_SYNC, &op)
                         } else {
                             (control::TAG_EAGER, &[])
@@ -206,7 +214,15 @@ impl Core {
                         let Some(link) = peer.link.as_mut() else {
                             return Ok(Step::Parked);
                         };
-                        link.am_short(control::TAG_RTS, send.tag.0, &rts.encode())?;
+                        match &send.am {
+                            Some(header) => link.am_bcopy(
+                                control::AM_RTS,
+                                send.tag.0,
+                                &rts.encode(),
+                                host(header),
+                            )?,
+                            None => link.am_short(control::TAG_RTS, send.tag.0, &rts.encode())?,
+                        }
                         send.stage = SendStage::Announced;
                         Ok(Step::Sent)
                     }
@@ -256,6 +272,27 @@ impl Core {
                 }
                 Ok(step)
             }
+            Work::Put(operations::Put {
+                signal: Some(signal),
+                signal_due: due @ true,
+                ..
+            }) => {
+                peer.try_signal(signal)?;
+                *due = false;
+                self.finish(key, Outcome::Done(Ok(())));
+                Ok(Step::Sent)
+            }
+            Work::Atomic(atomic) => {
+                let Some(link) = peer.link.as_mut() else {
+                    return Ok(Step::Parked);
+                };
+                match &atomic.message {
+                    Some(message) => link.am_short(control::ATOMIC, key.0, &message.encode())?,
+                    None => link.am_short(control::SETTLE, key.0, &[])?,
+                }
+                atomic.sent = true;
+                Ok(Step::Sent)
+            }
             Work::Put(put) => {
                 if entry.in_flight >= FRAGMENTS_IN_FLIGHT {
                     return Ok(Step::Parked);
@@ -264,9 +301,10 @@ impl Core {
                     return Ok(Step::Parked);
                 };
                 let data = host(&put.buffer);
+                let longest = put_prefix_size(put.signal.is_some());
                 let end = data
                     .len()
-                    .min(put.next + fragment_size(&attributes, control::PutHeader::SIZE));
+                    .min(put.next + fragment_size(&attributes, longest));
                 let last = end == data.len();
                 let header = control::PutHeader {
                     generation: put.region.1,
@@ -274,6 +312,7 @@ impl Core {
                     slot: put.region.0,
                     last: u32::from(last),
                 };
+                let (prefix, length) = put_prefix(header, put.signal.as_deref());
                 // SAFETY: `data` is owned by the entry, which stays while `in_flight` counts this.
                 let sent = unsafe {
                     transmit(
@@ -281,7 +320,7 @@ impl Core {
                         &attributes,
                         control::PUT,
                         key.0,
-                        &header.encode(),
+                        &prefix[..length],
                         &data[put.next..end],
                         key.0,
                     )
@@ -375,6 +414,7 @@ impl Core {
                     Work::Send(_)
                         | Work::Put(_)
                         | Work::Get(_)
+                        | Work::Atomic(_)
                         | Work::Serve(_)
                         | Work::Help { .. }
                 )
@@ -392,7 +432,7 @@ impl Core {
 }
 
 /// The bytes of a buffer. All buffers are host memory so far.
-fn host(buffer: &Buffer) -> &[u8] {
+pub(super) fn host(buffer: &Buffer) -> &[u8] {
     buffer.as_slice().unwrap_or(&[])
 }
 
@@ -418,7 +458,7 @@ unsafe fn transmit(
     token: u64,
 ) -> Result<Zcopy, SendError> {
     if prefix.len() + data.len() <= attributes.max_bcopy
-        && (attributes.max_zcopy == 0 || data.len() < ZCOPY_FROM)
+        && (attributes.max_zcopy == 0 || data.len() < ZCOPY_FROM || prefix.len() > MAX_PREFIX)
     {
         link.am_bcopy(id, header, prefix, data)
             .map(|()| Zcopy::Done)

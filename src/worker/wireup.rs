@@ -472,6 +472,8 @@ fn attach(
             posted: 0,
             handles: usize::from(claimed),
             lost: None,
+            am: Default::default(),
+            signals: Default::default(),
             waiters: Vec::new(),
             streams: Default::default(),
         };

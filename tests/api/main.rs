@@ -61,11 +61,14 @@ macro_rules! scenarios {
 
 mod fixture;
 
+mod am;
+mod atomic;
 mod config;
 mod connect;
 mod ends;
 mod listener;
 mod load;
 mod rma;
+mod signal;
 mod stream;
 mod tag;

@@ -10,6 +10,7 @@ mod support;
 mod guarded;
 mod sides;
 
+mod am;
 mod connect;
 mod dropped;
 mod select;

@@ -8,6 +8,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod atomics;
 mod common;
 mod death;
 mod exchange;

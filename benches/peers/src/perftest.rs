@@ -32,7 +32,7 @@ pub(crate) fn run(spec: &Spec, cpus: [usize; 2], environment: &[(String, String)
     let line = start_and_read(spec, cpus, environment, iterations)?;
     Ok(match spec.verb {
         Verb::Latency | Verb::BytesLatency => line.median_us * 1e3,
-        Verb::Get => line.average_us * 1e3,
+        Verb::Get | Verb::FetchAdd => line.average_us * 1e3,
         Verb::Rate => line.per_second / 1e6,
         _ => line.per_second * spec.size as f64 / 1e9,
     })
@@ -54,7 +54,7 @@ fn start_and_read(
 ) -> Outcome<Line> {
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let outstanding = match spec.verb {
-        Verb::Get => 1,
+        Verb::Get | Verb::FetchAdd => 1,
         _ => spec.window(),
     };
     let test = match spec.verb {
@@ -64,6 +64,7 @@ fn start_and_read(
         Verb::BytesLatency => "stream_lat",
         Verb::Put => "ucp_put_bw",
         Verb::Get => "ucp_get",
+        Verb::FetchAdd => "ucp_fadd",
         other => return Err(format!("ucx_perftest has no {other:?}").into()),
     };
     let start = |cpu: usize| {

@@ -224,7 +224,11 @@ fn spec(case: &Case, family: &str, variant: &str, options: &Options) -> Spec {
         transport: case.transport.to_owned(),
         size: case.size,
         millis,
-        gap_us: if case.verb == Verb::Parked { 1500 } else { 0 },
+        gap_us: if matches!(case.verb, Verb::Parked | Verb::Signal) {
+            1500
+        } else {
+            0
+        },
     }
 }
 

@@ -19,6 +19,10 @@ pub(crate) enum Verb {
     Put,
     /// One-sided read, one at a time, whole operation.
     Get,
+    /// Atomic fetch-add, one at a time, whole operation.
+    FetchAdd,
+    /// A put with a signal to a target that has slept for [`Spec::gap`].
+    Signal,
     /// One message to a receiver that has slept for [`Spec::gap`].
     Parked,
     /// Wake-ups at rest; `size` is the number of endpoints.
@@ -35,13 +39,15 @@ pub(crate) enum Verb {
     Many,
 }
 
-const VERBS: [(Verb, &str); 13] = [
+const VERBS: [(Verb, &str); 15] = [
     (Verb::Latency, "latency"),
     (Verb::Rate, "rate"),
     (Verb::Stream, "stream"),
     (Verb::StreamOwned, "stream_owned"),
     (Verb::Put, "put"),
     (Verb::Get, "get"),
+    (Verb::FetchAdd, "fetch_add"),
+    (Verb::Signal, "signal"),
     (Verb::Parked, "parked"),
     (Verb::Idle, "idle"),
     (Verb::Memory, "memory"),

@@ -32,7 +32,7 @@ pub(crate) fn run(half: &mut Half) -> Outcome<f64> {
         (Verb::Latency, "poll") => latency(half, &ucx),
         (Verb::Latency, _) => runtime()?.block_on(latency_in_task(half, &ucx)),
         (Verb::Rate | Verb::Stream | Verb::StreamOwned, _) => stream(half, &ucx),
-        (Verb::Put | Verb::Get, _) => one_sided(half, &ucx),
+        (Verb::Put | Verb::Get | Verb::FetchAdd, _) => one_sided(half, &ucx),
         (Verb::Parked, _) => parked(half, &ucx),
         (verb, _) => Err(format!("UCX has no {verb:?} here").into()),
     }?;
@@ -217,6 +217,10 @@ fn one_sided(half: &mut Half, ucx: &Ucx) -> Outcome<f64> {
                 ucx.wait(request(status)?)?;
                 continue;
             }
+            if half.spec.verb == Verb::FetchAdd {
+                ucx.fetch_add(&mut words, address, key)?;
+                continue;
+            }
             // SAFETY: both ranges are `size` bytes long and stay until the flush below.
             let status = unsafe {
                 sys::ucp_put_nbx(ucx.endpoint, buffer.ptr(), size, address, key, &ucx.param)
@@ -234,7 +238,7 @@ fn one_sided(half: &mut Half, ucx: &Ucx) -> Outcome<f64> {
             }
             ucx.flush()?;
             break match half.spec.verb {
-                Verb::Get => laps.median(),
+                Verb::Get | Verb::FetchAdd => laps.median(),
                 _ => size as f64 / laps.mean(),
             };
         }
@@ -304,6 +308,9 @@ impl Ucx {
     /// Worker addresses go over the link; nothing asks for error handling, which would take shared memory away.
     fn connect(half: &mut Half) -> Outcome<Self> {
         let mut features = sys::ucp_feature_UCP_FEATURE_TAG | sys::ucp_feature_UCP_FEATURE_RMA;
+        if half.spec.verb == Verb::FetchAdd {
+            features |= sys::ucp_feature_UCP_FEATURE_AMO64;
+        }
         if half.spec.variant == "asyncfd" {
             features |= sys::ucp_feature_UCP_FEATURE_WAKEUP;
         }
@@ -388,6 +395,32 @@ impl Ucx {
                 &self.param,
             )
         })
+    }
+
+    /// Adds 1 to the word at `address`; the old value comes into `words`.
+    fn fetch_add(&self, words: &mut Memory, address: u64, key: sys::ucp_rkey_h) -> Outcome<()> {
+        let one = 1_u64;
+        let param = sys::ucp_request_param_t {
+            op_attr_mask: sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_DATATYPE
+                | sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_REPLY_BUFFER,
+            // Eight bytes in a piece: `ucp_dt_make_contig(8)`.
+            datatype: 8 << 3,
+            reply_buffer: words.ptr(),
+            ..Default::default()
+        };
+        // SAFETY: the key is of the endpoint's peer and of a word there; operand and reply stay until the wait ends.
+        let status = unsafe {
+            sys::ucp_atomic_op_nbx(
+                self.endpoint,
+                sys::ucp_atomic_op_t_UCP_ATOMIC_OP_ADD,
+                (&raw const one).cast(),
+                1,
+                address,
+                key,
+                &param,
+            )
+        };
+        self.wait(request(status)?)
     }
 
     fn flush(&self) -> Outcome<()> {

@@ -46,7 +46,7 @@ pub(crate) fn run(half: &mut Half) -> Outcome<f64> {
     }
     let (side, value) = runtime.block_on(runtime.spawn(side.measure()))??;
     let value = match half.spec.verb {
-        Verb::Parked => half.hand_over(value)?,
+        Verb::Parked | Verb::Signal => half.hand_over(value)?,
         // The end that grew more.
         Verb::Memory => half.hand_over(value)?.max(value),
         _ => value,
@@ -145,7 +145,10 @@ impl Side {
             }
             (Verb::Put, Role::A) => self.put(&endpoint).await,
             (Verb::Get, Role::A) => self.get(&endpoint).await,
-            (Verb::Put | Verb::Get, Role::B) => self.lend(&endpoint).await,
+            (Verb::FetchAdd, Role::A) => self.fetch_add(&endpoint).await,
+            (Verb::Put | Verb::Get | Verb::FetchAdd, Role::B) => self.lend(&endpoint).await,
+            (Verb::Signal, Role::A) => self.raise(&endpoint).await,
+            (Verb::Signal, Role::B) => self.wait(&endpoint).await,
             (Verb::Parked, Role::A) => self.wake(&endpoint).await,
             (Verb::Parked, Role::B) => self.sleep().await,
             (Verb::Idle, _) => self.idle(&endpoint).await,
@@ -358,6 +361,56 @@ impl Side {
         }
         self.finish(endpoint).await?;
         Ok(laps.median())
+    }
+
+    async fn fetch_add(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let remote = self.borrow(endpoint).await?;
+        let mut laps = Laps::start(&self.spec);
+        loop {
+            for _ in 0..laps.batch() {
+                remote.fetch_add(0, 1_u64).await?;
+            }
+            if !laps.lap() {
+                break;
+            }
+        }
+        self.finish(endpoint).await?;
+        Ok(laps.median())
+    }
+
+    /// Puts stamps, each with a signal, and is awake all the time.
+    async fn raise(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let remote = self.borrow(endpoint).await?;
+        let counter = self.borrow(endpoint).await?;
+        let send = |stamp: u64| {
+            let bytes = stamp.to_le_bytes().to_vec();
+            endpoint.put(bytes, remote.clone()).signal(&counter)
+        };
+        let end = Instant::now() + self.spec.warm_up() + self.spec.duration();
+        while Instant::now() < end {
+            spin_for(self.spec.gap());
+            send(stamp()).await?;
+        }
+        spin_for(self.spec.gap());
+        send(LAST).await?;
+        Ok(0.0)
+    }
+
+    async fn wait(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let access = Access::READ | Access::WRITE;
+        let region = self.context.expose(self.owned().await?, access).await?;
+        let counter = self.worker.counter().await?;
+        for descriptor in [region.descriptor()?, counter.descriptor()?] {
+            endpoint.tag_send(DESCRIPTOR, descriptor.to_bytes()).await?;
+        }
+        let mut arrivals = Arrivals::default();
+        let mut signals = 0;
+        loop {
+            signals = counter.wait(signals + 1).await?;
+            if !arrivals.note(region.load(0)?) {
+                return Ok(arrivals.median());
+            }
+        }
     }
 
     /// The sender of a parked measurement, awake all the time.

@@ -13,7 +13,7 @@ use crate::{
 /// Bytes before the body.
 pub(super) const HEADER: usize = 16;
 /// Longest prefix.
-pub(super) const MAX_PREFIX: usize = 64;
+pub(super) const MAX_PREFIX: usize = crate::transport::MAX_PREFIX;
 /// Longest payload that is always delivered whole; the receiver is asked where a longer one goes.
 pub(super) const LONG: usize = 4096;
 

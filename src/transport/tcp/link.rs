@@ -88,7 +88,14 @@ impl TcpLink {
         payload: &[u8],
         token: Option<u64>,
     ) -> Result<Zcopy, SendError> {
-        let Some(frame) = Frame::new(id, header, prefix.len(), payload.len(), self.limit) else {
+        // The receiver has no need to see where the prefix of a copied message ends.
+        let split = if token.is_none() && prefix.len() > MAX_PREFIX {
+            0
+        } else {
+            prefix.len()
+        };
+        let rest = prefix.len().saturating_add(payload.len()) - split;
+        let Some(frame) = Frame::new(id, header, split, rest, self.limit) else {
             return Err(SendError::Failed(too_long()));
         };
         if self.socket.over() {

@@ -1,0 +1,426 @@
+//! Active messages on their way out: one by one, or through a sink.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    future::Future,
+    marker::PhantomData,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use futures::Sink;
+
+use crate::{
+    error::{Error, ErrorKind, OpError, Operation, Result},
+    memory::Buffer,
+    protocol::am,
+    transport::SendError,
+    types::{AmId, Tag},
+    worker::{
+        am::{refused, takes_header, try_am},
+        engine::Engine,
+        operations::{self, Outcome, SendStage},
+    },
+};
+
+use super::{
+    Endpoint, Op,
+    operation::{Completion, Deadline, Entered, Settled},
+};
+
+/// Looks for room on a full link before a message waits in the table, and pauses between two of them.
+const ROOM_LAPS: u32 = 16;
+const ROOM_PAUSES: u32 = 96;
+
+/// What goes out.
+struct Message {
+    id: AmId,
+    header: Buffer,
+    payload: Buffer,
+}
+
+/// How trying to send at once went.
+enum Attempt {
+    Over(Result<()>),
+    /// No room, or no credit, now.
+    Full,
+    /// Not a message for this way.
+    No,
+}
+
+#[cold]
+fn closed() -> Error {
+    crate::worker::send::closed().during(Operation::AmSend)
+}
+
+impl Message {
+    #[inline]
+    fn attempt(&self, endpoint: &Endpoint, engine: &mut Engine) -> Attempt {
+        let (link, id) = endpoint.place();
+        let Some(peer) = engine.core.endpoint(link, id) else {
+            return Attempt::Over(Err(closed()));
+        };
+        if !peer.is_open() {
+            let error = peer.error().unwrap_or_else(closed);
+            return Attempt::Over(Err(error.during(Operation::AmSend)));
+        }
+        if !takes_header(peer, self.header.len()) {
+            return Attempt::Over(Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!(
+                    "a header of {} bytes; active messages take {} at most",
+                    self.header.len(),
+                    am::MAX_HEADER
+                ),
+            )
+            .during(Operation::AmSend)));
+        }
+        let (Some(header), Some(data)) = (self.header.as_slice(), self.payload.as_slice()) else {
+            return Attempt::No;
+        };
+        match try_am(peer, self.id, header, data) {
+            Ok(()) => Attempt::Over(Ok(())),
+            Err(Some(SendError::Full)) => Attempt::Full,
+            Err(Some(SendError::Failed(error))) => Attempt::Over(Err(error)),
+            Err(None) => Attempt::No,
+        }
+    }
+
+    /// Puts the message into the table, which sends it when it can.
+    fn enter(&mut self, endpoint: &Endpoint, engine: &mut Engine) -> Entered {
+        let send = operations::Send {
+            tag: Tag(am::word(self.id, self.header.len())),
+            buffer: std::mem::take(&mut self.payload),
+            sync: false,
+            stage: SendStage::Queued,
+            slot: None,
+            cancelling: false,
+            am: Some(std::mem::take(&mut self.header)),
+        };
+        let key = engine.core.am_enter(endpoint.place().0, send);
+        Entered::new(endpoint.handle(), key)
+    }
+}
+
+/// An active message on its way out; made by [`Endpoint::am_send`].
+///
+/// # Completion
+/// Resolves when the message is on its way and its memory is free: at once for a short one that has a credit, when the receiver has
+/// fetched it for a long one. A message that nobody receives is refused with an error of kind `Rejected`; where that is known only
+/// after a short message has left, the next [`Endpoint::flush`] tells.
+///
+/// # Cancel safety
+/// Before the first poll nothing is sent. After it the message is delivered whether or not this is dropped.
+#[must_use = "a send does nothing unless awaited or posted"]
+#[doc(alias = "ucp_am_send_nbx")]
+pub struct AmSend<'a> {
+    endpoint: &'a Endpoint,
+    message: Message,
+    deadline: Deadline,
+    entered: Option<Entered>,
+}
+
+impl<'a> AmSend<'a> {
+    pub(crate) fn new(endpoint: &'a Endpoint, id: AmId, header: Buffer, payload: Buffer) -> Self {
+        Self {
+            endpoint,
+            message: Message {
+                id,
+                header,
+                payload,
+            },
+            deadline: Deadline::None,
+            entered: None,
+        }
+    }
+
+    /// Fails with `DeadlineExceeded` after this long. A message that has left by then is still delivered; one that waits for a credit
+    /// is withdrawn.
+    pub fn deadline(mut self, after: Duration) -> Self {
+        self.deadline = Deadline::After(after);
+        self
+    }
+
+    /// Sends now, to be awaited later or not at all. A message without a credit waits for one in the order of its id.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the window of posted operations is full, `Rejected` when the peer has refused this id, `InvalidArgument` for a
+    /// header that is too long, `Closed` and the like when the endpoint is. The payload comes back.
+    pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
+        let (endpoint, message) = (self.endpoint, &mut self.message);
+        let shared = endpoint.shared();
+        let (link, _) = endpoint.place();
+        let window = shared.context.config().ops_window.value;
+        let entered = shared.with(|engine| {
+            let mut attempt = message.attempt(endpoint, engine);
+            if matches!(attempt, Attempt::Full) {
+                engine.progress();
+                attempt = message.attempt(endpoint, engine);
+            }
+            if let Attempt::Over(result) = attempt {
+                return result.map(|()| Entered::over(Outcome::Done(Ok(()))));
+            }
+            if engine
+                .core
+                .peer(link)
+                .is_some_and(|peer| peer.posted >= window)
+            {
+                return Err(Error::new(
+                    ErrorKind::WouldBlock,
+                    "the window of posted operations is full",
+                )
+                .during(Operation::AmSend));
+            }
+            Ok(message.enter(endpoint, engine))
+        });
+        match entered {
+            Ok(entered) => Ok(Op {
+                entered,
+                deadline: self.deadline,
+                operation: Operation::AmSend,
+                kind: PhantomData,
+            }),
+            Err(error) => Err(OpError::new(error, Some(self.message.payload))),
+        }
+    }
+}
+
+impl Future for AmSend<'_> {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = &mut *self;
+        if this.entered.is_none() {
+            let endpoint = this.endpoint;
+            let shared = endpoint.shared();
+            let mut engine = shared.enter();
+            let mut attempt = this.message.attempt(endpoint, &mut engine);
+            // A full link that the peer is emptying has room again in less time than it takes to enter the table.
+            for _ in 0..ROOM_LAPS {
+                if !matches!(attempt, Attempt::Full) {
+                    break;
+                }
+                for _ in 0..ROOM_PAUSES {
+                    std::hint::spin_loop();
+                }
+                engine.progress();
+                attempt = this.message.attempt(endpoint, &mut engine);
+            }
+            if let Attempt::Over(result) = attempt {
+                shared.leave(engine);
+                shared.count(cx);
+                if result.is_ok() && shared.must_yield(cx) {
+                    // Sent first, so that sends leave in the order in which they were first polled.
+                    this.entered = Some(Entered::over(Outcome::Done(Ok(()))));
+                    return Poll::Pending;
+                }
+                return Poll::Ready(result);
+            }
+            this.entered = Some(this.message.enter(endpoint, &mut engine));
+            shared.leave(engine);
+        }
+        match &mut this.entered {
+            Some(entered) => entered
+                .poll(cx, &mut this.deadline, Operation::AmSend)
+                .map(|outcome| <()>::settle(Settled(outcome))),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl fmt::Debug for AmSend<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmSend")
+            .field("id", &self.message.id)
+            .field("header", &self.message.header.len())
+            .field("len", &self.message.payload.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Active messages of one id as a [`Sink`], of payloads or of pairs of header and payload; made by [`Endpoint::am_sink`].
+///
+/// `poll_ready` is the admission: it waits until the peer takes another message of this id (credits) and the endpoint has a place for
+/// it (window). `poll_flush` and `poll_close` wait until the messages of this sink are on their way, long ones until they were
+/// fetched, and say what became of those that failed.
+///
+/// # Cancel safety
+/// Messages that were started are delivered whether or not the sink is dropped.
+#[must_use = "a sink does nothing unless it is fed"]
+pub struct AmSink {
+    endpoint: Endpoint,
+    id: AmId,
+    /// Messages that have not left, or whose payload has not been fetched.
+    pending: VecDeque<Entered>,
+}
+
+impl AmSink {
+    pub(crate) fn new(endpoint: Endpoint, id: AmId) -> Self {
+        Self {
+            endpoint,
+            id,
+            pending: VecDeque::new(),
+        }
+    }
+
+    /// Takes off what has ended, from the front.
+    fn reap(pending: &mut VecDeque<Entered>, engine: &mut Engine) -> Result<()> {
+        while let Some(front) = pending.front_mut() {
+            let Entered::Waiting { key: place, .. } = front else {
+                break;
+            };
+            let Some(outcome) = place.and_then(|key| engine.core.take_outcome(key)) else {
+                break;
+            };
+            *place = None;
+            pending.pop_front();
+            <()>::settle(Settled(outcome))?;
+        }
+        Ok(())
+    }
+
+    fn poll_admission(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let Self {
+            endpoint,
+            id,
+            pending,
+        } = self;
+        let shared = endpoint.shared();
+        if shared.must_yield(cx) {
+            return Poll::Pending;
+        }
+        let window = shared.context.config().ops_window.value;
+        let (link, own) = endpoint.place();
+        let mut first = true;
+        shared.drive(
+            cx,
+            |engine| {
+                if !std::mem::take(&mut first) {
+                    engine.progress();
+                }
+                if let Err(error) = Self::reap(pending, engine) {
+                    return Some(Err(error));
+                }
+                let Some(peer) = engine.core.endpoint(link, own) else {
+                    return Some(Err(closed()));
+                };
+                if !peer.is_open() {
+                    let error = peer.error().unwrap_or_else(closed);
+                    return Some(Err(error.during(Operation::AmSend)));
+                }
+                let room = peer.posted < window;
+                let out = peer.am.outbound(*id);
+                if out.refused {
+                    return Some(Err(refused()));
+                }
+                (room && out.admits()).then_some(Ok(()))
+            },
+            |engine, waker| {
+                if let Some(peer) = engine.core.endpoint(link, own)
+                    && !peer.waiters.iter().any(|waiter| waiter.will_wake(waker))
+                {
+                    peer.waiters.push(waker.clone());
+                }
+            },
+        )
+    }
+
+    fn start(&mut self, header: Buffer, payload: Buffer) -> Result<()> {
+        let mut message = Message {
+            id: self.id,
+            header,
+            payload,
+        };
+        let endpoint = &self.endpoint;
+        let entered = endpoint.shared().with(|engine| {
+            if let Attempt::Over(result) = message.attempt(endpoint, engine) {
+                return result.map(|()| None);
+            }
+            Ok(Some(message.enter(endpoint, engine)))
+        })?;
+        self.pending.extend(entered);
+        Ok(())
+    }
+
+    fn poll_pending(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        while let Some(front) = self.pending.front_mut() {
+            let outcome = ready!(front.poll(cx, &mut Deadline::None, Operation::AmSend));
+            self.pending.pop_front();
+            <()>::settle(Settled(outcome))?;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Sink<Buffer> for AmSink {
+    type Error = Error;
+
+    fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.poll_admission(cx)
+    }
+    fn start_send(mut self: Pin<&mut Self>, payload: Buffer) -> Result<()> {
+        self.start(Buffer::new(), payload)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.poll_pending(cx)
+    }
+    fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.poll_pending(cx)
+    }
+}
+
+impl Sink<(Buffer, Buffer)> for AmSink {
+    type Error = Error;
+
+    fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.poll_admission(cx)
+    }
+    fn start_send(mut self: Pin<&mut Self>, (header, payload): (Buffer, Buffer)) -> Result<()> {
+        self.start(header, payload)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.poll_pending(cx)
+    }
+    fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.poll_pending(cx)
+    }
+}
+
+impl fmt::Debug for AmSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmSink")
+            .field("id", &self.id)
+            .field("pending", &self.pending.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    /// Longest header of an active message, in bytes.
+    pub const AM_MAX_HEADER: usize = am::MAX_HEADER;
+
+    /// Sends an active message: a header of up to [`Endpoint::AM_MAX_HEADER`] bytes, which is there as soon as the message is, and a
+    /// payload of any length, which goes along when it is short and is fetched by the receiver when it is long.
+    ///
+    /// Messages of one id arrive in the order in which their sends were first polled or posted. Of each id as many go unasked as the receiver
+    /// has given credits for, 16 to begin with; more wait.
+    ///
+    /// # Errors
+    /// `Rejected` when nobody receives the id or the receiver does not want the payload, `InvalidArgument` for a header that is too
+    /// long, and what ends the connection; `Closed` on a closed endpoint.
+    pub fn am_send(
+        &self,
+        id: impl Into<AmId>,
+        header: impl Into<Buffer>,
+        payload: impl Into<Buffer>,
+    ) -> AmSend<'_> {
+        AmSend::new(self, id.into(), header.into(), payload.into())
+    }
+
+    /// Active messages of one id as a [`Sink`] of [`Buffer`] (payloads) or of `(Buffer, Buffer)` (header and payload).
+    pub fn am_sink(&self, id: impl Into<AmId>) -> AmSink {
+        AmSink::new(self.clone(), id.into())
+    }
+}

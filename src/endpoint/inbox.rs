@@ -1,0 +1,317 @@
+//! Active messages as they arrive: a stream of them, or a callback.
+
+use std::{
+    fmt,
+    future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::{Arc, Weak},
+    task::{Context, Poll, Wake, Waker},
+};
+
+use futures::Stream;
+use parking_lot::Mutex;
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    types::AmId,
+    worker::{Handle, engine::Engine},
+};
+
+use super::{ActiveMessage, Worker};
+
+/// Messages of one endpoint that wait in an inbox, unless [`ActiveMessages::capacity`] says otherwise.
+const CAPACITY: usize = 256;
+
+/// Messages that a callback takes in one turn before other work of the runtime has its own.
+const TURN: usize = 1024;
+
+/// How active messages of one id are received; made by [`Worker::active_messages`].
+#[derive(Debug)]
+#[must_use = "nothing is received before `open` or `on_message`"]
+pub struct ActiveMessages<'a> {
+    worker: &'a Worker,
+    id: AmId,
+    capacity: usize,
+}
+
+impl<'a> ActiveMessages<'a> {
+    pub(crate) fn new(worker: &'a Worker, id: AmId) -> Self {
+        Self {
+            worker,
+            id,
+            capacity: CAPACITY,
+        }
+    }
+
+    /// How many messages of one endpoint may wait to be taken: 1 at least, 256 unless set. It holds its sender back by credits. The first
+    /// 16 of an endpoint come unasked, whatever the capacity.
+    pub fn capacity(mut self, messages: usize) -> Self {
+        self.capacity = messages;
+        self
+    }
+
+    /// Receives by a stream. Dropping the stream ends it: what waits in it, and what comes after, is refused.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the id is received already or the capacity makes no sense, `Closed` when the worker has been shut down.
+    pub fn open(self) -> Result<AmInbox> {
+        let (id, handle) = (self.id, self.worker.handle().clone());
+        let capacity = self.checked()?;
+        let serial = handle.shared.with(|engine| open(engine, id, capacity))?;
+        Ok(AmInbox(Opened { handle, id, serial }))
+    }
+
+    /// Calls `act` with each message, in order and one at a time, for the lowest latency: on the thread that drove the worker when the
+    /// message arrived, so that no task is switched to. It may use the worker and its endpoints (to post an answer, say); it must not block.
+    /// Credits return to the sender when a message is handed to it. A panic in it is logged and ends that call alone.
+    ///
+    /// Dropping the guard ends it as dropping an [`AmInbox`] does; a call that is under way ends by itself.
+    ///
+    /// # Errors
+    /// As [`ActiveMessages::open`].
+    #[doc(alias = "ucp_worker_set_am_recv_handler")]
+    pub fn on_message(self, act: impl FnMut(ActiveMessage) + Send + 'static) -> Result<AmHandler> {
+        let (id, handle) = (self.id, self.worker.handle().clone());
+        let capacity = self.checked()?;
+        let weak = Arc::downgrade(&handle);
+        let act: Mutex<Act> = Mutex::new(Box::new(act));
+        let serial = handle.shared.with(|engine| {
+            let serial = open(engine, id, capacity)?;
+            let runner = Runner {
+                handle: weak,
+                id,
+                serial,
+                act,
+            };
+            engine
+                .core
+                .am_run_by(id, serial, Waker::from(Arc::new(runner)));
+            Ok::<_, Error>(serial)
+        })?;
+        Ok(AmHandler(Opened { handle, id, serial }))
+    }
+
+    fn checked(&self) -> Result<u32> {
+        u32::try_from(self.capacity)
+            .ok()
+            .filter(|capacity| (1..=u32::MAX / 4).contains(capacity))
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::InvalidArgument,
+                    format!("a capacity of {} messages", self.capacity),
+                )
+            })
+    }
+}
+
+fn open(engine: &mut Engine, id: AmId, capacity: u32) -> Result<u64> {
+    if engine.closing {
+        return Err(Error::new(ErrorKind::Closed, "the worker is shutting down"));
+    }
+    engine.core.am_open(id, capacity)
+}
+
+/// An inbox that is open; dropping it closes it.
+struct Opened {
+    handle: Arc<Handle>,
+    id: AmId,
+    serial: u64,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let (id, serial) = (self.id, self.serial);
+        // What it owned is dropped without the lock: a callback is user code.
+        let runner = self
+            .handle
+            .shared
+            .with(|engine| engine.core.am_close(id, serial));
+        drop(runner);
+    }
+}
+
+impl Opened {
+    #[inline]
+    fn take(&self, engine: &mut Engine) -> Option<ActiveMessage> {
+        let arrived = engine.core.am_take(self.id, self.serial)?;
+        Some(ActiveMessage::new(&self.handle, self.id, arrived))
+    }
+
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
+        let shared = &self.handle.shared;
+        if shared.must_yield(cx) {
+            return Poll::Pending;
+        }
+        shared.drive(
+            cx,
+            |engine| {
+                if let Some(message) = self.take(engine) {
+                    return Some(Some(message));
+                }
+                // Its own progress must not wake it.
+                engine.core.am_waker(self.id, self.serial)?.take();
+                engine.peek(|core| core.am_has(self.id, self.serial));
+                match self.take(engine) {
+                    Some(message) => Some(Some(message)),
+                    None => engine.closing.then_some(None),
+                }
+            },
+            |engine, waker| {
+                if let Some(slot) = engine.core.am_waker(self.id, self.serial) {
+                    slot.leave(waker);
+                }
+            },
+        )
+    }
+}
+
+/// The active messages of one id, as a [`Stream`] in the order in which they arrived; made by [`ActiveMessages::open`].
+///
+/// The stream ends when the worker is shut down.
+///
+/// # Cancel safety
+/// `next().await` and [`AmInbox::recv`] are cancel safe: dropped before they resolve they take no message with them.
+#[must_use = "dropping an inbox refuses its messages"]
+pub struct AmInbox(Opened);
+
+impl AmInbox {
+    /// The id that it receives.
+    #[must_use]
+    pub fn id(&self) -> AmId {
+        self.0.id
+    }
+
+    /// Waits for the next message. `None` when the worker was shut down.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub fn recv(&mut self) -> AmRecv<'_> {
+        AmRecv { inbox: self }
+    }
+
+    /// The next message, if one has arrived.
+    pub fn try_recv(&mut self) -> Option<ActiveMessage> {
+        self.0.handle.shared.with(|engine| {
+            self.0.take(engine).or_else(|| {
+                engine.progress();
+                self.0.take(engine)
+            })
+        })
+    }
+}
+
+impl Stream for AmInbox {
+    type Item = ActiveMessage;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
+        self.0.poll(cx)
+    }
+}
+
+impl fmt::Debug for AmInbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmInbox")
+            .field("id", &self.0.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Waits for the next message of an inbox; made by [`AmInbox::recv`].
+///
+/// # Completion
+/// Resolves to the message, or to `None` when the worker was shut down.
+///
+/// # Cancel safety
+/// Cancel safe: dropped before it resolves it takes no message with it.
+#[must_use = "futures do nothing unless awaited"]
+#[derive(Debug)]
+pub struct AmRecv<'a> {
+    inbox: &'a mut AmInbox,
+}
+
+impl Future for AmRecv<'_> {
+    type Output = Option<ActiveMessage>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
+        self.inbox.0.poll(cx)
+    }
+}
+
+/// A callback that receives active messages, until this is dropped; made by [`ActiveMessages::on_message`].
+#[must_use = "dropping it ends the callback"]
+pub struct AmHandler(Opened);
+
+impl AmHandler {
+    /// The id that it receives.
+    #[must_use]
+    pub fn id(&self) -> AmId {
+        self.0.id
+    }
+}
+
+impl fmt::Debug for AmHandler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmHandler")
+            .field("id", &self.0.id)
+            .finish_non_exhaustive()
+    }
+}
+
+type Act = Box<dyn FnMut(ActiveMessage) + Send>;
+
+/// Runs a callback. The inbox wakes it as it would wake a task: by whoever lets go of the worker's lock, after that. While it runs
+/// the inbox wakes nobody, so there is one run at a time.
+struct Runner {
+    /// Not the worker's own life: a callback that is forgotten does not keep it.
+    handle: Weak<Handle>,
+    id: AmId,
+    serial: u64,
+    act: Mutex<Act>,
+}
+
+impl Wake for Runner {
+    fn wake(self: Arc<Self>) {
+        let Some(handle) = self.handle.upgrade() else {
+            return;
+        };
+        for _ in 0..TURN {
+            let taken = handle
+                .shared
+                .with(|engine| engine.core.am_take(self.id, self.serial));
+            let Some(arrived) = taken else { return };
+            let message = ActiveMessage::new(&handle, self.id, arrived);
+            let act = &mut *self.act.lock();
+            if catch_unwind(AssertUnwindSafe(|| act(message))).is_err() {
+                tracing::error!(target: "wharf::worker", id = self.id.0, "a callback for active messages panicked; it goes on with the next message");
+            }
+        }
+        // Still marked as running.
+        handle.shared.runtime.spawn(async move { self.wake() });
+    }
+}
+
+impl Worker {
+    /// Receives active messages of an id: by a [`Stream`] ([`ActiveMessages::open`]) or a callback ([`ActiveMessages::on_message`]). One
+    /// receiver for each id; ids that nobody receives are refused at their senders, until somebody does.
+    ///
+    /// ```
+    /// # async fn run() -> wharf::Result<()> {
+    /// # use wharf::{AmId, Context, Worker};
+    /// # let context = Context::builder().transports("self")?.build()?;
+    /// # let worker = Worker::new(&context)?;
+    /// # let endpoint = worker.connect(&worker.address()?).await?;
+    /// let mut inbox = worker.active_messages(AmId(3)).capacity(64).open()?;
+    /// endpoint.am_send(AmId(3), "header", vec![7; 1000]).await?;
+    /// if let Some(message) = inbox.recv().await {
+    ///     assert_eq!(message.header(), b"header");
+    ///     assert_eq!(message.bytes().await?[..], [7; 1000]);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+    /// ```
+    pub fn active_messages(&self, id: impl Into<AmId>) -> ActiveMessages<'_> {
+        ActiveMessages::new(self, id.into())
+    }
+}

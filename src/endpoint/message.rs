@@ -1,0 +1,395 @@
+//! An active message in the hands of its receiver.
+
+use std::{
+    fmt,
+    future::Future,
+    marker::PhantomData,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+
+use crate::{
+    error::{Error, ErrorKind, OpError, Operation, Result},
+    memory::{BufferMut, ReceiveBuffer},
+    types::{AmId, EndpointId, LinkId},
+    worker::{
+        Handle,
+        core::{fill, truncated},
+        inbox::{Arrived, Content},
+        operations::{Arrival, Outcome},
+    },
+};
+
+use super::{
+    Endpoint, Op,
+    operation::{Completion, Deadline, Entered, Settled, sealed, wrong},
+};
+
+/// An active message. Its header is here; so is its payload, unless it is announced: then it is with its sender still, and goes where
+/// [`ActiveMessage::receive`] says.
+///
+/// Long payloads are announced, and others when much is under way already. Dropping an announced message rejects it: its sender gets an
+/// error of kind `Rejected`.
+#[must_use = "dropping an announced message rejects it"]
+pub struct ActiveMessage {
+    handle: Arc<Handle>,
+    link: LinkId,
+    from: EndpointId,
+    id: AmId,
+    content: Content,
+}
+
+impl ActiveMessage {
+    #[inline]
+    pub(crate) fn new(handle: &Arc<Handle>, id: AmId, arrived: Arrived) -> Self {
+        Self {
+            handle: handle.clone(),
+            link: arrived.link,
+            from: arrived.from,
+            id,
+            content: arrived.content,
+        }
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn id(&self) -> AmId {
+        self.id
+    }
+
+    /// The header that its sender gave.
+    #[must_use]
+    pub fn header(&self) -> &[u8] {
+        match &self.content {
+            Content::Inline { header, bytes, .. } => bytes.get(..usize::from(*header)),
+            Content::Whole { header, bytes } => bytes.get(..usize::from(*header)),
+            Content::Announced(announced) => Some(&announced.header[..]),
+        }
+        .unwrap_or(&[])
+    }
+
+    /// Length of the payload in bytes. Of an announced one as its sender says; nothing is allocated for it before it is received.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match &self.content {
+            Content::Announced(announced) => announced.rts.length as usize,
+            _ => self.data().map_or(0, <[u8]>::len),
+        }
+    }
+
+    /// Whether the payload is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether the payload is still with its sender.
+    #[must_use]
+    pub fn is_announced(&self) -> bool {
+        matches!(self.content, Content::Announced(_))
+    }
+
+    /// The payload where it lies; `None` when it is announced.
+    #[must_use]
+    pub fn data(&self) -> Option<&[u8]> {
+        match &self.content {
+            Content::Inline {
+                header,
+                length,
+                bytes,
+            } => bytes.get(usize::from(*header)..usize::from(*length)),
+            Content::Whole { header, bytes } => bytes.get(usize::from(*header)..),
+            Content::Announced(_) => None,
+        }
+    }
+
+    /// The endpoint that it came from: [`Worker::endpoint`](super::Worker::endpoint) knows it by this name.
+    #[must_use]
+    pub fn from(&self) -> EndpointId {
+        self.from
+    }
+
+    /// The endpoint that it came from, to answer on. `None` when that is closed.
+    #[must_use]
+    pub fn endpoint(&self) -> Option<Endpoint> {
+        let open = self.handle.shared.with(|engine| {
+            let peer = engine.core.endpoint(self.link, self.from);
+            let open = peer.filter(|peer| peer.is_open()).map(|peer| {
+                peer.handles += 1;
+            });
+            if open.is_some() {
+                let link = self.link;
+                engine.core.unclaimed.retain(|unclaimed| *unclaimed != link);
+            }
+            open
+        });
+        open.map(|()| Endpoint::new(self.handle.clone(), self.link, self.from))
+    }
+
+    /// The payload as bytes: without a copy when it is here (save for up to 48 bytes, which were kept in place), else fetched into memory of
+    /// its own. Look at [`ActiveMessage::len`] first where a sender is not trusted with as much memory as it likes.
+    ///
+    /// # Errors
+    /// `Exhausted` when there is no memory for it, and what ends the connection.
+    pub fn bytes(mut self) -> AmBytes {
+        let announced = match &mut self.content {
+            Content::Inline { .. } => {
+                return AmBytes(Payload::Here(Some(Ok(Bytes::copy_from_slice(
+                    self.data().unwrap_or(&[]),
+                )))));
+            }
+            Content::Whole { header, bytes } => {
+                let header = usize::from(*header).min(bytes.len());
+                return AmBytes(Payload::Here(Some(Ok(bytes.slice(header..)))));
+            }
+            Content::Announced(announced) => announced.rts.length,
+        };
+        AmBytes(match zeroes(announced) {
+            Ok(buffer) => Payload::Arriving(self.receive(buffer)),
+            Err(error) => Payload::Here(Some(Err(error))),
+        })
+    }
+
+    /// Puts the payload into the front of `buffer`, which comes back.
+    ///
+    /// # Errors
+    /// `Truncated` when the buffer is too short, which rejects an announced message; what ended the connection before or meanwhile.
+    #[doc(alias = "ucp_am_recv_data_nbx")]
+    pub fn receive<B: ReceiveBuffer + Unpin>(self, buffer: B) -> AmReceive<B> {
+        AmReceive {
+            message: Some(self),
+            buffer: buffer.into(),
+            deadline: Deadline::None,
+            entered: None,
+            kind: PhantomData,
+        }
+    }
+
+    /// Rejects an announced message: its sender gets an error of kind `Rejected` with the first 46 bytes of `reason`. Of one whose payload is
+    /// here the sender hears nothing.
+    pub fn reject(mut self, reason: &str) {
+        self.refuse(reason);
+    }
+
+    fn refuse(&mut self, reason: &str) {
+        if let Content::Announced(announced) = self.take() {
+            let (link, from) = (self.link, self.from);
+            self.handle.shared.with(|engine| {
+                engine.core.am_reject(link, from, announced.rts.op, reason);
+            });
+        }
+    }
+
+    fn take(&mut self) -> Content {
+        std::mem::replace(
+            &mut self.content,
+            Content::Inline {
+                header: 0,
+                length: 0,
+                bytes: [0; 48],
+            },
+        )
+    }
+}
+
+/// Memory for a payload of a length that a peer says.
+fn zeroes(length: u64) -> Result<Vec<u8>> {
+    let exhausted = || {
+        Error::new(
+            ErrorKind::Exhausted,
+            format!("no memory for a payload of {length} bytes"),
+        )
+        .during(Operation::AmRecv)
+    };
+    let length = usize::try_from(length).map_err(|_| exhausted())?;
+    // Asked first, since the one that is zero from the start, and untouched until bytes arrive, aborts when there is none.
+    Vec::<u8>::new()
+        .try_reserve_exact(length)
+        .map_err(|error| exhausted().with_source(error))?;
+    Ok(vec![0; length])
+}
+
+impl Drop for ActiveMessage {
+    fn drop(&mut self) {
+        if self.is_announced() {
+            self.refuse("");
+        }
+    }
+}
+
+impl fmt::Debug for ActiveMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ActiveMessage")
+            .field("id", &self.id)
+            .field("from", &self.from)
+            .field("header", &self.header().len())
+            .field("len", &self.len())
+            .field("announced", &self.is_announced())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A payload in the buffer that was given for it.
+#[derive(Debug)]
+pub struct AmReceived<B> {
+    /// The buffer; its first `len` bytes are the payload.
+    pub buffer: B,
+    /// Length of the payload in bytes.
+    pub len: usize,
+}
+
+impl<B: ReceiveBuffer + Unpin> sealed::Sealed for AmReceived<B> {}
+impl<B: ReceiveBuffer + Unpin> Completion for AmReceived<B> {
+    type Output = Result<Self, OpError<B>>;
+    fn settle(outcome: Settled) -> Self::Output {
+        match outcome.0 {
+            Outcome::Buffer {
+                result: Ok(arrival),
+                buffer: Some(buffer),
+            } => Ok(Self {
+                buffer: B::restore(buffer),
+                len: arrival.length,
+            }),
+            Outcome::Buffer { result, buffer } => Err(OpError::new(
+                result.err().unwrap_or_else(wrong).during(Operation::AmRecv),
+                buffer.map(B::restore),
+            )),
+            Outcome::Done(Err(error)) => Err(OpError::new(error, None)),
+            _ => Err(OpError::new(wrong(), None)),
+        }
+    }
+}
+
+/// Receives the payload of an active message; made by [`ActiveMessage::receive`].
+///
+/// # Completion
+/// Resolves when the whole payload is in the buffer.
+///
+/// # Cancel safety
+/// It owns the message: dropped before its first poll it rejects an announced one; after it the transfer runs to its end into the buffer,
+/// which is freed then, and the message is gone. To wait for something else meanwhile, poll it by reference.
+#[must_use = "a receive does nothing unless awaited or posted"]
+pub struct AmReceive<B: ReceiveBuffer + Unpin> {
+    message: Option<ActiveMessage>,
+    buffer: BufferMut,
+    deadline: Deadline,
+    entered: Option<Entered>,
+    kind: PhantomData<fn() -> B>,
+}
+
+impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
+    /// Fails with `DeadlineExceeded` after this long. A transfer that has begun goes on without it, and keeps the buffer.
+    pub fn deadline(mut self, after: Duration) -> Self {
+        self.deadline = Deadline::After(after);
+        self
+    }
+
+    /// Begins to receive now, to be awaited later.
+    pub fn post(mut self) -> Op<AmReceived<B>> {
+        // One or the other is there: a message until the first poll, from then on what it became.
+        let Some(entered) = self.entered.take().or_else(|| self.begin()) else {
+            unreachable!("neither polled nor with a message")
+        };
+        Op {
+            entered,
+            deadline: std::mem::take(&mut self.deadline),
+            operation: Operation::AmRecv,
+            kind: PhantomData,
+        }
+    }
+
+    /// The first poll.
+    fn begin(&mut self) -> Option<Entered> {
+        let mut message = self.message.take()?;
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let over = |result, buffer| {
+            let outcome = Outcome::Buffer {
+                result,
+                buffer: Some(buffer),
+            };
+            Some(Entered::over(outcome))
+        };
+        if let Some(data) = message.data() {
+            let result = fill(&mut buffer, data).map(|length| Arrival {
+                length,
+                tag: crate::Tag(0),
+                from: message.from,
+            });
+            return over(result, buffer);
+        }
+        if message.len() > buffer.len() {
+            let error = truncated(message.len() as u64, buffer.len());
+            return over(Err(error), buffer);
+        }
+        let Content::Announced(announced) = message.take() else {
+            return None;
+        };
+        let (link, from, id) = (message.link, message.from, message.id);
+        let key = message.handle.shared.with(|engine| {
+            engine
+                .core
+                .am_fetch((link, from), id, announced.rts, buffer)
+        });
+        Some(Entered::new(&message.handle, key))
+    }
+}
+
+impl<B: ReceiveBuffer + Unpin> Future for AmReceive<B> {
+    type Output = Result<AmReceived<B>, OpError<B>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if let Some(entered) = this.begin() {
+            this.entered = Some(entered);
+        }
+        match &mut this.entered {
+            Some(entered) => entered
+                .poll(cx, &mut this.deadline, Operation::AmRecv)
+                .map(|outcome| AmReceived::settle(Settled(outcome))),
+            None => Poll::Ready(Err(OpError::new(wrong(), None))),
+        }
+    }
+}
+
+impl<B: ReceiveBuffer + Unpin> fmt::Debug for AmReceive<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmReceive")
+            .field("message", &self.message)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The payload of an active message as bytes; made by [`ActiveMessage::bytes`].
+///
+/// # Completion
+/// Resolves at once when the payload is here, else when it was fetched.
+///
+/// # Cancel safety
+/// As [`AmReceive`].
+#[must_use = "futures do nothing unless awaited"]
+#[derive(Debug)]
+pub struct AmBytes(Payload);
+
+#[derive(Debug)]
+enum Payload {
+    Here(Option<Result<Bytes>>),
+    Arriving(AmReceive<Vec<u8>>),
+}
+
+impl Future for AmBytes {
+    type Output = Result<Bytes>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Bytes>> {
+        match &mut self.0 {
+            Payload::Here(bytes) => Poll::Ready(bytes.take().unwrap_or_else(|| Err(wrong()))),
+            Payload::Arriving(receive) => {
+                let received = ready!(Pin::new(receive).poll(cx))?;
+                Poll::Ready(Ok(received.buffer.into()))
+            }
+        }
+    }
+}

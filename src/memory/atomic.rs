@@ -1,0 +1,195 @@
+//! Atomic operations by this processor, on memory that is exposed here or mapped from a peer. All ways to a word end here, or in the same
+//! instructions of another process on the same page, so that they are atomic among each other.
+//!
+//! # Safety
+//! Words are reached by address, as atomics. Who calls [`execute`] or [`load`] vouches for the address; [`Exposed::word`] checks one against the
+//! exposed memory, which the region owns.
+#![allow(unsafe_code)]
+
+use std::{
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    task::Waker,
+};
+
+use super::region::{Exposed, Region};
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    types::{AtomicOp, AtomicRequest, AtomicWord, Width},
+};
+
+/// Does what is asked to the word at `address`, sequentially consistent; returns what it was.
+///
+/// # Safety
+/// `address` must be a multiple of the width, and valid for reads and writes of so many bytes. Whoever else uses them meanwhile must do so atomically,
+/// or be content with torn values.
+#[inline]
+pub(crate) unsafe fn execute(address: *mut u8, request: &AtomicRequest) -> u64 {
+    macro_rules! on {
+        ($atomic:ty, $word:ty) => {{
+            // SAFETY: the caller's promise.
+            let word = unsafe { <$atomic>::from_ptr(address.cast()) };
+            let operand = request.operand as $word;
+            let old = match request.op {
+                AtomicOp::Add => word.fetch_add(operand, Ordering::SeqCst),
+                AtomicOp::And => word.fetch_and(operand, Ordering::SeqCst),
+                AtomicOp::Or => word.fetch_or(operand, Ordering::SeqCst),
+                AtomicOp::Xor => word.fetch_xor(operand, Ordering::SeqCst),
+                AtomicOp::Swap => word.swap(operand, Ordering::SeqCst),
+                AtomicOp::CompareSwap => {
+                    let expected = request.compare as $word;
+                    match word.compare_exchange(
+                        expected,
+                        operand,
+                        Ordering::SeqCst,
+                        Ordering::SeqCst,
+                    ) {
+                        Ok(old) | Err(old) => old,
+                    }
+                }
+            };
+            u64::from(old)
+        }};
+    }
+    match request.width {
+        Width::Four => on!(AtomicU32, u32),
+        Width::Eight => on!(AtomicU64, u64),
+    }
+}
+
+/// The word at `address`.
+///
+/// # Safety
+/// As [`execute`].
+#[inline]
+unsafe fn load(address: *mut u8, width: Width) -> u64 {
+    match width {
+        Width::Four => {
+            // SAFETY: the caller's promise.
+            let word = unsafe { AtomicU32::from_ptr(address.cast()) };
+            u64::from(word.load(Ordering::SeqCst))
+        }
+        // SAFETY: the caller's promise.
+        Width::Eight => unsafe { AtomicU64::from_ptr(address.cast()) }.load(Ordering::SeqCst),
+    }
+}
+
+/// The error for a word whose address is not a multiple of its size.
+#[cold]
+pub(crate) fn misaligned(width: Width) -> Error {
+    Error::new(
+        ErrorKind::InvalidArgument,
+        format!(
+            "the address of an atomic word of {} bytes is not a multiple of that",
+            width.bytes()
+        ),
+    )
+}
+
+impl Exposed {
+    /// The address of a word of the region.
+    pub(crate) fn word(&self, offset: usize, width: Width) -> Result<*mut u8> {
+        let address = self.bounds(offset, width.bytes())?;
+        if (address as usize).is_multiple_of(width.bytes()) {
+            Ok(address)
+        } else {
+            Err(misaligned(width))
+        }
+    }
+
+    /// Does an atomic operation; returns the old value.
+    pub(crate) fn atomic(&self, offset: usize, request: &AtomicRequest) -> Result<u64> {
+        let word = self.word(offset, request.width)?;
+        // SAFETY: `word` checked bounds and alignment; the memory is exposed, so all use of it is by copies and atomics.
+        Ok(unsafe { execute(word, request) })
+    }
+
+    fn load(&self, offset: usize, width: Width) -> Result<u64> {
+        let word = self.word(offset, width)?;
+        // SAFETY: as in `atomic`.
+        Ok(unsafe { load(word, width) })
+    }
+
+    /// The value that waiters wait for: the first eight bytes. `None` when there are none, or none that are a word.
+    #[inline]
+    pub(crate) fn value(&self) -> Option<u64> {
+        self.load(0, Width::Eight).ok()
+    }
+
+    /// Takes the wakers of those whose value has been reached, to be woken outside of any lock.
+    #[inline]
+    pub(crate) fn take_reached(&self, wakes: &mut Vec<Waker>) {
+        if !self.waiters.is_empty()
+            && let Some(value) = self.value()
+        {
+            self.waiters.take_reached(value, wakes);
+        }
+    }
+}
+
+/// Atomic operations of the owner, atomic with those of peers. `offset` is in bytes; sizes, alignment and mixed use as for
+/// [`RemoteRegion`](crate::RemoteRegion#atomic-operations). Rights are those of peers and do not bind the owner.
+///
+/// # Errors
+/// `OutOfBounds`; `InvalidArgument` when the word's address is not a multiple of its size.
+impl Region {
+    /// Reads a word.
+    pub fn load<T: AtomicWord>(&self, offset: usize) -> Result<T> {
+        self.exposed()
+            .load(offset, T::WIDTH)
+            .map(T::narrow)
+            .map_err(|error| error.during(Operation::Atomic))
+    }
+
+    /// Writes a word.
+    pub fn store<T: AtomicWord>(&self, offset: usize, value: T) -> Result<()> {
+        self.swap(offset, value).map(|_| ())
+    }
+
+    /// Adds, wrapping around; returns the old value.
+    pub fn fetch_add<T: AtomicWord>(&self, offset: usize, value: T) -> Result<T> {
+        self.update(offset, &AtomicRequest::new(AtomicOp::Add, value))
+    }
+
+    /// Ands; returns the old value.
+    pub fn fetch_and<T: AtomicWord>(&self, offset: usize, value: T) -> Result<T> {
+        self.update(offset, &AtomicRequest::new(AtomicOp::And, value))
+    }
+
+    /// Ors; returns the old value.
+    pub fn fetch_or<T: AtomicWord>(&self, offset: usize, value: T) -> Result<T> {
+        self.update(offset, &AtomicRequest::new(AtomicOp::Or, value))
+    }
+
+    /// Exclusive ors; returns the old value.
+    pub fn fetch_xor<T: AtomicWord>(&self, offset: usize, value: T) -> Result<T> {
+        self.update(offset, &AtomicRequest::new(AtomicOp::Xor, value))
+    }
+
+    /// Writes; returns the old value.
+    pub fn swap<T: AtomicWord>(&self, offset: usize, value: T) -> Result<T> {
+        self.update(offset, &AtomicRequest::new(AtomicOp::Swap, value))
+    }
+
+    /// Writes `new` if the word is `expected`; returns the old value, which is `expected` if it was written.
+    pub fn compare_swap<T: AtomicWord>(&self, offset: usize, expected: T, new: T) -> Result<T> {
+        self.update(offset, &AtomicRequest::compare_swap(expected, new))
+    }
+
+    fn update<T: AtomicWord>(&self, offset: usize, request: &AtomicRequest) -> Result<T> {
+        let exposed = self.exposed();
+        let old = exposed
+            .atomic(offset, request)
+            .map_err(|error| error.during(Operation::Atomic))?;
+        exposed.wake_reached();
+        Ok(T::narrow(old))
+    }
+}
+
+impl Exposed {
+    /// Wakes those whose value has been reached. Not under a lock.
+    pub(crate) fn wake_reached(&self) {
+        let mut wakes = Vec::new();
+        self.take_reached(&mut wakes);
+        wakes.into_iter().for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,452 @@
+//! Messages of a peer that keeps to nothing, given to the core by hand: atomic operations and signals.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::{
+    config::RendezvousThreshold,
+    error::{ErrorKind, Result},
+    memory::{
+        BufferMut, HostBufferMut, Region,
+        region::{RegionTable, RegionWatcher},
+    },
+    protocol::control::{self, Atomic, PutHeader, Signal},
+    sys::identity::identity,
+    transport::{Link, LinkAttributes, PeerInfo, SendError, Sink},
+    types::{Access, EndpointId, LinkId, OpKey, WorkerId},
+    worker::{
+        core::Core,
+        operations::{self, Outcome, Work},
+        peer::{ANSWERS, Peer, Status},
+    },
+};
+
+const LINK: LinkId = LinkId(0);
+const OP: u64 = 0x0101;
+
+/// Messages that were sent: id, header, body.
+type Sent = Arc<Mutex<Vec<(u8, u64, Vec<u8>)>>>;
+
+/// A link that notes what is sent, until it is full.
+#[derive(Debug)]
+struct Notes {
+    sent: Sent,
+    room: usize,
+}
+
+impl Link for Notes {
+    fn attributes(&self) -> LinkAttributes {
+        LinkAttributes {
+            transport: "notes",
+            max_short: 48,
+            max_bcopy: 8192,
+            max_zcopy: 0,
+        }
+    }
+    fn am_short(&mut self, id: u8, header: u64, body: &[u8]) -> Result<(), SendError> {
+        self.am_bcopy(id, header, &[], body)
+    }
+    fn am_bcopy(
+        &mut self,
+        id: u8,
+        header: u64,
+        prefix: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        if self.sent.lock().len() >= self.room {
+            return Err(SendError::Full);
+        }
+        self.sent
+            .lock()
+            .push((id, header, [prefix, payload].concat()));
+        Ok(())
+    }
+    fn flush(&mut self, _sink: &mut dyn Sink) {}
+    fn is_flushed(&self) -> bool {
+        true
+    }
+}
+
+struct Bed {
+    core: Core,
+    sent: Sent,
+    regions: Arc<RegionTable>,
+}
+
+impl Bed {
+    fn new(room: usize) -> Self {
+        let regions = Arc::new(RegionTable::default());
+        let mut core = Core::new(regions.clone(), RendezvousThreshold::default());
+        let sent = Sent::default();
+        let link = Notes {
+            sent: sent.clone(),
+            room,
+        };
+        core.peers.push(Some(Peer {
+            id: EndpointId(1),
+            slot: LINK,
+            interface: 0,
+            attributes: link.attributes(),
+            link: Some(Box::new(link)),
+            short: 48,
+            eager: 8192,
+            worker: WorkerId([1; 16]),
+            info: PeerInfo {
+                identity: identity().clone(),
+                name: "hostile".into(),
+            },
+            transports: Vec::new(),
+            one_copy: None,
+            queue: Default::default(),
+            status: Status::Open,
+            eager_out: 0,
+            eager_held: 0,
+            eager_owed: 0,
+            posted: 0,
+            handles: 1,
+            lost: None,
+            am: Default::default(),
+            signals: Default::default(),
+            streams: Default::default(),
+            waiters: Vec::new(),
+        }));
+        Self {
+            core,
+            sent,
+            regions,
+        }
+    }
+
+    fn expose(&self, length: usize, access: Access) -> Region {
+        let memory = HostBufferMut::allocate(length).expect("memory");
+        self.regions
+            .expose(BufferMut::from(memory), access)
+            .expect("exposed")
+    }
+
+    /// What is answered to a message.
+    fn say(&mut self, id: u8, header: u64, body: &[u8]) -> Result<Vec<(u8, u64, Vec<u8>)>> {
+        self.core.message(LINK, id, header, body)?;
+        Ok(std::mem::take(&mut *self.sent.lock()))
+    }
+
+    #[track_caller]
+    fn expect_violation(&mut self, id: u8, header: u64, body: &[u8]) {
+        let before = self.core.failures.len();
+        let error = self.say(id, header, body).expect_err("not allowed");
+        assert_eq!(error.kind(), ErrorKind::Protocol);
+        assert_eq!(
+            self.core.failures.len(),
+            before + 1,
+            "the connection goes on"
+        );
+    }
+
+    #[track_caller]
+    fn expect_refusal(&mut self, id: u8, body: &[u8], kind: ErrorKind) {
+        let answer = self.say(id, OP, body).expect("refused, no more");
+        let code = control::error_kind_code(kind).to_le_bytes().to_vec();
+        assert_eq!(answer, [(control::NACK, OP, code)]);
+        assert!(self.core.failures.is_empty());
+    }
+}
+
+fn add(region: &Region, offset: u64, code: u32) -> Atomic {
+    let exposed = region.exposed();
+    Atomic {
+        generation: exposed.generation,
+        offset,
+        operand: 5,
+        compare: 0,
+        slot: exposed.slot,
+        code,
+    }
+}
+
+const ADD8: u32 = 0x0801;
+const FETCH_ADD8: u32 = 0x1_0801;
+
+#[test]
+fn atomics_are_served() {
+    let mut bed = Bed::new(100);
+    let region = bed.expose(64, Access::READ | Access::WRITE);
+    let answer = bed.say(control::ATOMIC, OP, &add(&region, 56, FETCH_ADD8).encode());
+    assert_eq!(
+        answer.expect("served"),
+        [(control::FETCHED, OP, vec![0; 8])]
+    );
+    let answer = bed.say(control::ATOMIC, OP, &add(&region, 56, ADD8).encode());
+    assert_eq!(
+        answer.expect("served"),
+        [(control::DONE, OP, vec![])],
+        "the value is not asked for"
+    );
+    assert_eq!(region.load::<u64>(56).expect("a word"), 10);
+}
+
+#[test]
+fn atomics_out_of_order_are_refused() {
+    let mut bed = Bed::new(100);
+    let region = bed.expose(64, Access::READ | Access::WRITE);
+    for offset in [57, 64, 1 << 40, u64::MAX - 7, u64::MAX] {
+        bed.expect_refusal(
+            control::ATOMIC,
+            &add(&region, offset, ADD8).encode(),
+            ErrorKind::OutOfBounds,
+        );
+    }
+    for offset in [1, 4, 7, 55] {
+        bed.expect_refusal(
+            control::ATOMIC,
+            &add(&region, offset, ADD8).encode(),
+            ErrorKind::InvalidArgument,
+        );
+    }
+    for slot in [1, u32::MAX] {
+        let foreign = Atomic {
+            slot,
+            ..add(&region, 0, ADD8)
+        };
+        bed.expect_refusal(control::ATOMIC, &foreign.encode(), ErrorKind::StaleKey);
+    }
+    let mut stale = add(&region, 0, ADD8);
+    stale.generation ^= 1;
+    bed.expect_refusal(control::ATOMIC, &stale.encode(), ErrorKind::StaleKey);
+    assert_eq!(region.load::<u64>(0).expect("a word"), 0);
+    // What a posting form may do does not let a value out.
+    let write_only = bed.expose(8, Access::WRITE);
+    bed.expect_refusal(
+        control::ATOMIC,
+        &add(&write_only, 0, FETCH_ADD8).encode(),
+        ErrorKind::AccessDenied,
+    );
+    let read_only = bed.expose(8, Access::READ);
+    bed.expect_refusal(
+        control::ATOMIC,
+        &add(&read_only, 0, ADD8).encode(),
+        ErrorKind::AccessDenied,
+    );
+    assert_eq!(
+        write_only.load::<u64>(0).expect("a word") + read_only.load::<u64>(0).expect("a word"),
+        0
+    );
+    drop((write_only, read_only));
+    for code in [
+        0,
+        0x0800,
+        0x0807,
+        0x0001,
+        0x0201,
+        0x1001,
+        0x2_0801,
+        u32::MAX,
+    ] {
+        bed.expect_violation(control::ATOMIC, OP, &add(&region, 0, code).encode());
+    }
+    let good = add(&region, 0, ADD8).encode();
+    for length in 0..good.len() {
+        bed.expect_violation(control::ATOMIC, OP, &good[..length]);
+    }
+    assert_eq!(region.load::<u64>(0).expect("a word"), 0);
+}
+
+#[test]
+fn who_does_not_read_is_cut_off() {
+    let mut bed = Bed::new(0);
+    let region = bed.expose(8, Access::READ | Access::WRITE);
+    let request = add(&region, 0, FETCH_ADD8).encode();
+    for _ in 0..ANSWERS {
+        bed.core
+            .message(LINK, control::ATOMIC, OP, &request)
+            .expect("room for the answer");
+    }
+    assert!(bed.core.failures.is_empty());
+    bed.core
+        .message(LINK, control::ATOMIC, OP, &request)
+        .expect("told by the worker");
+    assert_eq!(bed.core.failures.len(), 1);
+}
+
+#[test]
+fn answers_that_nobody_asked_for() {
+    let mut bed = Bed::new(100);
+    let word = 7_u64.to_le_bytes();
+    // Of operations that there are not, or not any more: an echo.
+    for op in [0, OP, u64::MAX] {
+        assert_eq!(bed.say(control::FETCHED, op, &word).expect("ignored"), []);
+        assert_eq!(bed.say(control::DONE, op, &[]).expect("ignored"), []);
+    }
+    for body in [&word[..7], &[], &[0; 9]] {
+        bed.expect_violation(control::FETCHED, OP, body);
+    }
+    bed.core.failures.clear();
+    let mut enter = |fetch, sent| {
+        let work = operations::Atomic {
+            message: None,
+            fetch,
+            sent,
+        };
+        bed.core
+            .operations
+            .insert(Some(LINK), false, Work::Atomic(work))
+    };
+    let (fetch, post, unsent) = (enter(true, true), enter(false, true), enter(true, false));
+    let outcome = |bed: &mut Bed, key: OpKey| {
+        bed.core
+            .operations
+            .get(key)
+            .and_then(|entry| entry.outcome.take())
+    };
+    // A word for who asked for none, or has not asked yet; no word for who asked.
+    bed.expect_violation(control::FETCHED, post.0, &word);
+    bed.expect_violation(control::FETCHED, unsent.0, &word);
+    bed.core.failures.clear();
+    bed.say(control::DONE, fetch.0, &[]).expect("ignored");
+    bed.say(control::DONE, unsent.0, &[]).expect("ignored");
+    for key in [fetch, post, unsent] {
+        assert!(outcome(&mut bed, key).is_none());
+    }
+    bed.say(control::FETCHED, fetch.0, &word)
+        .expect("the answer");
+    assert!(matches!(outcome(&mut bed, fetch), Some(Outcome::Value(7))));
+    bed.say(control::DONE, post.0, &[]).expect("the answer");
+    assert!(matches!(
+        outcome(&mut bed, post),
+        Some(Outcome::Done(Ok(())))
+    ));
+}
+
+fn signal(region: &Region, offset: u64) -> Signal {
+    let exposed = region.exposed();
+    Signal {
+        generation: exposed.generation,
+        offset,
+        add: 2,
+        slot: exposed.slot,
+    }
+}
+
+#[test]
+fn signals_that_fit_nowhere_are_told_once() {
+    let mut bed = Bed::new(100);
+    let region = bed.expose(64, Access::READ | Access::WRITE);
+    let settle = |bed: &mut Bed| bed.say(control::SETTLE, OP, &[]).expect("answered");
+    assert_eq!(
+        bed.say(control::SIGNAL, 0, &signal(&region, 8).encode())
+            .expect("applied"),
+        []
+    );
+    assert_eq!(region.load::<u64>(8).expect("a word"), 2);
+    assert_eq!(settle(&mut bed), [(control::DONE, OP, vec![])]);
+    for (offset, kind) in [
+        (57, ErrorKind::OutOfBounds),
+        (u64::MAX, ErrorKind::OutOfBounds),
+        (4, ErrorKind::InvalidArgument),
+    ] {
+        for _ in 0..1000 {
+            assert_eq!(
+                bed.say(control::SIGNAL, 0, &signal(&region, offset).encode())
+                    .expect("kept in mind"),
+                []
+            );
+        }
+        bed.expect_refusal(control::SETTLE, &[], kind);
+        assert_eq!(settle(&mut bed), [(control::DONE, OP, vec![])], "said once");
+    }
+    let good = signal(&region, 0).encode();
+    for length in 0..good.len() {
+        bed.expect_violation(control::SIGNAL, 0, &good[..length]);
+    }
+    let mut bytes = [0; 64];
+    region.read_at(0, &mut bytes).expect("within");
+    assert_eq!(
+        bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>(),
+        2,
+        "touched"
+    );
+}
+
+#[test]
+fn a_put_and_its_signal_go_together() {
+    let mut bed = Bed::new(100);
+    let region = bed.expose(64, Access::READ | Access::WRITE);
+    let exposed = region.exposed();
+    let put = |offset, last| PutHeader {
+        generation: exposed.generation,
+        offset,
+        slot: exposed.slot,
+        last,
+    };
+    let message =
+        |put: PutHeader, signal: Signal| [&put.encode()[..], &signal.encode(), &[7; 16]].concat();
+    let value = |offset| region.load::<u64>(offset).expect("a word");
+    let answer = bed.say(control::PUT, OP, &message(put(16, 3), signal(&region, 8)));
+    assert_eq!(answer.expect("done"), [(control::DONE, OP, vec![])]);
+    assert_eq!(
+        (value(8), value(16), value(24), value(32)),
+        (2, 0x0707_0707_0707_0707, 0x0707_0707_0707_0707, 0)
+    );
+    // A put that is refused does not signal; a signal that is refused stops its put.
+    bed.expect_refusal(
+        control::PUT,
+        &message(put(56, 3), signal(&region, 8)),
+        ErrorKind::OutOfBounds,
+    );
+    bed.expect_refusal(
+        control::PUT,
+        &message(put(40, 3), signal(&region, 9)),
+        ErrorKind::InvalidArgument,
+    );
+    bed.expect_refusal(
+        control::PUT,
+        &message(put(40, 3), signal(&region, 60)),
+        ErrorKind::OutOfBounds,
+    );
+    assert_eq!((value(8), value(40)), (2, 0));
+    // Cut short, or with a mark that there is not; also where the payload is asked a place for.
+    bed.expect_violation(
+        control::PUT,
+        OP,
+        &message(put(40, 3), signal(&region, 8))[..PutHeader::SIZE + Signal::SIZE - 1],
+    );
+    for mark in [2, 4, 5, u32::MAX] {
+        let bad = message(put(40, mark), signal(&region, 8));
+        bed.expect_violation(control::PUT, OP, &bad);
+        let error = bed.core.place(
+            LINK,
+            control::PUT,
+            OP,
+            &bad[..PutHeader::SIZE + Signal::SIZE],
+            16,
+        );
+        assert_eq!(error.expect_err("not allowed").kind(), ErrorKind::Protocol);
+    }
+    assert_eq!((value(8), value(40)), (2, 0));
+    assert_eq!(bed.core.operations.iter().count(), 0, "entries are left");
+}
+
+/// Somebody to be told of regions, so that they can be taken back.
+struct Nobody;
+impl RegionWatcher for Nobody {
+    fn publish(&self, _slot: u32, _generation: u64) {}
+    fn revoke(&self, _slot: u32) {}
+    fn is_quiet(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn memory_taken_back_is_touched_no_more() {
+    let mut bed = Bed::new(100);
+    let nobody: Arc<dyn RegionWatcher> = Arc::new(Nobody);
+    bed.regions.watch(Arc::downgrade(&nobody));
+    let region = bed.expose(64, Access::READ | Access::WRITE);
+    let (atomic, signal) = (add(&region, 0, ADD8).encode(), signal(&region, 0).encode());
+    drop(region);
+    let next = bed.expose(64, Access::READ | Access::WRITE);
+    bed.expect_refusal(control::ATOMIC, &atomic, ErrorKind::StaleKey);
+    bed.say(control::SIGNAL, 0, &signal).expect("kept in mind");
+    bed.expect_refusal(control::SETTLE, &[], ErrorKind::StaleKey);
+    assert_eq!(next.load::<u64>(0).expect("a word"), 0);
+}

@@ -1,0 +1,761 @@
+//! Active messages that arrive: one inbox for each id, in the order of arrival, and what becomes of messages that have none.
+//!
+//! A peer can fill an inbox as far as it has credits: the capacity for each connection, [`am::GRANT`] at least. What it sends to an id
+//! without an inbox is thrown away at once, answered by a refusal that returns the credit, and takes no memory here.
+
+use std::{collections::VecDeque, task::Waker};
+
+use bytes::Bytes;
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    memory::BufferMut,
+    protocol::{
+        am,
+        control::{self, Rts},
+    },
+    transport::Place,
+    types::{AmId, EndpointId, LinkId, OpKey, Tag},
+    util::waker_slot::WakerSlot,
+    worker::{
+        core::Core,
+        deliver::violation,
+        operations::Work,
+        peer::{at, eager_cost},
+    },
+};
+
+/// Longest message that is kept in place.
+const INLINE: usize = 48;
+
+/// A message in an inbox.
+pub(crate) struct Arrived {
+    pub(crate) link: LinkId,
+    pub(crate) from: EndpointId,
+    /// What it takes of the eager window until it is taken; 0 for an announced one.
+    cost: u32,
+    pub(crate) content: Content,
+}
+
+/// What is here of a message. `header` is the length of the user's header, in front.
+pub(crate) enum Content {
+    Inline {
+        header: u8,
+        length: u8,
+        bytes: [u8; INLINE],
+    },
+    Whole {
+        header: u16,
+        bytes: Bytes,
+    },
+    Announced(Box<Announced>),
+}
+
+/// A message whose payload is still with its sender.
+pub(crate) struct Announced {
+    pub(crate) rts: Rts,
+    pub(crate) header: Bytes,
+}
+
+impl Content {
+    #[inline]
+    fn eager(header: usize, body: &[u8]) -> Self {
+        if body.len() <= INLINE {
+            let mut bytes = [0; INLINE];
+            bytes[..body.len()].copy_from_slice(body);
+            Self::Inline {
+                header: header as u8,
+                length: body.len() as u8,
+                bytes,
+            }
+        } else {
+            Self::Whole {
+                header: header as u16,
+                bytes: Bytes::copy_from_slice(body),
+            }
+        }
+    }
+}
+
+struct Inbox {
+    id: AmId,
+    /// Never used again: an inbox that was opened later under the same id is another one.
+    serial: u64,
+    capacity: u32,
+    queue: VecDeque<Arrived>,
+    waker: WakerSlot,
+    /// Runs the callback, when there is one, and whether it runs or is about to.
+    runner: Option<Waker>,
+    running: bool,
+}
+
+/// The inboxes of a worker, in the order of their ids.
+#[derive(Default)]
+pub(crate) struct Inboxes {
+    open: Vec<Inbox>,
+    serial: u64,
+}
+
+impl Inboxes {
+    #[inline]
+    fn find(&mut self, id: AmId) -> Option<&mut Inbox> {
+        let index = self.open.binary_search_by_key(&id, |inbox| inbox.id).ok()?;
+        self.open.get_mut(index)
+    }
+
+    fn own(&mut self, id: AmId, serial: u64) -> Option<&mut Inbox> {
+        self.find(id).filter(|inbox| inbox.serial == serial)
+    }
+}
+
+/// What is refused.
+enum Refused {
+    Eager { cost: u64 },
+    Announced { op: u64 },
+}
+
+impl Core {
+    /// Opens the inbox of an id. Peers that were refused hear of it.
+    pub(crate) fn am_open(&mut self, id: AmId, capacity: u32) -> Result<u64> {
+        let Err(index) = self
+            .inboxes
+            .open
+            .binary_search_by_key(&id, |inbox| inbox.id)
+        else {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("active messages of id {} are received already", id.0),
+            ));
+        };
+        self.inboxes.serial += 1;
+        let serial = self.inboxes.serial;
+        let inbox = Inbox {
+            id,
+            serial,
+            capacity,
+            queue: VecDeque::new(),
+            waker: WakerSlot::default(),
+            runner: None,
+            running: false,
+        };
+        self.inboxes.open.insert(index, inbox);
+        for peer in self.peers.iter_mut().flatten() {
+            let told = peer.am.admit(id);
+            let owed = peer
+                .am
+                .inbound_of(id)
+                .and_then(|inbound| inbound.owed(capacity));
+            if peer.is_alive()
+                && (told || owed.is_some())
+                && let Err(error) = peer.control(
+                    control::AM_CREDIT,
+                    am::credit(id, owed.unwrap_or(0), false),
+                    &[],
+                )
+            {
+                self.failures.push((peer.slot, error));
+            }
+        }
+        Ok(serial)
+    }
+
+    /// Has messages of an inbox taken by `runner`, which is woken when there are some, rather than by a task.
+    pub(crate) fn am_run_by(&mut self, id: AmId, serial: u64, runner: Waker) {
+        if let Some(inbox) = self.inboxes.own(id, serial) {
+            inbox.runner = Some(runner);
+        }
+    }
+
+    /// Closes an inbox: what waits in it is refused. Gives back what is to be dropped without the lock.
+    pub(crate) fn am_close(&mut self, id: AmId, serial: u64) -> Option<Waker> {
+        self.inboxes.own(id, serial)?;
+        let index = self
+            .inboxes
+            .open
+            .binary_search_by_key(&id, |inbox| inbox.id)
+            .ok()?;
+        let inbox = self.inboxes.open.remove(index);
+        // By connection: messages, and whether some were eager.
+        let mut refusals: Vec<(LinkId, u32, bool)> = Vec::new();
+        for arrived in inbox.queue {
+            let Some(inbound) =
+                at(&mut self.peers, arrived.link).and_then(|peer| peer.am.inbound_of(id))
+            else {
+                continue;
+            };
+            inbound.held = inbound.held.saturating_sub(1);
+            inbound.outstanding += 1;
+            let eager = match &arrived.content {
+                Content::Announced(announced) => {
+                    self.am_reject(arrived.link, arrived.from, announced.rts.op, NOBODY);
+                    false
+                }
+                _ => {
+                    self.consumed(arrived.link, u64::from(arrived.cost));
+                    true
+                }
+            };
+            match refusals.iter_mut().find(|(link, ..)| *link == arrived.link) {
+                Some((_, count, lost)) => {
+                    *count += 1;
+                    *lost |= eager;
+                }
+                None => refusals.push((arrived.link, 1, eager)),
+            }
+        }
+        for (link, count, lost) in refusals {
+            if let Some(peer) = self.peer(link) {
+                peer.am.refuse(id);
+            }
+            self.control(link, control::AM_REFUSED, am::credit(id, count, lost), &[]);
+        }
+        inbox.runner
+    }
+
+    /// An eager message, whole.
+    pub(super) fn am_eager(&mut self, link: LinkId, word: u64, body: &[u8]) -> Result<()> {
+        let (id, header) = am::parse(word, body.len())?;
+        self.hold_window(link, body.len())?;
+        let cost = eager_cost(body.len());
+        self.am_push(link, id, Refused::Eager { cost }, || {
+            Content::eager(header, body)
+        })
+    }
+
+    /// Where the payload of a long eager message goes: to memory of its own, if there is an inbox.
+    pub(super) fn am_place(
+        &mut self,
+        link: LinkId,
+        word: u64,
+        prefix: &[u8],
+        length: usize,
+    ) -> Result<Place> {
+        let total = prefix.len() + length;
+        let (id, _) = am::parse(word, total)?;
+        self.hold_window(link, total)?;
+        if self.inboxes.find(id).is_none() {
+            let cost = eager_cost(total);
+            self.am_refuse(link, id, Refused::Eager { cost });
+            return Ok(Place::Discard);
+        }
+        let mut data = vec![0; total];
+        data[..prefix.len()].copy_from_slice(prefix);
+        let address = data[prefix.len()..].as_mut_ptr();
+        let work = Work::AmLanding { data, word };
+        let key = self.operations.insert(Some(link), true, work);
+        Ok(self.lend(key, address))
+    }
+
+    /// Such a payload is here.
+    pub(super) fn am_landed(&mut self, link: LinkId, key: OpKey) {
+        let Some(Work::AmLanding { data, word }) =
+            self.operations.remove(key).map(|entry| entry.work)
+        else {
+            return;
+        };
+        let cost = eager_cost(data.len());
+        let pushed = am::parse(word, data.len()).and_then(|(id, header)| {
+            self.am_push(link, id, Refused::Eager { cost }, || Content::Whole {
+                header: header as u16,
+                bytes: data.into(),
+            })
+        });
+        if let Err(error) = pushed {
+            self.broken(link, error);
+        }
+    }
+
+    /// An announced message.
+    pub(super) fn am_announced(&mut self, link: LinkId, word: u64, body: &[u8]) -> Result<()> {
+        let rts = Rts::decode(body)?;
+        let user = body.get(Rts::SIZE..).unwrap_or(&[]);
+        let (id, header) = am::parse(word, user.len())?;
+        if header != user.len() {
+            return Err(violation(
+                "an announced message has bytes behind its header",
+            ));
+        }
+        let empty = rts.length == 0 && self.inboxes.find(id).is_some();
+        self.am_push(link, id, Refused::Announced { op: rts.op }, || {
+            if empty {
+                // Nothing is left to fetch.
+                Content::eager(header, user)
+            } else {
+                let header = Bytes::copy_from_slice(user);
+                Content::Announced(Box::new(Announced { rts, header }))
+            }
+        })?;
+        if empty {
+            self.control(link, control::DONE, rts.op, &[]);
+        }
+        Ok(())
+    }
+
+    /// Puts a message into its inbox, or refuses it.
+    #[inline]
+    fn am_push(
+        &mut self,
+        link: LinkId,
+        id: AmId,
+        refused: Refused,
+        content: impl FnOnce() -> Content,
+    ) -> Result<()> {
+        let Some(peer) = at(&mut self.peers, link) else {
+            return Ok(());
+        };
+        let Some(inbox) = self.inboxes.find(id) else {
+            self.am_refuse(link, id, refused);
+            return Ok(());
+        };
+        let (inbound, new) = peer.am.inbound(id);
+        if inbound.outstanding == 0 {
+            return Err(violation(
+                "the peer sent more active messages than it has credits for",
+            ));
+        }
+        inbound.outstanding -= 1;
+        inbound.held += 1;
+        let owed = if new {
+            inbound.owed(inbox.capacity)
+        } else {
+            None
+        };
+        inbox.queue.push_back(Arrived {
+            link,
+            from: peer.id,
+            cost: match refused {
+                Refused::Eager { cost } => cost as u32,
+                Refused::Announced { .. } => 0,
+            },
+            content: content(),
+        });
+        if let Some(waker) = inbox.waker.take() {
+            self.wakes.push(waker);
+        } else if let Some(runner) = &inbox.runner
+            && !std::mem::replace(&mut inbox.running, true)
+        {
+            self.wakes.push(runner.clone());
+        }
+        if let Some(owed) = owed {
+            self.control(link, control::AM_CREDIT, am::credit(id, owed, false), &[]);
+        }
+        Ok(())
+    }
+
+    /// Tells a peer that nobody receives this; nothing of it is kept.
+    #[cold]
+    fn am_refuse(&mut self, link: LinkId, id: AmId, what: Refused) {
+        if let Some(peer) = self.peer(link) {
+            peer.am.refuse(id);
+        }
+        let lost = match what {
+            Refused::Eager { cost } => {
+                self.consumed(link, cost);
+                true
+            }
+            Refused::Announced { op } => {
+                self.control(link, control::NACK, op, &rejection(NOBODY));
+                false
+            }
+        };
+        self.control(link, control::AM_REFUSED, am::credit(id, 1, lost), &[]);
+    }
+
+    /// Takes the next message; its credit, and its share of the window, go back to the peer in time.
+    #[inline]
+    pub(crate) fn am_take(&mut self, id: AmId, serial: u64) -> Option<Arrived> {
+        let inbox = self.inboxes.own(id, serial)?;
+        let Some(arrived) = inbox.queue.pop_front() else {
+            inbox.running = false;
+            return None;
+        };
+        let capacity = inbox.capacity;
+        if arrived.cost > 0 {
+            self.consumed(arrived.link, u64::from(arrived.cost));
+        }
+        self.am_return(arrived.link, id, capacity);
+        Some(arrived)
+    }
+
+    /// A message has left the inbox.
+    #[inline]
+    fn am_return(&mut self, link: LinkId, id: AmId, capacity: u32) {
+        if let Some(peer) = at(&mut self.peers, link)
+            && let Some(inbound) = peer.am.inbound_of(id)
+        {
+            inbound.held = inbound.held.saturating_sub(1);
+            if let Some(owed) = inbound.owed_batch(capacity) {
+                self.control(link, control::AM_CREDIT, am::credit(id, owed, false), &[]);
+            }
+        }
+    }
+
+    /// Whether a message waits.
+    #[inline]
+    pub(crate) fn am_has(&mut self, id: AmId, serial: u64) -> bool {
+        self.inboxes
+            .own(id, serial)
+            .is_some_and(|inbox| !inbox.queue.is_empty())
+    }
+
+    /// The task that waits for the next message.
+    #[inline]
+    pub(crate) fn am_waker(&mut self, id: AmId, serial: u64) -> Option<&mut WakerSlot> {
+        self.inboxes.own(id, serial).map(|inbox| &mut inbox.waker)
+    }
+
+    /// Begins to fetch the payload of an announced message into `buffer`, which has the room.
+    pub(crate) fn am_fetch(
+        &mut self,
+        (link, from): (LinkId, EndpointId),
+        id: AmId,
+        rts: Rts,
+        buffer: BufferMut,
+    ) -> OpKey {
+        let order = self.unexpected.arrival();
+        let key = self.enter_receive(buffer, link, order);
+        if let Some(entry) = self.operations.get(key) {
+            entry.discards = true;
+        }
+        if self
+            .endpoint(link, from)
+            .is_some_and(|peer| peer.is_alive())
+        {
+            self.begin_rendezvous(key, link, from, Tag(u64::from(id.0)), rts);
+        } else {
+            self.fail_operation(
+                key,
+                Error::new(
+                    ErrorKind::ConnectionReset,
+                    "the sender is gone, and the message with it",
+                ),
+            );
+        }
+        key
+    }
+
+    /// Tells the sender of an announced message that nobody fetches it.
+    pub(crate) fn am_reject(&mut self, link: LinkId, from: EndpointId, op: u64, reason: &str) {
+        if self
+            .endpoint(link, from)
+            .is_some_and(|peer| peer.is_alive())
+        {
+            self.control(link, control::NACK, op, &rejection(reason));
+        }
+    }
+
+    /// The sender takes an announced message back, if nobody has taken it.
+    pub(super) fn am_cancel(&mut self, link: LinkId, op: u64) -> bool {
+        let mut found = None;
+        for inbox in &mut self.inboxes.open {
+            let before = inbox.queue.len();
+            inbox.queue.retain(|arrived| {
+                arrived.link != link
+                    || !matches!(&arrived.content, Content::Announced(announced) if announced.rts.op == op)
+            });
+            let removed = before - inbox.queue.len();
+            if removed > 0 {
+                found = Some((inbox.id, inbox.capacity, removed));
+                break;
+            }
+        }
+        let Some((id, capacity, removed)) = found else {
+            return false;
+        };
+        for _ in 0..removed {
+            self.am_return(link, id, capacity);
+        }
+        true
+    }
+
+    /// A connection has ended: what it only announced went with it.
+    pub(super) fn am_ended(&mut self, link: LinkId) {
+        for inbox in &mut self.inboxes.open {
+            inbox.queue.retain(|arrived| {
+                arrived.link != link || !matches!(arrived.content, Content::Announced(_))
+            });
+        }
+    }
+
+    /// The worker has ended: nothing more comes.
+    pub(super) fn am_end(&mut self) {
+        for inbox in &mut self.inboxes.open {
+            self.wakes.extend(inbox.waker.take());
+        }
+    }
+}
+
+const NOBODY: &str = "no inbox is open for this id";
+
+/// The body of a rejection: the kind, and as much of the reason as there is room for.
+fn rejection(reason: &str) -> Vec<u8> {
+    const ROOM: usize = 46;
+    let mut end = reason.len().min(ROOM);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut body = control::error_kind_code(ErrorKind::Rejected)
+        .to_le_bytes()
+        .to_vec();
+    body.extend_from_slice(&reason.as_bytes()[..end]);
+    body
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::{
+        config::RendezvousThreshold,
+        transport::{Link, LinkAttributes, PeerInfo, SendError, Sink},
+        types::{Identity, WorkerId},
+        worker::peer::{Peer, Status},
+    };
+
+    type Sent = Arc<Mutex<Vec<(u8, u64)>>>;
+
+    /// A link that takes everything and remembers what it was.
+    #[derive(Debug)]
+    struct Wire(Sent);
+
+    impl Link for Wire {
+        fn attributes(&self) -> LinkAttributes {
+            LinkAttributes {
+                transport: "test",
+                max_short: 48,
+                max_bcopy: 8192,
+                max_zcopy: 0,
+            }
+        }
+        fn am_short(&mut self, id: u8, header: u64, _: &[u8]) -> Result<(), SendError> {
+            self.0.lock().push((id, header));
+            Ok(())
+        }
+        fn am_bcopy(&mut self, id: u8, header: u64, _: &[u8], _: &[u8]) -> Result<(), SendError> {
+            self.am_short(id, header, &[])
+        }
+        fn flush(&mut self, _: &mut dyn Sink) {}
+        fn is_flushed(&self) -> bool {
+            true
+        }
+    }
+
+    const LINK: LinkId = LinkId::new(0, 1);
+    const ID: AmId = AmId(3);
+
+    fn core() -> (Core, Sent) {
+        let sent = Sent::default();
+        let mut core = Core::new(Arc::default(), RendezvousThreshold::default());
+        let link = Wire(sent.clone());
+        core.peers.push(Some(Peer {
+            id: EndpointId(1),
+            slot: LINK,
+            interface: 0,
+            attributes: link.attributes(),
+            link: Some(Box::new(link)),
+            short: 48,
+            eager: 8184,
+            worker: WorkerId([0; 16]),
+            info: PeerInfo {
+                identity: Identity {
+                    boot: [1; 16],
+                    net_namespace: 0,
+                    pid_namespace: 0,
+                    user_namespace: 0,
+                    user: 0,
+                    pid: 0,
+                },
+                name: "peer".into(),
+            },
+            transports: Vec::new(),
+            one_copy: None,
+            queue: VecDeque::new(),
+            status: Status::Open,
+            eager_out: 0,
+            eager_held: 0,
+            eager_owed: 0,
+            posted: 0,
+            handles: 1,
+            lost: None,
+            am: Default::default(),
+            signals: Default::default(),
+            streams: Default::default(),
+            waiters: Vec::new(),
+        }));
+        (core, sent)
+    }
+
+    fn eager(core: &mut Core, id: AmId, body: &[u8]) -> Result<()> {
+        core.message(LINK, control::AM_EAGER, am::word(id, 0), body)
+    }
+
+    fn rts(length: u64, op: u64) -> [u8; Rts::SIZE] {
+        Rts {
+            op,
+            length,
+            address: 0,
+            segment: 0,
+            segment_offset: 0,
+            slot: control::NONE,
+        }
+        .encode()
+    }
+
+    #[track_caller]
+    fn violates(core: &mut Core, result: Result<()>) {
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::Protocol);
+        assert_eq!(core.failures.len(), 1, "the connection is closed");
+    }
+
+    #[test]
+    fn credits_are_kept() {
+        let (mut core, sent) = core();
+        let serial = core.am_open(ID, 20).unwrap();
+        for _ in 0..20 {
+            eager(&mut core, ID, b"x").unwrap();
+        }
+        assert_eq!(
+            *sent.lock(),
+            [(control::AM_CREDIT, am::credit(ID, 4, false))],
+            "what the inbox has room for beyond the first ones"
+        );
+        // What is taken comes back in batches.
+        for _ in 0..5 {
+            assert!(core.am_take(ID, serial).is_some());
+        }
+        assert_eq!(sent.lock().len(), 2);
+        for _ in 0..5 {
+            eager(&mut core, ID, b"x").unwrap();
+        }
+        let result = eager(&mut core, ID, b"x");
+        violates(&mut core, result);
+    }
+
+    #[test]
+    fn announced_messages_need_credits_too() {
+        let (mut core, _) = core();
+        core.am_open(ID, 1).unwrap();
+        for op in 0..16 {
+            let word = am::word(ID, 0);
+            core.message(LINK, control::AM_RTS, word, &rts(1 << 40, op))
+                .unwrap();
+        }
+        let result = eager(&mut core, ID, b"x");
+        violates(&mut core, result);
+    }
+
+    #[test]
+    fn lengths_are_checked() {
+        let word = |header| am::word(ID, header);
+        let announced = rts(9, 1);
+        let mut trailing = announced.to_vec();
+        trailing.push(7);
+        let cases: [(u8, u64, &[u8]); 6] = [
+            (control::AM_EAGER, word(3), b"xx"),
+            (control::AM_EAGER, word(0xffff), &[0; 70_000]),
+            (control::AM_RTS, word(0), &announced[..43]),
+            (control::AM_RTS, word(1), &announced),
+            (control::AM_RTS, word(0), &trailing),
+            (control::AM_EAGER, word(am::MAX_HEADER + 1), &[0; 5000]),
+        ];
+        for open in [true, false] {
+            for (id, header, body) in cases {
+                let (mut core, _) = core();
+                if open {
+                    core.am_open(ID, 16).unwrap();
+                }
+                let result = core.message(LINK, id, header, body);
+                violates(&mut core, result);
+            }
+        }
+        let (mut core, _) = core();
+        let placed = core.place(LINK, control::AM_EAGER, word(3), b"x", 1);
+        violates(&mut core, placed.map(|_| ()));
+    }
+
+    #[test]
+    fn the_window_holds_for_active_messages() {
+        let (mut core, _) = core();
+        core.am_open(ID, 1000).unwrap();
+        let body = vec![0; 8000];
+        let mut result = Ok(());
+        for _ in 0..200 {
+            result = eager(&mut core, ID, &body);
+            if result.is_err() {
+                break;
+            }
+        }
+        violates(&mut core, result);
+    }
+
+    #[test]
+    fn what_nobody_receives_takes_no_memory() {
+        let (mut core, sent) = core();
+        for number in 0..=u16::MAX {
+            eager(&mut core, AmId(number), &[0; 4000]).unwrap();
+            core.message(LINK, control::AM_RTS, am::word(AmId(number), 0), &rts(9, 1))
+                .unwrap();
+        }
+        assert_eq!(core.operations.iter().count(), 0);
+        let answers = std::mem::take(&mut *sent.lock());
+        let refusals = answers.iter().filter(|(id, _)| *id == control::AM_REFUSED);
+        assert_eq!(refusals.count(), 2 << 16);
+        // Whichever is opened then, the peer hears of it.
+        for id in [0, 63, 64, 40_000] {
+            core.am_open(AmId(id), 16).unwrap();
+            let told = sent.lock().pop();
+            assert_eq!(
+                told,
+                Some((control::AM_CREDIT, am::credit(AmId(id), 0, false)))
+            );
+        }
+        assert!(core.failures.is_empty());
+    }
+
+    #[test]
+    fn echoes_of_nothing_are_ignored() {
+        let (mut core, sent) = core();
+        core.am_open(ID, 16).unwrap();
+        for id in [control::AM_CREDIT, control::AM_REFUSED] {
+            for word in [0, u64::MAX, am::credit(ID, u32::MAX, true)] {
+                core.message(LINK, id, word, &[1; 40]).unwrap();
+            }
+        }
+        core.message(LINK, control::CANCEL, 5, &[]).unwrap();
+        assert!(core.failures.is_empty() && sent.lock().is_empty());
+        eager(&mut core, ID, b"x").unwrap();
+    }
+
+    #[test]
+    fn a_place_that_lands_after_the_inbox_closed_is_refused() {
+        let (mut core, sent) = core();
+        let serial = core.am_open(ID, 16).unwrap();
+        let place = core.place(LINK, control::AM_EAGER, am::word(ID, 2), b"ab", 6000);
+        let Ok(Place::Memory { token, .. }) = place else {
+            panic!("{place:?}")
+        };
+        core.am_close(ID, serial);
+        core.placed(LINK, token);
+        assert_eq!(
+            sent.lock().pop(),
+            Some((control::AM_REFUSED, am::credit(ID, 1, true)))
+        );
+        assert_eq!(core.operations.iter().count(), 0);
+        assert!(core.failures.is_empty());
+    }
+
+    #[test]
+    fn a_reason_is_cut_between_characters() {
+        let long = "ä".repeat(40);
+        let body = rejection(&long);
+        assert!(body.len() <= 48);
+        let error = control::error_of(&body);
+        assert_eq!(error.kind(), ErrorKind::Rejected);
+        assert!(error.to_string().contains(&"ä".repeat(23)), "{error}");
+        let foreign = control::error_of(&[8, 0, 0xff, b'\n']);
+        assert!(!foreign.to_string().contains('\n'), "{foreign}");
+    }
+}

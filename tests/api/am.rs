@@ -1,0 +1,493 @@
+//! Active messages.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{SinkExt, StreamExt, future::join_all, stream};
+use parking_lot::Mutex;
+use wharf::{AmId, AmInbox, Buffer, Endpoint, ErrorKind, Mask};
+
+use crate::fixture::{
+    Pair, SIZES, Side, Way, a_while, connect, pattern, run, run_on_threads, same,
+};
+
+const ID: AmId = AmId(7);
+const HEADERS: [usize; 7] = [0, 1, 40, 48, 64, 65, Endpoint::AM_MAX_HEADER];
+/// Announced on every path.
+const LONG: usize = 300_000;
+
+fn inbox(side: &Side, capacity: usize) -> AmInbox {
+    side.worker
+        .active_messages(ID)
+        .capacity(capacity)
+        .open()
+        .expect("an inbox")
+}
+
+fn numbered(number: usize) -> Vec<u8> {
+    (number as u64).to_le_bytes().to_vec()
+}
+
+fn number(header: &[u8]) -> usize {
+    u64::from_le_bytes(header.try_into().expect("a number")) as usize
+}
+
+/// Sends to an id until the peer's refusal is here.
+async fn until_refused(endpoint: &Endpoint, id: AmId) {
+    loop {
+        match endpoint.am_send(id, "", "x").await {
+            Ok(()) => tokio::time::sleep(Duration::from_millis(1)).await,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
+                assert!(error.to_string().contains("id"), "{error}");
+                return;
+            }
+        }
+    }
+}
+
+/// Sends to an id until the peer's news of a new inbox is here.
+async fn until_accepted(endpoint: &Endpoint, id: AmId, header: &'static str) {
+    loop {
+        match endpoint.am_send(id, header, "").await {
+            Ok(()) => return,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    }
+}
+
+scenarios! { everywhere:
+    /// Every size of payload and header, received in each of the ways.
+    async fn sizes(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 256);
+        for (index, size) in SIZES.into_iter().enumerate() {
+            for (nth, header) in HEADERS.into_iter().enumerate() {
+                let (head, body) = (pattern(header, index + 50), pattern(size, index));
+                let send = async {
+                    pair.here.endpoint.am_send(ID, head, body).await.expect("sent");
+                };
+                let receive = async {
+                    let message = inbox.recv().await.expect("a message");
+                    assert_eq!((message.id(), message.len(), message.from()), (ID, size, pair.there.endpoint.id()));
+                    same(message.header(), head, header);
+                    assert_eq!(message.data().is_none(), message.is_announced());
+                    if let Some(data) = message.data() {
+                        same(data, body, size);
+                    }
+                    if nth % 2 == 0 {
+                        same(&message.bytes().await.expect("bytes"), body, size);
+                    } else {
+                        let received = message.receive(vec![0xee; size + 3]).await.expect("received");
+                        assert_eq!(received.len, size);
+                        same(&received.buffer[..size], body, size);
+                        assert_eq!(received.buffer[size..], [0xee; 3]);
+                    }
+                };
+                tokio::join!(send, receive);
+            }
+        }
+    }
+
+    /// Order is kept among eager and announced ones, with few credits.
+    async fn order(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 5);
+        let size = |index: usize| [3, 70_000, 48, 0, 5000, 49, 140_000, 9000][index % 8] + index % 3;
+        let sends = async {
+            let mut posted = Vec::new();
+            for index in 0..300 {
+                posted.push(pair.here.endpoint.am_send(ID, numbered(index), pattern(size(index), index)).post().expect("room"));
+            }
+            for send in posted {
+                send.await.expect("sent");
+            }
+        };
+        let receives = async {
+            for index in 0..300 {
+                let message = inbox.next().await.expect("a message");
+                assert_eq!(number(message.header()), index);
+                same(&message.bytes().await.expect("bytes"), pattern(size(index), index), index);
+            }
+        };
+        tokio::join!(sends, receives);
+    }
+
+    /// Nobody takes messages: the sender is held back by credits, tags go on, and nothing is lost.
+    async fn credits_hold_back(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 20);
+        let posted: Vec<_> = (0..100)
+            .map(|index| pair.here.endpoint.am_send(ID, numbered(index), "x").post().expect("room"))
+            .collect();
+        tokio::join!(pair.here.send(1, "tag"), pair.there.receive(1, 3));
+        a_while().await;
+        let late = pair.here.endpoint.am_send(ID, "", "late").deadline(Duration::from_millis(20)).await;
+        assert_eq!(late.expect_err("no credit").kind(), ErrorKind::DeadlineExceeded);
+        for index in 0..20 {
+            assert_eq!(number(inbox.try_recv().expect("it waits").header()), index);
+        }
+        for index in 20..100 {
+            assert_eq!(number(inbox.recv().await.expect("a message").header()), index);
+        }
+        for send in posted {
+            send.await.expect("sent");
+        }
+        a_while().await;
+        assert!(inbox.try_recv().is_none(), "one was withdrawn");
+    }
+
+    /// What waits for a credit can be cancelled; so can what is announced and not taken.
+    async fn cancel(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 16);
+        let mut posted: Vec<_> = (0..40)
+            .map(|index| {
+                let size = if index == 3 { LONG } else { 1 };
+                pair.here.endpoint.am_send(ID, numbered(index), pattern(size, 0)).post().expect("room")
+            })
+            .collect();
+        a_while().await;
+        for index in [30, 3] {
+            let error = posted.remove(index).cancel().await.expect_err("cancelled");
+            assert_eq!(error.kind(), ErrorKind::Canceled);
+            assert_eq!(error.operation(), Some(wharf::Operation::AmSend));
+        }
+        for index in (0..40).filter(|index| ![3, 30].contains(index)) {
+            assert_eq!(number(inbox.recv().await.expect("a message").header()), index);
+        }
+        for send in posted {
+            send.await.expect("sent");
+        }
+    }
+
+    /// An id that nobody receives is refused, nothing else is touched, and opening it makes it good.
+    async fn nobody_receives(way: Way) {
+        let pair = way.pair().await;
+        let endpoint = &pair.here.endpoint;
+        until_refused(endpoint, ID).await;
+        let lost = endpoint.flush().await.expect_err("messages were lost");
+        assert_eq!(lost.kind(), ErrorKind::Rejected);
+        endpoint.flush().await.expect("it is told once");
+        let posted = endpoint.am_send(ID, "", "x").post().expect_err("refused");
+        assert_eq!(posted.kind(), ErrorKind::Rejected);
+        let announced = endpoint.am_send(AmId(8), "", pattern(LONG, 0)).await.expect_err("refused");
+        assert_eq!(announced.kind(), ErrorKind::Rejected);
+        tokio::join!(pair.here.send(1, "tag"), pair.there.receive(1, 3));
+        // More ids than are remembered one by one.
+        for id in 100..200 {
+            until_refused(endpoint, AmId(id)).await;
+        }
+        let _ = endpoint.flush().await;
+        for id in [AmId(7), AmId(8), AmId(100), AmId(199)] {
+            let mut inbox = pair.there.worker.active_messages(id).open().expect("an inbox");
+            until_accepted(endpoint, id, "hello").await;
+            assert_eq!(inbox.recv().await.expect("a message").header(), b"hello");
+            for index in 0..50 {
+                endpoint.am_send(id, numbered(index), "").await.expect("sent");
+            }
+            for index in 0..50 {
+                assert_eq!(number(inbox.recv().await.expect("a message").header()), index);
+            }
+        }
+        endpoint.flush().await.expect("nothing was lost");
+    }
+
+    /// An inbox that goes away refuses what waits in it; the next one works.
+    async fn inbox_dropped(way: Way) {
+        let pair = way.pair().await;
+        let endpoint = &pair.here.endpoint;
+        for round in 0..3 {
+            let mut first = inbox(&pair.there, 16);
+            until_accepted(endpoint, ID, "first").await;
+            let eager = endpoint.am_send(ID, "", "eager").post().expect("room");
+            let announced = endpoint.am_send(ID, "", pattern(LONG, 0)).post().expect("room");
+            let waiting: Vec<_> = (0..30).map(|_| endpoint.am_send(ID, "", pattern(LONG, 0)).post().expect("room")).collect();
+            assert_eq!(first.recv().await.expect("a message").header(), b"first");
+            a_while().await;
+            drop(first);
+            eager.await.expect("it had gone");
+            for send in std::iter::once(announced).chain(waiting) {
+                assert_eq!(send.await.expect_err("refused").kind(), ErrorKind::Rejected, "in round {round}");
+            }
+            until_refused(endpoint, ID).await;
+            assert_eq!(endpoint.flush().await.expect_err("one was lost").kind(), ErrorKind::Rejected);
+        }
+        let mut last = inbox(&pair.there, 64);
+        until_accepted(endpoint, ID, "last").await;
+        assert_eq!(last.recv().await.expect("a message").header(), b"last");
+        let posted: Vec<_> = (0..200).map(|index| endpoint.am_send(ID, numbered(index), "").post().expect("room")).collect();
+        for index in 0..200 {
+            assert_eq!(number(last.recv().await.expect("a message").header()), index);
+        }
+        for send in posted {
+            send.await.expect("sent");
+        }
+    }
+
+    /// The receiver decides: it rejects with a reason, drops, or has no room.
+    async fn rejected(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 16);
+        let send = || pair.here.endpoint.am_send(ID, "head", pattern(LONG, 0)).post().expect("room");
+        let sends = [send(), send(), send(), send(), send()];
+        inbox.recv().await.expect("a message").reject("no place for it, and a reason that is longer than fits");
+        drop(inbox.recv().await.expect("a message"));
+        let short = inbox.recv().await.expect("a message").receive(vec![1; 10]).await.expect_err("too short");
+        assert_eq!(short.kind(), ErrorKind::Truncated);
+        assert_eq!(short.into_parts().1, Some(vec![1; 10]), "the buffer comes back");
+        drop(inbox.recv().await.expect("a message").receive(vec![0; LONG]));
+        let last = inbox.recv().await.expect("a message");
+        assert!(last.is_announced());
+        assert_eq!((last.header(), last.len()), (&b"head"[..], LONG));
+        let post = last.receive(vec![0; LONG]).post();
+        let [first, second, third, fourth, fifth] = sends;
+        let error = first.await.expect_err("rejected");
+        assert_eq!(error.kind(), ErrorKind::Rejected);
+        assert!(error.to_string().contains("no place for it"), "{error}");
+        for send in [second, third, fourth] {
+            assert_eq!(send.await.expect_err("rejected").kind(), ErrorKind::Rejected);
+        }
+        let (received, sent) = tokio::join!(post, fifth);
+        sent.expect("sent");
+        same(&received.expect("received").buffer, pattern(LONG, 0), "the last");
+        // An eager one has arrived, whatever its receiver says.
+        pair.here.endpoint.am_send(ID, "", "x").await.expect("sent");
+        inbox.recv().await.expect("a message").reject("too late");
+        // Whoever does not wait hears of it at the flush.
+        let _ = pair.here.endpoint.flush().await;
+        drop(send());
+        drop(inbox.recv().await.expect("a message"));
+        assert_eq!(pair.here.endpoint.flush().await.expect_err("rejected").kind(), ErrorKind::Rejected);
+    }
+
+    /// Answers go by the endpoint of the message, by a stream and by a callback.
+    async fn answers(way: Way) {
+        let pair = way.pair().await;
+        let mut questions = inbox(&pair.there, 16);
+        let mut answers = pair.here.worker.active_messages(AmId(9)).open().expect("an inbox");
+        let server = async {
+            for _ in 0..50 {
+                let question = questions.recv().await.expect("a question");
+                let endpoint = question.endpoint().expect("it is open");
+                let header = question.header().to_vec();
+                let payload = question.bytes().await.expect("bytes");
+                endpoint.am_send(9, header, payload).await.expect("answered");
+            }
+        };
+        let client = async {
+            for index in 0..50 {
+                let size = [10, 100, 10_000, LONG][index % 4];
+                let send = pair.here.endpoint.am_send(ID, numbered(index), pattern(size, index)).post().expect("room");
+                let answer = answers.recv().await.expect("an answer");
+                assert_eq!(number(answer.header()), index);
+                same(&answer.bytes().await.expect("bytes"), pattern(size, index), index);
+                send.await.expect("sent");
+            }
+        };
+        tokio::join!(server, client);
+    }
+
+    /// A callback gets each message once and in order, answers, and survives its own panics.
+    async fn callback(way: Way) {
+        let pair = way.pair().await;
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let handler = {
+            let seen = seen.clone();
+            pair.there.worker.active_messages(ID).capacity(32).on_message(move |message| {
+                let index = number(message.header());
+                seen.lock().push(index);
+                assert!(index % 10 != 7, "a panic that the test wants");
+                if message.is_announced() {
+                    message.reject("eager ones only");
+                } else {
+                    let endpoint = message.endpoint().expect("open");
+                    let _answer = endpoint.am_send(9, numbered(index), message.data().expect("eager").to_vec()).post().expect("room");
+                }
+            }).expect("a callback")
+        };
+        assert_eq!(handler.id(), ID);
+        let mut answers = pair.here.worker.active_messages(9).open().expect("an inbox");
+        for index in 0..200 {
+            let size = if index == 44 { LONG } else { index };
+            let sent = pair.here.endpoint.am_send(ID, numbered(index), pattern(size, index)).await;
+            if index == 44 {
+                assert_eq!(sent.expect_err("rejected").kind(), ErrorKind::Rejected);
+            } else {
+                sent.expect("sent");
+            }
+            if index % 10 != 7 && index != 44 {
+                let answer = answers.recv().await.expect("an answer");
+                assert_eq!(number(answer.header()), index);
+                same(answer.data().expect("eager"), pattern(size, index), index);
+            }
+        }
+        assert_eq!(*seen.lock(), (0..200).collect::<Vec<_>>());
+        drop(handler);
+        until_refused(&pair.here.endpoint, ID).await;
+    }
+
+    /// A sink is fed by a stream, and says what it could not bring.
+    async fn sink(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 10);
+        let mut sink = pair.here.endpoint.am_sink(ID);
+        let size = |index: usize| [8, 50, 9_000, 70_000][index % 4];
+        let feed = async {
+            let items = (0..200).map(|index| Ok(Buffer::from(pattern(size(index), index))));
+            sink.send_all(&mut stream::iter(items)).await.expect("sent");
+            sink.send((Buffer::from("head"), Buffer::from("body"))).await.expect("sent");
+        };
+        let drain = async {
+            for index in 0..200 {
+                let message = inbox.recv().await.expect("a message");
+                assert_eq!(message.header(), b"");
+                same(&message.bytes().await.expect("bytes"), pattern(size(index), index), index);
+            }
+            let message = inbox.recv().await.expect("a message");
+            assert_eq!((message.header(), message.data()), (&b"head"[..], Some(&b"body"[..])));
+        };
+        tokio::join!(feed, drain);
+        let rejected = async {
+            sink.send(Buffer::from(pattern(LONG, 0))).await.expect_err("rejected")
+        };
+        let (error, ()) = tokio::join!(rejected, async { inbox.recv().await.expect("a message").reject("no") });
+        assert_eq!(error.kind(), ErrorKind::Rejected);
+        drop(inbox);
+        until_refused(&pair.here.endpoint, ID).await;
+        assert_eq!(sink.send(Buffer::from("x")).await.expect_err("refused").kind(), ErrorKind::Rejected);
+    }
+
+    /// What makes no sense is refused where it is said.
+    async fn bad_arguments(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 16);
+        let again = pair.there.worker.active_messages(ID).open().expect_err("it is open");
+        assert_eq!(again.kind(), ErrorKind::InvalidArgument);
+        let again = pair.there.worker.active_messages(ID).on_message(drop).expect_err("it is open");
+        assert_eq!(again.kind(), ErrorKind::InvalidArgument);
+        for capacity in [0, usize::MAX] {
+            let none = pair.there.worker.active_messages(8).capacity(capacity).open().expect_err("no capacity");
+            assert_eq!(none.kind(), ErrorKind::InvalidArgument);
+        }
+        let long = vec![0; Endpoint::AM_MAX_HEADER + 1];
+        let error = pair.here.endpoint.am_send(ID, long.clone(), "x").await.expect_err("a long header");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let error = pair.here.endpoint.am_send(ID, long.clone(), vec![7; 5]).post().expect_err("a long header");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        let error = pair.here.endpoint.am_sink(ID).send((long.into(), Buffer::new())).await.expect_err("a long header");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        pair.here.endpoint.am_send(ID, "ok", "").await.expect("sent");
+        assert_eq!(inbox.recv().await.expect("a message").header(), b"ok");
+    }
+
+    /// A message without a payload needs no fetching, however much is under way.
+    async fn nothing_to_fetch(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 16);
+        // Past the eager window.
+        let filling: Vec<_> = (0..1500).map(|_| pair.here.endpoint.tag_send(1, pattern(4000, 0)).post().expect("room")).collect();
+        pair.here.endpoint.am_send(ID, "head", "").await.expect("sent");
+        let message = inbox.recv().await.expect("a message");
+        assert_eq!((message.header(), message.data()), (&b"head"[..], Some(&b""[..])));
+        for _ in &filling {
+            pair.there.worker.tag_recv(1, Mask::ALL, vec![0; 4000]).await.expect("a message");
+        }
+        for send in filling {
+            send.await.expect("sent");
+        }
+    }
+
+    /// Shut down, the worker ends its streams.
+    async fn shutdown(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 16);
+        let waits = async { assert!(inbox.recv().await.is_none()) };
+        let ends = async {
+            a_while().await;
+            pair.there.worker.shutdown(Duration::from_secs(10)).await.expect("a quiet end");
+        };
+        tokio::join!(waits, ends);
+        assert!(inbox.next().await.is_none());
+        assert_eq!(pair.there.worker.active_messages(8).open().expect_err("shut down").kind(), ErrorKind::Closed);
+        let sent = pair.here.endpoint.am_send(ID, "", "x").await.expect_err("closed");
+        assert!(matches!(sent.kind(), ErrorKind::Closed | ErrorKind::ConnectionReset), "{sent}");
+    }
+}
+
+scenarios! { between workers:
+    /// A connection ends: what waits fails, what was announced is gone, what was eager stays.
+    async fn connection_ends(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 16);
+        let endpoint = &pair.here.endpoint;
+        let in_hand = endpoint.am_send(ID, "in hand", pattern(LONG, 0)).post().expect("room");
+        let message = inbox.recv().await.expect("a message");
+        let eager = endpoint.am_send(ID, "eager", "here").post().expect("room");
+        let announced = endpoint.am_send(ID, "announced", pattern(LONG, 0)).post().expect("room");
+        let waiting: Vec<_> = (0..30).map(|_| endpoint.am_send(ID, "", pattern(LONG, 0)).post().expect("room")).collect();
+        a_while().await;
+        endpoint.abort();
+        eager.await.expect("it had gone");
+        for send in waiting.into_iter().chain([announced, in_hand]) {
+            assert_eq!(send.await.expect_err("it has ended").kind(), ErrorKind::Closed);
+        }
+        pair.there.endpoint.closed().await;
+        assert!(message.endpoint().is_none());
+        let error = message.bytes().await.expect_err("its sender is gone");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        let eager = inbox.recv().await.expect("the eager one");
+        assert_eq!((eager.header(), eager.data()), (&b"eager"[..], Some(&b"here"[..])));
+        assert!(inbox.try_recv().is_none(), "the announced ones are gone");
+        let error = pair.there.endpoint.am_send(ID, "", "answer").await.expect_err("closed");
+        assert!(matches!(error.kind(), ErrorKind::Closed | ErrorKind::ConnectionReset), "{error}");
+    }
+
+    /// Many endpoints fill one inbox; each keeps its order and its own credits.
+    async fn many_senders(way: Way) {
+        let context = way.context();
+        let there = wharf::Worker::new(&context).expect("a worker");
+        let mut inbox = there.active_messages(ID).capacity(8).open().expect("an inbox");
+        let mut sides = Vec::new();
+        for _ in 0..4 {
+            let here = wharf::Worker::new(&context).expect("a worker");
+            let (endpoint, accepted) = connect(&here, &there).await;
+            sides.push((here, endpoint, accepted));
+        }
+        let sends = join_all(sides.iter().map(|(_, endpoint, _)| async move {
+            for index in 0..200 {
+                let size = [5, 5, 10_000, 200_000][index % 4];
+                endpoint.am_send(ID, numbered(index), pattern(size, index)).await.expect("sent");
+            }
+        }));
+        let receives = async {
+            let mut next = std::collections::HashMap::new();
+            for _ in 0..800 {
+                let message = inbox.recv().await.expect("a message");
+                let expected = next.entry(message.from()).or_insert(0);
+                let index = number(message.header());
+                assert_eq!(index, *expected);
+                *expected += 1;
+                same(&message.bytes().await.expect("bytes"), pattern([5, 5, 10_000, 200_000][index % 4], index), index);
+            }
+            assert_eq!(next.len(), 4);
+        };
+        tokio::join!(sends, receives);
+    }
+
+    /// A callback may hold its own worker; dropping the guard lets both go.
+    async fn callback_holds_its_worker(way: Way) {
+        let Pair { here, there } = way.pair().await;
+        let held = (there.worker.clone(), there.endpoint.clone());
+        let handler = there.worker.active_messages(ID).on_message(move |_| {
+            let _ = held.0.progress();
+        }).expect("a callback");
+        here.endpoint.am_send(ID, "", "x").await.expect("sent");
+        drop(there);
+        a_while().await;
+        drop(handler);
+        assert_eq!(here.endpoint.closed().await.kind(), ErrorKind::ConnectionReset);
+    }
+}
