@@ -91,6 +91,8 @@ pub enum Operation {
     Configure,
     /// Closing.
     Close,
+    /// Opening, reading or writing a byte stream.
+    Stream,
 }
 
 impl fmt::Display for Operation {
@@ -111,6 +113,7 @@ impl fmt::Display for Operation {
             Self::Memory => "memory",
             Self::Configure => "configure",
             Self::Close => "close",
+            Self::Stream => "stream",
         })
     }
 }

@@ -39,6 +39,7 @@
 //! | [`Endpoint`] | one connection | `ucp_ep_h` |
 //! | [`Buffer`], [`BufferMut`], [`HostBufferMut`] | what operations own while they are under way | |
 //! | [`Region`], [`Descriptor`], [`RemoteRegion`] | exposed memory: here, on the way, there | `ucp_mem_h`, packed and unpacked `ucp_rkey_h` |
+//! | [`ByteStream`] | a stream of bytes, like a `TcpStream`; many on one endpoint | `ucp_stream_*` |
 //! | [`AmSend`], [`AmSink`], [`AmInbox`], [`ActiveMessage`] | active messages: sent, received, answered | `ucp_am_*` |
 //! | [`Counter`] | a word that peers raise by signals and tasks wait for | |
 //! | [`TagSend`], [`TagRecv`], [`Put`], [`Get`], [`Atomic`], [`Flush`], [`Fence`] | operations: futures that do nothing before they are awaited or posted | `ucp_*_nbx` |
@@ -59,7 +60,8 @@
 //! | [`ActiveMessage`], [`AmReceive`] | an announced message is rejected | the payload is fetched into the buffer that it owns, which is freed then |
 //! | [`Get`] | nothing | it runs to its end into the buffer that it owns, which is freed then |
 //! | [`Matched`] | | the message goes back to its place |
-//! | [`Flush`], [`FlushAll`], [`Fence`], [`Wait`], [`Closed`] | nothing | cancel safe |
+//! | [`WriteBuffer`] | nothing was written | all of it still is |
+//! | [`Flush`], [`FlushAll`], [`Fence`], [`Wait`], [`Closed`], [`OpenStream`], [`AcceptStream`], [`ReadChunk`] | nothing | cancel safe |
 //! | [`Op`] | | as the operation that it was; [`Op::cancel`] ends it and says what happened |
 //! | `connect`, `accept` | nothing | the half-made connection is given up at both ends |
 //!
@@ -68,7 +70,8 @@
 //! Tagged messages of one endpoint match, and active messages of one endpoint and id arrive, in the order in which their sends were first polled or posted. Puts, gets and atomic operations have
 //! no order among themselves or against messages; [`Endpoint::fence`] and [`Endpoint::flush`] make one. A signal ([`Put::signal`]) comes
 //! behind its put: whoever it wakes sees the bytes. A put resolves when its bytes are visible at the target, with
-//! [`Put::local`] when its source may be reused.
+//! [`Put::local`] when its source may be reused. The bytes of one [`ByteStream`] arrive in order; streams have none among themselves or
+//! against messages.
 //!
 //! # Runtimes
 //!
@@ -97,10 +100,11 @@ mod worker;
 pub use config::Progress;
 pub use context::{Context, ContextBuilder};
 pub use endpoint::{
-    ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmInbox, AmReceive, AmReceived, AmRecv,
-    AmSend, AmSink, Atomic, Closed, Completion, Counter, Destination, Endpoint, Fence, Fetched,
-    Flush, FlushAll, Get, Matched, MessageInfo, Op, Put, Received, RemoteRegion, TagMatched,
-    TagRecv, TagSend, Wait, Worker,
+    AcceptStream, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmInbox, AmReceive,
+    AmReceived, AmRecv, AmSend, AmSink, Atomic, ByteReader, ByteStream, ByteWriter, Closed,
+    Completion, Counter, Destination, Endpoint, Fence, Fetched, Flush, FlushAll, Get, Matched,
+    MessageInfo, Op, OpenStream, Put, ReadChunk, Received, RemoteRegion, ReuniteError, TagMatched,
+    TagRecv, TagSend, Wait, Worker, WriteBuffer,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};

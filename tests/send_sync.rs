@@ -1,12 +1,13 @@
 //! Which public types may cross threads. A type that stops being `Send`, `Sync` or `Unpin` breaks programs that rely on it.
 
 use wharf::{
-    Access, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmId, AmInbox, AmReceive,
-    AmReceived, AmRecv, AmSend, AmSink, Atomic, Buffer, BufferMut, Closed, Context, ContextBuilder,
-    Counter, Descriptor, Endpoint, EndpointId, Error, ErrorKind, Fence, Fetched, Flush, FlushAll,
-    Get, HostBufferMut, Incoming, Listener, Mask, Matched, MemoryType, MessageInfo, Op, OpError,
-    Operation, Progress, Put, Received, Region, RemoteRegion, Tag, TagMatched, TagRecv, TagSend,
-    Wait, Worker, WorkerAddress, WorkerId,
+    AcceptStream, Access, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmId, AmInbox,
+    AmReceive, AmReceived, AmRecv, AmSend, AmSink, Atomic, Buffer, BufferMut, ByteReader,
+    ByteStream, ByteWriter, Closed, Context, ContextBuilder, Counter, Descriptor, Endpoint,
+    EndpointId, Error, ErrorKind, Fence, Fetched, Flush, FlushAll, Get, HostBufferMut, Incoming,
+    Listener, Mask, Matched, MemoryType, MessageInfo, Op, OpError, OpenStream, Operation, Progress,
+    Put, ReadChunk, Received, Region, RemoteRegion, ReuniteError, Tag, TagMatched, TagRecv,
+    TagSend, Wait, Worker, WorkerAddress, WorkerId, WriteBuffer,
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
     },
@@ -70,6 +71,14 @@ all! {
     Op<u32>: Send + Unpin + 'static;
     Op<u64>: Send + Unpin + 'static;
     Closed<'static>: Send + Unpin + 'static;
+    ByteStream: Send + Sync + Unpin + 'static;
+    ByteReader: Send + Sync + Unpin + 'static;
+    ByteWriter: Send + Sync + Unpin + 'static;
+    ReuniteError: Send + Sync + Unpin + 'static;
+    OpenStream<'static>: Send + Unpin + 'static;
+    AcceptStream<'static>: Send + Unpin + 'static;
+    ReadChunk<'static>: Send + Unpin + 'static;
+    WriteBuffer<'static>: Send + Unpin + 'static;
     Op<()>: Send + Unpin + 'static;
     Op<Received<Vec<u8>>>: Send + Unpin + 'static;
     Op<Fetched<Vec<u8>>>: Send + Unpin + 'static;

@@ -10,6 +10,7 @@
 //! | `tag` | tagged sends and receives, probes |
 //! | `am`, `inbox`, `message` | active messages: sending, receiving, one of them |
 //! | `rma` | [`RemoteRegion`], put, get |
+//! | `stream` | [`ByteStream`]: streams of bytes, opened and accepted on an endpoint |
 //! | `atomic`, `signal` | atomic operations; [`Counter`] and its waits |
 //! | `fence` | fences, flush of all endpoints |
 //! | `operation` | [`Op`]: an operation that was posted |
@@ -25,6 +26,7 @@ mod message;
 mod operation;
 mod rma;
 mod signal;
+mod stream;
 mod tag;
 mod worker;
 
@@ -37,6 +39,10 @@ pub use message::{ActiveMessage, AmBytes, AmReceive, AmReceived};
 pub use operation::{Completion, Op};
 pub use rma::{Fetched, Get, Put, RemoteRegion};
 pub use signal::{Counter, Wait};
+pub use stream::{
+    AcceptStream, ByteReader, ByteStream, ByteWriter, OpenStream, ReadChunk, ReuniteError,
+    WriteBuffer,
+};
 pub use tag::{Matched, MessageInfo, Received, TagMatched, TagRecv, TagSend};
 pub(crate) use worker::lookup;
 pub use worker::{Destination, Worker};

@@ -18,6 +18,13 @@
 //! | `MAP` | generation of the region | `u32` slot of the region |
 //! | `CREDIT` | bytes of eager window returned | none |
 //! | `CLOSE` | none | none: nothing follows |
+//! | `STREAM_OPEN` | stream ([`StreamName`](super::stream::StreamName)) | none |
+//! | `STREAM_ACCEPTED` | number of streams accepted since the last | none |
+//! | `STREAM_DATA` | stream | payload |
+//! | `STREAM_FIN` | stream | none: no data follow |
+//! | `STREAM_WINDOW` | stream | `u64` bytes of window returned |
+//! | `STREAM_STOP` | stream | none: the receiver reads no more |
+//! | `STREAM_RESET` | stream | none: no data follow, and those unread are void |
 //! | `AM_EAGER` | [`am::word`] | the user's header, payload |
 //! | `AM_RTS` | [`am::word`] | [`Rts`], the user's header |
 //! | `AM_CREDIT` | [`am::credit`] | none: so many messages more of that id |
@@ -50,6 +57,13 @@ pub(crate) const JOIN: u8 = 12;
 pub(crate) const MAP: u8 = 13;
 pub(crate) const CREDIT: u8 = 14;
 pub(crate) const CLOSE: u8 = 15;
+pub(crate) const STREAM_OPEN: u8 = 20;
+pub(crate) const STREAM_DATA: u8 = 21;
+pub(crate) const STREAM_FIN: u8 = 22;
+pub(crate) const STREAM_WINDOW: u8 = 23;
+pub(crate) const STREAM_STOP: u8 = 24;
+pub(crate) const STREAM_RESET: u8 = 25;
+pub(crate) const STREAM_ACCEPTED: u8 = 27;
 pub(crate) const AM_EAGER: u8 = 16;
 pub(crate) const AM_RTS: u8 = 17;
 pub(crate) const AM_CREDIT: u8 = 18;

@@ -9,6 +9,7 @@
 //! | [`matching`] | posted receives and unexpected messages of a worker |
 //! | [`thresholds`] | how a message of a given length travels |
 //! | [`control`] | the messages of a link: their ids, what their header means, their bodies |
+//! | [`stream`] | byte streams: their names in messages and their limits |
 //! | [`am`] | the words of active messages, their limits |
 //! | [`atomic`] | the number by which a message names an atomic operation |
 //! | [`hello`] | the handshake of a new connection and its proofs of the shared secret |
@@ -28,6 +29,7 @@ pub(crate) mod control;
 pub(crate) mod descriptor;
 pub(crate) mod hello;
 pub(crate) mod matching;
+pub(crate) mod stream;
 pub(crate) mod thresholds;
 pub(crate) mod wire;
 

@@ -73,6 +73,7 @@ pub(crate) struct Core {
     pub(crate) rendezvous_threshold: RendezvousThreshold,
     /// Links with a flush pending.
     pub(crate) flushes: Vec<LinkId>,
+    pub(crate) streams: crate::worker::stream::Streams,
     pub(crate) inboxes: Inboxes,
 }
 
@@ -99,6 +100,7 @@ impl Core {
             endpoints: 0,
             rendezvous_threshold,
             flushes: Vec::new(),
+            streams: Default::default(),
             inboxes: Inboxes::default(),
         }
     }
@@ -661,7 +663,8 @@ impl Core {
                     Work::Serve(_)
                     | Work::PutIn { .. }
                     | Work::Help { .. }
-                    | Work::AmLanding { .. } => {
+                    | Work::AmLanding { .. }
+                    | Work::StreamIn(_) => {
                         self.operations.remove(key);
                     }
                     Work::Flush { .. } => {
@@ -681,6 +684,7 @@ impl Core {
         self.unexpected.remove_if(|message| {
             message.link == link && matches!(message.body, Body::Announced(_))
         });
+        self.end_streams(link, &error);
         self.am_ended(link);
         if let Some(peer) = at(&mut self.peers, link) {
             if let Some(one_copy) = peer.one_copy.take() {
@@ -701,6 +705,7 @@ impl Core {
     /// Drops the record of an ended connection; its slot may be used again.
     pub(crate) fn forget(&mut self, link: LinkId) {
         self.unclaimed.retain(|unclaimed| *unclaimed != link);
+        self.forget_streams(link);
         if at(&mut self.peers, link).is_some_and(|peer| !peer.is_alive()) {
             self.peers[link.index()] = None;
         }

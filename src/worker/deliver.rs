@@ -711,6 +711,7 @@ impl Sink for Core {
         self.source_free(from, key);
         match self.operations.get(key).map(|entry| &mut entry.work) {
             Some(Work::PutIn { .. }) => self.put_landed(from, key),
+            Some(Work::StreamIn(_)) => self.stream_landed(key),
             Some(Work::AmLanding { .. }) => self.am_landed(from, key),
             Some(Work::Recv(recv)) if matches!(recv.stage, RecvStage::Copying) => {
                 let cost = recv.arrival.map_or(0, |arrival| eager_cost(arrival.length));
@@ -822,6 +823,9 @@ impl Core {
                 }
             }
             control::CLOSE => self.close_received(from),
+            control::STREAM_OPEN..=control::STREAM_ACCEPTED => {
+                self.stream_message(from, id, header, body)?;
+            }
             control::AM_EAGER => self.am_eager(from, header, body)?,
             control::AM_RTS => self.am_announced(from, header, body)?,
             control::AM_CREDIT => self.am_credit(from, header),
@@ -863,6 +867,7 @@ impl Core {
                 let address = exposed.address.wrapping_add(put.offset as usize);
                 Ok(self.lend(key, address))
             }
+            control::STREAM_DATA => self.place_stream(from, header, prefix, length),
             control::AM_EAGER => self.am_place(from, header, prefix, length),
             control::TAG_EAGER if prefix.is_empty() => {
                 let tag = Tag(header);
@@ -895,7 +900,7 @@ impl Core {
     }
 
     /// Lends memory of an operation to the interface, until `placed`.
-    pub(super) fn lend(&mut self, key: OpKey, address: *mut u8) -> Place {
+    pub(crate) fn lend(&mut self, key: OpKey, address: *mut u8) -> Place {
         match self.operations.get(key) {
             Some(entry) => {
                 entry.in_flight += 1;

@@ -108,6 +108,7 @@ impl Bed {
             lost: None,
             am: Default::default(),
             signals: Default::default(),
+            streams: Default::default(),
             waiters: Vec::new(),
         }));
         Self {

@@ -582,6 +582,7 @@ mod tests {
             lost: None,
             am: Default::default(),
             signals: Default::default(),
+            streams: Default::default(),
             waiters: Vec::new(),
         }));
         (core, sent)

@@ -12,6 +12,7 @@
 //! | `peer` | one connection |
 //! | `direct` | a receive that is being polled |
 //! | `deliver`, `send`, `copy`, `rma` | what comes in, what goes out, copies without a stop, one-sided access |
+//! | `stream` | byte streams |
 //! | `am`, `inbox` | active messages: what goes out and its credits; what comes in and waits |
 //! | `atomic`, `signal`, `fence` | atomic operations, signals to who waits, waiting for what was begun before |
 //! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
@@ -40,6 +41,7 @@ pub(crate) mod send;
 pub(crate) mod shared;
 pub(crate) mod signal;
 mod spin;
+pub(crate) mod stream;
 pub(crate) mod wireup;
 
 pub(crate) use handle::Handle;

@@ -202,6 +202,12 @@ pub(crate) enum Work {
     Help {
         _exposed: Arc<Exposed>,
     },
+    /// A long frame of a stream that is landing.
+    StreamIn(crate::worker::stream::Landing),
+    /// Bytes of a stream that a link sends from where they are.
+    StreamOut {
+        _buffer: Buffer,
+    },
     /// All operations so far, or, for a fence, all accesses to remote memory.
     Flush {
         before: u64,

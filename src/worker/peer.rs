@@ -17,6 +17,8 @@ use crate::{
 pub(crate) enum Queued {
     /// The next step of an operation.
     Operation(OpKey),
+    /// The next bytes of a stream.
+    Stream(crate::worker::stream::StreamKey),
     /// A message of the protocol itself.
     Control {
         id: u8,
@@ -112,6 +114,7 @@ pub(crate) struct Peer {
     pub(crate) signals: Signals,
     /// Wakers of `closed()` and `ready()`.
     pub(crate) waiters: Vec<Waker>,
+    pub(crate) streams: crate::worker::stream::PeerStreams,
 }
 
 /// What may wait for room on a link before the peer, which reads none of it, is cut off.
@@ -195,6 +198,7 @@ impl Peer {
                 format!("{who}, {by}")
             }
             Operation::Put | Operation::Get => format!("messages over {name}, served by the owner"),
+            Operation::Stream => format!("frames over {name}, within the window of the stream"),
             Operation::Atomic if direct.is_some() => {
                 format!(
                     "the initiator's processor in mapped memory, else messages over {name}, served by the owner"

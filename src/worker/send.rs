@@ -30,7 +30,7 @@ const FRAGMENTS_IN_FLIGHT: u32 = 4;
 pub(crate) const SHARE_FROM: usize = 128 << 10;
 
 /// How one step of an operation went.
-enum Step {
+pub(crate) enum Step {
     /// Nothing more to send for it.
     Sent,
     /// More to send, after others had their turn.
@@ -113,6 +113,7 @@ impl Core {
                     }
                     self.advance(link, *key)
                 }
+                Queued::Stream(key) => self.advance_stream(*key),
             };
             match result {
                 Ok(Step::Sent | Step::Parked) => {}
@@ -139,6 +140,9 @@ impl Core {
     }
 
     fn mark_queued(&mut self, queued: &Queued) {
+        if let Queued::Stream(key) = queued {
+            self.streams.mark_queued(*key);
+        }
         if let Queued::Operation(key) = queued
             && let Some(entry) = self.operations.get(*key)
         {
@@ -415,7 +419,7 @@ impl Core {
                         | Work::Help { .. }
                 )
         });
-        if busy {
+        if busy || self.streams.has_unsent(link) {
             return;
         }
         peer.status = Status::Closing { sent: true };

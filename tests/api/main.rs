@@ -70,4 +70,5 @@ mod listener;
 mod load;
 mod rma;
 mod signal;
+mod stream;
 mod tag;

@@ -5,7 +5,9 @@ use std::time::Duration;
 use wharf::{Access, Descriptor, Error, ErrorKind, Mask, OpError, Tag};
 
 use crate::{
-    common::{First, Path, Second, bytes, expect_bytes, kill_after, on_every_path},
+    common::{
+        First, Path, Second, bytes, expect_bytes, expect_bytes_from, kill_after, on_every_path,
+    },
     support::{Child, LIMIT, watchdog},
 };
 
@@ -537,5 +539,75 @@ mod leaves_nothing {
             .await
             .expect("a send");
         sleep(second).await;
+    }
+}
+
+mod of_either_end_of_a_stream {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    on_every_path!();
+
+    const STREAMS: u64 = 4;
+
+    /// One end writes and reads several streams; the other dies. What arrived is right, and every task ends with an error.
+    async fn first(mut first: First) {
+        for delay in DELAYS {
+            let (child, endpoint) = first.second().await;
+            let killer = kill_after(&child, delay);
+            let mut tasks = Vec::new();
+            for number in 0..STREAMS {
+                let endpoint = endpoint.clone();
+                tasks.push(tokio::spawn(async move {
+                    let stream = endpoint.stream().await.map_err(std::io::Error::from)?;
+                    let (mut reader, mut writer) = stream.into_split();
+                    let source = bytes(number, LONG);
+                    let write = async {
+                        loop {
+                            writer.write_all(&source).await?;
+                        }
+                    };
+                    let read = async {
+                        let mut place = 0;
+                        let mut piece = vec![0; 100_000];
+                        loop {
+                            let count = reader.read(&mut piece).await?;
+                            if count == 0 {
+                                return Err(std::io::Error::other("a dead process ends no stream"));
+                            }
+                            let whole = count.min(LONG - place);
+                            expect_bytes_from(number, place, &piece[..whole]);
+                            expect_bytes_from(number, 0, &piece[whole..count]);
+                            place = (place + count) % LONG;
+                        }
+                    };
+                    // Each of them ends by itself.
+                    let (write, read): (std::io::Result<()>, std::io::Result<()>) =
+                        tokio::join!(write, read);
+                    write?;
+                    read
+                }));
+            }
+            for task in tasks {
+                let error = watchdog(LIMIT, task)
+                    .await
+                    .expect("no panic")
+                    .expect_err("the peer is dead");
+                assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
+            }
+            killer.join().expect("killed");
+            first.expect_end(child, endpoint).await;
+        }
+        first.finish().await;
+    }
+
+    async fn second(second: Second) {
+        while let Ok(stream) = second.endpoint.accept_stream().await {
+            tokio::spawn(async move {
+                let (mut reader, mut writer) = stream.into_split();
+                let _ = tokio::io::copy(&mut reader, &mut writer).await;
+            });
+        }
     }
 }

@@ -165,6 +165,15 @@ fn contestant_of(case: &Case, peer: Peer, ucx: &Ucx, options: &Options) -> Optio
         (Peer::Tokio, _) => Some(plain("tokio", "event")),
         (Peer::Raw, _) => Some(plain("raw", "busy")),
         (Peer::Iceoryx2, _) => Some(plain("iceoryx2", "copy")),
+        // Streams are measured by UCX's own program alone.
+        (Peer::Ucx(_), Ucx::BuiltIn)
+            if matches!(
+                case.verb,
+                Verb::Bytes | Verb::BytesOwned | Verb::BytesLatency
+            ) =>
+        {
+            None
+        }
         (Peer::Ucx(transports), Ucx::BuiltIn) => Some(with_ucx("poll", transports, false)),
         (Peer::Ucx(transports), Ucx::Perftest(_)) => Some(with_ucx("poll", transports, true)),
         (Peer::UcxTokio(variant), Ucx::BuiltIn) => {

@@ -10,11 +10,11 @@ use std::os::unix::net::UnixStream;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::half::{Arrivals, Half, Laps, parked_sender};
-use crate::spec::Verb;
+use crate::spec::{Spec, Verb};
 use crate::{Outcome, runtime};
 
-const GO: u8 = 1;
-const STOP: u8 = 2;
+pub(crate) const GO: u8 = 1;
+pub(crate) const STOP: u8 = 2;
 
 /// A connected pair, non-blocking.
 enum Socket {
@@ -159,10 +159,24 @@ async fn tokio_on(
     half: &mut Half,
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
 ) -> Outcome<f64> {
-    let mut buffer = vec![GO; half.spec.size];
-    match (half.spec.verb, half.is_a()) {
-        (Verb::Latency, true) => {
-            let mut laps = Laps::start(&half.spec);
+    if half.spec.verb == Verb::Parked {
+        let mut arrivals = Arrivals::default();
+        while arrivals.note(stream.read_u64_le().await?) {}
+        return half.hand_over(arrivals.median());
+    }
+    bytes(&half.spec, half.is_a(), stream).await
+}
+
+/// What is measured on anything that is a stream of bytes.
+pub(crate) async fn bytes(
+    spec: &Spec,
+    is_a: bool,
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+) -> Outcome<f64> {
+    let mut buffer = vec![GO; spec.size];
+    match (spec.verb, is_a) {
+        (Verb::Latency | Verb::BytesLatency, true) => {
+            let mut laps = Laps::start(spec);
             loop {
                 for _ in 0..laps.batch() {
                     stream.write_all(&buffer).await?;
@@ -175,15 +189,15 @@ async fn tokio_on(
                 }
             }
         }
-        (Verb::Latency, false) => loop {
+        (Verb::Latency | Verb::BytesLatency, false) => loop {
             stream.read_exact(&mut buffer).await?;
             if buffer[0] == STOP {
                 return Ok(0.0);
             }
             stream.write_all(&buffer).await?;
         },
-        (Verb::Stream | Verb::Rate, true) => {
-            let mut laps = Laps::start(&half.spec);
+        (Verb::Stream | Verb::Bytes | Verb::BytesOwned | Verb::Rate, true) => {
+            let mut laps = Laps::start(spec);
             loop {
                 for _ in 0..laps.batch() {
                     stream.write_all(&buffer).await?;
@@ -195,23 +209,18 @@ async fn tokio_on(
             buffer[0] = STOP;
             stream.write_all(&buffer).await?;
             stream.read_u8().await?;
-            Ok(match half.spec.verb {
+            Ok(match spec.verb {
                 Verb::Rate => 1e3 / laps.mean(),
-                _ => half.spec.size as f64 / laps.mean(),
+                _ => spec.size as f64 / laps.mean(),
             })
         }
-        (Verb::Stream | Verb::Rate, false) => loop {
+        (Verb::Stream | Verb::Bytes | Verb::BytesOwned | Verb::Rate, false) => loop {
             stream.read_exact(&mut buffer).await?;
             if buffer[0] == STOP {
                 stream.write_all(&[GO]).await?;
                 return Ok(0.0);
             }
         },
-        (Verb::Parked, false) => {
-            let mut arrivals = Arrivals::default();
-            while arrivals.note(stream.read_u64_le().await?) {}
-            half.hand_over(arrivals.median())
-        }
-        (verb, _) => Err(format!("Tokio's sockets have no {verb:?} here").into()),
+        (verb, _) => Err(format!("byte streams have no {verb:?}").into()),
     }
 }

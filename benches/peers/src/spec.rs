@@ -33,11 +33,17 @@ pub(crate) enum Verb {
     Idle,
     /// Memory for each idle connection; `size` is the number of endpoints.
     Memory,
+    /// A byte stream one way, in writes of the size from one place of ordinary memory.
+    Bytes,
+    /// A byte stream one way, in buffers that the stream owns meanwhile.
+    BytesOwned,
+    /// Bytes there and back on a stream; half a round trip.
+    BytesLatency,
     /// Many endpoints on one worker; `size` is their number.
     Many,
 }
 
-const VERBS: [(Verb, &str); 12] = [
+const VERBS: [(Verb, &str); 15] = [
     (Verb::Latency, "latency"),
     (Verb::Rate, "rate"),
     (Verb::Stream, "stream"),
@@ -51,6 +57,9 @@ const VERBS: [(Verb, &str); 12] = [
     (Verb::Parked, "parked"),
     (Verb::Idle, "idle"),
     (Verb::Memory, "memory"),
+    (Verb::Bytes, "bytes"),
+    (Verb::BytesOwned, "bytes_owned"),
+    (Verb::BytesLatency, "bytes_latency"),
     (Verb::Many, "many"),
 ];
 

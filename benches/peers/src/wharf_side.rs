@@ -9,14 +9,16 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wharf::{
     Access, AmId, AmInbox, Buffer, Context, Descriptor, Endpoint, HostBufferMut, Listener, Mask,
     Op, Progress, ReceiveBuffer, Received, RemoteRegion, Tag, Worker,
 };
 
 use crate::half::{Arrivals, Half, LAST, Laps, Role, spin_for, stamp};
+use crate::sockets::GO;
 use crate::spec::{Spec, Verb};
-use crate::{Outcome, process, runtime};
+use crate::{Outcome, process, runtime, sockets};
 
 /// False leaves wharf's column empty.
 pub(crate) const READY: bool = true;
@@ -158,6 +160,13 @@ impl Side {
             (Verb::Idle, _) => self.idle(&endpoint).await,
             (Verb::Memory, _) => self.memory(&endpoint).await,
             (Verb::Many, _) => self.many().await,
+            (Verb::BytesOwned, Role::A) => self.write_owned(&endpoint).await,
+            (Verb::Bytes | Verb::BytesLatency, Role::A) => {
+                sockets::bytes(&self.spec, true, endpoint.stream().await?).await
+            }
+            (Verb::Bytes | Verb::BytesOwned | Verb::BytesLatency, Role::B) => {
+                sockets::bytes(&self.spec, false, endpoint.accept_stream().await?).await
+            }
         };
         let value = first?;
         self.meet(&endpoint).await?;
@@ -338,6 +347,26 @@ impl Side {
         }
         endpoint.tag_send(ACK, Vec::new()).await?;
         Ok(0.0)
+    }
+
+    /// Writes buffers that the stream owns, as [`sockets::bytes`] writes slices.
+    async fn write_owned(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let message = Buffer::from(vec![GO; self.spec.size]);
+        let mut stream = endpoint.stream().await?;
+        let mut laps = Laps::start(&self.spec);
+        loop {
+            for _ in 0..laps.batch() {
+                stream.write_buffer(message.clone()).await?;
+            }
+            if !laps.lap() {
+                break;
+            }
+        }
+        stream
+            .write_all(&vec![sockets::STOP; self.spec.size])
+            .await?;
+        stream.read_u8().await?;
+        Ok(self.spec.size as f64 / laps.mean())
     }
 
     async fn borrow(&self, endpoint: &Endpoint) -> Outcome<RemoteRegion> {

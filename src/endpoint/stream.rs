@@ -1,0 +1,644 @@
+//! Byte streams, as the user holds them.
+
+use std::{
+    fmt,
+    future::Future,
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker, ready},
+};
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::{
+    error::{Operation, Result},
+    memory::Buffer,
+    types::WorkerId,
+    worker::{
+        engine::Engine,
+        shared::Shared,
+        stream::{Broken, StreamKey},
+    },
+};
+
+use super::Endpoint;
+
+/// A reliable, ordered stream of bytes in both directions, one of many on an endpoint.
+///
+/// It is used like a `TcpStream`: through [`AsyncRead`], [`AsyncWrite`] and [`AsyncBufRead`], in one piece or split. Made by
+/// [`Endpoint::stream`] at one end and [`Endpoint::accept_stream`] at the other. It keeps the connection open.
+///
+/// # Ends
+/// `shutdown`, or dropping the writer, ends one direction: the peer reads all that was written and then the end. Dropping the reader before the
+/// peer has ended its direction tells the peer, whose writes then fail with `BrokenPipe`. [`ByteStream::reset`] ends both at once: the peer's
+/// reads fail with `ConnectionReset`. When the connection ends, what had arrived can still be read; then reads say why it ended.
+///
+/// # Back-pressure
+/// At most 512 KiB of a stream are unread at the receiver; then writes wait. Up to 64 KiB more may wait at the writer. Streams do not hold
+/// each other up, nor other messages.
+///
+/// # Flushing
+/// Short writes (below 8 KiB) may be gathered over links where sending costs a system call; they leave in the worker's next pass, without
+/// a flush as well. `flush` hands them to the link now.
+///
+/// # Cancel safety
+/// Reads and writes move bytes only when they are ready, so dropping the future of a single `read` or `write` loses nothing. `read_exact`,
+/// `write_all` and the like may have moved some, as always.
+pub struct ByteStream {
+    reader: ByteReader,
+    writer: ByteWriter,
+}
+
+/// The reading half of a [`ByteStream`].
+pub struct ByteReader {
+    inner: Arc<Inner>,
+    /// Taken from the stream and not yet consumed.
+    head: Bytes,
+}
+
+/// The writing half of a [`ByteStream`].
+pub struct ByteWriter {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    endpoint: Endpoint,
+    key: StreamKey,
+}
+
+/// The halves given to [`ByteReader::reunite`] are of two streams.
+pub struct ReuniteError(pub ByteReader, pub ByteWriter);
+
+impl Inner {
+    #[inline]
+    fn shared(&self) -> &Shared {
+        self.endpoint.shared()
+    }
+
+    /// Tries once at once, then drives the engine.
+    #[inline]
+    fn drive<R>(
+        &self,
+        cx: &mut Context<'_>,
+        mut attempt: impl FnMut(&mut Engine) -> Option<R>,
+        park: impl FnMut(&mut Engine, &Waker),
+    ) -> Poll<R> {
+        let shared = self.shared();
+        if shared.must_yield(cx) {
+            return Poll::Pending;
+        }
+        let mut engine = shared.enter();
+        let done = attempt(&mut engine);
+        shared.leave(engine);
+        match done {
+            Some(done) => {
+                shared.count(cx);
+                Poll::Ready(done)
+            }
+            None => shared.drive(cx, attempt, park),
+        }
+    }
+
+    /// As [`Inner::drive`], for what waits until something has left.
+    fn drive_out<R>(
+        &self,
+        cx: &mut Context<'_>,
+        mut attempt: impl FnMut(&mut Engine) -> Option<R>,
+    ) -> Poll<R> {
+        let key = self.key;
+        self.drive(
+            cx,
+            |engine| {
+                if let Some(done) = attempt(engine) {
+                    return Some(done);
+                }
+                engine.progress();
+                attempt(engine)
+            },
+            |engine, waker| engine.core.wait_to_write(key, waker),
+        )
+    }
+}
+
+impl ByteStream {
+    fn new(endpoint: &Endpoint, key: StreamKey) -> Self {
+        let inner = Arc::new(Inner {
+            endpoint: endpoint.clone(),
+            key,
+        });
+        Self {
+            reader: ByteReader {
+                inner: inner.clone(),
+                head: Bytes::new(),
+            },
+            writer: ByteWriter { inner },
+        }
+    }
+
+    /// The two directions, to be used by two tasks.
+    #[must_use]
+    pub fn into_split(self) -> (ByteReader, ByteWriter) {
+        (self.reader, self.writer)
+    }
+
+    /// The next bytes as they arrived, without a further copy; `None` at the end.
+    ///
+    /// # Errors
+    /// `ConnectionReset` when the peer reset the stream; what ended the connection.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub fn read_chunk(&mut self) -> ReadChunk<'_> {
+        self.reader.read_chunk()
+    }
+
+    /// Writes a buffer that the stream owns from here on, all of it.
+    ///
+    /// # Errors
+    /// As [`ByteWriter::write_buffer`].
+    pub fn write_buffer(&mut self, buffer: impl Into<Buffer>) -> WriteBuffer<'_> {
+        self.writer.write_buffer(buffer)
+    }
+
+    /// Ends both directions at once. Bytes that have not left are thrown away, and those that the peer has not read are void: its reads fail
+    /// with `ConnectionReset`, its writes with `BrokenPipe`.
+    pub fn reset(self) {
+        self.writer.reset();
+    }
+
+    /// The worker at the other end.
+    #[must_use]
+    pub fn peer(&self) -> Option<WorkerId> {
+        self.endpoint().peer()
+    }
+
+    /// The endpoint that it belongs to.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.reader.inner.endpoint
+    }
+}
+
+impl ByteReader {
+    /// As [`ByteStream::read_chunk`].
+    ///
+    /// # Errors
+    /// As [`ByteStream::read_chunk`].
+    pub fn read_chunk(&mut self) -> ReadChunk<'_> {
+        ReadChunk { reader: self }
+    }
+
+    /// Puts the halves of a stream together again.
+    ///
+    /// # Errors
+    /// Gives them back when they are of two streams.
+    pub fn reunite(self, writer: ByteWriter) -> Result<ByteStream, ReuniteError> {
+        if Arc::ptr_eq(&self.inner, &writer.inner) {
+            Ok(ByteStream {
+                reader: self,
+                writer,
+            })
+        } else {
+            Err(ReuniteError(self, writer))
+        }
+    }
+
+    /// The endpoint that it belongs to.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.inner.endpoint
+    }
+
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Broken>> {
+        if !self.head.is_empty() {
+            return Poll::Ready(Ok(Some(std::mem::take(&mut self.head))));
+        }
+        let key = self.inner.key;
+        self.inner.drive(
+            cx,
+            |engine| engine.read_stream_chunk(key),
+            |engine, waker| engine.core.wait_to_read(key, waker),
+        )
+    }
+}
+
+impl ByteWriter {
+    /// Writes a buffer that the stream owns from here on, all of it. Over links that can, it is sent from where it is.
+    ///
+    /// # Completion
+    /// Resolves when the link, or the peer, has taken all of it.
+    ///
+    /// # Cancel safety
+    /// Before the first poll nothing is written. After it all of it is, whether or not the future is dropped.
+    ///
+    /// # Errors
+    /// `ConnectionReset` when the peer reads no more; what ended the connection.
+    pub fn write_buffer(&mut self, buffer: impl Into<Buffer>) -> WriteBuffer<'_> {
+        WriteBuffer {
+            writer: self,
+            buffer: Some(buffer.into()),
+            number: 0,
+        }
+    }
+
+    /// As [`ByteStream::reset`], for this direction.
+    pub fn reset(self) {
+        self.inner
+            .shared()
+            .with(|engine| engine.core.reset_stream(self.inner.key));
+    }
+
+    /// The endpoint that it belongs to.
+    #[must_use]
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.inner.endpoint
+    }
+}
+
+impl Drop for ByteReader {
+    fn drop(&mut self) {
+        let shared = self.inner.shared();
+        let left = shared.with(|engine| engine.core.drop_stream_reader(self.inner.key));
+        drop(left);
+    }
+}
+
+impl Drop for ByteWriter {
+    fn drop(&mut self) {
+        let shared = self.inner.shared();
+        let left = shared.with(|engine| engine.core.drop_stream_writer(self.inner.key));
+        drop(left);
+    }
+}
+
+impl AsyncRead for ByteReader {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if !this.head.is_empty() || buf.remaining() == 0 {
+            let count = this.head.len().min(buf.remaining());
+            buf.put_slice(&this.head.split_to(count));
+            return Poll::Ready(Ok(()));
+        }
+        let key = this.inner.key;
+        let read = this.inner.drive(
+            cx,
+            |engine| engine.read_stream(key, buf),
+            |engine, waker| engine.core.wait_to_read(key, waker),
+        );
+        read.map(|read| read.map(drop).map_err(io::Error::from))
+    }
+}
+
+impl AsyncBufRead for ByteReader {
+    fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        let this = self.get_mut();
+        if this.head.is_empty() {
+            match ready!(this.poll_chunk(cx)) {
+                Ok(chunk) => this.head = chunk.unwrap_or_default(),
+                Err(broken) => return Poll::Ready(Err(broken.into())),
+            }
+        }
+        Poll::Ready(Ok(&this.head))
+    }
+
+    fn consume(mut self: Pin<&mut Self>, amount: usize) {
+        self.head.advance(amount);
+    }
+}
+
+impl AsyncWrite for ByteWriter {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[io::IoSlice::new(data)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let key = self.inner.key;
+        if slices.iter().all(|slice| slice.is_empty()) {
+            return Poll::Ready(Ok(0));
+        }
+        let written = self.inner.drive_out(cx, |engine| {
+            let mut written = 0;
+            for slice in slices.iter().filter(|slice| !slice.is_empty()) {
+                match engine.core.write_stream(key, slice) {
+                    Ok(count) => {
+                        written += count;
+                        if count < slice.len() {
+                            break;
+                        }
+                    }
+                    // Told by the next write.
+                    Err(_) if written > 0 => break,
+                    Err(broken) => return Some(Err(broken)),
+                }
+            }
+            (written > 0).then_some(Ok(written))
+        });
+        written.map(|written| written.map_err(io::Error::from))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let key = self.inner.key;
+        self.inner
+            .drive_out(cx, |engine| engine.core.flush_stream(key))
+            .map(|flushed| flushed.map_err(io::Error::from))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let key = self.inner.key;
+        self.inner
+            .drive_out(cx, |engine| {
+                engine.core.finish_stream(key);
+                engine.core.has_finished(key)
+            })
+            .map(|finished| finished.map_err(io::Error::from))
+    }
+}
+
+impl AsyncRead for ByteStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.reader).poll_read(cx, buf)
+    }
+}
+
+impl AsyncBufRead for ByteStream {
+    fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        Pin::new(&mut self.get_mut().reader).poll_fill_buf(cx)
+    }
+    fn consume(mut self: Pin<&mut Self>, amount: usize) {
+        Pin::new(&mut self.reader).consume(amount);
+    }
+}
+
+impl AsyncWrite for ByteStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.writer).poll_write(cx, data)
+    }
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.writer).poll_write_vectored(cx, slices)
+    }
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.writer).poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.writer).poll_shutdown(cx)
+    }
+}
+
+/// Opens a stream; made by [`Endpoint::stream`].
+///
+/// # Completion
+/// Resolves when the peer has been told; it does not wait until the peer accepts. Waits while 4096 streams of this side are open, or 128
+/// that the peer has not accepted.
+///
+/// # Cancel safety
+/// Cancel safe.
+#[must_use = "a stream is opened when this is awaited"]
+#[derive(Debug)]
+pub struct OpenStream<'a> {
+    endpoint: &'a Endpoint,
+}
+
+/// Accepts a stream; made by [`Endpoint::accept_stream`].
+///
+/// # Completion
+/// Resolves when the peer has opened one. Streams are accepted in the order in which they were opened.
+///
+/// # Cancel safety
+/// Cancel safe.
+#[must_use = "a stream is accepted when this is awaited"]
+#[derive(Debug)]
+pub struct AcceptStream<'a> {
+    endpoint: &'a Endpoint,
+}
+
+/// Reads a chunk; made by [`ByteStream::read_chunk`].
+///
+/// # Cancel safety
+/// Cancel safe.
+#[must_use = "futures do nothing unless awaited"]
+#[derive(Debug)]
+pub struct ReadChunk<'a> {
+    reader: &'a mut ByteReader,
+}
+
+/// Writes an owned buffer; made by [`ByteWriter::write_buffer`].
+///
+/// # Completion
+/// Resolves when the link, or the peer, has taken all of it.
+///
+/// # Cancel safety
+/// Before the first poll nothing is written. After it all of it is, whether or not this is dropped.
+#[must_use = "futures do nothing unless awaited"]
+#[derive(Debug)]
+pub struct WriteBuffer<'a> {
+    writer: &'a mut ByteWriter,
+    buffer: Option<Buffer>,
+    /// What it is called once it has been taken.
+    number: u64,
+}
+
+impl Endpoint {
+    /// Opens a byte stream.
+    ///
+    /// ```
+    /// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// use wharf::{Context, Worker};
+    ///
+    /// let worker = Worker::new(&Context::builder().transports("self")?.build()?)?;
+    /// let endpoint = worker.connect(&worker.address()?).await?;
+    /// let mut here = endpoint.stream().await?;
+    /// let mut there = endpoint.accept_stream().await?;
+    /// here.write_all(b"hello").await?;
+    /// here.shutdown().await?;
+    /// let mut text = String::new();
+    /// there.read_to_string(&mut text).await?;
+    /// assert_eq!(text, "hello");
+    /// # Ok(())
+    /// # }
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// `Closed` on a closed endpoint; what ended the connection.
+    #[doc(alias = "ucp_stream_send_nbx")]
+    pub fn stream(&self) -> OpenStream<'_> {
+        OpenStream { endpoint: self }
+    }
+
+    /// Accepts the next byte stream that the peer opens. Several tasks may wait at once.
+    ///
+    /// # Errors
+    /// What ended the connection, after all streams that were opened before.
+    #[doc(alias = "ucp_stream_worker_poll")]
+    pub fn accept_stream(&self) -> AcceptStream<'_> {
+        AcceptStream { endpoint: self }
+    }
+}
+
+impl Future for OpenStream<'_> {
+    type Output = Result<ByteStream>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<ByteStream>> {
+        let (link, id) = self.endpoint.place();
+        let shared = self.endpoint.shared();
+        if shared.must_yield(cx) {
+            return Poll::Pending;
+        }
+        let opened = shared.drive(
+            cx,
+            |engine| {
+                let opened = engine.core.open_stream(link, id);
+                if opened.is_none() {
+                    engine.progress();
+                }
+                opened
+            },
+            |engine, waker| engine.core.wait_to_open(link, waker),
+        );
+        opened.map(|opened| {
+            opened
+                .map(|key| ByteStream::new(self.endpoint, key))
+                .map_err(|error| error.during(Operation::Stream))
+        })
+    }
+}
+
+impl Future for AcceptStream<'_> {
+    type Output = Result<ByteStream>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<ByteStream>> {
+        let (link, id) = self.endpoint.place();
+        let shared = self.endpoint.shared();
+        if shared.must_yield(cx) {
+            return Poll::Pending;
+        }
+        let accepted = shared.drive(
+            cx,
+            |engine| {
+                let accepted = engine.core.accept_stream(link, id);
+                if accepted.is_some() {
+                    return accepted;
+                }
+                engine.progress();
+                engine.core.accept_stream(link, id)
+            },
+            |engine, waker| engine.core.wait_to_accept(link, waker),
+        );
+        accepted.map(|accepted| {
+            accepted
+                .map(|key| ByteStream::new(self.endpoint, key))
+                .map_err(|error| error.during(Operation::Stream))
+        })
+    }
+}
+
+impl Future for ReadChunk<'_> {
+    type Output = Result<Option<Bytes>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.reader
+            .poll_chunk(cx)
+            .map(|read| read.map_err(Into::into))
+    }
+}
+
+impl Future for WriteBuffer<'_> {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = &mut *self;
+        let inner = &this.writer.inner;
+        let key = inner.key;
+        if let Some(buffer) = this.buffer.take() {
+            let taken = inner
+                .shared()
+                .with(|engine| engine.core.write_stream_buffer(key, buffer));
+            match taken {
+                Ok(number) => this.number = number,
+                Err(broken) => return Poll::Ready(Err(broken.into())),
+            }
+        }
+        let number = this.number;
+        inner
+            .drive_out(cx, |engine| engine.core.has_left(key, number))
+            .map(|left| left.map_err(Into::into))
+    }
+}
+
+impl fmt::Debug for ByteStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.reader.inner.fmt_as("ByteStream", f)
+    }
+}
+
+impl fmt::Debug for ByteReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt_as("ByteReader", f)
+    }
+}
+
+impl fmt::Debug for ByteWriter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt_as("ByteWriter", f)
+    }
+}
+
+impl Inner {
+    fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name)
+            .field("endpoint", &self.endpoint.id())
+            .field("key", &self.key)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ReuniteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ReuniteError")
+            .field(&self.0)
+            .field(&self.1)
+            .finish()
+    }
+}
+
+impl fmt::Display for ReuniteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the halves are of two streams")
+    }
+}
+
+impl std::error::Error for ReuniteError {}

@@ -1,0 +1,264 @@
+//! What a peer says about streams, acted upon. A message about a stream that has ended is late when it concerns what this side writes, and a
+//! breach of the protocol when it brings more of what the peer said had ended.
+//!
+//! # Safety
+//! [`Landing`] declares bytes initialised that the interface says it has placed.
+#![allow(unsafe_code)]
+
+use crate::{
+    error::Result,
+    protocol::{
+        control,
+        stream::{STREAM_BACKLOG, STREAM_BYTES, STREAM_OPEN_MAX, StreamName},
+    },
+    transport::Place,
+    types::{LinkId, OpKey},
+    worker::{core::Core, operations::Work, peer::at},
+};
+
+use super::{ReadEnd, StreamKey, WriteEnd, violation};
+
+/// A long frame on its way into memory of its own.
+pub(crate) struct Landing {
+    stream: StreamKey,
+    data: Vec<u8>,
+    length: usize,
+}
+
+impl Core {
+    pub(crate) fn stream_message(
+        &mut self,
+        link: LinkId,
+        id: u8,
+        header: u64,
+        body: &[u8],
+    ) -> Result<()> {
+        match id {
+            control::STREAM_DATA => self.stream_data(link, header, body),
+            control::STREAM_WINDOW => {
+                let (bytes, _) = body
+                    .split_first_chunk()
+                    .ok_or_else(|| violation("short message"))?;
+                self.stream_window(link, header, u64::from_le_bytes(*bytes))
+            }
+            control::STREAM_FIN => self.stream_end(link, header, ReadEnd::Fin),
+            control::STREAM_RESET => self.stream_end(link, header, ReadEnd::Reset),
+            control::STREAM_OPEN => self.stream_opened(link, header),
+            control::STREAM_ACCEPTED => self.stream_accepted(link, header),
+            control::STREAM_STOP => self.stream_stopped(link, header),
+            _ => Err(violation("unknown message")),
+        }
+    }
+
+    /// The stream that a message means; `None` when it is over.
+    #[inline]
+    fn named(&mut self, link: LinkId, header: u64) -> Result<Option<StreamKey>> {
+        let name = StreamName::of(header);
+        let Some(peer) = at(&mut self.peers, link) else {
+            return Ok(None);
+        };
+        let table = peer.streams.table(!name.of_sender);
+        match table.open.get(&name.id) {
+            Some(key) => Ok(Some(*key)),
+            None if name.id < table.next => Ok(None),
+            None => Err(violation("a message for a stream that was never opened")),
+        }
+    }
+
+    /// Makes room in the books for `length` bytes of the peer. `None`: the connection is over.
+    #[inline]
+    fn expect(&mut self, link: LinkId, header: u64, length: usize) -> Result<Option<StreamKey>> {
+        if self.peer(link).is_none() {
+            return Ok(None);
+        }
+        let key = self.named(link, header)?;
+        let Some(stream) = key.and_then(|key| self.streams.get(key)) else {
+            return Err(violation("more of a stream after its end"));
+        };
+        if stream.reading.end.is_some() {
+            return Err(violation("more of a stream after its end"));
+        }
+        if !stream.reading.hold(length) {
+            return Err(violation("the peer exceeded the window of a stream"));
+        }
+        Ok(key)
+    }
+
+    #[inline]
+    fn stream_data(&mut self, link: LinkId, header: u64, data: &[u8]) -> Result<()> {
+        let Some(key) = self.expect(link, header, data.len())? else {
+            return Ok(());
+        };
+        let mut rest = data;
+        let mut direct = self.streams.direct.take();
+        let Some(stream) = self.streams.get(key) else {
+            return Ok(());
+        };
+        if !stream.reading.is_held {
+            // It was told to stop.
+            self.streams.direct = direct;
+            return Ok(());
+        }
+        let mut read = 0;
+        if let Some(direct) = &mut direct
+            && direct.key == key
+            && stream.reading.is_empty()
+        {
+            read = direct.fill(rest);
+            rest = &rest[read..];
+        }
+        if !rest.is_empty() {
+            stream.reading.append(rest);
+        }
+        self.wakes.extend(stream.reading.waker.take());
+        self.streams.direct = direct;
+        if read > 0 {
+            self.read_from(key, read);
+        }
+        Ok(())
+    }
+
+    /// Where the payload of a long frame goes.
+    pub(crate) fn place_stream(
+        &mut self,
+        link: LinkId,
+        header: u64,
+        prefix: &[u8],
+        length: usize,
+    ) -> Result<Place> {
+        if !prefix.is_empty() {
+            return Err(violation("data of a stream with something before them"));
+        }
+        let Some(key) = self.expect(link, header, length)? else {
+            return Ok(Place::Discard);
+        };
+        if self
+            .streams
+            .get(key)
+            .is_none_or(|stream| !stream.reading.is_held)
+        {
+            return Ok(Place::Discard);
+        }
+        // At most a window, or it would not have been expected.
+        let mut data = Vec::with_capacity(length);
+        let address = data.as_mut_ptr();
+        let landing = Landing {
+            stream: key,
+            data,
+            length,
+        };
+        let op = self
+            .operations
+            .insert(Some(link), true, Work::StreamIn(landing));
+        Ok(self.lend(op, address))
+    }
+
+    /// All of it is there.
+    pub(crate) fn stream_landed(&mut self, op: OpKey) {
+        let Some(entry) = self.operations.remove(op) else {
+            return;
+        };
+        let Work::StreamIn(Landing {
+            stream,
+            mut data,
+            length,
+        }) = entry.work
+        else {
+            return;
+        };
+        // SAFETY: the capacity is at least `length`, and the interface has placed as many bytes there.
+        unsafe { data.set_len(length) };
+        if let Some(stream) = self.streams.get(stream)
+            && stream.reading.is_held
+            && stream.reading.end.is_none()
+        {
+            stream.reading.push(data);
+            self.wakes.extend(stream.reading.waker.take());
+        }
+    }
+
+    fn stream_window(&mut self, link: LinkId, header: u64, returned: u64) -> Result<()> {
+        let Some(key) = self.named(link, header)? else {
+            return Ok(());
+        };
+        let Some(stream) = self.streams.get(key) else {
+            return Ok(());
+        };
+        let writing = &mut stream.writing;
+        writing.window = writing
+            .window
+            .checked_add(returned)
+            .filter(|window| *window <= STREAM_BYTES)
+            .ok_or_else(|| violation("more window returned than was used"))?;
+        self.wakes.extend(writing.waker.take());
+        if writing.has_unsent() {
+            self.queue_stream(key);
+        }
+        Ok(())
+    }
+
+    fn stream_end(&mut self, link: LinkId, header: u64, end: ReadEnd) -> Result<()> {
+        let Some(key) = self.expect(link, header, 0)? else {
+            return Ok(());
+        };
+        if let Some(stream) = self.streams.get(key) {
+            stream.reading.end = Some(end);
+            self.wakes.extend(stream.reading.waker.take());
+        }
+        if end == ReadEnd::Reset {
+            self.discard_unread(key);
+        }
+        self.settle_stream(key);
+        Ok(())
+    }
+
+    fn stream_opened(&mut self, link: LinkId, header: u64) -> Result<()> {
+        let name = StreamName::of(header);
+        let Some(peer) = at(&mut self.peers, link) else {
+            return Ok(());
+        };
+        let streams = &mut peer.streams;
+        if !name.of_sender || name.id != streams.accepted.next {
+            return Err(violation("a stream opened out of turn"));
+        }
+        if streams.incoming.len() >= STREAM_BACKLOG
+            || streams.accepted.open.len() >= STREAM_OPEN_MAX
+        {
+            return Err(violation("more streams opened than may be"));
+        }
+        streams.accepted.next += 1;
+        let key = self.streams.insert(link, name.id, false);
+        streams.accepted.open.insert(name.id, key);
+        streams.incoming.push_back(key);
+        self.wakes.append(&mut streams.accepters);
+        Ok(())
+    }
+
+    fn stream_accepted(&mut self, link: LinkId, count: u64) -> Result<()> {
+        let Some(peer) = at(&mut self.peers, link) else {
+            return Ok(());
+        };
+        let streams = &mut peer.streams;
+        streams.unaccepted = usize::try_from(count)
+            .ok()
+            .and_then(|count| streams.unaccepted.checked_sub(count))
+            .ok_or_else(|| violation("more streams accepted than were opened"))?;
+        self.wakes.append(&mut streams.openers);
+        Ok(())
+    }
+
+    fn stream_stopped(&mut self, link: LinkId, header: u64) -> Result<()> {
+        let Some(key) = self.named(link, header)? else {
+            return Ok(());
+        };
+        if let Some(stream) = self.streams.get(key)
+            && !matches!(stream.writing.end, WriteEnd::Sent)
+        {
+            stream.writing.is_stopped = true;
+            self.wakes.extend(stream.writing.waker.take());
+            self.reset_stream(key);
+            self.settle_stream(key);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,430 @@
+//! What is written, on its way to the link. Bytes go straight from the caller's slice into the link while nothing stands before them; short
+//! writes over a link that costs a system call are gathered first, and so is what follows them.
+//!
+//! # Safety
+//! A zero-copy send lends the link memory that an entry of the table of operations owns (`Work::StreamOut`). The entry stays until
+//! `Sink::sent` was called for it, or the link is dropped.
+#![allow(unsafe_code)]
+
+use std::{collections::VecDeque, task::Waker};
+
+use crate::{
+    memory::Buffer,
+    protocol::{control, stream::STREAM_BYTES},
+    transport::{RawSlice, SendError, Zcopy},
+    types::{LinkId, OpKey},
+    util::waker_slot::WakerSlot,
+    worker::{
+        core::Core,
+        operations::{Operations, Outcome, Work},
+        peer::at,
+        send::Step,
+    },
+};
+
+use super::{Broken, Stream, StreamKey};
+
+/// Shorter writes are gathered, when sending one costs a system call.
+const SHORT: usize = 8 << 10;
+/// Bytes that may wait gathered.
+const GATHERED: usize = 64 << 10;
+/// Longest frame that is copied, and that is sent from where it is: what others wait behind.
+const COPIED: usize = 64 << 10;
+const LENT: usize = 128 << 10;
+
+/// Where this side's direction stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WriteEnd {
+    Open,
+    /// The end follows what is unsent.
+    Wanted,
+    /// The peer was told that nothing follows.
+    Sent,
+}
+
+/// Bytes that wait for the link.
+pub(super) enum Piece {
+    Gathered { bytes: Vec<u8>, done: usize },
+    Owned { buffer: Buffer, done: usize },
+}
+
+pub(super) struct Writing {
+    /// A handle may still write it.
+    pub(super) is_held: bool,
+    pub(super) pieces: VecDeque<Piece>,
+    /// Bytes in gathered pieces.
+    pub(super) gathered: usize,
+    /// An empty buffer for the next gathered piece.
+    spare: Vec<u8>,
+    /// Bytes that the peer has room for.
+    pub(super) window: u64,
+    /// Whether it stands in the queue of its link.
+    pub(super) is_queued: bool,
+    pub(super) is_stopped: bool,
+    pub(super) end: WriteEnd,
+    /// Owned buffers taken, and those that have left.
+    taken: u64,
+    left: u64,
+    pub(super) waker: WakerSlot,
+}
+
+impl Default for Writing {
+    fn default() -> Self {
+        Self {
+            is_held: true,
+            pieces: VecDeque::new(),
+            gathered: 0,
+            spare: Vec::new(),
+            window: STREAM_BYTES,
+            is_queued: false,
+            is_stopped: false,
+            end: WriteEnd::Open,
+            taken: 0,
+            left: 0,
+            waker: WakerSlot::default(),
+        }
+    }
+}
+
+impl Writing {
+    pub(super) fn has_unsent(&self) -> bool {
+        !self.pieces.is_empty() || self.end == WriteEnd::Wanted
+    }
+
+    /// Whether a turn on the link would move something.
+    fn can_move(&self) -> bool {
+        self.window > 0 || (self.pieces.is_empty() && self.end == WriteEnd::Wanted)
+    }
+
+    /// The connection has ended: nothing leaves any more.
+    pub(super) fn give_up(&mut self) {
+        self.pieces.clear();
+        self.gathered = 0;
+    }
+
+    /// Takes a copy of as much as may wait.
+    fn gather(&mut self, data: &[u8]) -> usize {
+        let count = data.len().min(GATHERED - self.gathered);
+        if count == 0 {
+            return 0;
+        }
+        self.gathered += count;
+        if let Some(Piece::Gathered { bytes, .. }) = self.pieces.back_mut() {
+            bytes.extend_from_slice(&data[..count]);
+        } else {
+            let mut bytes = std::mem::take(&mut self.spare);
+            bytes.extend_from_slice(&data[..count]);
+            self.pieces.push_back(Piece::Gathered { bytes, done: 0 });
+        }
+        count
+    }
+}
+
+impl Stream {
+    fn write_error(&self) -> Option<Broken> {
+        if self.writing.is_stopped {
+            Some(Broken::Stopped)
+        } else if let Some(error) = &self.ended {
+            Some(Broken::from(error))
+        } else if self.writing.end != WriteEnd::Open {
+            Some(Broken::Finished)
+        } else {
+            None
+        }
+    }
+}
+
+impl Core {
+    /// Writes some of `data`. `Ok(0)`: no room now.
+    #[inline]
+    pub(crate) fn write_stream(&mut self, key: StreamKey, data: &[u8]) -> Result<usize, Broken> {
+        for attempt in 0..2 {
+            let Some(stream) = self.streams.get(key) else {
+                return Err(Broken::Ended(crate::worker::send::closed()));
+            };
+            if let Some(error) = stream.write_error() {
+                return Err(error);
+            }
+            let header = stream.header();
+            let link_id = stream.link;
+            let writing = &mut stream.writing;
+            // Its own progress must not wake it.
+            writing.waker.take();
+            let Some(peer) = at(&mut self.peers, link_id) else {
+                return Err(Broken::Ended(crate::worker::send::closed()));
+            };
+            if let Some(error) = peer.error() {
+                return Err(Broken::Ended(error));
+            }
+            // A link that copies everything itself needs no gathering before it.
+            let at_once = data.len() >= SHORT || peer.attributes.max_zcopy == 0;
+            if at_once
+                && writing.pieces.is_empty()
+                && peer.queue.is_empty()
+                && let Some(link) = &mut peer.link
+            {
+                let longest = peer.attributes.max_bcopy.min(COPIED);
+                let mut done = 0;
+                while done < data.len() {
+                    let room = usize::try_from(writing.window).unwrap_or(usize::MAX);
+                    let count = (data.len() - done).min(longest).min(room);
+                    if count == 0 {
+                        break;
+                    }
+                    let frame = &data[done..done + count];
+                    match link.am_bcopy(control::STREAM_DATA, header, &[], frame) {
+                        Ok(()) => {
+                            done += count;
+                            writing.window -= count as u64;
+                        }
+                        Err(SendError::Full) => break,
+                        Err(SendError::Failed(error)) => {
+                            let broken = Broken::from(&error);
+                            self.failures.push((link_id, error));
+                            return Err(broken);
+                        }
+                    }
+                }
+                return Ok(done);
+            }
+            if attempt == 0 && (at_once || writing.gathered + data.len() > GATHERED) {
+                // What was gathered goes first.
+                self.push_stream(key);
+                continue;
+            }
+            let count = writing.gather(data);
+            let enough = writing.gathered >= SHORT;
+            if enough {
+                self.push_stream(key);
+            } else {
+                self.queue_stream(key);
+            }
+            return Ok(count);
+        }
+        Ok(0)
+    }
+
+    /// Takes a buffer to be sent from where it is. The number by which [`Core::has_left`] knows it.
+    pub(crate) fn write_stream_buffer(
+        &mut self,
+        key: StreamKey,
+        buffer: Buffer,
+    ) -> Result<u64, Broken> {
+        let Some(stream) = self.streams.get(key) else {
+            return Err(Broken::Ended(crate::worker::send::closed()));
+        };
+        if let Some(error) = stream.write_error() {
+            return Err(error);
+        }
+        let link = stream.link;
+        if let Some(error) = at(&mut self.peers, link).and_then(|peer| peer.error()) {
+            return Err(Broken::Ended(error));
+        }
+        stream.writing.taken += 1;
+        let number = stream.writing.taken;
+        stream
+            .writing
+            .pieces
+            .push_back(Piece::Owned { buffer, done: 0 });
+        self.push_stream(key);
+        Ok(number)
+    }
+
+    /// Whether an owned buffer has left. `None`: not yet.
+    pub(crate) fn has_left(&mut self, key: StreamKey, number: u64) -> Option<Result<(), Broken>> {
+        let Some(stream) = self.streams.get(key) else {
+            return Some(Err(Broken::Ended(crate::worker::send::closed())));
+        };
+        stream.writing.waker.take();
+        if stream.writing.left >= number {
+            return Some(Ok(()));
+        }
+        stream
+            .write_error()
+            .filter(|error| !matches!(error, Broken::Finished))
+            .map(Err)
+    }
+
+    /// Whether all that was written has left; asks the link to take it.
+    pub(crate) fn flush_stream(&mut self, key: StreamKey) -> Option<Result<(), Broken>> {
+        for _ in 0..2 {
+            let Some(stream) = self.streams.get(key) else {
+                return Some(Err(Broken::Ended(crate::worker::send::closed())));
+            };
+            stream.writing.waker.take();
+            match stream.write_error() {
+                None | Some(Broken::Finished) => {}
+                Some(error) => return Some(Err(error)),
+            }
+            if stream.writing.pieces.is_empty() {
+                return Some(Ok(()));
+            }
+            self.push_stream(key);
+        }
+        None
+    }
+
+    /// The end follows what was written.
+    pub(crate) fn finish_stream(&mut self, key: StreamKey) {
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
+        if stream.writing.end == WriteEnd::Open && stream.ended.is_none() {
+            stream.writing.end = WriteEnd::Wanted;
+            self.push_stream(key);
+        }
+    }
+
+    /// Whether the end has left.
+    pub(crate) fn has_finished(&mut self, key: StreamKey) -> Option<Result<(), Broken>> {
+        let stream = self.streams.get(key)?;
+        stream.writing.waker.take();
+        if stream.writing.end == WriteEnd::Sent {
+            return Some(Ok(()));
+        }
+        let error = stream.ended.as_ref()?;
+        Some(Err(Broken::from(error)))
+    }
+
+    /// Leaves the waker of a write, flush or shutdown.
+    pub(crate) fn wait_to_write(&mut self, key: StreamKey, waker: &Waker) {
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
+        stream.writing.waker.leave(waker);
+        // A link that had no room will say when it has: that is this stream's turn then. One without window waits for that.
+        self.enqueue(key);
+    }
+
+    /// Gives a stream that can move a place in the queue of its link.
+    fn enqueue(&mut self, key: StreamKey) -> Option<LinkId> {
+        let stream = self.streams.get(key)?;
+        let link = stream.link;
+        if stream.writing.is_queued || !stream.writing.can_move() {
+            return None;
+        }
+        stream.writing.is_queued = true;
+        let peer = at(&mut self.peers, link)?;
+        peer.queue
+            .push_back(crate::worker::peer::Queued::Stream(key));
+        Some(link)
+    }
+
+    /// Has a stream's bytes sent in the next pass.
+    pub(super) fn queue_stream(&mut self, key: StreamKey) {
+        if let Some(link) = self.enqueue(key) {
+            self.runnable.push_back(link);
+        }
+    }
+
+    /// Sends what can go now.
+    fn push_stream(&mut self, key: StreamKey) {
+        self.enqueue(key);
+        if let Some(stream) = self.streams.get(key) {
+            let link = stream.link;
+            self.pump(link);
+        }
+    }
+
+    /// A stream's turn on its link: one frame.
+    pub(crate) fn advance_stream(&mut self, key: StreamKey) -> Result<Step, SendError> {
+        let Some(stream) = self.streams.get(key) else {
+            return Ok(Step::Sent);
+        };
+        stream.writing.is_queued = false;
+        let header = stream.header();
+        let link_id = stream.link;
+        let writing = &mut stream.writing;
+        let Some(peer) = at(&mut self.peers, link_id) else {
+            return Ok(Step::Parked);
+        };
+        let attributes = peer.attributes;
+        let Some(link) = &mut peer.link else {
+            return Ok(Step::Parked);
+        };
+        let window = usize::try_from(writing.window).unwrap_or(usize::MAX);
+        match writing.pieces.front_mut() {
+            None if writing.end == WriteEnd::Wanted => {
+                link.am_short(control::STREAM_FIN, header, &[])?;
+                writing.end = WriteEnd::Sent;
+                self.wakes.extend(writing.waker.take());
+                self.settle_stream(key);
+                return Ok(Step::Sent);
+            }
+            None => {
+                self.wakes.extend(writing.waker.take());
+                return Ok(Step::Sent);
+            }
+            // The window that comes back gives it its turn again.
+            Some(_) if window == 0 => return Ok(Step::Parked),
+            Some(Piece::Gathered { bytes, done }) => {
+                let longest = attributes.max_bcopy.min(COPIED);
+                let count = (bytes.len() - *done).min(longest).min(window);
+                let frame = &bytes[*done..*done + count];
+                link.am_bcopy(control::STREAM_DATA, header, &[], frame)?;
+                *done += count;
+                writing.window -= count as u64;
+                writing.gathered -= count;
+                if *done == bytes.len()
+                    && let Some(Piece::Gathered { mut bytes, .. }) = writing.pieces.pop_front()
+                    && bytes.capacity() <= GATHERED
+                {
+                    bytes.clear();
+                    writing.spare = bytes;
+                }
+            }
+            Some(Piece::Owned { buffer, done }) => {
+                let data = buffer.as_slice().unwrap_or(&[]);
+                let longest = if attributes.max_zcopy == 0 {
+                    attributes.max_bcopy.min(COPIED)
+                } else {
+                    attributes.max_zcopy.min(LENT)
+                };
+                let count = (data.len() - *done).min(longest).min(window);
+                let frame = &data[*done..*done + count];
+                if attributes.max_zcopy == 0 || count < SHORT {
+                    link.am_bcopy(control::STREAM_DATA, header, &[], frame)?;
+                } else {
+                    let payload = RawSlice {
+                        address: frame.as_ptr(),
+                        length: frame.len(),
+                    };
+                    let op = lend(&mut self.operations, link_id, buffer.clone());
+                    // SAFETY: the entry `op` owns the buffer, and stays until the link says that it has been sent, or is dropped.
+                    let sent =
+                        unsafe { link.am_zcopy(control::STREAM_DATA, header, &[], payload, op.0) };
+                    if !matches!(sent, Ok(Zcopy::Pending)) {
+                        self.operations.remove(op);
+                    }
+                    sent?;
+                }
+                *done += count;
+                writing.window -= count as u64;
+                if *done == data.len() {
+                    writing.pieces.pop_front();
+                    writing.left += 1;
+                    self.wakes.extend(writing.waker.take());
+                }
+            }
+        }
+        if writing.pieces.is_empty() {
+            self.wakes.extend(writing.waker.take());
+        }
+        Ok(if writing.has_unsent() {
+            Step::More
+        } else {
+            Step::Sent
+        })
+    }
+}
+
+/// Enters a buffer that a link is going to send from where it is.
+fn lend(operations: &mut Operations, link: LinkId, buffer: Buffer) -> OpKey {
+    let op = operations.insert(Some(link), true, Work::StreamOut { _buffer: buffer });
+    if let Some(entry) = operations.get(op) {
+        entry.in_flight = 1;
+        // Over as soon as the link has let go of it.
+        entry.deferred = Some(Box::new(Outcome::Done(Ok(()))));
+    }
+    op
+}

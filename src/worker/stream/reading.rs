@@ -1,0 +1,307 @@
+//! What has arrived and was not read, and a read that is being polled at this moment: bytes that arrive during the poll go straight into
+//! its buffer.
+//!
+//! # Safety
+//! [`Direct`] holds the address of the unfilled part of a buffer that the caller of [`Engine::read_stream`] borrows for the whole call, and it
+//! is taken out of the core before that returns. Nothing else reads or writes that part meanwhile. It counts the bytes that it has
+//! written, and only those are declared initialised.
+#![allow(unsafe_code)]
+
+use std::{collections::VecDeque, task::Waker};
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::ReadBuf;
+
+use crate::{
+    error::Error,
+    protocol::{
+        control,
+        stream::{STREAM_BYTES, STREAM_RETURN},
+    },
+    util::waker_slot::WakerSlot,
+    worker::{core::Core, engine::Engine},
+};
+
+use super::{Broken, Stream, StreamKey};
+
+/// Bytes gathered in one block; the least that is allocated.
+const BLOCK: usize = 32 << 10;
+/// Passes after the first bytes of a read have come, while more do.
+const MORE: usize = 8;
+
+/// How the peer ended its direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReadEnd {
+    Fin,
+    Reset,
+}
+
+pub(super) struct Reading {
+    /// A handle may still read it.
+    pub(super) is_held: bool,
+    pub(super) chunks: VecDeque<Bytes>,
+    /// After the chunks: where short frames gather.
+    pub(super) tail: BytesMut,
+    /// Bytes that arrived and were not returned to the peer's window.
+    held: u64,
+    /// Those of them that were read.
+    owed: u64,
+    pub(super) end: Option<ReadEnd>,
+    pub(super) waker: WakerSlot,
+}
+
+impl Default for Reading {
+    fn default() -> Self {
+        Self {
+            is_held: true,
+            chunks: VecDeque::new(),
+            tail: BytesMut::new(),
+            held: 0,
+            owed: 0,
+            end: None,
+            waker: WakerSlot::default(),
+        }
+    }
+}
+
+impl Reading {
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.tail.is_empty() && self.chunks.is_empty()
+    }
+
+    /// Counts bytes of the peer. `false`: more than it may send.
+    #[inline]
+    pub(super) fn hold(&mut self, length: usize) -> bool {
+        self.held += length as u64;
+        self.held <= STREAM_BYTES
+    }
+
+    /// Keeps a copy of bytes that nobody reads just now.
+    pub(super) fn append(&mut self, data: &[u8]) {
+        if self.tail.capacity() - self.tail.len() < data.len() {
+            if !self.tail.is_empty() {
+                self.chunks.push_back(self.tail.split().freeze());
+            }
+            self.tail.reserve(data.len().max(BLOCK));
+        }
+        self.tail.extend_from_slice(data);
+    }
+
+    /// Keeps bytes that have arrived in memory of their own.
+    pub(super) fn push(&mut self, data: Vec<u8>) {
+        if !self.tail.is_empty() {
+            self.chunks.push_back(self.tail.split().freeze());
+        }
+        self.chunks.push_back(data.into());
+    }
+
+    /// Copies what is there.
+    fn copy_to(&mut self, buf: &mut ReadBuf<'_>) -> usize {
+        let before = buf.filled().len();
+        while let Some(chunk) = self.chunks.front_mut() {
+            let count = chunk.len().min(buf.remaining());
+            buf.put_slice(&chunk[..count]);
+            if count < chunk.len() {
+                chunk.advance(count);
+                return buf.filled().len() - before;
+            }
+            self.chunks.pop_front();
+        }
+        let count = self.tail.len().min(buf.remaining());
+        if count > 0 {
+            buf.put_slice(&self.tail[..count]);
+            if count == self.tail.len() {
+                self.tail.clear();
+            } else {
+                self.tail.advance(count);
+            }
+        }
+        buf.filled().len() - before
+    }
+
+    /// What is there, without a copy.
+    fn take_chunk(&mut self) -> Option<Bytes> {
+        self.chunks
+            .pop_front()
+            .or_else(|| (!self.tail.is_empty()).then(|| self.tail.split().freeze()))
+    }
+}
+
+impl Stream {
+    /// How reading ends, once nothing is left to read.
+    fn read_end(&self) -> Option<Result<usize, Broken>> {
+        match (self.reading.end, &self.ended) {
+            (Some(ReadEnd::Fin), _) => Some(Ok(0)),
+            (Some(ReadEnd::Reset), _) => Some(Err(Broken::Reset)),
+            (None, Some(error)) => Some(Err(Broken::Ended(error.duplicate()))),
+            (None, None) => None,
+        }
+    }
+}
+
+/// A read that is being polled.
+pub(super) struct Direct {
+    pub(super) key: StreamKey,
+    room: *mut u8,
+    length: usize,
+    filled: usize,
+}
+
+// SAFETY: it exists within one call on one thread only, see the chapter on safety.
+unsafe impl Send for Direct {}
+
+impl Direct {
+    /// Takes as much of `data` as it has room for, and says how much that was.
+    #[inline]
+    pub(super) fn fill(&mut self, data: &[u8]) -> usize {
+        let count = data.len().min(self.length - self.filled);
+        // SAFETY: `filled + count` is at most `length`, and the buffer is lent by the caller of `read_stream`; `data` is the link's.
+        unsafe {
+            std::ptr::copy_nonoverlapping(data.as_ptr(), self.room.add(self.filled), count);
+        }
+        self.filled += count;
+        count
+    }
+}
+
+impl Engine {
+    /// Reads what there is, or what arrives within a lap. `None`: nothing yet; `Ok(0)`: the end.
+    pub(crate) fn read_stream(
+        &mut self,
+        key: StreamKey,
+        buf: &mut ReadBuf<'_>,
+    ) -> Option<Result<usize, Broken>> {
+        let Some(stream) = self.core.streams.get(key) else {
+            return Some(Err(Broken::Ended(crate::worker::send::closed())));
+        };
+        // Its own progress must not wake it.
+        stream.reading.waker.take();
+        if !stream.reading.is_empty() {
+            let count = stream.reading.copy_to(buf);
+            self.core.read_from(key, count);
+            return Some(Ok(count));
+        }
+        if let Some(end) = stream.read_end() {
+            return Some(end);
+        }
+        // SAFETY: only bytes that are initialised are written, and none is taken away.
+        let unfilled = unsafe { buf.unfilled_mut() };
+        self.core.streams.direct = Some(Direct {
+            key,
+            room: unfilled.as_mut_ptr().cast(),
+            length: unfilled.len(),
+            filled: 0,
+        });
+        self.peek(|core| core.streams.is_read(key));
+        let mut passes = 0;
+        while passes < MORE && self.core.streams.wants_more() && self.progress() > 0 {
+            passes += 1;
+        }
+        let count = self
+            .core
+            .streams
+            .direct
+            .take()
+            .map_or(0, |direct| direct.filled);
+        if count > 0 {
+            // SAFETY: `fill` wrote the first `count` bytes of the unfilled part.
+            unsafe { buf.assume_init(count) };
+            buf.advance(count);
+            return Some(Ok(count));
+        }
+        // Long frames land in memory of their own.
+        let stream = self.core.streams.get(key)?;
+        let count = stream.reading.copy_to(buf);
+        if count > 0 {
+            self.core.read_from(key, count);
+            return Some(Ok(count));
+        }
+        stream.read_end()
+    }
+
+    /// The next bytes, without a copy. `Ok(None)`: the end.
+    pub(crate) fn read_stream_chunk(
+        &mut self,
+        key: StreamKey,
+    ) -> Option<Result<Option<Bytes>, Broken>> {
+        if let Some(stream) = self.core.streams.get(key) {
+            stream.reading.waker.take();
+        }
+        let look = |core: &mut Core| {
+            let Some(stream) = core.streams.get(key) else {
+                return Some(Err(Broken::Ended(crate::worker::send::closed())));
+            };
+            if let Some(chunk) = stream.reading.take_chunk() {
+                core.read_from(key, chunk.len());
+                return Some(Ok(Some(chunk)));
+            }
+            Some(stream.read_end()?.map(|_| None))
+        };
+        let mut found = look(&mut self.core);
+        if found.is_none() {
+            self.peek(|core| {
+                found = look(core);
+                found.is_some()
+            });
+        }
+        found
+    }
+}
+
+impl super::Streams {
+    /// Whether a read that is being polled has something, or nothing to wait for.
+    #[inline]
+    fn is_read(&self, key: StreamKey) -> bool {
+        self.direct.as_ref().is_none_or(|direct| direct.filled > 0)
+            || self.entries.get(key.slot as usize).is_none_or(|stream| {
+                !stream.reading.is_empty() || stream.reading.end.is_some() || stream.ended.is_some()
+            })
+    }
+
+    /// Whether it has something, and room for more.
+    #[inline]
+    fn wants_more(&self) -> bool {
+        self.direct
+            .as_ref()
+            .is_some_and(|direct| direct.filled > 0 && direct.filled < direct.length)
+    }
+}
+
+impl Core {
+    pub(crate) fn wait_to_read(&mut self, key: StreamKey, waker: &Waker) {
+        if let Some(stream) = self.streams.get(key) {
+            stream.reading.waker.leave(waker);
+        }
+    }
+
+    /// Counts what was read, and returns it to the peer's window when it is half of that.
+    #[inline]
+    pub(super) fn read_from(&mut self, key: StreamKey, count: usize) {
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
+        let reading = &mut stream.reading;
+        reading.owed += count as u64;
+        if reading.owed >= STREAM_RETURN && reading.end.is_none() && stream.ended.is_none() {
+            let owed = std::mem::take(&mut reading.owed);
+            reading.held -= owed;
+            let (link, header) = (stream.link, stream.header());
+            self.control(link, control::STREAM_WINDOW, header, &owed.to_le_bytes());
+        }
+    }
+
+    /// Throws away what nobody will read.
+    pub(super) fn discard_unread(&mut self, key: StreamKey) {
+        if let Some(stream) = self.streams.get(key) {
+            stream.reading.chunks.clear();
+            stream.reading.tail = BytesMut::new();
+        }
+    }
+}
+
+impl From<&Error> for Broken {
+    fn from(error: &Error) -> Self {
+        Self::Ended(error.duplicate())
+    }
+}
