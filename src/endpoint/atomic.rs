@@ -10,9 +10,9 @@ use std::{
 };
 
 use crate::{
-    error::{Error, Operation, Result},
+    error::{Error, ErrorKind, Operation, Result},
     memory::atomic::misaligned,
-    types::{Access, AtomicOp, AtomicRequest, AtomicWord, OpKey},
+    types::{Access, AtomicOp, AtomicRequest, AtomicWord, OpKey, Width},
     worker::{engine::Engine, operations::Outcome, rma::Target},
 };
 
@@ -98,25 +98,22 @@ impl RemoteRegion {
     }
 
     fn fetching<T: Completion>(&self, offset: usize, request: AtomicRequest) -> Atomic<'_, T> {
-        let access = Access::READ | Access::WRITE;
-        let target = self.word(self.endpoint(), offset, &request, access);
-        Atomic::new(self.endpoint(), target, request, Way::Fetch)
+        Atomic::new(self.endpoint(), self, offset, request, Way::Fetch)
     }
 
     fn posting(&self, offset: usize, request: AtomicRequest) -> Atomic<'_, ()> {
-        let target = self.word(self.endpoint(), offset, &request, Access::WRITE);
-        Atomic::new(self.endpoint(), target, request, Way::Post)
+        Atomic::new(self.endpoint(), self, offset, request, Way::Post)
     }
 
     /// The place of a word, if an operation may have it.
+    #[inline]
     pub(super) fn word(
         &self,
         endpoint: &Endpoint,
         offset: usize,
-        request: &AtomicRequest,
+        width: Width,
         access: Access,
     ) -> Result<Target> {
-        let width = request.width;
         let end = offset.saturating_add(width.bytes());
         self.check(endpoint, end, access, Operation::Atomic)?;
         let mut target = *self.target();
@@ -139,6 +136,8 @@ pub(super) enum Way {
     Post,
     /// Nor here, and the owner's software does it, which wakes who waits.
     Signal,
+    /// It is over.
+    Over,
 }
 
 /// An atomic operation on a word of a peer's memory; made by [`RemoteRegion`] and by [`Endpoint::signal`].
@@ -152,8 +151,8 @@ pub(super) enum Way {
 #[doc(alias = "ucp_atomic_op_nbx")]
 pub struct Atomic<'a, T: Completion> {
     endpoint: &'a Endpoint,
-    /// An error goes to whoever awaits.
-    target: Option<Result<Target>>,
+    remote: &'a RemoteRegion,
+    offset: usize,
     request: AtomicRequest,
     way: Way,
     deadline: Deadline,
@@ -164,13 +163,15 @@ pub struct Atomic<'a, T: Completion> {
 impl<'a, T: Completion> Atomic<'a, T> {
     pub(super) fn new(
         endpoint: &'a Endpoint,
-        target: Result<Target>,
+        remote: &'a RemoteRegion,
+        offset: usize,
         request: AtomicRequest,
         way: Way,
     ) -> Self {
         Self {
             endpoint,
-            target: Some(target),
+            remote,
+            offset,
             request,
             way,
             deadline: Deadline::None,
@@ -189,11 +190,9 @@ impl<'a, T: Completion> Atomic<'a, T> {
     ///
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, and what the checks say.
-    pub fn post(mut self) -> Result<Op<T>> {
+    pub fn post(self) -> Result<Op<T>> {
         let operation = self.operation();
-        let target = self
-            .take_target()
-            .map_err(|error| error.during(operation))?;
+        let target = self.target()?;
         let entered = self.endpoint.shared().with(|engine| {
             window(engine, self.endpoint, operation)?;
             Ok::<_, Error>(match self.at_once(engine, &target) {
@@ -222,13 +221,22 @@ impl<'a, T: Completion> Atomic<'a, T> {
         }
     }
 
-    fn take_target(&mut self) -> Result<Target> {
-        self.target.take().unwrap_or_else(|| {
-            Err(Error::new(
-                crate::ErrorKind::InvalidArgument,
-                "polled after completion",
-            ))
-        })
+    #[inline]
+    fn target(&self) -> Result<Target> {
+        let access = match self.way {
+            Way::Fetch => Access::READ | Access::WRITE,
+            Way::Post | Way::Signal => Access::WRITE,
+            // Not a second time.
+            Way::Over => {
+                return Err(Error::new(
+                    ErrorKind::InvalidArgument,
+                    "polled after completion",
+                ));
+            }
+        };
+        self.remote
+            .word(self.endpoint, self.offset, self.request.width, access)
+            .map_err(|error| error.during(self.operation()))
     }
 
     #[inline]
@@ -267,9 +275,7 @@ impl<T: Completion<Output = Result<T>>> Future for Atomic<'_, T> {
             if shared.must_yield(cx) {
                 return Poll::Pending;
             }
-            let target = this
-                .take_target()
-                .map_err(|error| error.during(operation))?;
+            let target = this.target()?;
             let mut engine = shared.enter();
             if let Err(error) = alive(&mut engine, this.endpoint, operation) {
                 shared.leave(engine);
@@ -278,6 +284,7 @@ impl<T: Completion<Output = Result<T>>> Future for Atomic<'_, T> {
             if let Some(result) = this.at_once(&mut engine, &target) {
                 shared.leave(engine);
                 shared.count(cx);
+                this.way = Way::Over;
                 return Poll::Ready(match result {
                     Ok(old) => T::settle(Settled(Outcome::Value(old))),
                     Err(error) => Err(error.during(operation)),

@@ -14,7 +14,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{Region, waiters::reached},
     protocol::{Descriptor, control::Signal},
-    types::{Access, AtomicOp, AtomicRequest},
+    types::{Access, AtomicOp, AtomicRequest, Width},
 };
 
 use super::{Atomic, Endpoint, RemoteRegion, Worker, atomic::Way};
@@ -224,17 +224,15 @@ impl Endpoint {
     ///
     /// # Errors
     /// As for an atomic operation.
-    pub fn signal(&self, counter: &RemoteRegion, n: u64) -> Atomic<'_, ()> {
+    pub fn signal<'a>(&'a self, counter: &'a RemoteRegion, n: u64) -> Atomic<'a, ()> {
         let request = AtomicRequest::new(AtomicOp::Add, n);
-        let target = counter.word(self, 0, &request, Access::WRITE);
-        Atomic::new(self, target, request, Way::Signal)
+        Atomic::new(self, counter, 0, request, Way::Signal)
     }
 
     /// A signal to go behind a put of this endpoint.
     pub(super) fn signal_for_put(&self, counter: &RemoteRegion, n: u64) -> Result<Signal> {
-        let request = AtomicRequest::new(AtomicOp::Add, n);
         let target = counter
-            .word(self, 0, &request, Access::WRITE)
+            .word(self, 0, Width::Eight, Access::WRITE)
             .map_err(|error| error.during(Operation::Signal))?;
         Ok(Signal {
             generation: target.generation,

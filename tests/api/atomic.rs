@@ -429,6 +429,10 @@ fn at_once_where_it_is_mapped() {
                     panic!("by a message")
                 };
                 assert_eq!(fetched.expect("added"), old);
+                // Polled once more it is an error, not another addition.
+                let mut over = std::pin::pin!(remote.fetch_add(0, 0_u64));
+                assert!(futures::poll!(over.as_mut()).is_ready());
+                assert!(over.await.is_err());
             }
             assert_eq!(region.load::<u64>(0).expect("a word"), done + 10);
         });
