@@ -2,11 +2,12 @@
 
 use wharf::{
     Access, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmId, AmInbox, AmReceive,
-    AmReceived, AmRecv, AmSend, AmSink, Atomic, Buffer, BufferMut, Closed, Context, ContextBuilder,
-    Counter, Descriptor, Endpoint, EndpointId, Error, ErrorKind, Fence, Fetched, Flush, FlushAll,
-    Get, HostBufferMut, Incoming, Listener, Mask, Matched, MemoryType, MessageInfo, Op, OpError,
-    Operation, Progress, Put, Received, Region, RemoteRegion, Tag, TagMatched, TagRecv, TagSend,
-    Wait, Worker, WorkerAddress, WorkerId,
+    AmReceived, AmRecv, AmSend, AmSink, Atomic, Block, Blocks, Buffer, BufferList, BufferListMut,
+    BufferMut, Closed, Context, ContextBuilder, Counter, Descriptor, Endpoint, EndpointId, Error,
+    ErrorKind, Fence, Fetched, Flush, FlushAll, Get, HostBufferMut, Incoming, Listener, Mask,
+    Matched, MemoryType, MessageInfo, Op, OpError, Operation, Progress, Put, Received, Region,
+    RemoteLayout, RemoteRegion, Tag, TagMatched, TagRecv, TagSend, Wait, Worker, WorkerAddress,
+    WorkerId,
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
     },
@@ -41,6 +42,11 @@ all! {
 
     Buffer: Send + Sync + Unpin + Clone + 'static;
     BufferMut: Send + Sync + Unpin + 'static;
+    BufferList: Send + Sync + Unpin + Clone + 'static;
+    BufferListMut: Send + Sync + Unpin + 'static;
+    RemoteLayout: Send + Sync + Unpin + Clone + 'static;
+    Block: Send + Sync + Unpin + Copy + 'static;
+    Blocks: Send + Sync + Unpin + Clone + 'static;
     HostBufferMut: Send + Sync + Unpin + 'static;
 
     TagSend<'static>: Send + Unpin + 'static;

@@ -12,6 +12,7 @@
 //! | `rma` | [`RemoteRegion`], put, get |
 //! | `atomic`, `signal` | atomic operations; [`Counter`] and its waits |
 //! | `fence` | fences, flush of all endpoints |
+//! | `layout` | [`RemoteLayout`]: blocks of remote memory |
 //! | `operation` | [`Op`]: an operation that was posted |
 //!
 //! Tests: `tests/api/`, `tests/cancel/`, `tests/process/`.
@@ -21,6 +22,7 @@ mod atomic;
 mod fence;
 mod handle;
 mod inbox;
+mod layout;
 mod message;
 mod operation;
 mod rma;
@@ -33,6 +35,7 @@ pub use atomic::Atomic;
 pub use fence::{Fence, FlushAll};
 pub use handle::{Closed, Endpoint, Flush};
 pub use inbox::{ActiveMessages, AmHandler, AmInbox, AmRecv};
+pub use layout::RemoteLayout;
 pub use message::{ActiveMessage, AmBytes, AmReceive, AmReceived};
 pub use operation::{Completion, Op};
 pub use rma::{Fetched, Get, Put, RemoteRegion};

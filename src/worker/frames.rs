@@ -109,6 +109,7 @@ impl Bed {
             am: Default::default(),
             signals: Default::default(),
             waiters: Vec::new(),
+            requests: Default::default(),
         }));
         Self {
             core,

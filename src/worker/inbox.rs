@@ -583,6 +583,7 @@ mod tests {
             am: Default::default(),
             signals: Default::default(),
             waiters: Vec::new(),
+            requests: Default::default(),
         }));
         (core, sent)
     }

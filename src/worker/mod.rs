@@ -14,6 +14,9 @@
 //! | `deliver`, `send`, `copy`, `rma` | what comes in, what goes out, copies without a stop, one-sided access |
 //! | `am`, `inbox` | active messages: what goes out and its credits; what comes in and waits |
 //! | `atomic`, `signal`, `fence` | atomic operations, signals to who waits, waiting for what was begun before |
+//! | `layout`, `blocks` | puts and gets of many blocks: the initiator's messages, the owner's side |
+//! | `list` | messages of many pieces |
+//! | `spread` | direct copies between many pieces and many blocks |
 //! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
 //! | `wireup` | dialling, listening, the handshake |
 //!
@@ -21,6 +24,7 @@
 
 pub(crate) mod am;
 pub(crate) mod atomic;
+pub(crate) mod blocks;
 mod close;
 pub(crate) mod copy;
 pub(crate) mod core;
@@ -32,6 +36,8 @@ mod fence;
 mod frames;
 mod handle;
 pub(crate) mod inbox;
+pub(crate) mod layout;
+mod list;
 pub(crate) mod operations;
 pub(crate) mod peer;
 mod reactor;
@@ -40,6 +46,7 @@ pub(crate) mod send;
 pub(crate) mod shared;
 pub(crate) mod signal;
 mod spin;
+pub(crate) mod spread;
 pub(crate) mod wireup;
 
 pub(crate) use handle::Handle;

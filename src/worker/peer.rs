@@ -9,7 +9,7 @@ use crate::{
     sys::memfd::Mapping,
     transport::{Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, shm::Pair},
     types::{EndpointId, LinkId, OpKey, WorkerId},
-    worker::{am::AmPeer, copy::Remote, signal::Signals},
+    worker::{am::AmPeer, copy::Remote, layout::Requests, signal::Signals},
 };
 
 /// What waits for room on a link, in order.
@@ -112,6 +112,8 @@ pub(crate) struct Peer {
     pub(crate) signals: Signals,
     /// Wakers of `closed()` and `ready()`.
     pub(crate) waiters: Vec<Waker>,
+    /// Requests for blocks, both ways.
+    pub(crate) requests: Requests,
 }
 
 /// What may wait for room on a link before the peer, which reads none of it, is cut off.

@@ -475,6 +475,7 @@ fn attach(
             am: Default::default(),
             signals: Default::default(),
             waiters: Vec::new(),
+            requests: Default::default(),
         };
         tracing::debug!(target: "wharf::endpoint", peer = %peer.info.name, transports = ?peer.transports, "connected");
         if index == engine.core.peers.len() {
