@@ -17,6 +17,11 @@ use super::{Endpoint, RemoteRegion};
 /// Bytes of a peer that one put or get touches: a [`RemoteRegion`] from its beginning on, or many blocks of it, strided or indexed. The buffer
 /// holds the bytes of all blocks, one behind the other, and has to be exactly as long.
 ///
+/// # What it costs
+/// Preparing it costs the same for one block and for a million. To move a million blocks of 8 bytes takes 2 to 10 ms in memory that the owner
+/// allocated by wharf on the same host, as the copies by themselves do, and 2 to 30 ms by messages (November 2026); in-order blocks the least,
+/// strided ones less than listed ones. The kernel copies (`cma`) where blocks are few or long.
+///
 /// A cheap clone. Blocks that overlap are read as often as they are named; a put leaves in the bytes that several of its blocks cover those
 /// of any of them.
 #[derive(Clone, Debug)]
@@ -290,7 +295,7 @@ mod tests {
                 // Answers that nobody asked for.
                 13 => hostile.violates(control::LAYOUT_DATA, &[&[0; 11]]),
                 // Marks that there are not, a signal that ends too early.
-                14 | 15 | 16 => {
+                14..=16 => {
                     let mut header = hostile.header(8, 2);
                     header.last = [2, 4, 3][case - 14];
                     let body: [&[u8]; 2] = if case < 16 {

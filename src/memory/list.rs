@@ -134,9 +134,9 @@ fn ends(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
 
 /// Buffers to send as one message or put as one run of bytes, in this order, without a copy into one first.
 ///
-/// Becomes a [`Buffer`], so every operation takes it that takes one. Short ones (as long as an eager message) are gathered into one
-/// message by one copy, as short messages are copied anyway; of long ones the pieces are sent from where they are. Pieces below a
-/// few KiB that travel in fragments are packed into the fragments. Pieces may be empty; a list of none is an empty message.
+/// Becomes a [`Buffer`], so every operation takes it that takes one. Short lists (as long as an eager message) are gathered into one
+/// run by one copy; of long ones the pieces are sent from where they are, those below 8 KiB packed into fragments. Pieces may be empty;
+/// a list of none is an empty message.
 ///
 /// ```
 /// # use wharf::{Buffer, BufferList};

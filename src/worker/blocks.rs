@@ -21,7 +21,7 @@ use crate::{
     worker::{
         core::Core,
         deliver::violation,
-        layout::{PACK, REQUESTS, skip_empty},
+        layout::{LEAST, PACK, REQUESTS, skip_empty},
         operations::{Outcome, Outgoing, Serve, Work},
         peer::at,
         send::{FRAGMENTS_IN_FLIGHT, Step, ZCOPY_FROM, fragment_size, transmit},
@@ -210,7 +210,7 @@ impl Core {
         } else {
             let scratch = &mut self.scratch;
             scratch.clear();
-            let room = (attributes.max_bcopy.min(PACK) - LayoutAnswer::SIZE) as u64;
+            let room = (attributes.max_bcopy.clamp(LEAST, PACK) - LayoutAnswer::SIZE) as u64;
             let mut most = left.min(room);
             taken = most;
             scratch.reserve(most as usize);

@@ -36,6 +36,8 @@ use crate::{
     },
 };
 
+/// What a transport's own copies must be able to carry, so that there is room behind the descriptions. A send of more than it can fails.
+pub(crate) const LEAST: usize = 256;
 /// Most bytes of packed runs in one message.
 pub(crate) const PACK: usize = 64 << 10;
 /// The kernel takes 0.4 µs for a block, whatever its length; a message 3 to 12 ns, and copies twice (November 2026). So it is asked when the blocks
@@ -223,7 +225,7 @@ impl Core {
             let scratch = &mut self.scratch;
             scratch.clear();
             let mut prefix = [0; LayoutHeader::SIZE + Signal::SIZE];
-            let room = attributes.max_bcopy.min(PACK) - prefix.len();
+            let room = attributes.max_bcopy.clamp(LEAST, PACK) - prefix.len();
             let mut header = LayoutHeader {
                 generation: plan.target.generation,
                 position: put.next as u64,
@@ -286,7 +288,7 @@ impl Core {
         let Some(peer) = at(&mut self.peers, link_id) else {
             return Ok(Step::Sent);
         };
-        let room = peer.attributes.max_bcopy.min(PACK) - LayoutHeader::SIZE;
+        let room = peer.attributes.max_bcopy.clamp(LEAST, PACK) - LayoutHeader::SIZE;
         let (Some(link), Some(entry)) = (peer.link.as_mut(), self.operations.get(key)) else {
             return Ok(Step::Parked);
         };
