@@ -43,6 +43,8 @@
 //! | [`AmSend`], [`AmSink`], [`AmInbox`], [`ActiveMessage`] | active messages: sent, received, answered | `ucp_am_*` |
 //! | [`Counter`] | a word that peers raise by signals and tasks wait for | |
 //! | [`TagSend`], [`TagRecv`], [`Put`], [`Get`], [`Atomic`], [`Flush`], [`Fence`] | operations: futures that do nothing before they are awaited or posted | `ucp_*_nbx` |
+//! | [`BufferList`], [`BufferListMut`] | several buffers as one message or one run of bytes | `UCP_DATATYPE_IOV` |
+//! | [`RemoteLayout`], [`Block`] | many blocks of a [`RemoteRegion`], strided or listed, in one put or get | |
 //! | [`Op`] | an operation that was posted | a request |
 //! | [`transport`] | the contract of a path, for those who drive one by hand or bring their own | UCT |
 //!
@@ -103,13 +105,15 @@ pub use endpoint::{
     AcceptStream, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmInbox, AmReceive,
     AmReceived, AmRecv, AmSend, AmSink, Atomic, ByteReader, ByteStream, ByteWriter, Closed,
     Completion, Counter, Destination, Endpoint, Fence, Fetched, Flush, FlushAll, Get, Matched,
-    MessageInfo, Op, OpenStream, Put, ReadChunk, Received, RemoteRegion, ReuniteError, TagMatched,
-    TagRecv, TagSend, Wait, Worker, WriteBuffer,
+    MessageInfo, Op, OpenStream, Put, ReadChunk, Received, RemoteLayout, RemoteRegion,
+    ReuniteError, TagMatched, TagRecv, TagSend, Wait, Worker, WriteBuffer,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};
-pub use memory::{Buffer, BufferMut, HostBufferMut, ReceiveBuffer, Region};
-pub use protocol::{Descriptor, WorkerAddress};
+pub use memory::{
+    Buffer, BufferList, BufferListMut, BufferMut, HostBufferMut, ReceiveBuffer, Region,
+};
+pub use protocol::{Block, Blocks, Descriptor, WorkerAddress};
 pub use types::{
     Access, AmId, AtomicWord, EndpointId, Identity, LinkId, Mask, MemoryType, Tag, WorkerId,
 };

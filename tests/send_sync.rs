@@ -2,12 +2,13 @@
 
 use wharf::{
     AcceptStream, Access, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmId, AmInbox,
-    AmReceive, AmReceived, AmRecv, AmSend, AmSink, Atomic, Buffer, BufferMut, ByteReader,
-    ByteStream, ByteWriter, Closed, Context, ContextBuilder, Counter, Descriptor, Endpoint,
-    EndpointId, Error, ErrorKind, Fence, Fetched, Flush, FlushAll, Get, HostBufferMut, Incoming,
-    Listener, Mask, Matched, MemoryType, MessageInfo, Op, OpError, OpenStream, Operation, Progress,
-    Put, ReadChunk, Received, Region, RemoteRegion, ReuniteError, Tag, TagMatched, TagRecv,
-    TagSend, Wait, Worker, WorkerAddress, WorkerId, WriteBuffer,
+    AmReceive, AmReceived, AmRecv, AmSend, AmSink, Atomic, Block, Blocks, Buffer, BufferList,
+    BufferListMut, BufferMut, ByteReader, ByteStream, ByteWriter, Closed, Context, ContextBuilder,
+    Counter, Descriptor, Endpoint, EndpointId, Error, ErrorKind, Fence, Fetched, Flush, FlushAll,
+    Get, HostBufferMut, Incoming, Listener, Mask, Matched, MemoryType, MessageInfo, Op, OpError,
+    OpenStream, Operation, Progress, Put, ReadChunk, Received, Region, RemoteLayout, RemoteRegion,
+    ReuniteError, Tag, TagMatched, TagRecv, TagSend, Wait, Worker, WorkerAddress, WorkerId,
+    WriteBuffer,
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
     },
@@ -42,6 +43,11 @@ all! {
 
     Buffer: Send + Sync + Unpin + Clone + 'static;
     BufferMut: Send + Sync + Unpin + 'static;
+    BufferList: Send + Sync + Unpin + Clone + 'static;
+    BufferListMut: Send + Sync + Unpin + 'static;
+    RemoteLayout: Send + Sync + Unpin + Clone + 'static;
+    Block: Send + Sync + Unpin + Copy + 'static;
+    Blocks: Send + Sync + Unpin + Clone + 'static;
     HostBufferMut: Send + Sync + Unpin + 'static;
 
     TagSend<'static>: Send + Unpin + 'static;

@@ -77,7 +77,9 @@ impl Message {
             )
             .during(Operation::AmSend)));
         }
-        let (Some(header), Some(data)) = (self.header.as_slice(), self.payload.as_slice()) else {
+        let (Some(header), Some(data)) =
+            (self.header.as_slice(), self.payload.run_within(peer.eager))
+        else {
             return Attempt::No;
         };
         match try_am(peer, self.id, header, data) {

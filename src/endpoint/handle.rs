@@ -17,7 +17,7 @@ use crate::{
 };
 
 use super::{
-    Get, Put, RemoteRegion, TagSend,
+    Get, Put, RemoteLayout, RemoteRegion, TagSend,
     operation::{Completion, Deadline, Entered, Settled},
 };
 
@@ -126,20 +126,25 @@ impl Endpoint {
         RemoteRegion::import(self, descriptor)
     }
 
-    /// Writes `buffer` to the beginning of `remote`.
+    /// Writes `buffer` to `remote`: to the beginning of a region, or to the blocks of a [`RemoteLayout`], in their order.
     ///
     /// # Errors
-    /// `OutOfBounds`, `AccessDenied`, `StaleKey` when the memory is not exposed any more, and what ends the connection.
-    pub fn put(&self, buffer: impl Into<Buffer>, remote: RemoteRegion) -> Put<'_> {
-        Put::new(self, buffer.into(), remote)
+    /// `OutOfBounds`, `AccessDenied`, `StaleKey` when the memory is not exposed any more, `InvalidArgument` for a layout of another length
+    /// than the buffer, and what ends the connection.
+    pub fn put(&self, buffer: impl Into<Buffer>, remote: impl Into<RemoteLayout>) -> Put<'_> {
+        Put::new(self, buffer.into(), remote.into())
     }
 
-    /// Fills `buffer` from the beginning of `remote`.
+    /// Fills `buffer` from `remote`: from the beginning of a region, or from the blocks of a [`RemoteLayout`], in their order.
     ///
     /// # Errors
     /// As [`Endpoint::put`]; the buffer comes back where it can.
-    pub fn get<B: ReceiveBuffer + Unpin>(&self, remote: RemoteRegion, buffer: B) -> Get<'_, B> {
-        Get::new(self, remote, buffer)
+    pub fn get<B: ReceiveBuffer + Unpin>(
+        &self,
+        remote: impl Into<RemoteLayout>,
+        buffer: B,
+    ) -> Get<'_, B> {
+        Get::new(self, remote.into(), buffer)
     }
 
     /// Waits until all operations of this endpoint that were begun before are over: puts are visible at the target, gets have landed, long

@@ -13,6 +13,7 @@
 //! | `stream` | [`ByteStream`]: streams of bytes, opened and accepted on an endpoint |
 //! | `atomic`, `signal` | atomic operations; [`Counter`] and its waits |
 //! | `fence` | fences, flush of all endpoints |
+//! | `layout` | [`RemoteLayout`]: blocks of remote memory |
 //! | `operation` | [`Op`]: an operation that was posted |
 //!
 //! Tests: `tests/api/`, `tests/cancel/`, `tests/process/`.
@@ -22,6 +23,7 @@ mod atomic;
 mod fence;
 mod handle;
 mod inbox;
+mod layout;
 mod message;
 mod operation;
 mod rma;
@@ -35,6 +37,7 @@ pub use atomic::Atomic;
 pub use fence::{Fence, FlushAll};
 pub use handle::{Closed, Endpoint, Flush};
 pub use inbox::{ActiveMessages, AmHandler, AmInbox, AmRecv};
+pub use layout::RemoteLayout;
 pub use message::{ActiveMessage, AmBytes, AmReceive, AmReceived};
 pub use operation::{Completion, Op};
 pub use rma::{Fetched, Get, Put, RemoteRegion};

@@ -32,7 +32,7 @@ use crate::{
 };
 
 use super::{
-    Endpoint, Op,
+    Endpoint, Op, RemoteLayout,
     operation::{Completion, Deadline, Entered, Settled},
 };
 
@@ -44,7 +44,7 @@ use super::{
 pub struct RemoteRegion {
     endpoint: Endpoint,
     access: Access,
-    target: Target,
+    pub(super) target: Target,
     length: usize,
 }
 
@@ -215,6 +215,9 @@ impl Region {
     }
 }
 
+/// Lists up to this long are gathered into one run, and put as that.
+const GATHER: usize = 8 << 10;
+
 /// A one-sided write; made by [`Endpoint::put`].
 ///
 /// # Completion
@@ -226,7 +229,7 @@ impl Region {
 #[doc(alias = "ucp_put_nbx")]
 pub struct Put<'a> {
     endpoint: &'a Endpoint,
-    remote: RemoteRegion,
+    remote: RemoteLayout,
     buffer: Buffer,
     local: bool,
     /// An error goes to whoever awaits.
@@ -261,7 +264,7 @@ pub(super) fn alive(engine: &mut Engine, endpoint: &Endpoint, operation: Operati
 }
 
 impl<'a> Put<'a> {
-    pub(crate) fn new(endpoint: &'a Endpoint, buffer: Buffer, remote: RemoteRegion) -> Self {
+    pub(crate) fn new(endpoint: &'a Endpoint, buffer: Buffer, remote: RemoteLayout) -> Self {
         Self {
             endpoint,
             remote,
@@ -338,13 +341,16 @@ impl<'a> Put<'a> {
     /// Writes a short buffer straight into the peer's memory, where there is a way to it.
     #[inline]
     fn at_once(&self, engine: &mut Engine, buffer: &Buffer) -> Option<Result<()>> {
+        if self.is_spread(buffer) {
+            return None;
+        }
         let (link, _) = self.endpoint.place();
         let (address, length) = (buffer.address().cast_mut(), buffer.len());
         // SAFETY: the buffer outlives the call, which only reads it.
         unsafe {
             engine
                 .core
-                .access_now(link, &self.remote.target, address, length, false)
+                .access_now(link, &self.remote.region.target, address, length, false)
         }
     }
 
@@ -364,9 +370,20 @@ impl<'a> Put<'a> {
         Some(Entered::new(self.endpoint.handle(), key))
     }
 
+    /// Whether it goes in pieces. Short lists are gathered instead.
+    #[inline]
+    fn is_spread(&self, buffer: &Buffer) -> bool {
+        self.remote.shape.is_some() || buffer.run_within(GATHER).is_none()
+    }
+
     fn work(&self, buffer: Buffer, signal: Option<Signal>) -> operations::Put {
-        let target = self.remote.target;
+        let target = self.remote.region.target;
+        let layout = match self.is_spread(&buffer) {
+            true => self.remote.plan(true, buffer.len()),
+            false => None,
+        };
         operations::Put {
+            layout,
             buffer,
             region: (target.slot, target.generation),
             offset: target.offset,
@@ -396,12 +413,15 @@ impl<'a> Put<'a> {
 
     fn enter(&self, engine: &mut Engine, buffer: Buffer, signal: Option<Signal>) -> Entered {
         let (link, _) = self.endpoint.place();
-        let target = self.remote.target;
+        let target = self.remote.region.target;
         let put = self.work(buffer, signal);
         if let Some(peer) = engine.core.peer(link) {
             peer.posted += 1;
         }
-        let key = engine.core.start_put(link, target, put);
+        let key = match put.layout {
+            Some(_) => engine.core.start_layout(link, Work::Put(put)),
+            None => engine.core.start_put(link, target, put),
+        };
         Entered::new(self.endpoint.handle(), key)
     }
 }
@@ -483,7 +503,7 @@ impl<B> fmt::Debug for Fetched<B> {
 #[doc(alias = "ucp_get_nbx")]
 pub struct Get<'a, B: ReceiveBuffer + Unpin> {
     endpoint: &'a Endpoint,
-    remote: RemoteRegion,
+    remote: RemoteLayout,
     buffer: BufferMut,
     deadline: Deadline,
     entered: Option<Entered>,
@@ -491,7 +511,7 @@ pub struct Get<'a, B: ReceiveBuffer + Unpin> {
 }
 
 impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
-    pub(crate) fn new(endpoint: &'a Endpoint, remote: RemoteRegion, buffer: B) -> Self {
+    pub(crate) fn new(endpoint: &'a Endpoint, remote: RemoteLayout, buffer: B) -> Self {
         Self {
             endpoint,
             remote,
@@ -553,21 +573,26 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     /// Fills a short buffer straight from the peer's memory, where there is a way to it.
     #[inline]
     fn at_once(&self, engine: &mut Engine, buffer: &mut BufferMut) -> Option<Result<()>> {
+        if self.remote.shape.is_some() || buffer.is_list() {
+            return None;
+        }
         let (link, _) = self.endpoint.place();
         let (address, length) = (buffer.address(), buffer.len());
         // SAFETY: the buffer is borrowed alone for the call, which writes it only then.
         unsafe {
             engine
                 .core
-                .access_now(link, &self.remote.target, address, length, true)
+                .access_now(link, &self.remote.region.target, address, length, true)
         }
     }
 
     fn enter(&self, engine: &mut Engine, buffer: BufferMut) -> Entered {
         let (link, _) = self.endpoint.place();
-        let target = self.remote.target;
+        let target = self.remote.region.target;
+        let layout = self.remote.plan(buffer.is_list(), buffer.len());
         let get = operations::Get {
             buffer,
+            layout,
             region: (target.slot, target.generation),
             offset: target.offset,
             got: 0,
@@ -576,7 +601,10 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
         if let Some(peer) = engine.core.peer(link) {
             peer.posted += 1;
         }
-        let key = engine.core.start_get(link, target, get);
+        let key = match get.layout {
+            Some(_) => engine.core.start_layout(link, Work::Get(get)),
+            None => engine.core.start_get(link, target, get),
+        };
         Entered::new(self.endpoint.handle(), key)
     }
 }

@@ -185,7 +185,7 @@ impl TagSend<'_> {
             let error = peer.error().unwrap_or_else(closed);
             return Attempt::Over(Err(error.during(Operation::TagSend)));
         }
-        match self.buffer.as_slice() {
+        match self.buffer.run_within(peer.eager) {
             Some(data) if !self.sync => match try_eager(peer, self.tag, data) {
                 Ok(()) => Attempt::Over(Ok(())),
                 Err(Some(SendError::Full)) => Attempt::Full,

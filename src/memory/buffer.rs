@@ -16,13 +16,17 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 
-use super::{HostBufferMut, Segment};
+use super::{
+    HostBufferMut, Segment,
+    list::{BufferListMut, Extent, List, ListMut},
+};
 use crate::types::MemoryType;
 
 /// Shared, immutable memory to send from. Cheap to clone and to slice.
 ///
 /// An operation in flight owns a clone, so the bytes live as long as it needs them, whatever happens to its future. Made
-/// by `From` of `Vec<u8>`, [`Bytes`], `&'static [u8]`, `&'static str`, [`HostBufferMut`].
+/// by `From` of `Vec<u8>`, [`Bytes`], `&'static [u8]`, `&'static str`, [`HostBufferMut`], and of several at once by
+/// [`BufferList`](crate::BufferList).
 #[derive(Clone)]
 pub struct Buffer(Shared);
 
@@ -35,6 +39,7 @@ enum Shared {
         len: usize,
     },
     Raw(RawShared),
+    List(Arc<List>),
 }
 
 /// Memory that its owner keeps valid.
@@ -86,6 +91,7 @@ impl Buffer {
             Shared::Bytes(bytes) => bytes.len(),
             Shared::Segment { len, .. } => *len,
             Shared::Raw(raw) => raw.len,
+            Shared::List(list) => list.len(),
         }
     }
 
@@ -96,7 +102,7 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// First byte. Valid while any clone lives.
+    /// First byte. Valid while any clone lives. Of a list, that of a copy in one run, made by the first call.
     #[inline]
     #[must_use]
     pub fn address(&self) -> *const u8 {
@@ -106,14 +112,15 @@ impl Buffer {
                 segment, offset, ..
             } => segment.mapping().as_ptr().wrapping_add(*offset),
             Shared::Raw(raw) => raw.address,
+            Shared::List(list) => list.whole().as_ptr(),
         }
     }
 
-    /// The bytes; `None` when they are not in host memory.
+    /// The bytes; `None` when they are not in host memory. Of a list, a copy in one run, made by the first call.
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
-        // SAFETY: host memory in every variant, valid for `len` bytes and unchanging while `self` lives.
+        // SAFETY: host memory in every variant (of a list, its copy), valid for `len` bytes and unchanging while `self` lives.
         Some(unsafe { slice::from_raw_parts(self.address(), self.len()) })
     }
 
@@ -161,7 +168,41 @@ impl Buffer {
                 len: end - start,
                 owner: Arc::clone(&raw.owner),
             }),
+            Shared::List(list) => return list.slice(start, end),
         })
+    }
+
+    pub(crate) fn of_list(list: List) -> Self {
+        Self(Shared::List(Arc::new(list)))
+    }
+
+    /// The pieces, if it is several.
+    #[inline]
+    pub(crate) fn list(&self) -> Option<&List> {
+        match &self.0 {
+            Shared::List(list) => Some(list),
+            _ => None,
+        }
+    }
+
+    /// The bytes, if they are in one run already or no more than `limit`.
+    #[inline]
+    pub(crate) fn run_within(&self, limit: usize) -> Option<&[u8]> {
+        match &self.0 {
+            Shared::List(list) if list.len() > limit => None,
+            _ => self.as_slice(),
+        }
+    }
+
+    /// Where its pieces are, for reading.
+    pub(crate) fn extents(&self) -> Vec<Extent> {
+        match self.list() {
+            Some(list) => list.table().to_vec(),
+            None => vec![Extent {
+                address: self.address().cast_mut(),
+                length: self.len(),
+            }],
+        }
     }
 
     /// Where a process of the same host finds it: the segment, and the first byte's place in it.
@@ -171,7 +212,7 @@ impl Buffer {
             Shared::Segment {
                 segment, offset, ..
             } => Some((segment, *offset)),
-            Shared::Bytes(_) | Shared::Raw(_) => None,
+            Shared::Bytes(_) | Shared::Raw(_) | Shared::List(_) => None,
         }
     }
 }
@@ -257,7 +298,7 @@ impl From<HostBufferMut> for Buffer {
 /// Unique memory to receive into. Its length is the most that it takes; spare capacity of a `Vec` is not used.
 ///
 /// An operation in flight owns it and gives it back with its result, with an error too. Made by `From` of `Vec<u8>`,
-/// [`BytesMut`], [`HostBufferMut`].
+/// [`BytesMut`], [`HostBufferMut`], and of several at once by [`BufferListMut`].
 pub struct BufferMut(Unique);
 
 enum Unique {
@@ -265,6 +306,7 @@ enum Unique {
     Vec(Vec<u8>),
     Bytes(BytesMut),
     Raw(RawUnique),
+    List(Box<ListMut>),
 }
 
 /// Memory that its owner keeps valid and lends to nobody else.
@@ -308,6 +350,7 @@ impl BufferMut {
             Unique::Vec(bytes) => bytes.len(),
             Unique::Bytes(bytes) => bytes.len(),
             Unique::Raw(raw) => raw.len,
+            Unique::List(list) => list.len(),
         }
     }
 
@@ -319,7 +362,7 @@ impl BufferMut {
     }
 
     /// First byte. Stays the same when the value is moved, and is good for writing until the value is dropped or its slice
-    /// is borrowed again.
+    /// is borrowed again. Of a list, that of a copy in one run, whose bytes go to the pieces when they are given back.
     #[inline]
     #[must_use]
     pub fn address(&mut self) -> *mut u8 {
@@ -328,10 +371,11 @@ impl BufferMut {
             Unique::Vec(bytes) => bytes.as_mut_ptr(),
             Unique::Bytes(bytes) => bytes.as_mut_ptr(),
             Unique::Raw(raw) => raw.address,
+            Unique::List(list) => list.stage().as_mut_ptr(),
         }
     }
 
-    /// The bytes; `None` when they are not in host memory.
+    /// The bytes; `None` when they are not in one run of host memory.
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
         Some(match &self.0 {
@@ -340,10 +384,11 @@ impl BufferMut {
             Unique::Bytes(bytes) => bytes,
             // SAFETY: valid for `len` bytes and reached through this value alone, which is borrowed.
             Unique::Raw(raw) => unsafe { slice::from_raw_parts(raw.address, raw.len) },
+            Unique::List(list) => return list.staged(),
         })
     }
 
-    /// The bytes, for writing; `None` when they are not in host memory.
+    /// The bytes, for writing; `None` when they are not in host memory. Of a list as [`BufferMut::address`].
     #[must_use]
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         Some(match &mut self.0 {
@@ -352,6 +397,7 @@ impl BufferMut {
             Unique::Bytes(bytes) => bytes,
             // SAFETY: valid for `len` bytes and reached through this value alone, which is borrowed uniquely.
             Unique::Raw(raw) => unsafe { slice::from_raw_parts_mut(raw.address, raw.len) },
+            Unique::List(list) => list.stage(),
         })
     }
 
@@ -377,6 +423,50 @@ impl BufferMut {
                 len,
                 owner,
             })),
+            Unique::List(list) => list
+                .into_pieces()
+                .into_iter()
+                .map(Self::freeze)
+                .collect::<super::BufferList>()
+                .into(),
+        }
+    }
+
+    pub(crate) fn of_list(list: ListMut) -> Self {
+        Self(Unique::List(Box::new(list)))
+    }
+
+    /// Whether it is several.
+    #[inline]
+    pub(crate) fn is_list(&self) -> bool {
+        matches!(&self.0, Unique::List(_))
+    }
+
+    /// The pieces, if it is several.
+    #[inline]
+    pub(crate) fn list_mut(&mut self) -> Option<&mut ListMut> {
+        match &mut self.0 {
+            Unique::List(list) => Some(list),
+            _ => None,
+        }
+    }
+
+    /// Where its pieces are, for writing.
+    pub(crate) fn extents(&mut self) -> Vec<Extent> {
+        match self.list_mut() {
+            Some(list) => list.table(),
+            None => vec![Extent {
+                address: self.address(),
+                length: self.len(),
+            }],
+        }
+    }
+
+    /// Appends the bytes to `bytes`.
+    pub(crate) fn copy_to(&self, bytes: &mut Vec<u8>) {
+        match &self.0 {
+            Unique::List(list) => bytes.append(&mut list.copied()),
+            _ => bytes.extend_from_slice(self.as_slice().unwrap_or(&[])),
         }
     }
 
@@ -384,13 +474,15 @@ impl BufferMut {
     pub(crate) fn segment(&self) -> Option<(&Arc<Segment>, usize)> {
         match &self.0 {
             Unique::Host(buffer) => buffer.segment(),
-            Unique::Vec(_) | Unique::Bytes(_) | Unique::Raw(_) => None,
+            Unique::Vec(_) | Unique::Bytes(_) | Unique::Raw(_) | Unique::List(_) => None,
         }
     }
 
     /// The bytes in a new `Vec`.
     fn copied(&self) -> Vec<u8> {
-        self.as_slice().map(<[u8]>::to_vec).unwrap_or_default()
+        let mut bytes = Vec::with_capacity(self.len());
+        self.copy_to(&mut bytes);
+        bytes
     }
 }
 
@@ -424,7 +516,7 @@ impl From<BytesMut> for BufferMut {
 /// The operation owns the buffer from the call on: it is unique, so nobody else can see it half written, and dropping the
 /// future neither frees nor returns it before the transfer is over. It comes back with the result or with the error.
 ///
-/// Implemented by wharf's buffers, `Vec<u8>` and `BytesMut`; not to be implemented elsewhere.
+/// Implemented by wharf's buffers and lists of them, `Vec<u8>` and `BytesMut`; not to be implemented elsewhere.
 pub trait ReceiveBuffer: Into<BufferMut> + sealed::Sealed + Send + 'static {
     /// The buffer as it was before it became a [`BufferMut`], without a copy. (Of a buffer that was something else, a copy.)
     fn restore(buffer: BufferMut) -> Self;
@@ -436,6 +528,7 @@ mod sealed {
     impl Sealed for super::HostBufferMut {}
     impl Sealed for Vec<u8> {}
     impl Sealed for super::BytesMut {}
+    impl Sealed for super::BufferListMut {}
 }
 
 impl ReceiveBuffer for BufferMut {
@@ -456,6 +549,15 @@ impl ReceiveBuffer for HostBufferMut {
             copy.copy_from_slice(&source);
         }
         copy
+    }
+}
+
+impl ReceiveBuffer for BufferListMut {
+    fn restore(buffer: BufferMut) -> Self {
+        match buffer.0 {
+            Unique::List(list) => list.into_pieces().into(),
+            other => Self::from([BufferMut(other)]),
+        }
     }
 }
 

@@ -13,10 +13,13 @@
 pub(crate) mod atomic;
 mod buffer;
 mod host;
+mod list;
 pub(crate) mod region;
 pub(crate) mod waiters;
 
 pub use buffer::{Buffer, BufferMut, ReceiveBuffer};
 pub use host::HostBufferMut;
 pub(crate) use host::Segment;
+pub(crate) use list::Extent;
+pub use list::{BufferList, BufferListMut};
 pub use region::Region;

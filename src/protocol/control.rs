@@ -33,6 +33,9 @@
 //! | `FETCHED` | operation of the initiator | `u64` old value |
 //! | `SIGNAL` | none | [`Signal`]; not answered |
 //! | `SETTLE` | operation of the peer | none: answered by `DONE`, or by `NACK` when a `SIGNAL` since the last was refused |
+//! | `PUT_LAYOUT` | operation of the initiator | [`LayoutHeader`], [`StridedForm`] or a list of blocks, payload of all blocks |
+//! | `GET_LAYOUT` | operation of the initiator | [`LayoutHeader`], [`StridedForm`] or a list of blocks |
+//! | `LAYOUT_DATA` | operation of the initiator | [`LayoutAnswer`], bytes of the blocks |
 //!
 //! Numbers 16 to 19 are those of active messages, 20 to 27 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts.
 
@@ -68,6 +71,13 @@ pub(crate) const AM_EAGER: u8 = 16;
 pub(crate) const AM_RTS: u8 = 17;
 pub(crate) const AM_CREDIT: u8 = 18;
 pub(crate) const AM_REFUSED: u8 = 19;
+pub(crate) const PUT_LAYOUT: u8 = 32;
+pub(crate) const GET_LAYOUT: u8 = 33;
+pub(crate) const LAYOUT_DATA: u8 = 34;
+
+/// In [`Rts::segment`]: the message is a list of pieces. `address` is that of a table of their addresses and lengths, and
+/// `segment_offset` the number of its entries, 0 when it is not to be read.
+pub(crate) const TABLE: u64 = u64::MAX;
 
 pub(crate) const ATOMIC: u8 = 28;
 pub(crate) const FETCHED: u8 = 29;
@@ -250,6 +260,58 @@ body! {
     }
 }
 
+body! {
+    /// Which part of a layout's stream a message is about, of which region.
+    LayoutHeader {
+        /// Generation of the region.
+        generation: u64,
+        /// Where in the stream the part begins.
+        position: u64,
+        /// Bytes of the part.
+        length: u64,
+        /// Slot of the region.
+        slot: u32,
+        /// Blocks in the list that follows; `NONE`: a [`StridedForm`] follows, of the whole layout.
+        blocks: u32,
+        /// As in [`PutHeader`]; with 3 the [`Signal`] follows this header.
+        last: u32,
+    }
+}
+
+body! {
+    /// A block repeated by three nested loops.
+    StridedForm {
+        /// Offset of the first block in the region.
+        offset: u64,
+        /// Bytes of a block.
+        block: u64,
+        /// From block to block.
+        stride: u64,
+        /// Blocks.
+        count: u64,
+        /// From row to row.
+        stride_2: u64,
+        /// Rows.
+        count_2: u64,
+        /// From plane to plane.
+        stride_3: u64,
+        /// Planes.
+        count_3: u64,
+    }
+}
+
+body! {
+    /// In front of bytes that were asked for.
+    LayoutAnswer {
+        /// Where in the stream they belong.
+        position: u64,
+        /// 0: more of the same request follow. 1: the last. 2: refused, and the last.
+        status: u16,
+        /// Why it was refused.
+        code: u16,
+    }
+}
+
 /// Declares the numbers of the kinds of errors, once for both directions.
 macro_rules! error_codes {
     ($($code:literal => $kind:ident,)+) => {
@@ -295,6 +357,12 @@ error_codes! {
     21 => PermissionDenied,
     22 => Unsupported,
     23 => Io,
+}
+
+/// A body that ends too early.
+#[cold]
+pub(crate) fn error_short(what: &str) -> Error {
+    Error::new(ErrorKind::Protocol, format!("short {what}"))
 }
 
 /// The error that a refusal stands for.
@@ -349,6 +417,9 @@ mod tests {
         join: Join of 44,
         atomic: Atomic of 40,
         signal: Signal of 28,
+        layout_header: LayoutHeader of 36,
+        strided_form: StridedForm of 64,
+        layout_answer: LayoutAnswer of 12,
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! | [`stream`] | byte streams: their names in messages and their limits |
 //! | [`am`] | the words of active messages, their limits |
 //! | [`atomic`] | the number by which a message names an atomic operation |
+//! | [`layout`] | which bytes of a region a put or get touches: blocks, loops over them, and a place in their stream |
 //! | [`hello`] | the handshake of a new connection and its proofs of the shared secret |
 //! | [`address`], [`descriptor`] | what programs pass to each other by other means: where a worker is, what memory it exposes |
 //! | [`wire`] | the parts these are made of: reader, fields, sealed envelope |
@@ -28,6 +29,7 @@ pub(crate) mod atomic;
 pub(crate) mod control;
 pub(crate) mod descriptor;
 pub(crate) mod hello;
+pub(crate) mod layout;
 pub(crate) mod matching;
 pub(crate) mod stream;
 pub(crate) mod thresholds;
@@ -35,6 +37,7 @@ pub(crate) mod wire;
 
 pub use address::WorkerAddress;
 pub use descriptor::Descriptor;
+pub use layout::{Block, Blocks};
 
 /// Bytes of eager messages, 64 for each message and its payload, that may be under way to a peer or unmatched there: what an
 /// endpoint can make its peer hold. Part of version 1 of the wire; past it messages are announced and wait at their sender.

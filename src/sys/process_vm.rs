@@ -18,7 +18,7 @@ use std::io;
 /// # Safety
 /// `local` must be valid for writing `len` bytes, and nothing else may read or write them during the call.
 pub(crate) unsafe fn read(pid: u32, remote: u64, local: *mut u8, len: usize) -> io::Result<usize> {
-    let (pid, here, there) = vectors(pid, remote, local, len)?;
+    let (pid, here, there) = one(pid, remote, local, len)?;
     // SAFETY: `here` names the caller's range; both vectors are one entry long.
     count(|| unsafe { libc::process_vm_readv(pid, &raw const here, 1, &raw const there, 1, 0) })
 }
@@ -37,12 +37,39 @@ pub(crate) unsafe fn write(
     local: *const u8,
     len: usize,
 ) -> io::Result<usize> {
-    let (pid, here, there) = vectors(pid, remote, local.cast_mut(), len)?;
+    let (pid, here, there) = one(pid, remote, local.cast_mut(), len)?;
     // SAFETY: `here` names the caller's range, which is only read; both vectors are one entry long.
     count(|| unsafe { libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0) })
 }
 
-fn vectors(
+/// Reads (`read`) or writes many ranges with one call: those of process `pid` one behind the other, and those `here` one behind the other. At
+/// most 1024 each. Returns how many bytes were copied, from the beginning.
+///
+/// # Errors
+/// As [`read`] and [`write()`]; `EINVAL` for more ranges.
+///
+/// # Safety
+/// As [`read`] and [`write()`], of every range.
+pub(crate) unsafe fn vectors(
+    pid: u32,
+    here: &[libc::iovec],
+    there: &[libc::iovec],
+    read: bool,
+) -> io::Result<usize> {
+    let pid = libc::pid_t::try_from(pid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+    let (local, locals) = (here.as_ptr(), here.len() as libc::c_ulong);
+    let (remote, remotes) = (there.as_ptr(), there.len() as libc::c_ulong);
+    // SAFETY: both vectors live through the call; the local ranges are the caller's.
+    count(|| unsafe {
+        if read {
+            libc::process_vm_readv(pid, local, locals, remote, remotes, 0)
+        } else {
+            libc::process_vm_writev(pid, local, locals, remote, remotes, 0)
+        }
+    })
+}
+
+fn one(
     pid: u32,
     remote: u64,
     local: *mut u8,

@@ -14,7 +14,7 @@ use crate::{
     protocol::control,
     sys::memfd::Mapping,
     types::{LinkId, OpKey},
-    worker::{core::Core, peer::at},
+    worker::{core::Core, peer::at, spread::Spread},
 };
 
 /// Bytes moved between two looks at anything else: about 5 to 10 µs.
@@ -44,13 +44,17 @@ pub(crate) struct Transfer {
     /// The exposed region there that must still be exposed: slot and generation.
     pub(crate) region: Option<(u32, u64)>,
     pub(crate) next: usize,
+    /// The pieces, of what is not one run on both sides. `local` and `chunks` are not used then.
+    pub(crate) spread: Option<Box<Spread>>,
 }
 
 // SAFETY: `local` is memory owned by the operation `op` of the same worker; a transfer moves with the worker's state.
 unsafe impl Send for Transfer {}
 
-enum Step {
+pub(crate) enum Step {
     Moved,
+    /// Its blocks are checked; nothing has moved.
+    Checked,
     /// This end completed the last chunk.
     Complete,
     /// Nothing is left to claim; the far end completes the rest.
@@ -79,6 +83,7 @@ impl Core {
             moved += 1;
             match self.step(index) {
                 Ok(Step::Moved) => index += 1,
+                Ok(Step::Checked) => self.layout_checked(index),
                 Ok(Step::Exhausted) => self.end_transfer(index, None),
                 Ok(Step::Complete) => self.end_transfer(index, Some(Ok(()))),
                 Err(error) => self.end_transfer(index, Some(Err(error))),
@@ -89,6 +94,9 @@ impl Core {
 
     fn step(&mut self, index: usize) -> Result<Step> {
         let transfer = &mut self.transfers[index];
+        if transfer.spread.is_some() {
+            return self.step_spread(index);
+        }
         let one_copy = at(&mut self.peers, transfer.link)
             .and_then(|peer| peer.one_copy.as_mut())
             .ok_or_else(|| Error::new(ErrorKind::ConnectionReset, "the link is gone"))?;

@@ -75,6 +75,8 @@ pub(crate) struct Core {
     pub(crate) flushes: Vec<LinkId>,
     pub(crate) streams: crate::worker::stream::Streams,
     pub(crate) inboxes: Inboxes,
+    /// Where messages of many parts are put together.
+    pub(crate) scratch: Vec<u8>,
 }
 
 impl Core {
@@ -102,6 +104,7 @@ impl Core {
             flushes: Vec::new(),
             streams: Default::default(),
             inboxes: Inboxes::default(),
+            scratch: Vec::new(),
         }
     }
 
@@ -518,7 +521,8 @@ impl Core {
         let link = entry.link;
         let written = match &entry.work {
             Work::Recv(recv) => matches!(recv.stage, RecvStage::Copying),
-            Work::Get(_) => true,
+            // The peer may help, but with one run only.
+            Work::Get(get) => get.layout.is_none(),
             // The owner may be copying a share out of it.
             Work::Put(put) => put.slot.is_some(),
             _ => false,
@@ -878,6 +882,12 @@ fn message_of(entry: Entry, outcome: Outcome) -> Option<(Order, Unexpected)> {
 #[inline]
 pub(crate) fn fill(buffer: &mut BufferMut, data: &[u8]) -> Result<usize> {
     let room = buffer.len();
+    if let Some(list) = buffer.list_mut()
+        && data.len() <= room
+    {
+        list.scatter(0, data);
+        return Ok(data.len());
+    }
     match buffer
         .as_mut_slice()
         .and_then(|target| target.get_mut(..data.len()))

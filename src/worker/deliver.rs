@@ -223,6 +223,10 @@ impl Core {
             self.fail_operation(key, truncated(rts.length, room));
             return;
         }
+        if recv.buffer.is_list() || rts.segment == control::TABLE {
+            self.begin_list(key, link, from, tag, rts);
+            return;
+        }
         let length = rts.length as usize;
         let local = recv.buffer.address();
         recv.arrival = Some(Arrival { length, tag, from });
@@ -274,6 +278,7 @@ impl Core {
                     chunks,
                     region: None,
                     next: 0,
+                    spread: None,
                 });
             }
             None => {
@@ -337,6 +342,7 @@ impl Core {
                 chunks: Some(chunks),
                 region: None,
                 next: 0,
+                spread: None,
             };
             self.start_transfer(transfer);
         }
@@ -395,6 +401,9 @@ impl Core {
     }
 
     fn fragment(&mut self, link: LinkId, key: OpKey, data: &[u8]) -> Result<()> {
+        if self.list_landing(link, key, data)?.is_some() {
+            return Ok(());
+        }
         if let Some(address) = self.landing(link, key, data.len())? {
             if let Some(slice) = self.landing_slice(key, address, data.len()) {
                 slice.copy_from_slice(data);
@@ -503,6 +512,7 @@ impl Core {
                     offset: request.offset as usize,
                     length: request.length as usize,
                     out: Outgoing { to: op, next: 0 },
+                    answer: None,
                 };
                 let key = self.operations.insert(Some(link), true, Work::Serve(serve));
                 self.submit(link, key);
@@ -616,6 +626,7 @@ impl Core {
             chunks: Some(join.chunks),
             region: None,
             next: 0,
+            spread: None,
         });
     }
 
@@ -836,6 +847,9 @@ impl Core {
             control::FETCHED => self.fetched(from, OpKey(header), body)?,
             control::SIGNAL => self.signalled(from, &Signal::decode(body)?),
             control::SETTLE => self.settle(from, header),
+            control::PUT_LAYOUT => self.put_layout(from, header, body)?,
+            control::GET_LAYOUT => self.get_layout(from, header, body)?,
+            control::LAYOUT_DATA => self.layout_data(from, OpKey(header), body)?,
             _ => return Err(violation("unknown message")),
         }
         Ok(())
@@ -850,6 +864,11 @@ impl Core {
         length: usize,
     ) -> Result<Place> {
         match id {
+            control::FRAGMENT
+                if let Some(place) = self.place_in_list(from, OpKey(header), length) =>
+            {
+                Ok(place)
+            }
             control::FRAGMENT => Ok(match self.landing(from, OpKey(header), length)? {
                 Some(address) => self.lend(OpKey(header), address),
                 None => Place::Discard,
@@ -869,6 +888,7 @@ impl Core {
             }
             control::STREAM_DATA => self.place_stream(from, header, prefix, length),
             control::AM_EAGER => self.am_place(from, header, prefix, length),
+            control::LAYOUT_DATA => self.place_layout_data(from, OpKey(header), prefix, length),
             control::TAG_EAGER if prefix.is_empty() => {
                 let tag = Tag(header);
                 // Before any receive is taken for it.

@@ -61,8 +61,29 @@ impl Direct {
                 from,
             })
         } else {
-            DirectOutcome::Truncated(data.len())
+            self.fill_list(data, tag, from)
         };
+    }
+
+    /// Takes a whole message that there is no room for in one run: into a list, of which this value knows no address.
+    #[cold]
+    fn fill_list(&mut self, data: &[u8], tag: Tag, from: EndpointId) -> DirectOutcome {
+        // SAFETY: the caller of `receive_now` lent it for as long as this value exists; it is borrowed nowhere else.
+        let buffer = unsafe { &mut *self.buffer };
+        if buffer.len() < data.len() {
+            return DirectOutcome::Truncated(data.len());
+        }
+        match buffer.list_mut() {
+            Some(list) => {
+                list.scatter(0, data);
+                DirectOutcome::Done(Arrival {
+                    length: data.len(),
+                    tag,
+                    from,
+                })
+            }
+            None => DirectOutcome::Truncated(data.len()),
+        }
     }
 
     /// Gives the buffer away, to be entered into the table.
@@ -86,9 +107,13 @@ impl Engine {
         buffer: &mut BufferMut,
     ) -> DirectOutcome {
         let lent: *mut BufferMut = buffer;
-        let (room, length) = match buffer.as_mut_slice() {
-            Some(slice) => (slice.as_mut_ptr(), slice.len()),
-            None => (std::ptr::null_mut(), 0),
+        let (room, length) = match buffer.is_list() {
+            // Piece by piece: `fill_list`.
+            true => (std::ptr::NonNull::dangling().as_ptr(), 0),
+            false => match buffer.as_mut_slice() {
+                Some(slice) => (slice.as_mut_ptr(), slice.len()),
+                None => (std::ptr::null_mut(), 0),
+            },
         };
         self.core.direct = Some(Direct {
             tag,

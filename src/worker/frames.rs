@@ -18,7 +18,7 @@ use crate::{
     worker::{
         core::Core,
         operations::{self, Outcome, Work},
-        peer::{ANSWERS, Peer, Status},
+        peer::{ANSWERS, Made, Peer},
     },
 };
 
@@ -83,12 +83,11 @@ impl Bed {
             sent: sent.clone(),
             room,
         };
-        core.peers.push(Some(Peer {
+        core.peers.push(Some(Peer::new(Made {
             id: EndpointId(1),
             slot: LINK,
             interface: 0,
-            attributes: link.attributes(),
-            link: Some(Box::new(link)),
+            link: Box::new(link),
             short: 48,
             eager: 8192,
             worker: WorkerId([1; 16]),
@@ -98,19 +97,8 @@ impl Bed {
             },
             transports: Vec::new(),
             one_copy: None,
-            queue: Default::default(),
-            status: Status::Open,
-            eager_out: 0,
-            eager_held: 0,
-            eager_owed: 0,
-            posted: 0,
             handles: 1,
-            lost: None,
-            am: Default::default(),
-            signals: Default::default(),
-            streams: Default::default(),
-            waiters: Vec::new(),
-        }));
+        })));
         Self {
             core,
             sent,

@@ -512,7 +512,7 @@ mod tests {
         config::RendezvousThreshold,
         transport::{Link, LinkAttributes, PeerInfo, SendError, Sink},
         types::{Identity, WorkerId},
-        worker::peer::{Peer, Status},
+        worker::peer::{Made, Peer},
     };
 
     type Sent = Arc<Mutex<Vec<(u8, u64)>>>;
@@ -550,12 +550,11 @@ mod tests {
         let sent = Sent::default();
         let mut core = Core::new(Arc::default(), RendezvousThreshold::default());
         let link = Wire(sent.clone());
-        core.peers.push(Some(Peer {
+        core.peers.push(Some(Peer::new(Made {
             id: EndpointId(1),
             slot: LINK,
             interface: 0,
-            attributes: link.attributes(),
-            link: Some(Box::new(link)),
+            link: Box::new(link),
             short: 48,
             eager: 8184,
             worker: WorkerId([0; 16]),
@@ -572,19 +571,8 @@ mod tests {
             },
             transports: Vec::new(),
             one_copy: None,
-            queue: VecDeque::new(),
-            status: Status::Open,
-            eager_out: 0,
-            eager_held: 0,
-            eager_owed: 0,
-            posted: 0,
             handles: 1,
-            lost: None,
-            am: Default::default(),
-            signals: Default::default(),
-            streams: Default::default(),
-            waiters: Vec::new(),
-        }));
+        })));
         (core, sent)
     }
 

@@ -15,6 +15,9 @@
 //! | `stream` | byte streams |
 //! | `am`, `inbox` | active messages: what goes out and its credits; what comes in and waits |
 //! | `atomic`, `signal`, `fence` | atomic operations, signals to who waits, waiting for what was begun before |
+//! | `layout`, `blocks` | puts and gets of many blocks: the initiator's messages, the owner's side |
+//! | `list` | messages of many pieces |
+//! | `spread` | direct copies between many pieces and many blocks |
 //! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
 //! | `wireup` | dialling, listening, the handshake |
 //!
@@ -22,6 +25,7 @@
 
 pub(crate) mod am;
 pub(crate) mod atomic;
+pub(crate) mod blocks;
 mod close;
 pub(crate) mod copy;
 pub(crate) mod core;
@@ -33,6 +37,8 @@ mod fence;
 mod frames;
 mod handle;
 pub(crate) mod inbox;
+pub(crate) mod layout;
+mod list;
 pub(crate) mod operations;
 pub(crate) mod peer;
 mod reactor;
@@ -41,6 +47,7 @@ pub(crate) mod send;
 pub(crate) mod shared;
 pub(crate) mod signal;
 mod spin;
+pub(crate) mod spread;
 pub(crate) mod stream;
 pub(crate) mod wireup;
 

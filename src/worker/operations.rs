@@ -13,7 +13,7 @@ use crate::{
     },
     types::{EndpointId, LinkId, OpKey, Tag},
     util::waker_slot::WakerSlot,
-    worker::signal::Raise,
+    worker::{blocks::Answer, layout::Plan, signal::Raise},
 };
 
 /// What a receive or a get ended with.
@@ -144,6 +144,8 @@ pub(crate) struct Put {
     pub(crate) signal: Option<Box<Signal>>,
     /// The bytes are visible, and the signal is left to send.
     pub(crate) signal_due: bool,
+    /// Where it goes when that is not one run on both sides.
+    pub(crate) layout: Option<Box<Plan>>,
 }
 
 pub(crate) struct Get {
@@ -152,6 +154,8 @@ pub(crate) struct Get {
     pub(crate) offset: u64,
     pub(crate) got: usize,
     pub(crate) slot: Option<u32>,
+    /// Where it comes from when that is not one run on both sides.
+    pub(crate) layout: Option<Box<Plan>>,
 }
 
 /// An atomic operation that the owner of the word does, or the question what became of signals.
@@ -169,6 +173,8 @@ pub(crate) struct Serve {
     pub(crate) offset: usize,
     pub(crate) length: usize,
     pub(crate) out: Outgoing,
+    /// Of blocks, for a get with a layout.
+    pub(crate) answer: Option<Box<Answer>>,
 }
 
 pub(crate) enum Work {
@@ -307,6 +313,17 @@ impl Operations {
 }
 
 impl Entry {
+    /// Whether its next step is in `layout.rs`.
+    #[inline]
+    pub(crate) fn has_layout(&self) -> bool {
+        match &self.work {
+            Work::Put(put) => put.layout.is_some() && !put.signal_due,
+            Work::Get(get) => get.layout.is_some(),
+            Work::Serve(serve) => serve.answer.is_some(),
+            _ => false,
+        }
+    }
+
     /// The error-or-nothing outcome that fits the work.
     pub(crate) fn failure(&mut self, error: Error) -> Outcome {
         match &mut self.work {

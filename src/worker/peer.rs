@@ -9,7 +9,7 @@ use crate::{
     sys::memfd::Mapping,
     transport::{Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, shm::Pair},
     types::{EndpointId, LinkId, OpKey, WorkerId},
-    worker::{am::AmPeer, copy::Remote, signal::Signals},
+    worker::{am::AmPeer, copy::Remote, layout::Requests, signal::Signals},
 };
 
 /// What waits for room on a link, in order.
@@ -115,6 +115,8 @@ pub(crate) struct Peer {
     /// Wakers of `closed()` and `ready()`.
     pub(crate) waiters: Vec<Waker>,
     pub(crate) streams: crate::worker::stream::PeerStreams,
+    /// Requests for blocks, both ways.
+    pub(crate) requests: Requests,
 }
 
 /// What may wait for room on a link before the peer, which reads none of it, is cut off.
@@ -143,7 +145,52 @@ pub(crate) fn at(peers: &mut [Option<Peer>], link: LinkId) -> Option<&mut Peer> 
         .filter(|peer| peer.slot == link)
 }
 
+/// What a connection is made of.
+pub(crate) struct Made {
+    pub(crate) id: EndpointId,
+    pub(crate) slot: LinkId,
+    pub(crate) interface: usize,
+    pub(crate) link: Box<dyn Link>,
+    /// Longest tagged messages that go inline, and that go unasked.
+    pub(crate) short: usize,
+    pub(crate) eager: usize,
+    pub(crate) worker: WorkerId,
+    pub(crate) info: PeerInfo,
+    pub(crate) transports: Vec<&'static str>,
+    pub(crate) one_copy: Option<OneCopy>,
+    pub(crate) handles: usize,
+}
+
 impl Peer {
+    pub(crate) fn new(made: Made) -> Self {
+        Self {
+            id: made.id,
+            slot: made.slot,
+            interface: made.interface,
+            attributes: made.link.attributes(),
+            link: Some(made.link),
+            short: made.short,
+            eager: made.eager,
+            worker: made.worker,
+            info: made.info,
+            transports: made.transports,
+            one_copy: made.one_copy,
+            queue: Default::default(),
+            status: Status::Open,
+            eager_out: 0,
+            eager_held: 0,
+            eager_owed: 0,
+            posted: 0,
+            handles: made.handles,
+            lost: None,
+            am: Default::default(),
+            signals: Default::default(),
+            waiters: Vec::new(),
+            streams: Default::default(),
+            requests: Default::default(),
+        }
+    }
+
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
         matches!(self.status, Status::Open)

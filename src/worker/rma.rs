@@ -76,7 +76,7 @@ impl Core {
     }
 
     /// How the target is reached directly, if it is.
-    fn direct_path(peer: &mut Peer, target: &Target, length: usize) -> Option<Remote> {
+    pub(crate) fn direct_path(peer: &mut Peer, target: &Target, length: usize) -> Option<Remote> {
         let one_copy = peer.one_copy.as_ref()?;
         if target.slot as usize >= Pair::GENERATIONS {
             // Past the table of generations: only the owner's software can say whether it is still exposed.
@@ -232,6 +232,7 @@ impl Core {
             chunks,
             region: Some((target.slot, target.generation)),
             next: 0,
+            spread: None,
         });
     }
 }

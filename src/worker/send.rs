@@ -14,6 +14,7 @@ use crate::{
     worker::{
         am,
         core::Core,
+        list::{announce_list, list_fragment},
         operations::{self, Outcome, Outgoing, SendStage, Work},
         peer::{OneCopy, Peer, Queued, Status, at, eager_cost},
         signal::{put_prefix, put_prefix_size},
@@ -25,7 +26,7 @@ pub(super) const ZCOPY_FROM: usize = 8 << 10;
 /// Longest fragment: what a small message waits behind at most.
 const FRAGMENT: usize = 256 << 10;
 /// Fragments of one operation that a link may hold at a time.
-const FRAGMENTS_IN_FLIGHT: u32 = 4;
+pub(crate) const FRAGMENTS_IN_FLIGHT: u32 = 4;
 /// From this size on the peer is given the segment that a wharf-owned buffer lives in, and copying is shared.
 pub(crate) const SHARE_FROM: usize = 128 << 10;
 
@@ -162,6 +163,9 @@ impl Core {
             // Ended, by a refusal for one, while it waited in the queue.
             return Ok(Step::Sent);
         }
+        if entry.has_layout() {
+            return self.advance_layout(link_id, key);
+        }
         let attributes = peer.attributes;
         match &mut entry.work {
             Work::Send(send) => {
@@ -230,6 +234,21 @@ impl Core {
                         let Some(link) = peer.link.as_mut() else {
                             return Ok(Step::Parked);
                         };
+                        if send.buffer.list().is_some() {
+                            let step = list_fragment(
+                                link.as_mut(),
+                                &attributes,
+                                out,
+                                &send.buffer,
+                                &mut self.scratch,
+                                key,
+                                &mut entry.in_flight,
+                            )?;
+                            if matches!(step, Step::Sent) {
+                                self.finish(key, Outcome::Done(Ok(())));
+                            }
+                            return Ok(step);
+                        }
                         let data = host(&send.buffer);
                         let step = fragment(
                             link.as_mut(),
@@ -436,7 +455,7 @@ pub(super) fn host(buffer: &Buffer) -> &[u8] {
     buffer.as_slice().unwrap_or(&[])
 }
 
-fn fragment_size(attributes: &LinkAttributes, prefix: usize) -> usize {
+pub(crate) fn fragment_size(attributes: &LinkAttributes, prefix: usize) -> usize {
     if attributes.max_zcopy > 0 {
         FRAGMENT.min(attributes.max_zcopy)
     } else {
@@ -448,7 +467,7 @@ fn fragment_size(attributes: &LinkAttributes, prefix: usize) -> usize {
 ///
 /// # Safety
 /// As [`Link::am_zcopy`] asks.
-unsafe fn transmit(
+pub(crate) unsafe fn transmit(
     link: &mut dyn Link,
     attributes: &LinkAttributes,
     id: u8,
@@ -511,11 +530,16 @@ fn announce(peer: &mut Peer, buffer: &Buffer, key: OpKey, slot: &mut Option<u32>
     let mut rts = Rts {
         op: key.0,
         length: buffer.len() as u64,
-        address: buffer.address() as u64,
+        address: 0,
         segment: 0,
         segment_offset: 0,
         slot: control::NONE,
     };
+    if buffer.list().is_some() {
+        announce_list(peer.one_copy.as_ref(), buffer, &mut rts);
+        return rts;
+    }
+    rts.address = buffer.address() as u64;
     let Some(one_copy) = &mut peer.one_copy else {
         return rts;
     };

@@ -47,7 +47,7 @@ use crate::{
     },
     types::{EndpointId, LinkId, WorkerId},
     worker::{
-        peer::{OneCopy, Peer, Status},
+        peer::{Made, OneCopy, Peer, Status},
         shared::{Shared, Transport},
     },
 };
@@ -452,31 +452,19 @@ fn attach(
             let threshold = if reach == Some(Reach::Network) { configured.inter } else { configured.intra };
             Thresholds::new(&attributes, threshold.bytes())
         };
-        let peer = Peer {
+        let peer = Peer::new(Made {
             id,
             slot,
             interface,
-            link: Some(link),
-            attributes,
+            link,
             short: limits.short,
             eager: limits.eager,
             worker,
             info,
             transports: names,
             one_copy,
-            queue: Default::default(),
-            status: Status::Open,
-            eager_out: 0,
-            eager_held: 0,
-            eager_owed: 0,
-            posted: 0,
             handles: usize::from(claimed),
-            lost: None,
-            am: Default::default(),
-            signals: Default::default(),
-            waiters: Vec::new(),
-            streams: Default::default(),
-        };
+        });
         tracing::debug!(target: "wharf::endpoint", peer = %peer.info.name, transports = ?peer.transports, "connected");
         if index == engine.core.peers.len() {
             engine.core.peers.push(Some(peer));

@@ -66,6 +66,8 @@ mod atomic;
 mod config;
 mod connect;
 mod ends;
+mod layout;
+mod list;
 mod listener;
 mod load;
 mod rma;

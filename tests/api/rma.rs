@@ -7,12 +7,12 @@ use crate::{
     support::{Child, child, this_test},
 };
 
-const BOTH: Access = Access::READ.union(Access::WRITE);
+pub(crate) const BOTH: Access = Access::READ.union(Access::WRITE);
 
 /// Where exposed memory comes from.
-const MEMORIES: [bool; 2] = [true, false];
+pub(crate) const MEMORIES: [bool; 2] = [true, false];
 
-async fn memory(side: &Side, own: bool, size: usize) -> BufferMut {
+pub(crate) async fn memory(side: &Side, own: bool, size: usize) -> BufferMut {
     if own {
         side.context.allocate(size).await.expect("memory").into()
     } else {
@@ -21,7 +21,7 @@ async fn memory(side: &Side, own: bool, size: usize) -> BufferMut {
 }
 
 /// Memory of `there`, exposed, and as `here` sees it.
-async fn exposed(
+pub(crate) async fn exposed(
     pair: &Pair,
     buffer: impl Into<BufferMut>,
     access: Access,
@@ -39,7 +39,7 @@ async fn exposed(
     (region, remote)
 }
 
-fn content(region: &Region) -> Vec<u8> {
+pub(crate) fn content(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
     region.read_at(0, &mut bytes).expect("within");
     bytes

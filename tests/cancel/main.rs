@@ -13,5 +13,6 @@ mod sides;
 mod am;
 mod connect;
 mod dropped;
+mod pieces;
 mod select;
 mod stopped;

@@ -17,6 +17,7 @@ use std::io;
 
 use crate::{
     error::{Error, ErrorKind, Result},
+    memory::Extent,
     sys::process_vm,
     transport::channel::Channel,
 };
@@ -168,12 +169,45 @@ impl CmaPeer {
         })
     }
 
+    /// Reads (`read`) or writes many ranges at once, `len` bytes in all: those `there`, one behind the other, are those `here`. At most 1024 each.
+    ///
+    /// # Errors
+    /// As [`CmaPeer::read`] and [`CmaPeer::write`].
+    ///
+    /// # Safety
+    /// As [`CmaPeer::read`] and [`CmaPeer::write`], of every range.
+    pub(crate) unsafe fn vectors(
+        &self,
+        here: &[Extent],
+        there: &[Extent],
+        len: usize,
+        read: bool,
+    ) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        match unsafe { process_vm::vectors(self.pid, vector(here), vector(there), read) } {
+            Ok(count) if count == len => Ok(()),
+            // The kernel stops in front of what is not mapped.
+            Ok(count) => Err(failed(io::Error::from_raw_os_error(libc::EFAULT), count)),
+            Err(error) => Err(failed(error, 0)),
+        }
+    }
+
     fn read_cookie(&self, remote: u64) -> Result<Cookie> {
         let mut cookie = [0; COOKIE];
         // SAFETY: `cookie` has COOKIE bytes and is not otherwise in use.
         unsafe { self.read(remote, cookie.as_mut_ptr(), COOKIE) }?;
         Ok(cookie)
     }
+}
+
+/// Extents as the kernel takes them.
+fn vector(extents: &[Extent]) -> &[libc::iovec] {
+    const _: () = assert!(size_of::<Extent>() == size_of::<libc::iovec>());
+    // SAFETY: both are an address and a length, in this order (`repr(C)`).
+    unsafe { std::slice::from_raw_parts(extents.as_ptr().cast(), extents.len()) }
 }
 
 /// Calls until all `len` bytes are copied; `copy` is told how many are and says how many more it copied.

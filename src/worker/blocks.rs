@@ -1,0 +1,281 @@
+//! The owner's side of layouts: blocks that a peer puts, and blocks that it asks for. Every block of a message is checked before any is
+//! touched.
+//!
+//! # Safety
+//! Exposed memory is touched within the bounds of an `Arc<Exposed>` that is held meanwhile, by copying only.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use crate::{
+    error::Result,
+    memory::region::Exposed,
+    protocol::{
+        control::{self, LayoutAnswer, LayoutHeader, Signal, StridedForm},
+        layout::{
+            BLOCK, Block, Cursor, Indexed, Shape, Strided, decode_blocks, outside, split_blocks,
+        },
+    },
+    transport::{SendError, Zcopy},
+    types::{Access, LinkId, OpKey},
+    worker::{
+        core::Core,
+        deliver::violation,
+        layout::{LEAST, PACK, REQUESTS, skip_empty},
+        operations::{Outcome, Outgoing, Serve, Work},
+        peer::at,
+        send::{FRAGMENTS_IN_FLIGHT, Step, ZCOPY_FROM, fragment_size, transmit},
+        spread::copy_run,
+    },
+};
+
+/// A peer's request for the blocks of a layout.
+pub(crate) struct Answer {
+    shape: Shape,
+    cursor: Cursor,
+    /// Where in the whole stream the requested part begins.
+    position: u64,
+}
+
+impl Core {
+    /// Blocks of a peer's put.
+    pub(crate) fn put_layout(&mut self, link: LinkId, op: u64, body: &[u8]) -> Result<()> {
+        let header = LayoutHeader::decode(body)?;
+        let rest = body.get(LayoutHeader::SIZE..).unwrap_or(&[]);
+        let (signal, rest) = match header.last {
+            0 | 1 => (None, rest),
+            3 => {
+                let signal = Signal::decode(rest)?;
+                (Some(signal), rest.get(Signal::SIZE..).unwrap_or(&[]))
+            }
+            _ => return Err(violation("a put with a mark that there is not")),
+        };
+        let (shape, data) = parse(&header, rest)?;
+        if data.len() as u64 != header.length {
+            return Err(violation("a put with more or fewer bytes than its blocks"));
+        }
+        let admitted = self.admit(&header, &shape, Access::WRITE);
+        let admitted = admitted.and_then(|exposed| {
+            let raise = signal.map(|signal| self.find_counter(&signal));
+            Ok((exposed, raise.transpose()?))
+        });
+        match admitted {
+            Ok((exposed, raise)) => {
+                let mut cursor = start(&shape, header.position);
+                let mut data = data;
+                while !data.is_empty()
+                    && let Some((offset, block)) = shape.run(&cursor)
+                {
+                    let length = data.len().min(usize::try_from(block).unwrap_or(usize::MAX));
+                    let (part, rest) = data.split_at(length);
+                    // SAFETY: `admit` checked every block against the exposed memory, which is held; `data` lies elsewhere.
+                    unsafe {
+                        let to = exposed.address.add(offset as usize);
+                        copy_run(part.as_ptr(), to, length);
+                    }
+                    shape.advance(&mut cursor, length as u64);
+                    data = rest;
+                }
+                if let Some(raise) = raise {
+                    self.raise(&raise);
+                }
+                if header.last != 0 {
+                    self.control(link, control::DONE, op, &[]);
+                }
+            }
+            Err(error) => {
+                let code = control::error_kind_code(error.kind());
+                self.control(link, control::NACK, op, &code.to_le_bytes());
+            }
+        }
+        Ok(())
+    }
+
+    /// A peer's request.
+    pub(crate) fn get_layout(&mut self, link: LinkId, op: u64, body: &[u8]) -> Result<()> {
+        let header = LayoutHeader::decode(body)?;
+        let (shape, rest) = parse(&header, body.get(LayoutHeader::SIZE..).unwrap_or(&[]))?;
+        if !rest.is_empty() || header.last != 0 {
+            return Err(violation("a request that is not one"));
+        }
+        match self.admit(&header, &shape, Access::READ) {
+            Ok(exposed) => {
+                let Some(peer) = self.peer(link) else {
+                    return Ok(());
+                };
+                if peer.requests.serving >= REQUESTS {
+                    return Err(violation("more requests than are allowed at a time"));
+                }
+                peer.requests.serving += 1;
+                let cursor = start(&shape, header.position);
+                let serve = Serve {
+                    exposed,
+                    offset: 0,
+                    length: header.length as usize,
+                    out: Outgoing { to: op, next: 0 },
+                    answer: Some(Box::new(Answer {
+                        shape,
+                        cursor,
+                        position: header.position,
+                    })),
+                };
+                let key = self.operations.insert(Some(link), true, Work::Serve(serve));
+                self.submit(link, key);
+            }
+            Err(error) => {
+                let answer = LayoutAnswer {
+                    position: header.position,
+                    status: 2,
+                    code: control::error_kind_code(error.kind()),
+                };
+                self.control(link, control::LAYOUT_DATA, op, &answer.encode());
+            }
+        }
+        Ok(())
+    }
+
+    /// The region that a message names, if every block of it may be accessed so.
+    fn admit(&self, header: &LayoutHeader, shape: &Shape, access: Access) -> Result<Arc<Exposed>> {
+        let (slot, generation) = (header.slot, header.generation);
+        let exposed = self.regions.check(slot, generation, 0, 0, access)?;
+        let size = exposed.length as u64;
+        let inside = match shape {
+            Shape::Strided(strided) => strided.extent().is_some_and(|(total, end)| {
+                let part = header.position.checked_add(header.length);
+                end <= size && part.is_some_and(|part| part <= total)
+            }),
+            Shape::Indexed(indexed) => indexed.blocks.as_slice().iter().all(|block| {
+                let end = (block.offset as u64).checked_add(block.len as u64);
+                end.is_some_and(|end| end <= size)
+            }),
+        };
+        if inside { Ok(exposed) } else { Err(outside()) }
+    }
+
+    /// The next part of an answer.
+    pub(crate) fn answer_step(&mut self, link_id: LinkId, key: OpKey) -> Result<Step, SendError> {
+        let Some(peer) = at(&mut self.peers, link_id) else {
+            return Ok(Step::Sent);
+        };
+        let attributes = peer.attributes;
+        let (Some(link), Some(entry)) = (peer.link.as_mut(), self.operations.get(key)) else {
+            return Ok(Step::Parked);
+        };
+        if entry.in_flight >= FRAGMENTS_IN_FLIGHT {
+            return Ok(Step::Parked);
+        }
+        let Work::Serve(Serve {
+            exposed,
+            length,
+            out,
+            answer: Some(answer),
+            ..
+        }) = &mut entry.work
+        else {
+            return Ok(Step::Sent);
+        };
+        let left = (*length - out.next) as u64;
+        let mut cursor = answer.cursor;
+        let position = answer.position + out.next as u64;
+        let frame = |taken: u64| LayoutAnswer {
+            position,
+            status: u16::from(taken == left),
+            code: 0,
+        };
+        let (offset, block) = skip_empty(&answer.shape, &mut cursor);
+        let taken;
+        if block.min(left) >= ZCOPY_FROM as u64 {
+            taken = block
+                .min(left)
+                .min(fragment_size(&attributes, LayoutAnswer::SIZE) as u64);
+            // SAFETY: the block was checked against the exposed memory, which the entry holds. A peer may write it meanwhile; only this
+            // copy outwards reads it.
+            let data = unsafe {
+                std::slice::from_raw_parts(exposed.address.add(offset as usize), taken as usize)
+            };
+            // SAFETY: the entry stays while `in_flight` counts this.
+            let sent = unsafe {
+                transmit(
+                    link.as_mut(),
+                    &attributes,
+                    control::LAYOUT_DATA,
+                    out.to,
+                    &frame(taken).encode(),
+                    data,
+                    key.0,
+                )
+            }?;
+            answer.shape.advance(&mut cursor, taken);
+            entry.in_flight += u32::from(sent == Zcopy::Pending);
+        } else {
+            let scratch = &mut self.scratch;
+            scratch.clear();
+            let room = (attributes.max_bcopy.clamp(LEAST, PACK) - LayoutAnswer::SIZE) as u64;
+            let mut most = left.min(room);
+            taken = most;
+            scratch.reserve(most as usize);
+            while most > 0 {
+                let Some((offset, block)) = answer.shape.run(&cursor) else {
+                    break;
+                };
+                let length = block.min(most);
+                let end = scratch.len();
+                // SAFETY: the block was checked against the exposed memory; the scratch has room for all of `taken`.
+                unsafe {
+                    let from = exposed.address.add(offset as usize);
+                    copy_run(from, scratch.as_mut_ptr().add(end), length as usize);
+                    scratch.set_len(end + length as usize);
+                }
+                answer.shape.advance(&mut cursor, length);
+                most -= length;
+            }
+            link.am_bcopy(
+                control::LAYOUT_DATA,
+                out.to,
+                &frame(taken).encode(),
+                scratch,
+            )?;
+        }
+        answer.cursor = cursor;
+        out.next += taken as usize;
+        if taken < left {
+            return Ok(Step::More);
+        }
+        peer.requests.serving = peer.requests.serving.saturating_sub(1);
+        self.finish(key, Outcome::Done(Ok(())));
+        Ok(Step::Sent)
+    }
+}
+
+/// The layout of a message, and what follows it.
+fn parse<'a>(header: &LayoutHeader, rest: &'a [u8]) -> Result<(Shape, &'a [u8])> {
+    if header.blocks == control::NONE {
+        let strided = Strided::of(StridedForm::decode(rest)?);
+        let rest = rest.get(StridedForm::SIZE..).unwrap_or(&[]);
+        return Ok((Shape::Strided(strided), rest));
+    }
+    let (list, rest) = split_blocks(rest, header.blocks)?;
+    let mut blocks = Vec::with_capacity(list.len() / BLOCK);
+    let mut total = 0_u64;
+    for (offset, length) in decode_blocks(list) {
+        total += length;
+        blocks.push(Block {
+            offset: usize::try_from(offset).unwrap_or(usize::MAX),
+            len: length as usize,
+        });
+    }
+    if total != header.length {
+        return Err(violation(
+            "a list of blocks of another length than was said",
+        ));
+    }
+    Ok((Shape::Indexed(Indexed::trusted(blocks, total)), rest))
+}
+
+fn start(shape: &Shape, position: u64) -> Cursor {
+    match shape {
+        Shape::Strided(strided) => strided.seek(position),
+        // Each message has a list of its own.
+        Shape::Indexed(_) => shape.cursor(),
+    }
+}

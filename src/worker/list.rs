@@ -1,0 +1,258 @@
+//! Messages of many pieces: a long one is announced with a table of them, which the receiver reads and then copies out of the pieces; where
+//! nothing is copied so, fragments are cut across the pieces. Received ones land in the pieces of a list.
+//!
+//! # Safety
+//! As in `send.rs` and `copy.rs`: pieces belong to the operation; the peer's table is read between `Pair::enter` and `Pair::leave` into memory
+//! of this side, and nothing in it is trusted: what it names is read from the peer's process by the kernel.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use crate::{
+    error::Result,
+    memory::Buffer,
+    protocol::{
+        control::{self, Rtr, Rts},
+        layout::{Block, Indexed, Shape},
+    },
+    transport::{Link, LinkAttributes, Place, SendError, Zcopy},
+    types::{EndpointId, LinkId, OpKey, Tag},
+    worker::{
+        copy::{Remote, Transfer},
+        core::Core,
+        deliver::violation,
+        operations::{Arrival, Outgoing, RecvStage, Work},
+        peer::{ONE_COPY_FROM, OneCopy, at},
+        send::{FRAGMENTS_IN_FLIGHT, Step, ZCOPY_FROM, fragment_size, transmit},
+        spread::Spread,
+    },
+};
+
+/// Mean length of pieces from which on they are copied one by one: the kernel takes 0.4 µs for each (November 2026).
+const PIECE: usize = 16 << 10;
+/// Most pieces whose table a receiver reads (16 bytes each); of more, the message comes in fragments.
+const MAX_TABLE: usize = 16 << 10;
+
+/// Describes a list that is announced.
+pub(crate) fn announce_list(one_copy: Option<&OneCopy>, buffer: &Buffer, rts: &mut Rts) {
+    let Some(list) = buffer.list() else { return };
+    rts.segment = control::TABLE;
+    rts.address = 0;
+    let table = list.table();
+    if one_copy.is_some_and(|one_copy| one_copy.cma.is_some())
+        && buffer.len() >= ONE_COPY_FROM
+        && table.len() <= MAX_TABLE.min(buffer.len() / PIECE)
+    {
+        rts.address = table.as_ptr() as u64;
+        rts.segment_offset = table.len() as u64;
+    }
+}
+
+/// Sends the next fragment of a list.
+pub(crate) fn list_fragment(
+    link: &mut dyn Link,
+    attributes: &LinkAttributes,
+    out: &mut Outgoing,
+    buffer: &Buffer,
+    scratch: &mut Vec<u8>,
+    key: OpKey,
+    in_flight: &mut u32,
+) -> Result<Step, SendError> {
+    let Some(list) = buffer.list() else {
+        return Ok(Step::Sent);
+    };
+    if *in_flight >= FRAGMENTS_IN_FLIGHT {
+        return Ok(Step::Parked);
+    }
+    let left = list.len() - out.next;
+    let run = list.run(out.next);
+    let taken = if run.len() >= ZCOPY_FROM || run.len() == left {
+        let data = &run[..run.len().min(fragment_size(attributes, 0))];
+        // SAFETY: `data` is owned by the entry `key`, which stays while `in_flight` counts this.
+        let sent = unsafe {
+            transmit(
+                link,
+                attributes,
+                control::FRAGMENT,
+                out.to,
+                &[],
+                data,
+                key.0,
+            )
+        }?;
+        *in_flight += u32::from(sent == Zcopy::Pending);
+        data.len()
+    } else {
+        scratch.clear();
+        list.gather(out.next, left.min(attributes.max_bcopy), scratch);
+        link.am_bcopy(control::FRAGMENT, out.to, &[], scratch)?;
+        scratch.len()
+    };
+    out.next += taken;
+    Ok(if taken == left {
+        Step::Sent
+    } else {
+        Step::More
+    })
+}
+
+impl Core {
+    /// As `begin_rendezvous`, where the message, the buffer or both are lists. The message is no longer than the buffer.
+    pub(crate) fn begin_list(
+        &mut self,
+        key: OpKey,
+        link: LinkId,
+        from: EndpointId,
+        tag: Tag,
+        rts: Rts,
+    ) {
+        let length = rts.length as usize;
+        let found = at(&mut self.peers, link)
+            .and_then(|peer| peer.one_copy.as_ref())
+            .filter(|_| length >= ONE_COPY_FROM)
+            .and_then(|one_copy| {
+                if rts.segment == control::TABLE {
+                    let shape = read_table(one_copy, &rts)?;
+                    return Some((shape, Remote::Address(0)));
+                }
+                let (segment, offset) = (rts.segment, rts.segment_offset);
+                let remote = one_copy.reach(segment, offset, length, rts.address)?;
+                Some((Shape::block(rts.length), remote))
+            });
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let Work::Recv(recv) = &mut entry.work else {
+            return;
+        };
+        recv.arrival = Some(Arrival { length, tag, from });
+        let Some((shape, remote)) = found else {
+            recv.stage = RecvStage::Landing {
+                expected: length,
+                got: 0,
+            };
+            let rtr = Rtr {
+                op: key.0,
+                address: 0,
+                segment: 0,
+                segment_offset: 0,
+                scheme: 0,
+            };
+            self.control(link, control::TAG_RTR, rts.op, &rtr.encode());
+            if length == 0 {
+                self.copied(key, Ok(()));
+            }
+            return;
+        };
+        recv.stage = RecvStage::Copying;
+        let spread = Spread::new(recv.buffer.extents(), Arc::new(shape), length);
+        self.start_transfer(Transfer {
+            link,
+            op: key,
+            peer_op: Some(rts.op),
+            local: std::ptr::null_mut(),
+            length,
+            remote,
+            pull: true,
+            chunks: None,
+            region: None,
+            next: 0,
+            spread: Some(spread),
+        });
+    }
+
+    /// Whether an operation receives into a list.
+    fn fills_list(&mut self, link: LinkId, key: OpKey) -> bool {
+        match self.operations.get(key) {
+            Some(entry) if entry.link == Some(link) && entry.outcome.is_none() => match &entry.work
+            {
+                Work::Recv(recv) => recv.buffer.is_list(),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// A fragment for a list. `None`: it is not for one.
+    pub(crate) fn list_landing(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        data: &[u8],
+    ) -> Result<Option<()>> {
+        if !self.fills_list(link, key) {
+            return Ok(None);
+        }
+        if let Some(entry) = self.operations.get(key)
+            && let Work::Recv(recv) = &mut entry.work
+        {
+            let RecvStage::Landing { expected, got } = &mut recv.stage else {
+                return Err(violation("a fragment for what takes none"));
+            };
+            if data.len() > *expected - *got {
+                return Err(violation("more bytes than announced"));
+            }
+            if let Some(list) = recv.buffer.list_mut() {
+                list.scatter(*got, data);
+            }
+            *got += data.len();
+            if got == expected {
+                self.copied(key, Ok(()));
+            }
+        }
+        Ok(Some(()))
+    }
+
+    /// Where a long fragment for a list goes. `None`: it is not for one.
+    pub(crate) fn place_in_list(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        length: usize,
+    ) -> Option<Place> {
+        if !self.fills_list(link, key) {
+            return None;
+        }
+        if let Some(entry) = self.operations.get(key)
+            && let Work::Recv(recv) = &mut entry.work
+            && let RecvStage::Landing { expected, got } = &mut recv.stage
+            && let Some(list) = recv.buffer.list_mut()
+        {
+            let run = list.run(*got);
+            if length <= run.len() && length <= *expected - *got {
+                let address = run.as_mut_ptr();
+                *got += length;
+                return Some(self.lend(key, address));
+            }
+        }
+        // Too long for the piece, or too long at all.
+        Some(Place::Whole)
+    }
+}
+
+/// The pieces of an announced list, as blocks of the sender's address space; `None` when they cannot be read or are not what was announced.
+fn read_table(one_copy: &OneCopy, rts: &Rts) -> Option<Shape> {
+    let count = usize::try_from(rts.segment_offset)
+        .ok()
+        .filter(|count| (1..=MAX_TABLE).contains(count))?;
+    let cma = one_copy.cma.as_ref()?;
+    let mut table = vec![0_u8; count * 16];
+    one_copy.pair.enter();
+    // SAFETY: the table is this function's, and has that many bytes.
+    let read = unsafe { cma.read(rts.address, table.as_mut_ptr(), table.len()) };
+    one_copy.pair.leave();
+    read.ok()?;
+    let mut total = 0_u64;
+    let mut blocks = Vec::with_capacity(count);
+    for entry in table.chunks_exact(16) {
+        let (offset, len) = entry.split_at(8);
+        let offset = u64::from_le_bytes(offset.try_into().ok()?);
+        let len = u64::from_le_bytes(len.try_into().ok()?);
+        total = total.checked_add(len)?;
+        blocks.push(Block {
+            offset: usize::try_from(offset).ok()?,
+            len: usize::try_from(len).ok()?,
+        });
+    }
+    (total == rts.length).then(|| Shape::Indexed(Indexed::trusted(blocks, total)))
+}
