@@ -1,12 +1,13 @@
 //! Which public types may cross threads. A type that stops being `Send`, `Sync` or `Unpin` breaks programs that rely on it.
 
 use wharf::{
-    AcceptStream, Access, Atomic, Buffer, BufferMut, ByteReader, ByteStream, ByteWriter, Closed,
-    Context, ContextBuilder, Counter, Descriptor, Endpoint, EndpointId, Error, ErrorKind, Fence,
-    Fetched, Flush, FlushAll, Get, HostBufferMut, Incoming, Listener, Mask, Matched, MemoryType,
-    MessageInfo, Op, OpError, OpenStream, Operation, Progress, Put, ReadChunk, Received, Region,
-    RemoteRegion, ReuniteError, Tag, TagMatched, TagRecv, TagSend, Wait, Worker, WorkerAddress,
-    WorkerId, WriteBuffer,
+    AcceptStream, Access, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmId, AmInbox,
+    AmReceive, AmReceived, AmRecv, AmSend, AmSink, Atomic, Buffer, BufferMut, ByteReader,
+    ByteStream, ByteWriter, Closed, Context, ContextBuilder, Counter, Descriptor, Endpoint,
+    EndpointId, Error, ErrorKind, Fence, Fetched, Flush, FlushAll, Get, HostBufferMut, Incoming,
+    Listener, Mask, Matched, MemoryType, MessageInfo, Op, OpError, OpenStream, Operation, Progress,
+    Put, ReadChunk, Received, Region, RemoteRegion, ReuniteError, Tag, TagMatched, TagRecv,
+    TagSend, Wait, Worker, WorkerAddress, WorkerId, WriteBuffer,
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
     },
@@ -46,6 +47,17 @@ all! {
     TagSend<'static>: Send + Unpin + 'static;
     TagRecv<'static, Vec<u8>>: Send + Unpin + 'static;
     TagMatched<'static>: Send + Unpin + 'static;
+    AmSend<'static>: Send + Unpin + 'static;
+    AmSink: Send + Unpin + 'static;
+    ActiveMessages<'static>: Send + Unpin + 'static;
+    AmInbox: Send + Sync + Unpin + 'static;
+    AmHandler: Send + Sync + Unpin + 'static;
+    AmRecv<'static>: Send + Unpin + 'static;
+    ActiveMessage: Send + Sync + Unpin + 'static;
+    AmReceive<Vec<u8>>: Send + Unpin + 'static;
+    AmReceived<Vec<u8>>: Send + Sync + Unpin + 'static;
+    AmBytes: Send + Unpin + 'static;
+    Op<AmReceived<Vec<u8>>>: Send + Unpin + 'static;
     Put<'static>: Send + Unpin + 'static;
     Get<'static, Vec<u8>>: Send + Unpin + 'static;
     Flush<'static>: Send + Unpin + 'static;
@@ -80,6 +92,7 @@ all! {
     OpError<Vec<u8>>: Send + Sync + Unpin + 'static;
     Result<(), OpError<Vec<u8>>>: Send + Sync;
 
+    AmId: Send + Sync + Unpin + Copy + 'static;
     Access: Send + Sync + Unpin + Copy + 'static;
     EndpointId: Send + Sync + Unpin + Copy + 'static;
     Mask: Send + Sync + Unpin + Copy + 'static;

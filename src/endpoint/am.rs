@@ -281,7 +281,11 @@ impl AmSink {
         Ok(())
     }
 
-    fn poll_admission(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+    /// The admission, whichever kind of item follows: ready when a message would leave at once.
+    ///
+    /// # Errors
+    /// What became of an earlier message that failed; `Rejected` when the peer has refused the id; what ended the connection.
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let Self {
             endpoint,
             id,
@@ -358,7 +362,7 @@ impl Sink<Buffer> for AmSink {
     type Error = Error;
 
     fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        self.poll_admission(cx)
+        Self::poll_ready(&mut self, cx)
     }
     fn start_send(mut self: Pin<&mut Self>, payload: Buffer) -> Result<()> {
         self.start(Buffer::new(), payload)
@@ -375,7 +379,7 @@ impl Sink<(Buffer, Buffer)> for AmSink {
     type Error = Error;
 
     fn poll_ready(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        self.poll_admission(cx)
+        Self::poll_ready(&mut self, cx)
     }
     fn start_send(mut self: Pin<&mut Self>, (header, payload): (Buffer, Buffer)) -> Result<()> {
         self.start(header, payload)

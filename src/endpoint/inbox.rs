@@ -293,7 +293,8 @@ impl Wake for Runner {
 
 impl Worker {
     /// Receives active messages of an id: by a [`Stream`] ([`ActiveMessages::open`]) or a callback ([`ActiveMessages::on_message`]). One
-    /// receiver for each id; ids that nobody receives are refused at their senders, until somebody does.
+    /// receiver for each id; ids that nobody receives are refused at their senders, until somebody does. So open what peers may send to before
+    /// they can connect.
     ///
     /// ```
     /// # async fn run() -> wharf::Result<()> {

@@ -149,7 +149,7 @@ impl ActiveMessage {
             Content::Announced(announced) => announced.rts.length,
         };
         AmBytes(match zeroes(announced) {
-            Ok(buffer) => Payload::Arriving(self.receive(buffer)),
+            Ok(buffer) => Payload::Arriving(Box::new(self.receive(buffer))),
             Err(error) => Payload::Here(Some(Err(error))),
         })
     }
@@ -377,7 +377,7 @@ pub struct AmBytes(Payload);
 #[derive(Debug)]
 enum Payload {
     Here(Option<Result<Bytes>>),
-    Arriving(AmReceive<Vec<u8>>),
+    Arriving(Box<AmReceive<Vec<u8>>>),
 }
 
 impl Future for AmBytes {

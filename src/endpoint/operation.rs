@@ -24,7 +24,8 @@ pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// What an [`Op`] resolves to. Implemented for `()` (sends and puts), `u32` and `u64` (atomic operations), [`Received`] and [`Fetched`].
+/// What an [`Op`] resolves to. Implemented for `()` (sends and puts), `u32` and `u64` (atomic operations), [`Received`], [`Fetched`] and
+/// [`AmReceived`](super::AmReceived).
 pub trait Completion: sealed::Sealed + Unpin {
     /// The result.
     type Output;

@@ -31,7 +31,7 @@ pub(crate) fn run(spec: &Spec, cpus: [usize; 2], environment: &[(String, String)
     let iterations = (wanted as u64).clamp(200, 20_000_000);
     let line = start_and_read(spec, cpus, environment, iterations)?;
     Ok(match spec.verb {
-        Verb::Latency | Verb::BytesLatency => line.median_us * 1e3,
+        Verb::Latency | Verb::AmLatency | Verb::BytesLatency => line.median_us * 1e3,
         Verb::Get | Verb::FetchAdd => line.average_us * 1e3,
         Verb::Rate => line.per_second / 1e6,
         _ => line.per_second * spec.size as f64 / 1e9,
@@ -62,6 +62,8 @@ fn start_and_read(
         Verb::Rate | Verb::Stream | Verb::StreamOwned => "tag_bw",
         Verb::Bytes => "stream_bw",
         Verb::BytesLatency => "stream_lat",
+        Verb::AmLatency => "ucp_am_lat",
+        Verb::AmStream => "ucp_am_bw",
         Verb::Put => "ucp_put_bw",
         Verb::Get => "ucp_get",
         Verb::FetchAdd => "ucp_fadd",

@@ -15,6 +15,10 @@ pub(crate) enum Verb {
     Stream,
     /// Messages one way between buffers that wharf allocated.
     StreamOwned,
+    /// As [`Verb::Latency`], by active messages.
+    AmLatency,
+    /// As [`Verb::Stream`], by active messages.
+    AmStream,
     /// One-sided writes between buffers that the library allocated.
     Put,
     /// One-sided read, one at a time, whole operation.
@@ -39,11 +43,13 @@ pub(crate) enum Verb {
     Many,
 }
 
-const VERBS: [(Verb, &str); 15] = [
+const VERBS: [(Verb, &str); 17] = [
     (Verb::Latency, "latency"),
     (Verb::Rate, "rate"),
     (Verb::Stream, "stream"),
     (Verb::StreamOwned, "stream_owned"),
+    (Verb::AmLatency, "am_latency"),
+    (Verb::AmStream, "am_stream"),
     (Verb::Put, "put"),
     (Verb::Get, "get"),
     (Verb::FetchAdd, "fetch_add"),

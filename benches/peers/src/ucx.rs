@@ -9,6 +9,7 @@
 //! declared before the requests that use it and outlives them, because each function here waits for or cancels what it started.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr::{NonNull, null, null_mut};
@@ -33,6 +34,7 @@ pub(crate) fn run(half: &mut Half) -> Outcome<f64> {
         (Verb::Latency, _) => runtime()?.block_on(latency_in_task(half, &ucx)),
         (Verb::Rate | Verb::Stream | Verb::StreamOwned, _) => stream(half, &ucx),
         (Verb::Put | Verb::Get | Verb::FetchAdd, _) => one_sided(half, &ucx),
+        (Verb::AmLatency | Verb::AmStream, _) => active_messages(half, &ucx),
         (Verb::Parked, _) => parked(half, &ucx),
         (verb, _) => Err(format!("UCX has no {verb:?} here").into()),
     }?;
@@ -114,6 +116,103 @@ fn parked(half: &mut Half, ucx: &Ucx) -> Outcome<f64> {
         }
     })?;
     half.hand_over(arrivals.median())
+}
+
+/// Counts messages where they lie, as `ucx_perftest` does.
+///
+/// # Safety
+/// `arg` is the `Cell` that was given with this function.
+unsafe extern "C" fn count(
+    arg: *mut std::ffi::c_void,
+    _header: *const std::ffi::c_void,
+    _header_length: usize,
+    _data: *mut std::ffi::c_void,
+    _length: usize,
+    _param: *const sys::ucp_am_recv_param_t,
+) -> sys::ucs_status_t {
+    // SAFETY: by this function's contract; one thread uses it.
+    let counter = unsafe { &*arg.cast::<Cell<u64>>() };
+    counter.set(counter.get() + 1);
+    sys::ucs_status_t_UCS_OK
+}
+
+fn active_messages(half: &Half, ucx: &Ucx) -> Outcome<f64> {
+    let got = Box::new(Cell::new(0_u64));
+    let fields = sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_ID
+        | sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_CB
+        | sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_ARG;
+    let mut handler = sys::ucp_am_handler_param_t {
+        field_mask: u64::from(fields),
+        id: 3,
+        flags: 0,
+        cb: Some(count),
+        arg: (&raw const *got).cast_mut().cast(),
+    };
+    // SAFETY: the worker lives; the counter outlives the handler, which is taken away below.
+    check(unsafe { sys::ucp_worker_set_am_recv_handler(ucx.worker, &handler) })?;
+    ucx.meet()?;
+    let value = count_active_messages(half, ucx, &got);
+    ucx.meet()?;
+    handler.cb = None;
+    // SAFETY: as above.
+    check(unsafe { sys::ucp_worker_set_am_recv_handler(ucx.worker, &handler) })?;
+    value
+}
+
+fn count_active_messages(half: &Half, ucx: &Ucx, got: &Cell<u64>) -> Outcome<f64> {
+    let (buffer, mut words) = (Memory::ordinary(half.spec.size), Memory::ordinary(8));
+    let latency = half.spec.verb == Verb::AmLatency;
+    if half.is_a() {
+        let mut laps = Laps::start(&half.spec);
+        let mut pending: VecDeque<Request> = VecDeque::new();
+        let mut sent = 0;
+        loop {
+            for _ in 0..laps.batch() {
+                sent += 1;
+                let request = ucx.send_am(&buffer)?;
+                if latency {
+                    ucx.wait(request)?;
+                    while got.get() < sent {
+                        ucx.progress();
+                    }
+                    continue;
+                }
+                pending.extend(request);
+                if pending.len() >= half.spec.window() {
+                    ucx.wait(pending.pop_front())?;
+                }
+            }
+            if !laps.lap() {
+                break;
+            }
+        }
+        while let Some(request) = pending.pop_front() {
+            ucx.wait(Some(request))?;
+        }
+        words.set_word(sent);
+        ucx.wait(ucx.send(&words, STOP)?)?;
+        ucx.wait(ucx.receive(&mut words, ACK)?)?;
+        return Ok(if latency {
+            laps.median() / 2.0
+        } else {
+            half.spec.size as f64 / laps.mean()
+        });
+    }
+    let stop = ucx.receive(&mut words, STOP)?;
+    let mut answered = 0;
+    while stop.as_ref().is_some_and(|stop| !stop.is_done()) {
+        ucx.progress();
+        while latency && answered < got.get() {
+            answered += 1;
+            ucx.wait(ucx.send_am(&buffer)?)?;
+        }
+    }
+    ucx.wait(stop)?;
+    while got.get() < words.word() {
+        ucx.progress();
+    }
+    ucx.wait(ucx.send(&words, ACK)?)?;
+    Ok(0.0)
 }
 
 /// A window of sends against a window of receives into one buffer, as `ucx_perftest` does it.
@@ -311,6 +410,9 @@ impl Ucx {
         if half.spec.verb == Verb::FetchAdd {
             features |= sys::ucp_feature_UCP_FEATURE_AMO64;
         }
+        if matches!(half.spec.verb, Verb::AmLatency | Verb::AmStream) {
+            features |= sys::ucp_feature_UCP_FEATURE_AM;
+        }
         if half.spec.variant == "asyncfd" {
             features |= sys::ucp_feature_UCP_FEATURE_WAKEUP;
         }
@@ -380,6 +482,21 @@ impl Ucx {
         // SAFETY: the buffer outlives the request (see the chapter above).
         request(unsafe {
             sys::ucp_tag_send_nbx(self.endpoint, buffer.ptr(), buffer.len, tag, &self.param)
+        })
+    }
+
+    fn send_am(&self, buffer: &Memory) -> Outcome<Option<Request>> {
+        // SAFETY: the buffer outlives the request (see the chapter above).
+        request(unsafe {
+            sys::ucp_am_send_nbx(
+                self.endpoint,
+                3,
+                null(),
+                0,
+                buffer.ptr(),
+                buffer.len,
+                &self.param,
+            )
         })
     }
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wharf::{
-    Access, Buffer, Context, Descriptor, Endpoint, HostBufferMut, Listener, Mask, Op, Progress,
-    ReceiveBuffer, Received, RemoteRegion, Tag, Worker,
+    Access, AmId, AmInbox, Buffer, Context, Descriptor, Endpoint, HostBufferMut, Listener, Mask,
+    Op, Progress, ReceiveBuffer, Received, RemoteRegion, Tag, Worker,
 };
 
 use crate::half::{Arrivals, Half, LAST, Laps, Role, spin_for, stamp};
@@ -27,6 +27,7 @@ const DATA: Tag = Tag(7);
 const ACK: Tag = Tag(9);
 const MEET: Tag = Tag(10);
 const DESCRIPTOR: Tag = Tag(11);
+const AM: AmId = AmId(3);
 
 /// A message of this length ends a measurement; none that is measured has it.
 const STOP: usize = 1;
@@ -125,6 +126,7 @@ impl Side {
     async fn measure(mut self) -> Outcome<(Self, f64)> {
         // The first connection is no part of any figure: code and tables are made with it.
         let endpoint = self.connect().await?;
+        let inbox = self.worker.active_messages(AM).open()?;
         self.meet(&endpoint).await?;
         let first = match (self.spec.verb, self.role) {
             (Verb::Latency, Role::A) => self.ping(&endpoint).await,
@@ -143,6 +145,10 @@ impl Side {
                 }
                 self.drain(&endpoint, buffers).await
             }
+            (Verb::AmLatency, Role::A) => self.am_ping(&endpoint, inbox).await,
+            (Verb::AmLatency, Role::B) => self.am_pong(&endpoint, inbox).await,
+            (Verb::AmStream, Role::A) => self.am_stream(&endpoint).await,
+            (Verb::AmStream, Role::B) => self.am_drain(&endpoint, inbox).await,
             (Verb::Put, Role::A) => self.put(&endpoint).await,
             (Verb::Get, Role::A) => self.get(&endpoint).await,
             (Verb::FetchAdd, Role::A) => self.fetch_add(&endpoint).await,
@@ -210,6 +216,60 @@ impl Side {
             buffer = received.buffer;
             endpoint.tag_send(DATA, message.clone()).await?;
         }
+    }
+
+    async fn am_ping(&self, endpoint: &Endpoint, mut inbox: AmInbox) -> Outcome<f64> {
+        let message = self.ordinary();
+        let mut laps = Laps::start(&self.spec);
+        loop {
+            for _ in 0..laps.batch() {
+                endpoint.am_send(AM, Buffer::new(), message.clone()).await?;
+                drop(inbox.recv().await.ok_or("no answer")?);
+            }
+            if !laps.lap() {
+                let stop = message.slice(..STOP);
+                endpoint.am_send(AM, Buffer::new(), stop).await?;
+                return Ok(laps.median() / 2.0);
+            }
+        }
+    }
+
+    async fn am_pong(&self, endpoint: &Endpoint, mut inbox: AmInbox) -> Outcome<f64> {
+        let message = self.ordinary();
+        loop {
+            let received = inbox.recv().await.ok_or("no message")?;
+            if received.len() == STOP {
+                return Ok(0.0);
+            }
+            drop(received);
+            endpoint.am_send(AM, Buffer::new(), message.clone()).await?;
+        }
+    }
+
+    async fn am_stream(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let message = self.ordinary();
+        let mut window = Window::new(&self.spec);
+        let mut laps = Laps::start(&self.spec);
+        loop {
+            for _ in 0..laps.batch() {
+                let send = endpoint.am_send(AM, Buffer::new(), message.clone());
+                window.add(send.post()?).await?;
+            }
+            if !laps.lap() {
+                break;
+            }
+        }
+        window.finish().await?;
+        let stop = message.slice(..STOP);
+        endpoint.am_send(AM, Buffer::new(), stop).await?;
+        self.worker.tag_recv(ACK, Mask::ALL, Vec::new()).await?;
+        Ok(self.spec.size as f64 / laps.mean())
+    }
+
+    async fn am_drain(&self, endpoint: &Endpoint, mut inbox: AmInbox) -> Outcome<f64> {
+        while inbox.recv().await.ok_or("no message")?.len() != STOP {}
+        endpoint.tag_send(ACK, Vec::new()).await?;
+        Ok(0.0)
     }
 
     /// Short messages; how many are in flight is the transport's affair.
