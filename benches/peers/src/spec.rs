@@ -43,7 +43,7 @@ pub(crate) enum Verb {
     Many,
 }
 
-const VERBS: [(Verb, &str); 15] = [
+const VERBS: [(Verb, &str); 17] = [
     (Verb::Latency, "latency"),
     (Verb::Rate, "rate"),
     (Verb::Stream, "stream"),
