@@ -125,6 +125,8 @@ pub(crate) async fn call(endpoint: &Endpoint) -> Outcome<String> {
         b"hello over wharf",
     )
     .await?;
+    // HTTP/1 takes one request at a time: ready when it is done with the one before.
+    sender.ready().await?;
     let start = Instant::now();
     expect(
         sender.send_request(post("/echo", large.clone())?).await?,
@@ -132,11 +134,12 @@ pub(crate) async fn call(endpoint: &Endpoint) -> Outcome<String> {
     )
     .await?;
     let echo1 = start.elapsed();
+    sender.ready().await?;
     let missing = sender.send_request(get("/nothing")?).await?;
     if missing.status() != StatusCode::NOT_FOUND {
         return Err(format!("/nothing: {}", missing.status()).into());
     }
-    // HTTP/1 takes one request at a time on a connection: as many streams as there are requests at once.
+    // As many streams as there are requests at once.
     let start = Instant::now();
     try_join_all((0..AT_ONCE).map(|number| async move {
         let mut sender = connect1(endpoint.stream().await?).await?;
