@@ -262,12 +262,17 @@ pub(crate) async fn serve(kind: &str, place: &str, say: impl FnOnce(String)) -> 
             let context = Context::builder().transports(transport)?.build()?;
             let listener = Worker::new(&context)?.listen("127.0.0.1:0").await?;
             say(listener.local_addr().to_string());
-            let streams = accepted(listener).map(Ok::<_, io::Error>);
-            Ok(Server::builder()
-                .serve_with_incoming(Greeter, streams)
-                .await?)
+            serve_wharf(listener).await
         }
     }
+}
+
+/// Serves whoever connects to this listener.
+pub(crate) async fn serve_wharf(listener: wharf::Listener) -> Outcome<()> {
+    let streams = accepted(listener).map(Ok::<_, io::Error>);
+    Ok(Server::builder()
+        .serve_with_incoming(Greeter, streams)
+        .await?)
 }
 
 /// Every stream that any peer opens.

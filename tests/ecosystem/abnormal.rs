@@ -248,11 +248,9 @@ fn client_goes_in_the_middle_of_an_upload() {
 #[test]
 fn grpc_breaks_off() {
     everywhere(|transport| async move {
-        let (say, heard) = tokio::sync::oneshot::channel();
-        let serving = tokio::spawn(async move {
-            tonic_greeter::serve(transport, "", |address| say.send(address).expect("heard")).await
-        });
-        let address = heard.await.expect("an address");
+        let (server, listener, _) = ends(transport).await;
+        let address = listener.local_addr().to_string();
+        let serving = tokio::spawn(tonic_greeter::serve_wharf(listener));
         let connect = || async {
             tonic_greeter::Client::connect(transport, &address)
                 .await
@@ -267,16 +265,21 @@ fn grpc_breaks_off() {
 
         let mut replies = client.say_hellos("all", u32::MAX).await.expect("a stream");
         replies.next().await.expect("one").expect("a reply");
-        serving.abort();
-        let status = loop {
-            match replies.next().await {
-                Some(Ok(_)) => {}
-                Some(Err(status)) => break status,
-                None => panic!("a stream that was cut off ended as if it were whole"),
+        // tonic's tasks go on until their streams end, so the worker is what goes.
+        let reading = tokio::spawn(async move {
+            loop {
+                match replies.next().await {
+                    Some(Ok(_)) => {}
+                    Some(Err(status)) => break status,
+                    None => panic!("a stream that was cut off ended as if it were whole"),
+                }
             }
-        };
+        });
+        let _ = server.shutdown(std::time::Duration::from_secs(5)).await;
+        let status = reading.await.expect("an error");
         assert_ne!(status.code(), tonic::Code::Ok);
         let status = client.say_hello("you").await.expect_err("nobody answers");
         assert_ne!(status.code(), tonic::Code::Ok, "{status}");
+        serving.abort();
     });
 }
