@@ -31,7 +31,7 @@ mod reactor;
 pub(crate) mod rma;
 pub(crate) mod send;
 pub(crate) mod shared;
-mod spin;
+pub(crate) mod spin;
 pub(crate) mod stream;
 pub(crate) mod wireup;
 
