@@ -1,7 +1,8 @@
 //! gRPC over wharf: a tonic server in a second process, unary calls and streaming, and their rates beside a plain Unix socket and plain TCP.
 //!
 //! `cargo run --release --example tonic_greeter` prints a line for each kind of connection, and how wharf's shared memory compares with the
-//! Unix socket. The program starts itself again as the server.
+//! Unix socket. The program starts itself again as the server. Both run on one thread each, or on as many as the variable `THREADS` says. Rates mean
+//! something on a machine with two processors to spare only.
 //!
 //! The messages are derived and the service is written by hand, so no `protoc` is needed; generated code is served the same way. What tonic
 //! needs of wharf: a connector that opens a stream (client), and a stream of accepted ones (server).

@@ -2,7 +2,8 @@
 //!
 //! It waits on two fds, the doorbell of the shared-memory peers and the worker's poll, both edge-triggered and never read. After a
 //! wake it takes what there is, wakes whom that concerns, and arms again. While futures drive the worker themselves it stays out of
-//! their way: an armed worker would make its peers ring for nothing.
+//! their way: an armed worker would make its peers ring for nothing. Futures that look only once leave it to *linger*: one pass in each turn,
+//! for a while, before it arms.
 //!
 //! # Safety
 //! Registering an fd with Tokio asks that it stays open and the same: the `AsyncFd` owns it.

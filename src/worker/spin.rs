@@ -236,3 +236,67 @@ impl Spin {
             .flatten()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Waits of this length; how many of them were looked after.
+    fn looked_after(policy: &LingerPolicy, waited: Duration, waits: u32) -> u32 {
+        (0..waits)
+            .filter(|_| {
+                let looks = policy.window().is_some();
+                policy.learn(waited);
+                looks
+            })
+            .count() as u32
+    }
+
+    #[test]
+    fn lingers_while_it_pays() {
+        let policy = LingerPolicy::new(Progress::Adaptive);
+        let short = Duration::from_micros(20);
+        assert_eq!(looked_after(&policy, short, 1000), 1000);
+        let seldom = looked_after(&policy, Duration::from_secs(1), 2560);
+        assert!(seldom < 256, "{seldom} of 2560 long waits");
+        // Those that are looked after all the same find out that waits are short again.
+        looked_after(&policy, short, 512);
+        assert_eq!(looked_after(&policy, short, 100), 100);
+    }
+
+    #[test]
+    fn lingers_never_where_nobody_spins() {
+        for progress in [
+            Progress::EventDriven,
+            Progress::Thread,
+            Progress::Spin(Duration::ZERO),
+        ] {
+            assert_eq!(LingerPolicy::new(progress).window(), None, "{progress:?}");
+        }
+    }
+
+    #[test]
+    fn looks_in_vain_now_and_then_only() {
+        let (spin, linger) = (
+            SpinPolicy::new(Progress::Adaptive),
+            LingerPolicy::new(Progress::Adaptive),
+        );
+        let mut luck = Luck::default();
+        let mut vain = || {
+            let mut look = spin.look();
+            let mut looks = 0_u32;
+            while spin.look_again(&mut look, &mut luck) {
+                looks += 1;
+            }
+            u32::from(looks > 0)
+        };
+        let tried: u32 = (0..320).map(|_| vain()).sum();
+        assert!((10..=13).contains(&tried), "{tried} of 320");
+        // One that finds something is worth some more.
+        let mut look = spin.look();
+        luck.passed = 31;
+        assert!(spin.look_again(&mut look, &mut luck));
+        linger.found(&look, &mut luck);
+        assert_eq!(luck.credit, 2);
+    }
+}
