@@ -13,7 +13,8 @@ use super::{did_you_mean, value};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
-    /// Spins while that pays, as measured over the last waits, for at most 20 µs at a time; then parks.
+    /// Spins while that pays, as measured over the last waits, for at most 20 µs at a time; then parks. For byte streams the worker looks on
+    /// for up to 50 µs more, between the turns of other tasks, while that pays.
     #[default]
     Adaptive,
     /// Spins for this long, then parks.

@@ -6,7 +6,7 @@ use std::{
     io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, ready},
 };
 
 use bytes::{Buf, Bytes};
@@ -19,6 +19,7 @@ use crate::{
     worker::{
         engine::Engine,
         shared::Shared,
+        spin::Luck,
         stream::{Broken, StreamKey},
     },
 };
@@ -56,11 +57,13 @@ pub struct ByteReader {
     inner: Arc<Inner>,
     /// Taken from the stream and not yet consumed.
     head: Bytes,
+    luck: Luck,
 }
 
 /// The writing half of a [`ByteStream`].
 pub struct ByteWriter {
     inner: Arc<Inner>,
+    luck: Luck,
 }
 
 struct Inner {
@@ -77,39 +80,37 @@ impl Inner {
         self.endpoint.shared()
     }
 
-    /// Tries once at once, then drives the engine.
+    /// Waits for what has arrived.
     #[inline]
-    fn drive<R>(
+    fn drive_in<R>(
         &self,
         cx: &mut Context<'_>,
-        mut attempt: impl FnMut(&mut Engine) -> Option<R>,
-        park: impl FnMut(&mut Engine, &Waker),
+        luck: &mut Luck,
+        attempt: impl FnMut(&mut Engine) -> Option<R>,
     ) -> Poll<R> {
-        let shared = self.shared();
+        let (key, shared) = (self.key, self.shared());
         if shared.must_yield(cx) {
             return Poll::Pending;
         }
-        let mut engine = shared.enter();
-        let done = attempt(&mut engine);
-        shared.leave(engine);
-        match done {
-            Some(done) => {
-                shared.count(cx);
-                Poll::Ready(done)
-            }
-            None => shared.drive(cx, attempt, park),
-        }
+        shared.glance(cx, luck, attempt, |engine, waker| {
+            engine.core.wait_to_read(key, waker)
+        })
     }
 
-    /// As [`Inner::drive`], for what waits until something has left.
+    /// Waits until something has left.
     fn drive_out<R>(
         &self,
         cx: &mut Context<'_>,
+        luck: &mut Luck,
         mut attempt: impl FnMut(&mut Engine) -> Option<R>,
     ) -> Poll<R> {
-        let key = self.key;
-        self.drive(
+        let (key, shared) = (self.key, self.shared());
+        if shared.must_yield(cx) {
+            return Poll::Pending;
+        }
+        shared.glance(
             cx,
+            luck,
             |engine| {
                 if let Some(done) = attempt(engine) {
                     return Some(done);
@@ -132,8 +133,12 @@ impl ByteStream {
             reader: ByteReader {
                 inner: inner.clone(),
                 head: Bytes::new(),
+                luck: Luck::default(),
             },
-            writer: ByteWriter { inner },
+            writer: ByteWriter {
+                inner,
+                luck: Luck::default(),
+            },
         }
     }
 
@@ -216,11 +221,8 @@ impl ByteReader {
             return Poll::Ready(Ok(Some(std::mem::take(&mut self.head))));
         }
         let key = self.inner.key;
-        self.inner.drive(
-            cx,
-            |engine| engine.read_stream_chunk(key),
-            |engine, waker| engine.core.wait_to_read(key, waker),
-        )
+        self.inner
+            .drive_in(cx, &mut self.luck, |engine| engine.read_stream_chunk(key))
     }
 }
 
@@ -286,11 +288,9 @@ impl AsyncRead for ByteReader {
             return Poll::Ready(Ok(()));
         }
         let key = this.inner.key;
-        let read = this.inner.drive(
-            cx,
-            |engine| engine.read_stream(key, buf),
-            |engine, waker| engine.core.wait_to_read(key, waker),
-        );
+        let read = this
+            .inner
+            .drive_in(cx, &mut this.luck, |engine| engine.read_stream(key, buf));
         read.map(|read| read.map(drop).map_err(io::Error::from))
     }
 }
@@ -322,15 +322,16 @@ impl AsyncWrite for ByteWriter {
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let key = self.inner.key;
+        let this = &mut *self;
+        let key = this.inner.key;
         if slices.iter().all(|slice| slice.is_empty()) {
             return Poll::Ready(Ok(0));
         }
-        let written = self.inner.drive_out(cx, |engine| {
+        let written = this.inner.drive_out(cx, &mut this.luck, |engine| {
             let mut written = 0;
             for slice in slices.iter().filter(|slice| !slice.is_empty()) {
                 match engine.core.write_stream(key, slice) {
@@ -354,17 +355,19 @@ impl AsyncWrite for ByteWriter {
         true
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let key = self.inner.key;
-        self.inner
-            .drive_out(cx, |engine| engine.core.flush_stream(key))
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let key = this.inner.key;
+        this.inner
+            .drive_out(cx, &mut this.luck, |engine| engine.core.flush_stream(key))
             .map(|flushed| flushed.map_err(io::Error::from))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let key = self.inner.key;
-        self.inner
-            .drive_out(cx, |engine| {
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let key = this.inner.key;
+        this.inner
+            .drive_out(cx, &mut this.luck, |engine| {
                 engine.core.finish_stream(key);
                 engine.core.has_finished(key)
             })
@@ -581,7 +584,7 @@ impl Future for WriteBuffer<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
-        let inner = &this.writer.inner;
+        let ByteWriter { inner, luck } = &mut *this.writer;
         let key = inner.key;
         if let Some(buffer) = this.buffer.take() {
             let taken = inner
@@ -594,7 +597,7 @@ impl Future for WriteBuffer<'_> {
         }
         let number = this.number;
         inner
-            .drive_out(cx, |engine| engine.core.has_left(key, number))
+            .drive_out(cx, luck, |engine| engine.core.has_left(key, number))
             .map(|left| left.map_err(Into::into))
     }
 }

@@ -43,6 +43,8 @@ pub(crate) struct Engine {
     /// Laps of futures, so that the reactor sees whether somebody else drives.
     pub(crate) laps: u64,
     pub(crate) closing: bool,
+    /// For how long the reactor is to look before it arms, because somebody began to wait.
+    pub(crate) linger: Option<Duration>,
 }
 
 impl Engine {
@@ -58,6 +60,7 @@ impl Engine {
             reactor_due: false,
             laps: 0,
             closing: false,
+            linger: None,
         })
     }
 

@@ -2,7 +2,8 @@
 //!
 //! It waits on two fds, the doorbell of the shared-memory peers and the worker's poll, both edge-triggered and never read. After a
 //! wake it takes what there is, wakes whom that concerns, and arms again. While futures drive the worker themselves it stays out of
-//! their way: an armed worker would make its peers ring for nothing.
+//! their way: an armed worker would make its peers ring for nothing. Futures that look only once leave it to *linger*: one pass in each turn,
+//! for a while, before it arms.
 //!
 //! # Safety
 //! Registering an fd with Tokio asks that it stays open and the same: the `AsyncFd` owns it.
@@ -14,7 +15,7 @@ use std::{
     pin::Pin,
     sync::{Arc, atomic::Ordering},
     task::{Context as TaskContext, Poll},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout};
@@ -40,6 +41,8 @@ pub(crate) struct Reactor {
     seen: u64,
     laps: u32,
     nap: Option<Pin<Box<Sleep>>>,
+    /// Until when it looks instead of sleeping, and for how long after each arrival.
+    lingering: Option<(Instant, Duration)>,
     /// Cold fds may have events that nobody has looked at.
     unpolled: bool,
 }
@@ -78,6 +81,7 @@ impl Reactor {
             seen: 0,
             laps: 0,
             nap: None,
+            lingering: None,
             unpolled: true,
         })
     }
@@ -88,6 +92,11 @@ impl Reactor {
         let overdue = self.unpolled;
         self.unpolled |= polled;
         let driven = std::mem::replace(&mut self.seen, engine.laps) != engine.laps;
+        if self.linger(&mut engine, rung) {
+            engine.reactor_due = true;
+            shared.leave(engine);
+            return Next::Again;
+        }
         if driven && !rung && !self.unpolled {
             engine.reactor_due = true;
             shared.leave(engine);
@@ -114,6 +123,37 @@ impl Reactor {
         engine.reactor_due = more;
         shared.leave(engine);
         if more { Next::Again } else { Next::Wait }
+    }
+}
+
+impl Reactor {
+    /// Looks for those who left that to it. `true`: once more, after the others' turns.
+    fn linger(&mut self, engine: &mut Engine, rung: bool) -> bool {
+        if let Some(window) = engine.linger.take() {
+            self.lingering = Some((Instant::now(), window));
+        }
+        let Some((since, window)) = self.lingering else {
+            return false;
+        };
+        engine.disarm();
+        if rung {
+            engine.rung();
+        }
+        if self.unpolled {
+            self.unpolled = false;
+            engine.poll_fds();
+        }
+        // One pass that finds nothing: others may be ready, and over sockets it is a system call.
+        if engine.progress() > 0 {
+            pass(engine);
+            self.lingering = Some((Instant::now(), window));
+            return true;
+        }
+        if since.elapsed() < window {
+            return true;
+        }
+        self.lingering = None;
+        false
     }
 }
 
@@ -150,6 +190,7 @@ impl Future for Reactor {
             && !rung
             && !polled
             && nap.as_mut().poll(cx).is_pending()
+            && this.shared.enter().linger.is_none()
         {
             return Poll::Pending;
         }

@@ -36,7 +36,7 @@ use crate::{
         core::Kept,
         engine::Engine,
         operations::Outcome,
-        spin::{Spin, SpinPolicy},
+        spin::{LingerPolicy, Luck, Spin, SpinPolicy},
         wireup::Wireup,
     },
 };
@@ -60,6 +60,7 @@ pub(crate) struct Shared {
     pub(crate) context: Context,
     pub(crate) transports: Vec<Transport>,
     pub(crate) spin: SpinPolicy,
+    pub(crate) linger: LingerPolicy,
     pub(crate) runtime: tokio::runtime::Handle,
     pub(crate) wireup: Wireup,
     /// The doorbell and the fd of the worker's poll, as the reactor waits on them.
@@ -92,6 +93,7 @@ impl Shared {
         Ok(Self {
             engine: Mutex::new(engine),
             id,
+            linger: LingerPolicy::new(context.config().progress.value),
             context,
             transports,
             spin,
@@ -176,6 +178,45 @@ impl Shared {
             }
             // Something arrived between the last look and the arming.
             self.leave_lap(engine);
+        }
+    }
+
+    /// As [`Shared::drive`], for a task that may have other things to do before what it waits for can come: unless looking longer has had
+    /// success of late it looks once, and leaves it to the reactor to go on looking, between the turns of other tasks, before it arms.
+    pub(crate) fn glance<R>(
+        &self,
+        cx: &mut TaskContext<'_>,
+        luck: &mut Luck,
+        mut attempt: impl FnMut(&mut Engine) -> Option<R>,
+        mut park: impl FnMut(&mut Engine, &Waker),
+    ) -> Poll<R> {
+        let mut look = self.spin.look();
+        loop {
+            let mut engine = self.enter();
+            if let Some(result) = attempt(&mut engine) {
+                self.leave(engine);
+                self.linger.found(&look, luck);
+                self.count(cx);
+                return Poll::Ready(result);
+            }
+            if self.spin.look_again(&mut look, luck) {
+                self.begin_lap(&mut engine);
+                self.leave_lap(engine);
+                continue;
+            }
+            park(&mut engine, cx.waker());
+            engine.linger = self.linger.parked(luck);
+            if engine.linger.is_some() {
+                engine.disarm();
+                // It may be taking a nap.
+                engine.reactor_due = false;
+            } else if !self.spin.is_thread() && !engine.arm() {
+                // Something arrived between the look and the arming.
+                self.leave_lap(engine);
+                continue;
+            }
+            self.leave(engine);
+            return Poll::Pending;
         }
     }
 

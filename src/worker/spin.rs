@@ -4,7 +4,7 @@
 //! is either hardly any window or one above that.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -12,6 +12,11 @@ use crate::config::Progress;
 
 /// The window while spinning pays, and the mean wait up to which it does.
 const CAP: Duration = Duration::from_micros(20);
+/// The same for the reactor, which looks between the turns of other tasks and so holds nobody up.
+const LINGER: Duration = Duration::from_micros(50);
+/// Of so many waits on the reactor, this many are looked after for the whole window whatever the mean says: two peers that have both gone to sleep for
+/// each other's messages find out that they need not.
+const TRIALS: (u32, u32) = (16, 256);
 /// The window when it does not.
 const GLANCE: Duration = Duration::from_micros(1);
 /// Laps between two looks at the clock (40 ns each).
@@ -94,6 +99,128 @@ impl SpinPolicy {
     }
 }
 
+/// How long the reactor looks for those who wait with other things to do before an answer can come: a task that drives a protocol over a byte
+/// stream first asks what came, and then sends what the answer is for.
+#[derive(Debug)]
+pub(crate) struct LingerPolicy {
+    progress: Progress,
+    /// Exponential mean of the waits, in nanoseconds.
+    mean: AtomicU64,
+    waits: AtomicU32,
+}
+
+impl LingerPolicy {
+    pub(crate) fn new(progress: Progress) -> Self {
+        Self {
+            progress,
+            mean: AtomicU64::new(0),
+            waits: AtomicU32::new(0),
+        }
+    }
+
+    /// For how long to look after a wait that begins. `None`: not at all.
+    fn window(&self) -> Option<Duration> {
+        match self.progress {
+            Progress::Adaptive => {
+                let wait = self.waits.load(Ordering::Relaxed).wrapping_add(1);
+                self.waits.store(wait, Ordering::Relaxed);
+                let pays = self.mean.load(Ordering::Relaxed) <= LINGER.as_nanos() as u64;
+                (pays || wait % TRIALS.1 < TRIALS.0).then_some(LINGER)
+            }
+            Progress::Spin(window) => Some(window).filter(|window| !window.is_zero()),
+            Progress::Busy => Some(Duration::MAX),
+            _ => None,
+        }
+    }
+
+    fn learn(&self, waited: Duration) {
+        // A long rest is one wait that did not pay, not a thousand.
+        let waited = waited.min(LINGER * 4).as_nanos() as u64;
+        let mean = self.mean.load(Ordering::Relaxed);
+        self.mean
+            .store(mean - mean / 8 + waited / 8, Ordering::Relaxed);
+    }
+}
+
+/// Half a stream's memory of its waits. A task that only reads a stream finds what it waits for while it looks; one that drives a protocol over
+/// it never does, because it has not asked yet.
+#[derive(Debug)]
+pub(crate) struct Luck {
+    /// Looks that may fail until none is tried.
+    credit: u8,
+    /// Waits since then.
+    passed: u8,
+    /// When the last wait began, if it is not over.
+    since: Option<Instant>,
+}
+
+impl Default for Luck {
+    fn default() -> Self {
+        Self {
+            credit: 2,
+            passed: 0,
+            since: None,
+        }
+    }
+}
+
+impl Luck {
+    /// Whether to look inside the poll, for this wait: always while it pays, now and then otherwise.
+    fn tries(&mut self) -> bool {
+        self.passed = self.passed.wrapping_add(1);
+        self.credit > 0 || self.passed.is_multiple_of(32)
+    }
+}
+
+/// One wait on a stream.
+#[derive(Debug)]
+pub(crate) struct Look {
+    spin: Spin,
+    tries: Option<bool>,
+}
+
+impl SpinPolicy {
+    pub(crate) fn look(&self) -> Look {
+        Look {
+            spin: self.begin(),
+            tries: None,
+        }
+    }
+
+    /// One look is over without success: whether to go for another inside the poll.
+    #[inline]
+    pub(crate) fn look_again(&self, look: &mut Look, luck: &mut Luck) -> bool {
+        if !*look.tries.get_or_insert_with(|| luck.tries()) {
+            return false;
+        }
+        let again = self.again(&mut look.spin);
+        if !again {
+            luck.credit = luck.credit.saturating_sub(1);
+            look.tries = Some(false);
+        }
+        again
+    }
+}
+
+impl LingerPolicy {
+    /// A look had success.
+    #[inline]
+    pub(crate) fn found(&self, look: &Look, luck: &mut Luck) {
+        if look.tries == Some(true) {
+            luck.credit = (luck.credit + 2).min(8);
+        }
+        if let Some(since) = luck.since.take() {
+            self.learn(since.elapsed());
+        }
+    }
+
+    /// A future goes to sleep. For how long the reactor is to look.
+    pub(crate) fn parked(&self, luck: &mut Luck) -> Option<Duration> {
+        luck.since = Some(Instant::now());
+        self.window()
+    }
+}
+
 /// One future's wait.
 #[derive(Debug)]
 pub(crate) struct Spin {
@@ -107,5 +234,69 @@ impl Spin {
         (self.laps > LAPS)
             .then(|| self.since.map(|(since, _)| since.elapsed()))
             .flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Waits of this length; how many of them were looked after.
+    fn looked_after(policy: &LingerPolicy, waited: Duration, waits: u32) -> u32 {
+        (0..waits)
+            .filter(|_| {
+                let looks = policy.window().is_some();
+                policy.learn(waited);
+                looks
+            })
+            .count() as u32
+    }
+
+    #[test]
+    fn lingers_while_it_pays() {
+        let policy = LingerPolicy::new(Progress::Adaptive);
+        let short = Duration::from_micros(20);
+        assert_eq!(looked_after(&policy, short, 1000), 1000);
+        let seldom = looked_after(&policy, Duration::from_secs(1), 2560);
+        assert!(seldom < 256, "{seldom} of 2560 long waits");
+        // Those that are looked after all the same find out that waits are short again.
+        looked_after(&policy, short, 512);
+        assert_eq!(looked_after(&policy, short, 100), 100);
+    }
+
+    #[test]
+    fn lingers_never_where_nobody_spins() {
+        for progress in [
+            Progress::EventDriven,
+            Progress::Thread,
+            Progress::Spin(Duration::ZERO),
+        ] {
+            assert_eq!(LingerPolicy::new(progress).window(), None, "{progress:?}");
+        }
+    }
+
+    #[test]
+    fn looks_in_vain_now_and_then_only() {
+        let (spin, linger) = (
+            SpinPolicy::new(Progress::Adaptive),
+            LingerPolicy::new(Progress::Adaptive),
+        );
+        let mut luck = Luck::default();
+        let mut vain = || {
+            let mut look = spin.look();
+            let mut looks = 0_u32;
+            while spin.look_again(&mut look, &mut luck) {
+                looks += 1;
+            }
+            u32::from(looks > 0)
+        };
+        let tried: u32 = (0..320).map(|_| vain()).sum();
+        assert!((10..=13).contains(&tried), "{tried} of 320");
+        // One that finds something is worth some more.
+        let mut look = spin.look();
+        luck.passed = 31;
+        assert!(spin.look_again(&mut look, &mut luck));
+        linger.found(&look, &mut luck);
+        assert_eq!(luck.credit, 2);
     }
 }

@@ -1,0 +1,71 @@
+//! Real hyper, axum and tonic clients against the servers of `examples/`, and what happens when one side goes in the middle.
+//!
+//! The examples are compiled in as they are; each checks what it does. `cargo test --test ecosystem`.
+
+// Their `main` is not called, and not every test uses all that they have.
+#[allow(dead_code)]
+#[path = "../../examples/axum_over_wharf.rs"]
+mod axum_over_wharf;
+#[allow(dead_code)]
+#[path = "../../examples/cancel_safely.rs"]
+mod cancel_safely;
+#[allow(dead_code)]
+#[path = "../../examples/embed_in_server.rs"]
+mod embed_in_server;
+#[allow(dead_code)]
+#[path = "../../examples/hyper_server.rs"]
+mod hyper_server;
+#[path = "../support/mod.rs"]
+mod support;
+#[allow(dead_code)]
+#[path = "../../examples/tonic_greeter.rs"]
+mod tonic_greeter;
+
+mod abnormal;
+mod examples;
+
+use std::future::Future;
+
+use support::{LIMIT, watchdog};
+use wharf::{Context, Endpoint, Listener, Worker};
+
+/// Runs a test on a runtime of one thread, and again on one of two.
+fn on_each_runtime<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F) {
+    on_one_thread(test());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let task = runtime.spawn(watchdog(LIMIT, test()));
+    if let Err(error) = runtime.block_on(task) {
+        std::panic::resume_unwind(error.into_panic());
+    }
+}
+
+fn on_one_thread(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+        .block_on(watchdog(LIMIT, test));
+}
+
+fn worker(transport: &str) -> Worker {
+    let builder = Context::builder().transports(transport).expect("known");
+    Worker::new(&builder.build().expect("a context")).expect("a worker")
+}
+
+/// A worker that is connected to itself.
+async fn to_oneself() -> Endpoint {
+    let worker = worker("self");
+    let address = worker.address().expect("an address");
+    worker.connect(&address).await.expect("oneself")
+}
+
+/// A server's worker that listens, and a client's.
+async fn ends(transport: &str) -> (Worker, Listener, Worker) {
+    let server = worker(transport);
+    let listener = server.listen("127.0.0.1:0").await.expect("a listener");
+    (server, listener, worker(transport))
+}
