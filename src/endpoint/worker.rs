@@ -238,6 +238,16 @@ impl Worker {
         Some(Matched::new(self.clone(), taken.arrival, taken.message))
     }
 
+    /// How many operations are under way: futures that wait, what was posted or dropped and goes on, and what peers' requests still
+    /// need of this side. 0 when nothing is left to do.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.shared().with(|engine| {
+            engine.progress();
+            engine.core.operations.len()
+        })
+    }
+
     /// Moves what can be moved, without waiting. Needed only by those who drive a worker through its fd, in a loop of their own.
     /// Returns how many things happened.
     #[doc(alias = "ucp_worker_progress")]

@@ -46,8 +46,8 @@ pub(crate) mod rma;
 pub(crate) mod send;
 pub(crate) mod shared;
 pub(crate) mod signal;
-pub(crate) mod spread;
 pub(crate) mod spin;
+pub(crate) mod spread;
 pub(crate) mod stream;
 pub(crate) mod wireup;
 

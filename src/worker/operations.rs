@@ -293,6 +293,10 @@ impl Operations {
         Some(self.entries.remove(key.slot()))
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence
     }
