@@ -412,7 +412,7 @@ fn soak(transports: &str, length: Duration) {
     }));
     drop(runtime);
     let rounds = rounds.load(Ordering::Relaxed);
-    println!(
+    eprintln!(
         "{transports}: {rounds} rounds, {begin} KiB and {} mappings half way, {grown} KiB and {} at the end",
         mapped.0, mapped.1
     );
