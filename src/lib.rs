@@ -105,7 +105,7 @@ pub use endpoint::{
     AcceptStream, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmInbox, AmReceive,
     AmReceived, AmRecv, AmSend, AmSink, Atomic, ByteReader, ByteStream, ByteWriter, Closed,
     Completion, Counter, Destination, Endpoint, Fence, Fetched, Flush, FlushAll, Get, Matched,
-    MessageInfo, Op, OpenStream, Put, ReadChunk, Received, RemoteLayout, RemoteRegion,
+    MessageInfo, Op, OpenStream, Put, ReadChunk, Ready, Received, RemoteLayout, RemoteRegion,
     ReuniteError, TagMatched, TagRecv, TagSend, Wait, Worker, WriteBuffer,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
@@ -115,5 +115,6 @@ pub use memory::{
 };
 pub use protocol::{Block, Blocks, Descriptor, WorkerAddress};
 pub use types::{
-    Access, AmId, AtomicWord, EndpointId, Identity, LinkId, Mask, MemoryType, Tag, WorkerId,
+    Access, AmId, AtomicWord, EndpointId, Identity, LinkId, Mask, MemoryType, Priority, Tag,
+    WorkerId,
 };

@@ -6,9 +6,9 @@ use wharf::{
     BufferListMut, BufferMut, ByteReader, ByteStream, ByteWriter, Closed, Context, ContextBuilder,
     Counter, Descriptor, Endpoint, EndpointId, Error, ErrorKind, Fence, Fetched, Flush, FlushAll,
     Get, HostBufferMut, Incoming, Listener, Mask, Matched, MemoryType, MessageInfo, Op, OpError,
-    OpenStream, Operation, Progress, Put, ReadChunk, Received, Region, RemoteLayout, RemoteRegion,
-    ReuniteError, Tag, TagMatched, TagRecv, TagSend, Wait, Worker, WorkerAddress, WorkerId,
-    WriteBuffer,
+    OpenStream, Operation, Priority, Progress, Put, ReadChunk, Ready, Received, Region,
+    RemoteLayout, RemoteRegion, ReuniteError, Tag, TagMatched, TagRecv, TagSend, Wait, Worker,
+    WorkerAddress, WorkerId, WriteBuffer,
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
     },
@@ -85,6 +85,8 @@ all! {
     AcceptStream<'static>: Send + Unpin + 'static;
     ReadChunk<'static>: Send + Unpin + 'static;
     WriteBuffer<'static>: Send + Unpin + 'static;
+    Ready<'static>: Send + Unpin + 'static;
+    Priority: Send + Sync + Unpin + Copy + 'static;
     Op<()>: Send + Unpin + 'static;
     Op<Received<Vec<u8>>>: Send + Unpin + 'static;
     Op<Fetched<Vec<u8>>>: Send + Unpin + 'static;

@@ -16,7 +16,7 @@
 //! | `WHARF_RNDV_THRESH` | `UCX_RNDV_THRESH` | `auto`, `inf`, a size; or `intra:SIZE,inter:SIZE` | `auto` |
 //! | `WHARF_CONNECT_TIMEOUT` | | time for the whole of a connect | `10s` |
 //! | `WHARF_HANDSHAKE_TIMEOUT` | | time that a listener gives a new connection | `5s` |
-//! | `WHARF_KEEPALIVE_INTERVAL` | `UCX_KEEPALIVE_INTERVAL` | time, or `inf` for none | `10s` |
+//! | `WHARF_KEEPALIVE_INTERVAL` | `UCX_KEEPALIVE_INTERVAL` | time between probes over TCP, in whole seconds; a silent peer is given up after three; or `inf` for none | `10s` |
 //! | `WHARF_PIDFD` | | `y` or `n`: learn of a peer's death by pidfd | `y` |
 //! | `WHARF_CMA` | | `y` or `n`: copy between processes by `process_vm_readv` | `y` |
 //! | `WHARF_OPS_WINDOW` | | operations that may be posted on one endpoint | `4096` |

@@ -80,7 +80,12 @@ impl ContextBuilder {
         self
     }
 
-    /// Time between keepalive probes, where a path needs them to notice that the peer's host is gone; 10 s without.
+    /// Time between keepalive probes, in whole seconds (rounded up), where a path needs them to notice that the peer's host is gone; 10 s
+    /// without.
+    ///
+    /// Over TCP a connection whose other end has gone silent ends within three times this, idle or not, and nothing of ours wakes up for it. A
+    /// process that is stopped on a host that is alive keeps its connections, but for those on which more waits for it than sockets hold:
+    /// these end after two and a half times this. Over shared memory the end of a process is seen at once.
     /// Variables: `WHARF_KEEPALIVE_INTERVAL`, `UCX_KEEPALIVE_INTERVAL`.
     pub fn keepalive(mut self, interval: Duration) -> Self {
         self.given.keepalive = Some(Some(interval));

@@ -257,6 +257,8 @@ pub struct AmSink {
     id: AmId,
     /// Messages that have not left, or whose payload has not been fetched.
     pending: VecDeque<OpKey>,
+    /// Where its waker waits for room.
+    ticket: Option<u64>,
 }
 
 impl AmSink {
@@ -265,6 +267,7 @@ impl AmSink {
             endpoint,
             id,
             pending: VecDeque::new(),
+            ticket: None,
         }
     }
 
@@ -288,6 +291,7 @@ impl AmSink {
             endpoint,
             id,
             pending,
+            ticket,
         } = self;
         let shared = endpoint.shared();
         if shared.must_yield(cx) {
@@ -320,10 +324,8 @@ impl AmSink {
                 (room && out.admits()).then_some(Ok(()))
             },
             |engine, waker| {
-                if let Some(peer) = engine.core.endpoint(link, own)
-                    && !peer.waiters.iter().any(|waiter| waiter.will_wake(waker))
-                {
-                    peer.waiters.push(waker.clone());
+                if let Some(peer) = engine.core.endpoint(link, own) {
+                    peer.ready.leave(ticket, waker);
                 }
             },
         )
@@ -358,6 +360,12 @@ impl AmSink {
 
 impl Drop for AmSink {
     fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            let (link, id) = self.endpoint.place();
+            self.endpoint
+                .shared()
+                .forget_waiter(link, id, ticket, false);
+        }
         // They go on without it.
         for key in self.pending.drain(..) {
             self.endpoint.shared().drop_future(key);

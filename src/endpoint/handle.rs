@@ -163,7 +163,11 @@ impl Endpoint {
         }
     }
 
-    /// Closes the connection: what was sent goes out first, and the peer says that it has read it.
+    /// Closes the connection: what was sent goes out first, and the peer says that it has read it. So this waits for what waits for the peer: a
+    /// long or synchronous message until it is received there.
+    ///
+    /// The other end may still send meanwhile: its short messages arrive, and its puts and gets are served. A long or synchronous message of
+    /// its own that nobody has received when this end is done ends with an error at its sender. So does one on an endpoint to oneself, at once.
     ///
     /// # Errors
     /// What ended the connection instead.
@@ -174,7 +178,7 @@ impl Endpoint {
     pub async fn close(&self) -> Result<()> {
         let (link, id) = self.place();
         self.shared().begin_close(link, id);
-        let reason = std::future::poll_fn(|cx| self.shared().poll_closed(cx, link, id)).await;
+        let reason = Ending::new(self).await;
         match reason {
             Some(error)
                 if !matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::Closed) =>
@@ -200,7 +204,20 @@ impl Endpoint {
     /// # Cancel safety
     /// Cancel safe.
     pub fn closed(&self) -> Closed<'_> {
-        Closed { endpoint: self }
+        Closed {
+            ending: Ending::new(self),
+        }
+    }
+
+    /// Waits for a place: in the window of posted operations, and on the link. An operation that is posted right then finds one, unless
+    /// another task was faster.
+    ///
+    /// Where `.await` waits by itself, `.post()` fails with `WouldBlock` when the window is full; this tells when to try again.
+    pub fn ready(&self) -> Ready<'_> {
+        Ready {
+            endpoint: self,
+            ticket: None,
+        }
     }
 }
 
@@ -264,22 +281,102 @@ impl Future for Flush<'_> {
 }
 
 /// Waits for the end of a connection; made by [`Endpoint::closed`].
+///
+/// # Completion
+/// Resolves when the connection is over, with the reason: `ConnectionReset` when the peer closed it, `PeerDied` when its process ended,
+/// `Closed` when this side broke it off.
+///
+/// # Cancel safety
+/// Cancel safe.
 #[must_use = "futures do nothing unless awaited"]
 #[derive(Debug)]
 pub struct Closed<'a> {
-    endpoint: &'a Endpoint,
+    ending: Ending<'a>,
 }
 
 impl Future for Closed<'_> {
     type Output = Error;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Error> {
-        let (link, id) = self.endpoint.place();
-        self.endpoint
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Error> {
+        Pin::new(&mut self.ending).poll(cx).map(|reason| {
+            reason.unwrap_or_else(|| Error::new(ErrorKind::Closed, "the endpoint is closed"))
+        })
+    }
+}
+
+/// The end of a connection. `None`: so long ago that the reason is forgotten.
+#[derive(Debug)]
+struct Ending<'a> {
+    endpoint: &'a Endpoint,
+    ticket: Option<u64>,
+}
+
+impl<'a> Ending<'a> {
+    fn new(endpoint: &'a Endpoint) -> Self {
+        Self {
+            endpoint,
+            ticket: None,
+        }
+    }
+}
+
+impl Future for Ending<'_> {
+    type Output = Option<Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Error>> {
+        let this = &mut *self;
+        let (link, id) = this.endpoint.place();
+        this.endpoint
             .shared()
-            .poll_closed(cx, link, id)
-            .map(|reason| {
-                reason.unwrap_or_else(|| Error::new(ErrorKind::Closed, "the endpoint is closed"))
-            })
+            .poll_closed(cx, link, id, &mut this.ticket)
+    }
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            let (link, id) = self.endpoint.place();
+            self.endpoint.shared().forget_waiter(link, id, ticket, true);
+        }
+    }
+}
+
+/// Waits for a place for another operation; made by [`Endpoint::ready`].
+///
+/// # Completion
+/// Resolves when fewer operations than `WHARF_OPS_WINDOW` are posted and not over, and the link takes more: at most a few wait for room on it.
+/// With an error when the endpoint is closed or its connection over.
+///
+/// # Cancel safety
+/// Cancel safe. It reserves nothing, and takes nothing with it.
+#[must_use = "futures do nothing unless awaited"]
+#[derive(Debug)]
+pub struct Ready<'a> {
+    endpoint: &'a Endpoint,
+    ticket: Option<u64>,
+}
+
+impl Future for Ready<'_> {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = &mut *self;
+        let (link, id) = this.endpoint.place();
+        let shared = this.endpoint.shared();
+        if shared.must_yield(cx) {
+            return Poll::Pending;
+        }
+        shared.poll_ready(cx, link, id, &mut this.ticket)
+    }
+}
+
+impl Drop for Ready<'_> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            let (link, id) = self.endpoint.place();
+            self.endpoint
+                .shared()
+                .forget_waiter(link, id, ticket, false);
+        }
     }
 }

@@ -35,7 +35,7 @@ mod worker;
 pub use am::{AmSend, AmSink};
 pub use atomic::Atomic;
 pub use fence::{Fence, FlushAll};
-pub use handle::{Closed, Endpoint, Flush};
+pub use handle::{Closed, Endpoint, Flush, Ready};
 pub use inbox::{ActiveMessages, AmHandler, AmInbox, AmRecv};
 pub use layout::RemoteLayout;
 pub use message::{ActiveMessage, AmBytes, AmReceive, AmReceived};

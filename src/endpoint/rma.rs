@@ -23,7 +23,7 @@ use crate::{
         descriptor::{RegionKey, ShmRoute},
     },
     sys::identity::identity,
-    types::{Access, MemoryType, Tag},
+    types::{Access, MemoryType, Priority, Tag},
     worker::{
         engine::Engine,
         operations::{self, Arrival, Outcome, Work},
@@ -234,6 +234,7 @@ pub struct Put<'a> {
     local: bool,
     /// An error goes to whoever awaits.
     signal: Option<Result<Signal>>,
+    priority: Priority,
     deadline: Deadline,
     entered: Option<Entered>,
 }
@@ -271,6 +272,7 @@ impl<'a> Put<'a> {
             buffer,
             local: false,
             signal: None,
+            priority: Priority::Normal,
             deadline: Deadline::None,
             entered: None,
         }
@@ -296,6 +298,12 @@ impl<'a> Put<'a> {
         self
     }
 
+    /// Before which other operations of this endpoint it goes, where it goes by messages. Copies straight into the peer's memory take turns.
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
+    }
+
     /// Fails with `DeadlineExceeded` after this long. The bytes may still be written.
     pub fn deadline(mut self, after: Duration) -> Self {
         self.deadline = Deadline::After(after);
@@ -307,7 +315,7 @@ impl<'a> Put<'a> {
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
     pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
-        let buffer = std::mem::take(&mut self.buffer);
+        let mut buffer = std::mem::take(&mut self.buffer);
         if let Err(error) =
             self.remote
                 .check(self.endpoint, buffer.len(), Access::WRITE, Operation::Put)
@@ -319,17 +327,21 @@ impl<'a> Put<'a> {
             Err(error) => return Err(OpError::new(error, Some(buffer))),
         };
         let entered = self.endpoint.shared().with(|engine| {
-            match window(engine, self.endpoint, Operation::Put) {
-                Ok(()) => Ok(match self.at_once(engine, &buffer) {
-                    Some(Ok(())) => self
-                        .follow(engine, signal)
-                        .unwrap_or_else(|| Entered::over(Outcome::Done(Ok(())))),
-                    Some(Err(error)) => self.enter_failed(engine, buffer, error),
-                    None => self.enter(engine, buffer, signal),
-                }),
-                Err(error) => Err(OpError::new(error, Some(buffer))),
-            }
-        })?;
+            window(engine, self.endpoint, Operation::Put)?;
+            // Dropped after the lock is gone, if it stays here.
+            let take = std::mem::take::<Buffer>;
+            Ok(match self.at_once(engine, &buffer) {
+                Some(Ok(())) => self
+                    .follow(engine, signal)
+                    .unwrap_or_else(|| Entered::over(Outcome::Done(Ok(())))),
+                Some(Err(error)) => self.enter_failed(engine, take(&mut buffer), error),
+                None => self.enter(engine, take(&mut buffer), signal),
+            })
+        });
+        let entered = match entered {
+            Ok(entered) => entered,
+            Err(error) => return Err(OpError::new(error, Some(buffer))),
+        };
         Ok(Op {
             entered,
             deadline: self.deadline,
@@ -419,8 +431,10 @@ impl<'a> Put<'a> {
             peer.posted += 1;
         }
         let key = match put.layout {
-            Some(_) => engine.core.start_layout(link, Work::Put(put)),
-            None => engine.core.start_put(link, target, put),
+            Some(_) => engine
+                .core
+                .start_layout(link, Work::Put(put), self.priority),
+            None => engine.core.start_put(link, target, put, self.priority),
         };
         Entered::new(self.endpoint.handle(), key)
     }
@@ -505,6 +519,7 @@ pub struct Get<'a, B: ReceiveBuffer + Unpin> {
     endpoint: &'a Endpoint,
     remote: RemoteLayout,
     buffer: BufferMut,
+    priority: Priority,
     deadline: Deadline,
     entered: Option<Entered>,
     kind: PhantomData<fn() -> B>,
@@ -516,10 +531,17 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
             endpoint,
             remote,
             buffer: buffer.into(),
+            priority: Priority::Normal,
             deadline: Deadline::None,
             entered: None,
             kind: PhantomData,
         }
+    }
+
+    /// Before which other operations of this endpoint its request goes, where it goes by messages.
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
+        self
     }
 
     /// Fails with `DeadlineExceeded` after this long; the buffer does not come back then, since bytes may still land in it.
@@ -602,8 +624,10 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
             peer.posted += 1;
         }
         let key = match get.layout {
-            Some(_) => engine.core.start_layout(link, Work::Get(get)),
-            None => engine.core.start_get(link, target, get),
+            Some(_) => engine
+                .core
+                .start_layout(link, Work::Get(get), self.priority),
+            None => engine.core.start_get(link, target, get, self.priority),
         };
         Entered::new(self.endpoint.handle(), key)
     }

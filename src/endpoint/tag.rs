@@ -14,7 +14,7 @@ use crate::{
     memory::{Buffer, BufferMut, ReceiveBuffer},
     protocol::matching::Arrival as Order,
     transport::SendError,
-    types::{EndpointId, Mask, Tag},
+    types::{EndpointId, Mask, Priority, Tag},
     worker::{
         core::truncated,
         direct::DirectOutcome,
@@ -56,6 +56,7 @@ pub struct TagSend<'a> {
     tag: Tag,
     buffer: Buffer,
     sync: bool,
+    priority: Priority,
     deadline: Deadline,
     entered: Option<Entered>,
 }
@@ -67,6 +68,7 @@ impl<'a> TagSend<'a> {
             tag,
             buffer,
             sync: false,
+            priority: Priority::Normal,
             deadline: Deadline::None,
             entered: None,
         }
@@ -76,6 +78,12 @@ impl<'a> TagSend<'a> {
     #[doc(alias = "ucp_tag_send_sync_nbx")]
     pub fn sync(mut self) -> Self {
         self.sync = true;
+        self
+    }
+
+    /// Before which other operations of this endpoint it goes. Messages of different priorities have no order among each other.
+    pub fn priority(mut self, priority: Priority) -> Self {
+        self.priority = priority;
         self
     }
 
@@ -114,7 +122,8 @@ impl<'a> TagSend<'a> {
                 .during(Operation::TagSend));
             }
             let buffer = std::mem::take(&mut self.buffer);
-            Ok(enter(engine, self.endpoint, self.tag, buffer, self.sync))
+            let how = (self.sync, self.priority);
+            Ok(enter(engine, self.endpoint, self.tag, buffer, how))
         });
         match entered {
             Ok(entered) => Ok(Op {
@@ -138,7 +147,7 @@ fn enter(
     endpoint: &Endpoint,
     tag: Tag,
     buffer: Buffer,
-    sync: bool,
+    (sync, priority): (bool, Priority),
 ) -> Entered {
     let (link, _) = endpoint.place();
     let send = operations::Send {
@@ -157,6 +166,7 @@ fn enter(
     if let Some(peer) = engine.core.peer(link) {
         peer.posted += 1;
     }
+    engine.core.prioritize(key, priority);
     engine.core.submit(link, key);
     Entered::new(endpoint.handle(), key)
 }
@@ -233,7 +243,7 @@ impl Future for TagSend<'_> {
                 this.endpoint,
                 this.tag,
                 buffer,
-                this.sync,
+                (this.sync, this.priority),
             ));
             shared.leave(engine);
         }
@@ -603,6 +613,9 @@ impl Future for TagMatched<'_> {
 }
 
 /// A message that was claimed and not yet received. Dropping it puts the message back in its place.
+///
+/// A long message waits at its sender meanwhile, whose send is not over and whose endpoint cannot close: a claim that is kept and
+/// forgotten holds both up until it is received, dropped, or this side closes the connection.
 #[must_use = "a matched message that is dropped goes back to where it was"]
 #[doc(alias = "ucp_tag_message_h")]
 pub struct Matched {

@@ -229,6 +229,14 @@ impl Default for Buffer {
     }
 }
 
+impl Buffer {
+    /// Whether the memory has an owner of the user's that this was made with.
+    #[inline]
+    pub(crate) fn is_lent(&self) -> bool {
+        matches!(self.0, Shared::Raw(_))
+    }
+}
+
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({} bytes, {})", self.len(), self.memory_type())

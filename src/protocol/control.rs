@@ -17,7 +17,8 @@
 //! | `JOIN` | operation of the initiator | [`Join`] |
 //! | `MAP` | generation of the region | `u32` slot of the region |
 //! | `CREDIT` | bytes of eager window returned | none |
-//! | `CLOSE` | none | none: nothing follows |
+//! | `CLOSE` | 0 | none: nothing new follows, and what was announced is matched no more |
+//! | `CLOSE` | 1 | none: all before the peer's `CLOSE` was read, and nothing follows |
 //! | `STREAM_OPEN` | stream ([`StreamName`](super::stream::StreamName)) | none |
 //! | `STREAM_ACCEPTED` | number of streams accepted since the last | none |
 //! | `STREAM_DATA` | stream | payload |
@@ -83,6 +84,15 @@ pub(crate) const ATOMIC: u8 = 28;
 pub(crate) const FETCHED: u8 = 29;
 pub(crate) const SIGNAL: u8 = 30;
 pub(crate) const SETTLE: u8 = 31;
+
+/// Whether a message may go before others that wait: an answer that ends or begins something on its own, and whose place among other
+/// messages means nothing.
+pub(crate) const fn is_answer(id: u8) -> bool {
+    matches!(
+        id,
+        TAG_RTR | DONE | NACK | CANCEL | CANCELED | CREDIT | MAP | FETCHED | STREAM_WINDOW
+    )
+}
 
 /// No slot, no segment.
 pub(crate) const NONE: u32 = u32::MAX;

@@ -42,3 +42,6 @@ pub use layout::{Block, Blocks};
 /// Bytes of eager messages, 64 for each message and its payload, that may be under way to a peer or unmatched there: what an
 /// endpoint can make its peer hold. Part of version 1 of the wire; past it messages are announced and wait at their sender.
 pub(crate) const EAGER_WINDOW: u64 = 1 << 20;
+
+/// Messages that may be announced to a peer and unmatched there; later ones wait at their sender. Part of version 1 of the wire.
+pub(crate) const ANNOUNCEMENTS: usize = 4096;

@@ -18,16 +18,20 @@ use crate::transport::{
 /// * `tcp` goes everywhere, through the kernel and with two copies, so it is last.
 pub(crate) const NAMES: [&str; 4] = ["self", "shm", "cma", "tcp"];
 
-/// What the kernel takes for the time between keepalive probes.
-const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(32_767));
+/// What the kernel takes for the time between keepalive probes, in seconds.
+const KEEPALIVE: (u64, u64) = (1, 32_767);
 
 /// Those of [`NAMES`] that carry messages, in the same order. `keepalive` is the silence after which the peer's host is
-/// asked whether it is still there; `None` makes that as rare as the kernel allows.
+/// asked whether it is still there; `None`: it never is.
 pub(crate) fn built_in(keepalive: Option<Duration>, use_pidfd: bool) -> Vec<Arc<dyn Transport>> {
-    let keepalive_idle = keepalive.map_or(KEEPALIVE.1, |time| time.clamp(KEEPALIVE.0, KEEPALIVE.1));
+    // Up to whole seconds.
+    let keepalive = keepalive.map(|time| {
+        let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+        Duration::from_secs(seconds.clamp(KEEPALIVE.0, KEEPALIVE.1))
+    });
     let shm = ShmOptions { use_pidfd };
     let tcp = TcpOptions {
-        keepalive_idle,
+        keepalive,
         ..TcpOptions::default()
     };
     vec![

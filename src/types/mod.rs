@@ -8,6 +8,7 @@ mod atomic;
 mod identity;
 mod ids;
 mod memory_type;
+mod priority;
 mod tag;
 
 pub use access::Access;
@@ -18,4 +19,5 @@ pub use identity::Identity;
 pub(crate) use ids::OpKey;
 pub use ids::{AmId, EndpointId, LinkId, WorkerId};
 pub use memory_type::MemoryType;
+pub use priority::Priority;
 pub use tag::{Mask, Tag};

@@ -270,7 +270,7 @@ impl Core {
         {
             out.credits = out.credits.saturating_add(count);
             out.refused = false;
-            self.wakes.append(&mut peer.waiters);
+            peer.ready.take(&mut self.wakes);
             self.am_release(link, id);
         }
     }
@@ -291,7 +291,7 @@ impl Core {
             let name = peer.info.name.clone();
             peer.lost.get_or_insert_with(|| refused().with_peer(name));
         }
-        self.wakes.append(&mut peer.waiters);
+        peer.ready.take(&mut self.wakes);
         for key in waiting {
             self.fail_operation(key, refused());
         }

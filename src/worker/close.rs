@@ -1,11 +1,27 @@
 //! How connections and workers end.
+//!
+//! ```text
+//! one closes:  its operations end, CLOSE 0 ──▶ the other's operations end, CLOSE 1 ──▶ it hangs up ──▶ the other is over
+//! both close:  CLOSE 0 ⇄ CLOSE 0,  CLOSE 1 ⇄ CLOSE 1: who has it hangs up
+//! ```
+//!
+//! `CLOSE 0` says that nothing new follows; `CLOSE 1`, that everything before the other's `CLOSE 0` has been read. Whoever hangs up has it, so
+//! that nothing is left under way in either direction. Between the two a peer's puts and gets are still served, and its short messages
+//! delivered; messages that it has announced and that nobody has matched end at their sender.
 
 use std::task::{Context as TaskContext, Poll};
 
 use crate::{
-    error::Error,
+    error::{Error, ErrorKind, Result},
+    protocol::control,
+    transport::loopback::Loopback,
     types::{EndpointId, LinkId, OpKey},
-    worker::{core::Core, operations::Work, peer::Status, shared::Shared},
+    worker::{
+        core::Core,
+        operations::{RecvStage, Work},
+        peer::{Status, at},
+        shared::Shared,
+    },
 };
 
 impl Shared {
@@ -15,6 +31,7 @@ impl Shared {
         cx: &mut TaskContext<'_>,
         link: LinkId,
         id: EndpointId,
+        ticket: &mut Option<u64>,
     ) -> Poll<Option<Error>> {
         self.with(|engine| {
             engine.progress();
@@ -23,13 +40,7 @@ impl Shared {
                 Some(peer) => match &peer.status {
                     Status::Closed(error) => Poll::Ready(Some(error.duplicate())),
                     _ => {
-                        if !peer
-                            .waiters
-                            .iter()
-                            .any(|waiter| waiter.will_wake(cx.waker()))
-                        {
-                            peer.waiters.push(cx.waker().clone());
-                        }
+                        peer.ending.leave(ticket, cx.waker());
                         Poll::Pending
                     }
                 },
@@ -43,8 +54,7 @@ impl Shared {
             if let Some(peer) = engine.core.endpoint(link, id)
                 && matches!(peer.status, Status::Open)
             {
-                peer.status = Status::Closing { sent: false };
-                engine.core.close_step(link);
+                engine.core.begin_close(link);
             }
         });
     }
@@ -60,6 +70,103 @@ impl Shared {
 }
 
 impl Core {
+    /// Closes an open connection from this side.
+    pub(crate) fn begin_close(&mut self, link: LinkId) {
+        let Some(peer) = at(&mut self.peers, link) else {
+            return;
+        };
+        peer.status = Status::Closing { sent: false };
+        peer.ready.take(&mut self.wakes);
+        if peer.attributes.transport == Loopback::NAME {
+            // Both ends close at once, and nobody is left to match what is announced.
+            self.peer_closes(
+                link,
+                Error::new(ErrorKind::Closed, "the endpoint was closed"),
+            );
+            self.forget_announced(link);
+        }
+        self.close_step(link);
+    }
+
+    /// The peer begins nothing more and matches nothing more.
+    fn peer_closes(&mut self, link: LinkId, reason: Error) {
+        let Some(peer) = at(&mut self.peers, link) else {
+            return;
+        };
+        let reason = reason
+            .with_peer(&peer.info.name)
+            .over(peer.attributes.transport);
+        peer.status = Status::Closing { sent: false };
+        peer.reason = Some(reason.duplicate());
+        peer.ready.take(&mut self.wakes);
+        self.end_unmatched(link, &reason);
+        self.runnable.push_back(link);
+    }
+
+    /// A closing endpoint says so once nothing is left to send.
+    pub(crate) fn close_step(&mut self, link: LinkId) {
+        let Some(peer) = at(&mut self.peers, link) else {
+            return;
+        };
+        if !matches!(peer.status, Status::Closing { sent: false }) || !peer.queue.is_empty() {
+            return;
+        }
+        let busy = self.operations.iter().any(|(_, entry)| {
+            entry.link == Some(link)
+                && (entry.outcome.is_none() || entry.copies > 0)
+                && match &entry.work {
+                    Work::Send(_)
+                    | Work::Put(_)
+                    | Work::Get(_)
+                    | Work::Atomic(_)
+                    | Work::Serve(_)
+                    | Work::ClaimLanding { .. }
+                    | Work::Help { .. } => true,
+                    // Matched: its sender may end what it announced when it hears of the close.
+                    Work::Recv(recv) => {
+                        matches!(recv.stage, RecvStage::Landing { .. } | RecvStage::Copying)
+                    }
+                    _ => false,
+                }
+        });
+        // What a stream has left is void once its reader has gone.
+        if busy || peer.reason.is_none() && self.streams.has_unsent(link) {
+            return;
+        }
+        peer.status = Status::Closing { sent: true };
+        let answer = u64::from(peer.reason.is_some());
+        self.control(link, control::CLOSE, answer, &[]);
+        self.forget_announced(link);
+    }
+
+    /// The peer says that it closes (0), or that it has read this side's word of it (1).
+    pub(crate) fn close_received(&mut self, link: LinkId, answer: u64) -> Result<()> {
+        let Some(peer) = self.peer(link) else {
+            return Ok(());
+        };
+        let said = matches!(peer.status, Status::Closing { sent: true });
+        let gone = || Error::new(ErrorKind::ConnectionReset, "the peer closed the connection");
+        match (answer, said) {
+            (0, false) if peer.reason.is_none() => self.peer_closes(link, gone()),
+            // Both at once.
+            (0, true) if peer.reason.is_none() => {
+                let reason = gone()
+                    .with_peer(&peer.info.name)
+                    .over(peer.attributes.transport);
+                peer.reason = Some(reason);
+                self.control(link, control::CLOSE, 1, &[]);
+            }
+            (1, true) => self.failures.push((link, gone())),
+            _ => {
+                return Err(Error::new(
+                    ErrorKind::Protocol,
+                    "a close that answers none, or a second one",
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Ends all operations that belong to no connection.
     pub(crate) fn end_all(&mut self, error: &Error) {
         let keys: Vec<OpKey> = self

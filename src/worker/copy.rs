@@ -20,6 +20,9 @@ use crate::{
 /// Bytes moved between two looks at anything else: about 5 to 10 µs.
 pub(crate) const CHUNK: usize = 64 << 10;
 
+/// Chunks moved in one pass: what a message waits behind. More transfers than these take turns.
+const STEPS: usize = 4;
+
 /// The far end's memory.
 pub(crate) enum Remote {
     /// Its address in the peer's process, through the kernel.
@@ -75,21 +78,26 @@ impl Core {
         }
     }
 
-    /// Moves one chunk of each transfer.
+    /// Moves one chunk of each of a few transfers.
     pub(crate) fn step_transfers(&mut self) -> usize {
-        let mut moved = 0;
-        let mut index = 0;
-        while index < self.transfers.len() {
-            moved += 1;
+        let steps = self.transfers.len().min(STEPS);
+        for _ in 0..steps {
+            if self.next_transfer >= self.transfers.len() {
+                self.next_transfer = 0;
+            }
+            let index = self.next_transfer;
+            if index >= self.transfers.len() {
+                break;
+            }
             match self.step(index) {
-                Ok(Step::Moved) => index += 1,
+                Ok(Step::Moved) => self.next_transfer += 1,
                 Ok(Step::Checked) => self.layout_checked(index),
                 Ok(Step::Exhausted) => self.end_transfer(index, None),
                 Ok(Step::Complete) => self.end_transfer(index, Some(Ok(()))),
                 Err(error) => self.end_transfer(index, Some(Err(error))),
             }
         }
-        moved
+        steps
     }
 
     fn step(&mut self, index: usize) -> Result<Step> {

@@ -23,7 +23,8 @@ use crate::{
         operations::{
             self, Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work,
         },
-        peer::{OneCopy, Peer, Queued, Status, at, eager_cost},
+        peer::{OneCopy, Peer, Status, at, eager_cost},
+        pressure::Buried,
     },
 };
 
@@ -33,7 +34,7 @@ pub(crate) struct Kept {
     /// Its process: the link, which would tell of its end, may be gone.
     process: Option<PidFd>,
     /// `None` for exposed memory, whose owner asks [`Kept::is_over`].
-    _memory: Option<Work>,
+    memory: Option<Work>,
 }
 
 impl Kept {
@@ -41,7 +42,7 @@ impl Kept {
         Self {
             pair,
             process: process.and_then(|process| PidFd::open(process).ok()),
-            _memory: memory,
+            memory,
         }
     }
 
@@ -59,8 +60,12 @@ pub(crate) struct Core {
     pub(crate) unexpected: UnexpectedQueue<Unexpected>,
     pub(crate) direct: Option<Direct>,
     pub(crate) transfers: Vec<Transfer>,
+    /// Which of them has the next turn.
+    pub(crate) next_transfer: usize,
     pub(crate) kept: Vec<Kept>,
     pub(crate) wakes: Vec<Waker>,
+    /// Dropped when the lock is gone.
+    pub(crate) buried: Vec<Buried>,
     pub(crate) writable: Vec<LinkId>,
     pub(crate) failures: Vec<(LinkId, Error)>,
     /// Links whose queue has something that may go now.
@@ -91,8 +96,10 @@ impl Core {
             unexpected: UnexpectedQueue::default(),
             direct: None,
             transfers: Vec::new(),
+            next_transfer: 0,
             kept: Vec::new(),
             wakes: Vec::new(),
+            buried: Vec::new(),
             writable: Vec::new(),
             failures: Vec::new(),
             runnable: VecDeque::new(),
@@ -224,11 +231,15 @@ impl Core {
     /// A message that a dropped receive had taken returns to its place in the order of arrival.
     fn put_back(&mut self, entry: Entry, outcome: Outcome) {
         if entry.discards {
+            self.bury_outcome(outcome);
+            self.bury_entry(entry);
             return;
         }
-        if let Some((order, message)) = message_of(entry, outcome) {
-            self.restore(order, message);
+        match message_of(&entry, outcome) {
+            Ok((order, message)) => self.restore(order, message),
+            Err(outcome) => self.bury_outcome(outcome),
         }
+        self.bury_entry(entry);
     }
 
     /// The message of a receive or claim whose future is gone keeps its place while its bytes arrive.
@@ -283,12 +294,18 @@ impl Core {
         };
         self.unexpected
             .remove_if(|message| matches!(message.body, Body::Arriving { op, .. } if op == key));
-        let Some(successor) = successor else { return };
-        if let Some(error) = failure {
-            self.fail_operation(successor, error);
-        } else if let Some((order, message)) = message_of(entry, outcome) {
-            self.hand_over(successor, order, message);
+        match (message_of(&entry, outcome), successor, failure) {
+            (Ok((order, message)), Some(successor), None) => {
+                self.hand_over(successor, order, message);
+            }
+            (Err(outcome), Some(successor), Some(error)) => {
+                self.bury_outcome(outcome);
+                self.fail_operation(successor, error);
+            }
+            (Err(outcome), ..) => self.bury_outcome(outcome),
+            (Ok(_), ..) => {}
         }
+        self.bury_entry(entry);
     }
 
     /// A receive has matched a message that keeps its place.
@@ -307,9 +324,10 @@ impl Core {
         if arrived {
             if let Some(mut entry) = self.operations.remove(op)
                 && let Some(outcome) = entry.outcome.take()
-                && let Some((order, message)) = message_of(entry, outcome)
+                && let Ok((order, message)) = message_of(&entry, outcome)
             {
                 self.hand_over(key, order, message);
+                self.bury_entry(entry);
             }
         } else if let Some(entry) = self.operations.get(key)
             && let Work::Recv(recv) = &mut entry.work
@@ -362,7 +380,7 @@ impl Core {
         if matches!(message.body, Body::Announced(_))
             && self
                 .endpoint(message.link, message.from)
-                .is_none_or(|peer| !peer.is_alive())
+                .is_none_or(|peer| !peer.matches_announced())
         {
             // Its bytes went with its sender.
             return;
@@ -444,6 +462,7 @@ impl Core {
         if credit > 0 {
             self.consumed(link, credit);
         }
+        self.bury_body(body);
         result.map(|length| Arrival { length, tag, from })
     }
 
@@ -500,6 +519,7 @@ impl Core {
             && let Some(entry) = self.operations.remove(key)
         {
             self.close_soon(entry.link);
+            self.bury_entry(entry);
         }
     }
 
@@ -582,7 +602,15 @@ impl Core {
 
     /// Lets go of kept memory whose writers are seen outside.
     pub(crate) fn release_kept(&mut self) {
-        self.kept.retain(|kept| !kept.is_over());
+        let (over, kept) = std::mem::take(&mut self.kept)
+            .into_iter()
+            .partition(Kept::is_over);
+        self.kept = kept;
+        for kept in Vec::<Kept>::into_iter(over) {
+            if let Some(work) = kept.memory {
+                self.bury(work);
+            }
+        }
     }
 
     /// Takes what a future came for. The entry goes, but for a put whose source is free and whose acknowledgement is not here.
@@ -597,6 +625,7 @@ impl Core {
         }
         if let Some(entry) = self.operations.remove(key) {
             self.release(entry.link, &entry.work);
+            self.bury(entry.work);
         }
         Some(outcome)
     }
@@ -619,19 +648,30 @@ impl Core {
                 one_copy.pair.release(slot);
             }
             peer.posted = peer.posted.saturating_sub(1);
-            if !peer.waiters.is_empty() {
-                let waiters = std::mem::take(&mut peer.waiters);
-                self.wakes.extend(waiters);
-            }
+            self.tell_ready(link);
         }
     }
 
     /// Ends a connection: every operation on it ends with `error`. The caller has taken the link out of its interface.
     pub(crate) fn fail(&mut self, link: LinkId, error: Error) {
-        let Some(peer) = self.peer(link) else { return };
+        let Some(peer) = at(&mut self.peers, link) else {
+            return;
+        };
         if matches!(peer.status, Status::Closed(_)) {
             return;
         }
+        let error = match peer.reason.take() {
+            // The peer had said so: the link's end is the answer to the answer.
+            Some(reason)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::ConnectionReset | ErrorKind::PeerDied
+                ) =>
+            {
+                reason
+            }
+            _ => error,
+        };
         let error = error
             .with_peer(&peer.info.name)
             .over(peer.attributes.transport);
@@ -640,8 +680,8 @@ impl Core {
         peer.queue.clear();
         // Whatever the link was lent is ours again once it is dropped.
         peer.link = None;
-        let waiters = std::mem::take(&mut peer.waiters);
-        self.wakes.extend(waiters);
+        peer.ending.take(&mut self.wakes);
+        peer.ready.take(&mut self.wakes);
         self.wakes.append(&mut self.arrivals);
         // Nobody may begin to touch memory here for this peer any more.
         for transfer in &self.transfers {
@@ -669,7 +709,9 @@ impl Core {
                     | Work::Help { .. }
                     | Work::AmLanding { .. }
                     | Work::StreamIn(_) => {
-                        self.operations.remove(key);
+                        if let Some(entry) = self.operations.remove(key) {
+                            self.bury_entry(entry);
+                        }
                     }
                     Work::Flush { .. } => {
                         // A flush says how operations ended, and they end here.
@@ -685,11 +727,8 @@ impl Core {
                 }
             }
         }
-        self.unexpected.remove_if(|message| {
-            message.link == link && matches!(message.body, Body::Announced(_))
-        });
         self.end_streams(link, &error);
-        self.am_ended(link);
+        self.forget_announced(link);
         if let Some(peer) = at(&mut self.peers, link) {
             if let Some(one_copy) = peer.one_copy.take() {
                 // The peer may not have noticed: it must not begin to touch what is exposed here, and who takes that back later waits for it.
@@ -754,7 +793,9 @@ impl Core {
         match post {
             Some(post) => {
                 self.posted.cancel(post);
-                self.operations.remove(key);
+                if let Some(entry) = self.operations.remove(key) {
+                    self.bury_entry(entry);
+                }
             }
             None => {
                 entry.detached = true;
@@ -767,7 +808,9 @@ impl Core {
                 );
                 if waits {
                     self.resign(key);
-                    self.operations.remove(key);
+                    if let Some(entry) = self.operations.remove(key) {
+                        self.bury_entry(entry);
+                    }
                 } else {
                     self.keep_place(key);
                 }
@@ -833,8 +876,7 @@ impl Core {
         if let Some(link) = link
             && let Some(peer) = self.peer(link)
         {
-            peer.queue
-                .retain(|queued| !matches!(queued, Queued::Operation(op) if *op == key));
+            peer.queue.remove(key);
         }
     }
 
@@ -842,39 +884,38 @@ impl Core {
     pub(crate) fn map_segment(&mut self, link: LinkId, segment: u64, mapping: Mapping) {
         if let Some(one_copy) = self.one_copy(link) {
             one_copy.asked.retain(|asked| *asked != segment);
-            if one_copy.mapped.len() >= OneCopy::MAX_MAPPED {
-                one_copy.mapped.remove(0);
-            }
+            one_copy.make_room(mapping.len());
             one_copy.mapped.push((segment, Arc::new(mapping)));
         }
     }
 }
 
 /// The message that a receive or claim ended with, and its place.
-fn message_of(entry: Entry, outcome: Outcome) -> Option<(Order, Unexpected)> {
-    match outcome {
-        Outcome::Buffer {
-            result: Ok(arrival),
-            buffer: Some(buffer),
-        } => {
-            let Work::Recv(recv) = entry.work else {
-                return None;
-            };
+fn message_of(entry: &Entry, outcome: Outcome) -> Result<(Order, Unexpected), Outcome> {
+    match (outcome, &entry.work, entry.link) {
+        (
+            Outcome::Buffer {
+                result: Ok(arrival),
+                buffer: Some(buffer),
+            },
+            Work::Recv(recv),
+            Some(link),
+        ) => {
             let body = Body::Whole {
                 data: buffer.freeze().slice(..arrival.length),
                 ack: None,
                 credit: 0,
             };
             let message = Unexpected {
-                link: entry.link?,
+                link,
                 from: arrival.from,
                 tag: arrival.tag,
                 body,
             };
-            Some((recv.order, message))
+            Ok((recv.order, message))
         }
-        Outcome::Claimed(Ok(message)) => Some(*message),
-        _ => None,
+        (Outcome::Claimed(Ok(message)), ..) => Ok(*message),
+        (outcome, ..) => Err(outcome),
     }
 }
 

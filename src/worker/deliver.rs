@@ -20,7 +20,7 @@ use crate::{
         operations::{
             Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Unexpected, Work,
         },
-        peer::{ANSWERS, ONE_COPY_FROM, Status, WINDOW_BACK, at, eager_cost},
+        peer::{ANSWERS, ONE_COPY_FROM, OneCopy, WINDOW_BACK, at, eager_cost},
         send::{SHARE_FROM, give},
         signal::put_parts,
     },
@@ -142,9 +142,16 @@ impl Core {
     }
 
     /// An announced message: matched, or kept.
-    fn announced(&mut self, link: LinkId, tag: Tag, rts: Rts) {
-        let Some(peer) = self.peer(link) else { return };
+    fn announced(&mut self, link: LinkId, tag: Tag, rts: Rts) -> Result<()> {
+        let Some(peer) = self.peer(link) else {
+            return Ok(());
+        };
+        if !peer.matches_announced() {
+            // It went out before the peer read that this side is done; the sender ends it.
+            return Ok(());
+        }
         let from = peer.id;
+        self.hold_announcement(link)?;
         if let Some(key) = self.posted.take_match(tag) {
             let order = self.unexpected.arrival();
             self.hand_over(
@@ -157,7 +164,7 @@ impl Core {
                     body: Body::Announced(rts),
                 },
             );
-            return;
+            return Ok(());
         }
         if let Some(direct) = &mut self.direct
             && direct.accepts(tag)
@@ -166,7 +173,7 @@ impl Core {
             let order = self.unexpected.arrival();
             let key = self.enter_direct(buffer, link, order);
             self.begin_rendezvous(key, link, from, tag, rts);
-            return;
+            return Ok(());
         }
         self.unexpected.push(
             tag,
@@ -177,6 +184,7 @@ impl Core {
                 body: Body::Announced(rts),
             },
         );
+        Ok(())
     }
 
     /// The receive that is being polled goes into the table.
@@ -208,6 +216,17 @@ impl Core {
         tag: Tag,
         rts: Rts,
     ) {
+        if self.operations.get(key).is_none_or(|entry| !entry.discards) {
+            self.drop_announcement(link);
+        }
+        if self
+            .endpoint(link, from)
+            .is_some_and(|peer| !peer.matches_announced())
+        {
+            let gone = "the sender is gone, and the message with it";
+            self.fail_operation(key, Error::new(ErrorKind::ConnectionReset, gone));
+            return;
+        }
         let Some(entry) = self.operations.get(key) else {
             return;
         };
@@ -310,22 +329,29 @@ impl Core {
             return Err(violation("ready twice"));
         }
         let length = send.buffer.len();
+        let counts = send.counts();
         if rtr.scheme == 0 {
-            if length == 0 {
-                self.finish(key, Outcome::Done(Ok(())));
-                return Ok(());
-            }
             send.stage = SendStage::Streaming(Outgoing {
                 to: rtr.op,
                 next: 0,
             });
-            self.submit(link, key);
+            if counts {
+                self.announcement_over(link);
+            }
+            if length == 0 {
+                self.finish(key, Outcome::Done(Ok(())));
+            } else {
+                self.submit(link, key);
+            }
             return Ok(());
         }
         // The receiver copies; this side takes a share while it is awake.
         send.stage = SendStage::AwaitMatch;
         let local = send.buffer.address().cast_mut();
         let chunks = send.slot;
+        if counts {
+            self.announcement_over(link);
+        }
         let Some(one_copy) = self.one_copy(link) else {
             return Err(violation("no memory in common"));
         };
@@ -440,8 +466,12 @@ impl Core {
             }
             return;
         }
+        let announced = entry.was_announced();
         match &mut entry.work {
             Work::Send(_) | Work::Recv(_) | Work::Get(_) => {
+                if announced {
+                    self.announcement_over(link);
+                }
                 self.drop_transfers(key);
                 self.copied(key, Ok(()));
             }
@@ -482,7 +512,9 @@ impl Core {
         if entry.outcome.is_some() && !matches!(&entry.work, Work::Put(put) if put.local) {
             return;
         }
-        if let Work::Put(put) = &mut entry.work {
+        if entry.was_announced() {
+            self.announcement_over(link);
+        } else if let Work::Put(put) = &mut entry.work {
             put.acknowledged = true;
             // What is still in flight is discarded by the peer; no more follows.
             put.next = put.buffer.len();
@@ -571,17 +603,20 @@ impl Core {
     }
 
     fn put_landed(&mut self, link: LinkId, key: OpKey) {
-        if let Some(entry) = self.operations.remove(key)
-            && let Work::PutIn {
+        if let Some(mut entry) = self.operations.remove(key) {
+            if let Work::PutIn {
                 ack: Some(op),
                 signal,
                 ..
-            } = entry.work
-        {
-            if let Some(signal) = signal {
-                self.raise(&signal);
+            } = &mut entry.work
+            {
+                let (op, signal) = (*op, signal.take());
+                if let Some(signal) = signal {
+                    self.raise(&signal);
+                }
+                self.control(link, control::DONE, op, &[]);
             }
-            self.control(link, control::DONE, op, &[]);
+            self.bury_entry(entry);
         }
     }
 
@@ -639,6 +674,9 @@ impl Core {
             hit
         });
         // One that was matched ends by itself.
+        if found {
+            self.drop_announcement(link);
+        }
         if found || self.am_cancel(link, op) {
             self.control(link, control::CANCELED, op, &[]);
         }
@@ -660,19 +698,6 @@ impl Core {
             }
             give(one_copy, to.as_mut(), segment);
         }
-    }
-
-    fn close_received(&mut self, link: LinkId) {
-        let Some(peer) = self.peer(link) else { return };
-        let ours = matches!(peer.status, Status::Closing { sent: true });
-        if !ours {
-            // Answered, so that the peer knows that all it sent has been read.
-            self.control(link, control::CLOSE, 0, &[]);
-        }
-        self.failures.push((
-            link,
-            Error::new(ErrorKind::ConnectionReset, "the peer closed the connection"),
-        ));
     }
 }
 
@@ -774,6 +799,10 @@ impl Sink for Core {
     }
 
     fn shared(&mut self, from: LinkId, segment: u64, fd: OwnedFd, length: u64) {
+        if length > OneCopy::MAX_MAPPED_BYTES as u64 {
+            tracing::warn!(target: "wharf::memory", length, "a peer's memory segment is too long to be mapped; its memory is reached the slow way");
+            return;
+        }
         match Mapping::of_received(fd.as_fd(), length as usize) {
             Ok(mapping) => self.map_segment(from, segment, mapping),
             Err(error) => {
@@ -797,7 +826,7 @@ impl Core {
                 let (op, data) = operation(body)?;
                 self.eager_message(from, Tag(header), data, Some(op))?;
             }
-            control::TAG_RTS => self.announced(from, Tag(header), Rts::decode(body)?),
+            control::TAG_RTS => self.announced(from, Tag(header), Rts::decode(body)?)?,
             control::TAG_RTR => self.ready_to_receive(from, OpKey(header), Rtr::decode(body)?)?,
             control::FRAGMENT => self.fragment(from, OpKey(header), body)?,
             control::DONE => self.done(from, OpKey(header)),
@@ -833,7 +862,7 @@ impl Core {
                     peer.eager_out = peer.eager_out.saturating_sub(header);
                 }
             }
-            control::CLOSE => self.close_received(from),
+            control::CLOSE => self.close_received(from, header)?,
             control::STREAM_OPEN..=control::STREAM_ACCEPTED => {
                 self.stream_message(from, id, header, body)?;
             }

@@ -87,15 +87,15 @@ impl Handle {
                 if let Some(peer) = core.peer(*link)
                     && matches!(peer.status, Status::Open)
                 {
-                    peer.status = Status::Closing { sent: false };
-                    core.close_step(*link);
+                    core.begin_close(*link);
                 }
             }
             links
         });
         let all = async {
             for (link, id) in &links {
-                std::future::poll_fn(|cx| shared.poll_closed(cx, *link, *id)).await;
+                let mut ticket = None;
+                std::future::poll_fn(|cx| shared.poll_closed(cx, *link, *id, &mut ticket)).await;
             }
         };
         let in_time = tokio::time::timeout(deadline, all).await.is_ok();

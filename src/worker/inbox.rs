@@ -502,7 +502,7 @@ fn rejection(reason: &str) -> Vec<u8> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
 
     use parking_lot::Mutex;
@@ -515,7 +515,7 @@ mod tests {
         worker::peer::{Made, Peer},
     };
 
-    type Sent = Arc<Mutex<Vec<(u8, u64)>>>;
+    pub(in crate::worker) type Sent = Arc<Mutex<Vec<(u8, u64)>>>;
 
     /// A link that takes everything and remembers what it was.
     #[derive(Debug)]
@@ -543,10 +543,11 @@ mod tests {
         }
     }
 
-    const LINK: LinkId = LinkId::new(0, 1);
+    pub(in crate::worker) const LINK: LinkId = LinkId::new(0, 1);
     const ID: AmId = AmId(3);
 
-    fn core() -> (Core, Sent) {
+    /// A core with one connection.
+    pub(in crate::worker) fn core() -> (Core, Sent) {
         let sent = Sent::default();
         let mut core = Core::new(Arc::default(), RendezvousThreshold::default());
         let link = Wire(sent.clone());

@@ -22,7 +22,7 @@ use crate::{
         layout::{BLOCK, Checking, Cursor, MAX_BLOCKS, Shape, encode_block},
     },
     transport::{Place, SendError, Zcopy},
-    types::{LinkId, OpKey},
+    types::{LinkId, OpKey, Priority},
     worker::{
         copy::{Remote, Transfer},
         core::Core,
@@ -84,8 +84,9 @@ impl Plan {
 
 impl Core {
     /// Starts a put or get that has a plan.
-    pub(crate) fn start_layout(&mut self, link: LinkId, work: Work) -> OpKey {
+    pub(crate) fn start_layout(&mut self, link: LinkId, work: Work, priority: Priority) -> OpKey {
         let key = self.operations.insert(Some(link), false, work);
+        self.prioritize(key, priority);
         self.begin_layout(link, key);
         key
     }

@@ -10,6 +10,7 @@
 //! | `core` | connections, operations, matching: the state that messages act on |
 //! | `operations` | the table of operations and what each owns |
 //! | `peer` | one connection |
+//! | `queue`, `pressure` | what waits for room on a link and in which order; who waits for a place; memory let go of under the lock |
 //! | `direct` | a receive that is being polled |
 //! | `deliver`, `send`, `copy`, `rma` | what comes in, what goes out, copies without a stop, one-sided access |
 //! | `stream` | byte streams |
@@ -18,6 +19,7 @@
 //! | `layout`, `blocks` | puts and gets of many blocks: the initiator's messages, the owner's side |
 //! | `list` | messages of many pieces |
 //! | `spread` | direct copies between many pieces and many blocks |
+//! | `close` | how connections end |
 //! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
 //! | `wireup` | dialling, listening, the handshake |
 //!
@@ -41,6 +43,8 @@ pub(crate) mod layout;
 mod list;
 pub(crate) mod operations;
 pub(crate) mod peer;
+mod pressure;
+mod queue;
 mod reactor;
 pub(crate) mod rma;
 pub(crate) mod send;

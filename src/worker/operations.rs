@@ -11,7 +11,7 @@ use crate::{
         control::{self, Signal},
         matching::{Arrival as Order, PostId},
     },
-    types::{EndpointId, LinkId, OpKey, Tag},
+    types::{EndpointId, LinkId, OpKey, Priority, Tag},
     util::waker_slot::WakerSlot,
     worker::{blocks::Answer, layout::Plan, signal::Raise},
 };
@@ -108,6 +108,13 @@ pub(crate) struct Send {
     pub(crate) cancelling: bool,
     /// The user's header of an active message, whose word `tag` is then; `None` for a tagged one.
     pub(crate) am: Option<Buffer>,
+}
+
+impl Send {
+    /// Whether it counts among the announced. Active messages have credits.
+    pub(crate) fn counts(&self) -> bool {
+        self.am.is_none()
+    }
 }
 
 pub(crate) enum RecvStage {
@@ -232,6 +239,7 @@ pub(crate) struct Entry {
     pub(crate) since: Option<Instant>,
     pub(crate) outcome: Option<Outcome>,
     pub(crate) work: Work,
+    pub(crate) priority: Priority,
     /// Uses of this entry's memory that a link or interface has not ended yet. No outcome becomes visible, and the entry stays, while there
     /// are any.
     pub(crate) in_flight: u32,
@@ -270,6 +278,7 @@ impl Operations {
             since: None,
             outcome: None,
             work,
+            priority: Priority::Normal,
             in_flight: 0,
             deferred: None,
             queued: false,
@@ -324,6 +333,17 @@ impl Entry {
             Work::Put(put) => put.layout.is_some() && !put.signal_due,
             Work::Get(get) => get.layout.is_some(),
             Work::Serve(serve) => serve.answer.is_some(),
+            _ => false,
+        }
+    }
+
+    /// Whether it is a message that counts among the announced and that the peer has not answered; it counts as answered from now on.
+    pub(crate) fn was_announced(&mut self) -> bool {
+        match &mut self.work {
+            Work::Send(send) if matches!(send.stage, SendStage::Announced) => {
+                send.stage = SendStage::AwaitMatch;
+                send.counts()
+            }
             _ => false,
         }
     }

@@ -1,15 +1,22 @@
 //! One connection of a worker: its link, what waits for room on it, and what both ends share.
 
-use std::{collections::VecDeque, sync::Arc, task::Waker};
+use std::sync::Arc;
 
 use crate::{
     Operation,
     error::{Error, ErrorKind},
-    protocol::{EAGER_WINDOW, control},
+    protocol::{ANNOUNCEMENTS, EAGER_WINDOW, control},
     sys::memfd::Mapping,
     transport::{Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, shm::Pair},
     types::{EndpointId, LinkId, OpKey, WorkerId},
-    worker::{am::AmPeer, copy::Remote, layout::Requests, signal::Signals},
+    util::waiters::Waiters,
+    worker::{
+        am::AmPeer,
+        copy::Remote,
+        layout::Requests,
+        queue::{Lane, Queue},
+        signal::Signals,
+    },
 };
 
 /// What waits for room on a link, in order.
@@ -74,6 +81,20 @@ impl OneCopy {
         mapped.or_else(|| self.cma.as_ref().map(|_| Remote::Address(address)))
     }
 
+    /// Most bytes of them: address space, not memory.
+    pub(crate) const MAX_MAPPED_BYTES: usize = 1 << 38;
+
+    /// Lets go of the oldest mappings until there is room for another of `length` bytes.
+    pub(crate) fn make_room(&mut self, length: usize) {
+        let mut bytes: usize = self.mapped.iter().map(|(_, mapping)| mapping.len()).sum();
+        while let Some((_, oldest)) = self.mapped.first()
+            && (self.mapped.len() >= Self::MAX_MAPPED || bytes + length > Self::MAX_MAPPED_BYTES)
+        {
+            bytes -= oldest.len();
+            self.mapped.remove(0);
+        }
+    }
+
     pub(crate) fn mapping(&self, segment: u64) -> Option<&Arc<Mapping>> {
         self.mapped
             .iter()
@@ -97,12 +118,17 @@ pub(crate) struct Peer {
     pub(crate) info: PeerInfo,
     pub(crate) transports: Vec<&'static str>,
     pub(crate) one_copy: Option<OneCopy>,
-    pub(crate) queue: VecDeque<Queued>,
+    pub(crate) queue: Queue,
     pub(crate) status: Status,
+    /// The peer has closed: why operations end from here on, while what was sent before goes out.
+    pub(crate) reason: Option<Error>,
     /// Eager window: bytes out that the peer has not returned; bytes held here; bytes consumed here and not returned.
     pub(crate) eager_out: u64,
     pub(crate) eager_held: u64,
     pub(crate) eager_owed: u64,
+    /// Messages announced to the peer that it has not matched; messages of the peer announced here and not matched.
+    pub(crate) announced_out: usize,
+    pub(crate) announced_held: usize,
     /// Posted operations of the window.
     pub(crate) posted: usize,
     /// Endpoints of it that users hold, clones not counted. The last one's drop closes the connection.
@@ -112,15 +138,19 @@ pub(crate) struct Peer {
     /// Credits of active messages.
     pub(crate) am: AmPeer,
     pub(crate) signals: Signals,
-    /// Wakers of `closed()` and `ready()`.
-    pub(crate) waiters: Vec<Waker>,
     pub(crate) streams: crate::worker::stream::PeerStreams,
     /// Requests for blocks, both ways.
     pub(crate) requests: Requests,
+    /// Who waits for the end, and who for a place for another operation.
+    pub(crate) ending: Waiters,
+    pub(crate) ready: Waiters,
 }
 
 /// What may wait for room on a link before the peer, which reads none of it, is cut off.
 pub(crate) const ANSWERS: usize = 1 << 17;
+
+/// Operations and messages that may wait for room on a link while `ready()` still says yes.
+const READY: usize = 16;
 
 /// Consumed bytes of the window that are given back at once: a quarter of it.
 pub(crate) const WINDOW_BACK: u64 = EAGER_WINDOW / 4;
@@ -177,15 +207,19 @@ impl Peer {
             one_copy: made.one_copy,
             queue: Default::default(),
             status: Status::Open,
+            reason: None,
             eager_out: 0,
             eager_held: 0,
             eager_owed: 0,
+            announced_out: 0,
+            announced_held: 0,
             posted: 0,
             handles: made.handles,
             lost: None,
             am: Default::default(),
             signals: Default::default(),
-            waiters: Vec::new(),
+            ending: Default::default(),
+            ready: Default::default(),
             streams: Default::default(),
             requests: Default::default(),
         }
@@ -212,9 +246,11 @@ impl Peer {
     pub(crate) fn error(&self) -> Option<Error> {
         match &self.status {
             Status::Closed(error) => Some(error.duplicate()),
-            Status::Closing { .. } => Some(
-                Error::new(ErrorKind::Closed, "the endpoint is closing").with_peer(&self.info.name),
-            ),
+            Status::Closing { .. } => Some(match &self.reason {
+                Some(reason) => reason.duplicate(),
+                None => Error::new(ErrorKind::Closed, "the endpoint is closing")
+                    .with_peer(&self.info.name),
+            }),
             Status::Open => None,
         }
     }
@@ -223,6 +259,28 @@ impl Peer {
     #[inline]
     pub(crate) fn has_window(&self, length: usize) -> bool {
         self.eager_out + eager_cost(length) <= EAGER_WINDOW
+    }
+
+    /// Whether another message may be announced.
+    #[inline]
+    pub(crate) fn may_announce(&self) -> bool {
+        self.announced_out < ANNOUNCEMENTS
+    }
+
+    /// Whether another operation finds room on the link soon.
+    pub(crate) fn has_room(&self) -> bool {
+        self.queue.len() < READY
+    }
+
+    /// Whether announced messages of the peer can still be matched: not when it has been told that this side is done.
+    pub(crate) fn matches_announced(&self) -> bool {
+        matches!(self.status, Status::Open | Status::Closing { sent: false })
+    }
+
+    /// Whether a message of this length goes unasked, now.
+    #[inline]
+    pub(crate) fn goes_eager(&self, length: usize) -> bool {
+        length <= self.eager && self.has_window(length)
     }
 
     /// How an operation of this length goes.
@@ -265,7 +323,7 @@ impl Peer {
 
     /// Sends a message of the protocol, or queues it.
     pub(crate) fn control(&mut self, id: u8, header: u64, body: &[u8]) -> Result<(), Error> {
-        if self.queue.is_empty()
+        if self.queue.active() == 0
             && let Some(link) = &mut self.link
         {
             match link.am_short(id, header, body) {
@@ -282,12 +340,21 @@ impl Peer {
         }
         let mut bytes = [0; 48];
         bytes[..body.len()].copy_from_slice(body);
-        self.queue.push_back(Queued::Control {
-            id,
-            header,
-            length: body.len() as u8,
-            body: bytes,
-        });
+        let lane = if control::is_answer(id) {
+            Lane::Answer
+        } else {
+            Lane::Normal
+        };
+        let length = body.len() as u8;
+        self.queue.push(
+            lane,
+            Queued::Control {
+                id,
+                header,
+                length,
+                body: bytes,
+            },
+        );
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     protocol::control::{self, Join},
     transport::shm::Pair,
-    types::{LinkId, OpKey},
+    types::{LinkId, OpKey, Priority},
     util::copy::copy,
     worker::{
         copy::{CHUNK, Remote, Transfer},
@@ -150,23 +150,37 @@ impl Core {
     }
 
     /// Starts a put that is in the table.
-    pub(crate) fn start_put(&mut self, link: LinkId, target: Target, mut put: Put) -> OpKey {
+    pub(crate) fn start_put(
+        &mut self,
+        link: LinkId,
+        target: Target,
+        mut put: Put,
+        priority: Priority,
+    ) -> OpKey {
         let length = put.buffer.len();
         let local = put.buffer.address().cast_mut();
         let path = self.path(link, &target, length, &mut put.slot);
         let slot = put.slot;
         let key = self.operations.insert(Some(link), false, Work::Put(put));
+        self.prioritize(key, priority);
         self.start_access(link, key, target, local, length, false, path, slot);
         key
     }
 
     /// Starts a get that is in the table.
-    pub(crate) fn start_get(&mut self, link: LinkId, target: Target, mut get: Get) -> OpKey {
+    pub(crate) fn start_get(
+        &mut self,
+        link: LinkId,
+        target: Target,
+        mut get: Get,
+        priority: Priority,
+    ) -> OpKey {
         let length = get.buffer.len();
         let local = get.buffer.address();
         let path = self.path(link, &target, length, &mut get.slot);
         let slot = get.slot;
         let key = self.operations.insert(Some(link), false, Work::Get(get));
+        self.prioritize(key, priority);
         self.start_access(link, key, target, local, length, true, path, slot);
         key
     }

@@ -16,7 +16,9 @@ use crate::{
         core::Core,
         list::{announce_list, list_fragment},
         operations::{self, Outcome, Outgoing, SendStage, Work},
-        peer::{OneCopy, Peer, Queued, Status, at, eager_cost},
+        peer::{OneCopy, Peer, Queued, at, eager_cost},
+        pressure::is_bulk,
+        queue::Lane,
         signal::{put_prefix, put_prefix_size},
     },
 };
@@ -26,7 +28,7 @@ pub(super) const ZCOPY_FROM: usize = 8 << 10;
 /// Longest fragment: what a small message waits behind at most.
 const FRAGMENT: usize = 256 << 10;
 /// Fragments of one operation that a link may hold at a time.
-pub(crate) const FRAGMENTS_IN_FLIGHT: u32 = 4;
+pub(crate) const FRAGMENTS_IN_FLIGHT: u32 = 2;
 /// From this size on the peer is given the segment that a wharf-owned buffer lives in, and copying is shared.
 pub(crate) const SHARE_FROM: usize = 128 << 10;
 
@@ -38,6 +40,8 @@ pub(crate) enum Step {
     More,
     /// Waits for an event; put in the queue again by it.
     Parked,
+    /// Waits until the peer takes another announcement.
+    Held,
 }
 
 /// A send of an eager message, tried at once: the hot path. `Err(None)`: it does not go this way.
@@ -75,9 +79,10 @@ impl Core {
         if std::mem::replace(&mut entry.queued, true) {
             return;
         }
+        let lane = Lane::of(entry.priority, is_bulk(entry));
         if let Some(peer) = self.peer(link) {
-            peer.queue.push_back(Queued::Operation(key));
-            if peer.queue.len() == 1 {
+            peer.queue.push(lane, Queued::Operation(key));
+            if peer.queue.active() == 1 {
                 self.pump(link);
             }
         }
@@ -85,6 +90,11 @@ impl Core {
 
     /// Sends from the queue of a link until it is empty or there is no room.
     pub(crate) fn pump(&mut self, link: LinkId) {
+        self.send_queued(link);
+        self.tell_ready(link);
+    }
+
+    fn send_queued(&mut self, link: LinkId) {
         // Bounded: a transfer of gigabytes gives way to whatever else the worker has to do.
         for _ in 0..64 {
             let Some(peer) = self.peer(link) else { return };
@@ -92,7 +102,7 @@ impl Core {
                 // It flushes at this moment, and is pumped after that; or it is gone, and the queue with it.
                 return;
             }
-            let Some(front) = peer.queue.pop_front() else {
+            let Some((lane, front)) = peer.queue.pop(peer.may_announce()) else {
                 self.close_step(link);
                 return;
             };
@@ -112,22 +122,28 @@ impl Core {
                     if let Some(entry) = self.operations.get(*key) {
                         entry.queued = false;
                     }
-                    self.advance(link, *key)
+                    self.advance(link, *key, lane)
                 }
                 Queued::Stream(key) => self.advance_stream(*key),
             };
             match result {
                 Ok(Step::Sent | Step::Parked) => {}
                 Ok(Step::More) => {
+                    let lane = self.mark_queued(&front).unwrap_or(lane);
+                    if let Some(peer) = self.peer(link) {
+                        peer.queue.push(lane, front);
+                    }
+                }
+                Ok(Step::Held) => {
                     self.mark_queued(&front);
                     if let Some(peer) = self.peer(link) {
-                        peer.queue.push_back(front);
+                        peer.queue.push(Lane::Held, front);
                     }
                 }
                 Err(SendError::Full) => {
                     self.mark_queued(&front);
                     if let Some(peer) = self.peer(link) {
-                        peer.queue.push_front(front);
+                        peer.queue.put_back(lane, front);
                     }
                     return;
                 }
@@ -140,19 +156,24 @@ impl Core {
         self.runnable.push_back(link);
     }
 
-    fn mark_queued(&mut self, queued: &Queued) {
-        if let Queued::Stream(key) = queued {
-            self.streams.mark_queued(*key);
-        }
-        if let Queued::Operation(key) = queued
-            && let Some(entry) = self.operations.get(*key)
-        {
-            entry.queued = true;
+    /// Notes that something is in the queue again. Returns the lane of its next step.
+    fn mark_queued(&mut self, queued: &Queued) -> Option<Lane> {
+        match queued {
+            Queued::Operation(key) => {
+                let entry = self.operations.get(*key)?;
+                entry.queued = true;
+                Some(Lane::of(entry.priority, is_bulk(entry)))
+            }
+            Queued::Stream(key) => {
+                self.streams.mark_queued(*key);
+                Some(Lane::Bulk)
+            }
+            Queued::Control { .. } => None,
         }
     }
 
     /// The next step of one operation.
-    fn advance(&mut self, link_id: LinkId, key: OpKey) -> Result<Step, SendError> {
+    fn advance(&mut self, link_id: LinkId, key: OpKey, lane: Lane) -> Result<Step, SendError> {
         let Some(peer) = at(&mut self.peers, link_id) else {
             return Ok(Step::Sent);
         };
@@ -171,6 +192,22 @@ impl Core {
             Work::Send(send) => {
                 let length = send.buffer.len() + send.am.as_ref().map_or(0, Buffer::len);
                 match &mut send.stage {
+                    SendStage::Queued
+                        if peer.reason.is_some()
+                            && (send.sync
+                                || !peer.goes_eager(length)
+                                || !am::has_room(send.am.as_ref(), length, &attributes)) =>
+                    {
+                        // No receive will match it any more.
+                        let error = peer.error().unwrap_or_else(closed);
+                        self.finish(key, Outcome::Done(Err(error)));
+                        Ok(Step::Sent)
+                    }
+                    SendStage::Queued
+                        if send.am.is_none() && lane != Lane::Held && peer.queue.holds() =>
+                    {
+                        Ok(Step::Held)
+                    }
                     SendStage::Queued
                         if length <= peer.eager
                             && peer.has_window(length)
@@ -213,6 +250,9 @@ impl Core {
                         }
                         Ok(Step::Sent)
                     }
+                    SendStage::Queued if send.am.is_none() && !peer.may_announce() => {
+                        Ok(Step::Held)
+                    }
                     SendStage::Queued => {
                         let rts = announce(peer, &send.buffer, key, &mut send.slot);
                         let Some(link) = peer.link.as_mut() else {
@@ -228,6 +268,7 @@ impl Core {
                             None => link.am_short(control::TAG_RTS, send.tag.0, &rts.encode())?,
                         }
                         send.stage = SendStage::Announced;
+                        peer.announced_out += usize::from(send.am.is_none());
                         Ok(Step::Sent)
                     }
                     SendStage::Streaming(out) => {
@@ -414,38 +455,6 @@ impl Core {
             self.put_progress(key);
         } else if entry.in_flight + 1 == FRAGMENTS_IN_FLIGHT {
             self.submit(link, key);
-        }
-    }
-
-    /// A closing endpoint says so once nothing is left to send.
-    pub(crate) fn close_step(&mut self, link: LinkId) {
-        let Some(peer) = at(&mut self.peers, link) else {
-            return;
-        };
-        if !matches!(peer.status, Status::Closing { sent: false }) || !peer.queue.is_empty() {
-            return;
-        }
-        let busy = self.operations.iter().any(|(_, entry)| {
-            entry.link == Some(link)
-                && (entry.outcome.is_none() || entry.copies > 0)
-                && matches!(
-                    entry.work,
-                    Work::Send(_)
-                        | Work::Put(_)
-                        | Work::Get(_)
-                        | Work::Atomic(_)
-                        | Work::Serve(_)
-                        | Work::Help { .. }
-                )
-        });
-        if busy || self.streams.has_unsent(link) {
-            return;
-        }
-        peer.status = Status::Closing { sent: true };
-        self.control(link, control::CLOSE, 0, &[]);
-        if let Some(peer) = self.peer(link) {
-            let waiters = std::mem::take(&mut peer.waiters);
-            self.wakes.extend(waiters);
         }
     }
 }

@@ -235,12 +235,20 @@ impl Shared {
     /// Between two laps of one future, nobody else needs to be told to look.
     #[inline]
     fn leave_lap(&self, mut engine: MutexGuard<'_, Engine>) {
-        if engine.core.wakes.is_empty() {
+        if engine.core.wakes.is_empty() && engine.core.buried.is_empty() {
             drop(engine);
         } else {
             let wakes = std::mem::take(&mut engine.core.wakes);
+            // One is the rule: the list keeps its memory.
+            let buried = engine.core.buried.pop();
+            let more = if engine.core.buried.is_empty() {
+                Vec::new()
+            } else {
+                std::mem::take(&mut engine.core.buried)
+            };
             drop(engine);
             wakes.into_iter().for_each(Waker::wake);
+            drop((buried, more));
         }
     }
 
@@ -365,10 +373,7 @@ impl Shared {
                     return;
                 }
                 match peer.status {
-                    crate::worker::peer::Status::Open => {
-                        peer.status = crate::worker::peer::Status::Closing { sent: false };
-                        engine.core.close_step(link);
-                    }
+                    crate::worker::peer::Status::Open => engine.core.begin_close(link),
                     crate::worker::peer::Status::Closed(_) => engine.core.forget(link),
                     crate::worker::peer::Status::Closing { .. } => {}
                 }

@@ -70,6 +70,7 @@ mod layout;
 mod list;
 mod listener;
 mod load;
+mod pressure;
 mod rma;
 mod signal;
 mod stream;

@@ -183,6 +183,12 @@ async fn close(path: Path) {
                 sides.expect_works().await;
             }
             if let Some(send) = send {
+                if path == Path::Own && polls > 0 {
+                    // Nobody is left who could receive it.
+                    send.await.expect_err("not received before the close");
+                    watchdog(LIMIT, sides.shutdown()).await;
+                    continue;
+                }
                 let receive =
                     sides
                         .b

@@ -19,6 +19,9 @@ use crate::{
 
 const MAGIC: &[u8; 4] = b"wtcp";
 const VERSION: u8 = 1;
+/// Bytes in the kernel that it has not sent yet and with which it takes no more: what a short message waits behind. Two of these keep it
+/// sending.
+pub(super) const UNSENT: u32 = 256 << 10;
 const ACCEPTED: u8 = 1;
 const REFUSED: u8 = 0;
 /// Smallest frame limit that makes sense: a message that is always delivered whole.
@@ -95,13 +98,13 @@ impl TcpConnector {
     fn prepare(&self, socket: &Socket) -> std::io::Result<()> {
         socket.set_nonblocking(true)?;
         socket.set_tcp_nodelay(true)?;
-        socket.set_tcp_keepalive(
-            &TcpKeepalive::new()
-                .with_time(self.options.keepalive_idle)
-                .with_interval(self.options.keepalive_interval)
-                .with_retries(self.options.keepalive_count),
-        )?;
-        socket.set_tcp_user_timeout(self.options.user_timeout)
+        socket.set_tcp_notsent_lowat(UNSENT)?;
+        let Some(time) = self.options.keepalive else {
+            return Ok(());
+        };
+        socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(time).with_interval(time))?;
+        // Half a probe before the third: that one finds it over, however the kernel rounds.
+        socket.set_tcp_user_timeout(Some(time * 5 / 2))
     }
 }
 

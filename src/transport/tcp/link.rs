@@ -43,6 +43,8 @@ pub(super) struct TcpLink {
     queue: VecDeque<Piece>,
     /// Copied bytes in the queue.
     copied: usize,
+    /// Whether a lent payload is in the queue. There is one at most: what others wait behind.
+    lends: bool,
     /// A buffer for the next piece.
     spare: Vec<u8>,
     /// The worker was told that there is no room, and not yet that there is.
@@ -69,6 +71,7 @@ impl TcpLink {
             limit,
             queue: VecDeque::new(),
             copied: 0,
+            lends: false,
             spare: Vec::new(),
             starved: false,
             broken: false,
@@ -124,7 +127,7 @@ impl TcpLink {
             if written == HEADER + frame.length {
                 return Ok(Zcopy::Done);
             }
-        } else if !self.has_room() {
+        } else if !self.has_room() || (token.is_some() && self.lends) {
             self.starved = true;
             return Err(SendError::Full);
         }
@@ -145,6 +148,7 @@ impl TcpLink {
                     address: payload.as_ptr(),
                     length: payload.len(),
                 };
+                self.lends = true;
                 self.queue.push_back(Piece::Lent { rest, token });
                 Ok(Zcopy::Pending)
             }
@@ -219,7 +223,10 @@ impl TcpLink {
                 break;
             }
             match self.queue.pop_front() {
-                Some(Piece::Lent { token, .. }) => sink.sent(self.id, token),
+                Some(Piece::Lent { token, .. }) => {
+                    self.lends = false;
+                    sink.sent(self.id, token);
+                }
                 Some(Piece::Copied { mut bytes, .. }) if bytes.capacity() <= SPARE => {
                     bytes.clear();
                     self.spare = bytes;
@@ -284,7 +291,7 @@ impl Link for TcpLink {
             return;
         }
         self.socket.set_waits(!self.queue.is_empty());
-        if self.starved && self.has_room() {
+        if self.starved && self.has_room() && !self.lends {
             self.starved = false;
             if untold {
                 sink.writable(self.id);

@@ -4,6 +4,17 @@
 //! are written from the sender's memory and read into the receiver's; no copy of ours lies between.
 //! Uses `transport::{contract, channel}` and `types`. Limits: a message is at most [`TcpOptions::max_frame`] bytes; no access
 //! to remote memory. Dead hosts are found by the kernel's keepalive, dead processes by the reset that the kernel sends.
+//!
+//! # Silence
+//! With keepalive every `t` (whole seconds, 10 s by default) a link whose other end has gone silent is over after `3 t`, idle or not,
+//! without a timer of ours. Idle, the kernel asks after `t`, `2 t`, and gives up at `3 t`; with data on their way it gives up `2.5 t` after the
+//! last acknowledgement (`TCP_USER_TIMEOUT`, which on Linux replaces the count of keepalive probes). A host that is alive and whose process
+//! is stopped (`SIGSTOP`, a debugger) or never polls its runtime answers the probes and is kept, unless data wait for it: once its socket
+//! buffers are full, which takes some megabytes, it has `2.5 t` to read on.
+//!
+//! # Fairness
+//! A socket is one queue. What is in front of a short message: the rest of one fragment in the link, 256 KiB in the
+//! kernel that have not been sent, and what is on its way or in the receiver's buffer.
 //! Tests: `transport/conformance.rs`, `tests.rs`, and beside the frame.
 
 mod connector;
@@ -25,15 +36,9 @@ use crate::{
 /// What can be set.
 #[derive(Clone, Debug)]
 pub(crate) struct TcpOptions {
-    /// Silence after which the kernel asks whether the peer is still there.
-    pub(crate) keepalive_idle: Duration,
-    /// Time between two such questions.
-    pub(crate) keepalive_interval: Duration,
-    /// How many go unanswered before the link counts as broken.
-    pub(crate) keepalive_count: u32,
-    /// Time without acknowledgement after which data on their way count as lost. It holds as well for a peer that is
-    /// alive and has stopped reading, and where it is set Linux lets it replace `keepalive_count`.
-    pub(crate) user_timeout: Option<Duration>,
+    /// Silence after which the kernel asks whether the peer is still there, and after which it asks again; whole seconds. `None`: it never
+    /// does.
+    pub(crate) keepalive: Option<Duration>,
     /// Longest message, prefix included, in bytes. The smaller of both ends' values is used.
     pub(crate) max_frame: usize,
 }
@@ -41,10 +46,7 @@ pub(crate) struct TcpOptions {
 impl Default for TcpOptions {
     fn default() -> Self {
         Self {
-            keepalive_idle: Duration::from_secs(10),
-            keepalive_interval: Duration::from_secs(2),
-            keepalive_count: 3,
-            user_timeout: Some(Duration::from_secs(30)),
+            keepalive: Some(Duration::from_secs(10)),
             max_frame: 64 << 20,
         }
     }

@@ -18,6 +18,7 @@ use crate::{
         core::Core,
         operations::{Operations, Outcome, Work},
         peer::at,
+        queue::Lane,
         send::Step,
     },
 };
@@ -306,7 +307,7 @@ impl Core {
         stream.writing.is_queued = true;
         let peer = at(&mut self.peers, link)?;
         peer.queue
-            .push_back(crate::worker::peer::Queued::Stream(key));
+            .push(Lane::Normal, crate::worker::peer::Queued::Stream(key));
         Some(link)
     }
 

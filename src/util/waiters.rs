@@ -1,0 +1,66 @@
+//! Where any number of tasks wait for one event. A future that is dropped takes its waker with it, so the place does not grow.
+
+use std::{collections::BTreeMap, task::Waker};
+
+/// Wakers of those that wait, by ticket.
+#[derive(Debug, Default)]
+pub(crate) struct Waiters {
+    next: u64,
+    wakers: BTreeMap<u64, Waker>,
+}
+
+impl Waiters {
+    /// Leaves a waker, in place of the one left under the same ticket.
+    pub(crate) fn leave(&mut self, ticket: &mut Option<u64>, waker: &Waker) {
+        let ticket = *ticket.get_or_insert_with(|| {
+            self.next += 1;
+            self.next
+        });
+        self.wakers
+            .entry(ticket)
+            .and_modify(|left| left.clone_from(waker))
+            .or_insert_with(|| waker.clone());
+    }
+
+    /// Takes one out: its future is gone.
+    pub(crate) fn forget(&mut self, ticket: u64) -> Option<Waker> {
+        self.wakers.remove(&ticket)
+    }
+
+    /// Takes all, to be woken when the lock is gone.
+    #[inline]
+    pub(crate) fn take(&mut self, into: &mut Vec<Waker>) {
+        if !self.wakers.is_empty() {
+            into.extend(std::mem::take(&mut self.wakers).into_values());
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.wakers.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_place_for_each_future() {
+        let mut waiters = Waiters::default();
+        let (mut first, mut second) = (None, None);
+        for _ in 0..100 {
+            waiters.leave(&mut first, Waker::noop());
+            waiters.leave(&mut second, Waker::noop());
+        }
+        assert_eq!(waiters.len(), 2);
+        assert!(waiters.forget(first.expect("a ticket")).is_some());
+        let mut woken = Vec::new();
+        waiters.take(&mut woken);
+        assert_eq!((woken.len(), waiters.len()), (1, 0));
+        // Woken and polled again: the ticket still holds.
+        waiters.leave(&mut second, Waker::noop());
+        assert!(waiters.forget(second.expect("a ticket")).is_some());
+        assert!(waiters.forget(second.expect("a ticket")).is_none());
+    }
+}

@@ -1,0 +1,203 @@
+//! What waits for room on a link: lanes, of which the first that is not empty goes first.
+//!
+//! ```text
+//! answers ▷ high ▷ announcements held back ▷ normal ▷ the rest of what is being sent in fragments ▷ low
+//! ```
+//!
+//! A fragment is the longest that anything is sent in one go, so a short message waits for one of them at most.
+
+use std::collections::VecDeque;
+
+use crate::{
+    types::{OpKey, Priority},
+    worker::peer::Queued,
+};
+
+/// Messages in a row after which the last lane has a turn: a flood of short messages slows a long one down and does not stop it.
+const TURNS: u32 = 64;
+
+/// A place in the order of going out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Answers of the protocol, which have no order with anything else.
+    Answer,
+    High,
+    /// Tagged sends that wait until the peer has matched earlier announcements.
+    Held,
+    Normal,
+    /// Further fragments.
+    Bulk,
+    Low,
+}
+
+impl Lane {
+    /// That of an operation's next step. `bulk`: a fragment, and not the first thing of its operation.
+    pub(crate) fn of(priority: Priority, bulk: bool) -> Self {
+        match priority {
+            Priority::High => Self::High,
+            Priority::Normal if bulk => Self::Bulk,
+            Priority::Normal => Self::Normal,
+            Priority::Low => Self::Low,
+        }
+    }
+}
+
+const LANES: [Lane; 6] = [
+    Lane::Answer,
+    Lane::High,
+    Lane::Held,
+    Lane::Normal,
+    Lane::Bulk,
+    Lane::Low,
+];
+
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    lanes: [VecDeque<Queued>; 6],
+    length: usize,
+    turn: u32,
+}
+
+impl Queue {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Those that wait for room on the link, and not for a place among the announced.
+    #[inline]
+    pub(crate) fn active(&self) -> usize {
+        self.length - self.lanes[Lane::Held as usize].len()
+    }
+
+    /// Whether tagged sends are held back.
+    pub(crate) fn holds(&self) -> bool {
+        !self.lanes[Lane::Held as usize].is_empty()
+    }
+
+    pub(crate) fn push(&mut self, lane: Lane, queued: Queued) {
+        self.length += 1;
+        self.lanes[lane as usize].push_back(queued);
+    }
+
+    /// Puts back what [`Queue::pop`] took and the link had no room for.
+    pub(crate) fn put_back(&mut self, lane: Lane, queued: Queued) {
+        self.length += 1;
+        self.lanes[lane as usize].push_front(queued);
+    }
+
+    /// What goes next. `announce`: the peer takes another announcement.
+    pub(crate) fn pop(&mut self, announce: bool) -> Option<(Lane, Queued)> {
+        if self.length == 0 {
+            return None;
+        }
+        self.turn = self.turn.wrapping_add(1);
+        let mut lanes = LANES;
+        if self.turn.is_multiple_of(TURNS) {
+            lanes.reverse();
+        }
+        for lane in lanes {
+            if lane == Lane::Held && !announce {
+                continue;
+            }
+            if let Some(queued) = self.lanes[lane as usize].pop_front() {
+                self.length -= 1;
+                return Some((lane, queued));
+            }
+        }
+        None
+    }
+
+    /// Takes an operation out.
+    pub(crate) fn remove(&mut self, key: OpKey) {
+        for lane in &mut self.lanes {
+            lane.retain(|queued| !matches!(queued, Queued::Operation(op) if *op == key));
+        }
+        self.length = self.lanes.iter().map(VecDeque::len).sum();
+    }
+
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn operation(number: u32) -> Queued {
+        Queued::Operation(OpKey::new(number, 0))
+    }
+
+    fn next(queue: &mut Queue, announce: bool) -> Option<(Lane, usize)> {
+        let (lane, queued) = queue.pop(announce)?;
+        match queued {
+            Queued::Operation(key) => Some((lane, key.slot())),
+            Queued::Control { .. } | Queued::Stream(_) => None,
+        }
+    }
+
+    #[test]
+    fn higher_first_and_in_order_within() {
+        let mut queue = Queue::default();
+        for (number, lane) in (0..).zip([Lane::Low, Lane::Bulk, Lane::Normal, Lane::High]) {
+            queue.push(lane, operation(number));
+            queue.push(lane, operation(10 + number));
+        }
+        assert_eq!(queue.len(), 8);
+        for expected in [3, 13, 2, 12, 1, 11, 0, 10] {
+            assert_eq!(
+                next(&mut queue, true).map(|(_, number)| number),
+                Some(expected)
+            );
+        }
+        assert!(queue.is_empty() && next(&mut queue, true).is_none());
+    }
+
+    #[test]
+    fn what_found_no_room_is_the_first_of_its_lane_again() {
+        let mut queue = Queue::default();
+        queue.push(Lane::Normal, operation(1));
+        queue.push(Lane::Normal, operation(2));
+        let (lane, queued) = queue.pop(true).expect("one");
+        queue.put_back(lane, queued);
+        assert_eq!(next(&mut queue, true), Some((Lane::Normal, 1)));
+    }
+
+    #[test]
+    fn held_until_there_is_a_place() {
+        let mut queue = Queue::default();
+        queue.push(Lane::Held, operation(1));
+        assert!(queue.holds());
+        assert_eq!(next(&mut queue, false), None);
+        assert_eq!(next(&mut queue, true), Some((Lane::Held, 1)));
+        assert!(!queue.holds());
+    }
+
+    #[test]
+    fn the_last_lane_is_not_starved() {
+        let mut queue = Queue::default();
+        queue.push(Lane::Low, operation(0));
+        for _ in 0..2 * TURNS {
+            queue.push(Lane::High, operation(1));
+        }
+        let place = (0..2 * TURNS).position(|_| next(&mut queue, true) == Some((Lane::Low, 0)));
+        assert!(place.is_some_and(|place| place <= TURNS as usize));
+    }
+
+    #[test]
+    fn removed_from_any_lane() {
+        let mut queue = Queue::default();
+        for (number, lane) in (0..).zip(LANES) {
+            queue.push(lane, operation(number));
+        }
+        for number in 0..6 {
+            queue.remove(OpKey::new(number, 0));
+        }
+        assert!(queue.is_empty());
+    }
+}
