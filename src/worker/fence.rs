@@ -10,6 +10,10 @@ use crate::{
 
 /// Whether a flush, or a fence, need not wait for an operation.
 pub(super) fn is_over(entry: &Entry, fence: bool) -> bool {
+    if entry.deferred.is_some() {
+        // It has ended, but a link still holds its memory: how it ended is noted only then.
+        return false;
+    }
     match &entry.work {
         Work::Put(put) => {
             (put.acknowledged && !put.signal_due)
