@@ -110,7 +110,7 @@ impl Message {
 /// # Completion
 /// Resolves when the message is on its way and its memory is free: at once for a short one that has a credit, when the receiver has
 /// fetched it for a long one. A message that nobody receives is refused with an error of kind `Rejected`; where that is known only
-/// after a short message has left, the next [`Endpoint::flush`] tells.
+/// after a short message has left, a [`Endpoint::flush`] that begins after the refusal has come back tells. A flush does not wait for it.
 ///
 /// # Cancel safety
 /// Before the first poll nothing is sent. After it the message is delivered whether or not this is dropped.

@@ -139,6 +139,9 @@ impl Core {
         let (slot, generation) = (header.slot, header.generation);
         let exposed = self.regions.check(slot, generation, 0, 0, access)?;
         let size = exposed.length as u64;
+        if header.position.checked_add(header.length).is_none() {
+            return Err(outside());
+        }
         let inside = match shape {
             Shape::Strided(strided) => strided.extent().is_some_and(|(total, end)| {
                 let part = header.position.checked_add(header.length);

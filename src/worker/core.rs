@@ -201,6 +201,13 @@ impl Core {
             entry.outcome = Some(outcome);
             self.wakes.extend(entry.waker.take());
         }
+        if let Some(link) = link
+            && !self.flushes.is_empty()
+            && self.flushes.contains(&link)
+        {
+            // So that somebody makes the pass in which the flush hears of it.
+            self.runnable.push_back(link);
+        }
         self.close_soon(link);
     }
 
@@ -217,6 +224,10 @@ impl Core {
 
     /// A put or an active message that nobody waits for any more has failed: the next flush says so.
     fn note_loss(&mut self, entry: &Entry, outcome: &Outcome) {
+        if matches!(&entry.work, Work::Send(send) if send.cancelling) {
+            // Whoever cancelled it knows.
+            return;
+        }
         if let (
             Work::Put(_) | Work::Atomic(_) | Work::Send(operations::Send { am: Some(_), .. }),
             Outcome::Done(Err(error)),

@@ -389,6 +389,9 @@ impl Core {
         else {
             return Ok(None);
         };
+        if entry.copies > 0 {
+            return Err(violation("bytes for what this side copies itself"));
+        }
         let (buffer, got, expected) = match &mut entry.work {
             Work::Recv(recv) => match &mut recv.stage {
                 RecvStage::Landing { expected, got } => (&mut recv.buffer, got, *expected),
@@ -555,6 +558,38 @@ impl Core {
                 op,
                 &control::error_kind_code(error.kind()).to_le_bytes(),
             ),
+        }
+    }
+
+    /// A region is exposed no longer: what peers still get from it ends here, however slowly they read.
+    pub(crate) fn withdraw(&mut self, slot: u32) {
+        let served: Vec<_> = self
+            .operations
+            .iter()
+            .filter(|(_, entry)| entry.outcome.is_none() && entry.deferred.is_none())
+            .filter_map(|(key, entry)| match &entry.work {
+                Work::Serve(serve) if serve.exposed.slot == slot => {
+                    Some((key, entry.link?, serve.out.to, serve.answer.is_some()))
+                }
+                _ => None,
+            })
+            .collect();
+        for (key, link, to, layout) in served {
+            let code = control::error_kind_code(ErrorKind::StaleKey);
+            if layout {
+                let answer = control::LayoutAnswer {
+                    position: 0,
+                    status: 2,
+                    code,
+                };
+                self.control(link, control::LAYOUT_DATA, to, &answer.encode());
+                if let Some(peer) = self.peer(link) {
+                    peer.requests.serving = peer.requests.serving.saturating_sub(1);
+                }
+            } else {
+                self.control(link, control::NACK, to, &code.to_le_bytes());
+            }
+            self.finish(key, Outcome::Done(Ok(())));
         }
     }
 

@@ -97,6 +97,15 @@ impl Direct {
     }
 }
 
+/// Takes the direct receive out of the core, also when something in a pass panics.
+struct Lent<'a>(&'a mut Engine);
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.0.core.direct = None;
+    }
+}
+
 impl Engine {
     /// Looks at what arrives for a message, for the length of one lap.
     #[inline]
@@ -123,12 +132,13 @@ impl Engine {
             buffer: lent,
             outcome: DirectOutcome::Waiting,
         });
-        self.peek(|core| {
+        let lent = Lent(self);
+        lent.0.peek(|core| {
             core.direct
                 .as_ref()
                 .is_none_or(|direct| !matches!(direct.outcome, DirectOutcome::Waiting))
         });
-        match self.core.direct.take() {
+        match lent.0.core.direct.take() {
             Some(direct) => direct.outcome,
             None => DirectOutcome::Waiting,
         }

@@ -10,7 +10,7 @@ use crate::{
 
 /// Whether a flush, or a fence, need not wait for an operation.
 pub(super) fn is_over(entry: &Entry, fence: bool) -> bool {
-    if entry.deferred.is_some() {
+    if entry.deferred.is_some() && matches!(entry.work, Work::Put(_)) {
         // It has ended, but a link still holds its memory: how it ended is noted only then.
         return false;
     }

@@ -438,3 +438,92 @@ fn memory_taken_back_is_touched_no_more() {
     bed.expect_refusal(control::SETTLE, &[], ErrorKind::StaleKey);
     assert_eq!(next.load::<u64>(0).expect("a word"), 0);
 }
+
+#[test]
+fn bytes_for_what_is_copied_here_are_refused() {
+    let mut bed = Bed::new(100);
+    let get = operations::Get {
+        buffer: BufferMut::from(vec![0; 16]),
+        region: (0, 1),
+        offset: 0,
+        got: 0,
+        slot: None,
+        layout: None,
+    };
+    let key = bed
+        .core
+        .operations
+        .insert(Some(LINK), false, Work::Get(get));
+    // As while a transfer of this side writes the buffer.
+    bed.core.operations.get(key).expect("an entry").copies = 1;
+    bed.expect_violation(control::FRAGMENT, key.0, &[7; 16]);
+    let entry = bed.core.operations.get(key).expect("an entry");
+    assert!(
+        entry.outcome.is_none(),
+        "the buffer was given back while it is written"
+    );
+    entry.copies = 0;
+    bed.core.failures.clear();
+    bed.say(control::FRAGMENT, key.0, &[7; 16])
+        .expect("asked for");
+    assert!(
+        bed.core
+            .operations
+            .get(key)
+            .expect("an entry")
+            .outcome
+            .is_some()
+    );
+}
+
+#[test]
+fn a_request_behind_the_end_of_numbers_is_refused() {
+    let mut bed = Bed::new(100);
+    let region = bed.expose(64, Access::READ);
+    let exposed = region.exposed();
+    let header = control::LayoutHeader {
+        generation: exposed.generation,
+        position: u64::MAX,
+        length: 8,
+        slot: exposed.slot,
+        blocks: 1,
+        last: 0,
+    };
+    let mut body = header.encode().to_vec();
+    body.extend(0_u64.to_le_bytes());
+    body.extend(8_u32.to_le_bytes());
+    let answers = bed
+        .say(control::GET_LAYOUT, OP, &body)
+        .expect("refused, no more");
+    let [(control::LAYOUT_DATA, OP, answer)] = &answers[..] else {
+        panic!("{answers:?}");
+    };
+    let answer = control::LayoutAnswer::decode(answer).expect("an answer");
+    assert_eq!(
+        (answer.status, answer.code),
+        (2, control::error_kind_code(ErrorKind::OutOfBounds))
+    );
+}
+
+#[test]
+fn what_is_served_ends_when_the_memory_is_taken_back() {
+    let mut bed = Bed::new(0);
+    let region = bed.expose(64, Access::READ);
+    let (slot, generation) = (region.exposed().slot, region.exposed().generation);
+    let request = control::GetRequest {
+        generation,
+        offset: 0,
+        length: 64,
+        slot,
+    };
+    bed.say(control::GET, OP, &request.encode())
+        .expect("allowed");
+    assert_eq!(bed.core.operations.len(), 1);
+    // The link has no room, and never will have.
+    bed.core.withdraw(slot);
+    assert_eq!(
+        bed.core.operations.len(),
+        0,
+        "the memory is held for who does not read"
+    );
+}

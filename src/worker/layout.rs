@@ -427,11 +427,15 @@ impl Core {
         else {
             return Ok(None);
         };
+        if entry.copies > 0 {
+            return Err(violation("blocks for what this side copies itself"));
+        }
         match &mut entry.work {
             Work::Get(get) if get.layout.is_some() => {
                 let total = get.buffer.len();
+                let asked = get.layout.as_ref().map_or(0, |plan| plan.asked);
                 let at = usize::try_from(answer.position).unwrap_or(usize::MAX);
-                if at.checked_add(length).is_none_or(|end| end > total) || length > total - get.got
+                if at.checked_add(length).is_none_or(|end| end > asked) || length > total - get.got
                 {
                     return Err(violation("bytes that were not asked for"));
                 }

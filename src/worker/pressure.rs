@@ -28,7 +28,7 @@ impl Core {
         let holds = match &work {
             Work::Recv(recv) => !recv.buffer.is_empty(),
             Work::Get(get) => !get.buffer.is_empty(),
-            Work::Send(send) => !send.buffer.is_empty(),
+            Work::Send(send) => !send.buffer.is_empty() || send.am.is_some(),
             Work::Put(put) => !put.buffer.is_empty(),
             Work::Claim(_)
             | Work::Atomic(_)

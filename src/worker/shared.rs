@@ -343,6 +343,7 @@ impl RegionWatcher for Shared {
 
     fn revoke(&self, slot: u32) {
         self.each_pair(|pair| pair.publish_generation(slot, 0));
+        self.with(|engine| engine.core.withdraw(slot));
     }
 
     fn is_quiet(&self) -> bool {

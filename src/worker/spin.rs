@@ -128,7 +128,6 @@ impl LingerPolicy {
                 (pays || wait % TRIALS.1 < TRIALS.0).then_some(LINGER)
             }
             Progress::Spin(window) => Some(window).filter(|window| !window.is_zero()),
-            Progress::Busy => Some(Duration::MAX),
             _ => None,
         }
     }

@@ -304,8 +304,7 @@ impl Core {
         if matches!(stream.writing.end, WriteEnd::Sent) || stream.ended.is_some() {
             return;
         }
-        stream.writing.pieces.clear();
-        stream.writing.gathered = 0;
+        stream.writing.give_up(&mut self.buried);
         stream.writing.end = WriteEnd::Sent;
         let (link, header) = (stream.link, stream.header());
         self.control(link, control::STREAM_RESET, header, &[]);
@@ -341,14 +340,14 @@ impl Core {
             self.wakes.append(&mut streams.accepters);
             self.wakes.append(&mut streams.openers);
         }
-        let wakes = &mut self.wakes;
+        let (wakes, buried) = (&mut self.wakes, &mut self.buried);
         self.streams.entries.retain(|_, stream| {
             if stream.link != link || stream.ended.is_some() {
                 return true;
             }
             stream.named = false;
             stream.ended = Some(error.duplicate());
-            stream.writing.give_up();
+            stream.writing.give_up(buried);
             wakes.extend(stream.reading.waker.take());
             wakes.extend(stream.writing.waker.take());
             stream.is_held()

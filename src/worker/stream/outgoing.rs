@@ -18,6 +18,7 @@ use crate::{
         core::Core,
         operations::{Operations, Outcome, Work},
         peer::at,
+        pressure::Buried,
         queue::Lane,
         send::Step,
     },
@@ -97,9 +98,13 @@ impl Writing {
         self.window > 0 || (self.pieces.is_empty() && self.end == WriteEnd::Wanted)
     }
 
-    /// The connection has ended: nothing leaves any more.
-    pub(super) fn give_up(&mut self) {
-        self.pieces.clear();
+    /// Nothing leaves any more: what has not is thrown away, once the lock is gone.
+    pub(super) fn give_up(&mut self, buried: &mut Vec<Buried>) {
+        for piece in self.pieces.drain(..) {
+            if let Piece::Owned { buffer, .. } = piece {
+                buried.push(Buried::Buffer(buffer));
+            }
+        }
         self.gathered = 0;
     }
 
@@ -402,7 +407,9 @@ impl Core {
                 *done += count;
                 writing.window -= count as u64;
                 if *done == data.len() {
-                    writing.pieces.pop_front();
+                    if let Some(Piece::Owned { buffer, .. }) = writing.pieces.pop_front() {
+                        self.buried.push(Buried::Buffer(buffer));
+                    }
                     writing.left += 1;
                     self.wakes.extend(writing.waker.take());
                 }

@@ -165,6 +165,15 @@ impl Direct {
     }
 }
 
+/// Takes the direct target out of the core, also when something in a pass panics.
+struct Lent<'a>(&'a mut Engine);
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.0.core.streams.direct = None;
+    }
+}
+
 impl Engine {
     /// Reads what there is, or what arrives within a lap. `None`: nothing yet; `Ok(0)`: the end.
     pub(crate) fn read_stream(
@@ -193,17 +202,15 @@ impl Engine {
             length: unfilled.len(),
             filled: 0,
         });
-        self.peek(|core| core.streams.is_read(key));
+        let lent = Lent(self);
+        lent.0.peek(|core| core.streams.is_read(key));
         let mut passes = 0;
-        while passes < MORE && self.core.streams.wants_more() && self.progress() > 0 {
+        while passes < MORE && lent.0.core.streams.wants_more() && lent.0.progress() > 0 {
             passes += 1;
         }
-        let count = self
-            .core
-            .streams
-            .direct
-            .take()
-            .map_or(0, |direct| direct.filled);
+        let direct = lent.0.core.streams.direct.take();
+        drop(lent);
+        let count = direct.map_or(0, |direct| direct.filled);
         if count > 0 {
             // SAFETY: `fill` wrote the first `count` bytes of the unfilled part.
             unsafe { buf.assume_init(count) };
