@@ -28,7 +28,7 @@ pub(super) const ZCOPY_FROM: usize = 8 << 10;
 /// Longest fragment: what a small message waits behind at most.
 const FRAGMENT: usize = 256 << 10;
 /// Fragments of one operation that a link may hold at a time.
-pub(crate) const FRAGMENTS_IN_FLIGHT: u32 = 2;
+pub(crate) const FRAGMENTS_IN_FLIGHT: u32 = 4;
 /// From this size on the peer is given the segment that a wharf-owned buffer lives in, and copying is shared.
 pub(crate) const SHARE_FROM: usize = 128 << 10;
 

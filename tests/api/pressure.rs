@@ -194,6 +194,36 @@ scenarios! { between workers:
         }
     }
 
+    /// The same with long puts before the messages, so that one end is done long before the other.
+    async fn both_close_behind_puts(way: Way) {
+        const COUNT: usize = 20;
+        let pair = way.pair().await;
+        let mut regions = Vec::new();
+        for (from, to, length) in [(&pair.here, &pair.there, 1 << 10), (&pair.there, &pair.here, 16 << 20)] {
+            let region = to.context.expose(vec![0; length], Access::READ.union(Access::WRITE)).await.expect("exposed");
+            let remote = from.endpoint.import(&region.descriptor().expect("one")).expect("its memory");
+            drop(from.endpoint.put(vec![1; length], remote).post().expect("room"));
+            for index in 0..COUNT {
+                drop(from.endpoint.tag_send(index as u64, pattern(1000, index)).post().expect("room"));
+            }
+            regions.push((region, length));
+        }
+        let (here, there) = tokio::join!(pair.here.endpoint.close(), pair.there.endpoint.close());
+        here.expect("closed");
+        there.expect("closed");
+        for (side, region, length) in [(&pair.there, &regions[0].0, regions[0].1), (&pair.here, &regions[1].0, regions[1].1)] {
+            for index in 0..COUNT {
+                let message = side.worker.tag_take(index as u64, Mask::ALL);
+                let message = message.unwrap_or_else(|| panic!("message {index} is lost"));
+                let received = message.recv(vec![0; 1000]).await.expect("here");
+                same(&received.buffer, pattern(1000, index), index);
+            }
+            let mut found = vec![0; length];
+            region.read_at(0, &mut found).expect("within");
+            assert!(found.iter().all(|byte| *byte == 1), "a put is lost");
+        }
+    }
+
     /// The one that closes first has all that the other sent before it heard of that.
     async fn the_other_end_sent_as_well(way: Way) {
         let pair = way.pair().await;

@@ -38,6 +38,8 @@ use crate::{
 const MESSAGES: usize = 4096;
 /// Copied bytes that may wait.
 const BYTES: usize = 16 << 20;
+/// Lent bytes that may wait; past them no more are taken, so that a short message does not wait for many.
+const LENT: usize = 256 << 10;
 /// Longest body that waits without an allocation of its own.
 const INLINE: usize = 48;
 /// Longest payload that is always delivered whole; of a longer one the sink is asked where it goes.
@@ -78,6 +80,7 @@ impl Transport for Loopback {
         let queue = Mutex::new(Queue {
             messages: VecDeque::new(),
             bytes: 0,
+            lent: 0,
             starved: Vec::new(),
             armed: false,
         });
@@ -127,6 +130,8 @@ struct Queue {
     messages: VecDeque<Message>,
     /// Copied bytes in them.
     bytes: usize,
+    /// Lent bytes in them.
+    lent: usize,
     /// Links that found no room.
     starved: Vec<LinkId>,
     armed: bool,
@@ -219,7 +224,7 @@ impl Interface for LoopbackInterface {
             let link = message.link;
             happened += 1;
             // Long ones count for more: a pass is short.
-            spent += 1 + message.lent.map_or(0, |(lent, _)| lent.length >> 16);
+            spent += 1 + (message.lent_bytes() >> 16);
             if self.links.contains(&link) && message.deliver(sink).is_err() {
                 self.detach(link);
             }
@@ -228,6 +233,7 @@ impl Interface for LoopbackInterface {
         if !queue.starved.is_empty()
             && queue.messages.len() <= MESSAGES / 2
             && queue.bytes <= BYTES / 2
+            && queue.lent < LENT
         {
             let starved = mem::take(&mut queue.starved);
             drop(queue);
@@ -254,6 +260,7 @@ impl Queue {
     fn take(&mut self) -> Option<Message> {
         let message = self.messages.pop_front()?;
         self.bytes -= message.body.bytes().len();
+        self.lent -= message.lent_bytes();
         Some(message)
     }
 
@@ -265,11 +272,16 @@ impl Queue {
             .iter()
             .map(|message| message.body.bytes().len())
             .sum();
+        self.lent = self.messages.iter().map(Message::lent_bytes).sum();
         self.starved.retain(|&starved| starved != link);
     }
 }
 
 impl Message {
+    fn lent_bytes(&self) -> usize {
+        self.lent.map_or(0, |(lent, _)| lent.length)
+    }
+
     /// Hands the message to the sink.
     fn deliver(self, sink: &mut dyn Sink) -> Result<()> {
         let Self {
@@ -343,7 +355,10 @@ impl LoopbackLink {
         lent: Option<(RawSlice, u64)>,
     ) -> Result<(), SendError> {
         let mut queue = self.shared.queue.lock();
-        if queue.messages.len() >= MESSAGES || queue.bytes >= BYTES {
+        let full = queue.messages.len() >= MESSAGES
+            || queue.bytes >= BYTES
+            || lent.is_some() && queue.lent >= LENT;
+        if full {
             if !queue.starved.contains(&self.id) {
                 queue.starved.push(self.id);
             }
@@ -351,6 +366,7 @@ impl LoopbackLink {
         }
         let body = Body::new(prefix, payload);
         queue.bytes += body.bytes().len();
+        queue.lent += lent.map_or(0, |(lent, _)| lent.length);
         queue.messages.push_back(Message {
             link: self.id,
             id,

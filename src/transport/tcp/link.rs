@@ -26,6 +26,8 @@ use crate::{
 
 /// Copied bytes that may wait; past them the link is full.
 const QUEUE: usize = 64 << 10;
+/// Lent bytes that may wait; past them no more are taken.
+const LENT: usize = 64 << 10;
 /// Pieces that may wait; past them the link is full.
 const PIECES: usize = 256;
 /// Pieces that one system call takes.
@@ -43,8 +45,8 @@ pub(super) struct TcpLink {
     queue: VecDeque<Piece>,
     /// Copied bytes in the queue.
     copied: usize,
-    /// Whether a lent payload is in the queue. There is one at most: what others wait behind.
-    lends: bool,
+    /// Bytes of lent payloads in the queue: what others wait behind.
+    lent: usize,
     /// A buffer for the next piece.
     spare: Vec<u8>,
     /// The worker was told that there is no room, and not yet that there is.
@@ -71,7 +73,7 @@ impl TcpLink {
             limit,
             queue: VecDeque::new(),
             copied: 0,
-            lends: false,
+            lent: 0,
             spare: Vec::new(),
             starved: false,
             broken: false,
@@ -127,7 +129,7 @@ impl TcpLink {
             if written == HEADER + frame.length {
                 return Ok(Zcopy::Done);
             }
-        } else if !self.has_room() || (token.is_some() && self.lends) {
+        } else if !self.has_room() || (token.is_some() && self.lent > LENT) {
             self.starved = true;
             return Err(SendError::Full);
         }
@@ -148,7 +150,7 @@ impl TcpLink {
                     address: payload.as_ptr(),
                     length: payload.len(),
                 };
-                self.lends = true;
+                self.lent += rest.length;
                 self.queue.push_back(Piece::Lent { rest, token });
                 Ok(Zcopy::Pending)
             }
@@ -213,6 +215,7 @@ impl TcpLink {
                     self.copied -= taken;
                 }
                 Piece::Lent { rest, .. } => {
+                    self.lent -= taken;
                     *rest = RawSlice {
                         address: rest.address.wrapping_add(taken),
                         length: rest.length - taken,
@@ -223,10 +226,7 @@ impl TcpLink {
                 break;
             }
             match self.queue.pop_front() {
-                Some(Piece::Lent { token, .. }) => {
-                    self.lends = false;
-                    sink.sent(self.id, token);
-                }
+                Some(Piece::Lent { token, .. }) => sink.sent(self.id, token),
                 Some(Piece::Copied { mut bytes, .. }) if bytes.capacity() <= SPARE => {
                     bytes.clear();
                     self.spare = bytes;
@@ -291,7 +291,7 @@ impl Link for TcpLink {
             return;
         }
         self.socket.set_waits(!self.queue.is_empty());
-        if self.starved && self.has_room() && !self.lends {
+        if self.starved && self.has_room() && self.lent <= LENT {
             self.starved = false;
             if untold {
                 sink.writable(self.id);
