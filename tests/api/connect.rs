@@ -388,3 +388,20 @@ scenarios! { between workers:
         }
     }
 }
+
+scenarios! { between workers:
+    /// To oneself where `self` is left out: refused by address; by a listener the worker is a peer of itself, as any other.
+    async fn to_oneself(way: Way) {
+        let context = way.context();
+        let worker = Worker::new(&context).expect("a worker");
+        let error = worker.connect(&worker.address().expect("an address")).await.expect_err("no `self`");
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+        assert!(error.to_string().contains("self"), "{error}");
+        let (dialled, accepted) = connect(&worker, &worker).await;
+        assert_eq!(dialled.transports(), way.transports());
+        let pair = pair_of(&context, (worker.clone(), dialled), (worker, accepted));
+        works(&pair).await;
+        pair.here.endpoint.close().await.expect("closed");
+        pair.there.endpoint.closed().await;
+    }
+}

@@ -346,6 +346,32 @@ scenarios! { everywhere:
         }
     }
 
+    /// From and to memory that begins anywhere.
+    async fn odd_places(way: Way) {
+        let pair = way.pair().await;
+        for size in [1, 48, 5000, 9000, 200_000, (1 << 20) + 3] {
+            for shift in [1, 3, 7, 13] {
+                let odd = |length: usize| {
+                    let mut memory = vec![0_u64; (shift + length).div_ceil(8)];
+                    let address = memory.as_mut_ptr().cast::<u8>().wrapping_add(shift);
+                    #[allow(unsafe_code)]
+                    // SAFETY: the vector owns so many bytes behind the shift, rides along, and is used by nobody else.
+                    unsafe {
+                        wharf::BufferMut::from_raw(address, length, memory)
+                    }
+                };
+                let mut source = odd(size);
+                source.as_mut_slice().expect("host memory").copy_from_slice(pattern(size, shift));
+                let (received, ()) = tokio::join!(
+                    pair.there.worker.tag_recv(1, Mask::ALL, odd(size + 1)),
+                    pair.here.send(1, source.freeze()),
+                );
+                let received = received.expect("a message");
+                same(&received.buffer.as_slice().expect("host memory")[..size], pattern(size, shift), size);
+            }
+        }
+    }
+
     /// Many tasks send over one endpoint and receive at one worker; each tag keeps its order.
     async fn by_many_tasks(way: Way) {
         let pair = way.pair().await;
