@@ -945,8 +945,7 @@ conformance!(over_shm, super::SHM);
 
 const SHM_WITHOUT_PIDFD: Subject = Subject {
     transport: || {
-        let mut options = shm::ShmOptions::default();
-        options.use_pidfd = false;
+        let options = shm::ShmOptions { use_pidfd: false };
         Box::new(shm::Shm::new(options))
     },
     channel: SHM.channel,

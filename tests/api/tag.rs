@@ -412,6 +412,14 @@ fn worker_fd() {
             };
             for round in 0..20 {
                 a_while().await;
+                // What is left of the round before ends; a fd that is readable for ever is stopped by the watchdog.
+                while is_readable(PollTimeout::ZERO) {
+                    a_while().await;
+                }
+                // The worker's own task has gone to sleep.
+                for _ in 0..100 {
+                    tokio::task::yield_now().await;
+                }
                 assert!(!is_readable(PollTimeout::ZERO), "{way:?}: nothing happened");
                 // From here on nothing of the runtime's runs until the message is found.
                 let size = [8, 500, 5000][round % 3];
