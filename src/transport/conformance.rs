@@ -16,7 +16,7 @@ use mio::{Events, Interest, Poll, Token, unix::SourceFd};
 
 use super::{
     Connected, Connector, Interface, Link, Opened, PeerInfo, Place, RawSlice, Registry, Role,
-    SendError, Sink, Transport, Zcopy, channel::Channel, loopback::Loopback, tcp,
+    SendError, Sink, Transport, Zcopy, channel::Channel, loopback::Loopback, shm, tcp,
 };
 use std::os::fd::AsRawFd;
 
@@ -328,6 +328,25 @@ impl Bed {
         self.nodes.last_mut().unwrap()
     }
 
+    /// `length`, or the longest message that every way of copying takes.
+    fn fitting(&mut self, length: usize) -> usize {
+        length.min(self.out(0).attributes().max_bcopy)
+    }
+
+    /// The cheapest way of copying for a message of this length.
+    fn copying(&mut self, length: usize) -> How {
+        if length <= self.out(0).attributes().max_short {
+            How::Short
+        } else {
+            How::Bcopy
+        }
+    }
+
+    /// Whether payloads are placed where the sink says; else they are delivered from the transport's own memory.
+    fn places(&mut self) -> bool {
+        self.out(0).attributes().max_zcopy > 0
+    }
+
     fn out(&mut self, number: usize) -> &mut Box<dyn Link> {
         let id = self.ends[number].0;
         self.sender().links.get_mut(&id).unwrap()
@@ -479,7 +498,7 @@ mod scenario {
         if length <= attributes.max_bcopy {
             ways.push(How::Bcopy);
         }
-        if length - prefix <= attributes.max_zcopy {
+        if bed.places() && length - prefix <= attributes.max_zcopy {
             ways.push(How::Zcopy);
         }
         ways
@@ -538,7 +557,7 @@ mod scenario {
                 }
             }
         }
-        assert!(bed.receiver().sink.placed > 0);
+        assert_eq!(bed.receiver().sink.placed > 0, bed.places());
         bed.until("flushed", |bed| bed.out(0).is_flushed());
     }
 
@@ -549,8 +568,8 @@ mod scenario {
         bed.receiver().sink.policy = Policy::Memory;
         for seed in 0..3000_usize {
             let length = match seed % 50 {
-                49 => 300_000,
-                rest => rest * rest * 5 % 9000,
+                49 if bed.places() => 300_000,
+                rest => bed.fitting(rest * rest * 5 % 9000),
             };
             let prefix = (seed % 65).min(length);
             let ways = ways(&mut bed, 0, prefix, length);
@@ -575,13 +594,13 @@ mod scenario {
     pub(super) fn full_then_writable(subject: &Subject) {
         let mut bed = Bed::new(subject, 1);
         let mut expected = Vec::new();
-        for round in 0..3 {
-            let length = [8, 700, 4000][round];
+        for length in [8, 700, 4000] {
+            let how = bed.copying(length);
             bed.sender().sink.writable.clear();
             loop {
                 assert!(expected.len() < 3_000_000, "never full");
                 let message = bed.message(0, expected.len(), length);
-                match bed.try_send(0, How::Short, &message, 0) {
+                match bed.try_send(0, how, &message, 0) {
                     Ok(_) => expected.push(message),
                     Err(SendError::Full) => break,
                     Err(SendError::Failed(error)) => panic!("{error:?}"),
@@ -591,7 +610,7 @@ mod scenario {
             bed.until("writable", |bed| bed.sender().sink.writable.contains(&out));
             // There is room now: that is what `writable` promised, once it was followed by a flush.
             let message = bed.message(0, expected.len(), length);
-            bed.send(0, How::Short, &message, 0);
+            bed.send(0, how, &message, 0);
             expected.push(message);
             bed.received(expected.len());
         }
@@ -640,6 +659,9 @@ mod scenario {
 
     pub(super) fn discard(subject: &Subject) {
         let mut bed = Bed::new(subject, 1);
+        if !bed.places() {
+            return; // Nothing is asked for.
+        }
         bed.receiver().sink.policy = Policy::Discard;
         for seed in 0..100 {
             let long = bed.message(0, seed, 60_000);
@@ -658,7 +680,7 @@ mod scenario {
         let mut count = 0;
         for seed in 0..4000 {
             let link = (seed * 7 + seed / 64) % 64;
-            let length = [8, 100, 5000, 60_000][seed % 4];
+            let length = bed.fitting([8, 100, 5000, 60_000][seed % 4]);
             let message = bed.message(link, seed, length);
             bed.send(link, How::Bcopy, &message, 4);
             expected.entry(message.from).or_default().push(message);
@@ -674,14 +696,15 @@ mod scenario {
 
     pub(super) fn detach(subject: &Subject) {
         let mut bed = Bed::new(subject, 2);
+        let how = bed.copying(100);
         for link in 0..2 {
             let message = bed.message(link, 1, 100);
-            bed.send(link, How::Short, &message, 0);
+            bed.send(link, how, &message, 0);
         }
         bed.received(2);
         let gone = bed.ends[0].1;
         let late = bed.message(0, 2, 100);
-        bed.send(0, How::Short, &late, 0);
+        bed.send(0, how, &late, 0);
         bed.receiver().close(gone);
         for seed in 0..100 {
             let message = bed.message(1, seed, 5000);
@@ -734,9 +757,10 @@ mod scenario {
             return; // A worker is no peer of its own.
         }
         let mut bed = Bed::new(subject, 2);
+        let how = bed.copying(1000);
         for seed in 0..100 {
             let message = bed.message(0, seed, 1000);
-            bed.send(0, How::Short, &message, 0);
+            bed.send(0, how, &message, 0);
         }
         bed.until("flushed", |bed| {
             bed.flush(0);
@@ -793,6 +817,7 @@ mod scenario {
         let mut bed = Bed::new(subject, 1);
         let (out, into) = bed.ends[0];
         bed.receiver().close(into);
+        let how = if bed.places() { How::Zcopy } else { How::Bcopy };
         let start = Instant::now();
         while bed.sender().sink.failed.is_empty() {
             assert!(
@@ -800,7 +825,7 @@ mod scenario {
                 "the death of the peer goes unnoticed"
             );
             let message = bed.message(0, 1, 1000);
-            match bed.try_send(0, How::Zcopy, &message, 0) {
+            match bed.try_send(0, how, &message, 0) {
                 Ok(_) | Err(SendError::Full) => {}
                 Err(SendError::Failed(_)) => break,
             }
@@ -846,7 +871,8 @@ mod scenario {
                 receiver.pass();
                 assert!(start.elapsed() < WATCHDOG, "never ready to park");
             }
-            let message = bed.message(seed % 3, seed, [8, 300, 20_000][seed / 3 % 3]);
+            let length = bed.fitting([8, 300, 20_000][seed / 3 % 3]);
+            let message = bed.message(seed % 3, seed, length);
             bed.send(seed % 3, How::Bcopy, &message, 0);
             // Looks only when it is woken.
             loop {
@@ -907,3 +933,21 @@ const OWN: Subject = Subject {
     channel: None,
 };
 conformance!(over_self, super::OWN);
+
+const SHM: Subject = Subject {
+    transport: || Box::new(shm::Shm::default()),
+    channel: Some(|| {
+        let (near, far) = tokio::net::UnixStream::pair().unwrap();
+        (Channel::unix(near), Channel::unix(far))
+    }),
+};
+conformance!(over_shm, super::SHM);
+
+const SHM_WITHOUT_PIDFD: Subject = Subject {
+    transport: || {
+        let options = shm::ShmOptions { use_pidfd: false };
+        Box::new(shm::Shm::new(options))
+    },
+    channel: SHM.channel,
+};
+conformance!(over_shm_without_pidfd, super::SHM_WITHOUT_PIDFD);

@@ -492,3 +492,42 @@ scenarios! { between workers:
         assert_eq!(here.endpoint.closed().await.kind(), ErrorKind::ConnectionReset);
     }
 }
+
+scenarios! { everywhere:
+    /// Messages are kept for as long as their receiver likes, and taken or released in any order; those that come later do not touch them.
+    async fn kept(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 64);
+        let size = |index: usize| [0, 8, 30, 49, 5000, 8192, 60_000, LONG][index % 8];
+        let send = |index: usize| pair.here.endpoint.am_send(ID, numbered(index), pattern(size(index), index)).post().expect("room");
+        let sends: Vec<_> = (0..64).map(send).collect();
+        let mut kept = Vec::new();
+        for index in 0..64 {
+            let message = inbox.recv().await.expect("a message");
+            assert_eq!(number(message.header()), index);
+            kept.push(message);
+        }
+        for index in 64..400 {
+            let (sent, message) = tokio::join!(pair.here.endpoint.am_send(ID, numbered(index), pattern(index * 9, index)), inbox.recv());
+            sent.expect("sent");
+            same(&message.expect("a message").bytes().await.expect("bytes"), pattern(index * 9, index), index);
+        }
+        let is_rejected = |index: usize| index % 16 == 7;
+        while !kept.is_empty() {
+            let message = kept.swap_remove(kept.len() * 7 / 11);
+            let index = number(message.header());
+            match message.data() {
+                Some(data) => same(data, pattern(size(index), index), index),
+                None if is_rejected(index) => message.reject("after a long time"),
+                None => same(&message.bytes().await.expect("bytes"), pattern(size(index), index), index),
+            }
+        }
+        for (index, send) in sends.into_iter().enumerate() {
+            if is_rejected(index) {
+                assert_eq!(send.await.expect_err("rejected").kind(), ErrorKind::Rejected);
+            } else {
+                send.await.expect("sent");
+            }
+        }
+    }
+}

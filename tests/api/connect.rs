@@ -312,3 +312,96 @@ fn the_best_is_taken() {
         assert_eq!(own.transports(), ["self"]);
     });
 }
+
+scenarios! { between workers:
+    /// Connected, used and closed again and again between the same workers, by a listener and by either address, closed from either side.
+    async fn again_and_again(way: Way) {
+        let context = way.context();
+        let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
+        let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+        let address = listener.local_addr();
+        let (to_here, to_there) = (here.address().expect("an address"), there.address().expect("an address"));
+        for round in 0..24 {
+            let (one, two) = match round % 3 {
+                0 => tokio::join!(here.connect(address), async { listener.accept().await.expect("a request").await }),
+                1 => (here.connect(&to_there).await, there.connect(&to_here).await),
+                _ => {
+                    let two = there.connect(&to_here).await;
+                    (here.connect(&to_there).await, two)
+                }
+            };
+            let pair = pair_of(&context, (here.clone(), one.expect("connected")), (there.clone(), two.expect("connected")));
+            works(&pair).await;
+            let (one, two) = (&pair.here.endpoint, &pair.there.endpoint);
+            match round % 4 {
+                0 => one.close().await.expect("closed"),
+                1 => two.close().await.expect("closed"),
+                2 => one.abort(),
+                _ => {
+                    let (one, two) = tokio::join!(one.close(), two.close());
+                    one.and(two).expect("closed");
+                }
+            }
+            one.closed().await;
+            two.closed().await;
+        }
+    }
+
+    /// A listener on all addresses of the host.
+    async fn any_address(way: Way) {
+        let context = way.context();
+        let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
+        let mut listener = there.listen("0.0.0.0:0").await.expect("a listener");
+        assert!(listener.local_addr().ip().is_unspecified());
+        let address = format!("127.0.0.1:{}", listener.local_addr().port());
+        let (one, two) = tokio::join!(here.connect(address), async { listener.accept().await.expect("a request").await });
+        works(&pair_of(&context, (here, one.expect("connected")), (there, two.expect("accepted")))).await;
+    }
+
+    /// A listener that goes: who waits hears of it, a request in hand can still be accepted, and its port is free again.
+    async fn listener_goes(way: Way) {
+        let context = way.context();
+        let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
+        let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+        let address = listener.local_addr();
+        there.listen(address.to_string()).await.expect_err("the port is taken");
+        let first = tokio::spawn({
+            let here = here.clone();
+            async move { here.connect(address).await }
+        });
+        let in_hand = listener.accept().await.expect("a request");
+        let waiting = tokio::spawn({
+            let here = here.clone();
+            async move { here.connect(address).await }
+        });
+        crate::fixture::a_while().await;
+        drop(listener);
+        let error = waiting.await.expect("to its end").expect_err("nobody listens");
+        assert!(matches!(error.kind(), ErrorKind::Rejected | ErrorKind::ConnectionReset), "{error:?}");
+        let accepted = in_hand.accept().await.expect("accepted");
+        let dialled = first.await.expect("to its end").expect("connected");
+        let pair = pair_of(&context, (here, dialled), (there, accepted));
+        works(&pair).await;
+        // Its tasks end in their own time.
+        while pair.there.worker.listen(address.to_string()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+scenarios! { between workers:
+    /// To oneself where `self` is left out: refused by address; by a listener the worker is a peer of itself, as any other.
+    async fn to_oneself(way: Way) {
+        let context = way.context();
+        let worker = Worker::new(&context).expect("a worker");
+        let error = worker.connect(&worker.address().expect("an address")).await.expect_err("no `self`");
+        assert_eq!(error.kind(), ErrorKind::Unreachable);
+        assert!(error.to_string().contains("self"), "{error}");
+        let (dialled, accepted) = connect(&worker, &worker).await;
+        assert_eq!(dialled.transports(), way.transports());
+        let pair = pair_of(&context, (worker.clone(), dialled), (worker, accepted));
+        works(&pair).await;
+        pair.here.endpoint.close().await.expect("closed");
+        pair.there.endpoint.closed().await;
+    }
+}

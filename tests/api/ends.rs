@@ -306,3 +306,31 @@ scenarios! { between workers:
         pair.there.worker.shutdown(Duration::from_secs(60)).await.expect("in order");
     }
 }
+
+scenarios! { everywhere:
+    /// A child process holds nothing of a connection or of exposed memory, and everything works on beside it.
+    async fn child_processes(way: Way) {
+        let pair = way.pair().await;
+        let memory = pair.there.context.allocate(LONG).await.expect("memory");
+        let region = pair.there.context.expose(memory, Access::READ | Access::WRITE).await.expect("exposed");
+        let remote = pair.here.endpoint.import(&region.descriptor().expect("a descriptor")).expect("the peer's");
+        pair.here.endpoint.put(pattern(LONG, 1), remote.clone()).await.expect("put");
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().expect("a child");
+        let open: Vec<_> = std::fs::read_dir(format!("/proc/{}/fd", child.id()))
+            .expect("its open files")
+            .flatten()
+            .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+            .filter(|path| ["wharf", "eventfd", "eventpoll"].iter().any(|word| path.to_string_lossy().contains(word)))
+            .filter(|path| !path.to_string_lossy().ends_with(".log"))
+            .collect();
+        let got = pair.here.endpoint.get(remote.clone(), vec![0; LONG]).await;
+        let put = pair.here.endpoint.put(pattern(LONG, 2), remote).await;
+        let memory = region.unexpose().await;
+        child.kill().expect("killed");
+        child.wait().expect("gone");
+        assert!(open.is_empty(), "{open:?}");
+        same(&got.expect("got"), pattern(LONG, 1), "got");
+        put.expect("put");
+        same(memory.as_slice().expect("host memory"), pattern(LONG, 2), "put");
+    }
+}

@@ -382,3 +382,130 @@ fn of_another_process() {
     });
     child.finish();
 }
+
+/// Numbers that look like chance and are the same each time.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % limit as u64) as usize
+    }
+}
+
+scenarios! { everywhere:
+    /// Memory of no bytes; the same memory exposed again and again, each time under another key; many regions at once.
+    async fn exposed_again(way: Way) {
+        let pair = way.pair().await;
+        let endpoint = &pair.here.endpoint;
+        for own in MEMORIES {
+            let (empty, remote) = exposed(&pair, memory(&pair.there, own, 0).await, BOTH).await;
+            assert!(empty.is_empty() && remote.is_empty());
+            endpoint.put(vec![], remote.clone()).await.expect("put");
+            assert_eq!(endpoint.get(remote.clone(), vec![]).await.expect("got"), Vec::<u8>::new());
+            let error = endpoint.put(vec![1], remote).await.expect_err("no room");
+            assert_eq!(error.kind(), ErrorKind::OutOfBounds);
+            assert_eq!(empty.unexpose().await.len(), 0);
+
+            let mut buffer = memory(&pair.there, own, 5000).await;
+            let mut before: Option<RemoteRegion> = None;
+            for round in 0..20 {
+                let (region, remote) = exposed(&pair, buffer, BOTH).await;
+                endpoint.put(pattern(5000, round), remote.clone()).await.expect("put");
+                if let Some(before) = before.replace(remote) {
+                    let error = endpoint.put(vec![1; 5000], before).await.expect_err("of before");
+                    assert_eq!(error.kind(), ErrorKind::StaleKey);
+                }
+                buffer = region.unexpose().await;
+                same(buffer.as_slice().expect("host memory"), pattern(5000, round), round);
+            }
+
+            let mut regions = Vec::new();
+            for _ in 0..200 {
+                regions.push(exposed(&pair, memory(&pair.there, own, 100).await, BOTH).await);
+            }
+            for (index, (_, remote)) in regions.iter().enumerate() {
+                endpoint.put(pattern(100, index), remote.clone()).await.expect("put");
+            }
+            for (index, (region, _)) in regions.iter().enumerate() {
+                same(&content(region), pattern(100, index), index);
+            }
+        }
+    }
+
+    /// Exposed, put into and taken back by many tasks at once.
+    async fn exposed_by_many_tasks(way: Way) {
+        let pair = std::sync::Arc::new(way.pair().await);
+        let tasks: Vec<_> = (0..8)
+            .map(|task| {
+                let pair = pair.clone();
+                tokio::spawn(async move {
+                    for round in 0..25 {
+                        let size = [8, 5000, 100_000][(round + task) % 3];
+                        let (region, remote) = exposed(&pair, memory(&pair.there, round % 2 == 0, size).await, BOTH).await;
+                        pair.here.endpoint.put(pattern(size, task * 100 + round), remote).await.expect("put");
+                        let buffer = region.unexpose().await;
+                        same(buffer.as_slice().expect("host memory"), pattern(size, task * 100 + round), size);
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("to its end");
+        }
+    }
+
+    /// Thousands of operations of all kinds, at any place and of any length, against a picture of the memory.
+    async fn random(way: Way) {
+        const SIZE: usize = 1 << 20;
+        let pair = way.pair().await;
+        let endpoint = &pair.here.endpoint;
+        let (region, remote) = exposed(&pair, memory(&pair.there, true, SIZE).await, BOTH).await;
+        let mut picture = vec![0_u8; SIZE];
+        let mut dice = Dice(0x5bd1_e995_9e37_79b9);
+        for round in 0..3000 {
+            let longest = [16, 100, 9000, 200_000][dice.below(40).min(3)];
+            let length = dice.below(longest + 1);
+            let at = dice.below(SIZE - length + 1);
+            let word = dice.below(SIZE / 8) * 8;
+            let value = u64::from_le_bytes(picture[word..word + 8].try_into().expect("eight bytes"));
+            let place = remote.slice(at..at + length);
+            match dice.below(8) {
+                0 => {
+                    endpoint.put(pattern(length, round), place).await.expect("put");
+                    picture[at..at + length].copy_from_slice(pattern(length, round));
+                }
+                1 => {
+                    endpoint.put(pattern(length, round), place).local().await.expect("put");
+                    endpoint.fence().await.expect("fenced");
+                    picture[at..at + length].copy_from_slice(pattern(length, round));
+                }
+                2 => {
+                    drop(endpoint.put(pattern(length, round), place).post().expect("room"));
+                    endpoint.flush().await.expect("flushed");
+                    picture[at..at + length].copy_from_slice(pattern(length, round));
+                }
+                3 => same(&endpoint.get(place, vec![0; length]).await.expect("got"), &picture[at..at + length], round),
+                4 => {
+                    assert_eq!(remote.fetch_add(word, round as u64).await.expect("added"), value);
+                    picture[word..word + 8].copy_from_slice(&value.wrapping_add(round as u64).to_le_bytes());
+                }
+                5 => {
+                    assert_eq!(remote.compare_swap(word, value, !value).await.expect("swapped"), value);
+                    picture[word..word + 8].copy_from_slice(&(!value).to_le_bytes());
+                }
+                6 => {
+                    remote.xor(word + 4, 0x0f0f_0f0f_u32).await.expect("xored");
+                    picture[word + 4..word + 8].iter_mut().for_each(|byte| *byte ^= 0x0f);
+                }
+                _ => {
+                    let (received, ()) = tokio::join!(pair.there.receive(1, length), pair.here.send(1, pattern(length, round)));
+                    same(&received, pattern(length, round), round);
+                }
+            }
+        }
+        same(&content(&region), &picture, "all of it");
+    }
+}

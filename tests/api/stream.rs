@@ -568,3 +568,29 @@ fn is_like_any_other() {
     demand::<ByteStream>();
     let _ = |stream: ByteStream| -> Pin<Box<dyn AsyncWrite>> { Box::pin(stream) };
 }
+
+scenarios! { between workers:
+    /// Streams of many workers, read by one: each brings its own bytes, and one that is not read holds nobody up.
+    async fn many_senders(way: Way) {
+        let context = way.context();
+        let hub = wharf::Worker::new(&context).expect("a worker");
+        let mut ends = Vec::new();
+        for _ in 0..6 {
+            let worker = wharf::Worker::new(&context).expect("a worker");
+            let (dialled, accepted) = crate::fixture::connect(&worker, &hub).await;
+            ends.push((worker, dialled, accepted));
+        }
+        let sends = join_all(ends.iter().enumerate().skip(1).map(|(index, (_, endpoint, _))| async move {
+            let mut stream = endpoint.stream().await.expect("opened");
+            stream.write_all(pattern(1 << 20, index)).await.expect("written");
+            stream.shutdown().await.expect("shut down");
+        }));
+        let reads = join_all(ends.iter().enumerate().skip(1).map(|(index, (.., endpoint))| async move {
+            let mut stream = endpoint.accept_stream().await.expect("accepted");
+            same(&read_all(&mut stream).await, pattern(1 << 20, index), index);
+        }));
+        let mut idle = ends[0].1.stream().await.expect("opened");
+        fill(&mut idle, 10_000).await;
+        tokio::join!(sends, reads);
+    }
+}

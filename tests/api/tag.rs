@@ -324,3 +324,124 @@ scenarios! { everywhere:
         assert_eq!(pair.there.receive(3, 10).await, b"again");
     }
 }
+
+scenarios! { everywhere:
+    /// A synchronous send that met a receive without room for it was matched, and says so.
+    async fn synchronous_and_truncated(way: Way) {
+        let pair = way.pair().await;
+        for size in [1, 49, 5000, 50_000, 200_000, (1 << 20) + 3] {
+            for expected in [true, false] {
+                let post = || pair.there.worker.tag_recv(1, Mask::ALL, vec![0; size - 1]).post();
+                let receive = expected.then(post);
+                let send = pair.here.endpoint.tag_send(1, pattern(size, 1)).sync().post().expect("room");
+                while !expected && pair.there.worker.tag_probe(1, Mask::ALL).is_none() {
+                    tokio::task::yield_now().await;
+                }
+                let (sent, received) = tokio::join!(send, receive.unwrap_or_else(post));
+                sent.expect("matched");
+                let (error, buffer) = received.expect_err("too short").into_parts();
+                assert_eq!((error.kind(), buffer.map(|buffer| buffer.len())), (ErrorKind::Truncated, Some(size - 1)));
+                assert!(pair.there.worker.tag_probe(1, Mask::ALL).is_none(), "it is gone");
+            }
+        }
+    }
+
+    /// From and to memory that begins anywhere.
+    async fn odd_places(way: Way) {
+        let pair = way.pair().await;
+        for size in [1, 48, 5000, 9000, 200_000, (1 << 20) + 3] {
+            for shift in [1, 3, 7, 13] {
+                let odd = |length: usize| {
+                    let mut memory = vec![0_u64; (shift + length).div_ceil(8)];
+                    let address = memory.as_mut_ptr().cast::<u8>().wrapping_add(shift);
+                    #[allow(unsafe_code)]
+                    // SAFETY: the vector owns so many bytes behind the shift, rides along, and is used by nobody else.
+                    unsafe {
+                        wharf::BufferMut::from_raw(address, length, memory)
+                    }
+                };
+                let mut source = odd(size);
+                source.as_mut_slice().expect("host memory").copy_from_slice(pattern(size, shift));
+                let (received, ()) = tokio::join!(
+                    pair.there.worker.tag_recv(1, Mask::ALL, odd(size + 1)),
+                    pair.here.send(1, source.freeze()),
+                );
+                let received = received.expect("a message");
+                same(&received.buffer.as_slice().expect("host memory")[..size], pattern(size, shift), size);
+            }
+        }
+    }
+
+    /// Many tasks send over one endpoint and receive at one worker; each tag keeps its order.
+    async fn by_many_tasks(way: Way) {
+        let pair = way.pair().await;
+        let size = |index: usize| [8, 5000, 0, 49, 70_000, 9000][index % 6];
+        let mut tasks = Vec::new();
+        for task in 0..16_usize {
+            let (from, to) = if task % 2 == 0 { (&pair.here, &pair.there) } else { (&pair.there, &pair.here) };
+            let (from, to) = (from.clone(), to.clone());
+            tasks.push(tokio::spawn(async move {
+                for index in 0..60 {
+                    from.send(task as u64, pattern(size(index + task), 100 * task + index)).await;
+                }
+            }));
+            tasks.push(tokio::spawn(async move {
+                for index in 0..60 {
+                    same(&to.receive(task as u64, 70_000).await, pattern(size(index + task), 100 * task + index), index);
+                }
+            }));
+        }
+        for task in tasks {
+            task.await.expect("to its end");
+        }
+    }
+}
+
+/// The fd of a worker, for a loop that is not Tokio's: quiet while nothing happens, readable when a message is here for `progress`.
+#[test]
+fn worker_fd() {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::os::fd::AsFd;
+    for way in [Way::Shm, Way::ShmWithoutCma, Way::ShmWithoutPidfd, Way::Tcp] {
+        run(async move {
+            let context = way.builder().progress(Progress::EventDriven).build();
+            let pair = Pair::of(&context.expect("a context"), way).await;
+            let is_readable = |timeout: PollTimeout| {
+                let mut fds = [PollFd::new(pair.there.worker.as_fd(), PollFlags::POLLIN)];
+                poll(&mut fds, timeout).expect("polled") > 0
+            };
+            for round in 0..20 {
+                a_while().await;
+                // What is left of the round before ends; a fd that is readable for ever is stopped by the watchdog.
+                while is_readable(PollTimeout::ZERO) {
+                    a_while().await;
+                }
+                // The worker's own task has gone to sleep.
+                for _ in 0..100 {
+                    tokio::task::yield_now().await;
+                }
+                assert!(!is_readable(PollTimeout::ZERO), "{way:?}: nothing happened");
+                // From here on nothing of the runtime's runs until the message is found.
+                let size = [8, 500, 5000][round % 3];
+                let mut send = std::pin::pin!(pair.here.endpoint.tag_send(1, pattern(size, round)));
+                let sent = futures::poll!(send.as_mut());
+                while pair.there.worker.tag_probe(1, Mask::ALL).is_none() {
+                    assert!(
+                        is_readable(PollTimeout::from(60_000_u16)),
+                        "{way:?}: slept through a message"
+                    );
+                    pair.there.worker.progress();
+                }
+                same(
+                    &pair.there.receive(1, size).await,
+                    pattern(size, round),
+                    size,
+                );
+                match sent {
+                    std::task::Poll::Ready(sent) => sent.expect("sent"),
+                    std::task::Poll::Pending => send.await.expect("sent"),
+                }
+            }
+        });
+    }
+}

@@ -611,3 +611,79 @@ mod of_either_end_of_a_stream {
         }
     }
 }
+
+mod of_the_target_of_active_messages_and_atomics {
+    use super::*;
+
+    on_every_path!();
+
+    const ID: u16 = 7;
+
+    async fn first(mut first: First) {
+        for delay in DELAYS {
+            let (child, endpoint) = first.second().await;
+            let descriptor = first.receive(DESCRIPTOR, 4096).await;
+            let descriptor = Descriptor::from_bytes(&descriptor).expect("a descriptor");
+            let remote = endpoint.import(&descriptor).expect("its memory");
+            let counter = remote.slice(16..);
+            let killer = kill_after(&child, delay);
+            let mut ends = Ends {
+                path: first.path,
+                errors: 0,
+            };
+            while ends.errors == 0 {
+                let mut messages = Vec::new();
+                for length in [8, 10_000, 300_000, LONG] {
+                    match endpoint.am_send(ID, "head", bytes(1, length)).post() {
+                        Ok(send) => messages.push(send),
+                        Err(error) => drop(ends.error_with(error)),
+                    }
+                }
+                let mut words = Vec::new();
+                for _ in 0..50 {
+                    let posted = [
+                        remote.add(0, 1_u64).post(),
+                        remote.xor(8, 1_u32).post(),
+                        endpoint.signal(&counter, 1).post(),
+                    ];
+                    for posted in posted {
+                        match posted {
+                            Ok(op) => words.push(op),
+                            Err(error) => ends.error(&error),
+                        }
+                    }
+                }
+                let fetched = watchdog(LIMIT, remote.fetch_add(0, 0_u64)).await;
+                for op in messages.into_iter().chain(words) {
+                    if let Err(error) = watchdog(LIMIT, op).await {
+                        ends.error(&error);
+                    }
+                }
+                if let Err(error) = fetched {
+                    ends.error(&error);
+                }
+            }
+            killer.join().expect("killed");
+            first.expect_end(child, endpoint).await;
+        }
+        first.finish().await;
+    }
+
+    async fn second(second: Second) {
+        let mut inbox = second.worker.active_messages(ID).open().expect("an inbox");
+        let access = Access::READ | Access::WRITE;
+        let memory = second.context.allocate(24).await.expect("memory");
+        let region = second.context.expose(memory, access).await;
+        let region = region.expect("a region");
+        let descriptor = region.descriptor().expect("a descriptor").to_bytes();
+        second
+            .endpoint
+            .tag_send(Tag(DESCRIPTOR), descriptor)
+            .await
+            .expect("a send");
+        while let Some(message) = inbox.recv().await {
+            let payload = message.bytes().await.expect("the first process lives");
+            expect_bytes(1, &payload);
+        }
+    }
+}
