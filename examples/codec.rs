@@ -63,8 +63,13 @@ async fn ask(endpoint: Endpoint) -> Result<usize, Failure> {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Failure> {
-    // Both ends in one process, for the sake of one file; over whatever transports the machine has.
-    let context = Context::builder().build()?;
+    run("shm").await?;
+    run("tcp").await
+}
+
+/// Both ends in one process, for the sake of one file.
+pub async fn run(transport: &str) -> Result<(), Failure> {
+    let context = Context::builder().transports(transport)?.build()?;
     let (here, there) = (Worker::new(&context)?, Worker::new(&context)?);
     let mut listener = there.listen("127.0.0.1:0").await?;
     let address = listener.local_addr();

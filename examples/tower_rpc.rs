@@ -154,7 +154,8 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-async fn run(transport: &str) -> Result<(), Failure> {
+/// Calls of a server over one transport.
+pub async fn run(transport: &str) -> Result<(), Failure> {
     const CALLS: usize = 400;
     const AT_ONCE: usize = 32;
     let context = Context::builder().transports(transport)?.build()?;

@@ -1,8 +1,8 @@
 //! Each example's own run, on each transport and runtime.
 
 use crate::{
-    axum_over_wharf, cancel_safely, embed_in_server, hyper_server, on_each_runtime, to_oneself,
-    tonic_greeter,
+    axum_over_wharf, cancel_safely, codec, embed_in_server, hyper_server, on_each_runtime,
+    to_oneself, tonic_greeter, tower_rpc,
 };
 
 fn hyper(transport: &'static str) {
@@ -124,4 +124,38 @@ fn embed_in_server_over_shm() {
 #[test]
 fn embed_in_server_over_tcp() {
     embed("tcp");
+}
+
+fn messages(transport: &'static str) {
+    on_each_runtime(move || async move {
+        codec::run(transport).await.expect("an example that works");
+    });
+}
+
+#[test]
+fn codec_over_shm() {
+    messages("shm");
+}
+
+#[test]
+fn codec_over_tcp() {
+    messages("tcp");
+}
+
+fn calls(transport: &'static str) {
+    on_each_runtime(move || async move {
+        tower_rpc::run(transport)
+            .await
+            .expect("an example that works");
+    });
+}
+
+#[test]
+fn tower_over_shm() {
+    calls("shm");
+}
+
+#[test]
+fn tower_over_tcp() {
+    calls("tcp");
 }

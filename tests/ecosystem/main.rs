@@ -10,6 +10,9 @@ mod axum_over_wharf;
 #[path = "../../examples/cancel_safely.rs"]
 mod cancel_safely;
 #[allow(dead_code)]
+#[path = "../../examples/codec.rs"]
+mod codec;
+#[allow(dead_code)]
 #[path = "../../examples/embed_in_server.rs"]
 mod embed_in_server;
 #[allow(dead_code)]
@@ -20,6 +23,9 @@ mod support;
 #[allow(dead_code)]
 #[path = "../../examples/tonic_greeter.rs"]
 mod tonic_greeter;
+#[allow(dead_code)]
+#[path = "../../examples/tower_rpc.rs"]
+mod tower_rpc;
 
 mod abnormal;
 mod examples;
