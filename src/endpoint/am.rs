@@ -218,6 +218,8 @@ impl Future for AmSend<'_> {
                     this.entered = Some(Entered::over(Outcome::Done(Ok(()))));
                     return Poll::Pending;
                 }
+                // Polled again by mistake, it must not send again.
+                this.entered = Some(Entered::Over(None));
                 return Poll::Ready(result);
             }
             let key = this.message.enter(endpoint, &mut engine);

@@ -469,6 +469,7 @@ impl Future for Put<'_> {
                 shared.leave(engine);
                 if this.entered.is_none() {
                     shared.count(cx);
+                    this.entered = Some(Entered::Over(None));
                     return Poll::Ready(result.map_err(|error| error.during(Operation::Put)));
                 }
             } else {
@@ -658,6 +659,7 @@ impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
             if let Some(result) = this.at_once(&mut engine, &mut buffer) {
                 shared.leave(engine);
                 shared.count(cx);
+                this.entered = Some(Entered::Over(None));
                 let buffer = B::restore(buffer);
                 return Poll::Ready(match result {
                     Ok(()) => Ok(buffer),

@@ -235,6 +235,8 @@ impl Future for TagSend<'_> {
                     this.entered = Some(Entered::over(Outcome::Done(Ok(()))));
                     return Poll::Pending;
                 }
+                // Polled again by mistake, it must not send again.
+                this.entered = Some(Entered::Over(None));
                 return Poll::Ready(result);
             }
             let buffer = std::mem::take(&mut this.buffer);

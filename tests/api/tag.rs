@@ -8,6 +8,18 @@ use wharf::{Context, ErrorKind, Mask, Progress, Tag};
 use crate::fixture::{Pair, SIZES, Way, a_while, pattern, run, run_on_threads, same};
 
 scenarios! { everywhere:
+    /// A future that is polled after its end, which is a mistake, does nothing again.
+    async fn polled_twice(way: Way) {
+        let pair = way.pair().await;
+        let here = &pair.here.endpoint;
+        let mut send = std::pin::pin!(here.tag_send(5, "once"));
+        (&mut send).await.expect("sent");
+        assert_eq!((&mut send).await.expect_err("over").kind(), ErrorKind::InvalidArgument);
+        here.tag_send(5, "next").await.expect("sent");
+        assert_eq!(pair.there.receive(5, 10).await, b"once");
+        assert_eq!(pair.there.receive(5, 10).await, b"next");
+    }
+
     /// The receive is there first.
     async fn expected(way: Way) {
         let pair = way.pair().await;
