@@ -68,7 +68,7 @@ async fn main() -> Result<(), Failure> {
 }
 
 /// Both ends in one process, for the sake of one file.
-pub async fn run(transport: &str) -> Result<(), Failure> {
+pub(crate) async fn run(transport: &str) -> Result<(), Failure> {
     let context = Context::builder().transports(transport)?.build()?;
     let (here, there) = (Worker::new(&context)?, Worker::new(&context)?);
     let mut listener = there.listen("127.0.0.1:0").await?;

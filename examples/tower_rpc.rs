@@ -155,7 +155,7 @@ async fn main() -> Result<(), Failure> {
 }
 
 /// Calls of a server over one transport.
-pub async fn run(transport: &str) -> Result<(), Failure> {
+pub(crate) async fn run(transport: &str) -> Result<(), Failure> {
     const CALLS: usize = 400;
     const AT_ONCE: usize = 32;
     let context = Context::builder().transports(transport)?.build()?;
