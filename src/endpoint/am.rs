@@ -27,27 +27,15 @@ use crate::{
 
 use super::{
     Endpoint, Op,
+    attempt::{Attempt, conclude, persist},
     operation::{Completion, Deadline, Entered, Settled},
 };
-
-/// Looks for room on a full link before a message waits in the table, and pauses between two of them.
-const ROOM_LAPS: u32 = 16;
-const ROOM_PAUSES: u32 = 96;
 
 /// What goes out.
 struct Message {
     id: AmId,
     header: Buffer,
     payload: Buffer,
-}
-
-/// How trying to send at once went.
-enum Attempt {
-    Over(Result<()>),
-    /// No room, or no credit, now.
-    Full,
-    /// Not a message for this way.
-    No,
 }
 
 #[cold]
@@ -198,29 +186,9 @@ impl Future for AmSend<'_> {
             let endpoint = this.endpoint;
             let shared = endpoint.shared();
             let mut engine = shared.enter();
-            let mut attempt = this.message.attempt(endpoint, &mut engine);
-            // A full link that the peer is emptying has room again in less time than it takes to enter the table.
-            for _ in 0..ROOM_LAPS {
-                if !matches!(attempt, Attempt::Full) {
-                    break;
-                }
-                for _ in 0..ROOM_PAUSES {
-                    std::hint::spin_loop();
-                }
-                engine.progress();
-                attempt = this.message.attempt(endpoint, &mut engine);
-            }
+            let attempt = persist(&mut engine, |engine| this.message.attempt(endpoint, engine));
             if let Attempt::Over(result) = attempt {
-                shared.leave(engine);
-                shared.count(cx);
-                if result.is_ok() && shared.must_yield(cx) {
-                    // Sent first, so that sends leave in the order in which they were first polled.
-                    this.entered = Some(Entered::over(Outcome::Done(Ok(()))));
-                    return Poll::Pending;
-                }
-                // Polled again by mistake, it must not send again.
-                this.entered = Some(Entered::Over(None));
-                return Poll::Ready(result);
+                return conclude(shared, engine, cx, &mut this.entered, result);
             }
             let key = this.message.enter(endpoint, &mut engine);
             this.entered = Some(Entered::new(endpoint.handle(), key));

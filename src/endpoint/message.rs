@@ -26,7 +26,7 @@ use crate::{
 
 use super::{
     Endpoint, Op,
-    operation::{Completion, Deadline, Entered, Settled, sealed, wrong},
+    operation::{Completion, Deadline, Entered, Settled, landed, sealed, wrong},
 };
 
 /// An active message. Its header is here; so is its payload, unless it is announced: then it is with its sender still, and goes where
@@ -246,21 +246,10 @@ impl<B: ReceiveBuffer + Unpin> sealed::Sealed for AmReceived<B> {}
 impl<B: ReceiveBuffer + Unpin> Completion for AmReceived<B> {
     type Output = Result<Self, OpError<B>>;
     fn settle(outcome: Settled) -> Self::Output {
-        match outcome.0 {
-            Outcome::Buffer {
-                result: Ok(arrival),
-                buffer: Some(buffer),
-            } => Ok(Self {
-                buffer: B::restore(buffer),
-                len: arrival.length,
-            }),
-            Outcome::Buffer { result, buffer } => Err(OpError::new(
-                result.err().unwrap_or_else(wrong).during(Operation::AmRecv),
-                buffer.map(B::restore),
-            )),
-            Outcome::Done(Err(error)) => Err(OpError::new(error, None)),
-            _ => Err(OpError::new(wrong(), None)),
-        }
+        landed(outcome.0, |error| error.during(Operation::AmRecv)).map(|(arrival, buffer)| Self {
+            buffer,
+            len: arrival.length,
+        })
     }
 }
 

@@ -14,12 +14,14 @@
 //! | `atomic`, `signal` | atomic operations; [`Counter`] and its waits |
 //! | `fence` | fences, flush of all endpoints |
 //! | `layout` | [`RemoteLayout`]: blocks of remote memory |
+//! | `attempt` | sends that are tried before they are entered into the table |
 //! | `operation` | [`Op`]: an operation that was posted |
 //!
 //! Tests: `tests/api/`, `tests/cancel/`, `tests/process/`.
 
 mod am;
 mod atomic;
+mod attempt;
 mod fence;
 mod handle;
 mod inbox;

@@ -15,7 +15,10 @@ use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::ReceiveBuffer,
     types::{AtomicNarrow as _, OpKey},
-    worker::{Handle, operations::Outcome},
+    worker::{
+        Handle,
+        operations::{Arrival, Outcome},
+    },
 };
 
 use super::{rma::Fetched, tag::Received};
@@ -71,27 +74,35 @@ macro_rules! words {
 }
 words!(u32 u64);
 
+/// What came into a buffer, and the buffer. `name` completes the error of the operation itself.
+pub(super) fn landed<B: ReceiveBuffer>(
+    outcome: Outcome,
+    name: impl FnOnce(Error) -> Error,
+) -> Result<(Arrival, B), OpError<B>> {
+    match outcome {
+        Outcome::Buffer {
+            result: Ok(arrival),
+            buffer: Some(buffer),
+        } => Ok((arrival, B::restore(buffer))),
+        Outcome::Buffer { result, buffer } => Err(OpError::new(
+            name(result.err().unwrap_or_else(wrong)),
+            buffer.map(B::restore),
+        )),
+        Outcome::Done(Err(error)) => Err(OpError::new(error, None)),
+        _ => Err(OpError::new(wrong(), None)),
+    }
+}
+
 impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Received<B> {}
 impl<B: ReceiveBuffer + Unpin> Completion for Received<B> {
     type Output = Result<Self, OpError<B>>;
     fn settle(outcome: Settled) -> Self::Output {
-        match outcome.0 {
-            Outcome::Buffer {
-                result: Ok(arrival),
-                buffer: Some(buffer),
-            } => Ok(Self {
-                buffer: B::restore(buffer),
-                len: arrival.length,
-                tag: arrival.tag,
-                from: arrival.from,
-            }),
-            Outcome::Buffer { result, buffer } => Err(OpError::new(
-                result.err().unwrap_or_else(wrong),
-                buffer.map(B::restore),
-            )),
-            Outcome::Done(Err(error)) => Err(OpError::new(error, None)),
-            _ => Err(OpError::new(wrong(), None)),
-        }
+        landed(outcome.0, |error| error).map(|(arrival, buffer)| Self {
+            buffer,
+            len: arrival.length,
+            tag: arrival.tag,
+            from: arrival.from,
+        })
     }
 }
 
@@ -99,18 +110,7 @@ impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Fetched<B> {}
 impl<B: ReceiveBuffer + Unpin> Completion for Fetched<B> {
     type Output = Result<B, OpError<B>>;
     fn settle(outcome: Settled) -> Self::Output {
-        match outcome.0 {
-            Outcome::Buffer {
-                result: Ok(_),
-                buffer: Some(buffer),
-            } => Ok(B::restore(buffer)),
-            Outcome::Buffer { result, buffer } => Err(OpError::new(
-                result.err().unwrap_or_else(wrong),
-                buffer.map(B::restore),
-            )),
-            Outcome::Done(Err(error)) => Err(OpError::new(error, None)),
-            _ => Err(OpError::new(wrong(), None)),
-        }
+        landed(outcome.0, |error| error).map(|(_, buffer)| buffer)
     }
 }
 

@@ -26,6 +26,7 @@ use crate::{
 
 use super::{
     Endpoint, Op, Worker,
+    attempt::{Attempt, conclude, persist},
     operation::{Completion, Deadline, Entered, Settled},
 };
 
@@ -171,19 +172,6 @@ fn enter(
     Entered::new(endpoint.handle(), key)
 }
 
-/// Looks for room on a full link before a send waits in the table, and pauses between two of them.
-const ROOM_LAPS: u32 = 16;
-const ROOM_PAUSES: u32 = 96;
-
-/// How trying to send at once went.
-enum Attempt {
-    Over(Result<()>),
-    /// No room now.
-    Full,
-    /// Not a message for this way.
-    No,
-}
-
 impl TagSend<'_> {
     #[inline]
     fn attempt(&self, engine: &mut Engine) -> Attempt {
@@ -215,29 +203,9 @@ impl Future for TagSend<'_> {
         if this.entered.is_none() {
             let shared = this.endpoint.shared();
             let mut engine = shared.enter();
-            let mut attempt = this.attempt(&mut engine);
-            // A full link that the peer is emptying has room again in less time than it takes to enter the table.
-            for _ in 0..ROOM_LAPS {
-                if !matches!(attempt, Attempt::Full) {
-                    break;
-                }
-                for _ in 0..ROOM_PAUSES {
-                    std::hint::spin_loop();
-                }
-                engine.progress();
-                attempt = this.attempt(&mut engine);
-            }
+            let attempt = persist(&mut engine, |engine| this.attempt(engine));
             if let Attempt::Over(result) = attempt {
-                shared.leave(engine);
-                shared.count(cx);
-                if result.is_ok() && shared.must_yield(cx) {
-                    // Sent first, so that sends leave in the order in which they were first polled.
-                    this.entered = Some(Entered::over(Outcome::Done(Ok(()))));
-                    return Poll::Pending;
-                }
-                // Polled again by mistake, it must not send again.
-                this.entered = Some(Entered::Over(None));
-                return Poll::Ready(result);
+                return conclude(shared, engine, cx, &mut this.entered, result);
             }
             let buffer = std::mem::take(&mut this.buffer);
             this.entered = Some(enter(

@@ -108,12 +108,6 @@ impl Core {
         Ok(())
     }
 
-    /// Tells a peer that its operation was refused.
-    pub(super) fn refuse(&mut self, link: LinkId, op: u64, kind: ErrorKind) {
-        let code = control::error_kind_code(kind).to_le_bytes();
-        self.control(link, control::NACK, op, &code);
-    }
-
     /// The old value of a word has come.
     pub(super) fn fetched(&mut self, link: LinkId, key: OpKey, body: &[u8]) -> Result<()> {
         let old = body

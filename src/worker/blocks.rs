@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use crate::{
-    error::Result,
+    error::{ErrorKind, Result},
     memory::region::Exposed,
     protocol::{
         control::{self, LayoutAnswer, LayoutHeader, Signal, StridedForm},
@@ -84,11 +84,20 @@ impl Core {
                 }
             }
             Err(error) => {
-                let code = control::error_kind_code(error.kind());
-                self.control(link, control::NACK, op, &code.to_le_bytes());
+                self.refuse(link, op, error.kind());
             }
         }
         Ok(())
+    }
+
+    /// Answers a request for blocks that get no further.
+    pub(crate) fn refuse_blocks(&mut self, link: LinkId, op: u64, position: u64, kind: ErrorKind) {
+        let answer = LayoutAnswer {
+            position,
+            status: 2,
+            code: control::error_kind_code(kind),
+        };
+        self.control(link, control::LAYOUT_DATA, op, &answer.encode());
     }
 
     /// A peer's request.
@@ -122,14 +131,7 @@ impl Core {
                 let key = self.operations.insert(Some(link), true, Work::Serve(serve));
                 self.submit(link, key);
             }
-            Err(error) => {
-                let answer = LayoutAnswer {
-                    position: header.position,
-                    status: 2,
-                    code: control::error_kind_code(error.kind()),
-                };
-                self.control(link, control::LAYOUT_DATA, op, &answer.encode());
-            }
+            Err(error) => self.refuse_blocks(link, op, header.position, error.kind()),
         }
         Ok(())
     }

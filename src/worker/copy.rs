@@ -200,12 +200,7 @@ impl Core {
                     one_copy.pair.revoke(word);
                 }
                 if let Some(op) = transfer.peer_op {
-                    self.control(
-                        transfer.link,
-                        control::NACK,
-                        op,
-                        &control::error_kind_code(error.kind()).to_le_bytes(),
-                    );
+                    self.refuse(transfer.link, op, error.kind());
                 }
                 self.copied(transfer.op, Err(error));
             }

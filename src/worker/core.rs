@@ -168,6 +168,12 @@ impl Core {
         }
     }
 
+    /// Tells a peer that its operation was refused.
+    pub(crate) fn refuse(&mut self, link: LinkId, op: u64, kind: ErrorKind) {
+        let code = control::error_kind_code(kind).to_le_bytes();
+        self.control(link, control::NACK, op, &code);
+    }
+
     /// Returns window for an eager message that has been consumed.
     #[inline]
     pub(crate) fn consumed(&mut self, link: LinkId, cost: u64) {

@@ -552,12 +552,7 @@ impl Core {
                 let key = self.operations.insert(Some(link), true, Work::Serve(serve));
                 self.submit(link, key);
             }
-            Err(error) => self.control(
-                link,
-                control::NACK,
-                op,
-                &control::error_kind_code(error.kind()).to_le_bytes(),
-            ),
+            Err(error) => self.refuse(link, op, error.kind()),
         }
     }
 
@@ -575,19 +570,13 @@ impl Core {
             })
             .collect();
         for (key, link, to, layout) in served {
-            let code = control::error_kind_code(ErrorKind::StaleKey);
             if layout {
-                let answer = control::LayoutAnswer {
-                    position: 0,
-                    status: 2,
-                    code,
-                };
-                self.control(link, control::LAYOUT_DATA, to, &answer.encode());
+                self.refuse_blocks(link, to, 0, ErrorKind::StaleKey);
                 if let Some(peer) = self.peer(link) {
                     peer.requests.serving = peer.requests.serving.saturating_sub(1);
                 }
             } else {
-                self.control(link, control::NACK, to, &code.to_le_bytes());
+                self.refuse(link, to, ErrorKind::StaleKey);
             }
             self.finish(key, Outcome::Done(Ok(())));
         }
@@ -626,12 +615,7 @@ impl Core {
                 Some(self.operations.insert(Some(link), true, work))
             }
             Err(error) => {
-                self.control(
-                    link,
-                    control::NACK,
-                    op,
-                    &control::error_kind_code(error.kind()).to_le_bytes(),
-                );
+                self.refuse(link, op, error.kind());
                 None
             }
         }
