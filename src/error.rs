@@ -51,6 +51,8 @@ pub enum ErrorKind {
     Exhausted,
     /// The system refused for want of rights.
     PermissionDenied,
+    /// This process is a child made by `fork`; what its parent opened cannot be used here.
+    Forked,
     /// This cannot be done here.
     Unsupported,
     /// The system reported an error of another kind; `source()` holds it.
@@ -324,7 +326,7 @@ impl From<Error> for io::Error {
             | ErrorKind::AccessDenied
             | ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
             ErrorKind::Exhausted => io::ErrorKind::OutOfMemory,
-            ErrorKind::Unsupported => io::ErrorKind::Unsupported,
+            ErrorKind::Unsupported | ErrorKind::Forked => io::ErrorKind::Unsupported,
             ErrorKind::Io => io::ErrorKind::Other,
         };
         Self::new(kind, error)

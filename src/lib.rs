@@ -91,7 +91,7 @@ mod context;
 mod endpoint;
 mod error;
 mod listener;
-mod memory;
+pub mod memory;
 mod protocol;
 mod sys;
 pub mod transport;

@@ -3,7 +3,7 @@
 //! Comes in: bytes in whatever the program keeps them (`Vec`, `Bytes`, memory of wharf's own, raw addresses with an owner).
 //! Goes out: [`Buffer`] for what is sent and [`BufferMut`] for what is received, each with an address that stays where it
 //! is, and the segment by which a process of the same host can map it. Uses `sys`, `types`, `error`.
-//! Tests: beside each type.
+//! Tests: beside each type, and `tests/memory/`.
 //!
 //! # Ownership
 //! An operation in flight owns its buffers. What is sent is shared and never changes: the program may keep a clone and read
@@ -12,14 +12,23 @@
 
 pub(crate) mod atomic;
 mod buffer;
+mod events;
 mod host;
 mod list;
+mod range;
 pub(crate) mod region;
+mod registrar;
 pub(crate) mod waiters;
 
 pub use buffer::{Buffer, BufferMut, ReceiveBuffer};
+pub use events::{
+    Cause, EventClasses, MemoryMonitor, NoMonitor, Sink, Subscription, Timing, Validity,
+    invalidate, subscribe,
+};
 pub use host::HostBufferMut;
 pub(crate) use host::Segment;
 pub(crate) use list::Extent;
 pub use list::{BufferList, BufferListMut};
+pub use range::AddressRange;
 pub use region::Region;
+pub use registrar::{Registrar, RegistrarAttributes};

@@ -367,6 +367,7 @@ error_codes! {
     21 => PermissionDenied,
     22 => Unsupported,
     23 => Io,
+    24 => Forked,
 }
 
 /// A body that ends too early.

@@ -212,6 +212,12 @@ impl TryFrom<&[u8]> for Descriptor {
 fn memory_type_bytes(memory_type: MemoryType) -> [u8; 4] {
     let (kind, device): (u16, u16) = match memory_type {
         MemoryType::Host => (0, 0),
+        MemoryType::HostPinned => (1, 0),
+        MemoryType::Cuda(index) => (2, index),
+        MemoryType::CudaManaged => (3, 0),
+        MemoryType::Rocm(index) => (4, index),
+        MemoryType::RocmManaged => (5, 0),
+        MemoryType::Gaudi(index) => (6, index),
     };
     let ([a, b], [c, d]) = (kind.to_le_bytes(), device.to_le_bytes());
     [a, b, c, d]
@@ -220,6 +226,12 @@ fn memory_type_bytes(memory_type: MemoryType) -> [u8; 4] {
 fn read_memory_type(reader: &mut Reader<'_>) -> Result<MemoryType> {
     match (reader.u16()?, reader.u16()?) {
         (0, 0) => Ok(MemoryType::Host),
+        (1, 0) => Ok(MemoryType::HostPinned),
+        (2, index) => Ok(MemoryType::Cuda(index)),
+        (3, 0) => Ok(MemoryType::CudaManaged),
+        (4, index) => Ok(MemoryType::Rocm(index)),
+        (5, 0) => Ok(MemoryType::RocmManaged),
+        (6, index) => Ok(MemoryType::Gaudi(index)),
         (kind, _) => Err(Error::new(
             ErrorKind::Unsupported,
             format!("the descriptor is about memory of kind {kind}, which is not known here"),

@@ -1,0 +1,24 @@
+//! Memory events: who tells the caches that memory went away (UCX's UCM).
+//!
+//! ```text
+//!   munmap, madvise, free …          the caches
+//!        │                              ▲ Sink::invalidate
+//!   a MemoryMonitor ──▶ invalidate() ───┘  no lock, no allocation, no wait
+//! ```
+//!
+//! A monitor sees changes of mappings, before or after they happen, and calls [`invalidate`], which hands the range to every subscribed
+//! [`Sink`]. That path may run inside `munmap`, inside the allocator with its locks held, or in a signal handler: so nothing on it takes a
+//! lock, allocates, frees, waits or logs.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `dispatch` | [`invalidate`] and [`subscribe`] |
+//! | `monitor` | the trait, what a monitor sees, the one that sees nothing |
+//!
+//! Tests: beside each, and `tests/memory/`.
+
+mod dispatch;
+mod monitor;
+
+pub use dispatch::{Sink, Subscription, invalidate, subscribe};
+pub use monitor::{Cause, EventClasses, MemoryMonitor, NoMonitor, Timing, Validity};
