@@ -8,7 +8,7 @@
 //! The limits are computed once, when a link is attached; a message costs two comparisons. The cost model is [`crossover`]: one for
 //! each class of link. A model that is measured at run time replaces it and nothing else.
 
-use crate::transport::LinkAttributes;
+use crate::{protocol::stream::STREAM_BYTES, transport::LinkAttributes};
 
 /// Bytes in front of the payload of a synchronous send.
 const SYNC_PREFIX: usize = 8;
@@ -38,6 +38,29 @@ impl Thresholds {
         }
     }
 }
+
+/// The shortest owned buffers of a stream that the reader copies out of the writer's memory, in bytes. Shorter ones are cut into frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lending {
+    /// In memory that both processes map.
+    pub(crate) mapped: usize,
+    /// In any memory, by the kernel.
+    pub(crate) by_kernel: usize,
+}
+
+impl Lending {
+    /// `rendezvous` is the user's choice.
+    pub(crate) fn new(rendezvous: Option<usize>) -> Self {
+        let chosen = rendezvous.map(|first| first.max(LENT_LEAST));
+        Self {
+            mapped: chosen.unwrap_or(STREAM_BYTES as usize),
+            by_kernel: chosen.unwrap_or(STREAM_BYTES as usize),
+        }
+    }
+}
+
+/// Shorter ones cost less in a frame, whatever the user says.
+const LENT_LEAST: usize = 8 << 10;
 
 /// The first length at which the round trip of a rendezvous costs less than the second copy.
 ///

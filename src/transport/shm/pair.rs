@@ -188,6 +188,19 @@ impl Pair {
         }
     }
 
+    /// Whether a word still stands for the transfer of this token, for an end that has called [`Pair::enter`]. Where one end does all the
+    /// copying nothing is claimed, and the word is only what its owner revokes.
+    #[inline]
+    #[must_use]
+    pub fn stands(&self, token: u32) -> bool {
+        let seen = self
+            .transfer(token & TOKEN_SLOT)
+            .next
+            .load(Ordering::Acquire);
+        seen >> 32 == u64::from(token >> TOKEN_SLOT_BITS)
+            && seen & u64::from(u32::MAX) != u64::from(u32::MAX)
+    }
+
     /// Says that a claimed chunk has been moved; returns how many have. Whoever gets the total sees all their bytes.
     #[inline]
     #[must_use]

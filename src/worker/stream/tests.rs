@@ -104,7 +104,7 @@ breaches! {
     never_opened_end: |peer| { peer.breach(STREAM_FIN, 0, &[]); }
     never_opened_stop: |peer| { peer.breach(STREAM_STOP, 3, &[]); }
     never_opened_window: |peer| { peer.breach(STREAM_WINDOW, 0, &[0; 8]); }
-    unknown_number: |peer| { peer.breach(26, 0, &[0; 44]); }
+    unknown_number: |peer| { peer.breach(99, 0, &[0; 44]); }
     out_of_turn: |peer| { peer.breach(STREAM_OPEN, 1, &[]); }
     opened_twice: |peer| {
         peer.fine(STREAM_OPEN, 0, &[]);
