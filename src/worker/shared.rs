@@ -205,6 +205,12 @@ impl Shared {
                 continue;
             }
             park(&mut engine, cx.waker());
+            if self.spin.is_busy() {
+                self.begin_lap(&mut engine);
+                self.leave_lap(engine);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             engine.linger = self.linger.parked(luck);
             if engine.linger.is_some() {
                 engine.disarm();

@@ -67,6 +67,7 @@ mod config;
 mod connect;
 mod ends;
 mod layout;
+mod lent;
 mod list;
 mod listener;
 mod load;
