@@ -71,6 +71,12 @@ impl Guard {
         unsafe { Buffer::from_raw(address, length, owner) }
     }
 
+    /// Whether some of it has not come back.
+    pub(crate) fn is_lent(&self) -> bool {
+        // Each block that is out holds the yard.
+        Arc::strong_count(&self.yard) > 1
+    }
+
     /// Demands that nobody wrote around a buffer, or into one that had been given back.
     #[track_caller]
     pub(crate) fn check(&self) {
