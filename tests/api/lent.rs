@@ -385,6 +385,43 @@ scenarios! { everywhere:
         }
     }
 
+    /// Taken back while the reader is copying: what it has copied by then is right. The memory is overwritten as soon as it is given back.
+    async fn lent_and_reset_while_read(way: Way) {
+        let pair = lending(way).await;
+        let size = 1 << 20;
+        let own = allocated(&pair, pattern(size, 8)).await;
+        for round in 0..150_usize {
+            let (mut here, mut there) = streams(&pair).await;
+            let read = tokio::spawn(async move {
+                let mut found = Vec::new();
+                let mut piece = vec![0; 256 << 10];
+                loop {
+                    match there.read(&mut piece).await {
+                        Ok(0) => return (found, true),
+                        Ok(count) => found.extend_from_slice(&piece[..count]),
+                        Err(error) => {
+                            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+                            return (found, false);
+                        }
+                    }
+                }
+            });
+            let held = Held::default();
+            begin(&mut here, own.slice(..LENT)).await;
+            begin(&mut here, held.buffer(pattern(size, round))).await;
+            begin(&mut here, held.buffer(pattern(size, round + 1))).await;
+            for _ in 0..round {
+                tokio::task::yield_now().await;
+            }
+            here.reset();
+            held.freed().await;
+            let (found, whole) = read.await.expect("no panic");
+            let wanted = [&pattern(size, 8)[..LENT], pattern(size, round), pattern(size, round + 1)].concat();
+            assert!(!whole, "a reset is no end");
+            same(&found, &wanted[..found.len()], round);
+        }
+    }
+
     /// Closing waits until what was announced has been read.
     async fn lent_and_closed(way: Way) {
         if way == Way::Own {
