@@ -62,7 +62,8 @@ impl ContextBuilder {
     }
 
     /// From how many bytes on a tag message goes by rendezvous instead of being sent at once. Without it the attributes
-    /// of the path decide. Variables: `WHARF_RNDV_THRESH`, `UCX_RNDV_THRESH`.
+    /// of the path decide. It is as well from how many on the reader of a [`ByteStream`](crate::ByteStream) copies a buffer out of the
+    /// writer's memory: at least 16 KiB where both map it, 128 KiB where the kernel copies. Variables: `WHARF_RNDV_THRESH`, `UCX_RNDV_THRESH`.
     pub fn rendezvous_threshold(mut self, bytes: usize) -> Self {
         self.given.rendezvous_threshold = Some(RendezvousThreshold::same(Threshold::Bytes(bytes)));
         self

@@ -94,7 +94,16 @@ pub(crate) const SETTLE: u8 = 31;
 pub(crate) const fn is_answer(id: u8) -> bool {
     matches!(
         id,
-        TAG_RTR | DONE | NACK | CANCEL | CANCELED | CREDIT | MAP | FETCHED | STREAM_WINDOW | STREAM_TAKEN
+        TAG_RTR
+            | DONE
+            | NACK
+            | CANCEL
+            | CANCELED
+            | CREDIT
+            | MAP
+            | FETCHED
+            | STREAM_WINDOW
+            | STREAM_TAKEN
     )
 }
 

@@ -131,7 +131,7 @@ async fn read_by(reader: &mut ByteReader, how: usize) -> Vec<u8> {
             _ => {
                 // Short and long reads in turn, and sometimes a chunk.
                 let room = [1, 700, 16_383, 16_384, 40_000, 300_000, 2 << 20];
-                if turn % 11 == 0 {
+                if turn.is_multiple_of(11) {
                     match reader.read_chunk().await.expect("read") {
                         None => return bytes,
                         Some(chunk) => bytes.extend_from_slice(&chunk),
@@ -226,7 +226,8 @@ scenarios! { everywhere:
             let first = read_exactly(&mut there, 1000).await;
             let mut rest = Vec::new();
             let (end, shut) = tokio::join!(there.read_to_end(&mut rest), here.shutdown());
-            (end.expect("read"), shut.expect("shut down"));
+            end.expect("read");
+            shut.expect("shut down");
             same(&[first, rest].concat(), pattern(size, 2), size);
             held.freed().await;
         }

@@ -10,7 +10,7 @@
 //!
 //! # Touching the peer's memory
 //! An end that reads or writes memory lent by the other (a shared region, a `process_vm` transfer) calls [`Pair::enter`], then
-//! checks that the loan still stands ([`Pair::peer_generation`], [`Pair::claim`]), moves the bytes, and calls [`Pair::leave`]. The
+//! checks that the loan still stands ([`Pair::peer_generation`], [`Pair::claim`], [`Pair::stands`]), moves the bytes, and calls [`Pair::leave`]. The
 //! owner that takes a loan back changes the generation or revokes the slot first, and then waits until [`Pair::peer_active`] was
 //! seen `false` once, or the peer's death was reported. Both sides have a full barrier between their store and their load, so
 //! either the toucher sees that the loan is over or the owner sees the toucher.

@@ -19,10 +19,9 @@
 //! | `reading` | what has arrived, and a read that is being polled |
 //! | `outgoing` | what is written, on its way to the link |
 //! | `lent` | long owned buffers, announced by their writer and copied by their reader |
-//!
 //! | `tests` | a peer that breaks the rules |
 //!
-//! Tests: `tests/api/stream.rs`, `tests/process/death.rs`, and `tests`.
+//! Tests: `tests/api/stream.rs`, `tests/api/lent.rs`, `tests/cancel/stream.rs`, `tests/process/death.rs`, and `tests`.
 
 mod incoming;
 mod lent;
