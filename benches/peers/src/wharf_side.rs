@@ -175,9 +175,7 @@ impl Side {
             (
                 Verb::Bytes | Verb::BytesOwned | Verb::BytesAllocated | Verb::BytesLatency,
                 Role::B,
-            ) => {
-                sockets::bytes(&self.spec, false, endpoint.accept_stream().await?).await
-            }
+            ) => sockets::bytes(&self.spec, false, endpoint.accept_stream().await?).await,
         };
         let value = first?;
         self.meet(&endpoint).await?;
