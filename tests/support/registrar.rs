@@ -155,6 +155,11 @@ impl FakeRegistrar {
         self.state().live.values().copied().collect()
     }
 
+    /// How many hold this registrar: this one, other clones, a cache and its reaper.
+    pub(crate) fn shares(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+
     /// Bytes that are registered now.
     pub(crate) fn live_bytes(&self) -> u64 {
         self.state()
