@@ -3,7 +3,9 @@
 //! | file | holds |
 //! |---|---|
 //! | `matrix` | which monitor sees which change, as a table |
+//! | `uffd` | the monitor by userfaultfd |
 
 mod matrix;
 #[path = "../support/mod.rs"]
 mod support;
+mod uffd;
