@@ -137,6 +137,7 @@ fn column(test: &str, kind: MonitorKind) {
         process.finish();
         let (word, why) = line.split_once(' ').unwrap_or((&line, ""));
         match word {
+            "refused" if why.contains("did not tell") => panic!("the self-test: {why}"),
             "refused" => return eprintln!("not run: no monitor {kind} here: {why}"),
             "cannot" => {
                 eprintln!("not run: {kind}, {}: {why}", row.name);
