@@ -7,7 +7,10 @@
 //! | `merge` | registration cache: UCX's list of behaviours, merging, replacing, events |
 //! | `model` | registration cache: random scripts against a map of regions and versions of pages |
 //! | `single_flight` | registration cache: many at once, dropped, failing, slow, panicking |
+//! | `matrix` | which monitor sees which change, as a table |
+//! | `uffd` | the monitor by userfaultfd |
 
+mod matrix;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -95,3 +98,4 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
         thread::park_timeout(Duration::from_secs(1));
     }
 }
+mod uffd;
