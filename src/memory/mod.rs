@@ -22,7 +22,8 @@ pub(crate) mod waiters;
 
 pub use buffer::{Buffer, BufferMut, ReceiveBuffer};
 pub use events::{
-    Cause, EventClasses, MemoryMonitor, NoMonitor, Sink, Subscription, Timing, Validity,
+    AllocMonitor, Cause, EventClasses, Hooks, Imported, MemoryMonitor, NoMonitor, Sink,
+    Subscription, Timing, TrackedAlloc, Validity, announce_all, disable_hooks, install_hooks,
     invalidate, subscribe,
 };
 pub use host::HostBufferMut;

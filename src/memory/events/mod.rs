@@ -13,12 +13,21 @@
 //! | file | holds |
 //! |---|---|
 //! | `dispatch` | [`invalidate`] and [`subscribe`] |
+//! | `hooks/` | the monitor that patches libc, an explicit choice |
+//! | `alloc` | the monitor that wraps the program's allocator |
+//! | `imported` | the monitor fed by a UCX in the process, or by the program |
 //! | `monitor` | the trait, what a monitor sees, the one that sees nothing |
 //!
 //! Tests: beside each, and `tests/memory/`.
 
+mod alloc;
 mod dispatch;
+mod hooks;
+mod imported;
 mod monitor;
 
+pub use alloc::{AllocMonitor, TrackedAlloc};
 pub use dispatch::{Sink, Subscription, invalidate, subscribe};
+pub use hooks::{Hooks, disable_hooks, install_hooks};
+pub use imported::{Imported, announce_all};
 pub use monitor::{Cause, EventClasses, MemoryMonitor, NoMonitor, Timing, Validity};
