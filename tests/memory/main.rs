@@ -2,6 +2,8 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `matrix` | which monitor sees which change, as a table |
 
+mod matrix;
 #[path = "../support/mod.rs"]
 mod support;
