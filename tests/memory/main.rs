@@ -2,8 +2,16 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `allocator` | the allocator of this program, which notices calls that must not be |
+//! | `hooks` | patched libc functions: results, threads, signals, other patchers |
 //! | `matrix` | which monitor sees which change, as a table |
+//! | `no_alloc` | no handler allocates |
+//! | `prepare` | what a process needs for a monitor |
 
+mod allocator;
+mod hooks;
 mod matrix;
+mod no_alloc;
+mod prepare;
 #[path = "../support/mod.rs"]
 mod support;
