@@ -9,7 +9,6 @@
 use std::{
     ffi::{CStr, c_int, c_void},
     hint::black_box,
-    io,
     process::Command,
     ptr,
     sync::{
@@ -38,6 +37,11 @@ const EVERYTHING: u64 = 1 << 40;
 
 /// Runs `body` in a process of its own. `Err` says why it cannot run here.
 fn alone(test: &str, body: fn() -> Result<(), String>) {
+    alone_with(test, &[], body);
+}
+
+/// The same, with variables.
+fn alone_with(test: &str, variables: &[(&str, &str)], body: fn() -> Result<(), String>) {
     if let Some(parent) = child("alone") {
         match body() {
             Ok(()) => parent.say("done"),
@@ -48,7 +52,7 @@ fn alone(test: &str, body: fn() -> Result<(), String>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .expect("a runtime");
-    let mut process = Child::start(test, "alone", &[]);
+    let mut process = Child::start(test, "alone", variables);
     let line = runtime.block_on(process.hear());
     process.finish();
     if line != "done" {
@@ -755,9 +759,6 @@ fn ucx_in_the_process() {
     alone(this_test!(), || {
         let absent = Imported::available().expect_err("not loaded");
         assert_eq!(absent.kind(), ErrorKind::Unsupported);
-        load_ucx()?;
-        let asleep = Imported::available().expect_err("loaded, but nobody uses it");
-        assert!(asleep.to_string().contains("does not watch"), "{asleep}");
         ucx_watches_memory()?;
         let imported = monitor(MonitorKind::Imported).expect("UCX watches");
         assert!(imported.classes().covers_foreign_memory());
@@ -773,6 +774,18 @@ fn ucx_in_the_process() {
             let error = unsafe { install_hooks() }.expect_err("UCX was first");
             assert!(error.to_string().contains("imported"), "{error}");
         }
+        Ok(())
+    });
+}
+
+#[test]
+fn ucx_that_watches_nothing() {
+    alone_with(this_test!(), &[("UCX_MEM_EVENTS", "n")], || {
+        load_ucx()?;
+        let asleep = Imported::available().expect_err("it was told not to");
+        assert_eq!(asleep.kind(), ErrorKind::Unsupported);
+        assert!(asleep.to_string().contains("UCX"), "{asleep}");
+        assert_ne!(monitor(MonitorKind::Auto).expect("one").name(), "imported");
         Ok(())
     });
 }
@@ -797,28 +810,32 @@ fn ucx_after_the_hooks() {
 #[ignore = "a measurement"]
 fn cost() {
     alone(this_test!(), || {
-        let measure = || {
-            (0..25)
+        // What the kernel refuses, and what it looks for in vain.
+        let measure = |length: usize| {
+            (0..40)
                 .map(|_| {
                     let start = Instant::now();
-                    for _ in 0..20_000 {
-                        // SAFETY: refused by the kernel: no length.
-                        unsafe { libc::munmap(ptr::without_provenance_mut(PAGE), 0) };
+                    for _ in 0..10_000 {
+                        // SAFETY: nothing is mapped there.
+                        unsafe { libc::munmap(ptr::without_provenance_mut(PAGE), length) };
                     }
-                    start.elapsed().as_nanos() as f64 / 20_000.0
+                    start.elapsed().as_nanos() as f64 / 10_000.0
                 })
                 .fold(f64::MAX, f64::min)
         };
-        let bare = measure();
+        let bare = [measure(0), measure(PAGE)];
         install()?;
-        let hooked = measure();
+        let hooked = [measure(0), measure(PAGE)];
         let (_counter, subscription) = Counter::subscribe();
-        let told = measure();
+        let told = measure(PAGE);
         drop(subscription);
-        let hooked_again = measure();
         eprintln!(
-            "munmap refused: {bare:.1} ns, hooked {hooked:.1} ({hooked_again:.1}) ns, with a subscriber {told:.1} ns; {}",
-            io::Error::last_os_error()
+            "munmap, ns: refused {:.1}, hooked {:.1}",
+            bare[0], hooked[0]
+        );
+        eprintln!(
+            "munmap of nothing, ns: {:.1}, hooked {:.1}, with a subscriber {told:.1}",
+            bare[1], hooked[1]
         );
         Ok(())
     });

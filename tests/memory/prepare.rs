@@ -35,12 +35,18 @@ extern "C" fn nothing(_: c_int, _: *mut c_void, _: *mut c_void) {}
 
 /// Loads UCX's library of memory events.
 pub(crate) fn load_ucx() -> Result<*mut c_void, String> {
-    // SAFETY: a library that only defines functions.
-    let library = unsafe { libc::dlopen(c"libucm.so.0".as_ptr(), libc::RTLD_NOW) };
-    match library.is_null() {
-        true => Err("libucm.so.0 (package libucx0) is not installed".to_owned()),
-        false => Ok(library),
+    // libucm wants symbols of libucs, which is linked to it.
+    // SAFETY: libraries whose constructors change nothing here.
+    let library = unsafe {
+        libc::dlopen(c"libucs.so.0".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL);
+        libc::dlopen(c"libucm.so.0".as_ptr(), libc::RTLD_LAZY)
+    };
+    if library.is_null() {
+        // SAFETY: why the call above failed, as a string.
+        let why = unsafe { CStr::from_ptr(libc::dlerror()) };
+        return Err(format!("package libucx0: {}", why.to_string_lossy()));
     }
+    Ok(library)
 }
 
 /// What UCX does in a program that uses it: it patches libc.

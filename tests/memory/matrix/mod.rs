@@ -92,7 +92,7 @@ const TABLE: &[Row] = &[
     row("malloc_trim_middle",      heap::malloc_trim_middle,       [A,           B,    M,    B,       M]),
     row("thread_arena_shrink",     heap::thread_arena_shrink,      [A,           B,    M,    B,       M]),
     row("thread_stack",            heap::thread_stack,             [A,           B,    M,    B,       M]),
-    row("dlclose",                 shared::dlclose,                [ANY_MAPPING, M,    M,    M,       M]),
+    row("dlclose",                 shared::dlclose,                [ANY_MAPPING, M,    U,    M,       M]),
     row("private_file",            shared::private_file,           [ANY_MAPPING, B,    M,    B,       M]),
     row("memfd_unmapped",          shared::memfd_unmapped,         [A,           B,    M,    B,       M]),
     row("memfd_truncated",         shared::memfd_truncated,        [M,           M,    M,    M,       M]),

@@ -66,6 +66,16 @@ struct Plan {
     way: Way,
 }
 
+impl Plan {
+    /// Where the near jump stands.
+    fn room(&self) -> usize {
+        match self.way {
+            Way::Short(room) => room,
+            Way::Near | Way::Alone => self.at,
+        }
+    }
+}
+
 /// What stands at the entry of a patched function.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patched {
@@ -112,17 +122,10 @@ pub(super) unsafe fn patch(targets: &[Target]) -> Result<Vec<Patched>> {
     }
     let pages = Writable::new(&plans)?;
     let stubs = Stubs::new(&plans, &code)?;
-    let masked = Masked::new();
-    let patched = plans
-        .iter()
-        .enumerate()
-        .map(|(index, plan)| {
-            let to = stubs.destination(index, plan.target.hook);
-            // SAFETY: planned on what stands there, made writable, and signals wait, so this thread does not run into its own half-made patch.
-            unsafe { write(plan, to, barrier.is_ok()) }
-        })
-        .collect();
-    drop(masked);
+    let signals = Masked::new();
+    // SAFETY: planned on what stands there, made writable, and signals wait.
+    let patched = unsafe { write(&plans, &stubs, barrier.is_ok(), &signals) };
+    drop(signals);
     drop(pages);
     Ok(patched)
 }
@@ -240,51 +243,63 @@ fn is_entry(_: usize) -> bool {
     false
 }
 
+/// Writes the jumps, all in one go, as threads wait meanwhile.
+///
 /// # Safety
-/// `plan` was made from what stands there now; its pages can be written.
-unsafe fn write(plan: &Plan, to: usize, barrier: bool) -> Patched {
+/// `plans` were made from what stands there now; their pages can be written; `signals` cannot run this thread into a half-made patch.
+unsafe fn write(plans: &[Plan], stubs: &Stubs, barrier: bool, _signals: &Masked) -> Vec<Patched> {
     let sync = || {
         if barrier {
             // SAFETY: a barrier, registered before; it cannot fail then.
             let _ = unsafe { membarrier(MEMBARRIER_PRIVATE_EXPEDITED_SYNC_CORE) };
         }
     };
-    let at = plan.at;
-    let jump_at = match plan.way {
-        Way::Short(room) => room,
-        Way::Near | Way::Alone => at,
-    };
-    let jump = near_jump(jump_at, to);
-    let mut head = [jump[0], jump[1]];
-    match plan.way {
-        Way::Near => {
-            store_head(at, WAIT);
-            sync();
-            // SAFETY: threads wait in front of these bytes or have left the instruction.
-            unsafe { ptr::copy_nonoverlapping(jump[2..].as_ptr(), (at + 2) as *mut u8, 3) };
-            sync();
-            store_head(at, head);
-        }
-        Way::Short(room) => {
-            // SAFETY: padding, in which nobody runs.
-            unsafe { ptr::copy_nonoverlapping(jump.as_ptr(), room as *mut u8, 5) };
-            sync();
-            head = [0xeb, (room.wrapping_sub(at + 2)) as u8];
-            store_head(at, head);
-        }
-        Way::Alone => {
-            // SAFETY: this thread is the only one, and it is here.
-            unsafe { ptr::copy_nonoverlapping(jump.as_ptr(), at as *mut u8, 5) };
+    let patched: Vec<_> = plans
+        .iter()
+        .enumerate()
+        .map(|(index, plan)| {
+            let room = plan.room();
+            let jump = near_jump(room, stubs.destination(index, plan.target.hook));
+            let head = match plan.way {
+                Way::Short(_) => [0xeb, room.wrapping_sub(plan.at + 2) as u8],
+                Way::Near | Way::Alone => [jump[0], jump[1]],
+            };
+            Patched {
+                name: plan.target.name,
+                at: plan.at,
+                head,
+                jump_at: room,
+                jump,
+            }
+        })
+        .collect();
+    let both = || plans.iter().zip(&patched);
+    for (plan, _) in both().filter(|(plan, _)| plan.way == Way::Near) {
+        store_head(plan.at, WAIT);
+    }
+    sync();
+    for (plan, patched) in both() {
+        let skip = match plan.way {
+            Way::Near => 2,
+            Way::Short(_) | Way::Alone => 0,
+        };
+        let bytes = &patched.jump[skip..];
+        // SAFETY: threads wait in front of these bytes or have left the instruction; or it is padding, in which nobody runs; or this thread is
+        // the only one, and it is here.
+        unsafe {
+            ptr::copy_nonoverlapping(
+                bytes.as_ptr(),
+                (patched.jump_at + skip) as *mut u8,
+                bytes.len(),
+            );
         }
     }
     sync();
-    Patched {
-        name: plan.target.name,
-        at,
-        head,
-        jump_at,
-        jump,
+    for (_, patched) in both().filter(|(plan, _)| plan.way != Way::Alone) {
+        store_head(patched.at, patched.head);
     }
+    sync();
+    patched
 }
 
 /// Both bytes at once.
@@ -387,10 +402,7 @@ impl Writable {
         let mut pages: Vec<_> = plans
             .iter()
             .flat_map(|plan| {
-                let room = match plan.way {
-                    Way::Short(room) => room,
-                    Way::Near | Way::Alone => plan.at,
-                };
+                let room = plan.room();
                 [plan.at, plan.at + 4, room, room + 4]
             })
             .map(|address| address & !(PAGE - 1))
