@@ -125,7 +125,7 @@ mod tests {
     fn finds_what_is_there() {
         let mappings = match Mappings::open() {
             Ok(mappings) => mappings,
-            Err(error) => return println!("not run: PROCMAP_QUERY: {error}"),
+            Err(error) => return eprintln!("not run: PROCMAP_QUERY: {error}"),
         };
         let here = 5_u8;
         let address = &raw const here as u64;
@@ -141,12 +141,12 @@ mod tests {
     #[test]
     fn knows_system_v_memory() {
         let Ok(mappings) = Mappings::open() else {
-            return println!("not run: no PROCMAP_QUERY here");
+            return eprintln!("not run: no PROCMAP_QUERY here");
         };
         // SAFETY: a new segment, of nobody else.
         let id = unsafe { libc::shmget(libc::IPC_PRIVATE, 8192, libc::IPC_CREAT | 0o600) };
         if id < 0 {
-            return println!("not run: no System V shared memory here");
+            return eprintln!("not run: no System V shared memory here");
         }
         // SAFETY: attached where the kernel likes.
         let at = unsafe { libc::shmat(id, std::ptr::null(), 0) };

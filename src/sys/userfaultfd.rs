@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn bad_ranges_and_features_are_errors() {
         let Ok(features) = Userfaultfd::probe() else {
-            println!("no userfaultfd here: not run");
+            eprintln!("no userfaultfd here: not run");
             return;
         };
         let uffd = Userfaultfd::open(features & Features::EVENT_UNMAP).expect("as probed");

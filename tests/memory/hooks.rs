@@ -145,8 +145,12 @@ fn overwrite(name: &CStr, bytes: &[u8]) {
     }
 }
 
-/// Processes in which threads run in the functions while these are patched.
-const RUNS: usize = if cfg!(debug_assertions) { 40 } else { 500 };
+/// Processes in which threads run in the functions while these are patched. More by hand: `HOOK_RUNS=5000`.
+fn runs() -> usize {
+    let default = if cfg!(debug_assertions) { 40 } else { 500 };
+    std::env::var("HOOK_RUNS").map_or(default, |runs| runs.parse().expect("a number"))
+}
+
 const THREADS: usize = 8;
 
 /// Calls everything that is patched, over and over.
@@ -172,7 +176,8 @@ fn patch_under_load() -> Result<(), String> {
     if !cfg!(feature = "mem-hooks") {
         return install();
     }
-    for run in 0..RUNS {
+    let runs = runs();
+    for run in 0..runs {
         // SAFETY: the child is this process as it is; it ends by `_exit`.
         let process = unsafe { libc::fork() };
         assert!(process >= 0);
@@ -199,7 +204,7 @@ fn patch_under_load() -> Result<(), String> {
         let mut status = 0;
         // SAFETY: our child.
         unsafe { libc::waitpid(process, &mut status, 0) };
-        assert_eq!(status, 0, "run {run} of {RUNS}");
+        assert_eq!(status, 0, "run {run} of {runs}");
     }
     Ok(())
 }

@@ -7,6 +7,7 @@
 //! | `matrix` | which monitor sees which change, as a table |
 //! | `no_alloc` | no handler allocates |
 //! | `prepare` | what a process needs for a monitor |
+//! | `uffd` | the monitor by userfaultfd |
 
 mod allocator;
 mod hooks;
@@ -15,3 +16,4 @@ mod no_alloc;
 mod prepare;
 #[path = "../support/mod.rs"]
 mod support;
+mod uffd;

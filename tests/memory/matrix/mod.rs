@@ -150,9 +150,9 @@ fn column(test: &str, kind: MonitorKind) {
         process.finish();
         let (word, why) = line.split_once(' ').unwrap_or((&line, ""));
         match word {
-            "refused" => return println!("not run: no monitor {kind} here: {why}"),
+            "refused" => return eprintln!("not run: no monitor {kind} here: {why}"),
             "cannot" => {
-                println!("not run: {kind}, {}: {why}", row.name);
+                eprintln!("not run: {kind}, {}: {why}", row.name);
                 continue;
             }
             _ => {}

@@ -58,6 +58,8 @@ struct Table {
     wanted: Intervals,
     /// [`Shared::ended`](super::thread::Shared) when the table was last swept.
     swept: u64,
+    /// Something was unwatched since it was last found that all that is registered is wanted.
+    released: bool,
 }
 
 impl Uffd {
@@ -187,15 +189,17 @@ impl Uffd {
                 table.wanted.remove(run);
             }
         }
-        if table.registered.len() < self.limit {
+        if table.registered.len() < self.limit || !table.released {
             return;
         }
+        let at_once = (self.limit / 8).max(1);
         let idle: Vec<_> = table
             .registered
             .iter()
             .filter(|run| !table.wanted.overlaps(*run))
-            .take((self.limit / 8).max(1))
+            .take(at_once)
             .collect();
+        table.released = idle.len() == at_once;
         for run in idle {
             // An error means that nothing is mapped there.
             let _ = self.uffd.unregister(run.start(), run.len());
@@ -294,6 +298,7 @@ unsafe impl MemoryMonitor for Uffd {
         // Splitting a run makes the table longer; then it stays wanted.
         if table.wanted.len() < self.limit.saturating_mul(2) {
             table.wanted.remove(pages);
+            table.released = true;
         }
     }
 
