@@ -9,6 +9,9 @@ use wharf::{
     OpenStream, Operation, Priority, Progress, Put, ReadChunk, Ready, Received, Region,
     RemoteLayout, RemoteRegion, ReuniteError, Tag, TagMatched, TagRecv, TagSend, Wait, Worker,
     WorkerAddress, WorkerId, WriteBuffer,
+    memory::{
+        AddressRange, AllocMonitor, Hooks, Imported, MemoryMonitor, Subscription, TrackedAlloc,
+    },
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
     },
@@ -49,6 +52,14 @@ all! {
     Block: Send + Sync + Unpin + Copy + 'static;
     Blocks: Send + Sync + Unpin + Clone + 'static;
     HostBufferMut: Send + Sync + Unpin + 'static;
+
+    AddressRange: Send + Sync + Unpin + Copy + 'static;
+    AllocMonitor: Send + Sync + Unpin + Copy + 'static;
+    Hooks: Send + Sync + Unpin + Copy + 'static;
+    Imported: Send + Sync + Unpin + Copy + 'static;
+    Subscription: Send + Sync + Unpin + 'static;
+    TrackedAlloc: Send + Sync + Unpin + Copy + 'static;
+    dyn MemoryMonitor: Send + Sync;
 
     TagSend<'static>: Send + Unpin + 'static;
     TagRecv<'static, Vec<u8>>: Send + Unpin + 'static;

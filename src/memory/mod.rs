@@ -24,8 +24,9 @@ pub(crate) mod waiters;
 
 pub use buffer::{Buffer, BufferMut, ReceiveBuffer};
 pub use events::{
-    Cause, EventClasses, MemoryMonitor, MonitorKind, NoMonitor, Sink, Subscription, Timing, Uffd,
-    Validity, invalidate, monitor, subscribe,
+    AllocMonitor, Cause, EventClasses, Hooks, Imported, MemoryMonitor, MonitorKind, NoMonitor,
+    Sink, Subscription, Timing, TrackedAlloc, Uffd, Validity, announce_all, disable_hooks,
+    install_hooks, invalidate, monitor, subscribe,
 };
 pub use host::HostBufferMut;
 pub(crate) use host::Segment;

@@ -2,100 +2,32 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `fakes` | a cache over fakes |
 //! | `fork` | a child made by `fork` or `clone` is refused, its parent goes on |
 //! | `limits` | registration cache: count, bytes, what is in use, unreleased bytes, the end, bad input |
 //! | `merge` | registration cache: UCX's list of behaviours, merging, replacing, events |
 //! | `model` | registration cache: random scripts against a map of regions and versions of pages |
 //! | `single_flight` | registration cache: many at once, dropped, failing, slow, panicking |
+//! | `allocator` | the allocator of this program, which notices calls that must not be |
+//! | `hooks` | patched libc functions: results, threads, signals, other patchers |
 //! | `matrix` | which monitor sees which change, as a table |
+//! | `no_alloc` | no handler allocates |
+//! | `prepare` | what a process needs for a monitor |
 //! | `uffd` | the monitor by userfaultfd |
 
+mod allocator;
+mod hooks;
 mod matrix;
+mod no_alloc;
+mod prepare;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod fakes;
 mod fork;
 mod limits;
 mod merge;
 mod model;
 mod single_flight;
 
-use std::{
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    task::{Context, Poll, Wake, Waker},
-    thread::{self, Thread},
-    time::{Duration, Instant},
-};
-
-use wharf::{
-    Access,
-    memory::{AddressRange, RegistrationCache, RegistrationCacheOptions, Timing},
-};
-
-use support::{FakeMonitor, FakeRegistrar, LIMIT};
-
-const READ: Access = Access::READ;
-const BOTH: Access = Access::all();
-
-/// Addresses that no other test uses and nothing is mapped at: events reach every cache of the process.
-struct Space(u64);
-
-impl Space {
-    fn new() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1 << 12);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed) << 32)
-    }
-
-    /// So many pages from page `first` on.
-    fn pages(&self, first: u64, count: u64) -> AddressRange {
-        AddressRange::new(self.0 + first * 4096, count * 4096).expect("a range")
-    }
-}
-
-/// A cache over fakes, that sees everything before it happens.
-fn fakes(
-    options: RegistrationCacheOptions,
-) -> (RegistrationCache<FakeRegistrar>, FakeRegistrar, FakeMonitor) {
-    fakes_with(FakeRegistrar::new(), Timing::Before, options)
-}
-
-fn fakes_with(
-    registrar: FakeRegistrar,
-    timing: Timing,
-    options: RegistrationCacheOptions,
-) -> (RegistrationCache<FakeRegistrar>, FakeRegistrar, FakeMonitor) {
-    let monitor = FakeMonitor::new(timing);
-    let cache = RegistrationCache::new(registrar.clone(), Arc::new(monitor.clone()), options)
-        .expect("a cache");
-    (cache, registrar, monitor)
-}
-
-/// Limits that no test reaches by accident, on any machine.
-fn roomy() -> RegistrationCacheOptions {
-    RegistrationCacheOptions::new().max_bytes(1 << 40)
-}
-
-/// Runs a future in this thread, without a runtime. Not longer than `LIMIT`.
-#[track_caller]
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    struct Unpark(Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let (mut future, end) = (pin!(future), Instant::now() + LIMIT);
-    loop {
-        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return value;
-        }
-        assert!(Instant::now() < end, "watchdog: the future does not end");
-        thread::park_timeout(Duration::from_secs(1));
-    }
-}
 mod uffd;

@@ -6,23 +6,24 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use super::{MemoryMonitor, NoMonitor, Uffd};
+use super::{AllocMonitor, Hooks, Imported, MemoryMonitor, NoMonitor, Uffd};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// A monitor, by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MonitorKind {
-    /// The first of [`Imported`](Self::Imported), [`Uffd`](Self::Uffd) and [`None`](Self::None) that can be had.
+    /// The first of [`Imported`](Self::Imported), [`Hooks`](Self::Hooks) if the program installed them, [`Uffd`](Self::Uffd) and
+    /// [`None`](Self::None) that can be had.
     #[default]
     Auto,
-    /// Events of another library that is in the process.
+    /// Events of another library that is in the process, or of the program when it promised them ([`announce_all`](super::announce_all)).
     Imported,
     /// The kernel's, by userfaultfd.
     Uffd,
-    /// Patched functions of libc. Never chosen by itself.
+    /// Patched functions of libc, after [`install_hooks`](super::install_hooks).
     Hooks,
-    /// What Rust's global allocator frees.
+    /// What Rust's global allocator frees, where it is a [`TrackedAlloc`](super::TrackedAlloc).
     Alloc,
     /// No events but those that the program tells of.
     None,
@@ -87,12 +88,20 @@ pub fn monitor(kind: MonitorKind) -> Result<Arc<dyn MemoryMonitor>> {
         MonitorKind::Auto => Ok(auto()),
         MonitorKind::Uffd => Ok(Uffd::process()?),
         MonitorKind::None => Ok(Arc::new(NoMonitor)),
-        MonitorKind::Imported | MonitorKind::Hooks | MonitorKind::Alloc => Err(Error::new(
-            ErrorKind::Unsupported,
-            format!("there is no monitor {kind} in this process"),
-        )
-        .during(Operation::Memory)),
+        MonitorKind::Imported => Ok(Arc::new(Imported::available()?)),
+        MonitorKind::Hooks => match Hooks::installed() {
+            Some(hooks) => Ok(Arc::new(hooks)),
+            None => Err(absent("no hooks are installed, or they were overwritten")),
+        },
+        MonitorKind::Alloc => match AllocMonitor::installed() {
+            Some(alloc) => Ok(Arc::new(alloc)),
+            None => Err(absent("the program's allocator is no TrackedAlloc")),
+        },
     }
+}
+
+fn absent(why: &'static str) -> Error {
+    Error::new(ErrorKind::Unsupported, why).during(Operation::Memory)
 }
 
 /// The choice does not change afterwards.
@@ -100,7 +109,7 @@ fn auto() -> Arc<dyn MemoryMonitor> {
     static CHOSEN: OnceLock<Arc<dyn MemoryMonitor>> = OnceLock::new();
     let choose = || {
         let mut refused = Vec::new();
-        for kind in [MonitorKind::Imported, MonitorKind::Uffd] {
+        for kind in [MonitorKind::Imported, MonitorKind::Hooks, MonitorKind::Uffd] {
             match monitor(kind) {
                 Ok(chosen) => {
                     tracing::info!(

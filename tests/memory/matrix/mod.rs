@@ -16,10 +16,19 @@ mod stage;
 use stage::{Outcome, Outcome::*, Stage, Stop};
 use wharf::memory::MonitorKind;
 
-use crate::support::{Child, Parent, child, this_test};
+use crate::{
+    prepare::prepare,
+    support::{Child, Parent, child, this_test},
+};
 
 /// The columns. A new one gets a cell in every row, and a test by `columns!`.
-const MONITORS: [MonitorKind; 2] = [MonitorKind::Uffd, MonitorKind::None];
+const MONITORS: [MonitorKind; 5] = [
+    MonitorKind::Uffd,
+    MonitorKind::Hooks,
+    MonitorKind::Alloc,
+    MonitorKind::Imported,
+    MonitorKind::None,
+];
 
 /// A change of memory, and what each monitor makes of it.
 struct Row {
@@ -49,6 +58,7 @@ const fn row(
 }
 
 const A: Cell = Cell::Is(After);
+const B: Cell = Cell::Is(Before);
 const M: Cell = Cell::Is(Missed);
 const U: Cell = Cell::Is(Unsupported);
 /// Any kind of mapping can be watched where the kernel says what is mapped where (`PROCMAP_QUERY`).
@@ -56,40 +66,40 @@ const ANY_MAPPING: Cell = Cell::Since(6, 11, After, Unsupported);
 
 #[rustfmt::skip]
 const TABLE: &[Row] = &[
-    //                                                              uffd         none
-    row("vec_dropped",             heap::vec_dropped,              [A,           M]),
-    row("vec_grown",               heap::vec_grown,                [A,           M]),
-    row("vec_shrunk",              heap::vec_shrunk,               [A,           M]),
-    row("munmap",                  mappings::munmap,               [A,           M]),
-    row("munmap_part",             mappings::munmap_part,          [A,           M]),
-    row("munmap_direct",           mappings::munmap_direct,        [A,           M]),
-    row("munmap_other_thread",     mappings::munmap_other_thread,  [A,           M]),
-    row("mmap_fixed_over",         mappings::mmap_fixed_over,      [A,           M]),
-    row("mremap_onto",             mappings::mremap_onto,          [A,           M]),
-    row("mremap_move",             mappings::mremap_move,          [A,           M]),
-    row("mremap_dontunmap",        mappings::mremap_dontunmap,     [A,           M]),
-    row("mremap_shrink",           mappings::mremap_shrink,        [A,           M]),
-    row("madvise_dontneed",        mappings::madvise_dontneed,     [A,           M]),
-    row("madvise_free",            mappings::madvise_free,         [A,           M]),
-    row("madvise_remove",          mappings::madvise_remove,       [A,           M]),
-    row("madvise_guard_install",   mappings::madvise_guard_install,[M,           M]),
-    row("process_madvise",         mappings::process_madvise,      [A,           M]),
-    row("io_uring_madvise",        mappings::io_uring_madvise,     [A,           M]),
-    row("huge_page_unmapped",      mappings::huge_page_unmapped,   [A,           M]),
-    row("munmap_in_forked_child",  mappings::munmap_in_forked_child,[M,          M]),
-    row("brk_shrink",              heap::brk_shrink,               [A,           M]),
-    row("malloc_trim_end",         heap::malloc_trim_end,          [A,           M]),
-    row("malloc_trim_middle",      heap::malloc_trim_middle,       [A,           M]),
-    row("thread_arena_shrink",     heap::thread_arena_shrink,      [A,           M]),
-    row("thread_stack",            heap::thread_stack,             [A,           M]),
-    row("dlclose",                 shared::dlclose,                [ANY_MAPPING, M]),
-    row("private_file",            shared::private_file,           [ANY_MAPPING, M]),
-    row("memfd_unmapped",          shared::memfd_unmapped,         [A,           M]),
-    row("memfd_truncated",         shared::memfd_truncated,        [M,           M]),
-    row("memfd_hole_punched",      shared::memfd_hole_punched,     [M,           M]),
-    row("shmdt",                   shared::shmdt,                  [U,           M]),
-    row("shmat_remap_over_sysv",   shared::shmat_remap_over_sysv,  [U,           M]),
-    row("shmat_remap_over",        shared::shmat_remap_over,       [M,           M]),
+    //                                                              uffd         hooks alloc imported none
+    row("vec_dropped",             heap::vec_dropped,              [A,           B,    B,    B,       M]),
+    row("vec_grown",               heap::vec_grown,                [A,           B,    B,    B,       M]),
+    row("vec_shrunk",              heap::vec_shrunk,               [A,           B,    B,    B,       M]),
+    row("munmap",                  mappings::munmap,               [A,           B,    M,    B,       M]),
+    row("munmap_part",             mappings::munmap_part,          [A,           B,    M,    B,       M]),
+    row("munmap_direct",           mappings::munmap_direct,        [A,           M,    M,    M,       M]),
+    row("munmap_other_thread",     mappings::munmap_other_thread,  [A,           B,    M,    B,       M]),
+    row("mmap_fixed_over",         mappings::mmap_fixed_over,      [A,           B,    M,    B,       M]),
+    row("mremap_onto",             mappings::mremap_onto,          [A,           B,    M,    B,       M]),
+    row("mremap_move",             mappings::mremap_move,          [A,           B,    M,    B,       M]),
+    row("mremap_dontunmap",        mappings::mremap_dontunmap,     [A,           B,    M,    B,       M]),
+    row("mremap_shrink",           mappings::mremap_shrink,        [A,           B,    M,    B,       M]),
+    row("madvise_dontneed",        mappings::madvise_dontneed,     [A,           B,    M,    B,       M]),
+    row("madvise_free",            mappings::madvise_free,         [A,           B,    M,    B,       M]),
+    row("madvise_remove",          mappings::madvise_remove,       [A,           B,    M,    B,       M]),
+    row("madvise_guard_install",   mappings::madvise_guard_install,[M,           B,    M,    B,       M]),
+    row("process_madvise",         mappings::process_madvise,      [A,           M,    M,    M,       M]),
+    row("io_uring_madvise",        mappings::io_uring_madvise,     [A,           M,    M,    M,       M]),
+    row("huge_page_unmapped",      mappings::huge_page_unmapped,   [A,           B,    M,    B,       M]),
+    row("munmap_in_forked_child",  mappings::munmap_in_forked_child,[M,           M,    M,    M,       M]),
+    row("brk_shrink",              heap::brk_shrink,               [A,           B,    M,    B,       M]),
+    row("malloc_trim_end",         heap::malloc_trim_end,          [A,           B,    M,    B,       M]),
+    row("malloc_trim_middle",      heap::malloc_trim_middle,       [A,           B,    M,    B,       M]),
+    row("thread_arena_shrink",     heap::thread_arena_shrink,      [A,           B,    M,    B,       M]),
+    row("thread_stack",            heap::thread_stack,             [A,           B,    M,    B,       M]),
+    row("dlclose",                 shared::dlclose,                [ANY_MAPPING, M,    U,    M,       M]),
+    row("private_file",            shared::private_file,           [ANY_MAPPING, B,    M,    B,       M]),
+    row("memfd_unmapped",          shared::memfd_unmapped,         [A,           B,    M,    B,       M]),
+    row("memfd_truncated",         shared::memfd_truncated,        [M,           M,    M,    M,       M]),
+    row("memfd_hole_punched",      shared::memfd_hole_punched,     [M,           M,    M,    M,       M]),
+    row("shmdt",                   shared::shmdt,                  [U,           B,    M,    B,       M]),
+    row("shmat_remap_over_sysv",   shared::shmat_remap_over_sysv,  [U,           B,    M,    B,       M]),
+    row("shmat_remap_over",        shared::shmat_remap_over,       [M,           B,    M,    B,       M]),
 ];
 
 macro_rules! columns {
@@ -104,6 +114,9 @@ macro_rules! columns {
 
 columns! {
     uffd: MonitorKind::Uffd;
+    hooks: MonitorKind::Hooks;
+    alloc: MonitorKind::Alloc;
+    imported: MonitorKind::Imported;
     none: MonitorKind::None;
 }
 
@@ -161,6 +174,9 @@ fn column(test: &str, kind: MonitorKind) {
 
 /// In the process of the cell.
 fn cell(parent: &Parent, kind: MonitorKind, row: &Row) {
+    if let Err(why) = prepare(kind) {
+        return parent.say(format_args!("refused {why}"));
+    }
     let stage = match Stage::new(kind) {
         Ok(stage) => stage,
         Err(error) => return parent.say(format_args!("refused {error}")),

@@ -26,7 +26,6 @@ use wharf::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// Its event came while the memory still was what it had been.
-    #[allow(dead_code, reason = "not every set of columns has it")]
     Before,
     /// Its event came, and no later than `validate` said that all had come.
     After,
