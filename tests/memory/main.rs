@@ -2,6 +2,9 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `fork` | a child made by `fork` or `clone` is refused, its parent goes on |
 
 #[path = "../support/mod.rs"]
 mod support;
+
+mod fork;
