@@ -12,6 +12,7 @@
 
 pub(crate) mod atomic;
 mod buffer;
+mod domain;
 mod events;
 mod host;
 mod list;
@@ -19,9 +20,14 @@ mod radix;
 mod range;
 pub(crate) mod region;
 mod registrar;
+mod type_cache;
 pub(crate) mod waiters;
 
 pub use buffer::{Buffer, BufferMut, ReceiveBuffer};
+pub use domain::{
+    Advice, DmaBuf, DomainAttributes, DomainCapabilities, DomainMemory, HostDomain,
+    MemoryAttributes, MemoryDomain,
+};
 pub use events::{
     Cause, EventClasses, MemoryMonitor, NoMonitor, Sink, Subscription, Timing, Validity,
     invalidate, subscribe,
@@ -33,3 +39,5 @@ pub use list::{BufferList, BufferListMut};
 pub use range::AddressRange;
 pub use region::Region;
 pub use registrar::{Registrar, RegistrarAttributes};
+pub(crate) use type_cache::MemoryTypes;
+pub use type_cache::announce_device_runtime;

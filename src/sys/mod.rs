@@ -9,6 +9,7 @@ pub(crate) mod eventfd;
 pub(crate) mod fd_passing;
 pub(crate) mod fork;
 pub(crate) mod identity;
+pub(crate) mod mapping;
 pub(crate) mod memfd;
 pub(crate) mod pidfd;
 pub(crate) mod process_vm;
