@@ -12,7 +12,7 @@ use std::{any::Any, fmt, os::fd::OwnedFd};
 use super::AddressRange;
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    sys::mapping,
+    sys::pages,
     types::MemoryType,
 };
 
@@ -233,18 +233,18 @@ impl MemoryDomain for HostDomain {
                 format_args!("allocate memory of type {memory_type}"),
             ));
         }
-        let pages = mapping::Anonymous::new(length)
+        let memory = pages::Anonymous::new(length)
             .map_err(|error| Error::io(format!("allocating {length} bytes"), error))?;
-        Ok(Box::new(HostMemory(pages)))
+        Ok(Box::new(HostMemory(memory)))
     }
 
     fn advise(&self, range: AddressRange, advice: Advice) -> Result<()> {
-        let range = range.align_to(mapping::page_size() as u64)?;
+        let range = range.align_to(pages::page_size() as u64)?;
         let advice = match advice {
             Advice::Normal => libc::MADV_NORMAL,
             Advice::WillNeed => libc::MADV_WILLNEED,
         };
-        mapping::advise(range.start(), range.len(), advice).map_err(|error| {
+        pages::advise(range.start(), range.len(), advice).map_err(|error| {
             let kind = match error.raw_os_error() {
                 Some(libc::ENOMEM) => ErrorKind::InvalidArgument,
                 _ => ErrorKind::Io,
@@ -258,7 +258,7 @@ impl MemoryDomain for HostDomain {
 
 /// Pages of the host.
 #[derive(Debug)]
-struct HostMemory(mapping::Anonymous);
+struct HostMemory(pages::Anonymous);
 
 // SAFETY: a private mapping of its own, zeroed, which stays mapped until it is dropped and is at most `isize::MAX` long, as the kernel has it.
 unsafe impl DomainMemory for HostMemory {

@@ -29,8 +29,8 @@ pub use domain::{
     MemoryAttributes, MemoryDomain,
 };
 pub use events::{
-    Cause, EventClasses, MemoryMonitor, NoMonitor, Sink, Subscription, Timing, Validity,
-    invalidate, subscribe,
+    Cause, EventClasses, MemoryMonitor, MonitorKind, NoMonitor, Sink, Subscription, Timing, Uffd,
+    Validity, invalidate, monitor, subscribe,
 };
 pub use host::HostBufferMut;
 pub(crate) use host::Segment;

@@ -2,8 +2,13 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `domain` | experts for memory: asked, allocating, exporting |
 //! | `fork` | a child made by `fork` or `clone` is refused, its parent goes on |
+//! | `matrix` | which monitor sees which change, as a table |
+//! | `memtype` | what is known of memory by its address |
+//! | `pool` | buffers that stay registered |
 
+mod matrix;
 #[path = "../support/mod.rs"]
 mod support;
 
