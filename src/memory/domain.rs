@@ -7,9 +7,9 @@
 //! [`DomainMemory`] is unsafe to implement because buffers make slices of what it says the host can reach.
 #![allow(unsafe_code)]
 
-use std::{any::Any, fmt, os::fd::OwnedFd};
+use std::{any::Any, fmt, os::fd::OwnedFd, sync::Arc};
 
-use super::AddressRange;
+use super::{AddressRange, Cause, invalidate};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::pages,
@@ -210,6 +210,62 @@ fn cannot(domain: &str, what: fmt::Arguments<'_>) -> Error {
         format!("the memory domain {domain} cannot {what}"),
     )
     .during(Operation::Memory)
+}
+
+/// Memory whose end the caches hear of.
+#[derive(Debug)]
+struct Announced(Box<dyn DomainMemory>);
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        invalidate(self.0.range(), Cause::Freed);
+    }
+}
+
+// SAFETY: all of it is what the memory within says.
+unsafe impl DomainMemory for Announced {
+    fn range(&self) -> AddressRange {
+        self.0.range()
+    }
+
+    fn memory_type(&self) -> MemoryType {
+        self.0.memory_type()
+    }
+
+    fn id(&self) -> u64 {
+        self.0.id()
+    }
+}
+
+/// Allocates by the first of `domains` that can. Before the memory is freed the caches hear of it.
+///
+/// # Errors
+/// `Unsupported` when none can; what the domain said.
+pub(crate) fn allocate(
+    domains: &[Arc<dyn MemoryDomain>],
+    memory_type: MemoryType,
+    length: usize,
+) -> Result<Box<dyn DomainMemory>> {
+    let able = domains.iter().find(|domain| {
+        domain
+            .attributes()
+            .can(DomainCapabilities::ALLOCATE, memory_type)
+    });
+    let Some(domain) = able else {
+        let text = format!("no memory domain allocates memory of type {memory_type}");
+        return Err(Error::new(ErrorKind::Unsupported, text).during(Operation::Memory));
+    };
+    let memory = domain.allocate(memory_type, length)?;
+    if memory.memory_type() != memory_type || memory.range().len() < length as u64 {
+        let text = format!(
+            "the memory domain {} gave {} at {} for {length} bytes of type {memory_type}",
+            domain.name(),
+            memory.memory_type(),
+            memory.range()
+        );
+        return Err(Error::new(ErrorKind::Io, text).during(Operation::Memory));
+    }
+    Ok(Box::new(Announced(memory)))
 }
 
 /// Host memory. It detects nothing: what no other domain knows is the host's.

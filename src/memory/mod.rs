@@ -16,6 +16,8 @@ mod domain;
 mod events;
 mod host;
 mod list;
+mod mlock;
+mod pool;
 mod radix;
 mod range;
 pub(crate) mod region;
@@ -24,6 +26,7 @@ mod type_cache;
 pub(crate) mod waiters;
 
 pub use buffer::{Buffer, BufferMut, ReceiveBuffer};
+pub(crate) use domain::allocate;
 pub use domain::{
     Advice, DmaBuf, DomainAttributes, DomainCapabilities, DomainMemory, HostDomain,
     MemoryAttributes, MemoryDomain,
@@ -36,6 +39,8 @@ pub use host::HostBufferMut;
 pub(crate) use host::Segment;
 pub(crate) use list::Extent;
 pub use list::{BufferList, BufferListMut};
+pub use mlock::MlockRegistrar;
+pub use pool::{BufferPool, Lease, Leasing, PoolStats};
 pub use range::AddressRange;
 pub use region::Region;
 pub use registrar::{Registrar, RegistrarAttributes};

@@ -10,8 +10,8 @@
 //! looked up at all.
 //!
 //! Readers take no lock: a slot is a sequence of atomics whose `state` is read before and after them. An entry names a slot and its tag, which
-//! changes with every use of the slot. Events ([`Sink`]) take no lock either: they count themselves in `events`, then take the live bit from what
-//! they find in the index. An answer that was being fetched meanwhile sees the count and is not kept.
+//! changes with every use of the slot. Events ([`Sink`]) take no lock either: they note themselves in `events`, then take the live bit from what
+//! they find in the index. An answer that was being fetched meanwhile finds the note and is not kept.
 
 use std::{
     sync::{
@@ -28,8 +28,8 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 
 use super::{
-    AddressRange, Cause, DomainCapabilities, MemoryAttributes, MemoryDomain, MemoryMonitor, Sink,
-    Subscription, Timing, Validity,
+    AddressRange, Cause, DomainCapabilities, MemoryAttributes, MemoryDomain, MemoryMonitor,
+    MonitorKind, Sink, Subscription, Timing, Validity, monitor,
     radix::{LIMIT, PAGE, Radix},
     subscribe,
 };
@@ -53,23 +53,27 @@ pub fn announce_device_runtime() {
 pub(crate) struct MemoryTypes {
     cache: Arc<Cache>,
     domains: Vec<Arc<dyn MemoryDomain>>,
-    /// Tells when host memory goes away.
-    monitor: Option<Arc<dyn MemoryMonitor>>,
+    kind: MonitorKind,
+    /// Tells when host memory goes away, where one can; made for the first question.
+    monitor: OnceLock<Option<Arc<dyn MemoryMonitor>>>,
     runtimes: &'static AtomicU64,
     /// Who is asking the domains now; others wait for the answer, which may be theirs.
     asking: Mutex<Option<ThreadId>>,
     answered: Condvar,
-    _subscription: Option<Subscription>,
+    /// While it lives, the cache hears of events.
+    #[allow(dead_code)]
+    subscription: Option<Subscription>,
 }
 
 impl MemoryTypes {
     /// # Errors
     /// `Exhausted` when too many caches listen to memory events.
-    pub(crate) fn new(
-        domains: Vec<Arc<dyn MemoryDomain>>,
-        monitor: Option<Arc<dyn MemoryMonitor>>,
-    ) -> Result<Self> {
-        let types = Self::counting(domains, monitor, &RUNTIMES)?;
+    pub(crate) fn new(domains: Vec<Arc<dyn MemoryDomain>>, kind: MonitorKind) -> Result<Self> {
+        let mut types = Self::counting(domains, kind, &RUNTIMES);
+        // Without experts nothing is ever remembered.
+        if types.domains.iter().any(|domain| detects(&**domain)) {
+            types.subscription = Some(subscribe(types.cache.clone())?);
+        }
         if types.detectors().next().is_some() {
             announce_device_runtime();
         }
@@ -78,24 +82,19 @@ impl MemoryTypes {
 
     fn counting(
         domains: Vec<Arc<dyn MemoryDomain>>,
-        monitor: Option<Arc<dyn MemoryMonitor>>,
+        kind: MonitorKind,
         runtimes: &'static AtomicU64,
-    ) -> Result<Self> {
-        let cache = Arc::new(Cache::new());
-        // Without experts nothing is ever remembered.
-        let subscription = match domains.iter().any(|domain| detects(&**domain)) {
-            true => Some(subscribe(cache.clone())?),
-            false => None,
-        };
-        Ok(Self {
-            cache,
+    ) -> Self {
+        Self {
+            cache: Arc::new(Cache::new()),
             domains,
-            monitor: monitor.filter(|monitor| monitor.classes().covers_foreign_memory()),
+            kind,
+            monitor: OnceLock::new(),
             runtimes,
             asking: Mutex::new(None),
             answered: Condvar::new(),
-            _subscription: subscription,
-        })
+            subscription: None,
+        }
     }
 
     fn detectors(&self) -> impl Iterator<Item = &Arc<dyn MemoryDomain>> {
@@ -125,11 +124,11 @@ impl MemoryTypes {
 
     /// Whether everything that the monitor saw has been told.
     fn is_up_to_date(&self) -> bool {
-        match &self.monitor {
-            Some(monitor) => {
+        match self.monitor.get() {
+            Some(Some(monitor)) => {
                 monitor.timing() == Timing::Before || monitor.validate() == Validity::Valid
             }
-            None => true,
+            _ => false,
         }
     }
 
@@ -183,9 +182,12 @@ impl MemoryTypes {
 
     fn ask(&self, range: AddressRange) -> Result<MemoryAttributes> {
         let runtimes = self.runtimes.load(SeqCst);
-        let events = self.cache.events.load(SeqCst);
-        let watched = self
-            .monitor
+        let events = self.cache.events.count();
+        let monitor = self.monitor.get_or_init(|| {
+            let monitor = monitor(self.kind).ok();
+            monitor.filter(|monitor| monitor.classes().covers_foreign_memory())
+        });
+        let watched = monitor
             .as_ref()
             .is_some_and(|monitor| monitor.watch(range).is_ok());
         if let Some(attributes) = self.detect(range)? {
@@ -230,7 +232,7 @@ impl MemoryTypes {
             self.runtimes.fetch_add(1, SeqCst);
         }
         if attributes.memory_type != MemoryType::Host {
-            let events = self.cache.events.load(SeqCst);
+            let events = self.cache.events.count();
             self.cache
                 .store(attributes, self.runtimes.load(SeqCst), events);
         }
@@ -271,7 +273,7 @@ fn bad(message: String) -> Error {
 const CAPACITY: u32 = 1 << 20;
 
 /// Elements that are made at once.
-const CHUNK: usize = 1 << 14;
+const CHUNK: usize = 1 << 12;
 
 /// Allocations that may share a page and be remembered.
 const SHARERS: usize = 15;
@@ -282,8 +284,68 @@ struct Cache {
     slots: Slab<Slot>,
     pages: Slab<Page>,
     writer: Mutex<Writer>,
-    /// Counts what went away.
-    events: AtomicU64,
+    events: Events,
+}
+
+/// Events that are remembered, for answers under way.
+const RECENT: u64 = 64;
+
+/// What went away of late.
+#[derive(Debug)]
+struct Events {
+    count: AtomicU64,
+    recent: [Event; RECENT as usize],
+}
+
+/// `number` is the event's count, from 1 on; 0 while it is being written.
+#[derive(Debug, Default)]
+struct Event {
+    number: AtomicU64,
+    start: AtomicU64,
+    end: AtomicU64,
+}
+
+impl Events {
+    fn new() -> Self {
+        Self {
+            count: AtomicU64::new(0),
+            recent: std::array::from_fn(|_| Event::default()),
+        }
+    }
+
+    fn count(&self) -> u64 {
+        self.count.load(SeqCst)
+    }
+
+    /// No lock, no allocation.
+    fn note(&self, range: AddressRange) {
+        let number = self.count.fetch_add(1, SeqCst);
+        let event = &self.recent[(number % RECENT) as usize];
+        event.number.store(0, Relaxed);
+        // Whoever reads what follows finds the count gone up.
+        fence(Release);
+        event.start.store(range.start(), Relaxed);
+        event.end.store(range.end(), Relaxed);
+        event.number.store(number + 1, Release);
+    }
+
+    /// Whether a part of `range` may have gone since the count was `since`.
+    fn touched(&self, range: AddressRange, since: u64) -> bool {
+        let until = self.count();
+        if until.wrapping_sub(since) > RECENT {
+            return true;
+        }
+        let touched = (since..until).any(|number| {
+            let event = &self.recent[(number % RECENT) as usize];
+            if event.number.load(Acquire) != number + 1 {
+                // It is being written.
+                return true;
+            }
+            event.start.load(Relaxed) < range.end() && range.start() < event.end.load(Relaxed)
+        });
+        fence(Acquire);
+        touched || self.count().wrapping_sub(since) > RECENT
+    }
 }
 
 /// Which elements are used next.
@@ -399,7 +461,7 @@ impl Cache {
             slots: Slab::new(),
             pages: Slab::new(),
             writer: Mutex::default(),
-            events: AtomicU64::new(0),
+            events: Events::new(),
         }
     }
 
@@ -488,7 +550,7 @@ impl Cache {
         let published = self.publish(&mut writer, range, entry);
         // Either an event counts itself before the look at the count, or it finds what was published.
         fence(SeqCst);
-        if !published || self.events.load(SeqCst) != events {
+        if !published || self.events.touched(range, events) {
             slot.retire(entry);
         }
     }
@@ -603,7 +665,7 @@ impl Cache {
 
 impl Sink for Cache {
     fn invalidate(&self, range: AddressRange, _: Cause) {
-        self.events.fetch_add(1, SeqCst);
+        self.events.note(range);
         fence(SeqCst);
         self.retire_within(range);
     }
@@ -642,4 +704,292 @@ fn decode(coded: u64) -> Option<MemoryType> {
         6 => MemoryType::Gaudi(device),
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Barrier,
+        atomic::{AtomicBool, AtomicUsize},
+    };
+
+    use super::*;
+
+    /// Knows allocations, and how often it was asked.
+    #[derive(Debug, Default)]
+    struct Expert {
+        late: bool,
+        loaded: AtomicBool,
+        known: Mutex<Vec<MemoryAttributes>>,
+        asked: AtomicUsize,
+    }
+
+    impl MemoryDomain for Expert {
+        fn name(&self) -> &'static str {
+            "expert"
+        }
+        fn attributes(&self) -> super::super::DomainAttributes {
+            super::super::DomainAttributes::new(DomainCapabilities::DETECT, [MemoryType::Cuda(0)])
+        }
+        fn is_loaded(&self) -> bool {
+            !self.late || self.loaded.load(SeqCst)
+        }
+        fn detect(&self, range: AddressRange) -> Result<Option<MemoryAttributes>> {
+            self.asked.fetch_add(1, SeqCst);
+            thread::yield_now();
+            let first = AddressRange::new(range.start(), 1)?;
+            let known = self.known.lock();
+            Ok(known
+                .iter()
+                .find(|known| known.allocation.contains(first))
+                .copied())
+        }
+    }
+
+    fn range(start: u64, length: u64) -> AddressRange {
+        AddressRange::new(start, length).expect("a range")
+    }
+
+    fn cuda(start: u64, length: u64, id: u64) -> MemoryAttributes {
+        MemoryAttributes::new(MemoryType::Cuda(0), range(start, length)).id(id)
+    }
+
+    fn count(value: u64) -> &'static AtomicU64 {
+        Box::leak(Box::new(AtomicU64::new(value)))
+    }
+
+    fn types(known: &[MemoryAttributes]) -> (MemoryTypes, Arc<Expert>) {
+        let expert = Arc::new(Expert::default());
+        expert.known.lock().extend_from_slice(known);
+        let domains: Vec<Arc<dyn MemoryDomain>> = vec![expert.clone()];
+        let types = MemoryTypes::counting(domains, MonitorKind::None, count(1));
+        (types, expert)
+    }
+
+    /// Where no other test of the program tells of events.
+    const BASE: u64 = 0x2000_0000_0000;
+
+    #[test]
+    fn asked_once_for_an_allocation() {
+        let whole = cuda(BASE + 100, 3 << 20, 7).dma_buf(true);
+        let (types, expert) = types(&[whole]);
+        assert_eq!(types.known(range(BASE + 100, 1)), None, "not yet");
+        for (start, length) in [(100, 1), (4096, 4096), (2 << 20, 1 << 20), (100, 3 << 20)] {
+            assert_eq!(
+                types.find(range(BASE + start, length)).expect("known"),
+                whole
+            );
+        }
+        assert_eq!(expert.asked.load(SeqCst), 1);
+        assert_eq!(types.known(range(BASE + 99, 2)), None);
+        assert!(types.find(range(BASE + 100, (3 << 20) + 1)).is_err());
+    }
+
+    #[test]
+    fn neighbours_are_kept_apart() {
+        let (left, right) = (cuda(BASE, 8192, 1), cuda(BASE + 8192, 8192, 2));
+        let (types, _) = types(&[left, right]);
+        assert_eq!(types.find(range(BASE, 8192)).expect("left"), left);
+        assert_eq!(types.find(range(BASE + 8192, 1)).expect("right"), right);
+        assert_eq!(types.known(range(BASE + 8191, 2)), None);
+        let error = types.find(range(BASE + 4096, 8192)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        types.freed(range(BASE, 8192));
+        assert_eq!(types.known(range(BASE, 1)), None);
+        assert_eq!(types.known(range(BASE + 8192, 8192)), Some(right));
+    }
+
+    #[test]
+    fn a_part_that_goes_takes_all_of_it() {
+        let (types, _) = types(&[cuda(BASE, 1 << 22, 1)]);
+        types.find(range(BASE, 1)).expect("known");
+        types
+            .cache
+            .invalidate(range(BASE + (3 << 20), 1), Cause::Unmapped);
+        for page in [0, 1 << 20, 3 << 20] {
+            assert_eq!(types.known(range(BASE + page, 1)), None);
+        }
+    }
+
+    #[test]
+    fn the_same_address_with_another_type() {
+        let (types, expert) = types(&[cuda(BASE, 4096, 1)]);
+        types.find(range(BASE, 8)).expect("known");
+        let managed =
+            MemoryAttributes::new(MemoryType::CudaManaged, range(BASE, 1 << 20)).id(u64::MAX);
+        *expert.known.lock() = vec![managed];
+        assert_eq!(types.find_anew(range(BASE, 8)).expect("known"), managed);
+        assert_eq!(types.known(range(BASE + 8192, 8)), Some(managed));
+        types.allocated(&cuda(BASE + 4096, 4096, 2));
+        assert_eq!(types.known(range(BASE, 8)), None, "its allocation is gone");
+        assert_eq!(
+            types.known(range(BASE + 4096, 8)),
+            Some(cuda(BASE + 4096, 4096, 2))
+        );
+    }
+
+    #[test]
+    fn a_page_of_several() {
+        let small: Vec<_> = (0..SHARERS as u64 + 1)
+            .map(|n| cuda(BASE + 4000 + n * 64, 64, n))
+            .collect();
+        let (types, expert) = types(&small);
+        for one in &small {
+            assert_eq!(types.find(one.allocation).expect("known"), *one);
+        }
+        let questions = expert.asked.load(SeqCst);
+        for one in &small[..SHARERS] {
+            assert_eq!(types.known(one.allocation), Some(*one));
+        }
+        // 4000 to 4096 is the page before.
+        let last = small[SHARERS];
+        assert_eq!(types.find(last.allocation).expect("known"), last);
+        assert!(expert.asked.load(SeqCst) <= questions + 1);
+        types.freed(small[3].allocation);
+        assert_eq!(types.known(small[3].allocation), None);
+        assert_eq!(types.known(small[4].allocation), Some(small[4]));
+        // What was freed gives its place to another.
+        types.allocated(&last);
+        assert_eq!(types.known(last.allocation), Some(last));
+    }
+
+    #[test]
+    fn unknown_is_not_host() {
+        let (types, expert) = types(&[]);
+        assert_eq!(types.known(range(BASE, 8)), None);
+        let host = types.find(range(BASE, 8)).expect("nobody's");
+        assert_eq!(host.memory_type, MemoryType::Host);
+        // Nobody tells when host memory goes away: it is not remembered.
+        assert_eq!(types.known(range(BASE, 8)), None);
+        expert.known.lock().push(cuda(BASE + 8192, 4096, 1));
+        let error = types.find(range(BASE, 8193)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(types.find(range(BASE, 0)).is_err());
+    }
+
+    #[test]
+    fn a_runtime_that_appears_late() {
+        let expert = Arc::new(Expert {
+            late: true,
+            ..Expert::default()
+        });
+        expert.known.lock().push(cuda(BASE, 4096, 1));
+        let runtimes = count(0);
+        let types = MemoryTypes::counting(vec![expert.clone()], MonitorKind::None, runtimes);
+        let asked = || types.find(range(BASE, 8)).expect("an answer").memory_type;
+        assert_eq!(asked(), MemoryType::Host);
+        assert_eq!(expert.asked.load(SeqCst), 0);
+        expert.loaded.store(true, SeqCst);
+        runtimes.fetch_add(1, SeqCst);
+        assert_eq!(asked(), MemoryType::Cuda(0));
+    }
+
+    /// A monitor that sees everything, or says so.
+    #[derive(Debug)]
+    struct Eyes;
+
+    #[allow(unsafe_code)]
+    // SAFETY: the test unmaps nothing.
+    unsafe impl MemoryMonitor for Eyes {
+        fn name(&self) -> &'static str {
+            "eyes"
+        }
+        fn timing(&self) -> Timing {
+            Timing::Before
+        }
+        fn classes(&self) -> super::super::EventClasses {
+            super::super::EventClasses::all()
+        }
+        fn watch(&self, _: AddressRange) -> Result<()> {
+            Ok(())
+        }
+        fn unwatch(&self, _: AddressRange) {}
+        fn validate(&self) -> Validity {
+            Validity::Valid
+        }
+    }
+
+    #[test]
+    fn host_memory_is_remembered_until_another_runtime_appears() {
+        let (types, expert) = types(&[]);
+        types.monitor.set(Some(Arc::new(Eyes))).expect("not asked");
+        let host = range(BASE + 10, 100);
+        for _ in 0..3 {
+            let found = types.find(host).expect("nobody's");
+            assert_eq!(found.memory_type, MemoryType::Host);
+        }
+        assert_eq!(expert.asked.load(SeqCst), 1);
+        types.runtimes.fetch_add(1, SeqCst);
+        assert_eq!(types.known(host), None);
+        types.find(host).expect("nobody's");
+        types.cache.invalidate(range(BASE, 4096), Cause::Unmapped);
+        assert_eq!(types.known(host), None);
+    }
+
+    #[test]
+    fn an_answer_that_an_event_overtakes_is_not_kept() {
+        let (types, _) = types(&[]);
+        let events = types.cache.events.count();
+        types.cache.invalidate(range(BASE, 4096), Cause::Unmapped);
+        types.cache.store(&cuda(BASE, 4097, 1), 1, events);
+        assert_eq!(types.known(range(BASE, 8)), None);
+        types.cache.store(&cuda(BASE + 4096, 4096, 2), 1, events);
+        assert!(types.known(range(BASE + 4096, 8)).is_some(), "elsewhere");
+        for _ in 0..=RECENT {
+            types.cache.invalidate(range(BASE, 4096), Cause::Unmapped);
+        }
+        types.cache.store(&cuda(BASE + 8192, 4096, 3), 1, events);
+        assert_eq!(types.known(range(BASE + 8192, 8)), None, "too many events");
+    }
+
+    #[test]
+    fn many_threads_ask_one_question() {
+        let (types, expert) = types(&[cuda(BASE, 64 << 20, 1)]);
+        let start = Barrier::new(8);
+        thread::scope(|scope| {
+            for thread in 0..8 {
+                let (types, start) = (&types, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    let place = range(BASE + thread * (8 << 20), 4096);
+                    assert_eq!(types.find(place).expect("known").id, 1);
+                });
+            }
+        });
+        assert_eq!(expert.asked.load(SeqCst), 1);
+    }
+
+    #[test]
+    fn churn_under_readers_is_never_wrong() {
+        let (types, _) = types(&[]);
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(SeqCst) {
+                        for page in 0..16 {
+                            let place = range(BASE + page * 4096 + 128, 8);
+                            if let Some(found) = types.known(place) {
+                                assert!(found.allocation.contains(place));
+                                assert_eq!(found.id, found.allocation.len());
+                            }
+                        }
+                    }
+                });
+            }
+            for round in 0..20_000_u64 {
+                let start = BASE + (round * 7 % 16) * 4096 + (round % 3) * 64;
+                let length = 64 << (round % 10);
+                types.allocated(&cuda(start, length, length));
+                if round % 5 == 0 {
+                    types.freed(range(start, length));
+                }
+            }
+            stop.store(true, SeqCst);
+        });
+        assert!(
+            types.cache.writer.lock().slots < 100,
+            "slots are used again"
+        );
+    }
 }
