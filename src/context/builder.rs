@@ -2,13 +2,14 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Context, Inner};
+use super::{Context, Inner, memory::Memory};
 use crate::{
     config::{
         Config, Environment, NetDevices, Overrides, Progress, RendezvousThreshold, Source,
         Threshold, TransportSet, invalid, system_interfaces,
     },
     error::{Error, ErrorKind, Operation, Result},
+    memory::{MemoryDomain, MonitorKind},
     sys::fork,
     transport::{Transport, cma::Cma, registry},
 };
@@ -21,6 +22,7 @@ pub struct ContextBuilder {
     given: Overrides,
     secret: Option<Vec<u8>>,
     own: Vec<Arc<dyn Transport>>,
+    domains: Vec<Arc<dyn MemoryDomain>>,
 }
 
 impl ContextBuilder {
@@ -107,6 +109,18 @@ impl ContextBuilder {
         self
     }
 
+    /// Who tells when memory goes away. Without it the first that can be had here. Variables: `WHARF_MEM_MONITOR`, `UCX_MEM_EVENTS`.
+    pub fn memory_monitor(mut self, kind: MonitorKind) -> Self {
+        self.given.memory_monitor = Some(kind);
+        self
+    }
+
+    /// Adds an expert for some types of memory. Those that were added first are asked first.
+    pub fn memory_domain(mut self, domain: Arc<dyn MemoryDomain>) -> Self {
+        self.domains.push(domain);
+        self
+    }
+
     /// Adds a transport of one's own. It is preferred to those of this build.
     pub fn transport(mut self, transport: Arc<dyn Transport>) -> Self {
         self.own.push(transport);
@@ -117,7 +131,7 @@ impl ContextBuilder {
     ///
     /// # Errors
     /// `Configuration`: an option or a variable is unknown or impossible. `Unsupported`: no transport works here; the
-    /// message holds the reason of each. `Forked`: a child made by `fork` of a process that had a context.
+    /// message holds the reason of each. Why a memory monitor that was asked for by name cannot be had. `Forked`: a child made by `fork` of a process that had a context.
     pub fn build(self) -> Result<Context> {
         self.build_with(&Environment::of_process(), &system_interfaces)
     }
@@ -145,6 +159,7 @@ impl ContextBuilder {
             .cloned()
             .chain(registry::built_in(*config.keepalive, *config.pidfd));
         let probed = Probed::new(&config, candidates)?;
+        let memory = Memory::new(&config, self.domains)?;
         Ok(Context {
             inner: Arc::new(Inner {
                 config,
@@ -153,6 +168,7 @@ impl ContextBuilder {
                 usable: probed.usable,
                 unavailable: probed.unavailable,
                 regions: Arc::default(),
+                memory,
             }),
         })
     }
@@ -168,6 +184,7 @@ impl fmt::Debug for ContextBuilder {
             .field("given", &self.given)
             .field("secret", &self.secret.is_some())
             .field("own", &self.own_names())
+            .field("domains", &self.domains)
             .finish()
     }
 }

@@ -6,6 +6,7 @@
 //! Tests: below, and `tests/api/`.
 
 mod builder;
+mod memory;
 
 use std::{fmt, sync::Arc};
 
@@ -44,6 +45,7 @@ struct Inner {
     usable: Vec<String>,
     unavailable: Vec<(String, String)>,
     regions: Arc<RegionTable>,
+    memory: memory::Memory,
 }
 
 impl Context {

@@ -599,6 +599,7 @@ impl Future for WriteBuffer<'_> {
         let ByteWriter { inner, luck } = &mut *this.writer;
         let key = inner.key;
         if let Some(buffer) = this.buffer.take() {
+            buffer.check_reachable(Operation::Stream)?;
             let taken = inner
                 .shared()
                 .with(|engine| engine.core.write_stream_buffer(key, buffer));

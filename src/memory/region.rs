@@ -159,6 +159,7 @@ impl RegionTable {
         mut buffer: BufferMut,
         access: Access,
     ) -> Result<Region> {
+        buffer.check_reachable(Operation::Memory)?;
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| {
             Error::new(ErrorKind::Io, format!("random generation: {error}"))

@@ -11,6 +11,7 @@ pub(crate) mod fork;
 pub(crate) mod identity;
 pub(crate) mod mappings;
 pub(crate) mod memfd;
+pub(crate) mod pages;
 pub(crate) mod pidfd;
 pub(crate) mod process_vm;
 pub(crate) mod userfaultfd;

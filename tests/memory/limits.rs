@@ -11,7 +11,7 @@ use wharf::{
 };
 
 use crate::{
-    BOTH, READ, Space, block_on, fakes, fakes_with, roomy,
+    fakes::{BOTH, READ, Space, block_on, fakes, fakes_with, roomy},
     support::{FakeMonitor, FakeRegistrar, LIMIT, watchdog},
 };
 

@@ -15,7 +15,7 @@ use wharf::{
 };
 
 use crate::{
-    BOTH, READ, Space, block_on, fakes, fakes_with, roomy,
+    fakes::{BOTH, READ, Space, block_on, fakes, fakes_with, roomy},
     support::{FakeRegistrar, LIMIT, watchdog},
 };
 

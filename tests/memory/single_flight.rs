@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use wharf::{Error, ErrorKind, memory::Timing};
 
 use crate::{
-    BOTH, READ, Space, block_on, fakes, fakes_with, roomy,
+    fakes::{BOTH, READ, Space, block_on, fakes, fakes_with, roomy},
     support::{FakeRegistrar, LIMIT, watchdog},
 };
 
