@@ -2,6 +2,14 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `device` | the device of the oracle is one |
+//! | `oracle` | random programs whose every transfer is compared with what a device saw, for each monitor and allocator |
+//! | `reuse` | one thread unmaps, another maps the same addresses and transfers at once |
+//! | `script` | the random program |
 
+mod device;
+mod script;
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "../support/uring.rs"]
+mod uring;
