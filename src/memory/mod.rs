@@ -22,8 +22,8 @@ pub(crate) mod waiters;
 
 pub use buffer::{Buffer, BufferMut, ReceiveBuffer};
 pub use events::{
-    Cause, EventClasses, MemoryMonitor, NoMonitor, Sink, Subscription, Timing, Validity,
-    invalidate, subscribe,
+    Cause, EventClasses, MemoryMonitor, MonitorKind, NoMonitor, Sink, Subscription, Timing, Uffd,
+    Validity, invalidate, monitor, subscribe,
 };
 pub use host::HostBufferMut;
 pub(crate) use host::Segment;

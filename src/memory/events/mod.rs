@@ -14,11 +14,19 @@
 //! |---|---|
 //! | `dispatch` | [`invalidate`] and [`subscribe`] |
 //! | `monitor` | the trait, what a monitor sees, the one that sees nothing |
+//! | `choose` | which monitor there is, by name or by itself |
+//! | `self_test` | what a monitor really sees |
+//! | `uffd` | the monitor by userfaultfd |
 //!
 //! Tests: beside each, and `tests/memory/`.
 
+mod choose;
 mod dispatch;
 mod monitor;
+mod self_test;
+mod uffd;
 
+pub use choose::{MonitorKind, monitor};
 pub use dispatch::{Sink, Subscription, invalidate, subscribe};
 pub use monitor::{Cause, EventClasses, MemoryMonitor, NoMonitor, Timing, Validity};
+pub use uffd::Uffd;
