@@ -25,15 +25,27 @@ use crate::{cache::Nothing, summary::Summary};
 pub(crate) fn rows(criterion: &mut Criterion, summary: &Summary) {
     let sizes = [("4 KiB", 4 << 10), ("1 MiB", 1 << 20)];
     for (name, length) in sizes {
-        unmapping(criterion, summary, &format!("munmap/{name}/unwatched"), length, |_| ());
+        unmapping(
+            criterion,
+            summary,
+            &format!("munmap/{name}/unwatched"),
+            length,
+            |_| (),
+        );
     }
     match monitor(MonitorKind::Uffd) {
         Err(error) => summary.note(format!("no rows with userfaultfd: {error}")),
         Ok(uffd) => {
             for (name, length) in sizes {
-                unmapping(criterion, summary, &format!("munmap/{name}/watched"), length, |range| {
-                    uffd.watch(range).expect("memory that can be watched");
-                });
+                unmapping(
+                    criterion,
+                    summary,
+                    &format!("munmap/{name}/watched"),
+                    length,
+                    |range| {
+                        uffd.watch(range).expect("memory that can be watched");
+                    },
+                );
             }
             checked_hits(criterion, summary, uffd);
         }
@@ -95,7 +107,12 @@ fn checked_hits(
     unmap(base, length);
 }
 
-pub(crate) fn timed(criterion: &mut Criterion, summary: &Summary, id: &str, mut work: impl FnMut()) {
+pub(crate) fn timed(
+    criterion: &mut Criterion,
+    summary: &Summary,
+    id: &str,
+    mut work: impl FnMut(),
+) {
     criterion.bench_function(id, |bencher| {
         bencher.iter_custom(|count| {
             let start = Instant::now();

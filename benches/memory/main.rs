@@ -83,7 +83,9 @@ impl Queries {
     fn addresses(self) -> Vec<u64> {
         let mut state = 0x5eed_u64;
         let mut random = move || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
             state >> 33
         };
         let spread = self.regions / self.used;

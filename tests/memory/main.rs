@@ -10,8 +10,24 @@
 
 mod device;
 mod matrix;
+mod oracle;
+#[allow(dead_code)]
+#[path = "../../examples/registration_cache.rs"]
+mod registration_cache;
+mod reuse;
 mod script;
 #[path = "../support/mod.rs"]
 mod support;
 #[path = "../support/uring.rs"]
 mod uring;
+
+/// The example checks what it prints.
+#[test]
+fn the_example_works() {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+        .block_on(support::watchdog(support::LIMIT, registration_cache::run()))
+        .expect("an example that works");
+}

@@ -7,8 +7,8 @@
 
 use std::{fs, sync::Arc};
 
-use wharf::{
-    memory::{AddressRange, EventClasses, MemoryMonitor, MonitorKind, Timing, Validity, monitor},
+use wharf::memory::{
+    AddressRange, EventClasses, MemoryMonitor, MonitorKind, Timing, Validity, monitor,
 };
 
 use crate::{
@@ -103,7 +103,7 @@ fn with_uffd(preload: Option<&str>, tell: impl Fn(String)) {
     {
         return tell(format!("done: not run: {library} is not installed"));
     }
-    match monitor(MonitorKind::Userfaultfd) {
+    match monitor(MonitorKind::Uffd) {
         Ok(monitor) => play(&monitor, true, tell),
         Err(error) => tell(format!("done: not run: no userfaultfd: {error}")),
     }

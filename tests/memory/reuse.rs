@@ -32,7 +32,11 @@ use crate::{
 const PLACE: usize = 0x1234_5600_0000;
 const LENGTH: usize = 4096;
 /// How often it changes hands.
-const TURNS: u64 = if cfg!(debug_assertions) { 10_000 } else { 100_000 };
+const TURNS: u64 = if cfg!(debug_assertions) {
+    10_000
+} else {
+    100_000
+};
 /// Turns between two signs of life.
 const ROUND: u64 = 2000;
 
@@ -153,7 +157,7 @@ fn in_a_child(test: &str, part: &str) -> String {
 }
 
 fn userfaultfd(tell: &impl Fn(String)) -> Option<Arc<dyn MemoryMonitor>> {
-    monitor(MonitorKind::Userfaultfd)
+    monitor(MonitorKind::Uffd)
         .inspect_err(|error| tell(format!("done: not run: no userfaultfd: {error}")))
         .ok()
 }
@@ -168,7 +172,10 @@ fn no_stale_hit() {
         return;
     }
     let line = in_a_child(this_test!(), "checked");
-    assert!(line.contains("not run") || line.contains(" 0 stale"), "{line}");
+    assert!(
+        line.contains("not run") || line.contains(" 0 stale"),
+        "{line}"
+    );
 }
 
 /// The race is one.
