@@ -9,6 +9,7 @@ use crate::{
         Threshold, TransportSet, invalid, system_interfaces,
     },
     error::{Error, ErrorKind, Operation, Result},
+    sys::fork,
     transport::{Transport, cma::Cma, registry},
 };
 
@@ -115,7 +116,7 @@ impl ContextBuilder {
     ///
     /// # Errors
     /// `Configuration`: an option or a variable is unknown or impossible. `Unsupported`: no transport works here; the
-    /// message holds the reason of each.
+    /// message holds the reason of each. `Forked`: a child made by `fork` of a process that had a context.
     pub fn build(self) -> Result<Context> {
         self.build_with(&Environment::of_process(), &system_interfaces)
     }
@@ -126,6 +127,7 @@ impl ContextBuilder {
         environment: &Environment<'_>,
         interfaces: &dyn Fn() -> Result<Vec<String>>,
     ) -> Result<Context> {
+        fork::check(Operation::Configure)?;
         let own = self.own_names();
         for (index, name) in own.iter().enumerate() {
             if registry::NAMES.contains(name) || own[..index].contains(name) {

@@ -15,6 +15,7 @@ mod buffer;
 mod events;
 mod host;
 mod list;
+mod radix;
 mod range;
 pub(crate) mod region;
 mod registrar;

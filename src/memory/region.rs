@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use super::{BufferMut, Segment, waiters::Waiters};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
+    sys::fork,
     types::Access,
 };
 
@@ -295,6 +296,11 @@ impl Drop for Region {
         let Some(exposed) = self.exposed.take() else {
             return;
         };
+        if fork::forked() {
+            // It is the parent's to revoke, and its buffer's mapping goes with the child.
+            let _kept = std::mem::ManuallyDrop::new(exposed);
+            return;
+        }
         self.table.revoke(&exposed);
         if self.table.is_quiet() {
             return;

@@ -7,6 +7,7 @@
 pub(crate) mod abstract_socket;
 pub(crate) mod eventfd;
 pub(crate) mod fd_passing;
+pub(crate) mod fork;
 pub(crate) mod identity;
 pub(crate) mod mappings;
 pub(crate) mod memfd;

@@ -7,8 +7,10 @@
 //! | `oracle` | random programs whose every transfer is compared with what a device saw, for each monitor and allocator |
 //! | `reuse` | one thread unmaps, another maps the same addresses and transfers at once |
 //! | `script` | the random program |
+//! | `fork` | a child made by `fork` or `clone` is refused, its parent goes on |
 
 mod device;
+mod fork;
 mod matrix;
 mod oracle;
 #[allow(dead_code)]
