@@ -4,9 +4,9 @@
 //! No memory is at the addresses, so no change of it goes unseen.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc};
 
-use futures::{FutureExt, executor::block_on};
+use futures::FutureExt;
 use wharf::{
     Access, Result,
     memory::{
@@ -71,7 +71,7 @@ fn cache(regions: u64) -> Cache {
         .max_bytes(1 << 46);
     let cache = RegistrationCache::new(Nothing, Arc::new(Quiet), options).expect("a cache");
     for index in 0..regions {
-        block_on(cache.get(range(index), Access::READ)).expect("a registration");
+        drop(block_on(cache.get(range(index), Access::READ)).expect("a registration"));
     }
     cache
 }
@@ -81,6 +81,18 @@ fn range(index: u64) -> AddressRange {
     AddressRange::new(start, end - start).expect("a range")
 }
 
+/// Polls once, and only if that is not enough enters a runtime.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    if let Some(output) = future.as_mut().now_or_never() {
+        return output;
+    }
+    tokio::runtime::Builder::new_current_thread()
+        .build()
+        .expect("a runtime")
+        .block_on(future)
+}
+
 /// 64 bytes, as of a small message.
 fn at(address: u64) -> AddressRange {
     AddressRange::new(address, 64).expect("a range")
@@ -88,7 +100,7 @@ fn at(address: u64) -> AddressRange {
 
 fn churn(cache: &Cache, index: u64) {
     cache.invalidate(range(index));
-    block_on(cache.get(range(index), Access::READ)).expect("a registration");
+    drop(block_on(cache.get(range(index), Access::READ)).expect("a registration"));
 }
 
 /// The hit that does not wait: looks up, counts itself as a user, and gives it back.

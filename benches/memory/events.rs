@@ -11,7 +11,6 @@ use std::{
 };
 
 use criterion::Criterion;
-use futures::executor::block_on;
 use wharf::{
     Access,
     memory::{
@@ -20,7 +19,10 @@ use wharf::{
     },
 };
 
-use crate::{cache::Nothing, summary::Summary};
+use crate::{
+    cache::{Nothing, block_on},
+    summary::Summary,
+};
 
 pub(crate) fn rows(criterion: &mut Criterion, summary: &Summary) {
     let sizes = [("4 KiB", 4 << 10), ("1 MiB", 1 << 20)];
