@@ -17,6 +17,7 @@ mod host;
 mod list;
 mod radix;
 mod range;
+mod rcache;
 pub(crate) mod region;
 mod registrar;
 pub(crate) mod waiters;
@@ -31,5 +32,9 @@ pub(crate) use host::Segment;
 pub(crate) use list::Extent;
 pub use list::{BufferList, BufferListMut};
 pub use range::AddressRange;
+pub use rcache::{
+    GetRegistration, OverLimit, Registration, RegistrationCache, RegistrationCacheOptions,
+    RegistrationCacheStatistics, Released,
+};
 pub use region::Region;
 pub use registrar::{Registrar, RegistrarAttributes};

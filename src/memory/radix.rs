@@ -97,7 +97,7 @@ impl Radix {
     /// `InvalidArgument` when the range is not of whole pages or ends beyond 2^47; then nothing was written.
     pub(crate) fn set(&self, range: AddressRange, entry: u64) -> Result<()> {
         debug_assert!((1..1 << 62).contains(&entry));
-        if range.end() > LIMIT || (range.start() | range.end()) % PAGE != 0 {
+        if range.end() > LIMIT || !(range.start() | range.end()).is_multiple_of(PAGE) {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!("{range} is not of whole pages below {LIMIT:#x}"),

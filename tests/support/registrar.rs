@@ -194,7 +194,7 @@ impl Registrar for FakeRegistrar {
     fn register(&self, range: AddressRange, access: Access) -> Result<Key> {
         let mut state = self.state();
         let align = state.attributes.alignment;
-        assert!(!range.is_empty() && range.start() % align == 0 && range.end() % align == 0);
+        assert!(!range.is_empty() && (range.start() | range.end()).is_multiple_of(align));
         state.calls += 1;
         let number = state.calls;
         state.in_register += 1;
