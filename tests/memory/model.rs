@@ -15,7 +15,10 @@ use wharf::{
     memory::{Registration, Timing},
 };
 
-use crate::{fakes::{BOTH, READ, Space, fakes_with, roomy}, support::FakeRegistrar};
+use crate::{
+    fakes::{BOTH, READ, Space, fakes_with, roomy},
+    support::FakeRegistrar,
+};
 
 /// Pages of the space that scripts play in: across the border of two blocks of 2 MiB.
 const FIRST: u64 = 480;
