@@ -15,7 +15,7 @@ use wharf::{
     memory::{Registration, Timing},
 };
 
-use crate::{BOTH, READ, Space, fakes_with, roomy, support::FakeRegistrar};
+use crate::{BOTH, READ, Space, block_on, fakes_with, roomy, support::FakeRegistrar};
 
 /// Pages of the space that scripts play in: across the border of two blocks of 2 MiB.
 const FIRST: u64 = 480;
