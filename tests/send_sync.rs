@@ -10,7 +10,9 @@ use wharf::{
     RemoteLayout, RemoteRegion, ReuniteError, Tag, TagMatched, TagRecv, TagSend, Wait, Worker,
     WorkerAddress, WorkerId, WriteBuffer,
     memory::{
-        AddressRange, AllocMonitor, Hooks, Imported, MemoryMonitor, Subscription, TrackedAlloc,
+        AddressRange, AllocMonitor, BufferPool, DmaBuf, DomainAttributes, DomainMemory, Hooks,
+        HostDomain, Imported, Lease, Leasing, MemoryAttributes, MemoryDomain, MemoryMonitor,
+        MlockRegistrar, PoolStats, Subscription, TrackedAlloc,
     },
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
@@ -55,6 +57,17 @@ all! {
 
     AddressRange: Send + Sync + Unpin + Copy + 'static;
     AllocMonitor: Send + Sync + Unpin + Copy + 'static;
+    BufferPool<MlockRegistrar>: Send + Sync + Unpin + Clone + 'static;
+    DmaBuf: Send + Sync + Unpin + 'static;
+    DomainAttributes: Send + Sync + Unpin + Clone + 'static;
+    HostDomain: Send + Sync + Unpin + Copy + 'static;
+    Lease<MlockRegistrar>: Send + Sync + Unpin + 'static;
+    Leasing<'static, MlockRegistrar>: Send + Unpin + 'static;
+    MemoryAttributes: Send + Sync + Unpin + Copy + 'static;
+    MlockRegistrar: Send + Sync + Unpin + 'static;
+    PoolStats: Send + Sync + Unpin + Copy + 'static;
+    dyn DomainMemory: Send + Sync;
+    dyn MemoryDomain: Send + Sync;
     Hooks: Send + Sync + Unpin + Copy + 'static;
     Imported: Send + Sync + Unpin + Copy + 'static;
     Subscription: Send + Sync + Unpin + 'static;

@@ -345,6 +345,36 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_configured() {
+        let variables = [
+            ("UCX_RCACHE_ENABLE", "n"),
+            ("WHARF_RCACHE_MAX_REGIONS", "8"),
+            ("UCX_RCACHE_MAX_SIZE", "1M"),
+            ("WHARF_RCACHE_MAX_UNRELEASED", "2M"),
+            ("UCX_MEM_EVENTS", "n"),
+        ];
+        let context = build(Context::builder(), &variables).unwrap();
+        let options = context.registration_cache_options();
+        assert!(!options.enabled);
+        assert_eq!(
+            (
+                options.max_regions,
+                options.max_bytes,
+                options.max_unreleased
+            ),
+            (8, 1 << 20, 2 << 20)
+        );
+        assert_eq!(context.memory_monitor().unwrap().name(), "none");
+        let plain = build(Context::builder(), &[]).unwrap();
+        assert_eq!(
+            plain.registration_cache_options(),
+            crate::memory::RegistrationCacheOptions::new()
+        );
+        let cache = context.registration_cache(crate::memory::MlockRegistrar::new());
+        assert!(cache.is_ok());
+    }
+
+    #[test]
     fn own_transport_is_probed_and_preferred() {
         let context = build(Context::builder().transport(pigeon("pigeon", true)), &[]).unwrap();
         assert_eq!(context.transports().next(), Some("pigeon"));

@@ -9,6 +9,7 @@ use crate::{
     memory::{
         self, AddressRange, Advice, BufferMut, DmaBuf, DomainCapabilities, HostBufferMut,
         HostDomain, MemoryAttributes, MemoryDomain, MemoryMonitor, MemoryTypes, MonitorKind,
+        Registrar, RegistrationCache, RegistrationCacheOptions,
     },
     sys::fork,
     types::MemoryType,
@@ -18,6 +19,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Memory {
     types: MemoryTypes,
+    rcache: RegistrationCacheOptions,
     kind: MonitorKind,
     /// Made when it is first needed.
     monitor: OnceLock<Arc<dyn MemoryMonitor>>,
@@ -34,10 +36,26 @@ impl Memory {
         domains.push(Arc::new(HostDomain));
         Ok(Self {
             types: MemoryTypes::new(domains, kind)?,
+            rcache: options(config),
             kind,
             monitor: made,
         })
     }
+}
+
+/// What the configuration says of registration caches.
+fn options(config: &Config) -> RegistrationCacheOptions {
+    let mut options = RegistrationCacheOptions::new().enabled(*config.rcache);
+    if let Some(regions) = *config.rcache_max_regions {
+        options = options.max_regions(regions);
+    }
+    if let Some(bytes) = *config.rcache_max_size {
+        options = options.max_bytes(bytes as u64);
+    }
+    if let Some(bytes) = *config.rcache_max_unreleased {
+        options = options.max_unreleased(bytes as u64);
+    }
+    options
 }
 
 fn monitor(
@@ -59,6 +77,21 @@ impl Context {
     pub fn memory_monitor(&self) -> Result<Arc<dyn MemoryMonitor>> {
         fork::check(Operation::Memory)?;
         monitor(self.inner.memory.kind, &self.inner.memory.monitor).cloned()
+    }
+
+    /// A cache of what `registrar` registers, with this context's monitor and limits.
+    ///
+    /// # Errors
+    /// As [`RegistrationCache::new`].
+    pub fn registration_cache<R: Registrar>(&self, registrar: R) -> Result<RegistrationCache<R>> {
+        let options = self.registration_cache_options();
+        RegistrationCache::new(registrar, self.memory_monitor()?, options)
+    }
+
+    /// The limits of this context's registration caches: the defaults, and what `WHARF_RCACHE_*` and `UCX_RCACHE_*` say.
+    #[must_use]
+    pub fn registration_cache_options(&self) -> RegistrationCacheOptions {
+        self.inner.memory.rcache
     }
 
     /// The experts for memory, in the order in which they are asked; the host's is the last.

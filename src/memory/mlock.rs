@@ -85,6 +85,11 @@ impl Registrar for MlockRegistrar {
     }
 }
 
+/// Locks pages that are unmapped without being unlocked before.
+pub(super) fn lock(range: AddressRange) -> Result<()> {
+    pages::lock(range.start(), range.len()).map_err(|error| refusal(range, error))
+}
+
 /// Makes the count change at `address`, to what it is.
 fn split(counts: &mut BTreeMap<u64, usize>, address: u64) {
     let count = count_at(counts, address);

@@ -24,6 +24,7 @@ use slab::Slab;
 use super::{AddressRange, Buffer, BufferMut, HostBufferMut, Registrar};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
+    sys::fork,
     types::Access,
 };
 
@@ -104,8 +105,9 @@ impl<R: Registrar> BufferPool<R> {
     /// long, as the pages are made: 64 MiB about 10 ms.
     ///
     /// # Errors
-    /// `InvalidArgument`: no buffers, no bytes, or more bytes than a run can have. What the allocation and the registrar say.
+    /// `Forked` in a child made by `fork`. `InvalidArgument`: no buffers, no bytes, or more bytes than a run can have. What the allocation and the registrar say.
     pub fn new(registrar: R, access: Access, size: usize, buffers: usize) -> Result<Self> {
+        fork::check(Operation::Memory)?;
         let attributes = registrar.attributes();
         let stride = size.checked_next_multiple_of(64);
         let length = stride.and_then(|stride| stride.checked_mul(buffers));
@@ -287,7 +289,7 @@ impl<R: Registrar> Drop for Inner<R> {
             return;
         };
         // In a child the registration is the parent's still.
-        if crate::sys::fork::forked() {
+        if fork::forked() {
             let _kept = std::mem::ManuallyDrop::new(handle);
             return;
         }

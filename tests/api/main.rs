@@ -65,6 +65,7 @@ mod am;
 mod atomic;
 mod config;
 mod connect;
+mod device;
 mod ends;
 mod layout;
 mod lent;
