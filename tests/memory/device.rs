@@ -34,6 +34,7 @@ fn seen_after(change: impl FnOnce(usize) -> usize) -> Option<u8> {
     assert_eq!(device.held(4), 0);
     // SAFETY: mapped above, or by the change.
     assert_eq!(
+        // SAFETY: the mapping is this test's own, made above, and nothing else uses it.
         unsafe { libc::munmap(base as *mut libc::c_void, LENGTH) },
         0
     );
@@ -82,6 +83,7 @@ fn it_writes_where_it_was_told_and_nowhere_else() {
     device.deregister(slot, range).expect("unpinned");
     // SAFETY: mapped above.
     assert_eq!(
+        // SAFETY: the mapping is this test's own, made above, and nothing else uses it.
         unsafe { libc::munmap(base as *mut libc::c_void, LENGTH) },
         0
     );

@@ -23,6 +23,8 @@
 //! | `single_flight` | registration cache: many at once, dropped, failing, slow, panicking |
 //! | `uffd` | the monitor by userfaultfd |
 
+#![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
+
 mod allocator;
 mod device;
 mod domain;
@@ -39,7 +41,7 @@ mod no_alloc;
 mod oracle;
 mod pool;
 mod prepare;
-#[allow(dead_code)]
+#[allow(dead_code, clippy::large_enum_variant)]
 #[path = "../../examples/registration_cache.rs"]
 mod registration_cache;
 mod reuse;
