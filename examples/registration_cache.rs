@@ -195,6 +195,7 @@ fn check(right: bool, what: &str) -> Outcome<()> {
 }
 
 /// What memory is registered with.
+#[allow(clippy::large_enum_variant, reason = "one value in the program")]
 pub(crate) enum Device {
     /// Pins it, and can read it.
     Uring(Mutex<Uring>),

@@ -41,7 +41,7 @@ mod no_alloc;
 mod oracle;
 mod pool;
 mod prepare;
-#[allow(dead_code, clippy::large_enum_variant)]
+#[allow(dead_code)]
 #[path = "../../examples/registration_cache.rs"]
 mod registration_cache;
 mod reuse;
