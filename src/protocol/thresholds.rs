@@ -51,8 +51,8 @@ pub(crate) struct Lending {
 impl Lending {
     /// `rendezvous` is the user's choice. Without one:
     /// * in mapped memory, as soon as the buffer is as long as the window of a stream, so that its write waits for the reader anyhow;
-    /// * by the kernel never: one copy by the reader is slower than two through the ring, which both ends make at the same time (0.2 to 0.9
-    ///   times the rate from 64 KiB to 16 MiB, 21 November 2026, two CPUs of a virtual machine).
+    /// * by the kernel never: one copy by the reader is slower than two through the ring, which both ends make at the same time (0.3 to 0.4
+    ///   times the rate at 1 and 16 MiB, 21 November 2026, two CPUs of a virtual machine).
     pub(crate) fn new(rendezvous: Option<usize>) -> Self {
         Self {
             mapped: rendezvous.map_or(STREAM_BYTES as usize, |first| first.max(MAPPED_LEAST)),

@@ -29,6 +29,7 @@ use crate::{
     worker::{
         copy::{CHUNK, Remote},
         core::{Core, Kept, quiet},
+        engine::Engine,
         operations::Work,
         peer::{OneCopy, at},
         pressure::Buried,
@@ -96,7 +97,32 @@ pub(super) fn announce(
     Some(rts)
 }
 
+impl Engine {
+    /// What others wait for passes between two copies; and the segment that a buffer lies in comes over a socket, which somebody must read.
+    pub(super) fn before_pull(&mut self, key: StreamKey) {
+        if self.core.lacks_segment(key) {
+            self.poll_fds();
+        }
+        self.progress();
+    }
+}
+
 impl Core {
+    /// Whether a buffer lies in a segment that is not mapped here yet.
+    pub(super) fn lacks_segment(&mut self, key: StreamKey) -> bool {
+        let Some(stream) = self.streams.get(key) else {
+            return false;
+        };
+        let (link, Some(lent)) = (stream.link, &stream.reading.lent) else {
+            return false;
+        };
+        let segment = lent.rts.segment;
+        segment != 0
+            && self
+                .one_copy(link)
+                .is_some_and(|one_copy| one_copy.mapping(segment).is_none())
+    }
+
     /// A peer's buffer waits to be copied.
     pub(super) fn stream_announced(
         &mut self,

@@ -203,9 +203,8 @@ impl Engine {
         };
         // Its own progress must not wake it.
         stream.reading.waker.take();
-        if stream.reading.lent.is_some() && stream.reading.is_empty() {
-            // What others wait for passes between two copies.
-            self.progress();
+        if stream.reading.lent.is_some() {
+            self.before_pull(key);
         }
         if let Some(read) = self.core.read_here(key, buf) {
             return Some(read);
@@ -234,6 +233,9 @@ impl Engine {
             return Some(Ok(count));
         }
         // Long frames land in memory of their own, and long buffers are only announced.
+        if self.core.lacks_segment(key) {
+            self.before_pull(key);
+        }
         self.core.read_here(key, buf)
     }
 
@@ -244,6 +246,9 @@ impl Engine {
     ) -> Option<Result<Option<Bytes>, Broken>> {
         if let Some(stream) = self.core.streams.get(key) {
             stream.reading.waker.take();
+            if stream.reading.lent.is_some() {
+                self.before_pull(key);
+            }
         }
         let look = |core: &mut Core| {
             let Some(stream) = core.streams.get(key) else {
