@@ -122,7 +122,7 @@ fn unlock_unheld(counts: &BTreeMap<u64, usize>, range: AddressRange) -> Result<(
     let mut start = range.start();
     while start < range.end() {
         let next = counts.range(start + 1..range.end()).next();
-        let end = next.map_or(range.end(), |(address, _)| *address);
+        let end = next.map_or_else(|| range.end(), |(address, _)| *address);
         if count_at(counts, start) == 0
             && let Err(error) = pages::unlock(start, end - start)
             && result.is_ok()

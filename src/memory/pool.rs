@@ -129,7 +129,7 @@ impl<R: Registrar> BufferPool<R> {
             .ok_or_else(|| refused(format!("an alignment of {align} bytes")))?;
         let slab = HostBufferMut::allocate(padded.max(length))?;
         let range = AddressRange::of(&slab);
-        if range.start() % align != 0 {
+        if !range.start().is_multiple_of(align) {
             return Err(refused(format!(
                 "{} wants memory aligned to {align} bytes",
                 registrar.name()

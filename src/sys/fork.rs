@@ -92,7 +92,7 @@ pub(crate) fn at_fork_in_child(handler: fn()) -> Result<()> {
 #[cold]
 fn prepare() {
     static ASKED: AtomicBool = AtomicBool::new(false);
-    let word = page().unwrap_or((&raw const SPARE).cast_mut());
+    let word = page().unwrap_or_else(|| (&raw const SPARE).cast_mut());
     if WORD
         .compare_exchange(ptr::null_mut(), word, Release, Relaxed)
         .is_err()

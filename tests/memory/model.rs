@@ -16,7 +16,7 @@ use wharf::{
 };
 
 use crate::{
-    fakes::{BOTH, READ, Space, fakes_with, roomy},
+    fakes::{BOTH, READ, Space, block_on, fakes_with, roomy},
     support::FakeRegistrar,
 };
 

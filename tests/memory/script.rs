@@ -6,7 +6,7 @@
 //! Calls that change a mapping name addresses within one block of the thread that makes them.
 #![allow(unsafe_code)]
 
-use std::{alloc::Layout, fmt, ptr, sync::Arc, thread};
+use std::{alloc::Layout, fmt, mem::ManuallyDrop, ptr, sync::Arc, thread};
 
 use parking_lot::Mutex;
 use wharf::{
@@ -363,16 +363,16 @@ impl Actor<'_> {
         let block = &self.blocks[index];
         let (old, from) = (block.base as *mut libc::c_void, block.length);
         if self.random.below(3) == 0 {
-            // Onto new memory of the same length. It may fail half way, so on failure both are gone.
+            // Onto new memory of the same length.
             let target = map_at(0, from, block.shared, 0).expect("memory");
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
             // SAFETY: both are this thread's, and do not overlap.
             let moved =
                 unsafe { libc::mremap(old, from, from, flags, target as *mut libc::c_void) };
             if moved == libc::MAP_FAILED {
-                // SAFETY: made above, and in no block.
-                unsafe { libc::munmap(target as *mut libc::c_void, from) };
-                drop(self.blocks.swap_remove(index));
+                // It failed half way: the target, and with some kernels a part of the block, is unmapped, and another thread may have the
+                // addresses by now. So neither is unmapped again.
+                let _ = ManuallyDrop::new(self.blocks.swap_remove(index));
                 self.map();
             } else {
                 self.blocks[index].base = target;

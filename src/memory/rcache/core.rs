@@ -4,11 +4,11 @@
 //! be on its way to a slot `S` that `U` replaces. One word decides, the state of `S`:
 //!
 //! ```text
-//!  replacing:  S.successor = U; retire S; publish U in the index; let S go
+//!  replacing:  S.successor = U; retire S; publish U in the index; clear what still leads to S; let S go
 //!  handler:    read the index: S; mark S
 //!              marked before the retiring: it finds S dead, and U does not include the memory of S
 //!              marked after it:            the handler finds S retired, and goes on to U
-//!              S has another life:         it was let go, so U is in the index: the handler reads the index again
+//!              S has another life:         it was let go, so U is in the index and S is not: the handler reads the index again
 //! ```
 
 use super::slot::{DeadStack, Entry, Mark, Slot, Slots};

@@ -517,11 +517,16 @@ impl<R: Registrar> Inner<R> {
         let access = miss.request.access;
         let index = self.empty_slot(table)?;
         let slot = self.core.slots.get(index);
-        let entry = slot.open(exact, access, if owned { OWNED } else { 0 });
         let mut found = Vec::new();
         self.core.index.walk(exact, |raw| found.push(raw));
         found.sort_unstable();
         found.dedup();
+        let old_slots = found
+            .iter()
+            .map(|raw| self.core.slot(Entry::from_raw(*raw)));
+        // All that it may become, from the moment on at which a handler can come by way of what it takes the place of.
+        let widest = old_slots.fold(exact, |widest, old| widest.union(old.range()));
+        let entry = slot.open(widest, access, if owned { OWNED } else { 0 });
         let (mut union, mut held) = (exact, Vec::new());
         for raw in found {
             let old_entry = Entry::from_raw(raw);
@@ -530,7 +535,7 @@ impl<R: Registrar> Inner<R> {
                 continue;
             };
             self.core.count_dead(old.range().len());
-            held.push(old);
+            held.push((old, old_entry));
             let alike = retired.ready && !retired.owned && old.access() == access;
             if alike && !owned && !miss.alone {
                 let wider = union.union(old.range());
@@ -553,8 +558,10 @@ impl<R: Registrar> Inner<R> {
         self.live.fetch_add(1, Ordering::SeqCst);
         let flight = Arc::new(Flight::new());
         table.flights.insert(index, Arc::clone(&flight));
-        // They could be found until now; now what took their place can.
-        for old in held {
+        // They could be found until now; now what took their place can. Nothing leads to them any more before they are let go: else a handler that
+        // meets a successor of another life could not know whether to look again.
+        for (old, old_entry) in held {
+            self.core.index.clear(old.range(), old_entry.raw());
             if old.leave() {
                 *ring |= self.core.bury(old);
             }

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     memory::AddressRange,
     types::Access,
-    util::loom::{Arc, AtomicBool, AtomicU64, Ordering, thread},
+    util::loom::{Arc, AtomicBool, AtomicU64, Ordering, fence, thread},
 };
 
 const ACCESS: Access = Access::READ;
@@ -159,6 +159,7 @@ fn an_event_meets_a_registration_under_way() {
             thread::spawn(move || {
                 // After the change, as a monitor that tells afterwards.
                 memory.store(1, Ordering::SeqCst);
+                fence(Ordering::SeqCst);
                 core.invalidate(pages(0, 0));
             })
         };
@@ -167,8 +168,8 @@ fn an_event_meets_a_registration_under_way() {
         core.index
             .set(pages(0, 0), entry.raw())
             .expect("in the index");
-        // The system's lock of the mappings orders these two against the change.
-        crate::util::loom::fence(Ordering::SeqCst);
+        // The system's lock of the mappings orders registering against the change: a fence on either side.
+        fence(Ordering::SeqCst);
         let pinned = memory.load(Ordering::SeqCst);
         // SAFETY: opened here.
         unsafe { slot.put_handle(pinned) };
@@ -203,7 +204,7 @@ fn replace(reaped: bool) {
         };
         // The request is for page 1; page 0 would only come along.
         let (slot, old) = (core.slots.get(1), core.slot(old_entry));
-        let entry = slot.open(pages(1, 1), ACCESS, 0);
+        let entry = slot.open(pages(0, 1), ACCESS, 0);
         let retired = old.supersede(old_entry, entry);
         let range = match retired {
             Some(_) => pages(0, 1),
@@ -211,8 +212,11 @@ fn replace(reaped: bool) {
         };
         slot.set_range(range);
         core.index.set(range, entry.raw()).expect("in the index");
-        if retired.is_some() && old.leave() {
-            core.bury(old);
+        if retired.is_some() {
+            core.index.clear(old.range(), old_entry.raw());
+            if old.leave() {
+                core.bury(old);
+            }
         }
         if reaped {
             reap(&core);

@@ -163,7 +163,7 @@ impl<H> Slot<H> {
         Entry::new(self.index, tag)
     }
 
-    /// Widens a Pending slot that nobody has been led to yet.
+    /// Narrows a Pending slot that the index does not lead to yet. Handlers on their way see the old ends or the new ones.
     pub(super) fn set_range(&self, range: AddressRange) {
         self.start.store(range.start(), Ordering::Release);
         self.end.store(range.end(), Ordering::Release);

@@ -26,6 +26,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::Cause,
+    sys::fork::at_fork_in_child,
 };
 
 /// What was patched, for good.
@@ -53,8 +54,7 @@ pub(super) unsafe fn install() -> Result<()> {
     let functions = functions()?;
     pin()?;
     let targets: Vec<_> = functions.iter().map(|(target, _)| *target).collect();
-    // SAFETY: the child's handler stores to an atomic, which may be done there.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    at_fork_in_child(in_child)?;
     // SAFETY: libc's functions and hooks with their arguments; libc stays loaded, and this library was pinned.
     let patched = unsafe { patch::patch(&targets)? };
     let installed = INSTALLED.get_or_init(|| Installed {
@@ -120,7 +120,7 @@ pub(super) fn disable() {
 }
 
 /// In the child of a fork nobody may use what the parent cached.
-extern "C" fn in_child() {
+fn in_child() {
     HEALTHY.store(false, SeqCst);
     calls::ENABLED.store(false, SeqCst);
 }
