@@ -151,9 +151,10 @@ scenarios! {
                     Ok(_) => {}
                     Err(error) => assert_eq!(error.kind(), ErrorKind::Rejected, "{error}"),
                 }
-                match tokio::time::timeout(std::time::Duration::from_millis(50), inbox.recv()).await {
-                    Ok(message) => break given_back(message.expect("a message").receive(unique(1 << 20)).await),
-                    Err(_) => {}
+                let soon = std::time::Duration::from_millis(50);
+                if let Ok(message) = tokio::time::timeout(soon, inbox.recv()).await {
+                    let message = message.expect("a message");
+                    break given_back(message.receive(unique(1 << 20)).await);
                 }
             }
         }

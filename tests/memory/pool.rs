@@ -33,7 +33,7 @@ impl Registrar for Counting {
         attributes.alignment(self.alignment.unwrap_or(4096))
     }
     fn register(&self, range: AddressRange, _: Access) -> Result<u32> {
-        assert!(range.start() % 4096 == 0 && range.len() % 4096 == 0);
+        assert!(range.start().is_multiple_of(4096) && range.len().is_multiple_of(4096));
         if self.refuses {
             return Err(Error::new(ErrorKind::Exhausted, "no more"));
         }
