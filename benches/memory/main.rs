@@ -11,11 +11,13 @@
 //! | `events` | hits that ask the monitor, and unmapping with and without one |
 //! | `summary` | the median of each row, and what was promised |
 //! | `tables` | what it is measured beside |
+//! | `types` | the memory-type cache |
 
 mod cache;
 mod events;
 mod summary;
 mod tables;
+mod types;
 
 use std::{
     hint::black_box,
@@ -170,6 +172,7 @@ fn all_tables(criterion: &mut Criterion, summary: &Summary, queries: &[Queries])
     rows!("null loop", Null, &[Load::Alone]);
     rows!("wharf lookup", cache::Lookup::new(regions), &ALL);
     rows!("wharf get", cache::Get::new(regions), &ALL);
+    rows!("wharf memory type", types::Types::new(regions), &ALL);
     rows!("RwLock<BTreeMap>", Locked::new(regions), &ALL);
     rows!("RwLock<RangeMap>", Ranges::new(regions), &ALL);
     rows!("SkipMap", Skips::new(regions), &ALL);
@@ -195,6 +198,7 @@ fn main() {
         .without_plots()
         .configure_from_args();
     let summary = Summary::default();
+    types::rows(&mut criterion, &summary);
     all_tables(&mut criterion, &summary, &[HOT, MANY]);
     all_tables(&mut criterion, &summary, &[MOST]);
     events::rows(&mut criterion, &summary);

@@ -140,7 +140,7 @@ impl Context {
     }
 
     /// Says that memory is about to be freed: what this context remembers of it is forgotten.
-    /// [`memory::invalidate`](crate::memory::invalidate) says so to every cache of the process.
+    /// [`memory::invalidate`] says so to every cache of the process.
     pub fn notify_freed(&self, range: AddressRange) {
         self.inner.memory.types.freed(range);
     }

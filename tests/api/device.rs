@@ -5,8 +5,8 @@
 #![allow(unsafe_code)]
 
 use wharf::{
-    Access, Buffer, BufferList, BufferListMut, BufferMut, ErrorKind, Mask, MemoryType, OpError,
-    Tag,
+    Access, Buffer, BufferList, BufferListMut, BufferMut, Endpoint, ErrorKind, Mask, MemoryType,
+    OpError, Tag,
     memory::{AddressRange, DomainMemory},
 };
 
@@ -80,7 +80,9 @@ scenarios! {
                 unsupported(endpoint.tag_send(Tag(1), source.clone()).await);
                 unsupported(endpoint.tag_send(Tag(1), source.clone()).sync().await);
                 unsupported(endpoint.am_send(3, "header", source.clone()).await);
-                unsupported(endpoint.am_send(3, source.clone(), "payload").await);
+                if source.len() <= Endpoint::AM_MAX_HEADER {
+                    unsupported(endpoint.am_send(3, source.clone(), "payload").await);
+                }
                 let posted = endpoint.tag_send(Tag(1), source.clone()).post();
                 let (error, back) = posted.map(drop).expect_err("refused").into_parts();
                 unsupported::<()>(Err(error));
@@ -137,6 +139,25 @@ scenarios! {
             }
         }
         stream.write_buffer("as before").await.expect("host memory");
+        works(&pair.here, &pair.there).await;
+    }
+
+    async fn an_active_message(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = pair.there.worker.active_messages(4).open().expect("an inbox");
+        for length in [10, 300_000] {
+            loop {
+                match pair.here.endpoint.am_send(4, "", vec![1; length]).post() {
+                    Ok(_) => {}
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Rejected, "{error}"),
+                }
+                let soon = std::time::Duration::from_millis(50);
+                if let Ok(message) = tokio::time::timeout(soon, inbox.recv()).await {
+                    let message = message.expect("a message");
+                    break given_back(message.receive(unique(1 << 20)).await);
+                }
+            }
+        }
         works(&pair.here, &pair.there).await;
     }
 
