@@ -147,11 +147,11 @@ unsafe extern "C" fn handle(kind: c_int, event: *mut Event, _: *mut c_void) {
     }
 }
 
-/// Declares that the program calls [`invalidate`](super::invalidate) for every change of its mappings. Cannot be taken back.
+/// Declares that the program calls [`invalidate`] for every change of its mappings. Cannot be taken back.
 ///
 /// # Safety
 /// Before memory of this process that was ever handed to wharf is unmapped, remapped, mapped over, discarded by advice, or cut off by a
-/// lower program break, in whatever thread and by whichever library, the program calls [`invalidate`](super::invalidate) with its range.
+/// lower program break, in whatever thread and by whichever library, the program calls [`invalidate`] with its range.
 /// Registrations of memory that was not announced would lead to pages that others own.
 pub unsafe fn announce_all() {
     ANNOUNCED.store(true, SeqCst);

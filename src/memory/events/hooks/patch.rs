@@ -198,7 +198,9 @@ fn way(at: usize, length: usize, alone: bool, room: impl FnOnce() -> Option<usiz
     let whole = at.is_multiple_of(2);
     match length {
         5.. if whole => Some(Way::Near),
-        2..5 if whole => room().map(Way::Short).or(alone.then_some(Way::Alone)),
+        2..5 if whole => room()
+            .map(Way::Short)
+            .or_else(|| alone.then_some(Way::Alone)),
         _ => alone.then_some(Way::Alone),
     }
 }
