@@ -197,7 +197,7 @@ fn check(right: bool, what: &str) -> Outcome<()> {
 /// What memory is registered with.
 pub(crate) enum Device {
     /// Pins it, and can read it.
-    Uring(Mutex<Uring>),
+    Uring(Box<Mutex<Uring>>),
     /// Locks it.
     Mlock,
 }
@@ -212,7 +212,7 @@ pub(crate) struct Uring {
 impl Device {
     fn open() -> Self {
         match Uring::new() {
-            Ok(uring) => Self::Uring(Mutex::new(uring)),
+            Ok(uring) => Self::Uring(Box::new(Mutex::new(uring))),
             Err(error) => {
                 println!("no io_uring: {error}");
                 Self::Mlock
