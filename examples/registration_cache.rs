@@ -198,7 +198,7 @@ fn check(right: bool, what: &str) -> Outcome<()> {
 #[allow(clippy::large_enum_variant, reason = "one value in the program")]
 pub(crate) enum Device {
     /// Pins it, and can read it.
-    Uring(Mutex<Uring>),
+    Uring(Box<Mutex<Uring>>),
     /// Locks it.
     Mlock,
 }
@@ -213,7 +213,7 @@ pub(crate) struct Uring {
 impl Device {
     fn open() -> Self {
         match Uring::new() {
-            Ok(uring) => Self::Uring(Mutex::new(uring)),
+            Ok(uring) => Self::Uring(Box::new(Mutex::new(uring))),
             Err(error) => {
                 println!("no io_uring: {error}");
                 Self::Mlock

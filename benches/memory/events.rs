@@ -1,4 +1,4 @@
-//! What watching costs: a hit that asks the monitor, and giving memory back.
+//! What watching costs: a hit that asks the monitor, and giving memory back; and what memory is, by its address.
 //!
 //! # Safety
 //! The memory is mapped here, nobody has a reference to it, and it is unmapped once.
@@ -12,10 +12,10 @@ use std::{
 
 use criterion::Criterion;
 use wharf::{
-    Access,
+    Access, Context, MemoryType,
     memory::{
-        AddressRange, MemoryMonitor, MonitorKind, RegistrationCache, RegistrationCacheOptions,
-        Validity, monitor,
+        AddressRange, MemoryAttributes, MemoryMonitor, MonitorKind, RegistrationCache,
+        RegistrationCacheOptions, Validity, announce_device_runtime, install_hooks, monitor,
     },
 };
 
@@ -52,7 +52,44 @@ pub(crate) fn rows(criterion: &mut Criterion, summary: &Summary) {
             checked_hits(criterion, summary, uffd);
         }
     }
+    // The last rows: the patches stay.
+    // SAFETY: this thread alone runs, and nothing else changes code.
+    match unsafe { install_hooks() } {
+        Err(error) => summary.note(format!(
+            "no rows with hooks (--features mem-hooks): {error}"
+        )),
+        Ok(()) => {
+            for (name, length) in sizes {
+                let id = format!("munmap/{name}/hooks");
+                unmapping(criterion, summary, &id, length, |_| ());
+            }
+        }
+    }
 }
+
+/// What a context remembers of memory by its address.
+pub(crate) fn types(criterion: &mut Criterion, summary: &Summary) {
+    let context = Context::builder().build().expect("a context");
+    let place = |index: u64| AddressRange::new(PLACE + ((index % 64) << 20), 64).expect("a range");
+    let mut next = 0;
+    timed(criterion, summary, "memory type/no device runtime", || {
+        next += 1;
+        black_box(context.known_memory_attributes(black_box(place(next))));
+    });
+    announce_device_runtime();
+    for index in 0..64 {
+        let whole = AddressRange::new(place(index).start(), 1 << 20).expect("a range");
+        context.notify_allocated(&MemoryAttributes::new(MemoryType::Cuda(0), whole));
+    }
+    timed(criterion, summary, "memory type/hit", || {
+        next += 1;
+        let known = context.known_memory_attributes(black_box(place(next)));
+        assert!(known.is_some(), "told above");
+    });
+}
+
+/// Where memory of a device would be.
+const PLACE: u64 = 0x3000_0000_0000;
 
 /// The median of single calls, on memory that has been written to.
 fn unmapping(

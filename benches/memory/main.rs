@@ -1,14 +1,14 @@
 //! The registration cache's and the memory-type cache's hits beside other structures, and what watching memory costs.
 //!
 //! ```sh
-//! cargo bench --bench memory                # everything, about two minutes; the table at the end is what counts
-//! cargo bench --bench memory -- munmap      # rows by name
+//! cargo bench --bench memory --features mem-hooks    # everything; the table at the end is what counts
+//! cargo bench --bench memory -- munmap               # rows by name
 //! ```
 //!
 //! | file | holds |
 //! |---|---|
 //! | `cache` | the registration cache as one of the tables |
-//! | `events` | hits that ask the monitor, and unmapping with and without one |
+//! | `events` | hits that ask the monitor, and unmapping with and without one; memory types |
 //! | `summary` | the median of each row, and what was promised |
 //! | `tables` | what it is measured beside |
 //! | `types` | the memory-type cache |
@@ -201,6 +201,7 @@ fn main() {
     types::rows(&mut criterion, &summary);
     all_tables(&mut criterion, &summary, &[HOT, MANY]);
     all_tables(&mut criterion, &summary, &[MOST]);
+    events::types(&mut criterion, &summary);
     events::rows(&mut criterion, &summary);
     criterion.final_summary();
     summary.print();

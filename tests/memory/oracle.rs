@@ -12,6 +12,7 @@ use wharf::memory::{
 };
 
 use crate::{
+    prepare::prepare,
     script::Script,
     support::{Child, child, this_test},
 };
@@ -96,23 +97,26 @@ fn in_a_child(test: &str, part: &str, variables: &[(&str, &str)]) -> Vec<String>
     lines
 }
 
-fn with_uffd(preload: Option<&str>, tell: impl Fn(String)) {
+fn with(kind: MonitorKind, preload: Option<&str>, tell: impl Fn(String)) {
     let maps = fs::read_to_string("/proc/self/maps").expect("a mounted /proc");
     if let Some(library) = preload
         && !maps.contains(library)
     {
         return tell(format!("done: not run: {library} is not installed"));
     }
-    match monitor(MonitorKind::Uffd) {
+    if let Err(error) = prepare(kind) {
+        return tell(format!("done: not run: {error}"));
+    }
+    match monitor(kind) {
         Ok(monitor) => play(&monitor, true, tell),
-        Err(error) => tell(format!("done: not run: no userfaultfd: {error}")),
+        Err(error) => tell(format!("done: not run: {error}")),
     }
 }
 
 #[test]
 fn userfaultfd_and_glibc() {
     if let Some(parent) = child("glibc") {
-        return with_uffd(None, |line| parent.say(line));
+        return with(MonitorKind::Uffd, None, |line| parent.say(line));
     }
     in_a_child(this_test!(), "glibc", &[]);
 }
@@ -122,7 +126,7 @@ fn userfaultfd_and_glibc() {
 fn userfaultfd_and_jemalloc() {
     let library = "libjemalloc.so.2";
     if let Some(parent) = child("jemalloc") {
-        return with_uffd(Some(library), |line| parent.say(line));
+        return with(MonitorKind::Uffd, Some(library), |line| parent.say(line));
     }
     let variables = [
         ("LD_PRELOAD", library),
@@ -136,7 +140,7 @@ fn userfaultfd_and_jemalloc() {
 fn userfaultfd_and_mimalloc() {
     let library = "libmimalloc.so.2";
     if let Some(parent) = child("mimalloc") {
-        return with_uffd(Some(library), |line| parent.say(line));
+        return with(MonitorKind::Uffd, Some(library), |line| parent.say(line));
     }
     let variables = [
         ("LD_PRELOAD", library),
@@ -145,6 +149,28 @@ fn userfaultfd_and_mimalloc() {
         ("MIMALLOC_PAGE_RESET", "1"),
     ];
     in_a_child(this_test!(), "mimalloc", &variables);
+}
+
+/// Patched functions of libc, which tell before the change.
+#[test]
+fn hooks_and_glibc() {
+    if let Some(parent) = child("hooks") {
+        return with(MonitorKind::Hooks, None, |line| parent.say(line));
+    }
+    in_a_child(this_test!(), "hooks", &[]);
+}
+
+#[test]
+fn hooks_and_jemalloc() {
+    let library = "libjemalloc.so.2";
+    if let Some(parent) = child("hooks-jemalloc") {
+        return with(MonitorKind::Hooks, Some(library), |line| parent.say(line));
+    }
+    let variables = [
+        ("LD_PRELOAD", library),
+        ("MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0"),
+    ];
+    in_a_child(this_test!(), "hooks-jemalloc", &variables);
 }
 
 /// The oracle sees what it is there to see.
