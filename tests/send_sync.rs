@@ -10,9 +10,11 @@ use wharf::{
     RemoteLayout, RemoteRegion, ReuniteError, Tag, TagMatched, TagRecv, TagSend, Wait, Worker,
     WorkerAddress, WorkerId, WriteBuffer,
     memory::{
-        AddressRange, AllocMonitor, BufferPool, DmaBuf, DomainAttributes, DomainMemory, Hooks,
-        HostDomain, Imported, Lease, Leasing, MemoryAttributes, MemoryDomain, MemoryMonitor,
-        MlockRegistrar, PoolStats, Subscription, TrackedAlloc,
+        AddressRange, AllocMonitor, BufferPool, DmaBuf, DomainAttributes, DomainMemory,
+        GetRegistration, Hooks, HostDomain, Imported, Lease, Leasing, MemoryAttributes,
+        MemoryDomain, MemoryMonitor, MlockRegistrar, PoolStats, Registration, RegistrationCache,
+        RegistrationCacheOptions, RegistrationCacheStatistics, Released, Subscription,
+        TrackedAlloc,
     },
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
@@ -73,6 +75,12 @@ all! {
     Subscription: Send + Sync + Unpin + 'static;
     TrackedAlloc: Send + Sync + Unpin + Copy + 'static;
     dyn MemoryMonitor: Send + Sync;
+    RegistrationCache<MlockRegistrar>: Send + Sync + Unpin + Clone + 'static;
+    Registration<MlockRegistrar>: Send + Sync + Unpin + Clone + 'static;
+    GetRegistration<MlockRegistrar>: Send + Unpin + 'static;
+    Released: Send + Sync + Unpin + 'static;
+    RegistrationCacheOptions: Send + Sync + Unpin + Copy + 'static;
+    RegistrationCacheStatistics: Send + Sync + Unpin + Copy + 'static;
 
     TagSend<'static>: Send + Unpin + 'static;
     TagRecv<'static, Vec<u8>>: Send + Unpin + 'static;

@@ -160,6 +160,7 @@ impl<R: Registrar> GetRegistration<R> {
     }
 
     #[cold]
+    #[inline(never)]
     pub(super) fn miss(cache: &RegistrationCache<R>, request: Request) -> Self {
         Self(State::Miss(Box::new(Miss {
             cache: cache.clone(),
