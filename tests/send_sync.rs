@@ -12,7 +12,7 @@ use wharf::{
     memory::{
         AddressRange, AllocMonitor, BufferPool, DmaBuf, DomainAttributes, DomainMemory, Hooks,
         HostDomain, Imported, Lease, Leasing, MemoryAttributes, MemoryDomain, MemoryMonitor,
-        MlockRegistrar, PoolStats, Subscription, TrackedAlloc,
+        MlockRegistrar, MonitorKind, PoolStats, Subscription, TrackedAlloc, Uffd,
     },
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
@@ -68,6 +68,8 @@ all! {
     PoolStats: Send + Sync + Unpin + Copy + 'static;
     dyn DomainMemory: Send + Sync;
     dyn MemoryDomain: Send + Sync;
+    Uffd: Send + Sync + Unpin + 'static;
+    MonitorKind: Send + Sync + Unpin + Copy + 'static;
     Hooks: Send + Sync + Unpin + Copy + 'static;
     Imported: Send + Sync + Unpin + Copy + 'static;
     Subscription: Send + Sync + Unpin + 'static;
