@@ -12,9 +12,9 @@ use wharf::{
     memory::{
         AddressRange, AllocMonitor, BufferPool, DmaBuf, DomainAttributes, DomainMemory,
         GetRegistration, Hooks, HostDomain, Imported, Lease, Leasing, MemoryAttributes,
-        MemoryDomain, MemoryMonitor, MlockRegistrar, PoolStats, Registration, RegistrationCache,
-        RegistrationCacheOptions, RegistrationCacheStatistics, Released, Subscription,
-        TrackedAlloc,
+        MemoryDomain, MemoryMonitor, MlockRegistrar, MonitorKind, PoolStats, Registration,
+        RegistrationCache, RegistrationCacheOptions, RegistrationCacheStatistics, Released,
+        Subscription, TrackedAlloc, Uffd,
     },
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
@@ -70,6 +70,8 @@ all! {
     PoolStats: Send + Sync + Unpin + Copy + 'static;
     dyn DomainMemory: Send + Sync;
     dyn MemoryDomain: Send + Sync;
+    Uffd: Send + Sync + Unpin + 'static;
+    MonitorKind: Send + Sync + Unpin + Copy + 'static;
     Hooks: Send + Sync + Unpin + Copy + 'static;
     Imported: Send + Sync + Unpin + Copy + 'static;
     Subscription: Send + Sync + Unpin + 'static;

@@ -71,7 +71,6 @@ fn refusal(operation: Operation) -> Error {
 ///
 /// # Errors
 /// `Exhausted`: 16 handlers are there already.
-#[allow(dead_code)] // Called by the monitors that have state of their own.
 pub(crate) fn at_fork_in_child(handler: fn()) -> Result<()> {
     forked();
     let handler = handler as *mut ();

@@ -4,23 +4,18 @@
 //! reader that is no more.
 //!
 //! # Safety
-//! The handler runs in the child's only thread before `fork` returns there. It reads and writes atomics and calls `close`: all of that is
-//! allowed in a signal handler.
+//! The handler runs in a child, see [`fork`], and calls `close`, which is allowed there.
 #![allow(unsafe_code)]
 
 use std::{
-    io,
     os::fd::RawFd,
-    sync::{
-        Once,
-        atomic::{AtomicBool, AtomicI32, Ordering::SeqCst},
-    },
+    sync::atomic::{AtomicI32, Ordering::SeqCst},
 };
 
-/// Whether this process is a child made by `fork` since the first descriptor was kept.
-pub(super) fn forked() -> bool {
-    FORKED.load(SeqCst)
-}
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    sys::fork,
+};
 
 /// A descriptor that a child closes.
 #[derive(Debug)]
@@ -30,17 +25,16 @@ impl ClosedInChild {
     /// Closes `fd` in children from now on, until it is dropped, which has to be before the descriptor is closed here.
     ///
     /// # Errors
-    /// `StorageFull` when there are 16 already.
-    pub(super) fn new(fd: RawFd) -> io::Result<Self> {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| {
-            // SAFETY: the handler may run in a child, see above.
-            unsafe { pthread_atfork(None, None, Some(in_child)) };
-        });
+    /// `Exhausted`: there are 16 already, or too many handlers of forks.
+    pub(super) fn new(fd: RawFd) -> Result<Self> {
+        fork::at_fork_in_child(close_all)?;
         FDS.iter()
             .find(|place| place.compare_exchange(-1, fd, SeqCst, SeqCst).is_ok())
             .map(Self)
-            .ok_or_else(|| io::ErrorKind::StorageFull.into())
+            .ok_or_else(|| {
+                Error::new(ErrorKind::Exhausted, "16 monitors of memory are open")
+                    .during(Operation::Memory)
+            })
     }
 }
 
@@ -50,25 +44,14 @@ impl Drop for ClosedInChild {
     }
 }
 
-static FORKED: AtomicBool = AtomicBool::new(false);
 static FDS: [AtomicI32; 16] = [const { AtomicI32::new(-1) }; 16];
 
-extern "C" fn in_child() {
-    FORKED.store(true, SeqCst);
+fn close_all() {
     for place in &FDS {
         let fd = place.swap(-1, SeqCst);
         if fd >= 0 {
-            // SAFETY: kept here while it is open; nobody uses it in this process, which is told apart by `FORKED`.
+            // SAFETY: kept here while it is open; nobody uses it in a child, where every call asks for that first.
             unsafe { libc::close(fd) };
         }
     }
-}
-
-unsafe extern "C" {
-    /// POSIX; not in the crate `libc` for every target.
-    fn pthread_atfork(
-        prepare: Option<extern "C" fn()>,
-        parent: Option<extern "C" fn()>,
-        child: Option<extern "C" fn()>,
-    ) -> libc::c_int;
 }

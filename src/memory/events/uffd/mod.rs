@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `thread` | the reader of the events |
 //! | `intervals` | which addresses are registered, and which still matter |
-//! | `page` | the page of the strict check, and the one that knows a child |
+//! | `page` | the page of the strict check |
 //! | `fork` | children close the descriptor |
 //!
 //! Seen: `munmap`, `mmap(MAP_FIXED)` over, `mremap`, `brk`, `madvise` with `DONTNEED`, `FREE` and `REMOVE`, by any thread, library, direct

@@ -10,6 +10,7 @@
 use std::{
     fs, io,
     mem::ManuallyDrop,
+    os::fd::AsRawFd,
     sync::{
         Arc, OnceLock,
         atomic::Ordering::{Relaxed, SeqCst},
@@ -19,16 +20,12 @@ use std::{
 use nix::unistd::{SysconfVar, sysconf};
 use parking_lot::Mutex;
 
-use super::{
-    fork::{ClosedInChild, forked},
-    intervals::Intervals,
-    page::Pages,
-    thread::Reader,
-};
+use super::{fork::ClosedInChild, intervals::Intervals, page::Page, thread::Reader};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{AddressRange, EventClasses, MemoryMonitor, Timing, Validity, events::self_test},
     sys::{
+        fork,
         mappings::Mappings,
         userfaultfd::{Features, Userfaultfd},
     },
@@ -40,7 +37,7 @@ pub struct Uffd {
     uffd: ManuallyDrop<Arc<Userfaultfd>>,
     reader: ManuallyDrop<Reader>,
     in_child: ManuallyDrop<ClosedInChild>,
-    pages: ManuallyDrop<Pages>,
+    page: ManuallyDrop<Page>,
     /// Only with `WP_ASYNC`, under which the kernel would accept what it cannot tell of.
     mappings: Option<Mappings>,
     table: Mutex<Table>,
@@ -71,7 +68,7 @@ impl Uffd {
     pub fn process() -> Result<Arc<Self>> {
         static PROCESS: OnceLock<Result<Arc<Uffd>>> = OnceLock::new();
         match PROCESS.get_or_init(|| Self::open(true).map(Arc::new)) {
-            Ok(this) => this.alive().map(|()| Arc::clone(this)),
+            Ok(this) => fork::check(Operation::Memory).map(|()| Arc::clone(this)),
             Err(error) => Err(error.duplicate()),
         }
     }
@@ -102,18 +99,17 @@ impl Uffd {
             .flatten()
             .and_then(|size| u64::try_from(size).ok())
             .unwrap_or(4096);
-        let pages = Pages::map(page_size).map_err(failed("no pages for the strict check"))?;
-        uffd.register(pages.check(), page_size)
+        let page = Page::map(page_size).map_err(failed("no page for the strict check"))?;
+        uffd.register(page.address(), page_size)
             .map_err(failed("the kernel watches no page"))?;
-        let in_child = ClosedInChild::new(std::os::fd::AsRawFd::as_raw_fd(&*uffd))
-            .map_err(failed("too many monitors"))?;
+        let in_child = ClosedInChild::new(uffd.as_raw_fd())?;
         let reader =
             Reader::start(Arc::clone(&uffd)).map_err(failed("no thread to read events"))?;
         let mut this = Self {
             uffd: ManuallyDrop::new(uffd),
             reader: ManuallyDrop::new(reader),
             in_child: ManuallyDrop::new(in_child),
-            pages: ManuallyDrop::new(pages),
+            page: ManuallyDrop::new(page),
             mappings,
             table: Mutex::default(),
             page_size,
@@ -131,18 +127,6 @@ impl Uffd {
         // The break goes down by the same way through the kernel as `munmap`; trying it would race with the allocator.
         this.classes = seen | EventClasses::BREAK;
         Ok(this)
-    }
-
-    /// An error in a child made by `fork`.
-    fn alive(&self) -> Result<()> {
-        match forked() || self.pages.in_child() {
-            false => Ok(()),
-            true => Err(Error::new(
-                ErrorKind::Forked,
-                "memory is not watched in a child made by fork",
-            )
-            .during(Operation::Memory)),
-        }
     }
 
     /// An error when part of `pages` is not mapped, or is of a kind whose changes the kernel does not tell of.
@@ -253,7 +237,7 @@ unsafe impl MemoryMonitor for Uffd {
         if range.is_empty() {
             return Ok(());
         }
-        self.alive()?;
+        fork::check(Operation::Memory)?;
         let pages = range.align_to(self.page_size)?;
         self.check_kind(pages)?;
         let mut table = self.table.lock();
@@ -304,11 +288,11 @@ unsafe impl MemoryMonitor for Uffd {
 
     #[inline]
     fn validate(&self) -> Validity {
-        if self.pages.in_child() {
+        if fork::forked() {
             return Validity::Pending;
         }
         // Any failure leaves it open whether something is pending.
-        match self.uffd.allow_writes(self.pages.check(), self.page_size) {
+        match self.uffd.allow_writes(self.page.address(), self.page_size) {
             Ok(()) if self.reader.shared().generation.load(SeqCst) & 1 == 0 => Validity::Valid,
             _ => Validity::Pending,
         }
@@ -319,29 +303,29 @@ impl Drop for Uffd {
     /// Nobody unmaps watched memory meanwhile, or waits until the descriptor is closed below.
     fn drop(&mut self) {
         // In a child the descriptor is closed already, and the reader is no thread of it.
-        if self.alive().is_err() {
+        if fork::forked() {
             return;
         }
         for run in self.table.get_mut().registered.iter() {
             // An error means that nothing is mapped there.
             let _ = self.uffd.unregister(run.start(), run.len());
         }
-        let _ = self.uffd.unregister(self.pages.check(), self.page_size);
+        let _ = self.uffd.unregister(self.page.address(), self.page_size);
         self.reader.stop();
         // SAFETY: each is taken once, here, and nobody uses the value after its drop.
-        let (uffd, reader, in_child, pages) = unsafe {
+        let (uffd, reader, in_child, page) = unsafe {
             (
                 ManuallyDrop::take(&mut self.uffd),
                 ManuallyDrop::take(&mut self.reader),
                 ManuallyDrop::take(&mut self.in_child),
-                ManuallyDrop::take(&mut self.pages),
+                ManuallyDrop::take(&mut self.page),
             )
         };
         drop(in_child);
         // The last share: the reader gave up its own before it said that it stopped.
         drop(uffd);
         reader.join();
-        drop(pages);
+        drop(page);
     }
 }
 
