@@ -45,8 +45,8 @@
 //!
 //! # Where things are
 //! `abi` types of the header; `gate` what every function does first; `exports` the names; `context`, `stream`, `event`,
-//! `memory`, `host`, `vmm`, `pool`, `ipc`, `pointer`, `copy` the work; `device`, `settings`, `control` the rest. Tests: beside
-//! this folder, by the loader, as a stranger.
+//! `memory`, `host`, `vmm`, `pool`, `ipc`, `pointer`, `copy` the work; `device`, `settings`, `control` the rest. Tests: `tests/emulated/stranger_cuda`,
+//! by the loader, as a stranger.
 
 // A header's numbers are of all widths; the conversions are what the ABI means.
 #![allow(clippy::cast_possible_truncation)]

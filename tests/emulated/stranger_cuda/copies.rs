@@ -1,6 +1,6 @@
 //! Copies: late, in any order, every byte right; what goes wrong when memory has gone.
 
-use crate::api::*;
+use super::api::*;
 
 /// A small generator, so that a failure can be had again.
 struct Numbers(u64);

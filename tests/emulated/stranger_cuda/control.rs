@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{
+use super::{
     api::*,
     second::{self, Second},
 };

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use crate::{
+use super::{
     api::*,
     second::{self, Second},
 };

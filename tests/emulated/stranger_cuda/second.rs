@@ -51,7 +51,8 @@ impl Second {
     /// Starts it for the test of that name.
     pub(crate) fn start(test: &str, part: &str, variables: &[(&str, &str)]) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("this program's path"))
-            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .args(["--exact", &format!("stranger_cuda::{test}")])
+            .args(["--nocapture", "--test-threads=1"])
             .env(PART, part)
             .envs(variables.iter().copied())
             .stdin(Stdio::piped())

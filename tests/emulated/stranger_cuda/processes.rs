@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use crate::{
+use super::{
     api::*,
     second::{self, Second, hex, unhex},
 };

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::api::*;
+use super::api::*;
 
 static CALLED: AtomicU32 = AtomicU32::new(0);
 static INNER: AtomicU32 = AtomicU32::new(0);
@@ -110,7 +110,7 @@ fn a_stream_waits_for_a_word() {
     word(flag).store(1, SeqCst);
     ok(cuStreamSynchronize(stream));
     // The second half, by another stream, in device memory.
-    let other = crate::api::stream();
+    let other = super::api::stream();
     ok(cuStreamWaitValue32_v2(stream, device, 0x77, 1));
     ok(cuStreamWriteValue32_v2(other, device, 0x77, 0));
     ok(cuStreamSynchronize(stream));

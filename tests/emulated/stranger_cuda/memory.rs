@@ -1,6 +1,6 @@
 //! What addresses are: kinds, ranges, numbers, and what the host may not do with them.
 
-use crate::{
+use super::{
     api::*,
     second::{self, Second},
 };
