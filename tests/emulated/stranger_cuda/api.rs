@@ -8,16 +8,8 @@
 
 use std::{
     ffi::{CString, c_char, c_void},
-    path::PathBuf,
     sync::OnceLock,
 };
-
-/// The library beside this program.
-pub(crate) fn library() -> PathBuf {
-    let mut path = std::env::current_exe().expect("this program's path");
-    path.set_file_name("libwharf_emulated_cuda.so");
-    path
-}
 
 fn handle() -> *mut c_void {
     static HANDLE: OnceLock<usize> = OnceLock::new();
@@ -26,7 +18,7 @@ fn handle() -> *mut c_void {
             // SAFETY: nothing else of this program reads the environment but through Rust's library, which locks it.
             unsafe { std::env::set_var("EMULATED_CUDA_DEVICES", "16") };
         }
-        let path = library();
+        let path = crate::support::emulated::cuda();
         let name = CString::new(path.to_str().expect("a path in UTF-8")).expect("no zero bytes");
         // SAFETY: a C string; the library's start does nothing.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -389,4 +381,15 @@ pub(crate) fn fetch(process: i32, fd: i32) -> i32 {
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd, fd, 0) };
     assert!(fd >= 0, "pidfd_getfd: {}", std::io::Error::last_os_error());
     fd as i32
+}
+
+/// Whether a library has a name. It is loaded by itself, whatever else is.
+pub(crate) fn has(library: &std::path::Path, name: &str) -> bool {
+    let path = CString::new(library.to_str().expect("a path in UTF-8")).expect("no zero bytes");
+    // SAFETY: a C string; the library's start does nothing.
+    let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    assert!(!handle.is_null(), "{} does not load", library.display());
+    let name = CString::new(name).expect("no zero bytes");
+    // SAFETY: an open library and a C string.
+    !unsafe { libc::dlsym(handle, name.as_ptr()) }.is_null()
 }

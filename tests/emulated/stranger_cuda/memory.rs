@@ -75,7 +75,7 @@ fn every_kind_of_address_is_known() {
         (Some(2), Some(1))
     );
     bytes(managed, 100).fill(7);
-    let mut back = vec![0; 100];
+    let mut back = vec![0_u8; 100];
     ok(cuMemcpyDtoH_v2(
         back.as_mut_ptr().expose_provenance() as u64,
         managed,
@@ -221,7 +221,7 @@ fn mapped_memory_needs_access_and_may_have_parts() {
     // Across the two parts.
     let middle = range + block as u64 - 500;
     let source: Vec<u8> = (0..1000_u32).map(|byte| byte as u8).collect();
-    let mut back = vec![0; 1000];
+    let mut back = vec![0_u8; 1000];
     ok(cuMemcpyHtoD_v2(
         middle,
         source.as_ptr().expose_provenance() as u64,

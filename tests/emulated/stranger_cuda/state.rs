@@ -196,3 +196,17 @@ fn a_forgotten_suffix_ends_the_process() {
     let second = Second::start("state::a_forgotten_suffix_ends_the_process", "trapped", &[]);
     assert_eq!(signal(second.end()), Some(libc::SIGABRT));
 }
+
+#[test]
+fn a_copy_of_the_library_can_lack_names() {
+    use crate::support::emulated;
+    let folder = tempfile::tempdir().expect("a folder");
+    let names = ["cuCtxGetId", "cuGetProcAddress_v2"];
+    let lacking = emulated::without(&emulated::cuda(), &names, folder.path()).expect("a copy");
+    for name in names {
+        assert!(!has(&lacking, name), "{name} is there");
+    }
+    assert!(has(&lacking, "cuInit"));
+    assert!(has(&lacking, "cuGetProcAddress"));
+    emulated::without(&emulated::cuda(), &["cuNothing"], folder.path()).expect_err("no such name");
+}

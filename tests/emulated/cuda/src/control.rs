@@ -116,14 +116,16 @@ fn run(command: &str) -> Answer {
         ["live"] => return Ok(live()),
         ["memset", address, len, byte] => {
             let byte = number(byte)? as u8;
-            write_bytes(number(address)?, number(len)?, 0, |bytes, _| {
-                bytes.fill(byte)
-            })
-            .map_err(failed)?;
+            let address = number(address)?;
+            let device = owner(&driver().memory.lock(), address);
+            write_bytes(address, number(len)?, device, |bytes, _| bytes.fill(byte))
+                .map_err(failed)?;
         }
         ["fill", address, len, seed] => {
             let seed = number(seed)?;
-            write_bytes(number(address)?, number(len)?, 0, |bytes, index| {
+            let address = number(address)?;
+            let device = owner(&driver().memory.lock(), address);
+            write_bytes(address, number(len)?, device, |bytes, index| {
                 pattern::fill(bytes, seed, index);
             })
             .map_err(failed)?;
