@@ -92,7 +92,7 @@ fn every_kind_of_address_is_known() {
     assert_ne!(attribute(17, pooled), Some(0));
     assert_eq!(attribute(10, pooled), Some(0));
 
-    let heap = vec![0_u8; 64];
+    let heap = [0_u8; 64];
     let heap = heap.as_ptr().expose_provenance() as u64;
     assert_eq!(attribute(2, heap), None);
     let (mut kind, mut ordinal) = (9_u32, 9_i32);
