@@ -337,11 +337,11 @@ pub(crate) fn map_pages(len: usize) -> u64 {
     at.expose_provenance() as u64
 }
 
-/// Takes them away.
-pub(crate) fn unmap_pages(address: u64, len: usize) {
+/// Takes them away, but keeps the addresses, or another thread might get them.
+pub(crate) fn take_pages_away(address: u64, len: usize) {
     let at = std::ptr::with_exposed_provenance_mut(address as usize);
     // SAFETY: of `map_pages`, and the test uses them no more.
-    assert_eq!(unsafe { libc::munmap(at, len) }, 0);
+    assert_eq!(unsafe { libc::mprotect(at, len, libc::PROT_NONE) }, 0);
 }
 
 /// The file position of a descriptor and its size.

@@ -116,7 +116,7 @@ fn host_memory_that_went_breaks_the_context() {
     ok(cuMemHostRegister_v2(pages, 4096, 1));
     control("hold 9");
     ok(cuMemcpyAsync(device, pages, 4096, stream));
-    unmap_pages(pages, 4096);
+    take_pages_away(pages, 4096);
     control("release 9");
     assert_eq!(cuStreamSynchronize(stream), 700);
     let mut address = 0;

@@ -130,8 +130,8 @@ fn host_memory_is_registered_at_exact_bytes() {
     assert_eq!(cuMemHostUnregister(pages + 100), 713);
     assert_eq!(cuMemHostRegister_v2(pages, 0, 1), 1);
     assert_eq!(cuMemHostRegister_v2(alloc(8), 8, 1), 1);
-    unmap_pages(pages, 8192);
-    assert_eq!(cuMemHostRegister_v2(pages, 4096, 1), 1);
+    // No process has memory at the lowest addresses.
+    assert_eq!(cuMemHostRegister_v2(4096, 4096, 1), 1);
 }
 
 #[test]
