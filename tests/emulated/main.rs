@@ -1,0 +1,6 @@
+//! The emulated vendor libraries themselves, each used as a stranger would.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod stranger_cuda;

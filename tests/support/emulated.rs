@@ -1,0 +1,48 @@
+//! Where the emulated vendor libraries are: Cargo builds them for the tests and puts them beside the test's executable,
+//! whatever the profile and the target folder.
+
+use std::{fs, io, path::Path, path::PathBuf};
+
+/// The emulated CUDA driver, for `WHARF_LIBCUDA`.
+pub(crate) fn cuda() -> PathBuf {
+    beside("libwharf_emulated_cuda.so")
+}
+
+/// A file in the `deps` folder of the profile that this program was built with. Examples stand in a folder beside it.
+fn beside(name: &str) -> PathBuf {
+    let this = std::env::current_exe().expect("this program's path");
+    let folder = this.parent().expect("a folder");
+    let places = [folder.join(name), folder.join("../deps").join(name)];
+    places
+        .into_iter()
+        .find(|place| place.exists())
+        .unwrap_or_else(|| panic!("{name} was not built beside {}", this.display()))
+}
+
+/// A copy of a library in `folder` that lacks the exported `names`, as an older one does: the loader does not find them.
+///
+/// # Errors
+/// From reading and writing; `NotFound` when it does not have one of the names.
+pub(crate) fn without(library: &Path, names: &[&str], folder: &Path) -> io::Result<PathBuf> {
+    let mut bytes = fs::read(library)?;
+    for name in names {
+        // Names stand in a table, each between zero bytes; the hash that finds them stays, the comparison then fails.
+        let entry = [b"\0", name.as_bytes(), b"\0"].concat();
+        let mut from = 0;
+        let mut found = false;
+        while let Some(at) = bytes[from..]
+            .windows(entry.len())
+            .position(|window| window == entry)
+        {
+            bytes[from + at + 1] = b'_';
+            from += at + entry.len() - 1;
+            found = true;
+        }
+        if !found {
+            return Err(io::Error::new(io::ErrorKind::NotFound, (*name).to_owned()));
+        }
+    }
+    let to = folder.join("liblacking.so");
+    fs::write(&to, bytes)?;
+    Ok(to)
+}
