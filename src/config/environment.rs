@@ -4,7 +4,7 @@ use super::{Setting, Source, did_you_mean, invalid};
 use crate::error::Result;
 
 /// Every `WHARF_` variable that there is.
-const KNOWN: [&str; 10] = [
+const KNOWN: [&str; 12] = [
     "WHARF_TLS",
     "WHARF_NET_DEVICES",
     "WHARF_PROGRESS",
@@ -15,6 +15,8 @@ const KNOWN: [&str; 10] = [
     "WHARF_PIDFD",
     "WHARF_CMA",
     "WHARF_OPS_WINDOW",
+    "WHARF_LIBCUDA",
+    "WHARF_LIBGDRAPI",
 ];
 
 /// A set of variables.

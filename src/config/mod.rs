@@ -20,6 +20,8 @@
 //! | `WHARF_PIDFD` | | `y` or `n`: learn of a peer's death by pidfd | `y` |
 //! | `WHARF_CMA` | | `y` or `n`: copy between processes by `process_vm_readv` | `y` |
 //! | `WHARF_OPS_WINDOW` | | operations that may be posted on one endpoint | `4096` |
+//! | `WHARF_LIBCUDA` | | path of the CUDA driver's library; read by `driver` | `libcuda.so.1` |
+//! | `WHARF_LIBGDRAPI` | | path of GDRCopy's library; read by `driver` | `libgdrapi.so.2` |
 
 mod devices;
 mod environment;

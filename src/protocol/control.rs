@@ -368,6 +368,7 @@ error_codes! {
     22 => Unsupported,
     23 => Io,
     24 => Forked,
+    25 => DeviceLost,
 }
 
 /// A body that ends too early.
