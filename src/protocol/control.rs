@@ -452,7 +452,7 @@ mod tests {
 
     #[test]
     fn error_codes_go_round() {
-        for code in 1..=23 {
+        for code in 1..=25 {
             assert_eq!(error_kind_code(error_kind(code)), code);
         }
         assert_eq!(error_kind(60_000), ErrorKind::Protocol);
