@@ -68,7 +68,9 @@ impl Search<'_> {
         for name in candidates {
             match Library::open(&name, flags) {
                 Ok(library) => return Ok(library),
-                Err(why) => absent.tried.push((name.to_string_lossy().into_owned(), why)),
+                Err(why) => absent
+                    .tried
+                    .push((name.to_string_lossy().into_owned(), why)),
             }
         }
         Err(absent)

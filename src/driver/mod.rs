@@ -15,7 +15,11 @@
 //! the process ends.
 
 // The transports that use these rooms come one by one.
-#![allow(dead_code, unreachable_pub, reason = "the transports that call it come after it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "the transports that call it come after it"
+)]
 
 pub(crate) mod cuda;
 pub(crate) mod gdr;

@@ -296,7 +296,12 @@ impl ContextGuard<'_> {
         let function = cuda.api.cuFlushGPUDirectRDMAWrites;
         let call = cuda.optional(function, "cuFlushGPUDirectRDMAWrites")?;
         // SAFETY: takes numbers.
-        let status = unsafe { call(super::sys::FLUSH_CURRENT_CONTEXT, super::sys::FLUSH_TO_OWNER) };
+        let status = unsafe {
+            call(
+                super::sys::FLUSH_CURRENT_CONTEXT,
+                super::sys::FLUSH_TO_OWNER,
+            )
+        };
         status.check("cuFlushGPUDirectRDMAWrites")
     }
 }

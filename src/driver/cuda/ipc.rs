@@ -55,7 +55,7 @@ impl ContextGuard<'_> {
         let (base, _) = self.address_range(at)?;
         let mut handle = IpcHandle([0; 64]);
         // SAFETY: writes 64 bytes.
-        let status = unsafe { (self.cuda().api.cuIpcGetMemHandle)(&raw mut handle, at) };
+        let status = unsafe { (self.cuda().api.cuIpcGetMemHandle)(&raw mut handle, base) };
         status
             .check("cuIpcGetMemHandle")
             .map_err(|error| describe(error, format_args!("{at}")))?;
@@ -87,17 +87,22 @@ impl ContextGuard<'_> {
 impl Drop for IpcMapping {
     fn drop(&mut self) {
         let start = self.start;
-        self.context.on_drop("closing another process's memory", |guard| {
-            // SAFETY: an address of `cuIpcOpenMemHandle_v2`, closed once for each open.
-            let status = unsafe { (guard.cuda().api.cuIpcCloseMemHandle)(start) };
-            status.check("cuIpcCloseMemHandle")
-        });
+        self.context
+            .on_drop("closing another process's memory", |guard| {
+                // SAFETY: an address of `cuIpcOpenMemHandle_v2`, closed once for each open.
+                let status = unsafe { (guard.cuda().api.cuIpcCloseMemHandle)(start) };
+                status.check("cuIpcCloseMemHandle")
+            });
     }
 }
 
 impl fmt::Debug for IpcMapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "another process's memory at {} of {:?}", self.start, self.context)
+        write!(
+            f,
+            "another process's memory at {} of {:?}",
+            self.start, self.context
+        )
     }
 }
 
@@ -251,8 +256,7 @@ impl VirtualMemory {
 
 impl Drop for VirtualMemory {
     fn drop(&mut self) {
-        let (memory, reserved, mapped, len) =
-            (self.memory, self.reserved, self.mapped, self.len);
+        let (memory, reserved, mapped, len) = (self.memory, self.reserved, self.mapped, self.len);
         self.context.on_drop("freeing virtual memory", |guard| {
             let api = &guard.cuda().api;
             if let (Some(start), true, Some(unmap)) = (reserved, mapped, api.cuMemUnmap) {
@@ -277,7 +281,13 @@ impl Drop for VirtualMemory {
 
 impl fmt::Debug for VirtualMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes of virtual memory at {} of {:?}", self.len, self.ptr(), self.context)
+        write!(
+            f,
+            "{} bytes of virtual memory at {} of {:?}",
+            self.len,
+            self.ptr(),
+            self.context
+        )
     }
 }
 

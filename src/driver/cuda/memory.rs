@@ -62,13 +62,18 @@ fn free(guard: &ContextGuard<'_>, start: DevicePtr) -> Result<()> {
 impl Drop for DeviceAllocation {
     fn drop(&mut self) {
         let start = self.start;
-        self.context.on_drop("freeing device memory", |guard| free(guard, start));
+        self.context
+            .on_drop("freeing device memory", |guard| free(guard, start));
     }
 }
 
 impl fmt::Debug for DeviceAllocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes at {} of {:?}", self.len, self.start, self.context)
+        write!(
+            f,
+            "{} bytes at {} of {:?}",
+            self.len, self.start, self.context
+        )
     }
 }
 
@@ -207,9 +212,9 @@ impl ContextGuard<'_> {
         start: DevicePtr,
         len: usize,
     ) -> Result<DeviceAllocation> {
-        status
-            .check(call)
-            .map_err(|error| describe(error, format_args!("{len} bytes on {:?}", self.context())))?;
+        status.check(call).map_err(|error| {
+            describe(error, format_args!("{len} bytes on {:?}", self.context()))
+        })?;
         Ok(DeviceAllocation {
             context: self.context().clone(),
             start,
@@ -262,9 +267,8 @@ impl ContextGuard<'_> {
             flags |= sys::HOST_READ_ONLY;
         }
         // SAFETY: the caller vouches for the memory.
-        let status = unsafe {
-            (self.cuda().api.cuMemHostRegister_v2)(host.as_ptr().cast(), len, flags)
-        };
+        let status =
+            unsafe { (self.cuda().api.cuMemHostRegister_v2)(host.as_ptr().cast(), len, flags) };
         let owned = status != Status::HOST_MEMORY_ALREADY_REGISTERED;
         if owned {
             status
@@ -288,11 +292,7 @@ impl ContextGuard<'_> {
         let mut device = DevicePtr::default();
         // SAFETY: writes one address; the other argument is only looked up.
         let status = unsafe {
-            (self.cuda().api.cuMemHostGetDevicePointer_v2)(
-                &raw mut device,
-                host.as_ptr().cast(),
-                0,
-            )
+            (self.cuda().api.cuMemHostGetDevicePointer_v2)(&raw mut device, host.as_ptr().cast(), 0)
         };
         status.check("cuMemHostGetDevicePointer_v2")?;
         Ok(device)
@@ -305,9 +305,8 @@ impl ContextGuard<'_> {
     pub(crate) fn address_range(&self, at: DevicePtr) -> Result<(DevicePtr, usize)> {
         let (mut base, mut len) = (DevicePtr::default(), 0);
         // SAFETY: writes an address and a number; the third is only looked up.
-        let status = unsafe {
-            (self.cuda().api.cuMemGetAddressRange_v2)(&raw mut base, &raw mut len, at)
-        };
+        let status =
+            unsafe { (self.cuda().api.cuMemGetAddressRange_v2)(&raw mut base, &raw mut len, at) };
         status
             .check("cuMemGetAddressRange_v2")
             .map_err(|error| describe(error, format_args!("{at}")))?;
@@ -320,7 +319,12 @@ impl ContextGuard<'_> {
     /// # Errors
     /// `Unsupported`: device or driver have none, or the memory is of a kind that has none; `InvalidArgument`: the range is not all of one
     /// allocation.
-    pub(crate) fn export_dma_buf(&self, start: DevicePtr, len: usize, pcie: bool) -> Result<DmaBuf> {
+    pub(crate) fn export_dma_buf(
+        &self,
+        start: DevicePtr,
+        len: usize,
+        pcie: bool,
+    ) -> Result<DmaBuf> {
         let cuda = self.cuda();
         let function = cuda.api.cuMemGetHandleForAddressRange;
         let call = cuda.optional(function, "cuMemGetHandleForAddressRange")?;
@@ -551,10 +555,9 @@ impl Cuda {
 
     /// Whether an address was mapped by the virtual memory calls.
     pub(crate) fn is_virtual(&self, at: DevicePtr) -> bool {
-        let (Some(retain), Some(release)) = (
-            self.api.cuMemRetainAllocationHandle,
-            self.api.cuMemRelease,
-        ) else {
+        let (Some(retain), Some(release)) =
+            (self.api.cuMemRetainAllocationHandle, self.api.cuMemRelease)
+        else {
             return false;
         };
         if self.usable().is_err() {
@@ -640,7 +643,9 @@ mod tests {
     /// Values with the first five given, the rest as of an allocation of 4096 bytes at 0x1000.
     fn values(first: [u64; 5], pool: u64) -> [u64; ASKED.len()] {
         let [kind, managed, ordinal, context, id] = first;
-        [kind, managed, ordinal, context, id, 0x1000, 4096, 1, 1, 1, pool]
+        [
+            kind, managed, ordinal, context, id, 0x1000, 4096, 1, 1, 1, pool,
+        ]
     }
 
     #[test]

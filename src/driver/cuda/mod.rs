@@ -66,7 +66,12 @@ pub(crate) const VARIABLE: &str = "WHARF_LIBCUDA";
 const NAMES: &[&str] = &["libcuda.so.1"];
 
 /// One of these is there where a driver is loaded: on a server or desktop, on Tegra, under Windows.
-const PRESENCE: &[&str] = &["/dev/nvidiactl", "/dev/nvhost-ctrl", "/dev/nvmap", "/dev/dxg"];
+const PRESENCE: &[&str] = &[
+    "/dev/nvidiactl",
+    "/dev/nvhost-ctrl",
+    "/dev/nvmap",
+    "/dev/dxg",
+];
 
 /// The oldest driver that has all that is required.
 const OLDEST: Version = Version(11_000);
@@ -109,7 +114,9 @@ impl Cuda {
     pub(crate) fn load(path: Option<&Path>) -> Result<&'static Self> {
         let search = Self::search(path);
         let explicit = search.explicit();
-        let name = explicit.as_deref().map(|path| path.to_string_lossy().into_owned());
+        let name = explicit
+            .as_deref()
+            .map(|path| path.to_string_lossy().into_owned());
         let known = |cuda: &&Self| match &name {
             Some(name) => cuda.library.name() == name,
             None => NAMES.contains(&cuda.library.name()),
@@ -141,14 +148,7 @@ impl Cuda {
     /// Finds the functions of a loaded library.
     fn with_library(library: Library) -> Result<&'static Self> {
         let version = version_of(&library)?;
-        let ask = library.find("cuGetProcAddress_v2");
-        // SAFETY: the exact name of this ABI, which takes the fifth argument.
-        let ask = ask.map(|found| unsafe { super::library::function::<sys::GetProcAddress>(found) });
-        let find = |name: &'static str, since: u32| {
-            library
-                .find(name)
-                .or_else(|| proc_address(ask?, version?, name, since))
-        };
+        let find = |name: &'static str, since: u32| find(&library, version, name, since);
         // SAFETY: the names are exact, and the version asked for is that of the ABI in the table.
         let api = unsafe { sys::Symbols::resolve(&find) };
         let api = api.map_err(|missing| lacking(&library, version, &missing))?;
@@ -188,20 +188,14 @@ impl Cuda {
 
     /// Optional functions that this driver does not have.
     pub(crate) fn absent_functions(&self) -> impl Iterator<Item = (&'static str, Version)> {
-        let optional = sys::Symbols::NAMES.iter().filter(|(_, _, required)| !required);
+        let optional = sys::Symbols::NAMES
+            .iter()
+            .filter(|(_, _, required)| !required);
         optional
-            .filter(|(name, since, _)| self.find(name, *since).is_none())
+            .filter(|(name, since, _)| {
+                find(&self.library, Some(self.version), name, *since).is_none()
+            })
             .map(|(name, since, _)| (*name, Version(*since)))
-    }
-
-    fn find(&self, name: &'static str, since: u32) -> Option<NonNull<c_void>> {
-        let ask = || {
-            let ask = self.library.find("cuGetProcAddress_v2")?;
-            // SAFETY: the exact name of this ABI, which takes the fifth argument.
-            let ask = unsafe { super::library::function::<sys::GetProcAddress>(ask) };
-            proc_address(ask, self.version, name, since)
-        };
-        self.library.find(name).or_else(ask)
     }
 
     /// Whether [`Cuda::initialise`] has been done in this process.
@@ -227,7 +221,8 @@ impl Cuda {
         // SAFETY: takes a number.
         let status = unsafe { (self.api.cuInit)(0) };
         status.check("cuInit")?;
-        self.initialised_in.store(std::process::id(), Ordering::Release);
+        self.initialised_in
+            .store(std::process::id(), Ordering::Release);
         Ok(())
     }
 
@@ -241,7 +236,9 @@ impl Cuda {
         // SAFETY: writes one number.
         let status = unsafe { (self.api.cuDeviceGetCount)(&raw mut count) };
         status.check("cuDeviceGetCount")?;
-        (0..count).map(|ordinal| Device::new(self, ordinal)).collect()
+        (0..count)
+            .map(|ordinal| Device::new(self, ordinal))
+            .collect()
     }
 
     /// One device. Initialises the driver.
@@ -270,7 +267,9 @@ impl Cuda {
     /// An optional function, or the error that names it.
     fn optional<F>(&self, function: Option<F>, name: &'static str) -> Result<F> {
         function.ok_or_else(|| {
-            let since = sys::Symbols::NAMES.iter().find(|(known, ..)| *known == name);
+            let since = sys::Symbols::NAMES
+                .iter()
+                .find(|(known, ..)| *known == name);
             let since = since.map_or(self.version, |(_, since, _)| Version(*since));
             Error::new(
                 ErrorKind::Unsupported,
@@ -317,9 +316,8 @@ fn version_of(library: &Library) -> Result<Option<Version>> {
         return Ok(None);
     };
     // SAFETY: the name has had this signature since CUDA 2.2.
-    let call = unsafe {
-        super::library::function::<unsafe extern "C" fn(*mut i32) -> Status>(found)
-    };
+    let call =
+        unsafe { super::library::function::<unsafe extern "C" fn(*mut i32) -> Status>(found) };
     let mut version = 0;
     // SAFETY: writes one number; may be called before the driver is initialised.
     let status = unsafe { call(&raw mut version) };
@@ -329,6 +327,21 @@ fn version_of(library: &Library) -> Result<Option<Version>> {
     }
     status.check("cuDriverGetVersion")?;
     Ok(u32::try_from(version).ok().map(Version))
+}
+
+/// A function by its exact name, or from the driver itself where the library does not export it.
+fn find(
+    library: &Library,
+    version: Option<Version>,
+    name: &'static str,
+    since: u32,
+) -> Option<NonNull<c_void>> {
+    library.find(name).or_else(|| {
+        let ask = library.find("cuGetProcAddress_v2")?;
+        // SAFETY: the exact name of this ABI, which takes the fifth argument.
+        let ask = unsafe { super::library::function::<sys::GetProcAddress>(ask) };
+        proc_address(ask, version?, name, since)
+    })
 }
 
 /// Asks the driver for a function that the library does not export, in the version that brought its ABI. Never in a newer one: then

@@ -63,7 +63,10 @@ impl ContextGuard<'_> {
     pub(crate) fn stream(&self, urgent: bool) -> Result<Stream> {
         let api = &self.cuda().api;
         let mut raw = RawStream::NULL;
-        let priority = match (api.cuCtxGetStreamPriorityRange, api.cuStreamCreateWithPriority) {
+        let priority = match (
+            api.cuCtxGetStreamPriorityRange,
+            api.cuStreamCreateWithPriority,
+        ) {
             (Some(range), Some(create)) if urgent => {
                 let (mut least, mut greatest) = (0, 0);
                 // SAFETY: writes two numbers.
@@ -281,7 +284,10 @@ impl Stream {
     pub(crate) fn is_idle(&self, guard: &ContextGuard<'_>) -> Result<bool> {
         guard.check(&self.context)?;
         // SAFETY: it lives.
-        done(unsafe { (guard.cuda().api.cuStreamQuery)(self.raw) }, "cuStreamQuery")
+        done(
+            unsafe { (guard.cuda().api.cuStreamQuery)(self.raw) },
+            "cuStreamQuery",
+        )
     }
 
     /// Blocks the thread until all that was enqueued is done.
@@ -379,7 +385,10 @@ impl Event {
     pub(crate) fn is_done(&self, guard: &ContextGuard<'_>) -> Result<bool> {
         guard.check(&self.context)?;
         // SAFETY: it lives.
-        done(unsafe { (guard.cuda().api.cuEventQuery)(self.raw) }, "cuEventQuery")
+        done(
+            unsafe { (guard.cuda().api.cuEventQuery)(self.raw) },
+            "cuEventQuery",
+        )
     }
 
     /// Blocks the thread until its place is reached.

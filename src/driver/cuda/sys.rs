@@ -97,7 +97,11 @@ impl fmt::Display for Uuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("GPU-")?;
         for (index, byte) in self.0.iter().enumerate() {
-            let dash = if matches!(index, 4 | 6 | 8 | 10) { "-" } else { "" };
+            let dash = if matches!(index, 4 | 6 | 8 | 10) {
+                "-"
+            } else {
+                ""
+            };
             write!(f, "{dash}{byte:02x}")?;
         }
         Ok(())
