@@ -17,7 +17,7 @@
 // The transports that use these rooms come one by one.
 #![allow(
     dead_code,
-    unreachable_pub,
+    unused_imports,
     reason = "the transports that call it come after it"
 )]
 

@@ -186,16 +186,19 @@ impl Cuda {
         self.version
     }
 
-    /// Optional functions that this driver does not have.
+    /// All functions that are looked for: exported name, the CUDA version that brought it, and whether it is required.
+    pub(crate) fn functions() -> impl Iterator<Item = (&'static str, Version, bool)> {
+        let names = sys::Symbols::NAMES.iter();
+        names.map(|(name, since, required)| (*name, Version(*since), *required))
+    }
+
+    /// Those that this driver does not have; all of them optional.
     pub(crate) fn absent_functions(&self) -> impl Iterator<Item = (&'static str, Version)> {
-        let optional = sys::Symbols::NAMES
-            .iter()
-            .filter(|(_, _, required)| !required);
-        optional
+        Self::functions()
             .filter(|(name, since, _)| {
-                find(&self.library, Some(self.version), name, *since).is_none()
+                find(&self.library, Some(self.version), name, since.0).is_none()
             })
-            .map(|(name, since, _)| (*name, Version(*since)))
+            .map(|(name, since, _)| (name, since))
     }
 
     /// Whether [`Cuda::initialise`] has been done in this process.
