@@ -4,13 +4,14 @@
 //! Unsafe is the fork of a small process alone.
 #![allow(unsafe_code)]
 
-use std::{path::Path, process::Command};
+use std::path::Path;
 
 use crate::{
+    alone::{child_with, is_child},
     driver::cuda::{Cuda, Status, VARIABLE, Version},
     error::ErrorKind,
     fake::Fakes,
-    support::{self, this_test},
+    support::this_test,
 };
 
 /// What is said of a library that must be refused.
@@ -185,31 +186,6 @@ fn initialising_that_failed_is_tried_again() {
     assert!(cuda.is_initialised());
 }
 
-/// This test again in a process of its own, with the variable set to `value`.
-fn child(test: &str, value: Option<&Path>) {
-    let mut command = Command::new(std::env::current_exe().expect("this program"));
-    command
-        .args(["--exact", test, "--nocapture"])
-        .env("WHARFTEST_PART", "child");
-    match value {
-        Some(value) => command.env(VARIABLE, value),
-        None => command.env_remove(VARIABLE),
-    };
-    let output = command.output().expect("a second process");
-    let (out, err) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    assert!(
-        output.status.success(),
-        "{test} with {value:?}:\n{out}\n{err}"
-    );
-}
-
-fn is_child() -> bool {
-    std::env::var("WHARFTEST_PART").is_ok_and(|part| part == "child")
-}
-
 #[test]
 fn the_variable_names_the_library() {
     if is_child() {
@@ -226,15 +202,15 @@ fn the_variable_names_the_library() {
         );
         return;
     }
-    child(this_test!(), Some(Path::new("/named/by/variable.so")));
+    child_with(this_test!(), &[(VARIABLE, "/named/by/variable.so")]);
 }
 
 #[test]
 fn without_a_driver_nothing_is_loaded() {
     if !is_child() {
-        child(this_test!(), None);
+        child_with(this_test!(), &[]);
         // Empty is not set.
-        child(this_test!(), Some(Path::new("")));
+        child_with(this_test!(), &[(VARIABLE, "")]);
         return;
     }
     match Cuda::load(None) {
@@ -254,7 +230,7 @@ fn without_a_driver_nothing_is_loaded() {
 #[test]
 fn a_forked_child_is_told() {
     if !is_child() {
-        return child(this_test!(), None);
+        return child_with(this_test!(), &[]);
     }
     let fakes = Fakes::new();
     let path = fakes.driver("forked", 12_000, &[], "");
@@ -332,5 +308,4 @@ fn functions_are_listed_once() {
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), all);
-    let _ = support::LIMIT;
 }

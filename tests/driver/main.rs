@@ -10,6 +10,9 @@ mod error {
 #[path = "../support/mod.rs"]
 mod support;
 
+mod alone;
+mod device;
+mod emulated;
 mod fake;
 mod gdr;
 mod loader;
