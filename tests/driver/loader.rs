@@ -214,7 +214,7 @@ fn without_a_driver_nothing_is_loaded() {
         return;
     }
     match Cuda::load(None) {
-        Ok(cuda) => println!("this machine has {cuda:?}"),
+        Ok(cuda) => eprintln!("this machine has {cuda:?}"),
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             let text = error.to_string();
