@@ -54,10 +54,24 @@ fn another_library_is_no_driver() {
 #[test]
 fn a_missing_function_is_named_with_its_version() {
     let fakes = Fakes::new();
-    let path = fakes.driver("lacks", 10_020, &["cuIpcOpenMemHandle_v2"], "");
+    let path = fakes.driver("lacks", 12_010, &["cuIpcOpenMemHandle_v2"], "");
     let text = refusal(&path);
     assert!(
-        text.ends_with("liblacks.so (CUDA 10.2) has no cuIpcOpenMemHandle_v2 (CUDA 11.0); a driver of CUDA 11.0 or newer is needed"),
+        text.ends_with("liblacks.so (CUDA 12.1) has no cuIpcOpenMemHandle_v2 (CUDA 11.0); a driver of CUDA 11.0 or newer is needed"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_driver_that_is_too_old_is_told() {
+    // Whatever it exports: what came after its version is not used.
+    let fakes = Fakes::new();
+    let path = fakes.driver("tooold", 10_020, &[], "");
+    let text = refusal(&path);
+    assert!(
+        text.ends_with(
+            "libtooold.so (CUDA 10.2) has no cuDevicePrimaryCtxRelease_v2 (CUDA 11.0), cuIpcOpenMemHandle_v2 (CUDA 11.0); a driver of CUDA 11.0 or newer is needed"
+        ),
         "{text}"
     );
 }

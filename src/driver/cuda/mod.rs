@@ -332,18 +332,22 @@ fn version_of(library: &Library) -> Result<Option<Version>> {
     Ok(u32::try_from(version).ok().map(Version))
 }
 
-/// A function by its exact name, or from the driver itself where the library does not export it.
+/// A function by its exact name, or from the driver itself where the library does not export it. Never one that came after the driver's
+/// version: a library may export more than its driver can do.
 fn find(
     library: &Library,
     version: Option<Version>,
     name: &'static str,
     since: u32,
 ) -> Option<NonNull<c_void>> {
+    if version.is_some_and(|version| version.0 < since) {
+        return None;
+    }
     library.find(name).or_else(|| {
         let ask = library.find("cuGetProcAddress_v2")?;
         // SAFETY: the exact name of this ABI, which takes the fifth argument.
         let ask = unsafe { super::library::function::<sys::GetProcAddress>(ask) };
-        proc_address(ask, version?, name, since)
+        proc_address(ask, name, since)
     })
 }
 
@@ -351,14 +355,9 @@ fn find(
 /// another ABI could come under the same name.
 fn proc_address(
     ask: sys::GetProcAddress,
-    version: Version,
     name: &'static str,
     since: u32,
 ) -> Option<NonNull<c_void>> {
-    // The driver refuses versions above its own.
-    if version.0 < since {
-        return None;
-    }
     let base = name.split_once("_v").map_or(name, |(base, _)| base);
     let base = CString::new(base).ok()?;
     let mut address: *mut c_void = ptr::null_mut();
