@@ -32,12 +32,14 @@ pub(crate) fn context(ordinal: u16) -> CudaContext {
 
 /// Tells the emulator something, and has its answer.
 pub(crate) fn control(text: &str) -> String {
-    type Control = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> i64;
+    type Control = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
     // SAFETY: the function has this signature, and the library stays loaded by `cuda`.
     unsafe {
         let _ = cuda();
         let library = libloading::Library::new(library()).expect("is loaded");
-        let call = library.get::<Control>("emu_ctl").expect("exported");
+        let call = library
+            .get::<Control>("wharf_emulated_control")
+            .expect("exported");
         let text = CString::new(text).expect("no zero");
         let mut answer = vec![0_u8; 64 << 10];
         let code = call(text.as_ptr(), answer.as_mut_ptr().cast(), answer.len());

@@ -9,7 +9,7 @@ use std::{
     fmt,
 };
 
-use super::{Attribute, Cuda, CudaContext, Uuid, context, sys::RawDevice};
+use super::{Attribute, Cuda, CudaContext, Status, Uuid, context, sys::RawDevice};
 use crate::error::Result;
 
 /// A device of the driver. A cheap copy.
@@ -77,7 +77,12 @@ impl Device {
         let mut uuid = Uuid::default();
         // SAFETY: writes 16 bytes.
         let status = unsafe { call(&raw mut uuid, self.raw) };
-        status.check("cuDeviceGetUuid")?;
+        let newer = api.cuDeviceGetUuid_v2.is_some();
+        status.check(if newer {
+            "cuDeviceGetUuid_v2"
+        } else {
+            "cuDeviceGetUuid"
+        })?;
         Ok(uuid)
     }
 
@@ -97,8 +102,20 @@ impl Device {
     }
 
     /// Whether it can do something; what its driver does not know, it cannot.
-    pub(crate) fn has(&self, attribute: Attribute) -> bool {
-        self.attribute(attribute).is_ok_and(|value| value != 0)
+    ///
+    /// # Errors
+    /// `Forked`, and what the driver reports.
+    pub(crate) fn has(&self, attribute: Attribute) -> Result<bool> {
+        Ok(self.mask(attribute)? != 0)
+    }
+
+    /// A number that describes it; 0 when its driver does not know the attribute.
+    pub(super) fn mask(&self, attribute: Attribute) -> Result<u32> {
+        match self.attribute(attribute) {
+            Ok(value) => Ok(value as u32),
+            Err(error) if Status::of(&error) == Some(Status::INVALID_VALUE) => Ok(0),
+            Err(error) => Err(error),
+        }
     }
 
     /// Bytes of memory on it.

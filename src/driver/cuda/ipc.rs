@@ -126,11 +126,11 @@ impl ContextGuard<'_> {
     pub(crate) fn allocate_virtual(&self, len: usize) -> Result<VirtualMemory> {
         let cuda = self.cuda();
         let device = self.context().device();
-        if !device.has(Attribute::VirtualMemory) || !device.has(Attribute::PosixFd) {
+        if !device.has(Attribute::VirtualMemory)? || !device.has(Attribute::PosixFd)? {
             let why = format!("{device:?} shares no memory by file descriptor");
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
-        let direct = device.has(Attribute::GpuDirectWithVirtualMemory);
+        let direct = device.has(Attribute::GpuDirectWithVirtualMemory)?;
         let properties = AllocationProperties {
             kind: sys::ALLOCATION_PINNED,
             handle_types: sys::HANDLE_POSIX_FD,
@@ -305,7 +305,7 @@ impl ContextGuard<'_> {
     pub(crate) fn memory_pool(&self) -> Result<MemoryPool> {
         let cuda = self.cuda();
         let device = self.context().device();
-        let shared = device.attribute(Attribute::PoolHandleTypes).unwrap_or(0) as u32;
+        let shared = device.mask(Attribute::PoolHandleTypes)?;
         if shared & sys::HANDLE_POSIX_FD == 0 {
             let why = format!("{device:?} shares no memory pools");
             return Err(Error::new(ErrorKind::Unsupported, why));

@@ -263,7 +263,12 @@ impl ContextGuard<'_> {
         writable: bool,
     ) -> Result<HostRegistration> {
         let mut flags = sys::HOST_PORTABLE | sys::HOST_DEVICE_MAP;
-        if !writable && self.context().device().has(Attribute::ReadOnlyHostRegister) {
+        if !writable
+            && self
+                .context()
+                .device()
+                .has(Attribute::ReadOnlyHostRegister)?
+        {
             flags |= sys::HOST_READ_ONLY;
         }
         // SAFETY: the caller vouches for the memory.
@@ -328,7 +333,7 @@ impl ContextGuard<'_> {
         let cuda = self.cuda();
         let function = cuda.api.cuMemGetHandleForAddressRange;
         let call = cuda.optional(function, "cuMemGetHandleForAddressRange")?;
-        if !self.context().device().has(Attribute::DmaBuf) {
+        if !self.context().device().has(Attribute::DmaBuf)? {
             let why = format!("{:?} exports no dma-buf", self.context().device());
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
