@@ -9,6 +9,11 @@ use wharf::{
     OpenStream, Operation, Priority, Progress, Put, ReadChunk, Ready, Received, Region,
     RemoteLayout, RemoteRegion, ReuniteError, Tag, TagMatched, TagRecv, TagSend, Wait, Worker,
     WorkerAddress, WorkerId, WriteBuffer,
+    memory::{
+        AddressRange, AllocMonitor, BufferPool, DmaBuf, DomainAttributes, DomainMemory, Hooks,
+        HostDomain, Imported, Lease, Leasing, MemoryAttributes, MemoryDomain, MemoryMonitor,
+        MlockRegistrar, PoolStats, Subscription, TrackedAlloc,
+    },
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
     },
@@ -49,6 +54,25 @@ all! {
     Block: Send + Sync + Unpin + Copy + 'static;
     Blocks: Send + Sync + Unpin + Clone + 'static;
     HostBufferMut: Send + Sync + Unpin + 'static;
+
+    AddressRange: Send + Sync + Unpin + Copy + 'static;
+    AllocMonitor: Send + Sync + Unpin + Copy + 'static;
+    BufferPool<MlockRegistrar>: Send + Sync + Unpin + Clone + 'static;
+    DmaBuf: Send + Sync + Unpin + 'static;
+    DomainAttributes: Send + Sync + Unpin + Clone + 'static;
+    HostDomain: Send + Sync + Unpin + Copy + 'static;
+    Lease<MlockRegistrar>: Send + Sync + Unpin + 'static;
+    Leasing<'static, MlockRegistrar>: Send + Unpin + 'static;
+    MemoryAttributes: Send + Sync + Unpin + Copy + 'static;
+    MlockRegistrar: Send + Sync + Unpin + 'static;
+    PoolStats: Send + Sync + Unpin + Copy + 'static;
+    dyn DomainMemory: Send + Sync;
+    dyn MemoryDomain: Send + Sync;
+    Hooks: Send + Sync + Unpin + Copy + 'static;
+    Imported: Send + Sync + Unpin + Copy + 'static;
+    Subscription: Send + Sync + Unpin + 'static;
+    TrackedAlloc: Send + Sync + Unpin + Copy + 'static;
+    dyn MemoryMonitor: Send + Sync;
 
     TagSend<'static>: Send + Unpin + 'static;
     TagRecv<'static, Vec<u8>>: Send + Unpin + 'static;

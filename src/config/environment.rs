@@ -4,7 +4,7 @@ use super::{Setting, Source, did_you_mean, invalid};
 use crate::error::Result;
 
 /// Every `WHARF_` variable that there is.
-const KNOWN: [&str; 12] = [
+const KNOWN: [&str; 17] = [
     "WHARF_TLS",
     "WHARF_NET_DEVICES",
     "WHARF_PROGRESS",
@@ -15,6 +15,11 @@ const KNOWN: [&str; 12] = [
     "WHARF_PIDFD",
     "WHARF_CMA",
     "WHARF_OPS_WINDOW",
+    "WHARF_MEM_MONITOR",
+    "WHARF_RCACHE_ENABLE",
+    "WHARF_RCACHE_MAX_REGIONS",
+    "WHARF_RCACHE_MAX_SIZE",
+    "WHARF_RCACHE_MAX_UNRELEASED",
     "WHARF_LIBCUDA",
     "WHARF_LIBGDRAPI",
 ];

@@ -20,18 +20,28 @@
 //! | `WHARF_PIDFD` | | `y` or `n`: learn of a peer's death by pidfd | `y` |
 //! | `WHARF_CMA` | | `y` or `n`: copy between processes by `process_vm_readv` | `y` |
 //! | `WHARF_OPS_WINDOW` | | operations that may be posted on one endpoint | `4096` |
+//! | `WHARF_MEM_MONITOR` | | who tells when memory goes away: `auto`, `imported`, `uffd`, `hooks`, `alloc`, `none` | `auto` |
+//! | | `UCX_MEM_EVENTS` | `y` for `auto`, `n` for `none` | |
+//! | `WHARF_RCACHE_ENABLE` | `UCX_RCACHE_ENABLE` | `y`, `n` or `try`: keep registrations | `y` |
+//! | `WHARF_RCACHE_MAX_REGIONS` | `UCX_RCACHE_MAX_REGIONS` | registrations that are kept, or `inf` for as many as there can be | `4096` |
+//! | `WHARF_RCACHE_MAX_SIZE` | `UCX_RCACHE_MAX_SIZE` | bytes in registrations that are kept, or `inf` | a quarter of the memory, or 0.8 of `RLIMIT_MEMLOCK` |
+//! | `WHARF_RCACHE_MAX_UNRELEASED` | `UCX_RCACHE_MAX_UNRELEASED` | bytes that may wait to be deregistered, or `inf` | `128M` |
 //! | `WHARF_LIBCUDA` | | path of the CUDA driver's library; read by `driver` | `libcuda.so.1` |
 //! | `WHARF_LIBGDRAPI` | | path of GDRCopy's library; read by `driver` | `libgdrapi.so.2` |
 
 mod devices;
 mod environment;
+mod memory;
 mod progress;
 mod transports;
 mod value;
 
 use std::{fmt, ops::Deref, time::Duration};
 
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    memory::MonitorKind,
+};
 
 pub(crate) use devices::{NetDevices, interface_addresses, system_interfaces};
 pub(crate) use environment::Environment;
@@ -107,6 +117,16 @@ pub(crate) struct Config {
     pub(crate) cma: Setting<bool>,
     /// Operations posted on one endpoint, at least 1.
     pub(crate) ops_window: Setting<usize>,
+    /// Who tells when memory goes away.
+    pub(crate) memory_monitor: Setting<MonitorKind>,
+    /// Keep registrations.
+    pub(crate) rcache: Setting<bool>,
+    /// Registrations that are kept, at least 1; `None`: the cache's default. So the others.
+    pub(crate) rcache_max_regions: Setting<Option<usize>>,
+    /// Bytes in registrations that are kept.
+    pub(crate) rcache_max_size: Setting<Option<usize>>,
+    /// Bytes that may wait to be deregistered.
+    pub(crate) rcache_max_unreleased: Setting<Option<usize>>,
 }
 
 impl Default for Config {
@@ -122,6 +142,11 @@ impl Default for Config {
             pidfd: true.into(),
             cma: true.into(),
             ops_window: 4096.into(),
+            memory_monitor: MonitorKind::default().into(),
+            rcache: true.into(),
+            rcache_max_regions: None.into(),
+            rcache_max_size: None.into(),
+            rcache_max_unreleased: None.into(),
         }
     }
 }
@@ -138,6 +163,7 @@ pub(crate) struct Overrides {
     pub(crate) keepalive: Option<Option<Duration>>,
     pub(crate) pidfd: Option<bool>,
     pub(crate) cma: Option<bool>,
+    pub(crate) memory_monitor: Option<MonitorKind>,
 }
 
 impl Config {
@@ -157,6 +183,7 @@ impl Config {
     ) -> Result<Self> {
         environment.refuse_unknown()?;
         let default = Self::default();
+        let memory_monitor = memory::monitor(&given, environment)?;
         let config = Self {
             transports: environment.choose(
                 given.transports,
@@ -207,6 +234,31 @@ impl Config {
             ops_window: environment.choose(None, &["WHARF_OPS_WINDOW"], value::count, || {
                 *default.ops_window
             })?,
+            memory_monitor,
+            rcache: environment.choose(
+                None,
+                &["WHARF_RCACHE_ENABLE", "UCX_RCACHE_ENABLE"],
+                memory::enable,
+                || *default.rcache,
+            )?,
+            rcache_max_regions: environment.choose(
+                None,
+                &["WHARF_RCACHE_MAX_REGIONS", "UCX_RCACHE_MAX_REGIONS"],
+                memory::count,
+                || None,
+            )?,
+            rcache_max_size: environment.choose(
+                None,
+                &["WHARF_RCACHE_MAX_SIZE", "UCX_RCACHE_MAX_SIZE"],
+                memory::size,
+                || None,
+            )?,
+            rcache_max_unreleased: environment.choose(
+                None,
+                &["WHARF_RCACHE_MAX_UNRELEASED", "UCX_RCACHE_MAX_UNRELEASED"],
+                memory::size,
+                || None,
+            )?,
         };
         config.check()?;
         for (name, value, source) in config.describe() {
@@ -236,6 +288,11 @@ impl Config {
             row("WHARF_PIDFD", &self.pidfd),
             row("WHARF_CMA", &self.cma),
             row("WHARF_OPS_WINDOW", &self.ops_window),
+            row("WHARF_MEM_MONITOR", &self.memory_monitor),
+            row("WHARF_RCACHE_ENABLE", &self.rcache),
+            row("WHARF_RCACHE_MAX_REGIONS", &self.rcache_max_regions),
+            row("WHARF_RCACHE_MAX_SIZE", &self.rcache_max_size),
+            row("WHARF_RCACHE_MAX_UNRELEASED", &self.rcache_max_unreleased),
         ]
     }
 
@@ -269,6 +326,12 @@ impl Config {
             return Err(invalid(format!(
                 "operations window ({}): at least 1",
                 self.ops_window.source
+            )));
+        }
+        if *self.rcache_max_regions == Some(0) {
+            return Err(invalid(format!(
+                "registrations that are kept ({}): at least 1; WHARF_RCACHE_ENABLE=n keeps none",
+                self.rcache_max_regions.source
             )));
         }
         Ok(())
@@ -335,6 +398,46 @@ mod tests {
     }
 
     #[test]
+    fn memory() {
+        let with = |variables: &[_]| load(Overrides::default(), variables).unwrap();
+        for (variables, monitor) in [
+            (&[("WHARF_MEM_MONITOR", "uffd")][..], MonitorKind::Uffd),
+            (&[("UCX_MEM_EVENTS", "n")], MonitorKind::None),
+            (&[("UCX_MEM_EVENTS", "y")], MonitorKind::Auto),
+            (
+                &[("UCX_MEM_EVENTS", "n"), ("WHARF_MEM_MONITOR", "auto")],
+                MonitorKind::Auto,
+            ),
+        ] {
+            assert_eq!(*with(variables).memory_monitor, monitor, "{variables:?}");
+        }
+        let config = with(&[
+            ("UCX_RCACHE_ENABLE", "try"),
+            ("WHARF_RCACHE_MAX_REGIONS", "8"),
+            ("UCX_RCACHE_MAX_REGIONS", "inf"),
+            ("WHARF_RCACHE_MAX_SIZE", "64M"),
+            ("UCX_RCACHE_MAX_UNRELEASED", "inf"),
+        ]);
+        assert!(*config.rcache);
+        assert_eq!(*config.rcache_max_regions, Some(8));
+        assert_eq!(*config.rcache_max_size, Some(64 << 20));
+        assert_eq!(*config.rcache_max_unreleased, Some(usize::MAX));
+        assert!(!*with(&[("WHARF_RCACHE_ENABLE", "n")]).rcache);
+        for bad in [
+            ("WHARF_MEM_MONITOR", "ufd"),
+            ("UCX_MEM_EVENTS", "uffd"),
+            ("WHARF_RCACHE_ENABLE", "maybe"),
+            ("WHARF_RCACHE_MAX_REGIONS", "0"),
+            ("WHARF_RCACHE_MAX_REGIONS", "4K"),
+            ("WHARF_RCACHE_MAX_SIZE", "-1"),
+            ("UCX_RCACHE_MAX_UNRELEASED", "much"),
+            ("WHARF_RCACHE_MAX_BYTES", "1"),
+        ] {
+            assert!(message(&[bad]).contains(bad.0), "{bad:?}");
+        }
+    }
+
+    #[test]
     fn builder_beats_wharf_beats_ucx() {
         let ucx = ("UCX_TLS", "tcp");
         let wharf = ("WHARF_TLS", "shm");
@@ -375,6 +478,11 @@ mod tests {
             ("WHARF_PIDFD", "n"),
             ("WHARF_CMA", "no"),
             ("WHARF_OPS_WINDOW", "16"),
+            ("WHARF_MEM_MONITOR", "none"),
+            ("WHARF_RCACHE_ENABLE", "n"),
+            ("WHARF_RCACHE_MAX_REGIONS", "8"),
+            ("WHARF_RCACHE_MAX_SIZE", "inf"),
+            ("WHARF_RCACHE_MAX_UNRELEASED", "1G"),
             ("WHARF_TLS", "sm"),
             ("PATH", "/bin"),
             ("UCX_LOG_LEVEL", "info"),

@@ -2,13 +2,15 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Context, Inner};
+use super::{Context, Inner, memory::Memory};
 use crate::{
     config::{
         Config, Environment, NetDevices, Overrides, Progress, RendezvousThreshold, Source,
         Threshold, TransportSet, invalid, system_interfaces,
     },
     error::{Error, ErrorKind, Operation, Result},
+    memory::{MemoryDomain, MonitorKind},
+    sys::fork,
     transport::{Transport, cma::Cma, registry},
 };
 
@@ -20,6 +22,7 @@ pub struct ContextBuilder {
     given: Overrides,
     secret: Option<Vec<u8>>,
     own: Vec<Arc<dyn Transport>>,
+    domains: Vec<Arc<dyn MemoryDomain>>,
 }
 
 impl ContextBuilder {
@@ -62,7 +65,8 @@ impl ContextBuilder {
     }
 
     /// From how many bytes on a tag message goes by rendezvous instead of being sent at once. Without it the attributes
-    /// of the path decide. Variables: `WHARF_RNDV_THRESH`, `UCX_RNDV_THRESH`.
+    /// of the path decide. It is as well from how many on the reader of a [`ByteStream`](crate::ByteStream) copies a buffer out of the
+    /// writer's memory: at least 16 KiB where both map it, 128 KiB where the kernel copies. Variables: `WHARF_RNDV_THRESH`, `UCX_RNDV_THRESH`.
     pub fn rendezvous_threshold(mut self, bytes: usize) -> Self {
         self.given.rendezvous_threshold = Some(RendezvousThreshold::same(Threshold::Bytes(bytes)));
         self
@@ -105,6 +109,18 @@ impl ContextBuilder {
         self
     }
 
+    /// Who tells when memory goes away. Without it the first that can be had here. Variables: `WHARF_MEM_MONITOR`, `UCX_MEM_EVENTS`.
+    pub fn memory_monitor(mut self, kind: MonitorKind) -> Self {
+        self.given.memory_monitor = Some(kind);
+        self
+    }
+
+    /// Adds an expert for some types of memory. Those that were added first are asked first.
+    pub fn memory_domain(mut self, domain: Arc<dyn MemoryDomain>) -> Self {
+        self.domains.push(domain);
+        self
+    }
+
     /// Adds a transport of one's own. It is preferred to those of this build.
     pub fn transport(mut self, transport: Arc<dyn Transport>) -> Self {
         self.own.push(transport);
@@ -115,7 +131,7 @@ impl ContextBuilder {
     ///
     /// # Errors
     /// `Configuration`: an option or a variable is unknown or impossible. `Unsupported`: no transport works here; the
-    /// message holds the reason of each.
+    /// message holds the reason of each. Why a memory monitor that was asked for by name cannot be had. `Forked`: a child made by `fork` of a process that had a context.
     pub fn build(self) -> Result<Context> {
         self.build_with(&Environment::of_process(), &system_interfaces)
     }
@@ -126,6 +142,7 @@ impl ContextBuilder {
         environment: &Environment<'_>,
         interfaces: &dyn Fn() -> Result<Vec<String>>,
     ) -> Result<Context> {
+        fork::check(Operation::Configure)?;
         let own = self.own_names();
         for (index, name) in own.iter().enumerate() {
             if registry::NAMES.contains(name) || own[..index].contains(name) {
@@ -142,6 +159,7 @@ impl ContextBuilder {
             .cloned()
             .chain(registry::built_in(*config.keepalive, *config.pidfd));
         let probed = Probed::new(&config, candidates)?;
+        let memory = Memory::new(&config, self.domains)?;
         Ok(Context {
             inner: Arc::new(Inner {
                 config,
@@ -150,6 +168,7 @@ impl ContextBuilder {
                 usable: probed.usable,
                 unavailable: probed.unavailable,
                 regions: Arc::default(),
+                memory,
             }),
         })
     }
@@ -165,6 +184,7 @@ impl fmt::Debug for ContextBuilder {
             .field("given", &self.given)
             .field("secret", &self.secret.is_some())
             .field("own", &self.own_names())
+            .field("domains", &self.domains)
             .finish()
     }
 }
@@ -322,6 +342,36 @@ mod tests {
                 .iter()
                 .map(|transport| transport.name()))
         );
+    }
+
+    #[test]
+    fn memory_is_configured() {
+        let variables = [
+            ("UCX_RCACHE_ENABLE", "n"),
+            ("WHARF_RCACHE_MAX_REGIONS", "8"),
+            ("UCX_RCACHE_MAX_SIZE", "1M"),
+            ("WHARF_RCACHE_MAX_UNRELEASED", "2M"),
+            ("UCX_MEM_EVENTS", "n"),
+        ];
+        let context = build(Context::builder(), &variables).unwrap();
+        let options = context.registration_cache_options();
+        assert!(!options.enabled);
+        assert_eq!(
+            (
+                options.max_regions,
+                options.max_bytes,
+                options.max_unreleased
+            ),
+            (8, 1 << 20, 2 << 20)
+        );
+        assert_eq!(context.memory_monitor().unwrap().name(), "none");
+        let plain = build(Context::builder(), &[]).unwrap();
+        assert_eq!(
+            plain.registration_cache_options(),
+            crate::memory::RegistrationCacheOptions::new()
+        );
+        let cache = context.registration_cache(crate::memory::MlockRegistrar::new());
+        assert!(cache.is_ok());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! Tests: below, and `tests/api/`.
 
 mod builder;
+mod memory;
 
 use std::{fmt, sync::Arc};
 
@@ -13,8 +14,9 @@ pub use builder::ContextBuilder;
 
 use crate::{
     config::Config,
-    error::Result,
+    error::{Operation, Result},
     memory::{BufferMut, HostBufferMut, Region, region::RegionTable},
+    sys::fork,
     transport::Transport,
     types::Access,
 };
@@ -43,6 +45,7 @@ struct Inner {
     usable: Vec<String>,
     unavailable: Vec<(String, String)>,
     regions: Arc<RegionTable>,
+    memory: memory::Memory,
 }
 
 impl Context {
@@ -67,24 +70,26 @@ impl Context {
     /// Allocates `len` bytes of zeroed host memory that peers on this host can reach without a copy in between.
     ///
     /// # Errors
-    /// `Exhausted` when there is no memory.
+    /// `Exhausted` when there is no memory, `Forked` in a child made by `fork`.
     ///
     /// # Cancel safety
     /// Dropping the future frees what it had allocated.
     #[doc(alias = "ucp_mem_map")]
     pub async fn allocate(&self, len: usize) -> Result<HostBufferMut> {
+        fork::check(Operation::Memory)?;
         HostBufferMut::allocate(len)
     }
 
     /// Exposes memory to peers: whoever holds the region's descriptor may access it as `access` says.
     ///
     /// # Errors
-    /// When the system gives no random bytes.
+    /// When the system gives no random bytes; `Forked` in a child made by `fork`.
     ///
     /// # Cancel safety
     /// Dropping the future before it resolved frees the buffer.
     #[doc(alias = "ucp_memh_pack")]
     pub async fn expose(&self, buffer: impl Into<BufferMut>, access: Access) -> Result<Region> {
+        fork::check(Operation::Memory)?;
         self.inner.regions.expose(buffer.into(), access)
     }
 

@@ -68,7 +68,11 @@ impl Message {
         let (Some(header), Some(data)) =
             (self.header.as_slice(), self.payload.run_within(peer.eager))
         else {
-            return Attempt::No;
+            let header = self.header.check_reachable(Operation::AmSend);
+            return match header.and_then(|()| self.payload.check_reachable(Operation::AmSend)) {
+                Ok(()) => Attempt::No,
+                Err(error) => Attempt::Over(Err(error)),
+            };
         };
         match try_am(peer, self.id, header, data) {
             Ok(()) => Attempt::Over(Ok(())),

@@ -302,6 +302,9 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
             };
             Some(Entered::over(outcome))
         };
+        if let Err(error) = buffer.check_reachable(Operation::AmRecv) {
+            return over(Err(error), buffer);
+        }
         if let Some(data) = message.data() {
             let result = fill(&mut buffer, data).map(|length| Arrival {
                 length,

@@ -316,10 +316,7 @@ impl<'a> Put<'a> {
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
     pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
         let mut buffer = std::mem::take(&mut self.buffer);
-        if let Err(error) =
-            self.remote
-                .check(self.endpoint, buffer.len(), Access::WRITE, Operation::Put)
-        {
+        if let Err(error) = self.check(&buffer) {
             return Err(OpError::new(error, Some(buffer)));
         }
         let signal = match self.signal.take().transpose() {
@@ -348,6 +345,13 @@ impl<'a> Put<'a> {
             operation: Operation::Put,
             kind: PhantomData,
         })
+    }
+
+    #[inline]
+    fn check(&self, buffer: &Buffer) -> Result<()> {
+        buffer.check_reachable(Operation::Put)?;
+        self.remote
+            .check(self.endpoint, buffer.len(), Access::WRITE, Operation::Put)
     }
 
     /// Writes a short buffer straight into the peer's memory, where there is a way to it.
@@ -450,12 +454,7 @@ impl Future for Put<'_> {
             if shared.must_yield(cx) {
                 return Poll::Pending;
             }
-            this.remote.check(
-                this.endpoint,
-                this.buffer.len(),
-                Access::WRITE,
-                Operation::Put,
-            )?;
+            this.check(&this.buffer)?;
             let signal = this.signal.take().transpose()?;
             let mut engine = shared.enter();
             if let Err(error) = alive(&mut engine, this.endpoint, Operation::Put) {
@@ -557,10 +556,7 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
     pub fn post(mut self) -> Result<Op<Fetched<B>>, OpError<B>> {
         let mut buffer = std::mem::take(&mut self.buffer);
-        if let Err(error) =
-            self.remote
-                .check(self.endpoint, buffer.len(), Access::READ, Operation::Get)
-        {
+        if let Err(error) = self.check(&buffer) {
             return Err(OpError::new(error, Some(B::restore(buffer))));
         }
         let entered = self.endpoint.shared().with(|engine| {
@@ -591,6 +587,13 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
             operation: Operation::Get,
             kind: PhantomData,
         })
+    }
+
+    #[inline]
+    fn check(&self, buffer: &BufferMut) -> Result<()> {
+        buffer.check_reachable(Operation::Get)?;
+        self.remote
+            .check(self.endpoint, buffer.len(), Access::READ, Operation::Get)
     }
 
     /// Fills a short buffer straight from the peer's memory, where there is a way to it.
@@ -645,10 +648,7 @@ impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
                 return Poll::Pending;
             }
             let mut buffer = std::mem::take(&mut this.buffer);
-            if let Err(error) =
-                this.remote
-                    .check(this.endpoint, buffer.len(), Access::READ, Operation::Get)
-            {
+            if let Err(error) = this.check(&buffer) {
                 return Poll::Ready(Err(OpError::new(error, Some(B::restore(buffer)))));
             }
             let mut engine = shared.enter();

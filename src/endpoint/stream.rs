@@ -40,6 +40,17 @@ use super::Endpoint;
 /// At most 512 KiB of a stream are unread at the receiver; then writes wait. Up to 64 KiB more may wait at the writer. Streams do not hold
 /// each other up, nor other messages.
 ///
+/// # Long buffers
+/// A buffer given to [`ByteStream::write_buffer`] over shared memory may stay where it is until the reader copies it, once, straight to where it
+/// reads, in pieces of up to 256 KiB. What follows it waits so long, its end and a `flush` as well.
+///
+/// | memory of the buffer | from |
+/// |---|---|
+/// | allocated by wharf ([`Context::allocate`](crate::Context::allocate)), from its second use on | 512 KiB, which is what may be unread anyhow |
+/// | any, where the kernel copies between the processes (transport `cma`) | only by [`ContextBuilder::rendezvous_threshold`](crate::ContextBuilder::rendezvous_threshold): two copies at once by both ends are faster |
+///
+/// Slices are always copied, and so is everything that the reader cannot reach.
+///
 /// # Flushing
 /// Short writes (below 8 KiB) may be gathered over links where sending costs a system call; they leave in the worker's next pass, without
 /// a flush as well. `flush` hands them to the link now.
@@ -148,7 +159,7 @@ impl ByteStream {
         (self.reader, self.writer)
     }
 
-    /// The next bytes as they arrived, without a further copy; `None` at the end.
+    /// The next bytes as they arrived, without a further copy; `None` at the end. A long buffer of the writer's is copied to memory of its own.
     ///
     /// # Errors
     /// `ConnectionReset` when the peer reset the stream; what ended the connection.
@@ -227,10 +238,11 @@ impl ByteReader {
 }
 
 impl ByteWriter {
-    /// Writes a buffer that the stream owns from here on, all of it. Over links that can, it is sent from where it is.
+    /// Writes a buffer that the stream owns from here on, all of it. Over links that can, it is sent, or read, from where it is; see
+    /// [`ByteStream`] on long buffers.
     ///
     /// # Completion
-    /// Resolves when the link, or the peer, has taken all of it.
+    /// Resolves when the link, or, for a long buffer, the reader, has taken all of it.
     ///
     /// # Cancel safety
     /// Before the first poll nothing is written. After it all of it is, whether or not the future is dropped.
@@ -460,7 +472,7 @@ pub struct ReadChunk<'a> {
 /// Writes an owned buffer; made by [`ByteWriter::write_buffer`].
 ///
 /// # Completion
-/// Resolves when the link, or the peer, has taken all of it.
+/// Resolves when the link, or, for a long buffer, the reader, has taken all of it.
 ///
 /// # Cancel safety
 /// Before the first poll nothing is written. After it all of it is, whether or not this is dropped.
@@ -587,6 +599,7 @@ impl Future for WriteBuffer<'_> {
         let ByteWriter { inner, luck } = &mut *this.writer;
         let key = inner.key;
         if let Some(buffer) = this.buffer.take() {
+            buffer.check_reachable(Operation::Stream)?;
             let taken = inner
                 .shared()
                 .with(|engine| engine.core.write_stream_buffer(key, buffer));

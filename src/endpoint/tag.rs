@@ -190,7 +190,10 @@ impl TagSend<'_> {
                 Err(Some(SendError::Failed(error))) => Attempt::Over(Err(error)),
                 Err(None) => Attempt::No,
             },
-            _ => Attempt::No,
+            _ => match self.buffer.check_reachable(Operation::TagSend) {
+                Ok(()) => Attempt::No,
+                Err(error) => Attempt::Over(Err(error)),
+            },
         }
     }
 }
@@ -275,12 +278,16 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
     /// Posts the receive now: it takes its place before all that are posted later.
     pub fn post(mut self) -> Op<Received<B>> {
         let buffer = std::mem::take(&mut self.buffer);
-        let shared = self.worker.shared();
-        let key = shared.with(|engine| {
-            engine.progress();
-            post(engine, self.tag, self.mask, buffer)
-        });
-        let entered = Entered::new(self.worker.handle(), key);
+        let entered = match buffer.check_reachable(Operation::TagRecv) {
+            Ok(()) => {
+                let key = self.worker.shared().with(|engine| {
+                    engine.progress();
+                    post(engine, self.tag, self.mask, buffer)
+                });
+                Entered::new(self.worker.handle(), key)
+            }
+            Err(error) => refused(error, buffer),
+        };
         Op {
             entered,
             deadline: std::mem::take(&mut self.deadline),
@@ -288,6 +295,15 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
             kind: PhantomData,
         }
     }
+}
+
+/// A receive that ended before it began.
+#[cold]
+fn refused(error: Error, buffer: BufferMut) -> Entered {
+    Entered::over(Outcome::Buffer {
+        result: Err(error),
+        buffer: Some(buffer),
+    })
 }
 
 /// Enters a receive into the table, and gives it a message that waits for it.
@@ -402,6 +418,11 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
+        if this.entered.is_none()
+            && let Err(error) = this.buffer.check_reachable(Operation::TagRecv)
+        {
+            this.entered = Some(refused(error, std::mem::take(&mut this.buffer)));
+        }
         if this.entered.is_none() {
             let shared = this.worker.shared();
             let (tag, mask) = (this.tag, this.mask);
@@ -623,13 +644,22 @@ impl Matched {
     /// Dropped, the message goes back to its place.
     #[doc(alias = "ucp_tag_msg_recv_nbx")]
     pub fn recv<B: ReceiveBuffer + Unpin>(mut self, buffer: B) -> Op<Received<B>> {
+        let buffer = buffer.into();
+        if let Err(error) = buffer.check_reachable(Operation::TagRecv) {
+            return Op {
+                entered: refused(error, buffer),
+                deadline: Deadline::None,
+                operation: Operation::TagRecv,
+                kind: PhantomData,
+            };
+        }
         let shared = self.worker.shared();
         let message = self.message.take();
         let key = shared.with(|engine| {
             let core = &mut engine.core;
             let order = core.unexpected.arrival();
             let recv = operations::Recv {
-                buffer: buffer.into(),
+                buffer,
                 stage: RecvStage::Done,
                 arrival: None,
                 order,

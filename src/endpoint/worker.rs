@@ -13,6 +13,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::ReceiveBuffer,
     protocol::WorkerAddress,
+    sys::fork,
     types::{EndpointId, Mask, Tag, WorkerId},
     worker::{Handle, peer::Status, shared::Shared, wireup},
 };
@@ -124,7 +125,7 @@ impl Worker {
     /// Starts a worker on the current Tokio runtime.
     ///
     /// # Errors
-    /// `InvalidArgument` outside a runtime; what the system said when fds or memory ran out.
+    /// `InvalidArgument` outside a runtime; `Forked` in a child made by `fork`; what the system said when fds or memory ran out.
     #[doc(alias = "ucp_worker_create")]
     pub fn new(context: &Context) -> Result<Self> {
         Handle::start(context).map(|handle| Self { handle })
@@ -151,21 +152,24 @@ impl Worker {
     /// The address by which other workers reach this one without a listener. The first call starts to listen for them.
     ///
     /// # Errors
-    /// What the system said.
+    /// What the system said; `Forked` in a child made by `fork`.
     #[doc(alias = "ucp_worker_get_address")]
     pub fn address(&self) -> Result<WorkerAddress> {
+        fork::check(Operation::Listen)?;
         wireup::address(self.shared())
     }
 
     /// Connects to a listener (`host:port`) or to a worker's address, over the best path that both ends have.
     ///
     /// # Errors
-    /// `ConnectionRefused`, `Rejected`, `AuthenticationFailed`, `VersionMismatch`, `Unreachable`, `DeadlineExceeded`.
+    /// `ConnectionRefused`, `Rejected`, `AuthenticationFailed`, `VersionMismatch`, `Unreachable`, `DeadlineExceeded`; `Forked` in a
+    /// child made by `fork`.
     ///
     /// # Cancel safety
     /// Dropped, the half-made connection is given up at both ends.
     #[doc(alias = "ucp_ep_create")]
     pub async fn connect(&self, destination: impl Destination) -> Result<Endpoint> {
+        fork::check(Operation::Connect)?;
         let destination = destination.resolve().await?;
         wireup::connect(self.shared(), destination)
             .await

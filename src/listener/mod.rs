@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 use crate::{
     endpoint::{Endpoint, Worker, lookup},
     error::{Error, ErrorKind, Operation, Result},
+    sys::fork,
     types::WorkerId,
     worker::wireup::{self, Place, Request},
 };
@@ -37,12 +38,13 @@ impl Worker {
     /// Listens on `host:port` (IPv4 or IPv6, port 0 for any). Peers on this host are taken over shared memory even so.
     ///
     /// # Errors
-    /// What binding said.
+    /// What binding said; `Forked` in a child made by `fork`.
     ///
     /// # Cancel safety
     /// Cancel safe.
     #[doc(alias = "ucp_listener_create")]
     pub async fn listen(&self, address: impl AsRef<str>) -> Result<Listener> {
+        fork::check(Operation::Listen)?;
         let addresses = lookup(address.as_ref(), Operation::Listen).await?;
         let place = Place::bind(self.shared(), &addresses).await?;
         Listener::start(self.clone(), place)

@@ -10,6 +10,7 @@ use std::{
     any::Any,
     fmt,
     ops::{Bound, RangeBounds},
+    ptr::{self, NonNull},
     slice,
     sync::Arc,
 };
@@ -17,10 +18,13 @@ use std::{
 use bytes::{Bytes, BytesMut};
 
 use super::{
-    HostBufferMut, Segment,
+    AddressRange, DomainMemory, HostBufferMut, Segment,
     list::{BufferListMut, Extent, List, ListMut},
 };
-use crate::types::MemoryType;
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    types::MemoryType,
+};
 
 /// Shared, immutable memory to send from. Cheap to clone and to slice.
 ///
@@ -39,6 +43,11 @@ enum Shared {
         len: usize,
     },
     Raw(RawShared),
+    Domain {
+        memory: Arc<dyn DomainMemory>,
+        offset: usize,
+        len: usize,
+    },
     List(Arc<List>),
 }
 
@@ -91,6 +100,7 @@ impl Buffer {
             Shared::Bytes(bytes) => bytes.len(),
             Shared::Segment { len, .. } => *len,
             Shared::Raw(raw) => raw.len,
+            Shared::Domain { len, .. } => *len,
             Shared::List(list) => list.len(),
         }
     }
@@ -102,7 +112,8 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// First byte. Valid while any clone lives. Of a list, that of a copy in one run, made by the first call.
+    /// First byte. Valid while any clone lives. Of a list, that of a copy in one run, made by the first call. Of memory that the host does not
+    /// reach ([`as_slice`](Self::as_slice) is `None`), dangling: see [`device_range`](Self::device_range).
     #[inline]
     #[must_use]
     pub fn address(&self) -> *const u8 {
@@ -112,6 +123,10 @@ impl Buffer {
                 segment, offset, ..
             } => segment.mapping().as_ptr().wrapping_add(*offset),
             Shared::Raw(raw) => raw.address,
+            Shared::Domain { memory, offset, .. } => {
+                host_address(&**memory).wrapping_add(*offset).cast_const()
+            }
+            Shared::List(list) if list.is_on_device() => NonNull::dangling().as_ptr(),
             Shared::List(list) => list.whole().as_ptr(),
         }
     }
@@ -120,14 +135,45 @@ impl Buffer {
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> Option<&[u8]> {
-        // SAFETY: host memory in every variant (of a list, its copy), valid for `len` bytes and unchanging while `self` lives.
+        if self.is_on_device() {
+            return None;
+        }
+        // SAFETY: host memory in every variant that is not on a device (of a list, its copy), valid for `len` bytes and unchanging while `self`
+        // lives.
         Some(unsafe { slice::from_raw_parts(self.address(), self.len()) })
     }
 
-    /// What kind of memory it is.
+    /// What kind of memory it is. Of a list, host memory unless a piece is on a device.
     #[must_use]
     pub fn memory_type(&self) -> MemoryType {
-        MemoryType::Host
+        match &self.0 {
+            Shared::Domain { memory, .. } => memory.memory_type(),
+            Shared::List(list) => list.memory_type(),
+            Shared::Bytes(_) | Shared::Segment { .. } | Shared::Raw(_) => MemoryType::Host,
+        }
+    }
+
+    /// Where it is for the device, when a domain allocated it. Of a list `None`.
+    #[must_use]
+    pub fn device_range(&self) -> Option<AddressRange> {
+        match &self.0 {
+            Shared::Domain {
+                memory,
+                offset,
+                len,
+            } => Some(memory.range().part(*offset, *len)),
+            _ => None,
+        }
+    }
+
+    /// Whether the host cannot reach it, or a piece of it.
+    #[inline]
+    pub(crate) fn is_on_device(&self) -> bool {
+        match &self.0 {
+            Shared::Bytes(_) | Shared::Segment { .. } | Shared::Raw(_) => false,
+            Shared::Domain { memory, .. } => !memory.memory_type().is_host_accessible(),
+            Shared::List(list) => list.is_on_device(),
+        }
     }
 
     /// A part of it, without a copy.
@@ -168,6 +214,11 @@ impl Buffer {
                 len: end - start,
                 owner: Arc::clone(&raw.owner),
             }),
+            Shared::Domain { memory, offset, .. } => Shared::Domain {
+                memory: Arc::clone(memory),
+                offset: offset + start,
+                len: end - start,
+            },
             Shared::List(list) => return list.slice(start, end),
         })
     }
@@ -212,7 +263,7 @@ impl Buffer {
             Shared::Segment {
                 segment, offset, ..
             } => Some((segment, *offset)),
-            Shared::Bytes(_) | Shared::Raw(_) | Shared::List(_) => None,
+            Shared::Bytes(_) | Shared::Raw(_) | Shared::Domain { .. } | Shared::List(_) => None,
         }
     }
 }
@@ -314,7 +365,64 @@ enum Unique {
     Vec(Vec<u8>),
     Bytes(BytesMut),
     Raw(RawUnique),
+    Domain(Arc<dyn DomainMemory>),
     List(Box<ListMut>),
+}
+
+/// What an operation answers that is given memory which the host does not reach, on a path that copies by the host.
+#[cold]
+fn out_of_reach(memory_type: MemoryType, operation: Operation) -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        format!("no path here moves memory of type {memory_type}"),
+    )
+    .during(operation)
+}
+
+impl Buffer {
+    /// # Errors
+    /// `Unsupported`: the host does not reach it, or a piece of it.
+    #[inline]
+    pub(crate) fn check_reachable(&self, operation: Operation) -> Result<()> {
+        match self.is_on_device() {
+            false => Ok(()),
+            true => Err(out_of_reach(self.memory_type(), operation)),
+        }
+    }
+}
+
+impl BufferMut {
+    /// # Errors
+    /// `Unsupported`: the host does not reach it, or a piece of it.
+    #[inline]
+    pub(crate) fn check_reachable(&self, operation: Operation) -> Result<()> {
+        match self.is_on_device() {
+            false => Ok(()),
+            true => Err(out_of_reach(self.memory_type(), operation)),
+        }
+    }
+}
+
+/// The first byte for the host, dangling when it does not reach it.
+fn host_address(memory: &dyn DomainMemory) -> *mut u8 {
+    match memory.memory_type().is_host_accessible() {
+        // The domain's driver knows the address; where it came from is not this process's code.
+        true => ptr::with_exposed_provenance_mut(memory.range().start() as usize),
+        false => NonNull::dangling().as_ptr(),
+    }
+}
+
+/// The length for the host; `None` when it does not reach it.
+fn reachable(memory: &dyn DomainMemory) -> Option<usize> {
+    let here = memory.memory_type().is_host_accessible();
+    here.then_some(memory.range().len() as usize)
+}
+
+impl From<Box<dyn DomainMemory>> for BufferMut {
+    /// Memory that a domain allocated. Freed with the buffer.
+    fn from(memory: Box<dyn DomainMemory>) -> Self {
+        Self(Unique::Domain(memory.into()))
+    }
 }
 
 /// Memory that its owner keeps valid and lends to nobody else.
@@ -358,6 +466,7 @@ impl BufferMut {
             Unique::Vec(bytes) => bytes.len(),
             Unique::Bytes(bytes) => bytes.len(),
             Unique::Raw(raw) => raw.len,
+            Unique::Domain(memory) => memory.range().len() as usize,
             Unique::List(list) => list.len(),
         }
     }
@@ -370,7 +479,8 @@ impl BufferMut {
     }
 
     /// First byte. Stays the same when the value is moved, and is good for writing until the value is dropped or its slice
-    /// is borrowed again. Of a list, that of a copy in one run, whose bytes go to the pieces when they are given back.
+    /// is borrowed again. Of a list, that of a copy in one run, whose bytes go to the pieces when they are given back. Of memory that the host
+    /// does not reach ([`as_slice`](Self::as_slice) is `None`), dangling: see [`device_range`](Self::device_range).
     #[inline]
     #[must_use]
     pub fn address(&mut self) -> *mut u8 {
@@ -379,6 +489,8 @@ impl BufferMut {
             Unique::Vec(bytes) => bytes.as_mut_ptr(),
             Unique::Bytes(bytes) => bytes.as_mut_ptr(),
             Unique::Raw(raw) => raw.address,
+            Unique::Domain(memory) => host_address(&**memory),
+            Unique::List(list) if list.is_on_device() => NonNull::dangling().as_ptr(),
             Unique::List(list) => list.stage().as_mut_ptr(),
         }
     }
@@ -392,6 +504,11 @@ impl BufferMut {
             Unique::Bytes(bytes) => bytes,
             // SAFETY: valid for `len` bytes and reached through this value alone, which is borrowed.
             Unique::Raw(raw) => unsafe { slice::from_raw_parts(raw.address, raw.len) },
+            Unique::Domain(memory) => {
+                let len = reachable(&**memory)?;
+                // SAFETY: the host reaches `len` bytes there, which are reached through this value alone, which is borrowed.
+                unsafe { slice::from_raw_parts(host_address(&**memory), len) }
+            }
             Unique::List(list) => return list.staged(),
         })
     }
@@ -405,14 +522,45 @@ impl BufferMut {
             Unique::Bytes(bytes) => bytes,
             // SAFETY: valid for `len` bytes and reached through this value alone, which is borrowed uniquely.
             Unique::Raw(raw) => unsafe { slice::from_raw_parts_mut(raw.address, raw.len) },
+            Unique::Domain(memory) => {
+                let len = reachable(&**memory)?;
+                // SAFETY: the host reaches `len` bytes there, which are reached through this value alone, which is borrowed uniquely.
+                unsafe { slice::from_raw_parts_mut(host_address(&**memory), len) }
+            }
+            Unique::List(list) if list.is_on_device() => return None,
             Unique::List(list) => list.stage(),
         })
     }
 
-    /// What kind of memory it is.
+    /// What kind of memory it is. Of a list, host memory unless a piece is on a device.
     #[must_use]
     pub fn memory_type(&self) -> MemoryType {
-        MemoryType::Host
+        match &self.0 {
+            Unique::Domain(memory) => memory.memory_type(),
+            Unique::List(list) => list.memory_type(),
+            Unique::Host(_) | Unique::Vec(_) | Unique::Bytes(_) | Unique::Raw(_) => {
+                MemoryType::Host
+            }
+        }
+    }
+
+    /// Where it is for the device, when a domain allocated it. Of a list `None`.
+    #[must_use]
+    pub fn device_range(&self) -> Option<AddressRange> {
+        match &self.0 {
+            Unique::Domain(memory) => Some(memory.range()),
+            _ => None,
+        }
+    }
+
+    /// Whether the host cannot reach it, or a piece of it.
+    #[inline]
+    pub(crate) fn is_on_device(&self) -> bool {
+        match &self.0 {
+            Unique::Host(_) | Unique::Vec(_) | Unique::Bytes(_) | Unique::Raw(_) => false,
+            Unique::Domain(memory) => !memory.memory_type().is_host_accessible(),
+            Unique::List(list) => list.is_on_device(),
+        }
     }
 
     /// Makes it shared and immutable, without a copy.
@@ -431,6 +579,11 @@ impl BufferMut {
                 len,
                 owner,
             })),
+            Unique::Domain(memory) => Buffer(Shared::Domain {
+                offset: 0,
+                len: memory.range().len() as usize,
+                memory,
+            }),
             Unique::List(list) => list
                 .into_pieces()
                 .into_iter()
@@ -482,7 +635,11 @@ impl BufferMut {
     pub(crate) fn segment(&self) -> Option<(&Arc<Segment>, usize)> {
         match &self.0 {
             Unique::Host(buffer) => buffer.segment(),
-            Unique::Vec(_) | Unique::Bytes(_) | Unique::Raw(_) | Unique::List(_) => None,
+            Unique::Vec(_)
+            | Unique::Bytes(_)
+            | Unique::Raw(_)
+            | Unique::Domain(_)
+            | Unique::List(_) => None,
         }
     }
 

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    fmt,
+    fmt, io,
     ops::{Deref, DerefMut},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::NonNull,
@@ -18,10 +18,13 @@ use std::{
     },
 };
 
-use super::Buffer;
+use super::{AddressRange, Buffer, mlock};
 use crate::{
     error::{Error, ErrorKind, Result},
-    sys::memfd::{Mapping, Memfd},
+    sys::{
+        memfd::{HUGE_PAGE, Mapping, Memfd},
+        pages,
+    },
 };
 
 /// A piece of shareable memory: a sealed memfd and its mapping in this process.
@@ -30,20 +33,32 @@ pub(crate) struct Segment {
     id: u64,
     fd: OwnedFd,
     mapping: Mapping,
+    huge: bool,
 }
 
 impl Segment {
     /// Makes one of `len` zero bytes (at least 1).
     fn allocate(len: usize) -> Result<Self> {
+        let memory = Memfd::create(c"wharf-buffer", len);
+        Self::of(memory, false).map_err(|error| {
+            Error::io(format!("allocating {len} bytes of shareable memory"), error)
+        })
+    }
+
+    /// Makes one of huge pages, of at least `len` bytes.
+    fn allocate_huge(len: usize) -> io::Result<Self> {
+        Self::of(Memfd::create_huge(c"wharf-buffer", len), true)
+    }
+
+    fn of(memory: io::Result<Memfd>, huge: bool) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let failed =
-            |error| Error::io(format!("allocating {len} bytes of shareable memory"), error);
-        let memory = Memfd::create(c"wharf-buffer", len).map_err(failed)?;
-        let mapping = memory.map().map_err(failed)?;
+        let memory = memory?;
+        let mapping = memory.map()?;
         Ok(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             fd: memory.into_fd(),
             mapping,
+            huge,
         })
     }
 
@@ -81,17 +96,56 @@ impl HostBufferMut {
     /// # Errors
     /// `InvalidArgument` for an impossible length, `Exhausted` when descriptors or memory ran out.
     pub fn allocate(len: usize) -> Result<Self> {
-        if isize::try_from(len).is_err() {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("no buffer can have {len} bytes"),
-            ));
-        }
-        let segment = match len {
+        let segment = match possible(len)? {
             0 => None,
-            _ => Some(Arc::new(Segment::allocate(len)?)),
+            len => Some(Arc::new(Segment::allocate(len)?)),
         };
         Ok(Self { segment, len })
+    }
+
+    /// Allocates `len` bytes from the huge pages of 2 MiB that the system keeps ready (`vm.nr_hugepages`). Where it has too few, allocates as
+    /// [`allocate`](Self::allocate) does; [`page_size`](Self::page_size) tells which it was.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    pub fn allocate_huge(len: usize) -> Result<Self> {
+        if possible(len)? == 0 {
+            return Ok(Self::default());
+        }
+        match Segment::allocate_huge(len) {
+            Ok(segment) => Ok(Self {
+                segment: Some(Arc::new(segment)),
+                len,
+            }),
+            Err(error) => {
+                tracing::debug!(target: "wharf::memory", %error, len, "no huge pages: other pages are taken");
+                Self::allocate(len)
+            }
+        }
+    }
+
+    /// Bytes of its pages: 2 MiB when they are huge pages that the system keeps ready, else the system's page. (Of these the kernel may still make
+    /// huge ones, without a word.)
+    #[must_use]
+    pub fn page_size(&self) -> usize {
+        match &self.segment {
+            Some(segment) if segment.huge => HUGE_PAGE,
+            _ => pages::page_size(),
+        }
+    }
+
+    /// Keeps its pages in memory until it is freed (`mlock(2)`): no fault and no swap delays whoever touches them.
+    ///
+    /// # Errors
+    /// `Exhausted`: `RLIMIT_MEMLOCK` allows no more, or there is no memory. `PermissionDenied`: this process may lock nothing.
+    pub fn lock(&self) -> Result<()> {
+        match &self.segment {
+            Some(segment) => {
+                let mapping = &segment.mapping;
+                mlock::lock(AddressRange::of_mapping(mapping.as_ptr(), mapping.len()))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Bytes.
@@ -128,6 +182,17 @@ impl HostBufferMut {
             Some(segment) => segment.mapping.as_ptr(),
             None => NonNull::dangling().as_ptr(),
         }
+    }
+}
+
+/// The length, if a slice can have it.
+fn possible(len: usize) -> Result<usize> {
+    match isize::try_from(len) {
+        Ok(_) => Ok(len),
+        Err(_) => Err(Error::new(
+            ErrorKind::InvalidArgument,
+            format!("no buffer can have {len} bytes"),
+        )),
     }
 }
 
@@ -191,6 +256,35 @@ mod tests {
         drop(one);
         let two = HostBufferMut::allocate(1).expect("allocate");
         assert!(first.is_some() && id(&two) > first);
+    }
+
+    #[test]
+    fn huge_pages_or_others() {
+        let mut buffer = HostBufferMut::allocate_huge(5000).expect("allocate");
+        assert_eq!(buffer.len(), 5000);
+        buffer.fill(1);
+        match buffer.page_size() {
+            HUGE_PAGE => assert_eq!(buffer.address() as usize % HUGE_PAGE, 0),
+            _ => eprintln!("huge pages are not tested: the system keeps none ready"),
+        }
+        let (segment, _) = buffer.segment().expect("segment");
+        Mapping::of_received(segment.fd(), segment.mapping().len()).expect("a peer's mapping");
+        assert!(HostBufferMut::allocate_huge(0).expect("none").is_empty());
+        assert!(HostBufferMut::allocate_huge(usize::MAX).is_err());
+        // More than any machine keeps ready.
+        if let Ok(buffer) = HostBufferMut::allocate_huge(1 << 45) {
+            assert_ne!(buffer.page_size(), HUGE_PAGE);
+        }
+    }
+
+    #[test]
+    fn locked_pages() {
+        let buffer = HostBufferMut::allocate(10_000).expect("allocate");
+        match buffer.lock() {
+            Ok(()) => buffer.lock().expect("twice is once"),
+            Err(error) => eprintln!("locking is not tested: {error}"),
+        }
+        HostBufferMut::default().lock().expect("nothing to lock");
     }
 
     #[test]

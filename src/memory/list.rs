@@ -11,6 +11,7 @@
 use std::{fmt, ops::Deref, sync::OnceLock};
 
 use super::{Buffer, BufferMut};
+use crate::types::MemoryType;
 
 /// A run of bytes without ownership, as a table of them lies in memory.
 #[repr(C)]
@@ -37,7 +38,15 @@ pub(crate) struct List {
     pieces: Vec<Buffer>,
     table: Vec<Extent>,
     ends: Vec<usize>,
+    memory_type: MemoryType,
     whole: OnceLock<Box<[u8]>>,
+}
+
+/// The type of the first that the host does not reach, or the host's.
+fn type_of(mut types: impl Iterator<Item = MemoryType>) -> MemoryType {
+    types
+        .find(|memory_type| !memory_type.is_host_accessible())
+        .unwrap_or(MemoryType::Host)
 }
 
 impl List {
@@ -50,16 +59,27 @@ impl List {
             })
             .collect();
         let ends = ends(pieces.iter().map(Buffer::len));
+        let memory_type = type_of(pieces.iter().map(Buffer::memory_type));
         Self {
             pieces,
             table,
             ends,
+            memory_type,
             whole: OnceLock::new(),
         }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
+    }
+
+    pub(crate) fn memory_type(&self) -> MemoryType {
+        self.memory_type
+    }
+
+    /// Whether the host does not reach a piece.
+    pub(crate) fn is_on_device(&self) -> bool {
+        !self.memory_type.is_host_accessible()
     }
 
     /// Where the pieces are. For reading only.
@@ -272,6 +292,7 @@ impl From<BufferListMut> for BufferMut {
 pub(crate) struct ListMut {
     pieces: Vec<BufferMut>,
     ends: Vec<usize>,
+    memory_type: MemoryType,
     /// The bytes in one run, while some path wants them so. They are what counts then.
     staging: Option<Vec<u8>>,
 }
@@ -279,15 +300,26 @@ pub(crate) struct ListMut {
 impl ListMut {
     fn new(pieces: Vec<BufferMut>) -> Self {
         let ends = ends(pieces.iter().map(BufferMut::len));
+        let memory_type = type_of(pieces.iter().map(BufferMut::memory_type));
         Self {
             pieces,
             ends,
+            memory_type,
             staging: None,
         }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
+    }
+
+    pub(crate) fn memory_type(&self) -> MemoryType {
+        self.memory_type
+    }
+
+    /// Whether the host does not reach a piece.
+    pub(crate) fn is_on_device(&self) -> bool {
+        !self.memory_type.is_host_accessible()
     }
 
     /// Where the pieces are, for writing.

@@ -12,23 +12,43 @@
 
 pub(crate) mod atomic;
 mod buffer;
+mod domain;
 mod events;
 mod host;
 mod list;
+mod mlock;
+mod pool;
+mod radix;
 mod range;
+mod rcache;
 pub(crate) mod region;
 mod registrar;
+mod type_cache;
 pub(crate) mod waiters;
 
 pub use buffer::{Buffer, BufferMut, ReceiveBuffer};
+pub(crate) use domain::allocate;
+pub use domain::{
+    Advice, DmaBuf, DomainAttributes, DomainCapabilities, DomainMemory, HostDomain,
+    MemoryAttributes, MemoryDomain,
+};
 pub use events::{
-    Cause, EventClasses, MemoryMonitor, NoMonitor, Sink, Subscription, Timing, Validity,
-    invalidate, subscribe,
+    AllocMonitor, Cause, EventClasses, Hooks, Imported, MemoryMonitor, MonitorKind, NoMonitor,
+    Sink, Subscription, Timing, TrackedAlloc, Uffd, Validity, announce_all, disable_hooks,
+    install_hooks, invalidate, monitor, subscribe,
 };
 pub use host::HostBufferMut;
 pub(crate) use host::Segment;
 pub(crate) use list::Extent;
 pub use list::{BufferList, BufferListMut};
+pub use mlock::MlockRegistrar;
+pub use pool::{BufferPool, Lease, Leasing, PoolStats};
 pub use range::AddressRange;
+pub use rcache::{
+    GetRegistration, OverLimit, Registration, RegistrationCache, RegistrationCacheOptions,
+    RegistrationCacheStatistics, Released,
+};
 pub use region::Region;
 pub use registrar::{Registrar, RegistrarAttributes};
+pub(crate) use type_cache::MemoryTypes;
+pub use type_cache::announce_device_runtime;

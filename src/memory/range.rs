@@ -40,6 +40,22 @@ impl AddressRange {
         }
     }
 
+    /// `length` bytes that are mapped at `address`, so that they end within the address space.
+    pub(crate) fn of_mapping(address: *const u8, length: usize) -> Self {
+        let start = address as u64;
+        Self {
+            start,
+            end: start.saturating_add(length as u64),
+        }
+    }
+
+    /// `length` bytes of it, from `offset` on; cut off at its end.
+    pub(crate) fn part(self, offset: usize, length: usize) -> Self {
+        let start = self.start.saturating_add(offset as u64).min(self.end);
+        let end = start.saturating_add(length as u64).min(self.end);
+        Self { start, end }
+    }
+
     /// First address.
     #[inline]
     #[must_use]

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use super::{BufferMut, Segment, waiters::Waiters};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
+    sys::fork,
     types::Access,
 };
 
@@ -158,6 +159,7 @@ impl RegionTable {
         mut buffer: BufferMut,
         access: Access,
     ) -> Result<Region> {
+        buffer.check_reachable(Operation::Memory)?;
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| {
             Error::new(ErrorKind::Io, format!("random generation: {error}"))
@@ -295,6 +297,11 @@ impl Drop for Region {
         let Some(exposed) = self.exposed.take() else {
             return;
         };
+        if fork::forked() {
+            // It is the parent's to revoke, and its buffer's mapping goes with the child.
+            let _kept = std::mem::ManuallyDrop::new(exposed);
+            return;
+        }
         self.table.revoke(&exposed);
         if self.table.is_quiet() {
             return;

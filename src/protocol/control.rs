@@ -26,6 +26,8 @@
 //! | `STREAM_WINDOW` | stream | `u64` bytes of window returned |
 //! | `STREAM_STOP` | stream | none: the receiver reads no more |
 //! | `STREAM_RESET` | stream | none: no data follow, and those unread are void |
+//! | `STREAM_RTS` | stream | [`StreamRts`]: the next bytes wait in the sender's memory, and nothing but `STREAM_RESET` follows before `STREAM_TAKEN` |
+//! | `STREAM_TAKEN` | stream | `u64` bytes taken out of that memory; when they are not all, the rest is to be sent as `STREAM_DATA` |
 //! | `AM_EAGER` | [`am::word`] | the user's header, payload |
 //! | `AM_RTS` | [`am::word`] | [`Rts`], the user's header |
 //! | `AM_CREDIT` | [`am::credit`] | none: so many messages more of that id |
@@ -38,7 +40,7 @@
 //! | `GET_LAYOUT` | operation of the initiator | [`LayoutHeader`], [`StridedForm`] or a list of blocks |
 //! | `LAYOUT_DATA` | operation of the initiator | [`LayoutAnswer`], bytes of the blocks |
 //!
-//! Numbers 16 to 19 are those of active messages, 20 to 27 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts.
+//! Numbers 16 to 19 are those of active messages, 20 to 27 and 36 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts.
 
 use std::borrow::Cow;
 
@@ -67,7 +69,9 @@ pub(crate) const STREAM_FIN: u8 = 22;
 pub(crate) const STREAM_WINDOW: u8 = 23;
 pub(crate) const STREAM_STOP: u8 = 24;
 pub(crate) const STREAM_RESET: u8 = 25;
+pub(crate) const STREAM_RTS: u8 = 26;
 pub(crate) const STREAM_ACCEPTED: u8 = 27;
+pub(crate) const STREAM_TAKEN: u8 = 36;
 pub(crate) const AM_EAGER: u8 = 16;
 pub(crate) const AM_RTS: u8 = 17;
 pub(crate) const AM_CREDIT: u8 = 18;
@@ -90,7 +94,16 @@ pub(crate) const SETTLE: u8 = 31;
 pub(crate) const fn is_answer(id: u8) -> bool {
     matches!(
         id,
-        TAG_RTR | DONE | NACK | CANCEL | CANCELED | CREDIT | MAP | FETCHED | STREAM_WINDOW
+        TAG_RTR
+            | DONE
+            | NACK
+            | CANCEL
+            | CANCELED
+            | CREDIT
+            | MAP
+            | FETCHED
+            | STREAM_WINDOW
+            | STREAM_TAKEN
     )
 }
 
@@ -171,6 +184,22 @@ body! {
         segment_offset: u64,
         /// Slot that both ends may count chunks in, or `NONE`.
         slot: u32,
+    }
+}
+
+body! {
+    /// Bytes of a stream that the receiver copies out of the sender's memory.
+    StreamRts {
+        /// Bytes.
+        length: u64,
+        /// Where they are in the sender's memory; 0 when the segment is the only way.
+        address: u64,
+        /// Memory segment that holds them, 0 when none does.
+        segment: u64,
+        /// Where in the segment.
+        segment_offset: u64,
+        /// The word by which the sender takes the memory back.
+        word: u32,
     }
 }
 
@@ -424,6 +453,7 @@ mod tests {
     goes_round! {
         rts: Rts of 44,
         rtr: Rtr of 36,
+        stream_rts: StreamRts of 36,
         put_header: PutHeader of 24,
         get_request: GetRequest of 28,
         join: Join of 44,

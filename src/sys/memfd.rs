@@ -28,7 +28,7 @@ use nix::{
 };
 
 /// From this many bytes on a mapping asks for huge pages.
-const HUGE_PAGE: usize = 2 << 20;
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// `MFD_NOEXEC_SEAL` (Linux 6.3): never executable. Machines with `vm.memfd_noexec=2` refuse a memfd without it.
 const MFD_NOEXEC_SEAL: libc::c_uint = 8;
@@ -51,7 +51,28 @@ impl Memfd {
             .ok()
             .filter(|size| *size > 0)
             .ok_or(io::ErrorKind::InvalidInput)?;
-        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        Self::sealed(name, size, MFdFlags::empty()).map(|fd| Self { fd, len })
+    }
+
+    /// As [`create`](Self::create), of huge pages of 2 MiB that the system keeps for this purpose (`vm.nr_hugepages`), as many as hold `len` bytes.
+    /// Whether there are enough, mapping it tells.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create); `EINVAL`, `ENOSYS` without such pages, `EPERM`.
+    pub(crate) fn create_huge(name: &CStr, len: usize) -> io::Result<Self> {
+        let len = len
+            .checked_next_multiple_of(HUGE_PAGE)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        let size = libc::off_t::try_from(len)
+            .ok()
+            .filter(|size| *size > 0)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        let huge = MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB;
+        Self::sealed(name, size, huge).map(|fd| Self { fd, len })
+    }
+
+    fn sealed(name: &CStr, size: libc::off_t, more: MFdFlags) -> io::Result<OwnedFd> {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING | more;
         let fd = match memfd_create(name, flags | MFdFlags::from_bits_retain(MFD_NOEXEC_SEAL)) {
             Err(Errno::EINVAL) => memfd_create(name, flags),
             other => other,
@@ -59,7 +80,7 @@ impl Memfd {
         ftruncate(&fd, size)?;
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
-        Ok(Self { fd, len })
+        Ok(fd)
     }
 
     /// Maps all of it.

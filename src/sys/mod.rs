@@ -7,7 +7,11 @@
 pub(crate) mod abstract_socket;
 pub(crate) mod eventfd;
 pub(crate) mod fd_passing;
+pub(crate) mod fork;
 pub(crate) mod identity;
+pub(crate) mod mappings;
 pub(crate) mod memfd;
+pub(crate) mod pages;
 pub(crate) mod pidfd;
 pub(crate) mod process_vm;
+pub(crate) mod userfaultfd;

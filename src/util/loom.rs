@@ -19,10 +19,12 @@ mod real {
         hint::spin_loop,
         sync::{
             Arc,
-            atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+            atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
         },
         thread,
     };
+
+    pub(crate) use parking_lot::Mutex;
 
     /// `std`'s cell with the face of `loom`'s: the content is reached in a closure, which the model checks for overlaps.
     #[derive(Debug)]
@@ -58,10 +60,26 @@ mod model {
         hint::spin_loop,
         sync::{
             Arc,
-            atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
+            atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
         },
         thread,
     };
+
+    /// `loom`'s mutex with the face of `parking_lot`'s.
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        /// Wraps a value.
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        /// Locks it.
+        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+            self.0.lock().expect("no panic under a lock")
+        }
+    }
 }
 
 /// A sequentially consistent fence. On x86-64 a locked instruction on the own stack, which costs half of the `mfence` that `fence` becomes.

@@ -38,7 +38,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    fn new(pair: Arc<Pair>, process: Option<u32>, memory: Option<Work>) -> Self {
+    pub(crate) fn new(pair: Arc<Pair>, process: Option<u32>, memory: Option<Work>) -> Self {
         Self {
             pair,
             process: process.and_then(|process| PidFd::open(process).ok()),
@@ -968,7 +968,7 @@ pub(crate) fn truncated(length: u64, room: usize) -> Error {
 }
 
 /// Whether the peer is outside this side's memory. It is inside for the copy of one chunk at most: waits a moment for that.
-fn quiet(pair: &Pair) -> bool {
+pub(crate) fn quiet(pair: &Pair) -> bool {
     let until = std::time::Instant::now() + Duration::from_micros(200);
     loop {
         if !pair.peer_active() || pair.peer_exited() {

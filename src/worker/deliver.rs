@@ -882,7 +882,7 @@ impl Core {
                 }
             }
             control::CLOSE => self.close_received(from, header)?,
-            control::STREAM_OPEN..=control::STREAM_ACCEPTED => {
+            control::STREAM_OPEN..=control::STREAM_ACCEPTED | control::STREAM_TAKEN => {
                 self.stream_message(from, id, header, body)?;
             }
             control::AM_EAGER => self.am_eager(from, header, body)?,

@@ -90,6 +90,7 @@ impl Bed {
             link: Box::new(link),
             short: 48,
             eager: 8192,
+            lending: crate::protocol::thresholds::Lending::new(None),
             worker: WorkerId([1; 16]),
             info: PeerInfo {
                 identity: identity().clone(),

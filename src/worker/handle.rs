@@ -7,8 +7,9 @@ use std::{
 
 use crate::{
     Context,
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Operation, Result},
     memory::region::RegionWatcher,
+    sys::fork,
     worker::{
         core::Core,
         engine::Engine,
@@ -29,6 +30,7 @@ pub(crate) struct Handle {
 
 impl Handle {
     pub(crate) fn start(context: &Context) -> Result<Arc<Self>> {
+        fork::check(Operation::Connect)?;
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| {
             Error::new(
                 ErrorKind::InvalidArgument,
@@ -107,7 +109,7 @@ impl Handle {
                 ErrorKind::DeadlineExceeded,
                 format!("not all connections had closed within {deadline:?}; they were cut"),
             )
-            .during(crate::Operation::Close))
+            .during(Operation::Close))
         }
     }
 
@@ -141,7 +143,8 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let shared = self.shared.clone();
-        if shared.stopping.load(Ordering::Acquire) {
+        // In a child the connections are the parent's still.
+        if fork::forked() || shared.stopping.load(Ordering::Acquire) {
             return;
         }
         let pending = shared.with(|engine| {

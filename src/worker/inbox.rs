@@ -510,6 +510,7 @@ pub(super) mod tests {
     use super::*;
     use crate::{
         config::RendezvousThreshold,
+        protocol::thresholds::Lending,
         transport::{Link, LinkAttributes, PeerInfo, SendError, Sink},
         types::{Identity, WorkerId},
         worker::peer::{Made, Peer},
@@ -558,6 +559,7 @@ pub(super) mod tests {
             link: Box::new(link),
             short: 48,
             eager: 8184,
+            lending: Lending::new(None),
             worker: WorkerId([0; 16]),
             info: PeerInfo {
                 identity: Identity {

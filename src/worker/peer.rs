@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     Operation,
     error::{Error, ErrorKind},
-    protocol::{ANNOUNCEMENTS, EAGER_WINDOW, control},
+    protocol::{ANNOUNCEMENTS, EAGER_WINDOW, control, thresholds::Lending},
     sys::memfd::Mapping,
     transport::{Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, shm::Pair},
     types::{EndpointId, LinkId, OpKey, WorkerId},
@@ -114,6 +114,8 @@ pub(crate) struct Peer {
     /// Longest tagged messages that go inline, and that go unasked.
     pub(crate) short: usize,
     pub(crate) eager: usize,
+    /// What of a stream is announced.
+    pub(crate) lending: Lending,
     pub(crate) worker: WorkerId,
     pub(crate) info: PeerInfo,
     pub(crate) transports: Vec<&'static str>,
@@ -184,6 +186,7 @@ pub(crate) struct Made {
     /// Longest tagged messages that go inline, and that go unasked.
     pub(crate) short: usize,
     pub(crate) eager: usize,
+    pub(crate) lending: Lending,
     pub(crate) worker: WorkerId,
     pub(crate) info: PeerInfo,
     pub(crate) transports: Vec<&'static str>,
@@ -201,6 +204,7 @@ impl Peer {
             link: Some(made.link),
             short: made.short,
             eager: made.eager,
+            lending: made.lending,
             worker: made.worker,
             info: made.info,
             transports: made.transports,
@@ -303,7 +307,18 @@ impl Peer {
                 format!("{who}, {by}")
             }
             Operation::Put | Operation::Get => format!("messages over {name}, served by the owner"),
-            Operation::Stream => format!("frames over {name}, within the window of the stream"),
+            Operation::Stream => {
+                let lent = match direct {
+                    Some(_) if length >= self.lending.by_kernel && cma => {
+                        "an owned buffer is copied by the reader, mapped memory or cma; else "
+                    }
+                    Some(_) if length >= self.lending.mapped => {
+                        "a buffer that wharf allocated is copied by the reader in mapped memory; else "
+                    }
+                    _ => "",
+                };
+                format!("{lent}frames over {name}, within the window of the stream")
+            }
             Operation::Atomic if direct.is_some() => {
                 format!(
                     "the initiator's processor in mapped memory, else messages over {name}, served by the owner"

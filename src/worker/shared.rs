@@ -29,7 +29,7 @@ use crate::{
     Context,
     error::{Error, Result},
     memory::region::RegionWatcher,
-    sys::eventfd::EventFd,
+    sys::{eventfd::EventFd, fork},
     transport::{Connector, Reach},
     types::{LinkId, OpKey, WorkerId},
     worker::{
@@ -205,6 +205,12 @@ impl Shared {
                 continue;
             }
             park(&mut engine, cx.waker());
+            if self.spin.is_busy() {
+                self.begin_lap(&mut engine);
+                self.leave_lap(engine);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             engine.linger = self.linger.parked(luck);
             if engine.linger.is_some() {
                 engine.disarm();
@@ -332,6 +338,9 @@ impl Shared {
 
     /// A future goes before its operation has ended.
     pub(crate) fn drop_future(&self, key: OpKey) {
+        if fork::forked() {
+            return;
+        }
         self.with(|engine| engine.core.drop_future(key));
     }
 }
@@ -367,6 +376,9 @@ impl Shared {
 
     /// Starts the closing of a connection whose last handle is gone.
     pub(crate) fn release_endpoint(&self, link: LinkId, id: crate::EndpointId) {
+        if fork::forked() {
+            return;
+        }
         self.with(|engine| {
             if let Some(peer) = engine.core.endpoint(link, id) {
                 peer.handles = peer.handles.saturating_sub(1);

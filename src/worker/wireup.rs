@@ -36,7 +36,7 @@ use crate::{
         hello::{
             ClientHello, Nonce, Prover, ServerHello, Transcript, VERSION_MAX, VERSION_MIN, Verdict,
         },
-        thresholds::Thresholds,
+        thresholds::{Lending, Thresholds},
     },
     sys::{abstract_socket, identity::identity},
     transport::{
@@ -446,12 +446,13 @@ fn attach(
         }
         let one_copy =
             pair.map(|pair| OneCopy { pair, cma, mapped: Vec::new(), asked: Vec::new(), given: Vec::new(), seen: Vec::new() });
-        let limits = {
+        let threshold = {
             let configured = engine.core.rendezvous_threshold;
             let reach = shared.transports.iter().find(|known| known.name == transport).map(|known| known.reach);
             let threshold = if reach == Some(Reach::Network) { configured.inter } else { configured.intra };
-            Thresholds::new(&attributes, threshold.bytes())
+            threshold.bytes()
         };
+        let limits = Thresholds::new(&attributes, threshold);
         let peer = Peer::new(Made {
             id,
             slot,
@@ -459,6 +460,7 @@ fn attach(
             link,
             short: limits.short,
             eager: limits.eager,
+            lending: Lending::new(threshold),
             worker,
             info,
             transports: names,

@@ -10,6 +10,7 @@ use wharf::{Buffer, BufferMut};
 
 const CANARY: usize = 64;
 const SONG: u8 = 0xc5;
+const POISON: u8 = 0xdd;
 
 /// Memory that was lent to an operation and came back.
 #[derive(Default)]
@@ -33,7 +34,10 @@ struct Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        if let Some(block) = self.block.take() {
+        if let Some(mut block) = self.block.take() {
+            let end = block.len() - CANARY;
+            // Whoever still reads it must not find what was in it.
+            block[CANARY..end].fill(POISON);
             let mut yard = self.yard.lock();
             yard.then.push(block.to_vec());
             yard.returned.push(block);
@@ -65,6 +69,12 @@ impl Guard {
         let (address, length, owner) = self.lend(bytes);
         // SAFETY: see the chapter.
         unsafe { Buffer::from_raw(address, length, owner) }
+    }
+
+    /// Whether some of it has not come back.
+    pub(crate) fn is_lent(&self) -> bool {
+        // Each block that is out holds the yard.
+        Arc::strong_count(&self.yard) > 1
     }
 
     /// Demands that nobody wrote around a buffer, or into one that had been given back.

@@ -16,3 +16,4 @@ mod dropped;
 mod pieces;
 mod select;
 mod stopped;
+mod stream;

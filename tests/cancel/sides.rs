@@ -31,9 +31,15 @@ impl Path {
             Self::Tcp => "tcp",
             _ => "shm",
         };
-        Context::builder()
+        let builder = Context::builder()
             .transports(transports)
-            .expect("a transport")
+            .expect("a transport");
+        let builder = match self {
+            // The reader of a stream copies long buffers; for messages it is what shared memory does by itself.
+            Self::Shm | Self::ShmWithoutCma => builder.rendezvous_threshold(128 << 10),
+            _ => builder,
+        };
+        builder
             .cma(self != Self::ShmWithoutCma)
             .progress(Progress::EventDriven)
             .build()

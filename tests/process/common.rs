@@ -23,9 +23,18 @@ impl Path {
     /// What the second process is told, by its environment.
     fn variables(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::Shm => &[("WHARF_TLS", "shm")],
-            Self::ShmWithoutCma => &[("WHARF_TLS", "shm"), ("WHARF_CMA", "n")],
-            Self::ShmWithoutPidfd => &[("WHARF_TLS", "shm"), ("WHARF_PIDFD", "n")],
+            // The reader of a stream copies long buffers; for messages the limit is what shared memory has by itself.
+            Self::Shm => &[("WHARF_TLS", "shm"), ("WHARF_RNDV_THRESH", "128K")],
+            Self::ShmWithoutCma => &[
+                ("WHARF_TLS", "shm"),
+                ("WHARF_CMA", "n"),
+                ("WHARF_RNDV_THRESH", "128K"),
+            ],
+            Self::ShmWithoutPidfd => &[
+                ("WHARF_TLS", "shm"),
+                ("WHARF_PIDFD", "n"),
+                ("WHARF_RNDV_THRESH", "128K"),
+            ],
             Self::Tcp => &[("WHARF_TLS", "tcp")],
         }
     }
@@ -37,8 +46,12 @@ impl Path {
             Self::Tcp => builder.transports("tcp"),
             _ => builder.transports("shm"),
         };
+        let builder = builder.expect("a transport");
+        let builder = match self {
+            Self::Tcp => builder,
+            _ => builder.rendezvous_threshold(128 << 10),
+        };
         builder
-            .expect("a transport")
             .cma(self != Self::ShmWithoutCma)
             .pidfd(self != Self::ShmWithoutPidfd)
             .build()

@@ -612,6 +612,96 @@ mod of_either_end_of_a_stream {
     }
 }
 
+mod of_either_end_of_a_stream_of_long_buffers {
+    use tokio::io::AsyncReadExt;
+    use wharf::Buffer;
+
+    use super::*;
+
+    on_every_path!();
+
+    /// Lengths that are announced, over shared memory, and one that is not.
+    const BUFFERS: [usize; 4] = [128 << 10, 1 << 20, 100_000, 16 << 20];
+
+    /// One end writes buffers of ordinary memory and of memory that both map, and reads what comes back; the other dies, in the middle of copying
+    /// or of being copied from. What arrived is right, every task ends with an error, and the memory comes back.
+    async fn first(mut first: First) {
+        for delay in DELAYS {
+            let (child, endpoint) = first.second().await;
+            let killer = kill_after(&child, delay);
+            let mut tasks = Vec::new();
+            for own in [false, true] {
+                let number = u64::from(own);
+                let source = bytes(number, LONG);
+                let source: Buffer = if own {
+                    let mut memory = first.context.allocate(LONG).await.expect("memory");
+                    memory.copy_from_slice(&source);
+                    memory.freeze()
+                } else {
+                    source.into()
+                };
+                let endpoint = endpoint.clone();
+                tasks.push(tokio::spawn(async move {
+                    let stream = endpoint.stream().await.map_err(std::io::Error::from)?;
+                    let (mut reader, mut writer) = stream.into_split();
+                    let write = async {
+                        let mut place = 0;
+                        for length in BUFFERS.into_iter().cycle() {
+                            let length = length.min(LONG - place);
+                            let buffer = source.slice(place..place + length);
+                            place = (place + length) % LONG;
+                            writer.write_buffer(buffer).await?;
+                        }
+                        Ok(())
+                    };
+                    let read = async {
+                        let mut place = 0;
+                        let mut piece = vec![0; 300_000];
+                        loop {
+                            let count = reader.read(&mut piece).await?;
+                            if count == 0 {
+                                return Err(std::io::Error::other("a dead process ends no stream"));
+                            }
+                            let whole = count.min(LONG - place);
+                            expect_bytes_from(number, place, &piece[..whole]);
+                            expect_bytes_from(number, 0, &piece[whole..count]);
+                            place = (place + count) % LONG;
+                        }
+                    };
+                    // Each of them ends by itself.
+                    let (write, read): (wharf::Result<()>, std::io::Result<()>) =
+                        tokio::join!(write, read);
+                    write?;
+                    read
+                }));
+            }
+            for task in tasks {
+                let error = watchdog(LIMIT, task)
+                    .await
+                    .expect("no panic")
+                    .expect_err("the peer is dead");
+                assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
+            }
+            killer.join().expect("killed");
+            first.expect_end(child, endpoint).await;
+        }
+        first.finish().await;
+    }
+
+    async fn second(second: Second) {
+        while let Ok(stream) = second.endpoint.accept_stream().await {
+            tokio::spawn(async move {
+                let (mut reader, mut writer) = stream.into_split();
+                while let Ok(Some(chunk)) = reader.read_chunk().await {
+                    if writer.write_buffer(chunk).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    }
+}
+
 mod of_the_target_of_active_messages_and_atomics {
     use super::*;
 

@@ -1,4 +1,4 @@
-//! What tests share: a watchdog for every wait, a second process, and the log.
+//! What tests share: a watchdog for every wait, a second process, a registrar without hardware, a monitor that sees what it is told, and the log.
 //!
 //! Used by `mod support;` in `tests/x.rs`, and by `#[path = "../support/mod.rs"] mod support;` in `tests/x/main.rs`.
 
@@ -6,11 +6,15 @@
 #![allow(dead_code, unused_imports, unused_macros)]
 
 mod logs;
+mod monitor;
 mod process;
+mod registrar;
 mod watchdog;
 
 pub(crate) use logs::Logs;
+pub(crate) use monitor::FakeMonitor;
 pub(crate) use process::{Child, Parent, child, this_test};
+pub(crate) use registrar::{FakeRegistrar, Key};
 pub(crate) use watchdog::{LIMIT, watchdog};
 
 /// How many file descriptors this process has open. Other tests of the program open some as well: compare in a child.

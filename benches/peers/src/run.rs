@@ -169,7 +169,7 @@ fn contestant_of(case: &Case, peer: Peer, ucx: &Ucx, options: &Options) -> Optio
         (Peer::Ucx(_), Ucx::BuiltIn)
             if matches!(
                 case.verb,
-                Verb::Bytes | Verb::BytesOwned | Verb::BytesLatency
+                Verb::Bytes | Verb::BytesOwned | Verb::BytesAllocated | Verb::BytesLatency
             ) =>
         {
             None

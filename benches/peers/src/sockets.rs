@@ -196,7 +196,10 @@ pub(crate) async fn bytes(
             }
             stream.write_all(&buffer).await?;
         },
-        (Verb::Stream | Verb::Bytes | Verb::BytesOwned | Verb::Rate, true) => {
+        (
+            Verb::Stream | Verb::Bytes | Verb::BytesOwned | Verb::BytesAllocated | Verb::Rate,
+            true,
+        ) => {
             let mut laps = Laps::start(spec);
             loop {
                 for _ in 0..laps.batch() {
@@ -214,7 +217,10 @@ pub(crate) async fn bytes(
                 _ => spec.size as f64 / laps.mean(),
             })
         }
-        (Verb::Stream | Verb::Bytes | Verb::BytesOwned | Verb::Rate, false) => loop {
+        (
+            Verb::Stream | Verb::Bytes | Verb::BytesOwned | Verb::BytesAllocated | Verb::Rate,
+            false,
+        ) => loop {
             stream.read_exact(&mut buffer).await?;
             if buffer[0] == STOP {
                 stream.write_all(&[GO]).await?;

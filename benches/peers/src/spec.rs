@@ -37,13 +37,15 @@ pub(crate) enum Verb {
     Bytes,
     /// A byte stream one way, in buffers that the stream owns meanwhile.
     BytesOwned,
+    /// As `BytesOwned`, from memory that wharf allocated.
+    BytesAllocated,
     /// Bytes there and back on a stream; half a round trip.
     BytesLatency,
     /// Many endpoints on one worker; `size` is their number.
     Many,
 }
 
-const VERBS: [(Verb, &str); 17] = [
+const VERBS: [(Verb, &str); 18] = [
     (Verb::Latency, "latency"),
     (Verb::Rate, "rate"),
     (Verb::Stream, "stream"),
@@ -59,6 +61,7 @@ const VERBS: [(Verb, &str); 17] = [
     (Verb::Memory, "memory"),
     (Verb::Bytes, "bytes"),
     (Verb::BytesOwned, "bytes_owned"),
+    (Verb::BytesAllocated, "bytes_allocated"),
     (Verb::BytesLatency, "bytes_latency"),
     (Verb::Many, "many"),
 ];

@@ -160,13 +160,22 @@ impl Side {
             (Verb::Idle, _) => self.idle(&endpoint).await,
             (Verb::Memory, _) => self.memory(&endpoint).await,
             (Verb::Many, _) => self.many().await,
-            (Verb::BytesOwned, Role::A) => self.write_owned(&endpoint).await,
+            (Verb::BytesOwned, Role::A) => {
+                let message = Buffer::from(vec![GO; self.spec.size]);
+                self.write_owned(&endpoint, message).await
+            }
+            (Verb::BytesAllocated, Role::A) => {
+                let mut message = self.context.allocate(self.spec.size).await?;
+                message.fill(GO);
+                self.write_owned(&endpoint, message.freeze()).await
+            }
             (Verb::Bytes | Verb::BytesLatency, Role::A) => {
                 sockets::bytes(&self.spec, true, endpoint.stream().await?).await
             }
-            (Verb::Bytes | Verb::BytesOwned | Verb::BytesLatency, Role::B) => {
-                sockets::bytes(&self.spec, false, endpoint.accept_stream().await?).await
-            }
+            (
+                Verb::Bytes | Verb::BytesOwned | Verb::BytesAllocated | Verb::BytesLatency,
+                Role::B,
+            ) => sockets::bytes(&self.spec, false, endpoint.accept_stream().await?).await,
         };
         let value = first?;
         self.meet(&endpoint).await?;
@@ -350,8 +359,7 @@ impl Side {
     }
 
     /// Writes buffers that the stream owns, as [`sockets::bytes`] writes slices.
-    async fn write_owned(&self, endpoint: &Endpoint) -> Outcome<f64> {
-        let message = Buffer::from(vec![GO; self.spec.size]);
+    async fn write_owned(&self, endpoint: &Endpoint, message: Buffer) -> Outcome<f64> {
         let mut stream = endpoint.stream().await?;
         let mut laps = Laps::start(&self.spec);
         loop {

@@ -10,7 +10,7 @@
 //!
 //! # Touching the peer's memory
 //! An end that reads or writes memory lent by the other (a shared region, a `process_vm` transfer) calls [`Pair::enter`], then
-//! checks that the loan still stands ([`Pair::peer_generation`], [`Pair::claim`]), moves the bytes, and calls [`Pair::leave`]. The
+//! checks that the loan still stands ([`Pair::peer_generation`], [`Pair::claim`], [`Pair::stands`]), moves the bytes, and calls [`Pair::leave`]. The
 //! owner that takes a loan back changes the generation or revokes the slot first, and then waits until [`Pair::peer_active`] was
 //! seen `false` once, or the peer's death was reported. Both sides have a full barrier between their store and their load, so
 //! either the toucher sees that the loan is over or the owner sees the toucher.
@@ -186,6 +186,19 @@ impl Pair {
                 Err(now) => seen = now,
             }
         }
+    }
+
+    /// Whether a word still stands for the transfer of this token, for an end that has called [`Pair::enter`]. Where one end does all the
+    /// copying nothing is claimed, and the word is only what its owner revokes.
+    #[inline]
+    #[must_use]
+    pub fn stands(&self, token: u32) -> bool {
+        let seen = self
+            .transfer(token & TOKEN_SLOT)
+            .next
+            .load(Ordering::Acquire);
+        seen >> 32 == u64::from(token >> TOKEN_SLOT_BITS)
+            && seen & u64::from(u32::MAX) != u64::from(u32::MAX)
     }
 
     /// Says that a claimed chunk has been moved; returns how many have. Whoever gets the total sees all their bytes.

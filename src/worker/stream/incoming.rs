@@ -41,6 +41,8 @@ impl Core {
                     .ok_or_else(|| violation("short message"))?;
                 self.stream_window(link, header, u64::from_le_bytes(*bytes))
             }
+            control::STREAM_RTS => self.stream_announced(link, header, body),
+            control::STREAM_TAKEN => self.stream_taken(link, header, body),
             control::STREAM_FIN => self.stream_end(link, header, ReadEnd::Fin),
             control::STREAM_RESET => self.stream_end(link, header, ReadEnd::Reset),
             control::STREAM_OPEN => self.stream_opened(link, header),
@@ -52,7 +54,7 @@ impl Core {
 
     /// The stream that a message means; `None` when it is over.
     #[inline]
-    fn named(&mut self, link: LinkId, header: u64) -> Result<Option<StreamKey>> {
+    pub(super) fn named(&mut self, link: LinkId, header: u64) -> Result<Option<StreamKey>> {
         let name = StreamName::of(header);
         let Some(peer) = at(&mut self.peers, link) else {
             return Ok(None);
@@ -67,7 +69,12 @@ impl Core {
 
     /// Makes room in the books for `length` bytes of the peer. `None`: the connection is over.
     #[inline]
-    fn expect(&mut self, link: LinkId, header: u64, length: usize) -> Result<Option<StreamKey>> {
+    pub(super) fn expect(
+        &mut self,
+        link: LinkId,
+        header: u64,
+        length: usize,
+    ) -> Result<Option<StreamKey>> {
         if self.peer(link).is_none() {
             return Ok(None);
         }
@@ -77,6 +84,11 @@ impl Core {
         };
         if stream.reading.end.is_some() {
             return Err(violation("more of a stream after its end"));
+        }
+        if stream.reading.lent.is_some() {
+            return Err(violation(
+                "more of a stream before what was announced is taken",
+            ));
         }
         if !stream.reading.hold(length) {
             return Err(violation("the peer exceeded the window of a stream"));
@@ -198,6 +210,13 @@ impl Core {
     }
 
     fn stream_end(&mut self, link: LinkId, header: u64, end: ReadEnd) -> Result<()> {
+        if end == ReadEnd::Reset
+            && let Some(key) = self.named(link, header)?
+            && let Some(stream) = self.streams.get(key)
+        {
+            // Taken back: nothing is said about it any more.
+            stream.reading.lent = None;
+        }
         let Some(key) = self.expect(link, header, 0)? else {
             return Ok(());
         };

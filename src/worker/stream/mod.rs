@@ -6,6 +6,9 @@
 //!              does not take)  ◀── STREAM_WINDOW    buffer, if it looks just now)
 //! ```
 //!
+//! A long owned buffer is announced instead where the reader can copy it out of the writer's memory: `STREAM_RTS`, and nothing more of the
+//! stream until `STREAM_TAKEN` comes back.
+//!
 //! Each direction ends by itself: by `STREAM_FIN` after all data, or by `STREAM_RESET`. A reader that goes before that says `STREAM_STOP`, and
 //! the writer answers with a reset. A stream leaves the table of its connection when both directions have ended, and goes when both
 //! handles are gone as well.
@@ -15,12 +18,13 @@
 //! | `incoming` | the messages of a peer, acted upon |
 //! | `reading` | what has arrived, and a read that is being polled |
 //! | `outgoing` | what is written, on its way to the link |
-//!
+//! | `lent` | long owned buffers, announced by their writer and copied by their reader |
 //! | `tests` | a peer that breaks the rules |
 //!
-//! Tests: `tests/api/stream.rs`, `tests/process/death.rs`, and `tests`.
+//! Tests: `tests/api/stream.rs`, `tests/api/lent.rs`, `tests/cancel/stream.rs`, `tests/process/death.rs`, and `tests`.
 
 mod incoming;
+mod lent;
 mod outgoing;
 mod reading;
 #[cfg(test)]
@@ -304,9 +308,10 @@ impl Core {
         if matches!(stream.writing.end, WriteEnd::Sent) || stream.ended.is_some() {
             return;
         }
-        stream.writing.give_up(&mut self.buried);
+        let lent = stream.writing.give_up(&mut self.buried);
         stream.writing.end = WriteEnd::Sent;
         let (link, header) = (stream.link, stream.header());
+        self.take_back(link, Vec::from_iter(lent));
         self.control(link, control::STREAM_RESET, header, &[]);
         self.close_soon(Some(link));
     }
@@ -340,6 +345,7 @@ impl Core {
             self.wakes.append(&mut streams.accepters);
             self.wakes.append(&mut streams.openers);
         }
+        let mut lent = Vec::new();
         let (wakes, buried) = (&mut self.wakes, &mut self.buried);
         self.streams.entries.retain(|_, stream| {
             if stream.link != link || stream.ended.is_some() {
@@ -347,11 +353,13 @@ impl Core {
             }
             stream.named = false;
             stream.ended = Some(error.duplicate());
-            stream.writing.give_up(buried);
+            lent.extend(stream.writing.give_up(buried));
+            stream.reading.lent = None;
             wakes.extend(stream.reading.waker.take());
             wakes.extend(stream.writing.waker.take());
             stream.is_held()
         });
+        self.take_back(link, lent);
     }
 
     /// The record of an ended connection goes, and with it the streams that nobody accepted.

@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-use super::{Broken, Stream, StreamKey};
+use super::{Broken, Stream, StreamKey, lent::announce};
 
 /// Shorter writes are gathered, when sending one costs a system call.
 const SHORT: usize = 8 << 10;
@@ -46,8 +46,26 @@ pub(super) enum WriteEnd {
 
 /// Bytes that wait for the link.
 pub(super) enum Piece {
-    Gathered { bytes: Vec<u8>, done: usize },
-    Owned { buffer: Buffer, done: usize },
+    Gathered {
+        bytes: Vec<u8>,
+        done: usize,
+    },
+    Owned {
+        buffer: Buffer,
+        done: usize,
+        loan: Loan,
+    },
+}
+
+/// Whether the rest of an owned buffer waits here until the reader has copied it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loan {
+    /// Not announced; the first step decides.
+    None,
+    /// Announced, under this word. Nothing else of the stream is sent until the reader says what it has taken.
+    Out(u32),
+    /// The reader could not: it is sent in frames.
+    Refused,
 }
 
 pub(super) struct Writing {
@@ -66,7 +84,9 @@ pub(super) struct Writing {
     pub(super) end: WriteEnd,
     /// Owned buffers taken, and those that have left.
     taken: u64,
-    left: u64,
+    pub(super) left: u64,
+    /// An announced buffer was taken back, and the reader may have said something about it before it heard.
+    pub(super) took_back: bool,
     pub(super) waker: WakerSlot,
 }
 
@@ -83,6 +103,7 @@ impl Default for Writing {
             end: WriteEnd::Open,
             taken: 0,
             left: 0,
+            took_back: false,
             waker: WakerSlot::default(),
         }
     }
@@ -95,17 +116,35 @@ impl Writing {
 
     /// Whether a turn on the link would move something.
     fn can_move(&self) -> bool {
-        self.window > 0 || (self.pieces.is_empty() && self.end == WriteEnd::Wanted)
+        match self.pieces.front() {
+            None => self.end == WriteEnd::Wanted || self.window > 0,
+            Some(Piece::Owned {
+                loan: Loan::Out(_), ..
+            }) => false,
+            Some(_) => self.window > 0,
+        }
     }
 
-    /// Nothing leaves any more: what has not is thrown away, once the lock is gone.
-    pub(super) fn give_up(&mut self, buried: &mut Vec<Buried>) {
+    /// Nothing leaves any more: what has not is thrown away, once the lock is gone. What the reader may be copying is returned, and the word.
+    #[must_use = "the reader may be in it"]
+    pub(super) fn give_up(&mut self, buried: &mut Vec<Buried>) -> Option<(Buffer, u32)> {
+        let mut lent = None;
         for piece in self.pieces.drain(..) {
-            if let Piece::Owned { buffer, .. } = piece {
-                buried.push(Buried::Buffer(buffer));
+            match piece {
+                Piece::Owned {
+                    buffer,
+                    loan: Loan::Out(word),
+                    ..
+                } => {
+                    self.took_back = true;
+                    lent = Some((buffer, word));
+                }
+                Piece::Owned { buffer, .. } => buried.push(Buried::Buffer(buffer)),
+                Piece::Gathered { .. } => {}
             }
         }
         self.gathered = 0;
+        lent
     }
 
     /// Takes a copy of as much as may wait.
@@ -228,10 +267,11 @@ impl Core {
         }
         stream.writing.taken += 1;
         let number = stream.writing.taken;
-        stream
-            .writing
-            .pieces
-            .push_back(Piece::Owned { buffer, done: 0 });
+        stream.writing.pieces.push_back(Piece::Owned {
+            buffer,
+            done: 0,
+            loan: Loan::None,
+        });
         self.push_stream(key);
         Ok(number)
     }
@@ -379,7 +419,27 @@ impl Core {
                     writing.spare = bytes;
                 }
             }
-            Some(Piece::Owned { buffer, done }) => {
+            // What the reader says gives it its turn again.
+            Some(Piece::Owned {
+                loan: Loan::Out(_), ..
+            }) => return Ok(Step::Parked),
+            Some(Piece::Owned { buffer, done, loan }) => {
+                if *loan == Loan::None
+                    && *done == 0
+                    && let Some(one_copy) = &mut peer.one_copy
+                    && let Some(rts) = announce(one_copy, link.as_mut(), peer.lending, buffer)
+                {
+                    return match link.am_short(control::STREAM_RTS, header, &rts.encode()) {
+                        Ok(()) => {
+                            *loan = Loan::Out(rts.word);
+                            Ok(Step::Parked)
+                        }
+                        Err(error) => {
+                            one_copy.pair.release(rts.word);
+                            Err(error)
+                        }
+                    };
+                }
                 let data = buffer.as_slice().unwrap_or(&[]);
                 let longest = if attributes.max_zcopy == 0 {
                     attributes.max_bcopy.min(COPIED)

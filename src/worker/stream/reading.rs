@@ -22,7 +22,10 @@ use crate::{
     worker::{core::Core, engine::Engine},
 };
 
-use super::{Broken, Stream, StreamKey};
+use super::{
+    Broken, Stream, StreamKey,
+    lent::{LentBuffer, PULL},
+};
 
 /// Bytes gathered in one block; the least that is allocated.
 const BLOCK: usize = 32 << 10;
@@ -39,9 +42,13 @@ pub(super) enum ReadEnd {
 pub(super) struct Reading {
     /// A handle may still read it.
     pub(super) is_held: bool,
+    /// Before the chunks: what was copied out of an announced buffer at once, for short reads.
+    pub(super) ahead: Bytes,
     pub(super) chunks: VecDeque<Bytes>,
     /// After the chunks: where short frames gather.
     pub(super) tail: BytesMut,
+    /// After all of them: what waits in the writer's memory.
+    pub(super) lent: Option<LentBuffer>,
     /// Bytes that arrived and were not returned to the peer's window.
     held: u64,
     /// Those of them that were read.
@@ -54,8 +61,10 @@ impl Default for Reading {
     fn default() -> Self {
         Self {
             is_held: true,
+            ahead: Bytes::new(),
             chunks: VecDeque::new(),
             tail: BytesMut::new(),
+            lent: None,
             held: 0,
             owed: 0,
             end: None,
@@ -65,9 +74,10 @@ impl Default for Reading {
 }
 
 impl Reading {
+    /// Whether nothing is here; what is announced is not.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.tail.is_empty() && self.chunks.is_empty()
+        self.tail.is_empty() && self.chunks.is_empty() && self.ahead.is_empty()
     }
 
     /// Counts bytes of the peer. `false`: more than it may send.
@@ -94,6 +104,13 @@ impl Reading {
             self.chunks.push_back(self.tail.split().freeze());
         }
         self.chunks.push_back(data.into());
+    }
+
+    /// Copies of what comes before all else.
+    pub(super) fn copy_ahead(&mut self, buf: &mut ReadBuf<'_>) -> usize {
+        let count = self.ahead.len().min(buf.remaining());
+        buf.put_slice(&self.ahead.split_to(count));
+        count
     }
 
     /// Copies what is there.
@@ -186,13 +203,12 @@ impl Engine {
         };
         // Its own progress must not wake it.
         stream.reading.waker.take();
-        if !stream.reading.is_empty() {
-            let count = stream.reading.copy_to(buf);
-            self.core.read_from(key, count);
-            return Some(Ok(count));
+        if stream.reading.lent.is_some() && stream.reading.is_empty() {
+            // What others wait for passes between two copies.
+            self.progress();
         }
-        if let Some(end) = stream.read_end() {
-            return Some(end);
+        if let Some(read) = self.core.read_here(key, buf) {
+            return Some(read);
         }
         // SAFETY: only bytes that are initialised are written, and none is taken away.
         let unfilled = unsafe { buf.unfilled_mut() };
@@ -217,14 +233,8 @@ impl Engine {
             buf.advance(count);
             return Some(Ok(count));
         }
-        // Long frames land in memory of their own.
-        let stream = self.core.streams.get(key)?;
-        let count = stream.reading.copy_to(buf);
-        if count > 0 {
-            self.core.read_from(key, count);
-            return Some(Ok(count));
-        }
-        stream.read_end()
+        // Long frames land in memory of their own, and long buffers are only announced.
+        self.core.read_here(key, buf)
     }
 
     /// The next bytes, without a copy. `Ok(None)`: the end.
@@ -239,9 +249,15 @@ impl Engine {
             let Some(stream) = core.streams.get(key) else {
                 return Some(Err(Broken::Ended(crate::worker::send::closed())));
             };
+            if !stream.reading.ahead.is_empty() {
+                return Some(Ok(Some(std::mem::take(&mut stream.reading.ahead))));
+            }
             if let Some(chunk) = stream.reading.take_chunk() {
                 core.read_from(key, chunk.len());
                 return Some(Ok(Some(chunk)));
+            }
+            if stream.reading.lent.is_some() {
+                return core.pull_chunk(key, PULL).map(|chunk| Ok(Some(chunk)));
             }
             Some(stream.read_end()?.map(|_| None))
         };
@@ -262,7 +278,10 @@ impl super::Streams {
     fn is_read(&self, key: StreamKey) -> bool {
         self.direct.as_ref().is_none_or(|direct| direct.filled > 0)
             || self.entries.get(key.slot as usize).is_none_or(|stream| {
-                !stream.reading.is_empty() || stream.reading.end.is_some() || stream.ended.is_some()
+                !stream.reading.is_empty()
+                    || stream.reading.lent.is_some()
+                    || stream.reading.end.is_some()
+                    || stream.ended.is_some()
             })
     }
 
@@ -276,6 +295,30 @@ impl super::Streams {
 }
 
 impl Core {
+    /// Reads what is here, or can be copied at once, or how it ends.
+    #[inline]
+    fn read_here(
+        &mut self,
+        key: StreamKey,
+        buf: &mut ReadBuf<'_>,
+    ) -> Option<Result<usize, Broken>> {
+        let stream = self.streams.get(key)?;
+        if !stream.reading.ahead.is_empty() {
+            return Some(Ok(stream.reading.copy_ahead(buf)));
+        }
+        if !stream.reading.is_empty() {
+            let count = stream.reading.copy_to(buf);
+            self.read_from(key, count);
+            return Some(Ok(count));
+        }
+        if stream.reading.lent.is_some()
+            && let Some(count) = self.pull_to(key, buf)
+        {
+            return Some(Ok(count));
+        }
+        self.streams.get(key)?.read_end()
+    }
+
     pub(crate) fn wait_to_read(&mut self, key: StreamKey, waker: &Waker) {
         if let Some(stream) = self.streams.get(key) {
             stream.reading.waker.leave(waker);
@@ -301,6 +344,8 @@ impl Core {
     /// Throws away what nobody will read.
     pub(super) fn discard_unread(&mut self, key: StreamKey) {
         if let Some(stream) = self.streams.get(key) {
+            stream.reading.ahead = Bytes::new();
+            stream.reading.lent = None;
             stream.reading.chunks.clear();
             stream.reading.tail = BytesMut::new();
         }

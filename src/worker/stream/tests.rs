@@ -2,17 +2,23 @@
 
 use crate::{
     Context,
-    error::{ErrorKind, Result},
+    error::{Error, ErrorKind, Result},
+    memory::Buffer,
     protocol::{
         control::{
-            STREAM_ACCEPTED, STREAM_DATA, STREAM_FIN, STREAM_OPEN, STREAM_RESET, STREAM_STOP,
-            STREAM_WINDOW,
+            STREAM_ACCEPTED, STREAM_DATA, STREAM_FIN, STREAM_OPEN, STREAM_RESET, STREAM_RTS,
+            STREAM_STOP, STREAM_TAKEN, STREAM_WINDOW, StreamRts,
         },
         stream::{STREAM_BACKLOG, STREAM_BYTES, StreamName},
     },
     transport::{Place, Sink},
     types::{EndpointId, LinkId},
     worker::{Handle, core::Core, engine::Engine, wireup},
+};
+
+use super::{
+    StreamKey,
+    outgoing::{Loan, Piece},
 };
 
 const PIECE: usize = 64 << 10;
@@ -51,19 +57,22 @@ impl Hostile<'_> {
 }
 
 /// Plays it; afterwards the connection must have ended if something was refused, and the worker must have nothing left of it.
-fn play(act: impl FnOnce(&mut Hostile<'_>)) {
+fn play_over(transport: &str, act: impl FnOnce(&mut Hostile<'_>)) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime");
     runtime.block_on(async {
         let context = Context::builder()
-            .transports("self")
-            .and_then(|builder| builder.build())
+            .transports(transport)
+            .and_then(|builder| builder.rendezvous_threshold(0).build())
             .expect("a context");
         let handle = Handle::start(&context).expect("a worker");
         let shared = &handle.shared;
-        let address = wireup::address(shared).expect("an address");
+        // Memory is shared with another worker only.
+        let other = (transport != "self").then(|| Handle::start(&context).expect("a worker"));
+        let peer = other.as_ref().map_or(shared, |other| &other.shared);
+        let address = wireup::address(peer).expect("an address");
         let destination = wireup::Destination::Worker(address);
         let (link, endpoint) = wireup::connect(shared, destination)
             .await
@@ -83,20 +92,91 @@ fn play(act: impl FnOnce(&mut Hostile<'_>)) {
                 assert!(closed, "the connection has ended");
             }
         });
+        if transport != "self" {
+            // A close would wait for the other worker.
+            shared.abort(link, endpoint, Error::new(ErrorKind::Closed, "over"));
+        }
         shared.release_endpoint(link, endpoint);
         let left = shared.with(|engine| engine.core.streams.entries.len());
         assert_eq!(left, 0, "streams left behind");
     });
 }
 
+/// What a peer announces.
+fn rts(length: u64, address: u64) -> StreamRts {
+    StreamRts {
+        length,
+        address,
+        segment: 0,
+        segment_offset: 0,
+        word: 0,
+    }
+}
+
+impl Hostile<'_> {
+    /// A buffer of this side's, announced to the peer, and how messages of the peer's name its stream.
+    fn announces(&mut self, length: usize) -> StreamKey {
+        let (link, endpoint) = (self.link, self.endpoint);
+        let core = self.core();
+        let key = core.open_stream(link, endpoint).expect("room");
+        let key = key.expect("opened");
+        let buffer = Buffer::from(vec![7; length]);
+        core.write_stream_buffer(key, buffer).expect("taken");
+        assert!(self.is_out(key), "it is announced");
+        key
+    }
+
+    fn is_out(&mut self, key: StreamKey) -> bool {
+        let stream = self.core().streams.get(key).expect("it is open");
+        let front = stream.writing.pieces.front();
+        matches!(
+            front,
+            Some(Piece::Owned {
+                loan: Loan::Out(_),
+                ..
+            })
+        )
+    }
+
+    /// The peer says what it has taken of the first stream of this side's.
+    fn takes(&mut self, taken: u64) -> Result<()> {
+        self.say(STREAM_TAKEN, 0, false, &taken.to_le_bytes())
+    }
+
+    #[track_caller]
+    fn takes_too_much(&mut self, taken: u64) {
+        let refused = self.takes(taken).expect_err("it is not allowed");
+        assert_eq!(refused.kind(), ErrorKind::Protocol);
+    }
+
+    /// Everything that was refused ends the connection; then both handles go.
+    fn leaves(&mut self, key: StreamKey) {
+        self.engine.progress();
+        self.core().drop_stream_reader(key);
+        self.core().drop_stream_writer(key);
+    }
+
+    /// What a reader of the peer's first stream finds.
+    fn reads(&mut self) -> Option<Vec<u8>> {
+        let link = self.link;
+        let peer = self.core().peer(link).expect("a peer");
+        let key = *peer.streams.accepted.open.get(&0).expect("a stream");
+        let chunk = self.engine.read_stream_chunk(key)?;
+        chunk.ok()?.map(|chunk| chunk.to_vec())
+    }
+}
+
 macro_rules! breaches {
-    ($($(#[$doc:meta])* $name:ident: |$peer:ident| $body:block)+) => {$(
+    (over $transport:literal: $($(#[$doc:meta])* $name:ident: |$peer:ident| $body:block)+) => {$(
         $(#[$doc])*
         #[test]
         fn $name() {
-            play(|$peer| $body);
+            play_over($transport, |$peer| $body);
         }
     )+};
+    ($($(#[$doc:meta])* $name:ident: |$peer:ident| $body:block)+) => {
+        breaches! { over "self": $($(#[$doc])* $name: |$peer| $body)+ }
+    };
 }
 
 breaches! {
@@ -104,7 +184,7 @@ breaches! {
     never_opened_end: |peer| { peer.breach(STREAM_FIN, 0, &[]); }
     never_opened_stop: |peer| { peer.breach(STREAM_STOP, 3, &[]); }
     never_opened_window: |peer| { peer.breach(STREAM_WINDOW, 0, &[0; 8]); }
-    unknown_number: |peer| { peer.breach(26, 0, &[0; 44]); }
+    unknown_number: |peer| { peer.breach(99, 0, &[0; 44]); }
     out_of_turn: |peer| { peer.breach(STREAM_OPEN, 1, &[]); }
     opened_twice: |peer| {
         peer.fine(STREAM_OPEN, 0, &[]);
@@ -212,5 +292,149 @@ breaches! {
         let (_, stream) = peer.core().streams.entries.iter().next().expect("a stream");
         assert!(stream.reading.chunks.len() < 64, "{} chunks", stream.reading.chunks.len());
         peer.breach(STREAM_DATA, 0, &[7]);
+    }
+}
+
+breaches! {
+    announced_without_common_memory: |peer| {
+        peer.fine(STREAM_OPEN, 0, &[]);
+        peer.breach(STREAM_RTS, 0, &rts(1 << 20, 4096).encode());
+    }
+}
+
+breaches! { over "shm":
+    announced_by_half: |peer| {
+        peer.fine(STREAM_OPEN, 0, &[]);
+        peer.breach(STREAM_RTS, 0, &rts(1 << 20, 4096).encode()[..35]);
+    }
+    announced_on_no_stream: |peer| { peer.breach(STREAM_RTS, 0, &rts(1 << 20, 4096).encode()); }
+    announced_nothing: |peer| {
+        peer.fine(STREAM_OPEN, 0, &[]);
+        peer.breach(STREAM_RTS, 0, &rts(0, 4096).encode());
+    }
+    announced_more_than_there_is: |peer| {
+        peer.fine(STREAM_OPEN, 0, &[]);
+        peer.breach(STREAM_RTS, 0, &rts(1 << 63, 4096).encode());
+    }
+    announced_past_the_end_of_memory: |peer| {
+        peer.fine(STREAM_OPEN, 0, &[]);
+        peer.breach(STREAM_RTS, 0, &rts(1 << 20, u64::MAX - 4096).encode());
+    }
+    announced_past_the_end_of_a_segment: |peer| {
+        peer.fine(STREAM_OPEN, 0, &[]);
+        let announced = StreamRts { segment: 1, segment_offset: u64::MAX, ..rts(1 << 20, 0) };
+        peer.breach(STREAM_RTS, 0, &announced.encode());
+    }
+    announced_twice: |peer| {
+        peer.fine(STREAM_OPEN, 0, &[]);
+        peer.fine(STREAM_RTS, 0, &rts(1 << 20, 4096).encode());
+        peer.breach(STREAM_RTS, 0, &rts(1 << 20, 4096).encode());
+    }
+    data_before_what_was_announced_is_taken: |peer| {
+        peer.fine(STREAM_OPEN, 0, &[]);
+        peer.fine(STREAM_RTS, 0, &rts(1 << 20, 4096).encode());
+        peer.breach(STREAM_DATA, 0, b"more");
+    }
+    end_before_what_was_announced_is_taken: |peer| {
+        peer.fine(STREAM_OPEN, 0, &[]);
+        peer.fine(STREAM_RTS, 0, &rts(1 << 20, 4096).encode());
+        peer.breach(STREAM_FIN, 0, &[]);
+    }
+    announced_after_the_end: |peer| {
+        peer.fine(STREAM_OPEN, 0, &[]);
+        peer.fine(STREAM_FIN, 0, &[]);
+        peer.breach(STREAM_RTS, 0, &rts(1 << 20, 4096).encode());
+    }
+    /// A reset takes it back, and is the end.
+    announced_and_reset: |peer| {
+        peer.fine(STREAM_OPEN, 0, &[]);
+        peer.fine(STREAM_RTS, 0, &rts(1 << 20, 4096).encode());
+        peer.fine(STREAM_RESET, 0, &[]);
+        assert_eq!(peer.reads(), None);
+        peer.breach(STREAM_RTS, 0, &rts(1 << 20, 4096).encode());
+    }
+    /// Nothing is read under a word that does not stand, where nothing is mapped, or in a segment that nobody gave: the bytes are asked for.
+    announced_and_not_there: |peer| {
+        peer.fine(STREAM_OPEN, 0, &[]);
+        let link = peer.link;
+        let word = peer.core().one_copy(link).and_then(|one_copy| one_copy.pair.acquire()).expect("a word");
+        let nowhere = [
+            rts(1 << 20, (&raw const *peer).addr() as u64),
+            StreamRts { word: u32::MAX, ..rts(1 << 20, 4096) },
+            StreamRts { word, ..rts(1 << 20, 4096) },
+            StreamRts { word, ..rts(1 << 20, 0) },
+            StreamRts { word, ..rts((1 << 63) - 1, 1 << 62) },
+            StreamRts { word, segment: 77, segment_offset: 1 << 62, ..rts(1 << 20, 0) },
+        ];
+        for announced in nowhere {
+            peer.fine(STREAM_RTS, 0, &announced.encode());
+            assert_eq!(peer.reads(), None);
+            peer.fine(STREAM_DATA, 0, b"sent");
+            assert_eq!(peer.reads().as_deref(), Some(&b"sent"[..]));
+        }
+        peer.fine(STREAM_RESET, 0, &[]);
+        peer.fine(STREAM_STOP, 0, &[]);
+    }
+    took_what_was_not_announced: |peer| {
+        peer.fine(STREAM_OPEN, 0, &[]);
+        peer.breach(STREAM_TAKEN, 0, &[0; 8]);
+    }
+    took_of_no_stream: |peer| { peer.breach(STREAM_TAKEN, 0, &[0; 8]); }
+    took_more_than_was_announced: |peer| {
+        let key = peer.announces(200_000);
+        peer.takes_too_much(200_001);
+        peer.leaves(key);
+    }
+    took_beyond_measure: |peer| {
+        let key = peer.announces(200_000);
+        peer.takes_too_much(u64::MAX);
+        peer.leaves(key);
+    }
+    took_without_a_number: |peer| {
+        let key = peer.announces(200_000);
+        let refused = peer.say(STREAM_TAKEN, 0, false, &[0; 7]);
+        assert_eq!(refused.expect_err("it is not allowed").kind(), ErrorKind::Protocol);
+        peer.leaves(key);
+    }
+    took_twice: |peer| {
+        let key = peer.announces(200_000);
+        peer.takes(200_000).expect("it was announced");
+        assert!(matches!(peer.core().has_left(key, 1), Some(Ok(()))));
+        peer.takes_too_much(200_000);
+        peer.leaves(key);
+    }
+    /// What a reader cannot take is sent, and announced no more.
+    took_a_part: |peer| {
+        let key = peer.announces(200_000);
+        peer.takes(70_000).expect("it was announced");
+        assert!(!peer.is_out(key));
+        peer.takes_too_much(200_000);
+        peer.leaves(key);
+    }
+    /// Said before the peer heard of the reset; once.
+    took_what_was_taken_back: |peer| {
+        let key = peer.announces(200_000);
+        peer.core().reset_stream(key);
+        peer.takes(200_000).expect("it did not know");
+        peer.takes_too_much(200_000);
+        peer.leaves(key);
+    }
+    /// Words come back: many buffers are announced one after the other.
+    words_come_back: |peer| {
+        let key = peer.announces(200_000);
+        for number in 2..200 {
+            let buffer = Buffer::from(vec![7; 200_000]);
+            peer.core().write_stream_buffer(key, buffer).expect("taken");
+            peer.takes(200_000).expect("it was announced");
+            peer.engine.progress();
+            assert!(peer.is_out(key), "buffer {number}");
+        }
+        peer.core().reset_stream(key);
+        let link = peer.link;
+        let pair = peer.core().one_copy(link).expect("common memory").pair.clone();
+        let words: Vec<_> = std::iter::from_fn(|| pair.acquire()).collect();
+        assert_eq!(words.len(), crate::transport::shm::Pair::OWN_TRANSFERS);
+        words.into_iter().for_each(|word| pair.release(word));
+        peer.leaves(key);
     }
 }

@@ -1,0 +1,65 @@
+//! Who watches memory, and how much of it stays registered.
+
+use super::{Environment, Overrides, Setting, Source, value};
+use crate::{error::Result, memory::MonitorKind};
+
+/// The monitor: by its own name, or by UCX's `y` or `n`.
+pub(super) fn monitor(
+    given: &Overrides,
+    environment: &Environment<'_>,
+) -> Result<Setting<MonitorKind>> {
+    let own = environment.choose(
+        given.memory_monitor,
+        &["WHARF_MEM_MONITOR"],
+        named,
+        MonitorKind::default,
+    )?;
+    if own.source != Source::Default {
+        return Ok(own);
+    }
+    environment.choose(None, &["UCX_MEM_EVENTS"], events, MonitorKind::default)
+}
+
+fn named(text: &str) -> Result<MonitorKind, String> {
+    text.trim()
+        .to_ascii_lowercase()
+        .parse()
+        .map_err(|error: crate::error::Error| error.to_string())
+}
+
+fn events(text: &str) -> Result<MonitorKind, String> {
+    Ok(match value::yes_no(text)? {
+        true => MonitorKind::Auto,
+        false => MonitorKind::None,
+    })
+}
+
+/// `y`, `n`, or `try`, which is `y`: without a cache everything works, slower.
+pub(super) fn enable(text: &str) -> Result<bool, String> {
+    match text.trim().eq_ignore_ascii_case("try") {
+        true => Ok(true),
+        false => value::yes_no(text).map_err(|_| "expected y, n or try".to_owned()),
+    }
+}
+
+/// A count, or `inf`.
+pub(super) fn count(text: &str) -> Result<Option<usize>, String> {
+    limit(text, value::count)
+}
+
+/// Bytes, or `inf`.
+pub(super) fn size(text: &str) -> Result<Option<usize>, String> {
+    limit(text, value::bytes)
+}
+
+fn limit(
+    text: &str,
+    parse: impl Fn(&str) -> Result<usize, String>,
+) -> Result<Option<usize>, String> {
+    match text.trim().eq_ignore_ascii_case("inf") {
+        true => Ok(Some(usize::MAX)),
+        false => parse(text)
+            .map(Some)
+            .map_err(|error| format!("{error} or \"inf\"")),
+    }
+}

@@ -1,0 +1,434 @@
+//! Buffers that stay registered, to be leased.
+//!
+//! # Safety
+//! A slab is one allocation of the host, cut into places of equal length. A place is in the list of the free, or belongs to one lease: so a lease
+//! is the only way to its bytes. The slab lives until the pool and all leases are gone.
+#![allow(unsafe_code)]
+
+use std::{
+    fmt,
+    future::Future,
+    ops::{Deref, DerefMut},
+    pin::Pin,
+    slice,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use parking_lot::Mutex;
+use slab::Slab;
+
+use super::{AddressRange, Buffer, BufferMut, HostBufferMut, Registrar};
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    sys::fork,
+    types::Access,
+};
+
+/// Host buffers of one size that are registered once, all together, and leased one by one.
+///
+/// Memory that is leased from here needs no memory events and no registration cache: the pool owns it as long as it is registered. It has as
+/// many buffers as it was made with, and never more. A cheap clone.
+///
+/// ```
+/// # use wharf::{Access, memory::{BufferPool, MlockRegistrar}};
+/// # async fn run() -> wharf::Result<()> {
+/// let pool = BufferPool::new(MlockRegistrar::new(), Access::READ, 4096, 16)?;
+/// let mut lease = pool.lease().await;
+/// lease[..5].copy_from_slice(b"hello");
+/// let buffer: wharf::Buffer = lease.into(); // goes back to the pool when the last clone is dropped
+/// assert_eq!(pool.stats().leased, 1);
+/// drop(buffer);
+/// assert_eq!(pool.stats().leased, 0);
+/// # Ok(())
+/// # }
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(run()).unwrap();
+/// ```
+pub struct BufferPool<R: Registrar> {
+    inner: Arc<Inner<R>>,
+}
+
+/// What a [`BufferPool`] has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// Buffers that there are.
+    pub buffers: usize,
+    /// Buffers that are leased now.
+    pub leased: usize,
+    /// Futures that wait for one now.
+    pub waiting: usize,
+    /// Leases that were ever given.
+    pub leases: u64,
+    /// Of those, the ones that had to wait.
+    pub waited: u64,
+}
+
+struct Inner<R: Registrar> {
+    registrar: R,
+    /// Taken by `drop` alone.
+    handle: Option<R::Handle>,
+    slab: HostBufferMut,
+    range: AddressRange,
+    /// Bytes of a buffer, and from one to the next.
+    size: usize,
+    stride: usize,
+    free: Mutex<Free>,
+    leases: AtomicU64,
+    waited: AtomicU64,
+}
+
+struct Free {
+    places: Vec<usize>,
+    buffers: usize,
+    waiting: Slab<Waiting>,
+    /// Who came first is served first.
+    order: u64,
+}
+
+struct Waiting {
+    order: u64,
+    state: State,
+}
+
+enum State {
+    Waits(Waker),
+    /// Its place, to be fetched by the next poll.
+    Served(usize),
+}
+
+impl<R: Registrar> BufferPool<R> {
+    /// Allocates `buffers` buffers of `size` bytes in one run, each aligned to 64 bytes, and registers the run for `access`. That may take
+    /// long, as the pages are made: 64 MiB about 10 ms.
+    ///
+    /// # Errors
+    /// `Forked` in a child made by `fork`. `InvalidArgument`: no buffers, no bytes, or more bytes than a run can have. What the allocation and the registrar say.
+    pub fn new(registrar: R, access: Access, size: usize, buffers: usize) -> Result<Self> {
+        fork::check(Operation::Memory)?;
+        let attributes = registrar.attributes();
+        let stride = size.checked_next_multiple_of(64);
+        let length = stride.and_then(|stride| stride.checked_mul(buffers));
+        let (Some(stride), Some(length)) = (stride, length) else {
+            return Err(refused(format!("{buffers} buffers of {size} bytes")));
+        };
+        if length == 0 || length as u64 > attributes.max_length {
+            return Err(refused(format!(
+                "{length} bytes; a registration by {} has 1 to {}",
+                registrar.name(),
+                attributes.max_length
+            )));
+        }
+        // The run is page aligned, so its ends may be rounded to pages only where the mapping has them.
+        let align = attributes.alignment.max(1);
+        let padded = usize::try_from(align)
+            .ok()
+            .and_then(|align| length.checked_next_multiple_of(align))
+            .ok_or_else(|| refused(format!("an alignment of {align} bytes")))?;
+        let slab = HostBufferMut::allocate(padded.max(length))?;
+        let range = AddressRange::of(&slab);
+        if !range.start().is_multiple_of(align) {
+            return Err(refused(format!(
+                "{} wants memory aligned to {align} bytes",
+                registrar.name()
+            )));
+        }
+        let handle = registrar.register(range, access)?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                registrar,
+                handle: Some(handle),
+                slab,
+                range,
+                size,
+                stride,
+                free: Mutex::new(Free {
+                    // The first place is leased first.
+                    places: (0..buffers).rev().collect(),
+                    buffers,
+                    waiting: Slab::new(),
+                    order: 0,
+                }),
+                leases: AtomicU64::new(0),
+                waited: AtomicU64::new(0),
+            }),
+        })
+    }
+
+    /// Bytes of each buffer.
+    #[must_use]
+    pub fn buffer_size(&self) -> usize {
+        self.inner.size
+    }
+
+    /// What the registrar gave for all of the pool's memory, which begins at [`range`](Self::range)'s start.
+    #[must_use]
+    pub fn handle(&self) -> &R::Handle {
+        self.inner.handle()
+    }
+
+    /// All of the pool's memory.
+    #[must_use]
+    pub fn range(&self) -> AddressRange {
+        self.inner.range
+    }
+
+    /// Leases a buffer if one is free and nobody waits for it.
+    #[must_use]
+    pub fn try_lease(&self) -> Option<Lease<R>> {
+        let place = self.inner.free.lock().places.pop()?;
+        Some(self.inner.lease(place))
+    }
+
+    /// Leases a buffer, as soon as one is free. Who was polled first gets one first.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: dropped, it leaves its place, and a buffer that had been kept for it goes to the next.
+    pub fn lease(&self) -> Leasing<'_, R> {
+        Leasing {
+            pool: self,
+            ticket: None,
+        }
+    }
+
+    /// What it has done.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let free = self.inner.free.lock();
+        let served = |waiting: &&Waiting| matches!(waiting.state, State::Served(_));
+        let served = free
+            .waiting
+            .iter()
+            .map(|(_, waiting)| waiting)
+            .filter(served)
+            .count();
+        PoolStats {
+            buffers: free.buffers,
+            leased: free.buffers - free.places.len() - served,
+            waiting: free.waiting.len() - served,
+            leases: self.inner.leases.load(Relaxed),
+            waited: self.inner.waited.load(Relaxed),
+        }
+    }
+}
+
+impl<R: Registrar> Clone for BufferPool<R> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: Arc::clone(&self.inner),
+        }
+    }
+}
+
+impl<R: Registrar> fmt::Debug for BufferPool<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferPool")
+            .field("registrar", &self.inner.registrar.name())
+            .field("buffer_size", &self.inner.size)
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cold]
+fn refused(why: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, why).during(Operation::Memory)
+}
+
+impl<R: Registrar> Inner<R> {
+    fn handle(&self) -> &R::Handle {
+        self.handle
+            .as_ref()
+            .expect("a pool holds its registration until it is dropped")
+    }
+
+    fn lease(self: &Arc<Self>, place: usize) -> Lease<R> {
+        self.leases.fetch_add(1, Relaxed);
+        Lease {
+            inner: Arc::clone(self),
+            place,
+        }
+    }
+
+    fn address(&self, place: usize) -> *mut u8 {
+        self.slab.address().wrapping_add(place * self.stride)
+    }
+
+    /// Gives a place to who waits longest, or back to the free ones.
+    fn release(&self, place: usize) {
+        let wake = {
+            let mut free = self.free.lock();
+            let next = free
+                .waiting
+                .iter_mut()
+                .map(|(_, waiting)| waiting)
+                .filter(|waiting| matches!(waiting.state, State::Waits(_)))
+                .min_by_key(|waiting| waiting.order);
+            match next {
+                Some(next) => match std::mem::replace(&mut next.state, State::Served(place)) {
+                    State::Waits(waker) => Some(waker),
+                    State::Served(_) => None,
+                },
+                None => {
+                    free.places.push(place);
+                    None
+                }
+            }
+        };
+        if let Some(waker) = wake {
+            waker.wake();
+        }
+    }
+}
+
+impl<R: Registrar> Drop for Inner<R> {
+    fn drop(&mut self) {
+        let Some(handle) = self.handle.take() else {
+            return;
+        };
+        // In a child the registration is the parent's still.
+        if fork::forked() {
+            let _kept = std::mem::ManuallyDrop::new(handle);
+            return;
+        }
+        if let Err(error) = self.registrar.deregister(handle, self.range) {
+            tracing::warn!(target: "wharf::memory", %error, "a pool could not be deregistered");
+        }
+    }
+}
+
+/// Waits for a buffer; made by [`BufferPool::lease`].
+///
+/// # Cancel safety
+/// Cancel safe.
+#[must_use = "futures do nothing unless awaited"]
+pub struct Leasing<'a, R: Registrar> {
+    pool: &'a BufferPool<R>,
+    ticket: Option<usize>,
+}
+
+impl<R: Registrar> Future for Leasing<'_, R> {
+    type Output = Lease<R>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Lease<R>> {
+        let this = &mut *self;
+        let inner = &this.pool.inner;
+        // Wakers are the user's code: not under the lock.
+        let mut waker = Some(cx.waker().clone());
+        let place = {
+            let mut free = inner.free.lock();
+            match this.ticket {
+                None => match free.places.pop() {
+                    Some(place) => Some(place),
+                    None => {
+                        let order = free.order;
+                        free.order += 1;
+                        let state = waker.take().map(State::Waits);
+                        this.ticket =
+                            state.map(|state| free.waiting.insert(Waiting { order, state }));
+                        None
+                    }
+                },
+                Some(ticket) => match &mut free.waiting[ticket].state {
+                    State::Served(place) => {
+                        let place = *place;
+                        free.waiting.remove(ticket);
+                        this.ticket = None;
+                        inner.waited.fetch_add(1, Relaxed);
+                        Some(place)
+                    }
+                    State::Waits(old) => {
+                        waker = waker.map(|new| std::mem::replace(old, new));
+                        None
+                    }
+                },
+            }
+        };
+        drop(waker);
+        match place {
+            Some(place) => Poll::Ready(inner.lease(place)),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl<R: Registrar> Drop for Leasing<'_, R> {
+    fn drop(&mut self) {
+        let Some(ticket) = self.ticket else { return };
+        let waiting = self.pool.inner.free.lock().waiting.remove(ticket);
+        if let State::Served(place) = waiting.state {
+            self.pool.inner.release(place);
+        }
+    }
+}
+
+impl<R: Registrar> fmt::Debug for Leasing<'_, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leasing").finish_non_exhaustive()
+    }
+}
+
+/// A buffer of a [`BufferPool`], unique, with what it held before. Goes back when it is dropped, or when the [`BufferMut`] or [`Buffer`] is that it
+/// was made into.
+pub struct Lease<R: Registrar> {
+    inner: Arc<Inner<R>>,
+    place: usize,
+}
+
+impl<R: Registrar> Lease<R> {
+    /// What the registrar gave for all of the pool's memory.
+    #[must_use]
+    pub fn handle(&self) -> &R::Handle {
+        self.inner.handle()
+    }
+
+    /// Where it begins in the registration, in bytes.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.place * self.inner.stride
+    }
+}
+
+impl<R: Registrar> Deref for Lease<R> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the place is within the slab and this lease's alone, which is borrowed; `Inner` keeps the slab and never slices it.
+        unsafe { slice::from_raw_parts(self.inner.address(self.place), self.inner.size) }
+    }
+}
+
+impl<R: Registrar> DerefMut for Lease<R> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; the borrow is unique.
+        unsafe { slice::from_raw_parts_mut(self.inner.address(self.place), self.inner.size) }
+    }
+}
+
+impl<R: Registrar> Drop for Lease<R> {
+    fn drop(&mut self) {
+        self.inner.release(self.place);
+    }
+}
+
+impl<R: Registrar> fmt::Debug for Lease<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease({} bytes)", self.inner.size)
+    }
+}
+
+impl<R: Registrar> From<Lease<R>> for BufferMut {
+    fn from(lease: Lease<R>) -> Self {
+        let (address, len) = (lease.inner.address(lease.place), lease.inner.size);
+        // SAFETY: initialised by the kernel, within the slab, and this lease's alone, which rides along as the owner and is reached by nobody.
+        unsafe { Self::from_raw(address, len, lease) }
+    }
+}
+
+impl<R: Registrar> From<Lease<R>> for Buffer {
+    fn from(lease: Lease<R>) -> Self {
+        BufferMut::from(lease).freeze()
+    }
+}

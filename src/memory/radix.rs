@@ -1,0 +1,583 @@
+//! What is known of each page: a number for every page of the address space, read without a lock.
+//!
+//! ```text
+//! address   46       34 33       21 20     12 11      0
+//!          +-----------+-----------+---------+---------+
+//!          |  top 13   | middle 13 | leaf 9  | in page |
+//!          +-----------+-----------+---------+---------+
+//! a middle word:  0 | address of a leaf | entry << 1 | 1, for all of the 2 MiB
+//! ```
+//!
+//! 64 KiB for the top, 64 KiB for each 16 GiB in which something is set, 4 KiB for each 2 MiB that is set in parts. Reading takes four loads.
+//! A node stays where it is until the whole index is dropped, so readers need no protection: memory that was used once is not given back.
+//!
+//! # Safety
+//! Nodes are made by `Box::into_raw`, published with release stores and read with acquire loads, and freed in `drop` alone, which has the
+//! index to itself. A middle word with bit 0 set is a number and never dereferenced.
+#![allow(unsafe_code)]
+// Not every build of the library uses all of it.
+#![allow(dead_code)]
+
+use std::{fmt, ptr};
+
+use super::AddressRange;
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    util::loom::{AtomicPtr, AtomicU64, Mutex, Ordering},
+};
+
+/// Bits of an address within a page of the index.
+const PAGE_BITS: u32 = 12;
+#[cfg(not(wharf_loom))]
+const LEAF_BITS: u32 = 9;
+#[cfg(not(wharf_loom))]
+const MIDDLE_BITS: u32 = 13;
+#[cfg(not(wharf_loom))]
+const TOP_BITS: u32 = 13;
+// Models see two of everything.
+#[cfg(wharf_loom)]
+const LEAF_BITS: u32 = 1;
+#[cfg(wharf_loom)]
+const MIDDLE_BITS: u32 = 1;
+#[cfg(wharf_loom)]
+const TOP_BITS: u32 = 1;
+
+/// Bytes of a page of the index, whatever the system's pages have.
+pub(crate) const PAGE: u64 = 1 << PAGE_BITS;
+const BLOCK_BITS: u32 = PAGE_BITS + LEAF_BITS;
+/// Bytes under one middle word.
+const BLOCK: u64 = 1 << BLOCK_BITS;
+const SPAN_BITS: u32 = BLOCK_BITS + MIDDLE_BITS;
+/// Bytes under one middle node.
+const SPAN: u64 = 1 << SPAN_BITS;
+/// The address behind the last that the index knows.
+pub(crate) const LIMIT: u64 = 1 << (SPAN_BITS + TOP_BITS);
+
+type Leaf = [AtomicU64; 1 << LEAF_BITS];
+type Middle = [AtomicPtr<Leaf>; 1 << MIDDLE_BITS];
+type Top = [AtomicPtr<Middle>; 1 << TOP_BITS];
+
+/// A number from 1 to 2^62 - 1, or none, for each page of 4 KiB below 2^47.
+pub(crate) struct Radix {
+    top: AtomicPtr<Top>,
+    writer: Mutex<()>,
+}
+
+impl Radix {
+    /// An empty one, which allocates nothing before the first [`set`](Self::set).
+    pub(crate) fn new() -> Self {
+        Self {
+            top: AtomicPtr::new(ptr::null_mut()),
+            writer: Mutex::new(()),
+        }
+    }
+
+    /// The entry of the page of `address`, or 0. Wait-free.
+    #[inline]
+    pub(crate) fn get(&self, address: u64) -> u64 {
+        if address >= LIMIT {
+            return 0;
+        }
+        let Some(top) = node(self.top.load(Ordering::Acquire)) else {
+            return 0;
+        };
+        let Some(middle) = node(top[top_index(address)].load(Ordering::Acquire)) else {
+            return 0;
+        };
+        match decode(middle[middle_index(address)].load(Ordering::Acquire)) {
+            Word::Empty => 0,
+            Word::Whole(entry) => entry,
+            Word::Leaf(leaf) => leaf[leaf_index(address)].load(Ordering::Acquire),
+        }
+    }
+
+    /// Writes `entry` to each page of `range`, over what was there.
+    ///
+    /// # Errors
+    /// `InvalidArgument` when the range is not of whole pages or ends beyond 2^47; then nothing was written.
+    pub(crate) fn set(&self, range: AddressRange, entry: u64) -> Result<()> {
+        debug_assert!((1..1 << 62).contains(&entry));
+        if range.end() > LIMIT || !(range.start() | range.end()).is_multiple_of(PAGE) {
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                format!("{range} is not of whole pages below {LIMIT:#x}"),
+            )
+            .during(Operation::Memory));
+        }
+        let _writer = self.writer.lock();
+        for block in blocks(range) {
+            let word = self.make_middle_word(block.start());
+            match decode(word.load(Ordering::Acquire)) {
+                Word::Empty | Word::Whole(_) if block.len() == BLOCK => {
+                    word.store(whole(entry), Ordering::Release);
+                }
+                Word::Leaf(leaf) => fill(leaf, block, entry),
+                Word::Empty => fill(split(word, 0), block, entry),
+                Word::Whole(old) => {
+                    if old != entry {
+                        fill(split(word, old), block, entry);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Empties the pages of `range` whose entry is still `entry`.
+    pub(crate) fn clear(&self, range: AddressRange, entry: u64) {
+        let _writer = self.writer.lock();
+        for block in blocks(pages(range)) {
+            let Some(word) = self.middle_word(block.start()) else {
+                continue;
+            };
+            match decode(word.load(Ordering::Acquire)) {
+                Word::Whole(found) if found == entry => match block.len() == BLOCK {
+                    true => word.store(ptr::null_mut(), Ordering::Release),
+                    false => erase(split(word, entry), block, entry),
+                },
+                Word::Leaf(leaf) => erase(leaf, block, entry),
+                Word::Empty | Word::Whole(_) => {}
+            }
+        }
+    }
+
+    /// Shows every entry of the pages that `range` touches, at least once for each run of equal ones. Takes no lock and allocates nothing; may be
+    /// called in a signal handler. Parts of 16 GiB and of 2 MiB in which nothing is set cost one load each.
+    ///
+    /// What is written meanwhile is seen or not, page by page; what was there before and stays is seen.
+    pub(crate) fn walk(&self, range: AddressRange, mut visit: impl FnMut(u64)) {
+        let range = pages(range);
+        let Some(top) = node(self.top.load(Ordering::Acquire)) else {
+            return;
+        };
+        let mut last = 0;
+        let mut show = |entry: u64| {
+            if entry != 0 && entry != last {
+                visit(entry);
+            }
+            last = entry;
+        };
+        let mut address = range.start();
+        while address < range.end() {
+            let Some(middle) = node(top[top_index(address)].load(Ordering::Acquire)) else {
+                address = (address & !(SPAN - 1)) + SPAN;
+                continue;
+            };
+            let span_end = ((address & !(SPAN - 1)) + SPAN).min(range.end());
+            while address < span_end {
+                let block_end = ((address & !(BLOCK - 1)) + BLOCK).min(span_end);
+                match decode(middle[middle_index(address)].load(Ordering::Acquire)) {
+                    Word::Empty => {}
+                    Word::Whole(entry) => show(entry),
+                    Word::Leaf(leaf) => {
+                        let first = leaf_index(address);
+                        let count = ((block_end - address) >> PAGE_BITS) as usize;
+                        for cell in &leaf[first..first + count] {
+                            show(cell.load(Ordering::Acquire));
+                        }
+                    }
+                }
+                address = block_end;
+            }
+        }
+    }
+
+    /// The middle word over `address`, when its node exists.
+    fn middle_word(&self, address: u64) -> Option<&AtomicPtr<Leaf>> {
+        let top = node(self.top.load(Ordering::Acquire))?;
+        let middle = node(top[top_index(address)].load(Ordering::Acquire))?;
+        Some(&middle[middle_index(address)])
+    }
+
+    /// The middle word over `address`, whose node is made. With the writer's lock.
+    fn make_middle_word(&self, address: u64) -> &AtomicPtr<Leaf> {
+        let top = make(&self.top, || AtomicPtr::new(ptr::null_mut()));
+        let middle = make(&top[top_index(address)], || AtomicPtr::new(ptr::null_mut()));
+        &middle[middle_index(address)]
+    }
+}
+
+impl Drop for Radix {
+    fn drop(&mut self) {
+        let top = self.top.load(Ordering::Acquire);
+        let Some(nodes) = node(top) else { return };
+        for middle in nodes {
+            let middle = middle.load(Ordering::Acquire);
+            for word in node(middle).into_iter().flatten() {
+                let leaf = word.load(Ordering::Acquire);
+                if matches!(decode(leaf), Word::Leaf(_)) {
+                    // SAFETY: made by `new_node`, in this word alone, and nobody reads any more.
+                    drop(unsafe { Box::from_raw(leaf) });
+                }
+            }
+            if !middle.is_null() {
+                // SAFETY: as above.
+                drop(unsafe { Box::from_raw(middle) });
+            }
+        }
+        // SAFETY: as above.
+        drop(unsafe { Box::from_raw(top) });
+    }
+}
+
+impl fmt::Debug for Radix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Radix").finish_non_exhaustive()
+    }
+}
+
+/// A middle word, read.
+enum Word<'a> {
+    Empty,
+    Whole(u64),
+    Leaf(&'a Leaf),
+}
+
+#[inline]
+fn decode<'a>(word: *mut Leaf) -> Word<'a> {
+    match word.addr() {
+        0 => Word::Empty,
+        number if number & 1 == 1 => Word::Whole((number >> 1) as u64),
+        // SAFETY: not 0 and no number: a leaf, which lives as long as the index that the caller borrows.
+        _ => Word::Leaf(unsafe { &*word }),
+    }
+}
+
+/// The middle word that says `entry` for all of its 2 MiB.
+fn whole(entry: u64) -> *mut Leaf {
+    ptr::without_provenance_mut((entry << 1 | 1) as usize)
+}
+
+/// A node of the top or middle level.
+#[inline]
+fn node<'a, T>(pointer: *mut T) -> Option<&'a T> {
+    // SAFETY: null or made by `new_node`, and lives as long as the index that the caller borrows.
+    unsafe { pointer.as_ref() }
+}
+
+/// The node that `place` points to, made when there is none. With the writer's lock.
+fn make<T, const N: usize>(place: &AtomicPtr<[T; N]>, cell: impl Fn() -> T) -> &[T; N] {
+    let mut pointer = place.load(Ordering::Acquire);
+    if pointer.is_null() {
+        pointer = new_node(cell);
+        place.store(pointer, Ordering::Release);
+    }
+    // SAFETY: as in `node`.
+    unsafe { &*pointer }
+}
+
+/// Allocates a node.
+fn new_node<T, const N: usize>(cell: impl Fn() -> T) -> *mut [T; N] {
+    let cells: Box<[T]> = (0..N).map(|_| cell()).collect();
+    Box::into_raw(cells).cast()
+}
+
+/// Puts a leaf, all of it `entry`, into a word that says `entry` for the whole: full before anyone can see it, so that nobody misses `entry` on the
+/// pages where it stays.
+fn split(word: &AtomicPtr<Leaf>, entry: u64) -> &Leaf {
+    let leaf: *mut Leaf = new_node(|| AtomicU64::new(entry));
+    word.store(leaf, Ordering::Release);
+    // SAFETY: as in `node`.
+    unsafe { &*leaf }
+}
+
+fn cells(leaf: &Leaf, block: AddressRange) -> &[AtomicU64] {
+    let first = leaf_index(block.start());
+    &leaf[first..first + (block.len() >> PAGE_BITS) as usize]
+}
+
+fn fill(leaf: &Leaf, block: AddressRange, entry: u64) {
+    for cell in cells(leaf, block) {
+        cell.store(entry, Ordering::Release);
+    }
+}
+
+fn erase(leaf: &Leaf, block: AddressRange, entry: u64) {
+    for cell in cells(leaf, block) {
+        if cell.load(Ordering::Acquire) == entry {
+            cell.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// The pages that `range` touches, as far as the index goes.
+fn pages(range: AddressRange) -> AddressRange {
+    let end = range.end().min(LIMIT).next_multiple_of(PAGE);
+    let start = (range.start() & !(PAGE - 1)).min(end);
+    match range.is_empty() {
+        true => between(start, start),
+        false => between(start, end),
+    }
+}
+
+/// `range` cut where 2 MiB end.
+fn blocks(range: AddressRange) -> impl Iterator<Item = AddressRange> {
+    let mut start = range.start();
+    std::iter::from_fn(move || {
+        (start < range.end()).then(|| {
+            let end = ((start & !(BLOCK - 1)) + BLOCK).min(range.end());
+            let block = between(start, end);
+            start = end;
+            block
+        })
+    })
+}
+
+fn between(start: u64, end: u64) -> AddressRange {
+    AddressRange::new(start, end - start).expect("ends in order")
+}
+
+#[inline]
+fn top_index(address: u64) -> usize {
+    (address >> SPAN_BITS) as usize & ((1 << TOP_BITS) - 1)
+}
+
+#[inline]
+fn middle_index(address: u64) -> usize {
+    (address >> BLOCK_BITS) as usize & ((1 << MIDDLE_BITS) - 1)
+}
+
+#[inline]
+fn leaf_index(address: u64) -> usize {
+    (address >> PAGE_BITS) as usize & ((1 << LEAF_BITS) - 1)
+}
+
+#[cfg(all(test, not(wharf_loom)))]
+mod tests {
+    use std::{
+        collections::BTreeMap,
+        sync::atomic::{AtomicBool, Ordering::Relaxed},
+        thread,
+    };
+
+    use super::*;
+
+    fn seen(radix: &Radix, start: u64, end: u64) -> Vec<u64> {
+        let mut entries = Vec::new();
+        radix.walk(between(start, end), |entry| entries.push(entry));
+        entries
+    }
+
+    #[test]
+    fn pages_and_whole_blocks() {
+        let radix = Radix::new();
+        assert_eq!((radix.get(0), radix.get(BLOCK)), (0, 0));
+        assert!(seen(&radix, 0, LIMIT).is_empty());
+        let base = 5 * SPAN - BLOCK;
+        radix
+            .set(between(base - PAGE, base + 2 * BLOCK + PAGE), 7)
+            .expect("in the index");
+        assert_eq!(radix.get(base - PAGE - 1), 0);
+        for address in [
+            base - PAGE,
+            base - 1,
+            base,
+            base + BLOCK,
+            base + 2 * BLOCK,
+            base + 2 * BLOCK + PAGE - 1,
+        ] {
+            assert_eq!(radix.get(address), 7, "{address:#x}");
+        }
+        assert_eq!(radix.get(base + 2 * BLOCK + PAGE), 0);
+        // A hole in a whole block splits it.
+        radix
+            .set(between(base + BLOCK + PAGE, base + BLOCK + 2 * PAGE), 9)
+            .expect("in the index");
+        assert_eq!(radix.get(base + BLOCK), 7);
+        assert_eq!(radix.get(base + BLOCK + PAGE), 9);
+        assert_eq!(radix.get(base + BLOCK + 2 * PAGE), 7);
+        assert_eq!(seen(&radix, 0, LIMIT), [7, 9, 7]);
+        assert_eq!(
+            seen(&radix, base + BLOCK + PAGE + 5, base + BLOCK + PAGE + 6),
+            [9],
+            "parts of pages"
+        );
+        // Only what is still 7 goes.
+        radix.clear(between(0, LIMIT), 7);
+        assert_eq!(seen(&radix, 0, u64::MAX), [9]);
+        radix.clear(between(0, LIMIT), 9);
+        assert!(seen(&radix, 0, u64::MAX).is_empty());
+    }
+
+    #[test]
+    fn parts_of_a_whole_block_are_cleared() {
+        let radix = Radix::new();
+        radix.set(between(0, BLOCK), 3).expect("in the index");
+        radix.clear(between(PAGE, 2 * PAGE), 4);
+        assert_eq!(radix.get(PAGE), 3, "another's entry stays");
+        radix.clear(between(PAGE, 2 * PAGE), 3);
+        assert_eq!(
+            (radix.get(0), radix.get(PAGE), radix.get(2 * PAGE)),
+            (3, 0, 3)
+        );
+    }
+
+    #[test]
+    fn refuses_what_it_cannot_hold() {
+        let radix = Radix::new();
+        for range in [
+            between(LIMIT - PAGE, LIMIT + PAGE),
+            between(1, PAGE),
+            between(0, PAGE + 1),
+        ] {
+            let error = radix.set(range, 1).expect_err("refused");
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        }
+        radix
+            .set(between(LIMIT - PAGE, LIMIT), 1)
+            .expect("the last page");
+        assert_eq!(radix.get(LIMIT - 1), 1);
+        assert_eq!((radix.get(LIMIT), radix.get(u64::MAX)), (0, 0));
+        assert_eq!(seen(&radix, LIMIT - 1, u64::MAX), [1]);
+        assert!(seen(&radix, LIMIT, u64::MAX).is_empty());
+        radix.clear(between(LIMIT - PAGE, u64::MAX), 1);
+        assert_eq!(radix.get(LIMIT - 1), 0);
+    }
+
+    #[test]
+    fn agrees_with_a_map_of_pages() {
+        // A fixed pseudo-random script over four blocks across the end of a middle node.
+        let (radix, mut map) = (Radix::new(), BTreeMap::new());
+        let base = SPAN - 2 * BLOCK;
+        let mut state = 1_u64;
+        let mut next = |below: u64| {
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            (state >> 33) % below
+        };
+        let turns = if cfg!(miri) { 12 } else { 400 };
+        for turn in 1..=turns {
+            let (a, b) = (next(2049), next(2049));
+            let (first, last) = match next(4) {
+                0 => (a.min(b) & !511, a.max(b).next_multiple_of(512).min(2048)),
+                _ => (a.min(b), a.max(b)),
+            };
+            let range = between(base + first * PAGE, base + last * PAGE);
+            match next(3) {
+                0 => {
+                    let victim = 1 + next(turn);
+                    radix.clear(range, victim);
+                    map.retain(|page, entry| !((first..last).contains(page) && *entry == victim));
+                }
+                _ => {
+                    radix.set(range, turn).expect("in the index");
+                    map.extend((first..last).map(|page| (page, turn)));
+                }
+            }
+            for page in 0..2048 {
+                assert_eq!(
+                    radix.get(base + page * PAGE),
+                    map.get(&page).copied().unwrap_or(0),
+                    "page {page} after {turn}"
+                );
+            }
+            let mut runs: Vec<_> = (0..2048)
+                .map(|page| map.get(&page).copied().unwrap_or(0))
+                .collect();
+            runs.retain(|entry| *entry != 0);
+            // Runs of equal entries with nothing between them count as one.
+            runs.dedup();
+            let mut walked = seen(&radix, base, base + 4 * BLOCK);
+            walked.dedup();
+            assert_eq!(walked, runs, "after {turn}");
+        }
+    }
+
+    #[test]
+    fn a_walk_misses_nothing_while_blocks_split() {
+        let radix = Radix::new();
+        let stop = AtomicBool::new(false);
+        radix.set(between(0, BLOCK), 1).expect("in the index");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let blocks = if cfg!(miri) { 3 } else { 2000 };
+                for block in 1..blocks {
+                    // Page 0 of each block keeps its 1 while the others change.
+                    let start = block * BLOCK;
+                    radix
+                        .set(between(start, start + BLOCK), 1)
+                        .expect("in the index");
+                    radix
+                        .set(between(start + PAGE, start + 2 * PAGE), 2)
+                        .expect("in the index");
+                    radix.clear(between(start + 2 * PAGE, start + BLOCK), 1);
+                }
+                stop.store(true, Relaxed);
+            });
+            while !stop.load(Relaxed) {
+                assert_eq!(radix.get(0), 1);
+                assert!(seen(&radix, 0, 8 * BLOCK).contains(&1));
+                thread::yield_now();
+            }
+        });
+    }
+}
+
+#[cfg(all(test, wharf_loom))]
+mod models {
+    use super::*;
+    use crate::util::loom::{Arc, thread};
+
+    fn seen(radix: &Radix, page: u64) -> Vec<u64> {
+        let mut entries = Vec::new();
+        radix.walk(between(page * PAGE, (page + 1) * PAGE), |entry| {
+            entries.push(entry)
+        });
+        entries
+    }
+
+    /// A page keeps its entry while the block that it belongs to is split for its neighbour: no walk and no reader may miss it.
+    #[test]
+    fn a_split_hides_nothing() {
+        loom::model(|| {
+            let radix = Arc::new(Radix::new());
+            radix.set(between(0, BLOCK), 1).expect("in the index");
+            let writer = {
+                let radix = Arc::clone(&radix);
+                thread::spawn(move || radix.set(between(PAGE, 2 * PAGE), 2).expect("in the index"))
+            };
+            assert_eq!(seen(&radix, 0), [1]);
+            assert!(matches!(seen(&radix, 1)[..], [1] | [2]));
+            assert_eq!(radix.get(0), 1);
+            writer.join().expect("writer");
+            assert_eq!((radix.get(0), radix.get(PAGE)), (1, 2));
+        });
+    }
+
+    /// The same for clearing a part.
+    #[test]
+    fn a_clear_takes_only_its_pages() {
+        loom::model(|| {
+            let radix = Arc::new(Radix::new());
+            radix.set(between(0, BLOCK), 1).expect("in the index");
+            let writer = {
+                let radix = Arc::clone(&radix);
+                thread::spawn(move || radix.clear(between(PAGE, 2 * PAGE), 1))
+            };
+            assert_eq!(seen(&radix, 0), [1]);
+            writer.join().expect("writer");
+            assert_eq!((radix.get(0), radix.get(PAGE)), (1, 0));
+        });
+    }
+
+    /// Whoever sees a first entry through new nodes sees it whole.
+    #[test]
+    fn nodes_appear_whole() {
+        loom::model(|| {
+            let radix = Arc::new(Radix::new());
+            let writer = {
+                let radix = Arc::clone(&radix);
+                thread::spawn(move || {
+                    radix
+                        .set(between(SPAN, SPAN + PAGE), 5)
+                        .expect("in the index")
+                })
+            };
+            assert!(matches!(radix.get(SPAN), 0 | 5));
+            assert_eq!(radix.get(SPAN + PAGE), 0);
+            writer.join().expect("writer");
+            assert_eq!(radix.get(SPAN), 5);
+        });
+    }
+}

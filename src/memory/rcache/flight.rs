@@ -1,0 +1,77 @@
+//! A result that several futures wait for.
+
+use std::task::{Context, Poll};
+
+use parking_lot::Mutex;
+use slab::Slab;
+
+use crate::util::waker_slot::WakerSlot;
+
+pub(super) struct Flight<T> {
+    state: Mutex<State<T>>,
+}
+
+struct State<T> {
+    end: Option<T>,
+    waiters: Slab<WakerSlot>,
+}
+
+impl<T> Flight<T> {
+    pub(super) fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                end: None,
+                waiters: Slab::new(),
+            }),
+        }
+    }
+
+    /// Ends it for all. Once.
+    pub(super) fn complete(&self, end: T) {
+        let waiters = {
+            let mut state = self.state.lock();
+            state.end = Some(end);
+            std::mem::take(&mut state.waiters)
+        };
+        // Outside of the lock.
+        for (_, mut waiter) in waiters {
+            if let Some(waker) = waiter.take() {
+                waker.wake();
+            }
+        }
+    }
+
+    /// Whether it is over; else `cx` is woken then. `key` is the waiter's place.
+    pub(super) fn poll(&self, key: &mut Option<usize>, cx: &Context<'_>) -> Poll<()> {
+        let mut state = self.state.lock();
+        if state.end.is_some() {
+            *key = None;
+            return Poll::Ready(());
+        }
+        let place = match *key {
+            Some(place) => place,
+            None => state.waiters.insert(WakerSlot::default()),
+        };
+        *key = Some(place);
+        if let Some(waiter) = state.waiters.get_mut(place) {
+            waiter.leave(cx.waker());
+        }
+        Poll::Pending
+    }
+
+    /// Reads the end, if there is one. `read` must not run code of users.
+    pub(super) fn end<U>(&self, read: impl FnOnce(&T) -> U) -> Option<U> {
+        self.state.lock().end.as_ref().map(read)
+    }
+
+    /// The waiter waits no longer.
+    pub(super) fn leave(&self, key: Option<usize>) {
+        let Some(key) = key else { return };
+        let waker = {
+            let mut state = self.state.lock();
+            // After the end, the places are gone.
+            state.waiters.try_remove(key)
+        };
+        drop(waker);
+    }
+}

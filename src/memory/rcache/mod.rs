@@ -1,0 +1,315 @@
+//! The registration cache: memory that was registered once stays registered while it is what it was (UCX's `ucs_rcache`).
+//!
+//! ```text
+//!  get ──▶ index ──▶ slot ──▶ Registration          a hit: no lock, no allocation, no system call (one, under a monitor that tells afterwards)
+//!    └──▶ miss: Pending in the index, watched, registered, committed; others who want the same wait for it
+//!  a memory event ──▶ index ──▶ slot: stale ──▶ dead stack ──▶ reaper: deregistered        when the last user is gone
+//! ```
+//!
+//! Comes in: a [`Registrar`], a [`MemoryMonitor`], limits. Goes out: [`Registration`]s. Uses `memory::radix`, `memory::events`, `sys`, `util`.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `slot` | a registration's state in one word, the slots, the dead stack |
+//! | `core` | index, slots and dead stack together; events |
+//! | `lookup` | the hit and the guard |
+//! | `miss` | `get`: joining, opening, replacing, the job that registers, room |
+//! | `flight` | what several futures wait for |
+//! | `invalidate` | events in, [`Released`] out |
+//! | `reaper` | the thread that deregisters |
+//! | `options`, `stats` | limits, counters |
+//! | `models` | every interleaving of small scenes, under `loom` |
+//!
+//! Tests: beside slots and options, `models.rs`, and `tests/memory/{model,single_flight,limits,merge}.rs`.
+//!
+//! # What is believed
+//! Memory that the caller of [`get`](RegistrationCache::get) names stays allocated until its registration is dropped. Events are needed for what
+//! happens after that. With registrars that align to more than the system's pages, and when registrations merge, a registration holds
+//! memory of others too; a monitor that tells before the change covers that when it is part of an older registration, see `core`.
+
+mod core;
+mod flight;
+mod invalidate;
+mod lookup;
+mod miss;
+#[cfg(all(test, wharf_loom))]
+mod models;
+mod options;
+mod reaper;
+mod slot;
+mod stats;
+
+use std::{
+    collections::HashMap,
+    fmt,
+    mem::ManuallyDrop,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::Waker,
+};
+
+use parking_lot::Mutex;
+
+use self::{
+    core::Core,
+    flight::Flight,
+    invalidate::CacheSink,
+    lookup::Hit,
+    miss::{Request, Table},
+    stats::Stats,
+};
+pub use self::{
+    invalidate::Released,
+    lookup::Registration,
+    miss::GetRegistration,
+    options::{OverLimit, RegistrationCacheOptions},
+    stats::RegistrationCacheStatistics,
+};
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    memory::{
+        AddressRange, MemoryMonitor, Registrar, RegistrarAttributes, Subscription, Timing, radix,
+        subscribe,
+    },
+    sys::{eventfd::EventFd, fork},
+    types::Access,
+};
+
+/// Keeps registrations of memory for who asks again, as long as the memory is what it was.
+///
+/// A clone is the same cache. Shared by any number of threads; nobody waits for anybody on a hit. When the last clone is dropped, what is idle is
+/// deregistered, and what is in use when its last [`Registration`] is dropped.
+///
+/// Memory of unknown owners (a `Vec`, a raw address) is kept only when the [monitor](MemoryMonitor) sees every way in which it can go away, or
+/// the registrar needs no events; otherwise each request is registered for itself. Memory that wharf owns is always kept.
+#[doc(alias = "ucs_rcache_t")]
+pub struct RegistrationCache<R: Registrar>(Arc<Handle<R>>);
+
+impl<R: Registrar> Clone for RegistrationCache<R> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<R: Registrar> RegistrationCache<R> {
+    /// A cache before `registrar`, that hears of memory from `monitor`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: the registrar's alignment is no power of two. `Exhausted`: no file descriptor, or 256 caches listen already. `Forked`: in a child made by `fork`.
+    #[doc(alias = "ucs_rcache_create")]
+    pub fn new(
+        registrar: R,
+        monitor: Arc<dyn MemoryMonitor>,
+        options: RegistrationCacheOptions,
+    ) -> Result<Self> {
+        // Asked once now, so that events may ask it.
+        fork::check(Operation::Memory)?;
+        let attributes = registrar.attributes();
+        if !attributes.alignment.is_power_of_two() {
+            let text = format!("an alignment of {} bytes", attributes.alignment);
+            return Err(Error::new(ErrorKind::InvalidArgument, text).during(Operation::Memory));
+        }
+        let bell = EventFd::new()
+            .map_err(|error| Error::io("an eventfd for the registration cache", error))?;
+        let most = options.max_regions.min(MAX_REGIONS);
+        let inner = Arc::new(Inner {
+            // As many again may be dead and in use, or wait to be deregistered.
+            core: Core::new(2 * most + 64),
+            strict: attributes.pins_pages && monitor.timing() == Timing::After,
+            keeps_foreign: !attributes.pins_pages || monitor.classes().covers_foreign_memory(),
+            alignment: attributes.alignment.max(radix::PAGE),
+            attributes,
+            max_regions: most as u64,
+            options,
+            table: Mutex::new(Table::default()),
+            stats: Stats::default(),
+            bell,
+            live: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
+            reaper: Mutex::new(false),
+            released: Mutex::new(HashMap::new()),
+            drained: Mutex::new(Vec::new()),
+            monitor,
+            registrar,
+        });
+        let subscription = subscribe(Arc::new(CacheSink(Arc::clone(&inner))))?;
+        Ok(Self(Arc::new(Handle {
+            inner,
+            subscription: Some(subscription),
+        })))
+    }
+
+    /// A registration that covers `range` and allows `access`, found or made.
+    ///
+    /// A hit is taken at the call. Otherwise the first poll begins a registration, or joins one that covers the request. Ranges up to the
+    /// registrar's [`inline_max`](RegistrarAttributes::inline_max) are registered in that poll, longer ones in a thread that may block.
+    ///
+    /// # Cancel safety
+    /// Cancel safe. A registration that was begun goes on, for the others who wait and for later.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: no bytes, or more than the registrar takes. `Exhausted`: the limits, with [`OverLimit::Fail`]. `Forked`: in a child made by
+    /// `fork`. And what the registrar says; it is told to everyone who waited for the same range.
+    #[doc(alias = "ucs_rcache_get")]
+    #[inline]
+    pub fn get(&self, range: AddressRange, access: Access) -> GetRegistration<R> {
+        match self.lookup(range, access) {
+            Some(registration) => GetRegistration::hit(registration),
+            None => GetRegistration::miss(self, Request::foreign(range, access)),
+        }
+    }
+
+    /// As [`get`](Self::get), for memory that wharf owns: `range` is a part of the allocation `whole`, all of which is registered unless it is longer than
+    /// [`whole_allocation_max`](RegistrationCacheOptions::whole_allocation_max). Needs no monitor: the owner calls
+    /// [`invalidate`](Self::invalidate) before it frees the memory.
+    ///
+    /// # Cancel safety
+    /// As [`get`](Self::get).
+    ///
+    /// # Errors
+    /// As [`get`](Self::get), and `InvalidArgument` when `range` leaves `whole`.
+    pub fn get_owned(
+        &self,
+        range: AddressRange,
+        whole: AddressRange,
+        access: Access,
+    ) -> GetRegistration<R> {
+        match self.lookup(range, access) {
+            Some(registration) => GetRegistration::hit(registration),
+            None => GetRegistration::miss(self, Request::owned(range, whole, access)),
+        }
+    }
+
+    /// A registration that covers `range` and allows `access`, if there is one now. Takes no lock and allocates nothing. None says nothing: [`get`](Self::get)
+    /// may find one a moment later.
+    #[inline]
+    pub fn lookup(&self, range: AddressRange, access: Access) -> Option<Registration<R>> {
+        if fork::forked() {
+            return None;
+        }
+        match self.0.inner.hit(range, access) {
+            Hit::Found(registration) => Some(registration),
+            Hit::None | Hit::Busy => None,
+        }
+    }
+
+    /// The memory of `range` goes away or has changed: no registration that holds a part of it is given out any more. What a monitor's event does.
+    pub fn invalidate(&self, range: AddressRange) {
+        self.0.inner.event(range);
+    }
+
+    /// What it has done, and what it holds.
+    #[must_use]
+    pub fn statistics(&self) -> RegistrationCacheStatistics {
+        let inner = &self.0.inner;
+        let mut now = inner.stats.read();
+        now.unreleased_regions = inner.core.unreleased_regions.load(Ordering::Relaxed);
+        now.unreleased_bytes = inner.core.unreleased_bytes.load(Ordering::Relaxed);
+        (now.regions, now.bytes) = inner.kept(&inner.table.lock());
+        now
+    }
+
+    /// Gives up everything that nobody uses, and waits until nothing waits to be deregistered.
+    ///
+    /// # Cancel safety
+    /// Cancel safe. What was given up is deregistered all the same.
+    pub async fn flush(&self) {
+        if fork::forked() {
+            return;
+        }
+        self.0.inner.evict_idle();
+        self.0.inner.drained().await;
+    }
+
+    /// The registrar.
+    #[must_use]
+    pub fn registrar(&self) -> &R {
+        &self.0.inner.registrar
+    }
+
+    /// The limits.
+    #[must_use]
+    pub fn options(&self) -> &RegistrationCacheOptions {
+        &self.0.inner.options
+    }
+}
+
+impl<R: Registrar> fmt::Debug for RegistrationCache<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegistrationCache")
+            .field("registrar", &self.0.inner.registrar.name())
+            .field("monitor", &self.0.inner.monitor)
+            .finish_non_exhaustive()
+    }
+}
+
+/// More regions than this are not kept, whatever the options say.
+const MAX_REGIONS: usize = 1 << 20;
+
+/// What all clones of a cache share. Its end is the end of the cache; guards and the reaper hold `Inner` beyond it.
+struct Handle<R: Registrar> {
+    inner: Arc<Inner<R>>,
+    /// Ends before the regions are given up. The sink holds `Inner`, never this.
+    subscription: Option<Subscription>,
+}
+
+impl<R: Registrar> Drop for Handle<R> {
+    fn drop(&mut self) {
+        if fork::forked() {
+            // The parent's: nothing here is given back by a child.
+            let _ = ManuallyDrop::new(self.subscription.take());
+            return;
+        }
+        drop(self.subscription.take());
+        self.inner.close();
+    }
+}
+
+/// What lives as long as anything of the cache does: its handles, its jobs, its reaper. The reaper lives until no slot is open, so a guard, which has
+/// one, may rely on it.
+struct Inner<R: Registrar> {
+    core: Core<R::Handle>,
+    /// The monitor is asked at each hit on memory of unknown owners.
+    strict: bool,
+    /// Memory of unknown owners may be kept.
+    keeps_foreign: bool,
+    /// Ranges are rounded out to this.
+    alignment: u64,
+    attributes: RegistrarAttributes,
+    max_regions: u64,
+    options: RegistrationCacheOptions,
+    /// Held by misses and the reaper for moments; never by hits and events.
+    table: Mutex<Table<R>>,
+    stats: Stats,
+    /// Wakes the reaper.
+    bell: EventFd,
+    /// Slots that are not Empty, uncached ones too.
+    live: AtomicUsize,
+    /// No handle is left.
+    closed: AtomicBool,
+    /// Whether the reaper runs.
+    reaper: Mutex<bool>,
+    /// Who waits for the end of which slot, by its address.
+    released: Mutex<HashMap<usize, Arc<Flight<()>>>>,
+    /// Who waits until nothing is unreleased.
+    drained: Mutex<Vec<Waker>>,
+    monitor: Arc<dyn MemoryMonitor>,
+    registrar: R,
+}
+
+impl<R: Registrar> Inner<R> {
+    /// Regions and bytes that are kept and not dead.
+    fn kept(&self, table: &Table<R>) -> (u64, u64) {
+        // The dead are counted a moment after they died, and perhaps after they were closed.
+        let less = |all: u64, dead: u64| (all.wrapping_sub(dead) as i64).max(0) as u64;
+        (
+            less(
+                table.regions,
+                self.core.dead_regions.load(Ordering::Relaxed),
+            ),
+            less(table.bytes, self.core.dead_bytes.load(Ordering::Relaxed)),
+        )
+    }
+}

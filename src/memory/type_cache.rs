@@ -1,0 +1,995 @@
+//! What is known of memory by its address: type, device, allocation, the driver's number of it.
+//!
+//! ```text
+//! address ─▶ Radix: an entry for the page ─┬─▶ Slot: the allocation        hit when it holds the whole range
+//!                                          └─▶ Page: up to 15 allocations that share the page, each an entry
+//! ```
+//!
+//! A miss says "unknown", never "host": then the domains are asked, once, with no lock held. What all of them disown is host memory, and is
+//! remembered only where a monitor tells when it goes away, until another device runtime appears. While no device runtime is loaded nothing is
+//! looked up at all.
+//!
+//! Readers take no lock: a slot is a sequence of atomics whose `state` is read before and after them. An entry names a slot and its tag, which
+//! changes with every use of the slot. Events ([`Sink`]) take no lock either: they note themselves in `events`, then take the live bit from what
+//! they find in the index. An answer that was being fetched meanwhile finds the note and is not kept.
+
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Relaxed, Release, SeqCst},
+            fence,
+        },
+    },
+    thread::{self, ThreadId},
+};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{
+    AddressRange, Cause, DomainCapabilities, MemoryAttributes, MemoryDomain, MemoryMonitor,
+    MonitorKind, Sink, Subscription, Timing, Validity, monitor,
+    radix::{LIMIT, PAGE, Radix},
+    subscribe,
+};
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    types::MemoryType,
+};
+
+/// How many times a device runtime appeared in this process.
+static RUNTIMES: AtomicU64 = AtomicU64::new(0);
+
+/// Says that a device runtime has appeared: from now on there may be memory that is not the host's. What a
+/// [`MemoryDomain`] calls whose driver is loaded after its context was built, before the first of its memory exists. Saying it twice costs only
+/// what was remembered of host memory.
+pub fn announce_device_runtime() {
+    RUNTIMES.fetch_add(1, SeqCst);
+}
+
+/// The cache of a context, with the domains that it asks.
+#[derive(Debug)]
+pub(crate) struct MemoryTypes {
+    cache: Arc<Cache>,
+    domains: Vec<Arc<dyn MemoryDomain>>,
+    kind: MonitorKind,
+    /// Tells when host memory goes away, where one can; made for the first question.
+    monitor: OnceLock<Option<Arc<dyn MemoryMonitor>>>,
+    runtimes: &'static AtomicU64,
+    /// Who is asking the domains now; others wait for the answer, which may be theirs.
+    asking: Mutex<Option<ThreadId>>,
+    answered: Condvar,
+    /// While it lives, the cache hears of events.
+    #[allow(dead_code)]
+    subscription: Option<Subscription>,
+}
+
+impl MemoryTypes {
+    /// # Errors
+    /// `Exhausted` when too many caches listen to memory events.
+    pub(crate) fn new(domains: Vec<Arc<dyn MemoryDomain>>, kind: MonitorKind) -> Result<Self> {
+        let mut types = Self::counting(domains, kind, &RUNTIMES);
+        // Without experts nothing is ever remembered.
+        if types.domains.iter().any(|domain| detects(&**domain)) {
+            types.subscription = Some(subscribe(types.cache.clone())?);
+        }
+        if types.detectors().next().is_some() {
+            announce_device_runtime();
+        }
+        Ok(types)
+    }
+
+    fn counting(
+        domains: Vec<Arc<dyn MemoryDomain>>,
+        kind: MonitorKind,
+        runtimes: &'static AtomicU64,
+    ) -> Self {
+        Self {
+            cache: Arc::new(Cache::new()),
+            domains,
+            kind,
+            monitor: OnceLock::new(),
+            runtimes,
+            asking: Mutex::new(None),
+            answered: Condvar::new(),
+            subscription: None,
+        }
+    }
+
+    fn detectors(&self) -> impl Iterator<Item = &Arc<dyn MemoryDomain>> {
+        self.domains
+            .iter()
+            .filter(|domain| domain.is_loaded() && detects(&***domain))
+    }
+
+    pub(crate) fn domains(&self) -> &[Arc<dyn MemoryDomain>] {
+        &self.domains
+    }
+
+    /// What is known of all of `range`, without asking anybody; `None`: unknown.
+    #[inline]
+    pub(crate) fn known(&self, range: AddressRange) -> Option<MemoryAttributes> {
+        let runtimes = self.runtimes.load(Relaxed);
+        if runtimes == 0 {
+            return Some(MemoryAttributes::new(MemoryType::Host, range));
+        }
+        let (attributes, seen) = self.cache.get(range)?;
+        if attributes.memory_type != MemoryType::Host || (seen == runtimes && self.is_up_to_date())
+        {
+            return Some(attributes);
+        }
+        None
+    }
+
+    /// Whether everything that the monitor saw has been told.
+    fn is_up_to_date(&self) -> bool {
+        match self.monitor.get() {
+            Some(Some(monitor)) => {
+                monitor.timing() == Timing::Before || monitor.validate() == Validity::Valid
+            }
+            _ => false,
+        }
+    }
+
+    /// What is known of all of `range`; asks the domains where nothing is.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: no bytes, or not all in one allocation. What a domain said.
+    pub(crate) fn find(&self, range: AddressRange) -> Result<MemoryAttributes> {
+        if range.is_empty() {
+            return Err(bad(format!("no bytes at {range}")));
+        }
+        if let Some(known) = self.known(range) {
+            return Ok(known);
+        }
+        let _asking = match self.begin(range) {
+            Begun::Known(known) => return Ok(known),
+            Begun::Asking(asking) => asking,
+        };
+        self.ask(range)
+    }
+
+    /// As [`find`](Self::find), whatever is remembered.
+    pub(crate) fn find_anew(&self, range: AddressRange) -> Result<MemoryAttributes> {
+        if range.is_empty() {
+            return Err(bad(format!("no bytes at {range}")));
+        }
+        if self.runtimes.load(Relaxed) == 0 {
+            return Ok(MemoryAttributes::new(MemoryType::Host, range));
+        }
+        self.ask(range)
+    }
+
+    /// Waits until nobody else asks. The answer to another may be this one's.
+    fn begin(&self, range: AddressRange) -> Begun<'_> {
+        let own = thread::current().id();
+        let mut asking = self.asking.lock();
+        loop {
+            match *asking {
+                None => break,
+                // A domain that asks the context in order to answer.
+                Some(thread) if thread == own => return Begun::Asking(None),
+                Some(_) => self.answered.wait(&mut asking),
+            }
+            if let Some(known) = self.known(range) {
+                return Begun::Known(known);
+            }
+        }
+        *asking = Some(own);
+        Begun::Asking(Some(Asking(self)))
+    }
+
+    fn ask(&self, range: AddressRange) -> Result<MemoryAttributes> {
+        let runtimes = self.runtimes.load(SeqCst);
+        let events = self.cache.events.count();
+        let monitor = self.monitor.get_or_init(|| {
+            let monitor = monitor(self.kind).ok();
+            monitor.filter(|monitor| monitor.classes().covers_foreign_memory())
+        });
+        let watched = monitor
+            .as_ref()
+            .is_some_and(|monitor| monitor.watch(range).is_ok());
+        if let Some(attributes) = self.detect(range)? {
+            if !attributes.allocation.contains(range) {
+                return Err(bad(format!(
+                    "{range} is not within one allocation, {}",
+                    attributes.allocation
+                )));
+            }
+            self.cache.store(&attributes, runtimes, events);
+            return Ok(attributes);
+        }
+        if range.len() > PAGE {
+            let last = AddressRange::new(range.end() - 1, 1)?;
+            if let Some(other) = self.detect(last)? {
+                return Err(bad(format!(
+                    "{range} begins in host memory and ends in {}",
+                    other.memory_type
+                )));
+            }
+        }
+        let attributes = MemoryAttributes::new(MemoryType::Host, range);
+        if watched {
+            self.cache.store(&attributes, runtimes, events);
+        }
+        Ok(attributes)
+    }
+
+    fn detect(&self, range: AddressRange) -> Result<Option<MemoryAttributes>> {
+        for domain in self.detectors() {
+            if let Some(attributes) = domain.detect(range)? {
+                return Ok(Some(attributes));
+            }
+        }
+        Ok(None)
+    }
+
+    /// An allocator says what it has just allocated.
+    pub(crate) fn allocated(&self, attributes: &MemoryAttributes) {
+        if self.runtimes.load(Relaxed) == 0 && attributes.memory_type != MemoryType::Host {
+            // Whoever has device memory has a device runtime.
+            self.runtimes.fetch_add(1, SeqCst);
+        }
+        if attributes.memory_type != MemoryType::Host {
+            let events = self.cache.events.count();
+            self.cache
+                .store(attributes, self.runtimes.load(SeqCst), events);
+        }
+    }
+
+    /// Forgets what is known of `range`.
+    pub(crate) fn freed(&self, range: AddressRange) {
+        self.cache.invalidate(range, Cause::Notified);
+    }
+}
+
+fn detects(domain: &dyn MemoryDomain) -> bool {
+    let capabilities = domain.attributes().capabilities;
+    capabilities.contains(DomainCapabilities::DETECT)
+}
+
+enum Begun<'a> {
+    Known(MemoryAttributes),
+    Asking(#[allow(dead_code)] Option<Asking<'a>>),
+}
+
+/// The right to ask.
+struct Asking<'a>(&'a MemoryTypes);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        *self.0.asking.lock() = None;
+        self.0.answered.notify_all();
+    }
+}
+
+#[cold]
+fn bad(message: String) -> Error {
+    Error::new(ErrorKind::InvalidArgument, message).during(Operation::Memory)
+}
+
+/// Allocations that can be remembered, and pages that several of them share. More push out the oldest.
+const CAPACITY: u32 = 1 << 20;
+
+/// Elements that are made at once.
+const CHUNK: usize = 1 << 12;
+
+/// Allocations that may share a page and be remembered.
+const SHARERS: usize = 15;
+
+#[derive(Debug)]
+struct Cache {
+    index: Radix,
+    slots: Slab<Slot>,
+    pages: Slab<Page>,
+    writer: Mutex<Writer>,
+    events: Events,
+}
+
+/// Events that are remembered, for answers under way.
+const RECENT: u64 = 64;
+
+/// What went away of late.
+#[derive(Debug)]
+struct Events {
+    count: AtomicU64,
+    recent: [Event; RECENT as usize],
+}
+
+/// `number` is the event's count, from 1 on; 0 while it is being written.
+#[derive(Debug, Default)]
+struct Event {
+    number: AtomicU64,
+    start: AtomicU64,
+    end: AtomicU64,
+}
+
+impl Events {
+    fn new() -> Self {
+        Self {
+            count: AtomicU64::new(0),
+            recent: std::array::from_fn(|_| Event::default()),
+        }
+    }
+
+    fn count(&self) -> u64 {
+        self.count.load(SeqCst)
+    }
+
+    /// No lock, no allocation.
+    fn note(&self, range: AddressRange) {
+        let number = self.count.fetch_add(1, SeqCst);
+        let event = &self.recent[(number % RECENT) as usize];
+        event.number.store(0, Relaxed);
+        // Whoever reads what follows finds the count gone up.
+        fence(Release);
+        event.start.store(range.start(), Relaxed);
+        event.end.store(range.end(), Relaxed);
+        event.number.store(number + 1, Release);
+    }
+
+    /// Whether a part of `range` may have gone since the count was `since`.
+    fn touched(&self, range: AddressRange, since: u64) -> bool {
+        let until = self.count();
+        if until.wrapping_sub(since) > RECENT {
+            return true;
+        }
+        let touched = (since..until).any(|number| {
+            let event = &self.recent[(number % RECENT) as usize];
+            if event.number.load(Acquire) != number + 1 {
+                // It is being written.
+                return true;
+            }
+            event.start.load(Relaxed) < range.end() && range.start() < event.end.load(Relaxed)
+        });
+        fence(Acquire);
+        touched || self.count().wrapping_sub(since) > RECENT
+    }
+}
+
+/// Which elements are used next.
+#[derive(Debug, Default)]
+struct Writer {
+    slots: u32,
+    next_slot: u32,
+    pages: u32,
+    next_page: u32,
+}
+
+/// An allocation. `state` is the tag, and below it whether it is live.
+#[derive(Debug, Default)]
+struct Slot {
+    state: AtomicU64,
+    memory_type: AtomicU64,
+    start: AtomicU64,
+    end: AtomicU64,
+    id: AtomicU64,
+    /// The count of runtimes when it was asked for.
+    seen: AtomicU64,
+}
+
+/// Allocations that share a page: their entries, or 0.
+#[derive(Debug, Default)]
+struct Page {
+    number: AtomicU64,
+    sharers: [AtomicU64; SHARERS],
+}
+
+/// Elements that stay where they are, made when they are first written.
+#[derive(Debug)]
+struct Slab<T>([OnceLock<Box<[T]>>; CAPACITY as usize / CHUNK]);
+
+impl<T: Default> Slab<T> {
+    const fn new() -> Self {
+        Self([const { OnceLock::new() }; CAPACITY as usize / CHUNK])
+    }
+
+    #[inline]
+    fn get(&self, index: u32) -> Option<&T> {
+        let index = index as usize;
+        self.0.get(index / CHUNK)?.get()?.get(index % CHUNK)
+    }
+
+    fn make(&self, index: u32) -> &T {
+        let chunk = self.0[index as usize / CHUNK]
+            .get_or_init(|| (0..CHUNK).map(|_| T::default()).collect());
+        &chunk[index as usize % CHUNK]
+    }
+}
+
+// An entry of the index: shared 1 | tag 29 | index + 1 in 32 bits.
+const TAG_BITS: u32 = 29;
+const SHARED: u64 = 1 << 61;
+
+#[inline]
+fn entry_of(index: u32, tag: u64) -> u64 {
+    (tag & ((1 << TAG_BITS) - 1)) << 32 | (u64::from(index) + 1)
+}
+
+#[inline]
+fn index_of(entry: u64) -> u32 {
+    ((entry & 0xffff_ffff) - 1) as u32
+}
+
+#[inline]
+fn tag_of(entry: u64) -> u64 {
+    entry >> 32 & ((1 << TAG_BITS) - 1)
+}
+
+#[inline]
+fn live(tag: u64) -> u64 {
+    tag << 1 | 1
+}
+
+impl Slot {
+    /// What it says, if it is the allocation of `entry` still.
+    #[inline]
+    fn read(&self, entry: u64) -> Option<(MemoryAttributes, u64)> {
+        let state = live(tag_of(entry));
+        if self.state.load(Acquire) != state {
+            return None;
+        }
+        let coded = self.memory_type.load(Relaxed);
+        let (start, end) = (self.start.load(Relaxed), self.end.load(Relaxed));
+        let (id, seen) = (self.id.load(Relaxed), self.seen.load(Relaxed));
+        fence(Acquire);
+        if self.state.load(Relaxed) != state {
+            return None;
+        }
+        let allocation = AddressRange::new(start, end.wrapping_sub(start)).ok()?;
+        let attributes = MemoryAttributes::new(decode(coded & !EXPORTS)?, allocation)
+            .id(id)
+            .dma_buf(coded & EXPORTS != 0);
+        Some((attributes, seen))
+    }
+
+    /// Takes the live bit away.
+    fn retire(&self, entry: u64) {
+        let state = live(tag_of(entry));
+        // Lost to another who did the same, or to the next use.
+        let _ = self
+            .state
+            .compare_exchange(state, state & !1, SeqCst, SeqCst);
+    }
+}
+
+impl Cache {
+    fn new() -> Self {
+        Self {
+            index: Radix::new(),
+            slots: Slab::new(),
+            pages: Slab::new(),
+            writer: Mutex::default(),
+            events: Events::new(),
+        }
+    }
+
+    /// The allocation that holds all of `range`, and the count of runtimes when it was stored.
+    #[inline]
+    fn get(&self, range: AddressRange) -> Option<(MemoryAttributes, u64)> {
+        let entry = self.index.get(range.start());
+        if entry == 0 {
+            return None;
+        }
+        if entry & SHARED != 0 {
+            return self.get_shared(entry, range);
+        }
+        let found = self.slots.get(index_of(entry))?.read(entry)?;
+        found.0.allocation.contains(range).then_some(found)
+    }
+
+    #[cold]
+    fn get_shared(&self, entry: u64, range: AddressRange) -> Option<(MemoryAttributes, u64)> {
+        let page = self.pages.get(index_of(entry))?;
+        page.sharers
+            .iter()
+            .map(|sharer| sharer.load(Acquire))
+            .filter(|sharer| *sharer != 0)
+            .filter_map(|sharer| self.slots.get(index_of(sharer))?.read(sharer))
+            .find(|(attributes, _)| attributes.allocation.contains(range))
+    }
+
+    /// Shows the allocations behind an entry of the index.
+    fn each_slot(&self, entry: u64, mut act: impl FnMut(u64, &Slot)) {
+        let mut show = |entry: u64| {
+            if let Some(slot) = self.slots.get(index_of(entry)) {
+                act(entry, slot);
+            }
+        };
+        if entry & SHARED == 0 {
+            show(entry);
+        } else if let Some(page) = self.pages.get(index_of(entry)) {
+            for sharer in &page.sharers {
+                match sharer.load(Acquire) {
+                    0 => {}
+                    sharer => show(sharer),
+                }
+            }
+        }
+    }
+
+    /// Retires every allocation that shares a byte with `range`. No lock, no allocation.
+    fn retire_within(&self, range: AddressRange) {
+        self.index.walk(range, |entry| {
+            self.each_slot(entry, |entry, slot| {
+                if slot
+                    .read(entry)
+                    .is_some_and(|(attributes, _)| attributes.allocation.overlaps(range))
+                {
+                    slot.retire(entry);
+                }
+            });
+        });
+    }
+
+    /// Remembers an answer that was asked for after `events` had been counted, unless something went away since. Whatever is remembered of parts
+    /// of it goes.
+    fn store(&self, attributes: &MemoryAttributes, seen: u64, events: u64) {
+        let range = attributes.allocation;
+        let memory_type = encode(attributes.memory_type);
+        if range.is_empty() || range.end() > LIMIT - PAGE {
+            return;
+        }
+        let mut writer = self.writer.lock();
+        self.retire_within(range);
+        let index = self.free_slot(&mut writer);
+        let slot = self.slots.make(index);
+        let tag = (slot.state.load(Relaxed) >> 1).wrapping_add(1) & ((1 << TAG_BITS) - 1);
+        slot.state.store(tag << 1, Relaxed);
+        // Whoever reads what follows finds the state changed.
+        fence(Release);
+        let exports = if attributes.dma_buf { EXPORTS } else { 0 };
+        slot.memory_type.store(memory_type | exports, Relaxed);
+        slot.start.store(range.start(), Relaxed);
+        slot.end.store(range.end(), Relaxed);
+        slot.id.store(attributes.id, Relaxed);
+        slot.seen.store(seen, Relaxed);
+        slot.state.store(live(tag), Release);
+        let entry = entry_of(index, tag);
+        let published = self.publish(&mut writer, range, entry);
+        // Either an event counts itself before the look at the count, or it finds what was published.
+        fence(SeqCst);
+        if !published || self.events.touched(range, events) {
+            slot.retire(entry);
+        }
+    }
+
+    /// Writes the entry to the pages of `range`, first and last shared with others maybe.
+    fn publish(&self, writer: &mut Writer, range: AddressRange, entry: u64) -> bool {
+        let (first, last) = (page_of(range.start()), page_of(range.end() - 1));
+        let whole_from = range.start().next_multiple_of(PAGE);
+        let whole_to = page_of(range.end());
+        if whole_from < whole_to && !self.set(whole_from, whole_to, entry) {
+            return false;
+        }
+        let mut done = true;
+        if first < whole_from {
+            done &= self.share(writer, first, entry);
+        }
+        if last >= whole_to && (last != first || first >= whole_from) {
+            done &= self.share(writer, last, entry);
+        }
+        done
+    }
+
+    fn set(&self, from: u64, to: u64, entry: u64) -> bool {
+        AddressRange::new(from, to - from)
+            .and_then(|range| self.index.set(range, entry))
+            .is_ok()
+    }
+
+    /// Adds the entry to a page that it has a part of.
+    fn share(&self, writer: &mut Writer, page: u64, entry: u64) -> bool {
+        let old = self.index.get(page);
+        if old == 0 || (old & SHARED == 0 && !self.is_live(old)) {
+            return self.set(page, page + PAGE, entry);
+        }
+        if old & SHARED == 0 {
+            let index = self.free_page(writer);
+            let shared = self.pages.make(index);
+            shared.number.store(page, Relaxed);
+            shared.sharers[0].store(old, Release);
+            shared.sharers[1].store(entry, Release);
+            return self.set(page, page + PAGE, SHARED | entry_of(index, 0));
+        }
+        let place = self.pages.get(index_of(old)).and_then(|shared| {
+            shared.sharers.iter().find(|sharer| {
+                let sharer = sharer.load(Acquire);
+                sharer == 0 || !self.is_live(sharer)
+            })
+        });
+        match place {
+            Some(place) => {
+                place.store(entry, Release);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn is_live(&self, entry: u64) -> bool {
+        self.slots
+            .get(index_of(entry))
+            .is_some_and(|slot| slot.state.load(Acquire) == live(tag_of(entry)))
+    }
+
+    /// A slot that no entry of the index names: a retired one, a new one, or the oldest.
+    fn free_slot(&self, writer: &mut Writer) -> u32 {
+        let index = writer.next_slot;
+        let is_dead = index < writer.slots
+            && self
+                .slots
+                .get(index)
+                .is_some_and(|slot| slot.state.load(Acquire) & 1 == 0);
+        if !is_dead && writer.slots < CAPACITY {
+            // A look at one old slot for each new one: those that were retired are found in time.
+            writer.slots += 1;
+            writer.next_slot = (index + 1) % writer.slots;
+            return writer.slots - 1;
+        }
+        writer.next_slot = (index + 1) % writer.slots;
+        if let Some(slot) = self.slots.get(index) {
+            let entry = entry_of(index, slot.state.load(Acquire) >> 1);
+            slot.retire(entry);
+            let (start, end) = (slot.start.load(Relaxed), slot.end.load(Relaxed));
+            if let Ok(range) = AddressRange::new(start, end.saturating_sub(start)) {
+                self.index.clear(range, entry);
+            }
+        }
+        index
+    }
+
+    /// As [`free_slot`](Self::free_slot), for a page.
+    fn free_page(&self, writer: &mut Writer) -> u32 {
+        if writer.pages < CAPACITY {
+            writer.pages += 1;
+            return writer.pages - 1;
+        }
+        let index = writer.next_page;
+        writer.next_page = (index + 1) % CAPACITY;
+        if let Some(page) = self.pages.get(index) {
+            // Allocations that lose an entry could no longer be reached by every event.
+            let entry = SHARED | entry_of(index, 0);
+            self.each_slot(entry, |sharer, slot| slot.retire(sharer));
+            if let Ok(range) = AddressRange::new(page.number.load(Relaxed), PAGE) {
+                self.index.clear(range, entry);
+            }
+            for sharer in &page.sharers {
+                sharer.store(0, Release);
+            }
+        }
+        index
+    }
+}
+
+impl Sink for Cache {
+    fn invalidate(&self, range: AddressRange, _: Cause) {
+        self.events.note(range);
+        fence(SeqCst);
+        self.retire_within(range);
+    }
+}
+
+fn page_of(address: u64) -> u64 {
+    address & !(PAGE - 1)
+}
+
+/// Beside a type: it can be exported.
+const EXPORTS: u64 = 1 << 32;
+
+fn encode(memory_type: MemoryType) -> u64 {
+    let (kind, device) = match memory_type {
+        MemoryType::Host => (0, 0),
+        MemoryType::HostPinned => (1, 0),
+        MemoryType::Cuda(device) => (2, device),
+        MemoryType::CudaManaged => (3, 0),
+        MemoryType::Rocm(device) => (4, device),
+        MemoryType::RocmManaged => (5, 0),
+        MemoryType::Gaudi(device) => (6, device),
+    };
+    kind << 16 | u64::from(device)
+}
+
+#[inline]
+fn decode(coded: u64) -> Option<MemoryType> {
+    let device = coded as u16;
+    Some(match coded >> 16 {
+        0 => MemoryType::Host,
+        1 => MemoryType::HostPinned,
+        2 => MemoryType::Cuda(device),
+        3 => MemoryType::CudaManaged,
+        4 => MemoryType::Rocm(device),
+        5 => MemoryType::RocmManaged,
+        6 => MemoryType::Gaudi(device),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Barrier,
+        atomic::{AtomicBool, AtomicUsize},
+    };
+
+    use super::*;
+
+    /// Knows allocations, and how often it was asked.
+    #[derive(Debug, Default)]
+    struct Expert {
+        late: bool,
+        loaded: AtomicBool,
+        known: Mutex<Vec<MemoryAttributes>>,
+        asked: AtomicUsize,
+    }
+
+    impl MemoryDomain for Expert {
+        fn name(&self) -> &'static str {
+            "expert"
+        }
+        fn attributes(&self) -> super::super::DomainAttributes {
+            super::super::DomainAttributes::new(DomainCapabilities::DETECT, [MemoryType::Cuda(0)])
+        }
+        fn is_loaded(&self) -> bool {
+            !self.late || self.loaded.load(SeqCst)
+        }
+        fn detect(&self, range: AddressRange) -> Result<Option<MemoryAttributes>> {
+            self.asked.fetch_add(1, SeqCst);
+            thread::yield_now();
+            let first = AddressRange::new(range.start(), 1)?;
+            let known = self.known.lock();
+            Ok(known
+                .iter()
+                .find(|known| known.allocation.contains(first))
+                .copied())
+        }
+    }
+
+    fn range(start: u64, length: u64) -> AddressRange {
+        AddressRange::new(start, length).expect("a range")
+    }
+
+    fn cuda(start: u64, length: u64, id: u64) -> MemoryAttributes {
+        MemoryAttributes::new(MemoryType::Cuda(0), range(start, length)).id(id)
+    }
+
+    fn count(value: u64) -> &'static AtomicU64 {
+        Box::leak(Box::new(AtomicU64::new(value)))
+    }
+
+    fn types(known: &[MemoryAttributes]) -> (MemoryTypes, Arc<Expert>) {
+        let expert = Arc::new(Expert::default());
+        expert.known.lock().extend_from_slice(known);
+        let domains: Vec<Arc<dyn MemoryDomain>> = vec![expert.clone()];
+        let types = MemoryTypes::counting(domains, MonitorKind::None, count(1));
+        (types, expert)
+    }
+
+    /// Where no other test of the program tells of events.
+    const BASE: u64 = 0x2000_0000_0000;
+
+    #[test]
+    fn asked_once_for_an_allocation() {
+        let whole = cuda(BASE + 100, 3 << 20, 7).dma_buf(true);
+        let (types, expert) = types(&[whole]);
+        assert_eq!(types.known(range(BASE + 100, 1)), None, "not yet");
+        for (start, length) in [(100, 1), (4096, 4096), (2 << 20, 1 << 20), (100, 3 << 20)] {
+            assert_eq!(
+                types.find(range(BASE + start, length)).expect("known"),
+                whole
+            );
+        }
+        assert_eq!(expert.asked.load(SeqCst), 1);
+        assert_eq!(types.known(range(BASE + 99, 2)), None);
+        assert!(types.find(range(BASE + 100, (3 << 20) + 1)).is_err());
+    }
+
+    #[test]
+    fn neighbours_are_kept_apart() {
+        let (left, right) = (cuda(BASE, 8192, 1), cuda(BASE + 8192, 8192, 2));
+        let (types, _) = types(&[left, right]);
+        assert_eq!(types.find(range(BASE, 8192)).expect("left"), left);
+        assert_eq!(types.find(range(BASE + 8192, 1)).expect("right"), right);
+        assert_eq!(types.known(range(BASE + 8191, 2)), None);
+        let error = types.find(range(BASE + 4096, 8192)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        types.freed(range(BASE, 8192));
+        assert_eq!(types.known(range(BASE, 1)), None);
+        assert_eq!(types.known(range(BASE + 8192, 8192)), Some(right));
+    }
+
+    #[test]
+    fn a_part_that_goes_takes_all_of_it() {
+        let (types, _) = types(&[cuda(BASE, 1 << 22, 1)]);
+        types.find(range(BASE, 1)).expect("known");
+        types
+            .cache
+            .invalidate(range(BASE + (3 << 20), 1), Cause::Unmapped);
+        for page in [0, 1 << 20, 3 << 20] {
+            assert_eq!(types.known(range(BASE + page, 1)), None);
+        }
+    }
+
+    #[test]
+    fn the_same_address_with_another_type() {
+        let (types, expert) = types(&[cuda(BASE, 4096, 1)]);
+        types.find(range(BASE, 8)).expect("known");
+        let managed =
+            MemoryAttributes::new(MemoryType::CudaManaged, range(BASE, 1 << 20)).id(u64::MAX);
+        *expert.known.lock() = vec![managed];
+        assert_eq!(types.find_anew(range(BASE, 8)).expect("known"), managed);
+        assert_eq!(types.known(range(BASE + 8192, 8)), Some(managed));
+        types.allocated(&cuda(BASE + 4096, 4096, 2));
+        assert_eq!(types.known(range(BASE, 8)), None, "its allocation is gone");
+        assert_eq!(
+            types.known(range(BASE + 4096, 8)),
+            Some(cuda(BASE + 4096, 4096, 2))
+        );
+    }
+
+    #[test]
+    fn a_page_of_several() {
+        let small: Vec<_> = (0..SHARERS as u64 + 1)
+            .map(|n| cuda(BASE + 4000 + n * 64, 64, n))
+            .collect();
+        let (types, expert) = types(&small);
+        for one in &small {
+            assert_eq!(types.find(one.allocation).expect("known"), *one);
+        }
+        let questions = expert.asked.load(SeqCst);
+        for one in &small[..SHARERS] {
+            assert_eq!(types.known(one.allocation), Some(*one));
+        }
+        // 4000 to 4096 is the page before.
+        let last = small[SHARERS];
+        assert_eq!(types.find(last.allocation).expect("known"), last);
+        assert!(expert.asked.load(SeqCst) <= questions + 1);
+        types.freed(small[3].allocation);
+        assert_eq!(types.known(small[3].allocation), None);
+        assert_eq!(types.known(small[4].allocation), Some(small[4]));
+        // What was freed gives its place to another.
+        types.allocated(&last);
+        assert_eq!(types.known(last.allocation), Some(last));
+    }
+
+    #[test]
+    fn unknown_is_not_host() {
+        let (types, expert) = types(&[]);
+        assert_eq!(types.known(range(BASE, 8)), None);
+        let host = types.find(range(BASE, 8)).expect("nobody's");
+        assert_eq!(host.memory_type, MemoryType::Host);
+        // Nobody tells when host memory goes away: it is not remembered.
+        assert_eq!(types.known(range(BASE, 8)), None);
+        expert.known.lock().push(cuda(BASE + 8192, 4096, 1));
+        let error = types.find(range(BASE, 8193)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(types.find(range(BASE, 0)).is_err());
+    }
+
+    #[test]
+    fn a_runtime_that_appears_late() {
+        let expert = Arc::new(Expert {
+            late: true,
+            ..Expert::default()
+        });
+        expert.known.lock().push(cuda(BASE, 4096, 1));
+        let runtimes = count(0);
+        let types = MemoryTypes::counting(vec![expert.clone()], MonitorKind::None, runtimes);
+        let asked = || types.find(range(BASE, 8)).expect("an answer").memory_type;
+        assert_eq!(asked(), MemoryType::Host);
+        assert_eq!(expert.asked.load(SeqCst), 0);
+        expert.loaded.store(true, SeqCst);
+        runtimes.fetch_add(1, SeqCst);
+        assert_eq!(asked(), MemoryType::Cuda(0));
+    }
+
+    /// A monitor that sees everything, or says so.
+    #[derive(Debug)]
+    struct Eyes;
+
+    #[allow(unsafe_code)]
+    // SAFETY: the test unmaps nothing.
+    unsafe impl MemoryMonitor for Eyes {
+        fn name(&self) -> &'static str {
+            "eyes"
+        }
+        fn timing(&self) -> Timing {
+            Timing::Before
+        }
+        fn classes(&self) -> super::super::EventClasses {
+            super::super::EventClasses::all()
+        }
+        fn watch(&self, _: AddressRange) -> Result<()> {
+            Ok(())
+        }
+        fn unwatch(&self, _: AddressRange) {}
+        fn validate(&self) -> Validity {
+            Validity::Valid
+        }
+    }
+
+    #[test]
+    fn host_memory_is_remembered_until_another_runtime_appears() {
+        let (types, expert) = types(&[]);
+        types.monitor.set(Some(Arc::new(Eyes))).expect("not asked");
+        let host = range(BASE + 10, 100);
+        for _ in 0..3 {
+            let found = types.find(host).expect("nobody's");
+            assert_eq!(found.memory_type, MemoryType::Host);
+        }
+        assert_eq!(expert.asked.load(SeqCst), 1);
+        types.runtimes.fetch_add(1, SeqCst);
+        assert_eq!(types.known(host), None);
+        types.find(host).expect("nobody's");
+        types.cache.invalidate(range(BASE, 4096), Cause::Unmapped);
+        assert_eq!(types.known(host), None);
+    }
+
+    #[test]
+    fn an_answer_that_an_event_overtakes_is_not_kept() {
+        let (types, _) = types(&[]);
+        let events = types.cache.events.count();
+        types.cache.invalidate(range(BASE, 4096), Cause::Unmapped);
+        types.cache.store(&cuda(BASE, 4097, 1), 1, events);
+        assert_eq!(types.known(range(BASE, 8)), None);
+        types.cache.store(&cuda(BASE + 4096, 4096, 2), 1, events);
+        assert!(types.known(range(BASE + 4096, 8)).is_some(), "elsewhere");
+        for _ in 0..=RECENT {
+            types.cache.invalidate(range(BASE, 4096), Cause::Unmapped);
+        }
+        types.cache.store(&cuda(BASE + 8192, 4096, 3), 1, events);
+        assert_eq!(types.known(range(BASE + 8192, 8)), None, "too many events");
+    }
+
+    #[test]
+    fn many_threads_ask_one_question() {
+        let (types, expert) = types(&[cuda(BASE, 64 << 20, 1)]);
+        let start = Barrier::new(8);
+        thread::scope(|scope| {
+            for thread in 0..8 {
+                let (types, start) = (&types, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    let place = range(BASE + thread * (8 << 20), 4096);
+                    assert_eq!(types.find(place).expect("known").id, 1);
+                });
+            }
+        });
+        assert_eq!(expert.asked.load(SeqCst), 1);
+    }
+
+    #[test]
+    fn churn_under_readers_is_never_wrong() {
+        let (types, _) = types(&[]);
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(SeqCst) {
+                        for page in 0..16 {
+                            let place = range(BASE + page * 4096 + 128, 8);
+                            if let Some(found) = types.known(place) {
+                                assert!(found.allocation.contains(place));
+                                assert_eq!(found.id, found.allocation.len());
+                            }
+                        }
+                    }
+                });
+            }
+            for round in 0..20_000_u64 {
+                let start = BASE + (round * 7 % 16) * 4096 + (round % 3) * 64;
+                let length = 64 << (round % 10);
+                types.allocated(&cuda(start, length, length));
+                if round % 5 == 0 {
+                    types.freed(range(start, length));
+                }
+            }
+            stop.store(true, SeqCst);
+        });
+        assert!(
+            types.cache.writer.lock().slots < 100,
+            "slots are used again"
+        );
+    }
+}

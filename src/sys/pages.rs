@@ -1,0 +1,109 @@
+//! Private pages, advice on pages, and keeping them in memory.
+//!
+//! # Safety
+//! An [`Anonymous`] is mapped, readable and writable, from its construction to its drop. Advice of the kinds that are passed here and locking
+//! change nothing of what memory holds, wherever it is and whoever's.
+#![allow(unsafe_code)]
+
+use std::{
+    io,
+    ptr::{self, NonNull},
+    sync::OnceLock,
+};
+
+/// Bytes of a page of the system.
+pub(crate) fn page_size() -> usize {
+    static SIZE: OnceLock<usize> = OnceLock::new();
+    *SIZE.get_or_init(|| {
+        // SAFETY: asks for a number.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(size)
+            .ok()
+            .filter(|size| size.is_power_of_two())
+            .unwrap_or(4096)
+    })
+}
+
+/// Zeroed pages of this process alone.
+#[derive(Debug)]
+pub(crate) struct Anonymous {
+    address: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an owned mapping; all access to the bytes goes by who holds it.
+unsafe impl Send for Anonymous {}
+// SAFETY: as above.
+unsafe impl Sync for Anonymous {}
+
+impl Anonymous {
+    /// Maps at least `len` bytes.
+    ///
+    /// # Errors
+    /// `EINVAL` for none, `ENOMEM`.
+    pub(crate) fn new(len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping, wherever the kernel likes.
+        let address = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        match NonNull::new(address.cast::<u8>()) {
+            Some(address) if address.as_ptr().cast() != libc::MAP_FAILED => {
+                Ok(Self { address, len })
+            }
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut u8 {
+        self.address.as_ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Anonymous {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nobody uses it any more.
+        unsafe { libc::munmap(self.address.as_ptr().cast(), self.len) };
+    }
+}
+
+/// `madvise` with an advice that changes no content: `MADV_NORMAL`, `MADV_WILLNEED`.
+pub(crate) fn advise(address: u64, length: u64, advice: libc::c_int) -> io::Result<()> {
+    debug_assert!([libc::MADV_NORMAL, libc::MADV_WILLNEED].contains(&advice));
+    // SAFETY: these kinds of advice change no content of any mapping.
+    let result = unsafe { libc::madvise(place(address), length as usize, advice) };
+    done(result)
+}
+
+/// `mlock`: keeps the pages of a range in memory. Does not nest.
+pub(crate) fn lock(address: u64, length: u64) -> io::Result<()> {
+    // SAFETY: changes no content, and reads no memory through the address.
+    done(unsafe { libc::mlock(place(address), length as usize) })
+}
+
+/// `munlock`.
+pub(crate) fn unlock(address: u64, length: u64) -> io::Result<()> {
+    // SAFETY: as `lock`.
+    done(unsafe { libc::munlock(place(address), length as usize) })
+}
+
+fn place(address: u64) -> *mut libc::c_void {
+    ptr::without_provenance_mut(address as usize)
+}
+
+fn done(result: libc::c_int) -> io::Result<()> {
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

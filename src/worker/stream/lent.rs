@@ -1,0 +1,338 @@
+//! Long owned buffers, announced by their writer and copied by their reader, once, straight to where they are read.
+//!
+//! ```text
+//! writer                                             reader
+//! the buffer waits, under a word ── STREAM_RTS ──▶   a read is polled: enter, does the word stand?, copy, leave; again
+//! the next piece has its turn  ◀── STREAM_TAKEN ──   all is copied, or it cannot be: the rest comes in frames
+//! ```
+//!
+//! One buffer of a stream is announced at a time, and nothing follows it before the answer but a reset. So nothing has to be put in order,
+//! and what the reader cannot copy is simply sent. An announced buffer takes nothing of the window: it fills no memory of the reader's.
+//!
+//! # Safety
+//! The writer's piece owns the buffer while its word stands. It is taken back (`Core::take_back`) by revoking the word, and dropped after the
+//! reader was seen outside. The reader touches it between `Pair::enter` and `Pair::leave` only, after a look at the word.
+#![allow(unsafe_code)]
+
+use bytes::Bytes;
+use tokio::io::ReadBuf;
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    memory::Buffer,
+    protocol::{
+        control::{self, StreamRts},
+        thresholds::Lending,
+    },
+    transport::{Link, cma::CmaPeer},
+    types::LinkId,
+    worker::{
+        copy::{CHUNK, Remote},
+        core::{Core, Kept, quiet},
+        operations::Work,
+        peer::{OneCopy, at},
+        pressure::Buried,
+        send::give,
+    },
+};
+
+use super::{
+    StreamKey,
+    outgoing::{Loan, Piece},
+    violation,
+};
+
+/// Most bytes that one poll of a read copies, so that nothing else of the worker waits longer: as long as a fragment of a message.
+pub(super) const PULL: usize = 256 << 10;
+/// Reads of less room are served from [`AHEAD`] bytes that were copied at once: each copy may be a system call.
+const SHORT: usize = 16 << 10;
+const AHEAD: usize = 64 << 10;
+
+/// A buffer of the peer's, as a reader knows it.
+#[derive(Debug)]
+pub(super) struct LentBuffer {
+    rts: StreamRts,
+    done: usize,
+}
+
+impl LentBuffer {
+    fn left(&self) -> usize {
+        self.rts.length as usize - self.done
+    }
+}
+
+/// Describes an owned buffer whose turn it is, if it is one that the reader can copy. The word is in use from here on.
+pub(super) fn announce(
+    one_copy: &mut OneCopy,
+    link: &mut dyn Link,
+    lending: Lending,
+    buffer: &Buffer,
+) -> Option<StreamRts> {
+    let length = buffer.len();
+    if length < lending.mapped.min(lending.by_kernel) || buffer.list().is_some() {
+        return None;
+    }
+    let mut rts = StreamRts {
+        length: length as u64,
+        address: 0,
+        segment: 0,
+        segment_offset: 0,
+        word: control::NONE,
+    };
+    if length >= lending.mapped
+        && let Some((segment, offset)) = buffer.segment()
+        && give(one_copy, link, segment)
+    {
+        rts.segment = segment.id();
+        rts.segment_offset = offset as u64;
+    }
+    if length >= lending.by_kernel && one_copy.cma.is_some() {
+        rts.address = buffer.address() as u64;
+    }
+    if rts.segment == 0 && rts.address == 0 {
+        return None;
+    }
+    rts.word = one_copy.pair.acquire()?;
+    Some(rts)
+}
+
+impl Core {
+    /// A peer's buffer waits to be copied.
+    pub(super) fn stream_announced(
+        &mut self,
+        link: LinkId,
+        header: u64,
+        body: &[u8],
+    ) -> Result<()> {
+        let rts = StreamRts::decode(body)?;
+        let Some(peer) = at(&mut self.peers, link) else {
+            return Ok(());
+        };
+        if peer.one_copy.is_none() {
+            return Err(violation("a buffer announced without memory in common"));
+        }
+        let sound = rts.length > 0
+            && isize::try_from(rts.length).is_ok()
+            && rts.address.checked_add(rts.length).is_some()
+            && rts.segment_offset.checked_add(rts.length).is_some();
+        if !sound {
+            return Err(violation("a buffer announced where none can be"));
+        }
+        let Some(key) = self.expect(link, header, 0)? else {
+            return Ok(());
+        };
+        if let Some(stream) = self.streams.get(key)
+            && stream.reading.is_held
+        {
+            stream.reading.lent = Some(LentBuffer { rts, done: 0 });
+            self.wakes.extend(stream.reading.waker.take());
+        }
+        Ok(())
+    }
+
+    /// The reader of an announced buffer has taken all of it, or can take no more.
+    pub(super) fn stream_taken(&mut self, link: LinkId, header: u64, body: &[u8]) -> Result<()> {
+        let (taken, _) = body
+            .split_first_chunk()
+            .ok_or_else(|| violation("short message"))?;
+        let taken = u64::from_le_bytes(*taken);
+        let Some(key) = self.named(link, header)? else {
+            return Ok(());
+        };
+        let Some(stream) = self.streams.get(key) else {
+            return Ok(());
+        };
+        let writing = &mut stream.writing;
+        let Some(Piece::Owned { buffer, done, loan }) = writing.pieces.front_mut() else {
+            // Said before it heard that this side has taken the buffer back; once.
+            if std::mem::take(&mut writing.took_back) {
+                return Ok(());
+            }
+            return Err(violation("took of a stream what was not announced"));
+        };
+        let Loan::Out(word) = *loan else {
+            return Err(violation("took of a stream what was not announced"));
+        };
+        let taken = usize::try_from(taken)
+            .ok()
+            .filter(|taken| *taken <= buffer.len())
+            .ok_or_else(|| violation("took more of a stream than was announced"))?;
+        if let Some(peer) = at(&mut self.peers, link)
+            && let Some(one_copy) = &peer.one_copy
+        {
+            one_copy.pair.release(word);
+        }
+        *done = taken;
+        *loan = Loan::Refused;
+        if taken == buffer.len() {
+            // The reader has left it: it says so after the last byte.
+            if let Some(Piece::Owned { buffer, .. }) = writing.pieces.pop_front() {
+                self.buried.push(Buried::Buffer(buffer));
+            }
+            writing.left += 1;
+            self.wakes.extend(writing.waker.take());
+            self.close_soon(Some(link));
+        } else {
+            tracing::debug!(target: "wharf::stream", taken, "the reader cannot copy a buffer; the rest is sent");
+        }
+        if let Some(stream) = self.streams.get(key)
+            && stream.writing.has_unsent()
+        {
+            self.queue_stream(key);
+        }
+        Ok(())
+    }
+
+    /// Takes announced buffers back. They are dropped when the peer is outside.
+    pub(super) fn take_back(&mut self, link: LinkId, lent: Vec<(Buffer, u32)>) {
+        if lent.is_empty() {
+            return;
+        }
+        let Some(one_copy) = self.one_copy(link) else {
+            self.buried
+                .extend(lent.into_iter().map(|(buffer, _)| Buried::Buffer(buffer)));
+            return;
+        };
+        let pair = one_copy.pair.clone();
+        let process = one_copy.cma.as_ref().map(CmaPeer::pid);
+        for (_, word) in &lent {
+            // A reader counts nothing in it, so another may have it at once.
+            pair.release(*word);
+        }
+        let outside = quiet(&pair);
+        for (buffer, _) in lent {
+            if outside {
+                self.buried.push(Buried::Buffer(buffer));
+            } else {
+                let work = Work::StreamOut { _buffer: buffer };
+                self.kept.push(Kept::new(pair.clone(), process, Some(work)));
+            }
+        }
+    }
+
+    /// Copies what is announced to a read. `None`: nothing is, or it cannot be copied and comes in frames.
+    pub(super) fn pull_to(&mut self, key: StreamKey, buf: &mut ReadBuf<'_>) -> Option<usize> {
+        let left = self.streams.get(key)?.reading.lent.as_ref()?.left();
+        let room = buf.remaining();
+        if room < SHORT.min(left) {
+            let ahead = self.pull_chunk(key, AHEAD)?;
+            let stream = self.streams.get(key)?;
+            stream.reading.ahead = ahead;
+            return Some(stream.reading.copy_ahead(buf));
+        }
+        // SAFETY: only bytes that are initialised are written, and none is taken away.
+        let unfilled = unsafe { buf.unfilled_mut() };
+        let address = unfilled.as_mut_ptr().cast();
+        // SAFETY: `unfilled` is `room` bytes that are borrowed for this call.
+        let count = unsafe { self.pull(key, address, room.min(PULL)) };
+        // SAFETY: `pull` wrote the first `count` of them.
+        unsafe { buf.assume_init(count) };
+        buf.advance(count);
+        (count > 0).then_some(count)
+    }
+
+    /// Copies up to `most` bytes of what is announced to memory of their own.
+    pub(super) fn pull_chunk(&mut self, key: StreamKey, most: usize) -> Option<Bytes> {
+        let left = self.streams.get(key)?.reading.lent.as_ref()?.left();
+        let length = left.min(most);
+        let mut data = Vec::with_capacity(length);
+        // SAFETY: the capacity is at least `length`.
+        let count = unsafe { self.pull(key, data.as_mut_ptr(), length) };
+        // SAFETY: `pull` wrote the first `count` bytes.
+        unsafe { data.set_len(count) };
+        (count > 0).then(|| data.into())
+    }
+
+    /// Copies bytes of what is announced to `room`; how many. Says so to the writer when it has all, or can have no more.
+    ///
+    /// # Safety
+    /// `room` must be valid for writing `length` bytes, and nothing else may use them meanwhile.
+    unsafe fn pull(&mut self, key: StreamKey, room: *mut u8, length: usize) -> usize {
+        let Some(stream) = self.streams.get(key) else {
+            return 0;
+        };
+        let (link, header) = (stream.link, stream.header());
+        let Some(lent) = &mut stream.reading.lent else {
+            return 0;
+        };
+        let length = length.min(lent.left());
+        let mut count = 0;
+        let result = match at(&mut self.peers, link).and_then(|peer| peer.one_copy.as_ref()) {
+            None => Err(Error::new(ErrorKind::ConnectionReset, "the link is gone")),
+            Some(one_copy) => loop {
+                if count == length {
+                    break Ok(());
+                }
+                let step = CHUNK.min(length - count);
+                // SAFETY: `count + step` is at most `length`, which the caller vouches for.
+                match unsafe { copy(one_copy, lent, room.add(count), step) } {
+                    Ok(()) => {
+                        count += step;
+                        lent.done += step;
+                    }
+                    Err(error) => break Err(error),
+                }
+            },
+        };
+        let taken = lent.done as u64;
+        if let Err(error) = &result {
+            tracing::debug!(target: "wharf::stream", %error, taken, "a buffer that the peer announced cannot be copied");
+        }
+        if result.is_err() || lent.left() == 0 {
+            stream.reading.lent = None;
+            self.control(link, control::STREAM_TAKEN, header, &taken.to_le_bytes());
+        }
+        count
+    }
+}
+
+/// Copies the next `length` bytes.
+///
+/// # Safety
+/// `room` must be valid for writing as many, and nothing else may use them meanwhile.
+unsafe fn copy(one_copy: &OneCopy, lent: &LentBuffer, room: *mut u8, length: usize) -> Result<()> {
+    let rts = &lent.rts;
+    // Sums that were checked when it was announced.
+    let (offset, address) = (
+        rts.segment_offset + lent.done as u64,
+        rts.address + lent.done as u64,
+    );
+    let remote = match one_copy.reach(rts.segment, offset, length, address) {
+        Some(Remote::Address(_)) if rts.address == 0 => None,
+        remote => remote,
+    };
+    let Some(remote) = remote else {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "no direct access to the peer's memory",
+        ));
+    };
+    let pair = &one_copy.pair;
+    pair.enter();
+    let result = if !pair.stands(rts.word) {
+        Err(Error::new(
+            ErrorKind::StaleKey,
+            "the writer has taken the buffer back",
+        ))
+    } else {
+        match remote {
+            Remote::Mapped(mapping, start) => {
+                // SAFETY: `reach` has checked the range against the mapping.
+                let from = unsafe { mapping.as_ptr().add(start) };
+                // SAFETY: both are valid for `length` bytes; a mapping of the peer's memory and own memory do not overlap.
+                unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), room, length) };
+                Ok(())
+            }
+            Remote::Address(address) => match &one_copy.cma {
+                // SAFETY: `room` is valid for `length` bytes.
+                Some(cma) => unsafe { cma.read(address, room, length) },
+                None => Err(Error::new(
+                    ErrorKind::Unsupported,
+                    "no direct access to the peer",
+                )),
+            },
+        }
+    };
+    pair.leave();
+    result
+}

@@ -1,0 +1,110 @@
+//! A child made by `fork` is refused everything, clearly, and its parent goes on as if nothing had happened.
+//!
+//! # Safety
+//! The child runs with one thread of the parent's and its locks as they were: it makes calls that are refused before they take one, and ends.
+#![allow(unsafe_code)]
+
+use std::{future::Future, pin::pin, task};
+
+use wharf::{Access, Context, ErrorKind, Mask, Tag, Worker};
+
+use crate::support::{LIMIT, watchdog};
+
+/// The result of a future that has to be ready at its first poll: a child has no runtime whose threads would run.
+fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    let mut cx = task::Context::from_waker(task::Waker::noop());
+    match pin!(future).poll(&mut cx) {
+        task::Poll::Ready(value) => Some(value),
+        task::Poll::Pending => None,
+    }
+}
+
+/// How many of these calls, counted from 1, is the first that is not refused as it should be; 0 for none.
+fn asked_in_the_child(context: &Context, worker: &Worker) -> i32 {
+    fn refused<T>(result: Option<wharf::Result<T>>) -> bool {
+        matches!(result, Some(Err(error)) if error.kind() == ErrorKind::Forked)
+    }
+    let answers = [
+        refused(at_once(context.allocate(4096))),
+        refused(at_once(context.expose(vec![0; 8], Access::READ))),
+        refused(Some(Worker::new(context))),
+        refused(Some(worker.address())),
+        refused(at_once(worker.connect("127.0.0.1:1"))),
+        refused(at_once(worker.listen("127.0.0.1:0"))),
+        refused(Some(Context::builder().build())),
+    ];
+    answers
+        .iter()
+        .position(|refused| !refused)
+        .map_or(0, |index| index as i32 + 1)
+}
+
+enum How {
+    Fork,
+    Clone,
+}
+
+fn child(how: &How, act: impl FnOnce() -> i32) {
+    let pid = match how {
+        // SAFETY: the child makes calls that take no lock that another thread may hold, and ends.
+        How::Fork => unsafe { libc::fork() },
+        // SAFETY: as above.
+        How::Clone => unsafe {
+            libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as libc::pid_t
+        },
+    };
+    if pid == 0 {
+        let code = act();
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(code) };
+    }
+    assert!(pid > 0, "no child");
+    let mut status = 0;
+    // SAFETY: `status` is ours.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert!(libc::WIFEXITED(status), "the child ended by {status:#x}");
+    assert_eq!(
+        libc::WEXITSTATUS(status),
+        0,
+        "the first call that was not refused"
+    );
+}
+
+#[test]
+fn a_child_is_refused_and_the_parent_goes_on() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(watchdog(LIMIT, async {
+        let context = Context::builder()
+            .transports("shm,tcp")
+            .unwrap()
+            .build()
+            .unwrap();
+        let (here, there) = (
+            Worker::new(&context).unwrap(),
+            Worker::new(&context).unwrap(),
+        );
+        let out = here.connect(&there.address().unwrap()).await.unwrap();
+        let region = context.expose(vec![1; 64], Access::READ).await.unwrap();
+        for how in [How::Fork, How::Clone] {
+            child(&how, || asked_in_the_child(&context, &here));
+            // What a child drops is its parent's still.
+            child(&how, || {
+                // SAFETY: a copy that only the child sees; it ends without dropping the original.
+                drop(unsafe { std::ptr::read(&raw const out) });
+                // SAFETY: as above.
+                drop(unsafe { std::ptr::read(&raw const region) });
+                0
+            });
+            out.tag_send(Tag(1), "still here").await.unwrap();
+            let got = there
+                .tag_recv(Tag(1), Mask::ALL, vec![0; 64])
+                .await
+                .unwrap();
+            assert_eq!(&got.buffer[..got.len], b"still here");
+        }
+        assert_eq!(region.unexpose().await.len(), 64);
+    }));
+}

@@ -1,0 +1,193 @@
+//! The reuse race: a thread unmaps, and before the event of that has been read another has mapped the same addresses, and transfers.
+//!
+//! # Safety
+//! The addresses lie where neither the kernel nor an allocator puts anything by itself, and are never mapped over something. The two threads
+//! have the page in turns. [`Unchecked`] leaves out what its monitor promises, in a process of its own whose device only reads.
+#![allow(unsafe_code)]
+
+use std::{
+    hint, ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+    thread,
+};
+
+use wharf::{
+    Access,
+    memory::{
+        AddressRange, EventClasses, MemoryMonitor, MonitorKind, RegistrationCache,
+        RegistrationCacheOptions, Timing, Validity, monitor,
+    },
+};
+
+use crate::{
+    script::{Random, map_at},
+    support::{Child, child, this_test},
+    uring::UringRegistrar,
+};
+
+/// Where the page is.
+const PLACE: usize = 0x1234_5600_0000;
+const LENGTH: usize = 4096;
+/// How often it changes hands.
+const TURNS: u64 = if cfg!(debug_assertions) {
+    10_000
+} else {
+    100_000
+};
+/// Turns between two signs of life.
+const ROUND: u64 = 2000;
+
+/// A monitor whose question whether all has been told is not asked.
+#[derive(Debug)]
+struct Unchecked(Arc<dyn MemoryMonitor>);
+
+// SAFETY: not what is promised: see the chapter above.
+unsafe impl MemoryMonitor for Unchecked {
+    fn name(&self) -> &'static str {
+        "unchecked"
+    }
+
+    fn timing(&self) -> Timing {
+        self.0.timing()
+    }
+
+    fn classes(&self) -> EventClasses {
+        self.0.classes()
+    }
+
+    fn watch(&self, range: AddressRange) -> wharf::Result<()> {
+        self.0.watch(range)
+    }
+
+    fn unwatch(&self, range: AddressRange) {
+        self.0.unwatch(range);
+    }
+
+    fn validate(&self) -> Validity {
+        Validity::Valid
+    }
+}
+
+/// Lets two threads have the page in turns from turn `first` on: how many transfers saw old bytes.
+fn round(
+    cache: &RegistrationCache<UringRegistrar>,
+    device: &UringRegistrar,
+    first: u64,
+    turns: u64,
+) -> u64 {
+    let range = AddressRange::new(PLACE as u64, LENGTH as u64).expect("a range");
+    // Whose turn it is to map.
+    let turn = AtomicU64::new(first);
+    let stale = AtomicU64::new(0);
+    let play = |side: u64| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        for own in (first + side..first + turns).step_by(2) {
+            while turn.load(SeqCst) != own {
+                hint::spin_loop();
+            }
+            // The other is about to unmap.
+            while map_at(PLACE, LENGTH, false, libc::MAP_FIXED_NOREPLACE).is_err() {}
+            let mut bytes = [0; 64];
+            Random(own).fill(&mut bytes);
+            // SAFETY: mapped above, and this thread's until the next turn.
+            unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), PLACE as *mut u8, bytes.len()) };
+            let registration = runtime
+                .block_on(cache.get(range, Access::READ))
+                .expect("a registration");
+            let seen = device
+                .read(&registration, range.start(), bytes.len())
+                .expect("a transfer");
+            drop(registration);
+            stale.fetch_add(u64::from(seen != bytes), SeqCst);
+            turn.store(own + 1, SeqCst);
+            // SAFETY: mapped above.
+            let done = unsafe { libc::munmap(PLACE as *mut libc::c_void, LENGTH) };
+            assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| play(1));
+        play(0);
+    });
+    stale.into_inner()
+}
+
+/// In the child: `turns` turns, with a sign of life now and then.
+fn play(monitor: Arc<dyn MemoryMonitor>, turns: u64, tell: impl Fn(String)) {
+    let Some(device) = UringRegistrar::or_say(64) else {
+        return tell("done: not run: no device".to_owned());
+    };
+    let cache = RegistrationCache::new(
+        device.clone(),
+        monitor,
+        RegistrationCacheOptions::default().max_regions(32),
+    )
+    .expect("a cache");
+    let mut stale = 0;
+    for first in (0..turns).step_by(ROUND as usize) {
+        stale += round(&cache, &device, first, ROUND.min(turns - first));
+        tell("on".to_owned());
+    }
+    tell(format!(
+        "done: {stale} stale of {turns}; {:?}",
+        cache.statistics()
+    ));
+}
+
+fn in_a_child(test: &str, part: &str) -> String {
+    let mut child = Child::start(test, part, &[]);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    loop {
+        let line = runtime.block_on(child.hear());
+        if line.starts_with("done") {
+            println!("{part}: {line}");
+            child.finish();
+            return line;
+        }
+    }
+}
+
+fn userfaultfd(tell: &impl Fn(String)) -> Option<Arc<dyn MemoryMonitor>> {
+    monitor(MonitorKind::Uffd)
+        .inspect_err(|error| tell(format!("done: not run: no userfaultfd: {error}")))
+        .ok()
+}
+
+#[test]
+fn no_stale_hit() {
+    if let Some(parent) = child("checked") {
+        let tell = |line| parent.say(line);
+        if let Some(monitor) = userfaultfd(&tell) {
+            play(monitor, TURNS, tell);
+        }
+        return;
+    }
+    let line = in_a_child(this_test!(), "checked");
+    assert!(
+        line.contains("not run") || line.contains(" 0 stale"),
+        "{line}"
+    );
+}
+
+/// The race is one.
+#[test]
+fn stale_hits_without_the_check() {
+    if let Some(parent) = child("unchecked") {
+        let tell = |line| parent.say(line);
+        if let Some(monitor) = userfaultfd(&tell) {
+            play(Arc::new(Unchecked(monitor)), TURNS / 5, tell);
+        }
+        return;
+    }
+    let line = in_a_child(this_test!(), "unchecked");
+    assert!(!line.contains(" 0 stale"), "nothing was provoked: {line}");
+}
