@@ -51,6 +51,8 @@ pub enum ErrorKind {
     Exhausted,
     /// The system refused for want of rights.
     PermissionDenied,
+    /// The device, or the program's context on it, has failed; nothing on it goes on, and a new attempt needs a new context.
+    DeviceLost,
     /// This process is a child made by `fork`; what its parent opened cannot be used here.
     Forked,
     /// This cannot be done here.
@@ -327,7 +329,7 @@ impl From<Error> for io::Error {
             | ErrorKind::PermissionDenied => io::ErrorKind::PermissionDenied,
             ErrorKind::Exhausted => io::ErrorKind::OutOfMemory,
             ErrorKind::Unsupported | ErrorKind::Forked => io::ErrorKind::Unsupported,
-            ErrorKind::Io => io::ErrorKind::Other,
+            ErrorKind::DeviceLost | ErrorKind::Io => io::ErrorKind::Other,
         };
         Self::new(kind, error)
     }

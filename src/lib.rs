@@ -88,6 +88,7 @@
 
 mod config;
 mod context;
+mod driver;
 mod endpoint;
 mod error;
 mod listener;

@@ -4,7 +4,7 @@ use super::{Setting, Source, did_you_mean, invalid};
 use crate::error::Result;
 
 /// Every `WHARF_` variable that there is.
-const KNOWN: [&str; 15] = [
+const KNOWN: [&str; 17] = [
     "WHARF_TLS",
     "WHARF_NET_DEVICES",
     "WHARF_PROGRESS",
@@ -20,6 +20,8 @@ const KNOWN: [&str; 15] = [
     "WHARF_RCACHE_MAX_REGIONS",
     "WHARF_RCACHE_MAX_SIZE",
     "WHARF_RCACHE_MAX_UNRELEASED",
+    "WHARF_LIBCUDA",
+    "WHARF_LIBGDRAPI",
 ];
 
 /// A set of variables.

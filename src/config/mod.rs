@@ -26,6 +26,8 @@
 //! | `WHARF_RCACHE_MAX_REGIONS` | `UCX_RCACHE_MAX_REGIONS` | registrations that are kept, or `inf` for as many as there can be | `4096` |
 //! | `WHARF_RCACHE_MAX_SIZE` | `UCX_RCACHE_MAX_SIZE` | bytes in registrations that are kept, or `inf` | a quarter of the memory, or 0.8 of `RLIMIT_MEMLOCK` |
 //! | `WHARF_RCACHE_MAX_UNRELEASED` | `UCX_RCACHE_MAX_UNRELEASED` | bytes that may wait to be deregistered, or `inf` | `128M` |
+//! | `WHARF_LIBCUDA` | | path of the CUDA driver's library; read by `driver` | `libcuda.so.1` |
+//! | `WHARF_LIBGDRAPI` | | path of GDRCopy's library; read by `driver` | `libgdrapi.so.2` |
 
 mod devices;
 mod environment;

@@ -397,6 +397,7 @@ error_codes! {
     22 => Unsupported,
     23 => Io,
     24 => Forked,
+    25 => DeviceLost,
 }
 
 /// A body that ends too early.
@@ -481,7 +482,7 @@ mod tests {
 
     #[test]
     fn error_codes_go_round() {
-        for code in 1..=23 {
+        for code in 1..=25 {
             assert_eq!(error_kind_code(error_kind(code)), code);
         }
         assert_eq!(error_kind(60_000), ErrorKind::Protocol);

@@ -1,0 +1,552 @@
+//! Device memory of another process, three ways.
+//!
+//! | way | memory | what crosses | limits |
+//! |---|---|---|---|
+//! | legacy handles | of [`ContextGuard::allocate`] | 64 bytes | not to the process itself; one context for each device of the importer |
+//! | virtual memory | of [`ContextGuard::allocate_virtual`] | a file descriptor | |
+//! | pools | of [`MemoryPool::allocate`] | a file descriptor, then 64 bytes for each allocation | only pools made to be shared |
+//!
+//! Opening takes about a millisecond, the driver does one at a time: off the runtime, and kept. A legacy handle stands for the whole
+//! allocation that the address lies in, and small allocations share one block of 2 MiB: who is given a handle can reach all of the block.
+//!
+//! # Safety
+//! What is mapped is unmapped once, by drop. Another process may write the memory at any time and may end: then its memory stays mapped
+//! here, but with legacy handles an exporter that frees first leaves the importer's accesses undefined, as the driver's manual says. Bytes
+//! of handles from peers are judged by the driver alone.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::c_void,
+    fmt,
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+    ptr,
+};
+
+use super::{
+    Attribute, ContextGuard, Cuda, CudaContext, DevicePtr, IpcHandle, PoolPointer, RawPool, Stream,
+    memory::{describe, null},
+    sys::{self, AccessDescription, AllocationProperties, Location, PoolProperties, RawMemory},
+};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Another process's allocation, opened by its legacy handle. Closed on drop, which may block.
+pub(crate) struct IpcMapping {
+    context: CudaContext,
+    start: DevicePtr,
+}
+
+impl IpcMapping {
+    /// Where the allocation begins here: its beginning, not the address that was exported.
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        self.start
+    }
+    /// The context in which it was opened.
+    pub(crate) fn context(&self) -> &CudaContext {
+        &self.context
+    }
+}
+
+impl ContextGuard<'_> {
+    /// The legacy handle of the allocation that an address lies in, and how far in the address lies. About 2 µs.
+    ///
+    /// # Errors
+    /// `Unsupported`, `InvalidArgument`: memory of another kind, or of nobody.
+    pub(crate) fn ipc_export(&self, at: DevicePtr) -> Result<(IpcHandle, u64)> {
+        let (base, _) = self.address_range(at)?;
+        let mut handle = IpcHandle([0; 64]);
+        // SAFETY: writes 64 bytes.
+        let status = unsafe { (self.cuda().api.cuIpcGetMemHandle)(&raw mut handle, base) };
+        status
+            .check("cuIpcGetMemHandle")
+            .map_err(|error| describe(error, format_args!("{at}")))?;
+        Ok((handle, at - base))
+    }
+
+    /// Opens another process's handle: in one context for each of its devices. A second open gives the same address and counts. May block.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not a handle, this process's own, or opened in another context; `Unsupported`: the devices do not reach each other.
+    pub(crate) fn ipc_open(&self, handle: &IpcHandle) -> Result<IpcMapping> {
+        let mut start = DevicePtr::default();
+        // SAFETY: writes one address; the handle goes by value.
+        let status = unsafe {
+            (self.cuda().api.cuIpcOpenMemHandle_v2)(
+                &raw mut start,
+                *handle,
+                sys::IPC_LAZY_PEER_ACCESS,
+            )
+        };
+        status.check("cuIpcOpenMemHandle_v2")?;
+        Ok(IpcMapping {
+            context: self.context().clone(),
+            start,
+        })
+    }
+}
+
+impl Drop for IpcMapping {
+    fn drop(&mut self) {
+        let start = self.start;
+        self.context
+            .on_drop("closing another process's memory", |guard| {
+                // SAFETY: an address of `cuIpcOpenMemHandle_v2`, closed once for each open.
+                let status = unsafe { (guard.cuda().api.cuIpcCloseMemHandle)(start) };
+                status.check("cuIpcCloseMemHandle")
+            });
+    }
+}
+
+impl fmt::Debug for IpcMapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "another process's memory at {} of {:?}",
+            self.start, self.context
+        )
+    }
+}
+
+/// Device memory made or imported by the virtual memory calls, mapped for reading and writing by its context's device. On drop unmapped and,
+/// when no other process has it, freed; that may block.
+pub(crate) struct VirtualMemory {
+    context: CudaContext,
+    /// Set as the steps are done, so that a drop undoes those alone.
+    memory: Option<RawMemory>,
+    reserved: Option<DevicePtr>,
+    mapped: bool,
+    len: usize,
+}
+
+impl ContextGuard<'_> {
+    /// Allocates device memory that can be given to other processes as a file descriptor. Of at least `len` bytes: rounded up to the device's
+    /// granularity, 2 MiB. Its bytes are whatever they are. May block.
+    ///
+    /// # Errors
+    /// `Exhausted`; `Unsupported` by the device or driver; `InvalidArgument`: no bytes.
+    pub(crate) fn allocate_virtual(&self, len: usize) -> Result<VirtualMemory> {
+        let cuda = self.cuda();
+        let device = self.context().device();
+        if !device.has(Attribute::VirtualMemory)? || !device.has(Attribute::PosixFd)? {
+            let why = format!("{device:?} shares no memory by file descriptor");
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        let direct = device.has(Attribute::GpuDirectWithVirtualMemory)?;
+        let properties = AllocationProperties {
+            kind: sys::ALLOCATION_PINNED,
+            handle_types: sys::HANDLE_POSIX_FD,
+            location: Location::device(device.raw),
+            win32_meta_data: 0,
+            compression: 0,
+            gpu_direct_rdma: u8::from(direct),
+            usage: 0,
+            reserved: [0; 4],
+        };
+        let granularity = self.granularity(&properties)?;
+        let len = len
+            .checked_next_multiple_of(granularity)
+            .filter(|len| *len > 0)
+            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, format!("{len} bytes")))?;
+        let create = cuda.optional(cuda.api.cuMemCreate, "cuMemCreate")?;
+        let mut memory = 0;
+        // SAFETY: writes one handle; reads 32 bytes.
+        let status = unsafe { create(&raw mut memory, len, &raw const properties, 0) };
+        status
+            .check("cuMemCreate")
+            .map_err(|error| describe(error, format_args!("{len} bytes on {device:?}")))?;
+        self.map(memory, len)
+    }
+
+    /// Maps memory that another process gave as a file descriptor. `len` is its whole length, as the exporter has it. May block.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not such a descriptor, or another length; `Unsupported`.
+    pub(crate) fn import_virtual(&self, fd: BorrowedFd<'_>, len: usize) -> Result<VirtualMemory> {
+        let cuda = self.cuda();
+        let import = cuda.optional(
+            cuda.api.cuMemImportFromShareableHandle,
+            "cuMemImportFromShareableHandle",
+        )?;
+        let mut memory = 0;
+        // SAFETY: writes one handle; with this handle type the pointer is the descriptor's number, never followed.
+        let status = unsafe { import(&raw mut memory, fd_as_pointer(fd), sys::HANDLE_POSIX_FD) };
+        status.check("cuMemImportFromShareableHandle")?;
+        self.map(memory, len)
+    }
+
+    fn granularity(&self, properties: &AllocationProperties) -> Result<usize> {
+        let cuda = self.cuda();
+        let call = cuda.optional(
+            cuda.api.cuMemGetAllocationGranularity,
+            "cuMemGetAllocationGranularity",
+        )?;
+        let mut bytes = 0;
+        // SAFETY: writes one number; reads 32 bytes.
+        let status = unsafe { call(&raw mut bytes, properties, sys::GRANULARITY_MINIMUM) };
+        status.check("cuMemGetAllocationGranularity")?;
+        if bytes == 0 {
+            return Err(null("cuMemGetAllocationGranularity"));
+        }
+        Ok(bytes)
+    }
+
+    /// Reserves addresses for physical memory, maps it and lets the device access it. Takes over the handle.
+    fn map(&self, memory: RawMemory, len: usize) -> Result<VirtualMemory> {
+        let cuda = self.cuda();
+        let mut this = VirtualMemory {
+            context: self.context().clone(),
+            memory: Some(memory),
+            reserved: None,
+            mapped: false,
+            len,
+        };
+        let reserve = cuda.optional(cuda.api.cuMemAddressReserve, "cuMemAddressReserve")?;
+        let map = cuda.optional(cuda.api.cuMemMap, "cuMemMap")?;
+        let set_access = cuda.optional(cuda.api.cuMemSetAccess, "cuMemSetAccess")?;
+        let mut start = DevicePtr::default();
+        // SAFETY: writes one address.
+        let status = unsafe { reserve(&raw mut start, len, 0, DevicePtr::default(), 0) };
+        status.check("cuMemAddressReserve")?;
+        this.reserved = Some(start);
+        // SAFETY: addresses reserved just now, all of them.
+        let status = unsafe { map(start, len, 0, memory, 0) };
+        status.check("cuMemMap")?;
+        this.mapped = true;
+        let access = read_write(self.context());
+        // SAFETY: reads one description.
+        let status = unsafe { set_access(start, len, &raw const access, 1) };
+        status.check("cuMemSetAccess")?;
+        Ok(this)
+    }
+}
+
+impl VirtualMemory {
+    /// Where it begins.
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        self.reserved.unwrap_or_default()
+    }
+    /// Its bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+    /// The context in which it was made.
+    pub(crate) fn context(&self) -> &CudaContext {
+        &self.context
+    }
+
+    /// A descriptor of it for another process, to be sent over a Unix socket. The memory lives as long as any process has it mapped or a
+    /// descriptor open.
+    ///
+    /// # Errors
+    /// `Exhausted`: no descriptor left; `Unsupported`.
+    pub(crate) fn export(&self) -> Result<OwnedFd> {
+        let cuda = self.context.cuda();
+        cuda.usable()?;
+        let call = cuda.optional(
+            cuda.api.cuMemExportToShareableHandle,
+            "cuMemExportToShareableHandle",
+        )?;
+        let memory = self.memory.ok_or_else(|| null("cuMemCreate"))?;
+        let mut fd: RawFd = -1;
+        // SAFETY: with this handle type the driver writes one `int`.
+        let status = unsafe { call((&raw mut fd).cast(), memory, sys::HANDLE_POSIX_FD, 0) };
+        status.check("cuMemExportToShareableHandle")?;
+        owned_fd(fd, "cuMemExportToShareableHandle")
+    }
+}
+
+impl Drop for VirtualMemory {
+    fn drop(&mut self) {
+        let (memory, reserved, mapped, len) = (self.memory, self.reserved, self.mapped, self.len);
+        self.context.on_drop("freeing virtual memory", |guard| {
+            let api = &guard.cuda().api;
+            if let (Some(start), true, Some(unmap)) = (reserved, mapped, api.cuMemUnmap) {
+                // SAFETY: mapped once, unmapped once, whole.
+                let status = unsafe { unmap(start, len) };
+                status.check("cuMemUnmap")?;
+            }
+            if let (Some(start), Some(free)) = (reserved, api.cuMemAddressFree) {
+                // SAFETY: reserved once, freed once, whole, and nothing is mapped there.
+                let status = unsafe { free(start, len) };
+                status.check("cuMemAddressFree")?;
+            }
+            if let (Some(memory), Some(release)) = (memory, api.cuMemRelease) {
+                // SAFETY: created or imported once, released once.
+                let status = unsafe { release(memory) };
+                status.check("cuMemRelease")?;
+            }
+            Ok(())
+        });
+    }
+}
+
+impl fmt::Debug for VirtualMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} bytes of virtual memory at {} of {:?}",
+            self.len,
+            self.ptr(),
+            self.context
+        )
+    }
+}
+
+/// A pool that this process made to be shared, or one that it imported. Destroyed on drop; allocations keep it.
+pub(crate) struct MemoryPool {
+    context: CudaContext,
+    raw: RawPool,
+}
+
+impl ContextGuard<'_> {
+    /// Makes a pool whose allocations other processes may be given.
+    ///
+    /// # Errors
+    /// `Unsupported` by the device or driver; `Exhausted`.
+    pub(crate) fn memory_pool(&self) -> Result<MemoryPool> {
+        let cuda = self.cuda();
+        let device = self.context().device();
+        let shared = device.mask(Attribute::PoolHandleTypes)?;
+        if shared & sys::HANDLE_POSIX_FD == 0 {
+            let why = format!("{device:?} shares no memory pools");
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        let create = cuda.optional(cuda.api.cuMemPoolCreate, "cuMemPoolCreate")?;
+        let properties = PoolProperties {
+            kind: sys::ALLOCATION_PINNED,
+            handle_types: sys::HANDLE_POSIX_FD,
+            location: Location::device(device.raw),
+            win32_attributes: 0,
+            max_size: 0,
+            usage: 0,
+            reserved: [0; 54],
+        };
+        let mut raw = RawPool::NULL;
+        // SAFETY: writes one handle; reads 88 bytes.
+        let status = unsafe { create(&raw mut raw, &raw const properties) };
+        status.check("cuMemPoolCreate")?;
+        Ok(MemoryPool {
+            context: self.context().clone(),
+            raw,
+        })
+    }
+
+    /// Opens another process's pool and lets this context's device access it. May block.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not such a descriptor; `Unsupported`.
+    pub(crate) fn import_pool(&self, fd: BorrowedFd<'_>) -> Result<MemoryPool> {
+        let cuda = self.cuda();
+        let import = cuda.optional(
+            cuda.api.cuMemPoolImportFromShareableHandle,
+            "cuMemPoolImportFromShareableHandle",
+        )?;
+        let set_access = cuda.optional(cuda.api.cuMemPoolSetAccess, "cuMemPoolSetAccess")?;
+        let mut raw = RawPool::NULL;
+        // SAFETY: writes one handle; with this handle type the pointer is the descriptor's number, never followed.
+        let status = unsafe { import(&raw mut raw, fd_as_pointer(fd), sys::HANDLE_POSIX_FD, 0) };
+        status.check("cuMemPoolImportFromShareableHandle")?;
+        // From here on a drop destroys it.
+        let pool = MemoryPool {
+            context: self.context().clone(),
+            raw,
+        };
+        let access = read_write(self.context());
+        // SAFETY: reads one description.
+        let status = unsafe { set_access(raw, &raw const access, 1) };
+        status.check("cuMemPoolSetAccess")?;
+        Ok(pool)
+    }
+}
+
+impl MemoryPool {
+    /// A descriptor of it for another process, to be sent over a Unix socket.
+    ///
+    /// # Errors
+    /// `Unsupported`: an imported pool; `Exhausted`.
+    pub(crate) fn export(&self) -> Result<OwnedFd> {
+        let cuda = self.context.cuda();
+        cuda.usable()?;
+        let call = cuda.optional(
+            cuda.api.cuMemPoolExportToShareableHandle,
+            "cuMemPoolExportToShareableHandle",
+        )?;
+        let mut fd: RawFd = -1;
+        // SAFETY: with this handle type the driver writes one `int`.
+        let status = unsafe { call((&raw mut fd).cast(), self.raw, sys::HANDLE_POSIX_FD, 0) };
+        status.check("cuMemPoolExportToShareableHandle")?;
+        owned_fd(fd, "cuMemPoolExportToShareableHandle")
+    }
+
+    /// Allocates from it, in the order of the stream: the memory is there for what the stream does next, for others once the stream was waited for.
+    ///
+    /// # Errors
+    /// `Exhausted`; `InvalidArgument`: no bytes, or an imported pool.
+    pub(crate) fn allocate<'a>(
+        &'a self,
+        guard: &ContextGuard<'_>,
+        len: usize,
+        stream: &'a Stream,
+    ) -> Result<PoolAllocation<'a>> {
+        guard.check(&self.context)?;
+        guard.check(stream.context())?;
+        let cuda = guard.cuda();
+        let call = cuda.optional(cuda.api.cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync")?;
+        let mut start = DevicePtr::default();
+        // SAFETY: writes one address; pool and stream live.
+        let status = unsafe { call(&raw mut start, len, self.raw, stream.raw()) };
+        status.check("cuMemAllocFromPoolAsync")?;
+        Ok(PoolAllocation {
+            pool: self,
+            stream,
+            start,
+            len,
+        })
+    }
+
+    /// Maps an allocation that the pool's owner exported. It is to be dropped before the owner frees it.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not an allocation of this pool.
+    pub(crate) fn import<'a>(
+        &'a self,
+        guard: &ContextGuard<'_>,
+        pointer: &PoolPointer,
+        stream: &'a Stream,
+    ) -> Result<PoolMapping<'a>> {
+        guard.check(&self.context)?;
+        guard.check(stream.context())?;
+        let cuda = guard.cuda();
+        let call = cuda.optional(cuda.api.cuMemPoolImportPointer, "cuMemPoolImportPointer")?;
+        let mut start = DevicePtr::default();
+        let mut pointer = *pointer;
+        // SAFETY: writes one address; reads 64 bytes, which the driver judges.
+        let status = unsafe { call(&raw mut start, self.raw, &raw mut pointer) };
+        status.check("cuMemPoolImportPointer")?;
+        Ok(PoolMapping {
+            pool: self,
+            stream,
+            start,
+        })
+    }
+}
+
+impl Drop for MemoryPool {
+    fn drop(&mut self) {
+        let raw = self.raw;
+        self.context.on_drop("destroying a memory pool", |guard| {
+            let cuda = guard.cuda();
+            let call = cuda.optional(cuda.api.cuMemPoolDestroy, "cuMemPoolDestroy")?;
+            // SAFETY: made or imported once, destroyed once.
+            let status = unsafe { call(raw) };
+            status.check("cuMemPoolDestroy")
+        });
+    }
+}
+
+impl fmt::Debug for MemoryPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "memory pool {:#x} of {:?}", self.raw.0, self.context)
+    }
+}
+
+/// Memory of a pool. Freed on drop, in the order of its stream.
+pub(crate) struct PoolAllocation<'a> {
+    pool: &'a MemoryPool,
+    stream: &'a Stream,
+    start: DevicePtr,
+    len: usize,
+}
+
+impl PoolAllocation<'_> {
+    /// Where it begins.
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        self.start
+    }
+    /// Its bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+    /// What another process that has the pool needs to find it.
+    ///
+    /// # Errors
+    /// `Unsupported`.
+    pub(crate) fn export(&self) -> Result<PoolPointer> {
+        let cuda = self.pool.context.cuda();
+        cuda.usable()?;
+        let call = cuda.optional(cuda.api.cuMemPoolExportPointer, "cuMemPoolExportPointer")?;
+        let mut pointer = PoolPointer([0; 64]);
+        // SAFETY: writes 64 bytes.
+        let status = unsafe { call(&raw mut pointer, self.start) };
+        status.check("cuMemPoolExportPointer")?;
+        Ok(pointer)
+    }
+}
+
+impl Drop for PoolAllocation<'_> {
+    fn drop(&mut self) {
+        free_async(self.pool, self.stream, self.start);
+    }
+}
+
+impl fmt::Debug for PoolAllocation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {} of {:?}", self.len, self.start, self.pool)
+    }
+}
+
+/// Memory of another process's pool. Let go on drop, in the order of its stream.
+pub(crate) struct PoolMapping<'a> {
+    pool: &'a MemoryPool,
+    stream: &'a Stream,
+    start: DevicePtr,
+}
+
+impl PoolMapping<'_> {
+    /// Where it begins here.
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        self.start
+    }
+}
+
+impl Drop for PoolMapping<'_> {
+    fn drop(&mut self) {
+        free_async(self.pool, self.stream, self.start);
+    }
+}
+
+impl fmt::Debug for PoolMapping<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "imported memory at {} of {:?}", self.start, self.pool)
+    }
+}
+
+fn free_async(pool: &MemoryPool, stream: &Stream, start: DevicePtr) {
+    pool.context.on_drop("freeing memory of a pool", |guard| {
+        let cuda: &'static Cuda = guard.cuda();
+        let call = cuda.optional(cuda.api.cuMemFreeAsync, "cuMemFreeAsync")?;
+        // SAFETY: allocated or imported once, freed once, behind what the stream does before.
+        let status = unsafe { call(start, stream.raw()) };
+        status.check("cuMemFreeAsync")
+    });
+}
+
+/// What lets a context's device read and write.
+fn read_write(context: &CudaContext) -> AccessDescription {
+    AccessDescription {
+        location: Location::device(context.device().raw),
+        flags: sys::ACCESS_READ_WRITE,
+    }
+}
+
+/// How the driver takes a descriptor: as the value of a pointer.
+fn fd_as_pointer(fd: BorrowedFd<'_>) -> *mut c_void {
+    ptr::without_provenance_mut(fd.as_raw_fd() as usize)
+}
+
+fn owned_fd(fd: RawFd, call: &str) -> Result<OwnedFd> {
+    if fd < 0 {
+        return Err(null(call));
+    }
+    // SAFETY: a new descriptor that the driver gave to the caller.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

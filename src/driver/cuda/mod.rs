@@ -1,0 +1,418 @@
+//! The CUDA driver: found, initialised when a device is first used, and its devices.
+//!
+//! Comes in: the path of a library, or none. Goes out: [`Cuda`], one for each library file and process; from it [`Device`], from that
+//! [`CudaContext`], and within a [`ContextGuard`] memory, streams, events and the ways to another process's memory. Uses `library`.
+//! Tests: `tests/driver/`.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `sys` | what the header says |
+//! | `status` | `CUresult` and what kind of error each is |
+//! | `device` | what a device is and can do |
+//! | `context` | contexts, and the guard that makes one current |
+//! | `memory` | device, pinned and managed memory; what an address is; dma-bufs |
+//! | `stream` | streams and events: copies, order, completion |
+//! | `ipc` | legacy handles, memory by file descriptor, pools |
+//!
+//! # What may block
+//! Loading, [`Cuda::initialise`], [`Device::primary_context`] and the drop of its last clone, allocating, freeing and registering memory,
+//! opening and closing another process's memory: milliseconds and more. They belong on a thread that may block. Copies, events, queries
+//! and [`Cuda::inspect`] take microseconds.
+//!
+//! # Safety
+//! The functions called here are those of `sys`, found by exact name, in a library that is never unloaded. A call gets pointers to live
+//! local variables of the size that the header says, and handles that this room made and keeps alive. Calls by which the device reads
+//! or writes memory that the caller names are `unsafe` themselves. A child made by `fork` after initialisation may not use the driver:
+//! every way to a call passes [`Cuda::usable`].
+#![allow(unsafe_code)]
+
+mod context;
+mod device;
+mod ipc;
+mod memory;
+mod status;
+mod stream;
+mod sys;
+
+use std::{
+    ffi::{CString, c_char, c_void},
+    fmt,
+    path::Path,
+    ptr::{self, NonNull},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+};
+
+use parking_lot::Mutex;
+
+pub(crate) use context::{ContextGuard, ContextId, CudaContext};
+pub(crate) use device::Device;
+pub(crate) use ipc::{IpcMapping, MemoryPool, PoolAllocation, PoolMapping, VirtualMemory};
+pub(crate) use memory::{
+    DeviceAllocation, DmaBuf, HostRegistration, PinnedAllocation, PointerInfo, PointerKind,
+};
+pub(crate) use status::Status;
+pub(crate) use stream::{Event, HostCallback, Stream, Waiting};
+pub(crate) use sys::{
+    Attribute, DevicePtr, IpcHandle, PoolPointer, RawContext, RawEvent, RawPool, RawStream, Uuid,
+};
+
+use super::library::{Absent, Library, MissingSymbol, Search};
+use crate::error::{Error, ErrorKind, Result};
+
+/// The variable that names the library.
+pub(crate) const VARIABLE: &str = "WHARF_LIBCUDA";
+
+/// Not `libcuda.so`: that is the toolkit's stub to link against.
+const NAMES: &[&str] = &["libcuda.so.1"];
+
+/// One of these is there where a driver is loaded: on a server or desktop, on Tegra, under Windows.
+const PRESENCE: &[&str] = &[
+    "/dev/nvidiactl",
+    "/dev/nvhost-ctrl",
+    "/dev/nvmap",
+    "/dev/dxg",
+];
+
+/// The oldest driver that has all that is required.
+const OLDEST: Version = Version(11_000);
+
+/// A CUDA version, as the driver counts: 1000 × major + 10 × minor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Version(pub(crate) u32);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+/// The CUDA driver of this process. Loaded, not necessarily initialised.
+pub(crate) struct Cuda {
+    api: sys::Symbols,
+    library: Library,
+    version: Version,
+    /// The process in which it was initialised; 0: not yet.
+    initialised_in: AtomicU32,
+    /// Only one thread initialises.
+    initialising: Mutex<()>,
+    /// Primary contexts that somebody holds.
+    primaries: Mutex<Vec<context::Primary>>,
+}
+
+/// Every driver that was loaded, one for each library file. Never shrinks; grows with the number of different files.
+static LOADED: Mutex<Vec<&'static Cuda>> = Mutex::new(Vec::new());
+
+/// Set in a child made by `fork` after some driver was initialised here.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+impl Cuda {
+    /// The driver in the library at `path`, else in the one that `WHARF_LIBCUDA` names, else in `libcuda.so.1`. Loaded once for each
+    /// file; initialises nothing. The first call for a file may take milliseconds.
+    ///
+    /// # Errors
+    /// `Unsupported`: no such library, with all that was tried and the loader's words; one without a required function; the toolkit's stub.
+    pub(crate) fn load(path: Option<&Path>) -> Result<&'static Self> {
+        let search = Self::search(path);
+        let explicit = search.explicit();
+        let name = explicit
+            .as_deref()
+            .map(|path| path.to_string_lossy().into_owned());
+        let known = |cuda: &&Self| match &name {
+            Some(name) => cuda.library.name() == name,
+            None => NAMES.contains(&cuda.library.name()),
+        };
+        if let Some(cuda) = LOADED.lock().iter().copied().find(known) {
+            return Ok(cuda);
+        }
+        if explicit.is_none() {
+            present()?;
+        }
+        Self::with_library(search.open()?)
+    }
+
+    /// The driver if this process has it loaded already, because somebody in it uses CUDA. Loads nothing, so that asking does not bring
+    /// a driver into programs that use none.
+    pub(crate) fn resident(path: Option<&Path>) -> Option<&'static Self> {
+        Self::with_library(Self::search(path).resident()?).ok()
+    }
+
+    fn search(given: Option<&Path>) -> Search<'_> {
+        Search {
+            what: "the CUDA driver",
+            given,
+            variable: VARIABLE,
+            names: NAMES,
+        }
+    }
+
+    /// Finds the functions of a loaded library.
+    fn with_library(library: Library) -> Result<&'static Self> {
+        let version = version_of(&library)?;
+        let find = |name: &'static str, since: u32| find(&library, version, name, since);
+        // SAFETY: the names are exact, and the version asked for is that of the ABI in the table.
+        let api = unsafe { sys::Symbols::resolve(&find) };
+        let api = api.map_err(|missing| lacking(&library, version, &missing))?;
+        let mut loaded = LOADED.lock();
+        // Another name for a library that is loaded already leads to the same functions.
+        let same = |cuda: &&Self| ptr::fn_addr_eq(cuda.api.cuInit, api.cuInit);
+        if let Some(cuda) = loaded.iter().copied().find(same) {
+            return Ok(cuda);
+        }
+        tracing::debug!(
+            target: "wharf::cuda",
+            "loaded {} (CUDA {})",
+            library.name(),
+            version.unwrap_or(OLDEST)
+        );
+        let cuda: &'static Self = Box::leak(Box::new(Self {
+            api,
+            library,
+            version: version.unwrap_or(OLDEST),
+            initialised_in: AtomicU32::new(0),
+            initialising: Mutex::new(()),
+            primaries: Mutex::new(Vec::new()),
+        }));
+        loaded.push(cuda);
+        Ok(cuda)
+    }
+
+    /// The name by which the library was found.
+    pub(crate) fn library(&self) -> &str {
+        self.library.name()
+    }
+
+    /// The newest CUDA version that the driver serves.
+    pub(crate) fn version(&self) -> Version {
+        self.version
+    }
+
+    /// All functions that are looked for: exported name, the CUDA version that brought it, and whether it is required.
+    pub(crate) fn functions() -> impl Iterator<Item = (&'static str, Version, bool)> {
+        let names = sys::Symbols::NAMES.iter();
+        names.map(|(name, since, required)| (*name, Version(*since), *required))
+    }
+
+    /// Those that this driver does not have; all of them optional.
+    pub(crate) fn absent_functions(&self) -> impl Iterator<Item = (&'static str, Version)> {
+        Self::functions()
+            .filter(|(name, since, _)| {
+                find(&self.library, Some(self.version), name, since.0).is_none()
+            })
+            .map(|(name, since, _)| (name, since))
+    }
+
+    /// Whether [`Cuda::initialise`] has been done in this process.
+    pub(crate) fn is_initialised(&self) -> bool {
+        self.initialised_in.load(Ordering::Acquire) != 0 && !FORKED.load(Ordering::Relaxed)
+    }
+
+    /// Initialises the driver if nobody has. Takes up to seconds the first time; nothing later. A process that has done it must not be
+    /// forked to use the device in the child. What failed may be tried again.
+    ///
+    /// # Errors
+    /// `Unsupported`: no device, the stub, versions that do not go together; `Forked`.
+    pub(crate) fn initialise(&self) -> Result<()> {
+        if self.is_initialised() {
+            return Ok(());
+        }
+        let _one = self.initialising.lock();
+        self.usable()?;
+        if self.is_initialised() {
+            return Ok(());
+        }
+        watch_forks()?;
+        // SAFETY: takes a number.
+        let status = unsafe { (self.api.cuInit)(0) };
+        status.check("cuInit")?;
+        self.initialised_in
+            .store(std::process::id(), Ordering::Release);
+        Ok(())
+    }
+
+    /// The devices that the driver shows, in its order. Initialises it.
+    ///
+    /// # Errors
+    /// As of [`Cuda::initialise`].
+    pub(crate) fn devices(&'static self) -> Result<Vec<Device>> {
+        self.initialise()?;
+        let mut count = 0;
+        // SAFETY: writes one number.
+        let status = unsafe { (self.api.cuDeviceGetCount)(&raw mut count) };
+        status.check("cuDeviceGetCount")?;
+        (0..count)
+            .map(|ordinal| Device::new(self, ordinal))
+            .collect()
+    }
+
+    /// One device. Initialises the driver.
+    ///
+    /// # Errors
+    /// As of [`Cuda::initialise`]; `InvalidArgument`: there is no such device.
+    pub(crate) fn device(&'static self, ordinal: u16) -> Result<Device> {
+        self.initialise()?;
+        Device::new(self, i32::from(ordinal))
+    }
+
+    /// That the driver may be called in this process.
+    ///
+    /// # Errors
+    /// `Forked`.
+    fn usable(&self) -> Result<()> {
+        if FORKED.load(Ordering::Relaxed) {
+            return Err(Error::new(
+                ErrorKind::Forked,
+                "CUDA was initialised before this process was forked; it cannot be used in the child",
+            ));
+        }
+        Ok(())
+    }
+
+    /// An optional function, or the error that names it.
+    fn optional<F>(&self, function: Option<F>, name: &'static str) -> Result<F> {
+        function.ok_or_else(|| {
+            let since = sys::Symbols::NAMES
+                .iter()
+                .find(|(known, ..)| *known == name);
+            let since = since.map_or(self.version, |(_, since, _)| Version(*since));
+            Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "{} (CUDA {}) has no {name}, which CUDA {since} brought",
+                    self.library(),
+                    self.version
+                ),
+            )
+        })
+    }
+}
+
+impl fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cuda")
+            .field("library", &self.library.name())
+            .field("version", &self.version)
+            .field("initialised", &self.is_initialised())
+            .finish_non_exhaustive()
+    }
+}
+
+/// That there may be a device: a look that loads and initialises nothing.
+fn present() -> Result<(), Absent> {
+    let mut absent = Absent::new("the CUDA driver");
+    for (index, path) in PRESENCE.iter().enumerate() {
+        match std::fs::metadata(path) {
+            Ok(_) => return Ok(()),
+            // The first is the usual one; the others would only lengthen the text.
+            Err(error) if index == 0 => absent.tried.push(((*path).to_owned(), error.to_string())),
+            Err(_) => {}
+        }
+    }
+    Err(absent)
+}
+
+/// The driver's version; `None` when the library has no function for it.
+///
+/// # Errors
+/// `Unsupported`: the stub.
+fn version_of(library: &Library) -> Result<Option<Version>> {
+    let Some(found) = library.find("cuDriverGetVersion") else {
+        return Ok(None);
+    };
+    // SAFETY: the name has had this signature since CUDA 2.2.
+    let call =
+        unsafe { super::library::function::<unsafe extern "C" fn(*mut i32) -> Status>(found) };
+    let mut version = 0;
+    // SAFETY: writes one number; may be called before the driver is initialised.
+    let status = unsafe { call(&raw mut version) };
+    if status == Status::STUB_LIBRARY {
+        let why = format!("{}: {status}", library.name());
+        return Err(Error::new(ErrorKind::Unsupported, why).with_source(status));
+    }
+    status.check("cuDriverGetVersion")?;
+    Ok(u32::try_from(version).ok().map(Version))
+}
+
+/// A function by its exact name, or from the driver itself where the library does not export it. Never one that came after the driver's
+/// version: a library may export more than its driver can do.
+fn find(
+    library: &Library,
+    version: Option<Version>,
+    name: &'static str,
+    since: u32,
+) -> Option<NonNull<c_void>> {
+    if version.is_some_and(|version| version.0 < since) {
+        return None;
+    }
+    library.find(name).or_else(|| {
+        let ask = library.find("cuGetProcAddress_v2")?;
+        // SAFETY: the exact name of this ABI, which takes the fifth argument.
+        let ask = unsafe { super::library::function::<sys::GetProcAddress>(ask) };
+        proc_address(ask, name, since)
+    })
+}
+
+/// Asks the driver for a function that the library does not export, in the version that brought its ABI. Never in a newer one: then
+/// another ABI could come under the same name.
+fn proc_address(
+    ask: sys::GetProcAddress,
+    name: &'static str,
+    since: u32,
+) -> Option<NonNull<c_void>> {
+    let base = name.split_once("_v").map_or(name, |(base, _)| base);
+    let base = CString::new(base).ok()?;
+    let mut address: *mut c_void = ptr::null_mut();
+    let mut found = 0;
+    // SAFETY: a string that ends with a zero, and two variables to be written.
+    let status = unsafe {
+        ask(
+            base.as_ptr().cast::<c_char>(),
+            &raw mut address,
+            i32::try_from(since).ok()?,
+            0,
+            &raw mut found,
+        )
+    };
+    // Success with a null pointer is possible.
+    (status == Status::SUCCESS).then(|| NonNull::new(address))?
+}
+
+/// The error for a library that lacks required functions.
+fn lacking(library: &Library, version: Option<Version>, missing: &[MissingSymbol]) -> Error {
+    /// More than these say nothing new.
+    const NAMED: usize = 4;
+    let mut text = match version {
+        Some(version) => format!("{} (CUDA {version})", library.name()),
+        None => format!("{} is not a CUDA driver: it", library.name()),
+    };
+    text.push_str(" has no ");
+    let names: Vec<String> = missing
+        .iter()
+        .take(NAMED)
+        .map(|symbol| format!("{} (CUDA {})", symbol.name, Version(symbol.since)))
+        .collect();
+    text.push_str(&names.join(", "));
+    if let Some(more) = missing.len().checked_sub(NAMED).filter(|more| *more > 0) {
+        text.push_str(&format!(" and {more} more"));
+    }
+    text.push_str(&format!("; a driver of CUDA {OLDEST} or newer is needed"));
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// Has [`FORKED`] set in children from now on.
+fn watch_forks() -> Result<()> {
+    extern "C" fn in_child() {
+        FORKED.store(true, Ordering::Relaxed);
+    }
+    static WATCHED: Mutex<bool> = Mutex::new(false);
+    let mut watched = WATCHED.lock();
+    if !*watched {
+        // SAFETY: the handler stores one atomic, which is safe in a child of a process with threads.
+        let code = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        if code != 0 {
+            let error = std::io::Error::from_raw_os_error(code);
+            return Err(Error::io("cannot watch for forks", error));
+        }
+        *watched = true;
+    }
+    Ok(())
+}

@@ -1,0 +1,29 @@
+//! A test again, alone in a process of its own.
+
+use std::process::Command;
+
+use crate::driver::cuda::VARIABLE;
+
+/// Runs this program for one test with more variables, and demands success. `WHARF_LIBCUDA` is unset unless given.
+pub(crate) fn child_with(test: &str, variables: &[(&str, &str)]) {
+    let output = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", test, "--nocapture"])
+        .env_remove(VARIABLE)
+        .env("WHARFTEST_PART", "child")
+        .envs(variables.iter().copied())
+        .output()
+        .expect("a second process");
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    assert!(
+        output.status.success(),
+        "{test} with {variables:?}:\n{out}\n{err}"
+    );
+}
+
+/// Whether this is that process.
+pub(crate) fn is_child() -> bool {
+    std::env::var("WHARFTEST_PART").is_ok_and(|part| part == "child")
+}

@@ -1,0 +1,64 @@
+//! Libraries made on the spot: a few exported functions that answer what a test wants, compiled by the compiler that is building the tests.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::driver::cuda::Cuda;
+
+/// A folder of libraries that is removed with it. What was loaded stays loaded.
+pub(crate) struct Fakes(tempfile::TempDir);
+
+impl Fakes {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().expect("a temporary folder"))
+    }
+
+    /// Compiles a library.
+    pub(crate) fn compile(&self, name: &str, source: &str) -> PathBuf {
+        let file = self.0.path().join(format!("{name}.rs"));
+        let library = self.0.path().join(format!("lib{name}.so"));
+        fs::write(&file, source).expect("writable");
+        let rustc = Path::new(env!("CARGO")).with_file_name("rustc");
+        let output = Command::new(rustc)
+            .args([
+                "--edition",
+                "2024",
+                "--crate-type",
+                "cdylib",
+                "--crate-name",
+                name,
+            ])
+            .args(["--cap-lints", "allow", "-C", "panic=abort", "-o"])
+            .args([&library, &file])
+            .output()
+            .expect("the compiler");
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words}");
+        library
+    }
+
+    /// A CUDA driver of a version, in which every required function answers success, and `more` is added. Functions named in `own` are
+    /// left out: `more` has them, or nobody.
+    pub(crate) fn driver(&self, name: &str, version: u32, own: &[&str], more: &str) -> PathBuf {
+        let mut source = String::new();
+        let version = format!(
+            "pub unsafe extern \"C\" fn cuDriverGetVersion(v: *mut i32) -> u32 {{ unsafe {{ *v = {version} }}; 0 }}"
+        );
+        for (function, _, required) in Cuda::functions() {
+            if !required || own.contains(&function) {
+                continue;
+            }
+            let body = match function {
+                "cuDriverGetVersion" => version.clone(),
+                _ => format!("pub extern \"C\" fn {function}() -> u32 {{ 0 }}"),
+            };
+            writeln!(source, "#[unsafe(no_mangle)] {body}").expect("a string takes it");
+        }
+        source.push_str(more);
+        self.compile(name, &source)
+    }
+}
