@@ -4,6 +4,7 @@
 //! [`Sink`]. Uses `memory`, `sys`, `types`, `util`. Knows nothing of tags, operations or rendezvous.
 //! Tests: `tests/transport/`, and loom models beside what they model.
 
+pub mod accelerator;
 pub mod channel;
 pub(crate) mod cma;
 #[cfg(test)]
