@@ -296,12 +296,7 @@ impl Engine {
     /// an arrival is left to do.
     #[inline]
     pub(crate) fn needs_reactor(&self) -> bool {
-        !self.reactor_due
-            && if self.armed {
-                self.core.has_work()
-            } else {
-                self.has_links()
-            }
+        !self.reactor_due && (self.core.has_work() || !self.armed && self.has_links())
     }
 
     /// The doorbell was rung.
@@ -313,7 +308,7 @@ impl Engine {
 
     /// Whether something may come of which the worker is told through fds.
     pub(crate) fn has_links(&self) -> bool {
-        self.links > 0 || self.core.devices.is_busy()
+        self.links > 0 || self.core.devices.is_live()
     }
 
     /// This side polls again: nobody needs to ring.

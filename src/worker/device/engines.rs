@@ -42,6 +42,8 @@ pub(crate) struct Devices {
     context: Option<Context>,
     /// Whether a pass has something to do here.
     live: bool,
+    /// An engine has got a copy since the last pass: it may not be armed.
+    fresh: bool,
     /// The worker has ended.
     closed: bool,
     reports: Reports,
@@ -178,9 +180,8 @@ impl Devices {
         }
     }
 
-    /// Whether engines hold copies, so that something may come of which nobody else tells.
-    #[inline]
-    pub(crate) fn is_busy(&self) -> bool {
+    /// Whether engines hold copies.
+    fn is_busy(&self) -> bool {
         !self.uses.is_empty()
     }
 
@@ -193,7 +194,7 @@ impl Devices {
     /// Whether the next pass moves something by itself.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        self.live && (!self.steps.is_empty() || self.next_waiting().is_some())
+        self.live && (self.fresh || !self.steps.is_empty() || self.next_waiting().is_some())
     }
 
     /// Who waits for a fragment and can have one.
@@ -454,6 +455,7 @@ impl Core {
             }
         }
         if begun {
+            devices.fresh = true;
             open.engine.flush();
         }
         for (token, error) in failed {
@@ -483,6 +485,7 @@ impl Core {
         }
         self.pump_engines();
         let devices = &mut self.devices;
+        devices.fresh = false;
         devices.live =
             devices.is_busy() || !devices.steps.is_empty() || !devices.waiting.is_empty();
         moved
