@@ -15,7 +15,7 @@ use crate::{
     util::waker_slot::WakerSlot,
     worker::{
         blocks::Answer,
-        device::{Fragment, LocalCopy, Staged},
+        device::{DeviceWrite, Fragment, LocalCopy, Staged},
         layout::Plan,
         signal::Raise,
     },
@@ -257,6 +257,8 @@ pub(crate) enum Work {
         _buffer: Buffer,
     },
     Fill(Fill),
+    /// Bytes of a device that a stream writes.
+    Write(DeviceWrite),
     /// A fragment that a link sends from where it is.
     Frame {
         _fragment: Fragment,

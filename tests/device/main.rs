@@ -61,5 +61,6 @@ macro_rules! scenarios {
 mod fixture;
 
 mod common;
+mod failures;
 mod local;
 mod verbs;

@@ -1,5 +1,7 @@
 //! Every verb, with device memory at either end or both, over every path.
 
+use std::future::Future;
+
 use wharf::{
     Access, BufferList, BufferListMut, BufferMut, ErrorKind, Mask, MemoryType, Region,
     RemoteRegion, Tag,
@@ -349,4 +351,61 @@ async fn target_here(ends: &Ends) -> BufferListMut {
         vec![0; FRAGMENT / 2].into(),
         memory(&ends.here, DEVICE, &vec![0; 5 * FRAGMENT / 2 + 20]).await,
     ])
+}
+
+scenarios! {
+    everywhere:
+
+    async fn streams(way: Way) {
+        let ends = Ends::new(way).await;
+        let mut out = ends.here.endpoint.stream().await.expect("a stream");
+        let mut incoming = ends.there.endpoint.accept_stream().await.expect("a stream");
+        let mut wanted = Vec::new();
+        let mut pieces: Vec<wharf::Buffer> = Vec::new();
+        for (seed, size) in SIZES.into_iter().enumerate() {
+            pieces.push(memory(&ends.here, DEVICE, pattern(size, seed)).await.freeze());
+            pieces.push(pattern(size.min(5000), seed + 50).to_vec().into());
+            wanted.extend_from_slice(pattern(size, seed));
+            wanted.extend_from_slice(pattern(size.min(5000), seed + 50));
+        }
+        pieces.push(memory(&ends.here, OTHER, &[1; 5]).await.freeze().slice(2..2));
+        let write = async {
+            for piece in pieces {
+                out.write_buffer(piece).await.expect("written");
+            }
+            tokio::io::AsyncWriteExt::shutdown(&mut out).await.expect("ended");
+        };
+        let read = async {
+            let mut found = Vec::new();
+            tokio::io::AsyncReadExt::read_to_end(&mut incoming, &mut found).await.expect("read");
+            found
+        };
+        let ((), found) = tokio::join!(write, read);
+        equal(&found, &wanted, "the stream");
+        drop((out, incoming));
+        ends.end().await;
+    }
+
+    async fn a_stream_that_is_given_up(way: Way) {
+        let ends = Ends::new(way).await;
+        for reader in [true, false] {
+            let mut out = ends.here.endpoint.stream().await.expect("a stream");
+            let incoming = ends.there.endpoint.accept_stream().await.expect("a stream");
+            let source = memory(&ends.here, DEVICE, &vec![0; 2 << 20]).await.freeze();
+            let mut write = Box::pin(out.write_buffer(source));
+            let early = std::future::poll_fn(|cx| std::task::Poll::Ready(write.as_mut().poll(cx))).await;
+            assert!(early.is_pending());
+            if reader {
+                drop(incoming);
+                let error = write.await.expect_err("nobody reads");
+                assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+                drop(out);
+            } else {
+                drop(write);
+                out.reset();
+                drop(incoming);
+            }
+        }
+        ends.end().await;
+    }
 }

@@ -22,6 +22,7 @@
 //! | `pull` | into device memory: receives, gets, puts of a peer |
 //! | `serve` | out of it: sends, and gets of a peer |
 //! | `put` | puts out of it, into host memory of a peer |
+//! | `write` | what is written to a stream out of it |
 //!
 //! Comes in: operations whose buffers are on a device. Goes out: copies to engines, fragments to links. Uses `transport::accelerator`.
 //! Tests: `tests/device/`.
@@ -34,12 +35,15 @@ mod pool;
 mod pull;
 mod put;
 mod serve;
+mod write;
 
 pub(crate) use engines::{Devices, Open};
 pub(crate) use local::LocalCopy;
 pub(crate) use open::{Errand, Opener};
 pub(crate) use pipe::Staged;
 pub(crate) use pool::Fragment;
+pub(crate) use serve::lend;
+pub(crate) use write::DeviceWrite;
 
 use crate::{
     Context,
