@@ -48,7 +48,7 @@ impl Core {
             return self.copied(key, Ok(()));
         }
         let types = recv.buffer.device_types();
-        match self.devices.slot_for(&types) {
+        match self.devices.staging_slot_for(&types) {
             Ok(slot) => self.begin_staged(key, Pipe::new(Kind::Pull { op }, slot, total)),
             Err(error) => {
                 self.refuse(link, op, error.kind());
@@ -64,7 +64,7 @@ impl Core {
         };
         let Work::Get(get) = &entry.work else { return };
         let (types, total) = (get.buffer.device_types(), get.buffer.len());
-        match self.devices.slot_for(&types) {
+        match self.devices.staging_slot_for(&types) {
             Ok(slot) => self.begin_staged(key, Pipe::new(Kind::Get { target }, slot, total)),
             Err(error) => self.fail_operation(key, error),
         }
@@ -92,7 +92,7 @@ impl Core {
                     .map(|signal| self.find_counter(&signal))
                     .transpose()?;
                 let types = exposed.device.map(|(memory_type, _)| memory_type);
-                let slot = self.devices.slot_for(types.as_slice())?;
+                let slot = self.devices.staging_slot_for(types.as_slice())?;
                 Ok((exposed, raise.map(Box::new), slot))
             });
         let (exposed, signal, slot) = match admitted {
