@@ -17,8 +17,8 @@ use wharf::{
         Subscription, TrackedAlloc, Uffd,
     },
     transport::{
-        Accelerator, Connected, Connector, CopyAttributes, CopyEnd, CopyEngine, CopyRequest,
-        Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
+        Accelerator, Connected, Connector, CopyAttributes, CopyEngine, CopyRequest, Interface,
+        Link, LinkAttributes, Opened, Place, RawSlice, Transport,
     },
 };
 
