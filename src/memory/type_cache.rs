@@ -272,6 +272,10 @@ fn bad(message: String) -> Error {
 /// Allocations that can be remembered, and pages that several of them share. More push out the oldest.
 const CAPACITY: u32 = 1 << 20;
 
+/// At least so many slots are used between two looks at all of them for retired ones; and a quarter of those made, so that a look costs each use
+/// a few slots.
+const SWEEP: u32 = 64;
+
 /// Elements that are made at once.
 const CHUNK: usize = 1 << 12;
 
@@ -351,7 +355,13 @@ impl Events {
 /// Which elements are used next.
 #[derive(Debug, Default)]
 struct Writer {
+    /// Those that were made.
     slots: u32,
+    /// Retired ones that were found.
+    free: Vec<u32>,
+    /// Uses since they were looked for.
+    used: u32,
+    /// What goes next when none is free.
     next_slot: u32,
     pages: u32,
     next_page: u32,
@@ -614,30 +624,47 @@ impl Cache {
             .is_some_and(|slot| slot.state.load(Acquire) == live(tag_of(entry)))
     }
 
-    /// A slot that no entry of the index names: a retired one, a new one, or the oldest.
+    /// A slot that no entry of the index names: a retired one, a new one, or the one at the hand.
     fn free_slot(&self, writer: &mut Writer) -> u32 {
-        let index = writer.next_slot;
-        let is_dead = index < writer.slots
-            && self
-                .slots
-                .get(index)
-                .is_some_and(|slot| slot.state.load(Acquire) & 1 == 0);
-        if !is_dead && writer.slots < CAPACITY {
-            // A look at one old slot for each new one: those that were retired are found in time.
+        writer.used += 1;
+        if writer.free.is_empty() && writer.used > SWEEP.max(writer.slots / 4) {
+            // Events retire slots without a word to the writer.
+            writer.used = 0;
+            let made = 0..writer.slots;
+            writer
+                .free
+                .extend(made.filter(|index| self.is_retired(*index)));
+        }
+        if let Some(index) = writer.free.pop() {
+            self.empty(index);
+            return index;
+        }
+        if writer.slots < CAPACITY {
             writer.slots += 1;
-            writer.next_slot = (index + 1) % writer.slots;
             return writer.slots - 1;
         }
-        writer.next_slot = (index + 1) % writer.slots;
-        if let Some(slot) = self.slots.get(index) {
-            let entry = entry_of(index, slot.state.load(Acquire) >> 1);
-            slot.retire(entry);
-            let (start, end) = (slot.start.load(Relaxed), slot.end.load(Relaxed));
-            if let Ok(range) = AddressRange::new(start, end.saturating_sub(start)) {
-                self.index.clear(range, entry);
-            }
-        }
+        let index = writer.next_slot;
+        writer.next_slot = (index + 1) % CAPACITY;
+        self.empty(index);
         index
+    }
+
+    fn is_retired(&self, index: u32) -> bool {
+        let slot = self.slots.get(index);
+        slot.is_some_and(|slot| slot.state.load(Acquire) & 1 == 0)
+    }
+
+    /// Retires a slot and takes its entries out of the index.
+    fn empty(&self, index: u32) {
+        let Some(slot) = self.slots.get(index) else {
+            return;
+        };
+        let entry = entry_of(index, slot.state.load(Acquire) >> 1);
+        slot.retire(entry);
+        let (start, end) = (slot.start.load(Relaxed), slot.end.load(Relaxed));
+        if let Ok(range) = AddressRange::new(start, end.saturating_sub(start)) {
+            self.index.clear(range, entry);
+        }
     }
 
     /// As [`free_slot`](Self::free_slot), for a page.
@@ -797,6 +824,27 @@ mod tests {
         types.freed(range(BASE, 8192));
         assert_eq!(types.known(range(BASE, 1)), None);
         assert_eq!(types.known(range(BASE + 8192, 8192)), Some(right));
+    }
+
+    #[test]
+    fn what_comes_and_goes_pushes_nothing_out() {
+        let (types, _) = types(&[]);
+        let kept: Vec<_> = (0..1000)
+            .map(|index| cuda(BASE + index * PAGE, PAGE, index))
+            .collect();
+        for attributes in &kept {
+            types.allocated(attributes);
+        }
+        let other = cuda(BASE + (1 << 30), PAGE, 1);
+        for _ in 0..100_000 {
+            types.allocated(&other);
+            types.freed(other.allocation);
+        }
+        let made = types.cache.writer.lock().slots;
+        assert!(made < 1500, "{made} slots for 1001 allocations");
+        for attributes in &kept {
+            assert_eq!(types.known(attributes.allocation), Some(*attributes));
+        }
     }
 
     #[test]
