@@ -2,7 +2,7 @@
 //! [`Sink`](crate::transport::Sink) (`deliver.rs`), what goes out leaves through links (`send.rs`), who waits is woken by the caller after
 //! it has let go of the lock.
 
-use std::{collections::VecDeque, sync::Arc, task::Waker, time::Duration};
+use std::{collections::VecDeque, mem::ManuallyDrop, sync::Arc, task::Waker, time::Duration};
 
 use crate::{
     config::RendezvousThreshold,
@@ -650,6 +650,27 @@ impl Core {
             None => Kept::new(pair, process, Some(memory)),
         };
         self.kept.push(kept);
+    }
+
+    /// The worker goes. Memory that a peer is still inside, which is stopped in the middle of a copy, outlives it on a thread of its own.
+    pub(crate) fn outlive(&mut self) {
+        self.release_kept();
+        if self.kept.is_empty() {
+            return;
+        }
+        // Also where no thread takes it.
+        let kept = ManuallyDrop::new(std::mem::take(&mut self.kept));
+        let waiting = std::thread::Builder::new()
+            .name("wharf-kept".into())
+            .spawn(move || {
+                while !kept.iter().all(Kept::is_over) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                drop(ManuallyDrop::into_inner(kept));
+            });
+        if let Err(error) = waiting {
+            tracing::error!(target: "wharf::memory", %error, "no thread to wait for a peer that is inside memory here: the memory is kept");
+        }
     }
 
     /// Lets go of kept memory whose writers are seen outside.
