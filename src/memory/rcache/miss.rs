@@ -34,7 +34,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{AddressRange, Registrar, Validity, radix},
-    sys::fork,
+    sys::{fork, pages},
     types::Access,
 };
 
@@ -104,6 +104,15 @@ impl Request {
             access,
             whole: None,
         }
+    }
+
+    /// Whether all that is registered for it goes away with its allocation: the pages that this has a part of. Pages of others, which come along
+    /// where the registrar wants more than whole pages, may go away before.
+    fn owns(&self, registered: AddressRange) -> bool {
+        let page = pages::page_size() as u64;
+        self.whole
+            .and_then(|whole| whole.align_to(page).ok())
+            .is_some_and(|whole| whole.contains(registered))
     }
 
     pub(super) fn owned(range: AddressRange, whole: AddressRange, access: Access) -> Self {
@@ -290,7 +299,7 @@ impl<R: Registrar> Miss<R> {
         if inner.core.unreleased_bytes.load(Ordering::Relaxed) > inner.options.max_unreleased {
             inner.reap();
         }
-        let owned = self.request.whole.is_some() || !inner.attributes.pins_pages;
+        let owned = !inner.attributes.pins_pages || self.request.owns(exact);
         let keep = inner.options.enabled
             && !self.uncached
             && self.tries <= RETRIES

@@ -287,7 +287,15 @@ impl<H> Slot<H> {
             // One that was stale before it was replaced is no part of what took its place.
             let successor = match state & RETIRED {
                 0 => 0,
-                _ => self.successor.load(Ordering::Acquire),
+                _ => {
+                    let successor = self.successor.load(Ordering::Acquire);
+                    // Nobody keeps the slot in this life for a handler: what was read may be of the next one.
+                    let now = self.state();
+                    if now >> TAG_SHIFT & TAGS != entry.tag() || now & (PENDING | READY) == 0 {
+                        return Mark::Gone;
+                    }
+                    successor
+                }
             };
             return Mark::Stale {
                 first: state & DEAD == 0,
