@@ -168,14 +168,15 @@ impl MemoryTypes {
         let own = thread::current().id();
         let mut asking = self.asking.lock();
         loop {
+            // At first too: who asked may have been answered since the look without the lock.
+            if let Some(known) = self.known(range) {
+                return Begun::Known(known);
+            }
             match *asking {
                 None => break,
                 // A domain that asks the context in order to answer.
                 Some(thread) if thread == own => return Begun::Asking(None),
                 Some(_) => self.answered.wait(&mut asking),
-            }
-            if let Some(known) = self.known(range) {
-                return Begun::Known(known);
             }
         }
         *asking = Some(own);
