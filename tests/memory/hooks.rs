@@ -556,6 +556,62 @@ fn what_no_other_table_has_is_told() {
     });
 }
 
+/// The kernel detaches what is left, wherever it begins.
+#[test]
+fn a_segment_that_lost_its_first_part() {
+    alone(this_test!(), || {
+        install()?;
+        let (counter, _subscription) = Counter::subscribe();
+        // SAFETY: a segment of the test's own, which goes with its attachment.
+        unsafe {
+            let segment = libc::shmget(libc::IPC_PRIVATE, 4 * PAGE, 0o600);
+            if segment < 0 {
+                return Err("no System V shared memory".to_owned());
+            }
+            let memory = libc::shmat(segment, ptr::null(), 0);
+            libc::shmctl(segment, libc::IPC_RMID, ptr::null_mut());
+            assert_eq!(libc::munmap(memory, PAGE), 0);
+            counter.expect(memory.cast::<u8>().add(2 * PAGE).cast(), PAGE);
+            assert_eq!(libc::shmdt(memory), 0);
+            let mut vector = 0_u8;
+            let gone = libc::mincore(memory.cast::<u8>().add(2 * PAGE).cast(), PAGE, &mut vector);
+            assert_eq!(gone, -1, "the kernel detached it");
+        }
+        assert_eq!(counter.count.load(SeqCst), 1);
+        assert!(!counter.everything.load(SeqCst));
+        Ok(())
+    });
+}
+
+/// The kernel takes whole huge pages, however few bytes the call names.
+#[test]
+fn huge_pages_are_told_of_whole() {
+    const HUGE: usize = 2 << 20;
+    alone(this_test!(), || {
+        install()?;
+        let (counter, _subscription) = Counter::subscribe();
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let huge = flags | libc::MAP_HUGETLB | 21 << libc::MAP_HUGE_SHIFT;
+        // SAFETY: mappings of the test's own.
+        unsafe {
+            let memory = libc::mmap(ptr::null_mut(), 2 * HUGE, rights, huge, -1, 0);
+            if memory == libc::MAP_FAILED {
+                return Err("no huge pages of 2 MiB are free (vm.nr_hugepages)".to_owned());
+            }
+            counter.expect(memory.cast::<u8>().add(HUGE - PAGE).cast(), PAGE);
+            let over = libc::mmap(memory, PAGE, rights, huge | libc::MAP_FIXED, -1, 0);
+            assert_eq!(over, memory);
+            assert_eq!(counter.count.swap(0, SeqCst), 1, "mmap");
+            let moved = libc::mremap(memory, PAGE, 2 * HUGE, libc::MREMAP_MAYMOVE);
+            if moved != libc::MAP_FAILED && moved != memory {
+                assert_eq!(counter.count.swap(0, SeqCst), 1, "mremap");
+            }
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn disabled_and_never_taken_away() {
     alone(this_test!(), || {
