@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Sees every call that goes through libc, its own among them (`free`, `realloc`, `malloc_trim`, the end of a thread), in every library, also
-//! one loaded later. Does not see system calls made directly, those of the dynamic loader, and a second libc (`dlmopen`). In a child made by
-//! `fork` the hooks tell of nothing.
+//! one loaded later. Does not see system calls made directly, those of the dynamic loader, a second libc (`dlmopen`), `remap_file_pages`, and
+//! files that shrink or get holes under their mapping. In a child made by `fork` the hooks tell of nothing.
 //!
 //! | file | holds |
 //! |---|---|
