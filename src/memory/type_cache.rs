@@ -29,7 +29,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{
     AddressRange, Cause, DomainCapabilities, MemoryAttributes, MemoryDomain, MemoryMonitor,
-    MonitorKind, Sink, Subscription, Timing, Validity, monitor,
+    MonitorKind, Sink, Subscription, Validity, monitor,
     radix::{LIMIT, PAGE, Radix},
     subscribe,
 };
@@ -128,7 +128,7 @@ impl MemoryTypes {
     fn is_up_to_date(&self) -> bool {
         match self.monitor.get() {
             Some(Some(monitor)) => {
-                monitor.timing() == Timing::Before || monitor.validate() == Validity::Valid
+                !monitor.is_asked_at_each_use() || monitor.validate() == Validity::Valid
             }
             _ => false,
         }

@@ -22,14 +22,15 @@ use std::{
 use wharf::{
     ErrorKind,
     memory::{
-        AddressRange, Cause, EventClasses, Imported, MonitorKind, Sink, Subscription, Validity,
-        disable_hooks, install_hooks, monitor, subscribe,
+        AddressRange, Cause, EventClasses, Imported, MemoryMonitor, MonitorKind, RegistrationCache,
+        Sink, Subscription, Timing, Validity, disable_hooks, install_hooks, monitor, subscribe,
     },
 };
 
 use crate::{
+    fakes::{READ, block_on, roomy},
     prepare::{load_ucx, ucx_watches_memory},
-    support::{Child, child, this_test},
+    support::{Child, FakeMonitor, FakeRegistrar, child, this_test},
 };
 
 const PAGE: usize = 4096;
@@ -690,6 +691,30 @@ fn overwritten_later() {
     });
 }
 
+/// A hit does not come from a time at which the events still came.
+#[test]
+fn nothing_is_found_after_an_overwrite() {
+    alone(this_test!(), || {
+        let original = code(c"munmap");
+        install()?;
+        let chosen = monitor(MonitorKind::Hooks).expect("installed");
+        let registrar = FakeRegistrar::new();
+        let cache = RegistrationCache::new(registrar.clone(), chosen, roomy()).expect("a cache");
+        let memory = map(PAGE);
+        let range = AddressRange::new(memory as u64, PAGE as u64).expect("a range");
+        let first = block_on(cache.get(range, READ)).expect("registered");
+        assert!(first.is_cached());
+        assert!(cache.lookup(range, READ).is_some());
+        overwrite(c"munmap", &original);
+        assert!(cache.lookup(range, READ).is_none());
+        assert!(!first.is_current());
+        let again = block_on(cache.get(range, READ)).expect("for itself");
+        assert!(!again.is_cached());
+        assert!(monitor(MonitorKind::Hooks).is_err());
+        Ok(())
+    });
+}
+
 /// Of another library, loaded after the patch, by its own way into libc.
 #[test]
 fn a_library_loaded_later() {
@@ -897,6 +922,25 @@ fn cost() {
         let (_counter, subscription) = Counter::subscribe();
         let told = measure(PAGE);
         drop(subscription);
+        let memory = map(PAGE);
+        let range = AddressRange::new(memory as u64, PAGE as u64).expect("a range");
+        let hit = |monitor: Arc<dyn MemoryMonitor>| {
+            let cache = RegistrationCache::new(FakeRegistrar::new(), monitor, roomy());
+            let cache = cache.expect("a cache");
+            drop(block_on(cache.get(range, READ)).expect("registered"));
+            (0..40)
+                .map(|_| {
+                    let start = Instant::now();
+                    for _ in 0..10_000 {
+                        assert!(black_box(&cache).lookup(black_box(range), READ).is_some());
+                    }
+                    start.elapsed().as_nanos() as f64 / 10_000.0
+                })
+                .fold(f64::MAX, f64::min)
+        };
+        let trusted = hit(Arc::new(FakeMonitor::new(Timing::Before)));
+        let asked = hit(monitor(MonitorKind::Hooks).expect("installed"));
+        eprintln!("hit, ns: {trusted:.1}, with the entries looked at {asked:.1}");
         eprintln!(
             "munmap, ns: refused {:.1}, hooked {:.1}",
             bare[0], hooked[0]

@@ -107,6 +107,12 @@ pub unsafe trait MemoryMonitor: Send + Sync + fmt::Debug {
 
     /// Whether all changes that had returned before this call are delivered. Takes no lock, allocates nothing.
     fn validate(&self) -> Validity;
+
+    /// Whether [`validate`](Self::validate) has to be asked at each use of a cached answer: with [`Timing::After`], and where events can end
+    /// without a word.
+    fn is_asked_at_each_use(&self) -> bool {
+        self.timing() == Timing::After
+    }
 }
 
 /// Sees nothing. With it, only memory that the program promises to announce, or that wharf owns, may be cached.

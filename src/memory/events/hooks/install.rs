@@ -38,6 +38,8 @@ struct Installed {
 
 static INSTALLED: OnceLock<Installed> = OnceLock::new();
 static HEALTHY: AtomicBool = AtomicBool::new(false);
+/// Found overwritten where nothing may be logged.
+static LOST: AtomicBool = AtomicBool::new(false);
 /// One installation or self-test at a time. Never taken in a hook.
 static BUSY: Mutex<()> = Mutex::new(());
 
@@ -94,6 +96,9 @@ pub(super) fn check(call: bool) -> bool {
         return false;
     };
     if !healthy() {
+        if LOST.swap(false, SeqCst) {
+            warn(overwritten(installed).unwrap_or("libc function"));
+        }
         return false;
     }
     let lost = match call {
@@ -105,10 +110,31 @@ pub(super) fn check(call: bool) -> bool {
     };
     let Some(what) = lost else { return true };
     disable();
+    warn(what);
+    false
+}
+
+fn warn(what: &str) {
     tracing::warn!(
         function = what,
         "memory hooks were overwritten by another library and are not used any more"
     );
+}
+
+/// Whether calls arrive, by the entries alone. Once they did not, the hooks are disabled. No lock, no allocation, no log.
+#[inline]
+pub(super) fn stand() -> bool {
+    let Some(installed) = INSTALLED.get() else {
+        return false;
+    };
+    if !healthy() {
+        return false;
+    }
+    if installed.patched.iter().all(Patched::is_entered) {
+        return true;
+    }
+    LOST.store(true, SeqCst);
+    disable();
     false
 }
 

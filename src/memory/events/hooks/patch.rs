@@ -87,6 +87,18 @@ pub(super) struct Patched {
 }
 
 impl Patched {
+    /// Whether calls still come by: what another library writes over the entry differs from what stands there.
+    #[inline]
+    pub(super) fn is_entered(&self) -> bool {
+        // SAFETY: as below.
+        unsafe {
+            match self.at == self.jump_at {
+                true => ptr::read_volatile(self.at as *const [u8; 5]) == self.jump,
+                false => ptr::read_volatile(self.at as *const [u8; 2]) == self.head,
+            }
+        }
+    }
+
     /// Whether the bytes are still there.
     pub(super) fn stands(&self) -> bool {
         // SAFETY: this code was written here, and code of libc's is never unmapped.
