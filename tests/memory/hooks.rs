@@ -222,6 +222,61 @@ fn patching_while_threads_run() {
     }
 }
 
+fn patch_under_forks() -> Result<(), String> {
+    if !cfg!(feature = "mem-hooks") {
+        return install();
+    }
+    for run in 0..BATCH {
+        // SAFETY: the child is this process as it is; it ends by `_exit`.
+        let process = unsafe { libc::fork() };
+        assert!(process >= 0);
+        if process == 0 {
+            let stop = Arc::new(AtomicBool::new(false));
+            let theirs = stop.clone();
+            let forks = thread::spawn(move || {
+                while !theirs.load(SeqCst) {
+                    // SAFETY: the child makes calls that are allowed there, and ends; the alarm ends one that hangs.
+                    unsafe {
+                        let child = libc::fork();
+                        if child == 0 {
+                            libc::alarm(10);
+                            let memory = map(PAGE);
+                            libc::madvise(memory, PAGE, libc::MADV_DONTNEED);
+                            libc::_exit(libc::munmap(memory, PAGE));
+                        }
+                        let mut status = 0;
+                        libc::waitpid(child, &mut status, 0);
+                        assert_eq!(status, 0);
+                    }
+                }
+            });
+            // At another moment each time.
+            thread::sleep(Duration::from_micros(1000 + 137 * run as u64));
+            // SAFETY: nothing else changes code.
+            let installed = unsafe { install_hooks() }.is_ok();
+            stop.store(true, SeqCst);
+            let ended = forks.join().is_ok();
+            // SAFETY: ends the child, without what its parent would do at its end.
+            unsafe { libc::_exit(if installed && ended { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: our child.
+        unsafe { libc::waitpid(process, &mut status, 0) };
+        assert_eq!(status, 0, "run {run}");
+    }
+    Ok(())
+}
+
+/// A child has the code as it is at that moment, and no thread that would finish a patch.
+#[test]
+fn patching_while_a_thread_forks() {
+    for _ in 0..runs().div_ceil(BATCH) {
+        if !alone(this_test!(), patch_under_forks) {
+            return;
+        }
+    }
+}
+
 /// What a call answered: the result, or 1 in place of an address; and `errno`.
 type Answer = (&'static str, isize, i32);
 

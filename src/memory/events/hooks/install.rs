@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 
 use super::{
     calls::{self, PROBE},
+    forks,
     patch::{self, Patched, Target},
 };
 use crate::{
@@ -55,6 +56,9 @@ pub(super) unsafe fn install() -> Result<()> {
     }
     let functions = functions()?;
     pin()?;
+    // Long before code is changed: forks that began earlier are over by then.
+    forks::register()
+        .map_err(|error| Error::io("a handler of forks", error).during(Operation::Memory))?;
     let targets: Vec<_> = functions.iter().map(|(target, _)| *target).collect();
     at_fork_in_child(in_child)?;
     // SAFETY: libc's functions and hooks with their arguments; libc stays loaded, and this library was pinned.

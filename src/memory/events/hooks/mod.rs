@@ -16,6 +16,7 @@
 //! | `install` | which functions, the self-test |
 //! | `patch` | how code is changed while threads run in it |
 //! | `decode` | the length of the first instruction, padding |
+//! | `forks` | no fork copies a half-made patch |
 //! | `calls` | what runs instead |
 //! | `absent` | the same doors without the feature `mem-hooks`, or elsewhere than on x86-64 Linux with glibc |
 //!
@@ -39,6 +40,13 @@ mod calls;
     target_env = "gnu"
 ))]
 mod decode;
+#[cfg(all(
+    feature = "mem-hooks",
+    target_os = "linux",
+    target_arch = "x86_64",
+    target_env = "gnu"
+))]
+mod forks;
 #[cfg_attr(
     not(all(
         feature = "mem-hooks",
@@ -74,7 +82,8 @@ const CALLED: u32 = 64;
 ///
 /// # Safety
 /// Nothing else changes libc's code while this runs: no other library that patches (UCX, libfabric, Open MPI) is being initialised in another
-/// thread, and no debugger sets breakpoints there.
+/// thread, and no debugger sets breakpoints there. No `fork` of another thread that began before the call is under way still, and none copies
+/// the process by a bare `clone` meanwhile; other forks wait.
 ///
 /// # Errors
 /// `Unsupported` without the feature, on other systems, when a function is patched already (then the monitor `imported` may help), when its

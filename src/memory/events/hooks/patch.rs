@@ -22,7 +22,10 @@ use std::{
     sync::atomic::{AtomicU16, Ordering::SeqCst},
 };
 
-use super::decode::{self, First};
+use super::{
+    decode::{self, First},
+    forks::NoForks,
+};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 const PAGE: usize = 4096;
@@ -135,8 +138,10 @@ pub(super) unsafe fn patch(targets: &[Target]) -> Result<Vec<Patched>> {
     let pages = Writable::new(&plans)?;
     let stubs = Stubs::new(&plans, &code)?;
     let signals = Masked::new();
+    let forks = NoForks::new();
     // SAFETY: planned on what stands there, made writable, and signals wait.
     let patched = unsafe { write(&plans, &stubs, barrier.is_ok(), &signals) };
+    drop(forks);
     drop(signals);
     drop(pages);
     Ok(patched)
