@@ -723,7 +723,7 @@ mod tests {
         atomic::{AtomicBool, AtomicUsize},
     };
 
-    use super::*;
+    use super::{super::Timing, *};
 
     /// Knows allocations, and how often it was asked.
     #[derive(Debug, Default)]
