@@ -29,7 +29,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{
     AddressRange, Cause, DomainCapabilities, MemoryAttributes, MemoryDomain, MemoryMonitor,
-    MonitorKind, Sink, Subscription, Timing, Validity, monitor,
+    MonitorKind, Sink, Subscription, Validity, monitor,
     radix::{LIMIT, PAGE, Radix},
     subscribe,
 };
@@ -114,19 +114,21 @@ impl MemoryTypes {
         if runtimes == 0 {
             return Some(MemoryAttributes::new(MemoryType::Host, range));
         }
-        let (attributes, seen) = self.cache.get(range)?;
-        if attributes.memory_type != MemoryType::Host || (seen == runtimes && self.is_up_to_date())
-        {
+        let found = self.cache.get(range)?;
+        let (attributes, seen) = found;
+        if attributes.memory_type != MemoryType::Host {
             return Some(attributes);
         }
-        None
+        // Looked at once more: an event that was under way until the monitor was asked may have taken it.
+        (seen == runtimes && self.is_up_to_date() && self.cache.get(range) == Some(found))
+            .then_some(attributes)
     }
 
     /// Whether everything that the monitor saw has been told.
     fn is_up_to_date(&self) -> bool {
         match self.monitor.get() {
             Some(Some(monitor)) => {
-                monitor.timing() == Timing::Before || monitor.validate() == Validity::Valid
+                !monitor.is_asked_at_each_use() || monitor.validate() == Validity::Valid
             }
             _ => false,
         }
@@ -166,14 +168,15 @@ impl MemoryTypes {
         let own = thread::current().id();
         let mut asking = self.asking.lock();
         loop {
+            // At first too: who asked may have been answered since the look without the lock.
+            if let Some(known) = self.known(range) {
+                return Begun::Known(known);
+            }
             match *asking {
                 None => break,
                 // A domain that asks the context in order to answer.
                 Some(thread) if thread == own => return Begun::Asking(None),
                 Some(_) => self.answered.wait(&mut asking),
-            }
-            if let Some(known) = self.known(range) {
-                return Begun::Known(known);
             }
         }
         *asking = Some(own);
@@ -301,8 +304,8 @@ struct Events {
     recent: [Event; RECENT as usize],
 }
 
-/// `number` is the event's count, from 1 on; 0 while it is being written.
-#[derive(Debug, Default)]
+/// `number` is the event's count, from 1 on; 0 while it is being written, by one handler at a time.
+#[derive(Debug)]
 struct Event {
     number: AtomicU64,
     start: AtomicU64,
@@ -313,7 +316,11 @@ impl Events {
     fn new() -> Self {
         Self {
             count: AtomicU64::new(0),
-            recent: std::array::from_fn(|_| Event::default()),
+            recent: std::array::from_fn(|_| Event {
+                number: AtomicU64::new(u64::MAX),
+                start: AtomicU64::new(0),
+                end: AtomicU64::new(0),
+            }),
         }
     }
 
@@ -325,7 +332,10 @@ impl Events {
     fn note(&self, range: AddressRange) {
         let number = self.count.fetch_add(1, SeqCst);
         let event = &self.recent[(number % RECENT) as usize];
-        event.number.store(0, Relaxed);
+        // One that is still being written belongs to a handler that was stopped there: it will bear that one's number, never this.
+        if event.number.swap(0, Acquire) == 0 {
+            return;
+        }
         // Whoever reads what follows finds the count gone up.
         fence(Release);
         event.start.store(range.start(), Relaxed);
@@ -342,7 +352,7 @@ impl Events {
         let touched = (since..until).any(|number| {
             let event = &self.recent[(number % RECENT) as usize];
             if event.number.load(Acquire) != number + 1 {
-                // It is being written.
+                // It is being written, or was not.
                 return true;
             }
             event.start.load(Relaxed) < range.end() && range.start() < event.end.load(Relaxed)
@@ -740,7 +750,7 @@ mod tests {
         atomic::{AtomicBool, AtomicUsize},
     };
 
-    use super::*;
+    use super::{super::Timing, *};
 
     /// Knows allocations, and how often it was asked.
     #[derive(Debug, Default)]
@@ -972,6 +982,74 @@ mod tests {
         types.find(host).expect("nobody's");
         types.cache.invalidate(range(BASE, 4096), Cause::Unmapped);
         assert_eq!(types.known(host), None);
+    }
+
+    /// A monitor whose event arrives while it is asked whether there is one: then all is told, and it says so.
+    #[derive(Debug)]
+    struct Late(Arc<Cache>, AtomicBool);
+
+    #[allow(unsafe_code)]
+    // SAFETY: the test unmaps nothing.
+    unsafe impl MemoryMonitor for Late {
+        fn name(&self) -> &'static str {
+            "late"
+        }
+        fn timing(&self) -> Timing {
+            Timing::After
+        }
+        fn classes(&self) -> super::super::EventClasses {
+            super::super::EventClasses::all()
+        }
+        fn watch(&self, _: AddressRange) -> Result<()> {
+            Ok(())
+        }
+        fn unwatch(&self, _: AddressRange) {}
+        fn validate(&self) -> Validity {
+            if self.1.swap(false, SeqCst) {
+                self.0.invalidate(range(BASE, 4096), Cause::Unmapped);
+            }
+            Validity::Valid
+        }
+    }
+
+    #[test]
+    fn an_event_that_arrives_while_the_monitor_is_asked() {
+        let (types, _) = types(&[]);
+        let late = Arc::new(Late(types.cache.clone(), AtomicBool::new(false)));
+        types.monitor.set(Some(late.clone())).expect("not asked");
+        types.find(range(BASE, 8)).expect("nobody's");
+        assert!(types.known(range(BASE, 8)).is_some());
+        late.1.store(true, SeqCst);
+        assert_eq!(types.known(range(BASE, 8)), None);
+    }
+
+    #[test]
+    fn an_event_under_one_that_is_stuck_is_not_lost() {
+        let events = Events::new();
+        let far = range(BASE + (1 << 30), 4096);
+        // A handler that was stopped in the middle of its note, and goes on when 64 others have come.
+        events.note(far);
+        let stuck = &events.recent[0];
+        stuck.number.store(0, SeqCst);
+        for _ in 1..RECENT {
+            events.note(far);
+        }
+        let since = events.count();
+        events.note(range(BASE, 4096));
+        stuck.start.store(far.start(), SeqCst);
+        stuck.end.store(far.end(), SeqCst);
+        assert!(events.touched(range(BASE, 4096), since));
+        stuck.number.store(1, SeqCst);
+        assert!(events.touched(range(BASE, 4096), since));
+        // It is as good as new afterwards.
+        for _ in 0..RECENT {
+            events.note(far);
+        }
+        let since = events.count();
+        assert!(!events.touched(range(BASE, 4096), since));
+        events.note(range(BASE, 4096));
+        assert!(events.touched(range(BASE, 4096), since));
+        assert!(!events.touched(range(BASE + 8192, 4096), since));
     }
 
     #[test]

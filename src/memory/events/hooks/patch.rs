@@ -22,7 +22,10 @@ use std::{
     sync::atomic::{AtomicU16, Ordering::SeqCst},
 };
 
-use super::decode::{self, First};
+use super::{
+    decode::{self, First},
+    forks::NoForks,
+};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 const PAGE: usize = 4096;
@@ -87,6 +90,18 @@ pub(super) struct Patched {
 }
 
 impl Patched {
+    /// Whether calls still come by: what another library writes over the entry differs from what stands there.
+    #[inline]
+    pub(super) fn is_entered(&self) -> bool {
+        // SAFETY: as below.
+        unsafe {
+            match self.at == self.jump_at {
+                true => ptr::read_volatile(self.at as *const [u8; 5]) == self.jump,
+                false => ptr::read_volatile(self.at as *const [u8; 2]) == self.head,
+            }
+        }
+    }
+
     /// Whether the bytes are still there.
     pub(super) fn stands(&self) -> bool {
         // SAFETY: this code was written here, and code of libc's is never unmapped.
@@ -123,8 +138,10 @@ pub(super) unsafe fn patch(targets: &[Target]) -> Result<Vec<Patched>> {
     let pages = Writable::new(&plans)?;
     let stubs = Stubs::new(&plans, &code)?;
     let signals = Masked::new();
+    let forks = NoForks::new();
     // SAFETY: planned on what stands there, made writable, and signals wait.
     let patched = unsafe { write(&plans, &stubs, barrier.is_ok(), &signals) };
+    drop(forks);
     drop(signals);
     drop(pages);
     Ok(patched)
