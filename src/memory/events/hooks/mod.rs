@@ -154,7 +154,7 @@ unsafe impl MemoryMonitor for Hooks {
 
     fn unwatch(&self, _: AddressRange) {}
 
-    /// Compares the entries with what was written there: eight loads.
+    /// Compares the entries with what was written there: 3.5 ns.
     #[inline]
     fn validate(&self) -> Validity {
         match install::stand() {
