@@ -47,6 +47,9 @@ const BUSY: Duration = Duration::from_millis(100);
 /// How long a job waits for them. Without the wait it would only be stale sooner.
 const SETTLE: Duration = Duration::from_millis(1);
 
+/// How long a registration that found no room waits for others that are being given back.
+const GIVE_BACK: Duration = Duration::from_millis(10);
+
 /// What misses and the reaper keep under one lock.
 pub(super) struct Table<R: Registrar> {
     /// Slots that were made.
@@ -499,6 +502,11 @@ impl<R: Registrar> Inner<R> {
             {}
         }
         self.reap();
+        // What another thread has taken from the stack is given back in a moment.
+        let end = Instant::now() + GIVE_BACK;
+        while self.core.unreleased_regions.load(Ordering::SeqCst) > 0 && Instant::now() < end {
+            thread::yield_now();
+        }
     }
 
     /// An Empty slot.
