@@ -171,8 +171,8 @@ impl<H> Slot<H> {
 
     /// Ends a life.
     pub(super) fn close(&self) {
-        let tag = self.state.load(Ordering::Acquire) & TAGS << TAG_SHIFT;
-        self.state.store(tag, Ordering::Release);
+        // One step, so that it comes after every mark of a handler that found this life.
+        self.state.fetch_and(TAGS << TAG_SHIFT, Ordering::AcqRel);
     }
 
     #[inline]
