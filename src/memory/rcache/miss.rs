@@ -552,7 +552,9 @@ impl<R: Registrar> Inner<R> {
             let Some(retired) = old.supersede(old_entry, entry) else {
                 continue;
             };
-            self.core.count_dead(old.range().len());
+            if retired.ready {
+                self.core.count_dead(old.range().len());
+            }
             held.push((old, old_entry));
             let alike = retired.ready && !retired.owned && old.access() == access;
             if alike && !owned && !miss.alone {
@@ -739,8 +741,11 @@ impl<R: Registrar> Job<R> {
             inner.settle();
         }
         match self.slot().commit() {
-            Commit::Ready => {
+            Commit::Ready { retired } => {
                 if !self.slot().has(UNCACHED) {
+                    if retired {
+                        inner.core.count_dead(self.range.len());
+                    }
                     let index = self.slot().entry().index();
                     let flight = inner.table.lock().flights.remove(&index);
                     drop(flight);
@@ -773,9 +778,8 @@ impl<R: Registrar> Job<R> {
             // SAFETY: made by `Box::into_raw`, and this job is its only user.
             drop(unsafe { Box::from_raw(self.slot.as_ptr()) });
         } else {
-            if self.slot().retire().is_some() {
-                inner.core.count_dead(self.range.len());
-            }
+            self.slot().retire();
+            inner.core.count_dead(self.range.len());
             inner
                 .core
                 .index
