@@ -2,16 +2,22 @@
 
 use std::{
     future::Future,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Wake, Waker},
     thread,
+    time::Duration,
 };
 
+use parking_lot::Mutex;
+
 use wharf::{
-    ErrorKind,
+    Access, Error, ErrorKind, Result,
     memory::{
-        AddressRange, EventClasses, HostBufferMut, NoMonitor, OverLimit, RegistrarAttributes,
-        RegistrationCache, RegistrationCacheOptions, Timing,
+        AddressRange, EventClasses, HostBufferMut, NoMonitor, OverLimit, Registrar,
+        RegistrarAttributes, RegistrationCache, RegistrationCacheOptions, Timing,
     },
 };
 
@@ -469,4 +475,47 @@ async fn a_waker_that_panics() {
     drop(cache);
     drop(held);
     registrar.wait_deregistered(4);
+}
+
+/// Holds one registration at a time, and takes its time to end it.
+#[derive(Default)]
+struct Tight(Mutex<bool>, AtomicBool);
+
+impl Registrar for Tight {
+    type Handle = ();
+
+    fn name(&self) -> &'static str {
+        "tight"
+    }
+
+    fn register(&self, _: AddressRange, _: Access) -> Result<()> {
+        match std::mem::replace(&mut *self.0.lock(), true) {
+            true => Err(Error::new(ErrorKind::Exhausted, "one is all there is")),
+            false => Ok(()),
+        }
+    }
+
+    fn deregister(&self, (): (), _: AddressRange) -> Result<()> {
+        self.1.store(true, Ordering::SeqCst);
+        thread::sleep(Duration::from_millis(2));
+        *self.0.lock() = false;
+        Ok(())
+    }
+}
+
+/// What the cache's thread is about to give back at this moment is room too.
+#[tokio::test]
+async fn a_registration_waits_for_one_that_ends() {
+    let monitor = Arc::new(FakeMonitor::new(Timing::Before));
+    let cache = RegistrationCache::new(Tight::default(), monitor, roomy()).expect("a cache");
+    let space = Space::new();
+    for round in 0..10 {
+        let range = space.pages(round, 1);
+        drop(cache.get(range, READ).await.expect("room for one"));
+        cache.registrar().1.store(false, Ordering::SeqCst);
+        cache.invalidate(range);
+        while !cache.registrar().1.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+    }
 }

@@ -47,6 +47,9 @@ const BUSY: Duration = Duration::from_millis(100);
 /// How long a job waits for them. Without the wait it would only be stale sooner.
 const SETTLE: Duration = Duration::from_millis(1);
 
+/// How long a registration that found no room waits for others that are being given back.
+const GIVE_BACK: Duration = Duration::from_millis(10);
+
 /// What misses and the reaper keep under one lock.
 pub(super) struct Table<R: Registrar> {
     /// Slots that were made.
@@ -499,6 +502,11 @@ impl<R: Registrar> Inner<R> {
             {}
         }
         self.reap();
+        // What another thread has taken from the stack is given back in a moment.
+        let end = Instant::now() + GIVE_BACK;
+        while self.core.unreleased_regions.load(Ordering::SeqCst) > 0 && Instant::now() < end {
+            thread::yield_now();
+        }
     }
 
     /// An Empty slot.
@@ -544,7 +552,9 @@ impl<R: Registrar> Inner<R> {
             let Some(retired) = old.supersede(old_entry, entry) else {
                 continue;
             };
-            self.core.count_dead(old.range().len());
+            if retired.ready {
+                self.core.count_dead(old.range().len());
+            }
             held.push((old, old_entry));
             let alike = retired.ready && !retired.owned && old.access() == access;
             if alike && !owned && !miss.alone {
@@ -731,8 +741,11 @@ impl<R: Registrar> Job<R> {
             inner.settle();
         }
         match self.slot().commit() {
-            Commit::Ready => {
+            Commit::Ready { retired } => {
                 if !self.slot().has(UNCACHED) {
+                    if retired {
+                        inner.core.count_dead(self.range.len());
+                    }
                     let index = self.slot().entry().index();
                     let flight = inner.table.lock().flights.remove(&index);
                     drop(flight);
@@ -765,9 +778,8 @@ impl<R: Registrar> Job<R> {
             // SAFETY: made by `Box::into_raw`, and this job is its only user.
             drop(unsafe { Box::from_raw(self.slot.as_ptr()) });
         } else {
-            if self.slot().retire().is_some() {
-                inner.core.count_dead(self.range.len());
-            }
+            self.slot().retire();
+            inner.core.count_dead(self.range.len());
             inner
                 .core
                 .index

@@ -40,7 +40,7 @@ fn keep(core: &Scene, index: u32, range: AddressRange, handle: u64) -> Entry {
     core.index.set(range, entry.raw()).expect("in the index");
     // SAFETY: opened here.
     unsafe { slot.put_handle(handle) };
-    assert!(matches!(slot.commit(), Commit::Ready));
+    assert!(matches!(slot.commit(), Commit::Ready { .. }));
     assert!(!slot.leave());
     entry
 }
@@ -173,7 +173,7 @@ fn an_event_meets_a_registration_under_way() {
         let pinned = memory.load(Ordering::SeqCst);
         // SAFETY: opened here.
         unsafe { slot.put_handle(pinned) };
-        if matches!(slot.commit(), Commit::Ready) && slot.leave() {
+        if matches!(slot.commit(), Commit::Ready { .. }) && slot.leave() {
             core.bury(slot);
         }
         event.join().expect("event");
@@ -226,7 +226,7 @@ fn replace(reaped: bool, reopened: bool) {
         let with_old_page = retired.is_some() && !unmapped.load(Ordering::SeqCst);
         // SAFETY: opened here.
         unsafe { slot.put_handle(u64::from(with_old_page)) };
-        if matches!(slot.commit(), Commit::Ready) && slot.leave() {
+        if matches!(slot.commit(), Commit::Ready { .. }) && slot.leave() {
             core.bury(slot);
         }
         event.join().expect("event");

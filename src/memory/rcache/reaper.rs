@@ -189,7 +189,9 @@ impl<R: Registrar> Inner<R> {
                 let slot = self.core.slots.get(index);
                 let bytes = slot.range().len();
                 if let Some(retired) = slot.retire() {
-                    self.core.count_dead(bytes);
+                    if retired.ready {
+                        self.core.count_dead(bytes);
+                    }
                     if retired.bury {
                         self.core.bury(slot);
                     }
