@@ -17,6 +17,7 @@ use crate::{
     types::{EndpointId, LinkId, OpKey, Tag},
     worker::{
         copy::Transfer,
+        device::Devices,
         direct::Direct,
         fence::is_over,
         inbox::Inboxes,
@@ -85,6 +86,7 @@ pub(crate) struct Core {
     pub(crate) inboxes: Inboxes,
     /// Where messages of many parts are put together.
     pub(crate) scratch: Vec<u8>,
+    pub(crate) devices: Devices,
 }
 
 impl Core {
@@ -115,6 +117,7 @@ impl Core {
             streams: Default::default(),
             inboxes: Inboxes::default(),
             scratch: Vec::new(),
+            devices: Devices::default(),
         }
     }
 
@@ -193,10 +196,20 @@ impl Core {
         let Some(entry) = self.operations.get(key) else {
             return;
         };
-        if entry.in_flight > 0 {
+        if entry.in_flight > 0 || entry.is_copied() {
             entry.deferred.get_or_insert_with(|| Box::new(outcome));
             return;
         }
+        if let Some(staged) = entry.staged.take() {
+            let (link, parent) = (entry.link, staged.parent);
+            self.end_staged(link, *staged);
+            if let Some(parent) = parent {
+                return self.child_over(key, parent, &outcome);
+            }
+        }
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
         let link = entry.link;
         if entry.keeps_place {
             self.arrived(key, outcome);
@@ -434,6 +447,9 @@ impl Core {
                 let (link, from, tag) = (message.link, message.from, message.tag);
                 match message.body {
                     Body::Announced(rts) => self.begin_rendezvous(key, link, from, tag, rts),
+                    body if recv.buffer.is_on_device() || body.is_on_device() => {
+                        self.store_body(key, (link, from, tag), body);
+                    }
                     body => {
                         recv.stage = RecvStage::Done;
                         let mut buffer =
@@ -526,6 +542,21 @@ impl Core {
                     },
                 );
             }
+            Work::Copy(copy) => {
+                let arrival = Arrival {
+                    length: copy.from.len(),
+                    tag: Tag(0),
+                    from: EndpointId(0),
+                };
+                let buffer = std::mem::take(&mut copy.to);
+                self.finish(
+                    key,
+                    Outcome::Buffer {
+                        result: Ok(arrival),
+                        buffer: Some(buffer),
+                    },
+                );
+            }
             Work::Put(_) => self.put_visible(key),
             Work::Send(_) => self.finish(key, Outcome::Done(Ok(()))),
             _ => self.helped(key),
@@ -587,6 +618,7 @@ impl Core {
             self.posted.cancel(post);
         }
         if (written || read)
+            && entry.staged.is_none()
             && let Some(link) = link
             && let Some(one_copy) = self.one_copy(link)
         {
@@ -780,6 +812,9 @@ impl Core {
                     continue;
                 }
                 match &entry.work {
+                    Work::Serve(_) | Work::Fill(_) | Work::Write(_) if entry.staged.is_some() => {
+                        self.finish(key, Outcome::Done(Err(error.duplicate())));
+                    }
                     Work::Serve(_)
                     | Work::PutIn { .. }
                     | Work::Help { .. }
@@ -909,7 +944,7 @@ impl Core {
                 self.fail_operation(key, error);
                 true
             }
-            Work::Claim(_) | Work::Flush { .. } => {
+            Work::Claim(_) | Work::Copy(_) | Work::Flush { .. } => {
                 self.fail_operation(key, error);
                 true
             }

@@ -20,6 +20,8 @@ pub(crate) enum Buried {
     Work(Work),
     Outcome(Outcome),
     Buffer(Buffer),
+    /// Something that takes long.
+    Errand(crate::worker::device::Errand),
 }
 
 impl Core {
@@ -34,6 +36,7 @@ impl Core {
             | Work::Atomic(_)
             | Work::ClaimLanding { .. }
             | Work::AmLanding { .. }
+            | Work::Frame { .. }
             | Work::Flush { .. } => false,
             _ => true,
         };
