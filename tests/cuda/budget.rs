@@ -39,7 +39,12 @@ fn a_copy_costs_one_call_behind_it_and_polling_none() {
         bench.begin(from, to, 8, 1).expect("begins");
         assert_eq!(total(), 0, "a batch is handed over at its end");
         bench.engine.flush();
-        for name in ["cuCtxPushCurrent_v2", copy, "cuStreamWriteValue64_v2", "cuCtxPopCurrent_v2"] {
+        for name in [
+            "cuCtxPushCurrent_v2",
+            copy,
+            "cuStreamWriteValue64_v2",
+            "cuCtxPopCurrent_v2",
+        ] {
             assert_eq!(calls(name), 1, "{name}: {}", control("counts"));
         }
         assert_eq!(total(), 4, "{}", control("counts"));
@@ -83,13 +88,18 @@ fn one_host_function_for_an_idle_transition() {
         return child_with(this_test!(), &[]);
     }
     let mut bench = Bench::new();
-    let (device, pinned) = (bench.allocate(MemoryType::Cuda(0), 4096), bench.pinned(4096));
+    let (device, pinned) = (
+        bench.allocate(MemoryType::Cuda(0), 4096),
+        bench.pinned(4096),
+    );
     bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
     for round in 0..3 {
         control("reset");
         control("hold");
         for token in 0..100 {
-            bench.begin(pinned.end(0), device.end(0), 8, token).expect("begins");
+            bench
+                .begin(pinned.end(0), device.end(0), 8, token)
+                .expect("begins");
             if token % 10 == 9 {
                 bench.engine.flush();
             }

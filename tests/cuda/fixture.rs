@@ -123,7 +123,10 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new() -> Self {
-        let accelerator = accelerator();
+        Self::with(accelerator())
+    }
+
+    pub(crate) fn with(accelerator: CudaCopy) -> Self {
         accelerator.probe().expect("a driver");
         Self {
             domain: accelerator.domain(),
@@ -142,7 +145,13 @@ impl Bench {
     }
 
     /// Begins a copy; what is refused is the error.
-    pub(crate) fn begin(&mut self, from: CopyEnd, to: CopyEnd, length: usize, token: u64) -> Result<()> {
+    pub(crate) fn begin(
+        &mut self,
+        from: CopyEnd,
+        to: CopyEnd,
+        length: usize,
+        token: u64,
+    ) -> Result<()> {
         let request = CopyRequest {
             from,
             to,
@@ -245,6 +254,10 @@ pub(crate) fn device_end(address: u64, ordinal: u16) -> CopyEnd {
 
 /// Bytes that tell where they are from.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let byte = |at: u64| (at.wrapping_add(seed.wrapping_mul(977)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8;
+    let byte = |at: u64| {
+        (at.wrapping_add(seed.wrapping_mul(977))
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            >> 56) as u8
+    };
     (0..len as u64).map(byte).collect()
 }

@@ -81,7 +81,9 @@ fn a_host_function_wakes() {
         parked.drain(&mut bench, 1);
     }
     // What has completed already is not waited for.
-    bench.begin(pinned.end(0), device.end(0), 8, 2).expect("begins");
+    bench
+        .begin(pinned.end(0), device.end(0), 8, 2)
+        .expect("begins");
     bench.engine.flush();
     until("the end of the copy", || !bench.engine.arm());
     bench.drain(1);
@@ -98,14 +100,26 @@ fn the_next_completion_wakes_not_the_last() {
     }
     let mut bench = Bench::new();
     let mut parked = Parked::new(&mut bench);
-    let (device, pinned) = (bench.allocate(MemoryType::Cuda(0), 4096), bench.pinned(4096));
+    let (device, pinned) = (
+        bench.allocate(MemoryType::Cuda(0), 4096),
+        bench.pinned(4096),
+    );
     control("reset");
     bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
     let trace = control("trace");
     // Its last argument is the engine's stream.
-    let line = trace.lines().find(|line| line.contains("cuMemcpyHtoDAsync_v2")).expect("called");
-    let words: Vec<_> = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| !word.is_empty()).collect();
-    let name = words.iter().position(|word| *word == "cuMemcpyHtoDAsync_v2").expect("named");
+    let line = trace
+        .lines()
+        .find(|line| line.contains("cuMemcpyHtoDAsync_v2"))
+        .expect("called");
+    let words: Vec<_> = line
+        .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+        .filter(|word| !word.is_empty())
+        .collect();
+    let name = words
+        .iter()
+        .position(|word| *word == "cuMemcpyHtoDAsync_v2")
+        .expect("named");
     let stream = words[name + 4];
     let stream = match stream.strip_prefix("0x") {
         Some(digits) => usize::from_str_radix(digits, 16),
@@ -115,10 +129,15 @@ fn the_next_completion_wakes_not_the_last() {
     // SAFETY: the engine's stream, which lives as long as the engine.
     let stream = unsafe { cuda().adopt_stream(RawStream(stream)) }.expect("adopts");
     let own = context(0);
-    let word = own.enter().expect("enters").allocate_pinned(8).expect("memory");
+    let word = own
+        .enter()
+        .expect("enters")
+        .allocate_pinned(8)
+        .expect("memory");
     let opens = |value| {
         // SAFETY: eight aligned bytes that are accessed atomically alone.
-        unsafe { AtomicU64::from_ptr(word.as_ptr().as_ptr().cast()) }.store(value, Ordering::Release);
+        unsafe { AtomicU64::from_ptr(word.as_ptr().as_ptr().cast()) }
+            .store(value, Ordering::Release);
     };
     let gate = |at: DevicePtr, value| {
         let guard = own.enter().expect("enters");
@@ -128,7 +147,9 @@ fn the_next_completion_wakes_not_the_last() {
     for round in 1..20_u64 {
         for token in 0..3 {
             gate(word.device_ptr(), 3 * round + token);
-            bench.begin(pinned.end(0), device.end(0), 8, token).expect("begins");
+            bench
+                .begin(pinned.end(0), device.end(0), 8, token)
+                .expect("begins");
             bench.engine.flush();
         }
         for token in 0..3 {
@@ -142,7 +163,10 @@ fn the_next_completion_wakes_not_the_last() {
                 assert!(bench.engine.arm());
             }
             let (told, _) = bench.sink.done.pop().expect("told");
-            assert!(told == token && bench.sink.done.is_empty(), "{told} {token}");
+            assert!(
+                told == token && bench.sink.done.is_empty(),
+                "{told} {token}"
+            );
         }
     }
     drop(bench);
@@ -155,7 +179,10 @@ fn without_host_functions_it_is_looked_again() {
     }
     let mut bench = Bench::new();
     let mut parked = Parked::new(&mut bench);
-    let (device, pinned) = (bench.allocate(MemoryType::Cuda(0), 4096), bench.pinned(4096));
+    let (device, pinned) = (
+        bench.allocate(MemoryType::Cuda(0), 4096),
+        bench.pinned(4096),
+    );
     bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
     for (plan, rings) in [
         ("fault cuLaunchHostFunc@1+=999", false),
@@ -165,7 +192,9 @@ fn without_host_functions_it_is_looked_again() {
     ] {
         control("reset");
         control(plan);
-        bench.begin(pinned.end(0), device.end(0), 8, 1).expect("begins");
+        bench
+            .begin(pinned.end(0), device.end(0), 8, 1)
+            .expect("begins");
         control("hold");
         bench.engine.flush();
         assert!(bench.engine.arm());
@@ -185,11 +214,16 @@ fn a_device_that_dies_wakes_who_is_parked() {
     }
     let mut bench = Bench::new();
     let mut parked = Parked::new(&mut bench);
-    let (device, pinned) = (bench.allocate(MemoryType::Cuda(0), 4096), bench.pinned(4096));
+    let (device, pinned) = (
+        bench.allocate(MemoryType::Cuda(0), 4096),
+        bench.pinned(4096),
+    );
     bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
     control("hold");
     for token in 0..5 {
-        bench.begin(pinned.end(0), device.end(0), 8, token).expect("begins");
+        bench
+            .begin(pinned.end(0), device.end(0), 8, token)
+            .expect("begins");
         bench.engine.flush();
     }
     assert!(bench.engine.arm());
@@ -204,7 +238,9 @@ fn a_device_that_dies_wakes_who_is_parked() {
     }
     let lost = bench.sink.lost.take().expect("the only device");
     assert!(lost.to_string().contains("719"), "{lost}");
-    let error = bench.begin(pinned.end(0), device.end(0), 8, 9).expect_err("lost");
+    let error = bench
+        .begin(pinned.end(0), device.end(0), 8, 9)
+        .expect_err("lost");
     assert_eq!(error.kind(), ErrorKind::DeviceLost);
     // And nothing is woken any more.
     assert!(bench.engine.arm());
@@ -226,7 +262,9 @@ fn a_device_that_dies_is_seen_by_who_polls() {
     bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
     bench.copy(pinned.end(0), other.end(0), 8).expect("copies");
     control("hold 0");
-    bench.begin(pinned.end(0), device.end(0), 8, 1).expect("begins");
+    bench
+        .begin(pinned.end(0), device.end(0), 8, 1)
+        .expect("begins");
     bench.engine.flush();
     control("break 0 700");
     bench.drain(1);
@@ -235,7 +273,10 @@ fn a_device_that_dies_is_seen_by_who_polls() {
     // The other device goes on, and so does the engine.
     assert!(bench.sink.lost.is_none());
     bench.copy(pinned.end(0), other.end(0), 8).expect("copies");
-    for (from, to) in [(pinned.end(0), device.end(0)), (other.end(0), device.end(0))] {
+    for (from, to) in [
+        (pinned.end(0), device.end(0)),
+        (other.end(0), device.end(0)),
+    ] {
         let error = bench.begin(from, to, 8, 2).expect_err("lost");
         assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
     }
