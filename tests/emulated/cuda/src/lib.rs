@@ -19,6 +19,8 @@
 //! `EMULATED_CUDA_NAME` sets a number at the start; the names, their meaning and defaults stand in `settings.rs`. The ones
 //! that tests want: `DEVICES` (2), `MEMORY` (16 GiB each), `VERSION` (13000), `DELAY_US` (50), `PEERS`, `PAGEABLE`, `REUSE`,
 //! `FREE_WAITS`, `FETCH`, `FABRIC`, `LATENCY_NS`, `BANDWIDTH_MBS`, `HANG_MS`. `EMULATED_CUDA_FAULTS` is a fault plan.
+//! `EMULATED_CUDA_JOURNAL` names a file that is written when the process ends: `count NAME NUMBER` for each function that was called,
+//! `misuse …` for each misuse.
 //! `CUDA_VISIBLE_DEVICES` works as on the real driver.
 //!
 //! # Control
@@ -52,6 +54,7 @@
 #![allow(clippy::cast_possible_truncation)]
 
 mod abi;
+mod at_exit;
 mod at_fork;
 mod context;
 mod control;
