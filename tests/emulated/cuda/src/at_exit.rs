@@ -1,8 +1,9 @@
 #![allow(unsafe_code)]
-//! The journal as a file, for programs that know nothing of the emulator: `EMULATED_CUDA_JOURNAL` names it.
+//! The journal as a file, for programs that know nothing of the emulator: `EMULATED_CUDA_JOURNAL` names it. Its lines: `count NAME NUMBER`,
+//! `misuse WHAT`, and `cpu MICROSECONDS`, the processor time of the process until then.
 //!
 //! # Safety
-//! `atexit` keeps a function without captures, which is there as long as the library.
+//! `atexit` keeps a function without captures, which is there as long as the library. `getrusage` fills the struct that it is given.
 
 use std::{fmt::Write as _, fs};
 
@@ -23,7 +24,7 @@ extern "C" fn run() {
         return;
     };
     let journal = &driver().journal;
-    let mut text = String::new();
+    let mut text = format!("cpu {}\n", processor_time());
     for line in journal.counts().lines() {
         let _ = writeln!(text, "count {line}");
     }
@@ -33,4 +34,14 @@ extern "C" fn run() {
     if let Err(error) = fs::write(&path, text) {
         eprintln!("emulated CUDA driver: {VARIABLE}={path:?}: {error}");
     }
+}
+
+/// Of all threads, in the system too; microseconds.
+fn processor_time() -> i64 {
+    // SAFETY: numbers alone.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: see the head of the file.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
+    let micros = |time: libc::timeval| time.tv_sec * 1_000_000 + time.tv_usec;
+    micros(usage.ru_utime) + micros(usage.ru_stime)
 }

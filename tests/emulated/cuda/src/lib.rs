@@ -20,7 +20,7 @@
 //! that tests want: `DEVICES` (2), `MEMORY` (16 GiB each), `VERSION` (13000), `DELAY_US` (50), `PEERS`, `PAGEABLE`, `REUSE`,
 //! `FREE_WAITS`, `FETCH`, `FABRIC`, `LATENCY_NS`, `BANDWIDTH_MBS`, `HANG_MS`. `EMULATED_CUDA_FAULTS` is a fault plan.
 //! `EMULATED_CUDA_JOURNAL` names a file that is written when the process ends: `count NAME NUMBER` for each function that was called,
-//! `misuse …` for each misuse.
+//! `misuse …` for each misuse, `cpu MICROSECONDS`.
 //! `CUDA_VISIBLE_DEVICES` works as on the real driver.
 //!
 //! # Control
