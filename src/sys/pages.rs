@@ -76,13 +76,7 @@ impl Anonymous {
     /// What `madvise` said.
     pub(crate) fn dont_fork(&self) -> io::Result<()> {
         // SAFETY: changes what children get, and nothing here.
-        done(unsafe {
-            libc::madvise(
-                self.address.as_ptr().cast(),
-                self.len,
-                libc::MADV_DONTFORK,
-            )
-        })
+        done(unsafe { libc::madvise(self.address.as_ptr().cast(), self.len, libc::MADV_DONTFORK) })
     }
 }
 

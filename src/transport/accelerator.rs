@@ -213,7 +213,10 @@ fn foreign(accelerator: &str) -> Error {
 }
 
 /// The accelerators of this build.
-#[allow(dead_code, reason = "the context's builder takes them when it has a place for them")]
+#[allow(
+    dead_code,
+    reason = "the context's builder takes them when it has a place for them"
+)]
 pub(crate) fn accelerators() -> Vec<Arc<dyn Accelerator>> {
     vec![Arc::new(super::cuda::CudaCopy::new())]
 }

@@ -135,16 +135,27 @@ fn ten_thousand_random_copies() {
             if begun == COPIES {
                 break;
             }
-            let (from, to) = ((random.below(4), random.below(SLOTS)), (random.below(4), random.below(SLOTS)));
+            let (from, to) = (
+                (random.below(4), random.below(SLOTS)),
+                (random.below(4), random.below(SLOTS)),
+            );
             let free = !writing[from.0][from.1] && !writing[to.0][to.1] && readers[to.0][to.1] == 0;
             if !free || from == to || (from.0 == 0 && to.0 == 0) {
                 continue;
             }
             let length = 1 + random.below(SLOT - 1);
-            let (skip, place) = (random.below(SLOT - length + 1), random.below(SLOT - length + 1));
+            let (skip, place) = (
+                random.below(SLOT - length + 1),
+                random.below(SLOT - length + 1),
+            );
             let (source, target) = (from.1 * SLOT + skip, to.1 * SLOT + place);
             let token = under_way.len() as u64;
-            let began = bench.begin(memory[from.0].end(source), memory[to.0].end(target), length, token);
+            let began = bench.begin(
+                memory[from.0].end(source),
+                memory[to.0].end(target),
+                length,
+                token,
+            );
             match began {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -153,7 +164,12 @@ fn ten_thousand_random_copies() {
             let bytes = model[from.0][source..source + length].to_vec();
             readers[from.0][from.1] += 1;
             writing[to.0][to.1] = true;
-            under_way.push(Some(Flight { from, to, target, bytes }));
+            under_way.push(Some(Flight {
+                from,
+                to,
+                target,
+                bytes,
+            }));
             begun += 1;
         }
         bench.engine.flush();
@@ -172,7 +188,10 @@ fn ten_thousand_random_copies() {
         }
     }
     for (memory, model) in memory.iter().zip(&model) {
-        assert!(get_any(&mut bench, memory, SLOTS * SLOT) == *model, "{memory:?}");
+        assert!(
+            get_any(&mut bench, memory, SLOTS * SLOT) == *model,
+            "{memory:?}"
+        );
     }
     assert_eq!(control("misused"), "0", "{}", control("misuses"));
     drop(memory);
@@ -224,11 +243,15 @@ fn what_no_engine_makes_is_refused() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     }
     // No such device: told by the copy, as only the driver knows.
-    let error = bench.copy(pinned.end(0), device_end(4096, 77), 8).expect_err("none");
+    let error = bench
+        .copy(pinned.end(0), device_end(4096, 77), 8)
+        .expect_err("none");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     assert!(error.to_string().contains("cuda:77"), "{error}");
     // The engine goes on.
-    bench.copy(pinned.end(0), device.end(0), 64).expect("copies");
+    bench
+        .copy(pinned.end(0), device.end(0), 64)
+        .expect("copies");
 }
 
 #[test]
@@ -238,7 +261,9 @@ fn what_is_under_way_is_bounded() {
     }
     let mut bench = Bench::new();
     let (device, pinned) = (bench.allocate(MemoryType::Cuda(0), 8), bench.pinned(8));
-    bench.copy(pinned.end(0), device.end(0), 8).expect("opens the device");
+    bench
+        .copy(pinned.end(0), device.end(0), 8)
+        .expect("opens the device");
     control("hold");
     let most = bench.engine.attributes().max_in_flight;
     for token in 0..most {
@@ -246,10 +271,19 @@ fn what_is_under_way_is_bounded() {
         bench.begin(from, to, 8, token as u64).expect("accepted");
     }
     bench.engine.flush();
-    let error = bench.begin(pinned.end(0), device.end(0), 8, 0).expect_err("full");
+    let error = bench
+        .begin(pinned.end(0), device.end(0), 8, 0)
+        .expect_err("full");
     assert_eq!(error.kind(), ErrorKind::WouldBlock);
     assert_eq!(bench.engine.progress(16, &mut bench.sink), 0);
     control("release");
     bench.drain(most);
-    assert!(bench.sink.done.iter().map(|(token, _)| *token).eq(0..most as u64));
+    assert!(
+        bench
+            .sink
+            .done
+            .iter()
+            .map(|(token, _)| *token)
+            .eq(0..most as u64)
+    );
 }

@@ -60,9 +60,13 @@ fn nothing_is_initialised_before_it_is_needed() {
     assert_eq!(known.memory_type, MemoryType::Cuda(1));
     assert_eq!(known.allocation, memory.range());
     assert_eq!((known.id, known.dma_buf), (memory.id(), true));
-    let error = domain.allocate(MemoryType::Cuda(9), 1).expect_err("no such device");
+    let error = domain
+        .allocate(MemoryType::Cuda(9), 1)
+        .expect_err("no such device");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-    let error = domain.allocate(MemoryType::Rocm(0), 1).expect_err("another's");
+    let error = domain
+        .allocate(MemoryType::Rocm(0), 1)
+        .expect_err("another's");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 }
 
@@ -77,7 +81,9 @@ fn a_runtime_that_the_program_loads_is_noticed() {
         .build()
         .expect("a context");
     let host = vec![0_u8; 64];
-    let found = context.memory_attributes(AddressRange::of(&host)).expect("known");
+    let found = context
+        .memory_attributes(AddressRange::of(&host))
+        .expect("known");
     assert_eq!(found.memory_type, MemoryType::Host);
     // Not by wharf, which is told nothing.
     let own = crate::fixture::context(0);
@@ -85,7 +91,9 @@ fn a_runtime_that_the_program_loads_is_noticed() {
     let place = range(memory.ptr().0, 64);
     let found = context.memory_attributes(place).expect("known");
     assert_eq!(found.memory_type, MemoryType::Cuda(0));
-    let found = context.memory_attributes(AddressRange::of(&host)).expect("known");
+    let found = context
+        .memory_attributes(AddressRange::of(&host))
+        .expect("known");
     assert_eq!(found.memory_type, MemoryType::Host);
 }
 
@@ -128,13 +136,19 @@ fn each_kind_of_memory_is_told() {
     let managed = guard.allocate_managed(1 << 20).expect("memory");
     let at = managed.ptr().0;
     let whole = (at, 1 << 20);
-    assert_eq!(told(at + 77, 8), Some((MemoryType::CudaManaged, whole, false)));
+    assert_eq!(
+        told(at + 77, 8),
+        Some((MemoryType::CudaManaged, whole, false))
+    );
 
     // Pinned: the driver's, and the program's with what is registered of it.
     let pinned = guard.allocate_pinned(8192).expect("memory");
     let at = pinned.as_ptr().as_ptr() as u64;
     let whole = (at, 8192);
-    assert_eq!(told(at + 1, 8), Some((MemoryType::HostPinned, whole, false)));
+    assert_eq!(
+        told(at + 1, 8),
+        Some((MemoryType::HostPinned, whole, false))
+    );
     let middle = NonNull::new((start + 4096) as *mut u8).expect("not null");
     // SAFETY: `plain` outlives the registration.
     let registration = unsafe { guard.register_host(middle, 4096, true) }.expect("registers");
@@ -142,7 +156,13 @@ fn each_kind_of_memory_is_told() {
     let inside = Some((MemoryType::HostPinned, whole, false));
     assert_eq!(told(start + 4096, 4096), inside);
     assert_eq!(told(start + 5000, 10), inside);
-    for (offset, length) in [(0, 100), (4000, 200), (8000, 1000), (4096, 4097), (0, 3 << 12)] {
+    for (offset, length) in [
+        (0, 100),
+        (4000, 200),
+        (8000, 1000),
+        (4096, 4097),
+        (0, 3 << 12),
+    ] {
         assert_eq!(told(start + offset, length), None, "{offset} {length}");
     }
     // A context has it as host memory, in whole and in part.
@@ -150,7 +170,9 @@ fn each_kind_of_memory_is_told() {
         .memory_domain(accelerator.domain())
         .build()
         .expect("a context");
-    let found = asking.memory_attributes(range(start, length)).expect("known");
+    let found = asking
+        .memory_attributes(range(start, length))
+        .expect("known");
     assert_eq!(found.memory_type, MemoryType::Host);
     drop(registration);
     assert_eq!(told(start + 4096, 4096), None);
@@ -182,7 +204,9 @@ fn what_is_allocated_is_zeroed_and_freed_elsewhere() {
     // Holds the contexts from here on.
     drop(bench.pinned(1));
     drop(bench.allocate(MemoryType::Cuda(1), 1));
-    until("freeing", || live("bytes") == 0 && live("registered") == words());
+    until("freeing", || {
+        live("bytes") == 0 && live("registered") == words()
+    });
     for memory_type in [
         MemoryType::Cuda(1),
         MemoryType::CudaManaged,
@@ -201,23 +225,35 @@ fn what_is_allocated_is_zeroed_and_freed_elsewhere() {
                 assert!(memory.bytes().iter().all(|byte| *byte == 0));
             } else {
                 let zeroes = format!("{:016x}", fnv(&vec![0; length]));
-                assert_eq!(control(&format!("digest {} {length}", memory.address())), zeroes);
+                assert_eq!(
+                    control(&format!("digest {} {length}", memory.address())),
+                    zeroes
+                );
             }
             let place = memory.0.range();
             drop(memory);
-            until("freeing", || bench.domain.detect(place).expect("an answer").is_none());
+            until("freeing", || {
+                bench.domain.detect(place).expect("an answer").is_none()
+            });
         }
         let error = bench.domain.allocate(memory_type, usize::MAX >> 1);
         let error = error.expect_err("more than there is");
         assert!(
-            matches!(error.kind(), ErrorKind::Exhausted | ErrorKind::InvalidArgument),
+            matches!(
+                error.kind(),
+                ErrorKind::Exhausted | ErrorKind::InvalidArgument
+            ),
             "{error}"
         );
     }
-    until("freeing", || live("bytes") == 0 && live("registered") == words());
+    until("freeing", || {
+        live("bytes") == 0 && live("registered") == words()
+    });
     assert_eq!(live("streams"), 0);
     drop(bench);
-    until("the end", || live("contexts") == 0 && live("registered") == 0);
+    until("the end", || {
+        live("contexts") == 0 && live("registered") == 0
+    });
 }
 
 /// Registered pages that an engine without devices has.
@@ -330,12 +366,20 @@ fn advice_moves_managed_memory_alone() {
         (&device, Advice::WillNeed, 0),
         (&managed, Advice::WillNeed, 1),
     ] {
-        bench.domain.advise(memory.0.range(), advice).expect("takes advice");
+        bench
+            .domain
+            .advise(memory.0.range(), advice)
+            .expect("takes advice");
         assert_eq!(calls("cuMemPrefetchAsync"), moved);
     }
     let host = vec![0_u8; 8];
-    let error = bench.domain.advise(AddressRange::of(&host), Advice::WillNeed);
-    assert_eq!(error.expect_err("the host's").kind(), ErrorKind::InvalidArgument);
+    let error = bench
+        .domain
+        .advise(AddressRange::of(&host), Advice::WillNeed);
+    assert_eq!(
+        error.expect_err("the host's").kind(),
+        ErrorKind::InvalidArgument
+    );
 }
 
 #[test]
@@ -343,11 +387,20 @@ fn a_missing_driver_is_told() {
     let accelerator = wharf::transport::cuda::CudaCopy::with_library("/nowhere/libcuda.so.1");
     let error = accelerator.probe().expect_err("no such file");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("/nowhere/libcuda.so.1"), "{error}");
+    assert!(
+        error.to_string().contains("/nowhere/libcuda.so.1"),
+        "{error}"
+    );
     assert!(accelerator.open().is_err());
     let domain = accelerator.domain();
     assert!(!domain.is_loaded());
-    assert_eq!(domain.allocate(MemoryType::Cuda(0), 1).expect_err("none").kind(), ErrorKind::Unsupported);
+    assert_eq!(
+        domain
+            .allocate(MemoryType::Cuda(0), 1)
+            .expect_err("none")
+            .kind(),
+        ErrorKind::Unsupported
+    );
 }
 
 #[test]

@@ -142,7 +142,13 @@ impl Bench {
     }
 
     /// Begins a copy; what is refused is the error.
-    pub(crate) fn begin(&mut self, from: CopyEnd, to: CopyEnd, length: usize, token: u64) -> Result<()> {
+    pub(crate) fn begin(
+        &mut self,
+        from: CopyEnd,
+        to: CopyEnd,
+        length: usize,
+        token: u64,
+    ) -> Result<()> {
         let request = CopyRequest {
             from,
             to,
@@ -245,6 +251,10 @@ pub(crate) fn device_end(address: u64, ordinal: u16) -> CopyEnd {
 
 /// Bytes that tell where they are from.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let byte = |at: u64| (at.wrapping_add(seed.wrapping_mul(977)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8;
+    let byte = |at: u64| {
+        (at.wrapping_add(seed.wrapping_mul(977))
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            >> 56) as u8
+    };
     (0..len as u64).map(byte).collect()
 }

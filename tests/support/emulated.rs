@@ -8,6 +8,11 @@ pub(crate) fn cuda() -> PathBuf {
     beside("libwharf_emulated_cuda.so")
 }
 
+/// The emulated GDRCopy over that driver, for `WHARF_LIBGDRAPI`.
+pub(crate) fn gdr() -> PathBuf {
+    beside("libwharf_emulated_gdr.so")
+}
+
 /// The emulated management library, for programs that look for `libnvidia-ml.so.1`.
 pub(crate) fn nvml() -> PathBuf {
     beside("libwharf_emulated_nvml.so")

@@ -51,7 +51,8 @@ pub(super) fn primary(device: &Device) -> Result<CudaContext> {
             // The program reset the device: whoever holds the old context has nothing in it any more.
             Err(error) if Status::of(&error).is_some_and(Status::is_end) => {
                 let mut primaries = cuda.primaries.lock();
-                primaries.retain(|entry| !std::ptr::eq(entry.context.as_ptr(), &raw const *context.0));
+                primaries
+                    .retain(|entry| !std::ptr::eq(entry.context.as_ptr(), &raw const *context.0));
             }
             entered => return entered.map(|()| context),
         }

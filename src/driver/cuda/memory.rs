@@ -154,8 +154,7 @@ impl HostRegistration {
         }
         let guard = self.context.enter()?;
         // SAFETY: an address that was registered, unregistered once.
-        let status =
-            unsafe { (guard.cuda().api.cuMemHostUnregister)(self.host.as_ptr().cast()) };
+        let status = unsafe { (guard.cuda().api.cuMemHostUnregister)(self.host.as_ptr().cast()) };
         status.check("cuMemHostUnregister")
     }
 }

@@ -333,7 +333,9 @@ impl Stream {
         if api.cuStreamWriteValue64_v2.is_none() || api.cuStreamWaitValue64_v2.is_none() {
             return Ok(false);
         }
-        self.context.device().has(super::Attribute::StreamMemoryOps64)
+        self.context
+            .device()
+            .has(super::Attribute::StreamMemoryOps64)
     }
 
     /// Enqueues marking this place by the event. An event marks one place: the last.

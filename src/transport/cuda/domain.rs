@@ -152,7 +152,11 @@ impl MemoryDomain for CudaDomain {
 }
 
 /// The whole allocation around the start of `range`.
-fn allocation(cuda: &'static Cuda, info: &PointerInfo, range: AddressRange) -> Result<AddressRange> {
+fn allocation(
+    cuda: &'static Cuda,
+    info: &PointerInfo,
+    range: AddressRange,
+) -> Result<AddressRange> {
     let mut whole = match (info.range, info.context) {
         (Some((start, length)), _) => AddressRange::new(start.0, length)?,
         // A driver before CUDA 11.3 tells it to another call alone.

@@ -200,9 +200,11 @@ impl Engine {
             (End::Device(_, device), End::Host(_)) => (Route::ToHost, device, None),
             (End::Managed(_), End::Host(_)) => (Route::ToHost, self.any(), None),
             // The source's device copies: writing to another is faster than reading from it.
-            (End::Device(_, device), End::Device(_, other)) => {
-                (Route::Across, device, Some(other).filter(|other| *other != device))
-            }
+            (End::Device(_, device), End::Device(_, other)) => (
+                Route::Across,
+                device,
+                Some(other).filter(|other| *other != device),
+            ),
             (End::Device(_, device), End::Managed(_))
             | (End::Managed(_), End::Device(_, device)) => (Route::Across, device, None),
             (End::Managed(_), End::Managed(_)) => (Route::Across, self.any(), None),
@@ -323,12 +325,23 @@ impl Engine {
             match (waiting, lost) {
                 (waiting, Some(error)) => self.reports.push_back((waiting.token(), Err(error))),
                 (Waiting::Copy(placed), None) => self.dispatch(placed),
-                (Waiting::Place { device, mark, token }, None) => {
+                (
+                    Waiting::Place {
+                        device,
+                        mark,
+                        token,
+                    },
+                    None,
+                ) => {
                     if let Err(error) = self.gate(device, &mark, token) {
                         match error {
                             SendError::Failed(error) => self.reports.push_back((token, Err(error))),
                             SendError::Full => {
-                                self.waiting.push_back(Waiting::Place { device, mark, token });
+                                self.waiting.push_back(Waiting::Place {
+                                    device,
+                                    mark,
+                                    token,
+                                });
                             }
                         }
                     }

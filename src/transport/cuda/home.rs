@@ -283,7 +283,9 @@ impl Home {
         let free = |hold: &Hold| {
             let passed = |event: &Event| {
                 let guard = event.context().enter();
-                guard.and_then(|guard| event.is_done(&guard)).unwrap_or(false)
+                guard
+                    .and_then(|guard| event.is_done(&guard))
+                    .unwrap_or(false)
             };
             !hold.held && !hold.unknown && hold.passed.as_ref().is_none_or(passed)
         };

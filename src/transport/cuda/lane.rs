@@ -245,11 +245,7 @@ impl Lane {
 
     /// Asks for a ring when the first of what is under way is done: at most one host function for each such first. An error is the end of the
     /// context.
-    pub(super) fn ask(
-        &mut self,
-        guard: &ContextGuard<'_>,
-        signals: Signals<'_>,
-    ) -> Result<Asked> {
+    pub(super) fn ask(&mut self, guard: &ContextGuard<'_>, signals: Signals<'_>) -> Result<Asked> {
         let Some(first) = self.flying.front().map(|first| first.number) else {
             return Ok(Asked::Rings);
         };
@@ -270,8 +266,9 @@ impl Lane {
         let ring = Arc::new(Ring(Arc::clone(bell)));
         let asked = match &self.side {
             // SAFETY: a word of the home's, which lives until its streams are done.
-            Some(side) => unsafe { side.wait_value(guard, at, first) }
-                .and_then(|()| side.notify(guard, ring)),
+            Some(side) => {
+                unsafe { side.wait_value(guard, at, first) }.and_then(|()| side.notify(guard, ring))
+            }
             None => self.stream.notify(guard, ring),
         };
         match asked {

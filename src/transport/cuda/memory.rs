@@ -122,7 +122,10 @@ fn pinned(
         // SAFETY: mapped until the registration is gone.
         pinned.registration = Some(unsafe { guard.register_host(start, length, true) }?);
     }
-    let address = pinned.pages.as_ref().map_or(0, |pages| pages.as_ptr().expose_provenance());
+    let address = pinned
+        .pages
+        .as_ref()
+        .map_or(0, |pages| pages.as_ptr().expose_provenance());
     let range = AddressRange::new(address as u64, length as u64)?;
     let id = shared
         .start()?

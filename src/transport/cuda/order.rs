@@ -119,7 +119,10 @@ pub(super) fn adopt(cuda: &'static Cuda, stream: DeviceStream) -> Result<Stream>
         0 | LEGACY => {
             let context = cuda.device(stream.device)?.active_context()?;
             let context = context.ok_or_else(|| {
-                let text = format!("nobody uses cuda:{}: it has no default stream", stream.device);
+                let text = format!(
+                    "nobody uses cuda:{}: it has no default stream",
+                    stream.device
+                );
                 Error::new(ErrorKind::InvalidArgument, text)
             })?;
             // SAFETY: a default stream lives as long as its context, which is retained.

@@ -47,7 +47,7 @@
 //!
 //! # Where things are
 //! `abi` types of the header; `gate` what every function does first; `exports` the names; `context`, `stream`, `event`,
-//! `memory`, `host`, `vmm`, `pool`, `ipc`, `pointer`, `copy` the work; `device`, `settings`, `control` the rest. Tests: `tests/emulated/stranger_cuda`,
+//! `memory`, `host`, `vmm`, `pool`, `ipc`, `pointer`, `copy` the work; `pin` what the emulated GDRCopy asks for; `device`, `settings`, `control` the rest. Tests: `tests/emulated/stranger_cuda`,
 //! by the loader, as a stranger.
 
 // A header's numbers are of all widths; the conversions are what the ABI means.
@@ -68,6 +68,7 @@ mod host;
 mod ipc;
 mod memory;
 mod objects;
+mod pin;
 mod pointer;
 mod pool;
 mod settings;
