@@ -13,7 +13,7 @@
 //! # Environment
 //! `EMULATED_GDR_OPEN=0`: the kernel's part is not there. `EMULATED_GDR_BAR1`: bytes of BAR1, 256 MiB without. Both are read by `gdr_open`.
 //!
-//! Tests: `tests/emulated/stranger_gdr.rs`.
+//! Tests: `tests/emulated/stranger_cuda/gdr.rs`.
 //!
 //! # Safety
 //! The pointers come from a C caller, whose duty is that they are good for the call; null is checked. Mappings are made and taken here
