@@ -6,6 +6,7 @@
 pub(crate) mod api;
 mod control;
 mod copies;
+mod gdr;
 mod memory;
 mod order;
 mod processes;
