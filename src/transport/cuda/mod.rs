@@ -14,6 +14,7 @@
 //! | `opening` | devices that are opened while the worker goes on |
 //! | `order` | the program's own streams and events |
 //! | `inline` | the place for copies that the processor makes by itself |
+//! | `gdr` | such copies, by GDRCopy |
 //! | `reaper` | freeing without waiting |
 //! | `shared` | the driver and its contexts |
 //!
@@ -34,6 +35,7 @@
 
 mod domain;
 mod engine;
+mod gdr;
 mod home;
 mod inline;
 mod lane;
@@ -71,6 +73,15 @@ impl CudaCopy {
     #[must_use]
     pub fn with_library(path: impl Into<PathBuf>) -> Self {
         Self::of(Some(path.into()))
+    }
+
+    /// What makes small copies by the processor itself (`gdr_copy`): the name and version of GDRCopy's library, which is the file that
+    /// `WHARF_LIBGDRAPI` names, else `libgdrapi.so.2`. Without it streams make all copies.
+    ///
+    /// # Errors
+    /// Why there is none: no library, or its kernel module is not loaded.
+    pub fn gdr_copy(&self) -> Result<String> {
+        gdr::probe()
     }
 
     fn of(library: Option<PathBuf>) -> Self {

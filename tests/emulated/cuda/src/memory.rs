@@ -22,6 +22,7 @@ use crate::{
     driver::driver,
     host::Pinned,
     ipc::Opened,
+    pin::Pin,
     pool::Pool,
     settings,
     vmm::{Handle, Mapping},
@@ -164,6 +165,8 @@ pub(crate) struct Memory {
     pub(crate) reserved: BTreeMap<u64, u64>,
     pub(crate) mappings: BTreeMap<u64, Mapping>,
     pub(crate) handles: HashMap<u64, Handle>,
+    /// Pages that the host sees, by the number of whoever is told when they go.
+    pub(crate) pins: HashMap<u64, Pin>,
 }
 
 impl Memory {
@@ -313,6 +316,9 @@ impl Memory {
         match (&allocation.kind, allocation.context) {
             (Kind::Pooled(pool), _) => pool.give_back(allocation.offset),
             (Kind::Device, Some((_, context))) if settings::REUSE.on() => {
+                if allocation.len > SMALL {
+                    self.revoke(allocation.room);
+                }
                 let unit = if allocation.len <= SMALL {
                     ALIGN
                 } else {
@@ -423,11 +429,19 @@ impl Memory {
         if room.live > 0 {
             return;
         }
+        self.revoke(start);
         self.quarantine.push_back(start);
         while self.quarantine.len() > QUARANTINE {
             if let Some(oldest) = self.quarantine.pop_front() {
                 self.rooms.remove(&oldest);
             }
+        }
+    }
+
+    /// Tells those who look into a room that its memory goes.
+    fn revoke(&mut self, room: u64) {
+        for (number, pin) in self.pins.extract_if(|_, pin| pin.room == room) {
+            (pin.revoked)(number);
         }
     }
 
