@@ -13,5 +13,6 @@ pub(crate) mod mappings;
 pub(crate) mod memfd;
 pub(crate) mod pages;
 pub(crate) mod pidfd;
+pub(crate) mod process;
 pub(crate) mod process_vm;
 pub(crate) mod userfaultfd;

@@ -23,7 +23,8 @@ use std::{
 };
 
 use super::{
-    Attribute, ContextGuard, Cuda, CudaContext, DevicePtr, FabricHandle, IpcHandle, PoolPointer, RawPool, Stream,
+    Attribute, ContextGuard, Cuda, CudaContext, DevicePtr, FabricHandle, IpcHandle, PoolPointer,
+    RawPool, Stream,
     memory::{describe, null},
     sys::{self, AccessDescription, AllocationProperties, Location, PoolProperties, RawMemory},
 };

@@ -55,7 +55,8 @@ pub(crate) use share::PoolImport;
 pub(crate) use status::Status;
 pub(crate) use stream::{Event, HostCallback, Stream, Waiting};
 pub(crate) use sys::{
-    Attribute, DevicePtr, FabricHandle, IpcHandle, PoolPointer, RawContext, RawEvent, RawPool, RawStream, Uuid,
+    Attribute, DevicePtr, FabricHandle, IpcHandle, PoolPointer, RawContext, RawEvent, RawPool,
+    RawStream, Uuid,
 };
 
 use super::library::{Absent, Library, MissingSymbol, Search};

@@ -39,9 +39,8 @@ impl Cuda {
         self.usable()?;
         let mut value = 0_u64;
         // SAFETY: the callers' attributes are 8 bytes wide.
-        let status = unsafe {
-            (self.api.cuPointerGetAttribute)((&raw mut value).cast(), attribute, at)
-        };
+        let status =
+            unsafe { (self.api.cuPointerGetAttribute)((&raw mut value).cast(), attribute, at) };
         match status {
             Status::INVALID_VALUE | Status::NOT_INITIALIZED => Ok(None),
             status => status.check("cuPointerGetAttribute").map(|()| Some(value)),
@@ -168,12 +167,7 @@ impl<'a> Held<'a> {
         )?;
         let mut memory = 0;
         // SAFETY: writes one handle; the address is only looked up.
-        let status = unsafe {
-            retain(
-                &raw mut memory,
-                ptr::without_provenance_mut(at.0 as usize),
-            )
-        };
+        let status = unsafe { retain(&raw mut memory, ptr::without_provenance_mut(at.0 as usize)) };
         status.check("cuMemRetainAllocationHandle")?;
         Ok(Self { cuda, memory })
     }

@@ -1,0 +1,3 @@
+//! CUDA devices.
+
+pub(crate) mod ipc;
