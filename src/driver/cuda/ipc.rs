@@ -23,8 +23,8 @@ use std::{
 };
 
 use super::{
-    Attribute, ContextGuard, Cuda, CudaContext, DevicePtr, FabricHandle, IpcHandle, PoolPointer,
-    RawPool, Stream,
+    Attribute, ContextGuard, Cuda, CudaContext, Device, DevicePtr, FabricHandle, IpcHandle,
+    PoolPointer, RawPool, Stream,
     memory::{describe, null},
     sys::{self, AccessDescription, AllocationProperties, Location, PoolProperties, RawMemory},
 };
@@ -230,7 +230,7 @@ impl ContextGuard<'_> {
         let status = unsafe { map(start, len, 0, memory, 0) };
         status.check("cuMemMap")?;
         this.mapped = true;
-        let access = read_write(self.context());
+        let access = read_write(&self.context().device());
         // SAFETY: reads one description.
         let status = unsafe { set_access(start, len, &raw const access, 1) };
         status.check("cuMemSetAccess")?;
@@ -250,6 +250,20 @@ impl VirtualMemory {
     /// The context in which it was made.
     pub(crate) fn context(&self) -> &CudaContext {
         &self.context
+    }
+
+    /// Lets another device read and write it.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Unsupported`: no path between the devices.
+    pub(crate) fn let_access(&self, device: &Device) -> Result<()> {
+        let cuda = self.context.cuda();
+        cuda.usable()?;
+        let call = cuda.optional(cuda.api.cuMemSetAccess, "cuMemSetAccess")?;
+        let access = read_write(device);
+        // SAFETY: reads one description; addresses that are mapped.
+        let status = unsafe { call(self.ptr(), self.len, &raw const access, 1) };
+        status.check("cuMemSetAccess")
     }
 
     /// A descriptor of it for another process, to be sent over a Unix socket. The memory lives as long as any process has it mapped or a
@@ -383,7 +397,7 @@ impl ContextGuard<'_> {
             context: self.context().clone(),
             raw,
         };
-        let access = read_write(self.context());
+        let access = read_write(&self.context().device());
         // SAFETY: reads one description.
         let status = unsafe { set_access(raw, &raw const access, 1) };
         status.check("cuMemPoolSetAccess")?;
@@ -563,10 +577,10 @@ fn free_async(pool: &MemoryPool, stream: &Stream, start: DevicePtr) {
     });
 }
 
-/// What lets a context's device read and write.
-fn read_write(context: &CudaContext) -> AccessDescription {
+/// What lets a device read and write.
+pub(super) fn read_write(device: &Device) -> AccessDescription {
     AccessDescription {
-        location: Location::device(context.device().raw),
+        location: Location::device(device.raw),
         flags: sys::ACCESS_READ_WRITE,
     }
 }

@@ -13,8 +13,8 @@ use std::{
 };
 
 use super::{
-    ContextGuard, Cuda, DevicePtr, FabricHandle, MemoryPool, PoolPointer, RawPool, Status,
-    ipc::owned_fd,
+    ContextGuard, Cuda, Device, DevicePtr, FabricHandle, MemoryPool, PoolPointer, RawPool, Status,
+    ipc::{owned_fd, read_write},
     sys::{self, RawMemory, pointer},
 };
 use crate::error::Result;
@@ -218,6 +218,20 @@ impl PoolImport {
     /// Where it begins here.
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.start
+    }
+
+    /// Lets another device read and write it, as all of its pool.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Unsupported`: no path between the devices.
+    pub(crate) fn let_access(&self, device: &Device) -> Result<()> {
+        let cuda = self.pool.context.cuda();
+        cuda.usable()?;
+        let call = cuda.optional(cuda.api.cuMemPoolSetAccess, "cuMemPoolSetAccess")?;
+        let access = read_write(device);
+        // SAFETY: reads one description; a pool that lives.
+        let status = unsafe { call(self.pool.raw, &raw const access, 1) };
+        status.check("cuMemPoolSetAccess")
     }
 }
 

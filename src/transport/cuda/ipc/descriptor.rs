@@ -251,3 +251,104 @@ fn unknown(what: std::fmt::Arguments<'_>) -> Error {
     let text = format!("the device memory was exported by {what}, which is not known here");
     Error::new(ErrorKind::VersionMismatch, text)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn way() -> impl Strategy<Value = Way> {
+        (1..=5, any::<[u8; 32]>(), any::<u8>(), any::<u8>()).prop_map(
+            |(way, ticket, first, second)| {
+                let (ticket, first, second) =
+                    (Ticket::from_bytes(ticket), [first; 64], [second; 64]);
+                match way {
+                    1 => Way::Legacy(IpcHandle(first)),
+                    2 => Way::Fd(ticket),
+                    3 => Way::Fabric(FabricHandle(first)),
+                    4 => Way::PoolFd(ticket, PoolPointer(second)),
+                    _ => Way::PoolFabric(FabricHandle(first), PoolPointer(second)),
+                }
+            },
+        )
+    }
+
+    fn origin() -> impl Strategy<Value = Origin> {
+        (any::<[u8; 16]>(), any::<[u64; 4]>(), any::<[u32; 2]>()).prop_map(
+            |(name, [net, pids, users, start], [user, pid])| Origin {
+                identity: Identity {
+                    boot: name.map(|byte| byte ^ 0x55),
+                    net_namespace: net,
+                    pid_namespace: pids,
+                    user_namespace: users,
+                    user,
+                    pid,
+                },
+                start,
+                name,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(
+            origin in origin(),
+            way in way(),
+            device in any::<[u8; 16]>(),
+            buffer_id in 1_u64..,
+            base in 0..u64::MAX / 2,
+            (whole, offset, length) in (1..u64::MAX / 2).prop_flat_map(|whole| {
+                (Just(whole), 0..whole).prop_flat_map(|(whole, offset)| {
+                    (Just(whole), Just(offset), 1..=whole - offset)
+                })
+            }),
+        ) {
+            let descriptor = Descriptor {
+                allocation: Allocation {
+                    origin,
+                    device: Uuid(device),
+                    buffer_id,
+                    base,
+                    length: whole,
+                    way,
+                },
+                offset,
+                length,
+            };
+            let bytes = descriptor.encode();
+            prop_assert!(bytes.len() <= crate::transport::accelerator::Export::MAX);
+            prop_assert_eq!(Descriptor::decode(&bytes).expect("its own"), descriptor);
+        }
+
+        /// What is taken is what the encoder makes, whatever the bytes are and also with a sum that is right.
+        #[test]
+        fn noise_is_refused_or_exact(mut bytes in prop::collection::vec(any::<u8>(), 0..300), way in 0..7_u8) {
+            if bytes.len() > HEADER {
+                bytes[..4].copy_from_slice(&MAGIC);
+                bytes[4..8].copy_from_slice(&[1, 0, way, 0]);
+                // Small numbers, which may describe memory.
+                for at in (96..HEADER).step_by(8) {
+                    bytes[at + 1..at + 8].fill(0);
+                }
+                let len = match way {
+                    1 | 3 => HEADER + 64,
+                    2 => HEADER + 32,
+                    4 => HEADER + 96,
+                    _ => HEADER + 128,
+                };
+                bytes.resize(len, 7);
+                let sum = crc32fast::hash(&bytes);
+                bytes.extend_from_slice(&sum.to_le_bytes());
+            }
+            match Descriptor::decode(&bytes) {
+                Ok(found) => prop_assert_eq!(found.encode(), bytes),
+                Err(error) => prop_assert!(matches!(
+                    error.kind(),
+                    ErrorKind::Malformed | ErrorKind::VersionMismatch
+                )),
+            }
+        }
+    }
+}

@@ -34,6 +34,21 @@ enum Memory {
     Pool(PoolImport),
 }
 
+impl Memory {
+    /// Lets another device here copy it, too. Without, it is reached through its own device alone.
+    fn let_access(&self, device: &Device) {
+        let done = match self {
+            // The driver does it as it is needed.
+            Self::Legacy(_) => Ok(()),
+            Self::Virtual(memory) => memory.let_access(device),
+            Self::Pool(memory) => memory.let_access(device),
+        };
+        if let Err(error) = done {
+            tracing::debug!(target: "wharf::cuda", "{device:?} does not reach a peer's memory: {error}");
+        }
+    }
+}
+
 impl Key for Allocation {
     fn supersedes(&self, other: &Self) -> bool {
         // One process's addresses are one allocation's at a time.
@@ -141,6 +156,11 @@ pub(super) fn open(cuda: &'static Cuda, allocation: &Allocation) -> Result<Opene
     };
     // A copy past its end would cost the whole context.
     check_length(&guard, start, allocation.length)?;
+    for other in cuda.devices()? {
+        if other != device && other.can_access(&device).unwrap_or(false) {
+            memory.let_access(&other);
+        }
+    }
     Ok(Opened {
         start,
         memory_type: MemoryType::Cuda(device.ordinal()),

@@ -26,15 +26,17 @@
 //! there any more, and the driver keeps the block until it is closed. A legacy handle opens the block of 2 MiB in which a small allocation
 //! lies, with its neighbours.
 
-pub(crate) mod cache;
-pub(crate) mod descriptor;
+mod cache;
+mod descriptor;
 mod export;
-pub(crate) mod handover;
+mod handover;
 mod import;
+
+pub(crate) use cache::Counts;
 
 use std::sync::OnceLock;
 
-use cache::{Cache, Counts, Lease};
+use cache::{Cache, Lease};
 use descriptor::{Allocation, Descriptor, Origin};
 use export::Exporter;
 use import::Opened;
