@@ -145,6 +145,15 @@ impl Agent {
         }
     }
 
+    /// Closes all that is open and not used.
+    pub(crate) fn close(&self) {
+        // The thread that opened it may be its user for a moment still.
+        self.until("closing", |agent| {
+            agent.ipc.close_unused();
+            agent.ipc.counts().live == 0
+        });
+    }
+
     fn obey(&mut self, line: &str) -> String {
         let number = |word: &str| word.parse::<u64>().expect("a number");
         let words: Vec<&str> = line.split(' ').collect();
@@ -178,7 +187,7 @@ impl Agent {
                 "limited".to_owned()
             }
             ["close"] => {
-                self.ipc.close_unused();
+                self.close();
                 "closed".to_owned()
             }
             ["counts"] => format!("{:?}", self.ipc.counts()),

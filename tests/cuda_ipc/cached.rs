@@ -189,8 +189,7 @@ fn who_uses_a_superseded_one_closes_it() {
     assert_ne!(old, new);
     assert_eq!(near.read(old, 4096, 7), "same");
     near.release(None);
-    near.ipc.close_unused();
-    near.until("closing", |near| near.ipc.counts().live == 0);
+    near.close();
     far.finish();
 }
 

@@ -45,7 +45,7 @@ fn every_kind_crosses_both_ways() {
                 "same"
             );
             near.release(None);
-            near.ipc.close_unused();
+            near.close();
             far.ask(format_args!("free {kind} {at} {len}"));
 
             // From here.
@@ -115,7 +115,7 @@ fn an_export_keeps_no_memory() {
         let answer = far.ask(format_args!("export {at} {BLOCK}"));
         imported(&near.import(exported(&answer), &far.who.clone()));
         near.release(None);
-        near.ipc.close_unused();
+        near.close();
         far.ask(format_args!("free {kind} {at} {BLOCK}"));
         assert_eq!(far.ask("live"), live, "{kind}");
     }
