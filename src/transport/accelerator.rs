@@ -6,13 +6,13 @@
 //!      │
 //!      ├─────── open() ────▶ CopyEngine      (copies, one for each worker that met the device's memory, behind the worker's lock)
 //!      │
-//!      └─ export() ─ bytes, to a peer ─▶ import() ──▶ Imported   (the peer's device memory, as an end of copies here)
+//!      └─ export() ─ bytes, to a peer ─▶ import() ──▶ ImportedMemory   (the peer's device memory, as an end of copies here)
 //! ```
 //!
 //! # Memory of another process
 //! A protocol exports memory when a peer on the same host asks for the way to it, never before. The peer imports it, copies, lets the
-//! [`Imported`] go and says so; **until then the exporter keeps the memory allocated**, as it keeps the memory of every transfer. What a
-//! process has imported may stay open behind the last [`Imported`], to be found again; nothing is read or written through it then. A peer that
+//! [`ImportedMemory`] go and says so; **until then the exporter keeps the memory allocated**, as it keeps the memory of every transfer. What a
+//! process has imported may stay open behind the last [`ImportedMemory`], to be found again; nothing is read or written through it then. A peer that
 //! dies has let go. An exporter that dies in the middle leaves the copy's bytes unspecified, and does no harm here: its memory stays until it
 //! is closed. Memory that cannot be exported ([`Export::Impossible`]), or not imported, is staged through the host by its owner.
 //!
@@ -88,14 +88,14 @@ pub trait Accelerator: Send + Sync + fmt::Debug + 'static {
     }
 
     /// What [`Accelerator::import`] gives at once because it is open already. Calls no driver; may be called with the worker's lock held.
-    fn imported(&self, descriptor: &[u8], peer: &Identity) -> Option<Imported> {
+    fn imported(&self, descriptor: &[u8], peer: &Identity) -> Option<ImportedMemory> {
         let _ = (descriptor, peer);
         None
     }
 }
 
 /// What [`Accelerator::import`] resolves with.
-pub type Import = Pin<Box<dyn Future<Output = Result<Imported>> + Send>>;
+pub type Import = Pin<Box<dyn Future<Output = Result<ImportedMemory>> + Send>>;
 
 /// What became of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,14 +113,14 @@ impl Export {
 
 /// Device memory of another process, open here for as long as this value lives. Dropping it makes no call that takes long.
 #[derive(Debug)]
-pub struct Imported {
+pub struct ImportedMemory {
     address: u64,
     length: u64,
     memory_type: MemoryType,
     _lease: Box<dyn Any + Send + Sync>,
 }
 
-impl Imported {
+impl ImportedMemory {
     /// `length` bytes at `address` of a device; `lease` keeps them.
     pub fn new(
         address: u64,

@@ -15,7 +15,7 @@ use crate::{
     ipc::CudaIpc,
     support::{Child, Parent, emulated},
     sys::identity::identity,
-    transport::accelerator::{Export, Imported},
+    transport::accelerator::{Export, ImportedMemory},
     types::{Identity, MemoryType},
 };
 
@@ -43,7 +43,7 @@ pub(crate) fn context(ordinal: u16) -> CudaContext {
 pub(crate) struct Agent {
     pub(crate) ipc: CudaIpc,
     pub(crate) runtime: Runtime,
-    held: Vec<Imported>,
+    held: Vec<ImportedMemory>,
     contexts: Vec<CudaContext>,
 }
 

@@ -1,5 +1,6 @@
 //! Other users, other namespaces, other hosts, and peers that speak for others.
-#![allow(unsafe_code)] // `unshare`, which has no safe face here.
+// `unshare`, which has no safe face here.
+#![allow(unsafe_code)]
 
 use nix::unistd::{Gid, Uid, geteuid, setgid, setuid};
 

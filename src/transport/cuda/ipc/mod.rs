@@ -45,7 +45,7 @@ use crate::{
     driver::cuda::{Cuda, DevicePtr},
     error::{Error, ErrorKind, Result},
     sys::{identity::identity, process},
-    transport::accelerator::{Export, Import, Imported},
+    transport::accelerator::{Export, Import, ImportedMemory},
     types::{Identity, MemoryType},
 };
 
@@ -109,7 +109,7 @@ impl CudaIpc {
     }
 
     /// See [`Accelerator::imported`](crate::transport::accelerator::Accelerator::imported).
-    pub(crate) fn imported(&self, descriptor: &[u8], peer: &Identity) -> Option<Imported> {
+    pub(crate) fn imported(&self, descriptor: &[u8], peer: &Identity) -> Option<ImportedMemory> {
         let descriptor = Descriptor::decode(descriptor).ok()?;
         import::judge(&descriptor.allocation, peer).ok()?;
         let lease = self.opened.find(&descriptor.allocation)?;
@@ -127,25 +127,27 @@ impl CudaIpc {
     }
 }
 
-fn imported(lease: Lease<Allocation, Opened>, descriptor: &Descriptor) -> Result<Imported> {
+fn imported(lease: Lease<Allocation, Opened>, descriptor: &Descriptor) -> Result<ImportedMemory> {
     let none = || Error::new(ErrorKind::Io, "nothing is open");
     let opened = lease.get().ok_or_else(none)?;
     let at = opened.start + descriptor.offset;
     let memory_type = opened.memory_type;
-    Ok(Imported::new(at.0, descriptor.length, memory_type, lease))
+    Ok(ImportedMemory::new(
+        at.0,
+        descriptor.length,
+        memory_type,
+        lease,
+    ))
 }
 
 /// Memory of this process itself: it needs no opening, and the driver would refuse.
-fn own(cuda: &'static Cuda, descriptor: &Descriptor) -> Result<Imported> {
+fn own(cuda: &'static Cuda, descriptor: &Descriptor) -> Result<ImportedMemory> {
     let at = DevicePtr(descriptor.allocation.base) + descriptor.offset;
     let info = cuda.inspect(at)?;
     match info.device {
-        Some(device) if info.buffer_id == descriptor.allocation.buffer_id => Ok(Imported::new(
-            at.0,
-            descriptor.length,
-            MemoryType::Cuda(device),
-            (),
-        )),
+        Some(device) if info.buffer_id == descriptor.allocation.buffer_id => Ok(
+            ImportedMemory::new(at.0, descriptor.length, MemoryType::Cuda(device), ()),
+        ),
         _ => Err(handover::stale()),
     }
 }
