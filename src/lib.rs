@@ -105,9 +105,9 @@ pub use context::{Context, ContextBuilder};
 pub use endpoint::{
     AcceptStream, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmInbox, AmReceive,
     AmReceived, AmRecv, AmSend, AmSink, Atomic, ByteReader, ByteStream, ByteWriter, Closed,
-    Completion, Counter, Destination, Endpoint, Fence, Fetched, Flush, FlushAll, Get, Matched,
-    MessageInfo, Op, OpenStream, Put, ReadChunk, Ready, Received, RemoteLayout, RemoteRegion,
-    ReuniteError, TagMatched, TagRecv, TagSend, Wait, Worker, WriteBuffer,
+    Completion, CopyBuffer, Counter, Destination, Endpoint, Fence, Fetched, Flush, FlushAll, Get,
+    Matched, MessageInfo, Op, OpenStream, Put, ReadChunk, Ready, Received, RemoteLayout,
+    RemoteRegion, ReuniteError, TagMatched, TagRecv, TagSend, Wait, Worker, WriteBuffer,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};

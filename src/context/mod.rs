@@ -17,7 +17,7 @@ use crate::{
     error::{Operation, Result},
     memory::{BufferMut, HostBufferMut, Region, region::RegionTable},
     sys::fork,
-    transport::Transport,
+    transport::{Accelerator, Transport},
     types::Access,
 };
 
@@ -42,6 +42,7 @@ struct Inner {
     config: Config,
     secret: Option<Vec<u8>>,
     transports: Vec<Arc<dyn Transport>>,
+    accelerators: Vec<Arc<dyn Accelerator>>,
     usable: Vec<String>,
     unavailable: Vec<(String, String)>,
     regions: Arc<RegionTable>,
@@ -111,6 +112,11 @@ impl Context {
     /// The transports that a worker opens, the preferred first.
     pub(crate) fn message_transports(&self) -> &[Arc<dyn Transport>] {
         &self.inner.transports
+    }
+
+    /// The kinds of devices whose memory is moved, in the order in which they are asked.
+    pub(crate) fn accelerators(&self) -> &[Arc<dyn Accelerator>] {
+        &self.inner.accelerators
     }
 
     /// Whether a transport, or `cma`, is allowed and works here.

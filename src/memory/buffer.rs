@@ -612,6 +612,14 @@ impl BufferMut {
         }
     }
 
+    #[inline]
+    pub(crate) fn list_ref(&self) -> Option<&ListMut> {
+        match &self.0 {
+            Unique::List(list) => Some(list),
+            _ => None,
+        }
+    }
+
     /// Where its pieces are, for writing.
     pub(crate) fn extents(&mut self) -> Vec<Extent> {
         match self.list_mut() {

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::transport::{
-    Transport,
+    Accelerator, Transport,
     loopback::Loopback,
     shm::{Shm, ShmOptions},
     tcp::{Tcp, TcpOptions},
@@ -39,6 +39,11 @@ pub(crate) fn built_in(keepalive: Option<Duration>, use_pidfd: bool) -> Vec<Arc<
         Arc::new(Shm::new(shm)),
         Arc::new(Tcp::new(tcp)),
     ]
+}
+
+/// The kinds of devices of this build, in the order in which they are asked.
+pub(crate) fn accelerators() -> Vec<Arc<dyn Accelerator>> {
+    Vec::new()
 }
 
 #[cfg(test)]

@@ -179,7 +179,7 @@ impl Core {
             if self.operations.get(key).is_some_and(|entry| {
                 matches!(
                     entry.work,
-                    Work::Recv(_) | Work::Claim(_) | Work::Flush { .. }
+                    Work::Recv(_) | Work::Claim(_) | Work::Copy(_) | Work::Flush { .. }
                 )
             }) {
                 self.fail_operation(key, error.duplicate());

@@ -17,6 +17,7 @@ use crate::{
     types::{EndpointId, LinkId, OpKey, Tag},
     worker::{
         copy::Transfer,
+        device::Devices,
         direct::Direct,
         fence::is_over,
         inbox::Inboxes,
@@ -82,6 +83,7 @@ pub(crate) struct Core {
     pub(crate) inboxes: Inboxes,
     /// Where messages of many parts are put together.
     pub(crate) scratch: Vec<u8>,
+    pub(crate) devices: Devices,
 }
 
 impl Core {
@@ -112,6 +114,7 @@ impl Core {
             streams: Default::default(),
             inboxes: Inboxes::default(),
             scratch: Vec::new(),
+            devices: Devices::default(),
         }
     }
 
@@ -190,10 +193,12 @@ impl Core {
         let Some(entry) = self.operations.get(key) else {
             return;
         };
-        if entry.in_flight > 0 {
+        if entry.in_flight > 0 || entry.is_copied() {
             entry.deferred.get_or_insert_with(|| Box::new(outcome));
             return;
         }
+        // With it go the fragments that it held.
+        entry.staged = None;
         let link = entry.link;
         if entry.keeps_place {
             self.arrived(key, outcome);
@@ -523,6 +528,21 @@ impl Core {
                     },
                 );
             }
+            Work::Copy(copy) => {
+                let arrival = Arrival {
+                    length: copy.from.len(),
+                    tag: Tag(0),
+                    from: EndpointId(0),
+                };
+                let buffer = std::mem::take(&mut copy.to);
+                self.finish(
+                    key,
+                    Outcome::Buffer {
+                        result: Ok(arrival),
+                        buffer: Some(buffer),
+                    },
+                );
+            }
             Work::Put(_) => self.put_visible(key),
             Work::Send(_) => self.finish(key, Outcome::Done(Ok(()))),
             _ => self.helped(key),
@@ -577,6 +597,7 @@ impl Core {
             self.posted.cancel(post);
         }
         if written
+            && entry.staged.is_none()
             && let Some(link) = link
             && let Some(one_copy) = self.one_copy(link)
         {
@@ -851,7 +872,7 @@ impl Core {
                 self.fail_operation(key, error);
                 true
             }
-            Work::Claim(_) | Work::Flush { .. } => {
+            Work::Claim(_) | Work::Copy(_) | Work::Flush { .. } => {
                 self.fail_operation(key, error);
                 true
             }

@@ -19,6 +19,7 @@
 //! | `layout`, `blocks` | puts and gets of many blocks: the initiator's messages, the owner's side |
 //! | `list` | messages of many pieces |
 //! | `spread` | direct copies between many pieces and many blocks |
+//! | `device` | device memory: engines that copy, transfers that stop in pinned host memory |
 //! | `close` | how connections end |
 //! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
 //! | `wireup` | dialling, listening, the handshake |
@@ -32,6 +33,7 @@ mod close;
 pub(crate) mod copy;
 pub(crate) mod core;
 mod deliver;
+pub(crate) mod device;
 pub(crate) mod direct;
 pub(crate) mod engine;
 mod fence;

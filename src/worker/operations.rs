@@ -13,7 +13,12 @@ use crate::{
     },
     types::{EndpointId, LinkId, OpKey, Priority, Tag},
     util::waker_slot::WakerSlot,
-    worker::{blocks::Answer, layout::Plan, signal::Raise},
+    worker::{
+        blocks::Answer,
+        device::{LocalCopy, Staged},
+        layout::Plan,
+        signal::Raise,
+    },
 };
 
 /// What a receive or a get ended with.
@@ -221,6 +226,8 @@ pub(crate) enum Work {
     StreamOut {
         _buffer: Buffer,
     },
+    /// A copy between two memories of this process.
+    Copy(LocalCopy),
     /// All operations so far, or, for a fence, all accesses to remote memory.
     Flush {
         before: u64,
@@ -255,6 +262,8 @@ pub(crate) struct Entry {
     pub(crate) successor: Option<OpKey>,
     /// A receive of an active message: once its future is gone, so is the message.
     pub(crate) discards: bool,
+    /// What engines of devices do for it.
+    pub(crate) staged: Option<Box<Staged>>,
 }
 
 #[derive(Default)]
@@ -286,6 +295,7 @@ impl Operations {
             keeps_place: false,
             successor: None,
             discards: false,
+            staged: None,
         });
         OpKey::new(slot as u32, generation)
     }
@@ -364,6 +374,10 @@ impl Entry {
                     &mut get.buffer,
                     BufferMut::from(Vec::new()),
                 )),
+            },
+            Work::Copy(copy) => Outcome::Buffer {
+                result: Err(error),
+                buffer: Some(std::mem::take(&mut copy.to)),
             },
             Work::Claim(_) | Work::ClaimLanding { .. } => Outcome::Claimed(Err(error)),
             _ => Outcome::Done(Err(error)),

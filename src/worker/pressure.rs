@@ -20,6 +20,8 @@ pub(crate) enum Buried {
     Work(Work),
     Outcome(Outcome),
     Buffer(Buffer),
+    /// Something that takes long.
+    Errand(crate::worker::device::Errand),
 }
 
 impl Core {

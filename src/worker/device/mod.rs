@@ -1,0 +1,71 @@
+//! Device memory: the engines that copy for this worker, and transfers that stop in pinned host memory because no path reaches both ends.
+//!
+//! ```text
+//! send, get from     device ─engine─▶ fragment ─▶ link            fragments of one transfer are copied, under way and
+//! receive, get into  link ─▶ fragment ─engine─▶ device            landing at the same time: a pipe of four
+//! copy               device ─engine─▶ device, or by a fragment
+//! ```
+//!
+//! Bytes for device memory are pulled: the receiver asks for as many as it has a fragment for, so that a peer can never send what there is no
+//! room for. A send from device memory is always announced, whatever its length: its place among other messages is that of the announcement.
+//!
+//! An operation owns what engines copy for it: its entry stays in the table, whatever ended it, until the last copy was reported
+//! (`Staged::copies`). Nothing here blocks: engines are opened, and brought to rest, on threads that may.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `engines` | the engines, requests that wait for a place in them, their reports |
+//! | `open` | opening one, bringing all to rest |
+//! | `pool` | fragments |
+//! | `pipe` | the parts of a transfer that are under way, and what is common to all transfers |
+//! | `local` | copies within the process |
+//!
+//! Comes in: operations whose buffers are on a device. Goes out: copies to engines, fragments to links. Uses `transport::accelerator`.
+//! Tests: `tests/device/`.
+
+mod engines;
+mod local;
+mod open;
+mod pipe;
+mod pool;
+
+pub(crate) use engines::{Devices, Open};
+pub(crate) use local::LocalCopy;
+pub(crate) use open::{Errand, Opener};
+pub(crate) use pipe::Staged;
+
+use crate::{
+    Context,
+    error::{Error, ErrorKind, Operation, Result},
+    types::MemoryType,
+};
+
+/// Whether memory of these types, which the host does not reach, can be moved: all of it by one accelerator.
+///
+/// # Errors
+/// `Unsupported`.
+#[cold]
+pub(crate) fn admit(context: &Context, types: &[MemoryType], operation: Operation) -> Result<()> {
+    find(context, types)
+        .map(drop)
+        .map_err(|error| error.during(operation))
+}
+
+/// The place of the accelerator that serves all of these types.
+fn find(context: &Context, types: &[MemoryType]) -> Result<usize> {
+    let serves = |index: &usize| {
+        let accelerator = &context.accelerators()[*index];
+        types
+            .iter()
+            .all(|memory_type| accelerator.serves(*memory_type))
+    };
+    let found = (0..context.accelerators().len()).find(serves);
+    found.ok_or_else(|| {
+        let names: Vec<_> = types.iter().map(MemoryType::to_string).collect();
+        let mut text = format!("no path here moves memory of type {}", names.join(" with "));
+        if context.accelerators().is_empty() {
+            text += ": no accelerator is in use";
+        }
+        Error::new(ErrorKind::Unsupported, text)
+    })
+}

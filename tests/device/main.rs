@@ -1,0 +1,12 @@
+//! Transfers of device memory, on a fake accelerator that copies late, out of order and in pieces: every verb, every path, and what can go wrong
+//! between. How devices themselves behave is tested where their drivers are (`tests/driver`).
+
+#[path = "../support/mod.rs"]
+mod support;
+
+#[allow(dead_code)]
+#[path = "../api/fixture.rs"]
+mod fixture;
+
+mod common;
+mod local;
