@@ -140,6 +140,7 @@ impl MemoryTypes {
         if range.is_empty() {
             return Err(bad(format!("no bytes at {range}")));
         }
+        self.notice();
         if let Some(known) = self.known(range) {
             return Ok(known);
         }
@@ -155,10 +156,18 @@ impl MemoryTypes {
         if range.is_empty() {
             return Err(bad(format!("no bytes at {range}")));
         }
+        self.notice();
         if self.runtimes.load(Relaxed) == 0 {
             return Ok(MemoryAttributes::new(MemoryType::Host, range));
         }
         self.ask(range)
+    }
+
+    /// As long as no device runtime was announced, asks whether one is there: the program may have loaded it without a word.
+    fn notice(&self) {
+        if self.runtimes.load(Relaxed) == 0 && self.detectors().next().is_some() {
+            self.runtimes.fetch_add(1, SeqCst);
+        }
     }
 
     /// Waits until nobody else asks. The answer to another may be this one's.
@@ -202,7 +211,10 @@ impl MemoryTypes {
         }
         if range.len() > PAGE {
             let last = AddressRange::new(range.end() - 1, 1)?;
-            if let Some(other) = self.detect(last)? {
+            // Host memory of which a part is pinned is host memory.
+            if let Some(other) = self.detect(last)?
+                && other.memory_type != MemoryType::HostPinned
+            {
                 return Err(bad(format!(
                     "{range} begins in host memory and ends in {}",
                     other.memory_type
@@ -879,9 +891,10 @@ mod tests {
         let asked = || types.find(range(BASE, 8)).expect("an answer").memory_type;
         assert_eq!(asked(), MemoryType::Host);
         assert_eq!(expert.asked.load(SeqCst), 0);
+        // The program loads it without a word.
         expert.loaded.store(true, SeqCst);
-        runtimes.fetch_add(1, SeqCst);
         assert_eq!(asked(), MemoryType::Cuda(0));
+        assert_eq!(types.known(range(BASE, 8)).map(|known| known.id), Some(1));
     }
 
     /// A monitor that sees everything, or says so.

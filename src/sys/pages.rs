@@ -68,6 +68,16 @@ impl Anonymous {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
+
+    /// Leaves the pages out of children that `fork` makes: then what a device writes into them is never written into a page that has become a
+    /// child's. A child that touches them faults.
+    ///
+    /// # Errors
+    /// What `madvise` said.
+    pub(crate) fn dont_fork(&self) -> io::Result<()> {
+        // SAFETY: changes what children get, and nothing here.
+        done(unsafe { libc::madvise(self.address.as_ptr().cast(), self.len, libc::MADV_DONTFORK) })
+    }
 }
 
 impl Drop for Anonymous {

@@ -222,6 +222,41 @@ pub struct CopyAttributes {
     pub takes_pageable: bool,
 }
 
+/// A stream of the program's own: a queue of work for a device, in which it is done in order. Made by the types of its vendor, such as
+/// [`CudaStream`](super::cuda::CudaStream).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceStream {
+    pub(crate) accelerator: &'static str,
+    pub(crate) device: u16,
+    pub(crate) raw: usize,
+}
+
+/// A place in the program's own work for a device: the end of a stream as it is now, or an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DevicePlace {
+    /// All that is in this stream when the engine is asked.
+    Stream(DeviceStream),
+    /// What this event was last recorded behind, with the fields of a stream.
+    Event(DeviceStream),
+}
+
+impl DeviceStream {
+    /// The name of the [`Accelerator`] whose engine takes it.
+    #[must_use]
+    pub fn accelerator(&self) -> &'static str {
+        self.accelerator
+    }
+}
+
+impl DevicePlace {
+    /// The name of the [`Accelerator`] whose engine takes it.
+    #[must_use]
+    pub fn accelerator(&self) -> &'static str {
+        let (Self::Stream(at) | Self::Event(at)) = self;
+        at.accelerator
+    }
+}
+
 /// Where an engine reports.
 pub trait CopySink {
     /// The copy with this token is over: its bytes are visible at their place, for the host and for the device's next copy; or nothing is known of
@@ -247,6 +282,30 @@ pub trait CopyEngine: Send + fmt::Debug {
     #[allow(unsafe_code)]
     unsafe fn copy(&mut self, request: CopyRequest) -> Result<(), SendError>;
 
+    /// Reports `token` by [`CopySink::copied`] once the program's work up to `place` is done: then what that work wrote can be copied. Counts as a
+    /// copy under way. The place is fixed by this call.
+    ///
+    /// # Errors
+    /// As of [`CopyEngine::copy`]; `InvalidArgument`: the stream is capturing a graph; `Unsupported`: not this accelerator's.
+    fn after(&mut self, place: DevicePlace, token: u64) -> Result<(), SendError> {
+        let _ = token;
+        Err(SendError::Failed(foreign(place.accelerator())))
+    }
+
+    /// Makes the program's stream wait from here on until [`CopyEngine::release`] is called with the number that this gives: work that the program
+    /// queues afterwards sees what was copied before. The engine releases what is still held when it ends.
+    ///
+    /// # Errors
+    /// `Exhausted`: too many are held; `Unsupported`: the driver cannot, or not this accelerator's; `InvalidArgument`: the stream is capturing a graph.
+    fn hold(&mut self, stream: DeviceStream) -> Result<u64> {
+        Err(foreign(stream.accelerator))
+    }
+
+    /// Lets a stream go on. No call of the driver.
+    fn release(&mut self, hold: u64) {
+        let _ = hold;
+    }
+
     /// The end of a batch: what was begun is handed to the device now.
     fn flush(&mut self);
 
@@ -271,4 +330,19 @@ pub trait CopyEngine: Send + fmt::Debug {
     /// Waits until nothing is under way; what is not over within a few seconds is given up with the device, and its memory is never
     /// touched again by it or never freed. Called before the engine is dropped, on a thread that may block.
     fn quiesce(&mut self);
+}
+
+#[cold]
+fn foreign(accelerator: &str) -> Error {
+    let text = format!("this engine takes no streams of {accelerator}");
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// The accelerators of this build.
+#[allow(
+    dead_code,
+    reason = "the context's builder takes them when it has a place for them"
+)]
+pub(crate) fn accelerators() -> Vec<Arc<dyn Accelerator>> {
+    vec![Arc::new(super::cuda::CudaCopy::new())]
 }

@@ -10,8 +10,7 @@ pub(crate) mod cma;
 #[cfg(test)]
 mod conformance;
 pub mod contract;
-#[allow(dead_code)]
-pub(crate) mod cuda;
+pub mod cuda;
 pub(crate) mod loopback;
 pub(crate) mod registry;
 pub mod shm;

@@ -46,7 +46,16 @@ pub(super) fn primary(device: &Device) -> Result<CudaContext> {
     let cuda = device.cuda;
     cuda.usable()?;
     if let Some(context) = held(device) {
-        return Ok(context);
+        let entered = context.enter().map(drop);
+        match entered {
+            // The program reset the device: whoever holds the old context has nothing in it any more.
+            Err(error) if Status::of(&error).is_some_and(Status::is_end) => {
+                let mut primaries = cuda.primaries.lock();
+                primaries
+                    .retain(|entry| !std::ptr::eq(entry.context.as_ptr(), &raw const *context.0));
+            }
+            entered => return entered.map(|()| context),
+        }
     }
     let mut raw = RawContext::NULL;
     // Slow, so outside the lock: who comes second gives its reference back below.

@@ -144,6 +144,19 @@ impl HostRegistration {
     pub(crate) fn device_ptr(&self) -> DevicePtr {
         self.device
     }
+    /// Undoes it and says how that went. May block.
+    ///
+    /// # Errors
+    /// What the driver said; of a context that is gone, that it is.
+    pub(crate) fn unregister(mut self) -> Result<()> {
+        if !std::mem::take(&mut self.owned) {
+            return Ok(());
+        }
+        let guard = self.context.enter()?;
+        // SAFETY: an address that was registered, unregistered once.
+        let status = unsafe { (guard.cuda().api.cuMemHostUnregister)(self.host.as_ptr().cast()) };
+        status.check("cuMemHostUnregister")
+    }
 }
 
 impl Drop for HostRegistration {

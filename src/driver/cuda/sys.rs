@@ -389,11 +389,16 @@ symbols! {
         cuMemRangeGetAttribute(*mut c_void, usize, u32, DevicePtr, usize) -> Status, since 8000;
         cuMemGetInfo_v2(*mut usize, *mut usize) -> Status, since 3020;
         cuMemsetD8Async(DevicePtr, u8, usize, RawStream) -> Status, since 3020;
+        cuMemcpyHtoDAsync_v2(DevicePtr, DevicePtr, usize, RawStream) -> Status, since 3020;
+        cuMemcpyDtoHAsync_v2(DevicePtr, DevicePtr, usize, RawStream) -> Status, since 3020;
+        cuMemcpyDtoDAsync_v2(DevicePtr, DevicePtr, usize, RawStream) -> Status, since 3020;
+        cuMemPrefetchAsync(DevicePtr, usize, RawDevice, RawStream) -> Status, since 8000;
         cuMemGetHandleForAddressRange(*mut c_void, DevicePtr, usize, u32, u64) -> Status, since 11070;
         cuStreamCreateWithPriority(*mut RawStream, u32, i32) -> Status, since 5050;
         cuStreamGetCtx(RawStream, *mut RawContext) -> Status, since 9020;
         cuStreamIsCapturing(RawStream, *mut u32) -> Status, since 10000;
         cuStreamWriteValue64_v2(RawStream, DevicePtr, u64, u32) -> Status, since 11070;
+        cuStreamWaitValue64_v2(RawStream, DevicePtr, u64, u32) -> Status, since 11070;
         cuMemAddressReserve(*mut DevicePtr, usize, usize, DevicePtr, u64) -> Status, since 10020;
         cuMemAddressFree(DevicePtr, usize) -> Status, since 10020;
         cuMemCreate(*mut RawMemory, usize, *const AllocationProperties, u64) -> Status, since 10020;

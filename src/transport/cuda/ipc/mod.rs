@@ -32,11 +32,9 @@ mod export;
 mod handover;
 mod import;
 
-pub(crate) use cache::Counts;
-
 use std::sync::OnceLock;
 
-use cache::{Cache, Lease};
+use cache::{Cache, Counts, Lease};
 use descriptor::{Allocation, Descriptor, Origin};
 use export::Exporter;
 use import::Opened;
@@ -86,12 +84,17 @@ impl CudaIpc {
         self.exporter.export(address, length)
     }
 
+    /// That the bytes are a descriptor, that it is `peer`'s to give, and that it may be opened here as far as one can tell without the driver.
+    ///
+    /// # Errors
+    /// As of importing.
+    pub(crate) fn judge(descriptor: &[u8], peer: &Identity) -> Result<()> {
+        decode(descriptor, peer).map(drop)
+    }
+
     /// See [`Accelerator::import`](crate::transport::accelerator::Accelerator::import).
     pub(crate) fn import(&self, descriptor: &[u8], peer: &Identity) -> Import {
-        let judged = Descriptor::decode(descriptor).and_then(|descriptor| {
-            import::judge(&descriptor.allocation, peer)?;
-            Ok(descriptor)
-        });
+        let judged = decode(descriptor, peer);
         let (cuda, opened) = (self.cuda, self.opened.clone());
         Box::pin(async move {
             let descriptor = judged?;
@@ -110,21 +113,28 @@ impl CudaIpc {
 
     /// See [`Accelerator::imported`](crate::transport::accelerator::Accelerator::imported).
     pub(crate) fn imported(&self, descriptor: &[u8], peer: &Identity) -> Option<ImportedMemory> {
-        let descriptor = Descriptor::decode(descriptor).ok()?;
-        import::judge(&descriptor.allocation, peer).ok()?;
+        let descriptor = decode(descriptor, peer).ok()?;
         let lease = self.opened.find(&descriptor.allocation)?;
         imported(lease, &descriptor).ok()
     }
 
     /// What importing has done.
+    #[allow(dead_code)] // Tests ask.
     pub(crate) fn counts(&self) -> Counts {
         self.opened.counts()
     }
 
     /// Closes all that nobody uses. Blocks.
+    #[allow(dead_code)] // Tests ask.
     pub(crate) fn close_unused(&self) {
         self.opened.forget_unless(|_| false);
     }
+}
+
+fn decode(bytes: &[u8], peer: &Identity) -> Result<Descriptor> {
+    let descriptor = Descriptor::decode(bytes)?;
+    import::judge(&descriptor.allocation, peer)?;
+    Ok(descriptor)
 }
 
 fn imported(lease: Lease<Allocation, Opened>, descriptor: &Descriptor) -> Result<ImportedMemory> {
