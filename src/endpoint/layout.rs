@@ -124,6 +124,18 @@ impl RemoteLayout {
     }
 
     #[cold]
+    /// # Errors
+    /// `Unsupported`: blocks, and device memory at either end.
+    pub(super) fn check_blocks(&self, on_device: bool, operation: Operation) -> Result<()> {
+        match &self.shape {
+            Some(_) if on_device || self.region.target.on_device => {
+                let text = "blocks of remote memory move between host memories only";
+                Err(Error::new(ErrorKind::Unsupported, text).during(operation))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn check_shape(
         &self,
         shape: &Shape,

@@ -281,10 +281,10 @@ impl Default for Buffer {
 }
 
 impl Buffer {
-    /// Whether the memory has an owner of the user's that this was made with.
+    /// Whether dropping it may take long, or do what the user likes: the memory has an owner that this was made with, or a driver frees it.
     #[inline]
     pub(crate) fn is_lent(&self) -> bool {
-        matches!(self.0, Shared::Raw(_))
+        matches!(self.0, Shared::Raw(_) | Shared::Domain { .. })
     }
 }
 

@@ -38,9 +38,12 @@
 //! | `SETTLE` | operation of the peer | none: answered by `DONE`, or by `NACK` when a `SIGNAL` since the last was refused |
 //! | `PUT_LAYOUT` | operation of the initiator | [`LayoutHeader`], [`StridedForm`] or a list of blocks, payload of all blocks |
 //! | `GET_LAYOUT` | operation of the initiator | [`LayoutHeader`], [`StridedForm`] or a list of blocks |
+//! | `PULL` | operation of the peer that has bytes: an announced send or put | [`Pull`]; answered by `FRAGMENT`s, or by `NACK` |
+//! | `PUT_RTS` | operation of the initiator | [`PutRts`], and with 3 a [`Signal`]: the owner pulls the bytes, and says `DONE` or `NACK` |
 //! | `LAYOUT_DATA` | operation of the initiator | [`LayoutAnswer`], bytes of the blocks |
 //!
-//! Numbers 16 to 19 are those of active messages, 20 to 27 and 36 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts.
+//! Numbers 16 to 19 are those of active messages, 20 to 27 and 36 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts, 37 and 38 of
+//! transfers that the receiver pulls.
 
 use std::borrow::Cow;
 
@@ -72,6 +75,8 @@ pub(crate) const STREAM_RESET: u8 = 25;
 pub(crate) const STREAM_RTS: u8 = 26;
 pub(crate) const STREAM_ACCEPTED: u8 = 27;
 pub(crate) const STREAM_TAKEN: u8 = 36;
+pub(crate) const PULL: u8 = 37;
+pub(crate) const PUT_RTS: u8 = 38;
 pub(crate) const AM_EAGER: u8 = 16;
 pub(crate) const AM_RTS: u8 = 17;
 pub(crate) const AM_CREDIT: u8 = 18;
@@ -280,6 +285,34 @@ body! {
 }
 
 body! {
+    /// Asks for a part of what was announced.
+    Pull {
+        /// Operation of the receiver that the fragments are for.
+        to: u64,
+        /// Where the part begins.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    }
+}
+
+body! {
+    /// A put into memory that the owner of the region fills itself.
+    PutRts {
+        /// Generation of the region.
+        generation: u64,
+        /// Offset in the region.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Slot of the region.
+        slot: u32,
+        /// 1, or 3: a [`Signal`] follows.
+        last: u32,
+    }
+}
+
+body! {
     /// Asks the owner of a region to copy along in a put or get that the initiator copies itself.
     Join {
         /// Generation of the region.
@@ -456,6 +489,8 @@ mod tests {
         stream_rts: StreamRts of 36,
         put_header: PutHeader of 24,
         get_request: GetRequest of 28,
+        pull: Pull of 24,
+        put_rts: PutRts of 32,
         join: Join of 44,
         atomic: Atomic of 40,
         signal: Signal of 28,

@@ -197,8 +197,16 @@ impl Core {
             entry.deferred.get_or_insert_with(|| Box::new(outcome));
             return;
         }
-        // With it go the fragments that it held.
-        entry.staged = None;
+        if let Some(staged) = entry.staged.take() {
+            let (link, parent) = (entry.link, staged.parent);
+            self.end_staged(link, *staged);
+            if let Some(parent) = parent {
+                return self.child_over(key, parent, &outcome);
+            }
+        }
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
         let link = entry.link;
         if entry.keeps_place {
             self.arrived(key, outcome);
@@ -436,6 +444,9 @@ impl Core {
                 let (link, from, tag) = (message.link, message.from, message.tag);
                 match message.body {
                     Body::Announced(rts) => self.begin_rendezvous(key, link, from, tag, rts),
+                    body if recv.buffer.is_on_device() || body.is_on_device() => {
+                        self.store_body(key, (link, from, tag), body);
+                    }
                     body => {
                         recv.stage = RecvStage::Done;
                         let mut buffer =
@@ -742,6 +753,9 @@ impl Core {
                     continue;
                 }
                 match &entry.work {
+                    Work::Serve(_) | Work::Fill(_) if entry.staged.is_some() => {
+                        self.finish(key, Outcome::Done(Err(error.duplicate())));
+                    }
                     Work::Serve(_)
                     | Work::PutIn { .. }
                     | Work::Help { .. }

@@ -15,7 +15,7 @@ use crate::{
     util::waker_slot::WakerSlot,
     worker::{
         blocks::Answer,
-        device::{LocalCopy, Staged},
+        device::{Fragment, LocalCopy, Staged},
         layout::Plan,
         signal::Raise,
     },
@@ -72,6 +72,14 @@ pub(crate) enum Body {
     Arriving { op: OpKey, length: usize },
 }
 
+impl Body {
+    /// Whether its bytes are out of the host's reach: a receive that was dropped had put them into a device's memory.
+    #[inline]
+    pub(crate) fn is_on_device(&self) -> bool {
+        matches!(self, Self::Whole { data, .. } if data.is_on_device())
+    }
+}
+
 impl Unexpected {
     pub(crate) fn len(&self) -> usize {
         match &self.body {
@@ -101,6 +109,8 @@ pub(crate) enum SendStage {
     Announced,
     /// In fragments.
     Streaming(Outgoing),
+    /// The receiver asks for it part by part, or fragments of it stop in pinned memory: other operations carry it.
+    Pulled,
 }
 
 pub(crate) struct Send {
@@ -158,6 +168,8 @@ pub(crate) struct Put {
     pub(crate) signal_due: bool,
     /// Where it goes when that is not one run on both sides.
     pub(crate) layout: Option<Box<Plan>>,
+    /// The owner pulls the bytes.
+    pub(crate) announced: bool,
 }
 
 pub(crate) struct Get {
@@ -168,6 +180,8 @@ pub(crate) struct Get {
     pub(crate) slot: Option<u32>,
     /// Where it comes from when that is not one run on both sides.
     pub(crate) layout: Option<Box<Plan>>,
+    /// The announced operation of the peer that it is a part of, rather than of a region.
+    pub(crate) pull: Option<u64>,
 }
 
 /// An atomic operation that the owner of the word does, or the question what became of signals.
@@ -179,14 +193,30 @@ pub(crate) struct Atomic {
     pub(crate) sent: bool,
 }
 
-/// A peer's get, served from exposed memory.
+/// Where the bytes of a [`Serve`] are.
+pub(crate) enum Source {
+    Region(Arc<Exposed>),
+    /// Of an operation that was announced.
+    Message(Buffer),
+}
+
+/// What a peer asked for: a get, or a part of what was announced to it.
 pub(crate) struct Serve {
-    pub(crate) exposed: Arc<Exposed>,
+    pub(crate) source: Source,
     pub(crate) offset: usize,
     pub(crate) length: usize,
     pub(crate) out: Outgoing,
     /// Of blocks, for a get with a layout.
     pub(crate) answer: Option<Box<Answer>>,
+}
+
+/// A peer's put into memory that this side fills itself.
+pub(crate) struct Fill {
+    pub(crate) exposed: Arc<Exposed>,
+    pub(crate) offset: usize,
+    /// The peer's operation.
+    pub(crate) op: u64,
+    pub(crate) signal: Option<Box<Raise>>,
 }
 
 pub(crate) enum Work {
@@ -225,6 +255,11 @@ pub(crate) enum Work {
     /// Bytes of a stream that a link sends from where they are.
     StreamOut {
         _buffer: Buffer,
+    },
+    Fill(Fill),
+    /// A fragment that a link sends from where it is.
+    Frame {
+        _fragment: Fragment,
     },
     /// A copy between two memories of this process.
     Copy(LocalCopy),

@@ -141,6 +141,8 @@ pub(crate) struct Peer {
     pub(crate) am: AmPeer,
     pub(crate) signals: Signals,
     pub(crate) streams: crate::worker::stream::PeerStreams,
+    /// What this side moves for it that stops in pinned memory, or waits to.
+    pub(crate) staged: usize,
     /// Requests for blocks, both ways.
     pub(crate) requests: Requests,
     /// Who waits for the end, and who for a place for another operation.
@@ -225,6 +227,7 @@ impl Peer {
             ending: Default::default(),
             ready: Default::default(),
             streams: Default::default(),
+            staged: 0,
             requests: Default::default(),
         }
     }

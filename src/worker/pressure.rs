@@ -36,6 +36,7 @@ impl Core {
             | Work::Atomic(_)
             | Work::ClaimLanding { .. }
             | Work::AmLanding { .. }
+            | Work::Frame { .. }
             | Work::Flush { .. } => false,
             _ => true,
         };

@@ -19,6 +19,7 @@ use crate::{
 
 use super::{
     find,
+    local::HOST,
     open::Opener,
     pool::{Pinned, Side},
 };
@@ -158,6 +159,9 @@ impl Devices {
 
     /// The engine that serves all of these types.
     pub(super) fn slot_for(&self, types: &[MemoryType]) -> Result<usize> {
+        if types.is_empty() {
+            return Ok(HOST);
+        }
         match &self.context {
             Some(context) => find(context, types),
             None => Err(Error::new(

@@ -46,11 +46,7 @@ impl Core {
         if total == 0 {
             return self.copied(key, Ok(()));
         }
-        let slot = match types {
-            [] => Ok(HOST),
-            _ => self.devices.slot_for(types),
-        };
-        match slot {
+        match self.devices.slot_for(types) {
             Ok(slot) => self.begin_staged(key, Pipe::new(Kind::Local, slot, total)),
             Err(error) => self.fail_operation(key, error),
         }

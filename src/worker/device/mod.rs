@@ -19,6 +19,9 @@
 //! | `pool` | fragments |
 //! | `pipe` | the parts of a transfer that are under way, and what is common to all transfers |
 //! | `local` | copies within the process |
+//! | `pull` | into device memory: receives, gets, puts of a peer |
+//! | `serve` | out of it: sends, and gets of a peer |
+//! | `put` | puts out of it, into host memory of a peer |
 //!
 //! Comes in: operations whose buffers are on a device. Goes out: copies to engines, fragments to links. Uses `transport::accelerator`.
 //! Tests: `tests/device/`.
@@ -28,15 +31,20 @@ mod local;
 mod open;
 mod pipe;
 mod pool;
+mod pull;
+mod put;
+mod serve;
 
 pub(crate) use engines::{Devices, Open};
 pub(crate) use local::LocalCopy;
 pub(crate) use open::{Errand, Opener};
 pub(crate) use pipe::Staged;
+pub(crate) use pool::Fragment;
 
 use crate::{
     Context,
     error::{Error, ErrorKind, Operation, Result},
+    memory::{Buffer, BufferMut},
     types::MemoryType,
 };
 
@@ -49,6 +57,34 @@ pub(crate) fn admit(context: &Context, types: &[MemoryType], operation: Operatio
     find(context, types)
         .map(drop)
         .map_err(|error| error.during(operation))
+}
+
+/// The same for what an operation sends.
+///
+/// # Errors
+/// `Unsupported`.
+#[inline]
+pub(crate) fn admit_source(context: &Context, buffer: &Buffer, operation: Operation) -> Result<()> {
+    match buffer.is_on_device() {
+        false => Ok(()),
+        true => admit(context, &buffer.device_types(), operation),
+    }
+}
+
+/// The same for what it receives into.
+///
+/// # Errors
+/// `Unsupported`.
+#[inline]
+pub(crate) fn admit_target(
+    context: &Context,
+    buffer: &BufferMut,
+    operation: Operation,
+) -> Result<()> {
+    match buffer.is_on_device() {
+        false => Ok(()),
+        true => admit(context, &buffer.device_types(), operation),
+    }
 }
 
 /// The place of the accelerator that serves all of these types.

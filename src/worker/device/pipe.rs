@@ -6,17 +6,27 @@
 //!   │  done   │ part 3 │ part 4 │ part 5 │ not begun│
 //!   └─────────┴────────┴────────┴────────┴──────────┘
 //! ```
+//!
+//! # Safety
+//! What the processor copies lies in buffers that the operation owns, and in a fragment that a part of it holds, while no engine copies it.
+#![allow(unsafe_code)]
 
 use std::collections::VecDeque;
 
 use crate::{
-    error::Error,
-    memory::run::{Location, Run},
+    error::{Error, ErrorKind},
+    memory::{
+        Buffer,
+        run::{Location, Run},
+    },
+    protocol::control,
     transport::CopyEnd,
-    types::OpKey,
+    types::{LinkId, OpKey},
     worker::{
         core::Core,
-        operations::{Entry, Work},
+        operations::{Entry, Outcome, Source, Work},
+        pressure::Buried,
+        rma::Target,
     },
 };
 
@@ -36,14 +46,29 @@ pub(crate) struct Staged {
     pub(crate) copies: u32,
     /// The operation that this one does a part of, and which.
     pub(crate) parent: Option<(OpKey, u32)>,
+    /// A message that came unasked, and what it takes of its sender's window until it is where it belongs.
+    pub(super) source: Option<Buffer>,
+    pub(super) credit: u64,
+    /// It counts among what is staged for its peer.
+    pub(super) held: bool,
+    /// Where such a message lands whose payload is not here yet.
+    pub(crate) landing: Vec<u8>,
     pub(super) pipe: Option<Pipe>,
 }
 
 /// What kind of transfer it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     /// Between two buffers of this process.
     Local,
+    /// Onto a link.
+    Serve,
+    /// Into a peer's host memory.
+    Put { target: Target },
+    /// Into device memory: parts of an announced operation of the peer.
+    Pull { op: u64 },
+    /// Into device memory, from a peer's region.
+    Get { target: Target },
 }
 
 pub(super) struct Pipe {
@@ -74,6 +99,10 @@ pub(super) struct Part {
 pub(super) enum Stage {
     /// On its way into the fragment.
     Loading,
+    /// In the fragment, for the link.
+    Ready,
+    /// Another operation carries it between the fragment and the peer.
+    Travelling,
     /// On its way to where it belongs.
     Storing,
 }
@@ -137,6 +166,16 @@ impl Entry {
         self.staged.as_ref().is_some_and(|staged| staged.copies > 0)
     }
 
+    /// Whether its bytes stop in fragments on their way to the link.
+    #[inline]
+    pub(crate) fn is_piped(&self) -> bool {
+        let piped = |staged: &Staged| {
+            let kind = staged.pipe.as_ref().map(|pipe| pipe.kind);
+            matches!(kind, Some(Kind::Serve))
+        };
+        self.staged.as_deref().is_some_and(piped)
+    }
+
     /// Whether it goes on.
     fn goes_on(&self) -> bool {
         let put = matches!(&self.work, Work::Put(put) if put.local);
@@ -184,6 +223,9 @@ impl Core {
         }
         match kind {
             Kind::Local => self.step_local(key),
+            Kind::Serve => self.step_serve(key),
+            Kind::Put { .. } => self.step_put(key),
+            Kind::Pull { .. } | Kind::Get { .. } => self.step_pull(key, kind),
         }
     }
 
@@ -231,11 +273,121 @@ impl Core {
         let kind = pipe.kind;
         let Some(part) = pipe.part(id) else { return };
         part.copies = part.copies.saturating_sub(1);
-        if part.copies > 0 {
-            return;
+        if part.copies == 0 {
+            self.part_moved(key, id, kind);
         }
+    }
+
+    /// All copies of a part are done.
+    fn part_moved(&mut self, key: OpKey, id: u32, kind: Kind) {
         match kind {
             Kind::Local => self.local_copied(key, id),
+            Kind::Serve => self.serve_loaded(key, id),
+            Kind::Put { target } => self.put_loaded(key, id, target),
+            Kind::Pull { .. } | Kind::Get { .. } => self.part_over(key, id),
+        }
+    }
+
+    /// Copies a part between its fragment and where it belongs: what is on a device by the engine, what the host reaches by the processor.
+    pub(super) fn move_part(&mut self, key: OpKey, id: u32, load: bool) {
+        let Some(pipe) = self.pipe(key) else { return };
+        let (kind, slot) = (pipe.kind, pipe.slot);
+        let Some(part) = pipe.part(id) else { return };
+        let (position, length) = (part.position, part.length);
+        let Some(fragment) = part.fragment.clone() else {
+            return;
+        };
+        let (mut done, mut copies) = (0, 0);
+        while done < length {
+            let run = match load {
+                true => self.source_run(key, position + done),
+                false => self.target_run(key, position + done),
+            };
+            let Some(run) = run.filter(|run| run.length > 0) else {
+                let text = "a buffer is shorter than it was";
+                return self.staging_failed(key, Error::new(ErrorKind::InvalidArgument, text));
+            };
+            let count = run.length.min(length - done);
+            let stop = fragment.address().wrapping_add(done);
+            match run.at {
+                Location::Host { address, .. } => {
+                    let (from, to) = if load {
+                        (address, stop)
+                    } else {
+                        (stop, address)
+                    };
+                    // SAFETY: the run is that long, and so is the rest of the fragment, which nothing else uses in this stage.
+                    unsafe { std::ptr::copy_nonoverlapping(from, to, count) };
+                }
+                Location::Device { .. } => {
+                    let (there, here) = (
+                        end(run.at, false),
+                        CopyEnd::Host {
+                            address: stop,
+                            pinned: fragment.is_pinned(),
+                        },
+                    );
+                    let (from, to) = if load { (there, here) } else { (here, there) };
+                    copies += self.push_copy(slot, (key, id), from, to, count);
+                }
+            }
+            done += count;
+        }
+        if copies > 0 {
+            self.add_copies(key, id, copies);
+        } else {
+            self.part_moved(key, id, kind);
+        }
+    }
+
+    /// An operation that did a part of another is over.
+    pub(crate) fn child_over(
+        &mut self,
+        key: OpKey,
+        (parent, part): (OpKey, u32),
+        outcome: &Outcome,
+    ) {
+        // With it goes its hold on the fragment.
+        if let Some(entry) = self.operations.remove(key) {
+            self.release(entry.link, &entry.work);
+            self.close_soon(entry.link);
+        }
+        let failure = match outcome {
+            Outcome::Done(Err(error))
+            | Outcome::Buffer {
+                result: Err(error), ..
+            } => Some(error.duplicate()),
+            _ => None,
+        };
+        if let Some(Work::Send(_)) = self.operations.get(parent).map(|entry| &entry.work) {
+            return match failure {
+                None => self.finish(parent, Outcome::Done(Ok(()))),
+                Some(error) => self.fail_operation(parent, error),
+            };
+        }
+        let Some(pipe) = self.pipe(parent) else {
+            return;
+        };
+        match (failure, pipe.kind) {
+            (Some(error), _) => self.staging_failed(parent, error),
+            (None, Kind::Put { .. }) => self.part_over(parent, part),
+            (None, _) => self.part_landed(parent, part),
+        }
+    }
+
+    /// What staging held for an operation that is over goes with it.
+    pub(crate) fn end_staged(&mut self, link: Option<LinkId>, staged: Staged) {
+        if let Some(source) = staged.source {
+            self.buried.push(Buried::Buffer(source));
+        }
+        let Some(link) = link else { return };
+        if staged.credit > 0 {
+            self.consumed(link, staged.credit);
+        }
+        if staged.held
+            && let Some(peer) = self.peer(link)
+        {
+            peer.staged = peer.staged.saturating_sub(1);
         }
     }
 
@@ -261,22 +413,59 @@ impl Core {
     pub(super) fn staging_done(&mut self, key: OpKey) {
         let Some(pipe) = self.pipe(key) else { return };
         match pipe.kind {
-            Kind::Local => self.copied(key, Ok(())),
+            Kind::Pull { op } => {
+                let Some(entry) = self.operations.get(key) else {
+                    return;
+                };
+                let (fill, link) = (matches!(entry.work, Work::Fill(_)), entry.link);
+                if fill {
+                    return self.filled(key);
+                }
+                if let Some(link) = link {
+                    self.control(link, control::DONE, op, &[]);
+                }
+                self.copied(key, Ok(()));
+            }
+            Kind::Local | Kind::Put { .. } | Kind::Get { .. } => self.copied(key, Ok(())),
+            // Over when it has left.
+            Kind::Serve => {}
         }
     }
 
     /// An operation cannot be done, or not to its end.
     pub(super) fn staging_failed(&mut self, key: OpKey, error: Error) {
         let Some(pipe) = self.pipe(key) else { return };
-        match pipe.kind {
-            Kind::Local => self.fail_operation(key, error),
+        let kind = pipe.kind;
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        // The peer, which waits for this side.
+        let told = match (&entry.work, kind) {
+            (Work::Serve(serve), _) => Some(serve.out.to),
+            (_, Kind::Pull { op }) => Some(op),
+            _ => None,
+        };
+        if let (Some(link), Some(op)) = (entry.link, told) {
+            self.refuse(link, op, error.kind());
         }
+        self.fail_operation(key, error);
     }
 
     /// Where the bytes of an operation come from.
     pub(super) fn source_run(&mut self, key: OpKey, position: usize) -> Option<Run> {
-        match &self.operations.get(key)?.work {
+        let entry = self.operations.get(key)?;
+        let source = entry
+            .staged
+            .as_ref()
+            .and_then(|staged| staged.source.as_ref());
+        match &entry.work {
             Work::Copy(copy) => Some(copy.from.run(position)),
+            Work::Put(put) => Some(put.buffer.run(position)),
+            Work::Serve(serve) => Some(match &serve.source {
+                Source::Region(exposed) => exposed.run(serve.offset + position),
+                Source::Message(buffer) => buffer.run(serve.offset + position),
+            }),
+            Work::Recv(_) => Some(source?.run(position)),
             _ => None,
         }
     }
@@ -285,6 +474,9 @@ impl Core {
     pub(super) fn target_run(&mut self, key: OpKey, position: usize) -> Option<Run> {
         match &mut self.operations.get(key)?.work {
             Work::Copy(copy) => Some(copy.to.run(copy.offset + position)),
+            Work::Recv(recv) => Some(recv.buffer.run(position)),
+            Work::Get(get) => Some(get.buffer.run(position)),
+            Work::Fill(fill) => Some(fill.exposed.run(fill.offset + position)),
             _ => None,
         }
     }
