@@ -15,7 +15,7 @@ use crate::{
     util::waker_slot::WakerSlot,
     worker::{
         blocks::Answer,
-        device::{Fragment, LocalCopy, Staged},
+        device::{Fragment, Lent, LocalCopy, Staged},
         layout::Plan,
         signal::Raise,
     },
@@ -257,6 +257,8 @@ pub(crate) enum Work {
         _buffer: Buffer,
     },
     Fill(Fill),
+    /// Device memory that a peer opens.
+    Lent(Lent),
     /// A fragment that a link sends from where it is.
     Frame {
         _fragment: Fragment,

@@ -31,3 +31,4 @@ mod faults;
 mod hostile;
 mod kinds;
 mod rights;
+mod transfer;

@@ -133,6 +133,10 @@ impl Accelerator for CudaCopy {
         self.ipc()?.export(address, length)
     }
 
+    fn exported(&self, address: u64, length: u64) -> Option<Export> {
+        self.ipc.get()?.exported(address, length)
+    }
+
     fn import(&self, descriptor: &[u8], peer: &Identity) -> Import {
         if let Some(ipc) = self.ipc.get()
             && self.shared.in_use().is_some_and(Cuda::is_initialised)

@@ -72,28 +72,15 @@ impl Exporter {
             Ok(allocation) => allocation,
             Err(why) => return Ok(Export::Impossible(why)),
         };
-        let offset = address.checked_sub(allocation.base);
-        let ends = |offset: &u64| {
-            offset
-                .checked_add(length)
-                .is_some_and(|end| end <= allocation.length)
-        };
-        let Some(offset) = offset.filter(ends) else {
-            if info.kind == PointerKind::DeviceVirtual {
-                // Its neighbour may be the next piece.
-                return Ok(Export::Impossible(format!(
-                    "{length} bytes at {at} are of several pieces of physical memory"
-                )));
-            }
-            let text = format!("{length} bytes at {at} are not all of one allocation");
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        };
-        let descriptor = Descriptor {
-            allocation: Allocation::clone(&allocation),
-            offset,
-            length,
-        };
-        Ok(Export::Descriptor(descriptor.encode()))
+        part(&allocation, &info, at, length)
+    }
+
+    /// The same when it is known already: one call of the driver.
+    pub(super) fn exported(&self, address: u64, length: u64) -> Option<Export> {
+        let at = DevicePtr(address);
+        let info = self.cuda.inspect(at).ok()?;
+        let allocation = self.known(info.buffer_id)?;
+        part(&allocation, &info, at, length).ok()
     }
 
     fn known(&self, buffer_id: u64) -> Option<Arc<Allocation>> {
@@ -224,6 +211,37 @@ impl Exporter {
             buffer_id,
         }))
     }
+}
+
+/// The descriptor of a part of an allocation.
+fn part(
+    allocation: &Arc<Allocation>,
+    info: &PointerInfo,
+    at: DevicePtr,
+    length: u64,
+) -> Result<Export> {
+    let offset = at.0.checked_sub(allocation.base);
+    let ends = |offset: &u64| {
+        offset
+            .checked_add(length)
+            .is_some_and(|end| end <= allocation.length)
+    };
+    let Some(offset) = offset.filter(ends) else {
+        if info.kind == PointerKind::DeviceVirtual {
+            // Its neighbour may be the next piece.
+            return Ok(Export::Impossible(format!(
+                "{length} bytes at {at} are of several pieces of physical memory"
+            )));
+        }
+        let text = format!("{length} bytes at {at} are not all of one allocation");
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    };
+    let descriptor = Descriptor {
+        allocation: Allocation::clone(allocation),
+        offset,
+        length,
+    };
+    Ok(Export::Descriptor(descriptor.encode()))
 }
 
 /// A descriptor of an allocation that was exported, if it still is the same.

@@ -84,6 +84,11 @@ impl CudaIpc {
         self.exporter.export(address, length)
     }
 
+    /// See [`Accelerator::exported`](crate::transport::accelerator::Accelerator::exported).
+    pub(crate) fn exported(&self, address: u64, length: u64) -> Option<Export> {
+        self.exporter.exported(address, length)
+    }
+
     /// That the bytes are a descriptor, that it is `peer`'s to give, and that it may be opened here as far as one can tell without the driver.
     ///
     /// # Errors
