@@ -1,10 +1,13 @@
 //! Memory of the fake device: filled, and looked at.
 
-use wharf::{Buffer, BufferMut, Context, MemoryType, Progress, Worker};
+use wharf::{Buffer, BufferMut, Context, Mask, MemoryType, Progress, Tag, Worker};
 
 use crate::{
-    fixture::{Way, same},
-    support::accelerator::{FRAGMENT, FakeAccelerator},
+    fixture::{Pair, Side, Way, same},
+    support::{
+        LIMIT,
+        accelerator::{FRAGMENT, FakeAccelerator},
+    },
 };
 
 pub(crate) const DEVICE: MemoryType = MemoryType::Cuda(0);
@@ -59,4 +62,57 @@ pub(crate) async fn bytes(worker: &Worker, buffer: impl Into<Buffer>) -> Vec<u8>
 #[track_caller]
 pub(crate) fn equal(found: &[u8], wanted: &[u8], what: impl std::fmt::Display) {
     same(found, wanted, what);
+}
+
+/// Two connected ends with one device.
+pub(crate) struct Ends {
+    pub(crate) here: Side,
+    pub(crate) there: Side,
+    pub(crate) device: FakeAccelerator,
+}
+
+impl Ends {
+    pub(crate) async fn new(way: Way) -> Self {
+        Self::with(way, FakeAccelerator::new()).await
+    }
+
+    pub(crate) async fn with(way: Way, device: FakeAccelerator) -> Self {
+        device.plan(|plan| plan.late = 20);
+        let Pair { here, there } = Pair::of(&context(way, &device), way).await;
+        Self {
+            here,
+            there,
+            device,
+        }
+    }
+
+    /// Waits until a message under this tag waits for a receive.
+    pub(crate) async fn arrives(&self, tag: u64) {
+        while self.there.worker.tag_probe(Tag(tag), Mask::ALL).is_none() {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Nothing is left, and nobody broke the contract.
+    pub(crate) async fn end(self) {
+        let Self {
+            here,
+            there,
+            device,
+        } = self;
+        here.endpoint.flush().await.expect("flushed");
+        for side in [&here, &there] {
+            while side.worker.in_flight() > 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        drop((here.endpoint, there.endpoint));
+        for worker in [here.worker, there.worker] {
+            worker.shutdown(LIMIT).await.expect("shut down");
+        }
+        drop((here.context, there.context));
+        tokio::task::spawn_blocking(move || device.check_freed())
+            .await
+            .expect("freed");
+    }
 }

@@ -23,6 +23,7 @@
 //! | `serve` | out of it: sends, and gets of a peer |
 //! | `put` | puts out of it, into host memory of a peer |
 //! | `route` | from device memory of a process on the same host, without stops |
+//! | `write` | what is written to a stream out of it |
 //!
 //! Comes in: operations whose buffers are on a device. Goes out: copies to engines, fragments to links. Uses `transport::accelerator`.
 //! Tests: `tests/device/`.
@@ -36,6 +37,7 @@ mod pull;
 mod put;
 mod route;
 mod serve;
+mod write;
 
 pub(crate) use engines::{Devices, Open};
 pub(crate) use local::LocalCopy;
@@ -43,6 +45,8 @@ pub(crate) use open::{Errand, Opener};
 pub(crate) use pipe::Staged;
 pub(crate) use pool::Fragment;
 pub(crate) use route::{Lent, RouteErrand};
+pub(crate) use serve::lend;
+pub(crate) use write::DeviceWrite;
 
 use crate::{
     Context,

@@ -64,6 +64,8 @@ pub(super) enum Kind {
     Local,
     /// Onto a link.
     Serve,
+    /// Into a byte stream.
+    Write,
     /// Into a peer's host memory.
     Put { target: Target },
     /// Into device memory: parts of an announced operation of the peer.
@@ -226,8 +228,7 @@ impl Core {
         }
         match kind {
             Kind::Local => self.step_local(key),
-            Kind::Serve => self.step_serve(key),
-            Kind::Put { .. } => self.step_put(key),
+            Kind::Serve | Kind::Write | Kind::Put { .. } => self.step_serve(key),
             Kind::Pull { .. } | Kind::Get { .. } => self.step_pull(key, kind),
         }
     }
@@ -286,6 +287,7 @@ impl Core {
         match kind {
             Kind::Local => self.local_copied(key, id),
             Kind::Serve => self.serve_loaded(key, id),
+            Kind::Write => self.write_loaded(key, id),
             Kind::Put { target } => self.put_loaded(key, id, target),
             Kind::Pull { .. } | Kind::Get { .. } => self.part_over(key, id),
         }
@@ -437,7 +439,7 @@ impl Core {
             }
             Kind::Local | Kind::Put { .. } | Kind::Get { .. } => self.copied(key, Ok(())),
             // Over when it has left.
-            Kind::Serve => {}
+            Kind::Serve | Kind::Write => {}
         }
     }
 
@@ -457,6 +459,7 @@ impl Core {
         if let (Some(link), Some(op)) = (entry.link, told) {
             self.refuse(link, op, error.kind());
         }
+        self.write_failed(key, &error);
         self.fail_operation(key, error);
     }
 
@@ -470,6 +473,7 @@ impl Core {
         match &entry.work {
             Work::Copy(copy) => Some(copy.from.run(position)),
             Work::Put(put) => Some(put.buffer.run(position)),
+            Work::Write(write) => Some(write.buffer.run(position)),
             Work::Serve(serve) => Some(match &serve.source {
                 Source::Region(exposed) => exposed.run(serve.offset + position),
                 Source::Message(buffer) => buffer.run(serve.offset + position),

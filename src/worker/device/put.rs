@@ -31,11 +31,6 @@ impl Core {
         }
     }
 
-    /// Copies as many parts into fragments as there are.
-    pub(super) fn step_put(&mut self, key: OpKey) {
-        self.step_serve(key);
-    }
-
     /// A part is in its fragment: put from there.
     pub(super) fn put_loaded(&mut self, key: OpKey, id: u32, mut target: Target) {
         let Some(entry) = self.operations.get(key) else {

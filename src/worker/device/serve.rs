@@ -250,7 +250,7 @@ fn of(buffer: Buffer, to: u64) -> Serve {
 }
 
 /// Enters a fragment that a link is going to send from where it is.
-fn lend(operations: &mut Operations, link: LinkId, fragment: Fragment) -> OpKey {
+pub(crate) fn lend(operations: &mut Operations, link: LinkId, fragment: Fragment) -> OpKey {
     let work = Work::Frame {
         _fragment: fragment,
     };
