@@ -8,7 +8,7 @@ use std::{os::fd::AsRawFd as _, ptr::NonNull, sync::Arc};
 
 use wharf::{
     Context, MemoryType,
-    memory::{AddressRange, Advice, DomainCapabilities, MemoryDomain as _},
+    memory::{AddressRange, Advice, DomainCapabilities},
     transport::accelerator::Accelerator as _,
 };
 

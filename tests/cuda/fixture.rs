@@ -123,7 +123,10 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new() -> Self {
-        let accelerator = accelerator();
+        Self::with(accelerator())
+    }
+
+    pub(crate) fn with(accelerator: CudaCopy) -> Self {
         accelerator.probe().expect("a driver");
         Self {
             domain: accelerator.domain(),

@@ -78,7 +78,13 @@ fn device(
     let stream = guard.stream(false)?;
     // SAFETY: nobody else knows the allocation yet, and the stream is waited for.
     unsafe { stream.fill(guard, allocation.ptr(), 0, length) }?;
-    stream.synchronize(guard)?;
+    if let Err(error) = stream.synchronize(guard) {
+        // The device may still write: once more, or the memory is never freed.
+        if !is_end(&error) && stream.synchronize(guard).is_err() {
+            let _ = ManuallyDrop::new(allocation);
+        }
+        return Err(error);
+    }
     Ok(Box::new(Allocated::new(shared, allocation, memory_type)?))
 }
 
