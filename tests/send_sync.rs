@@ -18,6 +18,7 @@ use wharf::{
     },
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
+        accelerator::{Export, Import, ImportedMemory},
     },
 };
 
@@ -56,6 +57,10 @@ all! {
     Block: Send + Sync + Unpin + Copy + 'static;
     Blocks: Send + Sync + Unpin + Clone + 'static;
     HostBufferMut: Send + Sync + Unpin + 'static;
+
+    Export: Send + Sync + Unpin + Clone + 'static;
+    Import: Send + Unpin + 'static;
+    ImportedMemory: Send + Sync + Unpin + 'static;
 
     AddressRange: Send + Sync + Unpin + Copy + 'static;
     AllocMonitor: Send + Sync + Unpin + Copy + 'static;

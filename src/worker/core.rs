@@ -812,7 +812,9 @@ impl Core {
                     continue;
                 }
                 match &entry.work {
-                    Work::Serve(_) | Work::Fill(_) | Work::Write(_) if entry.staged.is_some() => {
+                    Work::Serve(_) | Work::Fill(_) | Work::Write(_) | Work::Lent(_)
+                        if entry.staged.is_some() =>
+                    {
                         self.finish(key, Outcome::Done(Err(error.duplicate())));
                     }
                     Work::Serve(_)

@@ -67,6 +67,12 @@ impl Engine {
         })
     }
 
+    /// Takes what was found out on another thread.
+    pub(crate) fn told(&mut self, act: impl FnOnce(&mut Core)) {
+        self.disarm();
+        act(&mut self.core);
+    }
+
     /// Takes an engine that was opened, or why it was not. What is left over is to be dropped outside the lock.
     pub(crate) fn opened(&mut self, slot: usize, opened: Result<Box<Open>>) -> Option<Box<Open>> {
         self.disarm();
