@@ -110,6 +110,13 @@ impl ContextBuilder {
         self
     }
 
+    /// Transfers of device memory for which no path reaches both ends fail with `Unsupported`, instead of stopping in pinned host memory on the way.
+    /// So does a [copy](crate::Worker::copy) with host memory that is not pinned. Variable: `WHARF_STAGING` (`n`).
+    pub fn forbid_staging(mut self) -> Self {
+        self.given.staging = Some(false);
+        self
+    }
+
     /// Who tells when memory goes away. Without it the first that can be had here. Variables: `WHARF_MEM_MONITOR`, `UCX_MEM_EVENTS`.
     pub fn memory_monitor(mut self, kind: MonitorKind) -> Self {
         self.given.memory_monitor = Some(kind);

@@ -20,6 +20,7 @@
 //! | `list` | messages of many pieces |
 //! | `spread` | direct copies between many pieces and many blocks |
 //! | `device` | device memory: engines that copy, transfers that stop in pinned host memory |
+//! | `explain` | how an operation goes, for people |
 //! | `close` | how connections end |
 //! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
 //! | `wireup` | dialling, listening, the handshake |
@@ -36,6 +37,7 @@ mod deliver;
 pub(crate) mod device;
 pub(crate) mod direct;
 pub(crate) mod engine;
+mod explain;
 mod fence;
 #[cfg(test)]
 mod frames;
@@ -57,4 +59,5 @@ pub(crate) mod spread;
 pub(crate) mod stream;
 pub(crate) mod wireup;
 
+pub use explain::Explanation;
 pub(crate) use handle::Handle;

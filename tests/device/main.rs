@@ -61,6 +61,7 @@ macro_rules! scenarios {
 mod fixture;
 
 mod common;
+mod explain;
 mod failures;
 mod local;
 mod verbs;

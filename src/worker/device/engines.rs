@@ -18,7 +18,7 @@ use crate::{
 };
 
 use super::{
-    find,
+    find, forbidden,
     local::HOST,
     open::Opener,
     pool::{Pinned, Side},
@@ -178,6 +178,28 @@ impl Devices {
                 "no accelerator is in use",
             )),
         }
+    }
+
+    /// The same for a transfer that stops in host memory.
+    pub(super) fn staging_slot_for(&self, types: &[MemoryType]) -> Result<usize> {
+        match self.staging_forbidden() {
+            true if !types.is_empty() => Err(forbidden()),
+            _ => self.slot_for(types),
+        }
+    }
+
+    pub(crate) fn staging_forbidden(&self) -> bool {
+        let forbids = |context: &Context| !*context.config().staging;
+        self.context.as_ref().is_some_and(forbids)
+    }
+
+    /// Length of the fragments of the engine that serves these types; `None` as long as it is not open.
+    pub(crate) fn fragment(&self, types: &[MemoryType]) -> Result<Option<usize>> {
+        let slot = self.slot_for(types)?;
+        Ok(match self.slots.get(slot).map(|slot| &slot.state) {
+            Some(State::Open(open)) => open.pinned.as_ref().ok().map(|pinned| pinned.length),
+            _ => None,
+        })
     }
 
     /// Whether host memory of this type is pinned for the engine.

@@ -61,9 +61,12 @@ use crate::{
 /// `Unsupported`.
 #[cold]
 pub(crate) fn admit(context: &Context, types: &[MemoryType], operation: Operation) -> Result<()> {
-    find(context, types)
-        .map(drop)
-        .map_err(|error| error.during(operation))
+    find(context, types).map_err(|error| error.during(operation))?;
+    match operation {
+        // Not all of them stop anywhere.
+        Operation::Copy => Ok(()),
+        _ => admit_staging(context, operation),
+    }
 }
 
 /// The same for what an operation sends.
@@ -92,6 +95,24 @@ pub(crate) fn admit_target(
         false => Ok(()),
         true => admit(context, &buffer.device_types(), operation),
     }
+}
+
+/// Whether a transfer with a peer may stop in host memory.
+///
+/// # Errors
+/// `Unsupported`.
+pub(crate) fn admit_staging(context: &Context, operation: Operation) -> Result<()> {
+    match *context.config().staging {
+        true => Ok(()),
+        false => Err(forbidden().during(operation)),
+    }
+}
+
+#[cold]
+fn forbidden() -> Error {
+    let text =
+        "no path reaches both ends, and this context forbids to stop in host memory between them";
+    Error::new(ErrorKind::Unsupported, text)
 }
 
 /// The place of the accelerator that serves all of these types.
