@@ -19,7 +19,8 @@ use wharf::{
     transport::{
         Accelerator, Connected, Connector, CopyAttributes, CopyEnd, CopyEngine, CopyRequest,
         Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
-        accelerator::{Export, Import, ImportedMemory},
+        accelerator::{DevicePlace, DeviceStream, Export, Import, ImportedMemory},
+        cuda::{CudaCopy, CudaEvent, CudaStream},
     },
 };
 
@@ -150,6 +151,15 @@ all! {
     Tag: Send + Sync + Unpin + Copy + 'static;
     WorkerId: Send + Sync + Unpin + Copy + 'static;
 
+    dyn Accelerator: Send + Sync;
+    dyn CopyEngine: Send;
+    CopyAttributes: Send + Sync + Unpin + Copy + 'static;
+    CopyRequest: Send + Unpin + Copy + 'static;
+    CudaCopy: Send + Sync + Unpin + Clone + 'static;
+    CudaEvent: Send + Sync + Unpin + Copy + 'static;
+    CudaStream: Send + Sync + Unpin + Copy + 'static;
+    DevicePlace: Send + Sync + Unpin + Copy + 'static;
+    DeviceStream: Send + Sync + Unpin + Copy + 'static;
     dyn Transport: Send + Sync;
     dyn Connector: Send + Sync;
     dyn Interface: Send;

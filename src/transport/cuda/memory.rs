@@ -151,6 +151,7 @@ struct Allocated {
     range: AddressRange,
     memory_type: MemoryType,
     id: u64,
+    exports: bool,
     shared: Arc<Shared>,
 }
 
@@ -163,11 +164,14 @@ impl Allocated {
         let at = allocation.ptr();
         let range = AddressRange::new(at.0, allocation.len() as u64)?;
         let id = shared.start()?.buffer_id(at)?.unwrap_or(0);
+        let exports = memory_type != MemoryType::CudaManaged
+            && allocation.context().device().has(Attribute::DmaBuf)?;
         Ok(Self {
             allocation: Some(allocation),
             range,
             memory_type,
             id,
+            exports,
             shared: Arc::clone(shared),
         })
     }
@@ -200,6 +204,10 @@ unsafe impl DomainMemory for Allocated {
 
     fn id(&self) -> u64 {
         self.id
+    }
+
+    fn exports(&self) -> bool {
+        self.exports
     }
 }
 
@@ -269,5 +277,9 @@ unsafe impl DomainMemory for PinnedMemory {
 
     fn id(&self) -> u64 {
         self.id
+    }
+
+    fn exports(&self) -> bool {
+        false
     }
 }
