@@ -18,6 +18,10 @@ use wharf::{
     },
     transport::{
         Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
+        accelerator::{
+            Accelerator, CopyAttributes, CopyEngine, CopyRequest, DevicePlace, DeviceStream,
+        },
+        cuda::{CudaCopy, CudaEvent, CudaStream},
     },
 };
 
@@ -142,6 +146,15 @@ all! {
     Tag: Send + Sync + Unpin + Copy + 'static;
     WorkerId: Send + Sync + Unpin + Copy + 'static;
 
+    dyn Accelerator: Send + Sync;
+    dyn CopyEngine: Send;
+    CopyAttributes: Send + Sync + Unpin + Copy + 'static;
+    CopyRequest: Send + Unpin + Copy + 'static;
+    CudaCopy: Send + Sync + Unpin + Clone + 'static;
+    CudaEvent: Send + Sync + Unpin + Copy + 'static;
+    CudaStream: Send + Sync + Unpin + Copy + 'static;
+    DevicePlace: Send + Sync + Unpin + Copy + 'static;
+    DeviceStream: Send + Sync + Unpin + Copy + 'static;
     dyn Transport: Send + Sync;
     dyn Connector: Send + Sync;
     dyn Interface: Send;

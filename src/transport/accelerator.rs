@@ -211,12 +211,3 @@ fn foreign(accelerator: &str) -> Error {
     let text = format!("this engine takes no streams of {accelerator}");
     Error::new(ErrorKind::Unsupported, text)
 }
-
-/// The accelerators of this build.
-#[allow(
-    dead_code,
-    reason = "the context's builder takes them when it has a place for them"
-)]
-pub(crate) fn accelerators() -> Vec<Arc<dyn Accelerator>> {
-    vec![Arc::new(super::cuda::CudaCopy::new())]
-}

@@ -4,6 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use crate::transport::{
     Transport,
+    accelerator::Accelerator,
+    cuda::CudaCopy,
     loopback::Loopback,
     shm::{Shm, ShmOptions},
     tcp::{Tcp, TcpOptions},
@@ -39,6 +41,15 @@ pub(crate) fn built_in(keepalive: Option<Duration>, use_pidfd: bool) -> Vec<Arc<
         Arc::new(Shm::new(shm)),
         Arc::new(Tcp::new(tcp)),
     ]
+}
+
+/// The kinds of devices of this build, in the order in which they are asked.
+#[allow(
+    dead_code,
+    reason = "the context's builder takes them when it has a place for them"
+)]
+pub(crate) fn accelerators() -> Vec<Arc<dyn Accelerator>> {
+    vec![Arc::new(CudaCopy::new())]
 }
 
 #[cfg(test)]

@@ -338,6 +338,30 @@ fn exports_tell_where_the_range_lies() {
     }
 }
 
+#[tokio::test]
+async fn what_a_context_allocates_can_be_exported_or_not() {
+    let bench = Bench::new();
+    let context = Context::builder()
+        .memory_domain(bench.accelerator.domain())
+        .build()
+        .expect("a context");
+    for (memory_type, exports) in [
+        (MemoryType::Cuda(0), true),
+        (MemoryType::HostPinned, false),
+        (MemoryType::CudaManaged, false),
+    ] {
+        let mut buffer = context
+            .allocate_on(memory_type, 4096)
+            .await
+            .expect("memory");
+        let place = range(buffer.address() as u64, 4096);
+        let told = context.known_memory_attributes(place).expect("told");
+        let found = context.refresh_memory_attributes(place).expect("known");
+        assert_eq!((told.memory_type, told.dma_buf), (memory_type, exports));
+        assert_eq!(told, found);
+    }
+}
+
 #[test]
 fn a_device_without_dma_bufs_says_so() {
     if !is_child() {

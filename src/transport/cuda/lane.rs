@@ -265,9 +265,10 @@ impl Lane {
         };
         let ring = Arc::new(Ring(Arc::clone(bell)));
         let asked = match &self.side {
-            // SAFETY: a word of the home's, which lives until its streams are done.
             Some(side) => {
-                unsafe { side.wait_value(guard, at, first) }.and_then(|()| side.notify(guard, ring))
+                // SAFETY: a word of the home's, which lives until its streams are done.
+                let waits = unsafe { side.wait_value(guard, at, first) };
+                waits.and_then(|()| side.notify(guard, ring))
             }
             None => self.stream.notify(guard, ring),
         };

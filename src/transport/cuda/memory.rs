@@ -78,7 +78,13 @@ fn device(
     let stream = guard.stream(false)?;
     // SAFETY: nobody else knows the allocation yet, and the stream is waited for.
     unsafe { stream.fill(guard, allocation.ptr(), 0, length) }?;
-    stream.synchronize(guard)?;
+    if let Err(error) = stream.synchronize(guard) {
+        // The device may still write: once more, or the memory is never freed.
+        if !is_end(&error) && stream.synchronize(guard).is_err() {
+            let _ = ManuallyDrop::new(allocation);
+        }
+        return Err(error);
+    }
     Ok(Box::new(Allocated::new(shared, allocation, memory_type)?))
 }
 
@@ -145,6 +151,7 @@ struct Allocated {
     range: AddressRange,
     memory_type: MemoryType,
     id: u64,
+    exports: bool,
     shared: Arc<Shared>,
 }
 
@@ -157,11 +164,14 @@ impl Allocated {
         let at = allocation.ptr();
         let range = AddressRange::new(at.0, allocation.len() as u64)?;
         let id = shared.start()?.buffer_id(at)?.unwrap_or(0);
+        let exports = memory_type != MemoryType::CudaManaged
+            && allocation.context().device().has(Attribute::DmaBuf)?;
         Ok(Self {
             allocation: Some(allocation),
             range,
             memory_type,
             id,
+            exports,
             shared: Arc::clone(shared),
         })
     }
@@ -194,6 +204,10 @@ unsafe impl DomainMemory for Allocated {
 
     fn id(&self) -> u64 {
         self.id
+    }
+
+    fn exports(&self) -> bool {
+        self.exports
     }
 }
 
@@ -263,5 +277,9 @@ unsafe impl DomainMemory for PinnedMemory {
 
     fn id(&self) -> u64 {
         self.id
+    }
+
+    fn exports(&self) -> bool {
+        false
     }
 }

@@ -13,7 +13,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{reaper::Reaper, words::is_end};
+use super::reaper::Reaper;
 use crate::{
     driver::cuda::{Cuda, CudaContext, Device},
     error::Result,
@@ -117,16 +117,11 @@ impl Shared {
                 .cloned()
         };
         if let Some(context) = known {
-            let entered = context.enter().map(drop);
-            match entered {
-                Ok(()) => return Ok(context),
-                // The program reset the device: what was made in it is gone, and there may be a new one.
-                Err(error) if is_end(&error) => {
-                    self.contexts.lock().retain(|other| *other != context);
-                    drop(context);
-                }
-                Err(error) => return Err(error),
+            if context.is_alive()? {
+                return Ok(context);
             }
+            // The program reset the device: what was made in it is gone, and there may be a new one.
+            self.contexts.lock().retain(|other| *other != context);
         }
         let context = self.start()?.device(ordinal)?.primary_context()?;
         let mut contexts = self.contexts.lock();
