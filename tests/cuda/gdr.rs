@@ -337,3 +337,85 @@ fn absence_is_a_reason() {
     assert_eq!(by_streams(), 50);
     clean(bench);
 }
+
+/// How many pieces of device memory the host has mapped.
+fn mapped() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("a mounted /proc");
+    let lines = maps.lines();
+    lines
+        .filter(|line| line.contains("rw-s") && line.contains("emulated-cuda-memory"))
+        .count()
+}
+
+/// Without GDRCopy, by a driver that maps its dma-bufs.
+#[test]
+fn the_driver_maps_by_itself() {
+    if !is_child() {
+        let variables = [
+            ("WHARF_LIBGDRAPI", "/nowhere/libgdrapi.so.2"),
+            ("EMULATED_CUDA_VERSION", "13030"),
+            ("EMULATED_CUDA_REUSE", "1"),
+        ];
+        return child_with(this_test!(), &variables);
+    }
+    accelerator()
+        .gdr_copy()
+        .expect_err("the driver is not in use");
+    let mut bench = Bench::new();
+    let way = bench.accelerator.gdr_copy().expect("the driver does");
+    assert!(way.contains("driver"), "{way}");
+    let (mut pinned, room) = (bench.pinned(40_000), bench.pinned(40_000));
+    let mut address = None;
+    for round in 0..5 {
+        const LEN: usize = 600_000;
+        let memory = own(LEN);
+        let at = memory.ptr().0;
+        assert!(
+            address.is_none_or(|address| address == at),
+            "the same address"
+        );
+        address = Some(at);
+        let mut model = vec![0; LEN];
+        for step in 0..500_u64 {
+            let (seed, before) = (1000 * round + step, by_streams());
+            let length = 1 + seed as usize * 7919 % if step % 2 == 0 { 40_000 } else { 3000 };
+            let offset = seed as usize * 104_729 % (LEN - length);
+            if step % 2 == 0 {
+                let bytes = pattern(seed, length);
+                pinned.bytes_mut()[..length].copy_from_slice(&bytes);
+                bench
+                    .copy(pinned.end(0), device_end(at + offset as u64, 0), length)
+                    .expect("copies");
+                model[offset..offset + length].copy_from_slice(&bytes);
+            } else {
+                bench
+                    .copy(device_end(at + offset as u64, 0), room.end(0), length)
+                    .expect("copies");
+                let known = &model[offset..offset + length];
+                // The program's memory begins with whatever it held.
+                let same = room.bytes()[..length]
+                    .iter()
+                    .zip(known)
+                    .all(|(got, known)| got == known || *known == 0);
+                assert!(same, "{length} at {offset}");
+            }
+            if step == 0 {
+                assert_eq!(by_streams(), before + 1, "onto memory that is gone");
+                until("a window", || {
+                    let before = by_streams();
+                    bench
+                        .copy(device_end(at, 0), room.end(0), 8)
+                        .expect("copies");
+                    by_streams() == before
+                });
+            } else {
+                let limit = if step % 2 == 0 { 32 << 10 } else { 2 << 10 };
+                assert_eq!(by_streams() - before, u64::from(length > limit), "{length}");
+            }
+        }
+        assert_eq!(mapped(), 1);
+        memory.free().expect("frees");
+    }
+    drop(bench);
+    until("the window's end", || mapped() == 0);
+}

@@ -87,12 +87,13 @@ impl CudaCopy {
     }
 
     /// What makes small copies by the processor itself (`gdr_copy`): the name and version of GDRCopy's library, which is the file that
-    /// `WHARF_LIBGDRAPI` names, else `libgdrapi.so.2`. Without it streams make all copies.
+    /// `WHARF_LIBGDRAPI` names, else `libgdrapi.so.2`; or the driver, from CUDA 13.3 on. Without either streams make all copies. Loads that library; initialises
+    /// nothing.
     ///
     /// # Errors
     /// Why there is none: no library, or its kernel module is not loaded.
     pub fn gdr_copy(&self) -> Result<String> {
-        gdr::probe()
+        gdr::probe(self.shared.in_use())
     }
 
     fn of(library: Option<PathBuf>) -> Self {

@@ -18,11 +18,11 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::windows::{Numbered, extent};
+use super::windows::{Numbered, Pane, extent};
 use crate::{
     driver::{
         cuda::{Cuda, DevicePtr, PointerKind},
-        gdr::{GdrSession, PAGE},
+        gdr::{DirectWindow, GdrSession, PAGE},
     },
     error::{Error, ErrorKind, Result},
     memory::AddressRange,
@@ -43,11 +43,12 @@ pub(super) enum Made {
 #[derive(Debug)]
 pub(super) struct Maker {
     cuda: &'static Cuda,
-    session: GdrSession,
+    /// Without, the driver's own mappings.
+    session: Option<GdrSession>,
 }
 
 impl Maker {
-    pub(super) fn new(cuda: &'static Cuda, session: GdrSession) -> Self {
+    pub(super) fn new(cuda: &'static Cuda, session: Option<GdrSession>) -> Self {
         Self { cuda, session }
     }
 
@@ -71,13 +72,26 @@ impl Maker {
             return Err(refused("the driver does not number its memory"));
         }
         let (start, len) = extent(allocation, at);
-        // SAFETY: of memory that is freed meanwhile the driver takes the pages away; it is not accessed, see above.
-        let window = unsafe { self.session.map(start, len) }?;
+        let pane = match &self.session {
+            // SAFETY: of memory that is freed meanwhile the driver takes the pages away; it is not accessed, see above.
+            Some(session) => Pane::Gdr(unsafe { session.map(start, len) }?),
+            None => self.direct(info.device, start, len)?,
+        };
         let id = info.buffer_id;
         if self.cuda.buffer_id(at)? != Some(id) {
             return Err(refused("it was freed meanwhile"));
         }
-        Ok(Numbered { window, id })
+        Ok(Numbered { pane, id })
+    }
+
+    /// By the device's primary context: one that is not there is not made for this.
+    fn direct(&self, device: Option<u16>, start: DevicePtr, len: usize) -> Result<Pane> {
+        let ordinal = device.ok_or_else(|| refused("of no device"))?;
+        let context = self.cuda.device(ordinal)?.active_context()?;
+        let context =
+            context.ok_or_else(|| refused("its device's primary context is not in use"))?;
+        let guard = context.enter()?;
+        DirectWindow::map(&guard, start, len).map(Pane::Direct)
     }
 }
 

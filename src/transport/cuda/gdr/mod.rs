@@ -25,6 +25,10 @@
 //! The library ends a copy to the device with a store fence, so that what is handed to the device later, by its doorbell, comes behind the bytes. A copy from
 //! the device sees what was reported before it began.
 //!
+//! # Without GDRCopy
+//! Drivers from CUDA 13.3 on map device memory by themselves where the device says so (attribute 152): used where GDRCopy is not there. What such a driver
+//! does when memory is freed that is still mapped was not seen yet; nothing here touches it then.
+//!
 //! # Safety
 //! Whoever asks for a copy vouches for both ends during the call. A window onto freed memory is never used: its number is no more that of the
 //! address.
@@ -39,7 +43,7 @@ use super::inline::InlineCopy;
 use crate::{
     driver::{
         cuda::{Cuda, DevicePtr},
-        gdr::Gdr,
+        gdr::{DirectWindow, Gdr},
     },
     error::{Error, ErrorKind, Result},
     transport::accelerator::{CopyEnd, CopyRequest},
@@ -69,12 +73,16 @@ enum Way {
 }
 
 impl GdrCopy {
-    /// With GDRCopy's library as it is found on this machine. Takes milliseconds the first time.
+    /// With GDRCopy's library as it is found on this machine, else by the driver, which is initialised. Takes milliseconds the first time.
     ///
     /// # Errors
-    /// Why there is none: no library, or no kernel module that answers.
+    /// Why there is neither: no library, or no kernel module that answers; and no device whose memory the driver maps.
     pub(super) fn open(cuda: &'static Cuda) -> Result<Self> {
-        let session = Gdr::load(None)?.open()?;
+        let session = match Gdr::load(None).and_then(Gdr::open) {
+            Ok(session) => Some(session),
+            Err(_) if is_mapped_by(cuda) => None,
+            Err(error) => return Err(error),
+        };
         Ok(Self {
             cuda,
             windows: Windows::new()?,
@@ -162,7 +170,7 @@ impl InlineCopy for GdrCopy {
             // The device may be lost: its stream tells.
             Err(_) => return Ok(false),
         }
-        let Some((window, offset)) = self.windows.at(index, at) else {
+        let Some((pane, offset)) = self.windows.at(index, at) else {
             return Ok(false);
         };
         let done = match way {
@@ -170,13 +178,13 @@ impl InlineCopy for GdrCopy {
                 // SAFETY: the caller vouches for the source, which is not null.
                 let source = unsafe { slice::from_raw_parts(host, length) };
                 // SAFETY: the allocation lives, as the caller vouches, and is the one that the window is onto, as was just asked.
-                unsafe { window.write(offset, source) }
+                unsafe { pane.write(offset, source) }
             }
             // SAFETY: as above; the caller vouches for the target.
-            Way::Load => unsafe { window.read(offset, host, length) },
+            Way::Load => unsafe { pane.read(offset, host, length) },
         };
         if let Err(error) = done {
-            tracing::debug!(target: "wharf::cuda", "a copy through {window:?}: {error}");
+            tracing::debug!(target: "wharf::cuda", "a copy through {pane:?}: {error}");
             if let Some(old) = self.windows.remove(index) {
                 self.mapper.bury(old);
             }
@@ -186,15 +194,27 @@ impl InlineCopy for GdrCopy {
     }
 }
 
-/// Whether small copies can be made by the processor on this machine: the library's name and version.
+/// What makes small copies on this machine. The driver is asked only if it is in use.
 ///
 /// # Errors
-/// Why not.
-pub(super) fn probe() -> Result<String> {
-    let gdr = Gdr::load(None)?;
-    drop(gdr.open()?);
-    let (major, minor) = gdr.version();
-    Ok(format!("{} {major}.{minor}", gdr.library()))
+/// Why nothing does.
+pub(super) fn probe(cuda: Option<&'static Cuda>) -> Result<String> {
+    let opened = Gdr::load(None).and_then(|gdr| gdr.open().map(|_| gdr));
+    match opened {
+        Ok(gdr) => {
+            let (major, minor) = gdr.version();
+            Ok(format!("{} {major}.{minor}", gdr.library()))
+        }
+        Err(_) if cuda.is_some_and(is_mapped_by) => Ok("the CUDA driver's own mappings".to_owned()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the driver maps memory of some device by itself.
+fn is_mapped_by(cuda: &'static Cuda) -> bool {
+    let devices = cuda.devices().unwrap_or_default();
+    let mut devices = devices.iter();
+    devices.any(|device| DirectWindow::is_supported(device).unwrap_or(false))
 }
 
 /// For an engine that goes on without it.

@@ -2,6 +2,10 @@
 //!
 //! Each is onto one allocation, or a MiB of it; they may overlap. The end of memory is told from anywhere, within `free`: so what is marked then
 //! are atomics alone, and the engine looks at them with its next copy.
+//!
+//! # Safety
+//! Copies through a window are as unsafe as those of the window.
+#![allow(unsafe_code)]
 
 use std::sync::{
     Arc,
@@ -14,7 +18,7 @@ use std::sync::{
 use crate::{
     driver::{
         cuda::DevicePtr,
-        gdr::{PAGE, Window},
+        gdr::{DirectWindow, PAGE, Window},
     },
     error::Result,
     memory::{AddressRange, Cause, Sink, Subscription, subscribe},
@@ -27,10 +31,64 @@ const REMEMBERED: usize = 16;
 /// After so many further misses what was refused is tried again.
 const RETRY: u64 = 1024;
 
+/// A window of either kind.
+#[derive(Debug)]
+pub(super) enum Pane {
+    Gdr(Window),
+    Direct(DirectWindow),
+}
+
+impl Pane {
+    #[inline]
+    fn start(&self) -> u64 {
+        match self {
+            Self::Gdr(window) => window.start().0,
+            Self::Direct(window) => window.start().0,
+        }
+    }
+
+    #[inline]
+    fn end(&self) -> u64 {
+        let len = match self {
+            Self::Gdr(window) => window.len(),
+            Self::Direct(window) => window.len(),
+        };
+        self.start() + len as u64
+    }
+
+    /// # Errors
+    /// As of [`Window::write`].
+    ///
+    /// # Safety
+    /// As of [`Window::write`].
+    pub(super) unsafe fn write(&self, offset: usize, source: &[u8]) -> Result<()> {
+        match self {
+            // SAFETY: the caller's.
+            Self::Gdr(window) => unsafe { window.write(offset, source) },
+            // SAFETY: the caller's.
+            Self::Direct(window) => unsafe { window.write(offset, source) },
+        }
+    }
+
+    /// # Errors
+    /// As of [`Window::read`].
+    ///
+    /// # Safety
+    /// As of [`Window::read`].
+    pub(super) unsafe fn read(&self, offset: usize, target: *mut u8, len: usize) -> Result<()> {
+        match self {
+            // SAFETY: the caller's.
+            Self::Gdr(window) => unsafe { window.read(offset, target, len) },
+            // SAFETY: the caller's.
+            Self::Direct(window) => unsafe { window.read(offset, target, len) },
+        }
+    }
+}
+
 /// A window, and the number of the allocation that it is onto.
 #[derive(Debug)]
 pub(super) struct Numbered {
-    pub(super) window: Window,
+    pub(super) pane: Pane,
     pub(super) id: u64,
 }
 
@@ -96,10 +154,8 @@ impl Windows {
     pub(super) fn find(&mut self, at: u64, len: usize) -> Option<usize> {
         let end = at.checked_add(len as u64)?;
         let shows = |slot: &Option<Numbered>| {
-            slot.as_ref().is_some_and(|slot| {
-                let start = slot.window.start().0;
-                start <= at && end <= start + slot.window.len() as u64
-            })
+            slot.as_ref()
+                .is_some_and(|slot| slot.pane.start() <= at && end <= slot.pane.end())
         };
         let index = self.slots.iter().position(shows)?;
         self.used[index] = true;
@@ -114,10 +170,10 @@ impl Windows {
 
     /// A window, and where in it the address is.
     #[inline]
-    pub(super) fn at(&self, index: usize, at: u64) -> Option<(&Window, usize)> {
-        let window = &self.slots[index].as_ref()?.window;
-        let offset = usize::try_from(at.checked_sub(window.start().0)?).ok()?;
-        Some((window, offset))
+    pub(super) fn at(&self, index: usize, at: u64) -> Option<(&Pane, usize)> {
+        let pane = &self.slots[index].as_ref()?.pane;
+        let offset = usize::try_from(at.checked_sub(pane.start())?).ok()?;
+        Some((pane, offset))
     }
 
     /// Keeps a window; what had to go for it.
@@ -127,9 +183,8 @@ impl Windows {
         let old = self.remove(index);
         let mark = &self.marks.places[index];
         mark.ended.store(false, Relaxed);
-        mark.start.store(new.window.start().0, Relaxed);
-        mark.end
-            .store(new.window.start().0 + new.window.len() as u64, Relaxed);
+        mark.start.store(new.pane.start(), Relaxed);
+        mark.end.store(new.pane.end(), Relaxed);
         self.slots[index] = Some(new);
         self.used[index] = true;
         old

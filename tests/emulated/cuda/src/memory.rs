@@ -175,7 +175,7 @@ impl Memory {
         if len == 0 {
             return Err(Status::INVALID_VALUE);
         }
-        let small = len <= SMALL;
+        let small = is_small(len);
         let unit = if small { ALIGN } else { BLOCK };
         let capacity = len
             .checked_next_multiple_of(unit)
@@ -316,10 +316,10 @@ impl Memory {
         match (&allocation.kind, allocation.context) {
             (Kind::Pooled(pool), _) => pool.give_back(allocation.offset),
             (Kind::Device, Some((_, context))) if settings::REUSE.on() => {
-                if allocation.len > SMALL {
+                if !is_small(allocation.len) {
                     self.revoke(allocation.room);
                 }
-                let unit = if allocation.len <= SMALL {
+                let unit = if is_small(allocation.len) {
                     ALIGN
                 } else {
                     BLOCK
@@ -548,6 +548,16 @@ impl Memory {
         }
         Ok(None)
     }
+}
+
+/// Whether an allocation shares a room. None does where a dma-buf is mapped by the host: it begins where its file does.
+fn is_small(len: u64) -> bool {
+    len <= SMALL && !maps_dma_bufs()
+}
+
+/// Whether the host can map a dma-buf: from CUDA 13.3 on.
+pub(crate) fn maps_dma_bufs() -> bool {
+    settings::VERSION.get() >= 13030 && settings::DMABUF.on()
 }
 
 fn poison(backing: &Backing, offset: u64, len: u64, byte: u8) {
