@@ -50,10 +50,15 @@ impl End {
     }
 
     async fn accept(child: &mut Child) -> Self {
+        Self::listen(|line| child.say(line)).await
+    }
+
+    /// Says where it listens, and takes the first who comes.
+    async fn listen(say: impl FnOnce(String)) -> Self {
         let context = Self::context();
         let worker = Worker::new(&context).expect("a worker");
         let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
-        child.say(listener.local_addr());
+        say(listener.local_addr().to_string());
         let incoming = watchdog(LIMIT, listener.accept()).await.expect("a request");
         let endpoint = watchdog(LIMIT, incoming.accept()).await;
         Self {
@@ -223,17 +228,7 @@ fn a_sender_that_is_killed_in_the_middle() {
     if let Some(mut parent) = child("first") {
         // In a process of its own, since it holds the device.
         runtime().block_on(async {
-            let context = End::context();
-            let worker = Worker::new(&context).expect("a worker");
-            let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
-            parent.say(listener.local_addr());
-            let incoming = watchdog(LIMIT, listener.accept()).await.expect("a request");
-            let endpoint = watchdog(LIMIT, incoming.accept()).await;
-            let end = End {
-                context,
-                worker,
-                endpoint: endpoint.expect("a connection"),
-            };
+            let end = End::listen(|line| parent.say(line)).await;
             let empty = end.memory(vec![0; LENGTH]).await;
             let receive = end.worker.tag_recv(Tag(1), Mask::ALL, empty);
             let started = async {
@@ -411,4 +406,78 @@ fn closing_waits_for_what_is_lent() {
         assert_eq!(child.hear().await, "done");
     });
     child.finish();
+}
+
+/// From the second transfer on the owner asks its driver once, and the other side for nothing but the copy.
+#[test]
+fn a_known_way_costs_one_call() {
+    const ROUNDS: usize = 10;
+    if let Some(mut parent) = child("second") {
+        return runtime().block_on(async {
+            let end = End::connect(parent.hear().await).await;
+            let memory = end.memory(pattern(1, LENGTH)).await;
+            let region = end.context.expose(memory, Access::READ).await;
+            let region = region.expect("exposed");
+            parent.say(hex(&region.descriptor().expect("a descriptor").to_bytes()));
+            assert_eq!(parent.hear().await, "known");
+            control("forget");
+            parent.say("go on");
+            assert_eq!(parent.hear().await, "done");
+            parent.say(control("counts").replace('\n', ","));
+            assert_eq!(parent.hear().await, "end");
+        });
+    }
+    if let Some(mut parent) = child("first") {
+        return runtime().block_on(async {
+            let end = End::listen(|line| parent.say(line)).await;
+            let descriptor = unhex(&parent.hear().await);
+            let descriptor = Descriptor::from_bytes(&descriptor).expect("a descriptor");
+            let remote = end.endpoint.import(&descriptor).expect("the peer's");
+            let mut memory = end.memory(vec![0; LENGTH]).await;
+            for round in 0..=ROUNDS {
+                let get = end.endpoint.get(remote.clone(), memory);
+                memory = watchdog(LIMIT, get).await.expect("got");
+                if round == 0 {
+                    parent.say("known");
+                    assert_eq!(parent.hear().await, "go on");
+                    control("forget");
+                }
+            }
+            parent.say(control("counts").replace('\n', ","));
+            end.expect(memory, 1).await;
+            assert_eq!(parent.hear().await, "end");
+        });
+    }
+    let mut first = Child::start(this_test!(), "first", &[]);
+    let mut second = Child::start(this_test!(), "second", &[]);
+    runtime().block_on(async {
+        second.say(first.hear().await);
+        first.say(second.hear().await);
+        second.say(first.hear().await);
+        first.say(second.hear().await);
+        let copier = first.hear().await;
+        second.say("done");
+        let owner = second.hear().await;
+        assert_eq!(
+            owner.trim_end_matches(','),
+            format!("cuPointerGetAttributes {ROUNDS}")
+        );
+        // Device to device, and nothing by the host.
+        let copies = format!("cuMemcpyDtoDAsync_v2 {ROUNDS},");
+        assert!(copier.contains(&copies), "{copier}");
+        for other in [
+            "DtoH",
+            "HtoD",
+            "cuIpc",
+            "cuPointer",
+            "cuDevice",
+            "cuMemAlloc",
+        ] {
+            assert!(!copier.contains(other), "{copier}");
+        }
+        first.say("end");
+        second.say("end");
+    });
+    first.finish();
+    second.finish();
 }
