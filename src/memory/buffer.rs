@@ -281,10 +281,10 @@ impl Default for Buffer {
 }
 
 impl Buffer {
-    /// Whether the memory has an owner of the user's that this was made with.
+    /// Whether dropping it may take long, or do what the user likes: the memory has an owner that this was made with, or a driver frees it.
     #[inline]
     pub(crate) fn is_lent(&self) -> bool {
-        matches!(self.0, Shared::Raw(_))
+        matches!(self.0, Shared::Raw(_) | Shared::Domain { .. })
     }
 }
 
@@ -607,6 +607,14 @@ impl BufferMut {
     #[inline]
     pub(crate) fn list_mut(&mut self) -> Option<&mut ListMut> {
         match &mut self.0 {
+            Unique::List(list) => Some(list),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn list_ref(&self) -> Option<&ListMut> {
+        match &self.0 {
             Unique::List(list) => Some(list),
             _ => None,
         }

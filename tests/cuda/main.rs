@@ -18,6 +18,7 @@ mod copies;
 mod domain;
 mod faults;
 mod fixture;
+mod gdr;
 mod lost;
 mod old;
 mod order;

@@ -139,7 +139,9 @@ impl Engine {
             armed: AtomicBool::new(false),
         });
         let mut wanted = Wanted::default();
-        for device in shared.start()?.devices()? {
+        let cuda = shared.start()?;
+        let inline = super::gdr::open(cuda);
+        for device in cuda.devices()? {
             if device.is_active()? {
                 wanted.devices.push(device.ordinal());
             }
@@ -165,7 +167,7 @@ impl Engine {
             check: false,
             looks: 0,
             stalled: None,
-            inline: None,
+            inline,
         })
     }
 

@@ -14,8 +14,10 @@
 //! | `opening` | devices that are opened while the worker goes on |
 //! | `order` | the program's own streams and events |
 //! | `inline` | the place for copies that the processor makes by itself |
+//! | `gdr` | such copies, by GDRCopy |
 //! | `reaper` | freeing without waiting |
 //! | `shared` | the driver and its contexts |
+//! | `ipc` | `cuda_ipc`: memory of other processes of the host |
 //!
 //! # What a copy costs
 //! Copies that were begun are handed over together, at the end of the batch: the context is entered, each copy is one call, one call has a word of pinned
@@ -34,8 +36,10 @@
 
 mod domain;
 mod engine;
+mod gdr;
 mod home;
 mod inline;
+mod ipc;
 mod lane;
 mod memory;
 mod opening;
@@ -44,12 +48,20 @@ mod reaper;
 mod shared;
 mod words;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
 
 pub use order::{CudaEvent, CudaStream};
 
-use super::accelerator::{Accelerator, CopyEngine};
-use crate::{error::Result, memory::MemoryDomain, types::MemoryType};
+use super::accelerator::{Accelerator, CopyEngine, Export, Import, ImportedMemory};
+use crate::{
+    driver::cuda::Cuda,
+    error::{Error, ErrorKind, Result},
+    memory::MemoryDomain,
+    types::{Identity, MemoryType},
+};
 
 /// The name in configuration, where `cuda` is short for all that CUDA has.
 pub(crate) const NAME: &str = "cuda_copy";
@@ -58,6 +70,7 @@ pub(crate) const NAME: &str = "cuda_copy";
 #[derive(Clone, Debug)]
 pub struct CudaCopy {
     shared: Arc<shared::Shared>,
+    ipc: Arc<OnceLock<ipc::CudaIpc>>,
 }
 
 impl CudaCopy {
@@ -73,10 +86,30 @@ impl CudaCopy {
         Self::of(Some(path.into()))
     }
 
+    /// What makes small copies by the processor itself (`gdr_copy`): the name and version of GDRCopy's library, which is the file that
+    /// `WHARF_LIBGDRAPI` names, else `libgdrapi.so.2`; or the driver, from CUDA 13.3 on. Without either streams make all copies. Loads that library; initialises
+    /// nothing.
+    ///
+    /// # Errors
+    /// Why there is none: no library, or its kernel module is not loaded.
+    pub fn gdr_copy(&self) -> Result<String> {
+        gdr::probe(self.shared.in_use())
+    }
+
     fn of(library: Option<PathBuf>) -> Self {
         Self {
             shared: Arc::new(shared::Shared::new(library)),
+            ipc: Arc::default(),
         }
+    }
+
+    /// Memory of other processes. The driver is loaded by the first who asks.
+    fn ipc(&self) -> Result<&ipc::CudaIpc> {
+        if let Some(ipc) = self.ipc.get() {
+            return Ok(ipc);
+        }
+        let made = ipc::CudaIpc::new(self.shared.load()?)?;
+        Ok(self.ipc.get_or_init(|| made))
     }
 }
 
@@ -106,5 +139,42 @@ impl Accelerator for CudaCopy {
     /// Initialises the driver, and opens the devices that are in use. Others are opened, on another thread, when a copy first names them.
     fn open(&self) -> Result<Box<dyn CopyEngine>> {
         Ok(Box::new(engine::Engine::open(Arc::clone(&self.shared))?))
+    }
+
+    fn export(&self, address: u64, length: u64) -> Result<Export> {
+        self.ipc()?.export(address, length)
+    }
+
+    fn exported(&self, address: u64, length: u64) -> Option<Export> {
+        self.ipc.get()?.exported(address, length)
+    }
+
+    fn import(&self, descriptor: &[u8], peer: &Identity) -> Import {
+        if let Some(ipc) = self.ipc.get()
+            && self.shared.in_use().is_some_and(Cuda::is_initialised)
+        {
+            return ipc.import(descriptor, peer);
+        }
+        // The first of this process: the driver is started for it, if it can be reached at all.
+        let judged = ipc::CudaIpc::judge(descriptor, peer);
+        let (this, descriptor, peer) = (self.clone(), descriptor.to_vec(), peer.clone());
+        Box::pin(async move {
+            judged?;
+            let started = this.clone();
+            let start = move || {
+                started.shared.start()?;
+                started.ipc().map(drop)
+            };
+            let started = tokio::task::spawn_blocking(start).await;
+            started.map_err(|error| {
+                let text = "starting the driver was broken off";
+                Error::new(ErrorKind::Canceled, text).with_source(error)
+            })??;
+            this.ipc()?.import(&descriptor, &peer).await
+        })
+    }
+
+    fn imported(&self, descriptor: &[u8], peer: &Identity) -> Option<ImportedMemory> {
+        self.ipc.get()?.imported(descriptor, peer)
     }
 }
