@@ -96,6 +96,18 @@ impl CudaCopy {
         gdr::probe(self.shared.in_use())
     }
 
+    /// The names of the devices, by number: the first is that of `MemoryType::Cuda(0)`. Initialises the driver, which may take seconds.
+    ///
+    /// # Errors
+    /// `Unsupported`: no driver, or one without a device; and what the driver said.
+    pub fn device_names(&self) -> Result<Vec<String>> {
+        let cuda = self.shared.start()?;
+        let count = cuda.device_count().unwrap_or(0);
+        (0..count)
+            .map(|ordinal| cuda.device(ordinal)?.name())
+            .collect()
+    }
+
     fn of(library: Option<PathBuf>) -> Self {
         Self {
             shared: Arc::new(shared::Shared::new(library)),
