@@ -19,6 +19,8 @@ use wharf::{
     transport::{
         Accelerator, Connected, Connector, CopyAttributes, CopyEngine, CopyRequest, Interface,
         Link, LinkAttributes, Opened, Place, RawSlice, Transport,
+        accelerator::{DevicePlace, DeviceStream, Export, Import, ImportedMemory},
+        cuda::{CudaCopy, CudaEvent, CudaStream},
     },
 };
 
@@ -58,6 +60,10 @@ all! {
     Blocks: Send + Sync + Unpin + Clone + 'static;
     HostBufferMut: Send + Sync + Unpin + 'static;
     Explanation: Send + Sync + Unpin + Clone + 'static;
+
+    Export: Send + Sync + Unpin + Clone + 'static;
+    Import: Send + Unpin + 'static;
+    ImportedMemory: Send + Sync + Unpin + 'static;
 
     AddressRange: Send + Sync + Unpin + Copy + 'static;
     AllocMonitor: Send + Sync + Unpin + Copy + 'static;
@@ -145,6 +151,15 @@ all! {
     Tag: Send + Sync + Unpin + Copy + 'static;
     WorkerId: Send + Sync + Unpin + Copy + 'static;
 
+    dyn Accelerator: Send + Sync;
+    dyn CopyEngine: Send;
+    CopyAttributes: Send + Sync + Unpin + Copy + 'static;
+    CopyRequest: Send + Unpin + Copy + 'static;
+    CudaCopy: Send + Sync + Unpin + Clone + 'static;
+    CudaEvent: Send + Sync + Unpin + Copy + 'static;
+    CudaStream: Send + Sync + Unpin + Copy + 'static;
+    DevicePlace: Send + Sync + Unpin + Copy + 'static;
+    DeviceStream: Send + Sync + Unpin + Copy + 'static;
     dyn Transport: Send + Sync;
     dyn Connector: Send + Sync;
     dyn Interface: Send;
@@ -154,8 +169,4 @@ all! {
     LinkAttributes: Send + Sync + Copy + 'static;
     RawSlice: Send + Unpin + Copy + 'static;
     Place: Unpin + 'static;
-    dyn Accelerator: Send + Sync;
-    dyn CopyEngine: Send;
-    CopyRequest: Send + Copy + 'static;
-    CopyAttributes: Send + Sync + Copy + 'static;
 }

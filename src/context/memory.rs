@@ -184,7 +184,7 @@ impl Context {
         let attributes = MemoryAttributes::new(memory_type, allocated.range()).id(allocated.id());
         let exports = self
             .expert(DomainCapabilities::EXPORT, memory_type)
-            .is_some();
+            .is_some_and(|_| allocated.exports());
         self.notify_allocated(&attributes.dma_buf(exports));
         Ok(allocated.into())
     }

@@ -140,6 +140,11 @@ pub unsafe trait DomainMemory: Any + Send + Sync + fmt::Debug {
     fn id(&self) -> u64 {
         0
     }
+
+    /// Whether its domain can export it, where the domain exports memory of its type at all.
+    fn exports(&self) -> bool {
+        true
+    }
 }
 
 /// An expert for some types of memory.
@@ -234,6 +239,10 @@ unsafe impl DomainMemory for Announced {
 
     fn id(&self) -> u64 {
         self.0.id()
+    }
+
+    fn exports(&self) -> bool {
+        self.0.exports()
     }
 }
 

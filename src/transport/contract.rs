@@ -348,6 +348,12 @@ impl Registry {
     /// Bits of a token that belong to the interface.
     pub const TOKEN_BITS: u32 = 40;
 
+    /// For those who drive an interface or an engine by hand: it registers with the poll of this registry, under `base | token`.
+    #[must_use]
+    pub fn new(registry: mio::Registry, base: usize) -> Self {
+        Self { registry, base }
+    }
+
     /// Registers `source` for edge-triggered events under `token` (at most 40 bits).
     ///
     /// # Errors

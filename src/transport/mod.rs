@@ -10,6 +10,7 @@ pub(crate) mod cma;
 #[cfg(test)]
 mod conformance;
 pub mod contract;
+pub mod cuda;
 pub(crate) mod loopback;
 pub(crate) mod registry;
 pub mod shm;

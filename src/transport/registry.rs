@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::transport::{
     Accelerator, Transport,
+    cuda::CudaCopy,
     loopback::Loopback,
     shm::{Shm, ShmOptions},
     tcp::{Tcp, TcpOptions},
@@ -43,7 +44,7 @@ pub(crate) fn built_in(keepalive: Option<Duration>, use_pidfd: bool) -> Vec<Arc<
 
 /// The kinds of devices of this build, in the order in which they are asked.
 pub(crate) fn accelerators() -> Vec<Arc<dyn Accelerator>> {
-    Vec::new()
+    vec![Arc::new(CudaCopy::new())]
 }
 
 #[cfg(test)]

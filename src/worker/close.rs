@@ -120,6 +120,7 @@ impl Core {
                     | Work::Get(_)
                     | Work::Atomic(_)
                     | Work::Serve(_)
+                    | Work::Lent(_)
                     | Work::ClaimLanding { .. }
                     | Work::Help { .. } => true,
                     // Matched: its sender may end what it announced when it hears of the close.

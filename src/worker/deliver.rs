@@ -265,7 +265,8 @@ impl Core {
                 tag,
                 from,
             });
-            self.begin_pull(key, link, rts.op, rts.length as usize);
+            let of_device = rts.segment == control::TABLE && rts.segment_offset == 0;
+            self.begin_pull(key, link, rts.op, rts.length as usize, of_device);
             return;
         }
         if recv.buffer.is_list() || rts.segment == control::TABLE {
@@ -527,6 +528,7 @@ impl Core {
             Work::Atomic(atomic) if atomic.sent && !atomic.fetch => {
                 self.finish(key, Outcome::Done(Ok(())));
             }
+            Work::Lent(_) => self.finish(key, Outcome::Done(Ok(()))),
             _ => {}
         }
     }
@@ -945,6 +947,8 @@ impl Core {
             control::SETTLE => self.settle(from, header),
             control::PULL => self.pulled(from, OpKey(header), body)?,
             control::PUT_RTS => self.put_announced(from, header, body)?,
+            control::ROUTE => self.route_asked(from, OpKey(header), body)?,
+            control::ROUTED => self.routed(from, OpKey(header), body)?,
             control::PUT_LAYOUT => self.put_layout(from, header, body)?,
             control::GET_LAYOUT => self.get_layout(from, header, body)?,
             control::LAYOUT_DATA => self.layout_data(from, OpKey(header), body)?,

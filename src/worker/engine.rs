@@ -10,7 +10,8 @@ use std::{
 };
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, ErrorKind, Result},
+    sys::fork,
     transport::{Connected, Interface, Link, Registry},
     types::LinkId,
     worker::{core::Core, device::Open, peer::Status},
@@ -64,6 +65,12 @@ impl Engine {
             closing: false,
             linger: None,
         })
+    }
+
+    /// Takes what was found out on another thread.
+    pub(crate) fn told(&mut self, act: impl FnOnce(&mut Core)) {
+        self.disarm();
+        act(&mut self.core);
     }
 
     /// Takes an engine that was opened, or why it was not. What is left over is to be dropped outside the lock.
@@ -135,10 +142,7 @@ impl Engine {
             .enumerate()
             .find(|(_, installed)| installed.name == transport)
             .ok_or_else(|| {
-                Error::new(
-                    crate::ErrorKind::Unsupported,
-                    "no such transport on this worker",
-                )
+                Error::new(ErrorKind::Unsupported, "no such transport on this worker")
             })?;
         let link = installed.interface.attach(id, connected)?;
         installed.links += 1;
@@ -323,6 +327,27 @@ impl Engine {
             }
             self.core.devices.disarm();
         }
+    }
+}
+
+impl Drop for Engine {
+    /// Also where nobody could end the connections before: on a runtime that was shut down.
+    fn drop(&mut self) {
+        if fork::forked() {
+            // They are the parent's, and so is what peers reach.
+            return;
+        }
+        let links: Vec<_> = self
+            .core
+            .peers
+            .iter()
+            .flatten()
+            .map(|peer| peer.slot)
+            .collect();
+        for link in links {
+            self.fail(link, Error::new(ErrorKind::Closed, "the worker is gone"));
+        }
+        self.core.outlive();
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     util::waker_slot::WakerSlot,
     worker::{
         blocks::Answer,
-        device::{DeviceWrite, Fragment, LocalCopy, Staged},
+        device::{DeviceWrite, Fragment, Lent, LocalCopy, Staged},
         layout::Plan,
         signal::Raise,
     },
@@ -257,6 +257,8 @@ pub(crate) enum Work {
         _buffer: Buffer,
     },
     Fill(Fill),
+    /// Device memory that a peer opens.
+    Lent(Lent),
     /// Bytes of a device that a stream writes.
     Write(DeviceWrite),
     /// A fragment that a link sends from where it is.

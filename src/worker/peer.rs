@@ -142,6 +142,8 @@ pub(crate) struct Peer {
     pub(crate) streams: crate::worker::stream::PeerStreams,
     /// What this side moves for it that stops in pinned memory, or waits to.
     pub(crate) staged: usize,
+    /// Why device memory of it is not opened here, once that was tried.
+    pub(crate) unrouted: Option<Error>,
     /// Requests for blocks, both ways.
     pub(crate) requests: Requests,
     /// Who waits for the end, and who for a place for another operation.
@@ -227,6 +229,7 @@ impl Peer {
             ready: Default::default(),
             streams: Default::default(),
             staged: 0,
+            unrouted: None,
             requests: Default::default(),
         }
     }

@@ -22,6 +22,7 @@ pub(crate) enum Buried {
     Buffer(Buffer),
     /// Something that takes long.
     Errand(crate::worker::device::Errand),
+    Route(crate::worker::device::RouteErrand),
 }
 
 impl Core {

@@ -190,6 +190,9 @@ impl Core {
         if entry.is_piped() {
             return self.advance_staged(link_id, key);
         }
+        if matches!(entry.work, Work::Lent(_)) {
+            return self.advance_lent(link_id, key);
+        }
         let attributes = peer.attributes;
         match &mut entry.work {
             Work::Send(send) => {
@@ -382,12 +385,16 @@ impl Core {
                     return Ok(Step::Parked);
                 };
                 let signal = put.signal.as_deref().map(|signal| signal.encode());
+                let mut mark = if signal.is_some() { 3 } else { 1 };
+                if put.buffer.is_on_device() {
+                    mark |= control::OF_DEVICE;
+                }
                 let rts = control::PutRts {
                     generation: put.region.1,
                     offset: put.offset,
                     length: put.buffer.len() as u64,
                     slot: put.region.0,
-                    last: if signal.is_some() { 3 } else { 1 },
+                    last: mark,
                 };
                 let signal = signal.as_ref().map_or(&[][..], |signal| &signal[..]);
                 link.am_bcopy(control::PUT_RTS, key.0, &rts.encode(), signal)?;

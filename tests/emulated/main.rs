@@ -4,3 +4,4 @@
 mod support;
 
 mod stranger_cuda;
+mod stranger_ucx;

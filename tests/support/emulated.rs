@@ -8,6 +8,21 @@ pub(crate) fn cuda() -> PathBuf {
     beside("libwharf_emulated_cuda.so")
 }
 
+/// The emulated GDRCopy over that driver, for `WHARF_LIBGDRAPI`.
+pub(crate) fn gdr() -> PathBuf {
+    beside("libwharf_emulated_gdr.so")
+}
+
+/// The emulated management library, for programs that look for `libnvidia-ml.so.1`.
+pub(crate) fn nvml() -> PathBuf {
+    beside("libwharf_emulated_nvml.so")
+}
+
+/// The few functions of the CUDA runtime, for programs that look for `libcudart.so.12`.
+pub(crate) fn cudart() -> PathBuf {
+    beside("libwharf_emulated_cudart.so")
+}
+
 /// A file in the `deps` folder of the profile that this program was built with. Examples stand in a folder beside it.
 fn beside(name: &str) -> PathBuf {
     let this = std::env::current_exe().expect("this program's path");

@@ -46,7 +46,12 @@ pub(super) fn primary(device: &Device) -> Result<CudaContext> {
     let cuda = device.cuda;
     cuda.usable()?;
     if let Some(context) = held(device) {
-        return Ok(context);
+        if context.is_alive()? {
+            return Ok(context);
+        }
+        // The program reset the device: whoever holds the old context has nothing in it any more.
+        let mut primaries = cuda.primaries.lock();
+        primaries.retain(|entry| !std::ptr::eq(entry.context.as_ptr(), Arc::as_ptr(&context.0)));
     }
     let mut raw = RawContext::NULL;
     // Slow, so outside the lock: who comes second gives its reference back below.
@@ -155,6 +160,22 @@ impl CudaContext {
             context: self,
             thread: PhantomData,
         })
+    }
+
+    /// Whether it is the context that it was: the program may have destroyed it, and the driver given its handle to another. A few cheap calls.
+    ///
+    /// # Errors
+    /// What the driver reports, other than that the context is gone.
+    pub(crate) fn is_alive(&self) -> Result<bool> {
+        let same = self
+            .enter()
+            .map(drop)
+            .and_then(|()| id_of(self.cuda(), self.0.raw))
+            .map(|id| id == self.0.id);
+        match same {
+            Err(error) if Status::of(&error).is_some_and(Status::is_end) => Ok(false),
+            same => same,
+        }
     }
 
     /// What somebody's drop does in the context; what fails is only told. Nothing in a forked child, where the driver cannot be called.

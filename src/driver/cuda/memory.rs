@@ -144,6 +144,19 @@ impl HostRegistration {
     pub(crate) fn device_ptr(&self) -> DevicePtr {
         self.device
     }
+    /// Undoes it and says how that went. May block.
+    ///
+    /// # Errors
+    /// What the driver said; of a context that is gone, that it is.
+    pub(crate) fn unregister(mut self) -> Result<()> {
+        if !std::mem::take(&mut self.owned) {
+            return Ok(());
+        }
+        let guard = self.context.enter()?;
+        // SAFETY: an address that was registered, unregistered once.
+        let status = unsafe { (guard.cuda().api.cuMemHostUnregister)(self.host.as_ptr().cast()) };
+        status.check("cuMemHostUnregister")
+    }
 }
 
 impl Drop for HostRegistration {
@@ -417,6 +430,8 @@ pub(crate) struct PointerInfo {
     pub(crate) legacy_ipc: bool,
     /// Whether it can be exported as a file descriptor.
     pub(crate) posix_fd: bool,
+    /// Whether it can be exported as a fabric handle.
+    pub(crate) fabric: bool,
     /// Whether network cards can reach it.
     pub(crate) gpu_direct: bool,
     /// The pool that it is of.
@@ -432,6 +447,7 @@ impl PointerInfo {
         range: None,
         legacy_ipc: false,
         posix_fd: false,
+        fabric: false,
         gpu_direct: false,
         pool: None,
     };
@@ -621,6 +637,7 @@ fn decide(values: &[u64; ASKED.len()]) -> PointerInfo {
         range: (len != 0).then_some((DevicePtr(start), len)),
         legacy_ipc: yes(ipc),
         posix_fd: handles & u64::from(sys::HANDLE_POSIX_FD) != 0,
+        fabric: handles & u64::from(sys::HANDLE_FABRIC) != 0,
         gpu_direct: yes(direct),
         pool,
     }

@@ -30,6 +30,7 @@ mod context;
 mod device;
 mod ipc;
 mod memory;
+mod share;
 mod status;
 mod stream;
 mod sys;
@@ -50,10 +51,12 @@ pub(crate) use ipc::{IpcMapping, MemoryPool, PoolAllocation, PoolMapping, Virtua
 pub(crate) use memory::{
     DeviceAllocation, DmaBuf, HostRegistration, PinnedAllocation, PointerInfo, PointerKind,
 };
+pub(crate) use share::PoolImport;
 pub(crate) use status::Status;
-pub(crate) use stream::{Event, HostCallback, Stream, Waiting};
+pub(crate) use stream::{Event, HostCallback, Route, Stream, Waiting};
 pub(crate) use sys::{
-    Attribute, DevicePtr, IpcHandle, PoolPointer, RawContext, RawEvent, RawPool, RawStream, Uuid,
+    Attribute, DevicePtr, FabricHandle, IpcHandle, PoolPointer, RawContext, RawEvent, RawPool,
+    RawStream, Uuid,
 };
 
 use super::library::{Absent, Library, MissingSymbol, Search};
@@ -204,6 +207,21 @@ impl Cuda {
     /// Whether [`Cuda::initialise`] has been done in this process.
     pub(crate) fn is_initialised(&self) -> bool {
         self.initialised_in.load(Ordering::Acquire) != 0 && !FORKED.load(Ordering::Relaxed)
+    }
+
+    /// Whether anybody in this process has initialised the driver, and it has a device: before, there is no memory of a device. One cheap call,
+    /// which initialises nothing.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.device_count().is_some_and(|count| count > 0)
+    }
+
+    /// How many devices there are; `None` while nobody has initialised the driver.
+    pub(crate) fn device_count(&self) -> Option<u16> {
+        self.usable().ok()?;
+        let mut count = 0;
+        // SAFETY: writes one number; before initialisation it says so.
+        let status = unsafe { (self.api.cuDeviceGetCount)(&raw mut count) };
+        (status == Status::SUCCESS).then(|| u16::try_from(count).unwrap_or(0))
     }
 
     /// Initialises the driver if nobody has. Takes up to seconds the first time; nothing later. A process that has done it must not be

@@ -102,6 +102,15 @@ impl Status {
         }
     }
 
+    /// Whether, said to a call with objects of our own, it means that the context is lost or was destroyed: no later call can succeed.
+    pub(crate) const fn is_end(self) -> bool {
+        matches!(self.kind(), ErrorKind::DeviceLost)
+            || matches!(
+                self,
+                Self::DEINITIALIZED | Self::INVALID_CONTEXT | Self::INVALID_HANDLE
+            )
+    }
+
     /// Success, or the error of `call`, by its exported name.
     ///
     /// # Errors

@@ -32,6 +32,17 @@ pub(crate) struct Stream {
     owned: bool,
 }
 
+/// Which sides a copy has, for [`Stream::copy_between`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// From host memory to a device.
+    ToDevice,
+    /// From a device to host memory.
+    ToHost,
+    /// Between memories of devices.
+    Across,
+}
+
 /// How [`Event::wait`] waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiting {
@@ -134,8 +145,22 @@ impl Cuda {
         status.check("cuStreamGetCtx")?;
         // SAFETY: the stream's context, which the caller vouches for.
         let context = unsafe { CudaContext::adopt(self, context) }?;
+        // SAFETY: as above.
+        unsafe { context.adopt_stream(raw) }
+    }
+}
+
+impl CudaContext {
+    /// The program's own stream of this context, or one of its default streams. It is never destroyed here.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: no stream, or one that is capturing a graph.
+    ///
+    /// # Safety
+    /// The stream is of this context, or a default stream, and lives for as long as this value.
+    pub(crate) unsafe fn adopt_stream(&self, raw: RawStream) -> Result<Stream> {
         let stream = Stream {
-            context,
+            context: self.clone(),
             raw,
             owned: false,
         };
@@ -179,6 +204,56 @@ impl Stream {
         // SAFETY: the caller vouches for both ranges.
         let status = unsafe { (guard.cuda().api.cuMemcpyAsync)(target, source, len, self.raw) };
         status.check("cuMemcpyAsync")
+    }
+
+    /// As [`Stream::copy`], by the call for just this route, so that the driver refuses an address that is not of the kind that it is said to be. Drivers
+    /// without that call take any.
+    ///
+    /// # Errors
+    /// As of [`Stream::copy`].
+    ///
+    /// # Safety
+    /// As of [`Stream::copy`].
+    pub(crate) unsafe fn copy_between(
+        &self,
+        guard: &ContextGuard<'_>,
+        route: Route,
+        target: DevicePtr,
+        source: DevicePtr,
+        len: usize,
+    ) -> Result<()> {
+        guard.check(&self.context)?;
+        let api = &guard.cuda().api;
+        let (call, name) = match route {
+            Route::ToDevice => (api.cuMemcpyHtoDAsync_v2, "cuMemcpyHtoDAsync_v2"),
+            Route::ToHost => (api.cuMemcpyDtoHAsync_v2, "cuMemcpyDtoHAsync_v2"),
+            Route::Across => (api.cuMemcpyDtoDAsync_v2, "cuMemcpyDtoDAsync_v2"),
+        };
+        let Some(call) = call else {
+            // SAFETY: the caller vouches for both ranges.
+            return unsafe { self.copy(guard, target, source, len) };
+        };
+        // SAFETY: as above. A host address goes as the number that it is.
+        let status = unsafe { call(target, source, len, self.raw) };
+        status.check(name)
+    }
+
+    /// Enqueues moving managed memory to the stream's device, so that the device need not fetch it page by page.
+    ///
+    /// # Errors
+    /// `Unsupported`; `InvalidArgument`: not managed memory.
+    pub(crate) fn prefetch(
+        &self,
+        guard: &ContextGuard<'_>,
+        start: DevicePtr,
+        len: usize,
+    ) -> Result<()> {
+        guard.check(&self.context)?;
+        let cuda = guard.cuda();
+        let call = cuda.optional(cuda.api.cuMemPrefetchAsync, "cuMemPrefetchAsync")?;
+        // SAFETY: changes no content.
+        let status = unsafe { call(start, len, self.context.device().raw, self.raw) };
+        status.check("cuMemPrefetchAsync")
     }
 
     /// Enqueues setting each byte of device memory.
@@ -225,6 +300,42 @@ impl Stream {
         // SAFETY: the caller vouches for the word. Flag 0: with the memory barrier.
         let status = unsafe { call(self.raw, at, value, 0) };
         status.check("cuStreamWriteValue64_v2")
+    }
+
+    /// Enqueues waiting until a word of 8 bytes has reached `value`, in cyclic order. The word may be written by another stream or by the host.
+    ///
+    /// # Errors
+    /// As of [`Stream::write_value`].
+    ///
+    /// # Safety
+    /// `at` is the device's address of 8 bytes, aligned to 8, that stay allocated until the stream has passed the wait, and that the host
+    /// accesses by atomic operations alone.
+    pub(crate) unsafe fn wait_value(
+        &self,
+        guard: &ContextGuard<'_>,
+        at: DevicePtr,
+        value: u64,
+    ) -> Result<()> {
+        guard.check(&self.context)?;
+        let cuda = guard.cuda();
+        let call = cuda.optional(cuda.api.cuStreamWaitValue64_v2, "cuStreamWaitValue64_v2")?;
+        // SAFETY: the caller vouches for the word. Flag 0: until the word is at least the value.
+        let status = unsafe { call(self.raw, at, value, 0) };
+        status.check("cuStreamWaitValue64_v2")
+    }
+
+    /// Whether the driver has the calls that write and wait for words, and the device takes them.
+    ///
+    /// # Errors
+    /// What the driver said of its device.
+    pub(crate) fn has_words(&self) -> Result<bool> {
+        let api = &self.context.cuda().api;
+        if api.cuStreamWriteValue64_v2.is_none() || api.cuStreamWaitValue64_v2.is_none() {
+            return Ok(false);
+        }
+        self.context
+            .device()
+            .has(super::Attribute::StreamMemoryOps64)
     }
 
     /// Enqueues marking this place by the event. An event marks one place: the last.

@@ -5,7 +5,7 @@
 //! dma-bufs. Uses `library`. Tests: `tests/driver/`.
 //!
 //! Writes are combined and fast (about 0.1 µs up to 64 bytes, 10 GB/s); reads are not cached and slow (about 1 µs, 0.5 GB/s), as GDRCopy's own
-//! README measured on a V100. The window is the device's BAR1, which may be small.
+//! README measured on a V100. The window is the device's BAR1, which may be small. `direct` makes windows without GDRCopy, where driver and device can.
 //!
 //! # Safety
 //! A window keeps its pages pinned and mapped from its making to its drop, in the order that the header demands: unmap, unpin, close. When
@@ -13,11 +13,14 @@
 //! vouches that the allocation lives. Nothing of the library is used in a child made by `fork`: the kernel ties the pages to the parent.
 #![allow(unsafe_code)]
 
+mod direct;
 mod sys;
 
 use std::{ffi::c_void, fmt, io, path::Path, ptr, sync::Arc};
 
 use parking_lot::Mutex;
+
+pub(crate) use direct::DirectWindow;
 
 use super::{
     cuda::DevicePtr,
@@ -177,7 +180,8 @@ impl GdrSession {
     /// `InvalidArgument`, `Io`: not device memory of a kind that can be mapped; `Exhausted`: BAR1 is full; `Forked`.
     ///
     /// # Safety
-    /// The memory stays allocated until the window is dropped.
+    /// The window is not read or written once the memory is freed. Memory that is freed before makes a window onto nothing, or onto what took its
+    /// place.
     pub(crate) unsafe fn map(&self, start: DevicePtr, len: usize) -> Result<Window> {
         let session = &self.0;
         if session.forked() {

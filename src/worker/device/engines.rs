@@ -158,6 +158,15 @@ impl Devices {
         }
     }
 
+    /// What begins what takes long; `None` once the worker has ended.
+    pub(super) fn opener(&self) -> Option<Opener> {
+        self.opener.clone()
+    }
+
+    pub(super) fn context(&self) -> Option<Context> {
+        self.context.clone()
+    }
+
     /// The engine that serves all of these types.
     pub(super) fn slot_for(&self, types: &[MemoryType]) -> Result<usize> {
         if types.is_empty() {

@@ -22,6 +22,7 @@
 //! | `pull` | into device memory: receives, gets, puts of a peer |
 //! | `serve` | out of it: sends, and gets of a peer |
 //! | `put` | puts out of it, into host memory of a peer |
+//! | `route` | from device memory of a process on the same host, without stops |
 //! | `write` | what is written to a stream out of it |
 //!
 //! Comes in: operations whose buffers are on a device. Goes out: copies to engines, fragments to links. Uses `transport::accelerator`.
@@ -34,6 +35,7 @@ mod pipe;
 mod pool;
 mod pull;
 mod put;
+mod route;
 mod serve;
 mod write;
 
@@ -42,6 +44,7 @@ pub(crate) use local::LocalCopy;
 pub(crate) use open::{Errand, Opener};
 pub(crate) use pipe::Staged;
 pub(crate) use pool::Fragment;
+pub(crate) use route::{Lent, RouteErrand};
 pub(crate) use serve::lend;
 pub(crate) use write::DeviceWrite;
 

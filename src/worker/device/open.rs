@@ -26,6 +26,11 @@ impl Opener {
         Self(Arc::downgrade(shared))
     }
 
+    /// The worker.
+    pub(super) fn worker(&self) -> &Weak<Shared> {
+        &self.0
+    }
+
     /// The opening of an engine, as something to do once the lock is gone.
     pub(super) fn errand(&self, slot: usize) -> Errand {
         Errand(self.clone(), slot)

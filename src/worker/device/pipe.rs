@@ -34,6 +34,7 @@ use super::{
     engines::Ready,
     local::HOST,
     pool::{Fragment, Side},
+    route::Route,
 };
 
 /// Parts of one transfer that are under way at a time: one is copied, one on its way, one landing, one to spare.
@@ -85,6 +86,7 @@ pub(super) struct Pipe {
     id: u32,
     /// For an engine, or a fragment.
     pub(super) waits: bool,
+    pub(super) route: Route,
 }
 
 pub(super) struct Part {
@@ -120,6 +122,7 @@ impl Pipe {
             parts: VecDeque::new(),
             id: 0,
             waits: false,
+            route: Route::Staged,
         }
     }
 
@@ -393,6 +396,9 @@ impl Core {
         if let Some(source) = staged.source {
             self.buried.push(Buried::Buffer(source));
         }
+        if let Some(pipe) = staged.pipe {
+            self.end_route(link, pipe.route);
+        }
         let Some(link) = link else { return };
         if staged.credit > 0 {
             self.consumed(link, staged.credit);
@@ -425,7 +431,10 @@ impl Core {
     /// All bytes are where they belong.
     pub(super) fn staging_done(&mut self, key: OpKey) {
         let Some(pipe) = self.pipe(key) else { return };
-        match pipe.kind {
+        let (kind, route) = (pipe.kind, std::mem::take(&mut pipe.route));
+        let link = self.operations.get(key).and_then(|entry| entry.link);
+        self.end_route(link, route);
+        match kind {
             Kind::Pull { op } => {
                 let Some(entry) = self.operations.get(key) else {
                     return;

@@ -34,8 +34,15 @@ use super::{
 };
 
 impl Core {
-    /// Begins to receive an announced message into memory that the host does not reach.
-    pub(crate) fn begin_pull(&mut self, key: OpKey, link: LinkId, op: u64, total: usize) {
+    /// Begins to receive an announced message into memory that the host does not reach. `of_device`: out of such memory, perhaps.
+    pub(crate) fn begin_pull(
+        &mut self,
+        key: OpKey,
+        link: LinkId,
+        op: u64,
+        total: usize,
+        of_device: bool,
+    ) {
         let Some(entry) = self.operations.get(key) else {
             return;
         };
@@ -49,7 +56,13 @@ impl Core {
         }
         let types = recv.buffer.device_types();
         match self.devices.staging_slot_for(&types) {
-            Ok(slot) => self.begin_staged(key, Pipe::new(Kind::Pull { op }, slot, total)),
+            Ok(slot) => {
+                let mut pipe = Pipe::new(Kind::Pull { op }, slot, total);
+                if of_device {
+                    pipe.route = self.route_to(link, total);
+                }
+                self.begin_staged(key, pipe);
+            }
             Err(error) => {
                 self.refuse(link, op, error.kind());
                 self.fail_operation(key, error);
@@ -64,8 +77,15 @@ impl Core {
         };
         let Work::Get(get) = &entry.work else { return };
         let (types, total) = (get.buffer.device_types(), get.buffer.len());
+        let link = entry.link.filter(|_| target.on_device);
         match self.devices.staging_slot_for(&types) {
-            Ok(slot) => self.begin_staged(key, Pipe::new(Kind::Get { target }, slot, total)),
+            Ok(slot) => {
+                let mut pipe = Pipe::new(Kind::Get { target }, slot, total);
+                if let Some(link) = link {
+                    pipe.route = self.route_to(link, total);
+                }
+                self.begin_staged(key, pipe);
+            }
             Err(error) => self.fail_operation(key, error),
         }
     }
@@ -73,7 +93,7 @@ impl Core {
     /// A peer puts into memory that this side has to fill itself.
     pub(crate) fn put_announced(&mut self, link: LinkId, op: u64, body: &[u8]) -> Result<()> {
         let rts = PutRts::decode(body)?;
-        let signal = match rts.last {
+        let signal = match rts.last & !control::OF_DEVICE {
             1 => None,
             3 => Some(Signal::decode(body.get(PutRts::SIZE..).unwrap_or(&[]))?),
             _ => return Err(violation("a put with a mark that there is not")),
@@ -106,6 +126,7 @@ impl Core {
             return Ok(());
         }
         let (total, offset) = (rts.length as usize, rts.offset as usize);
+        let on_device = exposed.device.is_some();
         let fill = Fill {
             exposed,
             offset,
@@ -113,7 +134,10 @@ impl Core {
             signal,
         };
         let key = self.operations.insert(Some(link), true, Work::Fill(fill));
-        let pipe = Pipe::new(Kind::Pull { op }, slot, total);
+        let mut pipe = Pipe::new(Kind::Pull { op }, slot, total);
+        if rts.last & control::OF_DEVICE != 0 && on_device {
+            pipe.route = self.route_to(link, total);
+        }
         if total == 0 {
             if let Some(entry) = self.operations.get(key) {
                 entry.staged.get_or_insert_default().pipe = Some(pipe);
@@ -141,6 +165,9 @@ impl Core {
 
     /// Asks for as many parts as there are fragments.
     pub(super) fn step_pull(&mut self, key: OpKey, kind: Kind) {
+        if !self.step_route(key, kind) {
+            return;
+        }
         while let Some(pipe) = self.pipe(key)
             && pipe.has_room()
         {

@@ -76,12 +76,26 @@ impl Core {
     /// The receiver asks for a part of what this side has announced.
     pub(crate) fn pulled(&mut self, link: LinkId, key: OpKey, body: &[u8]) -> Result<()> {
         let pull = Pull::decode(body)?;
-        let Some(entry) = self.operations.get(key).filter(|entry| {
-            entry.link == Some(link) && entry.outcome.is_none() && entry.deferred.is_none()
-        }) else {
+        let Some((part, priority)) = self.announced_range(link, key, &pull)? else {
             // It has ended meanwhile.
             self.refuse(link, pull.to, ErrorKind::Canceled);
             return Ok(());
+        };
+        self.start_serve(link, of(part, pull.to), None, priority);
+        Ok(())
+    }
+
+    /// What of an announced operation is asked for, and its priority. `None`: it has ended meanwhile. The announcement is answered by it.
+    pub(super) fn announced_range(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        pull: &Pull,
+    ) -> Result<Option<(Buffer, Priority)>> {
+        let Some(entry) = self.operations.get(key).filter(|entry| {
+            entry.link == Some(link) && entry.outcome.is_none() && entry.deferred.is_none()
+        }) else {
+            return Ok(None);
         };
         let priority = entry.priority;
         let mut answered = false;
@@ -107,8 +121,7 @@ impl Core {
         if answered {
             self.announcement_over(link);
         }
-        self.start_serve(link, of(part, pull.to), None, priority);
-        Ok(())
+        Ok(Some((part, priority)))
     }
 
     /// The receiver of a send from device memory takes its fragments as they come.

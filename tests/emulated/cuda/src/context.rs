@@ -123,7 +123,11 @@ impl Context {
         }
         {
             let mut objects = driver().objects.lock();
-            objects.contexts.remove(&self.handle);
+            // The handle may be another's by now.
+            let own = objects.contexts.get(&self.handle);
+            if own.is_some_and(|context| context.id == self.id) {
+                objects.contexts.remove(&self.handle);
+            }
             objects
                 .streams
                 .retain(|_, stream| stream.context.id != self.id);

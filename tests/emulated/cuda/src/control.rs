@@ -274,5 +274,6 @@ fn live() -> String {
     let _ = writeln!(text, "reserved {}", memory.reserved.len());
     let _ = writeln!(text, "mappings {}", memory.mappings.len());
     let _ = writeln!(text, "handles {}", memory.handles.len());
+    let _ = writeln!(text, "windows {}", memory.pins.len());
     text
 }

@@ -172,7 +172,7 @@ impl Device {
             130 => 0,
             134 => 0,
             // dma-buf with mmap came in 13.3.
-            152 => i32::from(version >= 13030 && settings::DMABUF.on()),
+            152 => i32::from(crate::memory::maps_dma_bufs()),
             0 | 162.. => return Err(Status::INVALID_VALUE),
             _ => 0,
         })

@@ -38,6 +38,7 @@ pub(crate) fn driver() -> &'static Driver {
     static DRIVER: OnceLock<Driver> = OnceLock::new();
     DRIVER.get_or_init(|| {
         settings::load();
+        crate::at_exit::write_journal();
         let faults = Faults::new();
         if let Ok(plan) = std::env::var("EMULATED_CUDA_FAULTS")
             && let Err(error) = faults.add(&plan)

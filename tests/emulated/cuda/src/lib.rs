@@ -19,6 +19,8 @@
 //! `EMULATED_CUDA_NAME` sets a number at the start; the names, their meaning and defaults stand in `settings.rs`. The ones
 //! that tests want: `DEVICES` (2), `MEMORY` (16 GiB each), `VERSION` (13000), `DELAY_US` (50), `PEERS`, `PAGEABLE`, `REUSE`,
 //! `FREE_WAITS`, `FETCH`, `FABRIC`, `LATENCY_NS`, `BANDWIDTH_MBS`, `HANG_MS`. `EMULATED_CUDA_FAULTS` is a fault plan.
+//! `EMULATED_CUDA_JOURNAL` names a file that is written when the process ends: `count NAME NUMBER` for each function that was called,
+//! `misuse …` for each misuse, `cpu MICROSECONDS`.
 //! `CUDA_VISIBLE_DEVICES` works as on the real driver.
 //!
 //! # Control
@@ -45,13 +47,14 @@
 //!
 //! # Where things are
 //! `abi` types of the header; `gate` what every function does first; `exports` the names; `context`, `stream`, `event`,
-//! `memory`, `host`, `vmm`, `pool`, `ipc`, `pointer`, `copy` the work; `device`, `settings`, `control` the rest. Tests: `tests/emulated/stranger_cuda`,
+//! `memory`, `host`, `vmm`, `pool`, `ipc`, `pointer`, `copy` the work; `pin` what the emulated GDRCopy asks for; `device`, `settings`, `control` the rest. Tests: `tests/emulated/stranger_cuda`,
 //! by the loader, as a stranger.
 
 // A header's numbers are of all widths; the conversions are what the ABI means.
 #![allow(clippy::cast_possible_truncation)]
 
 mod abi;
+mod at_exit;
 mod at_fork;
 mod context;
 mod control;
@@ -65,6 +68,7 @@ mod host;
 mod ipc;
 mod memory;
 mod objects;
+mod pin;
 mod pointer;
 mod pool;
 mod settings;

@@ -22,6 +22,7 @@ use crate::{
     driver::driver,
     host::Pinned,
     ipc::Opened,
+    pin::Pin,
     pool::Pool,
     settings,
     vmm::{Handle, Mapping},
@@ -164,6 +165,8 @@ pub(crate) struct Memory {
     pub(crate) reserved: BTreeMap<u64, u64>,
     pub(crate) mappings: BTreeMap<u64, Mapping>,
     pub(crate) handles: HashMap<u64, Handle>,
+    /// Pages that the host sees, by the number of whoever is told when they go.
+    pub(crate) pins: HashMap<u64, Pin>,
 }
 
 impl Memory {
@@ -172,7 +175,7 @@ impl Memory {
         if len == 0 {
             return Err(Status::INVALID_VALUE);
         }
-        let small = len <= SMALL;
+        let small = is_small(len);
         let unit = if small { ALIGN } else { BLOCK };
         let capacity = len
             .checked_next_multiple_of(unit)
@@ -313,7 +316,10 @@ impl Memory {
         match (&allocation.kind, allocation.context) {
             (Kind::Pooled(pool), _) => pool.give_back(allocation.offset),
             (Kind::Device, Some((_, context))) if settings::REUSE.on() => {
-                let unit = if allocation.len <= SMALL {
+                if !is_small(allocation.len) {
+                    self.revoke(allocation.room);
+                }
+                let unit = if is_small(allocation.len) {
                     ALIGN
                 } else {
                     BLOCK
@@ -423,11 +429,19 @@ impl Memory {
         if room.live > 0 {
             return;
         }
+        self.revoke(start);
         self.quarantine.push_back(start);
         while self.quarantine.len() > QUARANTINE {
             if let Some(oldest) = self.quarantine.pop_front() {
                 self.rooms.remove(&oldest);
             }
+        }
+    }
+
+    /// Tells those who look into a room that its memory goes.
+    fn revoke(&mut self, room: u64) {
+        for (number, pin) in self.pins.extract_if(|_, pin| pin.room == room) {
+            (pin.revoked)(number);
         }
     }
 
@@ -534,6 +548,16 @@ impl Memory {
         }
         Ok(None)
     }
+}
+
+/// Whether an allocation shares a room. None does where a dma-buf is mapped by the host: it begins where its file does.
+fn is_small(len: u64) -> bool {
+    len <= SMALL && !maps_dma_bufs()
+}
+
+/// Whether the host can map a dma-buf: from CUDA 13.3 on.
+pub(crate) fn maps_dma_bufs() -> bool {
+    settings::VERSION.get() >= 13030 && settings::DMABUF.on()
 }
 
 fn poison(backing: &Backing, offset: u64, len: u64, byte: u8) {

@@ -203,6 +203,10 @@ exports! {
         if device != call.context()?.device {
             return Err(Status::INVALID_VALUE);
         }
+        // What is mapped begins where the file does: the emulator has no file for what begins within memory.
+        if offset != 0 && crate::memory::maps_dma_bufs() {
+            return Err(Status::INVALID_VALUE);
+        }
         let fd = backing.reopen(offset).map_err(|_| Status::OPERATING_SYSTEM)?;
         handle.set(fd.into_raw_fd())
     }

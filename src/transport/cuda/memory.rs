@@ -1,0 +1,285 @@
+//! Memory that the domain allocates.
+//!
+//! # Safety
+//! Memory that the host reaches is zeroed before anybody has it: pinned memory is fresh pages of this process's own, registered with the driver, so
+//! that they stay mapped whatever becomes of a context; managed memory is written before it is given out. It is freed when nobody has it any
+//! more, on another thread; pages that a device may still touch are never unmapped.
+#![allow(unsafe_code)]
+
+use std::{
+    fmt,
+    mem::ManuallyDrop,
+    ptr::NonNull,
+    sync::{Arc, atomic::Ordering::Acquire},
+    time::Duration,
+};
+
+use super::{shared::Shared, words::is_end};
+use crate::{
+    driver::cuda::{Attribute, ContextGuard, DeviceAllocation, HostRegistration},
+    error::{Error, ErrorKind, Operation, Result},
+    memory::{AddressRange, DomainMemory},
+    sys::pages::Anonymous,
+    types::MemoryType,
+};
+
+/// How long an allocation that fails waits for memory that is being freed.
+const FREEING: Duration = Duration::from_secs(2);
+
+/// Allocates. May take long.
+///
+/// # Errors
+/// `Exhausted`, `Unsupported`, and what the driver said.
+pub(super) fn allocate(
+    shared: &Arc<Shared>,
+    memory_type: MemoryType,
+    length: usize,
+) -> Result<Box<dyn DomainMemory>> {
+    let made = try_allocate(shared, memory_type, length);
+    match made {
+        // What was dropped a moment ago may not be free yet.
+        Err(error) if error.kind() == ErrorKind::Exhausted && shared.reaper.settle(FREEING) => {
+            try_allocate(shared, memory_type, length)
+        }
+        made => made,
+    }
+    .map_err(|error| error.during(Operation::Memory))
+}
+
+fn try_allocate(
+    shared: &Arc<Shared>,
+    memory_type: MemoryType,
+    length: usize,
+) -> Result<Box<dyn DomainMemory>> {
+    let ordinal = match memory_type {
+        MemoryType::Cuda(ordinal) => ordinal,
+        MemoryType::CudaManaged | MemoryType::HostPinned => shared.some_device()?.ordinal(),
+        _ => {
+            let text = format!("CUDA allocates no memory of type {memory_type}");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+    };
+    let context = shared.context(ordinal)?;
+    let guard = context.enter()?;
+    match memory_type {
+        MemoryType::HostPinned => pinned(shared, &guard, length),
+        MemoryType::CudaManaged => managed(shared, &guard, length),
+        _ => device(shared, &guard, length, memory_type),
+    }
+}
+
+fn device(
+    shared: &Arc<Shared>,
+    guard: &ContextGuard<'_>,
+    length: usize,
+    memory_type: MemoryType,
+) -> Result<Box<dyn DomainMemory>> {
+    let allocation = guard.allocate(length)?;
+    let stream = guard.stream(false)?;
+    // SAFETY: nobody else knows the allocation yet, and the stream is waited for.
+    unsafe { stream.fill(guard, allocation.ptr(), 0, length) }?;
+    if let Err(error) = stream.synchronize(guard) {
+        // The device may still write: once more, or the memory is never freed.
+        if !is_end(&error) && stream.synchronize(guard).is_err() {
+            let _ = ManuallyDrop::new(allocation);
+        }
+        return Err(error);
+    }
+    Ok(Box::new(Allocated::new(shared, allocation, memory_type)?))
+}
+
+fn managed(
+    shared: &Arc<Shared>,
+    guard: &ContextGuard<'_>,
+    length: usize,
+) -> Result<Box<dyn DomainMemory>> {
+    // Without it the host may not touch any managed memory while the device works, and slices would be unsound.
+    let device = guard.context().device();
+    if !device.has(Attribute::ConcurrentManagedAccess)? {
+        let text = format!("host and {device:?} cannot use managed memory at once");
+        return Err(Error::new(ErrorKind::Unsupported, text));
+    }
+    let allocation = guard.allocate_managed(length)?;
+    let start = std::ptr::with_exposed_provenance_mut::<u8>(allocation.ptr().0 as usize);
+    // SAFETY: managed memory of this length, which nobody else knows yet and the host may touch at any time.
+    unsafe { start.write_bytes(0, length) };
+    let allocated = Allocated::new(shared, allocation, MemoryType::CudaManaged)?;
+    Ok(Box::new(allocated))
+}
+
+fn pinned(
+    shared: &Arc<Shared>,
+    guard: &ContextGuard<'_>,
+    length: usize,
+) -> Result<Box<dyn DomainMemory>> {
+    let pages = Anonymous::new(length)
+        .map_err(|error| Error::io(format!("allocating {length} bytes"), error))?;
+    pages
+        .dont_fork()
+        .map_err(|error| Error::io("keeping pinned memory out of children", error))?;
+    let mut pinned = Pinned {
+        pages: Some(pages),
+        registration: None,
+        shared: Arc::clone(shared),
+    };
+    if let Some(pages) = &pinned.pages
+        && let Some(start) = NonNull::new(pages.as_ptr())
+    {
+        // SAFETY: mapped until the registration is gone.
+        pinned.registration = Some(unsafe { guard.register_host(start, length, true) }?);
+    }
+    let address = pinned
+        .pages
+        .as_ref()
+        .map_or(0, |pages| pages.as_ptr().expose_provenance());
+    let range = AddressRange::new(address as u64, length as u64)?;
+    let id = shared
+        .start()?
+        .buffer_id(crate::driver::cuda::DevicePtr(range.start()))?
+        .unwrap_or(0);
+    Ok(Box::new(PinnedMemory {
+        range,
+        id,
+        pinned: Some(pinned),
+        shared: Arc::clone(shared),
+    }))
+}
+
+/// Device or managed memory.
+struct Allocated {
+    allocation: Option<DeviceAllocation>,
+    range: AddressRange,
+    memory_type: MemoryType,
+    id: u64,
+    exports: bool,
+    shared: Arc<Shared>,
+}
+
+impl Allocated {
+    fn new(
+        shared: &Arc<Shared>,
+        allocation: DeviceAllocation,
+        memory_type: MemoryType,
+    ) -> Result<Self> {
+        let at = allocation.ptr();
+        let range = AddressRange::new(at.0, allocation.len() as u64)?;
+        let id = shared.start()?.buffer_id(at)?.unwrap_or(0);
+        let exports = memory_type != MemoryType::CudaManaged
+            && allocation.context().device().has(Attribute::DmaBuf)?;
+        Ok(Self {
+            allocation: Some(allocation),
+            range,
+            memory_type,
+            id,
+            exports,
+            shared: Arc::clone(shared),
+        })
+    }
+}
+
+impl Drop for Allocated {
+    fn drop(&mut self) {
+        if let Some(allocation) = self.allocation.take() {
+            self.shared.reaper.bury(allocation);
+        }
+    }
+}
+
+impl fmt::Debug for Allocated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} memory at {}", self.memory_type, self.range)
+    }
+}
+
+// SAFETY: range and type are fixed. Device memory is not for the host. Managed memory was zeroed, the host may access it at any time, and it is
+// freed after this value is dropped; the driver allocates no more than there is.
+unsafe impl DomainMemory for Allocated {
+    fn range(&self) -> AddressRange {
+        self.range
+    }
+
+    fn memory_type(&self) -> MemoryType {
+        self.memory_type
+    }
+
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn exports(&self) -> bool {
+        self.exports
+    }
+}
+
+/// Pages that are registered.
+struct Pinned {
+    pages: Option<Anonymous>,
+    registration: Option<HostRegistration>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let undone = match self.registration.take() {
+            // A device that was given up may still write to them.
+            Some(registration) if self.shared.given_up.load(Acquire) => {
+                let _ = ManuallyDrop::new(registration);
+                false
+            }
+            Some(registration) => match registration.unregister() {
+                Ok(()) => true,
+                Err(error) if is_end(&error) => true,
+                Err(error) => {
+                    tracing::warn!(target: "wharf::cuda", "pinned memory stays: {error}");
+                    false
+                }
+            },
+            None => true,
+        };
+        if !undone {
+            let _ = ManuallyDrop::new(self.pages.take());
+        }
+    }
+}
+
+/// Pinned host memory.
+struct PinnedMemory {
+    range: AddressRange,
+    id: u64,
+    pinned: Option<Pinned>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        if let Some(pinned) = self.pinned.take() {
+            self.shared.reaper.bury(pinned);
+        }
+    }
+}
+
+impl fmt::Debug for PinnedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pinned memory at {}", self.range)
+    }
+}
+
+// SAFETY: range and type are fixed; zeroed pages of this process's own, at most `isize::MAX` bytes as the kernel has it, which stay mapped until the
+// value is dropped, whatever the driver does.
+unsafe impl DomainMemory for PinnedMemory {
+    fn range(&self) -> AddressRange {
+        self.range
+    }
+
+    fn memory_type(&self) -> MemoryType {
+        MemoryType::HostPinned
+    }
+
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn exports(&self) -> bool {
+        false
+    }
+}

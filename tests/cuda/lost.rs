@@ -1,0 +1,287 @@
+//! Bad input, and devices that go away under copies.
+//!
+//! # Safety
+//! Freed memory is only named to the driver, which is what is tested.
+#![allow(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use wharf::{MemoryType, transport::accelerator::Accelerator as _};
+
+use crate::{
+    alone::{child_with, is_child},
+    domain::reset,
+    error::ErrorKind,
+    fixture::{Bench, accelerator, context, control, device_end, live, pattern, pinned_end, until},
+    support::this_test,
+};
+
+#[test]
+fn addresses_that_are_not_what_they_are_said_to_be() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let (device, pinned) = (
+        bench.allocate(MemoryType::Cuda(0), 4096),
+        bench.pinned(4096),
+    );
+    bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
+    let host = vec![0_u8; 4096];
+    let host = host.as_ptr() as u64;
+    // Freed: by this program's own call.
+    let own = context(0);
+    let freed = own.enter().expect("enters").allocate(4096).expect("memory");
+    let gone = freed.ptr().0;
+    freed.free().expect("frees");
+    for (from, to) in [
+        (device_end(host, 0), pinned.end(0)),
+        (pinned.end(0), device_end(host, 0)),
+        (device_end(host, 0), device.end(0)),
+        (device_end(gone, 0), pinned.end(0)),
+        (pinned.end(0), device_end(gone, 0)),
+        (device.end(0), device_end(gone, 0)),
+        // Past the end of an allocation.
+        (device.end(4000), pinned.end(0)),
+    ] {
+        let error = bench
+            .copy(from, to, 4096)
+            .expect_err("not what it is said to be");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(error.to_string().contains("cuMemcpy"), "{error}");
+    }
+    // A device's memory said to be the host's moves all the same, by the driver; nothing of the host touches it.
+    bench
+        .copy(pinned_end(device.address()), pinned.end(0), 64)
+        .expect_err("no end is a device's");
+    let other = bench.allocate(MemoryType::Cuda(0), 4096);
+    bench
+        .copy(pinned_end(device.address()), other.end(0), 64)
+        .expect("the driver knows better");
+    // A wrong device is as good: the driver has one address space.
+    bench
+        .copy(device_end(device.address(), 1), pinned.end(0), 64)
+        .expect("copies");
+    bench
+        .copy(pinned.end(0), device.end(0), 4096)
+        .expect("the engine goes on");
+    assert!(bench.sink.lost.is_none());
+}
+
+#[test]
+fn memory_freed_under_a_copy_ends_the_device_and_nothing_else() {
+    if !is_child() {
+        return child_with(this_test!(), &[("EMULATED_CUDA_FREE_WAITS", "0")]);
+    }
+    let mut bench = Bench::new();
+    let pinned = bench.pinned(4096);
+    let (other, far) = (
+        bench.allocate(MemoryType::Cuda(0), 64),
+        bench.allocate(MemoryType::Cuda(1), 64),
+    );
+    bench.copy(pinned.end(0), other.end(0), 8).expect("copies");
+    bench.copy(pinned.end(0), far.end(0), 8).expect("copies");
+    let own = context(0);
+    let freed = own.enter().expect("enters").allocate(4096).expect("memory");
+    control("hold 0");
+    let end = device_end(freed.ptr().0, 0);
+    bench.begin(pinned.end(0), end, 4096, 1).expect("begins");
+    bench
+        .begin(pinned.end(0), other.end(0), 64, 2)
+        .expect("begins");
+    bench.engine.flush();
+    freed.free().expect("frees");
+    control("release");
+    bench.drain(2);
+    for (_, result) in bench.sink.done.drain(..) {
+        let error = result.expect_err("lost");
+        assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+        assert!(error.to_string().contains("cuda:0"), "{error}");
+    }
+    bench
+        .copy(pinned.end(0), far.end(0), 8)
+        .expect("the other device goes on");
+}
+
+#[test]
+fn a_context_destroyed_under_copies() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    for wait in [false, true] {
+        let mut bench = Bench::new();
+        let (device, pinned) = (
+            bench.allocate(MemoryType::Cuda(0), 4096),
+            bench.pinned(4096),
+        );
+        bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
+        let count = 20;
+        for token in 0..count {
+            bench
+                .begin(pinned.end(0), device.end(0), 4096, token)
+                .expect("begins");
+            if wait {
+                bench.engine.flush();
+            }
+        }
+        // The driver lets end what is in its streams.
+        reset(0);
+        bench.engine.flush();
+        bench.drain(count as usize);
+        for (_, result) in bench.sink.done.drain(..) {
+            match result {
+                Ok(()) => assert!(wait, "nothing was in a stream"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}"),
+            }
+        }
+        // The next one is told in any case.
+        let after = bench
+            .copy(pinned.end(0), device.end(0), 8)
+            .expect_err("lost");
+        assert_eq!(after.kind(), ErrorKind::DeviceLost, "{after}");
+        assert!(
+            pinned.bytes().iter().all(|byte| *byte == 0),
+            "pinned memory stays"
+        );
+        drop((device, pinned));
+        drop(bench);
+    }
+    // A new engine has a new context.
+    let mut bench = Bench::new();
+    let (device, pinned) = (bench.allocate(MemoryType::Cuda(0), 64), bench.pinned(64));
+    bench
+        .copy(pinned.end(0), device.end(0), 64)
+        .expect("copies");
+}
+
+#[test]
+fn nothing_is_left() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let before = crate::support::open_fds();
+    for round in 0..5 {
+        let mut bench = Bench::new();
+        let (device, far) = (
+            bench.allocate(MemoryType::Cuda(0), 4096),
+            bench.allocate(MemoryType::Cuda(1), 4096),
+        );
+        let pinned = bench.pinned(4096);
+        for token in 0..100 {
+            bench
+                .begin(pinned.end(0), device.end(0), 4096, token)
+                .expect("begins");
+            bench
+                .begin(device.end(0), far.end(0), 4096, token)
+                .expect("begins");
+            bench.engine.flush();
+        }
+        match round % 3 {
+            0 => bench.drain(200),
+            // The worker ends with copies under way: they are waited for, reported, and nothing is taken any more.
+            1 => {
+                bench.engine.quiesce();
+                bench.drain(200);
+                let error = bench
+                    .begin(pinned.end(0), device.end(0), 8, 0)
+                    .expect_err("closed");
+                assert_eq!(error.kind(), ErrorKind::Closed);
+            }
+            _ => {}
+        }
+        drop(bench);
+        drop((device, far, pinned));
+        until("the end", || live("contexts") == 0);
+        for what in [
+            "streams",
+            "events",
+            "bytes",
+            "allocations",
+            "pinned",
+            "registered",
+        ] {
+            assert_eq!(live(what), 0, "{what}");
+        }
+    }
+    assert_eq!(control("misused"), "0", "{}", control("misuses"));
+    if before != crate::support::open_fds() {
+        // The emulator's own threads and files go a little later.
+        until("the fds", || crate::support::open_fds() <= before + 1);
+    }
+}
+
+#[test]
+fn a_device_that_hangs_is_given_up() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let (device, mut pinned) = (
+        bench.allocate(MemoryType::Cuda(0), 4096),
+        bench.pinned(4096),
+    );
+    bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
+    control("hold");
+    pinned.bytes_mut().copy_from_slice(&pattern(3, 4096));
+    bench
+        .begin(pinned.end(0), device.end(0), 4096, 1)
+        .expect("begins");
+    bench.engine.flush();
+    let start = Instant::now();
+    bench.engine.quiesce();
+    assert!(start.elapsed() >= Duration::from_secs(5));
+    bench.drain(1);
+    let error = bench
+        .sink
+        .done
+        .pop()
+        .expect("told")
+        .1
+        .expect_err("given up");
+    assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+    // What the device may still read is not freed, and the copy goes well when the device wakes up after all.
+    let at = device.address();
+    drop(pinned);
+    let domain = bench.accelerator.domain();
+    drop(bench);
+    std::thread::sleep(Duration::from_millis(50));
+    control("release");
+    until("the copy", || {
+        control(&format!("digest {at} 4096")) == digest(&pattern(3, 4096))
+    });
+    drop((device, domain));
+    let _ = accelerator();
+}
+
+fn digest(bytes: &[u8]) -> String {
+    let digest = bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
+            (digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    format!("{digest:016x}")
+}
+
+#[test]
+fn out_of_memory_is_told() {
+    if !is_child() {
+        let memory = (8_u64 << 20).to_string();
+        return child_with(this_test!(), &[("EMULATED_CUDA_MEMORY", memory.as_str())]);
+    }
+    let mut bench = Bench::new();
+    let (device, pinned) = (bench.allocate(MemoryType::Cuda(0), 64), bench.pinned(64));
+    for memory_type in [MemoryType::Cuda(0), MemoryType::CudaManaged] {
+        let error = bench
+            .domain
+            .allocate(memory_type, 16 << 20)
+            .expect_err("no room");
+        assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
+        assert!(
+            error.to_string().contains(&(16 << 20).to_string()),
+            "{error}"
+        );
+    }
+    bench
+        .copy(pinned.end(0), device.end(0), 64)
+        .expect("goes on");
+}

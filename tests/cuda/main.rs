@@ -1,0 +1,25 @@
+//! `cuda_copy` on the emulated CUDA driver, by the real loader: its memory domain and its engine, driven by hand.
+//!
+//! The program's own use of CUDA (streams, contexts, memory of other kinds) goes by the driver room, which this program compiles into itself, so that
+//! it shares nothing with the library but the driver. Whatever sets the driver's state runs in a process of its own.
+
+#[path = "../../src/driver/mod.rs"]
+mod driver;
+mod error {
+    pub(crate) use wharf::{Error, ErrorKind, Result};
+}
+#[path = "../driver/alone.rs"]
+mod alone;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod budget;
+mod copies;
+mod domain;
+mod faults;
+mod fixture;
+mod gdr;
+mod lost;
+mod old;
+mod order;
+mod wake;

@@ -1,0 +1,300 @@
+//! Transfers in order with the program's own streams.
+//!
+//! # Safety
+//! Streams and events outlive the engine's use of them.
+#![allow(unsafe_code)]
+
+use wharf::{
+    MemoryType,
+    transport::{
+        SendError,
+        accelerator::{DevicePlace, DeviceStream},
+        cuda::{CudaEvent, CudaStream},
+    },
+};
+
+use crate::{
+    alone::{child_with, is_child},
+    driver::cuda::{CudaContext, DevicePtr, RawStream, Stream, Waiting},
+    error::{Error, ErrorKind, Result},
+    fixture::{Bench, context, control, cuda, until},
+    support::this_test,
+    wake::Parked,
+};
+
+/// A stream as a program has it.
+fn handle(raw: RawStream, device: u16) -> CudaStream {
+    // SAFETY: the tests' streams outlive their benches' use of them.
+    unsafe { CudaStream::from_raw(std::ptr::with_exposed_provenance_mut(raw.0), device) }
+}
+
+fn after(bench: &mut Bench, place: impl Into<DevicePlace>, token: u64) -> Result<()> {
+    match bench.engine.after(place.into(), token) {
+        Ok(()) => Ok(()),
+        Err(SendError::Full) => Err(Error::new(ErrorKind::WouldBlock, "full")),
+        Err(SendError::Failed(error)) => Err(error),
+    }
+}
+
+/// Queues a "kernel" in a stream: after `micros` it writes the pattern of `seed`.
+fn kernel(own: &CudaContext, raw: RawStream, micros: u64, at: DevicePtr, length: u64, seed: u64) {
+    let _guard = own.enter().expect("enters");
+    let at = at.0;
+    control(&format!(
+        "kernel {} {micros} fill {at} {length} {seed}",
+        raw.0
+    ));
+}
+
+#[test]
+fn what_a_kernel_writes_is_copied_after_it() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    const LEN: usize = 4096;
+    let mut bench = Bench::new();
+    let mut parked = Parked::new(&mut bench);
+    let own = context(1);
+    let stream = own
+        .enter()
+        .expect("enters")
+        .stream(false)
+        .expect("a stream");
+    let event = own
+        .enter()
+        .expect("enters")
+        .event(Waiting::Spin)
+        .expect("an event");
+    let (device, pinned) = (bench.allocate(MemoryType::Cuda(1), LEN), bench.pinned(LEN));
+    let at = DevicePtr(device.address());
+    let mut stale = 0;
+    for seed in 1..60_u64 {
+        let raw = match seed % 3 {
+            0 => RawStream::NULL,
+            _ => stream.raw(),
+        };
+        kernel(&own, raw, 3000, at, LEN as u64, seed);
+        let place: DevicePlace = if seed % 3 == 2 {
+            let guard = own.enter().expect("enters");
+            stream.record(&guard, &event).expect("records");
+            // SAFETY: the event outlives the engine's use of it.
+            unsafe {
+                CudaEvent::from_raw(std::ptr::with_exposed_provenance_mut(raw_event(&event)), 1)
+            }
+            .into()
+        } else {
+            handle(raw, 1).into()
+        };
+        // The control: without order the bytes are old ones, mostly.
+        if seed % 10 == 0 {
+            bench
+                .copy(device.end(0), pinned.end(0), LEN)
+                .expect("copies");
+            stale += u32::from(pinned.bytes()[..16] != expected(seed, 16)[..]);
+        }
+        after(&mut bench, place, 5).expect("waits");
+        if seed % 2 == 0 {
+            parked.drain(&mut bench, 1);
+        } else {
+            bench.drain(1);
+        }
+        assert!(matches!(bench.sink.done.pop(), Some((5, Ok(())))));
+        bench
+            .copy(device.end(0), pinned.end(0), LEN)
+            .expect("copies");
+        assert!(
+            pinned.bytes() == expected(seed, LEN),
+            "stale bytes of {seed}"
+        );
+    }
+    assert!(stale > 0, "a kernel that is never late shows nothing");
+}
+
+fn raw_event(event: &crate::driver::cuda::Event) -> usize {
+    // As it is shown: `event 0x… of …`.
+    let text = format!("{event:?}");
+    let digits = text.split_whitespace().nth(1).expect("a handle");
+    usize::from_str_radix(digits.trim_start_matches("0x"), 16).expect("a number")
+}
+
+/// The emulator's pattern.
+fn expected(seed: u64, length: usize) -> Vec<u8> {
+    let byte =
+        |index: u64| (seed.wrapping_add(index).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8;
+    (0..length as u64).map(byte).collect()
+}
+
+#[test]
+fn a_stream_that_waits_holds_up_no_copies() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let own = context(0);
+    let guard = own.enter().expect("enters");
+    let (device, pinned) = (bench.allocate(MemoryType::Cuda(0), 64), bench.pinned(64));
+    let word = guard.allocate_pinned(8).expect("memory");
+    let streams: Vec<Stream> = (0..5)
+        .map(|_| guard.stream(false).expect("a stream"))
+        .collect();
+    // Each of them waits for what the host has yet to write.
+    for stream in &streams {
+        // SAFETY: the word outlives the streams' wait.
+        unsafe { stream.wait_value(&guard, word.device_ptr(), 1) }.expect("waits");
+    }
+    bench
+        .copy(pinned.end(0), device.end(0), 64)
+        .expect("opens the device");
+    for (token, stream) in streams[..4].iter().enumerate() {
+        after(&mut bench, handle(stream.raw(), 0), token as u64).expect("waits");
+    }
+    let error = after(&mut bench, handle(streams[4].raw(), 0), 4).expect_err("no more at once");
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    for _ in 0..20 {
+        bench
+            .copy(pinned.end(0), device.end(0), 64)
+            .expect("goes on");
+        bench
+            .copy(device.end(0), pinned.end(0), 64)
+            .expect("goes on");
+    }
+    let open = word.as_ptr().as_ptr().cast::<u64>();
+    // SAFETY: eight aligned bytes that are accessed atomically alone.
+    unsafe { std::sync::atomic::AtomicU64::from_ptr(open) }
+        .store(1, std::sync::atomic::Ordering::SeqCst);
+    bench.drain(4);
+    let mut told: Vec<_> = bench
+        .sink
+        .done
+        .drain(..)
+        .map(|(token, result)| result.map(|()| token).expect("reached"))
+        .collect();
+    told.sort_unstable();
+    assert_eq!(told, [0, 1, 2, 3]);
+    after(&mut bench, handle(streams[4].raw(), 0), 4).expect("there is room again");
+    bench.drain(1);
+}
+
+#[test]
+fn a_place_on_a_device_that_is_not_open_yet() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let own = context(1);
+    let stream = own
+        .enter()
+        .expect("enters")
+        .stream(false)
+        .expect("a stream");
+    let device = bench.allocate(MemoryType::Cuda(1), 64);
+    for seed in 0..6 {
+        kernel(
+            &own,
+            stream.raw(),
+            2000,
+            DevicePtr(device.address()),
+            64,
+            seed,
+        );
+        after(&mut bench, handle(stream.raw(), 1), seed).expect("waits");
+    }
+    bench.drain(6);
+    assert!(bench.sink.done.drain(..).all(|(_, result)| result.is_ok()));
+    assert_eq!(
+        control(&format!("compare {} 64 5", device.address())),
+        "same"
+    );
+}
+
+#[test]
+fn a_stream_is_held_until_it_is_released() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    const LEN: usize = 4096;
+    let mut bench = Bench::new();
+    let own = context(0);
+    let stream = own
+        .enter()
+        .expect("enters")
+        .stream(false)
+        .expect("a stream");
+    let (device, target) = (bench.allocate(MemoryType::Cuda(0), LEN), bench.pinned(LEN));
+    let mut source = bench.pinned(LEN);
+    let error = bench.engine.hold(handle(stream.raw(), 0).into());
+    assert_eq!(
+        error.expect_err("no device is open").kind(),
+        ErrorKind::Unsupported
+    );
+    bench
+        .copy(source.end(0), device.end(0), 64)
+        .expect("opens the device");
+    for round in 1..=40_u8 {
+        let raw = if round % 2 == 0 {
+            stream.raw()
+        } else {
+            RawStream::NULL
+        };
+        let hold = bench.engine.hold(handle(raw, 0).into()).expect("holds");
+        // The program's own work behind: it reads what the copy brings.
+        {
+            let guard = own.enter().expect("enters");
+            let (to, from) = (DevicePtr(target.address()), DevicePtr(device.address()));
+            // SAFETY: both live until the stream was waited for.
+            let adopted = unsafe { own.adopt_stream(raw) }.expect("adopts");
+            // SAFETY: as above.
+            unsafe { adopted.copy(&guard, to, from, LEN) }.expect("enqueued");
+        }
+        source.bytes_mut().fill(round);
+        bench
+            .copy(source.end(0), device.end(0), LEN)
+            .expect("copies");
+        let guard = own.enter().expect("enters");
+        // SAFETY: as above.
+        let adopted = unsafe { own.adopt_stream(raw) }.expect("adopts");
+        assert!(!adopted.is_idle(&guard).expect("an answer"), "it is held");
+        bench.engine.release(hold);
+        bench.engine.release(hold);
+        adopted.synchronize(&guard).expect("goes on");
+        assert!(target.bytes().iter().all(|byte| *byte == round));
+    }
+    // A bounded number at once.
+    let holds: Vec<u64> =
+        std::iter::from_fn(|| bench.engine.hold(handle(stream.raw(), 0).into()).ok()).collect();
+    assert_eq!(holds.len(), 16);
+    let error = bench.engine.hold(handle(stream.raw(), 0).into());
+    assert_eq!(error.expect_err("too many").kind(), ErrorKind::Exhausted);
+    // What is still held goes on when the engine ends.
+    drop(bench);
+    let guard = own.enter().expect("enters");
+    until("the stream", || stream.is_idle(&guard).expect("an answer"));
+}
+
+#[test]
+fn streams_that_take_no_part_are_refused() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let own = context(0);
+    let stream = own
+        .enter()
+        .expect("enters")
+        .stream(false)
+        .expect("a stream");
+    // One that captures a graph, or would be drawn into another's capture.
+    control("fault cuStreamIsCapturing@1=906");
+    let error = after(&mut bench, handle(stream.raw(), 0), 1).expect_err("captures");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert!(error.to_string().contains("graph"), "{error}");
+    // No stream at all; another thread's default stream; a device that nobody uses; no such device.
+    for (raw, device) in [(0x1234_5678, 0), (2, 0), (0, 1), (0, 9)] {
+        let error = after(&mut bench, handle(RawStream(raw), device), 1).expect_err("none");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    }
+    assert_eq!(bench.engine.progress(1, &mut bench.sink), 0);
+    let place = DeviceStream::from(handle(stream.raw(), 0));
+    assert_eq!(place.accelerator(), "cuda_copy");
+    let _ = cuda();
+}

@@ -1,0 +1,284 @@
+//! A worker that parks is woken: by the driver's host function, without it, and when the device dies.
+//!
+//! # Safety
+//! The engine's stream and the word that it is made to wait for outlive the test's use of them.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use wharf::{MemoryType, transport::Registry};
+
+use crate::{
+    alone::{child_with, is_child},
+    driver::cuda::{DevicePtr, RawStream},
+    error::ErrorKind,
+    fixture::{Bench, calls, context, control, cuda, live, until},
+    support::{LIMIT, this_test},
+};
+
+/// A poll with the engine in it.
+pub(crate) struct Parked(mio::Poll, mio::Events);
+
+impl Parked {
+    pub(crate) fn new(bench: &mut Bench) -> Self {
+        let poll = mio::Poll::new().expect("a poll");
+        let registry = poll.registry().try_clone().expect("a registry");
+        bench
+            .engine
+            .register(Registry::new(registry, 1 << 50))
+            .expect("registers");
+        Self(poll, mio::Events::with_capacity(8))
+    }
+
+    /// Sleeps until an fd of the engine's is ready, and tells it.
+    pub(crate) fn sleep(&mut self, bench: &mut Bench) {
+        self.0.poll(&mut self.1, Some(LIMIT)).expect("polls");
+        assert!(!self.1.is_empty(), "nothing wakes it");
+        for event in &self.1 {
+            bench.engine.ready(event.token().0 & !(1 << 50));
+        }
+        bench.engine.disarm();
+    }
+
+    /// Parks until so many more were reported.
+    pub(crate) fn drain(&mut self, bench: &mut Bench, count: usize) {
+        let wanted = bench.sink.done.len() + count;
+        while bench.sink.done.len() < wanted {
+            if bench.engine.arm() {
+                self.sleep(bench);
+            } else {
+                bench.engine.disarm();
+            }
+            bench.engine.progress(64, &mut bench.sink);
+        }
+    }
+}
+
+#[test]
+fn a_host_function_wakes() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let mut parked = Parked::new(&mut bench);
+    let (device, other, pinned) = (
+        bench.allocate(MemoryType::Cuda(0), 4096),
+        bench.allocate(MemoryType::Cuda(1), 4096),
+        bench.pinned(8192),
+    );
+    assert!(bench.engine.arm(), "nothing is under way");
+    bench.engine.disarm();
+    for (from, to) in [
+        (pinned.end(0), device.end(0)),
+        (pinned.end(0), other.end(0)),
+        (device.end(0), other.end(0)),
+        (other.end(0), pinned.end(4096)),
+    ]
+    .repeat(30)
+    {
+        bench.begin(from, to, 4096, 1).expect("begins");
+        bench.engine.flush();
+        parked.drain(&mut bench, 1);
+    }
+    // What has completed already is not waited for.
+    bench
+        .begin(pinned.end(0), device.end(0), 8, 2)
+        .expect("begins");
+    bench.engine.flush();
+    until("the end of the copy", || !bench.engine.arm());
+    bench.drain(1);
+    for (_, result) in &bench.sink.done {
+        assert!(result.is_ok());
+    }
+    assert!(bench.sink.lost.is_none());
+}
+
+#[test]
+fn the_next_completion_wakes_not_the_last() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let mut parked = Parked::new(&mut bench);
+    let (device, pinned) = (
+        bench.allocate(MemoryType::Cuda(0), 4096),
+        bench.pinned(4096),
+    );
+    control("reset");
+    bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
+    let trace = control("trace");
+    // Its last argument is the engine's stream.
+    let line = trace
+        .lines()
+        .find(|line| line.contains("cuMemcpyHtoDAsync_v2"))
+        .expect("called");
+    let words: Vec<_> = line
+        .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+        .filter(|word| !word.is_empty())
+        .collect();
+    let name = words
+        .iter()
+        .position(|word| *word == "cuMemcpyHtoDAsync_v2")
+        .expect("named");
+    let stream = words[name + 4];
+    let stream = match stream.strip_prefix("0x") {
+        Some(digits) => usize::from_str_radix(digits, 16),
+        None => stream.parse(),
+    }
+    .expect("a handle");
+    // SAFETY: the engine's stream, which lives as long as the engine.
+    let stream = unsafe { cuda().adopt_stream(RawStream(stream)) }.expect("adopts");
+    let own = context(0);
+    let word = own
+        .enter()
+        .expect("enters")
+        .allocate_pinned(8)
+        .expect("memory");
+    let opens = |value| {
+        // SAFETY: eight aligned bytes that are accessed atomically alone.
+        unsafe { AtomicU64::from_ptr(word.as_ptr().as_ptr().cast()) }
+            .store(value, Ordering::Release);
+    };
+    let gate = |at: DevicePtr, value| {
+        let guard = own.enter().expect("enters");
+        // SAFETY: the word outlives the stream's wait.
+        unsafe { stream.wait_value(&guard, at, value) }.expect("waits");
+    };
+    for round in 1..20_u64 {
+        for token in 0..3 {
+            gate(word.device_ptr(), 3 * round + token);
+            bench
+                .begin(pinned.end(0), device.end(0), 8, token)
+                .expect("begins");
+            bench.engine.flush();
+        }
+        for token in 0..3 {
+            assert!(bench.engine.arm(), "nothing has completed");
+            opens(3 * round + token);
+            loop {
+                parked.sleep(&mut bench);
+                if bench.engine.progress(64, &mut bench.sink) > 0 {
+                    break;
+                }
+                assert!(bench.engine.arm());
+            }
+            let (told, _) = bench.sink.done.pop().expect("told");
+            assert!(
+                told == token && bench.sink.done.is_empty(),
+                "{told} {token}"
+            );
+        }
+    }
+    drop(bench);
+}
+
+#[test]
+fn without_host_functions_it_is_looked_again() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let mut parked = Parked::new(&mut bench);
+    let (device, pinned) = (
+        bench.allocate(MemoryType::Cuda(0), 4096),
+        bench.pinned(4096),
+    );
+    bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
+    for (plan, rings) in [
+        ("fault cuLaunchHostFunc@1+=999", false),
+        ("fault cuStreamWaitValue64_v2@1+=999", false),
+        // The word does not come, and the host function behind it does not run.
+        ("fault cuStreamWriteValue64_v2@1=skip", true),
+    ] {
+        control("reset");
+        control(plan);
+        bench
+            .begin(pinned.end(0), device.end(0), 8, 1)
+            .expect("begins");
+        control("hold");
+        bench.engine.flush();
+        assert!(bench.engine.arm());
+        let _ = rings;
+        control("release");
+        parked.drain(&mut bench, 1);
+        bench.sink.done.pop().expect("told").1.expect("copied");
+    }
+    control("reset");
+    bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
+}
+
+#[test]
+fn a_device_that_dies_wakes_who_is_parked() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let mut parked = Parked::new(&mut bench);
+    let (device, pinned) = (
+        bench.allocate(MemoryType::Cuda(0), 4096),
+        bench.pinned(4096),
+    );
+    bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
+    control("hold");
+    for token in 0..5 {
+        bench
+            .begin(pinned.end(0), device.end(0), 8, token)
+            .expect("begins");
+        bench.engine.flush();
+    }
+    assert!(bench.engine.arm());
+    let ran = calls("cuLaunchHostFunc");
+    control("break 0 719");
+    parked.drain(&mut bench, 5);
+    assert_eq!(calls("cuLaunchHostFunc"), ran, "no new one was needed");
+    for (index, (token, result)) in bench.sink.done.drain(..).enumerate() {
+        assert_eq!(token, index as u64);
+        let error = result.expect_err("lost");
+        assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+    }
+    let lost = bench.sink.lost.take().expect("the only device");
+    assert!(lost.to_string().contains("719"), "{lost}");
+    let error = bench
+        .begin(pinned.end(0), device.end(0), 8, 9)
+        .expect_err("lost");
+    assert_eq!(error.kind(), ErrorKind::DeviceLost);
+    // And nothing is woken any more.
+    assert!(bench.engine.arm());
+    assert_eq!(bench.engine.progress(64, &mut bench.sink), 0);
+    let _ = live("contexts");
+}
+
+#[test]
+fn a_device_that_dies_is_seen_by_who_polls() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let (device, other, pinned) = (
+        bench.allocate(MemoryType::Cuda(0), 4096),
+        bench.allocate(MemoryType::Cuda(1), 4096),
+        bench.pinned(4096),
+    );
+    bench.copy(pinned.end(0), device.end(0), 8).expect("copies");
+    bench.copy(pinned.end(0), other.end(0), 8).expect("copies");
+    control("hold 0");
+    bench
+        .begin(pinned.end(0), device.end(0), 8, 1)
+        .expect("begins");
+    bench.engine.flush();
+    control("break 0 700");
+    bench.drain(1);
+    let error = bench.sink.done.pop().expect("told").1.expect_err("lost");
+    assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+    // The other device goes on, and so does the engine.
+    assert!(bench.sink.lost.is_none());
+    bench.copy(pinned.end(0), other.end(0), 8).expect("copies");
+    for (from, to) in [
+        (pinned.end(0), device.end(0)),
+        (other.end(0), device.end(0)),
+    ] {
+        let error = bench.begin(from, to, 8, 2).expect_err("lost");
+        assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
+    }
+    control("release");
+}
