@@ -17,8 +17,8 @@ use wharf::{
         Subscription, TrackedAlloc, Uffd,
     },
     transport::{
-        Accelerator, Connected, Connector, CopyAttributes, CopyEnd, CopyEngine, CopyRequest,
-        Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
+        Accelerator, Connected, Connector, CopyAttributes, CopyEngine, CopyRequest, Interface,
+        Link, LinkAttributes, Opened, Place, RawSlice, Transport,
         accelerator::{DevicePlace, DeviceStream, Export, Import, ImportedMemory},
         cuda::{CudaCopy, CudaEvent, CudaStream},
     },
@@ -169,8 +169,4 @@ all! {
     LinkAttributes: Send + Sync + Copy + 'static;
     RawSlice: Send + Unpin + Copy + 'static;
     Place: Unpin + 'static;
-    dyn Accelerator: Send + Sync;
-    dyn CopyEngine: Send;
-    CopyRequest: Send + Copy + 'static;
-    CopyAttributes: Send + Sync + Copy + 'static;
 }

@@ -911,10 +911,9 @@ impl Core {
                 if let Some(key) = self.put_target(from, header, put, signal, data.len()) {
                     if let Some(entry) = self.operations.get(key)
                         && let Work::PutIn { exposed, .. } = &entry.work
+                        && !data.is_empty()
                     {
-                        if !data.is_empty() {
-                            exposed.write(put.offset as usize, data)?;
-                        }
+                        exposed.write(put.offset as usize, data)?;
                     }
                     self.put_landed(from, key);
                 }

@@ -319,7 +319,7 @@ impl AsRef<[u8]> for Reused {
 impl Drop for Reused {
     fn drop(&mut self) {
         self.0.fill(0xdd);
-        std::mem::forget(std::mem::take(&mut self.0));
+        let _kept = std::mem::ManuallyDrop::new(std::mem::take(&mut self.0));
     }
 }
 

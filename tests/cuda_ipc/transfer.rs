@@ -1,8 +1,8 @@
 //! Transfers between device memories of two processes, as a program makes them: in one copy where the memory can be opened, staged otherwise.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, time::timeout};
 use wharf::{
     Access, BufferMut, Context, Descriptor, Endpoint, Mask, MemoryType, Tag, Worker,
     transport::cuda::CudaCopy,
@@ -50,10 +50,15 @@ impl End {
     }
 
     async fn accept(child: &mut Child) -> Self {
+        Self::listen(|line| child.say(line)).await
+    }
+
+    /// Says where it listens, and takes the first who comes.
+    async fn listen(say: impl FnOnce(String)) -> Self {
         let context = Self::context();
         let worker = Worker::new(&context).expect("a worker");
         let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
-        child.say(listener.local_addr());
+        say(listener.local_addr().to_string());
         let incoming = watchdog(LIMIT, listener.accept()).await.expect("a request");
         let endpoint = watchdog(LIMIT, incoming.accept()).await;
         Self {
@@ -223,25 +228,15 @@ fn a_sender_that_is_killed_in_the_middle() {
     if let Some(mut parent) = child("first") {
         // In a process of its own, since it holds the device.
         runtime().block_on(async {
-            let context = End::context();
-            let worker = Worker::new(&context).expect("a worker");
-            let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
-            parent.say(listener.local_addr());
-            let incoming = watchdog(LIMIT, listener.accept()).await.expect("a request");
-            let endpoint = watchdog(LIMIT, incoming.accept()).await;
-            let end = End {
-                context,
-                worker,
-                endpoint: endpoint.expect("a connection"),
-            };
+            let end = End::listen(|line| parent.say(line)).await;
             let empty = end.memory(vec![0; LENGTH]).await;
             let receive = end.worker.tag_recv(Tag(1), Mask::ALL, empty);
             let started = async {
                 while count("cuIpcOpenMemHandle_v2") == 0 {
-                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                    tokio::time::sleep(Duration::from_millis(1)).await;
                 }
                 // The copy is under way, or will be, and gets no further.
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
                 parent.say("copying");
                 assert_eq!(parent.hear().await, "killed");
                 control("release");
@@ -271,4 +266,218 @@ fn a_sender_that_is_killed_in_the_middle() {
     first.say("killed");
     assert_eq!(runtime.block_on(first.hear()), "done");
     first.finish();
+}
+
+/// A get and a receive are given up while the peer's memory is being opened: the loan goes back, and the next ones work.
+#[test]
+fn what_is_dropped_while_it_opens_gives_the_loan_back() {
+    if let Some(mut parent) = child("second") {
+        return runtime().block_on(async {
+            let end = End::connect(parent.hear().await).await;
+            let descriptor = unhex(&parent.hear().await);
+            let descriptor = Descriptor::from_bytes(&descriptor).expect("a descriptor");
+            let remote = end.endpoint.import(&descriptor).expect("the peer's");
+            let short = Duration::from_millis(100);
+            let empty = end.memory(vec![0; LENGTH]).await;
+            let get = end.endpoint.get(remote.clone(), empty);
+            assert!(timeout(short, get).await.is_err(), "it takes 400 ms");
+            // Another allocation, which is opened anew.
+            let empty = end.memory(vec![0; LENGTH]).await;
+            let receive = end.worker.tag_recv(Tag(1), Mask::ALL, empty);
+            parent.say("receiving");
+            assert!(timeout(short, receive).await.is_err(), "it takes 400 ms");
+            let empty = end.memory(vec![0; LENGTH]).await;
+            let got = watchdog(LIMIT, end.endpoint.get(remote, empty)).await;
+            end.expect(got.expect("got"), 1).await;
+            parent.say("done");
+            assert_eq!(parent.hear().await, "end");
+        });
+    }
+    let variables = [("EMULATED_CUDA_OPEN_US", "400000")];
+    let mut child = Child::start(this_test!(), "second", &variables);
+    runtime().block_on(async {
+        let end = End::accept(&mut child).await;
+        let memory = end.memory(pattern(1, LENGTH)).await;
+        let source = end.memory(pattern(2, LENGTH)).await.freeze();
+        let region = end.context.expose(memory, Access::READ).await;
+        let region = region.expect("exposed");
+        child.say(hex(&region.descriptor().expect("a descriptor").to_bytes()));
+        assert_eq!(child.hear().await, "receiving");
+        watchdog(LIMIT, end.endpoint.tag_send(Tag(1), source))
+            .await
+            .expect("fetched all the same");
+        assert_eq!(child.hear().await, "done");
+        let memory = watchdog(LIMIT, region.unexpose()).await;
+        end.expect(memory, 1).await;
+        assert_eq!(end.worker.in_flight(), 0);
+        child.say("end");
+    });
+    child.finish();
+}
+
+/// Memory that is taken back while a peer copies out of it is given back when the peer is done.
+#[test]
+fn exposed_memory_comes_back_when_the_peer_is_done() {
+    if let Some(mut parent) = child("second") {
+        return runtime().block_on(async {
+            let end = End::connect(parent.hear().await).await;
+            let descriptor = unhex(&parent.hear().await);
+            let descriptor = Descriptor::from_bytes(&descriptor).expect("a descriptor");
+            let remote = end.endpoint.import(&descriptor).expect("the peer's");
+            let empty = end.memory(vec![0; LENGTH]).await;
+            control("hold");
+            let get = end.endpoint.get(remote.clone(), empty);
+            let released = async {
+                while count("cuIpcOpenMemHandle_v2") == 0 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                parent.say("copying");
+                assert_eq!(parent.hear().await, "waiting");
+                control("release");
+            };
+            let both = async { tokio::join!(get, released) };
+            let (got, ()) = watchdog(LIMIT, both).await;
+            end.expect(got.expect("got"), 1).await;
+            let empty = end.memory(vec![0; LENGTH]).await;
+            let late = watchdog(LIMIT, end.endpoint.get(remote, empty)).await;
+            let error = late.map(drop).expect_err("it is exposed no longer");
+            assert_eq!(error.kind(), wharf::ErrorKind::StaleKey, "{error:?}");
+            parent.say("done");
+        });
+    }
+    let mut child = Child::start(this_test!(), "second", &[]);
+    runtime().block_on(async {
+        let end = End::accept(&mut child).await;
+        let memory = end.memory(pattern(1, LENGTH)).await;
+        let region = end.context.expose(memory, Access::READ).await;
+        let region = region.expect("exposed");
+        child.say(hex(&region.descriptor().expect("a descriptor").to_bytes()));
+        assert_eq!(child.hear().await, "copying");
+        let mut back = std::pin::pin!(region.unexpose());
+        let early = timeout(Duration::from_millis(100), &mut back).await;
+        assert!(early.is_err(), "the peer reads it still");
+        child.say("waiting");
+        let memory = watchdog(LIMIT, back).await;
+        end.expect(memory, 1).await;
+        assert_eq!(child.hear().await, "done");
+    });
+    child.finish();
+}
+
+/// The owner closes while the peer copies: it waits for the peer.
+#[test]
+fn closing_waits_for_what_is_lent() {
+    if let Some(mut parent) = child("second") {
+        return runtime().block_on(async {
+            let end = End::connect(parent.hear().await).await;
+            let empty = end.memory(vec![0; LENGTH]).await;
+            control("hold");
+            let receive = end.worker.tag_recv(Tag(1), Mask::ALL, empty);
+            let released = async {
+                while count("cuIpcOpenMemHandle_v2") == 0 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                parent.say("copying");
+                assert_eq!(parent.hear().await, "closing");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                control("release");
+            };
+            let both = async { tokio::join!(receive, released) };
+            let (got, ()) = watchdog(LIMIT, both).await;
+            end.expect(got.expect("a message").buffer, 1).await;
+            parent.say("done");
+        });
+    }
+    let mut child = Child::start(this_test!(), "second", &[]);
+    runtime().block_on(async {
+        let end = End::accept(&mut child).await;
+        let source = end.memory(pattern(1, LENGTH)).await.freeze();
+        let sent = end.endpoint.tag_send(Tag(1), source);
+        let closed = async {
+            assert_eq!(child.hear().await, "copying");
+            child.say("closing");
+            end.endpoint.clone().close().await
+        };
+        let both = async { tokio::join!(sent, closed) };
+        let (sent, closed) = watchdog(LIMIT, both).await;
+        sent.expect("sent");
+        closed.expect("closed");
+        assert_eq!(child.hear().await, "done");
+    });
+    child.finish();
+}
+
+/// From the second transfer on the owner asks its driver once, and the other side for nothing but the copy.
+#[test]
+fn a_known_way_costs_one_call() {
+    const ROUNDS: usize = 10;
+    if let Some(mut parent) = child("second") {
+        return runtime().block_on(async {
+            let end = End::connect(parent.hear().await).await;
+            let memory = end.memory(pattern(1, LENGTH)).await;
+            let region = end.context.expose(memory, Access::READ).await;
+            let region = region.expect("exposed");
+            parent.say(hex(&region.descriptor().expect("a descriptor").to_bytes()));
+            assert_eq!(parent.hear().await, "known");
+            control("forget");
+            parent.say("go on");
+            assert_eq!(parent.hear().await, "done");
+            parent.say(control("counts").replace('\n', ","));
+            assert_eq!(parent.hear().await, "end");
+        });
+    }
+    if let Some(mut parent) = child("first") {
+        return runtime().block_on(async {
+            let end = End::listen(|line| parent.say(line)).await;
+            let descriptor = unhex(&parent.hear().await);
+            let descriptor = Descriptor::from_bytes(&descriptor).expect("a descriptor");
+            let remote = end.endpoint.import(&descriptor).expect("the peer's");
+            let mut memory = end.memory(vec![0; LENGTH]).await;
+            for round in 0..=ROUNDS {
+                let get = end.endpoint.get(remote.clone(), memory);
+                memory = watchdog(LIMIT, get).await.expect("got");
+                if round == 0 {
+                    parent.say("known");
+                    assert_eq!(parent.hear().await, "go on");
+                    control("forget");
+                }
+            }
+            parent.say(control("counts").replace('\n', ","));
+            end.expect(memory, 1).await;
+            assert_eq!(parent.hear().await, "end");
+        });
+    }
+    let mut first = Child::start(this_test!(), "first", &[]);
+    let mut second = Child::start(this_test!(), "second", &[]);
+    runtime().block_on(async {
+        second.say(first.hear().await);
+        first.say(second.hear().await);
+        second.say(first.hear().await);
+        first.say(second.hear().await);
+        let copier = first.hear().await;
+        second.say("done");
+        let owner = second.hear().await;
+        assert_eq!(
+            owner.trim_end_matches(','),
+            format!("cuPointerGetAttributes {ROUNDS}")
+        );
+        // Device to device, and nothing by the host.
+        let copies = format!("cuMemcpyDtoDAsync_v2 {ROUNDS},");
+        assert!(copier.contains(&copies), "{copier}");
+        for other in [
+            "DtoH",
+            "HtoD",
+            "cuIpc",
+            "cuPointer",
+            "cuDevice",
+            "cuMemAlloc",
+        ] {
+            assert!(!copier.contains(other), "{copier}");
+        }
+        first.say("end");
+        second.say("end");
+    });
+    first.finish();
+    second.finish();
 }
