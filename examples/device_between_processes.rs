@@ -10,7 +10,7 @@
 #[path = "common/accelerator.rs"]
 mod accelerator;
 #[path = "common/exchange.rs"]
-mod exchange;
+pub(crate) mod exchange;
 
 /// By shared memory the two also exchange the way to the device's.
 pub(crate) const TRANSPORTS: &str = "shm,cma";

@@ -10,7 +10,7 @@
 #[path = "common/accelerator.rs"]
 mod accelerator;
 #[path = "common/exchange.rs"]
-mod exchange;
+pub(crate) mod exchange;
 
 /// What the bytes go over.
 pub(crate) const TRANSPORTS: &str = "tcp";

@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, unix::AsyncFd};
 use wharf::{
     Access, BufferMut, Context, MemoryType, Operation, Worker,
     memory::{DomainMemory, MemoryDomain},
@@ -161,7 +161,7 @@ async fn by_transport(found: &Found, content: &[u8]) -> Outcome<Vec<u8>> {
         say(format_args!("{what} {from} to {to}: {rate}\n  {way}"));
     };
 
-    let way = format!("through {count} pinned fragments of at most {fragment} bytes in turn");
+    let way = format!("through pinned fragments of {fragment} bytes, {count} in turn");
     let start = Instant::now();
     engine.store(content, &*first, &mut fragments).await?;
     report("copy", MemoryType::Host, here, &way, start.elapsed());
@@ -246,9 +246,11 @@ impl Engine {
         let mut engine = accelerator.open()?;
         let poll = mio::Poll::new()?;
         engine.register(Registry::new(poll.registry().try_clone()?, 0))?;
+        // SAFETY: a poll has one fd, from when it is made until it is dropped, and nothing here takes it out.
+        let poll = unsafe { AsyncFd::register_with_interest(poll, Interest::READABLE)? };
         Ok(Self {
             engine,
-            poll: AsyncFd::new(poll)?,
+            poll,
             events: mio::Events::with_capacity(16),
             reports: Reports::default(),
         })

@@ -82,6 +82,25 @@
 //! into, exposed, put and got, written to a stream, and mixed with host memory in a list. [`Worker::copy`] moves bytes between it and other memory of
 //! the process. Blocks of a [`RemoteLayout`], atomic operations and signals are the host's alone.
 //!
+//! ```
+//! # async fn run() -> wharf::Result<()> {
+//! use wharf::{Context, ErrorKind, MemoryType, Worker};
+//!
+//! let context = Context::builder().build()?;
+//! let worker = Worker::new(&context)?;
+//! let memory = match context.allocate_on(MemoryType::Cuda(0), 4096).await {
+//!     // No device, or no driver: the error says which, and what was tried. The rest is the same for the host's memory.
+//!     Err(error) if error.kind() == ErrorKind::Unsupported => context.allocate_on(MemoryType::Host, 4096).await?,
+//!     memory => memory?,
+//! };
+//! let there = worker.copy(vec![7; 4096], memory).await?;
+//! let back = worker.copy(there.freeze(), vec![0; 4096]).await?;
+//! assert_eq!(back, [7; 4096]);
+//! # Ok(())
+//! # }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+//! ```
+//!
 //! An accelerator ([`transport::Accelerator`]) does the copies. Where no path reaches the memory of both ends a transfer stops in pinned fragments
 //! on the way, several of them under way at once. [`Endpoint::explain`] says so; [`ContextBuilder::forbid_staging`] makes it an error. There are 32
 //! fragments for each worker and device kind, of a length that the device's engine likes; transfers that find none wait for one. Whatever ends an

@@ -109,8 +109,9 @@ fn emulate(why: &str) -> Box<dyn Error + Send + Sync> {
 fn emulated() -> Outcome<PathBuf> {
     let name = "libwharf_emulated_cuda.so";
     let program = env::current_exe()?;
-    let folder = program.parent().unwrap_or(Path::new("."));
-    let mut places = [folder.join(name), folder.join("../deps").join(name)].into_iter();
+    // Examples stand beside that folder, tests in it.
+    let folders = program.ancestors().skip(1).take(2);
+    let mut places = folders.flat_map(|folder| [folder.join(name), folder.join("deps").join(name)]);
     let found = places.find(|place| place.exists());
     found.ok_or_else(|| format!("{name} was not built beside {}", program.display()).into())
 }

@@ -107,12 +107,10 @@ async fn send(
 ) -> Outcome<()> {
     let (length, sent) = (content.len(), digest(&content));
     let (here, there) = (found.first(), found.second());
-    let report = |verb, operation, from, to, took| {
+    let report = |verb: &str, operation, from, to, took| {
         let way = endpoint.explain(operation, from, to, length);
         let rate = found.rate(length, took);
-        say(format_args!(
-            "{verb} {from} here to {to} there: {rate}\n  {way}"
-        ));
+        say(format_args!("{verb}: {rate}\n  {way}"));
     };
     let memory = context.allocate_on(here, length).await?;
     let file: Buffer = worker.copy(content, memory).await?.freeze();
@@ -122,7 +120,13 @@ async fn send(
     worker.tag_recv(READY, Mask::ALL, Vec::new()).await?;
     let start = Instant::now();
     endpoint.tag_send(FILE, file.clone()).await?;
-    report("tag", Operation::TagSend, here, there, start.elapsed());
+    report(
+        "tag to the other process",
+        Operation::TagSend,
+        here,
+        there,
+        start.elapsed(),
+    );
     compare("tag, in the other process", &sent, &verdict(worker).await?)?;
 
     let received = worker
@@ -138,12 +142,24 @@ async fn send(
     }
     let start = Instant::now();
     endpoint.put(file, remote.clone()).await?;
-    report("put", Operation::Put, here, there, start.elapsed());
+    report(
+        "put into the other process",
+        Operation::Put,
+        here,
+        there,
+        start.elapsed(),
+    );
 
     let memory = context.allocate_on(here, length).await?;
     let start = Instant::now();
     let got = endpoint.get(remote, memory).await?;
-    report("get", Operation::Get, there, here, start.elapsed());
+    report(
+        "get from the other process",
+        Operation::Get,
+        there,
+        here,
+        start.elapsed(),
+    );
     let got = worker.copy(got.freeze(), vec![0; length]).await?;
     compare("get, back in this process", &sent, &digest(&got))?;
 
@@ -218,7 +234,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 
 /// The pipe from the first process ends with it; when all goes well, this process ends before. A thread, because a runtime waits at its end
 /// for a read of the standard input.
-fn end_with_the_first(name: &str) {
+pub(crate) fn end_with_the_first(name: &str) {
     let name = name.to_owned();
     std::thread::spawn(move || {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
