@@ -105,6 +105,28 @@ impl Buffer {
         }
     }
 
+    /// Makes it unique again, without a copy, when this is the only clone and it is all of its memory: a device's, or bytes on the heap. So memory that
+    /// was sent is received into, allocated once.
+    ///
+    /// # Errors
+    /// Gives it back when it is shared, a part, or memory of another kind.
+    pub fn try_into_mut(self) -> Result<BufferMut, Self> {
+        match self.0 {
+            Shared::Bytes(bytes) => match bytes.try_into_mut() {
+                Ok(bytes) => Ok(bytes.into()),
+                Err(bytes) => Err(bytes.into()),
+            },
+            Shared::Domain {
+                memory,
+                offset: 0,
+                len,
+            } if len as u64 == memory.range().len() && Arc::strong_count(&memory) == 1 => {
+                Ok(BufferMut(Unique::Domain(memory)))
+            }
+            other => Err(Self(other)),
+        }
+    }
+
     /// Whether it has no bytes.
     #[inline]
     #[must_use]

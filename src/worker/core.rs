@@ -200,16 +200,9 @@ impl Core {
             entry.deferred.get_or_insert_with(|| Box::new(outcome));
             return;
         }
-        if let Some(staged) = entry.staged.take() {
-            let (link, parent) = (entry.link, staged.parent);
-            self.end_staged(link, *staged);
-            if let Some(parent) = parent {
-                return self.child_over(key, parent, &outcome);
-            }
+        if entry.staged.is_some() {
+            return self.finish_staged(key, outcome);
         }
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
         let link = entry.link;
         if entry.keeps_place {
             self.arrived(key, outcome);

@@ -2,7 +2,9 @@
 
 use std::{future::Future, pin::pin, task::Poll, time::Duration};
 
-use wharf::{BufferList, BufferListMut, BufferMut, ErrorKind, MemoryType, Progress, Worker};
+use wharf::{
+    BufferList, BufferListMut, BufferMut, ErrorKind, MemoryType, Progress, ReceiveBuffer, Worker,
+};
 
 use crate::{
     common::{DEVICE, OTHER, SIZES, bytes, context, context_with, equal, filled},
@@ -358,5 +360,32 @@ fn many_at_once_share_the_fragments() {
         }
         drop((worker, context));
         device.check_freed();
+    });
+}
+
+#[test]
+fn memory_that_was_sent_is_received_into() {
+    run(async {
+        let device = FakeAccelerator::new();
+        let (context, worker) = worker(&device);
+        let memory = filled(&worker, &context, DEVICE, &[7; 50]).await.freeze();
+        let shared = memory.clone();
+        let memory = memory.try_into_mut().expect_err("shared");
+        let part = memory.slice(..10).try_into_mut().expect_err("a part");
+        drop((memory, part));
+        let memory = shared.try_into_mut().expect("alone");
+        let memory = worker.copy(vec![8; 50], memory).await.expect("copied");
+        assert_eq!(bytes(&worker, memory.freeze()).await, [8; 50]);
+        assert_eq!(
+            Vec::restore(
+                wharf::Buffer::from(vec![1, 2])
+                    .try_into_mut()
+                    .expect("alone")
+            ),
+            [1, 2]
+        );
+        wharf::Buffer::from("static")
+            .try_into_mut()
+            .expect_err("not the heap's");
     });
 }

@@ -63,5 +63,6 @@ mod fixture;
 mod common;
 mod explain;
 mod failures;
+mod killed;
 mod local;
 mod verbs;

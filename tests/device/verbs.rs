@@ -3,14 +3,14 @@
 use std::future::Future;
 
 use wharf::{
-    Access, BufferList, BufferListMut, BufferMut, ErrorKind, Mask, MemoryType, Region,
+    Access, BufferList, BufferListMut, BufferMut, ErrorKind, Mask, MemoryType, Progress, Region,
     RemoteRegion, Tag,
 };
 
 use crate::{
-    common::{DEVICE, Ends, OTHER, SIZES, bytes, equal, filled},
-    fixture::{Side, Way, pattern, run, run_on_threads},
-    support::accelerator::FRAGMENT,
+    common::{DEVICE, Ends, OTHER, SIZES, bytes, context_with, equal, filled},
+    fixture::{Pair, Side, Way, pattern, run, run_on_threads},
+    support::accelerator::{FRAGMENT, FakeAccelerator},
 };
 
 const BOTH: Access = Access::READ.union(Access::WRITE);
@@ -407,5 +407,66 @@ scenarios! {
             }
         }
         ends.end().await;
+    }
+}
+
+/// Whoever drives the workers.
+async fn driven(way: Way, progress: Progress) {
+    let device = FakeAccelerator::new();
+    let context = context_with(way, &device, progress);
+    let Pair { here, there } = Pair::of(&context, way).await;
+    let ends = Ends {
+        here,
+        there,
+        device,
+    };
+    for size in [1, 20 * FRAGMENT + 1] {
+        let source = memory(&ends.here, DEVICE, pattern(size, 1)).await.freeze();
+        let target = memory(&ends.there, OTHER, &vec![0; size]).await;
+        let (sent, received) = tokio::join!(
+            ends.here.endpoint.tag_send(Tag(1), source.clone()),
+            ends.there.worker.tag_recv(Tag(1), Mask::ALL, target),
+        );
+        sent.expect("sent");
+        let received = received.expect("received").buffer;
+        equal(
+            &content(&ends.there, received).await,
+            pattern(size, 1),
+            size,
+        );
+        // Posted, while nobody polls.
+        let target = memory(&ends.there, OTHER, &vec![0; size]).await;
+        let (region, remote) = exposed(&ends, target).await;
+        let put = ends.here.endpoint.put(source, remote).post().expect("room");
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        put.await.expect("put");
+        equal(
+            &content(&ends.there, region.unexpose().await).await,
+            pattern(size, 1),
+            size,
+        );
+    }
+    drop(context);
+    ends.end().await;
+}
+
+#[test]
+fn event_driven() {
+    for way in [Way::Own, Way::Shm, Way::Tcp] {
+        run(driven(way, Progress::EventDriven));
+    }
+}
+
+#[test]
+fn busy() {
+    for way in [Way::Own, Way::Shm, Way::Tcp] {
+        run(driven(way, Progress::Busy));
+    }
+}
+
+#[test]
+fn threads_of_their_own() {
+    for way in [Way::Own, Way::Shm, Way::Tcp] {
+        run_on_threads(driven(way, Progress::Thread));
     }
 }

@@ -37,8 +37,8 @@ pub(crate) struct Devices {
     generation: u32,
     /// Operations that go on in the next pass.
     pub(super) steps: VecDeque<OpKey>,
-    /// Operations that wait for a fragment, the first of them first.
-    waiting: VecDeque<Waiting>,
+    /// Operations that wait for a fragment, by the link that they need it for.
+    waiting: Vec<Waiting>,
     opener: Option<Opener>,
     context: Option<Context>,
     /// Whether a pass has something to do here.
@@ -116,10 +116,11 @@ impl Use {
 }
 
 struct Waiting {
-    op: OpKey,
     slot: usize,
     side: Side,
     link: Option<LinkId>,
+    /// In the order in which they came.
+    ops: VecDeque<OpKey>,
 }
 
 /// What an engine reported in one pass.
@@ -229,20 +230,38 @@ impl Devices {
     /// Whether the next pass moves something by itself.
     #[inline]
     pub(crate) fn has_work(&self) -> bool {
-        self.live && (self.fresh || !self.steps.is_empty() || self.next_waiting().is_some())
+        self.live && (self.fresh || !self.steps.is_empty() || self.was_released())
     }
 
-    /// Who waits for a fragment and can have one.
-    fn next_waiting(&self) -> Option<usize> {
-        self.waiting.iter().position(|waiting| {
-            match self.slots.get(waiting.slot).map(|slot| &slot.state) {
-                Some(State::Open(open)) => match &open.pinned {
-                    Ok(pinned) => pinned.has(waiting.side, waiting.link),
-                    Err(_) => true,
-                },
-                _ => true,
-            }
-        })
+    /// Whether somebody who waits for a fragment may find one.
+    fn was_released(&self) -> bool {
+        self.waiting
+            .iter()
+            .any(|waiting| match self.pinned(waiting.slot) {
+                Some(pinned) => pinned.was_released(waiting.side),
+                None => true,
+            })
+    }
+
+    fn pinned(&self, slot: usize) -> Option<&Arc<Pinned>> {
+        match &self.slots.get(slot)?.state {
+            State::Open(open) => open.pinned.as_ref().ok(),
+            _ => None,
+        }
+    }
+
+    /// Takes the next operation for which there is a fragment, or that waits in vain. Links take turns.
+    fn next_waiting(&mut self) -> Option<OpKey> {
+        let index = self.waiting.iter().position(|waiting| {
+            let pinned = self.pinned(waiting.slot);
+            pinned.is_none_or(|pinned| pinned.has(waiting.side, waiting.link))
+        })?;
+        let mut waiting = self.waiting.remove(index);
+        let op = waiting.ops.pop_front();
+        if !waiting.ops.is_empty() {
+            self.waiting.push(waiting);
+        }
+        op
     }
 
     /// Has an operation stepped in the next pass.
@@ -260,12 +279,18 @@ impl Devices {
         link: Option<LinkId>,
     ) {
         self.live = true;
-        self.waiting.push_back(Waiting {
-            op,
-            slot,
-            side,
-            link,
-        });
+        let same = |waiting: &&mut Waiting| {
+            (waiting.slot, waiting.side, waiting.link) == (slot, side, link)
+        };
+        match self.waiting.iter_mut().find(same) {
+            Some(waiting) => waiting.ops.push_back(op),
+            None => self.waiting.push(Waiting {
+                slot,
+                side,
+                link,
+                ops: VecDeque::from([op]),
+            }),
+        }
     }
 
     /// Asks every engine to wake the worker at the next report. `false`: one has something already.
@@ -511,12 +536,11 @@ impl Core {
             moved += 1;
             self.step_waiting(op);
         }
-        while let Some(index) = self.devices.next_waiting() {
-            let Some(waiting) = self.devices.waiting.remove(index) else {
-                break;
-            };
-            moved += 1;
-            self.step_waiting(waiting.op);
+        if !self.devices.waiting.is_empty() && self.devices.was_released() {
+            while let Some(op) = self.devices.next_waiting() {
+                moved += 1;
+                self.step_waiting(op);
+            }
         }
         self.pump_engines();
         let devices = &mut self.devices;
@@ -566,12 +590,11 @@ impl Core {
             self.reported(token, Err(error.duplicate()));
         }
         let waiting = std::mem::take(&mut self.devices.waiting);
-        let (over, still) = waiting
-            .into_iter()
-            .partition(|waiting| waiting.slot == index);
+        let of_it = |waiting: &Waiting| waiting.slot == index;
+        let (over, still) = waiting.into_iter().partition(of_it);
         self.devices.waiting = still;
-        for waiting in VecDeque::<Waiting>::into_iter(over) {
-            self.staging_failed(waiting.op, error.duplicate());
+        for op in Vec::<Waiting>::into_iter(over).flat_map(|waiting| waiting.ops) {
+            self.staging_failed(op, error.duplicate());
         }
     }
 

@@ -346,12 +346,7 @@ impl Core {
     }
 
     /// An operation that did a part of another is over.
-    pub(crate) fn child_over(
-        &mut self,
-        key: OpKey,
-        (parent, part): (OpKey, u32),
-        outcome: &Outcome,
-    ) {
+    fn child_over(&mut self, key: OpKey, (parent, part): (OpKey, u32), outcome: &Outcome) {
         // With it goes its hold on the fragment.
         if let Some(entry) = self.operations.remove(key) {
             self.release(entry.link, &entry.work);
@@ -380,8 +375,24 @@ impl Core {
         }
     }
 
-    /// What staging held for an operation that is over goes with it.
-    pub(crate) fn end_staged(&mut self, link: Option<LinkId>, staged: Staged) {
+    /// Ends an operation for which no engine copies any more: what staging held for it goes.
+    #[cold]
+    pub(crate) fn finish_staged(&mut self, key: OpKey, outcome: Outcome) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let link = entry.link;
+        if let Some(staged) = entry.staged.take() {
+            let parent = staged.parent;
+            self.end_staged(link, *staged);
+            if let Some(parent) = parent {
+                return self.child_over(key, parent, &outcome);
+            }
+        }
+        self.finish(key, outcome);
+    }
+
+    fn end_staged(&mut self, link: Option<LinkId>, staged: Staged) {
         if let Some(source) = staged.source {
             self.buried.push(Buried::Buffer(source));
         }

@@ -54,6 +54,8 @@ struct Free {
     places: Vec<usize>,
     /// How many each link holds. `None`: no link's.
     held: Vec<(Option<LinkId>, usize)>,
+    /// One was given back since this was last asked.
+    released: bool,
 }
 
 impl Free {
@@ -89,6 +91,7 @@ impl Pinned {
             Mutex::new(Free {
                 places: (first..first + FRAGMENTS).rev().collect(),
                 held: Vec::new(),
+                released: false,
             })
         };
         Ok(Arc::new(Self {
@@ -119,9 +122,15 @@ impl Pinned {
         })))
     }
 
+    /// Whether a fragment was given back since [`Pinned::has`] was last asked about this side.
+    pub(crate) fn was_released(&self, side: Side) -> bool {
+        self.sides[side.index()].lock().released
+    }
+
     /// Whether there is a fragment for this link.
     pub(crate) fn has(&self, side: Side, link: Option<LinkId>) -> bool {
-        let free = self.sides[side.index()].lock();
+        let mut free = self.sides[side.index()].lock();
+        free.released = false;
         !free.places.is_empty() && free.of(link) < OF_A_LINK
     }
 }
@@ -162,6 +171,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         let mut free = self.pinned.sides[self.side.index()].lock();
         free.places.push(self.place);
+        free.released = true;
         if let Some(index) = free.held.iter().position(|(held, _)| *held == self.link) {
             free.held[index].1 -= 1;
             if free.held[index].1 == 0 {
