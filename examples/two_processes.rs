@@ -16,7 +16,7 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
 use tokio::process::{Child, Command};
-use wharf::{Access, Context, Descriptor, Endpoint, Mask, Operation, Tag, Worker};
+use wharf::{Access, Context, Descriptor, Endpoint, Mask, MemoryType, Operation, Tag, Worker};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -287,7 +287,14 @@ impl Report<'_> {
             "{:<4} {verb:<4} {:>12} bytes  ok  {speed:>7.3} GB/s  {}",
             self.transport,
             self.length,
-            self.endpoint.explain(operation, self.length.min(PART_SIZE))
+            self.endpoint
+                .explain(
+                    operation,
+                    MemoryType::Host,
+                    MemoryType::Host,
+                    self.length.min(PART_SIZE)
+                )
+                .chosen
         );
         let _ = std::io::stdout().flush();
     }

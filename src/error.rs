@@ -97,6 +97,8 @@ pub enum Operation {
     Close,
     /// Opening, reading or writing a byte stream.
     Stream,
+    /// Copying within the process.
+    Copy,
 }
 
 impl fmt::Display for Operation {
@@ -118,6 +120,7 @@ impl fmt::Display for Operation {
             Self::Configure => "configure",
             Self::Close => "close",
             Self::Stream => "stream",
+            Self::Copy => "copy",
         })
     }
 }

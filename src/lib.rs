@@ -45,6 +45,7 @@
 //! | [`TagSend`], [`TagRecv`], [`Put`], [`Get`], [`Atomic`], [`Flush`], [`Fence`] | operations: futures that do nothing before they are awaited or posted | `ucp_*_nbx` |
 //! | [`BufferList`], [`BufferListMut`] | several buffers as one message or one run of bytes | `UCP_DATATYPE_IOV` |
 //! | [`RemoteLayout`], [`Block`] | many blocks of a [`RemoteRegion`], strided or listed, in one put or get | |
+//! | [`CopyBuffer`] | a copy between any two memories of this process | |
 //! | [`Op`] | an operation that was posted | a request |
 //! | [`transport`] | the contract of a path, for those who drive one by hand or bring their own | UCT |
 //!
@@ -60,7 +61,7 @@
 //! | [`AmSend`] | nothing was sent | it still happens; what is refused then, [`Endpoint::flush`] tells |
 //! | [`AmRecv`] | nothing | cancel safe |
 //! | [`ActiveMessage`], [`AmReceive`] | an announced message is rejected | the payload is fetched into the buffer that it owns, which is freed then |
-//! | [`Get`] | nothing | it runs to its end into the buffer that it owns, which is freed then |
+//! | [`Get`], [`CopyBuffer`] | nothing | it runs to its end into the buffer that it owns, which is freed then |
 //! | [`Matched`] | | the message goes back to its place |
 //! | [`WriteBuffer`] | nothing was written | all of it still is |
 //! | [`Flush`], [`FlushAll`], [`Fence`], [`Wait`], [`Closed`], [`OpenStream`], [`AcceptStream`], [`ReadChunk`] | nothing | cancel safe |
@@ -74,6 +75,37 @@
 //! behind its put: whoever it wakes sees the bytes. A put resolves when its bytes are visible at the target, with
 //! [`Put::local`] when its source may be reused. The bytes of one [`ByteStream`] arrive in order; streams have none among themselves or
 //! against messages.
+//!
+//! # Device memory
+//!
+//! Memory of a device ([`Context::allocate_on`]) is a [`Buffer`] or [`BufferMut`] like any other, without a slice view: it is sent from and received
+//! into, exposed, put and got, written to a stream, and mixed with host memory in a list. [`Worker::copy`] moves bytes between it and other memory of
+//! the process. Blocks of a [`RemoteLayout`], atomic operations and signals are the host's alone.
+//!
+//! ```
+//! # async fn run() -> wharf::Result<()> {
+//! use wharf::{Context, ErrorKind, MemoryType, Worker};
+//!
+//! let context = Context::builder().build()?;
+//! let worker = Worker::new(&context)?;
+//! let memory = match context.allocate_on(MemoryType::Cuda(0), 4096).await {
+//!     // No device, or no driver: the error says which, and what was tried. The rest is the same for the host's memory.
+//!     Err(error) if error.kind() == ErrorKind::Unsupported => context.allocate_on(MemoryType::Host, 4096).await?,
+//!     memory => memory?,
+//! };
+//! let there = worker.copy(vec![7; 4096], memory).await?;
+//! let back = worker.copy(there.freeze(), vec![0; 4096]).await?;
+//! assert_eq!(back, [7; 4096]);
+//! # Ok(())
+//! # }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+//! ```
+//!
+//! An accelerator ([`transport::Accelerator`]) does the copies. Where no path reaches the memory of both ends a transfer stops in pinned fragments
+//! on the way, several of them under way at once. [`Endpoint::explain`] says so; [`ContextBuilder::forbid_staging`] makes it an error. There are 32
+//! fragments for each worker and device kind, of a length that the device's engine likes; transfers that find none wait for one. Whatever ends an
+//! operation, its memory stays until the device has said that it is done with it: a future that fails may take that long. A device that is lost fails
+//! the operations that use it with [`ErrorKind::DeviceLost`], and nothing else.
 //!
 //! # Runtimes
 //!
@@ -105,9 +137,9 @@ pub use context::{Context, ContextBuilder};
 pub use endpoint::{
     AcceptStream, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmInbox, AmReceive,
     AmReceived, AmRecv, AmSend, AmSink, Atomic, ByteReader, ByteStream, ByteWriter, Closed,
-    Completion, Counter, Destination, Endpoint, Fence, Fetched, Flush, FlushAll, Get, Matched,
-    MessageInfo, Op, OpenStream, Put, ReadChunk, Ready, Received, RemoteLayout, RemoteRegion,
-    ReuniteError, TagMatched, TagRecv, TagSend, Wait, Worker, WriteBuffer,
+    Completion, CopyBuffer, Counter, Destination, Endpoint, Fence, Fetched, Flush, FlushAll, Get,
+    Matched, MessageInfo, Op, OpenStream, Put, ReadChunk, Ready, Received, RemoteLayout,
+    RemoteRegion, ReuniteError, TagMatched, TagRecv, TagSend, Wait, Worker, WriteBuffer,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};
@@ -119,3 +151,4 @@ pub use types::{
     Access, AmId, AtomicWord, EndpointId, Identity, LinkId, Mask, MemoryType, Priority, Tag,
     WorkerId,
 };
+pub use worker::Explanation;

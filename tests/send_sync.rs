@@ -4,11 +4,11 @@ use wharf::{
     AcceptStream, Access, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmId, AmInbox,
     AmReceive, AmReceived, AmRecv, AmSend, AmSink, Atomic, Block, Blocks, Buffer, BufferList,
     BufferListMut, BufferMut, ByteReader, ByteStream, ByteWriter, Closed, Context, ContextBuilder,
-    Counter, Descriptor, Endpoint, EndpointId, Error, ErrorKind, Fence, Fetched, Flush, FlushAll,
-    Get, HostBufferMut, Incoming, Listener, Mask, Matched, MemoryType, MessageInfo, Op, OpError,
-    OpenStream, Operation, Priority, Progress, Put, ReadChunk, Ready, Received, Region,
-    RemoteLayout, RemoteRegion, ReuniteError, Tag, TagMatched, TagRecv, TagSend, Wait, Worker,
-    WorkerAddress, WorkerId, WriteBuffer,
+    CopyBuffer, Counter, Descriptor, Endpoint, EndpointId, Error, ErrorKind, Explanation, Fence,
+    Fetched, Flush, FlushAll, Get, HostBufferMut, Incoming, Listener, Mask, Matched, MemoryType,
+    MessageInfo, Op, OpError, OpenStream, Operation, Priority, Progress, Put, ReadChunk, Ready,
+    Received, Region, RemoteLayout, RemoteRegion, ReuniteError, Tag, TagMatched, TagRecv, TagSend,
+    Wait, Worker, WorkerAddress, WorkerId, WriteBuffer,
     memory::{
         AddressRange, AllocMonitor, BufferPool, DmaBuf, DomainAttributes, DomainMemory,
         GetRegistration, Hooks, HostDomain, Imported, Lease, Leasing, MemoryAttributes,
@@ -17,10 +17,9 @@ use wharf::{
         Subscription, TrackedAlloc, Uffd,
     },
     transport::{
-        Connected, Connector, Interface, Link, LinkAttributes, Opened, Place, RawSlice, Transport,
-        accelerator::{
-            Accelerator, CopyAttributes, CopyEngine, CopyRequest, DevicePlace, DeviceStream,
-        },
+        Accelerator, Connected, Connector, CopyAttributes, CopyEngine, CopyRequest, Interface,
+        Link, LinkAttributes, Opened, Place, RawSlice, Transport,
+        accelerator::{DevicePlace, DeviceStream, Export, Import, ImportedMemory},
         cuda::{CudaCopy, CudaEvent, CudaStream},
     },
 };
@@ -60,6 +59,11 @@ all! {
     Block: Send + Sync + Unpin + Copy + 'static;
     Blocks: Send + Sync + Unpin + Clone + 'static;
     HostBufferMut: Send + Sync + Unpin + 'static;
+    Explanation: Send + Sync + Unpin + Clone + 'static;
+
+    Export: Send + Sync + Unpin + Clone + 'static;
+    Import: Send + Unpin + 'static;
+    ImportedMemory: Send + Sync + Unpin + 'static;
 
     AddressRange: Send + Sync + Unpin + Copy + 'static;
     AllocMonitor: Send + Sync + Unpin + Copy + 'static;
@@ -104,6 +108,7 @@ all! {
     Op<AmReceived<Vec<u8>>>: Send + Unpin + 'static;
     Put<'static>: Send + Unpin + 'static;
     Get<'static, Vec<u8>>: Send + Unpin + 'static;
+    CopyBuffer<'static, Vec<u8>>: Send + Unpin + 'static;
     Flush<'static>: Send + Unpin + 'static;
     FlushAll<'static>: Send + Unpin + 'static;
     Fence<'static>: Send + Unpin + 'static;

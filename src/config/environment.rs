@@ -4,7 +4,7 @@ use super::{Setting, Source, did_you_mean, invalid};
 use crate::error::Result;
 
 /// Every `WHARF_` variable that there is.
-const KNOWN: [&str; 17] = [
+const KNOWN: [&str; 18] = [
     "WHARF_TLS",
     "WHARF_NET_DEVICES",
     "WHARF_PROGRESS",
@@ -14,6 +14,7 @@ const KNOWN: [&str; 17] = [
     "WHARF_KEEPALIVE_INTERVAL",
     "WHARF_PIDFD",
     "WHARF_CMA",
+    "WHARF_STAGING",
     "WHARF_OPS_WINDOW",
     "WHARF_MEM_MONITOR",
     "WHARF_RCACHE_ENABLE",

@@ -19,6 +19,7 @@
 //! | `WHARF_KEEPALIVE_INTERVAL` | `UCX_KEEPALIVE_INTERVAL` | time between probes over TCP, in whole seconds; a silent peer is given up after three; or `inf` for none | `10s` |
 //! | `WHARF_PIDFD` | | `y` or `n`: learn of a peer's death by pidfd | `y` |
 //! | `WHARF_CMA` | | `y` or `n`: copy between processes by `process_vm_readv` | `y` |
+//! | `WHARF_STAGING` | | `y` or `n`: device memory may stop in host memory where no path reaches both ends | `y` |
 //! | `WHARF_OPS_WINDOW` | | operations that may be posted on one endpoint | `4096` |
 //! | `WHARF_MEM_MONITOR` | | who tells when memory goes away: `auto`, `imported`, `uffd`, `hooks`, `alloc`, `none` | `auto` |
 //! | | `UCX_MEM_EVENTS` | `y` for `auto`, `n` for `none` | |
@@ -115,6 +116,8 @@ pub(crate) struct Config {
     pub(crate) pidfd: Setting<bool>,
     /// Copy between processes by `process_vm_readv` and `process_vm_writev`.
     pub(crate) cma: Setting<bool>,
+    /// Transfers of device memory may stop in host memory where no path reaches both ends.
+    pub(crate) staging: Setting<bool>,
     /// Operations posted on one endpoint, at least 1.
     pub(crate) ops_window: Setting<usize>,
     /// Who tells when memory goes away.
@@ -141,6 +144,7 @@ impl Default for Config {
             keepalive: Some(Duration::from_secs(10)).into(),
             pidfd: true.into(),
             cma: true.into(),
+            staging: true.into(),
             ops_window: 4096.into(),
             memory_monitor: MonitorKind::default().into(),
             rcache: true.into(),
@@ -163,6 +167,7 @@ pub(crate) struct Overrides {
     pub(crate) keepalive: Option<Option<Duration>>,
     pub(crate) pidfd: Option<bool>,
     pub(crate) cma: Option<bool>,
+    pub(crate) staging: Option<bool>,
     pub(crate) memory_monitor: Option<MonitorKind>,
 }
 
@@ -231,6 +236,12 @@ impl Config {
                 *default.pidfd
             })?,
             cma: environment.choose(given.cma, &["WHARF_CMA"], value::yes_no, || *default.cma)?,
+            staging: environment.choose(
+                given.staging,
+                &["WHARF_STAGING"],
+                value::yes_no,
+                || *default.staging,
+            )?,
             ops_window: environment.choose(None, &["WHARF_OPS_WINDOW"], value::count, || {
                 *default.ops_window
             })?,
@@ -287,6 +298,7 @@ impl Config {
             row("WHARF_KEEPALIVE_INTERVAL", &self.keepalive),
             row("WHARF_PIDFD", &self.pidfd),
             row("WHARF_CMA", &self.cma),
+            row("WHARF_STAGING", &self.staging),
             row("WHARF_OPS_WINDOW", &self.ops_window),
             row("WHARF_MEM_MONITOR", &self.memory_monitor),
             row("WHARF_RCACHE_ENABLE", &self.rcache),

@@ -11,7 +11,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{MemoryDomain, MonitorKind},
     sys::fork,
-    transport::{Transport, cma::Cma, registry},
+    transport::{Accelerator, Transport, cma::Cma, registry},
 };
 
 /// Options of a [`Context`]. What is not set here is taken from `WHARF_*` variables, some of UCX's beneath them, and
@@ -23,6 +23,7 @@ pub struct ContextBuilder {
     secret: Option<Vec<u8>>,
     own: Vec<Arc<dyn Transport>>,
     domains: Vec<Arc<dyn MemoryDomain>>,
+    accelerators: Vec<Arc<dyn Accelerator>>,
 }
 
 impl ContextBuilder {
@@ -109,6 +110,13 @@ impl ContextBuilder {
         self
     }
 
+    /// Transfers of device memory for which no path reaches both ends fail with `Unsupported`, instead of stopping in pinned host memory on the way.
+    /// So does a [copy](crate::Worker::copy) with host memory that is not pinned. Variable: `WHARF_STAGING` (`n`).
+    pub fn forbid_staging(mut self) -> Self {
+        self.given.staging = Some(false);
+        self
+    }
+
     /// Who tells when memory goes away. Without it the first that can be had here. Variables: `WHARF_MEM_MONITOR`, `UCX_MEM_EVENTS`.
     pub fn memory_monitor(mut self, kind: MonitorKind) -> Self {
         self.given.memory_monitor = Some(kind);
@@ -124,6 +132,13 @@ impl ContextBuilder {
     /// Adds a transport of one's own. It is preferred to those of this build.
     pub fn transport(mut self, transport: Arc<dyn Transport>) -> Self {
         self.own.push(transport);
+        self
+    }
+
+    /// Adds a kind of device of one's own, with the domain of its memory. It is asked before those of this build, whatever
+    /// [`transports`](Self::transports) names.
+    pub fn accelerator(mut self, accelerator: Arc<dyn Accelerator>) -> Self {
+        self.accelerators.push(accelerator);
         self
     }
 
@@ -158,13 +173,16 @@ impl ContextBuilder {
             .iter()
             .cloned()
             .chain(registry::built_in(*config.keepalive, *config.pidfd));
-        let probed = Probed::new(&config, candidates)?;
-        let memory = Memory::new(&config, self.domains)?;
+        let probed = Probed::new(&config, self.accelerators, candidates)?;
+        let mut domains = self.domains;
+        domains.extend(probed.accelerators.iter().map(|device| device.domain()));
+        let memory = Memory::new(&config, domains)?;
         Ok(Context {
             inner: Arc::new(Inner {
                 config,
                 secret: self.secret,
                 transports: probed.transports,
+                accelerators: probed.accelerators,
                 usable: probed.usable,
                 unavailable: probed.unavailable,
                 regions: Arc::default(),
@@ -185,6 +203,7 @@ impl fmt::Debug for ContextBuilder {
             .field("secret", &self.secret.is_some())
             .field("own", &self.own_names())
             .field("domains", &self.domains)
+            .field("accelerators", &self.accelerators)
             .finish()
     }
 }
@@ -192,14 +211,20 @@ impl fmt::Debug for ContextBuilder {
 /// What the probes found.
 struct Probed {
     transports: Vec<Arc<dyn Transport>>,
+    accelerators: Vec<Arc<dyn Accelerator>>,
     usable: Vec<String>,
     unavailable: Vec<(String, String)>,
 }
 
 impl Probed {
-    fn new(config: &Config, candidates: impl Iterator<Item = Arc<dyn Transport>>) -> Result<Self> {
+    fn new(
+        config: &Config,
+        own: Vec<Arc<dyn Accelerator>>,
+        candidates: impl Iterator<Item = Arc<dyn Transport>>,
+    ) -> Result<Self> {
         let mut found = Self {
             transports: Vec::new(),
+            accelerators: Vec::new(),
             usable: Vec::new(),
             unavailable: Vec::new(),
         };
@@ -208,6 +233,15 @@ impl Probed {
             match transport.probe() {
                 Ok(()) => found.transports.push(transport),
                 Err(error) => found.miss(transport.name(), reason(&error), named),
+            }
+        }
+        let built_in = registry::accelerators().into_iter();
+        let built_in = built_in.filter(|device| config.transports.allows(device.name()));
+        let own = own.into_iter().map(|device| (device, true));
+        for (device, own) in own.chain(built_in.map(|device| (device, false))) {
+            match device.probe() {
+                Ok(()) => found.accelerators.push(device),
+                Err(error) => found.miss(device.name(), reason(&error), own || named),
             }
         }
         if config.transports.allows("cma") && !*config.cma {
@@ -250,7 +284,9 @@ impl Probed {
             .filter(|name| carries(name) || (*name == "cma" && cma))
             .map(str::to_owned)
             .collect();
-        if !self.transports.is_empty() {
+        let devices = self.accelerators.iter().map(|device| device.name());
+        self.usable.extend(devices.map(str::to_owned));
+        if !self.transports.is_empty() || !self.accelerators.is_empty() {
             return Ok(self);
         }
         if self.unavailable.is_empty() {

@@ -181,20 +181,11 @@ impl Context {
             },
             Err(_) => allocate(),
         }?;
-        // Its domain knows best what can be done with it.
-        let detects = self.expert(DomainCapabilities::DETECT, memory_type);
-        if detects.is_none()
-            || self
-                .inner
-                .memory
-                .types
-                .find_anew(allocated.range())
-                .is_err()
-        {
-            let exports = self.expert(DomainCapabilities::EXPORT, memory_type);
-            let attributes = MemoryAttributes::new(memory_type, allocated.range());
-            self.notify_allocated(&attributes.id(allocated.id()).dma_buf(exports.is_some()));
-        }
+        let attributes = MemoryAttributes::new(memory_type, allocated.range()).id(allocated.id());
+        let exports = self
+            .expert(DomainCapabilities::EXPORT, memory_type)
+            .is_some_and(|_| allocated.exports());
+        self.notify_allocated(&attributes.dma_buf(exports));
         Ok(allocated.into())
     }
 

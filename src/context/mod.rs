@@ -17,8 +17,8 @@ use crate::{
     error::{Operation, Result},
     memory::{BufferMut, HostBufferMut, Region, region::RegionTable},
     sys::fork,
-    transport::Transport,
-    types::Access,
+    transport::{Accelerator, Transport},
+    types::{Access, MemoryType},
 };
 
 /// What this process can reach and how it was asked to behave. The root of everything else; a cheap clone.
@@ -42,6 +42,7 @@ struct Inner {
     config: Config,
     secret: Option<Vec<u8>>,
     transports: Vec<Arc<dyn Transport>>,
+    accelerators: Vec<Arc<dyn Accelerator>>,
     usable: Vec<String>,
     unavailable: Vec<(String, String)>,
     regions: Arc<RegionTable>,
@@ -83,14 +84,19 @@ impl Context {
     /// Exposes memory to peers: whoever holds the region's descriptor may access it as `access` says.
     ///
     /// # Errors
-    /// When the system gives no random bytes; `Forked` in a child made by `fork`.
+    /// When the system gives no random bytes; `Unsupported` for device memory that no accelerator in use moves, and for a list of which a part is on
+    /// a device; `Forked` in a child made by `fork`.
     ///
     /// # Cancel safety
     /// Dropping the future before it resolved frees the buffer.
     #[doc(alias = "ucp_memh_pack")]
     pub async fn expose(&self, buffer: impl Into<BufferMut>, access: Access) -> Result<Region> {
         fork::check(Operation::Memory)?;
-        self.inner.regions.expose(buffer.into(), access)
+        let buffer = buffer.into();
+        if buffer.is_on_device() && !self.serves(buffer.memory_type()) {
+            buffer.check_reachable(Operation::Memory)?;
+        }
+        self.inner.regions.expose(buffer, access)
     }
 
     /// What is exposed now.
@@ -111,6 +117,17 @@ impl Context {
     /// The transports that a worker opens, the preferred first.
     pub(crate) fn message_transports(&self) -> &[Arc<dyn Transport>] {
         &self.inner.transports
+    }
+
+    /// The kinds of devices whose memory is moved, in the order in which they are asked.
+    pub(crate) fn accelerators(&self) -> &[Arc<dyn Accelerator>] {
+        &self.inner.accelerators
+    }
+
+    /// Whether there is one that moves memory of this type.
+    fn serves(&self, memory_type: MemoryType) -> bool {
+        let mut accelerators = self.accelerators().iter();
+        accelerators.any(|accelerator| accelerator.serves(memory_type))
     }
 
     /// Whether a transport, or `cma`, is allowed and works here.

@@ -20,6 +20,7 @@ use crate::{
     types::{AmId, OpKey, Tag},
     worker::{
         am::{refused, takes_header, try_am},
+        device::admit_source,
         engine::Engine,
         operations::{self, Outcome, SendStage},
     },
@@ -69,7 +70,10 @@ impl Message {
             (self.header.as_slice(), self.payload.run_within(peer.eager))
         else {
             let header = self.header.check_reachable(Operation::AmSend);
-            return match header.and_then(|()| self.payload.check_reachable(Operation::AmSend)) {
+            let context = &endpoint.shared().context;
+            return match header
+                .and_then(|()| admit_source(context, &self.payload, Operation::AmSend))
+            {
                 Ok(()) => Attempt::No,
                 Err(error) => Attempt::Over(Err(error)),
             };

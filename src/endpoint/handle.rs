@@ -12,8 +12,8 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{Buffer, ReceiveBuffer},
     protocol::Descriptor,
-    types::{EndpointId, Identity, LinkId, Tag, WorkerId},
-    worker::{Handle, operations::Outcome, shared::Shared},
+    types::{EndpointId, Identity, LinkId, MemoryType, Tag, WorkerId},
+    worker::{Explanation, Handle, operations::Outcome, shared::Shared},
 };
 
 use super::{
@@ -90,14 +90,25 @@ impl Endpoint {
         self.ask(|peer| peer.transports.clone()).unwrap_or_default()
     }
 
-    /// How an operation of `length` bytes on this endpoint goes, for people: the protocol and what moves the bytes.
+    /// How an operation of `length` bytes on this endpoint goes from memory of one type into memory of another, and why no better way: for people.
+    /// Of a get `from` is the peer's memory, else this side's. Nothing moves, and nothing is opened for it.
     ///
     /// Put and get depend on the memory as well: what the owner allocated by wharf is mapped and copied straight, other memory goes by
     /// `cma` where that is in use.
     #[must_use]
-    pub fn explain(&self, operation: Operation, length: usize) -> String {
-        self.ask(|peer| peer.explain(operation, length))
-            .unwrap_or_else(|| "closed".to_owned())
+    pub fn explain(
+        &self,
+        operation: Operation,
+        from: MemoryType,
+        to: MemoryType,
+        length: usize,
+    ) -> Explanation {
+        let (link, id) = self.place();
+        let explained = self.shared().with(|engine| {
+            engine.core.endpoint(link, id)?;
+            engine.core.explain(link, (operation, from, to), length)
+        });
+        explained.unwrap_or_else(|| Explanation::never("the endpoint is closed"))
     }
 
     /// Sends `buffer` under `tag`.

@@ -9,7 +9,7 @@ use crate::{
         layout::{Indexed, Shape, Strided, outside},
     },
     types::Access,
-    worker::layout::Plan,
+    worker::{device::admit_staging, layout::Plan},
 };
 
 use super::{Endpoint, RemoteRegion};
@@ -124,6 +124,21 @@ impl RemoteLayout {
     }
 
     #[cold]
+    /// # Errors
+    /// `Unsupported`: blocks, and device memory at either end; device memory of the peer, and staging is forbidden.
+    pub(super) fn check_blocks(&self, on_device: bool, operation: Operation) -> Result<()> {
+        if self.region.target.on_device {
+            admit_staging(&self.region.endpoint().shared().context, operation)?;
+        }
+        match &self.shape {
+            Some(_) if on_device || self.region.target.on_device => {
+                let text = "blocks of remote memory move between host memories only";
+                Err(Error::new(ErrorKind::Unsupported, text).during(operation))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn check_shape(
         &self,
         shape: &Shape,

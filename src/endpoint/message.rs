@@ -19,6 +19,8 @@ use crate::{
     worker::{
         Handle,
         core::{fill, truncated},
+        device::admit_target,
+        engine::Engine,
         inbox::{Arrived, Content},
         operations::{Arrival, Outcome},
     },
@@ -302,8 +304,22 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
             };
             Some(Entered::over(outcome))
         };
-        if let Err(error) = buffer.check_reachable(Operation::AmRecv) {
+        let context = &message.handle.shared.context;
+        if let Err(error) = admit_target(context, &buffer, Operation::AmRecv) {
             return over(Err(error), buffer);
+        }
+        if let Some(data) = message.data()
+            && buffer.is_on_device()
+            && data.len() <= buffer.len()
+        {
+            let data = match &message.content {
+                Content::Whole { header, bytes } => bytes.slice(usize::from(*header)..),
+                _ => Bytes::copy_from_slice(data),
+            };
+            let of = (message.link, message.from);
+            let store = |engine: &mut Engine| engine.core.am_store(of, data.into(), buffer);
+            let key = message.handle.shared.with(store);
+            return Some(Entered::new(&message.handle, key));
         }
         if let Some(data) = message.data() {
             let result = fill(&mut buffer, data).map(|length| Arrival {

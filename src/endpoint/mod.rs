@@ -12,6 +12,7 @@
 //! | `rma` | [`RemoteRegion`], put, get |
 //! | `stream` | [`ByteStream`]: streams of bytes, opened and accepted on an endpoint |
 //! | `atomic`, `signal` | atomic operations; [`Counter`] and its waits |
+//! | `copy` | copies within the process |
 //! | `fence` | fences, flush of all endpoints |
 //! | `layout` | [`RemoteLayout`]: blocks of remote memory |
 //! | `attempt` | sends that are tried before they are entered into the table |
@@ -22,6 +23,7 @@
 mod am;
 mod atomic;
 mod attempt;
+mod copy;
 mod fence;
 mod handle;
 mod inbox;
@@ -36,6 +38,7 @@ mod worker;
 
 pub use am::{AmSend, AmSink};
 pub use atomic::Atomic;
+pub use copy::CopyBuffer;
 pub use fence::{Fence, FlushAll};
 pub use handle::{Closed, Endpoint, Flush, Ready};
 pub use inbox::{ActiveMessages, AmHandler, AmInbox, AmRecv};

@@ -23,8 +23,9 @@ use crate::{
         descriptor::{RegionKey, ShmRoute},
     },
     sys::identity::identity,
-    types::{Access, MemoryType, Priority, Tag},
+    types::{Access, Priority, Tag},
     worker::{
+        device::{admit_source, admit_target},
         engine::Engine,
         operations::{self, Arrival, Outcome, Work},
         rma::Target,
@@ -81,6 +82,7 @@ impl RemoteRegion {
                 offset: 0,
                 segment: route.map_or(0, |route| route.segment),
                 segment_offset: route.map_or(0, |route| route.offset),
+                on_device: !descriptor.memory_type().is_host_accessible(),
             },
             length: usize::try_from(descriptor.len()).map_err(|_| {
                 Error::new(
@@ -202,10 +204,14 @@ impl Region {
             slot: exposed.slot,
             generation: exposed.generation,
         };
-        let (address, length) = (exposed.address as u64, exposed.length as u64);
+        let length = exposed.length as u64;
+        let address = match exposed.device {
+            Some((_, address)) => address,
+            None => exposed.address as u64,
+        };
         Descriptor::new(
             identity().clone(),
-            MemoryType::Host,
+            exposed.memory_type(),
             exposed.access,
             address,
             length,
@@ -349,7 +355,9 @@ impl<'a> Put<'a> {
 
     #[inline]
     fn check(&self, buffer: &Buffer) -> Result<()> {
-        buffer.check_reachable(Operation::Put)?;
+        admit_source(&self.endpoint.shared().context, buffer, Operation::Put)?;
+        self.remote
+            .check_blocks(buffer.is_on_device(), Operation::Put)?;
         self.remote
             .check(self.endpoint, buffer.len(), Access::WRITE, Operation::Put)
     }
@@ -357,7 +365,7 @@ impl<'a> Put<'a> {
     /// Writes a short buffer straight into the peer's memory, where there is a way to it.
     #[inline]
     fn at_once(&self, engine: &mut Engine, buffer: &Buffer) -> Option<Result<()>> {
-        if self.is_spread(buffer) {
+        if self.is_spread(buffer) || self.is_staged(buffer) {
             return None;
         }
         let (link, _) = self.endpoint.place();
@@ -389,7 +397,14 @@ impl<'a> Put<'a> {
     /// Whether it goes in pieces. Short lists are gathered instead.
     #[inline]
     fn is_spread(&self, buffer: &Buffer) -> bool {
-        self.remote.shape.is_some() || buffer.run_within(GATHER).is_none()
+        self.remote.shape.is_some()
+            || buffer.run_within(GATHER).is_none() && !self.is_staged(buffer)
+    }
+
+    /// Whether either end is out of its processor's reach.
+    #[inline]
+    fn is_staged(&self, buffer: &Buffer) -> bool {
+        self.remote.region.target.on_device || buffer.is_on_device()
     }
 
     fn work(&self, buffer: Buffer, signal: Option<Signal>) -> operations::Put {
@@ -409,6 +424,7 @@ impl<'a> Put<'a> {
             slot: None,
             signal: signal.map(Box::new),
             signal_due: false,
+            announced: false,
         }
     }
 
@@ -591,7 +607,9 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
 
     #[inline]
     fn check(&self, buffer: &BufferMut) -> Result<()> {
-        buffer.check_reachable(Operation::Get)?;
+        admit_target(&self.endpoint.shared().context, buffer, Operation::Get)?;
+        self.remote
+            .check_blocks(buffer.is_on_device(), Operation::Get)?;
         self.remote
             .check(self.endpoint, buffer.len(), Access::READ, Operation::Get)
     }
@@ -599,7 +617,7 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     /// Fills a short buffer straight from the peer's memory, where there is a way to it.
     #[inline]
     fn at_once(&self, engine: &mut Engine, buffer: &mut BufferMut) -> Option<Result<()>> {
-        if self.remote.shape.is_some() || buffer.is_list() {
+        if self.remote.shape.is_some() || buffer.is_list() || buffer.is_on_device() {
             return None;
         }
         let (link, _) = self.endpoint.place();
@@ -615,10 +633,12 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     fn enter(&self, engine: &mut Engine, buffer: BufferMut) -> Entered {
         let (link, _) = self.endpoint.place();
         let target = self.remote.region.target;
-        let layout = self.remote.plan(buffer.is_list(), buffer.len());
+        let listed = buffer.is_list() && !buffer.is_on_device();
+        let layout = self.remote.plan(listed, buffer.len());
         let get = operations::Get {
             buffer,
             layout,
+            pull: None,
             region: (target.slot, target.generation),
             offset: target.offset,
             got: 0,

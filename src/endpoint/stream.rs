@@ -17,6 +17,7 @@ use crate::{
     memory::Buffer,
     types::WorkerId,
     worker::{
+        device::admit_source,
         engine::Engine,
         shared::Shared,
         spin::Luck,
@@ -599,7 +600,7 @@ impl Future for WriteBuffer<'_> {
         let ByteWriter { inner, luck } = &mut *this.writer;
         let key = inner.key;
         if let Some(buffer) = this.buffer.take() {
-            buffer.check_reachable(Operation::Stream)?;
+            admit_source(&inner.shared().context, &buffer, Operation::Stream)?;
             let taken = inner
                 .shared()
                 .with(|engine| engine.core.write_stream_buffer(key, buffer));

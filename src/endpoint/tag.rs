@@ -17,6 +17,7 @@ use crate::{
     types::{EndpointId, Mask, Priority, Tag},
     worker::{
         core::truncated,
+        device::{admit_source, admit_target},
         direct::DirectOutcome,
         engine::Engine,
         operations::{self, Body, Outcome, RecvStage, SendStage, Unexpected, Work},
@@ -190,7 +191,11 @@ impl TagSend<'_> {
                 Err(Some(SendError::Failed(error))) => Attempt::Over(Err(error)),
                 Err(None) => Attempt::No,
             },
-            _ => match self.buffer.check_reachable(Operation::TagSend) {
+            _ => match admit_source(
+                &self.endpoint.shared().context,
+                &self.buffer,
+                Operation::TagSend,
+            ) {
                 Ok(()) => Attempt::No,
                 Err(error) => Attempt::Over(Err(error)),
             },
@@ -277,17 +282,7 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
 
     /// Posts the receive now: it takes its place before all that are posted later.
     pub fn post(mut self) -> Op<Received<B>> {
-        let buffer = std::mem::take(&mut self.buffer);
-        let entered = match buffer.check_reachable(Operation::TagRecv) {
-            Ok(()) => {
-                let key = self.worker.shared().with(|engine| {
-                    engine.progress();
-                    post(engine, self.tag, self.mask, buffer)
-                });
-                Entered::new(self.worker.handle(), key)
-            }
-            Err(error) => refused(error, buffer),
-        };
+        let entered = self.enter();
         Op {
             entered,
             deadline: std::mem::take(&mut self.deadline),
@@ -342,6 +337,20 @@ enum Found<B> {
 }
 
 impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
+    /// Posts it, if its memory can be received into.
+    fn enter(&mut self) -> Entered {
+        let shared = self.worker.shared();
+        let buffer = std::mem::take(&mut self.buffer);
+        if let Err(error) = admit_target(&shared.context, &buffer, Operation::TagRecv) {
+            return refused(error, buffer);
+        }
+        let key = shared.with(|engine| {
+            engine.progress();
+            post(engine, self.tag, self.mask, buffer)
+        });
+        Entered::new(self.worker.handle(), key)
+    }
+
     /// One look for the message: among those that wait, then at what arrives.
     #[inline]
     fn look(engine: &mut Engine, tag: Tag, mask: Mask, buffer: &mut BufferMut) -> Option<Found<B>> {
@@ -361,7 +370,7 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
                 core.begin_rendezvous(key, link, from, tag, rts);
                 return Some(Found::Entered(key));
             }
-            if matches!(body, Body::Arriving { .. }) {
+            if matches!(body, Body::Arriving { .. }) || body.is_on_device() {
                 let key = core.enter_receive(target, link, taken.arrival);
                 let message = Unexpected {
                     link,
@@ -418,10 +427,9 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if this.entered.is_none()
-            && let Err(error) = this.buffer.check_reachable(Operation::TagRecv)
-        {
-            this.entered = Some(refused(error, std::mem::take(&mut this.buffer)));
+        if this.entered.is_none() && this.buffer.is_on_device() {
+            // Messages do not go straight into it.
+            this.entered = Some(this.enter());
         }
         if this.entered.is_none() {
             let shared = this.worker.shared();
@@ -645,7 +653,8 @@ impl Matched {
     #[doc(alias = "ucp_tag_msg_recv_nbx")]
     pub fn recv<B: ReceiveBuffer + Unpin>(mut self, buffer: B) -> Op<Received<B>> {
         let buffer = buffer.into();
-        if let Err(error) = buffer.check_reachable(Operation::TagRecv) {
+        let context = &self.worker.shared().context;
+        if let Err(error) = admit_target(context, &buffer, Operation::TagRecv) {
             return Op {
                 entered: refused(error, buffer),
                 deadline: Deadline::None,

@@ -105,6 +105,28 @@ impl Buffer {
         }
     }
 
+    /// Makes it unique again, without a copy, when this is the only clone and it is all of its memory: a device's, or bytes on the heap. So memory that
+    /// was sent is received into, allocated once.
+    ///
+    /// # Errors
+    /// Gives it back when it is shared, a part, or memory of another kind.
+    pub fn try_into_mut(self) -> Result<BufferMut, Self> {
+        match self.0 {
+            Shared::Bytes(bytes) => match bytes.try_into_mut() {
+                Ok(bytes) => Ok(bytes.into()),
+                Err(bytes) => Err(bytes.into()),
+            },
+            Shared::Domain {
+                memory,
+                offset: 0,
+                len,
+            } if len as u64 == memory.range().len() && Arc::strong_count(&memory) == 1 => {
+                Ok(BufferMut(Unique::Domain(memory)))
+            }
+            other => Err(Self(other)),
+        }
+    }
+
     /// Whether it has no bytes.
     #[inline]
     #[must_use]
@@ -281,10 +303,10 @@ impl Default for Buffer {
 }
 
 impl Buffer {
-    /// Whether the memory has an owner of the user's that this was made with.
+    /// Whether dropping it may take long, or do what the user likes: the memory has an owner that this was made with, or a driver frees it.
     #[inline]
     pub(crate) fn is_lent(&self) -> bool {
-        matches!(self.0, Shared::Raw(_))
+        matches!(self.0, Shared::Raw(_) | Shared::Domain { .. })
     }
 }
 
@@ -607,6 +629,14 @@ impl BufferMut {
     #[inline]
     pub(crate) fn list_mut(&mut self) -> Option<&mut ListMut> {
         match &mut self.0 {
+            Unique::List(list) => Some(list),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn list_ref(&self) -> Option<&ListMut> {
+        match &self.0 {
             Unique::List(list) => Some(list),
             _ => None,
         }

@@ -18,7 +18,7 @@ use std::{
     },
 };
 
-use super::{AddressRange, Buffer, mlock};
+use super::{AddressRange, Buffer, Cause, invalidate, mlock};
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::{
@@ -75,6 +75,14 @@ impl Segment {
     /// Its mapping in this process.
     pub(crate) fn mapping(&self) -> &Mapping {
         &self.mapping
+    }
+}
+
+impl Drop for Segment {
+    /// Before it is unmapped: no registration of it is given out for what is mapped there next.
+    fn drop(&mut self) {
+        let range = AddressRange::of_mapping(self.mapping.as_ptr(), self.mapping.len());
+        invalidate(range, Cause::Freed);
     }
 }
 

@@ -87,6 +87,17 @@ impl List {
         &self.table
     }
 
+    /// The piece that holds `position`, and where in it.
+    pub(crate) fn piece(&self, position: usize) -> Option<(&Buffer, usize)> {
+        let (index, within) = find(&self.ends, position);
+        Some((self.pieces.get(index)?, within))
+    }
+
+    /// The types of memory in it that the host does not reach.
+    pub(crate) fn device_types(&self) -> Vec<MemoryType> {
+        self.pieces.iter().flat_map(Buffer::device_types).collect()
+    }
+
     /// What is left, from `position` on, of the piece there.
     pub(crate) fn run(&self, position: usize) -> &[u8] {
         let (index, within) = find(&self.ends, position);
@@ -337,6 +348,19 @@ impl ListMut {
             }
         }
         table
+    }
+
+    /// The piece that holds `position`, and where in it.
+    pub(crate) fn piece_mut(&mut self, position: usize) -> Option<(&mut BufferMut, usize)> {
+        self.unstage();
+        let (index, within) = find(&self.ends, position);
+        Some((self.pieces.get_mut(index)?, within))
+    }
+
+    /// The types of memory in it that the host does not reach.
+    pub(crate) fn device_types(&self) -> Vec<MemoryType> {
+        let types = self.pieces.iter().flat_map(BufferMut::device_types);
+        types.collect()
     }
 
     /// What is left, from `position` on, of the piece there. Empty for a piece that is a list itself.

@@ -23,6 +23,7 @@ mod range;
 mod rcache;
 pub(crate) mod region;
 mod registrar;
+pub(crate) mod run;
 mod type_cache;
 pub(crate) mod waiters;
 

@@ -18,11 +18,15 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{BufferMut, Segment, waiters::Waiters};
+use super::{
+    BufferMut, Segment,
+    run::{Location, Run},
+    waiters::Waiters,
+};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::fork,
-    types::Access,
+    types::{Access, MemoryType},
 };
 
 /// Who must know which regions are directly accessible: each worker, for the words it shares with its peers.
@@ -39,7 +43,10 @@ pub(crate) trait RegionWatcher: Send + Sync {
 pub(crate) struct Exposed {
     pub(crate) slot: u32,
     pub(crate) generation: u64,
+    /// For the host; dangling when it does not reach the memory.
     pub(crate) address: *mut u8,
+    /// Of memory that the host does not reach: its type, and its address for the device.
+    pub(crate) device: Option<(MemoryType, u64)>,
     pub(crate) length: usize,
     pub(crate) access: Access,
     pub(crate) segment: Option<(Arc<Segment>, usize)>,
@@ -62,7 +69,31 @@ impl Exposed {
         Ok(())
     }
 
+    /// Its type.
+    pub(crate) fn memory_type(&self) -> MemoryType {
+        self.buffer.memory_type()
+    }
+
+    /// What follows `offset`, wherever it is.
+    pub(crate) fn run(&self, offset: usize) -> Run {
+        let at = match self.device {
+            Some((memory_type, address)) => Location::Device {
+                address,
+                memory_type,
+            },
+            None => Location::Host {
+                address: self.address,
+                pinned: self.buffer.memory_type() == MemoryType::HostPinned,
+            },
+        };
+        let length = self.length;
+        Run { at, length }.skip(offset)
+    }
+
     pub(super) fn bounds(&self, offset: usize, length: usize) -> Result<*mut u8> {
+        if let Some((memory_type, _)) = self.device {
+            return Err(out_of_reach(memory_type));
+        }
         match offset.checked_add(length) {
             // SAFETY: offset lies within the exposed buffer, whose address is valid for `length` bytes.
             Some(end) if end <= self.length => Ok(unsafe { self.address.add(offset) }),
@@ -118,8 +149,24 @@ impl RegionTable {
         }
     }
 
-    /// As [`RegionTable::find`], for an access to `length` bytes at `offset`.
+    /// As [`RegionTable::find`], for an access to `length` bytes at `offset`, by the processor: not to memory that it does not reach.
     pub(crate) fn check(
+        &self,
+        slot: u32,
+        generation: u64,
+        offset: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<Arc<Exposed>> {
+        let exposed = self.check_any(slot, generation, offset, length, access)?;
+        match exposed.device {
+            Some((memory_type, _)) if length > 0 => Err(out_of_reach(memory_type)),
+            _ => Ok(exposed),
+        }
+    }
+
+    /// The same for memory of any type.
+    pub(crate) fn check_any(
         &self,
         slot: u32,
         generation: u64,
@@ -159,7 +206,14 @@ impl RegionTable {
         mut buffer: BufferMut,
         access: Access,
     ) -> Result<Region> {
-        buffer.check_reachable(Operation::Memory)?;
+        if buffer.is_list() {
+            // Exposed memory is one run.
+            buffer.check_reachable(Operation::Memory)?;
+        }
+        let device = match (buffer.is_on_device(), buffer.device_range()) {
+            (true, Some(range)) => Some((buffer.memory_type(), range.start())),
+            _ => None,
+        };
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| {
             Error::new(ErrorKind::Io, format!("random generation: {error}"))
@@ -176,6 +230,7 @@ impl RegionTable {
             slot: slot as u32,
             generation,
             address: buffer.address(),
+            device,
             length: buffer.len(),
             access,
             segment: buffer
@@ -214,7 +269,7 @@ impl RegionTable {
     }
 }
 
-/// Host memory that peers may read or write through its [`Descriptor`](crate::Descriptor).
+/// Memory that peers may read or write through its [`Descriptor`](crate::Descriptor).
 ///
 /// It has no slice view, since a peer may change it at any time: [`Region::read_at`] and [`Region::write_at`] copy. Dropping it revokes the
 /// access; the memory is freed once nobody is inside it any more.
@@ -242,6 +297,11 @@ impl Region {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+    /// Which memory it is.
+    #[must_use]
+    pub fn memory_type(&self) -> MemoryType {
+        self.exposed().memory_type()
+    }
     /// What peers may do.
     #[must_use]
     pub fn access(&self) -> Access {
@@ -251,7 +311,7 @@ impl Region {
     /// Copies from the region.
     ///
     /// # Errors
-    /// `OutOfBounds`.
+    /// `OutOfBounds`; `Unsupported` when the memory is a device's.
     pub fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let source = self.exposed().bounds(offset, target.len())?;
         // SAFETY: `bounds` checked the source; the target is ours alone. A peer may write meanwhile: bytes may be old or new.
@@ -262,7 +322,7 @@ impl Region {
     /// Copies into the region.
     ///
     /// # Errors
-    /// `OutOfBounds`.
+    /// As [`Region::read_at`].
     pub fn write_at(&self, offset: usize, source: &[u8]) -> Result<()> {
         self.exposed().write(offset, source)
     }
@@ -290,6 +350,14 @@ impl Region {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
+}
+
+/// What the processor answers that is to access memory which it does not reach.
+#[cold]
+fn out_of_reach(memory_type: MemoryType) -> Error {
+    let text =
+        format!("the exposed memory is of type {memory_type}, which the host does not reach");
+    Error::new(ErrorKind::Unsupported, text).during(Operation::Memory)
 }
 
 impl Drop for Region {

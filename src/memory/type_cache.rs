@@ -29,7 +29,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{
     AddressRange, Cause, DomainCapabilities, MemoryAttributes, MemoryDomain, MemoryMonitor,
-    MonitorKind, Sink, Subscription, Timing, Validity, monitor,
+    MonitorKind, Sink, Subscription, Validity, monitor,
     radix::{LIMIT, PAGE, Radix},
     subscribe,
 };
@@ -114,19 +114,21 @@ impl MemoryTypes {
         if runtimes == 0 {
             return Some(MemoryAttributes::new(MemoryType::Host, range));
         }
-        let (attributes, seen) = self.cache.get(range)?;
-        if attributes.memory_type != MemoryType::Host || (seen == runtimes && self.is_up_to_date())
-        {
+        let found = self.cache.get(range)?;
+        let (attributes, seen) = found;
+        if attributes.memory_type != MemoryType::Host {
             return Some(attributes);
         }
-        None
+        // Looked at once more: an event that was under way until the monitor was asked may have taken it.
+        (seen == runtimes && self.is_up_to_date() && self.cache.get(range) == Some(found))
+            .then_some(attributes)
     }
 
     /// Whether everything that the monitor saw has been told.
     fn is_up_to_date(&self) -> bool {
         match self.monitor.get() {
             Some(Some(monitor)) => {
-                monitor.timing() == Timing::Before || monitor.validate() == Validity::Valid
+                !monitor.is_asked_at_each_use() || monitor.validate() == Validity::Valid
             }
             _ => false,
         }
@@ -175,14 +177,15 @@ impl MemoryTypes {
         let own = thread::current().id();
         let mut asking = self.asking.lock();
         loop {
+            // At first too: who asked may have been answered since the look without the lock.
+            if let Some(known) = self.known(range) {
+                return Begun::Known(known);
+            }
             match *asking {
                 None => break,
                 // A domain that asks the context in order to answer.
                 Some(thread) if thread == own => return Begun::Asking(None),
                 Some(_) => self.answered.wait(&mut asking),
-            }
-            if let Some(known) = self.known(range) {
-                return Begun::Known(known);
             }
         }
         *asking = Some(own);
@@ -284,6 +287,10 @@ fn bad(message: String) -> Error {
 /// Allocations that can be remembered, and pages that several of them share. More push out the oldest.
 const CAPACITY: u32 = 1 << 20;
 
+/// At least so many slots are used between two looks at all of them for retired ones; and a quarter of those made, so that a look costs each use
+/// a few slots.
+const SWEEP: u32 = 64;
+
 /// Elements that are made at once.
 const CHUNK: usize = 1 << 12;
 
@@ -309,8 +316,8 @@ struct Events {
     recent: [Event; RECENT as usize],
 }
 
-/// `number` is the event's count, from 1 on; 0 while it is being written.
-#[derive(Debug, Default)]
+/// `number` is the event's count, from 1 on; 0 while it is being written, by one handler at a time.
+#[derive(Debug)]
 struct Event {
     number: AtomicU64,
     start: AtomicU64,
@@ -321,7 +328,11 @@ impl Events {
     fn new() -> Self {
         Self {
             count: AtomicU64::new(0),
-            recent: std::array::from_fn(|_| Event::default()),
+            recent: std::array::from_fn(|_| Event {
+                number: AtomicU64::new(u64::MAX),
+                start: AtomicU64::new(0),
+                end: AtomicU64::new(0),
+            }),
         }
     }
 
@@ -333,7 +344,10 @@ impl Events {
     fn note(&self, range: AddressRange) {
         let number = self.count.fetch_add(1, SeqCst);
         let event = &self.recent[(number % RECENT) as usize];
-        event.number.store(0, Relaxed);
+        // One that is still being written belongs to a handler that was stopped there: it will bear that one's number, never this.
+        if event.number.swap(0, Acquire) == 0 {
+            return;
+        }
         // Whoever reads what follows finds the count gone up.
         fence(Release);
         event.start.store(range.start(), Relaxed);
@@ -350,7 +364,7 @@ impl Events {
         let touched = (since..until).any(|number| {
             let event = &self.recent[(number % RECENT) as usize];
             if event.number.load(Acquire) != number + 1 {
-                // It is being written.
+                // It is being written, or was not.
                 return true;
             }
             event.start.load(Relaxed) < range.end() && range.start() < event.end.load(Relaxed)
@@ -363,7 +377,13 @@ impl Events {
 /// Which elements are used next.
 #[derive(Debug, Default)]
 struct Writer {
+    /// Those that were made.
     slots: u32,
+    /// Retired ones that were found.
+    free: Vec<u32>,
+    /// Uses since they were looked for.
+    used: u32,
+    /// What goes next when none is free.
     next_slot: u32,
     pages: u32,
     next_page: u32,
@@ -626,30 +646,47 @@ impl Cache {
             .is_some_and(|slot| slot.state.load(Acquire) == live(tag_of(entry)))
     }
 
-    /// A slot that no entry of the index names: a retired one, a new one, or the oldest.
+    /// A slot that no entry of the index names: a retired one, a new one, or the one at the hand.
     fn free_slot(&self, writer: &mut Writer) -> u32 {
-        let index = writer.next_slot;
-        let is_dead = index < writer.slots
-            && self
-                .slots
-                .get(index)
-                .is_some_and(|slot| slot.state.load(Acquire) & 1 == 0);
-        if !is_dead && writer.slots < CAPACITY {
-            // A look at one old slot for each new one: those that were retired are found in time.
+        writer.used += 1;
+        if writer.free.is_empty() && writer.used > SWEEP.max(writer.slots / 4) {
+            // Events retire slots without a word to the writer.
+            writer.used = 0;
+            let made = 0..writer.slots;
+            writer
+                .free
+                .extend(made.filter(|index| self.is_retired(*index)));
+        }
+        if let Some(index) = writer.free.pop() {
+            self.empty(index);
+            return index;
+        }
+        if writer.slots < CAPACITY {
             writer.slots += 1;
-            writer.next_slot = (index + 1) % writer.slots;
             return writer.slots - 1;
         }
-        writer.next_slot = (index + 1) % writer.slots;
-        if let Some(slot) = self.slots.get(index) {
-            let entry = entry_of(index, slot.state.load(Acquire) >> 1);
-            slot.retire(entry);
-            let (start, end) = (slot.start.load(Relaxed), slot.end.load(Relaxed));
-            if let Ok(range) = AddressRange::new(start, end.saturating_sub(start)) {
-                self.index.clear(range, entry);
-            }
-        }
+        let index = writer.next_slot;
+        writer.next_slot = (index + 1) % CAPACITY;
+        self.empty(index);
         index
+    }
+
+    fn is_retired(&self, index: u32) -> bool {
+        let slot = self.slots.get(index);
+        slot.is_some_and(|slot| slot.state.load(Acquire) & 1 == 0)
+    }
+
+    /// Retires a slot and takes its entries out of the index.
+    fn empty(&self, index: u32) {
+        let Some(slot) = self.slots.get(index) else {
+            return;
+        };
+        let entry = entry_of(index, slot.state.load(Acquire) >> 1);
+        slot.retire(entry);
+        let (start, end) = (slot.start.load(Relaxed), slot.end.load(Relaxed));
+        if let Ok(range) = AddressRange::new(start, end.saturating_sub(start)) {
+            self.index.clear(range, entry);
+        }
     }
 
     /// As [`free_slot`](Self::free_slot), for a page.
@@ -725,7 +762,7 @@ mod tests {
         atomic::{AtomicBool, AtomicUsize},
     };
 
-    use super::*;
+    use super::{super::Timing, *};
 
     /// Knows allocations, and how often it was asked.
     #[derive(Debug, Default)]
@@ -809,6 +846,27 @@ mod tests {
         types.freed(range(BASE, 8192));
         assert_eq!(types.known(range(BASE, 1)), None);
         assert_eq!(types.known(range(BASE + 8192, 8192)), Some(right));
+    }
+
+    #[test]
+    fn what_comes_and_goes_pushes_nothing_out() {
+        let (types, _) = types(&[]);
+        let kept: Vec<_> = (0..1000)
+            .map(|index| cuda(BASE + index * PAGE, PAGE, index))
+            .collect();
+        for attributes in &kept {
+            types.allocated(attributes);
+        }
+        let other = cuda(BASE + (1 << 30), PAGE, 1);
+        for _ in 0..100_000 {
+            types.allocated(&other);
+            types.freed(other.allocation);
+        }
+        let made = types.cache.writer.lock().slots;
+        assert!(made < 1500, "{made} slots for 1001 allocations");
+        for attributes in &kept {
+            assert_eq!(types.known(attributes.allocation), Some(*attributes));
+        }
     }
 
     #[test]
@@ -937,6 +995,74 @@ mod tests {
         types.find(host).expect("nobody's");
         types.cache.invalidate(range(BASE, 4096), Cause::Unmapped);
         assert_eq!(types.known(host), None);
+    }
+
+    /// A monitor whose event arrives while it is asked whether there is one: then all is told, and it says so.
+    #[derive(Debug)]
+    struct Late(Arc<Cache>, AtomicBool);
+
+    #[allow(unsafe_code)]
+    // SAFETY: the test unmaps nothing.
+    unsafe impl MemoryMonitor for Late {
+        fn name(&self) -> &'static str {
+            "late"
+        }
+        fn timing(&self) -> Timing {
+            Timing::After
+        }
+        fn classes(&self) -> super::super::EventClasses {
+            super::super::EventClasses::all()
+        }
+        fn watch(&self, _: AddressRange) -> Result<()> {
+            Ok(())
+        }
+        fn unwatch(&self, _: AddressRange) {}
+        fn validate(&self) -> Validity {
+            if self.1.swap(false, SeqCst) {
+                self.0.invalidate(range(BASE, 4096), Cause::Unmapped);
+            }
+            Validity::Valid
+        }
+    }
+
+    #[test]
+    fn an_event_that_arrives_while_the_monitor_is_asked() {
+        let (types, _) = types(&[]);
+        let late = Arc::new(Late(types.cache.clone(), AtomicBool::new(false)));
+        types.monitor.set(Some(late.clone())).expect("not asked");
+        types.find(range(BASE, 8)).expect("nobody's");
+        assert!(types.known(range(BASE, 8)).is_some());
+        late.1.store(true, SeqCst);
+        assert_eq!(types.known(range(BASE, 8)), None);
+    }
+
+    #[test]
+    fn an_event_under_one_that_is_stuck_is_not_lost() {
+        let events = Events::new();
+        let far = range(BASE + (1 << 30), 4096);
+        // A handler that was stopped in the middle of its note, and goes on when 64 others have come.
+        events.note(far);
+        let stuck = &events.recent[0];
+        stuck.number.store(0, SeqCst);
+        for _ in 1..RECENT {
+            events.note(far);
+        }
+        let since = events.count();
+        events.note(range(BASE, 4096));
+        stuck.start.store(far.start(), SeqCst);
+        stuck.end.store(far.end(), SeqCst);
+        assert!(events.touched(range(BASE, 4096), since));
+        stuck.number.store(1, SeqCst);
+        assert!(events.touched(range(BASE, 4096), since));
+        // It is as good as new afterwards.
+        for _ in 0..RECENT {
+            events.note(far);
+        }
+        let since = events.count();
+        assert!(!events.touched(range(BASE, 4096), since));
+        events.note(range(BASE, 4096));
+        assert!(events.touched(range(BASE, 4096), since));
+        assert!(!events.touched(range(BASE + 8192, 4096), since));
     }
 
     #[test]

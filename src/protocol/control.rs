@@ -38,9 +38,14 @@
 //! | `SETTLE` | operation of the peer | none: answered by `DONE`, or by `NACK` when a `SIGNAL` since the last was refused |
 //! | `PUT_LAYOUT` | operation of the initiator | [`LayoutHeader`], [`StridedForm`] or a list of blocks, payload of all blocks |
 //! | `GET_LAYOUT` | operation of the initiator | [`LayoutHeader`], [`StridedForm`] or a list of blocks |
+//! | `PULL` | operation of the peer that has bytes: an announced send or put | [`Pull`]; answered by `FRAGMENT`s, or by `NACK` |
+//! | `PUT_RTS` | operation of the initiator | [`PutRts`], and with 3 a [`Signal`]: the owner pulls the bytes, and says `DONE` or `NACK` |
+//! | `ROUTE` | operation of the peer that has bytes, or 0 for a region's | [`Route`]; answered by `ROUTED` |
+//! | `ROUTED` | operation of the receiver | a loan, u64, and a descriptor of its memory: ended by `DONE` for the loan; or 0 and the reason why there is none |
 //! | `LAYOUT_DATA` | operation of the initiator | [`LayoutAnswer`], bytes of the blocks |
 //!
-//! Numbers 16 to 19 are those of active messages, 20 to 27 and 36 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts.
+//! Numbers 16 to 19 are those of active messages, 20 to 27 and 36 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts, 37 to 40 of
+//! transfers that the receiver pulls.
 
 use std::borrow::Cow;
 
@@ -72,6 +77,13 @@ pub(crate) const STREAM_RESET: u8 = 25;
 pub(crate) const STREAM_RTS: u8 = 26;
 pub(crate) const STREAM_ACCEPTED: u8 = 27;
 pub(crate) const STREAM_TAKEN: u8 = 36;
+pub(crate) const PULL: u8 = 37;
+pub(crate) const PUT_RTS: u8 = 38;
+pub(crate) const ROUTE: u8 = 39;
+pub(crate) const ROUTED: u8 = 40;
+
+/// In [`PutRts::last`]: the bytes are in memory that the initiator's host does not reach.
+pub(crate) const OF_DEVICE: u32 = 4;
 pub(crate) const AM_EAGER: u8 = 16;
 pub(crate) const AM_RTS: u8 = 17;
 pub(crate) const AM_CREDIT: u8 = 18;
@@ -280,6 +292,52 @@ body! {
 }
 
 body! {
+    /// Asks for a part of what was announced.
+    Pull {
+        /// Operation of the receiver that the fragments are for.
+        to: u64,
+        /// Where the part begins.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    }
+}
+
+body! {
+    /// A put into memory that the owner of the region fills itself.
+    PutRts {
+        /// Generation of the region.
+        generation: u64,
+        /// Offset in the region.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Slot of the region.
+        slot: u32,
+        /// 1, or 3: a [`Signal`] follows; and [`OF_DEVICE`].
+        last: u32,
+    }
+}
+
+body! {
+    /// Asks for the way to device memory of the peer, to copy out of it directly.
+    Route {
+        /// Operation of the receiver that the bytes are for.
+        to: u64,
+        /// Generation of the region.
+        generation: u64,
+        /// Where the bytes begin, in the region or in what was announced.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Slot of the region.
+        slot: u32,
+        /// 1: of a region. 0: of an announced operation.
+        region: u32,
+    }
+}
+
+body! {
     /// Asks the owner of a region to copy along in a put or get that the initiator copies itself.
     Join {
         /// Generation of the region.
@@ -456,6 +514,9 @@ mod tests {
         stream_rts: StreamRts of 36,
         put_header: PutHeader of 24,
         get_request: GetRequest of 28,
+        pull: Pull of 24,
+        put_rts: PutRts of 32,
+        route: Route of 40,
         join: Join of 44,
         atomic: Atomic of 40,
         signal: Signal of 28,

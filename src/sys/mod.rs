@@ -14,6 +14,7 @@ pub(crate) mod mappings;
 pub(crate) mod memfd;
 pub(crate) mod pages;
 pub(crate) mod pidfd;
+pub(crate) mod process;
 pub(crate) mod process_vm;
 pub(crate) mod timerfd;
 pub(crate) mod userfaultfd;

@@ -95,16 +95,16 @@ pub(crate) fn advise(address: u64, length: u64, advice: libc::c_int) -> io::Resu
     done(result)
 }
 
-/// `mlock`: keeps the pages of a range in memory. Does not nest.
+/// `mlock`: keeps the pages of a range in memory. Does not nest. Not by libc's function, which a sanitizer replaces by one that does nothing.
 pub(crate) fn lock(address: u64, length: u64) -> io::Result<()> {
     // SAFETY: changes no content, and reads no memory through the address.
-    done(unsafe { libc::mlock(place(address), length as usize) })
+    done(unsafe { libc::syscall(libc::SYS_mlock, place(address), length as usize) as i32 })
 }
 
-/// `munlock`.
+/// `munlock`, as above.
 pub(crate) fn unlock(address: u64, length: u64) -> io::Result<()> {
     // SAFETY: as `lock`.
-    done(unsafe { libc::munlock(place(address), length as usize) })
+    done(unsafe { libc::syscall(libc::SYS_munlock, place(address), length as usize) as i32 })
 }
 
 fn place(address: u64) -> *mut libc::c_void {

@@ -4,8 +4,17 @@
 //! ```text
 //! Accelerator ── domain() ──▶ MemoryDomain   (whose memory is this, allocate, export; shared by the context's workers)
 //!      │
-//!      └─────── open() ────▶ CopyEngine      (copies, one for each worker that met the device's memory, behind the worker's lock)
+//!      ├─────── open() ────▶ CopyEngine      (copies, one for each worker that met the device's memory, behind the worker's lock)
+//!      │
+//!      └─ export() ─ bytes, to a peer ─▶ import() ──▶ ImportedMemory   (the peer's device memory, as an end of copies here)
 //! ```
+//!
+//! # Memory of another process
+//! A protocol exports memory when a peer on the same host asks for the way to it, never before. The peer imports it, copies, lets the
+//! [`ImportedMemory`] go and says so; **until then the exporter keeps the memory allocated**, as it keeps the memory of every transfer. What a
+//! process has imported may stay open behind the last [`ImportedMemory`], to be found again; nothing is read or written through it then. A peer that
+//! dies has let go. An exporter that dies in the middle leaves the copy's bytes unspecified, and does no harm here: its memory stays until it
+//! is closed. Memory that cannot be exported ([`Export::Impossible`]), or not imported, is staged through the host by its owner.
 //!
 //! # Duties
 //! * [`Accelerator::probe`] takes no device and initialises no driver.
@@ -14,13 +23,13 @@
 //! * [`CopyEngine::arm`] follows *arm, then drain, then await*, as that of an [`Interface`](super::Interface).
 //! * Every copy that was accepted is reported exactly once, in any order, also when the device is lost.
 
-use std::{fmt, sync::Arc};
+use std::{any::Any, fmt, future::Future, pin::Pin, sync::Arc};
 
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::MemoryDomain,
     transport::{Registry, SendError},
-    types::MemoryType,
+    types::{Identity, MemoryType},
 };
 
 /// A kind of device whose memory can be copied to and from. Lives as long as the context.
@@ -45,6 +54,130 @@ pub trait Accelerator: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// What the driver said.
     fn open(&self) -> Result<Box<dyn CopyEngine>>;
+
+    /// What lets another process on this host reach `length` bytes of this process's device memory at `address`. Cheap when the allocation was
+    /// exported before. May take long else; called outside of locks, on a thread that may block. The memory stays allocated meanwhile.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not this accelerator's memory (any more), or not all of it of one allocation; and what the driver said.
+    fn export(&self, address: u64, length: u64) -> Result<Export> {
+        let _ = (address, length);
+        Ok(Export::Impossible(format!(
+            "{} shares no memory between processes",
+            self.name()
+        )))
+    }
+
+    /// What [`Accelerator::export`] says at once because it has exported the allocation before. Makes no call that can take longer than a few
+    /// microseconds; may be called with the worker's lock held.
+    fn exported(&self, address: u64, length: u64) -> Option<Export> {
+        let _ = (address, length);
+        None
+    }
+
+    /// Makes device memory that `peer` exported addressable here. To be called only for a peer that the host's kernel vouches for: one with a
+    /// link between processes of the host. Nothing of `descriptor` is trusted.
+    ///
+    /// # Cancel safety
+    /// Dropping it loses nothing: what was being opened is kept for the next.
+    ///
+    /// # Errors
+    /// The reason why it cannot be reached, after which the memory is staged: `Malformed`, `VersionMismatch`; `Unsupported`: the device is not
+    /// visible here, or another process namespace; `PermissionDenied`: another user; `Unreachable`, `PeerDied`: the exporter does not answer;
+    /// `StaleKey`: freed meanwhile; `Exhausted`: too much is open; and what the driver said.
+    fn import(&self, descriptor: &[u8], peer: &Identity) -> Import {
+        let _ = (descriptor, peer);
+        let error = format!("{} shares no memory between processes", self.name());
+        Box::pin(std::future::ready(Err(Error::new(
+            ErrorKind::Unsupported,
+            error,
+        ))))
+    }
+
+    /// What [`Accelerator::import`] gives at once because it is open already. Calls no driver; may be called with the worker's lock held.
+    fn imported(&self, descriptor: &[u8], peer: &Identity) -> Option<ImportedMemory> {
+        let _ = (descriptor, peer);
+        None
+    }
+}
+
+/// What [`Accelerator::import`] resolves with.
+pub type Import = Pin<Box<dyn Future<Output = Result<ImportedMemory>> + Send>>;
+
+/// What became of an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Export {
+    /// Bytes for [`Accelerator::import`] in the other process, at most [`Export::MAX`].
+    Descriptor(Vec<u8>),
+    /// Such memory cannot be given to other processes, and why: it is staged.
+    Impossible(String),
+}
+
+impl Export {
+    /// Longest descriptor, in bytes.
+    pub const MAX: usize = 512;
+}
+
+/// Device memory of another process, open here for as long as this value lives. Dropping it makes no call that takes long.
+#[derive(Debug)]
+pub struct ImportedMemory {
+    address: u64,
+    length: u64,
+    memory_type: MemoryType,
+    _lease: Box<dyn Any + Send + Sync>,
+}
+
+impl ImportedMemory {
+    /// `length` bytes at `address` of a device; `lease` keeps them.
+    pub fn new(
+        address: u64,
+        length: u64,
+        memory_type: MemoryType,
+        lease: impl Any + Send + Sync,
+    ) -> Self {
+        Self {
+            address,
+            length,
+            memory_type,
+            _lease: Box::new(lease),
+        }
+    }
+
+    /// The first byte, as the device has it in this process.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The device, as this process counts.
+    #[must_use]
+    pub fn memory_type(&self) -> MemoryType {
+        self.memory_type
+    }
+
+    /// `length` bytes from `offset` on, as an end of a copy; `None` when they leave the memory.
+    #[must_use]
+    pub fn end(&self, offset: u64, length: u64) -> Option<CopyEnd> {
+        offset
+            .checked_add(length)
+            .filter(|end| *end <= self.length)?;
+        Some(CopyEnd::Device {
+            address: self.address.checked_add(offset)?,
+            memory_type: self.memory_type,
+        })
+    }
 }
 
 /// One end of a copy.

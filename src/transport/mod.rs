@@ -16,4 +16,5 @@ pub(crate) mod registry;
 pub mod shm;
 pub(crate) mod tcp;
 
+pub use accelerator::*;
 pub use contract::*;

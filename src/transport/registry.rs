@@ -3,8 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::transport::{
-    Transport,
-    accelerator::Accelerator,
+    Accelerator, Transport,
     cuda::CudaCopy,
     loopback::Loopback,
     shm::{Shm, ShmOptions},
@@ -44,10 +43,6 @@ pub(crate) fn built_in(keepalive: Option<Duration>, use_pidfd: bool) -> Vec<Arc<
 }
 
 /// The kinds of devices of this build, in the order in which they are asked.
-#[allow(
-    dead_code,
-    reason = "the context's builder takes them when it has a place for them"
-)]
 pub(crate) fn accelerators() -> Vec<Arc<dyn Accelerator>> {
     vec![Arc::new(CudaCopy::new())]
 }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use crate::{
-    error::{ErrorKind, Result},
+    error::{Error, ErrorKind, Result},
     memory::region::Exposed,
     protocol::{
         control::{self, LayoutAnswer, LayoutHeader, Signal, StridedForm},
@@ -22,7 +22,7 @@ use crate::{
         core::Core,
         deliver::violation,
         layout::{LEAST, PACK, REQUESTS, skip_empty},
-        operations::{Outcome, Outgoing, Serve, Work},
+        operations::{Outcome, Outgoing, Serve, Source, Work},
         peer::at,
         send::{FRAGMENTS_IN_FLIGHT, Step, ZCOPY_FROM, fragment_size, transmit},
         spread::copy_run,
@@ -118,7 +118,7 @@ impl Core {
                 peer.requests.serving += 1;
                 let cursor = start(&shape, header.position);
                 let serve = Serve {
-                    exposed,
+                    source: Source::Region(exposed),
                     offset: 0,
                     length: header.length as usize,
                     out: Outgoing { to: op, next: 0 },
@@ -140,6 +140,10 @@ impl Core {
     fn admit(&self, header: &LayoutHeader, shape: &Shape, access: Access) -> Result<Arc<Exposed>> {
         let (slot, generation) = (header.slot, header.generation);
         let exposed = self.regions.check(slot, generation, 0, 0, access)?;
+        if exposed.device.is_some() {
+            let text = "blocks of memory that the host does not reach";
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
         let size = exposed.length as u64;
         if header.position.checked_add(header.length).is_none() {
             return Err(outside());
@@ -170,7 +174,7 @@ impl Core {
             return Ok(Step::Parked);
         }
         let Work::Serve(Serve {
-            exposed,
+            source: Source::Region(exposed),
             length,
             out,
             answer: Some(answer),

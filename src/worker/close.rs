@@ -120,6 +120,7 @@ impl Core {
                     | Work::Get(_)
                     | Work::Atomic(_)
                     | Work::Serve(_)
+                    | Work::Lent(_)
                     | Work::ClaimLanding { .. }
                     | Work::Help { .. } => true,
                     // Matched: its sender may end what it announced when it hears of the close.
@@ -179,7 +180,7 @@ impl Core {
             if self.operations.get(key).is_some_and(|entry| {
                 matches!(
                     entry.work,
-                    Work::Recv(_) | Work::Claim(_) | Work::Flush { .. }
+                    Work::Recv(_) | Work::Claim(_) | Work::Copy(_) | Work::Flush { .. }
                 )
             }) {
                 self.fail_operation(key, error.duplicate());

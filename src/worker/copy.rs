@@ -4,7 +4,7 @@
 //! # Safety
 //! Local memory is owned by an entry of the table of operations that counts its transfers (`Entry::copies`) and stays while there are any.
 //! Remote memory is touched only between `Pair::enter` and `Pair::leave`, after a look at the word by which its owner revokes the right;
-//! its owner frees it only after revoking, and after having seen this side outside (`Core::fail` and `Region::unexpose`).
+//! its owner frees it only after revoking, by the word, by the region's generation, or, of what has neither, by ending the connection, and after having seen this side outside (`Core::fail` and `Region::unexpose`).
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -64,6 +64,15 @@ pub(crate) enum Step {
     Exhausted,
 }
 
+/// The peer has ended the connection, and its memory may be used for something else.
+#[cold]
+pub(crate) fn over() -> Error {
+    Error::new(
+        ErrorKind::ConnectionReset,
+        "the peer has ended the connection",
+    )
+}
+
 impl Transfer {
     fn total(&self) -> u64 {
         self.length.div_ceil(CHUNK) as u64
@@ -112,6 +121,9 @@ impl Core {
         let pair = &one_copy.pair;
         pair.enter();
         let moved = (|| {
+            if pair.peer_over() {
+                return Err(over());
+            }
             if let Some((slot, generation)) = transfer.region
                 && pair.peer_generation(slot) != generation
             {

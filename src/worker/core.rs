@@ -2,7 +2,7 @@
 //! [`Sink`](crate::transport::Sink) (`deliver.rs`), what goes out leaves through links (`send.rs`), who waits is woken by the caller after
 //! it has let go of the lock.
 
-use std::{collections::VecDeque, sync::Arc, task::Waker, time::Duration};
+use std::{collections::VecDeque, mem::ManuallyDrop, sync::Arc, task::Waker, time::Duration};
 
 use crate::{
     config::RendezvousThreshold,
@@ -17,6 +17,7 @@ use crate::{
     types::{EndpointId, LinkId, OpKey, Tag},
     worker::{
         copy::Transfer,
+        device::Devices,
         direct::Direct,
         fence::is_over,
         inbox::Inboxes,
@@ -32,7 +33,7 @@ use crate::{
 pub(crate) struct Kept {
     pair: Arc<Pair>,
     /// Its process: the link, which would tell of its end, may be gone.
-    process: Option<PidFd>,
+    process: Option<Arc<PidFd>>,
     /// `None` for exposed memory, whose owner asks [`Kept::is_over`].
     memory: Option<Work>,
 }
@@ -41,7 +42,7 @@ impl Kept {
     pub(crate) fn new(pair: Arc<Pair>, process: Option<u32>, memory: Option<Work>) -> Self {
         Self {
             pair,
-            process: process.and_then(|process| PidFd::open(process).ok()),
+            process: process.and_then(|process| PidFd::open(process).ok().map(Arc::new)),
             memory,
         }
     }
@@ -49,7 +50,10 @@ impl Kept {
     pub(crate) fn is_over(&self) -> bool {
         !self.pair.peer_active()
             || self.pair.peer_exited()
-            || self.process.as_ref().is_some_and(PidFd::has_exited)
+            || self
+                .process
+                .as_ref()
+                .is_some_and(|process| process.has_exited())
     }
 }
 
@@ -82,6 +86,7 @@ pub(crate) struct Core {
     pub(crate) inboxes: Inboxes,
     /// Where messages of many parts are put together.
     pub(crate) scratch: Vec<u8>,
+    pub(crate) devices: Devices,
 }
 
 impl Core {
@@ -112,6 +117,7 @@ impl Core {
             streams: Default::default(),
             inboxes: Inboxes::default(),
             scratch: Vec::new(),
+            devices: Devices::default(),
         }
     }
 
@@ -190,9 +196,12 @@ impl Core {
         let Some(entry) = self.operations.get(key) else {
             return;
         };
-        if entry.in_flight > 0 {
+        if entry.in_flight > 0 || entry.is_copied() {
             entry.deferred.get_or_insert_with(|| Box::new(outcome));
             return;
+        }
+        if entry.staged.is_some() {
+            return self.finish_staged(key, outcome);
         }
         let link = entry.link;
         if entry.keeps_place {
@@ -431,6 +440,9 @@ impl Core {
                 let (link, from, tag) = (message.link, message.from, message.tag);
                 match message.body {
                     Body::Announced(rts) => self.begin_rendezvous(key, link, from, tag, rts),
+                    body if recv.buffer.is_on_device() || body.is_on_device() => {
+                        self.store_body(key, (link, from, tag), body);
+                    }
                     body => {
                         recv.stage = RecvStage::Done;
                         let mut buffer =
@@ -523,6 +535,21 @@ impl Core {
                     },
                 );
             }
+            Work::Copy(copy) => {
+                let arrival = Arrival {
+                    length: copy.from.len(),
+                    tag: Tag(0),
+                    from: EndpointId(0),
+                };
+                let buffer = std::mem::take(&mut copy.to);
+                self.finish(
+                    key,
+                    Outcome::Buffer {
+                        result: Ok(arrival),
+                        buffer: Some(buffer),
+                    },
+                );
+            }
             Work::Put(_) => self.put_visible(key),
             Work::Send(_) => self.finish(key, Outcome::Done(Ok(()))),
             _ => self.helped(key),
@@ -564,7 +591,14 @@ impl Core {
             Work::Put(put) => put.slot.is_some(),
             _ => false,
         };
-        let is_put = matches!(entry.work, Work::Put(_));
+        // The peer may be copying out of it, and take what it copies for the message. It ends other sends itself.
+        let read = matches!(&entry.work, Work::Send(send)
+            if matches!(send.stage, SendStage::Announced | SendStage::AwaitMatch))
+            && link.is_some_and(|link| self.peer(link).is_some_and(|peer| !peer.is_alive()));
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let has_buffer = matches!(entry.work, Work::Recv(_) | Work::Get(_));
         let post = match &entry.work {
             Work::Recv(recv) => match recv.stage {
                 RecvStage::Posted(post) => Some(post),
@@ -576,22 +610,29 @@ impl Core {
         if let Some(post) = post {
             self.posted.cancel(post);
         }
-        if written
+        if (written || read)
+            && entry.staged.is_none()
             && let Some(link) = link
             && let Some(one_copy) = self.one_copy(link)
         {
             let pair = one_copy.pair.clone();
             let process = one_copy.cma.as_ref().map(CmaPeer::pid);
-            if !quiet(&pair) {
+            // No future waits for the memory of a send.
+            let quiet = if read {
+                !pair.peer_active() || pair.peer_exited()
+            } else {
+                quiet(&pair)
+            };
+            if !quiet {
                 // The memory stays with a stand-in; the future learns that it does not come back. The word of the transfer stays in use: the
                 // peer may still count a chunk in it.
-                let outcome = if is_put {
-                    Outcome::Done(Err(error))
-                } else {
+                let outcome = if has_buffer {
                     Outcome::Buffer {
                         result: Err(error),
                         buffer: None,
                     }
+                } else {
+                    Outcome::Done(Err(error))
                 };
                 if let Some(entry) = self.operations.get(key) {
                     let work = std::mem::replace(
@@ -602,7 +643,7 @@ impl Core {
                             settle: None,
                         },
                     );
-                    self.kept.push(Kept::new(pair, process, Some(work)));
+                    self.keep(pair, process, work);
                 }
                 if let Some(peer) = self.peer(link) {
                     peer.posted = peer.posted.saturating_sub(1);
@@ -614,6 +655,46 @@ impl Core {
         if let Some(entry) = self.operations.get(key) {
             let outcome = entry.failure(error);
             self.finish(key, outcome);
+        }
+    }
+
+    /// Keeps memory that a peer may be inside.
+    pub(crate) fn keep(&mut self, pair: Arc<Pair>, process: Option<u32>, memory: Work) {
+        let known = self
+            .kept
+            .iter()
+            .rev()
+            .find(|kept| Arc::ptr_eq(&kept.pair, &pair));
+        // One descriptor of the process for all that is kept from it.
+        let kept = match known {
+            Some(known) => Kept {
+                pair,
+                process: known.process.clone(),
+                memory: Some(memory),
+            },
+            None => Kept::new(pair, process, Some(memory)),
+        };
+        self.kept.push(kept);
+    }
+
+    /// The worker goes. Memory that a peer is still inside, which is stopped in the middle of a copy, outlives it on a thread of its own.
+    pub(crate) fn outlive(&mut self) {
+        self.release_kept();
+        if self.kept.is_empty() {
+            return;
+        }
+        // Also where no thread takes it.
+        let kept = ManuallyDrop::new(std::mem::take(&mut self.kept));
+        let waiting = std::thread::Builder::new()
+            .name("wharf-kept".into())
+            .spawn(move || {
+                while !kept.iter().all(Kept::is_over) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                drop(ManuallyDrop::into_inner(kept));
+            });
+        if let Err(error) = waiting {
+            tracing::error!(target: "wharf::memory", %error, "no thread to wait for a peer that is inside memory here: the memory is kept");
         }
     }
 
@@ -700,7 +781,10 @@ impl Core {
         peer.ending.take(&mut self.wakes);
         peer.ready.take(&mut self.wakes);
         self.wakes.append(&mut self.arrivals);
-        // Nobody may begin to touch memory here for this peer any more.
+        // Nobody may begin to touch memory here for this peer any more, which may not have noticed.
+        if let Some(one_copy) = &peer.one_copy {
+            one_copy.pair.end();
+        }
         for transfer in &self.transfers {
             if transfer.link == link
                 && let Some(word) = transfer.chunks
@@ -721,6 +805,11 @@ impl Core {
                     continue;
                 }
                 match &entry.work {
+                    Work::Serve(_) | Work::Fill(_) | Work::Write(_) | Work::Lent(_)
+                        if entry.staged.is_some() =>
+                    {
+                        self.finish(key, Outcome::Done(Err(error.duplicate())));
+                    }
                     Work::Serve(_)
                     | Work::PutIn { .. }
                     | Work::Help { .. }
@@ -748,8 +837,7 @@ impl Core {
         self.forget_announced(link);
         if let Some(peer) = at(&mut self.peers, link) {
             if let Some(one_copy) = peer.one_copy.take() {
-                // The peer may not have noticed: it must not begin to touch what is exposed here, and who takes that back later waits for it.
-                one_copy.pair.revoke_generations();
+                // Who takes back later what is exposed here waits for it.
                 if !quiet(&one_copy.pair) {
                     let process = one_copy.cma.as_ref().map(CmaPeer::pid);
                     self.kept.push(Kept::new(one_copy.pair, process, None));
@@ -851,7 +939,7 @@ impl Core {
                 self.fail_operation(key, error);
                 true
             }
-            Work::Claim(_) | Work::Flush { .. } => {
+            Work::Claim(_) | Work::Copy(_) | Work::Flush { .. } => {
                 self.fail_operation(key, error);
                 true
             }

@@ -13,12 +13,12 @@ use crate::{
     },
     sys::memfd::Mapping,
     transport::{Place, Sink},
-    types::{Access, EndpointId, LinkId, OpKey, Tag},
+    types::{Access, EndpointId, LinkId, OpKey, Priority, Tag},
     worker::{
         copy::{CHUNK, Remote, Transfer},
         core::{Core, fill, truncated},
         operations::{
-            Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Unexpected, Work,
+            Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Source, Unexpected, Work,
         },
         peer::{ANSWERS, ONE_COPY_FROM, OneCopy, WINDOW_BACK, at, eager_cost},
         send::{SHARE_FROM, give},
@@ -81,6 +81,15 @@ impl Core {
         };
         self.hold_window(link, data.len())?;
         if let Some(key) = self.posted.take_match(tag) {
+            if self.waits_on_device(key) {
+                // Its share of the window is returned when an engine has copied it.
+                let data = Buffer::from(data.to_vec());
+                if let Some(op) = ack {
+                    self.control(link, control::DONE, op, &[]);
+                }
+                self.store_message(key, (link, from, tag), data, cost);
+                return Ok(());
+            }
             self.eager_posted(key, link, from, tag, data);
         } else if let Some(direct) = &mut self.direct
             && direct.accepts(tag)
@@ -104,6 +113,14 @@ impl Core {
         }
         self.consumed(link, cost);
         Ok(())
+    }
+
+    /// Whether an operation is a receive into memory that the host does not reach.
+    fn waits_on_device(&mut self, key: OpKey) -> bool {
+        match self.operations.get(key).map(|entry| &entry.work) {
+            Some(Work::Recv(recv)) => recv.buffer.is_on_device(),
+            _ => false,
+        }
     }
 
     fn eager_posted(&mut self, key: OpKey, link: LinkId, from: EndpointId, tag: Tag, data: &[u8]) {
@@ -242,6 +259,16 @@ impl Core {
             self.fail_operation(key, truncated(rts.length, room));
             return;
         }
+        if recv.buffer.is_on_device() {
+            recv.arrival = Some(Arrival {
+                length: rts.length as usize,
+                tag,
+                from,
+            });
+            let of_device = rts.segment == control::TABLE && rts.segment_offset == 0;
+            self.begin_pull(key, link, rts.op, rts.length as usize, of_device);
+            return;
+        }
         if recv.buffer.is_list() || rts.segment == control::TABLE {
             self.begin_list(key, link, from, tag, rts);
             return;
@@ -330,6 +357,13 @@ impl Core {
         }
         let length = send.buffer.len();
         let counts = send.counts();
+        if send.buffer.is_on_device() && length > 0 {
+            if counts {
+                self.announcement_over(link);
+            }
+            self.stream_send(link, key, rtr.op);
+            return Ok(());
+        }
         if rtr.scheme == 0 {
             send.stage = SendStage::Streaming(Outgoing {
                 to: rtr.op,
@@ -471,6 +505,8 @@ impl Core {
         }
         let announced = entry.was_announced();
         match &mut entry.work {
+            // An end that nobody asked for.
+            Work::Recv(_) | Work::Get(_) if entry.staged.is_some() => {}
             Work::Send(_) | Work::Recv(_) | Work::Get(_) => {
                 if announced {
                     self.announcement_over(link);
@@ -492,6 +528,7 @@ impl Core {
             Work::Atomic(atomic) if atomic.sent && !atomic.fetch => {
                 self.finish(key, Outcome::Done(Ok(())));
             }
+            Work::Lent(_) => self.finish(key, Outcome::Done(Ok(()))),
             _ => {}
         }
     }
@@ -534,7 +571,7 @@ impl Core {
             self.failures.push((link, error));
             return;
         }
-        match self.regions.check(
+        match self.regions.check_any(
             request.slot,
             request.generation,
             request.offset,
@@ -542,13 +579,18 @@ impl Core {
             Access::READ,
         ) {
             Ok(exposed) => {
+                let on_device = exposed.device.is_some();
                 let serve = Serve {
-                    exposed,
+                    source: Source::Region(exposed),
                     offset: request.offset as usize,
                     length: request.length as usize,
                     out: Outgoing { to: op, next: 0 },
                     answer: None,
                 };
+                if on_device {
+                    self.start_serve(link, serve, None, Priority::Normal);
+                    return;
+                }
                 let key = self.operations.insert(Some(link), true, Work::Serve(serve));
                 self.submit(link, key);
             }
@@ -563,8 +605,14 @@ impl Core {
             .iter()
             .filter(|(_, entry)| entry.outcome.is_none() && entry.deferred.is_none())
             .filter_map(|(key, entry)| match &entry.work {
-                Work::Serve(serve) if serve.exposed.slot == slot => {
-                    Some((key, entry.link?, serve.out.to, serve.answer.is_some()))
+                Work::Serve(serve) => match &serve.source {
+                    Source::Region(exposed) if exposed.slot == slot => {
+                        Some((key, entry.link?, serve.out.to, serve.answer.is_some()))
+                    }
+                    _ => None,
+                },
+                Work::Fill(fill) if fill.exposed.slot == slot => {
+                    Some((key, entry.link?, fill.op, false))
                 }
                 _ => None,
             })
@@ -591,19 +639,17 @@ impl Core {
         signal: Option<Signal>,
         length: usize,
     ) -> Option<OpKey> {
-        let checked = self
-            .regions
-            .check(
-                header.slot,
-                header.generation,
-                header.offset,
-                length as u64,
-                Access::WRITE,
-            )
-            .and_then(|exposed| {
-                let raise = signal.map(|signal| self.find_counter(&signal));
-                Ok((exposed, raise.transpose()?.map(Box::new)))
-            });
+        let (slot, generation, offset) = (header.slot, header.generation, header.offset);
+        let regions = &self.regions;
+        let checked = match length {
+            // It touches nothing.
+            0 => regions.check_any(slot, generation, offset, 0, Access::WRITE),
+            _ => regions.check(slot, generation, offset, length as u64, Access::WRITE),
+        };
+        let checked = checked.and_then(|exposed| {
+            let raise = signal.map(|signal| self.find_counter(&signal));
+            Ok((exposed, raise.transpose()?.map(Box::new)))
+        });
         match checked {
             Ok((exposed, signal)) => {
                 let ack = (header.last != 0).then_some(op);
@@ -769,6 +815,9 @@ impl Sink for Core {
             Some(Work::StreamIn(_)) => self.stream_landed(key),
             Some(Work::AmLanding { .. }) => self.am_landed(from, key),
             Some(Work::Recv(recv)) if matches!(recv.stage, RecvStage::Copying) => {
+                if recv.buffer.is_on_device() {
+                    return self.eager_landed(from, key);
+                }
                 let cost = recv.arrival.map_or(0, |arrival| eager_cost(arrival.length));
                 self.landed(key);
                 self.consumed(from, cost);
@@ -862,6 +911,7 @@ impl Core {
                 if let Some(key) = self.put_target(from, header, put, signal, data.len()) {
                     if let Some(entry) = self.operations.get(key)
                         && let Work::PutIn { exposed, .. } = &entry.work
+                        && !data.is_empty()
                     {
                         exposed.write(put.offset as usize, data)?;
                     }
@@ -895,6 +945,10 @@ impl Core {
             control::FETCHED => self.fetched(from, OpKey(header), body)?,
             control::SIGNAL => self.signalled(from, &Signal::decode(body)?),
             control::SETTLE => self.settle(from, header),
+            control::PULL => self.pulled(from, OpKey(header), body)?,
+            control::PUT_RTS => self.put_announced(from, header, body)?,
+            control::ROUTE => self.route_asked(from, OpKey(header), body)?,
+            control::ROUTED => self.routed(from, OpKey(header), body)?,
             control::PUT_LAYOUT => self.put_layout(from, header, body)?,
             control::GET_LAYOUT => self.get_layout(from, header, body)?,
             control::LAYOUT_DATA => self.layout_data(from, OpKey(header), body)?,
@@ -1030,6 +1084,20 @@ impl Core {
         Ok(())
     }
 
+    /// An eager message for device memory is here.
+    fn eager_landed(&mut self, link: LinkId, key: OpKey) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let (Work::Recv(recv), Some(staged)) = (&entry.work, &mut entry.staged) else {
+            return;
+        };
+        let Some(arrival) = recv.arrival else { return };
+        let data = std::mem::take(&mut staged.landing);
+        let cost = eager_cost(data.len());
+        self.store_message(key, (link, arrival.from, arrival.tag), data.into(), cost);
+    }
+
     /// An eager message goes straight into the buffer of a receive.
     fn place_receive(
         &mut self,
@@ -1053,6 +1121,13 @@ impl Core {
         recv.order = order;
         recv.stage = RecvStage::Copying;
         recv.arrival = Some(Arrival { length, tag, from });
+        if recv.buffer.is_on_device() {
+            // Into memory of its own first.
+            let staged = entry.staged.get_or_insert_default();
+            staged.landing = vec![0; length];
+            let address = staged.landing.as_mut_ptr();
+            return Ok(self.lend(key, address));
+        }
         let address = recv.buffer.address();
         Ok(self.lend(key, address))
     }

@@ -10,10 +10,11 @@ use std::{
 };
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, ErrorKind, Result},
+    sys::fork,
     transport::{Connected, Interface, Link, Registry},
     types::LinkId,
-    worker::{core::Core, peer::Status},
+    worker::{core::Core, device::Open, peer::Status},
 };
 
 /// Messages taken in one pass, when nobody waits for one in particular.
@@ -21,6 +22,8 @@ const BATCH: usize = 64;
 
 /// Events taken from the system at a time.
 const EVENTS: usize = 256;
+/// Where the fds of engines that copy for devices begin, among those of interfaces.
+const ENGINES: usize = 1 << 12;
 /// Passes of one lap.
 const PEEKS: usize = 8;
 
@@ -62,6 +65,31 @@ impl Engine {
             closing: false,
             linger: None,
         })
+    }
+
+    /// Takes what was found out on another thread.
+    pub(crate) fn told(&mut self, act: impl FnOnce(&mut Core)) {
+        self.disarm();
+        act(&mut self.core);
+    }
+
+    /// Takes an engine that was opened, or why it was not. What is left over is to be dropped outside the lock.
+    pub(crate) fn opened(&mut self, slot: usize, opened: Result<Box<Open>>) -> Option<Box<Open>> {
+        self.disarm();
+        let mut open = match opened {
+            Ok(open) => open,
+            Err(error) => return self.core.engine_opened(slot, Err(error)),
+        };
+        let registry = self.poll.registry().try_clone();
+        let registry = registry.map_err(|error| Error::io("the worker's poll", error));
+        let base = (ENGINES + slot) << Registry::TOKEN_BITS;
+        match registry.and_then(|registry| open.register(Registry { registry, base })) {
+            Ok(()) => self.core.engine_opened(slot, Ok(open)),
+            Err(error) => {
+                self.core.engine_opened(slot, Err(error));
+                Some(open)
+            }
+        }
     }
 
     /// A duplicate of the poll's fd: the same object under a number of the caller's own.
@@ -114,10 +142,7 @@ impl Engine {
             .enumerate()
             .find(|(_, installed)| installed.name == transport)
             .ok_or_else(|| {
-                Error::new(
-                    crate::ErrorKind::Unsupported,
-                    "no such transport on this worker",
-                )
+                Error::new(ErrorKind::Unsupported, "no such transport on this worker")
             })?;
         let link = installed.interface.attach(id, connected)?;
         installed.links += 1;
@@ -188,6 +213,9 @@ impl Engine {
             self.fail(link, error);
         }
         moved += self.core.step_transfers();
+        if self.core.devices.is_live() {
+            moved += self.core.progress_devices();
+        }
         for link in std::mem::take(&mut self.core.writable) {
             moved += 1;
             let Some(mut sender) = self.core.peer(link).and_then(|peer| peer.link.take()) else {
@@ -228,8 +256,11 @@ impl Engine {
             for event in &self.events {
                 count += 1;
                 let token = event.token().0;
-                if let Some(installed) = self.interfaces.get_mut(token >> Registry::TOKEN_BITS) {
-                    let own = token & ((1 << Registry::TOKEN_BITS) - 1);
+                let index = token >> Registry::TOKEN_BITS;
+                let own = token & ((1 << Registry::TOKEN_BITS) - 1);
+                if index >= ENGINES {
+                    self.core.devices.ready(index - ENGINES, own);
+                } else if let Some(installed) = self.interfaces.get_mut(index) {
                     let readable =
                         event.is_readable() || event.is_read_closed() || event.is_error();
                     installed.interface.ready(
@@ -257,6 +288,7 @@ impl Engine {
                 .iter_mut()
                 .filter(|installed| installed.links > 0)
                 .all(|installed| installed.interface.arm())
+            || !self.core.devices.arm()
         {
             self.disarm();
             return false;
@@ -268,12 +300,7 @@ impl Engine {
     /// an arrival is left to do.
     #[inline]
     pub(crate) fn needs_reactor(&self) -> bool {
-        !self.reactor_due
-            && if self.armed {
-                self.core.has_work()
-            } else {
-                self.links > 0
-            }
+        !self.reactor_due && (self.core.has_work() || !self.armed && self.has_links())
     }
 
     /// The doorbell was rung.
@@ -283,8 +310,9 @@ impl Engine {
         }
     }
 
+    /// Whether something may come of which the worker is told through fds.
     pub(crate) fn has_links(&self) -> bool {
-        self.links > 0
+        self.links > 0 || self.core.devices.is_live()
     }
 
     /// This side polls again: nobody needs to ring.
@@ -297,7 +325,29 @@ impl Engine {
                     installed.interface.disarm();
                 }
             }
+            self.core.devices.disarm();
         }
+    }
+}
+
+impl Drop for Engine {
+    /// Also where nobody could end the connections before: on a runtime that was shut down.
+    fn drop(&mut self) {
+        if fork::forked() {
+            // They are the parent's, and so is what peers reach.
+            return;
+        }
+        let links: Vec<_> = self
+            .core
+            .peers
+            .iter()
+            .flatten()
+            .map(|peer| peer.slot)
+            .collect();
+        for link in links {
+            self.fail(link, Error::new(ErrorKind::Closed, "the worker is gone"));
+        }
+        self.core.outlive();
     }
 }
 
@@ -305,12 +355,16 @@ impl Core {
     /// Whether a pass has more to do than to take what arrived.
     #[inline]
     fn has_followup(&self) -> bool {
-        self.has_work() || !self.kept.is_empty() || !self.flushes.is_empty()
+        self.has_work()
+            || !self.kept.is_empty()
+            || !self.flushes.is_empty()
+            || self.devices.is_live()
     }
 
     /// Whether the next pass moves something by itself.
     #[inline]
     fn has_work(&self) -> bool {
         self.transfers.len() + self.writable.len() + self.runnable.len() + self.failures.len() > 0
+            || self.devices.has_work()
     }
 }

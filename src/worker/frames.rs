@@ -444,6 +444,7 @@ fn memory_taken_back_is_touched_no_more() {
 fn bytes_for_what_is_copied_here_are_refused() {
     let mut bed = Bed::new(100);
     let get = operations::Get {
+        pull: None,
         buffer: BufferMut::from(vec![0; 16]),
         region: (0, 1),
         offset: 0,
@@ -527,4 +528,83 @@ fn what_is_served_ends_when_the_memory_is_taken_back() {
         0,
         "the memory is held for who does not read"
     );
+}
+
+#[test]
+fn routes_to_what_cannot_be_lent() {
+    let mut bed = Bed::new(100);
+    let region = bed.expose(4096, Access::READ);
+    let closed = bed.expose(4096, Access::WRITE);
+    let route = |region: &Region, offset, length| control::Route {
+        to: OP,
+        generation: region.exposed().generation,
+        offset,
+        length,
+        slot: region.exposed().slot,
+        region: 1,
+    };
+    let stale = control::Route {
+        generation: 1,
+        ..route(&region, 0, 64)
+    };
+    let nothing = control::Route {
+        region: 0,
+        ..route(&region, 0, 64)
+    };
+    for (route, why) in [
+        (route(&region, 0, 64), "host memory"),
+        (route(&region, 4000, 97), "leaves"),
+        (route(&region, u64::MAX, 2), ""),
+        (route(&region, 2, u64::MAX), ""),
+        (route(&closed, 0, 64), ""),
+        (stale, ""),
+        (nothing, "ended"),
+    ] {
+        // No loan, and the reason; the peer asks for fragments then, and hears what is wrong.
+        let answer = bed.say(control::ROUTE, OP, &route.encode());
+        let answer = answer.expect("refused, no more");
+        let [(control::ROUTED, OP, body)] = &answer[..] else {
+            panic!("{answer:?}");
+        };
+        assert_eq!(body[..8], [0; 8]);
+        let text = String::from_utf8_lossy(&body[8..]);
+        assert!(text.contains(why), "{text}");
+        assert_eq!(bed.core.operations.len(), 0);
+        assert_eq!(bed.core.peers[0].as_ref().map(|peer| peer.staged), Some(0));
+    }
+    assert!(bed.core.failures.is_empty());
+    let odd = control::Route {
+        region: 2,
+        ..route(&region, 0, 64)
+    };
+    bed.expect_violation(control::ROUTE, OP, &odd.encode());
+    let good = route(&region, 0, 64).encode();
+    for length in 0..good.len() {
+        bed.expect_violation(control::ROUTE, OP, &good[..length]);
+    }
+}
+
+#[test]
+fn routes_that_nobody_asked_for() {
+    let mut bed = Bed::new(100);
+    let region = bed.expose(64, Access::READ);
+    let exposed = region.exposed().clone();
+    let help = bed
+        .core
+        .operations
+        .insert(Some(LINK), true, Work::Help { _exposed: exposed });
+    let loan = [&7_u64.to_le_bytes()[..], &[1; 100]].concat();
+    for op in [0, OP, u64::MAX, help.0] {
+        // The loan goes back at once.
+        let answer = bed.say(control::ROUTED, op, &loan);
+        assert_eq!(answer.expect("ignored"), [(control::DONE, 7, vec![])]);
+        // A refusal that is late.
+        let answer = bed.say(control::ROUTED, op, &[0; 20]);
+        assert_eq!(answer.expect("ignored"), []);
+    }
+    assert!(bed.core.failures.is_empty());
+    for length in 0..8 {
+        bed.expect_violation(control::ROUTED, OP, &loan[..length]);
+    }
+    bed.expect_violation(control::ROUTED, OP, &[1; 8 + 513]);
 }

@@ -12,6 +12,7 @@ use crate::{
     sys::fork,
     worker::{
         core::Core,
+        device::{Devices, Opener},
         engine::Engine,
         peer::Status,
         reactor::{self, Reactor},
@@ -59,6 +60,10 @@ impl Handle {
             runtime,
             Wireup::default(),
         )?);
+        if !context.accelerators().is_empty() {
+            let devices = Devices::new(context, Opener::new(&shared));
+            shared.with(|engine| engine.core.devices = devices);
+        }
         let watcher: Arc<dyn RegionWatcher> = shared.clone();
         context.regions().watch(Arc::downgrade(&watcher));
         if shared.spin.is_thread() {
@@ -134,6 +139,7 @@ impl Handle {
                 .core
                 .end_all(&Error::new(ErrorKind::Closed, "the worker was shut down"));
         });
+        shared.end_devices();
         shared.stopping.store(true, Ordering::Release);
         shared.stopped.send_replace(true);
         shared.wake_reactor();

@@ -18,7 +18,7 @@ use crate::{
     transport::{Link, LinkAttributes, Place, SendError, Zcopy},
     types::{EndpointId, LinkId, OpKey, Tag},
     worker::{
-        copy::{Remote, Transfer},
+        copy::{Remote, Transfer, over},
         core::Core,
         deliver::violation,
         operations::{Arrival, Outgoing, RecvStage, Work},
@@ -238,8 +238,12 @@ fn read_table(one_copy: &OneCopy, rts: &Rts) -> Option<Shape> {
     let cma = one_copy.cma.as_ref()?;
     let mut table = vec![0_u8; count * 16];
     one_copy.pair.enter();
-    // SAFETY: the table is this function's, and has that many bytes.
-    let read = unsafe { cma.read(rts.address, table.as_mut_ptr(), table.len()) };
+    let read = if one_copy.pair.peer_over() {
+        Err(over())
+    } else {
+        // SAFETY: the table is this function's, and has that many bytes.
+        unsafe { cma.read(rts.address, table.as_mut_ptr(), table.len()) }
+    };
     one_copy.pair.leave();
     read.ok()?;
     let mut total = 0_u64;

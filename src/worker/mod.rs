@@ -19,6 +19,8 @@
 //! | `layout`, `blocks` | puts and gets of many blocks: the initiator's messages, the owner's side |
 //! | `list` | messages of many pieces |
 //! | `spread` | direct copies between many pieces and many blocks |
+//! | `device` | device memory: engines that copy, transfers that stop in pinned host memory |
+//! | `explain` | how an operation goes, for people |
 //! | `close` | how connections end |
 //! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
 //! | `wireup` | dialling, listening, the handshake |
@@ -32,8 +34,10 @@ mod close;
 pub(crate) mod copy;
 pub(crate) mod core;
 mod deliver;
+pub(crate) mod device;
 pub(crate) mod direct;
 pub(crate) mod engine;
+mod explain;
 mod fence;
 #[cfg(test)]
 mod frames;
@@ -55,4 +59,5 @@ pub(crate) mod spread;
 pub(crate) mod stream;
 pub(crate) mod wireup;
 
+pub use explain::Explanation;
 pub(crate) use handle::Handle;

@@ -13,7 +13,12 @@ use crate::{
     },
     types::{EndpointId, LinkId, OpKey, Priority, Tag},
     util::waker_slot::WakerSlot,
-    worker::{blocks::Answer, layout::Plan, signal::Raise},
+    worker::{
+        blocks::Answer,
+        device::{DeviceWrite, Fragment, Lent, LocalCopy, Staged},
+        layout::Plan,
+        signal::Raise,
+    },
 };
 
 /// What a receive or a get ended with.
@@ -67,6 +72,14 @@ pub(crate) enum Body {
     Arriving { op: OpKey, length: usize },
 }
 
+impl Body {
+    /// Whether its bytes are out of the host's reach: a receive that was dropped had put them into a device's memory.
+    #[inline]
+    pub(crate) fn is_on_device(&self) -> bool {
+        matches!(self, Self::Whole { data, .. } if data.is_on_device())
+    }
+}
+
 impl Unexpected {
     pub(crate) fn len(&self) -> usize {
         match &self.body {
@@ -96,6 +109,8 @@ pub(crate) enum SendStage {
     Announced,
     /// In fragments.
     Streaming(Outgoing),
+    /// The receiver asks for it part by part, or fragments of it stop in pinned memory: other operations carry it.
+    Pulled,
 }
 
 pub(crate) struct Send {
@@ -153,6 +168,8 @@ pub(crate) struct Put {
     pub(crate) signal_due: bool,
     /// Where it goes when that is not one run on both sides.
     pub(crate) layout: Option<Box<Plan>>,
+    /// The owner pulls the bytes.
+    pub(crate) announced: bool,
 }
 
 pub(crate) struct Get {
@@ -163,6 +180,8 @@ pub(crate) struct Get {
     pub(crate) slot: Option<u32>,
     /// Where it comes from when that is not one run on both sides.
     pub(crate) layout: Option<Box<Plan>>,
+    /// The announced operation of the peer that it is a part of, rather than of a region.
+    pub(crate) pull: Option<u64>,
 }
 
 /// An atomic operation that the owner of the word does, or the question what became of signals.
@@ -174,14 +193,30 @@ pub(crate) struct Atomic {
     pub(crate) sent: bool,
 }
 
-/// A peer's get, served from exposed memory.
+/// Where the bytes of a [`Serve`] are.
+pub(crate) enum Source {
+    Region(Arc<Exposed>),
+    /// Of an operation that was announced.
+    Message(Buffer),
+}
+
+/// What a peer asked for: a get, or a part of what was announced to it.
 pub(crate) struct Serve {
-    pub(crate) exposed: Arc<Exposed>,
+    pub(crate) source: Source,
     pub(crate) offset: usize,
     pub(crate) length: usize,
     pub(crate) out: Outgoing,
     /// Of blocks, for a get with a layout.
     pub(crate) answer: Option<Box<Answer>>,
+}
+
+/// A peer's put into memory that this side fills itself.
+pub(crate) struct Fill {
+    pub(crate) exposed: Arc<Exposed>,
+    pub(crate) offset: usize,
+    /// The peer's operation.
+    pub(crate) op: u64,
+    pub(crate) signal: Option<Box<Raise>>,
 }
 
 pub(crate) enum Work {
@@ -221,6 +256,17 @@ pub(crate) enum Work {
     StreamOut {
         _buffer: Buffer,
     },
+    Fill(Fill),
+    /// Device memory that a peer opens.
+    Lent(Lent),
+    /// Bytes of a device that a stream writes.
+    Write(DeviceWrite),
+    /// A fragment that a link sends from where it is.
+    Frame {
+        _fragment: Fragment,
+    },
+    /// A copy between two memories of this process.
+    Copy(LocalCopy),
     /// All operations so far, or, for a fence, all accesses to remote memory.
     Flush {
         before: u64,
@@ -255,6 +301,8 @@ pub(crate) struct Entry {
     pub(crate) successor: Option<OpKey>,
     /// A receive of an active message: once its future is gone, so is the message.
     pub(crate) discards: bool,
+    /// What engines of devices do for it.
+    pub(crate) staged: Option<Box<Staged>>,
 }
 
 #[derive(Default)]
@@ -286,6 +334,7 @@ impl Operations {
             keeps_place: false,
             successor: None,
             discards: false,
+            staged: None,
         });
         OpKey::new(slot as u32, generation)
     }
@@ -364,6 +413,10 @@ impl Entry {
                     &mut get.buffer,
                     BufferMut::from(Vec::new()),
                 )),
+            },
+            Work::Copy(copy) => Outcome::Buffer {
+                result: Err(error),
+                buffer: Some(std::mem::take(&mut copy.to)),
             },
             Work::Claim(_) | Work::ClaimLanding { .. } => Outcome::Claimed(Err(error)),
             _ => Outcome::Done(Err(error)),

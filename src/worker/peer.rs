@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::{
-    Operation,
     error::{Error, ErrorKind},
     protocol::{ANNOUNCEMENTS, EAGER_WINDOW, control, thresholds::Lending},
     sys::memfd::Mapping,
@@ -141,6 +140,10 @@ pub(crate) struct Peer {
     pub(crate) am: AmPeer,
     pub(crate) signals: Signals,
     pub(crate) streams: crate::worker::stream::PeerStreams,
+    /// What this side moves for it that stops in pinned memory, or waits to.
+    pub(crate) staged: usize,
+    /// Why device memory of it is not opened here, once that was tried.
+    pub(crate) unrouted: Option<Error>,
     /// Requests for blocks, both ways.
     pub(crate) requests: Requests,
     /// Who waits for the end, and who for a place for another operation.
@@ -225,6 +228,8 @@ impl Peer {
             ending: Default::default(),
             ready: Default::default(),
             streams: Default::default(),
+            staged: 0,
+            unrouted: None,
             requests: Default::default(),
         }
     }
@@ -285,55 +290,6 @@ impl Peer {
     #[inline]
     pub(crate) fn goes_eager(&self, length: usize) -> bool {
         length <= self.eager && self.has_window(length)
-    }
-
-    /// How an operation of this length goes.
-    pub(crate) fn explain(&self, operation: Operation, length: usize) -> String {
-        let name = self.attributes.transport;
-        let direct = self.one_copy.as_ref();
-        let cma = direct.is_some_and(|one_copy| one_copy.cma.is_some());
-        match operation {
-            Operation::Put | Operation::Get if direct.is_some() => {
-                let who = if cma && length >= JOIN_FROM {
-                    "both ends copy"
-                } else {
-                    "the initiator copies"
-                };
-                let by = if cma {
-                    "mapped memory, else cma"
-                } else {
-                    "mapped memory, else messages over shm"
-                };
-                format!("{who}, {by}")
-            }
-            Operation::Put | Operation::Get => format!("messages over {name}, served by the owner"),
-            Operation::Stream => {
-                let lent = match direct {
-                    Some(_) if length >= self.lending.by_kernel && cma => {
-                        "an owned buffer is copied by the reader, mapped memory or cma; else "
-                    }
-                    Some(_) if length >= self.lending.mapped => {
-                        "a buffer that wharf allocated is copied by the reader in mapped memory; else "
-                    }
-                    _ => "",
-                };
-                format!("{lent}frames over {name}, within the window of the stream")
-            }
-            Operation::Atomic if direct.is_some() => {
-                format!(
-                    "the initiator's processor in mapped memory, else messages over {name}, served by the owner"
-                )
-            }
-            Operation::Atomic | Operation::Signal => {
-                format!("messages over {name}, served by the owner")
-            }
-            _ if length <= self.short => format!("eager, inline over {name}"),
-            _ if length <= self.eager => format!("eager over {name}"),
-            _ if cma && length >= ONE_COPY_FROM => {
-                "rendezvous, both ends copy, mapped memory or cma".to_owned()
-            }
-            _ => format!("rendezvous, fragments over {name}"),
-        }
     }
 
     /// Sends a message of the protocol, or queues it.

@@ -20,6 +20,9 @@ pub(crate) enum Buried {
     Work(Work),
     Outcome(Outcome),
     Buffer(Buffer),
+    /// Something that takes long.
+    Errand(crate::worker::device::Errand),
+    Route(crate::worker::device::RouteErrand),
 }
 
 impl Core {
@@ -34,6 +37,7 @@ impl Core {
             | Work::Atomic(_)
             | Work::ClaimLanding { .. }
             | Work::AmLanding { .. }
+            | Work::Frame { .. }
             | Work::Flush { .. } => false,
             _ => true,
         };

@@ -34,6 +34,8 @@ pub(crate) struct Target {
     /// Segment of the region and the region's place in it, 0 when there is none.
     pub(crate) segment: u64,
     pub(crate) segment_offset: u64,
+    /// Out of reach for the owner's processor too.
+    pub(crate) on_device: bool,
 }
 
 impl Peer {
@@ -78,6 +80,9 @@ impl Core {
     /// How the target is reached directly, if it is.
     pub(crate) fn direct_path(peer: &mut Peer, target: &Target, length: usize) -> Option<Remote> {
         let one_copy = peer.one_copy.as_ref()?;
+        if target.on_device {
+            return None;
+        }
         if target.slot as usize >= Pair::GENERATIONS {
             // Past the table of generations: only the owner's software can say whether it is still exposed.
             return None;
@@ -158,6 +163,9 @@ impl Core {
         priority: Priority,
     ) -> OpKey {
         let length = put.buffer.len();
+        if length > 0 && (target.on_device || put.buffer.is_on_device()) {
+            return self.start_device_put(link, target, put, priority);
+        }
         let local = put.buffer.address().cast_mut();
         let path = self.path(link, &target, length, &mut put.slot);
         let slot = put.slot;
@@ -176,6 +184,12 @@ impl Core {
         priority: Priority,
     ) -> OpKey {
         let length = get.buffer.len();
+        if length > 0 && get.buffer.is_on_device() {
+            let key = self.operations.insert(Some(link), false, Work::Get(get));
+            self.prioritize(key, priority);
+            self.begin_device_get(key, target);
+            return key;
+        }
         let local = get.buffer.address();
         let path = self.path(link, &target, length, &mut get.slot);
         let slot = get.slot;
@@ -183,6 +197,39 @@ impl Core {
         self.prioritize(key, priority);
         self.start_access(link, key, target, local, length, true, path, slot);
         key
+    }
+
+    /// A put with device memory at either end.
+    fn start_device_put(
+        &mut self,
+        link: LinkId,
+        target: Target,
+        mut put: Put,
+        priority: Priority,
+    ) -> OpKey {
+        put.announced = target.on_device;
+        let key = self.operations.insert(Some(link), false, Work::Put(put));
+        self.prioritize(key, priority);
+        match target.on_device {
+            true => self.submit(link, key),
+            false => self.begin_device_put(key, target),
+        }
+        key
+    }
+
+    /// Starts a put or get, in the table, of a part that is in a fragment.
+    pub(super) fn start_part(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        target: Target,
+        local: *mut u8,
+        length: usize,
+        pull: bool,
+    ) {
+        let path =
+            at(&mut self.peers, link).and_then(|peer| Self::direct_path(peer, &target, length));
+        self.start_access(link, key, target, local, length, pull, path, None);
     }
 
     fn path(

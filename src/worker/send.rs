@@ -15,7 +15,7 @@ use crate::{
         am,
         core::Core,
         list::{announce_list, list_fragment},
-        operations::{self, Outcome, Outgoing, SendStage, Work},
+        operations::{self, Outcome, Outgoing, SendStage, Source, Work},
         peer::{OneCopy, Peer, Queued, at, eager_cost},
         pressure::is_bulk,
         queue::Lane,
@@ -187,14 +187,23 @@ impl Core {
         if entry.has_layout() {
             return self.advance_layout(link_id, key);
         }
+        if entry.is_piped() {
+            return self.advance_staged(link_id, key);
+        }
+        if matches!(entry.work, Work::Lent(_)) {
+            return self.advance_lent(link_id, key);
+        }
         let attributes = peer.attributes;
         match &mut entry.work {
             Work::Send(send) => {
+                // What the host does not reach is announced, however short.
+                let on_device = send.buffer.is_on_device();
                 let length = send.buffer.len() + send.am.as_ref().map_or(0, Buffer::len);
                 match &mut send.stage {
                     SendStage::Queued
                         if peer.reason.is_some()
                             && (send.sync
+                                || on_device
                                 || !peer.goes_eager(length)
                                 || !am::has_room(send.am.as_ref(), length, &attributes)) =>
                     {
@@ -209,7 +218,8 @@ impl Core {
                         Ok(Step::Held)
                     }
                     SendStage::Queued
-                        if length <= peer.eager
+                        if !on_device
+                            && length <= peer.eager
                             && peer.has_window(length)
                             && am::has_room(send.am.as_ref(), length, &attributes) =>
                     {
@@ -311,13 +321,30 @@ impl Core {
                 let Some(link) = peer.link.as_mut() else {
                     return Ok(Step::Parked);
                 };
-                // SAFETY: the range was checked against the exposed memory, which the entry holds. A peer may write it meanwhile; only this
-                // copy outwards reads it.
-                let data = unsafe {
-                    std::slice::from_raw_parts(
-                        serve.exposed.address.add(serve.offset),
-                        serve.length,
-                    )
+                let data = match &serve.source {
+                    Source::Region(_) if serve.length == 0 => &[],
+                    // SAFETY: the range was checked against the exposed memory, which the entry holds and which the host reaches, for else
+                    // the operation has a pipe. A peer may write it meanwhile; only this copy outwards reads it.
+                    Source::Region(exposed) => unsafe {
+                        let first = exposed.address.add(serve.offset);
+                        std::slice::from_raw_parts(first, serve.length)
+                    },
+                    Source::Message(buffer) if buffer.list().is_none() => host(buffer),
+                    Source::Message(buffer) => {
+                        let step = list_fragment(
+                            link.as_mut(),
+                            &attributes,
+                            &mut serve.out,
+                            buffer,
+                            &mut self.scratch,
+                            key,
+                            &mut entry.in_flight,
+                        )?;
+                        if matches!(step, Step::Sent) {
+                            self.finish(key, Outcome::Done(Ok(())));
+                        }
+                        return Ok(step);
+                    }
                 };
                 let step = fragment(
                     link.as_mut(),
@@ -351,6 +378,27 @@ impl Core {
                     None => link.am_short(control::SETTLE, key.0, &[])?,
                 }
                 atomic.sent = true;
+                Ok(Step::Sent)
+            }
+            Work::Put(put) if put.announced => {
+                let Some(link) = peer.link.as_mut() else {
+                    return Ok(Step::Parked);
+                };
+                let signal = put.signal.as_deref().map(|signal| signal.encode());
+                let mut mark = if signal.is_some() { 3 } else { 1 };
+                if put.buffer.is_on_device() {
+                    mark |= control::OF_DEVICE;
+                }
+                let rts = control::PutRts {
+                    generation: put.region.1,
+                    offset: put.offset,
+                    length: put.buffer.len() as u64,
+                    slot: put.region.0,
+                    last: mark,
+                };
+                let signal = signal.as_ref().map_or(&[][..], |signal| &signal[..]);
+                link.am_bcopy(control::PUT_RTS, key.0, &rts.encode(), signal)?;
+                put.next = put.buffer.len();
                 Ok(Step::Sent)
             }
             Work::Put(put) => {
@@ -397,6 +445,15 @@ impl Core {
                 let Some(link) = peer.link.as_mut() else {
                     return Ok(Step::Parked);
                 };
+                if let Some(op) = get.pull {
+                    let pull = control::Pull {
+                        to: key.0,
+                        offset: get.offset,
+                        length: get.buffer.len() as u64,
+                    };
+                    link.am_short(control::PULL, op, &pull.encode())?;
+                    return Ok(Step::Sent);
+                }
                 let request = control::GetRequest {
                     generation: get.region.1,
                     offset: get.offset,
@@ -459,7 +516,7 @@ impl Core {
     }
 }
 
-/// The bytes of a buffer. All buffers are host memory so far.
+/// The bytes of a buffer that the host reaches.
 pub(super) fn host(buffer: &Buffer) -> &[u8] {
     buffer.as_slice().unwrap_or(&[])
 }
@@ -544,6 +601,11 @@ fn announce(peer: &mut Peer, buffer: &Buffer, key: OpKey, slot: &mut Option<u32>
         segment_offset: 0,
         slot: control::NONE,
     };
+    if buffer.is_on_device() {
+        // In fragments; there is no table to read.
+        rts.segment = control::TABLE;
+        return rts;
+    }
     if buffer.list().is_some() {
         announce_list(peer.one_copy.as_ref(), buffer, &mut rts);
         return rts;

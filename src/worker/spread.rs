@@ -13,7 +13,7 @@ use crate::{
     memory::Extent,
     protocol::layout::{Checking, Cursor, Shape},
     worker::{
-        copy::{Remote, Step},
+        copy::{Remote, Step, over},
         core::Core,
         peer::at,
     },
@@ -267,6 +267,7 @@ impl Core {
         let pair = &one_copy.pair;
         pair.enter();
         let moved = match transfer.region {
+            _ if pair.peer_over() => Err(over()),
             Some((slot, generation)) if pair.peer_generation(slot) != generation => {
                 Err(Error::new(
                     ErrorKind::StaleKey,

@@ -307,6 +307,55 @@ scenarios! { between workers:
     }
 }
 
+/// Memory that is used for something else as soon as wharf lets go of it, and stays mapped.
+struct Reused(Vec<u8>);
+
+impl AsRef<[u8]> for Reused {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Reused {
+    fn drop(&mut self) {
+        self.0.fill(0xdd);
+        let _kept = std::mem::ManuallyDrop::new(std::mem::take(&mut self.0));
+    }
+}
+
+scenarios! { between workers:
+    /// A sender that breaks off has its memory back, and may use it: what its peer is copying just then does not arrive as if it were whole.
+    async fn sender_breaks_off_while_its_memory_is_copied(way: Way) {
+        for (round, size) in [128 << 10, (256 << 10) + 1].into_iter().cycle().take(16).enumerate() {
+            let pair = way.pair().await;
+            // More than have a word that both ends count chunks in.
+            const MESSAGES: usize = 40;
+            let mut receives: Vec<_> = (0..MESSAGES)
+                .map(|tag| pair.there.worker.tag_recv(tag as u64, Mask::ALL, vec![0; size]).post())
+                .collect();
+            let sends: Vec<_> = (0..MESSAGES)
+                .map(|tag| {
+                    let memory = bytes::Bytes::from_owner(Reused(pattern(size, tag).to_vec()));
+                    pair.here.endpoint.tag_send(tag as u64, memory).post().expect("room")
+                })
+                .collect();
+            for receive in receives.iter_mut().take(round % 8) {
+                let _ = futures::poll!(receive);
+            }
+            pair.here.endpoint.abort();
+            for send in sends {
+                let _ = send.await;
+            }
+            pair.there.endpoint.closed().await;
+            for (tag, receive) in receives.into_iter().enumerate() {
+                if let Ok(received) = receive.cancel().await {
+                    same(&received.buffer, pattern(size, tag), format!("message {tag} of round {round}"));
+                }
+            }
+        }
+    }
+}
+
 scenarios! { everywhere:
     /// A child process holds nothing of a connection or of exposed memory, and everything works on beside it.
     async fn child_processes(way: Way) {

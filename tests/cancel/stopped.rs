@@ -2,11 +2,12 @@
 
 use std::{pin::Pin, task::Poll, time::Duration};
 
-use wharf::{Access, ErrorKind, Mask, Tag};
+use wharf::{Access, ErrorKind, Mask, Tag, Worker};
 
 use crate::{
     guarded::{Guard, bytes, expect_bytes},
     sides::{BETWEEN, Between, Case, Path, SIZES, Sides, on_every_path, poll_some},
+    support::{LIMIT, watchdog},
 };
 
 on_every_path!(cancelled_receive);
@@ -279,4 +280,57 @@ async fn deadlines(path: Path) {
     }
     sides.expect_works().await;
     sides.shutdown().await;
+}
+
+/// On a runtime that was shut down nothing can be said to the peer any more: its worker's memory goes all the same, and not from under it.
+#[test]
+fn a_worker_goes_after_its_runtime() {
+    const LENGTH: usize = 8 << 20;
+    for round in 0..24_u64 {
+        let guard = Guard::default();
+        let here = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let there = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let (worker, endpoint, sent) = here.block_on(watchdog(LIMIT, async {
+            let worker = Worker::new(&Path::Shm.context()).expect("a worker");
+            let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+            let address = listener.local_addr();
+            let sent = there.spawn(watchdog(LIMIT, async move {
+                let worker = Worker::new(&Path::Shm.context()).expect("a worker");
+                let endpoint = worker.connect(address).await.expect("a connection");
+                let sent = endpoint.tag_send(Tag(1), bytes(round, LENGTH)).await;
+                if sent.is_ok() {
+                    // A peer that is gone may have had it before.
+                    endpoint.closed().await;
+                }
+            }));
+            let endpoint = listener.accept().await.expect("a request").accept().await;
+            (worker, endpoint.expect("a connection"), sent)
+        }));
+        here.block_on(watchdog(LIMIT, async {
+            while worker.tag_probe(Tag(1), Mask::ALL).is_none() {
+                tokio::task::yield_now().await;
+            }
+            let mut receive = Box::pin(
+                worker
+                    .tag_recv(Tag(1), Mask::ALL, guard.target(LENGTH))
+                    .post(),
+            );
+            let polls = round as usize % 4;
+            poll_some(receive.as_mut(), polls, Between::Nothing, &worker, &worker).await;
+        }));
+        drop(here);
+        drop((endpoint, worker));
+        there.block_on(sent).expect("the peer hears of it and ends");
+        while guard.is_lent() {
+            std::thread::yield_now();
+        }
+        guard.check();
+    }
 }

@@ -354,7 +354,8 @@ async fn what_a_context_allocates_can_be_exported_or_not() {
             .allocate_on(memory_type, 4096)
             .await
             .expect("memory");
-        let place = range(buffer.address() as u64, 4096);
+        let host = range(buffer.address() as u64, 4096);
+        let place = buffer.device_range().unwrap_or(host);
         let told = context.known_memory_attributes(place).expect("told");
         let found = context.refresh_memory_attributes(place).expect("known");
         assert_eq!((told.memory_type, told.dma_buf), (memory_type, exports));

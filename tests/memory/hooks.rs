@@ -22,14 +22,15 @@ use std::{
 use wharf::{
     ErrorKind,
     memory::{
-        AddressRange, Cause, EventClasses, Imported, MonitorKind, Sink, Subscription, Validity,
-        disable_hooks, install_hooks, monitor, subscribe,
+        AddressRange, Cause, EventClasses, Imported, MemoryMonitor, MonitorKind, RegistrationCache,
+        Sink, Subscription, Timing, Validity, disable_hooks, install_hooks, monitor, subscribe,
     },
 };
 
 use crate::{
+    fakes::{READ, block_on, roomy},
     prepare::{load_ucx, ucx_watches_memory},
-    support::{Child, child, this_test},
+    support::{Child, FakeMonitor, FakeRegistrar, child, this_test},
 };
 
 const PAGE: usize = 4096;
@@ -216,6 +217,61 @@ fn patch_under_load() -> Result<(), String> {
 fn patching_while_threads_run() {
     for _ in 0..runs().div_ceil(BATCH) {
         if !alone(this_test!(), patch_under_load) {
+            return;
+        }
+    }
+}
+
+fn patch_under_forks() -> Result<(), String> {
+    if !cfg!(feature = "mem-hooks") {
+        return install();
+    }
+    for run in 0..BATCH {
+        // SAFETY: the child is this process as it is; it ends by `_exit`.
+        let process = unsafe { libc::fork() };
+        assert!(process >= 0);
+        if process == 0 {
+            let stop = Arc::new(AtomicBool::new(false));
+            let theirs = stop.clone();
+            let forks = thread::spawn(move || {
+                while !theirs.load(SeqCst) {
+                    // SAFETY: the child makes calls that are allowed there, and ends; the alarm ends one that hangs.
+                    unsafe {
+                        let child = libc::fork();
+                        if child == 0 {
+                            libc::alarm(10);
+                            let memory = map(PAGE);
+                            libc::madvise(memory, PAGE, libc::MADV_DONTNEED);
+                            libc::_exit(libc::munmap(memory, PAGE));
+                        }
+                        let mut status = 0;
+                        libc::waitpid(child, &mut status, 0);
+                        assert_eq!(status, 0);
+                    }
+                }
+            });
+            // At another moment each time.
+            thread::sleep(Duration::from_micros(1000 + 137 * run as u64));
+            // SAFETY: nothing else changes code.
+            let installed = unsafe { install_hooks() }.is_ok();
+            stop.store(true, SeqCst);
+            let ended = forks.join().is_ok();
+            // SAFETY: ends the child, without what its parent would do at its end.
+            unsafe { libc::_exit(if installed && ended { 0 } else { 1 }) };
+        }
+        let mut status = 0;
+        // SAFETY: our child.
+        unsafe { libc::waitpid(process, &mut status, 0) };
+        assert_eq!(status, 0, "run {run}");
+    }
+    Ok(())
+}
+
+/// A child has the code as it is at that moment, and no thread that would finish a patch.
+#[test]
+fn patching_while_a_thread_forks() {
+    for _ in 0..runs().div_ceil(BATCH) {
+        if !alone(this_test!(), patch_under_forks) {
             return;
         }
     }
@@ -556,6 +612,62 @@ fn what_no_other_table_has_is_told() {
     });
 }
 
+/// The kernel detaches what is left, wherever it begins.
+#[test]
+fn a_segment_that_lost_its_first_part() {
+    alone(this_test!(), || {
+        install()?;
+        let (counter, _subscription) = Counter::subscribe();
+        // SAFETY: a segment of the test's own, which goes with its attachment.
+        unsafe {
+            let segment = libc::shmget(libc::IPC_PRIVATE, 4 * PAGE, 0o600);
+            if segment < 0 {
+                return Err("no System V shared memory".to_owned());
+            }
+            let memory = libc::shmat(segment, ptr::null(), 0);
+            libc::shmctl(segment, libc::IPC_RMID, ptr::null_mut());
+            assert_eq!(libc::munmap(memory, PAGE), 0);
+            counter.expect(memory.cast::<u8>().add(2 * PAGE).cast(), PAGE);
+            assert_eq!(libc::shmdt(memory), 0);
+            let mut vector = 0_u8;
+            let gone = libc::mincore(memory.cast::<u8>().add(2 * PAGE).cast(), PAGE, &mut vector);
+            assert_eq!(gone, -1, "the kernel detached it");
+        }
+        assert_eq!(counter.count.load(SeqCst), 1);
+        assert!(!counter.everything.load(SeqCst));
+        Ok(())
+    });
+}
+
+/// The kernel takes whole huge pages, however few bytes the call names.
+#[test]
+fn huge_pages_are_told_of_whole() {
+    const HUGE: usize = 2 << 20;
+    alone(this_test!(), || {
+        install()?;
+        let (counter, _subscription) = Counter::subscribe();
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let huge = flags | libc::MAP_HUGETLB | 21 << libc::MAP_HUGE_SHIFT;
+        // SAFETY: mappings of the test's own.
+        unsafe {
+            let memory = libc::mmap(ptr::null_mut(), 2 * HUGE, rights, huge, -1, 0);
+            if memory == libc::MAP_FAILED {
+                return Err("no huge pages of 2 MiB are free (vm.nr_hugepages)".to_owned());
+            }
+            counter.expect(memory.cast::<u8>().add(HUGE - PAGE).cast(), PAGE);
+            let over = libc::mmap(memory, PAGE, rights, huge | libc::MAP_FIXED, -1, 0);
+            assert_eq!(over, memory);
+            assert_eq!(counter.count.swap(0, SeqCst), 1, "mmap");
+            let moved = libc::mremap(memory, PAGE, 2 * HUGE, libc::MREMAP_MAYMOVE);
+            if moved != libc::MAP_FAILED && moved != memory {
+                assert_eq!(counter.count.swap(0, SeqCst), 1, "mremap");
+            }
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn disabled_and_never_taken_away() {
     alone(this_test!(), || {
@@ -629,6 +741,30 @@ fn overwritten_later() {
         assert!(error.to_string().contains("overwritten"), "{error}");
         assert!(counter.everything.load(SeqCst), "caches are emptied");
         assert_eq!(chosen.validate(), Validity::Pending);
+        assert!(monitor(MonitorKind::Hooks).is_err());
+        Ok(())
+    });
+}
+
+/// A hit does not come from a time at which the events still came.
+#[test]
+fn nothing_is_found_after_an_overwrite() {
+    alone(this_test!(), || {
+        let original = code(c"munmap");
+        install()?;
+        let chosen = monitor(MonitorKind::Hooks).expect("installed");
+        let registrar = FakeRegistrar::new();
+        let cache = RegistrationCache::new(registrar.clone(), chosen, roomy()).expect("a cache");
+        let memory = map(PAGE);
+        let range = AddressRange::new(memory as u64, PAGE as u64).expect("a range");
+        let first = block_on(cache.get(range, READ)).expect("registered");
+        assert!(first.is_cached());
+        assert!(cache.lookup(range, READ).is_some());
+        overwrite(c"munmap", &original);
+        assert!(cache.lookup(range, READ).is_none());
+        assert!(!first.is_current());
+        let again = block_on(cache.get(range, READ)).expect("for itself");
+        assert!(!again.is_cached());
         assert!(monitor(MonitorKind::Hooks).is_err());
         Ok(())
     });
@@ -841,6 +977,25 @@ fn cost() {
         let (_counter, subscription) = Counter::subscribe();
         let told = measure(PAGE);
         drop(subscription);
+        let memory = map(PAGE);
+        let range = AddressRange::new(memory as u64, PAGE as u64).expect("a range");
+        let hit = |monitor: Arc<dyn MemoryMonitor>| {
+            let cache = RegistrationCache::new(FakeRegistrar::new(), monitor, roomy());
+            let cache = cache.expect("a cache");
+            drop(block_on(cache.get(range, READ)).expect("registered"));
+            (0..40)
+                .map(|_| {
+                    let start = Instant::now();
+                    for _ in 0..10_000 {
+                        assert!(black_box(&cache).lookup(black_box(range), READ).is_some());
+                    }
+                    start.elapsed().as_nanos() as f64 / 10_000.0
+                })
+                .fold(f64::MAX, f64::min)
+        };
+        let trusted = hit(Arc::new(FakeMonitor::new(Timing::Before)));
+        let asked = hit(monitor(MonitorKind::Hooks).expect("installed"));
+        eprintln!("hit, ns: {trusted:.1}, with the entries looked at {asked:.1}");
         eprintln!(
             "munmap, ns: refused {:.1}, hooked {:.1}",
             bare[0], hooked[0]

@@ -1,12 +1,23 @@
 //! What a cache holds at most, when it gives it back, and what it refuses.
 
-use std::{sync::Arc, thread};
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Wake, Waker},
+    thread,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
 
 use wharf::{
-    ErrorKind,
+    Access, Error, ErrorKind, Result,
     memory::{
-        AddressRange, EventClasses, NoMonitor, OverLimit, RegistrarAttributes, RegistrationCache,
-        RegistrationCacheOptions, Timing,
+        AddressRange, EventClasses, HostBufferMut, NoMonitor, OverLimit, Registrar,
+        RegistrarAttributes, RegistrationCache, RegistrationCacheOptions, Timing,
     },
 };
 
@@ -389,4 +400,122 @@ async fn polled_after_its_end() {
         (&mut get).await.expect_err("over").kind(),
         ErrorKind::Closed
     );
+}
+
+/// A buffer of wharf's own says that it goes, whatever monitor there is: what is mapped at its place next is another's.
+#[tokio::test]
+async fn a_freed_buffer_leaves_no_registration() {
+    let registrar = FakeRegistrar::new();
+    let cache =
+        RegistrationCache::new(registrar.clone(), Arc::new(NoMonitor), roomy()).expect("a cache");
+    let buffer = HostBufferMut::allocate(10 * 4096).expect("memory");
+    let whole = AddressRange::of(&buffer);
+    drop(
+        cache
+            .get_owned(whole, whole, BOTH)
+            .await
+            .expect("registered"),
+    );
+    assert!(cache.lookup(whole, READ).is_some());
+    let shared = buffer.freeze();
+    let clone = shared.clone();
+    drop(shared);
+    assert!(cache.lookup(whole, READ).is_some(), "a clone holds it");
+    drop(clone);
+    assert!(cache.lookup(whole, READ).is_none());
+    registrar.wait_deregistered(1);
+    assert_eq!(cache.statistics().invalidated_idle, 1);
+}
+
+/// Where a registrar rounds to more than pages, memory of others comes along, which does not go away together with the allocation.
+#[tokio::test]
+async fn a_registration_that_reaches_beyond_its_allocation_needs_events() {
+    let attributes = RegistrarAttributes::default().alignment(16 * 4096);
+    let registrar = FakeRegistrar::with_attributes(attributes);
+    let cache = RegistrationCache::new(registrar, Arc::new(NoMonitor), roomy()).expect("a cache");
+    let space = Space::new();
+    for (whole, kept) in [(space.pages(32, 16), true), (space.pages(64, 15), false)] {
+        let owned = cache
+            .get_owned(whole, whole, BOTH)
+            .await
+            .expect("registered");
+        assert_eq!((owned.is_cached(), owned.range().len()), (kept, 16 * 4096));
+    }
+}
+
+/// A panic in a waker, which runs in the cache's thread, ends neither the thread nor what guards rely on.
+#[tokio::test]
+async fn a_waker_that_panics() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("on purpose: in a waker");
+        }
+    }
+    let (cache, registrar, _) = fakes(roomy());
+    let space = Space::new();
+    for round in 0..3 {
+        let get = cache.get(space.pages(round, 1), READ);
+        let held = get.await.expect("registered");
+        let mut released = Box::pin(held.clone().invalidate());
+        let waker = Waker::from(Arc::new(Panics));
+        assert!(
+            released
+                .as_mut()
+                .poll(&mut Context::from_waker(&waker))
+                .is_pending()
+        );
+        drop(held);
+        registrar.wait_deregistered(round + 1);
+    }
+    let held = cache
+        .get(space.pages(9, 1), READ)
+        .await
+        .expect("registered");
+    drop(cache);
+    drop(held);
+    registrar.wait_deregistered(4);
+}
+
+/// Holds one registration at a time, and takes its time to end it.
+#[derive(Default)]
+struct Tight(Mutex<bool>, AtomicBool);
+
+impl Registrar for Tight {
+    type Handle = ();
+
+    fn name(&self) -> &'static str {
+        "tight"
+    }
+
+    fn register(&self, _: AddressRange, _: Access) -> Result<()> {
+        match std::mem::replace(&mut *self.0.lock(), true) {
+            true => Err(Error::new(ErrorKind::Exhausted, "one is all there is")),
+            false => Ok(()),
+        }
+    }
+
+    fn deregister(&self, (): (), _: AddressRange) -> Result<()> {
+        self.1.store(true, Ordering::SeqCst);
+        thread::sleep(Duration::from_millis(2));
+        *self.0.lock() = false;
+        Ok(())
+    }
+}
+
+/// What the cache's thread is about to give back at this moment is room too.
+#[tokio::test]
+async fn a_registration_waits_for_one_that_ends() {
+    let monitor = Arc::new(FakeMonitor::new(Timing::Before));
+    let cache = RegistrationCache::new(Tight::default(), monitor, roomy()).expect("a cache");
+    let space = Space::new();
+    for round in 0..10 {
+        let range = space.pages(round, 1);
+        drop(cache.get(range, READ).await.expect("room for one"));
+        cache.registrar().1.store(false, Ordering::SeqCst);
+        cache.invalidate(range);
+        while !cache.registrar().1.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+    }
 }

@@ -432,6 +432,29 @@ fn a_forked_child_is_told() {
     parent.say("both were told");
 }
 
+/// Nor can a child whose parent had made no monitor yet: what it made would see nothing.
+#[test]
+fn a_forked_child_makes_none() {
+    let Some(parent) = child("forks early") else {
+        return in_child(this_test!(), "forks early");
+    };
+    let subscription = subscribe(Arc::new(Entry::default())).expect("a place");
+    // SAFETY: libc's allocator works in the child; nothing else is used.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let made = monitor(MonitorKind::Uffd).map(drop);
+        let refused = made.is_err_and(|error| error.kind() == ErrorKind::Forked);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(if refused { 0 } else { 9 }) };
+    }
+    let mut status = -1;
+    // SAFETY: our child.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0);
+    drop(subscription);
+    parent.say("refused");
+}
+
 /// The reader sleeps until there is an event.
 #[test]
 fn it_costs_nothing_while_nothing_happens() {

@@ -6,7 +6,7 @@ use nix::{
     sys::signal::{self, Signal},
     unistd::Pid,
 };
-use wharf::{Context, Endpoint, ErrorKind, Listener, Mask, Tag, Worker};
+use wharf::{Context, ContextBuilder, Endpoint, ErrorKind, Listener, Mask, Tag, Worker};
 
 use crate::support::{Child, LIMIT, Parent, watchdog};
 
@@ -40,7 +40,16 @@ impl Path {
     }
 
     /// The same, for the first process.
-    fn context(self) -> Context {
+    pub(crate) fn context(self) -> Context {
+        self.builder().build().expect("a context")
+    }
+
+    /// A second process knows it by its environment.
+    pub(crate) fn told(self) -> Context {
+        Context::builder().build().expect("a context")
+    }
+
+    pub(crate) fn builder(self) -> ContextBuilder {
         let builder = Context::builder();
         let builder = match self {
             Self::Tcp => builder.transports("tcp"),
@@ -54,8 +63,6 @@ impl Path {
         builder
             .cma(self != Self::ShmWithoutCma)
             .pidfd(self != Self::ShmWithoutPidfd)
-            .build()
-            .expect("a context")
     }
 
     pub(crate) fn transports(self) -> &'static [&'static str] {
@@ -91,8 +98,7 @@ pub(crate) struct First {
 }
 
 impl First {
-    pub(crate) async fn new(test: &'static str, path: Path) -> Self {
-        let context = path.context();
+    pub(crate) async fn new(test: &'static str, path: Path, context: Context) -> Self {
         let worker = Worker::new(&context).expect("a worker");
         let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
         Self {
@@ -165,9 +171,8 @@ pub(crate) struct Second {
 }
 
 impl Second {
-    pub(crate) async fn new(mut parent: Parent) -> Self {
+    pub(crate) async fn new(mut parent: Parent, context: Context) -> Self {
         let address = parent.hear().await;
-        let context = Context::builder().build().expect("a context");
         let worker = Worker::new(&context).expect("a worker");
         let endpoint = watchdog(LIMIT, worker.connect(address))
             .await
@@ -302,21 +307,40 @@ pub(crate) fn expect_bytes_from(seed: u64, offset: usize, bytes: &[u8]) {
 
 /// Plays a scenario: `first` in this process, `second` in another.
 macro_rules! play {
-    ($path:expr) => {{
+    ($path:expr) => {
+        $crate::common::play!(
+            $path,
+            $crate::common::Path::context,
+            $crate::common::Path::told,
+            |end| second(end)
+        )
+    };
+    ($path:expr, $context:expr, $second:expr) => {
+        $crate::common::play!($path, $context, $context, $second)
+    };
+    ($path:expr, $context:expr, $context_of_second:expr, $second:expr) => {{
         if let Some(parent) = $crate::support::child("echo") {
-            $crate::common::multi_thread()
-                .block_on(async { $crate::common::Second::new(parent).await.echo().await });
+            let context = $crate::common::Path::told($path);
+            $crate::common::multi_thread().block_on(async {
+                $crate::common::Second::new(parent, context)
+                    .await
+                    .echo()
+                    .await
+            });
             return;
         }
         if let Some(parent) = $crate::support::child("second") {
-            $crate::common::multi_thread()
-                .block_on(async { second($crate::common::Second::new(parent).await).await });
+            let context = $context_of_second($path);
+            $crate::common::multi_thread().block_on(async {
+                $second($crate::common::Second::new(parent, context).await).await
+            });
             return;
         }
         let test = $crate::support::this_test!();
+        let context = $context($path);
         $crate::common::current_thread().block_on($crate::support::watchdog(
             2 * $crate::support::LIMIT,
-            async { first($crate::common::First::new(test, $path).await).await },
+            async { first($crate::common::First::new(test, $path, context).await).await },
         ));
     }};
 }

@@ -11,6 +11,7 @@ mod support;
 mod atomics;
 mod common;
 mod death;
+mod device;
 mod exchange;
 mod rights;
 mod stop;

@@ -5,6 +5,7 @@
 // No test program uses all of it.
 #![allow(dead_code, unused_imports, unused_macros)]
 
+pub(crate) mod accelerator;
 pub(crate) mod emulated;
 mod logs;
 mod monitor;

@@ -23,7 +23,8 @@ use std::{
 };
 
 use super::{
-    Attribute, ContextGuard, Cuda, CudaContext, DevicePtr, IpcHandle, PoolPointer, RawPool, Stream,
+    Attribute, ContextGuard, Cuda, CudaContext, Device, DevicePtr, FabricHandle, IpcHandle,
+    PoolPointer, RawPool, Stream,
     memory::{describe, null},
     sys::{self, AccessDescription, AllocationProperties, Location, PoolProperties, RawMemory},
 };
@@ -161,14 +162,32 @@ impl ContextGuard<'_> {
     /// # Errors
     /// `InvalidArgument`: not such a descriptor, or another length; `Unsupported`.
     pub(crate) fn import_virtual(&self, fd: BorrowedFd<'_>, len: usize) -> Result<VirtualMemory> {
+        self.import_as(fd_as_pointer(fd), sys::HANDLE_POSIX_FD, len)
+    }
+
+    /// The same by a fabric handle.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not such a handle, or another length; `Unsupported`; `PermissionDenied`: another domain of the fabric.
+    pub(crate) fn import_virtual_fabric(
+        &self,
+        handle: &FabricHandle,
+        len: usize,
+    ) -> Result<VirtualMemory> {
+        let handle = (&raw const *handle).cast_mut().cast();
+        self.import_as(handle, sys::HANDLE_FABRIC, len)
+    }
+
+    /// `handle` is what the driver takes for this type: a descriptor's number, or the address of a [`FabricHandle`] that lives.
+    fn import_as(&self, handle: *mut c_void, kind: u32, len: usize) -> Result<VirtualMemory> {
         let cuda = self.cuda();
         let import = cuda.optional(
             cuda.api.cuMemImportFromShareableHandle,
             "cuMemImportFromShareableHandle",
         )?;
         let mut memory = 0;
-        // SAFETY: writes one handle; with this handle type the pointer is the descriptor's number, never followed.
-        let status = unsafe { import(&raw mut memory, fd_as_pointer(fd), sys::HANDLE_POSIX_FD) };
+        // SAFETY: writes one handle; a descriptor's number is never followed, of a fabric handle 64 bytes are read.
+        let status = unsafe { import(&raw mut memory, handle, kind) };
         status.check("cuMemImportFromShareableHandle")?;
         self.map(memory, len)
     }
@@ -211,7 +230,7 @@ impl ContextGuard<'_> {
         let status = unsafe { map(start, len, 0, memory, 0) };
         status.check("cuMemMap")?;
         this.mapped = true;
-        let access = read_write(self.context());
+        let access = read_write(&self.context().device());
         // SAFETY: reads one description.
         let status = unsafe { set_access(start, len, &raw const access, 1) };
         status.check("cuMemSetAccess")?;
@@ -231,6 +250,20 @@ impl VirtualMemory {
     /// The context in which it was made.
     pub(crate) fn context(&self) -> &CudaContext {
         &self.context
+    }
+
+    /// Lets another device read and write it.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Unsupported`: no path between the devices.
+    pub(crate) fn let_access(&self, device: &Device) -> Result<()> {
+        let cuda = self.context.cuda();
+        cuda.usable()?;
+        let call = cuda.optional(cuda.api.cuMemSetAccess, "cuMemSetAccess")?;
+        let access = read_write(device);
+        // SAFETY: reads one description; addresses that are mapped.
+        let status = unsafe { call(self.ptr(), self.len, &raw const access, 1) };
+        status.check("cuMemSetAccess")
     }
 
     /// A descriptor of it for another process, to be sent over a Unix socket. The memory lives as long as any process has it mapped or a
@@ -293,8 +326,8 @@ impl fmt::Debug for VirtualMemory {
 
 /// A pool that this process made to be shared, or one that it imported. Destroyed on drop; allocations keep it.
 pub(crate) struct MemoryPool {
-    context: CudaContext,
-    raw: RawPool,
+    pub(super) context: CudaContext,
+    pub(super) raw: RawPool,
 }
 
 impl ContextGuard<'_> {
@@ -335,6 +368,20 @@ impl ContextGuard<'_> {
     /// # Errors
     /// `InvalidArgument`: not such a descriptor; `Unsupported`.
     pub(crate) fn import_pool(&self, fd: BorrowedFd<'_>) -> Result<MemoryPool> {
+        self.import_pool_as(fd_as_pointer(fd), sys::HANDLE_POSIX_FD)
+    }
+
+    /// The same by a fabric handle.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: not such a handle; `Unsupported`; `PermissionDenied`: another domain of the fabric.
+    pub(crate) fn import_pool_fabric(&self, handle: &FabricHandle) -> Result<MemoryPool> {
+        let handle = (&raw const *handle).cast_mut().cast();
+        self.import_pool_as(handle, sys::HANDLE_FABRIC)
+    }
+
+    /// As [`Self::import_as`].
+    fn import_pool_as(&self, handle: *mut c_void, kind: u32) -> Result<MemoryPool> {
         let cuda = self.cuda();
         let import = cuda.optional(
             cuda.api.cuMemPoolImportFromShareableHandle,
@@ -342,15 +389,15 @@ impl ContextGuard<'_> {
         )?;
         let set_access = cuda.optional(cuda.api.cuMemPoolSetAccess, "cuMemPoolSetAccess")?;
         let mut raw = RawPool::NULL;
-        // SAFETY: writes one handle; with this handle type the pointer is the descriptor's number, never followed.
-        let status = unsafe { import(&raw mut raw, fd_as_pointer(fd), sys::HANDLE_POSIX_FD, 0) };
+        // SAFETY: writes one handle; a descriptor's number is never followed, of a fabric handle 64 bytes are read.
+        let status = unsafe { import(&raw mut raw, handle, kind, 0) };
         status.check("cuMemPoolImportFromShareableHandle")?;
         // From here on a drop destroys it.
         let pool = MemoryPool {
             context: self.context().clone(),
             raw,
         };
-        let access = read_write(self.context());
+        let access = read_write(&self.context().device());
         // SAFETY: reads one description.
         let status = unsafe { set_access(raw, &raw const access, 1) };
         status.check("cuMemPoolSetAccess")?;
@@ -530,10 +577,10 @@ fn free_async(pool: &MemoryPool, stream: &Stream, start: DevicePtr) {
     });
 }
 
-/// What lets a context's device read and write.
-fn read_write(context: &CudaContext) -> AccessDescription {
+/// What lets a device read and write.
+pub(super) fn read_write(device: &Device) -> AccessDescription {
     AccessDescription {
-        location: Location::device(context.device().raw),
+        location: Location::device(device.raw),
         flags: sys::ACCESS_READ_WRITE,
     }
 }
@@ -543,7 +590,7 @@ fn fd_as_pointer(fd: BorrowedFd<'_>) -> *mut c_void {
     ptr::without_provenance_mut(fd.as_raw_fd() as usize)
 }
 
-fn owned_fd(fd: RawFd, call: &str) -> Result<OwnedFd> {
+pub(super) fn owned_fd(fd: RawFd, call: &str) -> Result<OwnedFd> {
     if fd < 0 {
         return Err(null(call));
     }

@@ -430,6 +430,8 @@ pub(crate) struct PointerInfo {
     pub(crate) legacy_ipc: bool,
     /// Whether it can be exported as a file descriptor.
     pub(crate) posix_fd: bool,
+    /// Whether it can be exported as a fabric handle.
+    pub(crate) fabric: bool,
     /// Whether network cards can reach it.
     pub(crate) gpu_direct: bool,
     /// The pool that it is of.
@@ -445,6 +447,7 @@ impl PointerInfo {
         range: None,
         legacy_ipc: false,
         posix_fd: false,
+        fabric: false,
         gpu_direct: false,
         pool: None,
     };
@@ -634,6 +637,7 @@ fn decide(values: &[u64; ASKED.len()]) -> PointerInfo {
         range: (len != 0).then_some((DevicePtr(start), len)),
         legacy_ipc: yes(ipc),
         posix_fd: handles & u64::from(sys::HANDLE_POSIX_FD) != 0,
+        fabric: handles & u64::from(sys::HANDLE_FABRIC) != 0,
         gpu_direct: yes(direct),
         pool,
     }

@@ -30,6 +30,7 @@ mod context;
 mod device;
 mod ipc;
 mod memory;
+mod share;
 mod status;
 mod stream;
 mod sys;
@@ -50,10 +51,12 @@ pub(crate) use ipc::{IpcMapping, MemoryPool, PoolAllocation, PoolMapping, Virtua
 pub(crate) use memory::{
     DeviceAllocation, DmaBuf, HostRegistration, PinnedAllocation, PointerInfo, PointerKind,
 };
+pub(crate) use share::PoolImport;
 pub(crate) use status::Status;
 pub(crate) use stream::{Event, HostCallback, Route, Stream, Waiting};
 pub(crate) use sys::{
-    Attribute, DevicePtr, IpcHandle, PoolPointer, RawContext, RawEvent, RawPool, RawStream, Uuid,
+    Attribute, DevicePtr, FabricHandle, IpcHandle, PoolPointer, RawContext, RawEvent, RawPool,
+    RawStream, Uuid,
 };
 
 use super::library::{Absent, Library, MissingSymbol, Search};

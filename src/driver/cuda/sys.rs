@@ -119,6 +119,11 @@ impl fmt::Debug for Uuid {
 #[repr(C)]
 pub(crate) struct IpcHandle(pub(crate) [u8; 64]);
 
+/// `CUmemFabricHandle`: memory or a pool, for other nodes of the fabric too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub(crate) struct FabricHandle(pub(crate) [u8; 64]);
+
 /// `CUmemPoolPtrExportData`: where in a shared pool an allocation lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
@@ -183,6 +188,7 @@ const _: () = {
     assert!(size_of::<Uuid>() == 16 && align_of::<Uuid>() == 1);
     assert!(size_of::<IpcHandle>() == 64 && align_of::<IpcHandle>() == 1);
     assert!(size_of::<PoolPointer>() == 64 && align_of::<PoolPointer>() == 1);
+    assert!(size_of::<FabricHandle>() == 64 && align_of::<FabricHandle>() == 1);
     assert!(size_of::<Location>() == 8 && offset_of!(Location, id) == 4);
     assert!(size_of::<AllocationProperties>() == 32 && align_of::<AllocationProperties>() == 8);
     assert!(offset_of!(AllocationProperties, handle_types) == 4);
@@ -273,6 +279,8 @@ pub(super) mod pointer {
     pub(in super::super) const ALLOWED_HANDLE_TYPES: u32 = 14;
     pub(in super::super) const GPU_DIRECT_RDMA: u32 = 15;
     pub(in super::super) const MEMPOOL: u32 = 17;
+    pub(in super::super) const MAPPING_SIZE: u32 = 18;
+    pub(in super::super) const MAPPING_BASE: u32 = 19;
 }
 
 /// `CU_MEMORYTYPE_*`.
@@ -285,6 +293,8 @@ pub(super) const LOCATION_DEVICE: u32 = 1;
 pub(super) const ALLOCATION_PINNED: u32 = 1;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(super) const HANDLE_POSIX_FD: u32 = 1;
+/// `CU_MEM_HANDLE_TYPE_FABRIC`.
+pub(super) const HANDLE_FABRIC: u32 = 8;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 pub(super) const ACCESS_READ_WRITE: u32 = 3;
 /// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`.

@@ -19,6 +19,7 @@ use super::Cause;
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::AddressRange,
+    sys::fork,
 };
 
 /// Who hears of memory that went away.
@@ -69,6 +70,8 @@ pub fn invalidate(range: AddressRange, cause: Cause) {
 /// # Errors
 /// `Exhausted` when there are 256 subscribers already.
 pub fn subscribe(sink: Arc<dyn Sink>) -> Result<Subscription> {
+    // Asked now, so that a child knows what it is when it drops the subscription.
+    fork::forked();
     let sink = Box::into_raw(Box::new(sink));
     for (index, place) in TABLE.iter().enumerate() {
         if place
@@ -89,13 +92,18 @@ pub fn subscribe(sink: Arc<dyn Sink>) -> Result<Subscription> {
     .during(Operation::Memory))
 }
 
-/// Ends its subscription when dropped: afterwards the sink is called no more. Must not be dropped inside [`Sink::invalidate`].
+/// Ends its subscription when dropped: afterwards the sink is called no more. Must not be dropped inside [`Sink::invalidate`]. In a child
+/// made by `fork` it does nothing.
 pub struct Subscription {
     place: &'static Place,
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
+        // A handler that another thread of the parent was in never ends here, and what it used is never freed.
+        if fork::forked() {
+            return;
+        }
         let sink = self.place.sink.swap(ptr::null_mut(), SeqCst);
         // Handlers are short and wait for nothing.
         while self.place.users.load(SeqCst) != 0 {
@@ -155,6 +163,55 @@ mod tests {
         assert_eq!(Arc::strong_count(&seen), 1, "the table gave its share back");
         invalidate(range, Cause::Unmapped);
         assert_eq!(seen.count.load(SeqCst), 1);
+    }
+
+    /// Stays in its handler as long as it is told to.
+    #[derive(Default)]
+    struct Slow {
+        entered: AtomicBool,
+        leave: AtomicBool,
+    }
+
+    impl Sink for Slow {
+        fn invalidate(&self, range: AddressRange, _: Cause) {
+            if range.start() == BASE + 16_384 {
+                self.entered.store(true, SeqCst);
+                while !self.leave.load(SeqCst) {
+                    thread::yield_now();
+                }
+            }
+        }
+    }
+
+    /// The thread in the handler is none of the child's, so nobody ever counts it out there.
+    #[test]
+    fn a_child_waits_for_no_handler_of_its_parent() {
+        let slow = Arc::new(Slow::default());
+        let subscription = subscribe(slow.clone()).expect("a place");
+        let range = AddressRange::new(BASE + 16_384, 4096).expect("a range");
+        let handler = thread::spawn(move || invalidate(range, Cause::Unmapped));
+        while !slow.entered.load(SeqCst) {
+            thread::yield_now();
+        }
+        // SAFETY: the child drops a copy of a subscription, which takes no lock, and ends; the alarm ends it if it waits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe {
+                libc::alarm(20);
+                drop(ptr::read(&raw const subscription));
+                libc::_exit(0);
+            }
+        }
+        assert!(child > 0, "no child");
+        let mut status = 0;
+        // SAFETY: `status` is ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        slow.leave.store(true, SeqCst);
+        handler.join().expect("no panic");
+        assert_eq!(status, 0, "the child waits for a thread that it has not");
+        drop(subscription);
+        assert_eq!(Arc::strong_count(&slow), 1);
     }
 
     #[test]

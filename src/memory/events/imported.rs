@@ -33,9 +33,13 @@ const EVENT_FLAG_NO_INSTALL: c_int = 1 << 24;
 /// Below 0: before the call is made, and before other handlers.
 const PRIORITY: c_int = -1000;
 
+/// The least that a page may have; of longer ones (up to 64 KiB on aarch64) the kernel takes whole ones, however short a length is.
 const PAGE: u64 = 4096;
-/// The end of the addresses that programs have.
-const TOP: u64 = 1 << 47;
+const LARGEST_PAGE: u64 = if cfg!(target_arch = "x86_64") {
+    PAGE
+} else {
+    64 << 10
+};
 
 // include/uapi/asm-generic/mman-common.h. UCX says nothing of these.
 const MADV_DONTNEED_LOCKED: c_int = 24;
@@ -95,15 +99,15 @@ static PROBED: AtomicU32 = AtomicU32::new(0);
 fn tell(start: u64, length: u64, cause: Cause) {
     let Some(end) = start
         .checked_add(length)
-        .and_then(|end| end.checked_next_multiple_of(PAGE))
+        .and_then(|end| end.checked_next_multiple_of(LARGEST_PAGE))
     else {
         return;
     };
     let start = start & !(PAGE - 1);
-    if start >= end || end > TOP {
+    if start >= end {
         return;
     }
-    // Never fails: the end was looked at.
+    // Never fails: an error would allocate.
     if let Ok(range) = AddressRange::new(start, end - start) {
         invalidate(range, cause);
     }
@@ -123,7 +127,7 @@ unsafe extern "C" fn handle(kind: c_int, event: *mut Event, _: *mut c_void) {
             let Mremap { flags, address, .. } = unsafe { (*event).mremap };
             // Older versions do not say where to.
             if flags & libc::MREMAP_FIXED != 0 {
-                tell(PAGE, TOP - PAGE, Cause::Unmapped);
+                tell(PAGE, u64::MAX - 2 * LARGEST_PAGE, Cause::Unmapped);
             }
             (address, EventClasses::REMAP)
         }
@@ -274,7 +278,7 @@ fn test() -> EventClasses {
         let madvise: unsafe extern "C" fn(*mut c_void, usize, c_int) -> c_int =
             mem::transmute(madvise);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        let page = PAGE as usize;
+        let page = LARGEST_PAGE as usize;
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let block = mmap(ptr::null_mut(), 2 * page, rights, flags, -1, 0);
         if block == libc::MAP_FAILED {

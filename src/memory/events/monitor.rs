@@ -102,11 +102,17 @@ pub unsafe trait MemoryMonitor: Send + Sync + fmt::Debug {
     /// `Unsupported`: memory of a kind that it cannot watch. `Exhausted`: too many ranges. Then nothing in the range may be cached.
     fn watch(&self, range: AddressRange) -> Result<()>;
 
-    /// Nobody is interested in `range` any more. Events for it may still come.
+    /// Nobody is interested in `range` any more: no cache of this process, as all share one monitor. Events for it may still come.
     fn unwatch(&self, range: AddressRange);
 
     /// Whether all changes that had returned before this call are delivered. Takes no lock, allocates nothing.
     fn validate(&self) -> Validity;
+
+    /// Whether [`validate`](Self::validate) has to be asked at each use of a cached answer: with [`Timing::After`], and where events can end
+    /// without a word.
+    fn is_asked_at_each_use(&self) -> bool {
+        self.timing() == Timing::After
+    }
 }
 
 /// Sees nothing. With it, only memory that the program promises to announce, or that wharf owns, may be cached.

@@ -99,11 +99,14 @@ impl<H> Core<H> {
                 Mark::Elsewhere => return true,
                 Mark::Stale {
                     first,
+                    pending,
                     bury,
                     successor,
                 } => {
-                    if first {
+                    if first && !pending {
                         self.count_dead(bytes);
+                    }
+                    if first {
                         match bury {
                             true => met.idle += 1,
                             false => met.in_use += 1,
@@ -121,7 +124,7 @@ impl<H> Core<H> {
         }
     }
 
-    /// A slot of the cache died.
+    /// A slot of the cache died. Of a Pending one the job that opened it says so, at its end: until that has its range, others may see more of it.
     pub(super) fn count_dead(&self, bytes: u64) {
         self.dead_regions.fetch_add(1, Ordering::Relaxed);
         self.dead_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -133,5 +136,33 @@ impl<H> Core<H> {
         self.unreleased_bytes
             .fetch_add(slot.range().len(), Ordering::Relaxed);
         self.dead.push(slot)
+    }
+}
+
+#[cfg(all(test, not(wharf_loom)))]
+mod tests {
+    use super::*;
+
+    /// A slot that is being opened may still become more than it will be: an event that comes then must not count its bytes.
+    #[test]
+    fn a_death_before_the_range_is_known_is_not_counted() {
+        let pages = |first: u64, count: u64| {
+            AddressRange::new(first * 4096, count * 4096).expect("a range")
+        };
+        let core = Core::<()>::new(64);
+        let (old, new) = (core.slots.make(0), core.slots.make(1));
+        let old_entry = old.open(pages(0, 64), Access::READ, 0);
+        core.index
+            .set(pages(0, 64), old_entry.raw())
+            .expect("in the index");
+        old.commit();
+        // As a miss opens a slot for pages 60 to 67, which takes the place of the old one.
+        let entry = new.open(pages(0, 68), Access::WRITE, 0);
+        assert!(old.supersede(old_entry, entry).is_some());
+        let met = core.invalidate(pages(0, 1));
+        assert_eq!((met.idle, met.in_use), (0, 1), "the new one, under way");
+        new.set_range(pages(60, 8));
+        assert_eq!(core.dead_bytes.load(Ordering::Relaxed), 0);
+        assert!(new.has(crate::memory::rcache::slot::STALE));
     }
 }

@@ -34,7 +34,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{AddressRange, Registrar, Validity, radix},
-    sys::fork,
+    sys::{fork, pages},
     types::Access,
 };
 
@@ -46,6 +46,9 @@ const TRIES: u32 = 8;
 const BUSY: Duration = Duration::from_millis(100);
 /// How long a job waits for them. Without the wait it would only be stale sooner.
 const SETTLE: Duration = Duration::from_millis(1);
+
+/// How long a registration that found no room waits for others that are being given back.
+const GIVE_BACK: Duration = Duration::from_millis(10);
 
 /// What misses and the reaper keep under one lock.
 pub(super) struct Table<R: Registrar> {
@@ -104,6 +107,15 @@ impl Request {
             access,
             whole: None,
         }
+    }
+
+    /// Whether all that is registered for it goes away with its allocation: the pages that this has a part of. Pages of others, which come along
+    /// where the registrar wants more than whole pages, may go away before.
+    fn owns(&self, registered: AddressRange) -> bool {
+        let page = pages::page_size() as u64;
+        self.whole
+            .and_then(|whole| whole.align_to(page).ok())
+            .is_some_and(|whole| whole.contains(registered))
     }
 
     pub(super) fn owned(range: AddressRange, whole: AddressRange, access: Access) -> Self {
@@ -290,7 +302,7 @@ impl<R: Registrar> Miss<R> {
         if inner.core.unreleased_bytes.load(Ordering::Relaxed) > inner.options.max_unreleased {
             inner.reap();
         }
-        let owned = self.request.whole.is_some() || !inner.attributes.pins_pages;
+        let owned = !inner.attributes.pins_pages || self.request.owns(exact);
         let keep = inner.options.enabled
             && !self.uncached
             && self.tries <= RETRIES
@@ -490,6 +502,11 @@ impl<R: Registrar> Inner<R> {
             {}
         }
         self.reap();
+        // What another thread has taken from the stack is given back in a moment.
+        let end = Instant::now() + GIVE_BACK;
+        while self.core.unreleased_regions.load(Ordering::SeqCst) > 0 && Instant::now() < end {
+            thread::yield_now();
+        }
     }
 
     /// An Empty slot.
@@ -535,7 +552,9 @@ impl<R: Registrar> Inner<R> {
             let Some(retired) = old.supersede(old_entry, entry) else {
                 continue;
             };
-            self.core.count_dead(old.range().len());
+            if retired.ready {
+                self.core.count_dead(old.range().len());
+            }
             held.push((old, old_entry));
             let alike = retired.ready && !retired.owned && old.access() == access;
             if alike && !owned && !miss.alone {
@@ -722,8 +741,11 @@ impl<R: Registrar> Job<R> {
             inner.settle();
         }
         match self.slot().commit() {
-            Commit::Ready => {
+            Commit::Ready { retired } => {
                 if !self.slot().has(UNCACHED) {
+                    if retired {
+                        inner.core.count_dead(self.range.len());
+                    }
                     let index = self.slot().entry().index();
                     let flight = inner.table.lock().flights.remove(&index);
                     drop(flight);
@@ -756,9 +778,8 @@ impl<R: Registrar> Job<R> {
             // SAFETY: made by `Box::into_raw`, and this job is its only user.
             drop(unsafe { Box::from_raw(self.slot.as_ptr()) });
         } else {
-            if self.slot().retire().is_some() {
-                inner.core.count_dead(self.range.len());
-            }
+            self.slot().retire();
+            inner.core.count_dead(self.range.len());
             inner
                 .core
                 .index

@@ -70,8 +70,7 @@ pub use self::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{
-        AddressRange, MemoryMonitor, Registrar, RegistrarAttributes, Subscription, Timing, radix,
-        subscribe,
+        AddressRange, MemoryMonitor, Registrar, RegistrarAttributes, Subscription, radix, subscribe,
     },
     sys::{eventfd::EventFd, fork},
     types::Access,
@@ -117,7 +116,7 @@ impl<R: Registrar> RegistrationCache<R> {
         let inner = Arc::new(Inner {
             // As many again may be dead and in use, or wait to be deregistered.
             core: Core::new(2 * most + 64),
-            strict: attributes.pins_pages && monitor.timing() == Timing::After,
+            strict: attributes.pins_pages && monitor.is_asked_at_each_use(),
             keeps_foreign: !attributes.pins_pages || monitor.classes().covers_foreign_memory(),
             alignment: attributes.alignment.max(radix::PAGE),
             attributes,

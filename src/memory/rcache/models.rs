@@ -40,7 +40,7 @@ fn keep(core: &Scene, index: u32, range: AddressRange, handle: u64) -> Entry {
     core.index.set(range, entry.raw()).expect("in the index");
     // SAFETY: opened here.
     unsafe { slot.put_handle(handle) };
-    assert!(matches!(slot.commit(), Commit::Ready));
+    assert!(matches!(slot.commit(), Commit::Ready { .. }));
     assert!(!slot.leave());
     entry
 }
@@ -173,7 +173,7 @@ fn an_event_meets_a_registration_under_way() {
         let pinned = memory.load(Ordering::SeqCst);
         // SAFETY: opened here.
         unsafe { slot.put_handle(pinned) };
-        if matches!(slot.commit(), Commit::Ready) && slot.leave() {
+        if matches!(slot.commit(), Commit::Ready { .. }) && slot.leave() {
             core.bury(slot);
         }
         event.join().expect("event");
@@ -189,7 +189,7 @@ fn an_event_meets_a_registration_under_way() {
 }
 
 /// A union takes the place of an older registration while the memory of that goes away: the union does not include it, or it is stale.
-fn replace(reaped: bool) {
+fn replace(reaped: bool, reopened: bool) {
     loom::model(move || {
         let core = scene();
         let old_entry = keep(&core, 0, pages(0, 0), 1);
@@ -218,14 +218,15 @@ fn replace(reaped: bool) {
                 core.bury(old);
             }
         }
-        if reaped {
-            reap(&core);
+        if reaped && reap(&core) == [1] && reopened {
+            // Another life, which nothing has taken the place of.
+            old.open(pages(3, 3), ACCESS, 0);
         }
         // Registered: with the old page 0, if that is still there.
         let with_old_page = retired.is_some() && !unmapped.load(Ordering::SeqCst);
         // SAFETY: opened here.
         unsafe { slot.put_handle(u64::from(with_old_page)) };
-        if matches!(slot.commit(), Commit::Ready) && slot.leave() {
+        if matches!(slot.commit(), Commit::Ready { .. }) && slot.leave() {
             core.bury(slot);
         }
         event.join().expect("event");
@@ -242,12 +243,17 @@ fn replace(reaped: bool) {
 
 #[test]
 fn a_union_hears_of_what_it_took_in() {
-    replace(false);
+    replace(false, false);
 }
 
 #[test]
 fn a_union_hears_of_it_when_the_old_slot_is_gone() {
-    replace(true);
+    replace(true, false);
+}
+
+#[test]
+fn a_union_hears_of_it_when_the_old_slot_lives_again() {
+    replace(true, true);
 }
 
 /// The clock's hand against a hit and an event.

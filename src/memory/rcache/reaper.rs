@@ -9,7 +9,7 @@ use std::{
     os::fd::AsFd,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering},
-    task::Poll,
+    task::{Poll, Waker},
     thread,
 };
 
@@ -65,7 +65,10 @@ impl<R: Registrar> Inner<R> {
     /// Deregisters all that is dead and not used. Any thread may; not under a lock.
     pub(super) fn reap(&self) {
         for slot in self.core.dead.take() {
-            self.release(slot);
+            // Wakers and logs are the user's code. The reaper holds what guards point to, so it must not end by their panics.
+            if catch_unwind(AssertUnwindSafe(|| self.release(slot))).is_err() {
+                tracing::error!(target: "wharf::rcache", "a waker panicked when a registration had ended");
+            }
         }
     }
 
@@ -88,18 +91,18 @@ impl<R: Registrar> Inner<R> {
             true => drop(unsafe { Box::from_raw(pointer) }),
             false => self.close_slot(slot, range),
         }
-        if let Some(flight) = waits {
-            flight.complete(());
-        }
         self.live.fetch_sub(1, Ordering::SeqCst);
         let bytes = &self.core.unreleased_bytes;
         bytes.fetch_sub(range.len(), Ordering::SeqCst);
-        if self.core.unreleased_regions.fetch_sub(1, Ordering::SeqCst) == 1 {
-            let wakers = std::mem::take(&mut *self.drained.lock());
-            for waker in wakers {
-                waker.wake();
-            }
+        let drained = match self.core.unreleased_regions.fetch_sub(1, Ordering::SeqCst) {
+            1 => std::mem::take(&mut *self.drained.lock()),
+            _ => Vec::new(),
+        };
+        // All is accounted for before others' code runs.
+        if let Some(flight) = waits {
+            flight.complete(());
         }
+        drained.into_iter().for_each(Waker::wake);
     }
 
     /// Hands a registration back to the registrar. Not under a lock.
@@ -186,7 +189,9 @@ impl<R: Registrar> Inner<R> {
                 let slot = self.core.slots.get(index);
                 let bytes = slot.range().len();
                 if let Some(retired) = slot.retire() {
-                    self.core.count_dead(bytes);
+                    if retired.ready {
+                        self.core.count_dead(bytes);
+                    }
                     if retired.bury {
                         self.core.bury(slot);
                     }

@@ -89,6 +89,8 @@ pub(super) enum Mark {
     Stale {
         /// It was not dead before.
         first: bool,
+        /// It is Pending: whoever opened it counts its death.
+        pending: bool,
         /// Nobody uses it: it belongs onto the dead stack, by the caller.
         bury: bool,
         /// What has taken its place, if anything: it may cover the same memory.
@@ -107,7 +109,7 @@ pub(super) struct Retired {
 /// How a Pending slot ended.
 pub(super) enum Commit {
     /// It is Ready. Perhaps retired: then only for those who hold it.
-    Ready,
+    Ready { retired: bool },
     /// Its memory changed meanwhile.
     Stale,
 }
@@ -171,8 +173,8 @@ impl<H> Slot<H> {
 
     /// Ends a life.
     pub(super) fn close(&self) {
-        let tag = self.state.load(Ordering::Acquire) & TAGS << TAG_SHIFT;
-        self.state.store(tag, Ordering::Release);
+        // One step, so that it comes after every mark of a handler that found this life.
+        self.state.fetch_and(TAGS << TAG_SHIFT, Ordering::AcqRel);
     }
 
     #[inline]
@@ -287,10 +289,19 @@ impl<H> Slot<H> {
             // One that was stale before it was replaced is no part of what took its place.
             let successor = match state & RETIRED {
                 0 => 0,
-                _ => self.successor.load(Ordering::Acquire),
+                _ => {
+                    let successor = self.successor.load(Ordering::Acquire);
+                    // Nobody keeps the slot in this life for a handler: what was read may be of the next one.
+                    let now = self.state();
+                    if now >> TAG_SHIFT & TAGS != entry.tag() || now & (PENDING | READY) == 0 {
+                        return Mark::Gone;
+                    }
+                    successor
+                }
             };
             return Mark::Stale {
                 first: state & DEAD == 0,
+                pending: state & PENDING != 0,
                 bury: state & (DEAD | REFS) == 0,
                 successor: (successor != 0).then_some(Entry(successor)),
             };
@@ -382,7 +393,10 @@ impl<H> Slot<H> {
                 Ordering::AcqRel,
                 Ordering::Acquire,
             ) {
-                Ok(_) => return Commit::Ready,
+                Ok(_) => {
+                    let retired = state & RETIRED != 0;
+                    return Commit::Ready { retired };
+                }
                 Err(now) => state = now,
             }
         }

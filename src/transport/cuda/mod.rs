@@ -17,6 +17,7 @@
 //! | `gdr` | such copies, by GDRCopy |
 //! | `reaper` | freeing without waiting |
 //! | `shared` | the driver and its contexts |
+//! | `ipc` | `cuda_ipc`: memory of other processes of the host |
 //!
 //! # What a copy costs
 //! Copies that were begun are handed over together, at the end of the batch: the context is entered, each copy is one call, one call has a word of pinned
@@ -38,6 +39,7 @@ mod engine;
 mod gdr;
 mod home;
 mod inline;
+mod ipc;
 mod lane;
 mod memory;
 mod opening;
@@ -46,12 +48,20 @@ mod reaper;
 mod shared;
 mod words;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
 
 pub use order::{CudaEvent, CudaStream};
 
-use super::accelerator::{Accelerator, CopyEngine};
-use crate::{error::Result, memory::MemoryDomain, types::MemoryType};
+use super::accelerator::{Accelerator, CopyEngine, Export, Import, ImportedMemory};
+use crate::{
+    driver::cuda::Cuda,
+    error::{Error, ErrorKind, Result},
+    memory::MemoryDomain,
+    types::{Identity, MemoryType},
+};
 
 /// The name in configuration, where `cuda` is short for all that CUDA has.
 pub(crate) const NAME: &str = "cuda_copy";
@@ -60,6 +70,7 @@ pub(crate) const NAME: &str = "cuda_copy";
 #[derive(Clone, Debug)]
 pub struct CudaCopy {
     shared: Arc<shared::Shared>,
+    ipc: Arc<OnceLock<ipc::CudaIpc>>,
 }
 
 impl CudaCopy {
@@ -85,10 +96,32 @@ impl CudaCopy {
         gdr::probe(self.shared.in_use())
     }
 
+    /// The names of the devices, by number: the first is that of `MemoryType::Cuda(0)`. Initialises the driver, which may take seconds.
+    ///
+    /// # Errors
+    /// `Unsupported`: no driver, or one without a device; and what the driver said.
+    pub fn device_names(&self) -> Result<Vec<String>> {
+        let cuda = self.shared.start()?;
+        let count = cuda.device_count().unwrap_or(0);
+        (0..count)
+            .map(|ordinal| cuda.device(ordinal)?.name())
+            .collect()
+    }
+
     fn of(library: Option<PathBuf>) -> Self {
         Self {
             shared: Arc::new(shared::Shared::new(library)),
+            ipc: Arc::default(),
         }
+    }
+
+    /// Memory of other processes. The driver is loaded by the first who asks.
+    fn ipc(&self) -> Result<&ipc::CudaIpc> {
+        if let Some(ipc) = self.ipc.get() {
+            return Ok(ipc);
+        }
+        let made = ipc::CudaIpc::new(self.shared.load()?)?;
+        Ok(self.ipc.get_or_init(|| made))
     }
 }
 
@@ -118,5 +151,42 @@ impl Accelerator for CudaCopy {
     /// Initialises the driver, and opens the devices that are in use. Others are opened, on another thread, when a copy first names them.
     fn open(&self) -> Result<Box<dyn CopyEngine>> {
         Ok(Box::new(engine::Engine::open(Arc::clone(&self.shared))?))
+    }
+
+    fn export(&self, address: u64, length: u64) -> Result<Export> {
+        self.ipc()?.export(address, length)
+    }
+
+    fn exported(&self, address: u64, length: u64) -> Option<Export> {
+        self.ipc.get()?.exported(address, length)
+    }
+
+    fn import(&self, descriptor: &[u8], peer: &Identity) -> Import {
+        if let Some(ipc) = self.ipc.get()
+            && self.shared.in_use().is_some_and(Cuda::is_initialised)
+        {
+            return ipc.import(descriptor, peer);
+        }
+        // The first of this process: the driver is started for it, if it can be reached at all.
+        let judged = ipc::CudaIpc::judge(descriptor, peer);
+        let (this, descriptor, peer) = (self.clone(), descriptor.to_vec(), peer.clone());
+        Box::pin(async move {
+            judged?;
+            let started = this.clone();
+            let start = move || {
+                started.shared.start()?;
+                started.ipc().map(drop)
+            };
+            let started = tokio::task::spawn_blocking(start).await;
+            started.map_err(|error| {
+                let text = "starting the driver was broken off";
+                Error::new(ErrorKind::Canceled, text).with_source(error)
+            })??;
+            this.ipc()?.import(&descriptor, &peer).await
+        })
+    }
+
+    fn imported(&self, descriptor: &[u8], peer: &Identity) -> Option<ImportedMemory> {
+        self.ipc.get()?.imported(descriptor, peer)
     }
 }

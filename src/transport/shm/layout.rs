@@ -7,7 +7,7 @@
 //! 0x00100     128  producer line, client to server    want_room                  written by the client
 //! 0x00180     128  consumer line, server to client                               written by the client
 //! 0x00200     128  producer line, server to client                               written by the server
-//! 0x00280     128  active word of the client          "I am touching your memory now"
+//! 0x00280     128  active word of the client          "I am touching your memory now", then its over word, "you may touch none of mine"
 //! 0x00300     128  active word of the server
 //! 0x01000    4 Ki  64 transfer slots of 64 bytes      32 of the client, then 32 of the server
 //! 0x02000    4 Ki  512 region generations of the client
@@ -60,7 +60,7 @@ pub(crate) const TRANSFERS: usize = 64;
 /// Bytes of the whole segment.
 pub(crate) const SEGMENT: usize = 0x40000;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"wharfshm");
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// Byte offsets; `[0]` of the client or client to server, `[1]` of the server or server to client.
 pub(crate) const CONSUMER: [usize; 2] = [0x80, 0x180];
@@ -107,10 +107,15 @@ pub(crate) struct ProducerLine {
     pub(crate) want_room: Flag,
 }
 
-/// A word alone in its line.
+/// What an end says about itself, in a line of its own.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub(crate) struct Active(pub(crate) AtomicU32);
+pub(crate) struct Active {
+    /// It is touching the other's memory now.
+    pub(crate) inside: AtomicU32,
+    /// Its connection has ended: what it lent, under a word or none, is lent no longer.
+    pub(crate) over: AtomicU32,
+}
 
 /// Who moves which chunk of a transfer that both ends work on.
 #[derive(Debug)]
@@ -197,6 +202,7 @@ const _: () = {
             && size_of::<Active>() == 128
     );
     assert!(offset_of!(ConsumerLine, area_head) == 8 && offset_of!(ConsumerLine, parked) == 16);
+    assert!(offset_of!(Active, inside) == 0 && offset_of!(Active, over) == 4);
     assert!(size_of::<TransferSlot>() == 64 && align_of::<Cell>() == 64);
     assert!(offset_of!(TransferSlot, done) == 8);
     assert!(

@@ -10,8 +10,8 @@
 //!
 //! # Touching the peer's memory
 //! An end that reads or writes memory lent by the other (a shared region, a `process_vm` transfer) calls [`Pair::enter`], then
-//! checks that the loan still stands ([`Pair::peer_generation`], [`Pair::claim`], [`Pair::stands`]), moves the bytes, and calls [`Pair::leave`]. The
-//! owner that takes a loan back changes the generation or revokes the slot first, and then waits until [`Pair::peer_active`] was
+//! checks that the loan still stands ([`Pair::peer_over`], [`Pair::peer_generation`], [`Pair::claim`], [`Pair::stands`]), moves the bytes, and calls [`Pair::leave`]. The
+//! owner that takes a loan back changes the generation, revokes the slot or takes all back ([`Pair::end`]) first, and then waits until [`Pair::peer_active`] was
 //! seen `false` once, or the peer's death was reported. Both sides have a full barrier between their store and their load, so
 //! either the toucher sees that the loan is over or the owner sees the toucher.
 
@@ -89,14 +89,14 @@ impl Pair {
     /// of the loan come after it.
     #[inline]
     pub fn enter(&self) {
-        self.active(self.mine()).0.store(1, Ordering::Relaxed);
+        self.active(self.mine()).inside.store(1, Ordering::Relaxed);
         full_fence();
     }
 
     /// Says "done": everything that was read or written since [`Pair::enter`] comes before it.
     #[inline]
     pub fn leave(&self) {
-        self.active(self.mine()).0.store(0, Ordering::Release);
+        self.active(self.mine()).inside.store(0, Ordering::Release);
     }
 
     /// Whether the peer may be touching this end's memory under a loan that was taken back before the call. Seen `false` once, it no
@@ -105,7 +105,7 @@ impl Pair {
     #[must_use]
     pub fn peer_active(&self) -> bool {
         fence(Ordering::SeqCst);
-        self.active(1 - self.mine()).0.load(Ordering::Acquire) != 0
+        self.active(1 - self.mine()).inside.load(Ordering::Acquire) != 0
     }
 
     /// Publishes the generation of region `slot` of this end; a slot past [`Pair::GENERATIONS`] is reached by messages only. To take a region back, publish another
@@ -117,8 +117,9 @@ impl Pair {
         }
     }
 
-    /// Takes all regions back.
-    pub(crate) fn revoke_generations(&self) {
+    /// Takes everything back that this end has lent, for good.
+    pub(crate) fn end(&self) {
+        self.active(self.mine()).over.store(1, Ordering::Release);
         (0..GENERATIONS as u32).for_each(|slot| self.publish_generation(slot, 0));
     }
 
@@ -128,6 +129,14 @@ impl Pair {
     pub fn peer_generation(&self, slot: u32) -> u64 {
         self.generation(1 - self.mine(), slot)
             .load(Ordering::Acquire)
+    }
+
+    /// Whether the peer has taken everything back, for an end that has called [`Pair::enter`]. It may have ended the connection before this end
+    /// hears of it, and use the memory for something else.
+    #[inline]
+    #[must_use]
+    pub(crate) fn peer_over(&self) -> bool {
+        self.active(1 - self.mine()).over.load(Ordering::Acquire) != 0
     }
 
     /// Notes that the peer's process has ended, or the connection by the peer's will: it touches nothing any more.

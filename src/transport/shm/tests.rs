@@ -723,6 +723,7 @@ fn words_for_one_copy_transfers_agree() {
     assert!(b.peer_active() && !a.peer_active());
     a.leave();
     assert!(!b.peer_active());
+    assert!(!a.peer_over() && !b.peer_over());
     for slot in [0, 1, Pair::GENERATIONS as u32 - 1] {
         a.publish_generation(slot, 5 + u64::from(slot));
         assert_eq!(
@@ -752,6 +753,10 @@ fn words_for_one_copy_transfers_agree() {
     let all: Vec<_> = std::iter::from_fn(|| a.acquire()).collect();
     assert_eq!(all.len(), Pair::OWN_TRANSFERS);
     assert!(all.iter().all(|word| word & 63 != again & 63));
+    // An end that takes all back says so to the other, and its regions go.
+    a.end();
+    assert!(b.peer_over() && !a.peer_over());
+    assert_eq!(b.peer_generation(1), 0);
 }
 
 #[test]

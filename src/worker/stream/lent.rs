@@ -28,7 +28,7 @@ use crate::{
     types::LinkId,
     worker::{
         copy::{CHUNK, Remote},
-        core::{Core, Kept, quiet},
+        core::{Core, quiet},
         engine::Engine,
         operations::Work,
         peer::{OneCopy, at},
@@ -231,7 +231,7 @@ impl Core {
                 self.buried.push(Buried::Buffer(buffer));
             } else {
                 let work = Work::StreamOut { _buffer: buffer };
-                self.kept.push(Kept::new(pair.clone(), process, Some(work)));
+                self.keep(pair.clone(), process, work);
             }
         }
     }

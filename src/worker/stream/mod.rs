@@ -308,6 +308,10 @@ impl Core {
         if matches!(stream.writing.end, WriteEnd::Sent) || stream.ended.is_some() {
             return;
         }
+        self.end_writes(key);
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
         let lent = stream.writing.give_up(&mut self.buried);
         stream.writing.end = WriteEnd::Sent;
         let (link, header) = (stream.link, stream.header());

@@ -3,12 +3,13 @@
 //!
 //! # Safety
 //! A zero-copy send lends the link memory that an entry of the table of operations owns (`Work::StreamOut`). The entry stays until
-//! `Sink::sent` was called for it, or the link is dropped.
+//! `Sink::sent` was called for it, or the link is dropped. So is a fragment of pinned memory (`Work::Frame`).
 #![allow(unsafe_code)]
 
 use std::{collections::VecDeque, task::Waker};
 
 use crate::{
+    error::Error,
     memory::Buffer,
     protocol::{control, stream::STREAM_BYTES},
     transport::{RawSlice, SendError, Zcopy},
@@ -16,6 +17,7 @@ use crate::{
     util::waker_slot::WakerSlot,
     worker::{
         core::Core,
+        device,
         operations::{Operations, Outcome, Work},
         peer::at,
         pressure::Buried,
@@ -55,6 +57,11 @@ pub(super) enum Piece {
         done: usize,
         loan: Loan,
     },
+    /// Of a device: this operation has its bytes, the next of them in pinned memory or not yet.
+    Staged {
+        op: OpKey,
+        ready: bool,
+    },
 }
 
 /// Whether the rest of an owned buffer waits here until the reader has copied it.
@@ -88,6 +95,8 @@ pub(super) struct Writing {
     /// An announced buffer was taken back, and the reader may have said something about it before it heard.
     pub(super) took_back: bool,
     pub(super) waker: WakerSlot,
+    /// Why nothing leaves any more.
+    failed: Option<Error>,
 }
 
 impl Default for Writing {
@@ -105,6 +114,7 @@ impl Default for Writing {
             left: 0,
             took_back: false,
             waker: WakerSlot::default(),
+            failed: None,
         }
     }
 }
@@ -120,7 +130,8 @@ impl Writing {
             None => self.end == WriteEnd::Wanted || self.window > 0,
             Some(Piece::Owned {
                 loan: Loan::Out(_), ..
-            }) => false,
+            })
+            | Some(Piece::Staged { ready: false, .. }) => false,
             Some(_) => self.window > 0,
         }
     }
@@ -140,7 +151,7 @@ impl Writing {
                     lent = Some((buffer, word));
                 }
                 Piece::Owned { buffer, .. } => buried.push(Buried::Buffer(buffer)),
-                Piece::Gathered { .. } => {}
+                Piece::Gathered { .. } | Piece::Staged { .. } => {}
             }
         }
         self.gathered = 0;
@@ -167,7 +178,9 @@ impl Writing {
 
 impl Stream {
     fn write_error(&self) -> Option<Broken> {
-        if self.writing.is_stopped {
+        if let Some(error) = &self.writing.failed {
+            Some(Broken::Ended(error.duplicate()))
+        } else if self.writing.is_stopped {
             Some(Broken::Stopped)
         } else if let Some(error) = &self.ended {
             Some(Broken::from(error))
@@ -267,6 +280,16 @@ impl Core {
         }
         stream.writing.taken += 1;
         let number = stream.writing.taken;
+        if buffer.is_on_device() && !buffer.is_empty() {
+            let op = self.start_write(link, key, buffer);
+            if let Some(stream) = self.streams.get(key)
+                && stream.writing.failed.is_none()
+            {
+                let ready = false;
+                stream.writing.pieces.push_back(Piece::Staged { op, ready });
+            }
+            return Ok(number);
+        }
         stream.writing.pieces.push_back(Piece::Owned {
             buffer,
             done: 0,
@@ -419,6 +442,7 @@ impl Core {
                     writing.spare = bytes;
                 }
             }
+            Some(Piece::Staged { .. }) => return self.advance_write(key),
             // What the reader says gives it its turn again.
             Some(Piece::Owned {
                 loan: Loan::Out(_), ..
@@ -483,6 +507,122 @@ impl Core {
         } else {
             Step::Sent
         })
+    }
+}
+
+impl Core {
+    /// The next bytes of a device's buffer are here.
+    pub(crate) fn stream_write_ready(&mut self, key: StreamKey, write: OpKey) {
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
+        for piece in &mut stream.writing.pieces {
+            if let Piece::Staged { op, ready } = piece
+                && *op == write
+            {
+                *ready = true;
+            }
+        }
+        self.queue_stream(key);
+    }
+
+    /// The bytes of a device's buffer cannot be had: the stream is broken.
+    pub(crate) fn stream_write_failed(&mut self, key: StreamKey, error: &Error) {
+        if let Some(stream) = self.streams.get(key) {
+            stream.writing.failed = Some(error.duplicate());
+            self.wakes.extend(stream.writing.waker.take());
+            self.reset_stream(key);
+        }
+    }
+
+    /// Operations that have bytes for a stream, which is broken: they end.
+    pub(super) fn end_writes(&mut self, key: StreamKey) {
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
+        let staged = stream
+            .writing
+            .pieces
+            .iter()
+            .filter_map(|piece| match piece {
+                Piece::Staged { op, .. } => Some(*op),
+                _ => None,
+            });
+        for op in Vec::from_iter(staged) {
+            self.end_write(op);
+        }
+    }
+
+    /// A frame out of pinned memory, for the first piece of a stream that has window.
+    fn advance_write(&mut self, key: StreamKey) -> Result<Step, SendError> {
+        let Some(stream) = self.streams.get(key) else {
+            return Ok(Step::Sent);
+        };
+        let (header, link_id, window) = (stream.header(), stream.link, stream.writing.window);
+        let Some(Piece::Staged { op, .. }) = stream.writing.pieces.front() else {
+            return Ok(Step::Sent);
+        };
+        let op = *op;
+        let Some((fragment, address, length)) = self.write_ready(op) else {
+            self.mark_ready(key, false);
+            return Ok(Step::Parked);
+        };
+        let Some(peer) = at(&mut self.peers, link_id) else {
+            return Ok(Step::Parked);
+        };
+        let attributes = peer.attributes;
+        let Some(link) = &mut peer.link else {
+            return Ok(Step::Parked);
+        };
+        let longest = if attributes.max_zcopy == 0 {
+            attributes.max_bcopy.min(COPIED)
+        } else {
+            attributes.max_zcopy.min(LENT)
+        };
+        let window = usize::try_from(window).unwrap_or(usize::MAX);
+        let length = length.min(longest).min(window);
+        if attributes.max_zcopy == 0 || length < SHORT {
+            // SAFETY: within the fragment, which is held here, and which no engine is copying into any more.
+            let frame = unsafe { std::slice::from_raw_parts(address, length) };
+            link.am_bcopy(control::STREAM_DATA, header, &[], frame)?;
+        } else {
+            let frame = device::lend(&mut self.operations, link_id, fragment);
+            let payload = RawSlice { address, length };
+            // SAFETY: the entry `frame` holds the fragment, and stays until the link says that it has been sent, or is dropped.
+            let sent =
+                unsafe { link.am_zcopy(control::STREAM_DATA, header, &[], payload, frame.0) };
+            if !matches!(sent, Ok(Zcopy::Pending)) {
+                self.operations.remove(frame);
+            }
+            sent?;
+        }
+        let all = self.write_sent(op, length);
+        let ready = self.write_ready(op).is_some();
+        let Some(stream) = self.streams.get(key) else {
+            return Ok(Step::Sent);
+        };
+        let writing = &mut stream.writing;
+        writing.window -= length as u64;
+        if all {
+            writing.pieces.pop_front();
+            writing.left += 1;
+            self.wakes.extend(writing.waker.take());
+            return Ok(if writing.has_unsent() {
+                Step::More
+            } else {
+                Step::Sent
+            });
+        }
+        self.mark_ready(key, ready);
+        Ok(if ready { Step::More } else { Step::Parked })
+    }
+
+    fn mark_ready(&mut self, key: StreamKey, is_ready: bool) {
+        if let Some(stream) = self.streams.get(key)
+            && let Some(Piece::Staged { ready, .. }) = stream.writing.pieces.front_mut()
+        {
+            *ready = is_ready;
+        }
     }
 }
 

@@ -97,6 +97,7 @@ const TABLE: &[Row] = &[
     row("memfd_unmapped",          shared::memfd_unmapped,         [A,           B,    M,    B,       M]),
     row("memfd_truncated",         shared::memfd_truncated,        [M,           M,    M,    M,       M]),
     row("memfd_hole_punched",      shared::memfd_hole_punched,     [M,           M,    M,    M,       M]),
+    row("pages_remapped",          shared::pages_remapped,         [M,           M,    M,    M,       M]),
     row("shmdt",                   shared::shmdt,                  [U,           B,    M,    B,       M]),
     row("shmat_remap_over_sysv",   shared::shmat_remap_over_sysv,  [U,           B,    M,    B,       M]),
     row("shmat_remap_over",        shared::shmat_remap_over,       [M,           B,    M,    B,       M]),

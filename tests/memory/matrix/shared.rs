@@ -67,6 +67,18 @@ pub(super) fn private_file(stage: &Stage) -> Result<(), Stop> {
     Ok(())
 }
 
+/// Other pages of the same file, by the call that has no use but this.
+pub(super) fn pages_remapped(stage: &Stage) -> Result<(), Stop> {
+    let file = memfd();
+    let memory = map_with(SIZE, libc::MAP_SHARED, file.as_raw_fd());
+    stage.watch(memory, SIZE)?;
+    // SAFETY: the first half shows the second from now on.
+    match unsafe { libc::remap_file_pages(memory.cast(), SIZE / 2, 0, (SIZE / 8192) as _, 0) } {
+        0 => Ok(()),
+        _ => Err(Stop::os("remap_file_pages")),
+    }
+}
+
 /// A new segment, gone with its last attachment.
 fn attach(at: *const u8, flags: libc::c_int) -> Result<*mut u8, Stop> {
     // SAFETY: a segment of nobody else.

@@ -20,6 +20,10 @@ pub(super) fn healthy() -> bool {
     false
 }
 
+pub(super) fn stand() -> bool {
+    false
+}
+
 pub(super) fn check(_: bool) -> bool {
     false
 }

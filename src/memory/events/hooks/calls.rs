@@ -21,8 +21,8 @@ use std::{
 use crate::memory::{AddressRange, Cause, invalidate};
 
 const PAGE: usize = 4096;
-/// The end of the addresses that programs have. Five-level page tables are used only where a program asks for them.
-const TOP: usize = 1 << 47;
+/// Sizes of huge pages on x86-64, from the smaller on.
+const HUGE: [usize; 2] = [2 << 20, 1 << 30];
 /// What the self-test calls the functions with: no page begins here, so the kernel would answer `EINVAL`.
 pub(super) const PROBE: usize = 0x7ff8_5afe_0000_0001;
 
@@ -74,12 +74,29 @@ fn tell(start: usize, length: usize, cause: Cause) {
     tell_range(start, end, cause);
 }
 
+/// As [`tell`], where the memory may be of huge pages (hugetlbfs): of these the kernel takes whole ones, however short `length` is. They begin
+/// at multiples of their size, so what begins elsewhere is told of as it is.
+#[inline]
+fn tell_huge(start: usize, length: usize, cause: Cause) {
+    tell(start, huge_length(start, length), cause);
+}
+
+/// `length`, up to the end of the largest page that can begin at `start`.
+#[inline]
+fn huge_length(start: usize, length: usize) -> usize {
+    HUGE.iter()
+        .filter(|size| start.is_multiple_of(**size) && length != 0)
+        .fold(length, |_, size| {
+            length.checked_next_multiple_of(*size).unwrap_or(length)
+        })
+}
+
 #[inline]
 fn tell_range(start: usize, end: usize, cause: Cause) {
-    // The last address is checked first: an error would allocate.
-    if start >= end || end > TOP || !ENABLED.load(Relaxed) {
+    if start >= end || !ENABLED.load(Relaxed) {
         return;
     }
+    // Never fails: an error would allocate.
     if let Ok(range) = AddressRange::new(start as u64, (end - start) as u64) {
         invalidate(range, cause);
     }
@@ -88,7 +105,7 @@ fn tell_range(start: usize, end: usize, cause: Cause) {
 /// Tells of all memory: what exactly will change could not be learned.
 #[cold]
 pub(super) fn tell_everything(cause: Cause) {
-    tell_range(PAGE, TOP, cause);
+    tell_range(PAGE, usize::MAX & !(PAGE - 1), cause);
 }
 
 /// Whether this is the self-test's call.
@@ -162,7 +179,10 @@ pub(super) unsafe extern "C" fn mmap(
         return fail(libc::EINVAL);
     }
     if flags & libc::MAP_FIXED != 0 && offset as usize & (PAGE - 1) == 0 {
-        tell(address, length, Cause::Unmapped);
+        match flags & (libc::MAP_ANONYMOUS | libc::MAP_HUGETLB) {
+            libc::MAP_ANONYMOUS => tell(address, length, Cause::Unmapped),
+            _ => tell_huge(address, length, Cause::Unmapped),
+        }
     }
     let arguments = [
         address,
@@ -189,14 +209,16 @@ pub(super) unsafe extern "C" fn mremap(
     }
     let placed = flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) != 0;
     if flags & libc::MREMAP_FIXED != 0 {
-        tell(new, new_length, Cause::Unmapped);
+        tell_huge(new, new_length, Cause::Unmapped);
     }
     if placed || (new_length > old_length && flags & libc::MREMAP_MAYMOVE != 0) {
-        tell(old, old_length, Cause::Moved);
+        tell_huge(old, old_length, Cause::Moved);
     } else if let (Some(kept), Some(end)) = (
         old.checked_add(new_length).and_then(page_up),
-        old.checked_add(old_length).and_then(page_up),
-    ) && kept < end
+        old.checked_add(huge_length(old, old_length))
+            .and_then(page_up),
+    ) && new_length < old_length
+        && kept < end
     {
         tell(kept, end - kept, Cause::Unmapped);
     }
@@ -271,7 +293,7 @@ fn tell_overlaid(id: c_int, address: usize, flags: c_int) {
     ];
     // SAFETY: the kernel writes the structure of this call, which is libc's `shmid_ds`.
     match unsafe { system_call(libc::SYS_shmctl, arguments) } {
-        0.. => tell(address, segment.shm_segsz, Cause::Unmapped),
+        0.. => tell_huge(address, segment.shm_segsz, Cause::Unmapped),
         error if matches!(-error as c_int, libc::EINVAL | libc::EIDRM) => {}
         _ => tell_everything(Cause::Unmapped),
     }
@@ -291,8 +313,11 @@ pub(super) unsafe extern "C" fn shmdt(address: usize) -> c_int {
     finish(unsafe { system_call(libc::SYS_shmdt, [address, 0, 0, 0, 0, 0]) }) as c_int
 }
 
-/// Where the segment that was attached at `start` ends: the last mapping from there on of the same file. `start` itself when nothing begins
-/// there, `None` when the kernel did not tell.
+/// Where the segment that was attached at `start` ends: the last mapping that lies as far behind `start` as what it shows lies behind the start
+/// of its file. `start` itself when there is none, `None` when the kernel did not tell.
+///
+/// That is how the kernel finds what to detach: parts, the first among them, may be unmapped already. A mapping of another file may lie so by
+/// chance; then more is told of than goes away.
 fn attached_end(start: usize) -> Option<usize> {
     let path = c"/proc/self/maps".as_ptr() as usize;
     let arguments = [
@@ -338,10 +363,8 @@ fn attached_end(start: usize) -> Option<usize> {
 struct Lines {
     wanted: usize,
     end: usize,
-    /// Device and inode of the mapping that begins at `wanted`.
-    file: Option<[usize; 3]>,
-    /// Start, end, rights, offset, two of the device, inode.
-    fields: [usize; 7],
+    /// Start, end, rights, offset.
+    fields: [usize; 4],
     field: usize,
 }
 
@@ -350,39 +373,32 @@ impl Lines {
         Self {
             wanted,
             end: wanted,
-            file: None,
-            fields: [0; 7],
+            fields: [0; 4],
             field: 0,
         }
     }
 
     fn take(&mut self, byte: u8) {
-        let base = if self.field == 6 { 10 } else { 16 };
         match byte {
             b'\n' => {
                 self.line();
-                (self.fields, self.field) = ([0; 7], 0);
+                (self.fields, self.field) = ([0; 4], 0);
             }
             b'-' if self.field == 0 => self.field = 1,
-            b':' if self.field == 4 => self.field = 5,
-            b' ' => self.field = (self.field + 1).min(7),
+            b' ' => self.field = (self.field + 1).min(4),
             _ => {
-                if let (Some(field), Some(digit)) = (
-                    self.fields.get_mut(self.field),
-                    (byte as char).to_digit(base),
-                ) {
-                    *field = field.wrapping_mul(base as usize) + digit as usize;
+                if let (Some(field), Some(digit)) =
+                    (self.fields.get_mut(self.field), (byte as char).to_digit(16))
+                {
+                    *field = field.wrapping_mul(16) + digit as usize;
                 }
             }
         }
     }
 
     fn line(&mut self) {
-        let [start, end, _, _, file @ ..] = self.fields;
-        if start == self.wanted {
-            self.file = Some(file);
-            self.end = end;
-        } else if start > self.wanted && self.file == Some(file) {
+        let [start, end, _, offset] = self.fields;
+        if start.checked_sub(self.wanted) == Some(offset) {
             self.end = end;
         }
     }
@@ -465,7 +481,14 @@ mod tests {
 7f0000009000-7f000000a000 rw-p 00000000 00:00 0 \n";
         assert_eq!(end(text, 0x7f00_0000_0000), 0x7f00_0000_3000);
         assert_eq!(end(text, 0x7f00_0000_3000), 0x7f00_0000_4000);
-        assert_eq!(end(text, 0x7f00_0000_2000), 0x7f00_0000_3000);
+        assert_eq!(
+            end(text, 0x7f00_0000_2000),
+            0x7f00_0000_2000,
+            "not its start"
+        );
+        // What is left of one whose first part was unmapped.
+        let (_, rest) = text.split_at(text.find("7f0000002000-").expect("there"));
+        assert_eq!(end(rest, 0x7f00_0000_0000), 0x7f00_0000_3000);
         assert_eq!(end(text, 0x1000), 0x2000);
         assert_eq!(end(text, 0x7f00_0001_0000), 0x7f00_0001_0000);
         assert_eq!(end("", 0x1000), 0x1000);
@@ -482,9 +505,33 @@ mod tests {
             address
         };
         assert_eq!(attached_end(address), Some(address + 3 * PAGE));
+        // SAFETY: attached above, and used by nobody.
+        assert_eq!(unsafe { libc::munmap(address as *mut _, PAGE) }, 0);
+        assert_eq!(attached_end(address), Some(address + 3 * PAGE));
         // SAFETY: attached above.
         assert_eq!(unsafe { libc::shmdt(address as *const _) }, 0);
         assert_eq!(attached_end(address), Some(address));
+    }
+
+    #[test]
+    fn huge_pages_are_whole() {
+        const M: usize = 1 << 20;
+        for (start, length, expected) in [
+            (PAGE, 1, 1),
+            (3 * M, PAGE, PAGE),
+            (2 * M, 0, 0),
+            (2 * M, 1, 2 * M),
+            (2 * M, 2 * M + 1, 4 * M),
+            (6 * M, 4 * M, 4 * M),
+            (1 << 30, PAGE, 1 << 30),
+            (1 << 30, usize::MAX, usize::MAX),
+        ] {
+            assert_eq!(
+                huge_length(start, length),
+                expected,
+                "{start:#x} {length:#x}"
+            );
+        }
     }
 
     #[test]

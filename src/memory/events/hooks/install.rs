@@ -21,7 +21,8 @@ use parking_lot::Mutex;
 
 use super::{
     calls::{self, PROBE},
-    patch::{self, Patched, Target},
+    forks,
+    patch::{self, Entry, Patched, Target},
 };
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
@@ -32,12 +33,16 @@ use crate::{
 /// What was patched, for good.
 struct Installed {
     patched: Vec<Patched>,
+    /// What each hit looks at.
+    entries: Vec<Entry>,
     /// Entries of functions that the self-test calls, and their bits.
     probes: Vec<(u32, usize)>,
 }
 
 static INSTALLED: OnceLock<Installed> = OnceLock::new();
 static HEALTHY: AtomicBool = AtomicBool::new(false);
+/// Found overwritten where nothing may be logged.
+static LOST: AtomicBool = AtomicBool::new(false);
 /// One installation or self-test at a time. Never taken in a hook.
 static BUSY: Mutex<()> = Mutex::new(());
 
@@ -53,11 +58,15 @@ pub(super) unsafe fn install() -> Result<()> {
     }
     let functions = functions()?;
     pin()?;
+    // Long before code is changed: forks that began earlier are over by then.
+    forks::register()
+        .map_err(|error| Error::io("a handler of forks", error).during(Operation::Memory))?;
     let targets: Vec<_> = functions.iter().map(|(target, _)| *target).collect();
     at_fork_in_child(in_child)?;
     // SAFETY: libc's functions and hooks with their arguments; libc stays loaded, and this library was pinned.
     let patched = unsafe { patch::patch(&targets)? };
     let installed = INSTALLED.get_or_init(|| Installed {
+        entries: patched.iter().map(Patched::entry).collect(),
         patched,
         probes: functions
             .iter()
@@ -94,6 +103,9 @@ pub(super) fn check(call: bool) -> bool {
         return false;
     };
     if !healthy() {
+        if LOST.swap(false, SeqCst) {
+            warn(overwritten(installed).unwrap_or("libc function"));
+        }
         return false;
     }
     let lost = match call {
@@ -105,10 +117,36 @@ pub(super) fn check(call: bool) -> bool {
     };
     let Some(what) = lost else { return true };
     disable();
+    warn(what);
+    false
+}
+
+fn warn(what: &str) {
     tracing::warn!(
         function = what,
         "memory hooks were overwritten by another library and are not used any more"
     );
+}
+
+/// Whether calls arrive, by the entries alone. Once they did not, the hooks are disabled. No lock, no allocation, no log.
+#[inline]
+pub(super) fn stand() -> bool {
+    let Some(installed) = INSTALLED.get() else {
+        return false;
+    };
+    if !healthy() {
+        return false;
+    }
+    // Without a branch for each.
+    let difference = installed
+        .entries
+        .iter()
+        .fold(0, |all, entry| all | entry.difference());
+    if difference == 0 {
+        return true;
+    }
+    LOST.store(true, SeqCst);
+    disable();
     false
 }
 

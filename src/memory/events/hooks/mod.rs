@@ -8,14 +8,15 @@
 //! ```
 //!
 //! Sees every call that goes through libc, its own among them (`free`, `realloc`, `malloc_trim`, the end of a thread), in every library, also
-//! one loaded later. Does not see system calls made directly, those of the dynamic loader, and a second libc (`dlmopen`). In a child made by
-//! `fork` the hooks tell of nothing.
+//! one loaded later. Does not see system calls made directly, those of the dynamic loader, a second libc (`dlmopen`), `remap_file_pages`, and
+//! files that shrink or get holes under their mapping. In a child made by `fork` the hooks tell of nothing.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `install` | which functions, the self-test |
 //! | `patch` | how code is changed while threads run in it |
 //! | `decode` | the length of the first instruction, padding |
+//! | `forks` | no fork copies a half-made patch |
 //! | `calls` | what runs instead |
 //! | `absent` | the same doors without the feature `mem-hooks`, or elsewhere than on x86-64 Linux with glibc |
 //!
@@ -39,6 +40,13 @@ mod calls;
     target_env = "gnu"
 ))]
 mod decode;
+#[cfg(all(
+    feature = "mem-hooks",
+    target_os = "linux",
+    target_arch = "x86_64",
+    target_env = "gnu"
+))]
+mod forks;
 #[cfg_attr(
     not(all(
         feature = "mem-hooks",
@@ -74,7 +82,8 @@ const CALLED: u32 = 64;
 ///
 /// # Safety
 /// Nothing else changes libc's code while this runs: no other library that patches (UCX, libfabric, Open MPI) is being initialised in another
-/// thread, and no debugger sets breakpoints there.
+/// thread, and no debugger sets breakpoints there. No `fork` of another thread that began before the call is under way still, and none copies
+/// the process by a bare `clone` meanwhile; other forks wait.
 ///
 /// # Errors
 /// `Unsupported` without the feature, on other systems, when a function is patched already (then the monitor `imported` may help), when its
@@ -103,7 +112,8 @@ impl Hooks {
     }
 }
 
-// SAFETY: libc's functions tell before they change anything; `classes` is empty and `validate` says `Pending` once they do not any more.
+// SAFETY: libc's functions tell before they change anything; `classes` is empty and `validate` says `Pending` once they do not any more, for
+// which its caller asks at each use.
 unsafe impl MemoryMonitor for Hooks {
     fn name(&self) -> &'static str {
         "hooks"
@@ -144,10 +154,17 @@ unsafe impl MemoryMonitor for Hooks {
 
     fn unwatch(&self, _: AddressRange) {}
 
+    /// Compares the entries with what was written there: 3.5 ns.
+    #[inline]
     fn validate(&self) -> Validity {
-        match install::healthy() {
+        match install::stand() {
             true => Validity::Valid,
             false => Validity::Pending,
         }
+    }
+
+    /// A library that patches later overwrites the hooks without a word.
+    fn is_asked_at_each_use(&self) -> bool {
+        true
     }
 }

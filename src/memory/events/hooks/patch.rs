@@ -22,7 +22,10 @@ use std::{
     sync::atomic::{AtomicU16, Ordering::SeqCst},
 };
 
-use super::decode::{self, First};
+use super::{
+    decode::{self, First},
+    forks::NoForks,
+};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 const PAGE: usize = 4096;
@@ -87,6 +90,22 @@ pub(super) struct Patched {
 }
 
 impl Patched {
+    /// What to look at for whether calls still come by: the bytes that another library would write over.
+    pub(super) fn entry(&self) -> Entry {
+        let [first, second, third, fourth, fifth] = match self.at == self.jump_at {
+            true => self.jump,
+            false => [self.head[0], self.head[1], 0, 0, 0],
+        };
+        Entry {
+            at: self.at,
+            bytes: u64::from_le_bytes([first, second, third, fourth, fifth, 0, 0, 0]),
+            mask: match self.at == self.jump_at {
+                true => (1 << 40) - 1,
+                false => (1 << 16) - 1,
+            },
+        }
+    }
+
     /// Whether the bytes are still there.
     pub(super) fn stands(&self) -> bool {
         // SAFETY: this code was written here, and code of libc's is never unmapped.
@@ -94,6 +113,28 @@ impl Patched {
             ptr::read_volatile(self.at as *const [u8; 2]) == self.head
                 && ptr::read_volatile(self.jump_at as *const [u8; 5]) == self.jump
         }
+    }
+}
+
+/// One load wherever it lies; that of an array would be eight.
+#[repr(C, packed)]
+struct Unaligned(u64);
+
+/// The first bytes of a patched function, in one word.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    at: usize,
+    bytes: u64,
+    mask: u64,
+}
+
+impl Entry {
+    /// 0 while they stand.
+    #[inline]
+    pub(super) fn difference(&self) -> u64 {
+        // SAFETY: this code was written here, and code of libc's is never unmapped; the shortest of these functions has more than 8 bytes.
+        let Unaligned(now) = unsafe { ptr::read_volatile(self.at as *const Unaligned) };
+        (now ^ self.bytes) & self.mask
     }
 }
 
@@ -123,8 +164,10 @@ pub(super) unsafe fn patch(targets: &[Target]) -> Result<Vec<Patched>> {
     let pages = Writable::new(&plans)?;
     let stubs = Stubs::new(&plans, &code)?;
     let signals = Masked::new();
+    let forks = NoForks::new();
     // SAFETY: planned on what stands there, made writable, and signals wait.
     let patched = unsafe { write(&plans, &stubs, barrier.is_ok(), &signals) };
+    drop(forks);
     drop(signals);
     drop(pages);
     Ok(patched)

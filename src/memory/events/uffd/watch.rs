@@ -67,8 +67,10 @@ impl Uffd {
     /// the message says what. `Exhausted`: no descriptor, no thread. `Forked`: in a child.
     pub fn process() -> Result<Arc<Self>> {
         static PROCESS: OnceLock<Result<Arc<Uffd>>> = OnceLock::new();
+        // Before it is made: a child would find that it sees nothing, and another thread of the parent may have been making it.
+        fork::check(Operation::Memory)?;
         match PROCESS.get_or_init(|| Self::open(true).map(Arc::new)) {
-            Ok(this) => fork::check(Operation::Memory).map(|()| Arc::clone(this)),
+            Ok(this) => Ok(Arc::clone(this)),
             Err(error) => Err(error.duplicate()),
         }
     }

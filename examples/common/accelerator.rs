@@ -1,0 +1,150 @@
+//! The accelerator of this machine; where there is none, the emulated CUDA driver of the tests, by the same loader.
+
+use std::{
+    env,
+    error::Error,
+    io::{self, Write},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+    time::Duration,
+};
+
+use sha2::{Digest, Sha256};
+use wharf::{MemoryType, transport::cuda::CudaCopy};
+
+pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Names the driver's library; read when the driver is loaded.
+const VARIABLE: &str = "WHARF_LIBCUDA";
+
+/// What was found.
+pub(crate) struct Found {
+    /// For [`Context::builder().accelerator(..)`](wharf::ContextBuilder::accelerator).
+    pub(crate) accelerator: Arc<CudaCopy>,
+    /// The names of its devices.
+    pub(crate) devices: Vec<String>,
+}
+
+/// Looks for an accelerator. Where there is none this program starts anew, as the same process, with the emulated driver: to be called before
+/// anything else is done. What `WHARF_LIBCUDA` names is taken or refused, not replaced.
+pub(crate) fn find() -> Outcome<Found> {
+    let accelerator = Arc::new(CudaCopy::new());
+    match accelerator.device_names() {
+        Ok(devices) if !devices.is_empty() => Ok(Found {
+            accelerator,
+            devices,
+        }),
+        Err(error) if env::var_os(VARIABLE).is_some() => Err(error.into()),
+        Err(error) => Err(emulate(&error.to_string())),
+        Ok(_) => Err(emulate("the driver has no device")),
+    }
+}
+
+impl Found {
+    /// Memory of the first device.
+    pub(crate) fn first(&self) -> MemoryType {
+        MemoryType::Cuda(0)
+    }
+
+    /// Memory of another device, or of the first where it is the only one.
+    pub(crate) fn second(&self) -> MemoryType {
+        MemoryType::Cuda(u16::from(self.devices.len() > 1))
+    }
+
+    /// Whether there is no device behind it.
+    pub(crate) fn is_emulated(&self) -> bool {
+        self.devices[0].contains("emulated")
+    }
+
+    /// Says what it is.
+    pub(crate) fn introduce(&self) {
+        for (number, name) in self.devices.iter().enumerate() {
+            say(format_args!("device cuda:{number}: {name}"));
+        }
+        if self.is_emulated() {
+            say(format_args!(
+                "*** EMULATED: no accelerator is in use. The bytes take every path that they take on one; rates say nothing of a device's. ***"
+            ));
+        }
+    }
+
+    /// A rate, with its worth.
+    pub(crate) fn rate(&self, length: usize, took: Duration) -> String {
+        let rate = length as f64 / took.as_secs_f64().max(1e-9) / 1e9;
+        match self.is_emulated() {
+            true => format!("{rate:.3} GB/s (emulated: says nothing of a device's speed)"),
+            false => format!("{rate:.3} GB/s"),
+        }
+    }
+}
+
+/// Starts this program anew with the emulated driver. Returns only when that fails.
+fn emulate(why: &str) -> Box<dyn Error + Send + Sync> {
+    let library = match emulated() {
+        Ok(library) => library,
+        Err(error) => return format!("no accelerator ({why}), and {error}").into(),
+    };
+    say(format_args!("no accelerator here: {why}"));
+    say(format_args!(
+        "starting again with {VARIABLE}={}",
+        library.display()
+    ));
+    let mut arguments = env::args_os();
+    let name = arguments.next().unwrap_or_default();
+    let program = match env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return error.into(),
+    };
+    let error = Command::new(program)
+        .arg0(name)
+        .args(arguments)
+        .env(VARIABLE, &library)
+        .exec();
+    format!("starting again: {error}").into()
+}
+
+/// The emulated driver: Cargo builds it with the examples of a checkout, and puts it in the `deps` folder of their profile.
+fn emulated() -> Outcome<PathBuf> {
+    let name = "libwharf_emulated_cuda.so";
+    let program = env::current_exe()?;
+    // Examples stand beside that folder, tests in it.
+    let folders = program.ancestors().skip(1).take(2);
+    let mut places = folders.flat_map(|folder| [folder.join(name), folder.join("deps").join(name)]);
+    let found = places.find(|place| place.exists());
+    found.ok_or_else(|| format!("{name} was not built beside {}", program.display()).into())
+}
+
+/// Reads a file, which may not be empty: there is no device memory of 0 bytes.
+pub(crate) fn read(file: &Path) -> Outcome<Vec<u8>> {
+    let content = std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    match content.is_empty() {
+        true => Err(format!("{} is empty", file.display()).into()),
+        false => Ok(content),
+    }
+}
+
+pub(crate) fn digest(content: &[u8]) -> [u8; 32] {
+    Sha256::digest(content).into()
+}
+
+/// Compares digests, and prints what both are.
+pub(crate) fn compare(what: &str, sent: &[u8], got: &[u8]) -> Outcome<()> {
+    let hex = |digest: &[u8]| -> String {
+        let digits = digest.iter().map(|byte| format!("{byte:02x}"));
+        digits.collect()
+    };
+    if sent != got {
+        let (sent, got) = (hex(sent), hex(got));
+        return Err(format!("{what}: SHA-256 {got}, and not {sent}").into());
+    }
+    say(format_args!("{what}: SHA-256 {} ok", hex(got)));
+    Ok(())
+}
+
+/// Prints a line.
+pub(crate) fn say(line: std::fmt::Arguments<'_>) {
+    // Nobody who listens is no reason to stop.
+    let _ = writeln!(io::stdout(), "{line}");
+}

@@ -1,0 +1,244 @@
+//! Two processes with device memory each: a file goes from one's to the other's by tag and by put, and back by get, with its digest.
+
+use std::{
+    path::Path,
+    process::{ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use tokio::process::{Child, Command};
+use wharf::{
+    Access, Buffer, Context, ContextBuilder, Descriptor, Endpoint, Mask, Operation, Tag, Worker,
+};
+
+use super::accelerator::{Found, Outcome, compare, digest, find, read, say};
+
+/// How many bytes will come, and their digest.
+const HEAD: Tag = Tag(1);
+/// The buffer is there; send.
+const READY: Tag = Tag(2);
+/// The file.
+const FILE: Tag = Tag(3);
+/// The descriptor of the second process's device memory.
+const DESCRIPTOR: Tag = Tag(4);
+/// All was put and got; look at it.
+const LOOK: Tag = Tag(5);
+/// The digest of what is in the second process's device memory.
+const VERDICT: Tag = Tag(6);
+
+/// The whole program: `NAME [FILE]`, or `NAME --second ADDRESS` for the process that it starts.
+pub(crate) fn main(name: &str, transports: &str) -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match arguments.as_slice() {
+        [flag, address] if flag == "--second" => {
+            end_with_the_first(name);
+            second(transports, address)
+        }
+        [] => first(transports, "Cargo.lock".as_ref(), again),
+        [file] => first(transports, file.as_ref(), again),
+        _ => Err(format!("usage: {name} [FILE]").into()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{name}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// This program again, as the second process.
+fn again(address: &str) -> Outcome<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--second", address]);
+    Ok(command)
+}
+
+/// The process that has the file. `command` starts the other, which connects to the address.
+pub(crate) fn first(
+    transports: &str,
+    file: &Path,
+    command: impl FnOnce(&str) -> Outcome<Command>,
+) -> Outcome<()> {
+    let content = read(file)?;
+    // Before there is a runtime, as the program may start anew in it.
+    let found = find()?;
+    found.introduce();
+    say(format_args!(
+        "{}: {} bytes over {transports}",
+        file.display(),
+        content.len()
+    ));
+    runtime()?.block_on(async {
+        let context = builder(&found, transports)?.build()?;
+        let worker = Worker::new(&context)?;
+        let mut listener = worker.listen("127.0.0.1:0").await?;
+        let command = command(&listener.local_addr().to_string())?;
+        let (mut child, line) = start(command)?;
+        let endpoint = tokio::select! {
+            incoming = listener.accept() => incoming?.accept().await?,
+            status = child.wait() => return Err(format!("the second process ended early: {}", status?).into()),
+        };
+        send(&found, &context, &worker, &endpoint, content).await?;
+        endpoint.close().await?;
+        worker.shutdown(Duration::from_secs(5)).await?;
+        let status = child.wait().await?;
+        drop(line);
+        match status.success() {
+            true => Ok(()),
+            false => Err(format!("the second process failed: {status}").into()),
+        }
+    })
+}
+
+/// Starts the second process: it ends when its standard input does, and is killed when this process gives up.
+fn start(mut command: Command) -> Outcome<(Child, Option<tokio::process::ChildStdin>)> {
+    let mut child = command.stdin(Stdio::piped()).kill_on_drop(true).spawn()?;
+    let line = child.stdin.take(); // Or waiting for the child would close it.
+    Ok((child, line))
+}
+
+async fn send(
+    found: &Found,
+    context: &Context,
+    worker: &Worker,
+    endpoint: &Endpoint,
+    content: Vec<u8>,
+) -> Outcome<()> {
+    let (length, sent) = (content.len(), digest(&content));
+    let (here, there) = (found.first(), found.second());
+    let report = |verb: &str, operation, from, to, took| {
+        let way = endpoint.explain(operation, from, to, length);
+        let rate = found.rate(length, took);
+        say(format_args!("{verb}: {rate}\n  {way}"));
+    };
+    let memory = context.allocate_on(here, length).await?;
+    let file: Buffer = worker.copy(content, memory).await?.freeze();
+
+    let head = [&(length as u64).to_le_bytes()[..], &sent].concat();
+    endpoint.tag_send(HEAD, head).await?;
+    worker.tag_recv(READY, Mask::ALL, Vec::new()).await?;
+    let start = Instant::now();
+    endpoint.tag_send(FILE, file.clone()).await?;
+    report(
+        "tag to the other process",
+        Operation::TagSend,
+        here,
+        there,
+        start.elapsed(),
+    );
+    compare("tag, in the other process", &sent, &verdict(worker).await?)?;
+
+    let received = worker
+        .tag_recv(DESCRIPTOR, Mask::ALL, vec![0; 4096])
+        .await?;
+    let remote = endpoint.import(&Descriptor::from_bytes(&received.buffer[..received.len])?)?;
+    if remote.len() != length {
+        return Err(format!(
+            "the other process exposes {} bytes, not {length}",
+            remote.len()
+        )
+        .into());
+    }
+    let start = Instant::now();
+    endpoint.put(file, remote.clone()).await?;
+    report(
+        "put into the other process",
+        Operation::Put,
+        here,
+        there,
+        start.elapsed(),
+    );
+
+    let memory = context.allocate_on(here, length).await?;
+    let start = Instant::now();
+    let got = endpoint.get(remote, memory).await?;
+    report(
+        "get from the other process",
+        Operation::Get,
+        there,
+        here,
+        start.elapsed(),
+    );
+    let got = worker.copy(got.freeze(), vec![0; length]).await?;
+    compare("get, back in this process", &sent, &digest(&got))?;
+
+    endpoint.tag_send(LOOK, Vec::new()).await?;
+    compare("put, in the other process", &sent, &verdict(worker).await?)
+}
+
+async fn verdict(worker: &Worker) -> Outcome<Vec<u8>> {
+    let mut received = worker.tag_recv(VERDICT, Mask::ALL, vec![0; 64]).await?;
+    received.buffer.truncate(received.len);
+    Ok(received.buffer)
+}
+
+/// The process that connects to `address`.
+pub(crate) fn second(transports: &str, address: &str) -> Outcome<()> {
+    let found = find()?;
+    runtime()?.block_on(receive(&found, transports, address))
+}
+
+async fn receive(found: &Found, transports: &str, address: &str) -> Outcome<()> {
+    let context = builder(found, transports)?.build()?;
+    let worker = Worker::new(&context)?;
+    let endpoint = worker.connect(address).await?;
+    let received = worker.tag_recv(HEAD, Mask::ALL, vec![0; 64]).await?;
+    let head = &received.buffer[..received.len];
+    let (length, sent) = head
+        .split_first_chunk::<8>()
+        .ok_or("a head that is too short")?;
+    let length = usize::try_from(u64::from_le_bytes(*length))?;
+
+    let memory = context.allocate_on(found.second(), length).await?;
+    endpoint.tag_send(READY, Vec::new()).await?;
+    let received = worker.tag_recv(FILE, Mask::ALL, memory).await?;
+    if received.len != length {
+        return Err(format!("{} bytes came, not {length}", received.len).into());
+    }
+    tell(&worker, &endpoint, received.buffer.freeze(), sent).await?;
+
+    let memory = context.allocate_on(found.second(), length).await?;
+    let region = context.expose(memory, Access::READ | Access::WRITE).await?;
+    let descriptor = region.descriptor()?.to_bytes();
+    endpoint.tag_send(DESCRIPTOR, descriptor).await?;
+    worker.tag_recv(LOOK, Mask::ALL, Vec::new()).await?;
+    tell(&worker, &endpoint, region.unexpose().await.freeze(), sent).await?;
+
+    // The first process gets until it closes.
+    endpoint.closed().await;
+    worker.shutdown(Duration::from_secs(5)).await?;
+    Ok(())
+}
+
+/// Tells the first process the digest of what is in device memory here.
+async fn tell(worker: &Worker, to: &Endpoint, memory: Buffer, expected: &[u8]) -> Outcome<()> {
+    let room = vec![0; memory.len()];
+    let seen = digest(&worker.copy(memory, room).await?);
+    to.tag_send(VERDICT, seen.to_vec()).await?;
+    match seen == expected {
+        true => Ok(()),
+        false => Err("what arrived is not what was sent".into()),
+    }
+}
+
+fn builder(found: &Found, transports: &str) -> Outcome<ContextBuilder> {
+    let builder = Context::builder().transports(transports)?;
+    Ok(builder.accelerator(found.accelerator.clone()))
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build()
+}
+
+/// The pipe from the first process ends with it; when all goes well, this process ends before. A thread, because a runtime waits at its end
+/// for a read of the standard input.
+pub(crate) fn end_with_the_first(name: &str) {
+    let name = name.to_owned();
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        eprintln!("{name}: the first process is gone");
+        std::process::exit(2);
+    });
+}

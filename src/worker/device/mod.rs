@@ -1,0 +1,135 @@
+//! Device memory: the engines that copy for this worker, and transfers that stop in pinned host memory because no path reaches both ends.
+//!
+//! ```text
+//! send, get from     device ─engine─▶ fragment ─▶ link            fragments of one transfer are copied, under way and
+//! receive, get into  link ─▶ fragment ─engine─▶ device            landing at the same time: a pipe of four
+//! copy               device ─engine─▶ device, or by a fragment
+//! ```
+//!
+//! Bytes for device memory are pulled: the receiver asks for as many as it has a fragment for, so that a peer can never send what there is no
+//! room for. A send from device memory is always announced, whatever its length: its place among other messages is that of the announcement.
+//!
+//! An operation owns what engines copy for it: its entry stays in the table, whatever ended it, until the last copy was reported
+//! (`Staged::copies`). Nothing here blocks: engines are opened, and brought to rest, on threads that may.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `engines` | the engines, requests that wait for a place in them, their reports |
+//! | `open` | opening one, bringing all to rest |
+//! | `pool` | fragments |
+//! | `pipe` | the parts of a transfer that are under way, and what is common to all transfers |
+//! | `local` | copies within the process |
+//! | `pull` | into device memory: receives, gets, puts of a peer |
+//! | `serve` | out of it: sends, and gets of a peer |
+//! | `put` | puts out of it, into host memory of a peer |
+//! | `route` | from device memory of a process on the same host, without stops |
+//! | `write` | what is written to a stream out of it |
+//!
+//! Comes in: operations whose buffers are on a device. Goes out: copies to engines, fragments to links. Uses `transport::accelerator`.
+//! Tests: `tests/device/`.
+
+mod engines;
+mod local;
+mod open;
+mod pipe;
+mod pool;
+mod pull;
+mod put;
+mod route;
+mod serve;
+mod write;
+
+pub(crate) use engines::{Devices, Open};
+pub(crate) use local::LocalCopy;
+pub(crate) use open::{Errand, Opener};
+pub(crate) use pipe::Staged;
+pub(crate) use pool::Fragment;
+pub(crate) use route::{Lent, RouteErrand};
+pub(crate) use serve::lend;
+pub(crate) use write::DeviceWrite;
+
+use crate::{
+    Context,
+    error::{Error, ErrorKind, Operation, Result},
+    memory::{Buffer, BufferMut},
+    types::MemoryType,
+};
+
+/// Whether memory of these types, which the host does not reach, can be moved: all of it by one accelerator.
+///
+/// # Errors
+/// `Unsupported`.
+#[cold]
+pub(crate) fn admit(context: &Context, types: &[MemoryType], operation: Operation) -> Result<()> {
+    find(context, types).map_err(|error| error.during(operation))?;
+    match operation {
+        // Not all of them stop anywhere.
+        Operation::Copy => Ok(()),
+        _ => admit_staging(context, operation),
+    }
+}
+
+/// The same for what an operation sends.
+///
+/// # Errors
+/// `Unsupported`.
+#[inline]
+pub(crate) fn admit_source(context: &Context, buffer: &Buffer, operation: Operation) -> Result<()> {
+    match buffer.is_on_device() {
+        false => Ok(()),
+        true => admit(context, &buffer.device_types(), operation),
+    }
+}
+
+/// The same for what it receives into.
+///
+/// # Errors
+/// `Unsupported`.
+#[inline]
+pub(crate) fn admit_target(
+    context: &Context,
+    buffer: &BufferMut,
+    operation: Operation,
+) -> Result<()> {
+    match buffer.is_on_device() {
+        false => Ok(()),
+        true => admit(context, &buffer.device_types(), operation),
+    }
+}
+
+/// Whether a transfer with a peer may stop in host memory.
+///
+/// # Errors
+/// `Unsupported`.
+pub(crate) fn admit_staging(context: &Context, operation: Operation) -> Result<()> {
+    match *context.config().staging {
+        true => Ok(()),
+        false => Err(forbidden().during(operation)),
+    }
+}
+
+#[cold]
+fn forbidden() -> Error {
+    let text =
+        "no path reaches both ends, and this context forbids to stop in host memory between them";
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// The place of the accelerator that serves all of these types.
+fn find(context: &Context, types: &[MemoryType]) -> Result<usize> {
+    let serves = |index: &usize| {
+        let accelerator = &context.accelerators()[*index];
+        types
+            .iter()
+            .all(|memory_type| accelerator.serves(*memory_type))
+    };
+    let found = (0..context.accelerators().len()).find(serves);
+    found.ok_or_else(|| {
+        let names: Vec<_> = types.iter().map(MemoryType::to_string).collect();
+        let mut text = format!("no path here moves memory of type {}", names.join(" with "));
+        if context.accelerators().is_empty() {
+            text += ": no accelerator is in use";
+        }
+        Error::new(ErrorKind::Unsupported, text)
+    })
+}

@@ -1,0 +1,188 @@
+//! Fragments of pinned host memory that transfers of device memory stop in: few, allocated once, given back on every way out.
+//!
+//! There are two pools for each engine. Fragments of [`Side::Out`] are filled from memory of this process and wait for nothing but the device and
+//! the link; those of [`Side::In`] are held while a peer fills them, which may itself be waiting for one of its [`Side::Out`]. So nobody waits in a
+//! circle. One link holds no more than a half of a pool, that a peer which has stopped does not stop the others.
+
+use std::{fmt, sync::Arc};
+
+use parking_lot::Mutex;
+
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    memory::{self, DomainMemory, MemoryDomain},
+    types::{LinkId, MemoryType},
+};
+
+/// Fragments of one side.
+pub(crate) const FRAGMENTS: usize = 16;
+/// Those that one link may hold of them.
+const OF_A_LINK: usize = FRAGMENTS / 2;
+/// Bounds of a fragment's length, whatever the engine likes best, in bytes.
+const LENGTHS: (usize, usize) = (4 << 10, 4 << 20);
+
+/// What a fragment is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// Bytes of this process, on their way to a peer or to another memory.
+    Out,
+    /// Bytes that a peer sends.
+    In,
+}
+
+impl Side {
+    pub(crate) const fn index(self) -> usize {
+        match self {
+            Self::Out => 0,
+            Self::In => 1,
+        }
+    }
+}
+
+/// The memory of both sides.
+pub(crate) struct Pinned {
+    memory: Box<dyn DomainMemory>,
+    /// Of a fragment.
+    pub(crate) length: usize,
+    /// Whether the device reads and writes it by itself.
+    pub(crate) pinned: bool,
+    sides: [Mutex<Free>; 2],
+}
+
+#[derive(Default)]
+struct Free {
+    places: Vec<usize>,
+    /// How many each link holds. `None`: no link's.
+    held: Vec<(Option<LinkId>, usize)>,
+    /// One was given back since this was last asked.
+    released: bool,
+}
+
+impl Free {
+    fn of(&self, link: Option<LinkId>) -> usize {
+        let entry = self.held.iter().find(|(held, _)| *held == link);
+        entry.map_or(0, |(_, count)| *count)
+    }
+}
+
+impl Pinned {
+    /// Allocates it. May take long.
+    pub(crate) fn new(
+        domain: &Arc<dyn MemoryDomain>,
+        fragment: usize,
+        pageable: bool,
+    ) -> Result<Arc<Self>> {
+        let length = fragment.clamp(LENGTHS.0, LENGTHS.1);
+        let bytes = length * FRAGMENTS * 2;
+        let domains = [domain.clone()];
+        let (memory, pinned) = match memory::allocate(&domains, MemoryType::HostPinned, bytes) {
+            Ok(memory) => (memory, true),
+            Err(_) if pageable => {
+                let host: Arc<dyn MemoryDomain> = Arc::new(memory::HostDomain);
+                (memory::allocate(&[host], MemoryType::Host, bytes)?, false)
+            }
+            Err(error) => return Err(error),
+        };
+        if !memory.memory_type().is_host_accessible() {
+            let text = "the memory for fragments is out of the host's reach";
+            return Err(Error::new(ErrorKind::Io, text).during(Operation::Memory));
+        }
+        let free = |first: usize| {
+            Mutex::new(Free {
+                places: (first..first + FRAGMENTS).rev().collect(),
+                held: Vec::new(),
+                released: false,
+            })
+        };
+        Ok(Arc::new(Self {
+            memory,
+            length,
+            pinned,
+            sides: [free(0), free(FRAGMENTS)],
+        }))
+    }
+
+    /// Takes a fragment. `None`: there is none for this link now.
+    pub(crate) fn take(self: &Arc<Self>, side: Side, link: Option<LinkId>) -> Option<Fragment> {
+        let mut free = self.sides[side.index()].lock();
+        if free.of(link) >= OF_A_LINK {
+            return None;
+        }
+        let place = free.places.pop()?;
+        match free.held.iter_mut().find(|(held, _)| *held == link) {
+            Some((_, count)) => *count += 1,
+            None => free.held.push((link, 1)),
+        }
+        drop(free);
+        Some(Fragment(Arc::new(Held {
+            pinned: self.clone(),
+            side,
+            link,
+            place,
+        })))
+    }
+
+    /// Whether a fragment was given back since [`Pinned::has`] was last asked about this side.
+    pub(crate) fn was_released(&self, side: Side) -> bool {
+        self.sides[side.index()].lock().released
+    }
+
+    /// Whether there is a fragment for this link.
+    pub(crate) fn has(&self, side: Side, link: Option<LinkId>) -> bool {
+        let mut free = self.sides[side.index()].lock();
+        free.released = false;
+        !free.places.is_empty() && free.of(link) < OF_A_LINK
+    }
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pinned({:?})", self.memory)
+    }
+}
+
+/// A fragment. Free again when the last clone is dropped.
+#[derive(Clone)]
+pub(crate) struct Fragment(Arc<Held>);
+
+struct Held {
+    pinned: Arc<Pinned>,
+    side: Side,
+    link: Option<LinkId>,
+    place: usize,
+}
+
+impl Fragment {
+    /// Its first byte, good for writing by whoever was given the fragment.
+    pub(crate) fn address(&self) -> *mut u8 {
+        let start = self.0.pinned.memory.range().start() as usize;
+        // The domain's driver knows the address; where it came from is not this process's code.
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(start);
+        start.wrapping_add(self.0.place * self.0.pinned.length)
+    }
+
+    /// Whether the device reads and writes it by itself.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.0.pinned.pinned
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut free = self.pinned.sides[self.side.index()].lock();
+        free.places.push(self.place);
+        free.released = true;
+        if let Some(index) = free.held.iter().position(|(held, _)| *held == self.link) {
+            free.held[index].1 -= 1;
+            if free.held[index].1 == 0 {
+                free.held.swap_remove(index);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Fragment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fragment({})", self.0.place)
+    }
+}

@@ -1,0 +1,318 @@
+//! Into device memory: received messages, gets, and what peers put. For each fragment that it has, the receiver asks for as many bytes; they land
+//! there like those of any get, and an engine copies them on.
+//!
+//! ```text
+//! announced ─▶ PULL 0..n ─▶ ... FRAGMENT ─▶ engine ─┐
+//!              PULL n..m ─▶      ... FRAGMENT ─▶ engine ─▶ DONE
+//! ```
+//!
+//! What came unasked, a short message, is host memory of this side already: it is copied like any other (`local.rs`), and keeps its place in the
+//! sender's window until then.
+//!
+//! # Safety
+//! A part is asked for as a get of its own, whose buffer is the fragment, with the fragment as its owner: while the part travels nothing else uses
+//! it.
+#![allow(unsafe_code)]
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    memory::{Buffer, BufferMut},
+    protocol::control::{self, PutRts, Signal},
+    types::{Access, EndpointId, LinkId, OpKey, Tag},
+    worker::{
+        core::{Core, truncated},
+        deliver::violation,
+        operations::{Arrival, Body, Fill, Get, Outcome, RecvStage, Work},
+        peer::{ANSWERS, at},
+        rma::Target,
+    },
+};
+
+use super::{
+    pipe::{Kind, Pipe, Stage},
+    pool::{Fragment, Side},
+};
+
+impl Core {
+    /// Begins to receive an announced message into memory that the host does not reach. `of_device`: out of such memory, perhaps.
+    pub(crate) fn begin_pull(
+        &mut self,
+        key: OpKey,
+        link: LinkId,
+        op: u64,
+        total: usize,
+        of_device: bool,
+    ) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let Work::Recv(recv) = &mut entry.work else {
+            return;
+        };
+        recv.stage = RecvStage::Copying;
+        if total == 0 {
+            self.control(link, control::DONE, op, &[]);
+            return self.copied(key, Ok(()));
+        }
+        let types = recv.buffer.device_types();
+        match self.devices.staging_slot_for(&types) {
+            Ok(slot) => {
+                let mut pipe = Pipe::new(Kind::Pull { op }, slot, total);
+                if of_device {
+                    pipe.route = self.route_to(link, total);
+                }
+                self.begin_staged(key, pipe);
+            }
+            Err(error) => {
+                self.refuse(link, op, error.kind());
+                self.fail_operation(key, error);
+            }
+        }
+    }
+
+    /// Begins a get, in the table, into memory that the host does not reach.
+    pub(crate) fn begin_device_get(&mut self, key: OpKey, target: Target) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let Work::Get(get) = &entry.work else { return };
+        let (types, total) = (get.buffer.device_types(), get.buffer.len());
+        let link = entry.link.filter(|_| target.on_device);
+        match self.devices.staging_slot_for(&types) {
+            Ok(slot) => {
+                let mut pipe = Pipe::new(Kind::Get { target }, slot, total);
+                if let Some(link) = link {
+                    pipe.route = self.route_to(link, total);
+                }
+                self.begin_staged(key, pipe);
+            }
+            Err(error) => self.fail_operation(key, error),
+        }
+    }
+
+    /// A peer puts into memory that this side has to fill itself.
+    pub(crate) fn put_announced(&mut self, link: LinkId, op: u64, body: &[u8]) -> Result<()> {
+        let rts = PutRts::decode(body)?;
+        let signal = match rts.last & !control::OF_DEVICE {
+            1 => None,
+            3 => Some(Signal::decode(body.get(PutRts::SIZE..).unwrap_or(&[]))?),
+            _ => return Err(violation("a put with a mark that there is not")),
+        };
+        let admitted = self
+            .regions
+            .check_any(
+                rts.slot,
+                rts.generation,
+                rts.offset,
+                rts.length,
+                Access::WRITE,
+            )
+            .and_then(|exposed| {
+                let raise = signal
+                    .map(|signal| self.find_counter(&signal))
+                    .transpose()?;
+                let types = exposed.device.map(|(memory_type, _)| memory_type);
+                let slot = self.devices.staging_slot_for(types.as_slice())?;
+                Ok((exposed, raise.map(Box::new), slot))
+            });
+        let (exposed, signal, slot) = match admitted {
+            Ok(admitted) => admitted,
+            Err(error) => {
+                self.refuse(link, op, error.kind());
+                return Ok(());
+            }
+        };
+        if !self.hold_staged(link) {
+            return Ok(());
+        }
+        let (total, offset) = (rts.length as usize, rts.offset as usize);
+        let on_device = exposed.device.is_some();
+        let fill = Fill {
+            exposed,
+            offset,
+            op,
+            signal,
+        };
+        let key = self.operations.insert(Some(link), true, Work::Fill(fill));
+        let mut pipe = Pipe::new(Kind::Pull { op }, slot, total);
+        if rts.last & control::OF_DEVICE != 0 && on_device {
+            pipe.route = self.route_to(link, total);
+        }
+        if total == 0 {
+            if let Some(entry) = self.operations.get(key) {
+                entry.staged.get_or_insert_default().pipe = Some(pipe);
+            }
+            self.staging_done(key);
+        } else {
+            self.begin_staged(key, pipe);
+        }
+        Ok(())
+    }
+
+    /// Counts what this side stages for a peer. `false`: the peer asks for more than it reads, and is cut off.
+    pub(super) fn hold_staged(&mut self, link: LinkId) -> bool {
+        let Some(peer) = at(&mut self.peers, link) else {
+            return false;
+        };
+        if peer.staged >= ANSWERS {
+            let error = violation("the peer asks for more than it reads");
+            self.failures.push((link, error));
+            return false;
+        }
+        peer.staged += 1;
+        true
+    }
+
+    /// Asks for as many parts as there are fragments.
+    pub(super) fn step_pull(&mut self, key: OpKey, kind: Kind) {
+        if !self.step_route(key, kind) {
+            return;
+        }
+        while let Some(pipe) = self.pipe(key)
+            && pipe.has_room()
+        {
+            let (slot, next, left) = (pipe.slot, pipe.next, pipe.total - pipe.next);
+            let Some((fragment, room)) = self.take_fragment(key, slot, Side::In) else {
+                return;
+            };
+            let length = left.min(room);
+            let Some(entry) = self.operations.get(key) else {
+                return;
+            };
+            let (Some(link), priority) = (entry.link, entry.priority) else {
+                return;
+            };
+            let Some(pipe) = entry.pipe() else { return };
+            let part = pipe.begin(length, Some(fragment.clone()), Stage::Travelling);
+            let (target, pull) = match kind {
+                Kind::Get { mut target } => {
+                    target.offset += next as u64;
+                    (Some(target), None)
+                }
+                Kind::Pull { op } => (None, Some(op)),
+                _ => return,
+            };
+            let get = Get {
+                buffer: whole(&fragment, length),
+                region: target.map_or((0, 0), |target| (target.slot, target.generation)),
+                offset: target.map_or(next as u64, |target| target.offset),
+                got: 0,
+                slot: None,
+                layout: None,
+                pull,
+            };
+            let child = self.operations.insert(Some(link), false, Work::Get(get));
+            if let Some(entry) = self.operations.get(child) {
+                entry.staged.get_or_insert_default().parent = Some((key, part));
+                entry.priority = priority;
+            }
+            if let Some(peer) = self.peer(link) {
+                peer.posted += 1;
+            }
+            match target {
+                Some(target) => {
+                    self.start_part(link, child, target, fragment.address(), length, true)
+                }
+                None => self.submit(link, child),
+            }
+        }
+    }
+
+    /// A part has landed in its fragment: on to where it belongs.
+    pub(super) fn part_landed(&mut self, key: OpKey, id: u32) {
+        if let Some(part) = self.pipe(key).and_then(|pipe| pipe.part(id)) {
+            part.stage = Stage::Storing;
+            self.move_part(key, id, false);
+        }
+    }
+
+    /// All that a peer put is where it belongs.
+    pub(super) fn filled(&mut self, key: OpKey) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let Work::Fill(fill) = &mut entry.work else {
+            return;
+        };
+        let (op, signal, link) = (fill.op, fill.signal.take(), entry.link);
+        if let Some(signal) = signal {
+            self.raise(&signal);
+        }
+        if let Some(link) = link {
+            self.control(link, control::DONE, op, &[]);
+        }
+        self.finish(key, Outcome::Done(Ok(())));
+    }
+
+    /// A message is here, and it or the buffer that it is for is out of the host's reach: an engine copies it.
+    pub(crate) fn store_message(
+        &mut self,
+        key: OpKey,
+        (link, from, tag): (LinkId, EndpointId, Tag),
+        data: Buffer,
+        credit: u64,
+    ) {
+        let Some(entry) = self.operations.get(key) else {
+            return self.consumed(link, credit);
+        };
+        entry.link = Some(link);
+        let Work::Recv(recv) = &mut entry.work else {
+            return;
+        };
+        let (length, room) = (data.len(), recv.buffer.len());
+        recv.stage = RecvStage::Copying;
+        recv.arrival = Some(Arrival { length, tag, from });
+        let mut types = data.device_types();
+        types.extend(recv.buffer.device_types());
+        let staged = entry.staged.get_or_insert_default();
+        staged.source = Some(data);
+        staged.credit = credit;
+        if length > room {
+            return self.fail_operation(key, truncated(length as u64, room));
+        }
+        self.begin_local(key, &types, length);
+    }
+
+    /// The same for a message as the unexpected ones are kept.
+    pub(crate) fn store_body(&mut self, key: OpKey, of: (LinkId, EndpointId, Tag), body: Body) {
+        let (data, ack, credit) = match body {
+            Body::Inline { length, bytes, ack } => {
+                let data = bytes.get(..usize::from(length)).unwrap_or(&bytes).to_vec();
+                let cost = crate::worker::peer::eager_cost(data.len());
+                (Buffer::from(data), ack, cost)
+            }
+            Body::Whole { data, ack, credit } => (data, ack, u64::from(credit)),
+            Body::Announced(_) | Body::Arriving { .. } => {
+                let error = Error::new(ErrorKind::Unsupported, "not a whole message");
+                return self.fail_operation(key, error);
+            }
+        };
+        if let Some(op) = ack {
+            self.control(of.0, control::DONE, op, &[]);
+        }
+        self.store_message(key, of, data, credit);
+    }
+
+    /// Enters a receive of a payload that is here.
+    pub(crate) fn am_store(
+        &mut self,
+        (link, from): (LinkId, EndpointId),
+        data: Buffer,
+        buffer: BufferMut,
+    ) -> OpKey {
+        let order = self.unexpected.arrival();
+        let key = self.enter_receive(buffer, link, order);
+        if let Some(entry) = self.operations.get(key) {
+            entry.discards = true;
+        }
+        self.store_message(key, (link, from, Tag(0)), data, 0);
+        key
+    }
+}
+
+/// A fragment as the buffer of an operation.
+fn whole(fragment: &Fragment, length: usize) -> BufferMut {
+    // SAFETY: a fragment is at least that long, initialised from the start, stays where it is, and is used through this alone until the part
+    // has landed.
+    unsafe { BufferMut::from_raw(fragment.address(), length, fragment.clone()) }
+}

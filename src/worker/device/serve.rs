@@ -1,0 +1,264 @@
+//! Out of device memory: the bytes of a send or of exposed memory, fragment by fragment onto the link, in order. While one is on its way the next
+//! ones are copied out of the device.
+//!
+//! # Safety
+//! A fragment that a link sends from where it is belongs to an entry of the table as well ([`Work::Frame`]), which stays until the link has said
+//! that it is done with it, or is dropped.
+#![allow(unsafe_code)]
+
+use std::slice;
+
+use crate::{
+    error::{ErrorKind, Result},
+    memory::Buffer,
+    protocol::control::{self, Pull},
+    transport::{RawSlice, SendError, Zcopy},
+    types::{LinkId, OpKey, Priority},
+    worker::{
+        core::Core,
+        deliver::violation,
+        operations::{Operations, Outcome, Outgoing, SendStage, Serve, Source, Work},
+        peer::at,
+        send::{Step, ZCOPY_FROM, fragment_size},
+    },
+};
+
+use super::{
+    pipe::{Kind, Pipe, Stage},
+    pool::{Fragment, Side},
+};
+
+impl Core {
+    /// Enters what a peer asked for, and begins. `parent`: the send that it is all of.
+    pub(crate) fn start_serve(
+        &mut self,
+        link: LinkId,
+        serve: Serve,
+        parent: Option<OpKey>,
+        priority: Priority,
+    ) {
+        let types = match &serve.source {
+            Source::Region(exposed) => {
+                Vec::from_iter(exposed.device.map(|(memory_type, _)| memory_type))
+            }
+            Source::Message(buffer) => buffer.device_types(),
+        };
+        let (total, to) = (serve.length, serve.out.to);
+        let slot = match types.is_empty() || total == 0 {
+            true => None,
+            false => match self.devices.staging_slot_for(&types) {
+                Ok(slot) => Some(slot),
+                Err(error) => {
+                    self.refuse(link, to, error.kind());
+                    if let Some(send) = parent {
+                        self.fail_operation(send, error);
+                    }
+                    return;
+                }
+            },
+        };
+        if !self.hold_staged(link) {
+            return;
+        }
+        let key = self.operations.insert(Some(link), true, Work::Serve(serve));
+        if let Some(entry) = self.operations.get(key) {
+            entry.priority = priority;
+            let staged = entry.staged.get_or_insert_default();
+            staged.parent = parent.map(|send| (send, 0));
+            staged.held = true;
+        }
+        match slot {
+            Some(slot) => self.begin_staged(key, Pipe::new(Kind::Serve, slot, total)),
+            None => self.submit(link, key),
+        }
+    }
+
+    /// The receiver asks for a part of what this side has announced.
+    pub(crate) fn pulled(&mut self, link: LinkId, key: OpKey, body: &[u8]) -> Result<()> {
+        let pull = Pull::decode(body)?;
+        let Some((part, priority)) = self.announced_range(link, key, &pull)? else {
+            // It has ended meanwhile.
+            self.refuse(link, pull.to, ErrorKind::Canceled);
+            return Ok(());
+        };
+        self.start_serve(link, of(part, pull.to), None, priority);
+        Ok(())
+    }
+
+    /// What of an announced operation is asked for, and its priority. `None`: it has ended meanwhile. The announcement is answered by it.
+    pub(super) fn announced_range(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        pull: &Pull,
+    ) -> Result<Option<(Buffer, Priority)>> {
+        let Some(entry) = self.operations.get(key).filter(|entry| {
+            entry.link == Some(link) && entry.outcome.is_none() && entry.deferred.is_none()
+        }) else {
+            return Ok(None);
+        };
+        let priority = entry.priority;
+        let mut answered = false;
+        let buffer = match &mut entry.work {
+            Work::Send(send) if matches!(send.stage, SendStage::Announced) => {
+                send.stage = SendStage::Pulled;
+                answered = send.counts();
+                &send.buffer
+            }
+            Work::Send(send) if matches!(send.stage, SendStage::Pulled) => &send.buffer,
+            Work::Put(put) if put.announced && put.next > 0 => &put.buffer,
+            _ => return Err(violation("asks for what was not announced")),
+        };
+        let (offset, length) = (pull.offset, pull.length);
+        if offset
+            .checked_add(length)
+            .is_none_or(|end| end > buffer.len() as u64)
+        {
+            return Err(violation("asks for more than was announced"));
+        }
+        let (offset, length) = (offset as usize, length as usize);
+        let part = buffer.slice(offset..offset + length);
+        if answered {
+            self.announcement_over(link);
+        }
+        Ok(Some((part, priority)))
+    }
+
+    /// The receiver of a send from device memory takes its fragments as they come.
+    pub(crate) fn stream_send(&mut self, link: LinkId, key: OpKey, to: u64) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let priority = entry.priority;
+        let Work::Send(send) = &mut entry.work else {
+            return;
+        };
+        send.stage = SendStage::Pulled;
+        let serve = of(send.buffer.clone(), to);
+        self.start_serve(link, serve, Some(key), priority);
+    }
+
+    /// Copies as many parts into fragments as there are.
+    pub(super) fn step_serve(&mut self, key: OpKey) {
+        while let Some(pipe) = self.pipe(key)
+            && pipe.has_room()
+        {
+            let (slot, left) = (pipe.slot, pipe.total - pipe.next);
+            let Some((fragment, room)) = self.take_fragment(key, slot, Side::Out) else {
+                return;
+            };
+            let Some(pipe) = self.pipe(key) else { return };
+            let id = pipe.begin(left.min(room), Some(fragment), Stage::Loading);
+            self.move_part(key, id, true);
+        }
+    }
+
+    /// A part is in its fragment: it goes out when those before it have.
+    pub(super) fn serve_loaded(&mut self, key: OpKey, id: u32) {
+        let Some(pipe) = self.pipe(key) else { return };
+        if let Some(part) = pipe.part(id) {
+            part.stage = Stage::Ready;
+        }
+        let first = pipe.parts.front().is_some_and(|part| part.id == id);
+        if first && let Some(link) = self.operations.get(key).and_then(|entry| entry.link) {
+            self.submit(link, key);
+        }
+    }
+
+    /// The next message out of the fragments.
+    pub(crate) fn advance_staged(
+        &mut self,
+        link_id: LinkId,
+        key: OpKey,
+    ) -> Result<Step, SendError> {
+        let Some(peer) = at(&mut self.peers, link_id) else {
+            return Ok(Step::Sent);
+        };
+        let attributes = peer.attributes;
+        let Some(link) = peer.link.as_mut() else {
+            return Ok(Step::Parked);
+        };
+        let Some(entry) = self.operations.get(key) else {
+            return Ok(Step::Sent);
+        };
+        let (Work::Serve(serve), Some(staged)) = (&mut entry.work, &mut entry.staged) else {
+            return Ok(Step::Sent);
+        };
+        let Some(pipe) = &mut staged.pipe else {
+            return Ok(Step::Sent);
+        };
+        let (to, next) = (serve.out.to, serve.out.next);
+        let Some(part) = pipe.parts.front().filter(|part| part.stage == Stage::Ready) else {
+            return Ok(Step::Parked);
+        };
+        let (id, end) = (part.id, part.position + part.length);
+        let Some(fragment) = part.fragment.clone() else {
+            return Ok(Step::Parked);
+        };
+        let length = (end - next).min(fragment_size(&attributes, 0));
+        let address = fragment.address().wrapping_add(next - part.position);
+        if attributes.max_zcopy == 0 || length < ZCOPY_FROM {
+            // SAFETY: within the fragment, which the part holds, and which no engine is copying into any more.
+            let data = unsafe { slice::from_raw_parts(address, length) };
+            link.am_bcopy(control::FRAGMENT, to, &[], data)?;
+        } else {
+            let frame = lend(&mut self.operations, link_id, fragment);
+            let payload = RawSlice { address, length };
+            // SAFETY: the entry `frame` holds the fragment, and stays until the link says that it has been sent, or is dropped.
+            let sent = unsafe { link.am_zcopy(control::FRAGMENT, to, &[], payload, frame.0) };
+            if !matches!(sent, Ok(Zcopy::Pending)) {
+                self.operations.remove(frame);
+            }
+            sent?;
+        }
+        let Some(entry) = self.operations.get(key) else {
+            return Ok(Step::Sent);
+        };
+        let Work::Serve(serve) = &mut entry.work else {
+            return Ok(Step::Sent);
+        };
+        serve.out.next += length;
+        let (sent, all) = (serve.out.next, serve.length);
+        if sent < end {
+            return Ok(Step::More);
+        }
+        if let Some(pipe) = entry.pipe() {
+            pipe.end(id);
+        }
+        if sent == all {
+            self.finish(key, Outcome::Done(Ok(())));
+            return Ok(Step::Sent);
+        }
+        self.devices.step_soon(key);
+        let front = self.pipe(key).and_then(|pipe| pipe.parts.front());
+        Ok(match front {
+            Some(part) if part.stage == Stage::Ready => Step::More,
+            _ => Step::Parked,
+        })
+    }
+}
+
+/// All of a buffer, for the peer's operation `to`.
+fn of(buffer: Buffer, to: u64) -> Serve {
+    Serve {
+        length: buffer.len(),
+        source: Source::Message(buffer),
+        offset: 0,
+        out: Outgoing { to, next: 0 },
+        answer: None,
+    }
+}
+
+/// Enters a fragment that a link is going to send from where it is.
+pub(crate) fn lend(operations: &mut Operations, link: LinkId, fragment: Fragment) -> OpKey {
+    let work = Work::Frame {
+        _fragment: fragment,
+    };
+    let key = operations.insert(Some(link), true, work);
+    if let Some(entry) = operations.get(key) {
+        entry.in_flight = 1;
+        // Over as soon as the link has let go of it.
+        entry.deferred = Some(Box::new(Outcome::Done(Ok(()))));
+    }
+    key
+}

@@ -1,0 +1,34 @@
+//! Device memory across processes, on the emulated driver: real processes that export and import, killed, lied to, and given no room.
+//!
+//! The rooms are private, so this program compiles them into itself: what is tested is the same source.
+
+#![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
+
+#[path = "../../src/driver/mod.rs"]
+mod driver;
+mod error {
+    pub(crate) use wharf::{Error, ErrorKind, Result};
+}
+#[path = "../../src/transport/cuda/ipc/mod.rs"]
+#[allow(dead_code)]
+mod ipc;
+#[path = "../support/mod.rs"]
+mod support;
+mod sys;
+mod transport {
+    pub(crate) use wharf::transport::accelerator;
+}
+mod types {
+    pub(crate) use wharf::{Identity, MemoryType};
+}
+
+mod agent;
+#[path = "../emulated/stranger_cuda/api.rs"]
+mod api;
+mod cached;
+mod death;
+mod faults;
+mod hostile;
+mod kinds;
+mod rights;
+mod transfer;

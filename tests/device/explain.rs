@@ -1,0 +1,87 @@
+//! What is said of the way that a transfer takes, and transfers that are forbidden to stop on it.
+
+use wharf::{Access, ErrorKind, Mask, MemoryType, Operation, Tag};
+
+use crate::{
+    common::{DEVICE, Ends, OTHER, filled},
+    fixture::{Pair, Way, run, run_on_threads},
+    support::accelerator::{FRAGMENT, FakeAccelerator},
+};
+
+const VERBS: [Operation; 5] = [
+    Operation::TagSend,
+    Operation::AmSend,
+    Operation::Put,
+    Operation::Get,
+    Operation::Stream,
+];
+
+scenarios! {
+    everywhere:
+
+    async fn staged(way: Way) {
+        let ends = Ends::new(way).await;
+        let endpoint = &ends.here.endpoint;
+        let first = endpoint.explain(Operation::Put, DEVICE, OTHER, 1 << 20);
+        assert!(first.is_possible && first.is_staged && first.fragment.is_none(), "{first}");
+        drop(filled(&ends.here.worker, &ends.here.context, DEVICE, &[0]).await);
+        for verb in VERBS {
+            for (from, to) in [(DEVICE, MemoryType::Host), (MemoryType::Host, DEVICE), (DEVICE, OTHER)] {
+                let what = endpoint.explain(verb, from, to, 1 << 20);
+                let text = what.to_string();
+                let here = if verb == Operation::Get { to } else { from };
+                if verb == Operation::Stream && to != MemoryType::Host {
+                    assert!(!what.is_possible, "{text}");
+                    continue;
+                }
+                assert!(what.is_possible && what.is_staged, "{verb}: {text}");
+                assert_eq!(what.fragment, (here != MemoryType::Host).then_some(FRAGMENT), "{text}");
+                assert!(text.contains("cuda:0") && text.contains(way.transports()[0]), "{text}");
+                assert!(!what.rejected.is_empty() && text.contains("\n  not "), "{text}");
+            }
+            let host = endpoint.explain(verb, MemoryType::Host, MemoryType::Host, 1 << 20);
+            assert!(host.is_possible && !host.is_staged, "{host}");
+        }
+        let none = endpoint.explain(Operation::TagSend, MemoryType::Gaudi(0), MemoryType::Host, 8);
+        assert!(!none.is_possible && none.chosen.contains("gaudi:0"), "{none}");
+        let none = endpoint.explain(Operation::Atomic, MemoryType::Host, DEVICE, 8);
+        assert!(!none.is_possible, "{none}");
+        ends.end().await;
+    }
+
+    async fn forbidden(way: Way) {
+        let device = FakeAccelerator::new();
+        let accelerator = std::sync::Arc::new(device.clone());
+        let context = way.builder().accelerator(accelerator).forbid_staging().build().expect("a context");
+        let Pair { here, there } = Pair::of(&context, way).await;
+        let kind = |error: &wharf::Error| {
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains("forbids"), "{error}");
+        };
+        let said = here.endpoint.explain(Operation::TagSend, DEVICE, OTHER, 9);
+        assert!(!said.is_possible && said.chosen.contains("forbids"), "{said}");
+        let memory = async |memory_type| context.allocate_on(memory_type, 100).await.expect("memory");
+        let source = memory(DEVICE).await.freeze();
+        kind(&here.endpoint.tag_send(Tag(1), source.clone()).await.expect_err("forbidden"));
+        kind(&here.endpoint.am_send(1, "", source.clone()).await.expect_err("forbidden"));
+        let error = there.worker.tag_recv(Tag(1), Mask::ALL, memory(DEVICE).await).await.expect_err("forbidden");
+        kind(&error.into_parts().0);
+        let region = context.expose(vec![0; 100], Access::READ | Access::WRITE).await.expect("exposed");
+        let host = here.endpoint.import(&region.descriptor().expect("a descriptor")).expect("the peer's");
+        kind(&here.endpoint.put(source.clone(), host.clone()).await.expect_err("forbidden"));
+        let error = here.endpoint.get(host, memory(DEVICE).await).await.expect_err("forbidden");
+        kind(&error.into_parts().0);
+        let region = context.expose(memory(OTHER).await, Access::READ | Access::WRITE).await.expect("exposed");
+        let there = here.endpoint.import(&region.descriptor().expect("a descriptor")).expect("the peer's");
+        kind(&here.endpoint.put(vec![1; 100], there.clone()).await.expect_err("forbidden"));
+        kind(&here.endpoint.get(there, vec![1; 100]).await.expect_err("forbidden").into_parts().0);
+        let mut stream = here.endpoint.stream().await.expect("a stream");
+        kind(&stream.write_buffer(source.clone()).await.expect_err("forbidden"));
+        let error = here.worker.copy(source.clone(), vec![0; 100]).await.expect_err("forbidden");
+        kind(&error.into_parts().0);
+        // Engines that need no stop go on.
+        let pinned = here.worker.copy(source, memory(MemoryType::HostPinned).await).await.expect("copied");
+        here.worker.copy(pinned.freeze(), memory(OTHER).await).await.expect("copied");
+        device.check();
+    }
+}
