@@ -55,6 +55,11 @@ pub trait Accelerator: Send + Sync + fmt::Debug + 'static {
     /// What the driver said.
     fn open(&self) -> Result<Box<dyn CopyEngine>>;
 
+    /// Whether it exports and imports memory of some kind at all.
+    fn shares(&self) -> bool {
+        false
+    }
+
     /// What lets another process on this host reach `length` bytes of this process's device memory at `address`. Cheap when the allocation was
     /// exported before. May take long else; called outside of locks, on a thread that may block. The memory stays allocated meanwhile.
     ///

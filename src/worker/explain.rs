@@ -205,7 +205,50 @@ impl Peer {
     }
 }
 
+/// The way between device memories of two processes of a host.
+const OPENED: &str = "opening the peer's memory";
+
 impl Core {
+    /// Whether the peer's memory is opened, or why not. `None`: these accelerators, or operations, do not do that at all.
+    fn route_explained(
+        &mut self,
+        link: crate::LinkId,
+        operation: Operation,
+        types: &[MemoryType],
+        length: usize,
+    ) -> Option<Result<Explanation, String>> {
+        let pulled = matches!(
+            operation,
+            Operation::TagSend
+                | Operation::TagRecv
+                | Operation::AmSend
+                | Operation::AmRecv
+                | Operation::Put
+                | Operation::Get
+        );
+        let slot = self.devices.sharing_slot(types).filter(|_| pulled)?;
+        if self.has_route(link, slot, length) {
+            let who = match operation {
+                Operation::TagRecv | Operation::AmRecv | Operation::Get => "this side",
+                _ => "the peer",
+            };
+            let text = format!(
+                "{who} opens the other's memory, and its engine copies device to device; staged where that memory cannot be opened"
+            );
+            let why = "the host's memory is on no path between the two";
+            return Some(Ok(Explanation::way(text).not("staging", why)));
+        }
+        let peer = self.peer(link)?;
+        Some(Err(match &peer.unrouted {
+            Some(error) => error.to_string(),
+            None if peer.one_copy.is_none() => {
+                let name = peer.attributes.transport;
+                format!("{name} does not show that the peer is on this host")
+            }
+            None => format!("{length} bytes go through one fragment as fast"),
+        }))
+    }
+
     /// How an operation on a connection goes.
     pub(crate) fn explain(
         &mut self,
@@ -225,6 +268,10 @@ impl Core {
         let mine: Vec<_> = types.iter().copied().filter(|held| *held == here).collect();
         let fragment = self.devices.fragment(&mine);
         let forbidden = self.devices.staging_forbidden();
+        let route = match types.len() {
+            2 => self.route_explained(link, operation, &types, length),
+            _ => None,
+        };
         let peer = self.peer(link)?;
         if types.is_empty() {
             return Some(peer.explain_host(operation, length));
@@ -235,6 +282,11 @@ impl Core {
             to,
             fragment.as_ref().ok().copied().flatten(),
         );
+        let way = match route {
+            Some(Ok(route)) if fragment.is_ok() && way.is_possible => return Some(route),
+            Some(Err(why)) => way.not(OPENED, why),
+            _ => way,
+        };
         Some(match fragment {
             _ if !way.is_possible => way,
             Err(error) => Explanation::never(error.to_string()),

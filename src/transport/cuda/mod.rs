@@ -153,6 +153,10 @@ impl Accelerator for CudaCopy {
         Ok(Box::new(engine::Engine::open(Arc::clone(&self.shared))?))
     }
 
+    fn shares(&self) -> bool {
+        true
+    }
+
     fn export(&self, address: u64, length: u64) -> Result<Export> {
         self.ipc()?.export(address, length)
     }

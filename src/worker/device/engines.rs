@@ -180,6 +180,19 @@ impl Devices {
         }
     }
 
+    /// Whether memory of this accelerator may be opened by other processes.
+    pub(super) fn shares(&self, slot: usize) -> bool {
+        let accelerators = self.context.as_ref().map(Context::accelerators);
+        let accelerator = accelerators.and_then(|accelerators| accelerators.get(slot));
+        accelerator.is_some_and(|accelerator| accelerator.shares())
+    }
+
+    /// The accelerator that serves all of these types, if it shares their memory between processes.
+    pub(crate) fn sharing_slot(&self, types: &[MemoryType]) -> Option<usize> {
+        let slot = self.slot_for(types).ok()?;
+        self.shares(slot).then_some(slot)
+    }
+
     /// The same for a transfer that stops in host memory.
     pub(super) fn staging_slot_for(&self, types: &[MemoryType]) -> Result<usize> {
         match self.staging_forbidden() {

@@ -61,10 +61,21 @@ use crate::{
 /// `Unsupported`.
 #[cold]
 pub(crate) fn admit(context: &Context, types: &[MemoryType], operation: Operation) -> Result<()> {
-    find(context, types).map_err(|error| error.during(operation))?;
+    let place = find(context, types).map_err(|error| error.during(operation))?;
     match operation {
         // Not all of them stop anywhere.
         Operation::Copy => Ok(()),
+        // What a peer opens does not; what does is refused when that is known.
+        Operation::TagSend
+        | Operation::TagRecv
+        | Operation::AmSend
+        | Operation::AmRecv
+        | Operation::Put
+        | Operation::Get
+            if context.accelerators()[place].shares() =>
+        {
+            Ok(())
+        }
         _ => admit_staging(context, operation),
     }
 }

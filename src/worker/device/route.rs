@@ -34,6 +34,7 @@ use crate::{
 };
 
 use super::{
+    forbidden,
     open::Opener,
     pipe::{Kind, Stage, end},
 };
@@ -81,13 +82,19 @@ enum Answer {
 
 impl Core {
     /// Whether to ask for the way to a peer's device memory, rather than to stage at once.
-    pub(super) fn route_to(&mut self, link: LinkId, total: usize) -> Route {
-        let direct = at(&mut self.peers, link)
-            .is_some_and(|peer| peer.one_copy.is_some() && peer.unrouted.is_none());
-        match direct && total >= ROUTE_FROM {
+    pub(super) fn route_to(&mut self, link: LinkId, slot: usize, total: usize) -> Route {
+        match self.has_route(link, slot, total) {
             true => Route::Ask,
             false => Route::Staged,
         }
+    }
+
+    /// Whether memory of the accelerator in this place is opened rather than staged, where it can be.
+    pub(crate) fn has_route(&mut self, link: LinkId, slot: usize, total: usize) -> bool {
+        let shares = self.devices.shares(slot);
+        let direct = at(&mut self.peers, link)
+            .is_some_and(|peer| peer.one_copy.is_some() && peer.unrouted.is_none());
+        shares && direct && (total >= ROUTE_FROM || self.devices.staging_forbidden())
     }
 
     /// The next step of a pull that may have a route. `true`: it has none, and is staged.
@@ -100,7 +107,7 @@ impl Core {
         };
         let total = pipe.total;
         match &pipe.route {
-            Route::Staged => return true,
+            Route::Staged => return self.may_stage(key),
             Route::Asked | Route::Opening { .. } => return false,
             Route::Open { .. } => {
                 self.copy_routed(key);
@@ -123,7 +130,7 @@ impl Core {
         };
         if !whole {
             pipe.route = Route::Staged;
-            return true;
+            return self.may_stage(key);
         }
         pipe.route = Route::Asked;
         let body = Asked {
@@ -136,6 +143,17 @@ impl Core {
         };
         self.control(link, control::ROUTE, header, &body.encode());
         false
+    }
+
+    /// Whether a pull may stop in host memory. `false`: it has failed.
+    fn may_stage(&mut self, key: OpKey) -> bool {
+        let run = self.target_run(key, 0);
+        let stops = run.is_some_and(|run| matches!(run.at, Location::Device { .. }));
+        if stops && self.devices.staging_forbidden() {
+            self.staging_failed(key, forbidden());
+            return false;
+        }
+        true
     }
 
     /// Has the engine copy as many parts as may be under way.
