@@ -50,7 +50,11 @@ pub(crate) fn memory_types(case: &mut Case) -> Verdict {
 
     let pinned = current.pinned(10_000);
     is("pinned memory", pinned, MemoryType::HostPinned);
-    is("pinned memory, inside", pinned + 9_999, MemoryType::HostPinned);
+    is(
+        "pinned memory, inside",
+        pinned + 9_999,
+        MemoryType::HostPinned,
+    );
     current.free_pinned(pinned);
     is("pinned memory that was freed", pinned, MemoryType::Host);
 
@@ -60,15 +64,25 @@ pub(crate) fn memory_types(case: &mut Case) -> Verdict {
     is("registered memory", pages + 8192, MemoryType::HostPinned);
     is("its last byte", pages + 16383, MemoryType::HostPinned);
     is("behind registered memory", pages + 16384, MemoryType::Host);
-    case.note("from before into registered memory", type_of(&context, pages + 4096, 8192));
+    case.note(
+        "from before into registered memory",
+        type_of(&context, pages + 4096, 8192),
+    );
     raw.ok(raw.cuMemHostUnregister(pages + 8192));
-    is("memory that is not registered any more", pages + 8192, MemoryType::Host);
+    is(
+        "memory that is not registered any more",
+        pages + 8192,
+        MemoryType::Host,
+    );
 
     let memory = current.alloc(3 * MIB);
     is("device memory", memory, DEVICE);
     is("device memory, inside", memory + 12_345, DEVICE);
     is("its last byte", memory + (3 * MIB - 1) as u64, DEVICE);
-    case.note("one past its end", type_of(&context, memory + (3 * MIB) as u64, 1));
+    case.note(
+        "one past its end",
+        type_of(&context, memory + (3 * MIB) as u64, 1),
+    );
     current.free(memory);
     is("device memory that was freed", memory, MemoryType::Host);
 
@@ -85,10 +99,18 @@ pub(crate) fn memory_types(case: &mut Case) -> Verdict {
     let block = current.granularity();
     let mapped = current.mapped(block, 2, 0);
     is("mapped memory", mapped, DEVICE);
-    is("mapped memory, second piece", mapped + block as u64 + 5, DEVICE);
+    is(
+        "mapped memory, second piece",
+        mapped + block as u64 + 5,
+        DEVICE,
+    );
     raw.ok(raw.cuMemUnmap(mapped, 2 * block));
     raw.ok(raw.cuMemAddressFree(mapped, 2 * block));
-    is("memory that is not mapped any more", mapped, MemoryType::Host);
+    is(
+        "memory that is not mapped any more",
+        mapped,
+        MemoryType::Host,
+    );
 
     let stream = current.stream();
     let mut pooled = 0;
@@ -106,7 +128,10 @@ pub(crate) fn memory_types(case: &mut Case) -> Verdict {
 
     match Kernels::load(&current, case.emulated).global() {
         Some(variable) => is("a module's variable", variable, DEVICE),
-        None => case.without("a module's variable", "the emulated driver loads no modules"),
+        None => case.without(
+            "a module's variable",
+            "the emulated driver loads no modules",
+        ),
     }
     drop(heap);
     Verdict::Ran
@@ -118,7 +143,10 @@ pub(crate) fn ranges_and_numbers(case: &mut Case) -> Verdict {
     let current = Current::enter();
     let raw = current.raw;
     let sizes = [1, 100, 1000, 4096, 70_000, MIB, 5 * MIB];
-    let all: Vec<(u64, usize)> = sizes.iter().map(|len| (current.alloc(*len), *len)).collect();
+    let all: Vec<(u64, usize)> = sizes
+        .iter()
+        .map(|len| (current.alloc(*len), *len))
+        .collect();
     let mut numbers = Vec::new();
     for (at, len) in &all {
         for inside in [0, len / 2, len - 1] {
@@ -137,7 +165,10 @@ pub(crate) fn ranges_and_numbers(case: &mut Case) -> Verdict {
     let context = device::context(Progress::Adaptive);
     let number = |at| {
         let range = AddressRange::new(at, 8).expect("a range");
-        context.refresh_memory_attributes(range).expect("an answer").id
+        context
+            .refresh_memory_attributes(range)
+            .expect("an answer")
+            .id
     };
     let first = current.alloc(4 * MIB);
     let (of_driver, of_wharf) = (raw.pointer(BUFFER_ID, first), number(first));
@@ -148,7 +179,11 @@ pub(crate) fn ranges_and_numbers(case: &mut Case) -> Verdict {
         again.push(current.alloc(4 * MIB));
     }
     if again.last() == Some(&first) {
-        assert_ne!(raw.pointer(BUFFER_ID, first), of_driver, "freed and allocated anew");
+        assert_ne!(
+            raw.pointer(BUFFER_ID, first),
+            of_driver,
+            "freed and allocated anew"
+        );
         assert_ne!(number(first), of_wharf, "freed and allocated anew");
     } else {
         case.without("the same address again", "64 allocations got others");
@@ -181,7 +216,9 @@ pub(crate) fn the_host_cannot_touch_it(case: &mut Case) -> Verdict {
     let read = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
     let error = io::Error::last_os_error().raw_os_error();
     match error {
-        Some(libc::EPERM | libc::ENOSYS) if read < 0 => case.without("process_vm_readv", io::Error::last_os_error()),
+        Some(libc::EPERM | libc::ENOSYS) if read < 0 => {
+            case.without("process_vm_readv", io::Error::last_os_error())
+        }
         _ => assert_eq!((read, error), (-1, Some(libc::EFAULT)), "process_vm_readv"),
     }
     current.free(at);

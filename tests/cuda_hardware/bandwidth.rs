@@ -121,7 +121,12 @@ pub(crate) fn bandwidth(case: &mut Case) -> Verdict {
                 let rate = runtime.block_on(wharf(&context, &worker, way, *len, count));
                 by_wharf = by_wharf.max(rate);
             }
-            record(case, &format!("{}, {} KiB", way.name, len >> 10), by_driver, by_wharf);
+            record(
+                case,
+                &format!("{}, {} KiB", way.name, len >> 10),
+                by_driver,
+                by_wharf,
+            );
         }
     }
 
@@ -138,9 +143,17 @@ pub(crate) fn bandwidth(case: &mut Case) -> Verdict {
         .await;
         (2 * len * (count + 2 * FLYING)) as f64 / start.elapsed().as_secs_f64()
     });
-    record(case, &format!("both directions, {} KiB", len >> 10), both(&current, len, count), by_wharf);
+    record(
+        case,
+        &format!("both directions, {} KiB", len >> 10),
+        both(&current, len, count),
+        by_wharf,
+    );
     case.note("torch", "not compared: the driver's own loop is the bound");
-    case.note("the clock", "the host's, from the first call to the last completion");
+    case.note(
+        "the clock",
+        "the host's, from the first call to the last completion",
+    );
     Verdict::Ran
 }
 
@@ -148,7 +161,10 @@ pub(crate) fn bandwidth(case: &mut Case) -> Verdict {
 fn both(current: &Current, len: usize, count: usize) -> f64 {
     let start = Instant::now();
     let streams = [current.stream(), current.stream()];
-    let (host, memory) = ([current.pinned(len), current.pinned(len)], [current.alloc(len), current.alloc(len)]);
+    let (host, memory) = (
+        [current.pinned(len), current.pinned(len)],
+        [current.alloc(len), current.alloc(len)],
+    );
     let count = count + 2 * FLYING;
     for _ in 0..count {
         current.copy(memory[0], host[0], len, streams[0]);
@@ -167,5 +183,9 @@ fn both(current: &Current, len: usize, count: usize) -> f64 {
 fn record(case: &mut Case, what: &str, by_driver: f64, by_wharf: f64) {
     case.figure(format!("{what}: driver"), by_driver / 1e9, "GB/s");
     case.figure(format!("{what}: wharf"), by_wharf / 1e9, "GB/s");
-    case.figure(format!("{what}: wharf to driver"), by_wharf / by_driver, "ratio");
+    case.figure(
+        format!("{what}: wharf to driver"),
+        by_wharf / by_driver,
+        "ratio",
+    );
 }

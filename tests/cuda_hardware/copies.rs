@@ -10,7 +10,7 @@ use std::{
 };
 
 use tokio::time::timeout;
-use wharf::{Context, ErrorKind, MemoryType, Progress, Worker, memory::MemoryDomain, transport::Accelerator};
+use wharf::{Context, ErrorKind, MemoryType, Progress, Worker, transport::Accelerator};
 
 use crate::{
     device::{self, Current, DEVICE, MIB, filled, guarded, pattern, random, read, runtime},
@@ -40,13 +40,19 @@ pub(crate) fn every_byte(case: &mut Case) -> Verdict {
         for (size, offset) in jobs {
             for host in [MemoryType::Host, MemoryType::HostPinned] {
                 let bytes = pattern(size as u64, size);
-                let source = filled(&context, &worker, host, bytes.clone()).await.freeze();
+                let source = filled(&context, &worker, host, bytes.clone())
+                    .await
+                    .freeze();
                 let poisoned = vec![POISON; size + offset + 9];
                 let first = filled(&context, &worker, DEVICE, poisoned.clone()).await;
-                let first = guarded(worker.copy(source, first).at(offset)).await.expect("to the device");
+                let first = guarded(worker.copy(source, first).at(offset))
+                    .await
+                    .expect("to the device");
                 let second = filled(&context, &worker, DEVICE, poisoned.clone()).await;
                 let middle = first.freeze().slice(offset..offset + size);
-                let second = guarded(worker.copy(middle, second).at(offset)).await.expect("on the device");
+                let second = guarded(worker.copy(middle, second).at(offset))
+                    .await
+                    .expect("on the device");
                 let back = read(&worker, second).await;
                 let (before, rest) = back.split_at(offset);
                 let (middle, behind) = rest.split_at(size);
@@ -57,7 +63,9 @@ pub(crate) fn every_byte(case: &mut Case) -> Verdict {
         }
         // Nothing to copy.
         let memory = filled(&context, &worker, DEVICE, vec![1; 8]).await;
-        let memory = guarded(worker.copy(Vec::new(), memory)).await.expect("no bytes");
+        let memory = guarded(worker.copy(Vec::new(), memory))
+            .await
+            .expect("no bytes");
         assert_eq!(read(&worker, memory).await, [1; 8]);
     });
     Verdict::Ran
@@ -71,7 +79,14 @@ pub(crate) fn nothing_is_left(case: &mut Case) -> Verdict {
         runtime().block_on(async {
             let context = device::context(Progress::Adaptive);
             let worker = Worker::new(&context).expect("a worker");
-            let source = filled(&context, &worker, MemoryType::HostPinned, pattern(1, 40_000)).await.freeze();
+            let source = filled(
+                &context,
+                &worker,
+                MemoryType::HostPinned,
+                pattern(1, 40_000),
+            )
+            .await
+            .freeze();
             let mut target = Some(filled(&context, &worker, DEVICE, vec![0; 40_000]).await);
             for at in 0..count {
                 let len = 1 + at % 40_000;
@@ -88,7 +103,10 @@ pub(crate) fn nothing_is_left(case: &mut Case) -> Verdict {
                 target = Some(guarded(copy).await.expect("copied"));
             }
             drop((source, target));
-            worker.shutdown(Duration::from_secs(20)).await.expect("at rest");
+            worker
+                .shutdown(Duration::from_secs(20))
+                .await
+                .expect("at rest");
         });
     };
     // What stays for good, such as contexts, streams and fragments, comes with the first.
@@ -107,10 +125,18 @@ pub(crate) fn nothing_is_left(case: &mut Case) -> Verdict {
     }
     case.figure("operations", rounds as f64, "operations");
     case.figure("time", start.elapsed().as_secs_f64(), "s");
-    case.figure("descriptors more", after.0 as f64 - fds as f64, "descriptors");
+    case.figure(
+        "descriptors more",
+        after.0 as f64 - fds as f64,
+        "descriptors",
+    );
     case.figure("device memory more", after.1 as f64 - used as f64, "B");
     assert!(after.0 <= fds + 4, "{fds} descriptors, then {}", after.0);
-    assert!(after.1 <= used + 8 * MIB, "{used} bytes of the device, then {}", after.1);
+    assert!(
+        after.1 <= used + 8 * MIB,
+        "{used} bytes of the device, then {}",
+        after.1
+    );
 
     let mut child = case.child("T18 forks", &[]);
     let said = runtime().block_on(child.hear());
@@ -152,7 +178,9 @@ async fn load(context: Context, seed: u64, time: Duration) -> u64 {
     const MOST: usize = 256 << 10;
     let worker = Worker::new(&context).expect("a worker");
     let bytes = pattern(seed, MOST);
-    let source = filled(&context, &worker, MemoryType::HostPinned, bytes.clone()).await.freeze();
+    let source = filled(&context, &worker, MemoryType::HostPinned, bytes.clone())
+        .await
+        .freeze();
     let mut spare = Vec::new();
     for _ in 0..64 {
         spare.push(filled(&context, &worker, DEVICE, vec![0; MOST]).await);
@@ -179,7 +207,9 @@ async fn load(context: Context, seed: u64, time: Duration) -> u64 {
 
 /// T19. Each on a thread with a runtime and a worker of its own.
 pub(crate) fn two_runtimes(case: &mut Case) -> Verdict {
-    let seconds = std::env::var("WHARFTEST_SOAK").ok().and_then(|text| text.parse().ok());
+    let seconds = std::env::var("WHARFTEST_SOAK")
+        .ok()
+        .and_then(|text| text.parse().ok());
     let time = Duration::from_secs(seconds.unwrap_or(case.pick(60, 1)));
     let rate = |bytes: u64| bytes as f64 / time.as_secs_f64() / 1e9;
     let run = |seed: u64| {
@@ -194,6 +224,10 @@ pub(crate) fn two_runtimes(case: &mut Case) -> Verdict {
     let two = [run(4), run(5)].map(|thread| thread.join().expect("no panic"));
     case.figure("one runtime", rate(one), "GB/s");
     case.figure("two runtimes", rate(two[0] + two[1]), "GB/s");
-    case.figure("two to one", (two[0] + two[1]) as f64 / one.max(1) as f64, "ratio");
+    case.figure(
+        "two to one",
+        (two[0] + two[1]) as f64 / one.max(1) as f64,
+        "ratio",
+    );
     Verdict::Ran
 }

@@ -122,7 +122,9 @@ impl Current {
     #[track_caller]
     pub(crate) fn granularity(&self) -> usize {
         let mut bytes = 0;
-        let code = self.raw.cuMemGetAllocationGranularity(&mut bytes, &prop(1), 0);
+        let code = self
+            .raw
+            .cuMemGetAllocationGranularity(&mut bytes, &prop(1), 0);
         self.raw.ok(code);
         bytes
     }
@@ -172,6 +174,11 @@ pub(crate) fn address(bytes: &[u8]) -> u64 {
     bytes.as_ptr().expose_provenance() as u64
 }
 
+/// The address of host memory that the driver writes.
+pub(crate) fn address_mut(bytes: &mut [u8]) -> u64 {
+    bytes.as_mut_ptr().expose_provenance() as u64
+}
+
 /// Pages of the program's own: of an unnamed file, or of none. For good.
 pub(crate) fn pages(len: usize, of_a_file: bool) -> u64 {
     let file = of_a_file.then(|| {
@@ -213,7 +220,14 @@ pub(crate) fn map_fd(fd: &impl AsRawFd, len: usize, offset: u64) -> std::io::Res
     // SAFETY: a new mapping where the kernel likes.
     let at = unsafe {
         let none = std::ptr::null_mut();
-        libc::mmap(none, len, rights, libc::MAP_SHARED, fd.as_raw_fd(), offset as i64)
+        libc::mmap(
+            none,
+            len,
+            rights,
+            libc::MAP_SHARED,
+            fd.as_raw_fd(),
+            offset as i64,
+        )
     };
     match at {
         libc::MAP_FAILED => Err(std::io::Error::last_os_error()),
@@ -224,7 +238,11 @@ pub(crate) fn map_fd(fd: &impl AsRawFd, len: usize, offset: u64) -> std::io::Res
 /// Bytes that tell where they are from.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64)
-        .map(|at| (at.wrapping_add(seed.wrapping_mul(977)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
+        .map(|at| {
+            (at.wrapping_add(seed.wrapping_mul(977))
+                .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                >> 56) as u8
+        })
         .collect()
 }
 
@@ -323,7 +341,9 @@ impl Kernels {
         let (mut at, mut len) = (0, 0);
         let name: *const c_char = c"wharf_word".as_ptr();
         (!self.emulated).then(|| {
-            self.raw.ok(self.raw.cuModuleGetGlobal_v2(&mut at, &mut len, self.module, name));
+            self.raw.ok(self
+                .raw
+                .cuModuleGetGlobal_v2(&mut at, &mut len, self.module, name));
             assert_eq!(len, 8);
             at
         })
@@ -333,7 +353,19 @@ impl Kernels {
         let (raw, mut function) = (self.raw, 0);
         raw.ok(raw.cuModuleGetFunction(&mut function, self.module, name.as_ptr()));
         let none = std::ptr::null();
-        let code = raw.cuLaunchKernel(function, 1, 1, 1, 256, 1, 1, 0, stream, arguments.as_ptr(), none);
+        let code = raw.cuLaunchKernel(
+            function,
+            1,
+            1,
+            1,
+            256,
+            1,
+            1,
+            0,
+            stream,
+            arguments.as_ptr(),
+            none,
+        );
         raw.ok(code);
     }
 
@@ -358,7 +390,11 @@ impl Kernels {
     pub(crate) fn filled(&self, len: usize, round: u32) -> Vec<u8> {
         if self.emulated {
             return (0..len as u64)
-                .map(|at| (at.wrapping_add(round.into()).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
+                .map(|at| {
+                    (at.wrapping_add(round.into())
+                        .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+                        >> 56) as u8
+                })
                 .collect();
         }
         round.to_ne_bytes().repeat(len / 4)
@@ -367,7 +403,8 @@ impl Kernels {
     /// Breaks the context.
     pub(crate) fn break_it(&self, stream: u64) {
         if self.emulated {
-            self.raw.control(&format!("kernel {stream} 20000 break 700"));
+            self.raw
+                .control(&format!("kernel {stream} 20000 break 700"));
         } else {
             self.launch(&CString::from(c"illegal"), stream, &[]);
         }
@@ -377,7 +414,8 @@ impl Kernels {
 /// The accelerator, on the suite's driver. One for the process.
 pub(crate) fn accelerator() -> CudaCopy {
     static ONE: OnceLock<CudaCopy> = OnceLock::new();
-    ONE.get_or_init(|| CudaCopy::with_library(suite::library())).clone()
+    ONE.get_or_init(|| CudaCopy::with_library(suite::library()))
+        .clone()
 }
 
 /// A stream as wharf takes it.
@@ -406,7 +444,12 @@ pub(crate) async fn guarded<F: Future>(future: F) -> F::Output {
 }
 
 /// Memory with these bytes.
-pub(crate) async fn filled(context: &Context, worker: &Worker, of: MemoryType, bytes: Vec<u8>) -> BufferMut {
+pub(crate) async fn filled(
+    context: &Context,
+    worker: &Worker,
+    of: MemoryType,
+    bytes: Vec<u8>,
+) -> BufferMut {
     let memory = context.allocate_on(of, bytes.len()).await.expect("memory");
     guarded(worker.copy(bytes, memory)).await.expect("filled")
 }

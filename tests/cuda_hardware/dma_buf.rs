@@ -19,8 +19,8 @@ use crate::{
     support::open_fds,
 };
 
-const DMA_BUF: i32 = 124;
-const MMAP: i32 = 152;
+const DMA_BUF: u32 = 124;
+const MMAP: u32 = 152;
 const PCIE: u64 = 1;
 
 /// What the driver gives for the range, or its code.
@@ -78,14 +78,21 @@ pub(crate) fn export(case: &mut Case) -> Verdict {
         let exported = context.export(range).expect("a dma-buf");
         case.note(
             format!("wharf, {bytes} bytes at {start}"),
-            format_args!("offset {}, length {:?}", exported.offset, length(exported.fd).ok()),
+            format_args!(
+                "offset {}, length {:?}",
+                exported.offset,
+                length(exported.fd).ok()
+            ),
         );
     }
 
     let block = current.granularity();
     let mapped = current.mapped(block, 3, 1);
     case.note("mapped memory, one piece", said(ask(raw, mapped, block, 0)));
-    case.note("mapped memory, three pieces", said(ask(raw, mapped, 3 * block, 0)));
+    case.note(
+        "mapped memory, three pieces",
+        said(ask(raw, mapped, 3 * block, 0)),
+    );
     raw.ok(raw.cuMemUnmap(mapped, 3 * block));
     raw.ok(raw.cuMemAddressFree(mapped, 3 * block));
 
@@ -99,12 +106,22 @@ pub(crate) fn export(case: &mut Case) -> Verdict {
     let after = open_fds();
     // Nothing else opens or closes descriptors in thousands meanwhile.
     assert!(after < before + 100, "{before} descriptors, then {after}");
-    case.figure("descriptors after so many exports", after as f64 - before as f64, "descriptors");
+    case.figure(
+        "descriptors after so many exports",
+        after as f64 - before as f64,
+        "descriptors",
+    );
 
     let kept = ask(raw, at, len, 0).expect("a descriptor");
     current.free(at);
-    case.note("freed, while a descriptor is open", said(ask(raw, at, len, 0)));
-    case.note("its length afterwards", format_args!("{:?}", length(kept).ok()));
+    case.note(
+        "freed, while a descriptor is open",
+        said(ask(raw, at, len, 0)),
+    );
+    case.note(
+        "its length afterwards",
+        format_args!("{:?}", length(kept).ok()),
+    );
     Verdict::Ran
 }
 
@@ -126,7 +143,7 @@ pub(crate) fn mapped(case: &mut Case) -> Verdict {
                 let bytes = device::pattern(20, 4096);
                 device::bytes(address, 4096).copy_from_slice(&bytes);
                 let mut back = vec![0; 4096];
-                raw.ok(raw.cuMemcpyDtoH_v2(device::address(&back), at, 4096));
+                raw.ok(raw.cuMemcpyDtoH_v2(device::address_mut(&mut back), at, 4096));
                 assert!(back == bytes, "what the host wrote");
                 let other = device::pattern(21, 4096);
                 raw.ok(raw.cuMemcpyHtoD_v2(at, device::address(&other), 4096));

@@ -21,7 +21,8 @@ pub(crate) fn loader(case: &mut Case) -> Verdict {
     let mut version = 0;
     raw.ok(raw.cuDriverGetVersion(&mut version));
     let path = suite::library();
-    let cuda = Cuda::load(path.is_absolute().then_some(path.as_path())).expect("the crate loads it");
+    let cuda =
+        Cuda::load(path.is_absolute().then_some(path.as_path())).expect("the crate loads it");
     assert_eq!(i64::from(cuda.version().0), i64::from(version));
     let (mut found, mut other, mut absent) = (0, Vec::new(), Vec::new());
     for (name, since, required) in Cuda::functions() {
@@ -31,17 +32,29 @@ pub(crate) fn loader(case: &mut Case) -> Verdict {
             continue;
         };
         found += 1;
-        let base = CString::new(name.trim_end_matches("_v2").trim_end_matches("_v3")).expect("no zero");
+        let base =
+            CString::new(name.trim_end_matches("_v2").trim_end_matches("_v3")).expect("no zero");
         let (mut at, mut status) = (std::ptr::null_mut(), 9);
         let since = i32::try_from(since.0).expect("a version").max(2000);
         match raw.cuGetProcAddress_v2(base.as_ptr(), &mut at, since, 0, &mut status) {
             0 if at.addr() == exported => {}
-            0 => other.push(format!("{name} at {since}: status {status}, another address")),
-            code => other.push(format!("{name} at {since}: {}, status {status}", raw.name(code))),
+            0 => other.push(format!(
+                "{name} at {since}: status {status}, another address"
+            )),
+            code => other.push(format!(
+                "{name} at {since}: {}, status {status}",
+                raw.name(code)
+            )),
         }
     }
     let (mut at, mut status) = (std::ptr::null_mut(), 9);
-    let too_high = raw.cuGetProcAddress_v2(c"cuMemAlloc".as_ptr(), &mut at, version + 1000, 0, &mut status);
+    let too_high = raw.cuGetProcAddress_v2(
+        c"cuMemAlloc".as_ptr(),
+        &mut at,
+        version + 1000,
+        0,
+        &mut status,
+    );
     case.note("a version above the driver's", raw.name(too_high));
     case.note("found otherwise by the driver", other.join("; "));
     case.note("absent", absent.join(" "));
@@ -109,7 +122,10 @@ pub(crate) fn contexts(case: &mut Case) -> Verdict {
     raw.ok(raw.cuLaunchHostFunc(stream, calls_back, std::ptr::null_mut()));
     current.wait(stream);
     raw.ok(raw.cuStreamDestroy_v2(stream));
-    case.note("a call from a host function", raw.name(IN_CALLBACK.load(SeqCst)));
+    case.note(
+        "a call from a host function",
+        raw.name(IN_CALLBACK.load(SeqCst)),
+    );
     drop(current);
 
     // Tasks that wake up on other threads, none of which has a context when wharf is done with it.
@@ -128,7 +144,10 @@ pub(crate) fn contexts(case: &mut Case) -> Verdict {
                     let bytes = pattern(seed + round, 70_000);
                     let memory = device::filled(&context, &worker, DEVICE, bytes.clone()).await;
                     tokio::task::yield_now().await;
-                    assert!(read(&worker, memory).await == bytes, "the bytes of task {seed}");
+                    assert!(
+                        read(&worker, memory).await == bytes,
+                        "the bytes of task {seed}"
+                    );
                     let mut here = 1;
                     let raw = suite::raw();
                     raw.ok(raw.cuCtxGetCurrent(&mut here));
@@ -157,7 +176,10 @@ pub(crate) fn uninitialised(parent: Parent) {
     say("device without", raw.cuCtxGetDevice(&mut number));
     say("allocate without", raw.cuMemAlloc_v2(&mut word, 8));
     say("host memory without", raw.cuMemHostAlloc(&mut word, 8, 0));
-    say("range without", raw.cuMemGetAddressRange_v2(&mut word, &mut len, 4096));
+    say(
+        "range without",
+        raw.cuMemGetAddressRange_v2(&mut word, &mut len, 4096),
+    );
     say("stream without", raw.cuStreamCreate(&mut word, 1));
     say("event without", raw.cuEventCreate(&mut word, 2));
     say("synchronize without", raw.cuCtxSynchronize());

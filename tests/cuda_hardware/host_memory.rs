@@ -18,16 +18,33 @@ pub(crate) fn registration(case: &mut Case) -> Verdict {
     raw.ok(register(pages + 100, 1000));
     assert_eq!(register(pages + 100, 1000), ALREADY_REGISTERED, "the same");
     assert_eq!(register(pages + 1099, 10), ALREADY_REGISTERED, "an overlap");
-    case.note("a neighbour in the same page", raw.name(register(pages + 1100, 100)));
-    assert_eq!(raw.cuMemHostUnregister(pages), NOT_REGISTERED, "another address");
-    case.note("its second half", raw.name(raw.cuMemHostUnregister(pages + 600)));
+    case.note(
+        "a neighbour in the same page",
+        raw.name(register(pages + 1100, 100)),
+    );
+    assert_eq!(
+        raw.cuMemHostUnregister(pages),
+        NOT_REGISTERED,
+        "another address"
+    );
+    case.note(
+        "its second half",
+        raw.name(raw.cuMemHostUnregister(pages + 600)),
+    );
     raw.ok(raw.cuMemHostUnregister(pages + 100));
     // Fails when the neighbour was refused.
     let _ = raw.cuMemHostUnregister(pages + 1100);
-    assert_eq!(raw.cuMemHostUnregister(pages + 100), NOT_REGISTERED, "twice");
+    assert_eq!(
+        raw.cuMemHostUnregister(pages + 100),
+        NOT_REGISTERED,
+        "twice"
+    );
     device::unmap(pages, MIB);
 
-    let sizes = case.pick(&[MIB, 64 * MIB, 1024 * MIB, 4096 * MIB][..], &[MIB, 16 * MIB]);
+    let sizes = case.pick(
+        &[MIB, 64 * MIB, 1024 * MIB, 4096 * MIB][..],
+        &[MIB, 16 * MIB],
+    );
     for len in sizes {
         for huge in [false, true] {
             let at = device::pages(*len, false);
@@ -44,10 +61,22 @@ pub(crate) fn registration(case: &mut Case) -> Verdict {
             let both = start.elapsed();
             device::unmap(at, *len);
             let gib = *len as f64 / (1 << 30) as f64;
-            let what = format!("{} MiB{}", len / MIB, if huge { ", huge pages" } else { "" });
-            case.figure(format!("register {what}"), registered.as_secs_f64() / gib, "s/GiB");
+            let what = format!(
+                "{} MiB{}",
+                len / MIB,
+                if huge { ", huge pages" } else { "" }
+            );
+            case.figure(
+                format!("register {what}"),
+                registered.as_secs_f64() / gib,
+                "s/GiB",
+            );
             let unregistered = both - registered;
-            case.figure(format!("unregister {what}"), unregistered.as_secs_f64() / gib, "s/GiB");
+            case.figure(
+                format!("unregister {what}"),
+                unregistered.as_secs_f64() / gib,
+                "s/GiB",
+            );
         }
     }
     Verdict::Ran

@@ -48,24 +48,39 @@ pub(crate) fn costs(case: &mut Case) -> Verdict {
         raw.cuCtxPushCurrent_v2(current.context) | raw.cuCtxPopCurrent_v2(std::ptr::null_mut())
     });
     let mut values = [0_u64; 8];
-    let places = values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
+    let places = values
+        .each_mut()
+        .map(|value| std::ptr::from_mut(value).cast::<c_void>());
     let attributes = [2, 8, 9, 1, 7, 11, 12, 10];
-    for (name, many) in [("2 attributes of an address", 2), ("8 attributes of an address", 8)] {
+    for (name, many) in [
+        ("2 attributes of an address", 2),
+        ("8 attributes of an address", 8),
+    ] {
         time(name, &mut || {
             raw.cuPointerGetAttributes(many, attributes.as_ptr(), places.as_ptr(), memory)
         });
     }
-    time("one attribute of an address", &mut || raw.pointer(7, memory).err().unwrap_or(0));
+    time("one attribute of an address", &mut || {
+        raw.pointer(7, memory).err().unwrap_or(0)
+    });
     time("query an event", &mut || raw.cuEventQuery(event));
     time("record an event", &mut || raw.cuEventRecord(event, stream));
-    time("write a word", &mut || raw.cuStreamWriteValue64_v2(stream, host, 1, 0));
+    time("write a word", &mut || {
+        raw.cuStreamWriteValue64_v2(stream, host, 1, 0)
+    });
     time("queue a host function", &mut || {
         raw.cuLaunchHostFunc(stream, nothing, std::ptr::null_mut())
     });
-    time("queue a copy of 8 bytes to the device", &mut || raw.cuMemcpyAsync(memory, host, 8, stream));
-    time("queue a copy of 8 bytes to the host", &mut || raw.cuMemcpyAsync(host, memory, 8, stream));
+    time("queue a copy of 8 bytes to the device", &mut || {
+        raw.cuMemcpyAsync(memory, host, 8, stream)
+    });
+    time("queue a copy of 8 bytes to the host", &mut || {
+        raw.cuMemcpyAsync(host, memory, 8, stream)
+    });
     let mut handle = crate::addresses::no_handle();
-    time("export a legacy handle", &mut || raw.cuIpcGetMemHandle(&mut handle, memory));
+    time("export a legacy handle", &mut || {
+        raw.cuIpcGetMemHandle(&mut handle, memory)
+    });
     raw.ok(raw.cuEventDestroy_v2(event));
     raw.ok(raw.cuStreamDestroy_v2(stream));
     current.free(memory);
@@ -121,7 +136,10 @@ impl Drop for Busy {
 
 /// T10.
 pub(crate) fn completion(case: &mut Case) -> Verdict {
-    case.note("GDRCopy", format_args!("{:?}", device::accelerator().gdr_copy()));
+    case.note(
+        "GDRCopy",
+        format_args!("{:?}", device::accelerator().gdr_copy()),
+    );
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     for busy in case.pick(&[0, processors - 1][..], &[0]) {
         let _busy = Busy::start(*busy);
@@ -148,19 +166,30 @@ fn one_machine(case: &mut Case, prefix: &str) {
     let (stream, memory, host) = (current.stream(), current.alloc(4096), current.pinned(4096));
     let (done, event, blocking) = (word(host + 64), current.event(2), current.event(3));
     let fd = EventFd::new().expect("an eventfd");
-    for (way, to, from) in [("to the device", memory, host), ("to the host", host, memory)] {
+    for (way, to, from) in [
+        ("to the device", memory, host),
+        ("to the host", host, memory),
+    ] {
         let copy = || current.copy(to, from, 8, stream);
         let spinning = times(count, || {
             copy();
             raw.ok(raw.cuEventRecord(event, stream));
             while raw.cuEventQuery(event) == 600 {}
         });
-        record(case, &format!("{prefix}8 bytes {way}: driver, event"), &spinning);
+        record(
+            case,
+            &format!("{prefix}8 bytes {way}: driver, event"),
+            &spinning,
+        );
         let by_query = times(count, || {
             copy();
             while raw.cuStreamQuery(stream) == 600 {}
         });
-        let by_query = record(case, &format!("{prefix}8 bytes {way}: driver, stream"), &by_query);
+        let by_query = record(
+            case,
+            &format!("{prefix}8 bytes {way}: driver, stream"),
+            &by_query,
+        );
         let mut round = 0;
         let by_word = times(count, || {
             round += 1;
@@ -169,7 +198,11 @@ fn one_machine(case: &mut Case, prefix: &str) {
             while done.load(SeqCst) != round {}
         });
         done.store(0, SeqCst);
-        let by_word = record(case, &format!("{prefix}8 bytes {way}: driver, word"), &by_word);
+        let by_word = record(
+            case,
+            &format!("{prefix}8 bytes {way}: driver, word"),
+            &by_word,
+        );
         let called = times(count, || {
             let before = FLAG.load(SeqCst);
             copy();
@@ -177,23 +210,42 @@ fn one_machine(case: &mut Case, prefix: &str) {
             raw.ok(raw.cuLaunchHostFunc(stream, sets, flag));
             while FLAG.load(SeqCst) == before {}
         });
-        record(case, &format!("{prefix}8 bytes {way}: driver, host function"), &called);
+        record(
+            case,
+            &format!("{prefix}8 bytes {way}: driver, host function"),
+            &called,
+        );
         let woken = times(count, || {
             copy();
             let number = std::ptr::without_provenance_mut(fd.as_raw_fd() as usize);
             raw.ok(raw.cuLaunchHostFunc(stream, wakes, number));
             fd.read().expect("woken");
         });
-        record(case, &format!("{prefix}8 bytes {way}: driver, eventfd"), &woken);
+        record(
+            case,
+            &format!("{prefix}8 bytes {way}: driver, eventfd"),
+            &woken,
+        );
         let waited = times(count, || {
             copy();
             raw.ok(raw.cuEventRecord(blocking, stream));
             raw.ok(raw.cuEventSynchronize(blocking));
         });
-        record(case, &format!("{prefix}8 bytes {way}: driver, blocking event"), &waited);
-        for (name, progress) in [("polling", Progress::Busy), ("by events", Progress::EventDriven)] {
+        record(
+            case,
+            &format!("{prefix}8 bytes {way}: driver, blocking event"),
+            &waited,
+        );
+        for (name, progress) in [
+            ("polling", Progress::Busy),
+            ("by events", Progress::EventDriven),
+        ] {
             let by_wharf = by_wharf(progress, way == "to the device", count);
-            let found = record(case, &format!("{prefix}8 bytes {way}: wharf, {name}"), &by_wharf);
+            let found = record(
+                case,
+                &format!("{prefix}8 bytes {way}: wharf, {name}"),
+                &by_wharf,
+            );
             let what = format!("{prefix}8 bytes {way}: wharf, {name}, beyond the driver's");
             case.figure(what, found - by_query.min(by_word), "ns");
         }
@@ -210,13 +262,19 @@ fn by_wharf(progress: Progress, to_device: bool, count: usize) -> Vec<f64> {
         let context = device::context(progress);
         let worker = Worker::new(&context).expect("a worker");
         let host = MemoryType::HostPinned;
-        let (from, to) = if to_device { (host, DEVICE) } else { (DEVICE, host) };
+        let (from, to) = if to_device {
+            (host, DEVICE)
+        } else {
+            (DEVICE, host)
+        };
         let from = filled(&context, &worker, from, vec![1; 8]).await.freeze();
         let mut to = filled(&context, &worker, to, vec![0; 8]).await;
         let mut times = Vec::with_capacity(count);
         for round in 0..count + count / 10 {
             let start = Instant::now();
-            to = guarded(worker.copy(from.clone(), to)).await.expect("copied");
+            to = guarded(worker.copy(from.clone(), to))
+                .await
+                .expect("copied");
             if round >= count / 10 {
                 times.push(start.elapsed().as_nanos() as f64);
             }

@@ -84,7 +84,10 @@ pub(crate) fn user_streams(case: &mut Case) -> Verdict {
         current.wait(stream);
     }
     assert_eq!(stale[0], 0, "copies behind the stream that saw old bytes");
-    assert!(stale[1] > 0, "the control never saw old bytes: the test shows nothing");
+    assert!(
+        stale[1] > 0,
+        "the control never saw old bytes: the test shows nothing"
+    );
 
     // The other way round: the stream waits for wharf's copy.
     for round in 0..tries / 10 {
@@ -108,7 +111,9 @@ pub(crate) fn user_streams(case: &mut Case) -> Verdict {
         device::bytes(host, LEN).fill(!(round as u8));
         engine.release(hold);
         current.wait(stream);
-        let same = device::bytes(host, LEN).iter().all(|byte| *byte == round as u8);
+        let same = device::bytes(host, LEN)
+            .iter()
+            .all(|byte| *byte == round as u8);
         assert!(same, "the stream went before the copy");
     }
     case.figure("tries", f64::from(tries), "copies");

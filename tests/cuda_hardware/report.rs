@@ -73,7 +73,8 @@ fn show(machine: &Value, entry: &Entry) -> Value {
         "notes": notes,
     });
     if machine["emulated"] == json!(true) {
-        shown["figures_are"] = json!("of the emulated driver: they show that the test works, not a device's speed");
+        shown["figures_are"] =
+            json!("of the emulated driver: they show that the test works, not a device's speed");
     }
     shown
 }
@@ -83,7 +84,9 @@ fn date() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let seconds = now.map_or(0, |now| now.as_secs());
     let (mut days, second) = (seconds / 86400, seconds % 86400);
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
     let mut year = 1970;
     while days >= 365 + u64::from(leap(year)) {
         days -= 365 + u64::from(leap(year));

@@ -59,10 +59,7 @@ pub(crate) struct Subject {
 /// The driver, or why there is none.
 pub(crate) fn subject() -> Result<&'static Subject, &'static str> {
     static SUBJECT: OnceLock<Result<Subject, String>> = OnceLock::new();
-    SUBJECT
-        .get_or_init(find)
-        .as_ref()
-        .map_err(String::as_str)
+    SUBJECT.get_or_init(find).as_ref().map_err(String::as_str)
 }
 
 /// The driver, which is there: a test runs.
