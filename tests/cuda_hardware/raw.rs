@@ -177,7 +177,10 @@ pub(crate) fn load(path: &Path) -> Result<&'static Raw, String> {
     let loaded = LOADED.get_or_init(|| {
         // SAFETY: a driver's start does nothing that a program must prepare for.
         let library = unsafe { Library::new(path) };
-        let library = library.map_err(|error| error.to_string())?;
+        let library = library.map_err(|error| {
+            let reason = std::error::Error::source(&error).map(ToString::to_string);
+            reason.unwrap_or_else(|| error.to_string())
+        })?;
         let functions = Functions::find(&library);
         Ok(Raw { library, functions })
     });
