@@ -4,7 +4,7 @@ use std::{collections::VecDeque, time::Instant};
 
 use futures::future::join;
 use tokio::sync::Barrier;
-use wharf::{Context, MemoryType, Progress, Worker};
+use wharf::{BufferMut, Context, Fetched, MemoryType, Op, Progress, Worker};
 
 use crate::{
     device::{self, Current, DEVICE, MIB, guarded, runtime},
@@ -97,7 +97,7 @@ async fn wharf(
     }
     guarded(ready.wait()).await;
     let start = Instant::now();
-    let mut flying = VecDeque::new();
+    let mut flying: VecDeque<Op<Fetched<BufferMut>>> = VecDeque::new();
     for _ in 0..count {
         let to = match spare.pop() {
             Some(to) => to,
