@@ -94,7 +94,9 @@ tests! {
 }
 
 /// What a second process does: the test that started it names its part.
-const PARTS: &[(&str, fn(support::Parent))] = &[
+type Part = (&'static str, fn(support::Parent));
+
+const PARTS: &[Part] = &[
     ("T3 uninitialised", driver_state::uninitialised),
     ("T10 broken", latency::broken),
     ("T11 exporter", processes::exporter),

@@ -224,9 +224,8 @@ pub(crate) fn exporter(mut parent: Parent) {
             parent.say(read(&end.worker, memory).await == pattern(seed + 100, len));
         }
         loop {
-            let len = match parent.hear().await.parse() {
-                Ok(len) => len,
-                Err(_) => break,
+            let Ok(len) = parent.hear().await.parse() else {
+                break;
             };
             let memory = filled(&end.context, &end.worker, DEVICE, pattern(1, len)).await;
             exposed(&end, &mut parent, memory).await;
