@@ -22,8 +22,8 @@ use crate::{
     },
 };
 
-const LINK: LinkId = LinkId(0);
-const OP: u64 = 0x0101;
+pub(super) const LINK: LinkId = LinkId(0);
+pub(super) const OP: u64 = 0x0101;
 
 /// Messages that were sent: id, header, body.
 type Sent = Arc<Mutex<Vec<(u8, u64, Vec<u8>)>>>;
@@ -68,14 +68,14 @@ impl Link for Notes {
     }
 }
 
-struct Bed {
-    core: Core,
+pub(super) struct Bed {
+    pub(super) core: Core,
     sent: Sent,
-    regions: Arc<RegionTable>,
+    pub(super) regions: Arc<RegionTable>,
 }
 
 impl Bed {
-    fn new(room: usize) -> Self {
+    pub(super) fn new(room: usize) -> Self {
         let regions = Arc::new(RegionTable::default());
         let mut core = Core::new(regions.clone(), RendezvousThreshold::default());
         let sent = Sent::default();
@@ -107,7 +107,7 @@ impl Bed {
         }
     }
 
-    fn expose(&self, length: usize, access: Access) -> Region {
+    pub(super) fn expose(&self, length: usize, access: Access) -> Region {
         let memory = HostBufferMut::allocate(length).expect("memory");
         self.regions
             .expose(BufferMut::from(memory), access)
@@ -115,13 +115,18 @@ impl Bed {
     }
 
     /// What is answered to a message.
-    fn say(&mut self, id: u8, header: u64, body: &[u8]) -> Result<Vec<(u8, u64, Vec<u8>)>> {
+    pub(super) fn say(
+        &mut self,
+        id: u8,
+        header: u64,
+        body: &[u8],
+    ) -> Result<Vec<(u8, u64, Vec<u8>)>> {
         self.core.message(LINK, id, header, body)?;
         Ok(std::mem::take(&mut *self.sent.lock()))
     }
 
     #[track_caller]
-    fn expect_violation(&mut self, id: u8, header: u64, body: &[u8]) {
+    pub(super) fn expect_violation(&mut self, id: u8, header: u64, body: &[u8]) {
         let before = self.core.failures.len();
         let error = self.say(id, header, body).expect_err("not allowed");
         assert_eq!(error.kind(), ErrorKind::Protocol);
@@ -133,7 +138,7 @@ impl Bed {
     }
 
     #[track_caller]
-    fn expect_refusal(&mut self, id: u8, body: &[u8], kind: ErrorKind) {
+    pub(super) fn expect_refusal(&mut self, id: u8, body: &[u8], kind: ErrorKind) {
         let answer = self.say(id, OP, body).expect("refused, no more");
         let code = control::error_kind_code(kind).to_le_bytes().to_vec();
         assert_eq!(answer, [(control::NACK, OP, code)]);

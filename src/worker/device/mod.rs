@@ -29,6 +29,8 @@
 //! Tests: `tests/device/`.
 
 mod engines;
+#[cfg(test)]
+mod hostile;
 mod local;
 mod open;
 mod pipe;

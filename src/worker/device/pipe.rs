@@ -258,7 +258,11 @@ impl Core {
             return None;
         }
         let link = self.operations.get(key)?.link;
-        let open = self.devices.open(slot)?;
+        let Some(open) = self.devices.open(slot) else {
+            let error = Error::new(ErrorKind::Closed, "the engine is not open");
+            self.staging_failed(key, error);
+            return None;
+        };
         match &open.pinned {
             Ok(pinned) => {
                 let length = pinned.length;

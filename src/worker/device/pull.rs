@@ -98,6 +98,7 @@ impl Core {
             3 => Some(Signal::decode(body.get(PutRts::SIZE..).unwrap_or(&[]))?),
             _ => return Err(violation("a put with a mark that there is not")),
         };
+        let empty = rts.length == 0;
         let admitted = self
             .regions
             .check_any(
@@ -112,6 +113,11 @@ impl Core {
                     .map(|signal| self.find_counter(&signal))
                     .transpose()?;
                 let types = exposed.device.map(|(memory_type, _)| memory_type);
+                if types.is_none() && !empty {
+                    // The descriptor says so.
+                    let text = "host memory is put into, not filled";
+                    return Err(Error::new(ErrorKind::InvalidArgument, text));
+                }
                 let slot = self.devices.slot_for(types.as_slice())?;
                 Ok((exposed, raise.map(Box::new), slot))
             });
@@ -134,6 +140,9 @@ impl Core {
             signal,
         };
         let key = self.operations.insert(Some(link), true, Work::Fill(fill));
+        if let Some(entry) = self.operations.get(key) {
+            entry.staged.get_or_insert_default().held = true;
+        }
         let mut pipe = Pipe::new(Kind::Pull { op }, slot, total);
         if rts.last & control::OF_DEVICE != 0 && on_device {
             pipe.route = self.route_to(link, total);
