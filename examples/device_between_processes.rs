@@ -13,7 +13,7 @@ mod accelerator;
 pub(crate) mod exchange;
 
 /// By shared memory the two also exchange the way to the device's.
-pub(crate) const TRANSPORTS: &str = "shm,cma";
+pub(crate) const TRANSPORTS: &str = "shm,cma,cuda";
 
 fn main() -> std::process::ExitCode {
     exchange::main("device_between_processes", TRANSPORTS)

@@ -13,7 +13,7 @@ mod accelerator;
 pub(crate) mod exchange;
 
 /// What the bytes go over.
-pub(crate) const TRANSPORTS: &str = "tcp";
+pub(crate) const TRANSPORTS: &str = "tcp,cuda";
 
 fn main() -> std::process::ExitCode {
     exchange::main("device_over_tcp", TRANSPORTS)

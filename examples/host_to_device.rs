@@ -77,10 +77,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome<()> {
 async fn by_endpoint(found: &Found, content: Vec<u8>) -> Outcome<Vec<u8>> {
     let (here, there) = (found.first(), found.second());
     let length = content.len();
-    let context = Context::builder()
-        .transports("self")?
-        .accelerator(found.accelerator.clone())
-        .build()?;
+    let context = Context::builder().transports("self,cuda")?.build()?;
     let worker = Worker::new(&context)?;
     let endpoint = worker.connect(&worker.address()?).await?;
     let report = |verb, operation, from, to, took| {
@@ -133,7 +130,7 @@ async fn by_endpoint(found: &Found, content: Vec<u8>) -> Outcome<Vec<u8>> {
 async fn by_transport(found: &Found, content: &[u8]) -> Outcome<Vec<u8>> {
     let (here, there) = (found.first(), found.second());
     let length = content.len();
-    let accelerator = &*found.accelerator;
+    let accelerator = &found.accelerator;
     let domain = accelerator.domain();
     say(format_args!(
         "{}: memory by the domain {}, copies by its engine",

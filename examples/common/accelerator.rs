@@ -7,7 +7,6 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::Command,
-    sync::Arc,
     time::Duration,
 };
 
@@ -21,8 +20,8 @@ const VARIABLE: &str = "WHARF_LIBCUDA";
 
 /// What was found.
 pub(crate) struct Found {
-    /// For [`Context::builder().accelerator(..)`](wharf::ContextBuilder::accelerator).
-    pub(crate) accelerator: Arc<CudaCopy>,
+    /// For those who drive it by hand. A context has its own.
+    pub(crate) accelerator: CudaCopy,
     /// The names of its devices.
     pub(crate) devices: Vec<String>,
 }
@@ -30,7 +29,7 @@ pub(crate) struct Found {
 /// Looks for an accelerator. Where there is none this program starts anew, as the same process, with the emulated driver: to be called before
 /// anything else is done. What `WHARF_LIBCUDA` names is taken or refused, not replaced.
 pub(crate) fn find() -> Outcome<Found> {
-    let accelerator = Arc::new(CudaCopy::new());
+    let accelerator = CudaCopy::new();
     match accelerator.device_names() {
         Ok(devices) if !devices.is_empty() => Ok(Found {
             accelerator,

@@ -7,9 +7,7 @@ use std::{
 };
 
 use tokio::process::{Child, Command};
-use wharf::{
-    Access, Buffer, Context, ContextBuilder, Descriptor, Endpoint, Mask, Operation, Tag, Worker,
-};
+use wharf::{Access, Buffer, Context, Descriptor, Endpoint, Mask, Operation, Tag, Worker};
 
 use super::accelerator::{Found, Outcome, compare, digest, find, read, say};
 
@@ -70,7 +68,7 @@ pub(crate) fn first(
         content.len()
     ));
     runtime()?.block_on(async {
-        let context = builder(&found, transports)?.build()?;
+        let context = Context::builder().transports(transports)?.build()?;
         let worker = Worker::new(&context)?;
         let mut listener = worker.listen("127.0.0.1:0").await?;
         let command = command(&listener.local_addr().to_string())?;
@@ -180,7 +178,7 @@ pub(crate) fn second(transports: &str, address: &str) -> Outcome<()> {
 }
 
 async fn receive(found: &Found, transports: &str, address: &str) -> Outcome<()> {
-    let context = builder(found, transports)?.build()?;
+    let context = Context::builder().transports(transports)?.build()?;
     let worker = Worker::new(&context)?;
     let endpoint = worker.connect(address).await?;
     let received = worker.tag_recv(HEAD, Mask::ALL, vec![0; 64]).await?;
@@ -220,11 +218,6 @@ async fn tell(worker: &Worker, to: &Endpoint, memory: Buffer, expected: &[u8]) -
         true => Ok(()),
         false => Err("what arrived is not what was sent".into()),
     }
-}
-
-fn builder(found: &Found, transports: &str) -> Outcome<ContextBuilder> {
-    let builder = Context::builder().transports(transports)?;
-    Ok(builder.accelerator(found.accelerator.clone()))
 }
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {

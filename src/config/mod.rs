@@ -396,10 +396,8 @@ mod tests {
                 .iter()
                 .all(|(_, _, source)| *source == Source::Default)
         );
-        assert_eq!(
-            config.transports.names().collect::<Vec<_>>(),
-            ["self", "shm", "cma", "tcp"]
-        );
+        let names = config.transports.names().collect::<Vec<_>>();
+        assert_eq!(names, crate::transport::registry::NAMES);
         assert_eq!(*config.handshake_timeout, Duration::from_secs(5));
         assert_eq!(*config.ops_window, 4096);
         let plain = Config::default();
@@ -489,6 +487,7 @@ mod tests {
             ("WHARF_KEEPALIVE_INTERVAL", "inf"),
             ("WHARF_PIDFD", "n"),
             ("WHARF_CMA", "no"),
+            ("WHARF_STAGING", "n"),
             ("WHARF_OPS_WINDOW", "16"),
             ("WHARF_MEM_MONITOR", "none"),
             ("WHARF_RCACHE_ENABLE", "n"),

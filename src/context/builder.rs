@@ -235,8 +235,7 @@ impl Probed {
                 Err(error) => found.miss(transport.name(), reason(&error), named),
             }
         }
-        let built_in = registry::accelerators().into_iter();
-        let built_in = built_in.filter(|device| config.transports.allows(device.name()));
+        let built_in = registry::accelerators(|name| config.transports.allows(name)).into_iter();
         let own = own.into_iter().map(|device| (device, true));
         for (device, own) in own.chain(built_in.map(|device| (device, false))) {
             match device.probe() {
@@ -290,7 +289,10 @@ impl Probed {
             return Ok(self);
         }
         if self.unavailable.is_empty() {
-            return Err(invalid("cma carries no messages; it needs shm beside it"));
+            return Err(invalid(match config.transports.allows("cma") {
+                true => "cma carries no messages; it needs shm beside it",
+                false => "cuda_ipc and gdr_copy are parts of cuda_copy; they need it beside them",
+            }));
         }
         let reasons: Vec<String> = self
             .unavailable
@@ -490,11 +492,11 @@ mod tests {
 
     #[test]
     fn absent_is_told() {
-        let context = build(Context::builder().transports("tcp,cuda_ipc").unwrap(), &[]).unwrap();
+        let context = build(Context::builder().transports("tcp,rocm_ipc").unwrap(), &[]).unwrap();
         assert_eq!(
             context.unavailable(),
             [(
-                "cuda_ipc".to_owned(),
+                "rocm_ipc".to_owned(),
                 "not in this build of wharf".to_owned()
             )]
         );

@@ -16,8 +16,17 @@ use crate::transport::{
 /// * `shm` reaches another process by loads and stores, without a system call.
 /// * `cma` reaches memory that is not shared with one system call a transfer, so it comes after. It carries no messages:
 ///   it is a faculty of a connection that has `shm`, and no [`Transport`] of its own.
-/// * `tcp` goes everywhere, through the kernel and with two copies, so it is last.
-pub(crate) const NAMES: [&str; 4] = ["self", "shm", "cma", "tcp"];
+/// * `tcp` goes everywhere, through the kernel and with two copies, so it is the last that carries messages.
+/// * `cuda_copy` is no [`Transport`] but an [`Accelerator`], which copies at the ends of the others; `cuda_ipc` and `gdr_copy` are faculties of it.
+pub(crate) const NAMES: [&str; 7] = [
+    "self",
+    "shm",
+    "cma",
+    "tcp",
+    "cuda_copy",
+    "cuda_ipc",
+    "gdr_copy",
+];
 
 /// What the kernel takes for the time between keepalive probes, in seconds.
 const KEEPALIVE: (u64, u64) = (1, 32_767);
@@ -42,9 +51,15 @@ pub(crate) fn built_in(keepalive: Option<Duration>, use_pidfd: bool) -> Vec<Arc<
     ]
 }
 
-/// The kinds of devices of this build, in the order in which they are asked.
-pub(crate) fn accelerators() -> Vec<Arc<dyn Accelerator>> {
-    vec![Arc::new(CudaCopy::new())]
+/// The kinds of devices of this build that are allowed by their names, in the order in which they are asked.
+pub(crate) fn accelerators(allows: impl Fn(&str) -> bool) -> Vec<Arc<dyn Accelerator>> {
+    let cuda = CudaCopy::new()
+        .ipc(allows("cuda_ipc"))
+        .gdr(allows("gdr_copy"));
+    let all: [Arc<dyn Accelerator>; 1] = [Arc::new(cuda)];
+    let mut all = Vec::from(all);
+    all.retain(|device| allows(device.name()));
+    all
 }
 
 #[cfg(test)]

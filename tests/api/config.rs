@@ -4,7 +4,7 @@ use wharf::{Context, ErrorKind, Worker};
 
 use crate::{
     fixture::run,
-    support::{Child, Logs, child, this_test},
+    support::{Child, Logs, child, emulated, this_test},
 };
 
 #[test]
@@ -58,11 +58,13 @@ fn variables() {
             Ok(context) => context.transports().collect::<Vec<_>>().join(","),
             Err(error) => format!("{:?} {error}", error.kind()),
         });
-        logs.expect_no_warning();
+        if std::env::var_os("WHARF_LIBCUDA").is_none() {
+            logs.expect_no_warning();
+        }
         return;
     }
     let asked = |variables: &[(&str, &str)]| in_an_environment(this_test!(), variables);
-    let all = asked(&[]);
+    let all = asked(&[("WHARF_TLS", "^cuda")]);
     assert!(
         all.contains("shm") && all.contains("tcp") && all.contains("self"),
         "{all}"
@@ -71,6 +73,23 @@ fn variables() {
     assert_eq!(asked(&[("UCX_TLS", "tcp")]), "tcp");
     assert_eq!(asked(&[("UCX_TLS", "tcp"), ("WHARF_TLS", "self")]), "self");
     assert!(!asked(&[("WHARF_TLS", "^tcp")]).contains("tcp"));
+    // By the driver that the variable names; all of CUDA, or parts of it, can be left out.
+    let driver = emulated::cuda();
+    let driver = ("WHARF_LIBCUDA", driver.to_str().expect("UTF-8"));
+    assert_eq!(asked(&[driver]), format!("{all},cuda_copy"));
+    assert_eq!(asked(&[driver, ("WHARF_TLS", "^cuda")]), all);
+    for list in ["self,cuda", "self,cuda_copy"] {
+        assert_eq!(asked(&[driver, ("UCX_TLS", list)]), "self,cuda_copy");
+    }
+    let answer = asked(&[driver, ("WHARF_TLS", "cuda_ipc")]);
+    assert!(answer.contains("parts of cuda_copy"), "{answer}");
+    let missing = ("WHARF_LIBCUDA", "/nowhere/libcuda.so.1");
+    assert_eq!(asked(&[missing]), all);
+    let answer = asked(&[missing, ("WHARF_TLS", "cuda")]);
+    assert!(
+        answer.starts_with("Unsupported") && answer.contains("/nowhere/libcuda.so.1"),
+        "{answer}"
+    );
     for (name, value, nearest) in [
         ("WHARF_TLS", "tpc", "tcp"),
         ("WHARF_PROGRESS", "adaptve", "adaptive"),

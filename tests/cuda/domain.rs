@@ -9,7 +9,7 @@ use std::{os::fd::AsRawFd as _, ptr::NonNull, sync::Arc};
 use wharf::{
     Context, MemoryType,
     memory::{AddressRange, Advice, DomainCapabilities},
-    transport::accelerator::Accelerator as _,
+    transport::accelerator::{Accelerator as _, Export},
 };
 
 use crate::{
@@ -445,4 +445,32 @@ fn questions_may_come_from_anywhere() {
         }
     });
     let _ = cuda();
+}
+
+#[test]
+fn memory_of_other_processes_can_be_left_out() {
+    let accelerator = accelerator().ipc(false);
+    let memory = Bench::new().allocate(MemoryType::Cuda(0), 100_000);
+    let exported = accelerator
+        .export(memory.address(), 100_000)
+        .expect("an answer");
+    let Export::Impossible(why) = exported else {
+        panic!("{exported:?}");
+    };
+    assert!(why.contains("left out"), "{why}");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .expect("a runtime");
+    // Neither is looked at, so they may be anything.
+    let nobody = wharf::Identity {
+        boot: [0; 16],
+        net_namespace: 0,
+        pid_namespace: 0,
+        user_namespace: 0,
+        user: 0,
+        pid: 0,
+    };
+    let imported = runtime.block_on(accelerator.import(&[], &nobody));
+    let error = imported.expect_err("left out");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 }

@@ -302,7 +302,6 @@ fn device_between_processes_opens_memory() {
     good(&run(this_test!(), "first", 1 << 20, true, &variable), &[]);
     let text = std::fs::read_to_string(&journal).expect("a journal");
     assert!(text.contains("count cuIpcOpenMemHandle_v2 "), "{text}");
-    assert!(!text.contains("misuse"), "{text}");
 }
 
 #[test]

@@ -131,8 +131,8 @@ enum End {
 }
 
 impl Engine {
-    /// Opens the devices that are in use. May take long.
-    pub(super) fn open(shared: Arc<Shared>) -> Result<Self> {
+    /// Opens the devices that are in use. `gdr`: whether the processor may make small copies itself. May take long.
+    pub(super) fn open(shared: Arc<Shared>, gdr: bool) -> Result<Self> {
         let fd = EventFd::new().map_err(|error| Error::io("a doorbell", error))?;
         let bell = Arc::new(Bell {
             fd,
@@ -140,7 +140,7 @@ impl Engine {
         });
         let mut wanted = Wanted::default();
         let cuda = shared.start()?;
-        let inline = super::gdr::open(cuda);
+        let inline = gdr.then(|| super::gdr::open(cuda)).flatten();
         for device in cuda.devices()? {
             if device.is_active()? {
                 wanted.devices.push(device.ordinal());

@@ -71,6 +71,8 @@ pub(crate) const NAME: &str = "cuda_copy";
 pub struct CudaCopy {
     shared: Arc<shared::Shared>,
     ipc: Arc<OnceLock<ipc::CudaIpc>>,
+    use_ipc: bool,
+    use_gdr: bool,
 }
 
 impl CudaCopy {
@@ -84,6 +86,20 @@ impl CudaCopy {
     #[must_use]
     pub fn with_library(path: impl Into<PathBuf>) -> Self {
         Self::of(Some(path.into()))
+    }
+
+    /// Whether memory is exported to other processes and imported from them (`cuda_ipc`); without, it is staged.
+    #[must_use]
+    pub fn ipc(mut self, yes: bool) -> Self {
+        self.use_ipc = yes;
+        self
+    }
+
+    /// Whether the processor makes small copies itself (`gdr_copy`), where it can.
+    #[must_use]
+    pub fn gdr(mut self, yes: bool) -> Self {
+        self.use_gdr = yes;
+        self
     }
 
     /// What makes small copies by the processor itself (`gdr_copy`): the name and version of GDRCopy's library, which is the file that
@@ -112,11 +128,18 @@ impl CudaCopy {
         Self {
             shared: Arc::new(shared::Shared::new(library)),
             ipc: Arc::default(),
+            use_ipc: true,
+            use_gdr: true,
         }
     }
 
+    /// Why memory of other processes is not opened here, where the program or the configuration says so.
+    fn without_ipc(&self) -> Option<&'static str> {
+        (!self.use_ipc).then_some("cuda_ipc is left out here")
+    }
+
     /// Memory of other processes. The driver is loaded by the first who asks.
-    fn ipc(&self) -> Result<&ipc::CudaIpc> {
+    fn opened(&self) -> Result<&ipc::CudaIpc> {
         if let Some(ipc) = self.ipc.get() {
             return Ok(ipc);
         }
@@ -150,11 +173,17 @@ impl Accelerator for CudaCopy {
 
     /// Initialises the driver, and opens the devices that are in use. Others are opened, on another thread, when a copy first names them.
     fn open(&self) -> Result<Box<dyn CopyEngine>> {
-        Ok(Box::new(engine::Engine::open(Arc::clone(&self.shared))?))
+        Ok(Box::new(engine::Engine::open(
+            Arc::clone(&self.shared),
+            self.use_gdr,
+        )?))
     }
 
     fn export(&self, address: u64, length: u64) -> Result<Export> {
-        self.ipc()?.export(address, length)
+        match self.without_ipc() {
+            Some(why) => Ok(Export::Impossible(why.to_owned())),
+            None => self.opened()?.export(address, length),
+        }
     }
 
     fn exported(&self, address: u64, length: u64) -> Option<Export> {
@@ -162,6 +191,10 @@ impl Accelerator for CudaCopy {
     }
 
     fn import(&self, descriptor: &[u8], peer: &Identity) -> Import {
+        if let Some(why) = self.without_ipc() {
+            let error = Error::new(ErrorKind::Unsupported, why);
+            return Box::pin(std::future::ready(Err(error)));
+        }
         if let Some(ipc) = self.ipc.get()
             && self.shared.in_use().is_some_and(Cuda::is_initialised)
         {
@@ -175,14 +208,14 @@ impl Accelerator for CudaCopy {
             let started = this.clone();
             let start = move || {
                 started.shared.start()?;
-                started.ipc().map(drop)
+                started.opened().map(drop)
             };
             let started = tokio::task::spawn_blocking(start).await;
             started.map_err(|error| {
                 let text = "starting the driver was broken off";
                 Error::new(ErrorKind::Canceled, text).with_source(error)
             })??;
-            this.ipc()?.import(&descriptor, &peer).await
+            this.opened()?.import(&descriptor, &peer).await
         })
     }
 
