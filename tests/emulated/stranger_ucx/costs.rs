@@ -1,39 +1,44 @@
-//! What an operation of UCX costs: calls of the driver and processor time, as the difference between a long run and a short one.
+//! What an operation costs, of UCX and of wharf: calls of the driver and processor time, as the difference between a long run and a short one.
 //!
-//! Times hold for one machine and one build of the emulator alone: compare what was measured in one go, with the same settings.
+//! Times hold for one machine and one build of the emulator alone: compare what was measured in one go, with the same settings. UCX's programs are
+//! optimised; wharf and the emulator as the tests are built.
 
 use std::collections::BTreeMap;
+
+use wharf::MemoryType;
 
 use super::{
     Ucx,
     programs::{Journal, Running, perftest},
+    wharf_side::{self, What, measure},
 };
+use crate::support::this_test;
 
-const SHORT: i64 = 100;
-const LONG: i64 = 1100;
-const SIZES: [u32; 2] = [4096, 1 << 20];
+const SHORT: usize = 100;
+const LONG: usize = 1100;
+const SIZES: [usize; 2] = [4096, 1 << 20];
 
-/// What `ucx_perftest` runs, its words, and whether both ends are one process.
-const ROWS: &[(&str, &str, bool)] = &[
+/// What is measured, and the words by which `ucx_perftest` does it.
+const ROWS: &[(&str, What, &str)] = &[
     (
         "put host to device, one process",
+        What::Put,
         "-l -t ucp_put_bw -m host,cuda",
-        true,
     ),
     (
         "get device to host, one process",
+        What::Get,
         "-l -t ucp_get -m host,cuda",
-        true,
     ),
     (
         "tag host to device, two processes",
+        What::Tag(MemoryType::Host),
         "-t tag_bw -m host,cuda",
-        false,
     ),
     (
         "tag device to device, two processes",
+        What::Tag(MemoryType::Cuda(0)),
         "-t tag_bw -m cuda",
-        false,
     ),
 ];
 
@@ -45,41 +50,50 @@ const VARIABLES: &[(&str, &str)] = &[
 
 #[test]
 fn costs_of_an_operation() {
-    let Some(ucx) = Ucx::find("costs") else {
+    if wharf_side::play().is_some() {
         return;
-    };
+    }
+    let folder = tempfile::tempdir().expect("a folder for temporary files");
+    let ucx = Ucx::find("costs");
     eprintln!(
-        "| UCX on the emulated driver | bytes | driver calls | without queries | CPU us | most called |"
+        "| on the emulated driver | bytes | | driver calls | without queries | CPU us | most called |"
     );
-    eprintln!("|---|---:|---:|---:|---:|---|");
-    for &(name, words, alone) in ROWS {
+    eprintln!("|---|---:|---|---:|---:|---:|---|");
+    let mut dearer = Vec::new();
+    for &(name, what, words) in ROWS {
         for len in SIZES {
-            let run = |count: i64| {
+            let by_wharf = |count| measure(this_test!(), &folder, what, len, count);
+            let wharf = Cost::between(&by_wharf(SHORT), &by_wharf(LONG));
+            wharf.show(name, len, "wharf");
+            let Some(ucx) = &ucx else {
+                continue;
+            };
+            let by_ucx = |count: usize| {
                 let words = format!("{words} -s {len} -n {count} -w 10");
-                if alone {
-                    let (_, journal) =
-                        Running::start(&ucx, "ucx_perftest", &words, VARIABLES).end();
-                    vec![journal]
-                } else {
-                    perftest(&ucx, &words, VARIABLES)
+                match what {
+                    What::Put | What::Get => {
+                        vec![
+                            Running::start(ucx, "ucx_perftest", &words, VARIABLES)
+                                .end()
+                                .1,
+                        ]
+                    }
+                    What::Tag(_) => perftest(ucx, &words, VARIABLES)
                         .map(|(_, journal)| journal)
-                        .into()
+                        .into(),
                 }
             };
-            let cost = Cost::between(&run(SHORT), &run(LONG));
-            assert!(
-                cost.calls(|_| true) > 0.0,
-                "{name}: an operation without a call"
-            );
-            eprintln!(
-                "| {name} | {len} | {:.1} | {:.1} | {:.1} | {} |",
-                cost.calls(|_| true),
-                cost.calls(|name| !name.ends_with("Query")),
-                cost.cpu,
-                cost.most()
-            );
+            let ucx = Cost::between(&by_ucx(SHORT), &by_ucx(LONG));
+            ucx.show(name, len, "UCX");
+            if wharf.without_queries() > ucx.without_queries() {
+                dearer.push((name, len));
+            }
         }
     }
+    assert!(
+        dearer.is_empty(),
+        "more calls of the driver than UCX makes: {dearer:?}"
+    );
 }
 
 /// Of one operation, both ends together.
@@ -118,6 +132,19 @@ impl Cost {
             .filter(|(name, _)| of(name))
             .map(|(_, count)| count)
             .sum()
+    }
+
+    /// How many queries there are depends on how fast is polled.
+    fn without_queries(&self) -> f64 {
+        self.calls(|name| !name.ends_with("Query"))
+    }
+
+    fn show(&self, name: &str, len: usize, who: &str) {
+        let (all, without, most) = (self.calls(|_| true), self.without_queries(), self.most());
+        eprintln!(
+            "| {name} | {len} | {who} | {all:.1} | {without:.1} | {:.1} | {most} |",
+            self.cpu
+        );
     }
 
     /// The six that are called most.

@@ -9,7 +9,7 @@
 //!
 //! * `perftest`: its programs, unchanged: what they find, and `ucx_perftest` between two processes. `programs` runs them.
 //! * `data`: its library in two processes of this program, every byte checked.
-//! * `costs`: what its operations cost: driver calls and processor time, to be put beside wharf's.
+//! * `costs`: what its operations cost, driver calls and processor time, beside wharf's (`wharf_side`).
 //!
 //! One file beside UCX's own is replaced: the vendor's `libcudart`, which asks a driver for tables that are nowhere documented.
 
@@ -18,6 +18,7 @@ mod data;
 mod perftest;
 mod programs;
 mod ucp;
+mod wharf_side;
 
 use std::{
     fs,

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     net::TcpListener,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command},
     thread,
     time::{Duration, Instant},
@@ -27,7 +27,8 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    fn read(path: &PathBuf) -> Self {
+    /// What a process left that ended.
+    pub(crate) fn read(path: &Path) -> Self {
         let text = fs::read_to_string(path)
             .unwrap_or_else(|error| panic!("no journal, so the driver was not used: {error}"));
         let mut journal = Self::default();
