@@ -72,7 +72,7 @@ impl Message {
             let header = self.header.check_reachable(Operation::AmSend);
             let context = &endpoint.shared().context;
             return match header
-                .and_then(|()| admit_source(context, &self.payload, Operation::AmSend))
+                .and_then(|()| admit_source(context, peer, &self.payload, Operation::AmSend))
             {
                 Ok(()) => Attempt::No,
                 Err(error) => Attempt::Over(Err(error)),

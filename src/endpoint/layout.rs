@@ -127,8 +127,11 @@ impl RemoteLayout {
     /// # Errors
     /// `Unsupported`: blocks, and device memory at either end; device memory of the peer, and staging is forbidden.
     pub(super) fn check_blocks(&self, on_device: bool, operation: Operation) -> Result<()> {
-        if self.region.target.on_device {
-            admit_staging(&self.region.endpoint().shared().context, operation)?;
+        let there = self.region.target.on_device;
+        if on_device || there {
+            // Between two devices there may be a way.
+            let direct = on_device && there;
+            admit_staging(&self.region.endpoint().shared().context, direct, operation)?;
         }
         match &self.shape {
             Some(_) if on_device || self.region.target.on_device => {

@@ -25,7 +25,7 @@ use crate::{
     sys::identity::identity,
     types::{Access, Priority, Tag},
     worker::{
-        device::{admit_source, admit_target},
+        device::{admit, admit_target},
         engine::Engine,
         operations::{self, Arrival, Outcome, Work},
         rma::Target,
@@ -355,7 +355,10 @@ impl<'a> Put<'a> {
 
     #[inline]
     fn check(&self, buffer: &Buffer) -> Result<()> {
-        admit_source(&self.endpoint.shared().context, buffer, Operation::Put)?;
+        if buffer.is_on_device() {
+            let context = &self.endpoint.shared().context;
+            admit(context, &buffer.device_types(), Operation::Put)?;
+        }
         self.remote
             .check_blocks(buffer.is_on_device(), Operation::Put)?;
         self.remote

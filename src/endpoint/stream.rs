@@ -17,7 +17,7 @@ use crate::{
     memory::Buffer,
     types::WorkerId,
     worker::{
-        device::admit_source,
+        device::{admit, admit_staging},
         engine::Engine,
         shared::Shared,
         spin::Luck,
@@ -600,7 +600,11 @@ impl Future for WriteBuffer<'_> {
         let ByteWriter { inner, luck } = &mut *this.writer;
         let key = inner.key;
         if let Some(buffer) = this.buffer.take() {
-            admit_source(&inner.shared().context, &buffer, Operation::Stream)?;
+            if buffer.is_on_device() {
+                let context = &inner.shared().context;
+                admit(context, &buffer.device_types(), Operation::Stream)?;
+                admit_staging(context, false, Operation::Stream)?;
+            }
             let taken = inner
                 .shared()
                 .with(|engine| engine.core.write_stream_buffer(key, buffer));

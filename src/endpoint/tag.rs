@@ -193,6 +193,7 @@ impl TagSend<'_> {
             },
             _ => match admit_source(
                 &self.endpoint.shared().context,
+                peer,
                 &self.buffer,
                 Operation::TagSend,
             ) {

@@ -7,6 +7,7 @@ use crate::{
     types::MemoryType,
     worker::{
         core::Core,
+        device::ROUTE_FROM,
         peer::{JOIN_FROM, ONE_COPY_FROM, Peer},
     },
 };
@@ -133,26 +134,22 @@ impl Peer {
         }
     }
 
-    /// The same where one end or both are out of the host's reach. `fragment`: length of the pieces.
+    /// The same where one end or both are out of the host's reach. `fragment`: length of the pieces, where it stops.
     fn explain_device(
         &self,
         operation: Operation,
-        from: MemoryType,
-        to: MemoryType,
+        (from, to): (MemoryType, MemoryType),
+        length: usize,
         fragment: Option<usize>,
     ) -> Explanation {
         let name = self.attributes.transport;
         let (out, into) = (!from.is_host_accessible(), !to.is_host_accessible());
         let device = if out { from } else { to };
-        let pieces = match fragment {
-            Some(length) => format!("pinned fragments of {length} bytes"),
-            None => "pinned fragments".to_owned(),
-        };
         let how = match (operation, into) {
             (Operation::Atomic | Operation::Signal, _) => {
-                let text =
-                    format!("no processor reaches {device}: no atomic operations or signals on it");
-                return Explanation::never(text);
+                return Explanation::never(format!(
+                    "no processor reaches {device}: no atomic operations or signals on it"
+                ));
             }
             (Operation::Stream, true) => {
                 return Explanation::never("a stream is read into host memory");
@@ -164,9 +161,11 @@ impl Peer {
             (Operation::Stream, false) => {
                 format!("frames over {name}, within the window of the stream")
             }
-            (_, true) => format!(
-                "announced where it is long or from a device, and pulled by the receiver over {name}"
-            ),
+            (_, true) => {
+                format!(
+                    "announced unless it is short and host memory, and pulled by the receiver over {name}"
+                )
+            }
             (_, false) => format!("announced, then fragments over {name}"),
         };
         let copies = match (out, into) {
@@ -174,34 +173,50 @@ impl Peer {
             (true, false) => format!("copied out of {from}"),
             _ => format!("copied into {to}"),
         };
-        let mut way = Explanation::way(format!("staged through {pieces}, {copies}: {how}"));
-        way.is_staged = true;
+        let pieces = match fragment {
+            Some(length) => format!("pinned fragments of {length} bytes"),
+            None => "pinned fragments".to_owned(),
+        };
+        let staged = format!("staged through {pieces}, {copies}: {how}");
+        // Why the engine of one side cannot open the other's memory.
+        let no_route = match (&self.one_copy, &self.unrouted) {
+            _ if !(out && into) => Some("one end is host memory".to_owned()),
+            (None, _) => Some(format!("{name} shares no memory with the peer")),
+            (_, Some(error)) => Some(error.to_string()),
+            _ if length < ROUTE_FROM => Some(format!("shorter than {ROUTE_FROM} bytes")),
+            _ => None,
+        };
+        let mut way = match &no_route {
+            None => Explanation::way(format!(
+                "one copy by the engine of the side that the bytes go to, which opens the memory of the other; where that cannot be, {staged}"
+            )),
+            Some(_) => Explanation::way(staged),
+        };
+        way.is_staged = no_route.is_some();
         way.fragment = fragment;
-        let reach = format!("the host does not reach {device}");
         if out
             && !matches!(
                 operation,
                 Operation::Put | Operation::Get | Operation::Stream
             )
         {
-            let why = format!(
-                "a message out of {from} is announced, whatever its length, so that its place is kept"
-            );
+            let why = "device memory is announced, whatever its length, so that the message keeps its place";
             way = way.not("eager", why);
         }
-        match &self.one_copy {
-            Some(one_copy) if one_copy.cma.is_some() => {
-                way.not("mapped memory", reach.clone()).not(
-                    "cma",
-                    format!("the kernel copies host memory only, and {reach}"),
-                )
-            }
-            Some(_) => way.not("mapped memory", reach),
-            None => way.not(
-                "a direct copy",
-                format!("{name} shares no memory with the peer"),
-            ),
+        if let Some(why) = no_route {
+            way = way.not("one copy between devices", why);
         }
+        let reach = format!("the host does not reach {device}");
+        if let Some(one_copy) = &self.one_copy {
+            if one_copy.cma.is_some() {
+                way = way.not(
+                    "cma",
+                    format!("the kernel copies host memory only: {reach}"),
+                );
+            }
+            way = way.not("mapped memory", reach);
+        }
+        way
     }
 }
 
@@ -229,16 +244,12 @@ impl Core {
         if types.is_empty() {
             return Some(peer.explain_host(operation, length));
         }
-        let way = peer.explain_device(
-            operation,
-            from,
-            to,
-            fragment.as_ref().ok().copied().flatten(),
-        );
+        let pieces = fragment.as_ref().ok().copied().flatten();
+        let way = peer.explain_device(operation, (from, to), length, pieces);
         Some(match fragment {
             _ if !way.is_possible => way,
             Err(error) => Explanation::never(error.to_string()),
-            Ok(_) if forbidden => Explanation {
+            Ok(_) if forbidden && way.is_staged => Explanation {
                 chosen: "it would be staged, which this context forbids".to_owned(),
                 is_possible: false,
                 ..way

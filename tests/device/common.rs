@@ -1,12 +1,18 @@
 //! Memory of the fake device: filled, and looked at.
 
-use wharf::{Buffer, BufferMut, Context, Mask, MemoryType, Progress, Tag, Worker};
+use std::sync::Arc;
+
+use wharf::{
+    Buffer, BufferMut, Context, Mask, MemoryType, Progress, Tag, Worker,
+    transport::{Accelerator, cuda::CudaCopy},
+};
 
 use crate::{
     fixture::{Pair, Side, Way, same},
     support::{
         LIMIT,
         accelerator::{FRAGMENT, FakeAccelerator},
+        emulated,
     },
 };
 
@@ -25,16 +31,24 @@ pub(crate) const SIZES: [usize; 8] = [
     2 << 20,
 ];
 
+/// Set to have all tests use the emulated CUDA driver instead of the fake device.
+pub(crate) const CUDA: &str = "WHARFTEST_DEVICE_CUDA";
+
+fn accelerator(device: &FakeAccelerator) -> Arc<dyn Accelerator> {
+    match std::env::var_os(CUDA) {
+        Some(_) => Arc::new(CudaCopy::with_library(emulated::cuda())),
+        None => Arc::new(device.clone()),
+    }
+}
+
 pub(crate) fn context(way: Way, device: &FakeAccelerator) -> Context {
-    let builder = way
-        .builder()
-        .accelerator(std::sync::Arc::new(device.clone()));
+    let builder = way.builder().accelerator(accelerator(device));
     builder.build().expect("a context")
 }
 
 pub(crate) fn context_with(way: Way, device: &FakeAccelerator, progress: Progress) -> Context {
     let builder = way.builder().progress(progress);
-    let builder = builder.accelerator(std::sync::Arc::new(device.clone()));
+    let builder = builder.accelerator(accelerator(device));
     builder.build().expect("a context")
 }
 

@@ -61,6 +61,7 @@ macro_rules! scenarios {
 mod fixture;
 
 mod common;
+mod cuda;
 mod explain;
 mod failures;
 mod killed;

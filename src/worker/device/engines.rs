@@ -18,7 +18,7 @@ use crate::{
 };
 
 use super::{
-    find, forbidden,
+    find,
     local::HOST,
     open::Opener,
     pool::{Pinned, Side},
@@ -181,14 +181,7 @@ impl Devices {
         }
     }
 
-    /// The same for a transfer that stops in host memory.
-    pub(super) fn staging_slot_for(&self, types: &[MemoryType]) -> Result<usize> {
-        match self.staging_forbidden() {
-            true if !types.is_empty() => Err(forbidden()),
-            _ => self.slot_for(types),
-        }
-    }
-
+    /// Whether nothing may stop in host memory.
     pub(crate) fn staging_forbidden(&self) -> bool {
         let forbids = |context: &Context| !*context.config().staging;
         self.context.as_ref().is_some_and(forbids)

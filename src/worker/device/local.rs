@@ -21,7 +21,6 @@ use crate::{
 };
 
 use super::{
-    forbidden,
     pipe::{Kind, Part, Pipe, Stage, end},
     pool::Side,
 };
@@ -105,9 +104,6 @@ impl Core {
                     let (from, to) = (end(from.at, pinned_from), end(to.at, pinned_to));
                     let count = self.push_copy(slot, (key, id), from, to, length);
                     self.add_copies(key, id, count);
-                }
-                _ if self.devices.staging_forbidden() => {
-                    return self.staging_failed(key, forbidden());
                 }
                 _ => {
                     let Some((fragment, room)) = self.take_fragment(key, slot, Side::Out) else {

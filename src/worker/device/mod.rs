@@ -44,7 +44,7 @@ pub(crate) use local::LocalCopy;
 pub(crate) use open::{Errand, Opener};
 pub(crate) use pipe::Staged;
 pub(crate) use pool::Fragment;
-pub(crate) use route::{Lent, RouteErrand};
+pub(crate) use route::{Lent, ROUTE_FROM, RouteErrand};
 pub(crate) use serve::lend;
 pub(crate) use write::DeviceWrite;
 
@@ -53,6 +53,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{Buffer, BufferMut},
     types::MemoryType,
+    worker::peer::Peer,
 };
 
 /// Whether memory of these types, which the host does not reach, can be moved: all of it by one accelerator.
@@ -61,27 +62,29 @@ use crate::{
 /// `Unsupported`.
 #[cold]
 pub(crate) fn admit(context: &Context, types: &[MemoryType], operation: Operation) -> Result<()> {
-    find(context, types).map_err(|error| error.during(operation))?;
-    match operation {
-        // Not all of them stop anywhere.
-        Operation::Copy => Ok(()),
-        _ => admit_staging(context, operation),
-    }
+    let found = find(context, types).map(drop);
+    found.map_err(|error| error.during(operation))
 }
 
-/// The same for what an operation sends.
+/// The same for what is sent to a peer.
 ///
 /// # Errors
 /// `Unsupported`.
 #[inline]
-pub(crate) fn admit_source(context: &Context, buffer: &Buffer, operation: Operation) -> Result<()> {
-    match buffer.is_on_device() {
-        false => Ok(()),
-        true => admit(context, &buffer.device_types(), operation),
+pub(crate) fn admit_source(
+    context: &Context,
+    peer: &Peer,
+    buffer: &Buffer,
+    operation: Operation,
+) -> Result<()> {
+    if !buffer.is_on_device() {
+        return Ok(());
     }
+    admit(context, &buffer.device_types(), operation)?;
+    admit_staging(context, peer.one_copy.is_some(), operation)
 }
 
-/// The same for what it receives into.
+/// The same for what is received into.
 ///
 /// # Errors
 /// `Unsupported`.
@@ -97,12 +100,13 @@ pub(crate) fn admit_target(
     }
 }
 
-/// Whether a transfer with a peer may stop in host memory.
+/// Refuses at once what would stop in host memory for certain, where that is forbidden. `direct`: it may not have to. What is not known
+/// before it begins is refused when it takes the first fragment.
 ///
 /// # Errors
 /// `Unsupported`.
-pub(crate) fn admit_staging(context: &Context, operation: Operation) -> Result<()> {
-    match *context.config().staging {
+pub(crate) fn admit_staging(context: &Context, direct: bool, operation: Operation) -> Result<()> {
+    match direct || *context.config().staging {
         true => Ok(()),
         false => Err(forbidden().during(operation)),
     }

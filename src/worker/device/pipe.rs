@@ -32,6 +32,7 @@ use crate::{
 
 use super::{
     engines::Ready,
+    forbidden,
     local::HOST,
     pool::{Fragment, Side},
     route::Route,
@@ -245,13 +246,17 @@ impl Core {
         }
     }
 
-    /// Takes a fragment for an operation. `None`: it waits for one, or has failed.
+    /// Takes a fragment for an operation: the one door to all stops in host memory. `None`: it waits for one, or has failed.
     pub(super) fn take_fragment(
         &mut self,
         key: OpKey,
         slot: usize,
         side: Side,
     ) -> Option<(Fragment, usize)> {
+        if self.devices.staging_forbidden() {
+            self.staging_failed(key, forbidden());
+            return None;
+        }
         let link = self.operations.get(key)?.link;
         let open = self.devices.open(slot)?;
         match &open.pinned {

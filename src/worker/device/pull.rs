@@ -55,7 +55,7 @@ impl Core {
             return self.copied(key, Ok(()));
         }
         let types = recv.buffer.device_types();
-        match self.devices.staging_slot_for(&types) {
+        match self.devices.slot_for(&types) {
             Ok(slot) => {
                 let mut pipe = Pipe::new(Kind::Pull { op }, slot, total);
                 if of_device {
@@ -78,7 +78,7 @@ impl Core {
         let Work::Get(get) = &entry.work else { return };
         let (types, total) = (get.buffer.device_types(), get.buffer.len());
         let link = entry.link.filter(|_| target.on_device);
-        match self.devices.staging_slot_for(&types) {
+        match self.devices.slot_for(&types) {
             Ok(slot) => {
                 let mut pipe = Pipe::new(Kind::Get { target }, slot, total);
                 if let Some(link) = link {
@@ -112,7 +112,7 @@ impl Core {
                     .map(|signal| self.find_counter(&signal))
                     .transpose()?;
                 let types = exposed.device.map(|(memory_type, _)| memory_type);
-                let slot = self.devices.staging_slot_for(types.as_slice())?;
+                let slot = self.devices.slot_for(types.as_slice())?;
                 Ok((exposed, raise.map(Box::new), slot))
             });
         let (exposed, signal, slot) = match admitted {

@@ -25,7 +25,7 @@ impl Core {
         };
         let Work::Put(put) = &entry.work else { return };
         let (types, total) = (put.buffer.device_types(), put.buffer.len());
-        match self.devices.staging_slot_for(&types) {
+        match self.devices.slot_for(&types) {
             Ok(slot) => self.begin_staged(key, Pipe::new(Kind::Put { target }, slot, total)),
             Err(error) => self.fail_operation(key, error),
         }

@@ -39,7 +39,7 @@ use super::{
 };
 
 /// From this length on the round trip for the route pays: below it, fragments are as fast.
-const ROUTE_FROM: usize = 32 << 10;
+pub(crate) const ROUTE_FROM: usize = 32 << 10;
 /// Bytes that an engine is asked for at a time.
 const DIRECT: usize = 64 << 20;
 

@@ -46,7 +46,7 @@ impl Core {
         let (total, to) = (serve.length, serve.out.to);
         let slot = match types.is_empty() || total == 0 {
             true => None,
-            false => match self.devices.staging_slot_for(&types) {
+            false => match self.devices.slot_for(&types) {
                 Ok(slot) => Some(slot),
                 Err(error) => {
                     self.refuse(link, to, error.kind());

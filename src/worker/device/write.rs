@@ -27,7 +27,7 @@ impl Core {
     /// Enters such a buffer, and begins to copy it out.
     pub(crate) fn start_write(&mut self, link: LinkId, stream: StreamKey, buffer: Buffer) -> OpKey {
         let (types, total) = (buffer.device_types(), buffer.len());
-        let slot = self.devices.staging_slot_for(&types);
+        let slot = self.devices.slot_for(&types);
         let work = Work::Write(DeviceWrite {
             stream,
             buffer,

@@ -134,7 +134,7 @@ pub(crate) fn perftest(
     let words = format!("-p {port} {words}");
     let waiting = Running::start(ucx, "ucx_perftest", &words, variables);
     let start = Instant::now();
-    while !is_listening(port) {
+    while !waiting.is_listening(port) {
         assert!(start.elapsed() < LIMIT, "{}", waiting.text());
         thread::sleep(Duration::from_millis(2));
     }
@@ -154,15 +154,30 @@ fn free_port() -> u16 {
     listener.local_addr().expect("bound").port()
 }
 
-/// Looks without connecting: the program takes the first connection for its other end.
-fn is_listening(port: u16) -> bool {
-    let wanted = format!(":{port:04X}");
-    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
-        let text = fs::read_to_string(table).unwrap_or_default();
-        text.lines().any(|line| {
-            let words: Vec<&str> = line.split_ascii_whitespace().collect();
-            // Column 1 is the local address, column 3 the state, in which 0A listens.
-            matches!(words[..], [_, local, _, "0A", ..] if local.ends_with(&wanted))
+impl Running {
+    /// Whether it listens at a port. Looks without connecting: the program takes the first connection for its other end.
+    fn is_listening(&self, port: u16) -> bool {
+        let at = format!(":{port:04X}");
+        let folder = format!("/proc/{}/fd", self.child.id());
+        let own: Vec<PathBuf> = fs::read_dir(folder)
+            .map(|entries| {
+                entries
+                    .flatten()
+                    .filter_map(|entry| fs::read_link(entry.path()).ok())
+                    .collect()
+            })
+            .unwrap_or_default();
+        ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+            let text = fs::read_to_string(table).unwrap_or_default();
+            text.lines().any(|line| {
+                let words: Vec<&str> = line.split_ascii_whitespace().collect();
+                // Column 1 is the local address, 3 the state, in which 0A listens, 9 the socket's inode.
+                let [_, local, _, "0A", _, _, _, _, _, inode, ..] = words[..] else {
+                    return false;
+                };
+                let socket = PathBuf::from(format!("socket:[{inode}]"));
+                local.ends_with(&at) && own.contains(&socket)
+            })
         })
-    })
+    }
 }

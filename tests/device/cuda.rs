@@ -1,0 +1,21 @@
+//! The same verbs on the emulated CUDA driver, in a process of their own.
+
+use std::process::Command;
+
+use crate::common::CUDA;
+
+#[test]
+fn every_verb() {
+    let this = std::env::current_exe().expect("this program");
+    let mut child = Command::new(this);
+    child.args(["verbs::", "--test-threads=4"]).env(CUDA, "1");
+    // Each test ends itself when something does not come.
+    let output = child.output().expect("started");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{said}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(!said.contains("running 0 tests"), "{said}");
+}
