@@ -21,7 +21,7 @@ const VARIABLE: &str = "WHARF_LIBCUDA";
 /// What was found.
 pub(crate) struct Found {
     /// For those who drive it by hand. A context has its own.
-    #[allow(dead_code, reason = "not all do")]
+    #[allow(dead_code, reason = "not every example does")]
     pub(crate) accelerator: CudaCopy,
     /// The names of its devices.
     pub(crate) devices: Vec<String>,

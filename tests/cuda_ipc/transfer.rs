@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{runtime::Runtime, time::timeout};
 use wharf::{
-    Access, BufferMut, Context, Descriptor, Endpoint, Mask, MemoryType, Tag, Worker,
-    transport::cuda::CudaCopy,
+    Access, BufferMut, Context, ContextBuilder, Descriptor, Endpoint, Mask, MemoryType, Tag,
+    Worker, transport::cuda::CudaCopy,
 };
 
 use crate::{
@@ -31,11 +31,13 @@ struct End {
 }
 
 impl End {
+    fn builder() -> ContextBuilder {
+        let accelerator = CudaCopy::with_library(emulated::cuda());
+        Context::builder().accelerator(Arc::new(accelerator))
+    }
+
     fn context() -> Context {
-        Context::builder()
-            .accelerator(Arc::new(CudaCopy::with_library(emulated::cuda())))
-            .build()
-            .expect("a context")
+        Self::builder().build().expect("a context")
     }
 
     async fn connect(address: String) -> Self {
@@ -55,7 +57,11 @@ impl End {
 
     /// Says where it listens, and takes the first who comes.
     async fn listen(say: impl FnOnce(String)) -> Self {
-        let context = Self::context();
+        Self::listen_with(Self::builder(), say).await
+    }
+
+    async fn listen_with(builder: ContextBuilder, say: impl FnOnce(String)) -> Self {
+        let context = builder.build().expect("a context");
         let worker = Worker::new(&context).expect("a worker");
         let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
         say(listener.local_addr().to_string());
@@ -475,6 +481,88 @@ fn a_known_way_costs_one_call() {
         ] {
             assert!(!copier.contains(other), "{copier}");
         }
+        first.say("end");
+        second.say("end");
+    });
+    first.finish();
+    second.finish();
+}
+
+/// Where to stop in host memory is forbidden, what can be opened is copied, of any length, and what cannot is refused.
+#[test]
+fn without_staging() {
+    if let Some(mut parent) = child("second") {
+        return runtime().block_on(async {
+            let end = End::connect(parent.hear().await).await;
+            for length in [1, 1000, LENGTH] {
+                let memory = end.memory(pattern(1, length)).await;
+                let region = end.context.expose(memory, Access::READ).await;
+                let region = region.expect("exposed");
+                parent.say(hex(&region.descriptor().expect("a descriptor").to_bytes()));
+                assert_eq!(parent.hear().await, "got");
+            }
+            let memory = end.memory(pattern(2, LENGTH)).await.freeze();
+            let sent = watchdog(LIMIT, end.endpoint.tag_send(Tag(1), memory)).await;
+            let error = sent.map(drop).expect_err("refused by the receiver");
+            assert_eq!(error.kind(), wharf::ErrorKind::Unsupported, "{error:?}");
+            parent.say("done");
+            assert_eq!(parent.hear().await, "end");
+        });
+    }
+    if let Some(mut parent) = child("first") {
+        return runtime().block_on(async {
+            let context = End::builder().forbid_staging();
+            let end = End::listen_with(context, |line| parent.say(line)).await;
+            for length in [1, 1000, LENGTH] {
+                let descriptor = unhex(&parent.hear().await);
+                let descriptor = Descriptor::from_bytes(&descriptor).expect("a descriptor");
+                let remote = end.endpoint.import(&descriptor).expect("the peer's");
+                let room = end.context.allocate_on(DEVICE, length).await;
+                let got = end.endpoint.get(remote, room.expect("memory"));
+                let got = watchdog(LIMIT, got).await.expect("got");
+                let host = end
+                    .context
+                    .allocate_on(MemoryType::HostPinned, length)
+                    .await;
+                let host = end.worker.copy(got.freeze(), host.expect("memory"));
+                let host = watchdog(LIMIT, host).await.expect("copied");
+                assert!(host.as_slice() == Some(&pattern(1, length)[..]), "{length}");
+                parent.say("got");
+            }
+            let text = end
+                .endpoint
+                .explain(wharf::Operation::Get, DEVICE, DEVICE, LENGTH)
+                .to_string();
+            assert!(text.contains("opens"), "{text}");
+            // From now on nothing can be opened.
+            control("fault cuIpcOpenMemHandle_v2@1+=801");
+            let room = end.context.allocate_on(DEVICE, LENGTH).await;
+            let receive = end
+                .worker
+                .tag_recv(Tag(1), Mask::ALL, room.expect("memory"));
+            let error = watchdog(LIMIT, receive).await.map(drop);
+            let error = error.expect_err("it would be staged");
+            assert_eq!(error.kind(), wharf::ErrorKind::Unsupported, "{error:?}");
+            let text = end
+                .endpoint
+                .explain(wharf::Operation::Get, DEVICE, DEVICE, LENGTH)
+                .to_string();
+            assert!(
+                text.contains("forbids") && text.contains("opening"),
+                "{text}"
+            );
+            assert_eq!(parent.hear().await, "end");
+        });
+    }
+    let mut first = Child::start(this_test!(), "first", &[]);
+    let mut second = Child::start(this_test!(), "second", &[]);
+    runtime().block_on(async {
+        second.say(first.hear().await);
+        for _ in 0..3 {
+            first.say(second.hear().await);
+            second.say(first.hear().await);
+        }
+        assert_eq!(second.hear().await, "done");
         first.say("end");
         second.say("end");
     });
