@@ -145,7 +145,7 @@ fn no_device_is_an_absence() {
 #[test]
 fn a_wrong_driver_fails() {
     for (test, fault) in [
-        ("t07", "cuMemcpyHtoDAsync_v2@5=skip"),
+        ("t07", "cuMemcpyDtoDAsync_v2@5=skip"),
         ("t05", "cuMemGetAddressRange_v2@1=1"),
         ("t13", "cuPointerSetAttribute@2=801"),
     ] {

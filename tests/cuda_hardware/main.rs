@@ -93,10 +93,11 @@ tests! {
     t20_mapped_dma_buf "T20" dma_buf::mapped;
 }
 
-/// What a second process does: the test that started it names its part.
-type Part = (&'static str, fn(support::Parent));
+/// What a second process does.
+type Part = fn(support::Parent);
 
-const PARTS: &[Part] = &[
+/// By name: the test that started it names its part.
+const PARTS: &[(&str, Part)] = &[
     ("T3 uninitialised", driver_state::uninitialised),
     ("T10 broken", latency::broken),
     ("T11 exporter", processes::exporter),

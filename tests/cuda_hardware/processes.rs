@@ -223,10 +223,7 @@ pub(crate) fn exporter(mut parent: Parent) {
             let memory = exposed(&end, &mut parent, memory).await;
             parent.say(read(&end.worker, memory).await == pattern(seed + 100, len));
         }
-        loop {
-            let Ok(len) = parent.hear().await.parse() else {
-                break;
-            };
+        while let Ok(len) = parent.hear().await.parse() {
             let memory = filled(&end.context, &end.worker, DEVICE, pattern(1, len)).await;
             exposed(&end, &mut parent, memory).await;
         }
