@@ -127,7 +127,8 @@ impl RemoteLayout {
     /// # Errors
     /// `Unsupported`: blocks, and device memory at either end; device memory of the peer, and staging is forbidden.
     pub(super) fn check_blocks(&self, on_device: bool, operation: Operation) -> Result<()> {
-        if self.region.target.on_device {
+        // Of two devices the own one has been asked about already.
+        if self.region.target.on_device && !on_device {
             admit_staging(&self.region.endpoint().shared().context, operation)?;
         }
         match &self.shape {
