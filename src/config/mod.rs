@@ -489,6 +489,7 @@ mod tests {
             ("WHARF_KEEPALIVE_INTERVAL", "inf"),
             ("WHARF_PIDFD", "n"),
             ("WHARF_CMA", "no"),
+            ("WHARF_STAGING", "n"),
             ("WHARF_OPS_WINDOW", "16"),
             ("WHARF_MEM_MONITOR", "none"),
             ("WHARF_RCACHE_ENABLE", "n"),
@@ -511,7 +512,7 @@ mod tests {
         assert_eq!(*config.connect_timeout, Duration::from_secs(2));
         assert_eq!(*config.handshake_timeout, Duration::from_millis(250));
         assert_eq!(*config.keepalive, None);
-        assert!(!*config.pidfd && !*config.cma);
+        assert!(!*config.pidfd && !*config.cma && !*config.staging);
         assert_eq!(*config.ops_window, 16);
     }
 
