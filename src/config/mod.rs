@@ -510,7 +510,7 @@ mod tests {
         assert_eq!(*config.connect_timeout, Duration::from_secs(2));
         assert_eq!(*config.handshake_timeout, Duration::from_millis(250));
         assert_eq!(*config.keepalive, None);
-        assert!(!*config.pidfd && !*config.cma);
+        assert!(!*config.pidfd && !*config.cma && !*config.staging);
         assert_eq!(*config.ops_window, 16);
     }
 
