@@ -548,7 +548,7 @@ fn without_staging() {
                 .explain(wharf::Operation::Get, DEVICE, DEVICE, LENGTH)
                 .to_string();
             assert!(
-                text.contains("forbids") && text.contains("opening"),
+                text.contains("forbids") && text.contains("not one copy between devices"),
                 "{text}"
             );
             assert_eq!(parent.hear().await, "end");

@@ -84,7 +84,9 @@ impl Core {
     pub(super) fn route_to(&mut self, link: LinkId, total: usize) -> Route {
         let direct = at(&mut self.peers, link)
             .is_some_and(|peer| peer.one_copy.is_some() && peer.unrouted.is_none());
-        match direct && total >= ROUTE_FROM {
+        // Where nothing may stop, the way is worth asking for at any length.
+        let pays = total >= ROUTE_FROM || self.devices.staging_forbidden();
+        match direct && pays {
             true => Route::Ask,
             false => Route::Staged,
         }
