@@ -111,6 +111,7 @@ impl Core {
         if !matches!(peer.status, Status::Closing { sent: false }) || !peer.queue.is_empty() {
             return;
         }
+        let reader_gone = peer.reason.is_some();
         let busy = self.operations.iter().any(|(_, entry)| {
             entry.link == Some(link)
                 && (entry.outcome.is_none() || entry.copies > 0)
@@ -120,9 +121,11 @@ impl Core {
                     | Work::Get(_)
                     | Work::Atomic(_)
                     | Work::Serve(_)
+                    | Work::Fill(_)
                     | Work::Lent(_)
                     | Work::ClaimLanding { .. }
                     | Work::Help { .. } => true,
+                    Work::Write(_) => !reader_gone,
                     // Matched: its sender may end what it announced when it hears of the close.
                     Work::Recv(recv) => {
                         matches!(recv.stage, RecvStage::Landing { .. } | RecvStage::Copying)
@@ -131,7 +134,7 @@ impl Core {
                 }
         });
         // What a stream has left is void once its reader has gone.
-        if busy || peer.reason.is_none() && self.streams.has_unsent(link) {
+        if busy || !reader_gone && self.streams.has_unsent(link) {
             return;
         }
         peer.status = Status::Closing { sent: true };
