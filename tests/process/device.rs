@@ -55,6 +55,7 @@ fn opened() -> u64 {
     count.parse().expect("a number")
 }
 
+/// The second process plays one test only.
 fn expect_opened(path: Path) {
     match path {
         Path::Tcp => assert_eq!(opened(), 0),
@@ -105,7 +106,6 @@ mod every_verb {
             put.expect("put");
             endpoint.tag_send(Tag(READY), "").await.expect("sent");
         }
-        expect_opened(path);
         watchdog(LIMIT, endpoint.close()).await.expect("closed");
         child.finish();
         first.finish().await;
@@ -196,7 +196,6 @@ mod killed {
         }
         let memory = filled(context, worker, 8, 100_000).await;
         expect(worker, 8, memory).await;
-        assert_eq!(control("misused"), "0");
         drop(endpoint);
         first.expect_works().await;
         first.finish().await;
