@@ -287,9 +287,9 @@ fn bad(message: String) -> Error {
 /// Allocations that can be remembered, and pages that several of them share. More push out the oldest.
 const CAPACITY: u32 = 1 << 20;
 
-/// At least so many slots are used between two looks at all of them for retired ones; and a quarter of those made, so that a look costs each use
-/// a few slots.
-const SWEEP: u32 = 64;
+/// As long as one of so many slots is found to be retired, all are looked at again when those are used up; else a quarter as many are used first. So a
+/// look costs each use a few dozen slots at most.
+const SWEEP: usize = 64;
 
 /// Elements that are made at once.
 const CHUNK: usize = 1 << 12;
@@ -381,8 +381,8 @@ struct Writer {
     slots: u32,
     /// Retired ones that were found.
     free: Vec<u32>,
-    /// Uses since they were looked for.
-    used: u32,
+    /// Uses before they are looked for again.
+    pause: u32,
     /// What goes next when none is free.
     next_slot: u32,
     pages: u32,
@@ -648,14 +648,16 @@ impl Cache {
 
     /// A slot that no entry of the index names: a retired one, a new one, or the one at the hand.
     fn free_slot(&self, writer: &mut Writer) -> u32 {
-        writer.used += 1;
-        if writer.free.is_empty() && writer.used > SWEEP.max(writer.slots / 4) {
+        writer.pause = writer.pause.saturating_sub(1);
+        if writer.free.is_empty() && writer.pause == 0 {
             // Events retire slots without a word to the writer.
-            writer.used = 0;
             let made = 0..writer.slots;
             writer
                 .free
                 .extend(made.filter(|index| self.is_retired(*index)));
+            if writer.free.len() < writer.slots as usize / SWEEP {
+                writer.pause = writer.slots / 4;
+            }
         }
         if let Some(index) = writer.free.pop() {
             self.empty(index);

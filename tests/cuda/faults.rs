@@ -196,6 +196,30 @@ fn is_quiet(name: &str) -> bool {
 /// How many calls of one function are struck, one after the other.
 const MOST: u64 = 12;
 
+/// Fails each call of one function in turn. Whether anybody was told.
+fn strike(name: &str, count: u64, stream: &Stream) -> bool {
+    let mut told = false;
+    for nth in 1..=count.min(MOST) {
+        control("reset");
+        control(&format!("fault {name}@{nth}=999"));
+        let run = everything(stream);
+        told |= !run.errors.is_empty();
+        assert!(run.lost.is_none(), "{name}@{nth}: lost by {:?}", run.lost);
+        // One cause: the call itself, and whatever was refused because what it was to make is not there.
+        for error in &run.errors {
+            let text = format!("{error:?}");
+            // Streams cannot be held where words have failed or no device could be opened.
+            let refused = error.kind() == ErrorKind::Unsupported
+                && (text.contains("wait for no words") || text.contains("no device is open"));
+            let own = text.contains(name) && text.contains("999");
+            assert!(own || refused, "{name}@{nth}: {text}");
+            assert_ne!(error.kind(), ErrorKind::DeviceLost, "{name}@{nth}: {text}");
+        }
+        assert!(run.errors.len() <= 8, "{name}@{nth}: {:?}", run.errors);
+    }
+    told
+}
+
 #[test]
 fn each_call_of_every_function_may_fail() {
     if !is_child() {
@@ -216,26 +240,15 @@ fn each_call_of_every_function_may_fail() {
     let known: Vec<&str> = Cuda::functions().map(|(name, ..)| name).collect();
     for (name, count) in &counts {
         assert!(known.contains(&name.as_str()), "{name}");
-        let mut told = false;
-        for nth in 1..=(*count).min(MOST) {
-            control("reset");
-            control(&format!("fault {name}@{nth}=999"));
-            let run = everything(&stream);
-            told |= !run.errors.is_empty();
-            assert!(run.lost.is_none(), "{name}@{nth}: lost by {:?}", run.lost);
-            // One cause: the call itself, and whatever was refused because what it was to make is not there.
-            for error in &run.errors {
-                let text = format!("{error:?}");
-                // Streams cannot be held where words have failed or no device could be opened.
-                let refused = error.kind() == ErrorKind::Unsupported
-                    && (text.contains("wait for no words") || text.contains("no device is open"));
-                let own = text.contains(name.as_str()) && text.contains("999");
-                assert!(own || refused, "{name}@{nth}: {text}");
-                assert_ne!(error.kind(), ErrorKind::DeviceLost, "{name}@{nth}: {text}");
+        let mut told = is_quiet(name);
+        // Memory of the run before is freed in a thread of its own, which may take the blow: its errors go to the log. Not each time.
+        for round in 0..5 {
+            if told && round > 0 {
+                break;
             }
-            assert!(run.errors.len() <= 8, "{name}@{nth}: {:?}", run.errors);
+            told |= strike(name, *count, &stream);
         }
-        assert!(told || is_quiet(name), "nobody told that {name} failed");
+        assert!(told, "nobody told that {name} failed");
     }
     control("reset");
     let run = everything(&stream);
