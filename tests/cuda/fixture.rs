@@ -1,12 +1,10 @@
 //! The accelerator on the emulated driver, an engine with its sink, and memory of each kind.
 //!
 //! # Safety
-//! The control function is called with the signature that the emulator's crate declares. Pinned and managed memory is read and written while no
-//! copy of it is under way.
+//! Pinned and managed memory is read and written while no copy of it is under way.
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::{CStr, CString, c_char},
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -51,21 +49,8 @@ pub(crate) fn context(ordinal: u16) -> CudaContext {
 
 /// Tells the emulator something, and has its answer.
 pub(crate) fn control(text: &str) -> String {
-    type Control = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
-    // SAFETY: the function has this signature, and the library stays loaded by `cuda`.
-    unsafe {
-        let _ = cuda();
-        let library = libloading::Library::new(library()).expect("is loaded");
-        let call = library
-            .get::<Control>("wharf_emulated_control")
-            .expect("exported");
-        let text = CString::new(text).expect("no zero");
-        let mut answer = vec![0_u8; 256 << 10];
-        let code = call(text.as_ptr(), answer.as_mut_ptr().cast(), answer.len());
-        let answer = CStr::from_bytes_until_nul(&answer).expect("ends with a zero");
-        assert!(code >= 0, "{text:?}: {answer:?}");
-        answer.to_string_lossy().trim().to_owned()
-    }
+    let _ = cuda();
+    crate::support::emulated::control(text)
 }
 
 /// A number of the emulator's.

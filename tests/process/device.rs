@@ -1,14 +1,6 @@
 //! Device memory between two processes, on the emulated CUDA driver: opened by the other over shared memory, staged over tcp.
-//!
-//! # Safety
-//! The emulator's control function is called with the signature that its crate declares.
-#![allow(unsafe_code)]
 
-use std::{
-    ffi::{CStr, CString, c_char},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use wharf::{
     Access, BufferMut, Context, Descriptor, ErrorKind, Mask, MemoryType, Operation, Tag, Worker,
@@ -17,7 +9,11 @@ use wharf::{
 
 use crate::{
     common::{First, Path, Second, bytes, expect_bytes, play},
-    support::{LIMIT, emulated, watchdog},
+    support::{
+        LIMIT,
+        emulated::{self, control},
+        watchdog,
+    },
 };
 
 const DEVICE: MemoryType = MemoryType::Cuda(0);
@@ -30,23 +26,6 @@ fn with_cuda(path: Path) -> Context {
     let accelerator = Arc::new(CudaCopy::with_library(emulated::cuda()));
     let builder = path.builder().accelerator(accelerator);
     builder.build().expect("a context")
-}
-
-/// Tells the emulator something, and has its answer.
-fn control(text: &str) -> String {
-    type Control = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
-    // SAFETY: the function has this signature.
-    unsafe {
-        let library = libloading::Library::new(emulated::cuda()).expect("the emulated driver");
-        let call = library.get::<Control>("wharf_emulated_control");
-        let call = call.expect("exported");
-        let text = CString::new(text).expect("no zero");
-        let mut answer = vec![0_u8; 64 << 10];
-        let code = call(text.as_ptr(), answer.as_mut_ptr().cast(), answer.len());
-        let answer = CStr::from_bytes_until_nul(&answer).expect("ends with a zero");
-        assert!(code >= 0, "{text:?}: {answer:?}");
-        answer.to_string_lossy().trim().to_owned()
-    }
 }
 
 /// How often this process opened memory of the other.

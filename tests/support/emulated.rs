@@ -1,7 +1,15 @@
 //! Where the emulated vendor libraries are: Cargo builds them for the tests and puts them beside the test's executable,
 //! whatever the profile and the target folder.
+//!
+//! # Safety
+//! The control function is called with the signature that the emulator's crate declares.
+#![allow(unsafe_code)]
 
-use std::{fs, io, path::Path, path::PathBuf};
+use std::{
+    ffi::{CStr, CString, c_char},
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 /// The emulated CUDA driver, for `WHARF_LIBCUDA`.
 pub(crate) fn cuda() -> PathBuf {
@@ -21,6 +29,24 @@ pub(crate) fn nvml() -> PathBuf {
 /// The few functions of the CUDA runtime, for programs that look for `libcudart.so.12`.
 pub(crate) fn cudart() -> PathBuf {
     beside("libwharf_emulated_cudart.so")
+}
+
+/// Tells the emulated CUDA driver something, and has its answer. It has been loaded, and stays so.
+pub(crate) fn control(text: &str) -> String {
+    type Control = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
+    // SAFETY: the function has this signature.
+    unsafe {
+        let library = libloading::Library::new(cuda()).expect("the emulated driver");
+        let call = library
+            .get::<Control>("wharf_emulated_control")
+            .expect("exported");
+        let text = CString::new(text).expect("no zero");
+        let mut answer = vec![0_u8; 256 << 10];
+        let code = call(text.as_ptr(), answer.as_mut_ptr().cast(), answer.len());
+        let answer = CStr::from_bytes_until_nul(&answer).expect("ends with a zero");
+        assert!(code >= 0, "{text:?}: {answer:?}");
+        answer.to_string_lossy().trim().to_owned()
+    }
 }
 
 /// A file in the `deps` folder of the profile that this program was built with. Examples stand in a folder beside it.
