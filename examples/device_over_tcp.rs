@@ -1,6 +1,6 @@
 //! Device memory of one process to device memory of another over TCP alone, as between two hosts, by tag, put and get.
 //!
-//! `cargo run --release --example device_over_tcp -- [FILE]` (without FILE: `Cargo.lock`). The program starts itself again as the second process. No
+//! `cargo run --release --example device_over_tcp -- [--device cuda|gaudi|rocm] [FILE]` (without FILE: `Cargo.lock`). The program starts itself again as the second process. No
 //! network card here reads a device's memory, so the bytes stop in pinned fragments at both ends: one fragment is copied while another is on the wire.
 //! `explain` says so before anything moves, and a context with `forbid_staging()` refuses.
 //!
@@ -8,12 +8,12 @@
 //! agree.
 
 #[path = "common/accelerator.rs"]
-mod accelerator;
+pub(crate) mod accelerator;
 #[path = "common/exchange.rs"]
 pub(crate) mod exchange;
 
 /// What the bytes go over.
-pub(crate) const TRANSPORTS: &str = "tcp,cuda";
+pub(crate) const TRANSPORTS: &str = "tcp";
 
 fn main() -> std::process::ExitCode {
     exchange::main("device_over_tcp", TRANSPORTS)

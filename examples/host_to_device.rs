@@ -1,6 +1,6 @@
 //! A file to a device, from there to another place on a device, and back: the digests must agree.
 //!
-//! `cargo run --release --example host_to_device -- [--layer endpoint|transport] [FILE]` (without FILE: `Cargo.lock`). It takes the accelerator of this
+//! `cargo run --release --example host_to_device -- [--device cuda|gaudi|rocm] [--layer endpoint|transport] [FILE]` (without FILE: `Cargo.lock`). It takes the accelerator of this
 //! machine, and where there is none an emulated one, and says which. The paths and rates are printed, and the exit code tells whether the bytes that
 //! came back are those that went.
 //!
@@ -30,7 +30,7 @@ use wharf::{
 #[path = "common/accelerator.rs"]
 mod accelerator;
 
-use accelerator::{Found, Outcome, compare, digest, find, read, say};
+use accelerator::{Found, Outcome, compare, digest, find, read, say, vendor};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -45,7 +45,9 @@ fn main() -> ExitCode {
 
 /// All of it, by what the command line says.
 pub(crate) fn run(arguments: &[String]) -> Outcome<()> {
-    let usage = "usage: host_to_device [--layer endpoint|transport] [FILE]";
+    let usage =
+        "usage: host_to_device [--device cuda|gaudi|rocm] [--layer endpoint|transport] [FILE]";
+    let (device, arguments) = vendor(arguments)?;
     let (layer, rest) = match arguments {
         [flag, layer, rest @ ..] if flag == "--layer" => (layer.as_str(), rest),
         rest => ("endpoint", rest),
@@ -59,7 +61,7 @@ pub(crate) fn run(arguments: &[String]) -> Outcome<()> {
         return Err(usage.into());
     }
     let content = read(Path::new(&file))?;
-    let found = find()?;
+    let found = find(device)?;
     found.introduce();
     say(format_args!("{}: {} bytes", file.display(), content.len()));
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -67,17 +69,19 @@ pub(crate) fn run(arguments: &[String]) -> Outcome<()> {
         .build()?;
     let sent = digest(&content);
     let got = match layer {
-        "endpoint" => runtime.block_on(by_endpoint(&found, content))?,
+        "endpoint" => runtime.block_on(by_endpoint(&found, device.name(), content))?,
         _ => runtime.block_on(by_transport(&found, &content))?,
     };
     compare(layer, &sent, &digest(&got))
 }
 
 /// By a context, a worker and an endpoint.
-async fn by_endpoint(found: &Found, content: Vec<u8>) -> Outcome<Vec<u8>> {
+async fn by_endpoint(found: &Found, device: &str, content: Vec<u8>) -> Outcome<Vec<u8>> {
     let (here, there) = (found.first(), found.second());
     let length = content.len();
-    let context = Context::builder().transports("self,cuda")?.build()?;
+    let context = Context::builder()
+        .transports(&format!("self,{device}"))?
+        .build()?;
     let worker = Worker::new(&context)?;
     let endpoint = worker.connect(&worker.address()?).await?;
     let report = |verb, operation, from, to, took| {
@@ -130,7 +134,7 @@ async fn by_endpoint(found: &Found, content: Vec<u8>) -> Outcome<Vec<u8>> {
 async fn by_transport(found: &Found, content: &[u8]) -> Outcome<Vec<u8>> {
     let (here, there) = (found.first(), found.second());
     let length = content.len();
-    let accelerator = &found.accelerator;
+    let accelerator = &*found.accelerator;
     let domain = accelerator.domain();
     say(format_args!(
         "{}: memory by the domain {}, copies by its engine",

@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 use tokio::process::{Child, Command};
 use wharf::{Access, Context, Descriptor, Endpoint, Mask, MemoryType, Operation, Tag, Worker};
 
-type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
+pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// How many bytes will come, and the content's digest.
 const HEAD: Tag = Tag(1);
@@ -43,8 +43,8 @@ async fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.as_slice() {
         [flag, transport, address] if flag == "--second" => second(transport, address).await,
-        [] => first("Cargo.lock".into()).await,
-        [file] => first(file.into()).await,
+        [] => first("Cargo.lock".into(), again).await,
+        [file] => first(file.into(), again).await,
         _ => Err("usage: two_processes [FILE]".into()),
     };
     match outcome {
@@ -56,8 +56,18 @@ async fn main() -> ExitCode {
     }
 }
 
-/// The first process: has the file.
-async fn first(file: PathBuf) -> Outcome<()> {
+/// This program again, as the second process.
+fn again(transport: &str, address: &str) -> Outcome<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--second", transport, address]);
+    Ok(command)
+}
+
+/// The first process: has the file. `command` starts the other, which connects to the address.
+pub(crate) async fn first(
+    file: PathBuf,
+    command: impl Fn(&str, &str) -> Outcome<Command>,
+) -> Outcome<()> {
     let content = tokio::fs::read(&file)
         .await
         .map_err(|error| format!("{}: {error}", file.display()))?;
@@ -65,7 +75,7 @@ async fn first(file: PathBuf) -> Outcome<()> {
         let context = Context::builder().transports(transport)?.build()?;
         let worker = Worker::new(&context)?;
         let mut listener = worker.listen("127.0.0.1:0").await?;
-        let mut child = start_second(transport, &listener.local_addr().to_string())?;
+        let mut child = start_second(command(transport, &listener.local_addr().to_string())?)?;
         let line = child.stdin.take(); // Or waiting for the child would close it.
         let endpoint = tokio::select! {
             incoming = listener.accept() => incoming?.accept().await?,
@@ -83,15 +93,10 @@ async fn first(file: PathBuf) -> Outcome<()> {
     Ok(())
 }
 
-/// Starts this program again. It is killed when this process gives up.
-fn start_second(transport: &str, address: &str) -> Outcome<Child> {
-    let program = std::env::current_exe()?;
-    let mut command = Command::new(program);
+/// Starts the second process. It is killed when this one gives up.
+fn start_second(mut command: Command) -> Outcome<Child> {
     // The second process ends when this pipe does.
-    command
-        .args(["--second", transport, address])
-        .stdin(Stdio::piped())
-        .kill_on_drop(true);
+    command.stdin(Stdio::piped()).kill_on_drop(true);
     Ok(command.spawn()?)
 }
 
@@ -175,7 +180,7 @@ async fn send(
 }
 
 /// The second process: receives, checks, and lends its memory.
-async fn second(transport: &str, address: &str) -> Outcome<()> {
+pub(crate) async fn second(transport: &str, address: &str) -> Outcome<()> {
     // The pipe ends with the first process. When all goes well, this process ends before. A thread, because a runtime
     // waits at its end for a read of the standard input.
     std::thread::spawn(|| {

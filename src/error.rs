@@ -8,6 +8,16 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// What went wrong, for a caller who branches on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[doc(alias(
+    "ucs_status_t",
+    "UCS_ERR_MESSAGE_TRUNCATED",
+    "UCS_ERR_CONNECTION_RESET",
+    "UCS_ERR_ENDPOINT_TIMEOUT",
+    "UCS_ERR_CANCELED",
+    "UCS_ERR_NO_RESOURCE",
+    "UCS_ERR_REJECTED",
+    "UCS_ERR_UNREACHABLE"
+))]
 pub enum ErrorKind {
     /// The caller asked for something that no state of the world would make right.
     InvalidArgument,

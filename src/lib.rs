@@ -34,6 +34,7 @@
 //! | type | is | in UCX |
 //! |---|---|---|
 //! | [`Context`] | what this process can reach, how it was asked to behave | `ucp_context_h` |
+//! | [`config`], [`Report`] | every environment variable, what is in force, what this machine has | `ucs_config_*`, `ucx_info` |
 //! | [`Worker`] | a progress engine with its connections, on a Tokio runtime | `ucp_worker_h` |
 //! | [`Listener`], [`Incoming`] | where peers connect; accepted on any worker, or rejected | `ucp_listener_h` |
 //! | [`Endpoint`] | one connection | `ucp_ep_h` |
@@ -45,8 +46,9 @@
 //! | [`TagSend`], [`TagRecv`], [`Put`], [`Get`], [`Atomic`], [`Flush`], [`Fence`] | operations: futures that do nothing before they are awaited or posted | `ucp_*_nbx` |
 //! | [`BufferList`], [`BufferListMut`] | several buffers as one message or one run of bytes | `UCP_DATATYPE_IOV` |
 //! | [`RemoteLayout`], [`Block`] | many blocks of a [`RemoteRegion`], strided or listed, in one put or get | |
-//! | [`CopyBuffer`] | a copy between any two memories of this process | |
+//! | [`CopyBuffer`], [`Queued`], [`Reached`] | a copy between any two memories of this process, in order with the program's own streams | |
 //! | [`Op`] | an operation that was posted | a request |
+//! | [`channel`] | groups of processes: bootstrap, communicator and what is made through them | |
 //! | [`transport`] | the contract of a path, for those who drive one by hand or bring their own | UCT |
 //!
 //! # Cancel safety
@@ -61,10 +63,10 @@
 //! | [`AmSend`] | nothing was sent | it still happens; what is refused then, [`Endpoint::flush`] tells |
 //! | [`AmRecv`] | nothing | cancel safe |
 //! | [`ActiveMessage`], [`AmReceive`] | an announced message is rejected | the payload is fetched into the buffer that it owns, which is freed then |
-//! | [`Get`], [`CopyBuffer`] | nothing | it runs to its end into the buffer that it owns, which is freed then |
+//! | [`Get`], [`CopyBuffer`], [`Queued`] | nothing | it runs to its end into the buffer that it owns, which is freed then |
 //! | [`Matched`] | | the message goes back to its place |
 //! | [`WriteBuffer`] | nothing was written | all of it still is |
-//! | [`Flush`], [`FlushAll`], [`Fence`], [`Wait`], [`Closed`], [`OpenStream`], [`AcceptStream`], [`ReadChunk`] | nothing | cancel safe |
+//! | [`Flush`], [`FlushAll`], [`Fence`], [`Wait`], [`Closed`], [`OpenStream`], [`AcceptStream`], [`ReadChunk`], [`Reached`] | nothing | cancel safe |
 //! | [`Op`] | | as the operation that it was; [`Op::cancel`] ends it and says what happened |
 //! | `connect`, `accept` | nothing | the half-made connection is given up at both ends |
 //!
@@ -102,10 +104,15 @@
 //! ```
 //!
 //! An accelerator ([`transport::Accelerator`]) does the copies. Where no path reaches the memory of both ends a transfer stops in pinned fragments
-//! on the way, several of them under way at once. [`Endpoint::explain`] says so; [`ContextBuilder::forbid_staging`] makes it an error. There are 32
+//! on the way, several of them under way at once. [`Endpoint::explain`] says so; [`ContextBuilder::forbid_staging`], or that of one operation
+//! ([`Put::forbid_staging`]), makes it an error. There are 32
 //! fragments for each worker and device kind, of a length that the device's engine likes; transfers that find none wait for one. Whatever ends an
 //! operation, its memory stays until the device has said that it is done with it: a future that fails may take that long. A device that is lost fails
 //! the operations that use it with [`ErrorKind::DeviceLost`], and nothing else.
+//!
+//! A program's own streams know nothing of these transfers. A [copy](Worker::copy) can come after what is in a stream ([`CopyBuffer::after`]) and a
+//! stream after it ([`CopyBuffer::then_on`]). Before other operations on memory that a stream writes, await [`Worker::reached`]; what came by
+//! them is there when they resolve, for all that is put into a stream afterwards.
 //!
 //! # Runtimes
 //!
@@ -113,33 +120,46 @@
 //! the worker is made. How its futures wait is [`Progress`]: by default they spin for as long as that pays and then sleep; nothing wakes up
 //! while nothing happens.
 //!
+//! # The guide
+//!
+//! [First steps](guide::first_steps), [memory and devices](guide::memory), [processes and groups](guide::processes); [coming from UCX](guide::coming_from_ucx),
+//! [from MSCCL++](guide::coming_from_mscclpp); [containers and permissions](guide::containers), [tuning](guide::tuning),
+//! [troubleshooting](guide::troubleshooting), [logs, traces and counters](guide::observing).
+//!
 //! # What to see when it is slow
 //!
 //! [`Endpoint::transports`] says what is in use. A better path that failed its probe is never left silently: one `tracing` warning (target
-//! `wharf::wireup`) says what and why.
+//! `wharf::wireup`) says what and why. [`Worker::metrics`] counts what was done, [`guide::tuning`] goes from symptoms to remedies.
 
-mod config;
+pub mod channel;
+pub mod config;
 mod context;
 mod driver;
 mod endpoint;
 mod error;
+pub mod guide;
 mod listener;
 pub mod memory;
 mod protocol;
 mod sys;
+mod trace;
 pub mod transport;
 mod types;
 mod util;
 mod worker;
 
 pub use config::Progress;
-pub use context::{Context, ContextBuilder};
+pub use context::{
+    Context, ContextBuilder, ContextMetrics, Report, TransportReport, TransportState,
+    TypeCacheReport,
+};
 pub use endpoint::{
     AcceptStream, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmInbox, AmReceive,
     AmReceived, AmRecv, AmSend, AmSink, Atomic, ByteReader, ByteStream, ByteWriter, Closed,
     Completion, CopyBuffer, Counter, Destination, Endpoint, Fence, Fetched, Flush, FlushAll, Get,
-    Matched, MessageInfo, Op, OpenStream, Put, ReadChunk, Ready, Received, RemoteLayout,
-    RemoteRegion, ReuniteError, TagMatched, TagRecv, TagSend, Wait, Worker, WriteBuffer,
+    Matched, MessageInfo, Op, OpenStream, Put, Queued, Reached, ReadChunk, Ready, Received,
+    RemoteLayout, RemoteRegion, ReuniteError, TagMatched, TagRecv, TagSend, Wait, Worker,
+    WriteBuffer,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};
@@ -147,8 +167,9 @@ pub use memory::{
     Buffer, BufferList, BufferListMut, BufferMut, HostBufferMut, ReceiveBuffer, Region,
 };
 pub use protocol::{Block, Blocks, Descriptor, WorkerAddress};
+pub use sys::topology::NumaNode;
 pub use types::{
     Access, AmId, AtomicWord, EndpointId, Identity, LinkId, Mask, MemoryType, Priority, Tag,
     WorkerId,
 };
-pub use worker::Explanation;
+pub use worker::{Explanation, LaneMetrics, Traffic, WorkerMetrics};

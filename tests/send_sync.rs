@@ -4,23 +4,40 @@ use wharf::{
     AcceptStream, Access, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmId, AmInbox,
     AmReceive, AmReceived, AmRecv, AmSend, AmSink, Atomic, Block, Blocks, Buffer, BufferList,
     BufferListMut, BufferMut, ByteReader, ByteStream, ByteWriter, Closed, Context, ContextBuilder,
-    CopyBuffer, Counter, Descriptor, Endpoint, EndpointId, Error, ErrorKind, Explanation, Fence,
-    Fetched, Flush, FlushAll, Get, HostBufferMut, Incoming, Listener, Mask, Matched, MemoryType,
-    MessageInfo, Op, OpError, OpenStream, Operation, Priority, Progress, Put, ReadChunk, Ready,
-    Received, Region, RemoteLayout, RemoteRegion, ReuniteError, Tag, TagMatched, TagRecv, TagSend,
-    Wait, Worker, WorkerAddress, WorkerId, WriteBuffer,
+    ContextMetrics, CopyBuffer, Counter, Descriptor, Endpoint, EndpointId, Error, ErrorKind,
+    Explanation, Fence, Fetched, Flush, FlushAll, Get, HostBufferMut, Incoming, LaneMetrics,
+    Listener, Mask, Matched, MemoryType, MessageInfo, NumaNode, Op, OpError, OpenStream, Operation,
+    Priority, Progress, Put, Queued, Reached, ReadChunk, Ready, Received, Region, RemoteLayout,
+    RemoteRegion, Report, ReuniteError, Tag, TagMatched, TagRecv, TagSend, Traffic,
+    TransportReport, TransportState, TypeCacheReport, Wait, Worker, WorkerAddress, WorkerId,
+    WorkerMetrics, WriteBuffer,
+    channel::{
+        Bootstrap, Communicator, CommunicatorId, DeviceChannel, DeviceChannelHandle, Enqueued,
+        Lease as MemoryLease, MemoryChannel, PacketWidth, PortChannel, ProxyService,
+        RegisteredMemory, RemoteMemory, Semaphore, SemaphoreSignal, SemaphoreWait, Signals,
+        Trigger, TriggerKind,
+        bootstrap::{
+            BootstrapOptions, Launch, Launcher, Meeting, MemoryBootstrap, TcpBootstrap, TcpRoot,
+            UniqueId, UnixBootstrap,
+        },
+    },
+    config::{Entry, Source, UnknownVariable, Variable},
     memory::{
         AddressRange, AllocMonitor, BufferPool, DmaBuf, DomainAttributes, DomainMemory,
         GetRegistration, Hooks, HostDomain, Imported, Lease, Leasing, MemoryAttributes,
-        MemoryDomain, MemoryMonitor, MlockRegistrar, MonitorKind, PoolStats, Registration,
-        RegistrationCache, RegistrationCacheOptions, RegistrationCacheStatistics, Released,
-        Subscription, TrackedAlloc, Uffd,
+        MemoryDomain, MemoryMonitor, MemoryTypeMetrics, MlockRegistrar, MonitorKind, PoolStats,
+        Registration, RegistrationCache, RegistrationCacheMetrics, RegistrationCacheOptions,
+        RegistrationCacheStatistics, Released, Subscription, TrackedAlloc, Uffd,
     },
     transport::{
-        Accelerator, Connected, Connector, CopyAttributes, CopyEngine, CopyRequest, Interface,
-        Link, LinkAttributes, Opened, Place, RawSlice, Transport,
+        Accelerator, Connected, Connector, CopyAttributes, CopyEngine, CopyRequest, DeviceAtomic,
+        DeviceInfo, DeviceKey, Exposure, Interface, Link, LinkAttributes, LocalKeys, LocalRange,
+        OneSidedAttributes, Opened, Place, RawSlice, Registering, RemoteMemory as NetworkMemory,
+        RemoteRange, Transport,
         accelerator::{DevicePlace, DeviceStream, Export, Import, ImportedMemory},
         cuda::{CudaCopy, CudaEvent, CudaStream},
+        gaudi::{GaudiCard, GaudiCopy, GaudiPath},
+        rocm::{RocmCopy, RocmStream},
     },
 };
 
@@ -41,6 +58,16 @@ all! {
     Context: Send + Sync + Unpin + Clone + 'static;
     ContextBuilder: Send + Sync + Unpin + 'static;
     Progress: Send + Sync + Unpin + Copy + 'static;
+    Entry: Send + Sync + Unpin + Clone + 'static;
+    Source: Send + Sync + Unpin + Copy + 'static;
+    UnknownVariable: Send + Sync + Unpin + Clone + 'static;
+    Variable: Send + Sync + Unpin + Copy + 'static;
+    Report: Send + Sync + Unpin + Clone + 'static;
+    TransportReport: Send + Sync + Unpin + Clone + 'static;
+    TransportState: Send + Sync + Unpin + Clone + 'static;
+    TypeCacheReport: Send + Sync + Unpin + Copy + 'static;
+    NumaNode: Send + Sync + Unpin + Clone + 'static;
+    DeviceInfo: Send + Sync + Unpin + Clone + 'static;
 
     Worker: Send + Sync + Unpin + Clone + 'static;
     Endpoint: Send + Sync + Unpin + Clone + 'static;
@@ -51,6 +78,32 @@ all! {
     Region: Send + Sync + Unpin + 'static;
     RemoteRegion: Send + Sync + Unpin + Clone + 'static;
 
+    RegisteredMemory: Send + Sync + Unpin + Clone + 'static;
+    RemoteMemory: Send + Sync + Unpin + Clone + 'static;
+    MemoryLease: Send + Sync + Unpin + 'static;
+    Semaphore: Send + Sync + Unpin + Clone + 'static;
+    SemaphoreSignal<'static>: Send + Sync + Unpin + 'static;
+    SemaphoreWait<'static>: Send + Sync + Unpin + 'static;
+    Signals: Send + Sync + Unpin + 'static;
+    MemoryChannel: Send + Sync + Unpin + Clone + 'static;
+    PacketWidth: Send + Sync + Unpin + Copy + 'static;
+    DeviceChannel: Send + Sync + Unpin + Clone + 'static;
+    DeviceChannelHandle: Send + Sync + Unpin + Copy + 'static;
+    Enqueued: Send + Unpin + 'static;
+    ProxyService: Send + Sync + Unpin + Clone + 'static;
+    PortChannel: Send + Sync + Unpin + Clone + 'static;
+    Trigger: Send + Sync + Unpin + Copy + 'static;
+    TriggerKind: Send + Sync + Unpin + Copy + 'static;
+    DeviceAtomic: Send + Sync + Unpin + Copy + 'static;
+    DeviceKey: Send + Sync + Unpin + Copy + 'static;
+    Exposure: Send + Sync + Unpin + 'static;
+    LocalKeys: Send + Sync + Unpin + Clone + 'static;
+    LocalRange<'static>: Send + Sync + Unpin + Copy + 'static;
+    OneSidedAttributes: Send + Sync + Unpin + Copy + 'static;
+    Registering<()>: Send + Unpin + 'static;
+    dyn NetworkMemory: Send + Sync + 'static;
+    RemoteRange<'static>: Send + Sync + Unpin + Copy + 'static;
+
     Buffer: Send + Sync + Unpin + Clone + 'static;
     BufferMut: Send + Sync + Unpin + 'static;
     BufferList: Send + Sync + Unpin + Clone + 'static;
@@ -60,6 +113,25 @@ all! {
     Blocks: Send + Sync + Unpin + Clone + 'static;
     HostBufferMut: Send + Sync + Unpin + 'static;
     Explanation: Send + Sync + Unpin + Clone + 'static;
+    WorkerMetrics: Send + Sync + Unpin + Clone + 'static;
+    ContextMetrics: Send + Sync + Unpin + Clone + 'static;
+    LaneMetrics: Send + Sync + Unpin + Clone + 'static;
+    Traffic: Send + Sync + Unpin + Copy + 'static;
+    MemoryTypeMetrics: Send + Sync + Unpin + Copy + 'static;
+    RegistrationCacheMetrics: Send + Sync + Unpin + Clone + 'static;
+
+    dyn Bootstrap: Send + Sync;
+    MemoryBootstrap: Send + Sync + Unpin + 'static;
+    TcpBootstrap: Send + Sync + Unpin + 'static;
+    TcpRoot: Send + Sync + Unpin + 'static;
+    UnixBootstrap: Send + Sync + Unpin + 'static;
+    BootstrapOptions: Send + Sync + Unpin + Clone + 'static;
+    UniqueId: Send + Sync + Unpin + Clone + 'static;
+    Meeting: Send + Sync + Unpin + Clone + 'static;
+    Launch: Send + Sync + Unpin + Clone + 'static;
+    Launcher: Send + Sync + Unpin + Copy + 'static;
+    Communicator: Send + Sync + Unpin + Clone + 'static;
+    CommunicatorId: Send + Sync + Unpin + Copy + 'static;
 
     Export: Send + Sync + Unpin + Clone + 'static;
     Import: Send + Unpin + 'static;
@@ -109,6 +181,8 @@ all! {
     Put<'static>: Send + Unpin + 'static;
     Get<'static, Vec<u8>>: Send + Unpin + 'static;
     CopyBuffer<'static, Vec<u8>>: Send + Unpin + 'static;
+    Queued<'static, Vec<u8>>: Send + Unpin + 'static;
+    Reached<'static>: Send + Unpin + 'static;
     Flush<'static>: Send + Unpin + 'static;
     FlushAll<'static>: Send + Unpin + 'static;
     Fence<'static>: Send + Unpin + 'static;
@@ -156,8 +230,13 @@ all! {
     CopyAttributes: Send + Sync + Unpin + Copy + 'static;
     CopyRequest: Send + Unpin + Copy + 'static;
     CudaCopy: Send + Sync + Unpin + Clone + 'static;
+    GaudiCopy: Send + Sync + Unpin + Clone + 'static;
+    GaudiCard: Send + Sync + Unpin + Clone + 'static;
+    GaudiPath: Send + Sync + Unpin + Clone + 'static;
+    RocmCopy: Send + Sync + Unpin + Clone + 'static;
     CudaEvent: Send + Sync + Unpin + Copy + 'static;
     CudaStream: Send + Sync + Unpin + Copy + 'static;
+    RocmStream: Send + Sync + Unpin + Copy + 'static;
     DevicePlace: Send + Sync + Unpin + Copy + 'static;
     DeviceStream: Send + Sync + Unpin + Copy + 'static;
     dyn Transport: Send + Sync;

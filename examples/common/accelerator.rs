@@ -1,4 +1,4 @@
-//! The accelerator of this machine; where there is none, the emulated CUDA driver of the tests, by the same loader.
+//! The accelerator of this machine, of the vendor that `--device` names; where there is none, the emulated driver of the tests, by the same loader.
 
 use std::{
     env,
@@ -11,57 +11,151 @@ use std::{
 };
 
 use sha2::{Digest, Sha256};
-use wharf::{MemoryType, transport::cuda::CudaCopy};
+use wharf::{
+    MemoryType,
+    transport::{Accelerator, cuda::CudaCopy, gaudi::GaudiCopy, rocm::RocmCopy},
+};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Names the driver's library; read when the driver is loaded.
-const VARIABLE: &str = "WHARF_LIBCUDA";
+/// Whose device. The first is meant where none is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Vendor {
+    Cuda,
+    Gaudi,
+    Rocm,
+}
+
+/// The vendor that `--device NAME` at the begin of the command line names, and what comes after.
+pub(crate) fn vendor(arguments: &[String]) -> Outcome<(Vendor, &[String])> {
+    match arguments {
+        [flag, name, rest @ ..] if flag == "--device" => match name.as_str() {
+            "cuda" => Ok((Vendor::Cuda, rest)),
+            "gaudi" => Ok((Vendor::Gaudi, rest)),
+            "rocm" => Ok((Vendor::Rocm, rest)),
+            _ => Err(format!("--device {name}: there are cuda, gaudi and rocm").into()),
+        },
+        rest => Ok((Vendor::Cuda, rest)),
+    }
+}
+
+impl Vendor {
+    /// In `--device` and in the names of transports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Cuda => "cuda",
+            Self::Gaudi => "gaudi",
+            Self::Rocm => "rocm",
+        }
+    }
+
+    /// Names the driver's library; read when the driver is loaded.
+    fn variable(self) -> &'static str {
+        match self {
+            Self::Cuda => "WHARF_LIBCUDA",
+            Self::Gaudi => "WHARF_LIBHLTHUNK",
+            Self::Rocm => "WHARF_LIBHSA",
+        }
+    }
+
+    fn emulated(self) -> &'static str {
+        match self {
+            Self::Cuda => "libwharf_emulated_cuda.so",
+            Self::Gaudi => "libwharf_emulated_hlthunk.so",
+            Self::Rocm => "libwharf_emulated_hsa.so",
+        }
+    }
+
+    fn memory(self, device: u16) -> MemoryType {
+        match self {
+            Self::Cuda => MemoryType::Cuda(device),
+            Self::Gaudi => MemoryType::Gaudi(device),
+            Self::Rocm => MemoryType::Rocm(device),
+        }
+    }
+
+    /// The accelerator, and the names of its devices.
+    fn open(self) -> (Box<dyn Accelerator>, wharf::Result<Vec<String>>) {
+        match self {
+            Self::Cuda => {
+                let accelerator = CudaCopy::new();
+                let devices = accelerator.device_names();
+                (Box::new(accelerator), devices)
+            }
+            Self::Gaudi => {
+                let accelerator = GaudiCopy::new();
+                // The library's file tells: what cards say of themselves is a number.
+                let library = env::var(self.variable()).unwrap_or_default();
+                let emulated = match library.ends_with(self.emulated()) {
+                    true => "emulated ",
+                    false => "",
+                };
+                let devices = accelerator.cards().map(|cards| {
+                    let cards = cards.iter();
+                    let names = cards.map(|card| {
+                        let (kind, place) = (card.generation(), card.pci());
+                        format!("{emulated}{kind} at {place}, module {}", card.module_id())
+                    });
+                    names.collect()
+                });
+                (Box::new(accelerator), devices)
+            }
+            Self::Rocm => {
+                let accelerator = RocmCopy::new();
+                let devices = accelerator.device_names();
+                (Box::new(accelerator), devices)
+            }
+        }
+    }
+}
 
 /// What was found.
 pub(crate) struct Found {
     /// For those who drive it by hand. A context has its own.
     #[allow(dead_code, reason = "not every example does")]
-    pub(crate) accelerator: CudaCopy,
+    pub(crate) accelerator: Box<dyn Accelerator>,
+    vendor: Vendor,
     /// The names of its devices.
     pub(crate) devices: Vec<String>,
 }
 
 /// Looks for an accelerator. Where there is none this program starts anew, as the same process, with the emulated driver: to be called before
-/// anything else is done. What `WHARF_LIBCUDA` names is taken or refused, not replaced.
-pub(crate) fn find() -> Outcome<Found> {
-    let accelerator = CudaCopy::new();
-    match accelerator.device_names() {
+/// anything else is done. What the driver's variable names is taken or refused, not replaced.
+pub(crate) fn find(vendor: Vendor) -> Outcome<Found> {
+    let (accelerator, devices) = vendor.open();
+    match devices {
         Ok(devices) if !devices.is_empty() => Ok(Found {
             accelerator,
+            vendor,
             devices,
         }),
-        Err(error) if env::var_os(VARIABLE).is_some() => Err(error.into()),
-        Err(error) => Err(emulate(&error.to_string())),
-        Ok(_) => Err(emulate("the driver has no device")),
+        Err(error) if env::var_os(vendor.variable()).is_some() => Err(error.into()),
+        Err(error) => Err(emulate(vendor, &error.to_string())),
+        Ok(_) => Err(emulate(vendor, "the driver has no device")),
     }
 }
 
 impl Found {
     /// Memory of the first device.
     pub(crate) fn first(&self) -> MemoryType {
-        MemoryType::Cuda(0)
+        self.vendor.memory(0)
     }
 
     /// Memory of another device, or of the first where it is the only one.
     pub(crate) fn second(&self) -> MemoryType {
-        MemoryType::Cuda(u16::from(self.devices.len() > 1))
+        self.vendor.memory(u16::from(self.devices.len() > 1))
     }
 
     /// Whether there is no device behind it.
     pub(crate) fn is_emulated(&self) -> bool {
-        self.devices[0].contains("emulated")
+        self.devices[0].to_lowercase().contains("emulated")
     }
 
     /// Says what it is.
     pub(crate) fn introduce(&self) {
         for (number, name) in self.devices.iter().enumerate() {
-            say(format_args!("device cuda:{number}: {name}"));
+            let device = self.vendor.memory(number as u16);
+            say(format_args!("device {device}: {name}"));
         }
         if self.is_emulated() {
             say(format_args!(
@@ -81,14 +175,15 @@ impl Found {
 }
 
 /// Starts this program anew with the emulated driver. Returns only when that fails.
-fn emulate(why: &str) -> Box<dyn Error + Send + Sync> {
-    let library = match emulated() {
+fn emulate(vendor: Vendor, why: &str) -> Box<dyn Error + Send + Sync> {
+    let library = match beside(vendor.emulated()) {
         Ok(library) => library,
         Err(error) => return format!("no accelerator ({why}), and {error}").into(),
     };
     say(format_args!("no accelerator here: {why}"));
     say(format_args!(
-        "starting again with {VARIABLE}={}",
+        "starting again with {}={}",
+        vendor.variable(),
         library.display()
     ));
     let mut arguments = env::args_os();
@@ -100,14 +195,13 @@ fn emulate(why: &str) -> Box<dyn Error + Send + Sync> {
     let error = Command::new(program)
         .arg0(name)
         .args(arguments)
-        .env(VARIABLE, &library)
+        .env(vendor.variable(), &library)
         .exec();
     format!("starting again: {error}").into()
 }
 
-/// The emulated driver: Cargo builds it with the examples of a checkout, and puts it in the `deps` folder of their profile.
-fn emulated() -> Outcome<PathBuf> {
-    let name = "libwharf_emulated_cuda.so";
+/// An emulated library: Cargo builds it with the examples of a checkout, and puts it in the `deps` folder of their profile.
+pub(crate) fn beside(name: &str) -> Outcome<PathBuf> {
     let program = env::current_exe()?;
     // Examples stand beside that folder, tests in it.
     let folders = program.ancestors().skip(1).take(2);

@@ -9,7 +9,7 @@ use std::{
 use tokio::process::{Child, Command};
 use wharf::{Access, Buffer, Context, Descriptor, Endpoint, Mask, Operation, Tag, Worker};
 
-use super::accelerator::{Found, Outcome, compare, digest, find, read, say};
+use super::accelerator::{Found, Outcome, Vendor, compare, digest, find, read, say, vendor};
 
 /// How many bytes will come, and their digest.
 const HEAD: Tag = Tag(1);
@@ -24,18 +24,22 @@ const LOOK: Tag = Tag(5);
 /// The digest of what is in the second process's device memory.
 const VERDICT: Tag = Tag(6);
 
-/// The whole program: `NAME [FILE]`, or `NAME --second ADDRESS` for the process that it starts.
+/// The whole program: `NAME [--device cuda|gaudi|rocm] [FILE]`, or `NAME --device … --second ADDRESS` for the process that it starts.
 pub(crate) fn main(name: &str, transports: &str) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let outcome = match arguments.as_slice() {
+    let outcome = vendor(&arguments).and_then(|(device, rest)| match rest {
         [flag, address] if flag == "--second" => {
             end_with_the_first(name);
-            second(transports, address)
+            second(device, transports, address)
         }
-        [] => first(transports, "Cargo.lock".as_ref(), again),
-        [file] => first(transports, file.as_ref(), again),
-        _ => Err(format!("usage: {name} [FILE]").into()),
-    };
+        [] => first(device, transports, "Cargo.lock".as_ref(), |address| {
+            again(device, address)
+        }),
+        [file] => first(device, transports, file.as_ref(), |address| {
+            again(device, address)
+        }),
+        _ => Err(format!("usage: {name} [--device cuda|gaudi|rocm] [FILE]").into()),
+    });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -46,21 +50,54 @@ pub(crate) fn main(name: &str, transports: &str) -> ExitCode {
 }
 
 /// This program again, as the second process.
-fn again(address: &str) -> Outcome<Command> {
+fn again(device: Vendor, address: &str) -> Outcome<Command> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["--second", address]);
+    command.args(["--device", device.name(), "--second", address]);
     Ok(command)
 }
 
 /// The process that has the file. `command` starts the other, which connects to the address.
 pub(crate) fn first(
+    device: Vendor,
     transports: &str,
     file: &Path,
     command: impl FnOnce(&str) -> Outcome<Command>,
 ) -> Outcome<()> {
+    meet(device, transports, file, |address| {
+        let (mut child, line) = start(command(address)?)?;
+        Ok(async move {
+            let status = child.wait().await?;
+            drop(line);
+            match status.success() {
+                true => Ok(()),
+                false => Err(format!("the second process failed: {status}").into()),
+            }
+        })
+    })
+}
+
+/// Both ends in this process, the second on a thread of its own.
+#[allow(dead_code, reason = "not every example does")]
+pub(crate) fn alone(device: Vendor, transports: &str, file: &Path) -> Outcome<()> {
+    let there = transports.to_owned();
+    meet(device, transports, file, |address| {
+        let address = address.to_owned();
+        let end = tokio::task::spawn_blocking(move || second(device, &there, &address));
+        Ok(async move { end.await? })
+    })
+}
+
+/// The end that has the file. `begin` starts the other, which connects to the address; its future is how that ended.
+fn meet<F: Future<Output = Outcome<()>>>(
+    device: Vendor,
+    transports: &str,
+    file: &Path,
+    begin: impl FnOnce(&str) -> Outcome<F>,
+) -> Outcome<()> {
     let content = read(file)?;
+    let transports = &format!("{transports},{}", device.name());
     // Before there is a runtime, as the program may start anew in it.
-    let found = find()?;
+    let found = find(device)?;
     found.introduce();
     say(format_args!(
         "{}: {} bytes over {transports}",
@@ -71,21 +108,15 @@ pub(crate) fn first(
         let context = Context::builder().transports(transports)?.build()?;
         let worker = Worker::new(&context)?;
         let mut listener = worker.listen("127.0.0.1:0").await?;
-        let command = command(&listener.local_addr().to_string())?;
-        let (mut child, line) = start(command)?;
+        let mut other = std::pin::pin!(begin(&listener.local_addr().to_string())?);
         let endpoint = tokio::select! {
             incoming = listener.accept() => incoming?.accept().await?,
-            status = child.wait() => return Err(format!("the second process ended early: {}", status?).into()),
+            end = &mut other => return end.and(Err("the second end ended early".into())),
         };
         send(&found, &context, &worker, &endpoint, content).await?;
         endpoint.close().await?;
         worker.shutdown(Duration::from_secs(5)).await?;
-        let status = child.wait().await?;
-        drop(line);
-        match status.success() {
-            true => Ok(()),
-            false => Err(format!("the second process failed: {status}").into()),
-        }
+        other.await
     })
 }
 
@@ -172,9 +203,10 @@ async fn verdict(worker: &Worker) -> Outcome<Vec<u8>> {
 }
 
 /// The process that connects to `address`.
-pub(crate) fn second(transports: &str, address: &str) -> Outcome<()> {
-    let found = find()?;
-    runtime()?.block_on(receive(&found, transports, address))
+pub(crate) fn second(device: Vendor, transports: &str, address: &str) -> Outcome<()> {
+    let found = find(device)?;
+    let transports = format!("{transports},{}", device.name());
+    runtime()?.block_on(receive(&found, &transports, address))
 }
 
 async fn receive(found: &Found, transports: &str, address: &str) -> Outcome<()> {

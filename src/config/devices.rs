@@ -1,11 +1,15 @@
-//! Which network interfaces may be used.
+//! Which network interfaces and RDMA devices may be used.
 
 use std::net::IpAddr;
 
 use super::did_you_mean;
-use crate::error::{Error, Result};
+use crate::{
+    driver::verbs::Verbs,
+    error::{Error, Result},
+    transport::verbs::DeviceChoice,
+};
 
-/// A selection of interfaces that exist.
+/// A selection of interfaces and devices that exist. RDMA devices are named with a port (`rxe0:1`) or without.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum NetDevices {
     /// Any.
@@ -23,6 +27,14 @@ impl NetDevices {
         text: &str,
         interfaces: &dyn Fn() -> Result<Vec<String>>,
     ) -> Result<Self, String> {
+        Self::parse_with(text, interfaces, &rdma_devices)
+    }
+
+    fn parse_with(
+        text: &str,
+        interfaces: &dyn Fn() -> Result<Vec<String>>,
+        devices: &dyn Fn() -> Vec<String>,
+    ) -> Result<Self, String> {
         let text = text.trim();
         let (negated, list) = match text.strip_prefix('^') {
             Some(list) => (true, list),
@@ -31,12 +43,25 @@ impl NetDevices {
         if list.trim() == "all" && !negated {
             return Ok(Self::All);
         }
-        let existing = interfaces().map_err(|error| error.to_string())?;
+        let mut existing = interfaces().map_err(|error| error.to_string())?;
         let names: Vec<String> = list.split(',').map(|name| name.trim().to_owned()).collect();
+        if !names.iter().all(|name| existing.contains(name)) {
+            // Where interfaces do not explain it: the library is looked for.
+            let mut devices = devices();
+            let ports = names.iter().filter(|name| {
+                name.split_once(':').is_some_and(|(device, port)| {
+                    devices.iter().any(|known| known == device)
+                        && port.parse::<u8>().is_ok_and(|port| port > 0)
+                })
+            });
+            let ports: Vec<String> = ports.cloned().collect();
+            devices.extend(ports);
+            existing.extend(devices);
+        }
         if let Some(stranger) = names.iter().find(|name| !existing.contains(name)) {
             let nearest = did_you_mean(stranger, existing.iter().map(String::as_str));
             return Err(format!(
-                "no interface \"{stranger}\" here; there are {}{nearest}",
+                "no interface or device \"{stranger}\" here; there are {}{nearest}",
                 existing.join(", ")
             ));
         }
@@ -45,7 +70,7 @@ impl NetDevices {
         } else {
             Self::Only(names)
         };
-        if existing.iter().any(|name| chosen.allows(name)) {
+        if existing.iter().any(|name| chosen.names(name)) {
             Ok(chosen)
         } else {
             Err(format!(
@@ -55,14 +80,55 @@ impl NetDevices {
         }
     }
 
-    /// Whether an interface may be used.
-    pub(crate) fn allows(&self, interface: &str) -> bool {
+    fn names(&self, interface: &str) -> bool {
         match self {
             Self::All => true,
             Self::Only(names) => names.iter().any(|name| name == interface),
             Self::Except(names) => !names.iter().any(|name| name == interface),
         }
     }
+
+    /// Whether an address of this interface is told to peers. Where only RDMA devices are named, all are: connections over those are set up
+    /// over sockets.
+    pub(crate) fn allows(&self, interface: &str) -> bool {
+        self.names(interface) || self.is_only_rdma()
+    }
+
+    /// Whether there is no interface among those that may be used.
+    pub(crate) fn is_only_rdma(&self) -> bool {
+        match self {
+            Self::Only(names) => system_interfaces()
+                .is_ok_and(|there| !names.iter().any(|name| there.contains(name))),
+            Self::All | Self::Except(_) => false,
+        }
+    }
+
+    /// The same, as a choice of RDMA devices. Where only interfaces are named, all devices.
+    pub(crate) fn rdma(&self) -> DeviceChoice {
+        let interfaces = system_interfaces().unwrap_or_default();
+        let devices = |names: &[String]| -> Vec<String> {
+            let names = names.iter().filter(|name| !interfaces.contains(name));
+            names.cloned().collect()
+        };
+        match self {
+            Self::All => DeviceChoice::All,
+            Self::Only(names) => match devices(names) {
+                names if names.is_empty() => DeviceChoice::All,
+                names => DeviceChoice::Only(names),
+            },
+            Self::Except(names) => DeviceChoice::Except(devices(names)),
+        }
+    }
+}
+
+/// The names of this machine's RDMA devices; none where there is no library for them.
+fn rdma_devices() -> Vec<String> {
+    let devices = Verbs::load(None).and_then(|verbs| verbs.devices());
+    let devices = devices.unwrap_or_default();
+    devices
+        .iter()
+        .map(|device| device.name().to_owned())
+        .collect()
 }
 
 /// The names of this machine's interfaces, each once.
@@ -100,7 +166,8 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<NetDevices, String> {
-        NetDevices::parse(text, &|| Ok(vec!["lo".to_owned(), "eth0".to_owned()]))
+        let interfaces = || Ok(vec!["lo".to_owned(), "eth0".to_owned()]);
+        NetDevices::parse_with(text, &interfaces, &|| vec!["rxe0".to_owned()])
     }
 
     #[test]
@@ -110,6 +177,26 @@ mod tests {
         assert!(only.allows("eth0") && only.allows("lo") && !only.allows("eth1"));
         let except = parse("^lo").unwrap();
         assert!(except.allows("eth0") && !except.allows("lo"));
+    }
+
+    #[test]
+    fn selects_devices() {
+        let only = |names: &[&str]| {
+            DeviceChoice::Only(names.iter().map(|name| (*name).to_owned()).collect())
+        };
+        let one = parse("rxe0:1").unwrap();
+        assert_eq!(one.rdma(), only(&["rxe0:1"]));
+        assert!(one.allows("eth0") && one.is_only_rdma());
+        assert!(one.rdma().allows("rxe0", 1) && !one.rdma().allows("rxe0", 2));
+        let both = parse("lo,rxe0").unwrap();
+        assert_eq!(both.rdma(), only(&["rxe0"]));
+        assert!(both.rdma().allows("rxe0", 2));
+        assert!(both.allows("lo") && !both.allows("eth1") && !both.is_only_rdma());
+        let none = parse("^rxe0").unwrap();
+        assert!(!none.rdma().allows("rxe0", 1) && none.allows("lo"));
+        for bad in ["rxe1", "rxe0:0", "rxe0:x", "eth0:1"] {
+            assert!(parse(bad).unwrap_err().contains("rxe0"), "{bad}");
+        }
     }
 
     #[test]

@@ -1,29 +1,9 @@
 //! The variables, taken from the process or made up by a test.
 
-use super::{Setting, Source, did_you_mean, invalid};
-use crate::error::Result;
+use parking_lot::Mutex;
 
-/// Every `WHARF_` variable that there is.
-const KNOWN: [&str; 18] = [
-    "WHARF_TLS",
-    "WHARF_NET_DEVICES",
-    "WHARF_PROGRESS",
-    "WHARF_RNDV_THRESH",
-    "WHARF_CONNECT_TIMEOUT",
-    "WHARF_HANDSHAKE_TIMEOUT",
-    "WHARF_KEEPALIVE_INTERVAL",
-    "WHARF_PIDFD",
-    "WHARF_CMA",
-    "WHARF_STAGING",
-    "WHARF_OPS_WINDOW",
-    "WHARF_MEM_MONITOR",
-    "WHARF_RCACHE_ENABLE",
-    "WHARF_RCACHE_MAX_REGIONS",
-    "WHARF_RCACHE_MAX_SIZE",
-    "WHARF_RCACHE_MAX_UNRELEASED",
-    "WHARF_LIBCUDA",
-    "WHARF_LIBGDRAPI",
-];
+use super::{Setting, Source, UnknownVariable, Variable, invalid};
+use crate::error::Result;
 
 /// A set of variables.
 pub(crate) struct Environment<'a> {
@@ -48,17 +28,14 @@ impl<'a> Environment<'a> {
         )
     }
 
-    /// Refuses a `WHARF_` variable that does not exist: it is a misspelling, and would silently do nothing.
-    pub(super) fn refuse_unknown(&self) -> Result<()> {
-        let stranger =
-            |name: &&String| name.starts_with("WHARF_") && !KNOWN.contains(&name.as_str());
-        match self.names.iter().find(stranger) {
-            Some(name) => Err(invalid(format!(
-                "{name} is not a variable of wharf{}",
-                did_you_mean(name, KNOWN)
-            ))),
-            None => Ok(()),
-        }
+    /// The names of those that are set.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(String::as_str)
+    }
+
+    /// The value of one that is set and not empty.
+    pub(super) fn get(&self, name: &str) -> Option<String> {
+        (self.get)(name).filter(|text| !text.trim().is_empty())
     }
 
     /// What was given, else the first of `names` that is set and not empty, else the default.
@@ -76,11 +53,8 @@ impl<'a> Environment<'a> {
             });
         }
         for &name in names {
-            debug_assert!(
-                KNOWN.contains(&name) || name.starts_with("UCX_"),
-                "{name} is not in the list"
-            );
-            let Some(text) = (self.get)(name).filter(|text| !text.trim().is_empty()) else {
+            debug_assert!(Variable::find(name).is_some(), "{name} is not in the table");
+            let Some(text) = self.get(name) else {
                 continue;
             };
             let value = parse(&text).map_err(|why| invalid(format!("{name}={text}: {why}")))?;
@@ -93,5 +67,31 @@ impl<'a> Environment<'a> {
             value: default(),
             source: Source::Default,
         })
+    }
+}
+
+/// Tells of variables that nobody reads: each is a misspelling, and would silently do nothing. Of each once in a process.
+pub(super) fn warn_unknown(unknown: &[UnknownVariable]) {
+    /// Names that were told of. The environment has an end; who changes it while the process runs hears no more after so many.
+    static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    const MOST: usize = 64;
+    for UnknownVariable { name, nearest } in unknown {
+        let mut told = TOLD.lock();
+        if told.len() >= MOST || told.contains(name) {
+            continue;
+        }
+        told.push(name.clone());
+        drop(told);
+        match nearest {
+            Some(nearest) => tracing::warn!(
+                target: "wharf::config",
+                "{name} is not a variable of wharf, and does nothing; did you mean {}?",
+                nearest.name
+            ),
+            None => tracing::warn!(
+                target: "wharf::config",
+                "{name} is not a variable of wharf, and does nothing"
+            ),
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Who watches memory, and how much of it stays registered.
 
 use super::{Environment, Overrides, Setting, Source, value};
-use crate::{error::Result, memory::MonitorKind};
+use crate::{error::Result, memory::MonitorKind, transport::verbs::domain::RelaxedOrdering};
 
 /// The monitor: by its own name, or by UCX's `y` or `n`.
 pub(super) fn monitor(
@@ -61,5 +61,17 @@ fn limit(
         false => parse(text)
             .map(Some)
             .map_err(|error| format!("{error} or \"inf\"")),
+    }
+}
+
+/// `auto`, also as `try`; or yes or no.
+pub(super) fn relaxed_ordering(text: &str) -> Result<RelaxedOrdering, String> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "auto" | "try" => Ok(RelaxedOrdering::Auto),
+        _ => match value::yes_no(text) {
+            Ok(true) => Ok(RelaxedOrdering::On),
+            Ok(false) => Ok(RelaxedOrdering::Off),
+            Err(_) => Err("expected auto, y or n".to_owned()),
+        },
     }
 }

@@ -1,58 +1,57 @@
-//! How this process was asked to behave, as typed values.
+//! How a process was asked to behave: the environment variables that there are, and what is in force.
 //!
-//! Comes in: what the builder was given, and the environment (`WHARF_*`, beneath it a few of UCX's variables). Goes out:
-//! [`Config`], in which every value is possible and says where it came from. Reading it has no effect; what the system
-//! can really do is found out by `context`. Uses `error` and the names in `transport`.
-//! Tests: beside each file, with an environment made up by the test.
+//! A value set on the builder beats `WHARF_*`, which beats UCX's variable of the same meaning, which beats the default. An empty variable counts
+//! as not set. [`VARIABLES`] has all of them. A `WHARF_` variable that is not among them is a misspelling: it is told by a `tracing` warning (target
+//! `wharf::config`), with the nearest name, once. What is in force, and where it came from, [`Context::configuration`](crate::Context::configuration)
+//! tells, and `wharf info --config`.
 //!
-//! A value set on the builder beats `WHARF_*`, which beats `UCX_*`, which beats the default. An empty variable counts as
-//! not set.
+//! ```
+//! # fn main() -> wharf::Result<()> {
+//! use wharf::{Context, config::Source};
 //!
-//! | variable | beneath it | value | default |
-//! |---|---|---|---|
-//! | `WHARF_TLS` | `UCX_TLS` | transports by UCX's names, or `^` and those to leave out | `all` |
-//! | `WHARF_NET_DEVICES` | `UCX_NET_DEVICES` | interfaces, or `^` and those to leave out | `all` |
-//! | `WHARF_PROGRESS` | | `adaptive`, `spin:TIME`, `busy`, `event`, `thread` | `adaptive` |
-//! | `WHARF_RNDV_THRESH` | `UCX_RNDV_THRESH` | `auto`, `inf`, a size; or `intra:SIZE,inter:SIZE` | `auto` |
-//! | `WHARF_CONNECT_TIMEOUT` | | time for the whole of a connect | `10s` |
-//! | `WHARF_HANDSHAKE_TIMEOUT` | | time that a listener gives a new connection | `5s` |
-//! | `WHARF_KEEPALIVE_INTERVAL` | `UCX_KEEPALIVE_INTERVAL` | time between probes over TCP, in whole seconds; a silent peer is given up after three; or `inf` for none | `10s` |
-//! | `WHARF_PIDFD` | | `y` or `n`: learn of a peer's death by pidfd | `y` |
-//! | `WHARF_CMA` | | `y` or `n`: copy between processes by `process_vm_readv` | `y` |
-//! | `WHARF_STAGING` | | `y` or `n`: device memory may stop in host memory where no path reaches both ends | `y` |
-//! | `WHARF_OPS_WINDOW` | | operations that may be posted on one endpoint | `4096` |
-//! | `WHARF_MEM_MONITOR` | | who tells when memory goes away: `auto`, `imported`, `uffd`, `hooks`, `alloc`, `none` | `auto` |
-//! | | `UCX_MEM_EVENTS` | `y` for `auto`, `n` for `none` | |
-//! | `WHARF_RCACHE_ENABLE` | `UCX_RCACHE_ENABLE` | `y`, `n` or `try`: keep registrations | `y` |
-//! | `WHARF_RCACHE_MAX_REGIONS` | `UCX_RCACHE_MAX_REGIONS` | registrations that are kept, or `inf` for as many as there can be | `4096` |
-//! | `WHARF_RCACHE_MAX_SIZE` | `UCX_RCACHE_MAX_SIZE` | bytes in registrations that are kept, or `inf` | a quarter of the memory, or 0.8 of `RLIMIT_MEMLOCK` |
-//! | `WHARF_RCACHE_MAX_UNRELEASED` | `UCX_RCACHE_MAX_UNRELEASED` | bytes that may wait to be deregistered, or `inf` | `128M` |
-//! | `WHARF_LIBCUDA` | | path of the CUDA driver's library; read by `driver` | `libcuda.so.1` |
-//! | `WHARF_LIBGDRAPI` | | path of GDRCopy's library; read by `driver` | `libgdrapi.so.2` |
+//! let context = Context::builder().transports("shm,tcp")?.build()?;
+//! let set = context.configuration().into_iter().filter(|entry| entry.source != Source::Default);
+//! for entry in set {
+//!     println!("{} = {:?}, from: {}", entry.variable.name, entry.value, entry.source);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+// Comes in: what the builder was given, and the environment. Goes out: `Config`, in which every value is possible and says where it came from. Reading it
+// has no effect; what the system can really do is found out by `context`. Uses `error` and the names in `transport`.
+// Tests: beside each file, with an environment made up by the test.
 
 mod devices;
 mod environment;
+mod in_force;
 mod memory;
 mod progress;
+mod rdma;
 mod transports;
 mod value;
+mod variables;
 
 use std::{fmt, ops::Deref, time::Duration};
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::MonitorKind,
+    transport::verbs::domain::RelaxedOrdering,
 };
 
 pub(crate) use devices::{NetDevices, interface_addresses, system_interfaces};
 pub(crate) use environment::Environment;
+pub use in_force::{Entry, UnknownVariable};
 pub use progress::Progress;
 pub(crate) use transports::TransportSet;
-pub(crate) use value::{RendezvousThreshold, Threshold};
+pub(crate) use value::{RendezvousScheme, RendezvousThreshold, Threshold};
+pub use variables::{VARIABLES, Variable};
 
 /// Where a value came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+#[non_exhaustive]
+pub enum Source {
     /// Nobody asked for anything else.
     Default,
     /// The program, by the builder.
@@ -122,6 +121,8 @@ pub(crate) struct Config {
     pub(crate) ops_window: Setting<usize>,
     /// Who tells when memory goes away.
     pub(crate) memory_monitor: Setting<MonitorKind>,
+    /// How connections over RDMA devices are made.
+    pub(crate) rc: rdma::Rc,
     /// Keep registrations.
     pub(crate) rcache: Setting<bool>,
     /// Registrations that are kept, at least 1; `None`: the cache's default. So the others.
@@ -130,6 +131,16 @@ pub(crate) struct Config {
     pub(crate) rcache_max_size: Setting<Option<usize>>,
     /// Bytes that may wait to be deregistered.
     pub(crate) rcache_max_unreleased: Setting<Option<usize>>,
+    /// How a long message travels where network devices reach memory.
+    pub(crate) rendezvous_scheme: Setting<RendezvousScheme>,
+    /// When writes of network devices may overtake each other.
+    pub(crate) relaxed_ordering: Setting<RelaxedOrdering>,
+    /// Network devices fetch pages when they want them.
+    pub(crate) on_demand: Setting<bool>,
+    /// Variables that other rooms read, and that were set.
+    pub(crate) others: Vec<(&'static str, String)>,
+    /// Variables that nobody reads.
+    pub(crate) unknown: Vec<UnknownVariable>,
 }
 
 impl Default for Config {
@@ -147,10 +158,16 @@ impl Default for Config {
             staging: true.into(),
             ops_window: 4096.into(),
             memory_monitor: MonitorKind::default().into(),
+            rc: rdma::Rc::default(),
             rcache: true.into(),
             rcache_max_regions: None.into(),
             rcache_max_size: None.into(),
             rcache_max_unreleased: None.into(),
+            rendezvous_scheme: RendezvousScheme::default().into(),
+            relaxed_ordering: RelaxedOrdering::default().into(),
+            on_demand: false.into(),
+            others: Vec::new(),
+            unknown: Vec::new(),
         }
     }
 }
@@ -179,14 +196,15 @@ impl Config {
     /// own transports, `interfaces` lists the machine's.
     ///
     /// # Errors
-    /// `Configuration`: a variable that is unknown or whose value is.
+    /// `Configuration`: a variable's value is unknown or impossible.
     pub(crate) fn load(
         given: Overrides,
         environment: &Environment<'_>,
         own: &[&str],
         interfaces: &dyn Fn() -> Result<Vec<String>>,
     ) -> Result<Self> {
-        environment.refuse_unknown()?;
+        let unknown = UnknownVariable::among(environment);
+        environment::warn_unknown(&unknown);
         let default = Self::default();
         let memory_monitor = memory::monitor(&given, environment)?;
         let config = Self {
@@ -246,6 +264,7 @@ impl Config {
                 *default.ops_window
             })?,
             memory_monitor,
+            rc: rdma::Rc::load(environment)?,
             rcache: environment.choose(
                 None,
                 &["WHARF_RCACHE_ENABLE", "UCX_RCACHE_ENABLE"],
@@ -270,6 +289,26 @@ impl Config {
                 memory::size,
                 || None,
             )?,
+            rendezvous_scheme: environment.choose(
+                None,
+                &["WHARF_RNDV_SCHEME", "UCX_RNDV_SCHEME"],
+                RendezvousScheme::parse,
+                RendezvousScheme::default,
+            )?,
+            relaxed_ordering: environment.choose(
+                None,
+                &[
+                    "WHARF_IB_PCI_RELAXED_ORDERING",
+                    "UCX_IB_PCI_RELAXED_ORDERING",
+                ],
+                memory::relaxed_ordering,
+                RelaxedOrdering::default,
+            )?,
+            on_demand: environment.choose(None, &["WHARF_IB_ON_DEMAND"], value::yes_no, || {
+                *default.on_demand
+            })?,
+            others: in_force::read_elsewhere(environment),
+            unknown,
         };
         config.check()?;
         for (name, value, source) in config.describe() {
@@ -278,34 +317,6 @@ impl Config {
             }
         }
         Ok(config)
-    }
-
-    /// Every option as text: name, value, source.
-    pub(crate) fn describe(&self) -> Vec<(&'static str, String, Source)> {
-        fn row<T: fmt::Debug>(
-            name: &'static str,
-            setting: &Setting<T>,
-        ) -> (&'static str, String, Source) {
-            (name, format!("{:?}", setting.value), setting.source)
-        }
-        vec![
-            row("WHARF_TLS", &self.transports),
-            row("WHARF_NET_DEVICES", &self.net_devices),
-            row("WHARF_PROGRESS", &self.progress),
-            row("WHARF_RNDV_THRESH", &self.rendezvous_threshold),
-            row("WHARF_CONNECT_TIMEOUT", &self.connect_timeout),
-            row("WHARF_HANDSHAKE_TIMEOUT", &self.handshake_timeout),
-            row("WHARF_KEEPALIVE_INTERVAL", &self.keepalive),
-            row("WHARF_PIDFD", &self.pidfd),
-            row("WHARF_CMA", &self.cma),
-            row("WHARF_STAGING", &self.staging),
-            row("WHARF_OPS_WINDOW", &self.ops_window),
-            row("WHARF_MEM_MONITOR", &self.memory_monitor),
-            row("WHARF_RCACHE_ENABLE", &self.rcache),
-            row("WHARF_RCACHE_MAX_REGIONS", &self.rcache_max_regions),
-            row("WHARF_RCACHE_MAX_SIZE", &self.rcache_max_size),
-            row("WHARF_RCACHE_MAX_UNRELEASED", &self.rcache_max_unreleased),
-        ]
     }
 
     /// Refuses what each parser alone lets pass.
@@ -357,12 +368,16 @@ pub(crate) fn invalid(message: impl Into<String>) -> Error {
 
 /// The one of `known` that `word` most likely meant, as the end of a sentence; empty when none is near.
 fn did_you_mean<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(word, known).map_or_else(String::new, |name| format!("; did you mean \"{name}\"?"))
+}
+
+/// The one of `known` that `word` most likely meant, if one is near.
+fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let score = |name: &str| strsim::normalized_damerau_levenshtein(word, name);
     known
         .into_iter()
         .max_by(|a, b| score(a).total_cmp(&score(b)))
         .filter(|name| score(name) >= 0.4)
-        .map_or_else(String::new, |name| format!("; did you mean \"{name}\"?"))
 }
 
 #[cfg(test)]
@@ -441,7 +456,6 @@ mod tests {
             ("WHARF_RCACHE_MAX_REGIONS", "4K"),
             ("WHARF_RCACHE_MAX_SIZE", "-1"),
             ("UCX_RCACHE_MAX_UNRELEASED", "much"),
-            ("WHARF_RCACHE_MAX_BYTES", "1"),
         ] {
             assert!(message(&[bad]).contains(bad.0), "{bad:?}");
         }
@@ -494,6 +508,14 @@ mod tests {
             ("WHARF_RCACHE_MAX_REGIONS", "8"),
             ("WHARF_RCACHE_MAX_SIZE", "inf"),
             ("WHARF_RCACHE_MAX_UNRELEASED", "1G"),
+            ("WHARF_RNDV_SCHEME", "put_zcopy"),
+            ("WHARF_IB_PCI_RELAXED_ORDERING", "off"),
+            ("WHARF_IB_ON_DEMAND", "y"),
+            ("WHARF_RC_TIMEOUT", "100ms"),
+            ("WHARF_RC_RETRY_COUNT", "3"),
+            ("WHARF_RC_PATH_MTU", "1024"),
+            ("WHARF_RC_TX_QUEUE_LEN", "64"),
+            ("WHARF_IB_GID_INDEX", "1"),
             ("WHARF_TLS", "sm"),
             ("PATH", "/bin"),
             ("UCX_LOG_LEVEL", "info"),
@@ -512,14 +534,13 @@ mod tests {
         assert_eq!(*config.keepalive, None);
         assert!(!*config.pidfd && !*config.cma && !*config.staging);
         assert_eq!(*config.ops_window, 16);
-    }
-
-    #[test]
-    fn unknown_variable_names_the_nearest() {
-        let text = message(&[("WHARF_PROGRES", "busy")]);
-        assert!(
-            text.contains("WHARF_PROGRES ") && text.contains("did you mean \"WHARF_PROGRESS\"?"),
-            "{text}"
+        assert_eq!(*config.rendezvous_scheme, RendezvousScheme::Put);
+        assert_eq!(*config.relaxed_ordering, RelaxedOrdering::Off);
+        assert!(*config.on_demand);
+        let rc = config.rc.options();
+        assert_eq!(
+            (rc.timeout, rc.retries, rc.sends, rc.gid_index),
+            (15, 3, 64, Some(1))
         );
     }
 
@@ -536,7 +557,13 @@ mod tests {
             ("WHARF_CONNECT_TIMEOUT", "9999999999999999999999999"),
             ("WHARF_TLS", "tpc"),
             ("UCX_TLS", "^tcp,smm"),
+            ("UCX_RNDV_SCHEME", "put"),
+            ("UCX_IB_PCI_RELAXED_ORDERING", "some"),
+            ("WHARF_IB_ON_DEMAND", "try"),
             ("WHARF_NET_DEVICES", "eth1"),
+            ("WHARF_RC_RETRY_COUNT", "8"),
+            ("UCX_RC_PATH_MTU", "1000"),
+            ("UCX_IB_GID_INDEX", "first"),
         ] {
             let text = message(&[variable]);
             assert!(text.contains(variable.0), "{text}");

@@ -12,6 +12,21 @@ use super::{did_you_mean, value};
 /// On a runtime whose threads must never be held up, take [`Progress::EventDriven`] or [`Progress::Thread`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
+#[doc(alias(
+    "ucp_worker_arm",
+    "ucp_worker_wait",
+    "ucp_worker_wait_mem",
+    "ucp_worker_signal",
+    "ucp_wakeup_event_t",
+    "UCP_FEATURE_WAKEUP",
+    "UCP_WAKEUP_RX",
+    "UCP_WAKEUP_TX",
+    "UCP_WAKEUP_RMA",
+    "UCP_WAKEUP_AMO",
+    "UCP_WAKEUP_TAG_SEND",
+    "UCP_WAKEUP_TAG_RECV",
+    "UCP_WAKEUP_EDGE"
+))]
 pub enum Progress {
     /// Spins while that pays, as measured over the last waits, for at most 20 µs at a time; then parks. For byte streams the worker looks on
     /// for up to 50 µs more, between the turns of other tasks, while that pays.

@@ -4,7 +4,7 @@ use super::did_you_mean;
 use crate::transport::registry;
 
 /// Names that stand for several transports, or for one under another name.
-const ALIASES: [(&str, &[&str]); 14] = [
+const ALIASES: [(&str, &[&str]); 15] = [
     ("shm", &["shm", "cma"]),
     ("sm", &["shm", "cma"]),
     ("mm", &["shm"]),
@@ -18,32 +18,15 @@ const ALIASES: [(&str, &[&str]); 14] = [
     ("cuda", &["cuda_copy", "cuda_ipc", "gdr_copy"]),
     ("rocm", &["rocm_copy", "rocm_ipc"]),
     ("gaudi", &["gaudi_copy", "gaudi_ipc", "gaudi_gdr"]),
+    // What designs for Gaudi call the copies.
+    ("gaudi_cpy", &["gaudi_copy"]),
     ("ze", &["ze_copy", "ze_ipc"]),
 ];
 
 /// Transports that exist in UCX's world but not in this build: naming one is not a mistake.
-const ABSENT: [&str; 21] = [
-    "rc_verbs",
-    "rc_mlx5",
-    "ud_verbs",
-    "ud_mlx5",
-    "ud_v",
-    "ud_x",
-    "dc",
-    "dc_x",
-    "dc_mlx5",
-    "srd",
-    "gga",
-    "ugni",
-    "knem",
-    "xpmem",
-    "rocm_copy",
-    "rocm_ipc",
-    "gaudi_copy",
-    "gaudi_ipc",
-    "gaudi_gdr",
-    "ze_copy",
-    "ze_ipc",
+const ABSENT: [&str; 15] = [
+    "rc_mlx5", "ud_verbs", "ud_mlx5", "ud_v", "ud_x", "dc", "dc_x", "dc_mlx5", "srd", "gga",
+    "ugni", "knem", "xpmem", "ze_copy", "ze_ipc",
 ];
 
 /// The transports that may be used, in order of preference.
@@ -198,32 +181,41 @@ mod tests {
             names("tcp,cuda"),
             ["tcp", "cuda_copy", "cuda_ipc", "gdr_copy"]
         );
+        assert_eq!(names("gaudi_cpy"), ["gaudi_copy"]);
+        let gaudi = names("gaudi");
+        assert!(gaudi.contains(&"gaudi_copy".to_owned()));
+        assert!(
+            gaudi.iter().all(|name| name.starts_with("gaudi_")),
+            "{gaudi:?}"
+        );
+        assert_eq!(names("gaudi_cpy,gaudi_gdr"), ["gaudi_copy", "gaudi_gdr"]);
+        assert_eq!(names("rocm"), ["rocm_copy", "rocm_ipc"]);
         assert_eq!(names("all"), registry::NAMES);
     }
 
     #[test]
     fn negation() {
-        assert_eq!(names("^tcp,cma,cuda"), ["self", "shm"]);
+        assert_eq!(names("^tcp,cma,ib,cuda,rocm,gaudi"), ["self", "shm"]);
         assert_eq!(
-            names("^mm,cuda_ipc"),
-            ["self", "cma", "tcp", "cuda_copy", "gdr_copy"]
+            names("^mm,cuda_ipc,rocm,gaudi"),
+            ["self", "cma", "rc_verbs", "tcp", "cuda_copy", "gdr_copy"]
         );
-        assert_eq!(names("^cuda,ib"), ["self", "shm", "cma", "tcp"]);
-        assert!(refused("^self,shm,tcp,cuda").contains("leaves no transport"));
+        assert_eq!(names("^cuda,ib,rocm,gaudi"), ["self", "shm", "cma", "tcp"]);
+        for rc in ["rc", "rc_v", "rc_verbs", "ib"] {
+            assert_eq!(names(rc), ["rc_verbs"]);
+        }
+        assert!(refused("^self,shm,ib,tcp,cuda,rocm,gaudi").contains("leaves no transport"));
         assert!(refused("^all").contains("leaves no transport"));
         assert!(refused("shm,^tcp").contains("once"));
     }
 
     #[test]
     fn known_but_absent() {
-        let set = TransportSet::parse("gaudi,tcp", &[]).unwrap();
+        let set = TransportSet::parse("ze,tcp", &[]).unwrap();
         assert_eq!(set.names().collect::<Vec<_>>(), ["tcp"]);
-        assert_eq!(
-            set.absent().collect::<Vec<_>>(),
-            ["gaudi_copy", "gaudi_ipc", "gaudi_gdr"]
-        );
+        assert_eq!(set.absent().collect::<Vec<_>>(), ["ze_copy", "ze_ipc"]);
         assert!(set.is_named() && !TransportSet::default().is_named());
-        let known = "ib rc rc_v rc_x ud dc rocm rocm_copy rocm_ipc ze gaudi";
+        let known = "rc_x ud dc ze";
         for only in known.split(' ') {
             assert!(
                 refused(only).contains("not available in this build"),
@@ -248,9 +240,11 @@ mod tests {
     fn unknown_names_the_nearest() {
         let text = refused("tpc");
         assert!(
-            text.contains("self, shm, cma, tcp") && text.contains("did you mean \"tcp\"?"),
+            text.contains("self, shm, cma, rc_verbs, tcp")
+                && text.contains("did you mean \"tcp\"?"),
             "{text}"
         );
+        assert!(refused("gaudi_coppy").contains("did you mean \"gaudi_copy\"?"));
         assert!(refused("cudaa").contains("did you mean \"cuda\"?"));
         assert!(refused("tcp,,shm").contains("no transport \"\""));
         assert!(refused("SHM").contains("known are"));

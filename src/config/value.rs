@@ -35,6 +35,33 @@ impl Threshold {
     }
 }
 
+/// How a long message travels where network devices reach memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum RendezvousScheme {
+    /// The cheapest: as `Get`.
+    #[default]
+    Auto,
+    /// The receiver reads it out of the sender's memory.
+    Get,
+    /// The sender writes it into the receiver's memory.
+    Put,
+    /// In messages.
+    Messages,
+}
+
+impl RendezvousScheme {
+    /// By UCX's names.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "auto" => Ok(Self::Auto),
+            "get_zcopy" => Ok(Self::Get),
+            "put_zcopy" => Ok(Self::Put),
+            "am" => Ok(Self::Messages),
+            _ => Err("expected auto, get_zcopy, put_zcopy or am".to_owned()),
+        }
+    }
+}
+
 /// The threshold to peers on this host and to peers on others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RendezvousThreshold {

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Context, Inner, memory::Memory};
+use super::{Context, Inner, memory::Memory, report::reason};
 use crate::{
     config::{
         Config, Environment, NetDevices, Overrides, Progress, RendezvousThreshold, Source,
@@ -11,13 +11,19 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{MemoryDomain, MonitorKind},
     sys::fork,
-    transport::{Accelerator, Transport, cma::Cma, registry},
+    transport::{Accelerator, Transport, cma::Cma, registry, tcp::Tcp, verbs::RcOptions},
 };
 
 /// Options of a [`Context`]. What is not set here is taken from `WHARF_*` variables, some of UCX's beneath them, and
-/// defaults beneath those.
+/// defaults beneath those ([`config`](crate::config)).
 #[derive(Default)]
 #[must_use = "nothing is made before `build`"]
+#[doc(alias(
+    "ucp_config_t",
+    "ucp_config_read",
+    "ucp_config_modify",
+    "ucp_config_release"
+))]
 pub struct ContextBuilder {
     given: Overrides,
     secret: Option<Vec<u8>>,
@@ -33,6 +39,7 @@ impl ContextBuilder {
     ///
     /// # Errors
     /// `Configuration`: an unknown name, or nothing is left in this build.
+    #[doc(alias = "UCX_TLS")]
     pub fn transports(mut self, list: &str) -> Result<Self> {
         let parsed = TransportSet::parse(list, &self.own_names());
         self.given.transports =
@@ -45,6 +52,7 @@ impl ContextBuilder {
     ///
     /// # Errors
     /// `Configuration`: no such interface, or none is left.
+    #[doc(alias = "UCX_NET_DEVICES")]
     pub fn net_devices(mut self, list: &str) -> Result<Self> {
         let parsed = NetDevices::parse(list, &system_interfaces);
         self.given.net_devices =
@@ -68,6 +76,7 @@ impl ContextBuilder {
     /// From how many bytes on a tag message goes by rendezvous instead of being sent at once. Without it the attributes
     /// of the path decide. It is as well from how many on the reader of a [`ByteStream`](crate::ByteStream) copies a buffer out of the
     /// writer's memory: at least 16 KiB where both map it, 128 KiB where the kernel copies. Variables: `WHARF_RNDV_THRESH`, `UCX_RNDV_THRESH`.
+    #[doc(alias = "UCX_RNDV_THRESH")]
     pub fn rendezvous_threshold(mut self, bytes: usize) -> Self {
         self.given.rendezvous_threshold = Some(RendezvousThreshold::same(Threshold::Bytes(bytes)));
         self
@@ -92,6 +101,7 @@ impl ContextBuilder {
     /// process that is stopped on a host that is alive keeps its connections, but for those on which more waits for it than sockets hold:
     /// these end after two and a half times this. Over shared memory the end of a process is seen at once.
     /// Variables: `WHARF_KEEPALIVE_INTERVAL`, `UCX_KEEPALIVE_INTERVAL`.
+    #[doc(alias = "UCX_KEEPALIVE_INTERVAL")]
     pub fn keepalive(mut self, interval: Duration) -> Self {
         self.given.keepalive = Some(Some(interval));
         self
@@ -111,6 +121,7 @@ impl ContextBuilder {
     }
 
     /// Transfers of device memory for which no path reaches both ends fail with `Unsupported`, instead of stopping in pinned host memory on the way.
+    /// So do blocks of a region with device memory at either end, and lists of several pieces of it.
     /// So does a [copy](crate::Worker::copy) with host memory that is not pinned. Variable: `WHARF_STAGING` (`n`).
     pub fn forbid_staging(mut self) -> Self {
         self.given.staging = Some(false);
@@ -145,8 +156,8 @@ impl ContextBuilder {
     /// Reads the environment, probes the transports and makes the context.
     ///
     /// # Errors
-    /// `Configuration`: an option or a variable is unknown or impossible. `Unsupported`: no transport works here; the
-    /// message holds the reason of each. Why a memory monitor that was asked for by name cannot be had. `Forked`: a child made by `fork` of a process that had a context.
+    /// `Configuration`: an option, or the value of a variable, is unknown or impossible. `Unsupported`: no transport works here; the
+    /// message holds the reason of each. Why devices that were asked for by name cannot be used. Why a memory monitor that was asked for by name cannot be had. `Forked`: a child made by `fork` of a process that had a context.
     pub fn build(self) -> Result<Context> {
         self.build_with(&Environment::of_process(), &system_interfaces)
     }
@@ -168,11 +179,15 @@ impl ContextBuilder {
             return Err(invalid("an empty secret protects nothing"));
         }
         let config = Config::load(self.given, environment, &own, interfaces)?;
-        let candidates = self
-            .own
-            .iter()
-            .cloned()
-            .chain(registry::built_in(*config.keepalive, *config.pidfd));
+        let candidates = self.own.iter().cloned().chain(registry::built_in(
+            *config.keepalive,
+            *config.pidfd,
+            RcOptions {
+                devices: config.net_devices.rdma(),
+                memory: super::memory::device_memory(&config),
+                ..config.rc.options()
+            },
+        ));
         let probed = Probed::new(&config, self.accelerators, candidates)?;
         let mut domains = self.domains;
         domains.extend(probed.accelerators.iter().map(|device| device.domain()));
@@ -230,6 +245,11 @@ impl Probed {
         };
         let named = config.transports.is_named();
         for transport in candidates.filter(|transport| config.transports.allows(transport.name())) {
+            if transport.name() == Tcp::NAME && config.net_devices.is_only_rdma() {
+                let why = "no network interface may be used (only RDMA devices are named)";
+                found.miss(Tcp::NAME, why.to_owned(), named);
+                continue;
+            }
             match transport.probe() {
                 Ok(()) => found.transports.push(transport),
                 Err(error) => found.miss(transport.name(), reason(&error), named),
@@ -240,6 +260,10 @@ impl Probed {
         for (device, own) in own.chain(built_in.map(|device| (device, false))) {
             match device.probe() {
                 Ok(()) => found.accelerators.push(device),
+                // What the program or its variables say of the devices that are here is not so.
+                Err(error) if error.kind() == ErrorKind::Configuration || device.is_demanded() => {
+                    return Err(error);
+                }
                 Err(error) => found.miss(device.name(), reason(&error), own || named),
             }
         }
@@ -291,7 +315,9 @@ impl Probed {
         if self.unavailable.is_empty() {
             return Err(invalid(match config.transports.allows("cma") {
                 true => "cma carries no messages; it needs shm beside it",
-                false => "cuda_ipc and gdr_copy are parts of cuda_copy; they need it beside them",
+                false => {
+                    "cuda_ipc and gdr_copy are parts of cuda_copy, and rocm_ipc is one of rocm_copy; they need it beside them"
+                }
             }));
         }
         let reasons: Vec<String> = self
@@ -305,17 +331,6 @@ impl Probed {
         )
         .during(Operation::Configure))
     }
-}
-
-/// An error with its causes, in one line.
-fn reason(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]
@@ -492,13 +507,10 @@ mod tests {
 
     #[test]
     fn absent_is_told() {
-        let context = build(Context::builder().transports("tcp,rocm_ipc").unwrap(), &[]).unwrap();
+        let context = build(Context::builder().transports("tcp,ze_ipc").unwrap(), &[]).unwrap();
         assert_eq!(
             context.unavailable(),
-            [(
-                "rocm_ipc".to_owned(),
-                "not in this build of wharf".to_owned()
-            )]
+            [("ze_ipc".to_owned(), "not in this build of wharf".to_owned())]
         );
     }
 

@@ -1,4 +1,8 @@
 //! What a context knows of memory: whose it is, who allocates and exports it, who tells when it goes away.
+//!
+//! # Safety
+//! Exposed memory is registered with devices that peers reach it by: see [`let_devices`].
+#![allow(unsafe_code)]
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,10 +12,12 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{
         self, AddressRange, Advice, BufferMut, DmaBuf, DomainCapabilities, HostBufferMut,
-        HostDomain, MemoryAttributes, MemoryDomain, MemoryMonitor, MemoryTypes, MonitorKind,
-        Registrar, RegistrationCache, RegistrationCacheOptions,
+        HostDomain, MemoryAttributes, MemoryDomain, MemoryMonitor, MemoryTypeMetrics, MemoryTypes,
+        MonitorKind, Region, Registrar, RegistrationCache, RegistrationCacheMetrics,
+        RegistrationCacheOptions, region::DeviceReach,
     },
     sys::fork,
+    transport::{Transport, verbs::domain::MemoryOptions},
     types::MemoryType,
 };
 
@@ -43,6 +49,16 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// What the cache of memory types can hold.
+    pub(super) fn type_cache(&self) -> super::TypeCacheReport {
+        super::TypeCacheReport {
+            is_in_use: self.types.is_in_use(),
+            capacity: MemoryTypes::CAPACITY,
+        }
+    }
+}
+
 /// What the configuration says of registration caches.
 fn options(config: &Config) -> RegistrationCacheOptions {
     let mut options = RegistrationCacheOptions::new().enabled(*config.rcache);
@@ -58,6 +74,16 @@ fn options(config: &Config) -> RegistrationCacheOptions {
     options
 }
 
+/// What the configuration says of memory in reach of network devices.
+pub(super) fn device_memory(config: &Config) -> MemoryOptions {
+    MemoryOptions {
+        cache: options(config),
+        monitor: *config.memory_monitor,
+        relaxed_ordering: *config.relaxed_ordering,
+        on_demand: *config.on_demand,
+    }
+}
+
 fn monitor(
     kind: MonitorKind,
     made: &OnceLock<Arc<dyn MemoryMonitor>>,
@@ -69,7 +95,28 @@ fn monitor(
     Ok(made.get_or_init(|| monitor))
 }
 
+/// What a [`Context`] and the process know of memory, counted; a snapshot, by [`Context::metrics`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ContextMetrics {
+    /// Whose memory is.
+    pub memory_types: MemoryTypeMetrics,
+    /// The registration caches of this process, of all contexts.
+    pub registration_caches: Vec<RegistrationCacheMetrics>,
+}
+
 impl Context {
+    /// What was asked about memory so far, and what its registration caches have done. What a worker has done [`Worker::metrics`] says.
+    ///
+    /// [`Worker::metrics`]: crate::Worker::metrics
+    #[must_use]
+    pub fn metrics(&self) -> ContextMetrics {
+        ContextMetrics {
+            memory_types: self.inner.memory.types.metrics(),
+            registration_caches: memory::registration_caches(),
+        }
+    }
+
     /// Who tells this context's caches when memory goes away. The first call may have to make it.
     ///
     /// # Errors
@@ -229,6 +276,49 @@ impl Context {
         self.memory_domains()
             .iter()
             .find(|domain| domain.attributes().can(capability, memory_type))
+    }
+}
+
+/// Registers a region with the network devices of a transport. May block.
+///
+/// # Errors
+/// Why peers reach it by messages alone.
+pub(super) fn let_devices(
+    context: &Context,
+    transport: &dyn Transport,
+    region: &Region,
+) -> Result<()> {
+    let memory = transport.remote_memory().ok_or_else(|| {
+        let text = format!("{} has no device open", transport.name());
+        Error::new(ErrorKind::Unsupported, text).during(Operation::Memory)
+    })?;
+    let exposed = region.exposed();
+    let (address, on_device) = match exposed.device {
+        Some((_, address)) => (address, true),
+        None => (exposed.address as u64, false),
+    };
+    let range = AddressRange::new(address, exposed.length as u64)?;
+    let dma_buf = match on_device {
+        true => Some(context.export(range)?),
+        false => None,
+    };
+    // SAFETY: the region holds its memory until what is made here is dropped, and nothing in this process has references into it.
+    let exposure = unsafe { memory.expose(range, dma_buf.as_ref(), region.access()) }?;
+    region.reach_by(DeviceReach {
+        keys: exposure.keys().to_vec(),
+        registered: Box::new(exposure),
+    });
+    Ok(())
+}
+
+/// Why memory is not exposed for atomics of devices.
+#[cold]
+pub(super) fn no_device_atomics(cause: Option<Error>) -> Error {
+    let text = "no network device that reaches the memory does atomics";
+    let error = Error::new(ErrorKind::Unsupported, text).during(Operation::Memory);
+    match cause {
+        Some(cause) => error.with_source(cause),
+        None => error,
     }
 }
 

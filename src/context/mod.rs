@@ -7,14 +7,17 @@
 
 mod builder;
 mod memory;
+mod report;
 
 use std::{fmt, sync::Arc};
 
 pub use builder::ContextBuilder;
+pub use memory::ContextMetrics;
+pub use report::{Report, TransportReport, TransportState, TypeCacheReport};
 
 use crate::{
-    config::Config,
-    error::{Operation, Result},
+    config::{Config, Entry, UnknownVariable},
+    error::{Error, ErrorKind, Operation, Result},
     memory::{BufferMut, HostBufferMut, Region, region::RegionTable},
     sys::fork,
     transport::{Accelerator, Transport},
@@ -34,6 +37,7 @@ use crate::{
 /// ```
 #[derive(Clone)]
 #[doc(alias = "ucp_context_h")]
+#[doc(alias = "ucp_cleanup")]
 pub struct Context {
     inner: Arc<Inner>,
 }
@@ -52,11 +56,13 @@ struct Inner {
 impl Context {
     /// Starts to build one. Without any option it takes all transports that work here.
     #[doc(alias = "ucp_init")]
+    #[doc(alias("ucp_init_version", "ucp_params_t"))]
     pub fn builder() -> ContextBuilder {
         ContextBuilder::default()
     }
 
     /// The names of the transports that can be used, the preferred first.
+    #[doc(alias("ucp_context_query", "ucp_context_attr_t", "ucp_context_print_info"))]
     pub fn transports(&self) -> impl Iterator<Item = &str> {
         self.inner.usable.iter().map(String::as_str)
     }
@@ -68,6 +74,19 @@ impl Context {
         &self.inner.unavailable
     }
 
+    /// The configuration in force: every variable of [`VARIABLES`](crate::config::VARIABLES) with its value, and where that came from. What a
+    /// transport or an accelerator of one's own was told by the program is not among it.
+    #[must_use]
+    pub fn configuration(&self) -> Vec<Entry> {
+        self.inner.config.entries()
+    }
+
+    /// `WHARF_` variables that were set when this context was built, and that nobody reads: misspellings.
+    #[must_use]
+    pub fn unknown_variables(&self) -> &[UnknownVariable] {
+        &self.inner.config.unknown
+    }
+
     /// Allocates `len` bytes of zeroed host memory that peers on this host can reach without a copy in between.
     ///
     /// # Errors
@@ -76,6 +95,7 @@ impl Context {
     /// # Cancel safety
     /// Dropping the future frees what it had allocated.
     #[doc(alias = "ucp_mem_map")]
+    #[doc(alias = "UCP_MEM_MAP_ALLOCATE")]
     pub async fn allocate(&self, len: usize) -> Result<HostBufferMut> {
         fork::check(Operation::Memory)?;
         HostBufferMut::allocate(len)
@@ -84,19 +104,51 @@ impl Context {
     /// Exposes memory to peers: whoever holds the region's descriptor may access it as `access` says.
     ///
     /// # Errors
-    /// When the system gives no random bytes; `Unsupported` for device memory that no accelerator in use moves, and for a list of which a part is on
-    /// a device; `Forked` in a child made by `fork`.
+    /// When the system gives no random bytes; `Unsupported` for device memory that no accelerator in use moves, for a list of which a part is on
+    /// a device, and for [`Access::DEVICE_ATOMIC`] where no network device reaches the memory or does atomics; `Forked` in a child made by `fork`.
     ///
     /// # Cancel safety
     /// Dropping the future before it resolved frees the buffer.
     #[doc(alias = "ucp_memh_pack")]
+    #[doc(alias("ucp_mem_map", "ucp_mem_map_params_t", "ucp_memh_pack_params_t"))]
     pub async fn expose(&self, buffer: impl Into<BufferMut>, access: Access) -> Result<Region> {
         fork::check(Operation::Memory)?;
         let buffer = buffer.into();
         if buffer.is_on_device() && !self.serves(buffer.memory_type()) {
             buffer.check_reachable(Operation::Memory)?;
         }
-        self.inner.regions.expose(buffer, access)
+        let region = self.inner.regions.expose(buffer, access)?;
+        self.let_devices(region).await
+    }
+
+    /// Registers an exposed region with network devices, where there are any. Without it the region is reached by messages.
+    async fn let_devices(&self, region: Region) -> Result<Region> {
+        let mut transports = self.message_transports().iter();
+        let transport = transports.find(|transport| transport.is_one_sided());
+        let atomics = region.access().contains(Access::DEVICE_ATOMIC);
+        let Some(transport) = transport.filter(|_| !region.is_empty()).cloned() else {
+            return match atomics {
+                true => Err(memory::no_device_atomics(None)),
+                false => Ok(region),
+            };
+        };
+        let context = self.clone();
+        let expose = move || match memory::let_devices(&context, &*transport, &region) {
+            Err(error) if atomics => Err(memory::no_device_atomics(Some(error))),
+            Err(error) => {
+                tracing::warn!(target: "wharf::memory", %error, "exposed memory of {} bytes is not in reach of network devices: it is reached by messages", region.len());
+                Ok(region)
+            }
+            Ok(()) => Ok(region),
+        };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => runtime.spawn_blocking(expose).await.map_err(|error| {
+                Error::new(ErrorKind::Canceled, "registering exposed memory")
+                    .with_source(error)
+                    .during(Operation::Memory)
+            })?,
+            Err(_) => expose(),
+        }
     }
 
     /// What is exposed now.

@@ -132,6 +132,22 @@ impl Absent {
             tried: Vec::new(),
         }
     }
+
+    /// That one of these device files is there: a look that loads and initialises nothing.
+    pub(super) fn unless_any(what: &'static str, files: &[&str]) -> Result<(), Self> {
+        let mut absent = Self::new(what);
+        for (index, path) in files.iter().enumerate() {
+            match std::fs::metadata(path) {
+                Ok(_) => return Ok(()),
+                // The first is the usual one; the others would only lengthen the text.
+                Err(error) if index == 0 => {
+                    absent.tried.push(((*path).to_owned(), error.to_string()));
+                }
+                Err(_) => {}
+            }
+        }
+        Err(absent)
+    }
 }
 
 impl fmt::Display for Absent {
@@ -165,6 +181,24 @@ pub(crate) struct MissingSymbol {
     pub(crate) name: &'static str,
     /// The version that brought it, as the table numbers versions.
     pub(crate) since: u32,
+}
+
+/// The first of them, as `name` has each, and how many more there are.
+pub(super) fn listed(missing: &[MissingSymbol], name: impl Fn(&MissingSymbol) -> String) -> String {
+    /// More than these say nothing new.
+    const NAMED: usize = 4;
+    let names: Vec<String> = missing.iter().take(NAMED).map(name).collect();
+    let more = match missing.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    names.join(", ") + &more
+}
+
+/// The names of all of them.
+pub(super) fn names(missing: &[MissingSymbol]) -> String {
+    let names: Vec<&str> = missing.iter().map(|symbol| symbol.name).collect();
+    names.join(", ")
 }
 
 /// The loader's own words. `libloading` keeps them as the source of its error.

@@ -37,6 +37,7 @@ struct Message {
     id: AmId,
     header: Buffer,
     payload: Buffer,
+    unstaged: bool,
 }
 
 #[cold]
@@ -71,9 +72,15 @@ impl Message {
         else {
             let header = self.header.check_reachable(Operation::AmSend);
             let context = &endpoint.shared().context;
-            return match header
-                .and_then(|()| admit_source(context, peer, &self.payload, Operation::AmSend))
-            {
+            return match header.and_then(|()| {
+                admit_source(
+                    context,
+                    peer,
+                    &self.payload,
+                    self.unstaged,
+                    Operation::AmSend,
+                )
+            }) {
                 Ok(()) => Attempt::No,
                 Err(error) => Attempt::Over(Err(error)),
             };
@@ -97,7 +104,9 @@ impl Message {
             cancelling: false,
             am: Some(std::mem::take(&mut self.header)),
         };
-        engine.core.am_enter(endpoint.place().0, send)
+        engine
+            .core
+            .am_enter(endpoint.place().0, send, self.unstaged)
     }
 }
 
@@ -127,10 +136,20 @@ impl<'a> AmSend<'a> {
                 id,
                 header,
                 payload,
+                unstaged: false,
             },
             deadline: Deadline::None,
             entered: None,
         }
+    }
+
+    /// Fails with `Unsupported` where its bytes would stop in pinned host memory between two memories, one of them a device's, as
+    /// [`ContextBuilder::forbid_staging`](crate::ContextBuilder::forbid_staging) has it for all operations.
+    /// Between processes a payload shorter than 32 KiB finds the way to the receiver's device only where the receiver forbids it too. A receiver
+    /// without such a way fails as well.
+    pub fn forbid_staging(mut self) -> Self {
+        self.message.unstaged = true;
+        self
     }
 
     /// Fails with `DeadlineExceeded` after this long. A message that has left by then is still delivered; one that waits for a credit
@@ -314,6 +333,7 @@ impl AmSink {
             id: self.id,
             header,
             payload,
+            unstaged: false,
         };
         let endpoint = &self.endpoint;
         let entered = endpoint.shared().with(|engine| {
@@ -407,6 +427,13 @@ impl Endpoint {
     /// # Errors
     /// `Rejected` when nobody receives the id or the receiver does not want the payload, `InvalidArgument` for a header that is too
     /// long, and what ends the connection; `Closed` on a closed endpoint.
+    #[doc(alias(
+        "ucp_am_send_nb",
+        "ucp_am_send_nbx",
+        "UCP_AM_SEND_FLAG_EAGER",
+        "UCP_AM_SEND_FLAG_RNDV",
+        "UCP_AM_SEND_FLAG_COPY_HEADER"
+    ))]
     pub fn am_send(
         &self,
         id: impl Into<AmId>,

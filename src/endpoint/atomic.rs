@@ -11,9 +11,15 @@ use std::{
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    memory::atomic::misaligned,
+    memory::atomic::{COUNTER_SIZE, misaligned},
+    protocol::control::Signal,
+    transport::DeviceAtomic,
     types::{Access, AtomicOp, AtomicRequest, AtomicWord, OpKey, Width},
-    worker::{engine::Engine, operations::Outcome, rma::Target},
+    worker::{
+        engine::Engine,
+        operations::{DeviceWord, Outcome},
+        rma::Target,
+    },
 };
 
 use super::{
@@ -32,6 +38,11 @@ use super::{
 /// instructions on the same memory. What operations of both sizes, or puts and atomics, do to the same bytes at the same time is not defined but
 /// for this: those bytes alone hold what one of them, or a mix of them, wrote.
 ///
+/// A region that was exposed with [`Access::DEVICE_ATOMIC`] is apart: there network devices do them, over connections that have such
+/// devices, and those of 64 bits that add or compare and swap alone. They need no other right, and are atomic among each other only, not
+/// towards any processor's. Others are `Unsupported`. With `ConnectionReset` the way of the devices has failed while the connection may go on,
+/// as when the peer's device refuses another operation of this side there: the operation may have been done or not.
+///
 /// One that the owner's software did wakes who waits for a [`Counter`](crate::Counter) there; one in mapped memory does not: use
 /// [`Endpoint::signal`] for that.
 ///
@@ -41,33 +52,39 @@ use super::{
 impl RemoteRegion {
     /// Adds, wrapping around; resolves to the old value.
     #[doc(alias("ucp_atomic_op_nbx", "UCP_ATOMIC_OP_ADD"))]
+    #[doc(alias("ucp_atomic_fadd32", "ucp_atomic_fadd64"))]
     pub fn fetch_add<T: AtomicWord + Completion>(&self, offset: usize, value: T) -> Atomic<'_, T> {
         self.fetching(offset, AtomicRequest::new(AtomicOp::Add, value))
     }
 
     /// Ands; resolves to the old value.
+    #[doc(alias = "UCP_ATOMIC_OP_AND")]
     pub fn fetch_and<T: AtomicWord + Completion>(&self, offset: usize, value: T) -> Atomic<'_, T> {
         self.fetching(offset, AtomicRequest::new(AtomicOp::And, value))
     }
 
     /// Ors; resolves to the old value.
+    #[doc(alias = "UCP_ATOMIC_OP_OR")]
     pub fn fetch_or<T: AtomicWord + Completion>(&self, offset: usize, value: T) -> Atomic<'_, T> {
         self.fetching(offset, AtomicRequest::new(AtomicOp::Or, value))
     }
 
     /// Exclusive ors; resolves to the old value.
+    #[doc(alias = "UCP_ATOMIC_OP_XOR")]
     pub fn fetch_xor<T: AtomicWord + Completion>(&self, offset: usize, value: T) -> Atomic<'_, T> {
         self.fetching(offset, AtomicRequest::new(AtomicOp::Xor, value))
     }
 
     /// Writes; resolves to the old value.
     #[doc(alias = "UCP_ATOMIC_OP_SWAP")]
+    #[doc(alias("ucp_atomic_swap32", "ucp_atomic_swap64"))]
     pub fn swap<T: AtomicWord + Completion>(&self, offset: usize, value: T) -> Atomic<'_, T> {
         self.fetching(offset, AtomicRequest::new(AtomicOp::Swap, value))
     }
 
     /// Writes `new` if the word is `expected`; resolves to the old value, which is `expected` if it was written.
     #[doc(alias = "UCP_ATOMIC_OP_CSWAP")]
+    #[doc(alias("ucp_atomic_cswap32", "ucp_atomic_cswap64"))]
     pub fn compare_swap<T: AtomicWord + Completion>(
         &self,
         offset: usize,
@@ -78,6 +95,7 @@ impl RemoteRegion {
     }
 
     /// Adds, wrapping around.
+    #[doc(alias("ucp_atomic_add32", "ucp_atomic_add64", "UCP_ATOMIC_OP_ADD"))]
     pub fn add<T: AtomicWord>(&self, offset: usize, value: T) -> Atomic<'_, ()> {
         self.posting(offset, AtomicRequest::new(AtomicOp::Add, value))
     }
@@ -103,6 +121,12 @@ impl RemoteRegion {
 
     fn posting(&self, offset: usize, request: AtomicRequest) -> Atomic<'_, ()> {
         Atomic::new(self.endpoint(), self, offset, request, Way::Post)
+    }
+
+    /// Whether somebody may wait for it: see [`Counter`](crate::Counter). Of other memory of that size nobody does, and nothing is lost.
+    #[inline]
+    pub(crate) fn is_counter(&self) -> bool {
+        self.len() == COUNTER_SIZE
     }
 
     /// The place of a word, if an operation may have it.
@@ -134,7 +158,7 @@ pub(super) enum Way {
     Fetch,
     /// It does not.
     Post,
-    /// Nor here, and the owner's software does it, which wakes who waits.
+    /// Nor here, and who waits is woken.
     Signal,
     /// It is over.
     Over,
@@ -149,6 +173,15 @@ pub(super) enum Way {
 /// Before the first poll nothing happens. After it the operation happens whether or not this is dropped.
 #[must_use = "an atomic operation does nothing unless awaited or posted"]
 #[doc(alias = "ucp_atomic_op_nbx")]
+#[doc(alias(
+    "ucp_atomic_post",
+    "ucp_atomic_fetch_nb",
+    "ucp_atomic_op_t",
+    "ucp_atomic_post_op_t",
+    "ucp_atomic_fetch_op_t",
+    "UCP_FEATURE_AMO32",
+    "UCP_FEATURE_AMO64"
+))]
 pub struct Atomic<'a, T: Completion> {
     endpoint: &'a Endpoint,
     remote: &'a RemoteRegion,
@@ -190,7 +223,7 @@ impl<'a, T: Completion> Atomic<'a, T> {
     ///
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, and what the checks say.
-    pub fn post(self) -> Result<Op<T>> {
+    pub fn post(mut self) -> Result<Op<T>> {
         let operation = self.operation();
         let target = self.target()?;
         let entered = self.endpoint.shared().with(|engine| {
@@ -214,6 +247,26 @@ impl<'a, T: Completion> Atomic<'a, T> {
         })
     }
 
+    /// Whether the word is one of network devices, and of no processor.
+    #[inline]
+    fn is_for_devices(&self) -> bool {
+        self.remote.access().contains(Access::DEVICE_ATOMIC)
+    }
+
+    /// What a network device is to do, if it is to do it.
+    fn device_atomic(&self) -> Option<DeviceAtomic> {
+        let request = &self.request;
+        match request.op {
+            _ if !self.is_for_devices() || request.width != Width::Eight => None,
+            AtomicOp::Add => Some(DeviceAtomic::FetchAdd(request.operand)),
+            AtomicOp::CompareSwap => Some(DeviceAtomic::CompareSwap {
+                compare: request.compare,
+                swap: request.operand,
+            }),
+            _ => None,
+        }
+    }
+
     fn operation(&self) -> Operation {
         match self.way {
             Way::Signal => Operation::Signal,
@@ -223,7 +276,12 @@ impl<'a, T: Completion> Atomic<'a, T> {
 
     #[inline]
     fn target(&self) -> Result<Target> {
+        if self.is_for_devices() && (self.way == Way::Signal || self.device_atomic().is_none()) {
+            let text = "the region was exposed for atomics of network devices: they add to words of 64 bits, and compare and swap them";
+            return Err(Error::new(ErrorKind::Unsupported, text).during(self.operation()));
+        }
         let access = match self.way {
+            Way::Fetch | Way::Post if self.is_for_devices() => Access::DEVICE_ATOMIC,
             Way::Fetch => Access::READ | Access::WRITE,
             Way::Post | Way::Signal => Access::WRITE,
             // Not a second time.
@@ -240,12 +298,32 @@ impl<'a, T: Completion> Atomic<'a, T> {
     }
 
     #[inline]
-    fn at_once(&self, engine: &mut Engine, target: &Target) -> Option<Result<u64>> {
-        if self.way == Way::Signal {
+    fn at_once(&mut self, engine: &mut Engine, target: &Target) -> Option<Result<u64>> {
+        if self.is_for_devices() {
             return None;
         }
         let (link, _) = self.endpoint.place();
-        engine.core.atomic_now(link, target, &self.request)
+        if self.way != Way::Signal {
+            return engine.core.atomic_now(link, target, &self.request);
+        }
+        if !self.remote.is_counter() {
+            return None;
+        }
+        match engine.core.raise_now(link, target, self.request.operand)? {
+            Ok(false) => Some(Ok(0)),
+            // What is left is to wake who sleeps.
+            Ok(true) => {
+                self.request.operand = 0;
+                let signal = Signal {
+                    generation: target.generation,
+                    offset: target.offset,
+                    add: 0,
+                    slot: target.slot,
+                };
+                engine.core.signal_now(link, &signal).then_some(Ok(0))
+            }
+            Err(error) => Some(Err(error)),
+        }
     }
 
     fn enter(&self, engine: &mut Engine, target: &Target) -> OpKey {
@@ -254,6 +332,21 @@ impl<'a, T: Completion> Atomic<'a, T> {
             peer.posted += 1;
         }
         let fetch = self.way == Way::Fetch;
+        if let Some(atomic) = self.device_atomic() {
+            let word = DeviceWord {
+                atomic,
+                address: target.address.wrapping_add(target.offset),
+                // The owner's first.
+                key: self
+                    .remote
+                    .route
+                    .iter()
+                    .flat_map(|keys| keys.first())
+                    .copied()
+                    .next(),
+            };
+            return engine.core.enter_device_atomic(link, word, fetch);
+        }
         engine.core.enter_atomic(link, target, &self.request, fetch)
     }
 

@@ -1,21 +1,22 @@
-//! Copies within the process, between any two memories.
+//! Copies within the process, between any two memories, in order with the program's own streams.
 
 use std::{
     fmt,
     future::Future,
     marker::PhantomData,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::{Buffer, BufferMut, ReceiveBuffer},
+    transport::{DevicePlace, DeviceStream},
     types::MemoryType,
     worker::{
-        device::{LocalCopy, admit},
-        operations::Outcome,
+        device::{LocalCopy, Order, admit_each, unknown},
+        operations::{Arrival, Outcome},
     },
 };
 
@@ -26,12 +27,31 @@ use super::{
 
 /// A copy within the process; made by [`Worker::copy`].
 ///
+/// # Order with streams of the program's
+/// A device does the work of a stream (a `CUstream`) in its own time. [`CopyBuffer::after`] has the copy begin when what is in such a stream is done,
+/// and [`CopyBuffer::then_on`] has such a stream wait for the copy; [`CopyBuffer::queued`] tells from when on. Neither makes the program wait for the
+/// device:
+///
+/// ```no_run
+/// # use wharf::{Buffer, BufferMut, Worker, transport::cuda::CudaStream};
+/// # async fn run(worker: &Worker, kernel: impl Fn(), source: Buffer, target: BufferMut, raw: *mut std::ffi::c_void) -> wharf::Result<()> {
+/// // SAFETY: the stream lives until the worker has ended.
+/// let stream = unsafe { CudaStream::from_raw(raw, 0) };
+/// kernel(); // Queues in the stream work that writes the source.
+/// let copy = worker.copy(source, target).after(stream).then_on(stream).queued().await?;
+/// kernel(); // Queues work that reads the target: the device begins it behind the copy.
+/// let target = copy.await?;
+/// # drop(target);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Completion
 /// Resolves when all bytes are in the target, which it gives back: visible to the host, to the device and to what is copied next.
 ///
 /// # Cancel safety
 /// Before the first poll nothing happens. After it the copy runs to its end whether or not this is dropped; the operation owns both buffers until
-/// then.
+/// then. So do the places it comes after and the streams that come after it: they are the program's, and live until the operation is over.
 #[must_use = "a copy does nothing unless awaited or posted"]
 #[doc(alias = "cuMemcpyAsync")]
 pub struct CopyBuffer<'a, B: ReceiveBuffer + Unpin> {
@@ -39,6 +59,8 @@ pub struct CopyBuffer<'a, B: ReceiveBuffer + Unpin> {
     from: Buffer,
     to: BufferMut,
     offset: usize,
+    order: Order,
+    unstaged: bool,
     deadline: Deadline,
     entered: Option<Entered>,
     kind: PhantomData<fn() -> B>,
@@ -51,6 +73,8 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
             from,
             to,
             offset: 0,
+            order: Order::default(),
+            unstaged: false,
             deadline: Deadline::None,
             entered: None,
             kind: PhantomData,
@@ -61,6 +85,44 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
     pub fn at(mut self, offset: usize) -> Self {
         self.offset = offset;
         self
+    }
+
+    /// Begins only when the program's work up to this place is done: all that is in a stream, or what an event was last recorded behind, when the
+    /// copy is posted or polled first (where its device is not open yet, when it is). More than one place may be given. Between host memories too.
+    ///
+    /// A copy that is cancelled, or whose deadline passes, while it waits there has touched nothing, and ends at once.
+    #[doc(alias = "cuStreamWaitEvent")]
+    pub fn after(mut self, place: impl Into<DevicePlace>) -> Self {
+        self.order.after.push(place.into());
+        self
+    }
+
+    /// Makes a stream of the program's wait for the copy, on the device and without the host: [`CopyBuffer::queued`] resolves when it does.
+    ///
+    /// What is in the stream already does not wait, nor does what the program puts there before that. The stream is made to wait when all of the
+    /// copy is in the hands of the device; where the bytes go on by the processor (host memory that is not pinned, a device of another accelerator
+    /// than the stream's), when the copy is over. A stream is never left waiting: not for a copy that fails, is dropped or cancelled, nor when the
+    /// worker ends.
+    #[doc(alias = "cuStreamWaitEvent")]
+    pub fn then_on(mut self, stream: impl Into<DeviceStream>) -> Self {
+        self.order.then.push(stream.into());
+        self
+    }
+
+    /// Fails with `Unsupported` where its bytes would stop in pinned host memory on the way, as
+    /// [`ContextBuilder::forbid_staging`](crate::ContextBuilder::forbid_staging) has it for all operations.
+    pub fn forbid_staging(mut self) -> Self {
+        self.unstaged = true;
+        self
+    }
+
+    /// Starts, and resolves when what the program queues from now on in the streams of [`CopyBuffer::then_on`] comes after the copy; with none of
+    /// them, when the copy is over. Gives the copy, to be awaited for its target.
+    ///
+    /// # Errors
+    /// Those of the copy, as far as they are known by then; `InvalidArgument` when a stream is capturing a graph.
+    pub fn queued(self) -> Queued<'a, B> {
+        Queued(self)
     }
 
     /// Fails with `DeadlineExceeded` after this long; the target does not come back when an engine is still writing it.
@@ -94,7 +156,13 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
         types.extend(self.to.device_types());
         types.dedup();
         if !types.is_empty() {
-            admit(&self.worker.shared().context, &types, Operation::Copy)?;
+            admit_each(&self.worker.shared().context, &types, Operation::Copy)?;
+        }
+        let accelerators = self.worker.shared().context.accelerators();
+        for name in self.order.accelerators() {
+            if accelerators.iter().all(|known| known.name() != name) {
+                return Err(unknown(name).during(Operation::Copy));
+            }
         }
         Ok(types)
     }
@@ -116,8 +184,9 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
             to,
             offset: self.offset,
         };
+        let order = std::mem::take(&mut self.order);
         let key = self.worker.shared().with(|engine| {
-            let key = engine.core.start_copy(copy, &types);
+            let key = engine.core.start_copy(copy, &types, order, self.unstaged);
             if engine.closing {
                 let error = Error::new(ErrorKind::Closed, "the worker is shutting down");
                 engine.core.fail_operation(key, error);
@@ -142,14 +211,108 @@ impl<B: ReceiveBuffer + Unpin> Future for CopyBuffer<'_, B> {
         match &mut this.entered {
             Some(entered) => entered
                 .poll(cx, &mut this.deadline, Operation::Copy)
-                .map(|outcome| {
-                    Fetched::settle(Settled(outcome)).map_err(|error| {
-                        let (error, buffer) = error.into_parts();
-                        OpError::new(error.during(Operation::Copy), buffer)
-                    })
-                }),
+                .map(settle),
             None => Poll::Pending,
         }
+    }
+}
+
+fn settle<B: ReceiveBuffer + Unpin>(outcome: Outcome) -> Result<B, OpError<B>> {
+    Fetched::settle(Settled(outcome)).map_err(|error| {
+        let (error, buffer) = error.into_parts();
+        OpError::new(error.during(Operation::Copy), buffer)
+    })
+}
+
+/// Waits until streams of the program's come after a copy; made by [`CopyBuffer::queued`].
+///
+/// # Completion
+/// Resolves when work that the program queues in these streams from now on finds the bytes. It gives the copy, which may still go on.
+///
+/// # Cancel safety
+/// As [`CopyBuffer`]: after the first poll the copy, and what it does for the streams, happens whether or not this is dropped.
+#[must_use = "futures do nothing unless awaited"]
+pub struct Queued<'a, B: ReceiveBuffer + Unpin>(CopyBuffer<'a, B>);
+
+impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
+    type Output = Result<Op<Fetched<B>>, OpError<B>>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let copy = &mut self.0;
+        if copy.entered.is_none() {
+            if copy.worker.shared().must_yield(cx) {
+                return Poll::Pending;
+            }
+            copy.entered = Some(copy.enter());
+        }
+        let Some(entered) = &mut copy.entered else {
+            return Poll::Pending;
+        };
+        if let Entered::Waiting {
+            handle,
+            key: Some(key),
+        } = entered
+        {
+            let queued = handle.shared.poll_queued(cx, *key);
+            if queued.is_pending() && !copy.deadline.is_over(cx) {
+                return Poll::Pending;
+            }
+            if queued == Poll::Ready(true) {
+                let Some(entered) = copy.entered.take() else {
+                    return Poll::Pending;
+                };
+                return Poll::Ready(Ok(Op {
+                    entered,
+                    deadline: std::mem::take(&mut copy.deadline),
+                    operation: Operation::Copy,
+                    kind: PhantomData,
+                }));
+            }
+        }
+        // It has failed, or its deadline has passed.
+        let outcome = ready!(entered.poll(cx, &mut copy.deadline, Operation::Copy));
+        Poll::Ready(match settle(outcome) {
+            Err(error) => Err(error),
+            Ok(buffer) => Ok(Op {
+                entered: Entered::over(Outcome::Buffer {
+                    result: Ok(Arrival {
+                        length: 0,
+                        tag: crate::Tag(0),
+                        from: crate::EndpointId(0),
+                    }),
+                    buffer: Some(buffer.into()),
+                }),
+                deadline: Deadline::None,
+                operation: Operation::Copy,
+                kind: PhantomData,
+            }),
+        })
+    }
+}
+
+impl<B: ReceiveBuffer + Unpin> fmt::Debug for Queued<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Queued").field(&self.0).finish()
+    }
+}
+
+/// Waits for a place in the program's own work; made by [`Worker::reached`].
+///
+/// # Completion
+/// Resolves when the work up to that place is done, and what it wrote can be moved by any operation.
+///
+/// # Cancel safety
+/// Nothing is lost by dropping it.
+#[must_use = "futures do nothing unless awaited"]
+#[derive(Debug)]
+pub struct Reached<'a>(CopyBuffer<'a, Vec<u8>>);
+
+impl Future for Reached<'_> {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let reached = ready!(Pin::new(&mut self.0).poll(cx));
+        Poll::Ready(reached.map(drop).map_err(|error| error.into_parts().0))
     }
 }
 
@@ -164,7 +327,8 @@ impl<B: ReceiveBuffer + Unpin> fmt::Debug for CopyBuffer<'_, B> {
 
 impl Worker {
     /// Copies `from` to `to`, both of this process and each in any memory: the host's, pinned, or a device's. By the engine of the device; host
-    /// memory that is not pinned goes through pinned fragments, unless the engine takes it.
+    /// memory that is not pinned goes through pinned fragments, unless the engine takes it. So does what goes between devices of two accelerators,
+    /// several fragments at a time.
     ///
     /// ```
     /// # async fn run() -> wharf::Result<()> {
@@ -178,13 +342,23 @@ impl Worker {
     /// ```
     ///
     /// # Errors
-    /// `OutOfBounds` when there is no room for it, `Unsupported` when no accelerator in use moves such memory, `DeviceLost`, and what the driver
-    /// said. The target comes back.
+    /// `OutOfBounds` when there is no room for it, `Unsupported` when no accelerator in use moves such memory or takes such a stream, `DeviceLost`,
+    /// and what the driver said; `InvalidArgument`: no such stream, or it is capturing a graph. The target comes back.
     pub fn copy<B: ReceiveBuffer + Unpin>(
         &self,
         from: impl Into<Buffer>,
         to: B,
     ) -> CopyBuffer<'_, B> {
         CopyBuffer::new(self, from.into(), to.into())
+    }
+
+    /// Waits, without a thread, until the program's work up to this place is done: all that is in a stream, or what an event was last recorded
+    /// behind. To be awaited before memory that such work writes is sent, put or exposed; a [copy](Worker::copy) does it by itself.
+    ///
+    /// # Errors
+    /// `Unsupported`: no accelerator in use takes such a stream; `InvalidArgument`: no such stream, or it is capturing a graph; `DeviceLost`.
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn reached(&self, place: impl Into<DevicePlace>) -> Reached<'_> {
+        Reached(self.copy(Buffer::new(), Vec::new()).after(place))
     }
 }

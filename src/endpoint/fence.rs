@@ -57,6 +57,7 @@ impl Worker {
     /// # Cancel safety
     /// Cancel safe.
     #[doc(alias = "ucp_worker_flush_nbx")]
+    #[doc(alias("ucp_worker_flush", "ucp_worker_flush_nb"))]
     pub fn flush(&self) -> FlushAll<'_> {
         FlushAll::new(self, false)
     }

@@ -71,6 +71,17 @@ impl Endpoint {
             .ok_or_else(crate::worker::send::closed)
     }
 
+    /// Whether there may be a way between device memories of both ends.
+    pub(crate) fn reaches_devices(&self) -> bool {
+        self.ask(crate::worker::peer::Peer::reaches_devices)
+            .unwrap_or(false)
+    }
+
+    /// Whether the other end is the worker itself.
+    pub(crate) fn is_own(&self) -> bool {
+        self.ask(crate::worker::peer::Peer::is_own).unwrap_or(false)
+    }
+
     /// The name by which received messages call this endpoint.
     #[must_use]
     pub fn id(&self) -> EndpointId {
@@ -86,6 +97,7 @@ impl Endpoint {
     /// The transports in use, the one that carries messages first.
     #[must_use]
     #[doc(alias = "ucp_ep_query")]
+    #[doc(alias("ucp_ep_attr_t", "ucp_transports_t", "ucp_transport_entry_t"))]
     pub fn transports(&self) -> Vec<&'static str> {
         self.ask(|peer| peer.transports.clone()).unwrap_or_default()
     }
@@ -93,9 +105,20 @@ impl Endpoint {
     /// How an operation of `length` bytes on this endpoint goes from memory of one type into memory of another, and why no better way: for people.
     /// Of a get `from` is the peer's memory, else this side's. Nothing moves, and nothing is opened for it.
     ///
+    /// Said of one run of bytes at either end. Of blocks and of lists with device memory, all are staged.
+    ///
     /// Put and get depend on the memory as well: what the owner allocated by wharf is mapped and copied straight, other memory goes by
     /// `cma` where that is in use.
     #[must_use]
+    #[doc(alias(
+        "ucp_ep_print_info",
+        "ucp_ep_evaluate_perf",
+        "ucp_ep_evaluate_perf_param_t",
+        "ucp_ep_evaluate_perf_attr_t",
+        "ucp_request_query",
+        "ucp_request_attr_t",
+        "UCX_PROTO_INFO"
+    ))]
     pub fn explain(
         &self,
         operation: Operation,
@@ -108,7 +131,10 @@ impl Endpoint {
             engine.core.endpoint(link, id)?;
             engine.core.explain(link, (operation, from, to), length)
         });
-        explained.unwrap_or_else(|| Explanation::never("the endpoint is closed"))
+        let Some(explained) = explained else {
+            return Explanation::never("the endpoint is closed");
+        };
+        explained.with_unavailable(&self.transports(), self.shared().context.unavailable())
     }
 
     /// Sends `buffer` under `tag`.
@@ -116,6 +142,7 @@ impl Endpoint {
     /// # Errors
     /// What ends the connection; `Closed` on a closed endpoint.
     #[doc(alias = "ucp_tag_send_nbx")]
+    #[doc(alias("ucp_tag_send_nb", "ucp_tag_send_nbr"))]
     pub fn tag_send(&self, tag: impl Into<Tag>, buffer: impl Into<Buffer>) -> TagSend<'_> {
         TagSend::new(self, tag.into(), buffer.into())
     }
@@ -142,6 +169,7 @@ impl Endpoint {
     /// # Errors
     /// `OutOfBounds`, `AccessDenied`, `StaleKey` when the memory is not exposed any more, `InvalidArgument` for a layout of another length
     /// than the buffer, and what ends the connection.
+    #[doc(alias = "ucp_put_nbx")]
     pub fn put(&self, buffer: impl Into<Buffer>, remote: impl Into<RemoteLayout>) -> Put<'_> {
         Put::new(self, buffer.into(), remote.into())
     }
@@ -150,6 +178,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// As [`Endpoint::put`]; the buffer comes back where it can.
+    #[doc(alias = "ucp_get_nbx")]
     pub fn get<B: ReceiveBuffer + Unpin>(
         &self,
         remote: impl Into<RemoteLayout>,
@@ -167,6 +196,7 @@ impl Endpoint {
     /// # Cancel safety
     /// Cancel safe.
     #[doc(alias = "ucp_ep_flush_nbx")]
+    #[doc(alias("ucp_ep_flush", "ucp_ep_flush_nb"))]
     pub fn flush(&self) -> Flush<'_> {
         Flush {
             endpoint: self,
@@ -186,6 +216,7 @@ impl Endpoint {
     /// # Cancel safety
     /// Dropped, the closing goes on.
     #[doc(alias = "ucp_ep_close_nbx")]
+    #[doc(alias("ucp_ep_close_nb", "ucp_ep_destroy", "ucp_disconnect_nb"))]
     pub async fn close(&self) -> Result<()> {
         let (link, id) = self.place();
         self.shared().begin_close(link, id);
@@ -201,6 +232,11 @@ impl Endpoint {
     }
 
     /// Ends the connection at once. Operations under way end with `Closed`.
+    #[doc(alias(
+        "UCP_EP_CLOSE_FLAG_FORCE",
+        "UCP_EP_CLOSE_MODE_FORCE",
+        "ucp_ep_close_flags_t"
+    ))]
     pub fn abort(&self) {
         let (link, id) = self.place();
         self.shared().abort(
@@ -214,6 +250,13 @@ impl Endpoint {
     ///
     /// # Cancel safety
     /// Cancel safe.
+    #[doc(alias(
+        "ucp_err_handler_t",
+        "ucp_err_handling_mode_t",
+        "UCP_ERR_HANDLING_MODE_PEER",
+        "UCP_ERR_HANDLING_MODE_NONE",
+        "UCP_ERR_HANDLING_MODE_FAILOVER"
+    ))]
     pub fn closed(&self) -> Closed<'_> {
         Closed {
             ending: Ending::new(self),

@@ -71,6 +71,14 @@ impl<'a> ActiveMessages<'a> {
     /// # Errors
     /// As [`ActiveMessages::open`].
     #[doc(alias = "ucp_worker_set_am_recv_handler")]
+    #[doc(alias(
+        "ucp_worker_set_am_handler",
+        "ucp_am_handler_param_t",
+        "ucp_am_callback_t",
+        "ucp_am_recv_callback_t",
+        "UCP_AM_FLAG_WHOLE_MSG",
+        "UCP_AM_FLAG_PERSISTENT_DATA"
+    ))]
     pub fn on_message(self, act: impl FnMut(ActiveMessage) + Send + 'static) -> Result<AmHandler> {
         let (id, handle) = (self.id, self.worker.handle().clone());
         let capacity = self.checked()?;
@@ -312,6 +320,7 @@ impl Worker {
     /// # }
     /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
     /// ```
+    #[doc(alias = "ucp_worker_set_am_recv_handler")]
     pub fn active_messages(&self, id: impl Into<AmId>) -> ActiveMessages<'_> {
         ActiveMessages::new(self, id.into())
     }

@@ -22,9 +22,20 @@ use super::{Endpoint, RemoteRegion};
 /// allocated by wharf on the same host, as the copies by themselves do, and 2 to 30 ms by messages (November 2026); in-order blocks the least,
 /// strided ones less than listed ones. The kernel copies (`cma`) where blocks are few or long.
 ///
+/// Where the region or the buffer is device memory, the bytes stop in pinned fragments of the host, of at most 256 blocks each, and the device's
+/// engine makes one copy for each block; blocks that follow each other are one. Where staging is forbidden (`forbid_staging`), it is refused
+/// with `Unsupported`.
+///
 /// A cheap clone. Blocks that overlap are read as often as they are named; a put leaves in the bytes that several of its blocks cover those
 /// of any of them.
 #[derive(Clone, Debug)]
+#[doc(alias(
+    "ucp_dt_make_sgl",
+    "UCP_DATATYPE_SGL",
+    "ucp_dt_remote_sgl_t",
+    "ucp_dt_local_sgl_t",
+    "UCP_DATATYPE_STRIDED"
+))]
 pub struct RemoteLayout {
     pub(super) region: RemoteRegion,
     /// `None`: as many bytes of the region as the buffer has.
@@ -125,21 +136,16 @@ impl RemoteLayout {
 
     #[cold]
     /// # Errors
-    /// `Unsupported`: blocks, and device memory at either end; device memory of the peer, and staging is forbidden.
+    /// `Unsupported`: device memory at an end without a way that needs no stop, and staging is forbidden.
     pub(super) fn check_blocks(&self, on_device: bool, operation: Operation) -> Result<()> {
         let there = self.region.target.on_device;
         if on_device || there {
-            // Between two devices there may be a way.
-            let direct = on_device && there;
-            admit_staging(&self.region.endpoint().shared().context, direct, operation)?;
+            // Between two devices there may be a way, for bytes in one run; within a worker to and from pinned memory too.
+            let endpoint = self.region.endpoint();
+            let direct = self.shape.is_none() && (on_device && there || endpoint.is_own());
+            admit_staging(&endpoint.shared().context, direct, operation)?;
         }
-        match &self.shape {
-            Some(_) if on_device || self.region.target.on_device => {
-                let text = "blocks of remote memory move between host memories only";
-                Err(Error::new(ErrorKind::Unsupported, text).during(operation))
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     fn check_shape(

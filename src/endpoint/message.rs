@@ -37,6 +37,7 @@ use super::{
 /// Long payloads are announced, and others when much is under way already. Dropping an announced message rejects it: its sender gets an
 /// error of kind `Rejected`.
 #[must_use = "dropping an announced message rejects it"]
+#[doc(alias("ucp_am_recv_param_t", "ucp_am_recv_attr_t"))]
 pub struct ActiveMessage {
     handle: Arc<Handle>,
     link: LinkId,
@@ -91,6 +92,7 @@ impl ActiveMessage {
 
     /// Whether the payload is still with its sender.
     #[must_use]
+    #[doc(alias = "UCP_AM_RECV_ATTR_FLAG_RNDV")]
     pub fn is_announced(&self) -> bool {
         matches!(self.content, Content::Announced(_))
     }
@@ -115,19 +117,14 @@ impl ActiveMessage {
         self.from
     }
 
-    /// The endpoint that it came from, to answer on. `None` when that is closed.
+    /// The endpoint that it came from, to answer on, as [`Worker::endpoint`](super::Worker::endpoint) gives it. `None` when that is closed.
     #[must_use]
+    #[doc(alias("UCP_AM_SEND_FLAG_REPLY", "UCP_AM_RECV_ATTR_FIELD_REPLY_EP"))]
     pub fn endpoint(&self) -> Option<Endpoint> {
         let open = self.handle.shared.with(|engine| {
             let peer = engine.core.endpoint(self.link, self.from);
-            let open = peer.filter(|peer| peer.is_open()).map(|peer| {
-                peer.handles += 1;
-            });
-            if open.is_some() {
-                let link = self.link;
-                engine.core.unclaimed.retain(|unclaimed| *unclaimed != link);
-            }
-            open
+            peer.filter(|peer| peer.is_open())
+                .map(|peer| peer.handles += 1)
         });
         open.map(|()| Endpoint::new(self.handle.clone(), self.link, self.from))
     }
@@ -137,6 +134,7 @@ impl ActiveMessage {
     ///
     /// # Errors
     /// `Exhausted` when there is no memory for it, and what ends the connection.
+    #[doc(alias("ucp_am_data_release", "UCP_AM_RECV_ATTR_FLAG_DATA"))]
     pub fn bytes(mut self) -> AmBytes {
         let announced = match &mut self.content {
             Content::Inline { .. } => {
@@ -165,6 +163,7 @@ impl ActiveMessage {
         AmReceive {
             message: Some(self),
             buffer: buffer.into(),
+            unstaged: false,
             deadline: Deadline::None,
             entered: None,
             kind: PhantomData,
@@ -267,12 +266,20 @@ impl<B: ReceiveBuffer + Unpin> Completion for AmReceived<B> {
 pub struct AmReceive<B: ReceiveBuffer + Unpin> {
     message: Option<ActiveMessage>,
     buffer: BufferMut,
+    unstaged: bool,
     deadline: Deadline,
     entered: Option<Entered>,
     kind: PhantomData<fn() -> B>,
 }
 
 impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
+    /// Fails with `Unsupported` where its bytes would stop in pinned host memory between two memories, one of them a device's, as
+    /// [`ContextBuilder::forbid_staging`](crate::ContextBuilder::forbid_staging) has it for all operations.
+    pub fn forbid_staging(mut self) -> Self {
+        self.unstaged = true;
+        self
+    }
+
     /// Fails with `DeadlineExceeded` after this long. A transfer that has begun goes on without it, and keeps the buffer.
     pub fn deadline(mut self, after: Duration) -> Self {
         self.deadline = Deadline::After(after);
@@ -297,6 +304,7 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
     fn begin(&mut self) -> Option<Entered> {
         let mut message = self.message.take()?;
         let mut buffer = std::mem::take(&mut self.buffer);
+        let unstaged = self.unstaged;
         let over = |result, buffer| {
             let outcome = Outcome::Buffer {
                 result,
@@ -317,7 +325,8 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
                 _ => Bytes::copy_from_slice(data),
             };
             let of = (message.link, message.from);
-            let store = |engine: &mut Engine| engine.core.am_store(of, data.into(), buffer);
+            let store =
+                |engine: &mut Engine| engine.core.am_store(of, data.into(), (buffer, unstaged));
             let key = message.handle.shared.with(store);
             return Some(Entered::new(&message.handle, key));
         }
@@ -340,7 +349,7 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
         let key = message.handle.shared.with(|engine| {
             engine
                 .core
-                .am_fetch((link, from), id, announced.rts, buffer)
+                .am_fetch((link, from), id, announced.rts, (buffer, unstaged))
         });
         Some(Entered::new(&message.handle, key))
     }

@@ -23,6 +23,8 @@
 mod am;
 mod atomic;
 mod attempt;
+#[cfg(test)]
+mod by_devices;
 mod copy;
 mod fence;
 mod handle;
@@ -38,7 +40,7 @@ mod worker;
 
 pub use am::{AmSend, AmSink};
 pub use atomic::Atomic;
-pub use copy::CopyBuffer;
+pub use copy::{CopyBuffer, Queued, Reached};
 pub use fence::{Fence, FlushAll};
 pub use handle::{Closed, Endpoint, Flush, Ready};
 pub use inbox::{ActiveMessages, AmHandler, AmInbox, AmRecv};
@@ -46,6 +48,7 @@ pub use layout::RemoteLayout;
 pub use message::{ActiveMessage, AmBytes, AmReceive, AmReceived};
 pub use operation::{Completion, Op};
 pub use rma::{Fetched, Get, Put, RemoteRegion};
+pub(crate) use signal::Waiting;
 pub use signal::{Counter, Wait};
 pub use stream::{
     AcceptStream, ByteReader, ByteStream, ByteWriter, OpenStream, ReadChunk, ReuniteError,

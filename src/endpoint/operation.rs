@@ -245,6 +245,25 @@ impl Drop for Entered {
 /// Dropping it detaches a send, put or get: it still happens. A receive that has not matched is withdrawn; one that matched puts its message back
 /// in its place, so nothing is lost. [`Op::cancel`] ends it and says what happened.
 #[must_use = "an operation that is dropped detaches; await it to learn how it ended"]
+#[doc(alias(
+    "ucp_request_param_t",
+    "ucp_request_check_status",
+    "ucp_request_test",
+    "ucp_request_is_completed",
+    "ucp_request_free",
+    "ucp_request_release",
+    "ucp_request_alloc",
+    "ucs_status_ptr_t",
+    "ucp_send_nbx_callback_t",
+    "ucp_send_callback_t",
+    "ucp_tag_recv_nbx_callback_t",
+    "ucp_stream_recv_nbx_callback_t",
+    "ucp_am_recv_data_nbx_callback_t",
+    "ucp_op_attr_t",
+    "UCP_OP_ATTR_FLAG_NO_IMM_CMPL",
+    "UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL",
+    "UCP_OP_ATTR_FLAG_MULTI_SEND"
+))]
 pub struct Op<T: Completion> {
     pub(crate) entered: Entered,
     pub(crate) deadline: Deadline,

@@ -10,6 +10,7 @@ use std::{
     marker::PhantomData,
     ops::{Bound, RangeBounds},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -23,9 +24,9 @@ use crate::{
         descriptor::{RegionKey, ShmRoute},
     },
     sys::identity::identity,
-    types::{Access, Priority, Tag},
+    types::{Access, DeviceKey, Priority, Tag},
     worker::{
-        device::{admit, admit_target},
+        device::{admit, admit_target, admit_unstaged},
         engine::Engine,
         operations::{self, Arrival, Outcome, Work},
         rma::Target,
@@ -42,10 +43,13 @@ use super::{
 /// A cheap clone. Bounds and rights are checked before anything moves; the owner checks them again, and that the memory is still exposed.
 #[derive(Clone)]
 #[doc(alias = "ucp_rkey_h")]
+#[doc(alias("ucp_rkey_destroy", "ucp_rkey_compare", "ucp_rkey_compare_params_t"))]
 pub struct RemoteRegion {
     endpoint: Endpoint,
     access: Access,
     pub(super) target: Target,
+    /// Keys by which network devices reach it.
+    pub(super) route: Option<Arc<[DeviceKey]>>,
     length: usize,
 }
 
@@ -75,6 +79,7 @@ impl RemoteRegion {
         Ok(Self {
             endpoint: endpoint.clone(),
             access: descriptor.access(),
+            route: (!descriptor.devices().is_empty()).then(|| descriptor.devices().into()),
             target: Target {
                 slot: key.slot,
                 generation: key.generation,
@@ -139,15 +144,47 @@ impl RemoteRegion {
         part
     }
 
+    /// Where it begins, in the owner's process.
+    pub(crate) fn address(&self) -> u64 {
+        self.target.address.wrapping_add(self.target.offset)
+    }
+
     pub(super) fn endpoint(&self) -> &Endpoint {
         &self.endpoint
+    }
+
+    /// Gives `act` the address at which the first `length` bytes are mapped here, for the time of the call, when they are and lie aligned to 8;
+    /// `None` when not. What it does there is seen by the owner at once.
+    pub(crate) fn within_mapping<R>(
+        &self,
+        length: usize,
+        act: impl FnOnce(*mut u8) -> R,
+    ) -> Option<Result<R>> {
+        if let Err(error) = self.check(&self.endpoint, length, Access::WRITE, Operation::Put) {
+            return Some(Err(error));
+        }
+        let (link, _) = self.endpoint.place();
+        self.endpoint.shared().with(
+            |engine| match alive(engine, &self.endpoint, Operation::Put) {
+                Ok(()) => engine.core.within_mapping(link, &self.target, length, act),
+                Err(error) => Some(Err(error)),
+            },
+        )
+    }
+
+    /// Whether it lies, at the address of its owner, in the same process and overlaps these bytes.
+    pub(crate) fn overlaps(&self, address: u64, length: usize) -> bool {
+        let start = self.target.address.wrapping_add(self.target.offset);
+        self.endpoint.is_own()
+            && start < address.saturating_add(length as u64)
+            && address < start.saturating_add(self.length as u64)
     }
 
     pub(super) fn target(&self) -> &Target {
         &self.target
     }
 
-    pub(super) fn check(
+    pub(crate) fn check(
         &self,
         endpoint: &Endpoint,
         length: usize,
@@ -175,6 +212,24 @@ impl RemoteRegion {
             return Ok(());
         };
         Err(error.during(operation))
+    }
+}
+
+impl Endpoint {
+    /// Whether an operation between memories that devices have on these sides goes without a stop.
+    #[cold]
+    fn check_unstaged(
+        &self,
+        ends: (bool, bool),
+        remote: &RemoteLayout,
+        operation: Operation,
+    ) -> Result<()> {
+        if remote.shape.is_none() && self.is_own() {
+            // Pinned memory is reached as well: what stops is refused there.
+            return Ok(());
+        }
+        let reaches = remote.shape.is_none() && self.reaches_devices();
+        admit_unstaged(ends, reaches, operation)
     }
 }
 
@@ -209,7 +264,7 @@ impl Region {
             Some((_, address)) => address,
             None => exposed.address as u64,
         };
-        Descriptor::new(
+        let descriptor = Descriptor::new(
             identity().clone(),
             exposed.memory_type(),
             exposed.access,
@@ -217,7 +272,8 @@ impl Region {
             length,
             key,
             shm,
-        )
+        )?;
+        Ok(descriptor.with_devices(&self.device_keys()))
     }
 }
 
@@ -233,13 +289,17 @@ const GATHER: usize = 8 << 10;
 /// Before the first poll nothing happens. After it the put happens whether or not this is dropped.
 #[must_use = "a put does nothing unless awaited or posted"]
 #[doc(alias = "ucp_put_nbx")]
+#[doc(alias("ucp_put", "ucp_put_nb", "ucp_put_nbi"))]
 pub struct Put<'a> {
     endpoint: &'a Endpoint,
     remote: RemoteLayout,
     buffer: Buffer,
     local: bool,
+    unstaged: bool,
     /// An error goes to whoever awaits.
     signal: Option<Result<Signal>>,
+    /// The counter, where somebody may wait for it.
+    counter: Option<Target>,
     priority: Priority,
     deadline: Deadline,
     entered: Option<Entered>,
@@ -277,14 +337,24 @@ impl<'a> Put<'a> {
             remote,
             buffer,
             local: false,
+            unstaged: false,
             signal: None,
+            counter: None,
             priority: Priority::Normal,
             deadline: Deadline::None,
             entered: None,
         }
     }
 
+    /// Fails with `Unsupported` where its bytes would stop in pinned host memory between two memories, one of them a device's, as
+    /// [`ContextBuilder::forbid_staging`](crate::ContextBuilder::forbid_staging) has it for all operations.
+    pub fn forbid_staging(mut self) -> Self {
+        self.unstaged = true;
+        self
+    }
+
     /// Resolves when the source may be reused; [`Endpoint::flush`] tells when the bytes are visible.
+    #[doc(alias = "UCP_OP_ATTR_FLAG_FAST_CMPL")]
     pub fn local(mut self) -> Self {
         self.local = true;
         self
@@ -301,6 +371,7 @@ impl<'a> Put<'a> {
     /// As [`Put::signal`], adding `n`.
     pub fn signal_by(mut self, counter: &RemoteRegion, n: u64) -> Self {
         self.signal = Some(self.endpoint.signal_for_put(counter, n));
+        self.counter = counter.is_counter().then(|| *counter.target());
         self
     }
 
@@ -359,6 +430,11 @@ impl<'a> Put<'a> {
             let context = &self.endpoint.shared().context;
             admit(context, &buffer.device_types(), Operation::Put)?;
         }
+        if self.unstaged {
+            let ends = (buffer.is_on_device(), self.remote.region.target.on_device);
+            self.endpoint
+                .check_unstaged(ends, &self.remote, Operation::Put)?;
+        }
         self.remote
             .check_blocks(buffer.is_on_device(), Operation::Put)?;
         self.remote
@@ -384,8 +460,17 @@ impl<'a> Put<'a> {
     /// Sends the signal behind bytes that are visible. `Some` when it has to wait for room.
     #[inline]
     fn follow(&self, engine: &mut Engine, signal: Option<Signal>) -> Option<Entered> {
-        let signal = signal?;
+        let mut signal = signal?;
         let (link, _) = self.endpoint.place();
+        if let Some(counter) = &self.counter
+            && let Some(Ok(sleeps)) = engine.core.raise_now(link, counter, signal.add)
+        {
+            if !sleeps {
+                return None;
+            }
+            // What is left is to wake who sleeps.
+            signal.add = 0;
+        }
         if engine.core.signal_now(link, &signal) {
             return None;
         }
@@ -457,7 +542,11 @@ impl<'a> Put<'a> {
             Some(_) => engine
                 .core
                 .start_layout(link, Work::Put(put), self.priority),
-            None => engine.core.start_put(link, target, put, self.priority),
+            None => {
+                let how = (self.priority, self.unstaged);
+                let route = self.remote.region.route.as_ref();
+                engine.core.start_put(link, target, put, how, route)
+            }
         };
         Entered::new(self.endpoint.handle(), key)
     }
@@ -534,10 +623,12 @@ impl<B> fmt::Debug for Fetched<B> {
 /// Dropped, it runs to its end into the buffer that the operation owns, and the buffer is freed then.
 #[must_use = "a get does nothing unless awaited or posted"]
 #[doc(alias = "ucp_get_nbx")]
+#[doc(alias("ucp_get", "ucp_get_nb", "ucp_get_nbi"))]
 pub struct Get<'a, B: ReceiveBuffer + Unpin> {
     endpoint: &'a Endpoint,
     remote: RemoteLayout,
     buffer: BufferMut,
+    unstaged: bool,
     priority: Priority,
     deadline: Deadline,
     entered: Option<Entered>,
@@ -550,11 +641,19 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
             endpoint,
             remote,
             buffer: buffer.into(),
+            unstaged: false,
             priority: Priority::Normal,
             deadline: Deadline::None,
             entered: None,
             kind: PhantomData,
         }
+    }
+
+    /// Fails with `Unsupported` where its bytes would stop in pinned host memory between two memories, one of them a device's, as
+    /// [`ContextBuilder::forbid_staging`](crate::ContextBuilder::forbid_staging) has it for all operations.
+    pub fn forbid_staging(mut self) -> Self {
+        self.unstaged = true;
+        self
     }
 
     /// Before which other operations of this endpoint its request goes, where it goes by messages.
@@ -611,6 +710,11 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     #[inline]
     fn check(&self, buffer: &BufferMut) -> Result<()> {
         admit_target(&self.endpoint.shared().context, buffer, Operation::Get)?;
+        if self.unstaged {
+            let ends = (self.remote.region.target.on_device, buffer.is_on_device());
+            self.endpoint
+                .check_unstaged(ends, &self.remote, Operation::Get)?;
+        }
         self.remote
             .check_blocks(buffer.is_on_device(), Operation::Get)?;
         self.remote
@@ -654,7 +758,11 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
             Some(_) => engine
                 .core
                 .start_layout(link, Work::Get(get), self.priority),
-            None => engine.core.start_get(link, target, get, self.priority),
+            None => {
+                let how = (self.priority, self.unstaged);
+                let route = self.remote.region.route.as_ref();
+                engine.core.start_get(link, target, get, how, route)
+            }
         };
         Entered::new(self.endpoint.handle(), key)
     }

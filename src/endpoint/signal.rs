@@ -12,9 +12,10 @@ use std::{
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    memory::{Region, waiters::reached},
+    memory::{Region, atomic::COUNTER_SIZE, waiters::reached},
     protocol::{Descriptor, control::Signal},
     types::{Access, AtomicOp, AtomicRequest, Width},
+    worker::atomic::MappedCounter,
 };
 
 use super::{Atomic, Endpoint, RemoteRegion, Worker, atomic::Way};
@@ -23,7 +24,8 @@ use super::{Atomic, Endpoint, RemoteRegion, Worker, atomic::Way};
 /// dropped.
 ///
 /// A peer imports its [`descriptor`](Counter::descriptor), and raises it behind a put ([`Put::signal`](crate::Put::signal)), or alone
-/// ([`Endpoint::signal`]). Signals always come as messages, so whoever waits is woken, however deeply its worker sleeps.
+/// ([`Endpoint::signal`]). A signal wakes whoever waits, however deeply its worker sleeps: where the counter is mapped at the peer (shared memory) it is
+/// an atomic addition, and a message only when somebody sleeps here; else it is a message.
 ///
 /// ```
 /// # async fn run() -> wharf::Result<()> {
@@ -66,7 +68,7 @@ impl Worker {
     /// Dropping the future frees what it had allocated.
     pub async fn counter(&self) -> Result<Counter> {
         let context = &self.shared().context;
-        let memory = context.allocate(8).await?;
+        let memory = context.allocate(COUNTER_SIZE).await?;
         let region = context.expose(memory, Access::READ | Access::WRITE).await?;
         Ok(Counter {
             inner: Arc::new(Inner {
@@ -102,7 +104,7 @@ impl Counter {
     ///
     /// Values wrap around: one counts as more if it is less than 2^63 steps ahead. So a loop may wait for `last.wrapping_add(1)` for ever.
     ///
-    /// A peer that adds to the counter by [`RemoteRegion::add`] in mapped memory wakes nobody; the next signal does.
+    /// A peer that adds to the counter by [`RemoteRegion::add`] in mapped memory wakes nobody who sleeps; the next signal does.
     ///
     /// # Errors
     /// `Closed` when the worker is shut down. The end of a connection ends no wait: anybody may raise a counter. Wait for
@@ -111,9 +113,25 @@ impl Counter {
         Wait {
             counter: self,
             at_least,
-            key: None,
-            since: None,
+            waiting: Waiting::default(),
         }
+    }
+
+    /// Looks so many times whether the value is there, without driving the worker: for values that peers raise in memory.
+    #[inline]
+    pub(crate) fn look(&self, at_least: u64, looks: u32) -> bool {
+        let exposed = self.inner.region.exposed();
+        let arrived = || {
+            exposed
+                .value()
+                .is_some_and(|value| reached(value, at_least))
+        };
+        (0..looks).any(|_| arrived())
+    }
+
+    #[inline]
+    pub(crate) fn worker(&self) -> &Worker {
+        &self.inner.worker
     }
 }
 
@@ -136,9 +154,7 @@ impl fmt::Debug for Counter {
 pub struct Wait<'a> {
     counter: &'a Counter,
     at_least: u64,
-    /// Its place among those who wait at the region.
-    key: Option<usize>,
-    since: Option<Instant>,
+    waiting: Waiting,
 }
 
 impl Future for Wait<'_> {
@@ -146,22 +162,49 @@ impl Future for Wait<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<u64>> {
         let this = &mut *self;
-        let inner = &*this.counter.inner;
+        this.waiting.poll(this.counter, this.at_least, cx)
+    }
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        self.waiting.end(self.counter);
+    }
+}
+
+/// What a wait for a counter remembers. To be ended before it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    /// Its place among those who wait at the region.
+    key: Option<usize>,
+    since: Option<Instant>,
+}
+
+impl Waiting {
+    /// As [`Counter::wait`]. The value may be another at each poll.
+    #[inline]
+    pub(crate) fn poll(
+        &mut self,
+        counter: &Counter,
+        at_least: u64,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<u64>> {
+        let inner = &*counter.inner;
         let shared = inner.worker.shared();
         if shared.must_yield(cx) {
             return Poll::Pending;
         }
-        let (exposed, at_least) = (inner.region.exposed(), this.at_least);
+        let exposed = inner.region.exposed();
         let arrived = || exposed.value().filter(|value| reached(*value, at_least));
         if let Some(value) = arrived() {
             shared.count(cx);
-            if let Some(since) = this.since.take() {
+            if let Some(since) = self.since.take() {
                 shared.spin.learn(since.elapsed());
             }
             return Poll::Ready(Ok(value));
         }
-        let key = Cell::new(this.key);
-        let since = Cell::new(this.since);
+        let key = Cell::new(self.key);
+        let since = Cell::new(self.since);
         let result = shared.drive(
             cx,
             |engine| {
@@ -182,28 +225,27 @@ impl Future for Wait<'_> {
             },
             |engine, waker| {
                 since.set(since.get().or_else(|| Some(Instant::now())));
-                key.set(Some(exposed.waiters.leave(key.get(), at_least, waker)));
+                key.set(Some(exposed.leave_waiter(key.get(), at_least, waker)));
                 if arrived().is_some() {
-                    // Raised by another worker, which may not have seen the waker.
+                    // Raised by another worker, or in memory, which may not have seen the waker.
                     engine.core.wakes.push(waker.clone());
                 }
             },
         );
-        this.key = key.get();
-        this.since = since.get();
+        self.key = key.get();
+        self.since = since.get();
         if result.is_ready()
-            && let Some(since) = this.since.take()
+            && let Some(since) = self.since.take()
         {
             shared.spin.learn(since.elapsed());
         }
         result
     }
-}
 
-impl Drop for Wait<'_> {
-    fn drop(&mut self) {
+    /// Waits no longer.
+    pub(crate) fn end(&mut self, counter: &Counter) {
         if let Some(key) = self.key.take() {
-            self.counter.inner.region.exposed().waiters.remove(key);
+            counter.inner.region.exposed().remove_waiter(key);
         }
     }
 }
@@ -214,6 +256,15 @@ impl fmt::Debug for Wait<'_> {
             .field("counter", self.counter)
             .field("at_least", &self.at_least)
             .finish_non_exhaustive()
+    }
+}
+
+impl RemoteRegion {
+    /// A counter that is mapped here, if it is.
+    pub(crate) fn mapped_counter(&self) -> Option<MappedCounter> {
+        let (link, _) = self.endpoint().place();
+        let shared = self.endpoint().shared();
+        shared.with(|engine| engine.core.mapped_counter(link, self.target()))
     }
 }
 

@@ -59,6 +59,14 @@ use super::Endpoint;
 /// # Cancel safety
 /// Reads and writes move bytes only when they are ready, so dropping the future of a single `read` or `write` loses nothing. `read_exact`,
 /// `write_all` and the like may have moved some, as always.
+#[doc(alias(
+    "ucp_stream_recv_nbx",
+    "ucp_stream_recv_nb",
+    "ucp_stream_recv_request_test",
+    "UCP_STREAM_RECV_FLAG_WAITALL",
+    "UCP_FEATURE_STREAM",
+    "ucp_stream_recv_flags_t"
+))]
 pub struct ByteStream {
     reader: ByteReader,
     writer: ByteWriter,
@@ -466,6 +474,7 @@ pub struct AcceptStream<'a> {
 /// Cancel safe.
 #[must_use = "futures do nothing unless awaited"]
 #[derive(Debug)]
+#[doc(alias("ucp_stream_recv_data_nb", "ucp_stream_data_release"))]
 pub struct ReadChunk<'a> {
     reader: &'a mut ByteReader,
 }
@@ -511,6 +520,7 @@ impl Endpoint {
     /// # Errors
     /// `Closed` on a closed endpoint; what ended the connection.
     #[doc(alias = "ucp_stream_send_nbx")]
+    #[doc(alias = "ucp_stream_send_nb")]
     pub fn stream(&self) -> OpenStream<'_> {
         OpenStream { endpoint: self }
     }
@@ -520,6 +530,7 @@ impl Endpoint {
     /// # Errors
     /// What ended the connection, after all streams that were opened before.
     #[doc(alias = "ucp_stream_worker_poll")]
+    #[doc(alias = "ucp_stream_poll_ep_t")]
     pub fn accept_stream(&self) -> AcceptStream<'_> {
         AcceptStream { endpoint: self }
     }

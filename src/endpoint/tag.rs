@@ -58,6 +58,7 @@ pub struct TagSend<'a> {
     tag: Tag,
     buffer: Buffer,
     sync: bool,
+    unstaged: bool,
     priority: Priority,
     deadline: Deadline,
     entered: Option<Entered>,
@@ -70,6 +71,7 @@ impl<'a> TagSend<'a> {
             tag,
             buffer,
             sync: false,
+            unstaged: false,
             priority: Priority::Normal,
             deadline: Deadline::None,
             entered: None,
@@ -78,8 +80,18 @@ impl<'a> TagSend<'a> {
 
     /// Resolves only when a receive has matched the message.
     #[doc(alias = "ucp_tag_send_sync_nbx")]
+    #[doc(alias = "ucp_tag_send_sync_nb")]
     pub fn sync(mut self) -> Self {
         self.sync = true;
+        self
+    }
+
+    /// Fails with `Unsupported` where its bytes would stop in pinned host memory between two memories, one of them a device's, as
+    /// [`ContextBuilder::forbid_staging`](crate::ContextBuilder::forbid_staging) has it for all operations.
+    /// Between processes a message shorter than 32 KiB finds the way to the receiver's device only where the receiver forbids it too. A receiver
+    /// without such a way fails as well. What the receiver does with a message out of host memory is its own affair.
+    pub fn forbid_staging(mut self) -> Self {
+        self.unstaged = true;
         self
     }
 
@@ -124,7 +136,7 @@ impl<'a> TagSend<'a> {
                 .during(Operation::TagSend));
             }
             let buffer = std::mem::take(&mut self.buffer);
-            let how = (self.sync, self.priority);
+            let how = (self.sync, self.unstaged, self.priority);
             Ok(enter(engine, self.endpoint, self.tag, buffer, how))
         });
         match entered {
@@ -149,7 +161,7 @@ fn enter(
     endpoint: &Endpoint,
     tag: Tag,
     buffer: Buffer,
-    (sync, priority): (bool, Priority),
+    (sync, unstaged, priority): (bool, bool, Priority),
 ) -> Entered {
     let (link, _) = endpoint.place();
     let send = operations::Send {
@@ -167,6 +179,9 @@ fn enter(
         .insert(Some(link), false, Work::Send(send));
     if let Some(peer) = engine.core.peer(link) {
         peer.posted += 1;
+    }
+    if unstaged && let Some(entry) = engine.core.operations.get(key) {
+        entry.unstaged = true;
     }
     engine.core.prioritize(key, priority);
     engine.core.submit(link, key);
@@ -195,6 +210,7 @@ impl TagSend<'_> {
                 &self.endpoint.shared().context,
                 peer,
                 &self.buffer,
+                self.unstaged,
                 Operation::TagSend,
             ) {
                 Ok(()) => Attempt::No,
@@ -222,7 +238,7 @@ impl Future for TagSend<'_> {
                 this.endpoint,
                 this.tag,
                 buffer,
-                (this.sync, this.priority),
+                (this.sync, this.unstaged, this.priority),
             ));
             shared.leave(engine);
         }
@@ -257,6 +273,7 @@ pub struct TagRecv<'a, B: ReceiveBuffer + Unpin> {
     tag: Tag,
     mask: Mask,
     buffer: BufferMut,
+    unstaged: bool,
     deadline: Deadline,
     entered: Option<Entered>,
     kind: PhantomData<fn() -> B>,
@@ -269,10 +286,20 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
             tag,
             mask,
             buffer: buffer.into(),
+            unstaged: false,
             deadline: Deadline::None,
             entered: None,
             kind: PhantomData,
         }
+    }
+
+    /// Fails with `Unsupported` where its bytes would stop in pinned host memory between two memories, one of them a device's, as
+    /// [`ContextBuilder::forbid_staging`](crate::ContextBuilder::forbid_staging) has it for all operations.
+    /// The message is gone then, and its sender learns of it where it was announced. Whether it stops on its way out of the sender's device is the
+    /// sender's affair.
+    pub fn forbid_staging(mut self) -> Self {
+        self.unstaged = true;
+        self
     }
 
     /// Fails with `DeadlineExceeded` after this long; the buffer comes back unless a message was under way into it.
@@ -303,7 +330,13 @@ fn refused(error: Error, buffer: BufferMut) -> Entered {
 }
 
 /// Enters a receive into the table, and gives it a message that waits for it.
-fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut) -> crate::types::OpKey {
+fn post(
+    engine: &mut Engine,
+    tag: Tag,
+    mask: Mask,
+    buffer: BufferMut,
+    unstaged: bool,
+) -> crate::types::OpKey {
     let core = &mut engine.core;
     let order = core.unexpected.arrival();
     let recv = operations::Recv {
@@ -313,6 +346,9 @@ fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut) -> crate::
         order,
     };
     let key = core.operations.insert(None, false, Work::Recv(recv));
+    if unstaged && let Some(entry) = core.operations.get(key) {
+        entry.unstaged = true;
+    }
     if let Some(taken) = core.unexpected.take_match(tag, mask) {
         core.hand_over(key, taken.arrival, taken.message);
         return key;
@@ -347,7 +383,7 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
         }
         let key = shared.with(|engine| {
             engine.progress();
-            post(engine, self.tag, self.mask, buffer)
+            post(engine, self.tag, self.mask, buffer, self.unstaged)
         });
         Entered::new(self.worker.handle(), key)
     }
@@ -428,8 +464,8 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if this.entered.is_none() && this.buffer.is_on_device() {
-            // Messages do not go straight into it.
+        if this.entered.is_none() && (this.unstaged || this.buffer.is_on_device()) {
+            // Messages do not go straight into it, or not in any way.
             this.entered = Some(this.enter());
         }
         if this.entered.is_none() {
@@ -439,7 +475,7 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
             if shared.must_yield(cx) {
                 // Posted first, so that receives match in the order in which they were first polled.
                 let buffer = std::mem::take(&mut this.buffer);
-                let key = shared.with(|engine| post(engine, tag, mask, buffer));
+                let key = shared.with(|engine| post(engine, tag, mask, buffer, false));
                 this.entered = Some(Entered::new(handle, key));
                 return Poll::Pending;
             }
@@ -477,8 +513,13 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
                     let entered = match key.get() {
                         Some(entered) => entered,
                         None => {
-                            let entered =
-                                post(engine, tag, mask, std::mem::take(*buffer.borrow_mut()));
+                            let entered = post(
+                                engine,
+                                tag,
+                                mask,
+                                std::mem::take(*buffer.borrow_mut()),
+                                false,
+                            );
                             key.set(Some(entered));
                             entered
                         }
@@ -652,6 +693,7 @@ impl Matched {
     /// # Cancel safety
     /// Dropped, the message goes back to its place.
     #[doc(alias = "ucp_tag_msg_recv_nbx")]
+    #[doc(alias = "ucp_tag_msg_recv_nb")]
     pub fn recv<B: ReceiveBuffer + Unpin>(mut self, buffer: B) -> Op<Received<B>> {
         let buffer = buffer.into();
         let context = &self.worker.shared().context;

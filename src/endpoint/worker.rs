@@ -15,7 +15,7 @@ use crate::{
     protocol::WorkerAddress,
     sys::fork,
     types::{EndpointId, Mask, Tag, WorkerId},
-    worker::{Handle, peer::Status, shared::Shared, wireup},
+    worker::{Handle, WorkerMetrics, peer::Status, shared::Shared, wireup},
 };
 
 use super::{
@@ -43,6 +43,7 @@ use super::{
 /// ```
 #[derive(Clone)]
 #[doc(alias = "ucp_worker_h")]
+#[doc(alias("ucp_worker_params_t", "ucp_worker_attr_t"))]
 pub struct Worker {
     handle: Arc<Handle>,
 }
@@ -143,8 +144,15 @@ impl Worker {
         Endpoint::new(self.handle.clone(), link, id)
     }
 
+    /// The context that it was made for.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.shared().context
+    }
+
     /// Its identity.
     #[must_use]
+    #[doc(alias = "ucp_worker_query")]
     pub fn id(&self) -> WorkerId {
         self.shared().id
     }
@@ -168,6 +176,11 @@ impl Worker {
     /// # Cancel safety
     /// Dropped, the half-made connection is given up at both ends.
     #[doc(alias = "ucp_ep_create")]
+    #[doc(alias(
+        "ucp_ep_params_t",
+        "UCP_EP_PARAMS_FLAGS_CLIENT_SERVER",
+        "UCP_EP_PARAMS_FLAGS_NO_LOOPBACK"
+    ))]
     pub async fn connect(&self, destination: impl Destination) -> Result<Endpoint> {
         fork::check(Operation::Connect)?;
         let destination = destination.resolve().await?;
@@ -176,7 +189,30 @@ impl Worker {
             .map(|place| self.endpoint_of(place))
     }
 
+    /// Connects to a [`listen_rdma`](crate::Worker::listen_rdma) at `host:port`, an address of an RDMA device, by the connection manager of
+    /// librdmacm. What follows is as with [`Worker::connect`].
+    ///
+    /// # Errors
+    /// `Unsupported`: librdmacm or libibverbs is not here, with what the loader said, or the kernel offers no such connections.
+    /// `Unreachable`: no RDMA device leads there, or nobody answers. `ConnectionRefused`: nobody listens there. `Protocol`: who listens is
+    /// no wharf. Else as [`Worker::connect`].
+    ///
+    /// # Cancel safety
+    /// Dropped, the half-made connection is given up at both ends.
+    #[doc(alias = "rdma_connect")]
+    pub async fn connect_rdma(&self, address: impl AsRef<str>) -> Result<Endpoint> {
+        fork::check(Operation::Connect)?;
+        let addresses = lookup(address.as_ref(), Operation::Connect).await?;
+        wireup::connect(self.shared(), wireup::Destination::Rdma(addresses))
+            .await
+            .map(|place| self.endpoint_of(place))
+    }
+
     /// The endpoint that a message came from, to answer on. `None` when it is closed.
+    ///
+    /// Where the peer connected to this worker's [address](Worker::address), dropping it leaves the connection open for the next answer: it lasts until
+    /// the peer or [`Endpoint::close`] ends it, or [`Worker::connect`] to the peer takes it over. Any other connection is closed with the
+    /// last endpoint of it.
     #[must_use]
     pub fn endpoint(&self, id: EndpointId) -> Option<Endpoint> {
         let link = self.shared().with(|engine| {
@@ -189,8 +225,6 @@ impl Worker {
             peer.handles += 1;
             Some(peer.slot)
         })?;
-        self.shared()
-            .with(|engine| engine.core.unclaimed.retain(|unclaimed| *unclaimed != link));
         Some(self.endpoint_of((link, id)))
     }
 
@@ -199,6 +233,7 @@ impl Worker {
     /// # Errors
     /// `Truncated` when the message is longer than the buffer; what ended the connection in the middle of it. The buffer comes back.
     #[doc(alias = "ucp_tag_recv_nbx")]
+    #[doc(alias("ucp_tag_recv_nb", "ucp_tag_recv_nbr", "ucp_tag_recv_request_test"))]
     pub fn tag_recv<B: ReceiveBuffer + Unpin>(
         &self,
         tag: impl Into<Tag>,
@@ -252,9 +287,18 @@ impl Worker {
         })
     }
 
+    /// What the worker has done so far: bytes by transport, waits, wake-ups, connections. See [`Context::metrics`] for memory.
+    #[must_use]
+    #[doc(alias("vfs", "UCX_STATS_DEST"))]
+    #[doc(alias = "ucp_worker_print_info")]
+    pub fn metrics(&self) -> WorkerMetrics {
+        self.shared().metrics()
+    }
+
     /// Moves what can be moved, without waiting. Needed only by those who drive a worker through its fd, in a loop of their own.
     /// Returns how many things happened.
     #[doc(alias = "ucp_worker_progress")]
+    #[doc(alias("ucp_worker_get_efd", "ucp_worker_arm"))]
     pub fn progress(&self) -> usize {
         self.shared().with(|engine| {
             // What this takes from the fds and leaves undone wakes nobody: the reactor arms anew after it.

@@ -1,7 +1,7 @@
 //! Connections that peers ask for.
 //!
 //! Comes in: a listening place of the worker. Goes out: [`Incoming`], to be accepted on any worker or rejected. Uses `worker`, `endpoint`.
-//! Tests: `tests/api/`, `tests/process/`.
+//! Tests: `tests/api/`, `tests/process/`, `tests/rc_faults/`.
 
 use std::{
     fmt,
@@ -27,6 +27,7 @@ const BACKLOG: usize = 64;
 
 /// A place where peers connect. A [`Stream`] of [`Incoming`]; dropping it stops listening, connections that were made stay.
 #[doc(alias = "ucp_listener_h")]
+#[doc(alias("ucp_listener_destroy", "ucp_listener_params_t"))]
 pub struct Listener {
     worker: Worker,
     address: SocketAddr,
@@ -49,21 +50,31 @@ impl Worker {
         let place = Place::bind(self.shared(), &addresses).await?;
         Listener::start(self.clone(), place)
     }
+
+    /// Listens on `host:port` of an RDMA device (InfiniBand or RoCE; port 0 for any, `0.0.0.0` for every device), by the connection manager
+    /// of librdmacm: for [`Worker::connect_rdma`], where hosts have no TCP between them, or have it over another network. Peers on this host
+    /// are taken over shared memory even so.
+    ///
+    /// # Errors
+    /// `Unsupported`: librdmacm or libibverbs is not here, with what the loader said, or the kernel offers no such connections.
+    /// `Unreachable`: no RDMA device has the address. What binding said: the port is in use, for one. `Forked` in a child made by `fork`.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    #[doc(alias = "rdma_listen")]
+    pub async fn listen_rdma(&self, address: impl AsRef<str>) -> Result<Listener> {
+        fork::check(Operation::Listen)?;
+        let addresses = lookup(address.as_ref(), Operation::Listen).await?;
+        let place = Place::bind_rdma(self.shared(), &addresses).await?;
+        Listener::start(self.clone(), place)
+    }
 }
 
 impl Listener {
     fn start(worker: Worker, place: Place) -> Result<Self> {
         let address = place
-            .tcp
-            .first()
-            .ok_or_else(|| {
-                Error::new(ErrorKind::InvalidArgument, "no address to listen on")
-                    .during(Operation::Listen)
-            })?
             .local_addr()
-            .map_err(|error| {
-                Error::io("the listener's address", error).during(Operation::Listen)
-            })?;
+            .map_err(|error| error.during(Operation::Listen))?;
         let (queue, requests) = mpsc::channel(BACKLOG);
         let tasks = place.serve(worker.shared(), queue);
         Ok(Self {
@@ -76,6 +87,7 @@ impl Listener {
 
     /// The address that it is bound to, with the port that was chosen.
     #[must_use]
+    #[doc(alias("ucp_listener_query", "ucp_listener_attr_t"))]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
@@ -87,6 +99,7 @@ impl Listener {
     ///
     /// # Cancel safety
     /// Cancel safe: no request is lost.
+    #[doc(alias("ucp_listener_conn_handler_t", "ucp_listener_accept_handler_t"))]
     pub async fn accept(&mut self) -> Result<Incoming> {
         let mut stopped = self.worker.shared().stopped.subscribe();
         tokio::select! {
@@ -149,6 +162,7 @@ impl Incoming {
 
     /// Where the request comes from, for people.
     #[must_use]
+    #[doc(alias("ucp_conn_request_query", "ucp_conn_request_attr_t"))]
     pub fn peer_name(&self) -> String {
         self.request.as_ref().map(Request::name).unwrap_or_default()
     }
@@ -183,6 +197,7 @@ impl Incoming {
     }
 
     /// Turns it down; the peer's connect ends with `Rejected` and this reason (cut after 255 bytes).
+    #[doc(alias = "ucp_listener_reject")]
     pub async fn reject(mut self, reason: impl Into<String>) {
         if let Some(mut request) = self.request.take() {
             wireup::refuse(

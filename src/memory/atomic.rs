@@ -14,7 +14,7 @@ use std::{
 use super::region::{Exposed, Region};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    types::{AtomicOp, AtomicRequest, AtomicWord, Width},
+    types::{Access, AtomicOp, AtomicRequest, AtomicWord, Width},
 };
 
 /// Does what is asked to the word at `address`, sequentially consistent; returns what it was.
@@ -73,6 +73,23 @@ unsafe fn load(address: *mut u8, width: Width) -> u64 {
     }
 }
 
+/// Bytes of a counter: its value, and whether somebody sleeps until it is raised.
+pub(crate) const COUNTER_SIZE: usize = 16;
+
+/// Adds to a counter that is mapped here; whether somebody sleeps there, and has to be woken by a message.
+///
+/// # Safety
+/// `address` must be a multiple of 8, and valid for reads and writes of [`COUNTER_SIZE`] bytes; else as [`execute`].
+#[inline]
+pub(crate) unsafe fn raise(address: *mut u8, add: u64) -> bool {
+    // SAFETY: the caller's promise.
+    let value = unsafe { AtomicU64::from_ptr(address.cast()) };
+    // SAFETY: as above: the second word of the counter.
+    let sleepers = unsafe { AtomicU64::from_ptr(address.wrapping_add(8).cast()) };
+    value.fetch_add(add, Ordering::SeqCst);
+    sleepers.load(Ordering::SeqCst) != 0
+}
+
 /// The error for a word whose address is not a multiple of its size.
 #[cold]
 pub(crate) fn misaligned(width: Width) -> Error {
@@ -97,7 +114,14 @@ impl Exposed {
     }
 
     /// Does an atomic operation; returns the old value.
+    ///
+    /// # Errors
+    /// Among others `Unsupported` where network devices do them, which no processor mixes with.
     pub(crate) fn atomic(&self, offset: usize, request: &AtomicRequest) -> Result<u64> {
+        if self.access.contains(Access::DEVICE_ATOMIC) {
+            let text = "the region was exposed for atomics of network devices alone";
+            return Err(Error::new(ErrorKind::Unsupported, text).during(Operation::Memory));
+        }
         let word = self.word(offset, request.width)?;
         // SAFETY: `word` checked bounds and alignment; the memory is exposed, so all use of it is by copies and atomics.
         Ok(unsafe { execute(word, request) })
@@ -113,6 +137,26 @@ impl Exposed {
     #[inline]
     pub(crate) fn value(&self) -> Option<u64> {
         self.load(0, Width::Eight).ok()
+    }
+
+    /// Leaves a waker of who waits for the value, and marks that beside it.
+    pub(crate) fn leave_waiter(&self, key: Option<usize>, at_least: u64, waker: &Waker) -> usize {
+        self.waiters
+            .leave(key, at_least, waker, || self.mark_sleepers(1))
+    }
+
+    /// Who waited waits no longer.
+    pub(crate) fn remove_waiter(&self, key: usize) {
+        self.waiters.remove(key, || self.mark_sleepers(0));
+    }
+
+    /// The second word of a counter: whether somebody sleeps until the first is raised. Written before the sleeper's last look at the value, and
+    /// read by a peer after it has raised that, both sequentially consistent: one of them sees the other.
+    fn mark_sleepers(&self, sleepers: u64) {
+        if self.length == COUNTER_SIZE {
+            // A counter's words are within bounds and aligned.
+            let _ = self.atomic(8, &AtomicRequest::new(AtomicOp::Swap, sleepers));
+        }
     }
 
     /// Takes the wakers of those whose value has been reached, to be woken outside of any lock.

@@ -32,6 +32,7 @@ use crate::{
 /// by `From` of `Vec<u8>`, [`Bytes`], `&'static [u8]`, `&'static str`, [`HostBufferMut`], and of several at once by
 /// [`BufferList`](crate::BufferList).
 #[derive(Clone)]
+#[doc(alias("ucp_dt_make_contig", "UCP_DATATYPE_CONTIG", "ucp_datatype_t"))]
 pub struct Buffer(Shared);
 
 #[derive(Clone)]

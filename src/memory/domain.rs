@@ -107,6 +107,7 @@ impl MemoryAttributes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[doc(alias = "ucp_mem_advice_t")]
+#[doc(alias("ucp_mem_advise_params_t", "UCP_MADV_NORMAL", "UCP_MADV_WILLNEED"))]
 pub enum Advice {
     /// Nothing special.
     Normal,

@@ -146,6 +146,7 @@ impl HostBufferMut {
     ///
     /// # Errors
     /// `Exhausted`: `RLIMIT_MEMLOCK` allows no more, or there is no memory. `PermissionDenied`: this process may lock nothing.
+    #[doc(alias = "UCP_MEM_MAP_LOCK")]
     pub fn lock(&self) -> Result<()> {
         match &self.segment {
             Some(segment) => {
@@ -299,7 +300,7 @@ mod tests {
     fn empty_and_impossible_lengths() {
         let mut empty = HostBufferMut::allocate(0).expect("allocate");
         assert!(empty.is_empty() && empty.segment().is_none());
-        assert_eq!(&mut empty[..], &mut []);
+        assert_eq!(&mut empty[..], &mut [] as &mut [u8]);
         let error = HostBufferMut::allocate(usize::MAX).expect_err("impossible");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     }

@@ -175,7 +175,7 @@ fn ends(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
 /// assert_eq!(message.len(), 7);
 /// ```
 #[derive(Clone, Debug, Default)]
-#[doc(alias = "ucp_dt_iov_t")]
+#[doc(alias("ucp_dt_iov_t", "ucp_dt_make_iov", "UCP_DATATYPE_IOV"))]
 pub struct BufferList(Vec<Buffer>);
 
 impl BufferList {

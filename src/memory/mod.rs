@@ -45,11 +45,13 @@ pub use list::{BufferList, BufferListMut};
 pub use mlock::MlockRegistrar;
 pub use pool::{BufferPool, Lease, Leasing, PoolStats};
 pub use range::AddressRange;
+pub(crate) use rcache::quarter_of_memory;
 pub use rcache::{
-    GetRegistration, OverLimit, Registration, RegistrationCache, RegistrationCacheOptions,
-    RegistrationCacheStatistics, Released,
+    GetRegistration, OverLimit, Registration, RegistrationCache, RegistrationCacheMetrics,
+    RegistrationCacheOptions, RegistrationCacheStatistics, Released, registration_caches,
 };
 pub use region::Region;
 pub use registrar::{Registrar, RegistrarAttributes};
+pub use type_cache::MemoryTypeMetrics;
 pub(crate) use type_cache::MemoryTypes;
 pub use type_cache::announce_device_runtime;

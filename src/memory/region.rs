@@ -2,7 +2,8 @@
 //!
 //! A region is named by its slot and a random 64-bit generation. Peers reach it in two ways: through software of this process, which looks
 //! the pair up here for every access, or directly (mapped or by `process_vm_*`), bracketed by a word that says so. `unexpose` revokes the
-//! generation everywhere, waits until nobody is inside, and only then gives the buffer back.
+//! generation everywhere, waits until nobody is inside, and only then gives the buffer back. Network devices reach memory that is registered with
+//! them; the registrations end before the buffer is given back.
 //!
 //! # Safety
 //! While memory is exposed nothing in this process holds a reference into it: [`Region`] copies through raw pointers. `Exposed` owns the
@@ -10,6 +11,7 @@
 #![allow(unsafe_code)]
 
 use std::{
+    any::Any,
     fmt,
     sync::{Arc, Weak},
     task::Waker,
@@ -19,14 +21,14 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    BufferMut, Segment,
+    AddressRange, Buffer, BufferMut, DomainMemory, Segment,
     run::{Location, Run},
     waiters::Waiters,
 };
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::fork,
-    types::{Access, MemoryType},
+    types::{Access, DeviceKey, MemoryType},
 };
 
 /// Who must know which regions are directly accessible: each worker, for the words it shares with its peers.
@@ -52,7 +54,17 @@ pub(crate) struct Exposed {
     pub(crate) segment: Option<(Arc<Segment>, usize)>,
     /// Who waits for its value, see [`Exposed::value`].
     pub(crate) waiters: Waiters,
+    /// What lets network devices reach it. Before the buffer, for it goes first.
+    reach: Mutex<Option<DeviceReach>>,
     buffer: BufferMut,
+}
+
+/// Registrations of exposed memory with network devices. Dropping it ends them, and may block.
+pub(crate) struct DeviceReach {
+    /// Remote keys, for the descriptor.
+    pub(crate) keys: Vec<DeviceKey>,
+    #[allow(dead_code, reason = "held to be dropped")]
+    pub(crate) registered: Box<dyn Any + Send + Sync>,
 }
 
 // SAFETY: `address` points into `buffer`, which is owned and itself Send; all access through it is by copying.
@@ -90,6 +102,40 @@ impl Exposed {
         Run { at, length }.skip(offset)
     }
 
+    /// A part of the memory as a buffer, for the operations of this process that put from exposed memory or get into it. It keeps the memory.
+    ///
+    /// It is not what a buffer promises elsewhere: others may change the bytes, or read them half written. So it is only for transfers, which
+    /// copy by address or hand the address to the system, and it is given to nobody who would look at the bytes.
+    fn alias(self: &Arc<Self>, offset: usize, length: usize) -> Result<BufferMut> {
+        if self.device.is_none() {
+            let address = self.bounds(offset, length)?;
+            let owner = self.clone();
+            if length > 0 {
+                // SAFETY: `bounds` checked the range, whose memory `owner` keeps; that it is shared is the caller's business, as said above.
+                return Ok(unsafe { BufferMut::from_raw(address, length, owner) });
+            }
+        }
+        if offset
+            .checked_add(length)
+            .is_none_or(|end| end > self.length)
+        {
+            return Err(
+                Error::new(ErrorKind::OutOfBounds, "the range leaves the region")
+                    .during(Operation::Memory),
+            );
+        }
+        match self.buffer.device_range() {
+            Some(range) if length > 0 => {
+                let part: Box<dyn DomainMemory> = Box::new(Part {
+                    range: range.part(offset, length),
+                    exposed: self.clone(),
+                });
+                Ok(part.into())
+            }
+            _ => Ok(BufferMut::default()),
+        }
+    }
+
     pub(super) fn bounds(&self, offset: usize, length: usize) -> Result<*mut u8> {
         if let Some((memory_type, _)) = self.device {
             return Err(out_of_reach(memory_type));
@@ -102,6 +148,29 @@ impl Exposed {
                     .during(Operation::Memory),
             ),
         }
+    }
+}
+
+/// A part of exposed device memory.
+struct Part {
+    range: AddressRange,
+    exposed: Arc<Exposed>,
+}
+
+impl fmt::Debug for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Part").field(&self.range).finish()
+    }
+}
+
+// SAFETY: a part of memory that `exposed` keeps, of its type; only memory that the host does not reach becomes one (`Exposed::alias`).
+unsafe impl DomainMemory for Part {
+    fn range(&self) -> AddressRange {
+        self.range
+    }
+
+    fn memory_type(&self) -> MemoryType {
+        self.exposed.memory_type()
     }
 }
 
@@ -201,10 +270,16 @@ impl RegionTable {
     }
 
     /// Exposes `buffer`.
-    pub(crate) fn expose(
+    pub(crate) fn expose(self: &Arc<Self>, buffer: BufferMut, access: Access) -> Result<Region> {
+        self.expose_in(buffer, access, None)
+    }
+
+    /// The same for memory that lies in a segment of which the buffer does not know.
+    fn expose_in(
         self: &Arc<Self>,
         mut buffer: BufferMut,
         access: Access,
+        segment: Option<(Arc<Segment>, usize)>,
     ) -> Result<Region> {
         if buffer.is_list() {
             // Exposed memory is one run.
@@ -233,10 +308,13 @@ impl RegionTable {
             device,
             length: buffer.len(),
             access,
-            segment: buffer
-                .segment()
-                .map(|(segment, offset)| (segment.clone(), offset)),
+            segment: segment.or_else(|| {
+                buffer
+                    .segment()
+                    .map(|(segment, offset)| (segment.clone(), offset))
+            }),
             waiters: Waiters::default(),
+            reach: Mutex::default(),
             buffer,
         });
         slots[slot] = Some(exposed.clone());
@@ -252,12 +330,16 @@ impl RegionTable {
 
     fn revoke(&self, exposed: &Exposed) {
         let _order = self.changes.lock();
-        if let Some(slot) = self.slots.lock().get_mut(exposed.slot as usize)
-            && slot
-                .as_ref()
-                .is_some_and(|held| held.generation == exposed.generation)
-        {
-            *slot = None;
+        match self.slots.lock().get_mut(exposed.slot as usize) {
+            Some(slot)
+                if slot
+                    .as_ref()
+                    .is_some_and(|held| held.generation == exposed.generation) =>
+            {
+                *slot = None;
+            }
+            // Revoked before: the slot may be another's by now.
+            _ => return,
         }
         for watcher in self.watchers() {
             watcher.revoke(exposed.slot);
@@ -272,8 +354,10 @@ impl RegionTable {
 /// Memory that peers may read or write through its [`Descriptor`](crate::Descriptor).
 ///
 /// It has no slice view, since a peer may change it at any time: [`Region::read_at`] and [`Region::write_at`] copy. Dropping it revokes the
-/// access; the memory is freed once nobody is inside it any more.
+/// access; the memory is freed once nobody is inside it any more. Where network devices reach it, that takes some 10 µs and more; of more than
+/// 16 MiB they may write it for a moment after the drop, while it is kept. [`Region::unexpose`] waits for that elsewhere.
 #[doc(alias = "ucp_mem_map")]
+#[doc(alias = "ucp_mem_h")]
 pub struct Region {
     exposed: Option<Arc<Exposed>>,
     table: Arc<RegionTable>,
@@ -285,6 +369,19 @@ impl Region {
         self.exposed
             .as_ref()
             .expect("a region holds its memory until it ends")
+    }
+
+    /// Lets network devices reach it, until it ends.
+    pub(crate) fn reach_by(&self, reach: DeviceReach) {
+        *self.exposed().reach.lock() = Some(reach);
+    }
+
+    /// The keys by which network devices reach it.
+    pub(crate) fn device_keys(&self) -> Vec<DeviceKey> {
+        let reach = self.exposed().reach.lock();
+        reach
+            .as_ref()
+            .map_or_else(Vec::new, |reach| reach.keys.clone())
     }
 
     /// Bytes exposed.
@@ -327,6 +424,56 @@ impl Region {
         self.exposed().write(offset, source)
     }
 
+    /// Exposes it once more, under a key of its own: what is revoked of one does not touch the other. The memory lives as long as either.
+    pub(crate) fn lend(&self, access: Access) -> Result<Self> {
+        let exposed = self.exposed();
+        let buffer = exposed.alias(0, exposed.length)?;
+        self.table
+            .expose_in(buffer, access, exposed.segment.clone())
+    }
+
+    /// Where a part of it begins, for whoever reaches it.
+    pub(crate) fn address_of(&self, offset: usize) -> u64 {
+        let exposed = self.exposed();
+        let start = exposed.device.map_or(exposed.address as u64, |(_, at)| at);
+        start.saturating_add(offset as u64)
+    }
+
+    /// A part of it to send from: see [`Exposed::alias`].
+    pub(crate) fn source(&self, offset: usize, length: usize) -> Result<Buffer> {
+        Ok(self.exposed().alias(offset, length)?.freeze())
+    }
+
+    /// A part of it to receive into: see [`Exposed::alias`].
+    pub(crate) fn target(&self, offset: usize, length: usize) -> Result<BufferMut> {
+        self.exposed().alias(offset, length)
+    }
+
+    /// Nobody begins an access any more, at the first poll; devices of peers when it has resolved.
+    async fn shut_out(&self) {
+        self.table.revoke(self.exposed());
+        let reach = self.exposed().reach.lock().take();
+        if let Some(reach) = reach {
+            // With the memory, which has to outlast it also when this future does not.
+            let end = Ending(reach, self.exposed().clone());
+            match tokio::runtime::Handle::try_current() {
+                Ok(runtime) => {
+                    // Broken off it is dropped all the same.
+                    let _ = runtime.spawn_blocking(move || drop(end)).await;
+                }
+                Err(_) => drop(end),
+            }
+        }
+    }
+
+    /// Ends the exposure, and resolves when no access goes on. The memory stays, for this process alone.
+    pub(crate) async fn revoke(&self) {
+        self.shut_out().await;
+        while !self.table.is_quiet() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
     /// Ends the exposure and gives the memory back once no access goes on.
     ///
     /// # Cancel safety
@@ -334,8 +481,9 @@ impl Region {
     ///
     /// # Completion
     /// Every access that peers began before has ended; later ones fail with `StaleKey`.
+    #[doc(alias = "ucp_mem_unmap")]
     pub async fn unexpose(mut self) -> BufferMut {
-        self.table.revoke(self.exposed());
+        self.shut_out().await;
         loop {
             // The table holds it no longer; what others hold is in flight.
             if self.table.is_quiet()
@@ -371,15 +519,20 @@ impl Drop for Region {
             return;
         }
         self.table.revoke(&exposed);
-        if self.table.is_quiet() {
+        let mut reach = exposed.reach.lock().take();
+        if exposed.length <= AT_ONCE {
+            drop(reach.take());
+        }
+        if reach.is_none() && self.table.is_quiet() {
             return;
         }
-        // A peer is inside this very moment, in a copy of at most one chunk. The memory outlives it on a thread of its own.
+        // A peer is inside this very moment, in a copy of at most one chunk, or devices reach the memory. It outlives that on a thread of its own.
         let table = self.table.clone();
         let kept = std::mem::ManuallyDrop::new(exposed.clone());
         let waiting = std::thread::Builder::new()
             .name("wharf-unexpose".into())
             .spawn(move || {
+                drop(reach);
                 while !table.is_quiet() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -393,6 +546,15 @@ impl Drop for Region {
         }
     }
 }
+
+/// Registrations of so many bytes end within a drop: a millisecond or two. More of them on a thread.
+const AT_ONCE: usize = 16 << 20;
+
+/// The registrations of exposed memory, which end first, and the memory.
+struct Ending(
+    #[allow(dead_code)] DeviceReach,
+    #[allow(dead_code)] Arc<Exposed>,
+);
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -36,6 +36,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::MemoryType,
+    util::tally::Tally,
 };
 
 /// How many times a device runtime appeared in this process.
@@ -48,6 +49,16 @@ pub fn announce_device_runtime() {
     RUNTIMES.fetch_add(1, SeqCst);
 }
 
+/// What a context was asked about the owners of memory; part of [`ContextMetrics`](crate::ContextMetrics).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryTypeMetrics {
+    /// Questions that were answered from memory. While no device runtime is loaded that is all of them.
+    pub hits: u64,
+    /// Questions for which the memory domains were asked.
+    pub asked: u64,
+}
+
 /// The cache of a context, with the domains that it asks.
 #[derive(Debug)]
 pub(crate) struct MemoryTypes {
@@ -57,6 +68,8 @@ pub(crate) struct MemoryTypes {
     /// Tells when host memory goes away, where one can; made for the first question.
     monitor: OnceLock<Option<Arc<dyn MemoryMonitor>>>,
     runtimes: &'static AtomicU64,
+    /// Answers from memory, and questions to the domains.
+    tally: Tally,
     /// Who is asking the domains now; others wait for the answer, which may be theirs.
     asking: Mutex<Option<ThreadId>>,
     answered: Condvar,
@@ -91,6 +104,7 @@ impl MemoryTypes {
             kind,
             monitor: OnceLock::new(),
             runtimes,
+            tally: Tally::default(),
             asking: Mutex::new(None),
             answered: Condvar::new(),
             subscription: None,
@@ -101,6 +115,19 @@ impl MemoryTypes {
         self.domains
             .iter()
             .filter(|domain| domain.is_loaded() && detects(&***domain))
+    }
+
+    /// Allocations that can be remembered.
+    pub(crate) const CAPACITY: u32 = CAPACITY;
+
+    /// Whether there may be memory that is not the host's.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.runtimes.load(Relaxed) != 0
+    }
+
+    pub(crate) fn metrics(&self) -> MemoryTypeMetrics {
+        let (hits, asked) = self.tally.sum();
+        MemoryTypeMetrics { hits, asked }
     }
 
     pub(crate) fn domains(&self) -> &[Arc<dyn MemoryDomain>] {
@@ -144,6 +171,7 @@ impl MemoryTypes {
         }
         self.notice();
         if let Some(known) = self.known(range) {
+            self.tally.add(false);
             return Ok(known);
         }
         let _asking = match self.begin(range) {
@@ -193,6 +221,7 @@ impl MemoryTypes {
     }
 
     fn ask(&self, range: AddressRange) -> Result<MemoryAttributes> {
+        self.tally.add(true);
         let runtimes = self.runtimes.load(SeqCst);
         let events = self.cache.events.count();
         let monitor = self.monitor.get_or_init(|| {

@@ -38,8 +38,15 @@ impl Waiters {
         self.count.load(Ordering::SeqCst) == 0
     }
 
-    /// Leaves a waker, under the key of this waiter. The caller looks at the value after that.
-    pub(crate) fn leave(&self, key: Option<usize>, at_least: u64, waker: &Waker) -> usize {
+    /// Leaves a waker, under the key of this waiter; `mark` says so to whoever raises the value elsewhere. The caller looks at the value after
+    /// that.
+    pub(crate) fn leave(
+        &self,
+        key: Option<usize>,
+        at_least: u64,
+        waker: &Waker,
+        mark: impl FnOnce(),
+    ) -> usize {
         let mut list = self.list.lock();
         let key = match key {
             Some(key) if list.contains(key) => key,
@@ -52,8 +59,10 @@ impl Waiters {
             }
         };
         if let Some(waiter) = list.get_mut(key) {
+            waiter.at_least = at_least;
             waiter.waker.leave(waker);
         }
+        mark();
         key
     }
 
@@ -67,12 +76,20 @@ impl Waiters {
         drop(waker);
     }
 
-    /// The waiter waits no longer.
-    pub(crate) fn remove(&self, key: usize) {
-        let waiter = self.list.lock().try_remove(key);
+    /// The waiter waits no longer; `unmark` takes back the mark when it was the last. Under the same lock as marks, so that it takes back none
+    /// of another's.
+    pub(crate) fn remove(&self, key: usize, unmark: impl FnOnce()) {
+        let mut list = self.list.lock();
+        let waiter = list.try_remove(key);
         if waiter.is_some() {
             self.count.fetch_sub(1, Ordering::SeqCst);
+            if list.is_empty() {
+                unmark();
+            }
         }
+        drop(list);
+        // The waker's drop is not ours: outside the lock.
+        drop(waiter);
     }
 
     /// Takes the wakers of those who waited for `value` or less.
@@ -123,9 +140,13 @@ mod tests {
         let waiters = Waiters::default();
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let waker = Waker::from(count);
-        let one = waiters.leave(None, 1, &waker);
-        let five = waiters.leave(None, 5, &waker);
-        assert_eq!(waiters.leave(Some(one), 1, &waker), one, "kept its place");
+        let one = waiters.leave(None, 1, &waker, || ());
+        let five = waiters.leave(None, 5, &waker, || ());
+        assert_eq!(
+            waiters.leave(Some(one), 1, &waker, || ()),
+            one,
+            "kept its place"
+        );
         let mut wakes = Vec::new();
         waiters.take_reached(0, &mut wakes);
         assert_eq!(wakes.len(), 0);
@@ -135,10 +156,13 @@ mod tests {
         waiters.take(five);
         waiters.take_reached(5, &mut wakes);
         assert_eq!(wakes.len(), 1, "it looks itself");
-        waiters.remove(one);
-        waiters.remove(one);
+        let last = std::cell::Cell::new(false);
+        waiters.remove(one, || last.set(true));
+        waiters.remove(one, || last.set(true));
+        assert!(!last.get(), "five still waits");
         assert!(!waiters.is_empty());
-        waiters.remove(five);
+        waiters.remove(five, || last.set(true));
+        assert!(last.get());
         assert!(waiters.is_empty());
     }
 }

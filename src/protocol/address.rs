@@ -26,6 +26,11 @@ use crate::{
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ucp_worker_get_address")]
+#[doc(alias(
+    "ucp_address_t",
+    "ucp_worker_release_address",
+    "ucp_worker_address_flags_t"
+))]
 pub struct WorkerAddress {
     worker: WorkerId,
     identity: Identity,
@@ -73,6 +78,7 @@ impl WorkerAddress {
 
     /// The worker that it leads to.
     #[must_use]
+    #[doc(alias("ucp_worker_address_query", "ucp_worker_address_attr_t"))]
     pub fn worker(&self) -> WorkerId {
         self.worker
     }

@@ -40,18 +40,25 @@
 //! | `GET_LAYOUT` | operation of the initiator | [`LayoutHeader`], [`StridedForm`] or a list of blocks |
 //! | `PULL` | operation of the peer that has bytes: an announced send or put | [`Pull`]; answered by `FRAGMENT`s, or by `NACK` |
 //! | `PUT_RTS` | operation of the initiator | [`PutRts`], and with 3 a [`Signal`]: the owner pulls the bytes, and says `DONE` or `NACK` |
+//! | `LAYOUT_RTS` | operation of the initiator | [`LayoutHeader`] with 1, or with 3 a [`Signal`], and [`StridedForm`] or a list of blocks: as `PUT_RTS`; part by part, each after the `DONE` of the one before; counts among the requests for blocks that may be unanswered at a time |
 //! | `ROUTE` | operation of the peer that has bytes, or 0 for a region's | [`Route`]; answered by `ROUTED` |
 //! | `ROUTED` | operation of the receiver | a loan, u64, and a descriptor of its memory: ended by `DONE` for the loan; or 0 and the reason why there is none |
+//! | `ASK_KEYS` | operation of the sender | `u64` operation of the receiver: asks for the keys of what was announced; answered by `KEYS`, or by `FRAGMENT`s |
+//! | `KEYS` | operation of the receiver | the keys |
+//! | `WRITE` | operation of the sender | `u64` operation of the receiver, `u64` address, keys: asks for the bytes to be written there; answered by `DONE` when they are, or by `FRAGMENT`s |
 //! | `LAYOUT_DATA` | operation of the initiator | [`LayoutAnswer`], bytes of the blocks |
 //!
 //! Numbers 16 to 19 are those of active messages, 20 to 27 and 36 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts, 37 to 40 of
-//! transfers that the receiver pulls.
+//! transfers that the receiver pulls, 41 to 43 of those by network devices. Keys are a `u64` device and a `u32` key each.
 
 use std::borrow::Cow;
 
-use crate::error::{Error, ErrorKind, Result};
 #[cfg(doc)]
 use crate::protocol::am;
+use crate::{
+    error::{Error, ErrorKind, Result},
+    types::DeviceKey,
+};
 
 pub(crate) const TAG_EAGER: u8 = 1;
 pub(crate) const TAG_EAGER_SYNC: u8 = 2;
@@ -81,9 +88,14 @@ pub(crate) const PULL: u8 = 37;
 pub(crate) const PUT_RTS: u8 = 38;
 pub(crate) const ROUTE: u8 = 39;
 pub(crate) const ROUTED: u8 = 40;
+pub(crate) const ASK_KEYS: u8 = 41;
+pub(crate) const KEYS: u8 = 42;
+pub(crate) const WRITE: u8 = 43;
 
 /// In [`PutRts::last`]: the bytes are in memory that the initiator's host does not reach.
 pub(crate) const OF_DEVICE: u32 = 4;
+/// The same: they may not stop in host memory, so that the way to them is asked for whatever their length.
+pub(crate) const UNSTAGED: u32 = 8;
 pub(crate) const AM_EAGER: u8 = 16;
 pub(crate) const AM_RTS: u8 = 17;
 pub(crate) const AM_CREDIT: u8 = 18;
@@ -91,10 +103,15 @@ pub(crate) const AM_REFUSED: u8 = 19;
 pub(crate) const PUT_LAYOUT: u8 = 32;
 pub(crate) const GET_LAYOUT: u8 = 33;
 pub(crate) const LAYOUT_DATA: u8 = 34;
+pub(crate) const LAYOUT_RTS: u8 = 35;
 
 /// In [`Rts::segment`]: the message is a list of pieces. `address` is that of a table of their addresses and lengths, and
 /// `segment_offset` the number of its entries, 0 when it is not to be read.
 pub(crate) const TABLE: u64 = u64::MAX;
+
+/// In [`Rts::segment`]: network devices of the receiver may read the message at `address`. `segment_offset` is the number of keys behind
+/// the body; 0 when they are to be asked for.
+pub(crate) const REGISTERED: u64 = u64::MAX - 1;
 
 pub(crate) const ATOMIC: u8 = 28;
 pub(crate) const FETCHED: u8 = 29;
@@ -116,6 +133,9 @@ pub(crate) const fn is_answer(id: u8) -> bool {
             | FETCHED
             | STREAM_WINDOW
             | STREAM_TAKEN
+            | ASK_KEYS
+            | KEYS
+            | WRITE
     )
 }
 
@@ -196,6 +216,91 @@ body! {
         segment_offset: u64,
         /// Slot that both ends may count chunks in, or `NONE`.
         slot: u32,
+    }
+}
+
+/// Bytes of a key.
+pub(crate) const KEY: usize = 12;
+
+/// The most keys of one announced message or answer. With two devices a transfer goes over two rails.
+pub(crate) const MAX_KEYS: usize = 2;
+
+/// The first [`MAX_KEYS`] of `keys`, as bytes behind `front`.
+pub(crate) fn with_keys(front: &[u64], keys: &[DeviceKey]) -> ([u8; 16 + MAX_KEYS * KEY], usize) {
+    let mut bytes = [0; 16 + MAX_KEYS * KEY];
+    let mut at = 0;
+    let mut put = |part: &[u8]| {
+        bytes[at..at + part.len()].copy_from_slice(part);
+        at += part.len();
+    };
+    for word in front.iter().take(2) {
+        put(&word.to_le_bytes());
+    }
+    for key in keys.iter().take(MAX_KEYS) {
+        put(&key.device.to_le_bytes());
+        put(&key.key.to_le_bytes());
+    }
+    (bytes, at)
+}
+
+/// Keys that are all of `bytes`.
+pub(crate) fn keys(bytes: &[u8]) -> Result<Vec<DeviceKey>> {
+    let (keys, rest) = bytes.as_chunks::<KEY>();
+    if !rest.is_empty() || keys.len() > MAX_KEYS {
+        return Err(Error::new(ErrorKind::Protocol, "not keys of devices"));
+    }
+    let key = |bytes: &[u8; KEY]| {
+        let (device, key) = bytes.split_first_chunk::<8>()?;
+        Some(DeviceKey {
+            device: u64::from_le_bytes(*device),
+            key: u32::from_le_bytes(key.try_into().ok()?),
+        })
+    };
+    Ok(keys.iter().filter_map(key).collect())
+}
+
+/// A message that was announced: what the sender says of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Announcement {
+    rts: Rts,
+    /// Keys by which this side's network devices may read it.
+    pub(crate) keys: Vec<DeviceKey>,
+}
+
+impl Announcement {
+    /// Reads it from the front of `bytes`, and how long it is.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<(Self, usize)> {
+        let rts = Rts::decode(bytes)?;
+        if rts.segment != REGISTERED {
+            return Ok((rts.into(), Rts::SIZE));
+        }
+        let length = usize::try_from(rts.segment_offset)
+            .ok()
+            .filter(|count| *count <= MAX_KEYS)
+            .map(|count| count * KEY);
+        let end = length.map(|length| Rts::SIZE + length);
+        match end.and_then(|end| Some((bytes.get(Rts::SIZE..end)?, end))) {
+            Some((bytes, end)) => {
+                let keys = keys(bytes)?;
+                Ok((Self { rts, keys }, end))
+            }
+            None => Err(Error::new(ErrorKind::Protocol, "short Rts")),
+        }
+    }
+}
+
+impl From<Rts> for Announcement {
+    fn from(rts: Rts) -> Self {
+        let keys = Vec::new();
+        Self { rts, keys }
+    }
+}
+
+impl std::ops::Deref for Announcement {
+    type Target = Rts;
+
+    fn deref(&self) -> &Rts {
+        &self.rts
     }
 }
 
@@ -314,7 +419,7 @@ body! {
         length: u64,
         /// Slot of the region.
         slot: u32,
-        /// 1, or 3: a [`Signal`] follows; and [`OF_DEVICE`].
+        /// 1, or 3: a [`Signal`] follows; and [`OF_DEVICE`], [`UNSTAGED`].
         last: u32,
     }
 }
@@ -334,6 +439,8 @@ body! {
         slot: u32,
         /// 1: of a region. 0: of an announced operation.
         region: u32,
+        /// CRC-32 of the name of the accelerator that is to copy: another's memory it would not open.
+        accelerator: u32,
     }
 }
 
@@ -516,7 +623,7 @@ mod tests {
         get_request: GetRequest of 28,
         pull: Pull of 24,
         put_rts: PutRts of 32,
-        route: Route of 40,
+        route: Route of 44,
         join: Join of 44,
         atomic: Atomic of 40,
         signal: Signal of 28,

@@ -3,7 +3,7 @@
 use super::wire::{Reader, identity_bytes, malformed, once, open, put_field, required, seal};
 use crate::{
     error::{Error, ErrorKind, Result},
-    types::{Access, Identity, MemoryType},
+    types::{Access, DeviceKey, Identity, MemoryType},
 };
 
 /// The key to memory that another worker exposes; opaque bytes to programs, who pass it on by any means.
@@ -14,6 +14,12 @@ use crate::{
 /// could reach. Memory that is exposed no longer answers `StaleKey` either way.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[doc(alias("ucp_rkey_h", "ucp_rkey_pack"))]
+#[doc(alias(
+    "ucp_memh_pack",
+    "ucp_rkey_buffer_release",
+    "ucp_memh_buffer_release",
+    "ucp_memh_buffer_release_params_t"
+))]
 pub struct Descriptor {
     identity: Identity,
     memory_type: MemoryType,
@@ -22,6 +28,7 @@ pub struct Descriptor {
     length: u64,
     key: RegionKey,
     shm: Option<ShmRoute>,
+    devices: Vec<DeviceKey>,
 }
 
 /// The owner's name for an exposed region: a place in its table, and how often that place was used before.
@@ -64,6 +71,7 @@ impl Descriptor {
             length,
             key,
             shm,
+            devices: Vec::new(),
         };
         if descriptor.is_possible() {
             Ok(descriptor)
@@ -79,6 +87,12 @@ impl Descriptor {
     #[must_use]
     pub fn memory_type(&self) -> MemoryType {
         self.memory_type
+    }
+
+    /// With the keys by which network devices reach the memory; those of the first [`MAX_DEVICES`] devices.
+    pub(crate) fn with_devices(mut self, keys: &[DeviceKey]) -> Self {
+        self.devices = keys[..keys.len().min(MAX_DEVICES)].to_vec();
+        self
     }
 
     /// What the owner allows.
@@ -116,6 +130,11 @@ impl Descriptor {
         self.shm
     }
 
+    /// The keys by which the owner's network devices reach the memory.
+    pub(crate) fn devices(&self) -> &[DeviceKey] {
+        &self.devices
+    }
+
     /// The descriptor as bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -144,6 +163,14 @@ impl Descriptor {
             route.extend_from_slice(&shm.segment_length.to_le_bytes());
             put_field(&mut fields, field::SHM, &route);
         }
+        if !self.devices.is_empty() {
+            let mut route = Vec::with_capacity(self.devices.len() * 12);
+            for key in &self.devices {
+                route.extend_from_slice(&key.device.to_le_bytes());
+                route.extend_from_slice(&key.key.to_le_bytes());
+            }
+            put_field(&mut fields, field::DEVICES, &route);
+        }
         seal(MAGIC, VERSION, &fields)
     }
 
@@ -156,6 +183,7 @@ impl Descriptor {
         let mut reader = open(MAGIC, VERSION, "descriptor", bytes)?;
         let (mut identity, mut memory_type) = (None, None);
         let (mut access, mut region, mut shm) = (None, None, None);
+        let mut devices = None;
         while let Some((id, body)) = reader.field()? {
             match id {
                 field::IDENTITY => once(&mut identity, body.whole(Reader::identity)?)?,
@@ -167,6 +195,7 @@ impl Descriptor {
                 )?,
                 field::REGION => once(&mut region, body.whole(read_region)?)?,
                 field::SHM => once(&mut shm, body.whole(read_shm)?)?,
+                field::DEVICES => once(&mut devices, body.whole(read_devices)?)?,
                 _ => {}
             }
         }
@@ -179,6 +208,7 @@ impl Descriptor {
             length,
             key,
             shm,
+            devices: devices.unwrap_or_default(),
         };
         if descriptor.is_possible() {
             Ok(descriptor)
@@ -259,6 +289,21 @@ fn read_shm(reader: &mut Reader<'_>) -> Result<ShmRoute> {
     })
 }
 
+/// All of them; of more than [`MAX_DEVICES`], which another version may name, the first.
+fn read_devices(reader: &mut Reader<'_>) -> Result<Vec<DeviceKey>> {
+    let mut devices = Vec::new();
+    while !reader.is_empty() {
+        let (device, key) = (reader.u64()?, reader.u32()?);
+        if devices.len() < MAX_DEVICES {
+            devices.push(DeviceKey { device, key });
+        }
+    }
+    Ok(devices)
+}
+
+/// The most devices that are named.
+const MAX_DEVICES: usize = 8;
+
 const MAGIC: [u8; 4] = *b"WHDK";
 const VERSION: u16 = 1;
 
@@ -268,6 +313,7 @@ mod field {
     pub(super) const ACCESS: u16 = 4;
     pub(super) const REGION: u16 = 5;
     pub(super) const SHM: u16 = 6;
+    pub(super) const DEVICES: u16 = 7;
 }
 
 #[cfg(test)]
@@ -282,11 +328,12 @@ mod tests {
     prop_compose! {
         fn descriptors()(
             identity in identities(),
-            access in 0u8..4,
+            access in 0u8..8,
             length in prop_oneof![0u64..1 << 40, any::<u64>()],
             slot in any::<u32>(),
             generation in any::<u64>(),
             segment in prop::option::of(any::<u64>()),
+            devices in prop::collection::vec((any::<u64>(), any::<u32>()), 0..9),
         )(
             address in 0..=u64::MAX - length,
             offset in 0..=u64::MAX - length,
@@ -295,10 +342,12 @@ mod tests {
             length in Just(length),
             key in Just(RegionKey { slot, generation }),
             segment in Just(segment),
+            devices in Just(devices),
         ) -> Descriptor {
             let shm = segment.map(|segment| ShmRoute { segment, offset, segment_length: offset + length });
             let access = Access::from_bits_truncate(access);
-            Descriptor::new(identity, MemoryType::Host, access, address, length, key, shm).unwrap()
+            let devices: Vec<_> = devices.into_iter().map(|(device, key)| DeviceKey { device, key }).collect();
+            Descriptor::new(identity, MemoryType::Host, access, address, length, key, shm).unwrap().with_devices(&devices)
         }
     }
 

@@ -132,6 +132,20 @@ impl Strided {
         (total <= isize::MAX as u64).then_some((total, end))
     }
 
+    /// The same bytes in the same order, in blocks as long as they can be.
+    fn joined(mut self) -> Self {
+        for _ in 0..self.dims.len() {
+            let [a, b, c] = self.dims;
+            if a.count != 1 && a.stride != self.block {
+                break;
+            }
+            // No more than the stream, whose bytes were counted.
+            self.block = self.block.saturating_mul(a.count);
+            self.dims = [b, c, Dim::ONCE];
+        }
+        self
+    }
+
     /// Moved by `offset` towards the end of the region.
     pub(crate) fn shifted(mut self, offset: u64) -> Self {
         // Checked by the owner, against its own bounds.
@@ -464,6 +478,73 @@ impl Strided {
     }
 }
 
+/// A part of a layout's stream that is read or written in any order. Blocks that follow each other are one.
+#[derive(Debug)]
+pub(crate) struct Places {
+    shape: Shape,
+    /// Where in the stream of loops the part begins.
+    base: u64,
+    /// Ends of the blocks of a list, in its stream.
+    ends: Vec<u64>,
+}
+
+impl Places {
+    /// What lies behind `position` in the stream of loops; a list is as long as the part.
+    pub(crate) fn new(shape: Shape, position: u64) -> Self {
+        let indexed = match shape {
+            Shape::Strided(strided) => {
+                return Self {
+                    shape: Shape::Strided(strided.joined()),
+                    base: position,
+                    ends: Vec::new(),
+                };
+            }
+            Shape::Indexed(indexed) => indexed,
+        };
+        let (mut blocks, mut ends): (Vec<Block>, Vec<u64>) = (Vec::new(), Vec::new());
+        let mut total = 0_u64;
+        for block in indexed.blocks.as_slice() {
+            if block.len == 0 {
+                continue;
+            }
+            total = total.saturating_add(block.len as u64);
+            match (blocks.last_mut(), ends.last_mut()) {
+                (Some(last), Some(end))
+                    if last.offset.checked_add(last.len) == Some(block.offset) =>
+                {
+                    last.len += block.len;
+                    *end = total;
+                }
+                _ => {
+                    blocks.push(*block);
+                    ends.push(total);
+                }
+            }
+        }
+        Self {
+            shape: Shape::Indexed(Indexed::trusted(blocks, total)),
+            base: 0,
+            ends,
+        }
+    }
+
+    /// Offset of the byte at `position` in the part, and the bytes that follow in one run. `None` behind the end.
+    pub(crate) fn run(&self, position: u64) -> Option<(u64, u64)> {
+        match &self.shape {
+            Shape::Strided(strided) => {
+                let cursor = strided.seek(self.base.checked_add(position)?);
+                self.shape.run(&cursor)
+            }
+            Shape::Indexed(indexed) => {
+                let index = self.ends.partition_point(|end| *end <= position);
+                let block = indexed.blocks.as_slice().get(index)?;
+                let left = self.ends.get(index)? - position;
+                Some(((block.offset + block.len) as u64 - left, left))
+            }
+        }
+    }
+}
+
 /// Bytes of a block in a list on the wire: `u64` offset, `u32` length.
 pub(crate) const BLOCK: usize = 12;
 
@@ -569,6 +650,71 @@ mod tests {
             }
             prop_assert_eq!(shape.run(&strided.seek(position)), shape.run(&cursor));
         }
+    }
+
+    /// Offsets of all bytes, by walking and by places.
+    fn offsets(runs: impl Iterator<Item = (u64, u64)>) -> Vec<u64> {
+        runs.flat_map(|(offset, length)| offset..offset + length)
+            .collect()
+    }
+
+    fn by_places(places: &Places, total: u64) -> Vec<u64> {
+        let mut found = Vec::new();
+        while (found.len() as u64) < total {
+            let (offset, length) = places.run(found.len() as u64).unwrap();
+            // From the middle of a run, what is left of it.
+            let middle = found.len() as u64 + length / 2;
+            let wanted = (offset + length / 2, length - length / 2);
+            assert_eq!(places.run(middle), Some(wanted));
+            found.extend(offset..(offset + length).min(offset + total - found.len() as u64));
+        }
+        assert_eq!(places.run(total), None);
+        found
+    }
+
+    proptest! {
+        #[test]
+        fn places_of_loops_are_those_of_a_walk(strided in dims(), joins in any::<bool>(), from in 0..1000_u64) {
+            let mut strided = strided;
+            if joins {
+                strided.dims[0].stride = strided.block;
+                strided.dims[1].stride = strided.block * strided.dims[0].count;
+            }
+            let (total, _) = strided.extent().unwrap();
+            let position = from * (total - 1) / 1000;
+            let wanted = offsets(runs(&Shape::Strided(strided)).into_iter());
+            let places = Places::new(Shape::Strided(strided), position);
+            prop_assert_eq!(&by_places(&places, total - position)[..], &wanted[position as usize..]);
+            if joins {
+                let rows = strided.dims[2].count;
+                // Or more, where the rows follow each other as well.
+                prop_assert!(places.run(0).unwrap().1 >= (total / rows) - position % (total / rows));
+            }
+        }
+
+        #[test]
+        fn places_of_lists_are_those_of_a_walk(list in proptest::collection::vec((0..50_usize, 0..9_usize), 0..30)) {
+            let blocks: Vec<_> = list.iter().map(|(offset, len)| Block { offset: *offset, len: *len }).collect();
+            let total = blocks.iter().map(|block| block.len as u64).sum();
+            let shape = Shape::Indexed(Indexed::trusted(blocks, total));
+            let wanted = offsets(runs(&shape).into_iter());
+            prop_assert_eq!(by_places(&Places::new(shape, 0), total), wanted);
+        }
+    }
+
+    #[test]
+    fn neighbours_are_one_run() {
+        let block = |offset, len| Block { offset, len };
+        let blocks = vec![
+            block(4, 4),
+            block(0, 0),
+            block(8, 2),
+            block(10, 1),
+            block(0, 4),
+        ];
+        let places = Places::new(Shape::Indexed(Indexed::trusted(blocks, 11)), 0);
+        assert_eq!(places.run(0), Some((4, 7)));
+        assert_eq!(places.run(7), Some((0, 4)));
     }
 
     #[test]

@@ -15,6 +15,7 @@
 //! | [`layout`] | which bytes of a region a put or get touches: blocks, loops over them, and a place in their stream |
 //! | [`hello`] | the handshake of a new connection and its proofs of the shared secret |
 //! | [`address`], [`descriptor`] | what programs pass to each other by other means: where a worker is, what memory it exposes |
+//! | [`registered`] | the same memory within a communicator: whose it is, and until when |
 //! | [`wire`] | the parts these are made of: reader, fields, sealed envelope |
 //!
 //! Everything on the wire is little-endian. What comes from outside is parsed without trusting a length and without a
@@ -31,6 +32,8 @@ pub(crate) mod descriptor;
 pub(crate) mod hello;
 pub(crate) mod layout;
 pub(crate) mod matching;
+pub(crate) mod offer;
+pub(crate) mod registered;
 pub(crate) mod stream;
 pub(crate) mod thresholds;
 pub(crate) mod wire;

@@ -93,6 +93,11 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
+    /// All that is left.
+    pub(crate) const fn rest(self) -> &'a [u8] {
+        self.0
+    }
+
     /// All that is left, as a name.
     pub(crate) fn name(self) -> Result<Vec<u8>> {
         if self.0.len() > MAX_NAME {

@@ -17,4 +17,5 @@ pub(crate) mod pidfd;
 pub(crate) mod process;
 pub(crate) mod process_vm;
 pub(crate) mod timerfd;
+pub(crate) mod topology;
 pub(crate) mod userfaultfd;

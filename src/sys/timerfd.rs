@@ -3,7 +3,7 @@
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::sys::{
@@ -15,7 +15,8 @@ use nix::sys::{
 #[derive(Debug)]
 pub(crate) struct TimerFd {
     timer: NixTimerFd,
-    on: bool,
+    /// On, and when it rings.
+    due: Option<Instant>,
 }
 
 impl TimerFd {
@@ -27,7 +28,7 @@ impl TimerFd {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         Ok(Self {
             timer: NixTimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?,
-            on: false,
+            due: None,
         })
     }
 
@@ -36,19 +37,26 @@ impl TimerFd {
     /// # Errors
     /// None that a timer of this process has; what the kernel said.
     pub(crate) fn start(&mut self, time: Duration) -> io::Result<()> {
-        let time = TimeSpec::from(time.max(Duration::from_nanos(1)));
-        self.timer
-            .set(Expiration::OneShot(time), TimerSetTimeFlags::empty())?;
-        self.on = true;
+        let time = time.max(Duration::from_nanos(1));
+        // Before, so that it has passed when the timer rings.
+        let due = Instant::now() + time;
+        self.timer.set(
+            Expiration::OneShot(TimeSpec::from(time)),
+            TimerSetTimeFlags::empty(),
+        )?;
+        self.due = Some(due);
         Ok(())
     }
 
-    /// Turns it off. No system call when it is.
-    pub(crate) fn stop(&mut self) {
-        if std::mem::take(&mut self.on) {
-            // It can only ring once more then.
-            let _ = self.timer.unset();
-        }
+    /// Turns it off: it does not ring any more, and what it has rung is not to be seen. Whether its time had come. No system call when it is off.
+    #[must_use]
+    pub(crate) fn stop(&mut self) -> bool {
+        let Some(due) = self.due.take() else {
+            return false;
+        };
+        // It can only ring once more then.
+        let _ = self.timer.unset();
+        Instant::now() >= due
     }
 }
 
@@ -83,9 +91,13 @@ mod tests {
         assert!(rings(&timer, 10_000));
         timer.start(Duration::from_secs(1000)).expect("starts");
         assert!(!rings(&timer, 0), "starting takes back what it had rung");
-        timer.start(Duration::from_millis(1)).expect("starts");
-        timer.stop();
+        timer.start(Duration::from_secs(1000)).expect("starts");
+        assert!(!timer.stop(), "its time had not come");
         assert!(!rings(&timer, 20));
-        timer.stop();
+        assert!(!timer.stop(), "it was off");
+        timer.start(Duration::from_millis(1)).expect("starts");
+        assert!(rings(&timer, 10_000));
+        assert!(timer.stop(), "its time had come");
+        assert!(!rings(&timer, 0));
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, OnceLock},
 };
 
 use tokio::{
@@ -32,13 +33,33 @@ pub struct Channel {
     partial_fds: Vec<OwnedFd>,
     /// Whether a send was cut short, so that the peer would take the next message for the rest of it.
     send_torn: bool,
+    /// Both ends know that what was being set up over it cannot be, and nothing of that is left in it.
+    given_up: bool,
 }
 
 #[derive(Debug)]
 enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
+    /// Carried over an RDMA connection by a task at the other end of the socket.
+    Rdma(UnixStream, Ending),
     Taken,
+}
+
+/// Why a channel over RDMA ended, for who reads from its socket that it has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ending(Arc<OnceLock<Error>>);
+
+impl Ending {
+    /// Before the socket is closed. The first is kept.
+    pub(crate) fn set(&self, error: Error) {
+        let _ = self.0.set(error);
+    }
+
+    /// What was set.
+    pub(crate) fn error(&self) -> Option<Error> {
+        self.0.get().map(Error::duplicate)
+    }
 }
 
 /// Who is at the other end of a Unix channel, as the kernel recorded it when the two were connected.
@@ -75,6 +96,11 @@ impl Channel {
         Self::new(Socket::Unix(stream), peer_name)
     }
 
+    /// A channel over an RDMA connection, by the socket of the task that carries it. Passes no descriptors.
+    pub(crate) fn rdma(stream: UnixStream, peer_name: String, ending: Ending) -> Self {
+        Self::new(Socket::Rdma(stream, ending), peer_name)
+    }
+
     fn new(socket: Socket, peer_name: String) -> Self {
         Self {
             socket,
@@ -82,13 +108,30 @@ impl Channel {
             partial: Vec::new(),
             partial_fds: Vec::new(),
             send_torn: false,
+            given_up: false,
         }
+    }
+
+    /// What was being set up cannot be, as both ends know; they are between messages, and may set up something else.
+    pub(crate) fn give_up(&mut self) {
+        self.given_up = true;
+    }
+
+    /// Whether that was so, once.
+    pub(crate) fn was_given_up(&mut self) -> bool {
+        std::mem::take(&mut self.given_up)
     }
 
     /// Whether descriptors can go with messages.
     #[must_use]
     pub fn passes_fds(&self) -> bool {
         matches!(self.socket, Socket::Unix(_))
+    }
+
+    /// Whether it is a TCP connection, which a link may take ([`Channel::take_tcp`]).
+    #[must_use]
+    pub fn is_tcp(&self) -> bool {
+        matches!(self.socket, Socket::Tcp(_))
     }
 
     /// The peer's name for errors: its address, or its process and user.
@@ -112,14 +155,14 @@ impl Channel {
     pub(crate) fn unix_fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.socket {
             Socket::Unix(stream) => Some(stream.as_fd()),
-            Socket::Tcp(_) | Socket::Taken => None,
+            Socket::Tcp(_) | Socket::Rdma(..) | Socket::Taken => None,
         }
     }
 
     /// Sends one message with at most 8 descriptors.
     ///
     /// # Errors
-    /// `InvalidArgument` for a message that is too long or too many descriptors, `Unsupported` for descriptors over TCP,
+    /// `InvalidArgument` for a message that is too long or too many descriptors, `Unsupported` for descriptors over TCP or RDMA,
     /// `Closed` when the socket was taken, `ConnectionReset` when the peer is gone.
     pub async fn send(&mut self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let length = u32::try_from(message.len())
@@ -137,10 +180,10 @@ impl Channel {
                 "too many file descriptors for one control message",
             ));
         }
-        if !fds.is_empty() && matches!(self.socket, Socket::Tcp(_)) {
+        if !fds.is_empty() && matches!(self.socket, Socket::Tcp(_) | Socket::Rdma(..)) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                "file descriptors cannot go over TCP",
+                "file descriptors cannot go to another host",
             ));
         }
         if self.send_torn {
@@ -162,7 +205,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives one message with the descriptors that came with it (none over TCP).
+    /// Receives one message with the descriptors that came with it (none over TCP and RDMA).
     ///
     /// # Errors
     /// `ConnectionReset` when the peer hung up, `Protocol` when what came is no message, `Closed` when the socket was
@@ -203,6 +246,11 @@ impl Channel {
         let (count, fds) =
             result.map_err(|error| self.lost("receiving a control message", error))?;
         if count == 0 {
+            if let Socket::Rdma(_, ending) = &self.socket
+                && let Some(error) = ending.error()
+            {
+                return Err(error.with_peer(&self.peer_name));
+            }
             return Err(Error::new(
                 ErrorKind::ConnectionReset,
                 "the peer hung up while the connection was being set up",
@@ -252,6 +300,23 @@ impl Channel {
         }
     }
 
+    /// Takes the socket, whatever it is: a stream of bytes whose end tells that the peer is gone. As [`Channel::take_tcp`] does.
+    ///
+    /// That of a channel over RDMA is a Unix socket to the task that carries the bytes: its end tells of the connection's end, of its
+    /// device's, and of the peer's.
+    ///
+    /// # Errors
+    /// `Closed` when it was taken before, `InvalidArgument` in the middle of a message.
+    pub fn take_stream(&mut self) -> Result<OwnedFd> {
+        self.check_idle()?;
+        let taken = match std::mem::replace(&mut self.socket, Socket::Taken) {
+            Socket::Tcp(stream) => stream.into_std().map(OwnedFd::from),
+            Socket::Unix(stream) | Socket::Rdma(stream, _) => stream.into_std().map(OwnedFd::from),
+            Socket::Taken => return Err(taken()),
+        };
+        taken.map_err(|error| self.lost("taking the channel's socket", error))
+    }
+
     fn check_idle(&self) -> Result<()> {
         if self.partial.is_empty() && !self.send_torn {
             return Ok(());
@@ -266,7 +331,7 @@ impl Channel {
     fn not_a(&self, what: &str) -> Error {
         match self.socket {
             Socket::Taken => taken(),
-            Socket::Tcp(_) | Socket::Unix(_) => Error::new(
+            Socket::Tcp(_) | Socket::Unix(_) | Socket::Rdma(..) => Error::new(
                 ErrorKind::Unsupported,
                 format!("the channel is not a {what}"),
             ),
@@ -275,6 +340,11 @@ impl Channel {
 
     #[cold]
     fn lost(&self, doing: &'static str, error: io::Error) -> Error {
+        if let Socket::Rdma(_, ending) = &self.socket
+            && let Some(error) = ending.error()
+        {
+            return error.with_peer(&self.peer_name);
+        }
         match (&self.socket, error.kind()) {
             (Socket::Taken, _) => taken(),
             // Descriptors beyond what is allowed, and all of them closed.
@@ -319,6 +389,7 @@ impl Socket {
         while !bytes.is_empty() {
             let tried = match self {
                 Self::Tcp(stream) => stream.try_write(bytes),
+                Self::Rdma(stream, _) => stream.try_write(bytes),
                 Self::Unix(stream) => stream.try_io(Interest::WRITABLE, || {
                     fd_passing::send(stream.as_fd(), bytes, fds)
                 }),
@@ -332,7 +403,7 @@ impl Socket {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => match self {
                     Self::Tcp(stream) => stream.writable().await?,
-                    Self::Unix(stream) => stream.writable().await?,
+                    Self::Unix(stream) | Self::Rdma(stream, _) => stream.writable().await?,
                     Self::Taken => {}
                 },
                 Err(error) => return Err(error),
@@ -346,6 +417,7 @@ impl Socket {
         loop {
             let tried = match self {
                 Self::Tcp(stream) => stream.try_read(bytes).map(|count| (count, Vec::new())),
+                Self::Rdma(stream, _) => stream.try_read(bytes).map(|count| (count, Vec::new())),
                 Self::Unix(stream) => stream.try_io(Interest::READABLE, || {
                     fd_passing::recv(stream.as_fd(), bytes)
                 }),
@@ -354,7 +426,7 @@ impl Socket {
             match tried {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => match self {
                     Self::Tcp(stream) => stream.readable().await?,
-                    Self::Unix(stream) => stream.readable().await?,
+                    Self::Unix(stream) | Self::Rdma(stream, _) => stream.readable().await?,
                     Self::Taken => {}
                 },
                 other => return other,

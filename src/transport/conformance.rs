@@ -16,7 +16,7 @@ use mio::{Events, Interest, Poll, Token, unix::SourceFd};
 
 use super::{
     Connected, Connector, Interface, Link, Opened, PeerInfo, Place, RawSlice, Registry, Role,
-    SendError, Sink, Transport, Zcopy, channel::Channel, loopback::Loopback, shm, tcp,
+    SendError, Sink, Transport, Zcopy, channel::Channel, loopback::Loopback, shm, tcp, verbs,
 };
 use std::os::fd::AsRawFd;
 
@@ -951,3 +951,18 @@ const SHM_WITHOUT_PIDFD: Subject = Subject {
     channel: SHM.channel,
 };
 conformance!(over_shm_without_pidfd, super::SHM_WITHOUT_PIDFD);
+
+/// Over the emulated devices, which stand beside the test's executable, or over those of the virtual machine.
+const RC_VERBS: Subject = Subject {
+    transport: || {
+        let program = std::env::current_exe().unwrap();
+        let emulated = std::env::var_os("RDMA_VM").is_none();
+        let options = verbs::RcOptions {
+            library: emulated.then(|| program.with_file_name("libwharf_emulated_verbs.so")),
+            ..verbs::RcOptions::default()
+        };
+        Box::new(verbs::RcVerbs::new(options))
+    },
+    channel: TCP.channel,
+};
+conformance!(over_rc_verbs, super::RC_VERBS);

@@ -27,7 +27,11 @@ use async_trait::async_trait;
 
 use crate::{
     error::{Error, Result},
-    transport::channel::Channel,
+    transport::{
+        DeviceInfo,
+        channel::Channel,
+        one_sided::{DeviceWays, OneSided, RemoteMemory},
+    },
     types::{Identity, LinkId},
 };
 
@@ -58,6 +62,25 @@ pub trait Transport: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// What the system said.
     fn open(&self) -> Result<Opened>;
+    /// What it has on this machine, used or not: its devices, with their place. May block.
+    ///
+    /// # Errors
+    /// What the system or a library said.
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(Vec::new())
+    }
+    /// What else there is to say of it, in one line, such as what it could have and has not. May load libraries.
+    fn note(&self) -> Option<String> {
+        None
+    }
+    /// Whether [`Transport::remote_memory`] may have something.
+    fn is_one_sided(&self) -> bool {
+        false
+    }
+    /// Registers memory for one-sided operations over this transport; `None` where it has none, or no device can be opened. May block.
+    fn remote_memory(&self) -> Option<Arc<dyn RemoteMemory>> {
+        None
+    }
 }
 
 /// The two faces of an opened transport.
@@ -209,6 +232,16 @@ pub trait Link: Send + fmt::Debug {
         None
     }
 
+    /// One-sided operations over this link; `None` where it has none.
+    fn one_sided(&mut self) -> Option<&mut dyn OneSided> {
+        None
+    }
+
+    /// How its devices do one-sided operations, for people; `None` where the transport has none.
+    fn device_ways(&self) -> Option<DeviceWays> {
+        None
+    }
+
     /// Gives the peer a memory segment of `length` bytes: it gets a descriptor of its own by [`Sink::shared`]. Not ordered with
     /// messages: a message that names the segment may arrive before it.
     ///
@@ -281,6 +314,20 @@ pub trait Sink {
 
     /// A pending zero-copy send is complete; its memory is free.
     fn sent(&mut self, from: LinkId, token: u64);
+
+    /// A pending one-sided operation was not done: the peer's device refused it (`StaleKey`, `AccessDenied`), or its rail failed with it. Its
+    /// local memory is free; of a put any part may have arrived. The link goes on, unless messages went over that rail too: then
+    /// [`Sink::failed`] follows. What else was under way on the rail is refused with it (`ConnectionReset`), and nobody knows whether an atomic
+    /// among that was done. The rail is not made anew.
+    fn refused(&mut self, from: LinkId, token: u64, error: Error) {
+        let _ = error;
+        self.sent(from, token);
+    }
+
+    /// What a short get or an atomic brought. `data` is valid during the call.
+    fn fetched(&mut self, from: LinkId, token: u64, data: &[u8]) {
+        let _ = (from, token, data);
+    }
 
     /// A link that had said [`SendError::Full`] has room again: the worker calls [`Link::flush`] and retries.
     fn writable(&mut self, from: LinkId);

@@ -11,10 +11,18 @@ pub(crate) mod cma;
 mod conformance;
 pub mod contract;
 pub mod cuda;
+pub mod gaudi;
+mod inventory;
 pub(crate) mod loopback;
+pub mod one_sided;
+pub(crate) mod rdmacm;
 pub(crate) mod registry;
+pub mod rocm;
 pub mod shm;
 pub(crate) mod tcp;
+pub(crate) mod verbs;
 
 pub use accelerator::*;
 pub use contract::*;
+pub use inventory::DeviceInfo;
+pub use one_sided::*;

@@ -5,6 +5,7 @@
 
 mod access;
 mod atomic;
+mod device_key;
 mod identity;
 mod ids;
 mod memory_type;
@@ -15,6 +16,7 @@ pub use access::Access;
 pub use atomic::AtomicWord;
 pub(crate) use atomic::sealed::Sealed as AtomicNarrow;
 pub(crate) use atomic::{AtomicOp, AtomicRequest, Width};
+pub use device_key::DeviceKey;
 pub use identity::Identity;
 pub(crate) use ids::OpKey;
 pub use ids::{AmId, EndpointId, LinkId, WorkerId};

@@ -1,9 +1,10 @@
 //! Small tools without a subject of their own.
 //!
-//! Comes in: nothing. Goes out: the atomics and cells that lock-free code uses, the places that wakers wait in. Uses no other room.
+//! Comes in: nothing. Goes out: the atomics and cells that lock-free code uses, the places that wakers wait in, counts. Uses no other room.
 //! Tests: the models of the rooms that use them.
 
 pub(crate) mod copy;
 pub(crate) mod loom;
+pub(crate) mod tally;
 pub(crate) mod waiters;
 pub(crate) mod waker_slot;

@@ -11,6 +11,7 @@ use crate::{
     error::{Error, ErrorKind},
     memory::Buffer,
     protocol::{am, control},
+    trace,
     transport::{LinkAttributes, MAX_PREFIX, SendError},
     types::{AmId, LinkId, OpKey},
     worker::{
@@ -196,6 +197,7 @@ pub(crate) fn try_am(
     }
     out.credits -= 1;
     peer.eager_out += eager_cost(length);
+    trace::operation("active message send", length, "eager");
     Ok(())
 }
 
@@ -211,9 +213,12 @@ pub(crate) fn refused() -> Error {
 
 impl Core {
     /// Enters a send into the table; it leaves when it has a credit.
-    pub(crate) fn am_enter(&mut self, link: LinkId, send: Send) -> OpKey {
+    pub(crate) fn am_enter(&mut self, link: LinkId, send: Send, unstaged: bool) -> OpKey {
         let id = am::id(send.tag.0);
         let key = self.operations.insert(Some(link), false, Work::Send(send));
+        if unstaged && let Some(entry) = self.operations.get(key) {
+            entry.unstaged = true;
+        }
         if let Some(peer) = self.peer(link) {
             peer.posted += 1;
             peer.am.outbound(id).waiting.push_back(key);

@@ -4,21 +4,85 @@
 //! A mapped word is touched between `Pair::enter` and `Pair::leave`, with a look at the region's generation between, as in `rma`.
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+
 use crate::{
     error::{Error, ErrorKind, Result},
-    memory::atomic::execute,
+    memory::atomic::{COUNTER_SIZE, execute, raise},
     protocol::{atomic, control},
+    sys::memfd::Mapping,
     transport::shm::Pair,
     types::{Access, AtomicRequest, LinkId, OpKey},
     worker::{
         core::Core,
-        operations::{self, Outcome, Work},
+        operations::{self, DeviceWord, Outcome, Work},
         peer::at,
         rma::{Target, stale},
     },
 };
 
+/// The error of an atomic operation that no device does.
+#[cold]
+pub(super) fn no_atomics() -> Error {
+    let text = "the region was exposed for atomics of network devices, and this connection has none that reaches it";
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// A counter of a peer that is mapped here. Unlike other exposed memory it never becomes something else: its segment is freed with it, and what comes
+/// late goes into pages that only this mapping has. So it is raised without [`Pair::enter`].
+pub(crate) struct MappedCounter {
+    word: *mut u8,
+    _mapping: Arc<Mapping>,
+    pair: Arc<Pair>,
+    region: (u32, u64),
+}
+
+// SAFETY: `word` points into the mapping, which is kept, and is used by atomics alone.
+unsafe impl Send for MappedCounter {}
+// SAFETY: as above.
+unsafe impl Sync for MappedCounter {}
+
+impl MappedCounter {
+    /// Raises it; whether somebody sleeps there, whom only a message wakes. `None`: it is there no more, or the connection is over.
+    #[inline]
+    pub(crate) fn raise(&self, add: u64) -> Option<bool> {
+        let (slot, generation) = self.region;
+        if self.pair.peer_generation(slot) != generation || self.pair.is_over() {
+            return None;
+        }
+        // SAFETY: aligned, and checked against the mapping, which is kept.
+        Some(unsafe { raise(self.word, add) })
+    }
+}
+
 impl Core {
+    /// A network device, or the peer's, did not do an atomic operation.
+    pub(super) fn atomic_refused(&mut self, key: OpKey, error: Error) {
+        let error = match error.kind() {
+            // This side has checked the range and the rights.
+            ErrorKind::AccessDenied => stale().with_source(error),
+            _ => error,
+        };
+        self.fail_operation(key, error);
+    }
+
+    /// Enters an atomic operation for a network device, to be submitted.
+    pub(crate) fn enter_device_atomic(
+        &mut self,
+        link: LinkId,
+        word: DeviceWord,
+        fetch: bool,
+    ) -> OpKey {
+        let work = operations::Atomic {
+            message: None,
+            fetch,
+            sent: false,
+            device: Some(word),
+        };
+        self.operations
+            .insert(Some(link), false, Work::Atomic(work))
+    }
+
     /// Does an atomic operation at once. `None`: the word is not mapped here.
     #[inline]
     pub(crate) fn atomic_now(
@@ -27,25 +91,69 @@ impl Core {
         target: &Target,
         request: &AtomicRequest,
     ) -> Option<Result<u64>> {
+        self.within_mapping(link, target, request.width.bytes(), |word| {
+            // SAFETY: aligned, and checked against the mapping by `mapped_at`; other processes use such words by atomics as well.
+            unsafe { execute(word, request) }
+        })
+    }
+
+    /// Raises a counter at once. `None`: it is not mapped here; else whether somebody sleeps there, whom only a message wakes.
+    #[inline]
+    pub(crate) fn raise_now(
+        &mut self,
+        link: LinkId,
+        target: &Target,
+        add: u64,
+    ) -> Option<Result<bool>> {
+        self.within_mapping(link, target, COUNTER_SIZE, |word| {
+            // SAFETY: as in `atomic_now`, for both words.
+            unsafe { raise(word, add) }
+        })
+    }
+
+    /// A peer's counter, to be raised without the worker, if it is mapped here.
+    pub(crate) fn mapped_counter(
+        &mut self,
+        link: LinkId,
+        target: &Target,
+    ) -> Option<MappedCounter> {
+        let word = self.within_mapping(link, target, COUNTER_SIZE, |word| word)?;
+        let word = word.ok()?;
+        let one_copy = at(&mut self.peers, link)?.one_copy.as_ref()?;
+        Some(MappedCounter {
+            word,
+            _mapping: one_copy.mapping(target.segment)?.clone(),
+            pair: one_copy.pair.clone(),
+            region: (target.slot, target.generation),
+        })
+    }
+
+    /// Does something with `length` bytes that are mapped here and exposed there, and begin at a multiple of their length, or of eight.
+    #[inline]
+    pub(crate) fn within_mapping<R>(
+        &mut self,
+        link: LinkId,
+        target: &Target,
+        length: usize,
+        act: impl FnOnce(*mut u8) -> R,
+    ) -> Option<Result<R>> {
         let peer = at(&mut self.peers, link)?;
         let one_copy = peer.one_copy.as_ref()?;
         if target.slot as usize >= Pair::GENERATIONS || target.segment == 0 {
             return None;
         }
-        let width = request.width.bytes();
-        let Some(word) = one_copy.mapped_at(target, width) else {
+        let Some(word) = one_copy.mapped_at(target, length) else {
             // Later operations find it mapped; this one goes the other way.
             peer.ask_mapping(target.segment, target.slot, target.generation);
             return None;
         };
-        if !(word as usize).is_multiple_of(width) {
+        if !(word as usize).is_multiple_of(length.min(8)) {
             // The descriptor contradicts itself: its owner says what it thinks of that.
             return None;
         }
         one_copy.pair.enter();
         let result = if one_copy.pair.peer_generation(target.slot) == target.generation {
-            // SAFETY: aligned, and checked against the mapping by `mapped_at`; other processes use such words by atomics as well.
-            Ok(unsafe { execute(word, request) })
+            Ok(act(word))
         } else {
             Err(stale())
         };
@@ -73,6 +181,7 @@ impl Core {
             message: Some(message),
             fetch,
             sent: false,
+            device: None,
         };
         self.operations
             .insert(Some(link), false, Work::Atomic(work))
@@ -109,7 +218,7 @@ impl Core {
     }
 
     /// The old value of a word has come.
-    pub(super) fn fetched(&mut self, link: LinkId, key: OpKey, body: &[u8]) -> Result<()> {
+    pub(super) fn word_fetched(&mut self, link: LinkId, key: OpKey, body: &[u8]) -> Result<()> {
         let old = body
             .try_into()
             .map(u64::from_le_bytes)

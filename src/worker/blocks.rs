@@ -13,11 +13,12 @@ use crate::{
     protocol::{
         control::{self, LayoutAnswer, LayoutHeader, Signal, StridedForm},
         layout::{
-            BLOCK, Block, Cursor, Indexed, Shape, Strided, decode_blocks, outside, split_blocks,
+            BLOCK, Block, Cursor, Indexed, Places, Shape, Strided, decode_blocks, outside,
+            split_blocks,
         },
     },
     transport::{SendError, Zcopy},
-    types::{Access, LinkId, OpKey},
+    types::{Access, LinkId, OpKey, Priority},
     worker::{
         core::Core,
         deliver::violation,
@@ -31,10 +32,35 @@ use crate::{
 
 /// A peer's request for the blocks of a layout.
 pub(crate) struct Answer {
-    shape: Shape,
-    cursor: Cursor,
+    blocks: Asked,
     /// Where in the whole stream the requested part begins.
     position: u64,
+}
+
+enum Asked {
+    /// Read one after the other.
+    Host(Shape, Cursor),
+    /// Read by an engine.
+    Device(Places),
+}
+
+impl Answer {
+    /// The blocks, of device memory.
+    pub(crate) fn places(&self) -> Option<&Places> {
+        match &self.blocks {
+            Asked::Device(places) => Some(places),
+            Asked::Host(..) => None,
+        }
+    }
+
+    /// What goes in front of the bytes from `next` on.
+    pub(crate) fn frame(&self, next: usize, last: bool) -> LayoutAnswer {
+        LayoutAnswer {
+            position: self.position + next as u64,
+            status: u16::from(last),
+            code: 0,
+        }
+    }
 }
 
 impl Core {
@@ -56,6 +82,11 @@ impl Core {
         }
         let admitted = self.admit(&header, &shape, Access::WRITE);
         let admitted = admitted.and_then(|exposed| {
+            if exposed.device.is_some() && !data.is_empty() {
+                // The descriptor says that it is to be announced.
+                let text = "the host does not reach the memory";
+                return Err(Error::new(ErrorKind::Unsupported, text));
+            }
             let raise = signal.map(|signal| self.find_counter(&signal));
             Ok((exposed, raise.transpose()?))
         });
@@ -90,6 +121,14 @@ impl Core {
         Ok(())
     }
 
+    /// Breaks off an answer that has begun.
+    pub(crate) fn answer_failed(&mut self, link: LinkId, op: u64, kind: ErrorKind) {
+        self.refuse_blocks(link, op, 0, kind);
+        if let Some(peer) = self.peer(link) {
+            peer.requests.serving = peer.requests.serving.saturating_sub(1);
+        }
+    }
+
     /// Answers a request for blocks that get no further.
     pub(crate) fn refuse_blocks(&mut self, link: LinkId, op: u64, position: u64, kind: ErrorKind) {
         let answer = LayoutAnswer {
@@ -107,7 +146,15 @@ impl Core {
         if !rest.is_empty() || header.last != 0 {
             return Err(violation("a request that is not one"));
         }
-        match self.admit(&header, &shape, Access::READ) {
+        let admitted = self
+            .admit(&header, &shape, Access::READ)
+            .and_then(|exposed| {
+                if let Some((memory_type, _)) = exposed.device {
+                    self.devices.slot_for(&[memory_type])?;
+                }
+                Ok(exposed)
+            });
+        match admitted {
             Ok(exposed) => {
                 let Some(peer) = self.peer(link) else {
                     return Ok(());
@@ -116,18 +163,28 @@ impl Core {
                     return Err(violation("more requests than are allowed at a time"));
                 }
                 peer.requests.serving += 1;
-                let cursor = start(&shape, header.position);
+                let on_device = exposed.device.is_some() && header.length > 0;
+                let blocks = match on_device {
+                    true => Asked::Device(Places::new(shape, header.position)),
+                    false => {
+                        let cursor = start(&shape, header.position);
+                        Asked::Host(shape, cursor)
+                    }
+                };
                 let serve = Serve {
                     source: Source::Region(exposed),
                     offset: 0,
                     length: header.length as usize,
                     out: Outgoing { to: op, next: 0 },
                     answer: Some(Box::new(Answer {
-                        shape,
-                        cursor,
+                        blocks,
                         position: header.position,
                     })),
                 };
+                if on_device {
+                    self.start_serve(link, serve, None, Priority::Normal);
+                    return Ok(());
+                }
                 let key = self.operations.insert(Some(link), true, Work::Serve(serve));
                 self.submit(link, key);
             }
@@ -137,13 +194,14 @@ impl Core {
     }
 
     /// The region that a message names, if every block of it may be accessed so.
-    fn admit(&self, header: &LayoutHeader, shape: &Shape, access: Access) -> Result<Arc<Exposed>> {
+    pub(super) fn admit(
+        &self,
+        header: &LayoutHeader,
+        shape: &Shape,
+        access: Access,
+    ) -> Result<Arc<Exposed>> {
         let (slot, generation) = (header.slot, header.generation);
         let exposed = self.regions.check(slot, generation, 0, 0, access)?;
-        if exposed.device.is_some() {
-            let text = "blocks of memory that the host does not reach";
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        }
         let size = exposed.length as u64;
         if header.position.checked_add(header.length).is_none() {
             return Err(outside());
@@ -184,14 +242,17 @@ impl Core {
             return Ok(Step::Sent);
         };
         let left = (*length - out.next) as u64;
-        let mut cursor = answer.cursor;
         let position = answer.position + out.next as u64;
         let frame = |taken: u64| LayoutAnswer {
             position,
             status: u16::from(taken == left),
             code: 0,
         };
-        let (offset, block) = skip_empty(&answer.shape, &mut cursor);
+        let Asked::Host(shape, at_cursor) = &mut answer.blocks else {
+            return Ok(Step::Sent);
+        };
+        let mut cursor = *at_cursor;
+        let (offset, block) = skip_empty(shape, &mut cursor);
         let taken;
         if block.min(left) >= ZCOPY_FROM as u64 {
             taken = block
@@ -205,7 +266,7 @@ impl Core {
             // SAFETY: the entry stays while `in_flight` counts this.
             let sent = unsafe {
                 transmit(
-                    link.as_mut(),
+                    link,
                     &attributes,
                     control::LAYOUT_DATA,
                     out.to,
@@ -214,7 +275,7 @@ impl Core {
                     key.0,
                 )
             }?;
-            answer.shape.advance(&mut cursor, taken);
+            shape.advance(&mut cursor, taken);
             entry.in_flight += u32::from(sent == Zcopy::Pending);
         } else {
             let scratch = &mut self.scratch;
@@ -224,7 +285,7 @@ impl Core {
             taken = most;
             scratch.reserve(most as usize);
             while most > 0 {
-                let Some((offset, block)) = answer.shape.run(&cursor) else {
+                let Some((offset, block)) = shape.run(&cursor) else {
                     break;
                 };
                 let length = block.min(most);
@@ -235,7 +296,7 @@ impl Core {
                     copy_run(from, scratch.as_mut_ptr().add(end), length as usize);
                     scratch.set_len(end + length as usize);
                 }
-                answer.shape.advance(&mut cursor, length);
+                shape.advance(&mut cursor, length);
                 most -= length;
             }
             link.am_bcopy(
@@ -245,7 +306,7 @@ impl Core {
                 scratch,
             )?;
         }
-        answer.cursor = cursor;
+        *at_cursor = cursor;
         out.next += taken as usize;
         if taken < left {
             return Ok(Step::More);
@@ -257,7 +318,7 @@ impl Core {
 }
 
 /// The layout of a message, and what follows it.
-fn parse<'a>(header: &LayoutHeader, rest: &'a [u8]) -> Result<(Shape, &'a [u8])> {
+pub(super) fn parse<'a>(header: &LayoutHeader, rest: &'a [u8]) -> Result<(Shape, &'a [u8])> {
     if header.blocks == control::NONE {
         let strided = Strided::of(StridedForm::decode(rest)?);
         let rest = rest.get(StridedForm::SIZE..).unwrap_or(&[]);

@@ -14,7 +14,6 @@ use std::task::{Context as TaskContext, Poll};
 use crate::{
     error::{Error, ErrorKind, Result},
     protocol::control,
-    transport::loopback::Loopback,
     types::{EndpointId, LinkId, OpKey},
     worker::{
         core::Core,
@@ -77,7 +76,7 @@ impl Core {
         };
         peer.status = Status::Closing { sent: false };
         peer.ready.take(&mut self.wakes);
-        if peer.attributes.transport == Loopback::NAME {
+        if peer.is_own() {
             // Both ends close at once, and nobody is left to match what is announced.
             self.peer_closes(
                 link,
@@ -114,7 +113,8 @@ impl Core {
         let reader_gone = peer.reason.is_some();
         let busy = self.operations.iter().any(|(_, entry)| {
             entry.link == Some(link)
-                && (entry.outcome.is_none() || entry.copies > 0)
+                // Devices' rails are not ordered with this message.
+                && (entry.outcome.is_none() || entry.copies > 0 || entry.is_with_devices())
                 && match &entry.work {
                     Work::Send(_)
                     | Work::Put(_)

@@ -169,6 +169,8 @@ impl Core {
                     }
                 }
             }
+            let is_mapped = matches!(transfer.remote, Remote::Mapped(..));
+            self.counts.copied(is_mapped, length);
             Ok(true)
         })();
         let step = moved.map(|moved| {

@@ -2,7 +2,7 @@
 //! [`Sink`](crate::transport::Sink) (`deliver.rs`), what goes out leaves through links (`send.rs`), who waits is woken by the caller after
 //! it has let go of the lock.
 
-use std::{collections::VecDeque, mem::ManuallyDrop, sync::Arc, task::Waker, time::Duration};
+use std::{collections::VecDeque, fmt, mem::ManuallyDrop, sync::Arc, task::Waker, time::Duration};
 
 use crate::{
     config::RendezvousThreshold,
@@ -13,6 +13,7 @@ use crate::{
         matching::{Arrival as Order, PostedQueue, UnexpectedQueue},
     },
     sys::{memfd::Mapping, pidfd::PidFd},
+    trace,
     transport::{cma::CmaPeer, shm::Pair},
     types::{EndpointId, LinkId, OpKey, Tag},
     worker::{
@@ -21,6 +22,8 @@ use crate::{
         direct::Direct,
         fence::is_over,
         inbox::Inboxes,
+        metrics::Counts,
+        one_sided::OneSidedState,
         operations::{
             self, Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work,
         },
@@ -87,6 +90,8 @@ pub(crate) struct Core {
     /// Where messages of many parts are put together.
     pub(crate) scratch: Vec<u8>,
     pub(crate) devices: Devices,
+    pub(crate) one_sided: OneSidedState,
+    pub(crate) counts: Counts,
 }
 
 impl Core {
@@ -118,6 +123,8 @@ impl Core {
             inboxes: Inboxes::default(),
             scratch: Vec::new(),
             devices: Devices::default(),
+            one_sided: OneSidedState::default(),
+            counts: Counts::default(),
         }
     }
 
@@ -190,6 +197,24 @@ impl Core {
         }
     }
 
+    /// All bytes of a get are in its buffer.
+    pub(crate) fn got(&mut self, key: OpKey) {
+        let Some(Work::Get(get)) = self.operations.get(key).map(|entry| &mut entry.work) else {
+            return;
+        };
+        let buffer = std::mem::take(&mut get.buffer);
+        let arrival = Arrival {
+            length: buffer.len(),
+            tag: Tag(0),
+            from: EndpointId(0),
+        };
+        let outcome = Outcome::Buffer {
+            result: Ok(arrival),
+            buffer: Some(buffer),
+        };
+        self.finish(key, outcome);
+    }
+
     /// Ends an operation: its future is woken, or, when it has none any more, the entry goes.
     /// While its memory is in use by a link, that waits.
     pub(crate) fn finish(&mut self, key: OpKey, outcome: Outcome) {
@@ -203,6 +228,8 @@ impl Core {
         if entry.staged.is_some() {
             return self.finish_staged(key, outcome);
         }
+        let error = outcome.error().map(|error| error as &dyn fmt::Display);
+        trace::ended(entry.work.name(), error);
         let link = entry.link;
         if entry.keeps_place {
             self.arrived(key, outcome);
@@ -497,6 +524,10 @@ impl Core {
 
     /// The operation whose memory a one-copy transfer was moving has it all, or failed.
     pub(crate) fn copied(&mut self, key: OpKey, result: Result<()>) {
+        let Err(result) = self.end_written(key, result) else {
+            // It is over once the peer can no longer write it.
+            return;
+        };
         let Some(entry) = self.operations.get(key) else {
             return;
         };
@@ -519,22 +550,7 @@ impl Core {
                     },
                 );
             }
-            Work::Get(get) => {
-                let length = get.buffer.len();
-                let buffer = std::mem::replace(&mut get.buffer, BufferMut::from(Vec::new()));
-                let arrival = Arrival {
-                    length,
-                    tag: Tag(0),
-                    from: EndpointId(0),
-                };
-                self.finish(
-                    key,
-                    Outcome::Buffer {
-                        result: Ok(arrival),
-                        buffer: Some(buffer),
-                    },
-                );
-            }
+            Work::Get(_) => self.got(key),
             Work::Copy(copy) => {
                 let arrival = Arrival {
                     length: copy.from.len(),
@@ -569,6 +585,9 @@ impl Core {
 
     /// Ends an operation with an error. The buffer comes back unless the peer may be writing into it at this moment.
     pub(crate) fn fail_operation(&mut self, key: OpKey, error: Error) {
+        let Err(Err(error)) = self.end_written(key, Err(error)) else {
+            return;
+        };
         self.resign(key);
         if let Some(index) = self
             .transfers
@@ -773,7 +792,7 @@ impl Core {
         let error = error
             .with_peer(&peer.info.name)
             .over(peer.attributes.transport);
-        tracing::debug!(target: "wharf::endpoint", peer = %peer.info.name, %error, "connection ended");
+        tracing::debug!(target: "wharf::endpoint", parent: &peer.span, peer = %peer.info.name, %error, "connection ended");
         peer.status = Status::Closed(error.duplicate());
         peer.queue.clear();
         // Whatever the link was lent is ours again once it is dropped.
@@ -796,6 +815,11 @@ impl Core {
         }
         self.transfers.retain(|transfer| transfer.link != link);
         for key in self.operations.of_link(link) {
+            if let Some(error) = self.moves_failed(key) {
+                // It had ended before the link, but for what else was under way.
+                self.fail_operation(key, error);
+                continue;
+            }
             if let Some(entry) = self.operations.get(key) {
                 entry.copies = 0;
                 // The link is dropped and the interface has let go: the memory is ours.

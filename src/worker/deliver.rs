@@ -8,15 +8,17 @@ use crate::{
     memory::{Buffer, BufferMut},
     protocol::{
         EAGER_WINDOW,
-        control::{self, GetRequest, Join, PutHeader, Rtr, Rts, Signal},
+        control::{self, Announcement, GetRequest, Join, PutHeader, Rtr, Signal},
         matching::Arrival as Order,
     },
     sys::memfd::Mapping,
+    trace,
     transport::{Place, Sink},
     types::{Access, EndpointId, LinkId, OpKey, Priority, Tag},
     worker::{
         copy::{CHUNK, Remote, Transfer},
         core::{Core, fill, truncated},
+        one_sided::OneSided,
         operations::{
             Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Source, Unexpected, Work,
         },
@@ -159,7 +161,7 @@ impl Core {
     }
 
     /// An announced message: matched, or kept.
-    fn announced(&mut self, link: LinkId, tag: Tag, rts: Rts) -> Result<()> {
+    fn announced(&mut self, link: LinkId, tag: Tag, rts: Announcement) -> Result<()> {
         let Some(peer) = self.peer(link) else {
             return Ok(());
         };
@@ -231,7 +233,7 @@ impl Core {
         link: LinkId,
         from: EndpointId,
         tag: Tag,
-        rts: Rts,
+        rts: Announcement,
     ) {
         if self.operations.get(key).is_none_or(|entry| !entry.discards) {
             self.drop_announcement(link);
@@ -270,7 +272,7 @@ impl Core {
             return;
         }
         if recv.buffer.is_list() || rts.segment == control::TABLE {
-            self.begin_list(key, link, from, tag, rts);
+            self.begin_list(key, link, from, tag, *rts);
             return;
         }
         let length = rts.length as usize;
@@ -299,6 +301,11 @@ impl Core {
         };
         match remote {
             Some(remote) => {
+                let way = match remote {
+                    Remote::Mapped(..) => "rendezvous, copied in mapped memory",
+                    Remote::Address(_) => "rendezvous, copied by cma",
+                };
+                trace::operation("tag receive", length, way);
                 recv.stage = RecvStage::Copying;
                 let chunks = (rts.slot != control::NONE && length > CHUNK).then_some(rts.slot);
                 if chunks.is_some() {
@@ -306,7 +313,7 @@ impl Core {
                     if let (Some((segment, offset)), Some(one_copy), Some(to)) =
                         (segment, &mut peer.one_copy, &mut peer.link)
                         && length >= SHARE_FROM
-                        && give(one_copy, to.as_mut(), &segment)
+                        && give(one_copy, &mut **to, &segment)
                     {
                         rtr.segment = segment.id();
                         rtr.segment_offset = offset as u64;
@@ -327,11 +334,19 @@ impl Core {
                     spread: None,
                 });
             }
+            None if self.receive_by_devices(link, key, &rts) => {
+                trace::operation("tag receive", length, "rendezvous, by network devices");
+            }
             None => {
-                recv.stage = RecvStage::Landing {
-                    expected: length,
-                    got: 0,
-                };
+                trace::operation("tag receive", length, "rendezvous, in fragments");
+                if let Some(entry) = self.operations.get(key)
+                    && let Work::Recv(recv) = &mut entry.work
+                {
+                    recv.stage = RecvStage::Landing {
+                        expected: length,
+                        got: 0,
+                    };
+                }
                 self.control(link, control::TAG_RTR, rts.op, &rtr.encode());
                 if length == 0 {
                     self.landed(key);
@@ -352,11 +367,15 @@ impl Core {
         let Work::Send(send) = &mut entry.work else {
             return Err(violation("ready for what is no send"));
         };
-        if !matches!(send.stage, SendStage::Announced) {
+        // Or its keys were asked for, and do not help.
+        let asked = matches!(send.stage, SendStage::AwaitMatch)
+            && matches!(entry.one_sided.as_deref(), Some(OneSided::Offers(_)));
+        if !matches!(send.stage, SendStage::Announced) && !asked {
             return Err(violation("ready twice"));
         }
+        let counts = send.counts() && !asked;
+        entry.one_sided = None;
         let length = send.buffer.len();
-        let counts = send.counts();
         if send.buffer.is_on_device() && length > 0 {
             if counts {
                 self.announcement_over(link);
@@ -425,6 +444,9 @@ impl Core {
         };
         if entry.copies > 0 {
             return Err(violation("bytes for what this side copies itself"));
+        }
+        if entry.is_moved() {
+            return Err(violation("bytes for what devices move"));
         }
         let (buffer, got, expected) = match &mut entry.work {
             Work::Recv(recv) => match &mut recv.stage {
@@ -514,10 +536,22 @@ impl Core {
                 self.drop_transfers(key);
                 self.copied(key, Ok(()));
             }
+            Work::Put(put)
+                if put.announced && put.layout.is_some() && put.next < put.buffer.len() =>
+            {
+                let was_asked = self.announcement_answered(link, key);
+                if was_asked {
+                    // The next part of its list.
+                    self.submit(link, key);
+                }
+            }
             Work::Put(put) => {
                 put.acknowledged = true;
                 if put.signal_due {
                     // It is over when its signal is sent.
+                } else if put.announced {
+                    self.announcement_answered(link, key);
+                    self.put_progress(key);
                 } else if put.slot.is_some() {
                     self.drop_transfers(key);
                     self.copied(key, Ok(()));
@@ -541,7 +575,7 @@ impl Core {
         }
     }
 
-    fn refused(&mut self, link: LinkId, key: OpKey, error: Error) {
+    fn nack(&mut self, link: LinkId, key: OpKey, error: Error) {
         let Some(entry) = self
             .operations
             .get(key)
@@ -558,6 +592,7 @@ impl Core {
             put.acknowledged = true;
             // What is still in flight is discarded by the peer; no more follows.
             put.next = put.buffer.len();
+            self.announcement_answered(link, key);
         }
         self.fail_operation(key, error);
     }
@@ -619,11 +654,9 @@ impl Core {
             .collect();
         for (key, link, to, layout) in served {
             if layout {
-                self.refuse_blocks(link, to, 0, ErrorKind::StaleKey);
-                if let Some(peer) = self.peer(link) {
-                    peer.requests.serving = peer.requests.serving.saturating_sub(1);
-                }
+                self.answer_failed(link, to, ErrorKind::StaleKey);
             } else {
+                self.fill_answered(link, key);
                 self.refuse(link, to, ErrorKind::StaleKey);
             }
             self.finish(key, Outcome::Done(Ok(())));
@@ -761,7 +794,7 @@ impl Core {
             if !one_copy.seen.contains(&segment.id()) {
                 one_copy.seen.push(segment.id());
             }
-            give(one_copy, to.as_mut(), segment);
+            give(one_copy, &mut **to, segment);
         }
     }
 }
@@ -787,6 +820,7 @@ fn whole(data: &[u8], ack: Option<u64>, cost: u64) -> Body {
 impl Sink for Core {
     #[inline]
     fn message(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()> {
+        self.counts.received.add(body.len());
         let result = if id == control::TAG_EAGER {
             self.eager(from, Tag(header), body)
         } else {
@@ -803,8 +837,12 @@ impl Sink for Core {
         prefix: &[u8],
         length: usize,
     ) -> Result<Place> {
-        self.place_payload(from, id, header, prefix, length)
-            .map_err(|error| self.broken(from, error))
+        let place = self.place_payload(from, id, header, prefix, length);
+        if !matches!(place, Ok(Place::Whole)) {
+            // The others follow as messages.
+            self.counts.received.add(prefix.len() + length);
+        }
+        place.map_err(|error| self.broken(from, error))
     }
 
     fn placed(&mut self, from: LinkId, token: u64) {
@@ -855,7 +893,24 @@ impl Sink for Core {
     }
 
     fn sent(&mut self, from: LinkId, token: u64) {
-        self.source_free(from, OpKey(token));
+        let key = OpKey(token);
+        if !self.piece_over(from, key, Ok(())) {
+            self.source_free(from, key);
+        }
+    }
+
+    fn refused(&mut self, from: LinkId, token: u64, error: Error) {
+        let key = OpKey(token);
+        let work = self.operations.get(key).map(|entry| &entry.work);
+        if matches!(work, Some(Work::Atomic(_))) {
+            self.atomic_refused(key, error);
+        } else if !self.piece_over(from, key, Err(error)) {
+            self.source_free(from, key);
+        }
+    }
+
+    fn fetched(&mut self, from: LinkId, token: u64, data: &[u8]) {
+        self.brought(from, OpKey(token), data);
     }
 
     fn writable(&mut self, from: LinkId) {
@@ -894,16 +949,16 @@ impl Core {
                 let (op, data) = operation(body)?;
                 self.eager_message(from, Tag(header), data, Some(op))?;
             }
-            control::TAG_RTS => self.announced(from, Tag(header), Rts::decode(body)?)?,
+            control::TAG_RTS => self.announced(from, Tag(header), Announcement::decode(body)?.0)?,
             control::TAG_RTR => self.ready_to_receive(from, OpKey(header), Rtr::decode(body)?)?,
             control::FRAGMENT => self.fragment(from, OpKey(header), body)?,
             control::DONE => self.done(from, OpKey(header)),
-            control::NACK => self.refused(from, OpKey(header), control::error_of(body)),
+            control::NACK => self.nack(from, OpKey(header), control::error_of(body)),
             control::CANCEL => self.cancel_announced(from, header),
             control::CANCELED => {
                 let canceled = Error::new(ErrorKind::Canceled, "cancelled")
                     .during(self.operation_of_send(OpKey(header)));
-                self.refused(from, OpKey(header), canceled);
+                self.nack(from, OpKey(header), canceled);
             }
             control::PUT => {
                 let (put, signal, start) = put_parts(body)?;
@@ -942,9 +997,12 @@ impl Core {
             control::ATOMIC => {
                 self.atomic_request(from, header, &control::Atomic::decode(body)?)?
             }
-            control::FETCHED => self.fetched(from, OpKey(header), body)?,
+            control::FETCHED => self.word_fetched(from, OpKey(header), body)?,
             control::SIGNAL => self.signalled(from, &Signal::decode(body)?),
             control::SETTLE => self.settle(from, header),
+            control::ASK_KEYS => self.keys_asked(from, OpKey(header), body)?,
+            control::KEYS => self.keys_here(from, OpKey(header), body)?,
+            control::WRITE => self.write_asked(from, OpKey(header), body)?,
             control::PULL => self.pulled(from, OpKey(header), body)?,
             control::PUT_RTS => self.put_announced(from, header, body)?,
             control::ROUTE => self.route_asked(from, OpKey(header), body)?,
@@ -952,6 +1010,7 @@ impl Core {
             control::PUT_LAYOUT => self.put_layout(from, header, body)?,
             control::GET_LAYOUT => self.get_layout(from, header, body)?,
             control::LAYOUT_DATA => self.layout_data(from, OpKey(header), body)?,
+            control::LAYOUT_RTS => self.layout_announced(from, header, body)?,
             _ => return Err(violation("unknown message")),
         }
         Ok(())

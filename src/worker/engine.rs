@@ -14,7 +14,7 @@ use crate::{
     sys::fork,
     transport::{Connected, Interface, Link, Registry},
     types::LinkId,
-    worker::{core::Core, device::Open, peer::Status},
+    worker::{LaneMetrics, Traffic, core::Core, device::Open, peer::Status},
 };
 
 /// Messages taken in one pass, when nobody waits for one in particular.
@@ -31,6 +31,9 @@ struct Installed {
     name: &'static str,
     interface: Box<dyn Interface>,
     links: usize,
+    /// What links that are gone had taken, and what all of them brought.
+    sent: Traffic,
+    received: Traffic,
 }
 
 pub(crate) struct Engine {
@@ -119,6 +122,8 @@ impl Engine {
             name,
             interface,
             links: 0,
+            sent: Traffic::default(),
+            received: Traffic::default(),
         });
         Ok(())
     }
@@ -157,9 +162,14 @@ impl Engine {
             && !matches!(peer.status, Status::Closed(_))
         {
             let index = peer.interface;
+            let sent = peer
+                .link
+                .as_ref()
+                .map_or_else(Traffic::default, |link| link.sent);
             if let Some(installed) = self.interfaces.get_mut(index) {
                 installed.interface.detach(link);
                 installed.links = installed.links.saturating_sub(1);
+                installed.sent.join(sent);
                 self.links = self.links.saturating_sub(1);
             }
             self.core.fail(link, error);
@@ -179,7 +189,12 @@ impl Engine {
         let mut moved = 0;
         for installed in &mut self.interfaces {
             if installed.links > 0 {
-                moved += installed.interface.progress(budget, &mut self.core);
+                let taken = installed.interface.progress(budget, &mut self.core);
+                if taken > 0 {
+                    moved += taken;
+                    let received = std::mem::take(&mut self.core.counts.received);
+                    installed.received.join(received);
+                }
             }
         }
         if self.core.has_followup() {
@@ -282,6 +297,7 @@ impl Engine {
             return true;
         }
         self.armed = true;
+        self.core.counts.arms += 1;
         if self.core.has_work()
             || !self
                 .interfaces
@@ -301,6 +317,17 @@ impl Engine {
     #[inline]
     pub(crate) fn needs_reactor(&self) -> bool {
         !self.reactor_due && (self.core.has_work() || !self.armed && self.has_links())
+    }
+
+    /// The transports, with what they brought, and what links that are gone had taken.
+    pub(crate) fn lanes(&self) -> Vec<LaneMetrics> {
+        let lane = |installed: &Installed| LaneMetrics {
+            transport: installed.name,
+            connections: installed.links,
+            sent: installed.sent,
+            received: installed.received,
+        };
+        self.interfaces.iter().map(lane).collect()
     }
 
     /// The doorbell was rung.
@@ -334,7 +361,10 @@ impl Drop for Engine {
     /// Also where nobody could end the connections before: on a runtime that was shut down.
     fn drop(&mut self) {
         if fork::forked() {
-            // They are the parent's, and so is what peers reach.
+            // They are the parent's, and so is what peers reach. The drop of a link would shut sockets down that the parent has too.
+            for peer in self.core.peers.iter_mut().flatten() {
+                let _kept = std::mem::ManuallyDrop::new(peer.link.take());
+            }
             return;
         }
         let links: Vec<_> = self
@@ -347,6 +377,7 @@ impl Drop for Engine {
         for link in links {
             self.fail(link, Error::new(ErrorKind::Closed, "the worker is gone"));
         }
+        self.core.end_writers();
         self.core.outlive();
     }
 }

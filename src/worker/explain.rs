@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::{
     Operation,
+    transport::SmallCopies,
     types::MemoryType,
     worker::{
         core::Core,
@@ -51,6 +52,23 @@ impl Explanation {
         }
     }
 
+    /// With the transport for RDMA devices, where the peer is reached through the kernel because this one is not available.
+    pub(crate) fn with_unavailable(
+        mut self,
+        used: &[&'static str],
+        unavailable: &[(String, String)],
+    ) -> Self {
+        /// Of the transports between hosts, the one that is preferred, and the other.
+        const PREFERRED: (&str, &str) = ("rc_verbs", "tcp");
+        if used.contains(&PREFERRED.1) {
+            let missing = unavailable.iter().filter(|(name, _)| name == PREFERRED.0);
+            for (name, why) in missing {
+                self = self.not(name, format!("not available: {why}"));
+            }
+        }
+        self
+    }
+
     pub(crate) fn never(why: impl Into<String>) -> Self {
         Self {
             is_possible: false,
@@ -64,10 +82,47 @@ impl Explanation {
     }
 }
 
+/// What this side's engine says.
+struct Here {
+    /// Length of the pieces, where it stops; `None` as long as it is not open.
+    fragment: Option<usize>,
+    /// Copies that the processor makes itself.
+    small: Option<SmallCopies>,
+    /// Whether its memory is the source's.
+    is_source: bool,
+    /// Whether it reaches the memory of both ends.
+    alone: bool,
+    /// Its place in the context.
+    slot: Option<usize>,
+    forbidden: bool,
+}
+
+impl Here {
+    /// What makes a copy out of this side's device, where it is not the engine.
+    fn out(&self, length: usize) -> String {
+        self.by(self.is_source, length, |small| small.to_host)
+    }
+
+    /// The same into it.
+    fn into(&self, length: usize) -> String {
+        self.by(!self.is_source, length, |small| small.to_device)
+    }
+
+    fn by(&self, mine: bool, length: usize, most: fn(&SmallCopies) -> usize) -> String {
+        match &self.small {
+            Some(small) if mine && length.min(self.fragment.unwrap_or(length)) <= most(small) => {
+                format!(" by {}", small.name)
+            }
+            _ => String::new(),
+        }
+    }
+}
+
 impl Peer {
     /// How an operation of this length goes between host memories.
     fn explain_host(&self, operation: Operation, length: usize) -> Explanation {
         let name = self.attributes.transport;
+        let devices = self.link.as_ref().and_then(|link| link.device_ways());
         let direct = self.one_copy.as_ref();
         let cma = direct.is_some_and(|one_copy| one_copy.cma.is_some());
         let no_cma = match direct {
@@ -90,8 +145,15 @@ impl Peer {
                 if cma { way } else { way.not("cma", no_cma) }
             }
             Operation::Put | Operation::Get => {
-                Explanation::way(format!("messages over {name}, served by the owner"))
-                    .not("a direct copy", no_cma)
+                let messages = format!("messages over {name}, served by the owner");
+                let way = match devices.map(|ways| ways.rails) {
+                    Some(Ok(rails)) => Explanation::way(format!(
+                        "the initiator's devices, where the region was registered with the owner's: {rails}; else {messages}"
+                    )),
+                    Some(Err(why)) => Explanation::way(messages).not("network devices", why),
+                    None => Explanation::way(messages),
+                };
+                way.not("a direct copy", no_cma)
             }
             Operation::Stream => {
                 let lent = match direct {
@@ -111,7 +173,17 @@ impl Peer {
                 "the initiator's processor in mapped memory, else messages over {name}, served by the owner"
             )),
             Operation::Atomic | Operation::Signal => {
-                Explanation::way(format!("messages over {name}, served by the owner"))
+                let messages = format!("messages over {name}, served by the owner");
+                match devices.filter(|_| operation == Operation::Atomic) {
+                    None => Explanation::way(messages),
+                    Some(ways) => match (ways.no_atomics, ways.rails) {
+                        (None, Ok(rails)) => Explanation::way(format!(
+                            "{messages}; in a region that was exposed for atomics of network devices: {rails}"
+                        )),
+                        (why, _) => Explanation::way(messages)
+                            .not("atomics of network devices", why.unwrap_or_default()),
+                    },
+                }
             }
             _ if length <= self.short => Explanation::way(format!("eager, inline over {name}")),
             _ if length <= self.eager => Explanation::way(format!("eager over {name}"))
@@ -126,23 +198,34 @@ impl Peer {
                         true => format!("shorter than {ONE_COPY_FROM} bytes"),
                         false => no_cma,
                     };
-                    Explanation::way(format!("rendezvous, fragments over {name}"))
-                        .not("eager", eager)
-                        .not("a direct copy", why)
+                    let fragments = format!("fragments over {name}");
+                    let way = match devices.map(|ways| ways.rails) {
+                        Some(Ok(rails)) => Explanation::way(format!(
+                            "rendezvous, one end's devices read or write the other's memory where that can be registered: {rails}; else {fragments}"
+                        )),
+                        Some(Err(why)) => Explanation::way(format!("rendezvous, {fragments}"))
+                            .not("network devices", why),
+                        None => Explanation::way(format!("rendezvous, {fragments}")),
+                    };
+                    way.not("eager", eager).not("a direct copy", why)
                 }
             }
         }
     }
 
-    /// The same where one end or both are out of the host's reach. `fragment`: length of the pieces, where it stops.
+    /// The same where one end or both are out of the host's reach.
     fn explain_device(
         &self,
         operation: Operation,
         (from, to): (MemoryType, MemoryType),
         length: usize,
-        fragment: Option<usize>,
+        here: &Here,
     ) -> Explanation {
         let name = self.attributes.transport;
+        let fragment = here.fragment;
+        if self.is_own() && matches!(operation, Operation::Put | Operation::Get) {
+            return explain_within(name, (from, to), length, here);
+        }
         let (out, into) = (!from.is_host_accessible(), !to.is_host_accessible());
         let device = if out { from } else { to };
         let how = match (operation, into) {
@@ -169,9 +252,13 @@ impl Peer {
             (_, false) => format!("announced, then fragments over {name}"),
         };
         let copies = match (out, into) {
-            (true, true) => format!("copied out of {from} and into {to}"),
-            (true, false) => format!("copied out of {from}"),
-            _ => format!("copied into {to}"),
+            (true, true) => format!(
+                "copied out of {from}{} and into {to}{}",
+                here.out(length),
+                here.into(length)
+            ),
+            (true, false) => format!("copied out of {from}{}", here.out(length)),
+            _ => format!("copied into {to}{}", here.into(length)),
         };
         let pieces = match fragment {
             Some(length) => format!("pinned fragments of {length} bytes"),
@@ -179,17 +266,31 @@ impl Peer {
         };
         let staged = format!("staged through {pieces}, {copies}: {how}");
         // Why the engine of one side cannot open the other's memory.
-        let no_route = match (&self.one_copy, &self.unrouted) {
+        let unrouted = here.slot.and_then(|slot| self.unrouted(slot));
+        let no_route = match (&self.one_copy, unrouted) {
             _ if !(out && into) => Some("one end is host memory".to_owned()),
+            _ if !here.alone => Some("no engine reaches both".to_owned()),
+            _ if self.is_own() => None,
             (None, _) => Some(format!("{name} shares no memory with the peer")),
             (_, Some(error)) => Some(error.to_string()),
-            _ if length < ROUTE_FROM => Some(format!("shorter than {ROUTE_FROM} bytes")),
+            _ if length < ROUTE_FROM && !here.forbidden => {
+                Some(format!("shorter than {ROUTE_FROM} bytes"))
+            }
             _ => None,
         };
         let mut way = match &no_route {
-            None => Explanation::way(format!(
-                "one copy by the engine of the side that the bytes go to, which opens the memory of the other; where that cannot be, {staged}"
+            None if self.is_own() => Explanation::way(format!(
+                "one copy by the engine, from {from} to {to}, agreed upon over {name}"
             )),
+            None => {
+                let otherwise = match here.forbidden {
+                    true => "it fails: it would be staged, which this context forbids",
+                    false => &staged,
+                };
+                Explanation::way(format!(
+                    "one copy by the engine of the side that the bytes go to, which opens the memory of the other; where that cannot be, {otherwise}"
+                ))
+            }
             Some(_) => Explanation::way(staged),
         };
         way.is_staged = no_route.is_some();
@@ -220,9 +321,53 @@ impl Peer {
     }
 }
 
+/// A put or get of a worker's own memory, with a device at either end.
+fn explain_within(
+    name: &str,
+    (from, to): (MemoryType, MemoryType),
+    length: usize,
+    here: &Here,
+) -> Explanation {
+    let messages = format!("messages over {name}");
+    let own = "both ends are memory of this worker";
+    let is_staged = from == MemoryType::Host || to == MemoryType::Host;
+    let small = match (from.is_host_accessible(), to.is_host_accessible()) {
+        (false, true) => here.by(true, length, |small| small.to_host),
+        (true, false) => here.by(true, length, |small| small.to_device),
+        _ => String::new(),
+    };
+    let way = match is_staged {
+        false => format!("one copy by the engine, {from} to {to}{small}"),
+        true => format!(
+            "staged through pinned fragments, {from} to {to}{small}, by the engine and the processor"
+        ),
+    };
+    let way = Explanation::way(way);
+    let mut way = way.not(&messages, own);
+    if is_staged {
+        way = way.not("one copy by the engine", "one end is ordinary host memory");
+    }
+    way.is_staged = is_staged;
+    way.fragment = here.fragment;
+    way
+}
+
 impl Core {
     /// How an operation on a connection goes.
     pub(crate) fn explain(
+        &mut self,
+        link: crate::LinkId,
+        what: (Operation, MemoryType, MemoryType),
+        length: usize,
+    ) -> Option<Explanation> {
+        let way = self.explain_way(link, what, length)?;
+        let refused = self.peer(link)?.refused.iter();
+        Some(refused.fold(way, |way, (name, why)| {
+            way.not(name, format!("it could not be set up: {why}"))
+        }))
+    }
+
+    fn explain_way(
         &mut self,
         link: crate::LinkId,
         (operation, from, to): (Operation, MemoryType, MemoryType),
@@ -240,12 +385,19 @@ impl Core {
         let mine: Vec<_> = types.iter().copied().filter(|held| *held == here).collect();
         let fragment = self.devices.fragment(&mine);
         let forbidden = self.devices.staging_forbidden();
+        let side = Here {
+            fragment: fragment.as_ref().ok().copied().flatten(),
+            small: self.devices.small_copies(&mine),
+            is_source: here == from,
+            alone: self.devices.slot_for(&types).is_ok(),
+            slot: self.devices.slot_for(&mine).ok(),
+            forbidden,
+        };
         let peer = self.peer(link)?;
         if types.is_empty() {
             return Some(peer.explain_host(operation, length));
         }
-        let pieces = fragment.as_ref().ok().copied().flatten();
-        let way = peer.explain_device(operation, (from, to), length, pieces);
+        let way = peer.explain_device(operation, (from, to), length, &side);
         Some(match fragment {
             _ if !way.is_possible => way,
             Err(error) => Explanation::never(error.to_string()),

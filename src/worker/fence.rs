@@ -21,7 +21,9 @@ pub(super) fn is_over(entry: &Entry, fence: bool) -> bool {
         }
         Work::Get(_) => entry.outcome.is_some(),
         // Without a message it asks for signals, which are ordered behind their puts alone.
-        Work::Atomic(atomic) => entry.outcome.is_some() || atomic.message.is_none(),
+        Work::Atomic(atomic) => {
+            entry.outcome.is_some() || atomic.message.is_none() && atomic.device.is_none()
+        }
         Work::Send(_) => fence || entry.outcome.is_some(),
         _ => true,
     }

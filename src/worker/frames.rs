@@ -280,6 +280,7 @@ fn answers_that_nobody_asked_for() {
             message: None,
             fetch,
             sent,
+            device: None,
         };
         bed.core
             .operations
@@ -547,6 +548,7 @@ fn routes_to_what_cannot_be_lent() {
         length,
         slot: region.exposed().slot,
         region: 1,
+        accelerator: 7,
     };
     let stale = control::Route {
         generation: 1,

@@ -5,6 +5,8 @@ use std::{
     time::Duration,
 };
 
+use tracing::Instrument;
+
 use crate::{
     Context,
     error::{Error, ErrorKind, Operation, Result},
@@ -14,6 +16,7 @@ use crate::{
         core::Core,
         device::{Devices, Opener},
         engine::Engine,
+        one_sided::OneSidedState,
         peer::Status,
         reactor::{self, Reactor},
         shared::{Shared, Transport},
@@ -60,21 +63,30 @@ impl Handle {
             runtime,
             Wireup::default(),
         )?);
+        let state = OneSidedState {
+            worker: Arc::downgrade(&shared),
+            scheme: *context.config().rendezvous_scheme,
+        };
+        shared.with(|engine| engine.core.one_sided = state);
         if !context.accelerators().is_empty() {
             let devices = Devices::new(context, Opener::new(&shared));
             shared.with(|engine| engine.core.devices = devices);
         }
         let watcher: Arc<dyn RegionWatcher> = shared.clone();
         context.regions().watch(Arc::downgrade(&watcher));
+        // Of no other: a worker outlives what it was made in.
+        let span =
+            tracing::debug_span!(target: "wharf::worker", parent: None, "worker", id = %shared.id);
         if shared.spin.is_thread() {
             let driver = shared.clone();
             std::thread::Builder::new()
                 .name("wharf-worker".into())
-                .spawn(move || reactor::run_thread(&driver))
+                .spawn(move || span.in_scope(|| reactor::run_thread(&driver)))
                 .map_err(|error| Error::io("the worker's thread", error))?;
         } else {
             let _runtime = shared.runtime.enter();
-            shared.runtime.spawn(Reactor::new(shared.clone())?);
+            let reactor = Reactor::new(shared.clone())?;
+            shared.runtime.spawn(reactor.instrument(span));
         }
         Ok(Arc::new(Self { shared }))
     }

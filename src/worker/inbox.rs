@@ -12,7 +12,7 @@ use crate::{
     memory::BufferMut,
     protocol::{
         am,
-        control::{self, Rts},
+        control::{self, Announcement},
     },
     transport::Place,
     types::{AmId, EndpointId, LinkId, OpKey, Tag},
@@ -53,7 +53,7 @@ pub(crate) enum Content {
 
 /// A message whose payload is still with its sender.
 pub(crate) struct Announced {
-    pub(crate) rts: Rts,
+    pub(crate) rts: Announcement,
     pub(crate) header: Bytes,
 }
 
@@ -267,8 +267,8 @@ impl Core {
 
     /// An announced message.
     pub(super) fn am_announced(&mut self, link: LinkId, word: u64, body: &[u8]) -> Result<()> {
-        let rts = Rts::decode(body)?;
-        let user = body.get(Rts::SIZE..).unwrap_or(&[]);
+        let (rts, end) = Announcement::decode(body)?;
+        let user = body.get(end..).unwrap_or(&[]);
         let (id, header) = am::parse(word, user.len())?;
         if header != user.len() {
             return Err(violation(
@@ -276,7 +276,8 @@ impl Core {
             ));
         }
         let empty = rts.length == 0 && self.inboxes.find(id).is_some();
-        self.am_push(link, id, Refused::Announced { op: rts.op }, || {
+        let op = rts.op;
+        self.am_push(link, id, Refused::Announced { op }, || {
             if empty {
                 // Nothing is left to fetch.
                 Content::eager(header, user)
@@ -286,7 +287,7 @@ impl Core {
             }
         })?;
         if empty {
-            self.control(link, control::DONE, rts.op, &[]);
+            self.control(link, control::DONE, op, &[]);
         }
         Ok(())
     }
@@ -409,13 +410,14 @@ impl Core {
         &mut self,
         (link, from): (LinkId, EndpointId),
         id: AmId,
-        rts: Rts,
-        buffer: BufferMut,
+        rts: Announcement,
+        (buffer, unstaged): (BufferMut, bool),
     ) -> OpKey {
         let order = self.unexpected.arrival();
         let key = self.enter_receive(buffer, link, order);
         if let Some(entry) = self.operations.get(key) {
             entry.discards = true;
+            entry.unstaged = unstaged;
         }
         if self
             .endpoint(link, from)
@@ -583,8 +585,8 @@ pub(super) mod tests {
         core.message(LINK, control::AM_EAGER, am::word(id, 0), body)
     }
 
-    fn rts(length: u64, op: u64) -> [u8; Rts::SIZE] {
-        Rts {
+    fn rts(length: u64, op: u64) -> [u8; control::Rts::SIZE] {
+        control::Rts {
             op,
             length,
             address: 0,

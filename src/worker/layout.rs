@@ -6,6 +6,7 @@
 //! | `cma` | as many runs with one system call, where blocks are few or long |
 //! | messages, runs of 8 KiB and more | as ordinary puts, and as parts of the answer to a get |
 //! | messages, shorter runs | packed: `PUT_LAYOUT` with the loops or a list of blocks in front, `LAYOUT_DATA` |
+//! | device memory | in parts that stop in pinned fragments, each by one of these ways; device memory of the peer by its owner (`device/blocks.rs`) |
 //!
 //! A run is what is consecutive on both sides. Direct copies are in `spread.rs`, the owner's side in `blocks.rs`.
 //!
@@ -44,18 +45,21 @@ pub(crate) const PACK: usize = 64 << 10;
 /// are so few that waking the owner would cost as much, or so long that the copies do.
 const FEW: u64 = 64;
 const LONG: u64 = 32 << 10;
-/// Requests of gets that an endpoint may have unanswered at its peer. Part of the wire: the peer holds their lists.
+/// Blocks that are looked at to cut off a part: about 10 µs.
+const CUT: usize = 4096;
+/// Requests of gets, and puts announced for device memory, that an endpoint may have unanswered at its peer. Part of the wire: the peer holds
+/// their lists.
 pub(crate) const REQUESTS: usize = 64;
 
 /// What is left to do of a connection's requests.
 #[derive(Default)]
 pub(crate) struct Requests {
     /// Asked and not answered to the end.
-    asked: usize,
+    pub(crate) asked: usize,
     /// Of the peer, not answered to the end.
     pub(crate) serving: usize,
-    /// Gets that wait until they may ask.
-    waiting: VecDeque<OpKey>,
+    /// Operations that wait until they may ask.
+    pub(crate) waiting: VecDeque<OpKey>,
 }
 
 /// The far side of a put or get that is not one run there, or whose buffer is not one run here.
@@ -64,9 +68,15 @@ pub(crate) struct Plan {
     /// Bytes of the region from the target's offset on.
     pub(crate) length: usize,
     pub(crate) shape: Arc<Shape>,
-    /// Of what has been put in messages or asked for.
-    cursor: Cursor,
+    /// Of what has been put in messages or asked for, or is in parts.
+    pub(crate) cursor: Cursor,
     asked: usize,
+    /// Of a part of a whole: where in the stream it begins.
+    part: Option<usize>,
+    /// Of a put into device memory: a part is announced, and the owner has not said that it has it.
+    pub(crate) is_unanswered: bool,
+    /// Parts that were cut and have not begun to travel, by their place in the stream: not more than a pipe holds.
+    cut: Vec<(usize, Cursor)>,
 }
 
 impl Plan {
@@ -78,8 +88,78 @@ impl Plan {
             shape,
             cursor,
             asked: 0,
+            part: None,
+            is_unanswered: false,
+            cut: Vec::new(),
         }
     }
+
+    /// Cuts off the next part, from `position` on: at most `most` bytes, and so many blocks as one turn may look at. Returns its bytes: none
+    /// when all those blocks have none.
+    pub(crate) fn cut(&mut self, position: usize, most: usize) -> usize {
+        let start = self.cursor;
+        let length = match &*self.shape {
+            Shape::Strided(strided) => {
+                self.cursor = strided.seek((position + most) as u64);
+                most
+            }
+            shape => {
+                let mut left = most as u64;
+                if !start.between_blocks() {
+                    left -= take(shape, &mut self.cursor, left);
+                }
+                if self.cursor.between_blocks() && left > 0 {
+                    left -= shape.for_whole(&mut self.cursor, left, CUT, &mut |_, _| {});
+                    left -= take(shape, &mut self.cursor, left);
+                }
+                most - left as usize
+            }
+        };
+        if length > 0 {
+            self.cut.push((position, start));
+        }
+        length
+    }
+
+    /// What becomes of the part that was cut at `position`, on its own.
+    pub(crate) fn part(&mut self, position: usize) -> Option<Box<Self>> {
+        let index = self.cut.iter().position(|(at, _)| *at == position)?;
+        let (_, cursor) = self.cut.swap_remove(index);
+        Some(Box::new(Self {
+            target: self.target,
+            length: self.length,
+            shape: self.shape.clone(),
+            cursor,
+            asked: 0,
+            part: Some(position),
+            is_unanswered: false,
+            cut: Vec::new(),
+        }))
+    }
+
+    /// Where in the stream it begins.
+    fn base(&self) -> usize {
+        self.part.unwrap_or(0)
+    }
+
+    /// How many blocks `length` of its bytes are, about.
+    fn blocks(&self, length: usize, total: u64) -> u64 {
+        let blocks = self.shape.blocks();
+        if self.part.is_none() || total == 0 {
+            return blocks;
+        }
+        let part = u128::from(blocks) * length as u128 / u128::from(total);
+        u64::try_from(part).unwrap_or(blocks).max(1)
+    }
+}
+
+/// Moves on by at most `most` bytes of the block at the cursor. Returns how many.
+fn take(shape: &Shape, cursor: &mut Cursor, most: u64) -> u64 {
+    let length = shape.run(cursor).map_or(0, |(_, length)| length.min(most));
+    if length > 0 {
+        shape.advance(cursor, length);
+    }
+    length
 }
 
 impl Core {
@@ -96,35 +176,52 @@ impl Core {
         let Some(entry) = self.operations.get(key) else {
             return;
         };
-        let (plan, pieces, length, pull) = match &mut entry.work {
-            Work::Put(put) => match &put.layout {
-                Some(plan) => (plan, put.buffer.extents(), put.buffer.len(), false),
-                None => return,
-            },
-            Work::Get(get) => match &get.layout {
-                Some(plan) => (plan, get.buffer.extents(), get.buffer.len(), true),
-                None => return,
-            },
+        let (plan, on_device, length, pull) = match &entry.work {
+            Work::Put(put) => (
+                &put.layout,
+                put.buffer.is_on_device(),
+                put.buffer.len(),
+                false,
+            ),
+            Work::Get(get) => (
+                &get.layout,
+                get.buffer.is_on_device(),
+                get.buffer.len(),
+                true,
+            ),
             _ => return,
         };
-        let (target, shape) = (plan.target, plan.shape.clone());
-        let region = plan.length;
-        let mut spread = Spread::new(pieces, shape, length);
+        let Some(plan) = plan else { return };
+        let (target, shape, cursor) = (plan.target, plan.shape.clone(), plan.cursor);
+        let (region, is_part) = (plan.length, plan.part.is_some());
+        // Checked by this side's processor, and then moved by an engine, of this side or the peer's.
+        let staged = length > 0 && (on_device || target.on_device && !pull);
+        let blocks = match shape.total() {
+            Some(Ok(total)) => plan.blocks(length, total),
+            _ => 0,
+        };
+        let pieces = match &mut entry.work {
+            _ if on_device => Vec::new(),
+            Work::Put(put) => put.buffer.extents(),
+            Work::Get(get) => get.buffer.extents(),
+            _ => return,
+        };
+        let mut spread = Spread::new(pieces, shape, length).starting_at(cursor);
         let remote = match spread.shape.total() {
             None => {
                 spread.checking = Some(Checking::default());
                 Remote::Address(0)
             }
             Some(Err(error)) => return self.fail_operation(key, error),
-            Some(Ok(total)) if total != length as u64 => {
+            Some(Ok(total)) if !is_part && total != length as u64 => {
                 return self.fail_operation(key, mismatch(length, total));
             }
+            Some(Ok(_)) if staged => return self.begin_device_layout(link, key),
             Some(Ok(_)) => {
                 let remote = at(&mut self.peers, link)
                     .filter(|_| length > 0)
                     .and_then(|peer| Self::direct_path(peer, &target, region))
                     .filter(|remote| {
-                        let blocks = spread.shape.blocks();
                         matches!(remote, Remote::Mapped(..))
                             || blocks <= FEW
                             || length as u64 / blocks >= LONG
@@ -153,6 +250,7 @@ impl Core {
     /// The next message of a put or get with a plan, or of the answer to one.
     pub(crate) fn advance_layout(&mut self, link: LinkId, key: OpKey) -> Result<Step, SendError> {
         match self.operations.get(key).map(|entry| &entry.work) {
+            Some(Work::Put(put)) if put.announced => self.announce_layout(link, key),
             Some(Work::Put(_)) => self.put_layout_step(link, key),
             Some(Work::Get(_)) => self.get_layout_step(link, key),
             Some(Work::Serve(_)) => self.answer_step(link, key),
@@ -211,7 +309,7 @@ impl Core {
             // SAFETY: `data` is owned by the entry, which stays while `in_flight` counts this.
             let sent = unsafe {
                 transmit(
-                    link.as_mut(),
+                    link,
                     &attributes,
                     control::PUT,
                     key.0,
@@ -229,7 +327,7 @@ impl Core {
             let room = attributes.max_bcopy.clamp(LEAST, PACK) - prefix.len();
             let mut header = LayoutHeader {
                 generation: plan.target.generation,
-                position: put.next as u64,
+                position: (plan.base() + put.next) as u64,
                 length: 0,
                 slot: plan.target.slot,
                 blocks: control::NONE,
@@ -239,7 +337,7 @@ impl Core {
                 Shape::Strided(strided) => {
                     scratch.extend_from_slice(&strided.shifted(plan.target.offset).form().encode());
                     taken = left.min(room - StridedForm::SIZE);
-                    cursor = strided.seek((put.next + taken) as u64);
+                    cursor = strided.seek((plan.base() + put.next + taken) as u64);
                 }
                 Shape::Indexed(_) => {
                     let (blocks, bytes) = list_part(
@@ -307,7 +405,7 @@ impl Core {
         let left = total - plan.asked;
         let mut header = LayoutHeader {
             generation: plan.target.generation,
-            position: plan.asked as u64,
+            position: (plan.base() + plan.asked) as u64,
             length: left as u64,
             slot: plan.target.slot,
             blocks: control::NONE,
@@ -392,7 +490,8 @@ impl Core {
             // Whole, so that its end is taken note of in one place.
             return Ok(Place::Whole);
         };
-        let at = usize::try_from(answer.position).unwrap_or(usize::MAX);
+        let base = get.layout.as_ref().map_or(0, |plan| plan.base());
+        let at = within(&answer, base);
         let run = match get.buffer.list_mut() {
             Some(list) => list.run(at),
             None => get
@@ -434,7 +533,8 @@ impl Core {
             Work::Get(get) if get.layout.is_some() => {
                 let total = get.buffer.len();
                 let asked = get.layout.as_ref().map_or(0, |plan| plan.asked);
-                let at = usize::try_from(answer.position).unwrap_or(usize::MAX);
+                let base = get.layout.as_ref().map_or(0, |plan| plan.base());
+                let at = within(answer, base);
                 if at.checked_add(length).is_none_or(|end| end > asked) || length > total - get.got
                 {
                     return Err(violation("bytes that were not asked for"));
@@ -459,6 +559,28 @@ impl Core {
             .asked
             .checked_sub(1)
             .ok_or_else(|| violation("an answer to no request"))?;
+        self.ask_next(link);
+        Ok(())
+    }
+
+    /// The owner has answered the part of a put that was announced. `false`: none was.
+    pub(crate) fn announcement_answered(&mut self, link: LinkId, key: OpKey) -> bool {
+        let asked = match self.operations.get(key).map(|entry| &mut entry.work) {
+            Some(Work::Put(put)) => put.layout.as_mut().map(|plan| &mut plan.is_unanswered),
+            _ => None,
+        };
+        if !asked.is_some_and(std::mem::take) {
+            return false;
+        }
+        if let Some(peer) = self.peer(link) {
+            peer.requests.asked = peer.requests.asked.saturating_sub(1);
+        }
+        self.ask_next(link);
+        true
+    }
+
+    /// A place among the requests is free.
+    fn ask_next(&mut self, link: LinkId) {
         while let Some(key) = self
             .peer(link)
             .and_then(|peer| peer.requests.waiting.pop_front())
@@ -472,8 +594,17 @@ impl Core {
                 break;
             }
         }
-        Ok(())
     }
+}
+
+/// Where in its get an answer belongs, of which the stream's part from `base` on was asked for. A refusal belongs anywhere.
+fn within(answer: &LayoutAnswer, base: usize) -> usize {
+    if answer.status == 2 {
+        return 0;
+    }
+    let at = answer.position.checked_sub(base as u64);
+    at.and_then(|at| usize::try_from(at).ok())
+        .unwrap_or(usize::MAX)
 }
 
 #[cold]
@@ -498,7 +629,7 @@ pub(crate) fn skip_empty(shape: &Shape, cursor: &mut Cursor) -> (u64, u64) {
 
 /// Lists blocks from the cursor on, as many as `left` bytes and a message of `room` bytes take, in which every byte of a block takes `each`.
 /// Returns their number and their bytes.
-fn list_part(
+pub(crate) fn list_part(
     shape: &Shape,
     cursor: &mut Cursor,
     base: u64,

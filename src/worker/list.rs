@@ -15,12 +15,13 @@ use crate::{
         control::{self, Rtr, Rts},
         layout::{Block, Indexed, Shape},
     },
-    transport::{Link, LinkAttributes, Place, SendError, Zcopy},
+    transport::{LinkAttributes, Place, SendError, Zcopy},
     types::{EndpointId, LinkId, OpKey, Tag},
     worker::{
         copy::{Remote, Transfer, over},
         core::Core,
         deliver::violation,
+        metrics::Counted,
         operations::{Arrival, Outgoing, RecvStage, Work},
         peer::{ONE_COPY_FROM, OneCopy, at},
         send::{FRAGMENTS_IN_FLIGHT, Step, ZCOPY_FROM, fragment_size, transmit},
@@ -50,7 +51,7 @@ pub(crate) fn announce_list(one_copy: Option<&OneCopy>, buffer: &Buffer, rts: &m
 
 /// Sends the next fragment of a list.
 pub(crate) fn list_fragment(
-    link: &mut dyn Link,
+    link: &mut Counted,
     attributes: &LinkAttributes,
     out: &mut Outgoing,
     buffer: &Buffer,

@@ -21,6 +21,7 @@
 //! | `spread` | direct copies between many pieces and many blocks |
 //! | `device` | device memory: engines that copy, transfers that stop in pinned host memory |
 //! | `explain` | how an operation goes, for people |
+//! | `metrics` | what was done, counted |
 //! | `close` | how connections end |
 //! | `reactor`, `spin` | who drives when no future does; how long a future looks before it sleeps |
 //! | `wireup` | dialling, listening, the handshake |
@@ -45,6 +46,8 @@ mod handle;
 pub(crate) mod inbox;
 pub(crate) mod layout;
 mod list;
+mod metrics;
+mod one_sided;
 pub(crate) mod operations;
 pub(crate) mod peer;
 mod pressure;
@@ -61,3 +64,4 @@ pub(crate) mod wireup;
 
 pub use explain::Explanation;
 pub(crate) use handle::Handle;
+pub use metrics::{LaneMetrics, Traffic, WorkerMetrics};

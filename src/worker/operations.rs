@@ -9,14 +9,18 @@ use crate::{
     memory::{Buffer, BufferMut, region::Exposed},
     protocol::{
         control::{self, Signal},
+        layout::Places,
         matching::{Arrival as Order, PostId},
     },
-    types::{EndpointId, LinkId, OpKey, Priority, Tag},
+    trace,
+    transport::DeviceAtomic,
+    types::{DeviceKey, EndpointId, LinkId, OpKey, Priority, Tag},
     util::waker_slot::WakerSlot,
     worker::{
         blocks::Answer,
         device::{DeviceWrite, Fragment, Lent, LocalCopy, Staged},
         layout::Plan,
+        one_sided::OneSided,
         signal::Raise,
     },
 };
@@ -43,6 +47,20 @@ pub(crate) enum Outcome {
     Value(u64),
 }
 
+impl Outcome {
+    /// Why it failed, if it did.
+    pub(crate) fn error(&self) -> Option<&Error> {
+        match self {
+            Self::Done(Err(error))
+            | Self::Buffer {
+                result: Err(error), ..
+            }
+            | Self::Claimed(Err(error)) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 /// A message that nobody had posted a receive for.
 #[derive(Debug)]
 pub(crate) struct Unexpected {
@@ -67,7 +85,7 @@ pub(crate) enum Body {
         credit: u32,
     },
     /// Announced; its bytes are still with the sender.
-    Announced(control::Rts),
+    Announced(control::Announcement),
     /// On its way into the memory of this receive or claim, whose future is gone: keeps the message's place.
     Arriving { op: OpKey, length: usize },
 }
@@ -191,6 +209,16 @@ pub(crate) struct Atomic {
     /// The old value is asked for.
     pub(crate) fetch: bool,
     pub(crate) sent: bool,
+    /// What a network device is to do instead of the owner.
+    pub(crate) device: Option<DeviceWord>,
+}
+
+/// A word that network devices do atomics on.
+pub(crate) struct DeviceWord {
+    pub(crate) atomic: DeviceAtomic,
+    pub(crate) address: u64,
+    /// One device's: they are atomic among each other only there.
+    pub(crate) key: Option<DeviceKey>,
 }
 
 /// Where the bytes of a [`Serve`] are.
@@ -217,6 +245,8 @@ pub(crate) struct Fill {
     /// The peer's operation.
     pub(crate) op: u64,
     pub(crate) signal: Option<Box<Raise>>,
+    /// The blocks of the region that it goes to.
+    pub(crate) places: Option<Box<Places>>,
 }
 
 pub(crate) enum Work {
@@ -276,6 +306,28 @@ pub(crate) enum Work {
     },
 }
 
+impl Work {
+    /// What it is, for people.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Send(_) => "send",
+            Self::Recv(_) => "receive",
+            Self::Claim(_) | Self::ClaimLanding { .. } => "claim",
+            Self::Put(_) => "put",
+            Self::Get(_) => "get",
+            Self::Atomic(_) => "atomic operation",
+            Self::Serve(_) | Self::PutIn { .. } | Self::Help { .. } | Self::Fill(_) => {
+                "served for the peer"
+            }
+            Self::AmLanding { .. } => "active message receive",
+            Self::StreamIn(_) | Self::StreamOut { .. } | Self::Write(_) => "stream",
+            Self::Lent(_) | Self::Frame { .. } => "fragment",
+            Self::Copy(_) => "copy",
+            Self::Flush { .. } => "flush",
+        }
+    }
+}
+
 pub(crate) struct Entry {
     pub(crate) generation: u32,
     pub(crate) sequence: u64,
@@ -301,8 +353,14 @@ pub(crate) struct Entry {
     pub(crate) successor: Option<OpKey>,
     /// A receive of an active message: once its future is gone, so is the message.
     pub(crate) discards: bool,
+    /// Its bytes may not stop in host memory between two places.
+    pub(crate) unstaged: bool,
     /// What engines of devices do for it.
     pub(crate) staged: Option<Box<Staged>>,
+    /// What network devices do for it.
+    pub(crate) one_sided: Option<Box<OneSided>>,
+    /// They have a short put or get, which `one_sided` knows nothing of: in one piece, through the link's memory.
+    pub(crate) is_short: bool,
 }
 
 #[derive(Default)]
@@ -314,6 +372,7 @@ pub(crate) struct Operations {
 
 impl Operations {
     pub(crate) fn insert(&mut self, link: Option<LinkId>, detached: bool, work: Work) -> OpKey {
+        trace::operation(work.name(), 0, "entered in the table");
         self.generation = self.generation.wrapping_add(1);
         self.sequence += 1;
         let (generation, sequence) = (self.generation, self.sequence);
@@ -334,7 +393,10 @@ impl Operations {
             keeps_place: false,
             successor: None,
             discards: false,
+            unstaged: false,
             staged: None,
+            one_sided: None,
+            is_short: false,
         });
         OpKey::new(slot as u32, generation)
     }
@@ -375,6 +437,12 @@ impl Operations {
 }
 
 impl Entry {
+    /// Whether network devices move its bytes.
+    #[inline]
+    pub(crate) fn is_moved(&self) -> bool {
+        self.is_short || matches!(self.one_sided.as_deref(), Some(OneSided::Moves(_)))
+    }
+
     /// Whether its next step is in `layout.rs`.
     #[inline]
     pub(crate) fn has_layout(&self) -> bool {

@@ -2,17 +2,22 @@
 
 use std::sync::Arc;
 
+use tracing::Span;
+
 use crate::{
     error::{Error, ErrorKind},
     protocol::{ANNOUNCEMENTS, EAGER_WINDOW, control, thresholds::Lending},
     sys::memfd::Mapping,
-    transport::{Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, shm::Pair},
+    transport::{
+        Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, loopback::Loopback, shm::Pair,
+    },
     types::{EndpointId, LinkId, OpKey, WorkerId},
     util::waiters::Waiters,
     worker::{
         am::AmPeer,
         copy::Remote,
         layout::Requests,
+        metrics::Counted,
         queue::{Lane, Queue},
         signal::Signals,
     },
@@ -108,7 +113,7 @@ pub(crate) struct Peer {
     pub(crate) slot: LinkId,
     pub(crate) interface: usize,
     /// `None` once the link is gone, and while it flushes.
-    pub(crate) link: Option<Box<dyn Link>>,
+    pub(crate) link: Option<Counted>,
     pub(crate) attributes: LinkAttributes,
     /// Longest tagged messages that go inline, and that go unasked.
     pub(crate) short: usize,
@@ -118,6 +123,10 @@ pub(crate) struct Peer {
     pub(crate) worker: WorkerId,
     pub(crate) info: PeerInfo,
     pub(crate) transports: Vec<&'static str>,
+    /// Transports that were to be set up first and could not be, and why.
+    pub(crate) refused: Vec<(&'static str, String)>,
+    /// From the set-up to the end.
+    pub(crate) span: Span,
     pub(crate) one_copy: Option<OneCopy>,
     pub(crate) queue: Queue,
     pub(crate) status: Status,
@@ -132,8 +141,10 @@ pub(crate) struct Peer {
     pub(crate) announced_held: usize,
     /// Posted operations of the window.
     pub(crate) posted: usize,
-    /// Endpoints of it that users hold, clones not counted. The last one's drop closes the connection.
+    /// Endpoints of it that users hold, clones not counted. The last one's drop closes the connection, once it is claimed.
     pub(crate) handles: usize,
+    /// Somebody here made or accepted it. One that the peer made to this worker's address is the worker's until then.
+    pub(crate) claimed: bool,
     /// Why a put failed whose future was over by then; the next flush tells.
     pub(crate) lost: Option<Error>,
     /// Credits of active messages.
@@ -142,8 +153,8 @@ pub(crate) struct Peer {
     pub(crate) streams: crate::worker::stream::PeerStreams,
     /// What this side moves for it that stops in pinned memory, or waits to.
     pub(crate) staged: usize,
-    /// Why device memory of it is not opened here, once that was tried.
-    pub(crate) unrouted: Option<Error>,
+    /// Why device memory of it is not opened here, once that was tried: by the accelerator's place in the context, each once.
+    pub(crate) unrouted: Vec<(usize, Error)>,
     /// Requests for blocks, both ways.
     pub(crate) requests: Requests,
     /// Who waits for the end, and who for a place for another operation.
@@ -198,19 +209,47 @@ pub(crate) struct Made {
 }
 
 impl Peer {
+    /// Whether there may be a way between its device memory and this side's: within one worker, or one host.
+    pub(crate) fn reaches_devices(&self) -> bool {
+        self.is_own() || self.one_copy.is_some()
+    }
+
+    /// Whether the other end is this worker itself.
+    #[inline]
+    pub(crate) fn is_own(&self) -> bool {
+        self.attributes.transport == Loopback::NAME
+    }
+
+    /// Why the engine in this place does not open its device memory, if that was tried.
+    pub(crate) fn unrouted(&self, slot: usize) -> Option<&Error> {
+        let mut unrouted = self.unrouted.iter();
+        unrouted
+            .find(|(tried, _)| *tried == slot)
+            .map(|(_, error)| error)
+    }
+
     pub(crate) fn new(made: Made) -> Self {
         Self {
             id: made.id,
             slot: made.slot,
             interface: made.interface,
             attributes: made.link.attributes(),
-            link: Some(made.link),
+            link: Some(Counted::new(made.link)),
             short: made.short,
             eager: made.eager,
             lending: made.lending,
             worker: made.worker,
+            span: tracing::debug_span!(
+                target: "wharf::endpoint",
+                parent: None,
+                "endpoint",
+                id = made.id.0,
+                peer = %made.info.name,
+                transports = ?made.transports,
+            ),
             info: made.info,
             transports: made.transports,
+            refused: Vec::new(),
             one_copy: made.one_copy,
             queue: Default::default(),
             status: Status::Open,
@@ -222,6 +261,7 @@ impl Peer {
             announced_held: 0,
             posted: 0,
             handles: made.handles,
+            claimed: made.handles > 0,
             lost: None,
             am: Default::default(),
             signals: Default::default(),
@@ -229,7 +269,7 @@ impl Peer {
             ready: Default::default(),
             streams: Default::default(),
             staged: 0,
-            unrouted: None,
+            unrouted: Vec::new(),
             requests: Default::default(),
         }
     }

@@ -20,9 +20,11 @@ pub(crate) enum Buried {
     Work(Work),
     Outcome(Outcome),
     Buffer(Buffer),
+    Own(crate::worker::device::Own),
     /// Something that takes long.
     Errand(crate::worker::device::Errand),
     Route(crate::worker::device::RouteErrand),
+    Registering(crate::worker::one_sided::RegisterErrand),
 }
 
 impl Core {

@@ -89,6 +89,8 @@ impl Reactor {
     fn turn(&mut self, rung: bool, polled: bool) -> Next {
         let shared = self.shared.clone();
         let mut engine = shared.enter();
+        engine.core.counts.doorbells += u64::from(rung);
+        engine.core.counts.fd_wakeups += u64::from(polled);
         let overdue = self.unpolled;
         self.unpolled |= polled;
         let driven = std::mem::replace(&mut self.seen, engine.laps) != engine.laps;
@@ -212,8 +214,10 @@ impl Future for Reactor {
 
 /// The same as a thread of its own, for runtimes that must never spin.
 pub(crate) fn run_thread(shared: &Arc<Shared>) {
+    let mut woken = false;
     while !shared.stopping.load(Ordering::Acquire) {
         let mut engine = shared.enter();
+        engine.core.counts.fd_wakeups += u64::from(std::mem::take(&mut woken));
         engine.disarm();
         engine.rung();
         engine.poll_fds();
@@ -232,6 +236,7 @@ pub(crate) fn run_thread(shared: &Arc<Shared>) {
         }
         // An interruption is a lap more.
         let _ = nix::poll::poll(&mut fds, PollTimeout::NONE);
+        woken = true;
         shared.kick.drain();
         if let Some(doorbell) = &shared.doorbell {
             doorbell.drain();

@@ -5,11 +5,14 @@
 //! after it revoked the generation and saw this side outside. Local memory is the caller's, for the length of the call.
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+
 use crate::{
     error::{Error, ErrorKind, Result},
     protocol::control::{self, Join},
+    trace,
     transport::shm::Pair,
-    types::{LinkId, OpKey, Priority},
+    types::{DeviceKey, LinkId, OpKey, Priority},
     util::copy::copy,
     worker::{
         copy::{CHUNK, Remote, Transfer},
@@ -58,6 +61,10 @@ pub(super) fn stale() -> Error {
         ErrorKind::StaleKey,
         "the remote memory is not exposed any more",
     )
+}
+
+fn what(pull: bool) -> &'static str {
+    if pull { "get" } else { "put" }
 }
 
 impl OneCopy {
@@ -131,6 +138,8 @@ impl Core {
                 // SAFETY: valid for `length`: one is the caller's, the other was checked against the mapping. At two addresses they do not
                 // overlap, even when they are the same memory within one process.
                 unsafe { copy(from, to, length) };
+                self.counts.copied(true, length);
+                trace::operation(what(pull), length, "in mapped memory");
             }
             one_copy.pair.leave();
             return Some(if exposed { Ok(()) } else { Err(stale()) });
@@ -151,43 +160,58 @@ impl Core {
             unsafe { cma.write(address, local, length) }
         };
         one_copy.pair.leave();
+        if result.is_ok() {
+            self.counts.copied(false, length);
+            trace::operation(what(pull), length, "by cma");
+        }
         Some(result)
     }
 
-    /// Starts a put that is in the table.
+    /// Starts a put that is in the table. `route`: keys by which network devices reach the region.
     pub(crate) fn start_put(
         &mut self,
         link: LinkId,
         target: Target,
         mut put: Put,
-        priority: Priority,
+        (priority, unstaged): (Priority, bool),
+        route: Option<&Arc<[DeviceKey]>>,
     ) -> OpKey {
         let length = put.buffer.len();
         if length > 0 && (target.on_device || put.buffer.is_on_device()) {
-            return self.start_device_put(link, target, put, priority);
+            return self.start_device_put(link, target, put, (priority, unstaged));
         }
         let local = put.buffer.address().cast_mut();
         let path = self.path(link, &target, length, &mut put.slot);
         let slot = put.slot;
         let key = self.operations.insert(Some(link), false, Work::Put(put));
         self.prioritize(key, priority);
-        self.start_access(link, key, target, local, length, false, path, slot);
+        if path.is_some() || !self.rma_by_devices(link, key, &target, route) {
+            self.start_access(link, key, target, local, length, false, path, slot);
+        }
         key
     }
 
-    /// Starts a get that is in the table.
+    /// Starts a get that is in the table, as a put.
     pub(crate) fn start_get(
         &mut self,
         link: LinkId,
         target: Target,
         mut get: Get,
-        priority: Priority,
+        (priority, unstaged): (Priority, bool),
+        route: Option<&Arc<[DeviceKey]>>,
     ) -> OpKey {
-        let length = get.buffer.len();
-        if length > 0 && get.buffer.is_on_device() {
+        let (length, on_device) = (get.buffer.len(), get.buffer.is_on_device());
+        let itself = (target.on_device || on_device) && self.is_to_itself(link);
+        if length > 0 && (itself || on_device) {
             let key = self.operations.insert(Some(link), false, Work::Get(get));
             self.prioritize(key, priority);
-            self.begin_device_get(key, target);
+            if let Some(entry) = self.operations.get(key) {
+                entry.unstaged = unstaged;
+            }
+            match itself {
+                true => self.begin_within(key, target),
+                false => self.begin_device_get(key, target),
+            }
             return key;
         }
         let local = get.buffer.address();
@@ -195,7 +219,9 @@ impl Core {
         let slot = get.slot;
         let key = self.operations.insert(Some(link), false, Work::Get(get));
         self.prioritize(key, priority);
-        self.start_access(link, key, target, local, length, true, path, slot);
+        if path.is_some() || !self.rma_by_devices(link, key, &target, route) {
+            self.start_access(link, key, target, local, length, true, path, slot);
+        }
         key
     }
 
@@ -205,12 +231,17 @@ impl Core {
         link: LinkId,
         target: Target,
         mut put: Put,
-        priority: Priority,
+        (priority, unstaged): (Priority, bool),
     ) -> OpKey {
-        put.announced = target.on_device;
+        let within = self.is_to_itself(link);
+        put.announced = target.on_device && !within;
         let key = self.operations.insert(Some(link), false, Work::Put(put));
         self.prioritize(key, priority);
+        if let Some(entry) = self.operations.get(key) {
+            entry.unstaged = unstaged;
+        }
         match target.on_device {
+            _ if within => self.begin_within(key, target),
             true => self.submit(link, key),
             false => self.begin_device_put(key, target),
         }

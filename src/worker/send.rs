@@ -9,12 +9,16 @@ use crate::{
     error::{Error, ErrorKind},
     memory::Buffer,
     protocol::control::{self, Rts},
-    transport::{Link, LinkAttributes, MAX_PREFIX, RawSlice, SendError, Zcopy},
+    trace,
+    transport::{Link, LinkAttributes, MAX_PREFIX, RawSlice, RemoteRange, SendError, Zcopy},
     types::{LinkId, OpKey, Tag},
     worker::{
         am,
+        atomic::no_atomics,
         core::Core,
         list::{announce_list, list_fragment},
+        metrics::Counted,
+        one_sided::offer,
         operations::{self, Outcome, Outgoing, SendStage, Source, Work},
         peer::{OneCopy, Peer, Queued, at, eager_cost},
         pressure::is_bulk,
@@ -67,6 +71,7 @@ pub(crate) fn try_eager(peer: &mut Peer, tag: Tag, data: &[u8]) -> Result<(), Op
         return Err(None);
     }
     peer.eager_out += eager_cost(data.len());
+    trace::operation("tag send", data.len(), "eager");
     Ok(())
 }
 
@@ -80,11 +85,24 @@ impl Core {
             return;
         }
         let lane = Lane::of(entry.priority, is_bulk(entry));
-        if let Some(peer) = self.peer(link) {
-            peer.queue.push(lane, Queued::Operation(key));
-            if peer.queue.active() == 1 {
-                self.pump(link);
-            }
+        let Some(peer) = at(&mut self.peers, link) else {
+            return;
+        };
+        if peer.queue.is_empty() && peer.link.is_some() {
+            // There is nothing to wait for.
+            entry.queued = false;
+            let result = self.advance(link, key, lane);
+            let has_room = self.advanced(link, Queued::Operation(key), lane, result);
+            let peer = self.peer(link);
+            let is_idle = peer.is_some_and(|peer| peer.is_open() && peer.queue.is_empty());
+            return match has_room && !is_idle {
+                true => self.pump(link),
+                false => self.tell_ready(link),
+            };
+        }
+        peer.queue.push(lane, Queued::Operation(key));
+        if peer.queue.active() == 1 {
+            self.pump(link);
         }
     }
 
@@ -126,34 +144,49 @@ impl Core {
                 }
                 Queued::Stream(key) => self.advance_stream(*key),
             };
-            match result {
-                Ok(Step::Sent | Step::Parked) => {}
-                Ok(Step::More) => {
-                    let lane = self.mark_queued(&front).unwrap_or(lane);
-                    if let Some(peer) = self.peer(link) {
-                        peer.queue.push(lane, front);
-                    }
-                }
-                Ok(Step::Held) => {
-                    self.mark_queued(&front);
-                    if let Some(peer) = self.peer(link) {
-                        peer.queue.push(Lane::Held, front);
-                    }
-                }
-                Err(SendError::Full) => {
-                    self.mark_queued(&front);
-                    if let Some(peer) = self.peer(link) {
-                        peer.queue.put_back(lane, front);
-                    }
-                    return;
-                }
-                Err(SendError::Failed(error)) => {
-                    self.failures.push((link, error));
-                    return;
-                }
+            if !self.advanced(link, front, lane, result) {
+                return;
             }
         }
         self.runnable.push_back(link);
+    }
+
+    /// Puts what has more to send in the queue again. Whether the link has room for others.
+    #[inline]
+    fn advanced(
+        &mut self,
+        link: LinkId,
+        front: Queued,
+        lane: Lane,
+        result: Result<Step, SendError>,
+    ) -> bool {
+        match result {
+            Ok(Step::Sent | Step::Parked) => {}
+            Ok(Step::More) => {
+                let lane = self.mark_queued(&front).unwrap_or(lane);
+                if let Some(peer) = self.peer(link) {
+                    peer.queue.push(lane, front);
+                }
+            }
+            Ok(Step::Held) => {
+                self.mark_queued(&front);
+                if let Some(peer) = self.peer(link) {
+                    peer.queue.push(Lane::Held, front);
+                }
+            }
+            Err(SendError::Full) => {
+                self.mark_queued(&front);
+                if let Some(peer) = self.peer(link) {
+                    peer.queue.put_back(lane, front);
+                }
+                return false;
+            }
+            Err(SendError::Failed(error)) => {
+                self.failures.push((link, error));
+                return false;
+            }
+        }
+        true
     }
 
     /// Notes that something is in the queue again. Returns the lane of its next step.
@@ -184,11 +217,14 @@ impl Core {
             // Ended, by a refusal for one, while it waited in the queue.
             return Ok(Step::Sent);
         }
-        if entry.has_layout() {
-            return self.advance_layout(link_id, key);
-        }
         if entry.is_piped() {
             return self.advance_staged(link_id, key);
+        }
+        if entry.is_moved() {
+            return self.advance_moves(link_id, key);
+        }
+        if entry.has_layout() {
+            return self.advance_layout(link_id, key);
         }
         if matches!(entry.work, Work::Lent(_)) {
             return self.advance_lent(link_id, key);
@@ -240,15 +276,7 @@ impl Core {
                         } else {
                             // SAFETY: `data` is owned by the entry, which stays while `in_flight` counts this.
                             unsafe {
-                                transmit(
-                                    link.as_mut(),
-                                    &attributes,
-                                    id,
-                                    send.tag.0,
-                                    prefix,
-                                    data,
-                                    key.0,
-                                )
+                                transmit(link, &attributes, id, send.tag.0, prefix, data, key.0)
                             }?
                         };
                         peer.eager_out += eager_cost(length);
@@ -264,21 +292,36 @@ impl Core {
                         Ok(Step::Held)
                     }
                     SendStage::Queued => {
-                        let rts = announce(peer, &send.buffer, key, &mut send.slot);
+                        let mut rts = announce(peer, &send.buffer, key, &mut send.slot);
                         let Some(link) = peer.link.as_mut() else {
                             return Ok(Step::Parked);
                         };
+                        let user = send.am.as_ref().map_or(&[][..], host);
+                        let room = attributes.max_bcopy.saturating_sub(Rts::SIZE + user.len());
+                        let scheme = self.one_sided.scheme;
+                        let offer = offer(&mut **link, &send.buffer, scheme, &mut rts, room);
+                        let keys = offer
+                            .as_ref()
+                            .map_or(&[][..], |offer| offer.announced(&rts));
+                        let (keys, length) = control::with_keys(&[], keys);
+                        let keys = &keys[..length];
                         match &send.am {
-                            Some(header) => link.am_bcopy(
-                                control::AM_RTS,
-                                send.tag.0,
-                                &rts.encode(),
-                                host(header),
-                            )?,
-                            None => link.am_short(control::TAG_RTS, send.tag.0, &rts.encode())?,
+                            Some(_) => {
+                                let behind = [keys, user].concat();
+                                link.am_bcopy(control::AM_RTS, send.tag.0, &rts.encode(), &behind)?;
+                            }
+                            None if keys.is_empty() => {
+                                link.am_short(control::TAG_RTS, send.tag.0, &rts.encode())?;
+                            }
+                            None => {
+                                link.am_bcopy(control::TAG_RTS, send.tag.0, &rts.encode(), keys)?;
+                            }
                         }
                         send.stage = SendStage::Announced;
                         peer.announced_out += usize::from(send.am.is_none());
+                        if let Some(offer) = offer {
+                            self.offered(link_id, key, offer);
+                        }
                         Ok(Step::Sent)
                     }
                     SendStage::Streaming(out) => {
@@ -287,7 +330,7 @@ impl Core {
                         };
                         if send.buffer.list().is_some() {
                             let step = list_fragment(
-                                link.as_mut(),
+                                link,
                                 &attributes,
                                 out,
                                 &send.buffer,
@@ -301,14 +344,8 @@ impl Core {
                             return Ok(step);
                         }
                         let data = host(&send.buffer);
-                        let step = fragment(
-                            link.as_mut(),
-                            &attributes,
-                            out,
-                            data,
-                            key,
-                            &mut entry.in_flight,
-                        )?;
+                        let step =
+                            fragment(link, &attributes, out, data, key, &mut entry.in_flight)?;
                         if matches!(step, Step::Sent) {
                             self.finish(key, Outcome::Done(Ok(())));
                         }
@@ -332,7 +369,7 @@ impl Core {
                     Source::Message(buffer) if buffer.list().is_none() => host(buffer),
                     Source::Message(buffer) => {
                         let step = list_fragment(
-                            link.as_mut(),
+                            link,
                             &attributes,
                             &mut serve.out,
                             buffer,
@@ -347,7 +384,7 @@ impl Core {
                     }
                 };
                 let step = fragment(
-                    link.as_mut(),
+                    link,
                     &attributes,
                     &mut serve.out,
                     data,
@@ -369,6 +406,29 @@ impl Core {
                 self.finish(key, Outcome::Done(Ok(())));
                 Ok(Step::Sent)
             }
+            Work::Atomic(operations::Atomic {
+                device: Some(word),
+                sent,
+                ..
+            }) => {
+                let Some(link) = peer.link.as_mut() else {
+                    return Ok(Step::Parked);
+                };
+                let ways = link
+                    .one_sided()
+                    .filter(|ways| ways.attributes().atomics && ways.reaches(word.key.as_slice()));
+                let Some(ways) = ways else {
+                    self.atomic_refused(key, no_atomics());
+                    return Ok(Step::Sent);
+                };
+                let remote = RemoteRange {
+                    address: word.address,
+                    keys: word.key.as_slice(),
+                };
+                ways.atomic(word.atomic, remote, key.0)?;
+                *sent = true;
+                Ok(Step::Sent)
+            }
             Work::Atomic(atomic) => {
                 let Some(link) = peer.link.as_mut() else {
                     return Ok(Step::Parked);
@@ -388,6 +448,9 @@ impl Core {
                 let mut mark = if signal.is_some() { 3 } else { 1 };
                 if put.buffer.is_on_device() {
                     mark |= control::OF_DEVICE;
+                }
+                if entry.unstaged {
+                    mark |= control::UNSTAGED;
                 }
                 let rts = control::PutRts {
                     generation: put.region.1,
@@ -424,7 +487,7 @@ impl Core {
                 // SAFETY: `data` is owned by the entry, which stays while `in_flight` counts this.
                 let sent = unsafe {
                     transmit(
-                        link.as_mut(),
+                        link,
                         &attributes,
                         control::PUT,
                         key.0,
@@ -534,7 +597,7 @@ pub(crate) fn fragment_size(attributes: &LinkAttributes, prefix: usize) -> usize
 /// # Safety
 /// As [`Link::am_zcopy`] asks.
 pub(crate) unsafe fn transmit(
-    link: &mut dyn Link,
+    link: &mut Counted,
     attributes: &LinkAttributes,
     id: u8,
     header: u64,
@@ -559,7 +622,7 @@ pub(crate) unsafe fn transmit(
 
 /// Sends the next fragment of a run of bytes.
 fn fragment(
-    link: &mut dyn Link,
+    link: &mut Counted,
     attributes: &LinkAttributes,
     out: &mut Outgoing,
     data: &[u8],
@@ -619,7 +682,7 @@ fn announce(peer: &mut Peer, buffer: &Buffer, key: OpKey, slot: &mut Option<u32>
         rts.slot = slot.unwrap_or(control::NONE);
         if let Some((segment, offset)) = buffer.segment()
             && let Some(link) = &mut peer.link
-            && give(one_copy, link.as_mut(), segment)
+            && give(one_copy, &mut **link, segment)
         {
             rts.segment = segment.id();
             rts.segment_offset = offset as u64;

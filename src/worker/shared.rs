@@ -35,6 +35,7 @@ use crate::{
     worker::{
         core::Kept,
         engine::Engine,
+        metrics::Dialling,
         operations::Outcome,
         spin::{LingerPolicy, Luck, Spin, SpinPolicy},
         wireup::Wireup,
@@ -72,6 +73,7 @@ pub(crate) struct Shared {
     pub(crate) stopping: AtomicBool,
     pub(crate) stopped: tokio::sync::watch::Sender<bool>,
     completions: AtomicU32,
+    pub(crate) dialling: Dialling,
 }
 
 impl Shared {
@@ -106,6 +108,7 @@ impl Shared {
             stopping: AtomicBool::new(false),
             stopped: tokio::sync::watch::Sender::new(false),
             completions: AtomicU32::new(0),
+            dialling: Dialling::default(),
         })
     }
 
@@ -158,6 +161,10 @@ impl Shared {
             let mut engine = self.enter();
             self.begin_lap(&mut engine);
             if let Some(result) = attempt(&mut engine) {
+                match spin.has_spun() {
+                    false => engine.core.counts.found_at_once += 1,
+                    true => engine.core.counts.found_spinning += 1,
+                }
                 self.leave(engine);
                 self.completed(&spin, cx);
                 return Poll::Ready(result);
@@ -173,6 +180,7 @@ impl Shared {
                 return Poll::Pending;
             }
             if self.spin.is_thread() || engine.arm() {
+                engine.core.counts.parked += 1;
                 self.leave(engine);
                 return Poll::Pending;
             }
@@ -194,6 +202,10 @@ impl Shared {
         loop {
             let mut engine = self.enter();
             if let Some(result) = attempt(&mut engine) {
+                match look.has_spun() {
+                    false => engine.core.counts.found_at_once += 1,
+                    true => engine.core.counts.found_spinning += 1,
+                }
                 self.leave(engine);
                 self.linger.found(&look, luck);
                 self.count(cx);
@@ -221,6 +233,7 @@ impl Shared {
                 self.leave_lap(engine);
                 continue;
             }
+            engine.core.counts.parked += 1;
             self.leave(engine);
             return Poll::Pending;
         }
@@ -245,6 +258,7 @@ impl Shared {
             drop(engine);
         } else {
             let wakes = std::mem::take(&mut engine.core.wakes);
+            engine.core.counts.wakes += wakes.len() as u64;
             // One is the rule: the list keeps its memory.
             let buried = engine.core.buried.pop();
             let more = if engine.core.buried.is_empty() {
@@ -336,6 +350,32 @@ impl Shared {
         )
     }
 
+    /// Waits until the program's streams come after a copy, or it is over. `false`: it has failed.
+    pub(crate) fn poll_queued(&self, cx: &mut TaskContext<'_>, key: OpKey) -> Poll<bool> {
+        self.drive(
+            cx,
+            |engine| {
+                if !engine.core.is_queued(key) {
+                    // Its own progress must not wake it.
+                    if let Some(entry) = engine.core.operations.get(key) {
+                        entry.waker.take();
+                    }
+                    engine.peek(|core| core.is_queued(key));
+                }
+                engine.core.is_queued(key).then(|| {
+                    let entry = engine.core.operations.get(key);
+                    let outcome = entry.and_then(|entry| entry.outcome.as_ref());
+                    !matches!(outcome, Some(Outcome::Buffer { result: Err(_), .. }))
+                })
+            },
+            |engine, waker| {
+                if let Some(entry) = engine.core.operations.get(key) {
+                    entry.waker.leave(waker);
+                }
+            },
+        )
+    }
+
     /// A future goes before its operation has ended.
     pub(crate) fn drop_future(&self, key: OpKey) {
         if fork::forked() {
@@ -386,6 +426,8 @@ impl Shared {
                     return;
                 }
                 match peer.status {
+                    // It was only answered on.
+                    crate::worker::peer::Status::Open if !peer.claimed => {}
                     crate::worker::peer::Status::Open => engine.core.begin_close(link),
                     crate::worker::peer::Status::Closed(_) => engine.core.forget(link),
                     crate::worker::peer::Status::Closing { .. } => {}

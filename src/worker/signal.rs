@@ -135,6 +135,10 @@ impl Core {
             .check(signal.slot, generation, offset, 8, Access::WRITE)?;
         let add = AtomicRequest::new(AtomicOp::Add, signal.add);
         counter.word(offset as usize, add.width)?;
+        if counter.access.contains(Access::DEVICE_ATOMIC) {
+            let text = "a counter of network devices";
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
         Ok(Raise {
             counter,
             offset: offset as usize,
@@ -181,6 +185,7 @@ impl Core {
             message: None,
             fetch: false,
             sent: false,
+            device: None,
         };
         let key = self.operations.insert(Some(link), true, Work::Atomic(work));
         if let Some(peer) = self.peer(link) {

@@ -47,6 +47,15 @@ impl SpinPolicy {
         }
     }
 
+    /// Whether looking before sleeping pays, as far as is known.
+    #[inline]
+    pub(crate) fn pays(&self) -> bool {
+        match self.progress {
+            Progress::Thread => false,
+            _ => self.window() > GLANCE,
+        }
+    }
+
     /// Whether a future never sleeps.
     pub(crate) fn is_busy(&self) -> bool {
         matches!(self.progress, Progress::Busy)
@@ -83,6 +92,11 @@ impl SpinPolicy {
             }
             Some((since, window)) => since.elapsed() < window,
         }
+    }
+
+    /// The mean of the last waits; zero where none is kept.
+    pub(crate) fn mean(&self) -> Duration {
+        Duration::from_nanos(self.mean.load(Ordering::Relaxed))
     }
 
     /// A wait ended after `waited`.
@@ -178,6 +192,14 @@ pub(crate) struct Look {
     tries: Option<bool>,
 }
 
+impl Look {
+    /// Whether it looked more than once.
+    #[inline]
+    pub(crate) fn has_spun(&self) -> bool {
+        self.spin.has_spun()
+    }
+}
+
 impl SpinPolicy {
     pub(crate) fn look(&self) -> Look {
         Look {
@@ -228,6 +250,12 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
+    /// Whether it looked more than once.
+    #[inline]
+    pub(crate) fn has_spun(&self) -> bool {
+        self.laps > 0
+    }
+
     /// How long it has lasted, if long enough to have looked at the clock.
     pub(crate) fn waited(&self) -> Option<Duration> {
         (self.laps > LAPS)

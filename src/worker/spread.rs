@@ -53,6 +53,12 @@ impl Spread {
         })
     }
 
+    /// From this place of the layout on.
+    pub(crate) fn starting_at(mut self: Box<Self>, cursor: Cursor) -> Box<Self> {
+        self.cursor = cursor;
+        self
+    }
+
     /// The next run: address here, offset there, bytes (perhaps none).
     #[inline]
     fn run(&self, most: u64) -> Option<(*mut u8, u64, u64)> {
@@ -265,6 +271,7 @@ impl Core {
             .and_then(|peer| peer.one_copy.as_mut())
             .ok_or_else(|| Error::new(ErrorKind::ConnectionReset, "the link is gone"))?;
         let pair = &one_copy.pair;
+        let before = spread.left;
         pair.enter();
         let moved = match transfer.region {
             _ if pair.peer_over() => Err(over()),
@@ -299,7 +306,10 @@ impl Core {
             },
         };
         pair.leave();
+        let bytes = (before - spread.left) as usize;
+        let is_mapped = matches!(transfer.remote, Remote::Mapped(..));
         moved.map(|()| {
+            self.counts.copied(is_mapped, bytes);
             if spread.left == 0 {
                 Step::Complete
             } else {

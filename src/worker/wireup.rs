@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! client                                                server
-//!    │ ── TCP to host:port, or the Unix socket of an address ──▶
+//!    │ ── TCP to host:port, or the Unix socket of an address, or an RDMA address ──▶
 //!    │ ◀── hello: who, where, which transports, a Unix name ───  │
 //!    │     same host? dial the Unix name instead and go on there │
 //!    │ ─── hello, proof of the secret ────────────────────────▶  │  Incoming: accepted, on any worker, or rejected
@@ -15,18 +15,20 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
     task::Poll,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 use tokio::{
     net::{TcpListener, TcpStream, UnixListener},
-    sync::{Semaphore, mpsc},
+    sync::{Semaphore, mpsc, oneshot},
     time::timeout,
 };
+use tracing::Instrument;
 
 use crate::{
     config::interface_addresses,
@@ -44,6 +46,7 @@ use crate::{
         channel::Channel,
         cma::{Cma, CmaPeer},
         loopback,
+        rdmacm::{self, Listening},
     },
     types::{EndpointId, LinkId, WorkerId},
     worker::{
@@ -85,9 +88,10 @@ impl Request {
     }
 }
 
-/// One listening place: a TCP socket and, for peers on this host, a Unix socket under a random abstract name.
+/// One listening place: a TCP socket or an RDMA address and, for peers on this host, a Unix socket under a random abstract name.
 pub(crate) struct Place {
     pub(crate) tcp: Vec<TcpListener>,
+    pub(crate) rdma: Option<Listening>,
     pub(crate) unix: Option<(UnixListener, Vec<u8>)>,
 }
 
@@ -119,6 +123,35 @@ impl Place {
         Err(error.during(Operation::Listen))
     }
 
+    /// Binds an address of an RDMA device, as [`Place::bind`] does one of TCP.
+    pub(crate) async fn bind_rdma(shared: &Shared, addresses: &[SocketAddr]) -> Result<Self> {
+        let mut error = Error::new(ErrorKind::InvalidArgument, "no address to listen on");
+        for address in addresses {
+            match Listening::bind(*address, *shared.context.config().keepalive).await {
+                Ok(listening) => {
+                    let mut place = Self::with(shared, Vec::new())?;
+                    place.rdma = Some(listening);
+                    return Ok(place);
+                }
+                Err(failure) => error = failure,
+            }
+        }
+        Err(error.during(Operation::Listen))
+    }
+
+    /// Where it listens, for peers on other hosts.
+    pub(crate) fn local_addr(&self) -> Result<SocketAddr> {
+        if let Some(rdma) = &self.rdma {
+            return Ok(rdma.local_addr());
+        }
+        let tcp = self
+            .tcp
+            .first()
+            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "no address to listen on"))?;
+        tcp.local_addr()
+            .map_err(|error| Error::io("the listener's address", error))
+    }
+
     fn with(shared: &Shared, tcp: Vec<TcpListener>) -> Result<Self> {
         let unix = if shared
             .transports
@@ -139,7 +172,11 @@ impl Place {
         } else {
             None
         };
-        Ok(Self { tcp, unix })
+        Ok(Self {
+            tcp,
+            rdma: None,
+            unix,
+        })
     }
 
     /// Serves it until the receiver of `queue` is gone.
@@ -151,6 +188,9 @@ impl Place {
         let limit = Arc::new(Semaphore::new(MAX_HANDSHAKES));
         let name = self.unix.as_ref().map(|(_, name)| name.clone());
         let mut tasks = Vec::new();
+        // The Unix socket goes with the RDMA address that it stands beside.
+        let (stands, mut ended) = oneshot::channel::<()>();
+        let mut stands = Some(stands);
         for listener in self.tcp {
             let (shared, queue, limit, name) =
                 (shared.clone(), queue.clone(), limit.clone(), name.clone());
@@ -168,23 +208,64 @@ impl Place {
                 }
             }));
         }
+        if let Some(listening) = self.rdma {
+            let (shared, queue, limit) = (shared.clone(), queue.clone(), limit.clone());
+            let runtime = shared.runtime.clone();
+            let stands = stands.take();
+            tasks.push(runtime.spawn(async move {
+                serve_rdma(shared, listening, name, queue, limit).await;
+                drop(stands);
+            }));
+        }
         if let Some((listener, name)) = self.unix {
             let (shared, queue) = (shared.clone(), queue);
             let runtime = shared.runtime.clone();
             tasks.push(runtime.spawn(async move {
+                // Without one there is no such end.
+                let _stands = stands;
                 loop {
                     let Ok(permit) = limit.clone().acquire_owned().await else {
                         return;
                     };
-                    let stream = listener
-                        .accept()
-                        .await
-                        .map(|(stream, _)| Channel::unix(stream));
+                    let stream = tokio::select! {
+                        accepted = listener.accept() => accepted,
+                        _ = &mut ended => return,
+                    };
+                    let stream = stream.map(|(stream, _)| Channel::unix(stream));
                     greet(&shared, stream, Some(name.clone()), &queue, permit).await;
                 }
             }));
         }
         tasks
+    }
+}
+
+/// Serves an RDMA address until the device is gone.
+async fn serve_rdma(
+    shared: Arc<Shared>,
+    listening: Listening,
+    unix_name: Option<Vec<u8>>,
+    queue: mpsc::Sender<Request>,
+    limit: Arc<Semaphore>,
+) {
+    while let Ok(permit) = limit.clone().acquire_owned().await {
+        let asked = match listening.accept().await {
+            Ok(asked) => asked,
+            Err(error) => {
+                tracing::warn!(target: "wharf::wireup", %error, "a listener at an RDMA address has ended");
+                return;
+            }
+        };
+        let (task, unix_name, queue) = (shared.clone(), unix_name.clone(), queue.clone());
+        shared.runtime.spawn(async move {
+            let peer = asked.peer_name().to_owned();
+            let limit = task.context.config().handshake_timeout.value;
+            match timeout(limit, asked.answer()).await {
+                Ok(Ok(channel)) => greet(&task, Ok(channel), unix_name, &queue, permit).await,
+                Ok(Err(error)) => tracing::debug!(target: "wharf::wireup", %peer, %error, "connection turned down"),
+                Err(_) => tracing::debug!(target: "wharf::wireup", %peer, "no channel within {limit:?}"),
+            }
+        });
     }
 }
 
@@ -317,6 +398,64 @@ fn lane<'a>(
     })
 }
 
+/// Transports to be tried should the one that was chosen not come about: those after it that both ends have and that go between hosts.
+fn others<'a>(
+    shared: &'a Shared,
+    channel: &Channel,
+    offered: &[String],
+    info: &PeerInfo,
+    chosen: &Transport,
+) -> Vec<&'a Transport> {
+    let after = shared
+        .transports
+        .iter()
+        .skip_while(|transport| transport.name != chosen.name)
+        .skip(1);
+    let after = after.filter(|transport| {
+        chosen.reach == Reach::Network
+            && transport.reach == Reach::Network
+            && offered.iter().any(|offered| offered == transport.name)
+            && transport.connector.can_use(channel, info).is_ok()
+    });
+    after.collect()
+}
+
+/// Transports that could not be set up, and why.
+type Refused = Vec<(&'static str, String)>;
+
+/// Sets up the first of these transports that comes about. The next is tried where both ends know that one does not.
+async fn connect_by_one<'a>(
+    lanes: &[&'a Transport],
+    channel: &mut Channel,
+    role: Role,
+    info: &PeerInfo,
+) -> Result<(&'a Transport, Connected, Refused)> {
+    let mut refused = Vec::new();
+    let mut first = None;
+    for (index, lane) in lanes.iter().enumerate() {
+        let error = match lane.connector.connect(channel, role, info).await {
+            Ok(connected) => return Ok((lane, connected, refused)),
+            Err(error) => error,
+        };
+        let goes_on = channel.was_given_up() && index + 1 < lanes.len();
+        if goes_on {
+            let next = lanes[index + 1].name;
+            tracing::warn!(target: "wharf::wireup", peer = %info.name, transport = lane.name, next, %error, "a transport cannot be set up; the next is tried");
+            refused.push((lane.name, error.to_string()));
+        }
+        first.get_or_insert(error);
+        if !goes_on {
+            break;
+        }
+    }
+    Err(first.unwrap_or_else(|| {
+        Error::new(
+            ErrorKind::Protocol,
+            "the peer chose a transport that was not offered",
+        )
+    }))
+}
+
 /// Tells the client why not. It may be gone; that changes nothing.
 pub(crate) async fn refuse(channel: &mut Channel, error: &Error) {
     let _ = timeout(
@@ -334,7 +473,9 @@ pub(crate) async fn accept(
 ) -> Result<(LinkId, EndpointId)> {
     let limit = shared.context.config().handshake_timeout.value;
     let name = request.name();
+    let span = tracing::debug_span!(target: "wharf::wireup", "accept", peer = %name);
     let result = timeout(limit, accept_inner(shared, &mut request, claimed))
+        .instrument(span)
         .await
         .unwrap_or_else(|_| {
             Err(Error::new(
@@ -376,6 +517,15 @@ async fn accept_inner(
         lanes.push("cma".to_owned());
     }
     let probe = lanes.len() > 1;
+    let mut tried = vec![lane];
+    tried.extend(others(
+        shared,
+        &request.channel,
+        &request.hello.transports,
+        &info,
+        lane,
+    ));
+    lanes.extend(tried.iter().skip(1).map(|lane| lane.name.to_owned()));
     let verdict = Verdict::Accept {
         worker: shared.id,
         proof,
@@ -387,13 +537,11 @@ async fn accept_inner(
     } else {
         None
     };
-    let connected = lane
-        .connector
-        .connect(&mut request.channel, Role::Server, &info)
-        .await?;
+    let (lane, connected, refused) =
+        connect_by_one(&tried, &mut request.channel, Role::Server, &info).await?;
     attach(
         shared,
-        lane.name,
+        (lane.name, refused),
         connected,
         request.hello.worker,
         info,
@@ -416,7 +564,7 @@ async fn probe_cma(channel: &mut Channel, info: &PeerInfo) -> Result<Option<CmaP
 /// Puts a finished link to work.
 fn attach(
     shared: &Arc<Shared>,
-    transport: &'static str,
+    (transport, refused): (&'static str, Refused),
     connected: Connected,
     worker: WorkerId,
     info: PeerInfo,
@@ -453,7 +601,7 @@ fn attach(
             threshold.bytes()
         };
         let limits = Thresholds::new(&attributes, threshold);
-        let peer = Peer::new(Made {
+        let mut peer = Peer::new(Made {
             id,
             slot,
             interface,
@@ -467,7 +615,9 @@ fn attach(
             one_copy,
             handles: usize::from(claimed),
         });
-        tracing::debug!(target: "wharf::endpoint", peer = %peer.info.name, transports = ?peer.transports, "connected");
+        peer.refused = refused;
+        tracing::debug!(target: "wharf::endpoint", parent: &peer.span, peer = %peer.info.name, transports = ?peer.transports, "connected");
+        tracing::debug!(target: "wharf::protocol", parent: &peer.span, inline = peer.short, eager = peer.eager, direct_copies = peer.one_copy.is_some(), "longest messages");
         if index == engine.core.peers.len() {
             engine.core.peers.push(Some(peer));
         } else {
@@ -486,7 +636,17 @@ fn attach(
 #[derive(Debug)]
 pub enum Destination {
     Sockets(Vec<SocketAddr>),
+    Rdma(Vec<SocketAddr>),
     Worker(WorkerAddress),
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sockets(sockets) | Self::Rdma(sockets) => write!(f, "{sockets:?}"),
+            Self::Worker(address) => write!(f, "worker {}", address.worker()),
+        }
+    }
 }
 
 /// Dials.
@@ -495,13 +655,17 @@ pub(crate) async fn connect(
     destination: Destination,
 ) -> Result<(LinkId, EndpointId)> {
     let limit = shared.context.config().connect_timeout.value;
+    let begin = Instant::now();
+    let span = tracing::debug_span!(target: "wharf::wireup", "connect", to = %destination);
     let result = timeout(limit, async {
         match destination {
             Destination::Sockets(sockets) => dial(shared, &sockets, None, false).await,
+            Destination::Rdma(addresses) => dial_rdma(shared, &addresses, limit).await,
             Destination::Worker(address) => dial_worker(shared, &address).await,
         }
     });
-    result
+    let result = result
+        .instrument(span)
         .await
         .unwrap_or_else(|_| {
             Err(Error::new(
@@ -509,7 +673,12 @@ pub(crate) async fn connect(
                 format!("no connection within {limit:?}"),
             ))
         })
-        .map_err(|error| error.during(Operation::Connect))
+        .map_err(|error| error.during(Operation::Connect));
+    match &result {
+        Ok(_) => shared.dialling.made(begin.elapsed()),
+        Err(_) => shared.dialling.failed(),
+    }
+    result
 }
 
 /// Connections by address that are being made between this worker and another. When both dial, the connection that the worker with the
@@ -645,7 +814,7 @@ async fn dial_worker(
         };
         return attach(
             shared,
-            "self",
+            ("self", Refused::new()),
             loopback::Loopback::connected(),
             worker,
             info,
@@ -704,6 +873,7 @@ fn claim(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointId)> {
         let link = core.unclaimed.swap_remove(index);
         let peer = core.peer(link)?;
         peer.handles += 1;
+        peer.claimed = true;
         Some((link, peer.id))
     })
 }
@@ -776,7 +946,41 @@ async fn dial_tcp(
     let name = stream
         .peer_addr()
         .map_or_else(|_| "peer".to_owned(), |address| address.to_string());
-    let mut channel = Channel::tcp(stream);
+    go_on(shared, Channel::tcp(stream), name, by_address, try_unix).await
+}
+
+/// Dials addresses of RDMA devices, one after the other.
+async fn dial_rdma(
+    shared: &Arc<Shared>,
+    addresses: &[SocketAddr],
+    limit: Duration,
+) -> Result<(LinkId, EndpointId)> {
+    let mut last = None;
+    for address in addresses {
+        let channel = match rdmacm::dial(*address, limit, *shared.context.config().keepalive).await
+        {
+            Ok(channel) => channel,
+            Err(error) => {
+                last.get_or_insert_with(|| error.with_peer(address));
+                continue;
+            }
+        };
+        match go_on(shared, channel, address.to_string(), false, true).await {
+            Err(error) if !final_verdict(&error) => last = Some(error.with_peer(address)),
+            result => return result.map_err(|error| error.with_peer(address)),
+        }
+    }
+    Err(last.unwrap_or_else(|| Error::new(ErrorKind::InvalidArgument, "no address to connect to")))
+}
+
+/// The client's part over a channel between hosts: where the server turns out to be on this host, over its Unix socket instead.
+async fn go_on(
+    shared: &Arc<Shared>,
+    mut channel: Channel,
+    name: String,
+    by_address: bool,
+    try_unix: bool,
+) -> Result<(LinkId, EndpointId)> {
     let server = receive_hello(&mut channel).await?;
     let shm = shared.transports.iter().find(|transport| {
         transport.reach == Reach::Host
@@ -883,31 +1087,37 @@ async fn negotiate(
         identity: server.identity,
         name,
     };
-    let lane = lanes
-        .first()
-        .and_then(|lane| {
-            shared
-                .transports
-                .iter()
-                .find(|transport| transport.name == lane)
-        })
-        .ok_or_else(|| {
-            Error::new(
-                ErrorKind::Protocol,
-                "the peer chose a transport that was not offered",
-            )
-        })?;
-    lane.connector.can_use(&channel, &info)?;
+    // The first, and those to be tried should it not come about.
+    let known = |name: &String| {
+        let mut transports = shared.transports.iter();
+        transports.find(|transport| transport.name == name)
+    };
+    let lane = lanes.first().and_then(known).ok_or_else(|| {
+        Error::new(
+            ErrorKind::Protocol,
+            "the peer chose a transport that was not offered",
+        )
+    })?;
+    let mut tried = vec![lane];
+    let others = lanes.iter().skip(1).filter(|name| *name != "cma");
+    tried.extend(
+        others
+            .map_while(known)
+            .filter(|other| other.reach == Reach::Network),
+    );
+    if tried.len() == 1 {
+        // Else its set-up fails at both ends, and the next is taken.
+        lane.connector.can_use(&channel, &info)?;
+    }
     let cma = if lanes.iter().any(|lane| lane == "cma") {
         probe_cma(&mut channel, &info).await?
     } else {
         None
     };
-    let connected = lane
-        .connector
-        .connect(&mut channel, Role::Client, &info)
-        .await?;
-    attach(shared, lane.name, connected, worker, info, cma, true)
+    let (lane, connected, refused) =
+        connect_by_one(&tried, &mut channel, Role::Client, &info).await?;
+    let transport = (lane.name, refused);
+    attach(shared, transport, connected, worker, info, cma, true)
 }
 
 /// The worker's address: starts to listen for those who have it, at the first call.

@@ -45,6 +45,12 @@ async fn until_refused(endpoint: &Endpoint, id: AmId) {
     }
 }
 
+/// All that was sent before was looked at over there, and the answers are here: a flush does not wait for short messages.
+async fn until_answered(pair: &Pair) {
+    tokio::join!(pair.here.send(1, "tag"), pair.there.receive(1, 3));
+    tokio::join!(pair.there.send(2, "tag"), pair.here.receive(2, 3));
+}
+
 /// Sends to an id until the peer's news of a new inbox is here.
 async fn until_accepted(endpoint: &Endpoint, id: AmId, header: &'static str) {
     loop {
@@ -168,6 +174,7 @@ scenarios! { everywhere:
         let pair = way.pair().await;
         let endpoint = &pair.here.endpoint;
         until_refused(endpoint, ID).await;
+        until_answered(&pair).await;
         let lost = endpoint.flush().await.expect_err("messages were lost");
         assert_eq!(lost.kind(), ErrorKind::Rejected);
         endpoint.flush().await.expect("it is told once");
@@ -180,6 +187,7 @@ scenarios! { everywhere:
         for id in 100..200 {
             until_refused(endpoint, AmId(id)).await;
         }
+        until_answered(&pair).await;
         let _ = endpoint.flush().await;
         for id in [AmId(7), AmId(8), AmId(100), AmId(199)] {
             let mut inbox = pair.there.worker.active_messages(id).open().expect("an inbox");

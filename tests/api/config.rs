@@ -58,7 +58,12 @@ fn variables() {
             Ok(context) => context.transports().collect::<Vec<_>>().join(","),
             Err(error) => format!("{:?} {error}", error.kind()),
         });
-        if std::env::var_os("WHARF_LIBCUDA").is_none() {
+        if std::env::var_os("WHARF_TSL").is_some() {
+            // Once in a process, whoever builds a context.
+            let again = Context::builder().build().expect("a context");
+            assert_eq!(again.unknown_variables()[0].name, "WHARF_TSL");
+            logs.expect_one_warning(&["WHARF_TSL is not a variable", "did you mean WHARF_TLS?"]);
+        } else if std::env::var_os("WHARF_LIBCUDA").is_none() {
             logs.expect_no_warning();
         }
         return;
@@ -93,7 +98,6 @@ fn variables() {
     for (name, value, nearest) in [
         ("WHARF_TLS", "tpc", "tcp"),
         ("WHARF_PROGRESS", "adaptve", "adaptive"),
-        ("WHARF_TSL", "tcp", "WHARF_TLS"),
     ] {
         let answer = asked(&[(name, value)]);
         assert!(
@@ -101,4 +105,6 @@ fn variables() {
             "{name}={value}: {answer}"
         );
     }
+    // A misspelled variable does nothing, and is told of.
+    assert_eq!(asked(&[("WHARF_TLS", "^cuda"), ("WHARF_TSL", "tcp")]), all);
 }

@@ -92,6 +92,15 @@ scenarios! { between workers:
         let dialled = here.connect(&there.address().expect("an address")).await.expect("connected");
         dialled.tag_send(1, vec![1; 8]).await.expect("sent");
         let received = there.tag_recv(1, wharf::Mask::ALL, vec![0; 8]).await.expect("a message");
+        // An answer, and another: the connection outlasts what was taken to answer on.
+        for tag in [2, 3] {
+            let back = there.endpoint(received.from).expect("open");
+            back.tag_send(tag, vec![2; 8]).await.expect("answered");
+            drop(back);
+            here.tag_recv(tag, wharf::Mask::ALL, vec![0; 8]).await.expect("an answer");
+            dialled.tag_send(1, vec![1; 8]).await.expect("sent");
+            there.tag_recv(1, wharf::Mask::ALL, vec![0; 8]).await.expect("a message");
+        }
         let back = there.endpoint(received.from).expect("open");
         works(&pair_of(&context, (here, dialled), (there, back))).await;
     }

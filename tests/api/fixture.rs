@@ -5,7 +5,7 @@ use std::{collections::VecDeque, future::Future, sync::OnceLock, time::Duration}
 use futures::future::BoxFuture;
 use wharf::{Context, ContextBuilder, Endpoint, ErrorKind, Mask, Tag, Worker};
 
-use crate::support::{LIMIT, watchdog};
+use crate::support::{LIMIT, emulated, watchdog};
 
 /// How the two ends are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,8 @@ pub(crate) enum Way {
     /// A peer's death is seen by its socket only.
     ShmWithoutPidfd,
     Tcp,
+    /// RDMA devices: of the virtual machine, or emulated.
+    RcVerbs,
 }
 
 impl Way {
@@ -31,6 +33,10 @@ impl Way {
             Self::ShmWithoutCma => named("shm").cma(false),
             Self::ShmWithoutPidfd => named("shm").pidfd(false),
             Self::Tcp => named("tcp"),
+            Self::RcVerbs => {
+                emulated::find_rdma_devices();
+                named("rc_verbs")
+            }
         }
     }
 
@@ -54,7 +60,13 @@ impl Way {
             Self::Shm | Self::ShmWithoutPidfd => &["shm", "cma"],
             Self::ShmWithoutCma => &["shm"],
             Self::Tcp => &["tcp"],
+            Self::RcVerbs => &["rc_verbs"],
         }
+    }
+
+    /// The ends share no memory.
+    pub(crate) fn is_network(self) -> bool {
+        matches!(self, Self::Tcp | Self::RcVerbs)
     }
 }
 

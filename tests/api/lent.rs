@@ -153,7 +153,7 @@ async fn read_by(reader: &mut ByteReader, how: usize) -> Vec<u8> {
 scenarios! { everywhere:
     /// Which buffers wait for their reader: by length, by the user's limit, by the memory.
     async fn announced(way: Way) {
-        let mapped = !matches!(way, Way::Own | Way::Tcp);
+        let mapped = way != Way::Own && !way.is_network();
         let kernel = way.transports().contains(&"cma");
         for (threshold, length, of_any, of_own) in [
             (None, WINDOW, false, true),
@@ -380,7 +380,10 @@ scenarios! { everywhere:
                 there.read_to_end(&mut rest).await.expect_err("the connection ended");
                 let wanted = [pattern(size, 2), pattern(size, 3)].concat();
                 same(&rest, &wanted[read..read + rest.len()], "what was here");
-                here.write_buffer(held.buffer(pattern(size, 2))).await.expect_err("the connection ended");
+                // Where nothing waits for the reader, what fits into the window is taken until the end is seen.
+                while here.write_buffer(held.buffer(pattern(size, 2))).await.is_ok() {
+                    tokio::task::yield_now().await;
+                }
                 held.freed().await;
             }
         }

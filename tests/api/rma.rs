@@ -4,7 +4,7 @@ use wharf::{Access, BufferMut, Descriptor, ErrorKind, Region, RemoteRegion};
 
 use crate::{
     fixture::{Pair, SIZES, Side, Way, pattern, run, run_on_threads, same},
-    support::{Child, child, this_test},
+    support::{Child, child, emulated::in_machine, this_test},
 };
 
 pub(crate) const BOTH: Access = Access::READ.union(Access::WRITE);
@@ -43,6 +43,35 @@ pub(crate) fn content(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
     region.read_at(0, &mut bytes).expect("within");
     bytes
+}
+
+scenarios! { between workers:
+    /// Puts there and back: each end looks at its own memory until the other's is there.
+    async fn there_and_back(way: Way) {
+        let rounds: u64 = if in_machine() { 500 } else { 10_000 };
+        let pair = way.pair().await;
+        let back = Pair { here: pair.there.clone(), there: pair.here.clone() };
+        let (there, to_there) = exposed(&pair, vec![0; 8], BOTH).await;
+        let (here, to_here) = exposed(&back, vec![0; 8], BOTH).await;
+        let until = async |region: &Region, round: u64| {
+            while content(region) != round.to_le_bytes() {
+                tokio::task::yield_now().await;
+            }
+        };
+        let one = async {
+            for round in 1..=rounds {
+                pair.here.endpoint.put(round.to_le_bytes().to_vec(), to_there.clone()).local().await.expect("put");
+                until(&here, round).await;
+            }
+        };
+        let other = async {
+            for round in 1..=rounds {
+                until(&there, round).await;
+                pair.there.endpoint.put(round.to_le_bytes().to_vec(), to_here.clone()).local().await.expect("put");
+            }
+        };
+        tokio::join!(one, other);
+    }
 }
 
 scenarios! { everywhere:

@@ -42,12 +42,20 @@ macro_rules! scenarios {
             run($scenario(Way::Tcp));
         }
         #[test]
+        fn rc_verbs() {
+            run($scenario(Way::RcVerbs));
+        }
+        #[test]
         fn shm_on_threads() {
             run_on_threads($scenario(Way::Shm));
         }
         #[test]
         fn tcp_on_threads() {
             run_on_threads($scenario(Way::Tcp));
+        }
+        #[test]
+        fn rc_verbs_on_threads() {
+            run_on_threads($scenario(Way::RcVerbs));
         }
     };
 }

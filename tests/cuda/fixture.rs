@@ -1,30 +1,14 @@
-//! The accelerator on the emulated driver, an engine with its sink, and memory of each kind.
-//!
-//! # Safety
-//! Pinned and managed memory is read and written while no copy of it is under way.
-#![allow(unsafe_code)]
+//! The accelerator on the emulated driver, the program's own view of that driver, and how the emulator is asked.
 
-use std::{
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::path::PathBuf;
 
 use wharf::{
     MemoryType,
-    memory::{DomainMemory, MemoryDomain},
-    transport::{
-        SendError,
-        accelerator::{Accelerator, CopyEnd, CopyEngine, CopyRequest, CopySink},
-        cuda::CudaCopy,
-    },
+    transport::{accelerator::CopyEnd, cuda::CudaCopy},
 };
 
-use crate::{
-    driver::cuda::{Cuda, CudaContext},
-    error::{Error, ErrorKind, Result},
-    support::LIMIT,
-};
+pub(crate) use crate::bench::{Memory, Parked, Sink, pattern, pinned_end, until};
+use crate::driver::cuda::{Cuda, CudaContext};
 
 /// The emulated driver's file.
 pub(crate) fn library() -> PathBuf {
@@ -71,161 +55,12 @@ pub(crate) fn live(what: &str) -> u64 {
     line.trim().parse().expect("a number")
 }
 
-/// Waits for something that comes by itself.
-pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < LIMIT, "{what} never came");
-        std::thread::sleep(Duration::from_micros(200));
-    }
-}
-
-/// What an engine reported.
-#[derive(Debug, Default)]
-pub(crate) struct Sink {
-    pub(crate) done: Vec<(u64, Result<()>)>,
-    pub(crate) lost: Option<Error>,
-}
-
-impl CopySink for Sink {
-    fn copied(&mut self, token: u64, result: Result<()>) {
-        self.done.push((token, result));
-    }
-
-    fn lost(&mut self, error: Error) {
-        assert!(self.lost.is_none(), "told twice");
-        self.lost = Some(error);
-    }
-}
-
 /// An accelerator with an engine.
-pub(crate) struct Bench {
-    pub(crate) accelerator: CudaCopy,
-    pub(crate) domain: Arc<dyn MemoryDomain>,
-    pub(crate) engine: Box<dyn CopyEngine>,
-    pub(crate) sink: Sink,
-}
+pub(crate) type Bench = crate::bench::Bench<CudaCopy>;
 
 impl Bench {
     pub(crate) fn new() -> Self {
         Self::with(accelerator())
-    }
-
-    pub(crate) fn with(accelerator: CudaCopy) -> Self {
-        accelerator.probe().expect("a driver");
-        Self {
-            domain: accelerator.domain(),
-            engine: accelerator.open().expect("opens"),
-            sink: Sink::default(),
-            accelerator,
-        }
-    }
-
-    pub(crate) fn allocate(&self, memory_type: MemoryType, length: usize) -> Memory {
-        Memory(self.domain.allocate(memory_type, length).expect("memory"))
-    }
-
-    pub(crate) fn pinned(&self, length: usize) -> Memory {
-        self.allocate(MemoryType::HostPinned, length)
-    }
-
-    /// Begins a copy; what is refused is the error.
-    pub(crate) fn begin(
-        &mut self,
-        from: CopyEnd,
-        to: CopyEnd,
-        length: usize,
-        token: u64,
-    ) -> Result<()> {
-        let request = CopyRequest {
-            from,
-            to,
-            length,
-            token,
-        };
-        // SAFETY: the tests keep memory until its copies were reported, or mean to break that.
-        match unsafe { self.engine.copy(request) } {
-            Ok(()) => Ok(()),
-            Err(SendError::Full) => Err(Error::new(ErrorKind::WouldBlock, "full")),
-            Err(SendError::Failed(error)) => Err(error),
-        }
-    }
-
-    /// Polls until so many more were reported.
-    pub(crate) fn drain(&mut self, count: usize) {
-        let wanted = self.sink.done.len() + count;
-        let start = Instant::now();
-        while self.sink.done.len() < wanted {
-            self.engine.progress(64, &mut self.sink);
-            assert!(
-                start.elapsed() < LIMIT,
-                "{} of {wanted} were reported",
-                self.sink.done.len()
-            );
-            std::thread::yield_now();
-        }
-    }
-
-    /// One copy from end to end: its report.
-    pub(crate) fn copy(&mut self, from: CopyEnd, to: CopyEnd, length: usize) -> Result<()> {
-        const TOKEN: u64 = 77;
-        self.begin(from, to, length, TOKEN)?;
-        self.engine.flush();
-        self.drain(1);
-        let (token, result) = self.sink.done.pop().expect("reported");
-        assert_eq!(token, TOKEN);
-        result
-    }
-}
-
-/// Memory of the domain's.
-#[derive(Debug)]
-pub(crate) struct Memory(pub(crate) Box<dyn DomainMemory>);
-
-impl Memory {
-    pub(crate) fn address(&self) -> u64 {
-        self.0.range().start()
-    }
-
-    /// As an end of a copy, from `offset` on.
-    pub(crate) fn end(&self, offset: usize) -> CopyEnd {
-        let address = self.address() + offset as u64;
-        match self.0.memory_type() {
-            MemoryType::HostPinned => pinned_end(address),
-            memory_type => CopyEnd::Device {
-                address,
-                memory_type,
-            },
-        }
-    }
-
-    /// Its bytes. Host accessible memory alone.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        let (at, len) = self.place();
-        // SAFETY: initialised host memory of the domain's, which no copy writes now.
-        unsafe { std::slice::from_raw_parts(at, len) }
-    }
-
-    /// Its bytes, for writing.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        let (at, len) = self.place();
-        // SAFETY: as above, and nobody else has it.
-        unsafe { std::slice::from_raw_parts_mut(at, len) }
-    }
-
-    fn place(&self) -> (*mut u8, usize) {
-        assert!(self.0.memory_type().is_host_accessible());
-        let range = self.0.range();
-        let at = std::ptr::with_exposed_provenance_mut(range.start() as usize);
-        (at, range.len() as usize)
-    }
-}
-
-/// Pinned host memory at an address.
-pub(crate) fn pinned_end(address: u64) -> CopyEnd {
-    CopyEnd::Host {
-        address: std::ptr::with_exposed_provenance_mut(address as usize),
-        pinned: true,
     }
 }
 
@@ -235,14 +70,4 @@ pub(crate) fn device_end(address: u64, ordinal: u16) -> CopyEnd {
         address,
         memory_type: MemoryType::Cuda(ordinal),
     }
-}
-
-/// Bytes that tell where they are from.
-pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let byte = |at: u64| {
-        (at.wrapping_add(seed.wrapping_mul(977))
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
-            >> 56) as u8
-    };
-    (0..len as u64).map(byte).collect()
 }

@@ -3,6 +3,7 @@
 
 use wharf::{
     MemoryType,
+    Operation::{Get, Put, TagSend},
     memory::{Cause, invalidate},
     transport::accelerator::CopyEnd,
 };
@@ -418,4 +419,41 @@ fn the_driver_maps_by_itself() {
     }
     drop(bench);
     until("the window's end", || mapped() == 0);
+}
+
+#[test]
+fn what_is_said_of_a_way() {
+    if !with_gdr(this_test!(), &[]) {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(crate::support::watchdog(crate::support::LIMIT, async {
+        for gdr in [true, false] {
+            let builder = wharf::Context::builder().transports("self").expect("self");
+            let builder = builder.accelerator(std::sync::Arc::new(accelerator().gdr(gdr)));
+            let context = builder.build().expect("a context");
+            let worker = wharf::Worker::new(&context).expect("a worker");
+            let address = worker.address().expect("an address");
+            let endpoint = worker.connect(&address).await.expect("connected");
+            let (device, host) = (MemoryType::Cuda(0), MemoryType::Host);
+            let by = |operation, (from, to), length, wanted: bool| {
+                let said = endpoint.explain(operation, from, to, length).to_string();
+                assert_eq!(said.contains("by gdr_copy"), wanted, "{length}: {said}");
+            };
+            // Nothing is known before the engine is open.
+            by(Put, (device, host), 1000, false);
+            let memory = context.allocate_on(device, 8).await.expect("memory");
+            drop(worker.copy(vec![0; 8], memory).await.expect("copied"));
+            by(Put, (device, host), 2 << 10, gdr);
+            by(TagSend, (device, host), 2 << 10, gdr);
+            by(Put, (device, host), (2 << 10) + 1, false);
+            by(Get, (host, device), 32 << 10, gdr);
+            by(Get, (host, device), (32 << 10) + 1, false);
+            // The other side's copies are its own affair.
+            by(Get, (device, host), 8, false);
+        }
+    }));
 }

@@ -10,6 +10,8 @@ mod error {
 }
 #[path = "../driver/alone.rs"]
 mod alone;
+#[path = "../support/bench.rs"]
+mod bench;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -22,4 +24,5 @@ mod gdr;
 mod lost;
 mod old;
 mod order;
+mod streams;
 mod wake;

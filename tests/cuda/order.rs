@@ -17,9 +17,8 @@ use crate::{
     alone::{child_with, is_child},
     driver::cuda::{CudaContext, DevicePtr, RawStream, Stream, Waiting},
     error::{Error, ErrorKind, Result},
-    fixture::{Bench, context, control, cuda, until},
+    fixture::{Bench, Parked, context, control, cuda, until},
     support::this_test,
-    wake::Parked,
 };
 
 /// A stream as a program has it.
@@ -110,7 +109,7 @@ fn what_a_kernel_writes_is_copied_after_it() {
     assert!(stale > 0, "a kernel that is never late shows nothing");
 }
 
-fn raw_event(event: &crate::driver::cuda::Event) -> usize {
+pub(crate) fn raw_event(event: &crate::driver::cuda::Event) -> usize {
     // As it is shown: `event 0x… of …`.
     let text = format!("{event:?}");
     let digits = text.split_whitespace().nth(1).expect("a handle");
@@ -118,7 +117,7 @@ fn raw_event(event: &crate::driver::cuda::Event) -> usize {
 }
 
 /// The emulator's pattern.
-fn expected(seed: u64, length: usize) -> Vec<u8> {
+pub(crate) fn expected(seed: u64, length: usize) -> Vec<u8> {
     let byte =
         |index: u64| (seed.wrapping_add(index).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8;
     (0..length as u64).map(byte).collect()
@@ -208,7 +207,7 @@ fn a_place_on_a_device_that_is_not_open_yet() {
 }
 
 #[test]
-fn a_stream_is_held_until_it_is_released() {
+fn a_stream_waits_for_copies_and_for_nobody_else() {
     if !is_child() {
         return child_with(this_test!(), &[]);
     }
@@ -222,50 +221,50 @@ fn a_stream_is_held_until_it_is_released() {
         .expect("a stream");
     let (device, target) = (bench.allocate(MemoryType::Cuda(0), LEN), bench.pinned(LEN));
     let mut source = bench.pinned(LEN);
-    let error = bench.engine.hold(handle(stream.raw(), 0).into());
-    assert_eq!(
-        error.expect_err("no device is open").kind(),
-        ErrorKind::Unsupported
-    );
     bench
-        .copy(source.end(0), device.end(0), 64)
-        .expect("opens the device");
+        .begin(source.end(0), device.end(0), 64, 1)
+        .expect("begins");
+    // Before its device is open, and after: nothing of it, all of it.
+    match bench.engine.then(handle(stream.raw(), 0).into(), &[1]) {
+        Ok(()) | Err(SendError::Full) => {}
+        Err(SendError::Failed(error)) => panic!("{error}"),
+    }
+    bench.engine.flush();
+    bench.drain(1);
     for round in 1..=40_u8 {
         let raw = if round % 2 == 0 {
             stream.raw()
         } else {
             RawStream::NULL
         };
-        let hold = bench.engine.hold(handle(raw, 0).into()).expect("holds");
-        // The program's own work behind: it reads what the copy brings.
-        {
-            let guard = own.enter().expect("enters");
-            let (to, from) = (DevicePtr(target.address()), DevicePtr(device.address()));
-            // SAFETY: both live until the stream was waited for.
-            let adopted = unsafe { own.adopt_stream(raw) }.expect("adopts");
-            // SAFETY: as above.
-            unsafe { adopted.copy(&guard, to, from, LEN) }.expect("enqueued");
-        }
         source.bytes_mut().fill(round);
+        control("hold 0");
         bench
-            .copy(source.end(0), device.end(0), LEN)
-            .expect("copies");
+            .begin(source.end(0), device.end(0), LEN, 7)
+            .expect("begins");
+        let then = bench.engine.then(handle(raw, 0).into(), &[7, 99]);
+        assert!(then.is_ok(), "round {round}");
+        // The program's own work behind: it reads what the copy brings.
         let guard = own.enter().expect("enters");
-        // SAFETY: as above.
+        let (to, from) = (DevicePtr(target.address()), DevicePtr(device.address()));
+        // SAFETY: both live until the stream was waited for.
         let adopted = unsafe { own.adopt_stream(raw) }.expect("adopts");
-        assert!(!adopted.is_idle(&guard).expect("an answer"), "it is held");
-        bench.engine.release(hold);
-        bench.engine.release(hold);
+        // SAFETY: as above.
+        unsafe { adopted.copy(&guard, to, from, LEN) }.expect("enqueued");
+        control("release 0");
         adopted.synchronize(&guard).expect("goes on");
         assert!(target.bytes().iter().all(|byte| *byte == round));
+        drop(guard);
+        bench.drain(1);
     }
-    // A bounded number at once.
-    let holds: Vec<u64> =
-        std::iter::from_fn(|| bench.engine.hold(handle(stream.raw(), 0).into()).ok()).collect();
-    assert_eq!(holds.len(), 16);
-    let error = bench.engine.hold(handle(stream.raw(), 0).into());
-    assert_eq!(error.expect_err("too many").kind(), ErrorKind::Exhausted);
-    // What is still held goes on when the engine ends.
+    // Of an engine that is gone it waits for nothing that does not end.
+    control("hold 0");
+    bench
+        .begin(source.end(0), device.end(0), LEN, 7)
+        .expect("begins");
+    let then = bench.engine.then(handle(stream.raw(), 0).into(), &[7]);
+    assert!(then.is_ok());
+    control("release 0");
     drop(bench);
     let guard = own.enter().expect("enters");
     until("the stream", || stream.is_idle(&guard).expect("an answer"));
@@ -284,6 +283,12 @@ fn streams_that_take_no_part_are_refused() {
         .stream(false)
         .expect("a stream");
     // One that captures a graph, or would be drawn into another's capture.
+    control("fault cuStreamIsCapturing@1=906");
+    let error = bench.engine.then(handle(stream.raw(), 0).into(), &[1]);
+    assert!(
+        matches!(&error, Err(SendError::Failed(error)) if error.kind() == ErrorKind::InvalidArgument),
+        "{error:?}"
+    );
     control("fault cuStreamIsCapturing@1=906");
     let error = after(&mut bench, handle(stream.raw(), 0), 1).expect_err("captures");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");

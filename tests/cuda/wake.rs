@@ -6,53 +6,15 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use wharf::{MemoryType, transport::Registry};
+use wharf::MemoryType;
 
 use crate::{
     alone::{child_with, is_child},
     driver::cuda::{DevicePtr, RawStream},
     error::ErrorKind,
-    fixture::{Bench, calls, context, control, cuda, live, until},
-    support::{LIMIT, this_test},
+    fixture::{Bench, Parked, calls, context, control, cuda, live, until},
+    support::this_test,
 };
-
-/// A poll with the engine in it.
-pub(crate) struct Parked(mio::Poll, mio::Events);
-
-impl Parked {
-    pub(crate) fn new(bench: &mut Bench) -> Self {
-        let poll = mio::Poll::new().expect("a poll");
-        let registry = poll.registry().try_clone().expect("a registry");
-        bench
-            .engine
-            .register(Registry::new(registry, 1 << 50))
-            .expect("registers");
-        Self(poll, mio::Events::with_capacity(8))
-    }
-
-    /// Sleeps until an fd of the engine's is ready, and tells it.
-    pub(crate) fn sleep(&mut self, bench: &mut Bench) {
-        self.0.poll(&mut self.1, Some(LIMIT)).expect("polls");
-        assert!(!self.1.is_empty(), "nothing wakes it");
-        for event in &self.1 {
-            bench.engine.ready(event.token().0 & !(1 << 50));
-        }
-        bench.engine.disarm();
-    }
-
-    /// Parks until so many more were reported.
-    pub(crate) fn drain(&mut self, bench: &mut Bench, count: usize) {
-        let wanted = bench.sink.done.len() + count;
-        while bench.sink.done.len() < wanted {
-            if bench.engine.arm() {
-                self.sleep(bench);
-            } else {
-                bench.engine.disarm();
-            }
-            bench.engine.progress(64, &mut bench.sink);
-        }
-    }
-}
 
 #[test]
 fn a_host_function_wakes() {

@@ -1,4 +1,4 @@
-//! What only a device can show: T1 to T20, on the machine's own CUDA driver and its first device, with figures.
+//! What only a device can show: T1 to T21, on the machine's own CUDA driver and its first device, with figures.
 //!
 //! ```sh
 //! cargo test --release --test cuda_hardware -- --test-threads=1
@@ -31,6 +31,7 @@
 //! | `latency` | T9, T10 |
 //! | `processes` | T11 |
 //! | `ucx` | T15 |
+//! | `channels` | T21 |
 //! | `questions` | T17 |
 
 #[path = "../../src/driver/mod.rs"]
@@ -43,6 +44,7 @@ mod support;
 
 mod addresses;
 mod bandwidth;
+mod channels;
 mod copies;
 mod device;
 mod dma_buf;
@@ -91,6 +93,7 @@ tests! {
     t18_nothing_is_left "T18" copies::nothing_is_left;
     t19_two_runtimes "T19" copies::two_runtimes;
     t20_mapped_dma_buf "T20" dma_buf::mapped;
+    t21_device_channels "T21" channels::kernels;
 }
 
 /// What a second process does.

@@ -91,25 +91,25 @@ pub(crate) fn user_streams(case: &mut Case) -> Verdict {
 
     // The other way round: the stream waits for wharf's copy.
     for round in 0..tries / 10 {
-        let hold = match engine.hold(device::handle(stream).into()) {
-            Ok(hold) => hold,
-            Err(error) => {
-                case.without("streams that wait for a copy", error);
-                break;
-            }
-        };
         device::bytes(host, LEN).fill(round as u8);
-        current.copy(host, memory, LEN, stream);
         let request = CopyRequest {
             from: request.to,
             to: request.from,
             ..request
         };
-        // SAFETY: as above; the stream's copy back waits.
+        // SAFETY: as above; the stream's copy back waits for it.
         taken(unsafe { engine.copy(request) });
+        match engine.then(device::handle(stream).into(), &[request.token]) {
+            Ok(()) => {}
+            Err(SendError::Full) => panic!("the device is open"),
+            Err(SendError::Failed(error)) => {
+                drain(&mut *engine, 2);
+                case.without("streams that wait for a copy", error);
+                break;
+            }
+        }
+        current.copy(host, memory, LEN, stream);
         drain(&mut *engine, 2);
-        device::bytes(host, LEN).fill(!(round as u8));
-        engine.release(hold);
         current.wait(stream);
         let same = device::bytes(host, LEN)
             .iter()

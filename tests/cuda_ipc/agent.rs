@@ -12,12 +12,14 @@ use crate::{
     api::{self, Access, PoolProps, Prop, control, ok},
     driver::cuda::{Cuda, CudaContext},
     error::{Error, ErrorKind},
-    ipc::CudaIpc,
+    ipc::CudaSharing,
     support::{Child, Parent, emulated},
     sys::identity::identity,
     transport::accelerator::{Export, ImportedMemory},
     types::{Identity, MemoryType},
 };
+
+pub(crate) type CudaIpc = crate::accelerator::ipc::Ipc<CudaSharing>;
 
 /// What virtual memory comes in.
 pub(crate) const BLOCK: usize = 2 << 20;
@@ -51,7 +53,7 @@ impl Agent {
     pub(crate) fn new() -> Self {
         let cuda = cuda();
         Self {
-            ipc: CudaIpc::new(cuda).expect("random bytes"),
+            ipc: CudaIpc::new(CudaSharing(cuda)).expect("random bytes"),
             runtime: runtime(),
             held: Vec::new(),
             contexts: (0..2)
@@ -182,7 +184,7 @@ impl Agent {
                 "written".to_owned()
             }
             ["limit", most] => {
-                let limited = CudaIpc::with_limit(cuda(), number(most) as usize);
+                let limited = CudaIpc::with_limit(CudaSharing(cuda()), number(most) as usize);
                 self.ipc = limited.expect("random bytes");
                 "limited".to_owned()
             }

@@ -3,10 +3,13 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    agent::{self, Agent, BLOCK, Far, exported, imported, is, map, poll_once, runtime, unhex, who},
+    agent::{
+        self, Agent, BLOCK, CudaIpc, Far, exported, imported, is, map, poll_once, runtime, unhex,
+        who,
+    },
     api::{self, ok},
     error::ErrorKind,
-    ipc::CudaIpc,
+    ipc::CudaSharing,
     support::{LIMIT, child, this_test, watchdog},
     sys::identity::identity,
 };
@@ -205,7 +208,7 @@ fn many_who_ask_at_once_open_it_once() {
             )
         });
         api::control("set open_us 200000");
-        let ipc = CudaIpc::new(agent::cuda()).expect("random bytes");
+        let ipc = CudaIpc::new(CudaSharing(agent::cuda())).expect("random bytes");
         // The context first: it may take its time.
         let _context = agent::context(0);
         runtime.block_on(watchdog(LIMIT, async {

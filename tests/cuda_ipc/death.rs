@@ -52,6 +52,7 @@ fn an_exporter_that_is_killed_in_the_middle_of_an_opening() {
     let answer = far.ask(format_args!("export {at} {BLOCK}"));
     let pid = nix::unistd::Pid::from_raw(i32::try_from(far.child.pid()).expect("a pid"));
     kill(pid, Signal::SIGSTOP).expect("it is there");
+    wait_until_stopped(far.child.pid());
     let import = near.ipc.import(&unhex(exported(&answer)), &far.who);
     let killed = async {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
@@ -61,6 +62,26 @@ fn an_exporter_that_is_killed_in_the_middle_of_an_opening() {
     let error = ended.expect_err("nobody answers");
     assert_eq!(error.kind(), ErrorKind::PeerDied, "{error:?}");
     assert_eq!(near.ipc.counts().live, 0);
+}
+
+/// A signal that stops a process takes some time to reach all its threads.
+fn wait_until_stopped(pid: u32) {
+    let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(thread?.path().join("stat"))?;
+        let state = stat
+            .rsplit_once(") ")
+            .map(|(_, rest)| rest.starts_with('T'));
+        std::io::Result::Ok(state == Some(true))
+    };
+    let all_are = || {
+        let mut threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it is there");
+        threads.all(|thread| is_stopped(thread).unwrap_or(false))
+    };
+    let start = std::time::Instant::now();
+    while !all_are() {
+        assert!(start.elapsed() < LIMIT, "it does not stop");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
 }
 
 /// One that never answers is given up.
@@ -75,6 +96,7 @@ fn an_exporter_that_does_not_answer_is_given_up() {
     let answer = far.ask(format_args!("export {at} {BLOCK}"));
     let pid = nix::unistd::Pid::from_raw(i32::try_from(far.child.pid()).expect("a pid"));
     kill(pid, Signal::SIGSTOP).expect("it is there");
+    wait_until_stopped(far.child.pid());
     let answer = near.import(exported(&answer), &far.who);
     assert!(is(&answer, ErrorKind::Unreachable), "{answer}");
     kill(pid, Signal::SIGCONT).expect("it is there");

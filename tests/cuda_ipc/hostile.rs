@@ -164,7 +164,7 @@ fn strangers_at_the_socket() {
     let at = far.number(format_args!("allocate virtual {BLOCK} 0"));
     let answer = far.ask(format_args!("export {at} 4096"));
     let descriptor = unhex(exported(&answer));
-    let mut name = b"wharf-cuda-ipc-".to_vec();
+    let mut name = b"wharf-ipc-".to_vec();
     name.extend_from_slice(hex(&descriptor[136..152]).as_bytes());
     let address = SocketAddr::from_abstract_name(name).expect("a name");
     let connect = || {

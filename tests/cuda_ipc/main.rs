@@ -9,6 +9,7 @@ mod driver;
 mod error {
     pub(crate) use wharf::{Error, ErrorKind, Result};
 }
+mod accelerator;
 #[path = "../../src/transport/cuda/ipc/mod.rs"]
 #[allow(dead_code)]
 mod ipc;
@@ -16,7 +17,7 @@ mod ipc;
 mod support;
 mod sys;
 mod transport {
-    pub(crate) use wharf::transport::accelerator;
+    pub(crate) use crate::accelerator;
 }
 mod types {
     pub(crate) use wharf::{Identity, MemoryType};

@@ -46,6 +46,11 @@ pub(crate) fn context(way: Way, device: &FakeAccelerator) -> Context {
     builder.build().expect("a context")
 }
 
+pub(crate) fn context_forbidding(way: Way, device: &FakeAccelerator) -> Context {
+    let builder = way.builder().accelerator(accelerator(device));
+    builder.forbid_staging().build().expect("a context")
+}
+
 pub(crate) fn context_with(way: Way, device: &FakeAccelerator, progress: Progress) -> Context {
     let builder = way.builder().progress(progress);
     let builder = builder.accelerator(accelerator(device));

@@ -35,11 +35,12 @@ scenarios! {
                     continue;
                 }
                 // Between devices of one host the engine may do it alone.
-                let direct = to == OTHER && !matches!(way, Way::Own | Way::Tcp);
+                let direct = to == OTHER && !way.is_network();
                 assert!(what.is_possible && what.is_staged != direct, "{verb}: {text}");
                 assert_eq!(what.fragment, (here != MemoryType::Host).then_some(FRAGMENT), "{text}");
                 assert!(text.contains("cuda:0") && text.contains(way.transports()[0]), "{text}");
-                assert!(!what.rejected.is_empty() && text.contains("\n  not "), "{text}");
+                let better = way == Way::Own && direct;
+                assert!(better || !what.rejected.is_empty() && text.contains("\n  not "), "{text}");
             }
             let host = endpoint.explain(verb, MemoryType::Host, MemoryType::Host, 1 << 20);
             assert!(host.is_possible && !host.is_staged, "{host}");
@@ -61,12 +62,21 @@ scenarios! {
             assert!(error.to_string().contains("forbids"), "{error}");
         };
         let said = here.endpoint.explain(Operation::TagSend, DEVICE, OTHER, 9);
+        // Within a worker the engine does it; on one host it is tried, whatever the length.
+        assert_eq!(said.is_possible, !way.is_network(), "{said}");
+        assert_eq!(said.is_staged, way.is_network(), "{said}");
+        assert_eq!(said.chosen.contains("forbids"), way != Way::Own, "{said}");
+        let said = here.endpoint.explain(Operation::Put, DEVICE, MemoryType::Host, 9);
         assert!(!said.is_possible && said.chosen.contains("forbids"), "{said}");
         let memory = async |memory_type| context.allocate_on(memory_type, 100).await.expect("memory");
         let source = memory(DEVICE).await.freeze();
         // Where there might be a way, both ends learn when they have met that there is none.
         let mut inbox = there.worker.active_messages(1).open().expect("an inbox");
         match here.endpoint.tag_send(Tag(1), source.clone()).post() {
+            Ok(send) if way == Way::Own => {
+                there.worker.tag_recv(Tag(1), Mask::ALL, memory(OTHER).await).await.expect("received");
+                send.await.expect("without a stop");
+            }
             Err(error) => kind(&error.into_parts().0),
             Ok(send) => {
                 let target = memory(OTHER).await;
@@ -104,5 +114,79 @@ scenarios! {
         let pinned = here.worker.copy(source, memory(MemoryType::HostPinned).await).await.expect("copied");
         here.worker.copy(pinned.freeze(), memory(OTHER).await).await.expect("copied");
         device.check();
+    }
+
+    async fn forbidden_to_one_operation(way: Way) {
+        let ends = Ends::new(way).await;
+        let (here, there) = (&ends.here, &ends.there);
+        let kind = |error: &wharf::Error| {
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        };
+        let says = |error: &wharf::Error| {
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains("this operation forbids"), "{error}");
+        };
+        let memory = async |side: &crate::fixture::Side, memory_type| {
+            filled(&side.worker, &side.context, memory_type, &[1; 100]).await
+        };
+        let own = way == Way::Own;
+        let source = memory(here, DEVICE).await.freeze();
+        // Sends: refused at once, or when both ends have met.
+        match here.endpoint.tag_send(Tag(1), source.clone()).forbid_staging().post() {
+            Err(error) => says(&error.into_parts().0),
+            Ok(send) => {
+                let target = memory(there, OTHER).await;
+                let received = there.worker.tag_recv(Tag(1), Mask::ALL, target).await;
+                let sent = send.await;
+                assert_eq!((received.is_ok(), sent.is_ok()), (own, own), "{sent:?}");
+                sent.err().iter().for_each(kind);
+            }
+        }
+        let mut inbox = there.worker.active_messages(1).open().expect("an inbox");
+        match here.endpoint.am_send(1, "", source.clone()).forbid_staging().post() {
+            Err(error) => says(&error.into_parts().0),
+            Ok(send) => {
+                let message = inbox.recv().await.expect("a message");
+                let error = message.receive(vec![0; 100]).await.expect_err("forbidden");
+                kind(&error.into_parts().0);
+                says(&send.await.expect_err("forbidden"));
+            }
+        }
+        // Receives.
+        here.endpoint.tag_send(Tag(2), vec![0; 100]).await.expect("sent");
+        let target = memory(there, DEVICE).await;
+        let receive = there.worker.tag_recv(Tag(2), Mask::ALL, target).forbid_staging();
+        says(&receive.await.expect_err("forbidden").into_parts().0);
+        here.endpoint.am_send(1, "", vec![0; 100]).await.expect("sent");
+        let message = inbox.recv().await.expect("a message");
+        let receive = message.receive(memory(there, DEVICE).await).forbid_staging();
+        says(&receive.await.expect_err("forbidden").into_parts().0);
+        // Puts and gets.
+        let rights = Access::READ | Access::WRITE;
+        let region = there.context.expose(vec![0; 100], rights).await.expect("exposed");
+        let host = here.endpoint.import(&region.descriptor().expect("a descriptor")).expect("the peer's");
+        says(&here.endpoint.put(source.clone(), host.clone()).forbid_staging().await.expect_err("forbidden"));
+        let get = here.endpoint.get(host.clone(), memory(here, DEVICE).await).forbid_staging();
+        says(&get.await.expect_err("forbidden").into_parts().0);
+        // Between host memories nothing ever stops.
+        here.endpoint.put(vec![3; 100], host.clone()).forbid_staging().await.expect("put");
+        let back = here.endpoint.get(host, vec![0; 100]).forbid_staging().await.expect("got");
+        assert_eq!(back, [3; 100]);
+        let region = there.context.expose(memory(there, OTHER).await, rights).await.expect("exposed");
+        let far = here.endpoint.import(&region.descriptor().expect("a descriptor")).expect("the peer's");
+        says(&here.endpoint.put(vec![1; 100], far.clone()).forbid_staging().await.expect_err("forbidden"));
+        let put = here.endpoint.put(source.clone(), far.clone()).forbid_staging().await;
+        assert_eq!(put.is_ok(), own, "{put:?}");
+        put.err().iter().for_each(kind);
+        let get = here.endpoint.get(far.clone(), memory(here, DEVICE).await).forbid_staging().await;
+        assert_eq!(get.is_ok(), own, "{get:?}");
+        drop(get);
+        // Others go on as ever.
+        here.endpoint.put(source.clone(), far).await.expect("put");
+        let copy = here.worker.copy(source, vec![0; 100]).forbid_staging();
+        says(&copy.await.expect_err("forbidden").into_parts().0);
+        drop((inbox, region));
+        let _ = here.endpoint.flush().await;
+        ends.end().await;
     }
 }

@@ -8,7 +8,7 @@ use wharf::{Access, Buffer, BufferMut, Error, ErrorKind, Mask, MemoryType, Tag};
 use crate::{
     common::{DEVICE, Ends, OTHER, bytes, equal, filled},
     fixture::{Side, Way, a_while, pattern, run, run_on_threads},
-    support::accelerator::{FRAGMENT, FakeAccelerator},
+    support::accelerator::{FRAGMENT, FakeAccelerator, Plan},
 };
 
 const SIZE: usize = 9 * FRAGMENT + 5;
@@ -85,11 +85,18 @@ async fn transfer(ends: &Ends, verb: usize, source: Buffer) -> Result<(), Vec<Er
 
 const VERBS: usize = 4;
 
+/// A device that copies no more than a fragment at a time, also where nothing stops in one.
+fn in_pieces() -> FakeAccelerator {
+    let mut plan = Plan::default();
+    plan.attributes.max_copy = FRAGMENT;
+    FakeAccelerator::with(plan)
+}
+
 scenarios! {
     everywhere:
 
     async fn an_error_at_the_nth_copy(way: Way) {
-        let ends = Ends::new(way).await;
+        let ends = Ends::with(way, in_pieces()).await;
         let source = memory(&ends.here, DEVICE, pattern(SIZE, 1)).await.freeze();
         for verb in 0..VERBS {
             let mut failed = 0;
@@ -106,7 +113,9 @@ scenarios! {
                     }
                 }
             }
-            assert!(failed >= 10, "{failed} failures of verb {verb}");
+            // Within a worker the engine does each of the two by one copy.
+            let least = if way == Way::Own && verb == 2 { 2 } else { 10 };
+            assert!(failed >= least, "{failed} failures of verb {verb}");
             ends.device.plan(|plan| plan.fail.clear());
             transfer(&ends, verb, source.clone()).await.expect("as before");
         }
@@ -116,12 +125,13 @@ scenarios! {
 
     async fn a_lost_device(way: Way) {
         for verb in 0..VERBS {
-            let ends = Ends::new(way).await;
+            let ends = Ends::with(way, in_pieces()).await;
             let source = memory(&ends.here, DEVICE, pattern(SIZE, 1)).await.freeze();
             // The other end's engine is open as well.
             drop(memory(&ends.there, DEVICE, &[0]).await);
             let now = ends.device.copies();
-            ends.device.plan(|plan| plan.lose = Some(now + 3));
+            let nth = if way == Way::Own && verb == 2 { 1 } else { 3 };
+            ends.device.plan(|plan| plan.lose = Some(now + nth));
             let errors = transfer(&ends, verb, source.clone()).await.expect_err("lost");
             for error in errors {
                 assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");

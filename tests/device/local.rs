@@ -3,11 +3,12 @@
 use std::{future::Future, pin::pin, task::Poll, time::Duration};
 
 use wharf::{
-    BufferList, BufferListMut, BufferMut, ErrorKind, MemoryType, Progress, ReceiveBuffer, Worker,
+    Access, BufferList, BufferListMut, BufferMut, ErrorKind, Mask, MemoryType, Progress,
+    ReceiveBuffer, Tag, Worker,
 };
 
 use crate::{
-    common::{DEVICE, OTHER, SIZES, bytes, context, context_with, equal, filled},
+    common::{DEVICE, Ends, OTHER, SIZES, bytes, context, context_with, equal, filled},
     fixture::{Way, a_while, pattern, run, run_on_threads},
     support::accelerator::{FRAGMENT, FakeAccelerator, Plan},
 };
@@ -387,5 +388,112 @@ fn memory_that_was_sent_is_received_into() {
         wharf::Buffer::from("static")
             .try_into_mut()
             .expect_err("not the heap's");
+    });
+}
+
+#[test]
+fn within_a_worker_nothing_stops_in_host_memory() {
+    run(async {
+        let device = FakeAccelerator::new();
+        let ends = Ends::with(Way::Own, device.clone()).await;
+        let (side, endpoint) = (&ends.here, &ends.here.endpoint);
+        let mut inbox = side.worker.active_messages(5).open().expect("an inbox");
+        for size in [1, 100, FRAGMENT + 1, 3 << 20] {
+            let wanted = pattern(size, size);
+            let source = filled(&side.worker, &side.context, DEVICE, wanted)
+                .await
+                .freeze();
+            let far = filled(&side.worker, &side.context, OTHER, &vec![0; size + 1]).await;
+            let region = side.context.expose(far, Access::READ | Access::WRITE).await;
+            let region = region.expect("exposed");
+            let far = endpoint.import(&region.descriptor().expect("a descriptor"));
+            let far = far.expect("one's own").slice(1..);
+            // As many requests as the engine needs for one copy.
+            let pieces = size.div_ceil(Plan::default().attributes.max_copy);
+            let count = |before: usize, what: &str| {
+                assert_eq!(device.copies() - before, pieces, "{what} of {size} bytes");
+            };
+            let before = device.copies();
+            endpoint
+                .put(source.clone(), far.clone())
+                .await
+                .expect("put");
+            count(before, "a put");
+            let target = side
+                .context
+                .allocate_on(DEVICE, size)
+                .await
+                .expect("memory");
+            let before = device.copies();
+            let target = endpoint.get(far, target).await.expect("got");
+            count(before, "a get");
+            equal(&bytes(&side.worker, target.freeze()).await, wanted, "got");
+            let target = side.context.allocate_on(OTHER, size).await.expect("memory");
+            let before = device.copies();
+            let (sent, received) = tokio::join!(
+                endpoint.tag_send(Tag(9), source.clone()),
+                side.worker.tag_recv(Tag(9), Mask::ALL, target),
+            );
+            sent.expect("sent");
+            count(before, "a message");
+            let received = received.expect("received").buffer;
+            equal(
+                &bytes(&side.worker, received.freeze()).await,
+                wanted,
+                "received",
+            );
+            let target = side
+                .context
+                .allocate_on(DEVICE, size)
+                .await
+                .expect("memory");
+            let before = device.copies();
+            let send = endpoint.am_send(5, "", source).forbid_staging();
+            let receive = async {
+                let message = inbox.recv().await.expect("a message");
+                message.receive(target).forbid_staging().await
+            };
+            let (sent, received) = tokio::join!(send, receive);
+            sent.expect("sent");
+            count(before, "an active message");
+            let received = received.expect("received").buffer;
+            equal(
+                &bytes(&side.worker, received.freeze()).await,
+                wanted,
+                "fetched",
+            );
+            drop(region);
+        }
+        // Of several places.
+        let wanted = pattern(FRAGMENT, 5);
+        let (head, tail) = wanted.split_at(1000);
+        let list = BufferList::from([
+            filled(&side.worker, &side.context, DEVICE, head)
+                .await
+                .freeze(),
+            filled(&side.worker, &side.context, OTHER, tail)
+                .await
+                .freeze(),
+        ]);
+        let target = side
+            .context
+            .allocate_on(OTHER, FRAGMENT)
+            .await
+            .expect("memory");
+        let before = device.copies();
+        let (sent, received) = tokio::join!(
+            endpoint.tag_send(Tag(9), list),
+            side.worker.tag_recv(Tag(9), Mask::ALL, target),
+        );
+        sent.expect("sent");
+        assert_eq!(device.copies() - before, 2);
+        let received = received.expect("received").buffer;
+        equal(
+            &bytes(&side.worker, received.freeze()).await,
+            wanted,
+            "a list",
+        );
+        drop(inbox);
+        ends.end().await;
     });
 }

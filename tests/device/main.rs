@@ -12,6 +12,8 @@ mod scenarios;
 #[path = "../api/fixture.rs"]
 mod fixture;
 
+mod across;
+mod blocks;
 mod common;
 mod cuda;
 mod explain;

@@ -2,13 +2,15 @@
 
 use std::process::Command;
 
-use crate::driver::cuda::VARIABLE;
+use crate::driver::{cuda, scal, synapse};
 
-/// Runs this program for one test with more variables, and demands success. `WHARF_LIBCUDA` is unset unless given.
+/// Runs this program for one test with more variables, and demands success. The variables that name libraries are unset unless given.
 pub(crate) fn child_with(test: &str, variables: &[(&str, &str)]) {
     let output = Command::new(std::env::current_exe().expect("this program"))
         .args(["--exact", test, "--nocapture"])
-        .env_remove(VARIABLE)
+        .env_remove(cuda::VARIABLE)
+        .env_remove(synapse::VARIABLE)
+        .env_remove(scal::VARIABLE)
         .env("WHARFTEST_PART", "child")
         .envs(variables.iter().copied())
         .output()

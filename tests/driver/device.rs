@@ -442,7 +442,10 @@ struct Called {
 impl HostCallback for Called {
     fn run(&self) {
         self.ran.store(true, Ordering::Release);
-        assert!(!self.panics, "on purpose");
+        if self.panics {
+            // Quietly: nothing that failed stands in the output.
+            std::panic::resume_unwind(Box::new("on purpose"));
+        }
     }
 }
 

@@ -43,6 +43,7 @@ impl Fakes {
 
     /// A CUDA driver of a version, in which every required function answers success, and `more` is added. Functions named in `own` are
     /// left out: `more` has them, or nobody.
+    #[allow(dead_code, reason = "tests of other libraries use the compiler alone")]
     pub(crate) fn driver(&self, name: &str, version: u32, own: &[&str], more: &str) -> PathBuf {
         let mut source = String::new();
         let version = format!(

@@ -18,17 +18,27 @@ mod embed_in_server;
 #[allow(dead_code)]
 #[path = "../../examples/hyper_server.rs"]
 mod hyper_server;
+#[allow(dead_code)]
+#[path = "../../examples/metrics_to_prometheus.rs"]
+mod metrics_to_prometheus;
 #[path = "../support/mod.rs"]
 mod support;
+#[allow(dead_code)]
+#[path = "../../examples/tokio_console.rs"]
+mod tokio_console;
 #[allow(dead_code)]
 #[path = "../../examples/tonic_greeter.rs"]
 mod tonic_greeter;
 #[allow(dead_code)]
 #[path = "../../examples/tower_rpc.rs"]
 mod tower_rpc;
+#[allow(dead_code)]
+#[path = "../../examples/trace_file.rs"]
+mod trace_file;
 
 mod abnormal;
 mod examples;
+mod observing;
 
 use std::future::Future;
 

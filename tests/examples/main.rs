@@ -1,4 +1,4 @@
-//! The examples of device memory, compiled in as they are; each checks what it does. `cargo test --test examples`.
+//! The examples of device memory and of channels, compiled in as they are; each checks what it does. `cargo test --test examples`.
 //!
 //! A process has one driver, by a variable of its environment: each run is a process of its own. Without the variable it takes what the machine has; the
 //! others are on the emulated driver.
@@ -10,13 +10,28 @@
 #[path = "../../examples/device_between_processes.rs"]
 mod device_between_processes;
 #[allow(dead_code)]
+#[path = "../../examples/device_over_rdma.rs"]
+mod device_over_rdma;
+#[allow(dead_code)]
 #[path = "../../examples/device_over_tcp.rs"]
 mod device_over_tcp;
 #[allow(dead_code)]
+#[path = "../../examples/gaudi_cards.rs"]
+mod gaudi_cards;
+#[allow(dead_code)]
 #[path = "../../examples/host_to_device.rs"]
 mod host_to_device;
+#[allow(dead_code)]
+#[path = "../../examples/perf_memory_channel.rs"]
+mod perf_memory_channel;
+#[allow(dead_code)]
+#[path = "../../examples/ring_all_reduce.rs"]
+mod ring_all_reduce;
 #[path = "../support/mod.rs"]
 mod support;
+#[allow(dead_code)]
+#[path = "../../examples/two_processes.rs"]
+mod two_processes;
 
 use std::{
     io::Read,
@@ -31,6 +46,7 @@ use support::{LIMIT, emulated, this_test};
 const PART: &str = "WHARFTEST_PART";
 const FILE: &str = "WHARFTEST_FILE";
 const ADDRESS: &str = "WHARFTEST_ADDRESS";
+const DEVICE: &str = "WHARFTEST_DEVICE";
 
 /// This program again, for one test in this part.
 fn again(test: &str, part: &str) -> Command {
@@ -68,6 +84,8 @@ fn run(test: &str, part: &str, size: usize, driver: bool, more: &[(&str, &str)])
     let mut command = again(test, part);
     command
         .env_remove("WHARF_LIBCUDA")
+        .env_remove("WHARF_LIBHLTHUNK")
+        .env_remove("WHARF_LIBHSA")
         .env(FILE, &file)
         .envs(more.iter().copied())
         .stdout(Stdio::piped())
@@ -209,18 +227,13 @@ fn host_to_device_tells_wrong_bytes() {
     if let Some(part) = part() {
         layer(&part);
     }
-    // What the first layer's error says comes from the other end of its connection.
-    let parts = [
-        ("endpoint", "could not do its part"),
-        ("transport", "cuMemcpyHtoDAsync_v2"),
-    ];
-    for (part, said) in parts {
+    for part in ["endpoint", "transport"] {
         let forgets = [("EMULATED_CUDA_FAULTS", "cuMemcpyHtoDAsync_v2@3=skip")];
         let output = run(this_test!(), part, 9 << 20, true, &forgets);
         bad(&output, "SHA-256 ");
         let fails = [("EMULATED_CUDA_FAULTS", "cuMemcpyHtoDAsync_v2@3=700")];
         let output = run(this_test!(), part, 9 << 20, true, &fails);
-        bad(&output, said);
+        bad(&output, "cuMemcpyHtoDAsync_v2");
     }
 }
 
@@ -249,7 +262,12 @@ fn a_library_that_is_named_is_not_replaced() {
 /// Plays a part of an example with two processes, if this is one of them: each is this test again.
 macro_rules! play {
     ($example:ident) => {{
-        use $example::{TRANSPORTS, exchange};
+        use $example::{TRANSPORTS, accelerator, exchange};
+        let device = match std::env::var(DEVICE) {
+            Ok(name) if name == "gaudi" => accelerator::Vendor::Gaudi,
+            Ok(name) if name == "rocm" => accelerator::Vendor::Rocm,
+            _ => accelerator::Vendor::Cuda,
+        };
         match part().as_deref() {
             Some("first") => {
                 let second = |address: &str| {
@@ -257,16 +275,66 @@ macro_rules! play {
                     command.env(ADDRESS, address).stdout(Stdio::null());
                     Ok(command)
                 };
-                end(exchange::first(TRANSPORTS, Path::new(&file()), second))
+                end(exchange::first(
+                    device,
+                    TRANSPORTS,
+                    Path::new(&file()),
+                    second,
+                ))
             }
             Some(_) => {
                 exchange::end_with_the_first("second");
                 let address = std::env::var(ADDRESS).expect("given");
-                end(exchange::second(TRANSPORTS, &address))
+                end(exchange::second(device, TRANSPORTS, &address))
             }
             None => {}
         }
     }};
+}
+
+/// A file between two processes, over shared memory and over TCP.
+#[test]
+fn two_processes_with_host_memory() {
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime")
+    };
+    match part().as_deref() {
+        Some("first") => {
+            let command = |transport: &str, address: &str| {
+                let mut command = tokio::process::Command::from(again(this_test!(), "second"));
+                command.env(ADDRESS, format!("{transport} {address}"));
+                Ok(command)
+            };
+            end(runtime().block_on(two_processes::first(file().into(), command)))
+        }
+        Some(_) => {
+            let words = std::env::var(ADDRESS).expect("given");
+            let (transport, address) = words.split_once(' ').expect("two words");
+            end(runtime().block_on(two_processes::second(transport, address)))
+        }
+        None => {}
+    }
+    for size in SIZES {
+        let output = run(this_test!(), "first", size, false, &[]);
+        good(&output, &["shm", "tcp", "tag", "put", "get", " ok"]);
+    }
+}
+
+/// Both ends in one process, on the emulated library of RDMA devices.
+#[test]
+fn device_over_rdma() {
+    if part().is_some() {
+        end(device_over_rdma::alone(&[file()]));
+    }
+    let library = emulated::verbs();
+    let variable = [("WHARF_LIBIBVERBS", library.to_str().expect("UTF-8"))];
+    for size in SIZES {
+        let output = run(this_test!(), "all", size, true, &variable);
+        good(&output, &["*** EMULATED", "SHA-256 "]);
+    }
 }
 
 /// That both say which device it is, and that all digests agree.
@@ -322,5 +390,217 @@ fn device_over_tcp_tells_wrong_bytes() {
         let forgets = [("EMULATED_CUDA_FAULTS", forgets.as_str())];
         let output = run(this_test!(), "first", 100_000, true, &forgets);
         bad(&output, "");
+    }
+}
+
+/// This test again, for a rank of a group.
+fn rank(test: &'static str, part: &'static str) -> tokio::process::Command {
+    let mut command = tokio::process::Command::from(again(test, part));
+    command.stdout(Stdio::null());
+    command
+}
+
+#[test]
+fn ring_all_reduce_is_right() {
+    use ring_all_reduce::{first, other, parse};
+    let task = || {
+        let words = std::env::var(ADDRESS).expect("given");
+        let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+        parse(&words).expect("a task").0
+    };
+    match part().as_deref() {
+        Some("first") => end(first(&task(), |number| {
+            let mut command = rank(this_test!(), "other");
+            command.env(DEVICE, number.to_string());
+            Ok(command)
+        })),
+        Some(_) => {
+            let number = std::env::var(DEVICE).expect("given");
+            end(other(&task(), number.parse().expect("a rank")))
+        }
+        None => {}
+    }
+    for (ranks, elements, transports) in [
+        (1, 5, "self,shm"),
+        (2, 1000, "self,shm"),
+        (3, 1, "self,tcp"),
+        (4, 100_003, "self,shm,cma,tcp"),
+        (5, 0, "self,shm"),
+    ] {
+        let words = format!("--ranks {ranks} --elements {elements} --transports {transports}");
+        let output = run(this_test!(), "first", 1, false, &[(ADDRESS, &words)]);
+        good(
+            &output,
+            &[
+                &format!("{ranks} ranks, {elements} elements"),
+                "ok to the bit",
+            ],
+        );
+    }
+    assert!(parse(&["--ranks".into(), "0".into()]).is_err());
+    assert!(parse(&["--nonsense".into(), "1".into()]).is_err());
+}
+
+#[test]
+fn perf_memory_channel_on_host_and_devices() {
+    use perf_memory_channel::{first, other, parse};
+    let task = || {
+        let words = std::env::var(ADDRESS).expect("given");
+        let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+        parse(&words).expect("a task").0
+    };
+    match part().as_deref() {
+        Some("first") => end(first(&task(), |_| Ok(rank(this_test!(), "other")))),
+        Some(_) => end(other(&task())),
+        None => {}
+    }
+    let said = [
+        "host put: bytes 1024, elapsed ",
+        " ms/iter, BW ",
+        "host get: bytes 65536, elapsed ",
+        "host packets: bytes 262144, elapsed ",
+        "host put one way: ",
+    ];
+    for device in ["cuda", "rocm"] {
+        let words = format!("--device {device} --quick");
+        let output = run(this_test!(), "first", 1, false, &[(ADDRESS, &words)]);
+        good(&output, &said);
+        good(&output, &[&format!("{device}:0 put: bytes 1024, elapsed ")]);
+    }
+    let words = "--transports tcp --host-only --quick";
+    good(
+        &run(this_test!(), "first", 1, false, &[(ADDRESS, words)]),
+        &said,
+    );
+    assert!(parse(&["--nonsense".into()]).is_err());
+}
+
+/// The same on the other vendor's emulated runtime.
+mod rocm {
+    use super::*;
+
+    const SAID: [&str; 2] = ["device rocm:0: Emulated Instinct", "*** EMULATED"];
+
+    fn variables(library: &str) -> [(&str, &str); 2] {
+        [("WHARF_LIBHSA", library), (DEVICE, "rocm")]
+    }
+
+    #[test]
+    fn host_to_device_by_both_layers() {
+        if let Some(part) = part() {
+            let arguments = ["--device", "rocm", "--layer", &part, &file()].map(str::to_owned);
+            end(host_to_device::run(&arguments));
+        }
+        let library = emulated::hsa();
+        let library = library.to_str().expect("UTF-8");
+        for size in SIZES {
+            for layer in ["endpoint", "transport"] {
+                let output = run(this_test!(), layer, size, false, &variables(library));
+                good(&output, &SAID);
+                good(&output, &["rocm:0 to rocm:1", "SHA-256 ", " ok"]);
+            }
+        }
+        // Nothing is there but what the tests have.
+        good(&run(this_test!(), "endpoint", 10, false, &[]), &SAID);
+    }
+
+    #[test]
+    fn device_between_processes_opens_memory() {
+        play!(device_between_processes);
+        let library = emulated::hsa();
+        let library = library.to_str().expect("UTF-8");
+        for size in SIZES {
+            let output = run(this_test!(), "first", size, false, &variables(library));
+            good(&output, &SAID);
+            // What is short is not worth it.
+            let way = match size {
+                1 => "staged",
+                _ => "one copy by the engine",
+            };
+            good(&output, &[way, "SHA-256 "]);
+        }
+    }
+}
+
+/// The same on the emulated Gaudi cards, and what cards there are.
+mod gaudi {
+    use super::*;
+
+    const SAID: [&str; 2] = [
+        "device gaudi:0: emulated Gaudi 2 at 0000:33:00.0, module 7",
+        "*** EMULATED",
+    ];
+
+    fn variables(library: &str) -> [(&str, &str); 2] {
+        [("WHARF_LIBHLTHUNK", library), (DEVICE, "gaudi")]
+    }
+
+    #[test]
+    fn host_to_device_by_both_layers() {
+        if let Some(part) = part() {
+            let arguments = ["--device", "gaudi", "--layer", &part, &file()].map(str::to_owned);
+            end(host_to_device::run(&arguments));
+        }
+        let library = emulated::hlthunk();
+        let library = library.to_str().expect("UTF-8");
+        for size in SIZES {
+            for layer in ["endpoint", "transport"] {
+                let output = run(this_test!(), layer, size, false, &variables(library));
+                good(&output, &SAID);
+                good(&output, &["gaudi:0 to gaudi:1", "SHA-256 ", " ok"]);
+            }
+        }
+        // Nothing is there but what the tests have.
+        good(&run(this_test!(), "endpoint", 10, false, &[]), &SAID);
+    }
+
+    #[test]
+    fn device_between_processes() {
+        play!(device_between_processes);
+        let library = emulated::hlthunk();
+        let library = library.to_str().expect("UTF-8");
+        for size in SIZES {
+            let output = run(this_test!(), "first", size, false, &variables(library));
+            good(&output, &SAID);
+            good(&output, &["staged", "SHA-256 "]);
+        }
+    }
+
+    #[test]
+    fn cards() {
+        if part().is_some() {
+            end(gaudi_cards::run());
+        }
+        let paths = [
+            "gaudi:0: Gaudi 2 ",
+            "GAUDI_MAPPING_TABLE='[{\"index\":0,\"module_id\":7,\"bus_id\":\"0000:33:00.0\"},",
+            "gaudi:0 to gaudi:1: SHA-256 ",
+            "host to gaudi:0: one copy by the card's engine inwards",
+            "gaudi:1 to host: one copy by the card's engine outwards",
+            "gaudi:1 to gaudi:1: one copy",
+            "gaudi:0 to gaudi:1: staged",
+            "not one copy between the cards",
+        ];
+        let output = run(this_test!(), "all", 1, false, &[]);
+        good(&output, &SAID);
+        good(&output, &paths);
+        // What it prints is a table; another orders the cards.
+        let library = emulated::hlthunk();
+        let library = library.to_str().expect("UTF-8");
+        let table = r#"[{"index":1,"module_id":7,"bus_id":"0000:33:00.0"},{"index":0,"module_id":6,"bus_id":"0000:44:00.0"}]"#;
+        let turned = [
+            ("WHARF_LIBHLTHUNK", library),
+            ("GAUDI_MAPPING_TABLE", table),
+        ];
+        let output = run(this_test!(), "all", 1, false, &turned);
+        good(
+            &output,
+            &["device gaudi:0: emulated Gaudi 2 at 0000:44:00.0"],
+        );
+        let lies = [("WHARF_LIBHLTHUNK", library), ("GAUDI_MAPPING_TABLE", "[{")];
+        bad(
+            &run(this_test!(), "all", 1, false, &lies),
+            "GAUDI_MAPPING_TABLE",
+        );
     }
 }

@@ -108,3 +108,40 @@ fn a_child_is_refused_and_the_parent_goes_on() {
         assert_eq!(region.unexpose().await.len(), 64);
     }));
 }
+
+#[test]
+fn a_child_that_drops_everything_takes_nothing_from_its_parent() {
+    for transports in ["shm", "tcp"] {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let (context, here, there, out) = runtime.block_on(watchdog(LIMIT, async {
+            let context = Context::builder().transports(transports).unwrap();
+            let context = context.build().unwrap();
+            let [here, there] = [(); 2].map(|()| Worker::new(&context).unwrap());
+            let out = here.connect(&there.address().unwrap()).await.unwrap();
+            (context, here, there, out)
+        }));
+        for how in [How::Fork, How::Clone] {
+            // With the runtime go the reactors, which share the workers.
+            child(&how, || {
+                // SAFETY: copies that only the child sees; it ends without dropping the originals.
+                unsafe {
+                    drop(std::ptr::read(&raw const out));
+                    drop(std::ptr::read(&raw const here));
+                    drop(std::ptr::read(&raw const there));
+                    drop(std::ptr::read(&raw const context));
+                    drop(std::ptr::read(&raw const runtime));
+                }
+                0
+            });
+            runtime.block_on(watchdog(LIMIT, async {
+                out.tag_send(Tag(1), "still here").await.unwrap();
+                let got = there.tag_recv(Tag(1), Mask::ALL, vec![0; 64]).await;
+                let got = got.unwrap();
+                assert_eq!(&got.buffer[..got.len], b"still here");
+            }));
+        }
+    }
+}

@@ -6,12 +6,13 @@ use wharf::{Access, Descriptor, RemoteRegion, Tag};
 
 use crate::{
     common::{First, Second, bytes, expect_bytes, on_every_path},
+    paths::SHORTER,
     support::{LIMIT, watchdog},
 };
 
 const DESCRIPTOR: u64 = 1;
 const READY: u64 = 2;
-const EACH: u64 = 20_000;
+const EACH: u64 = 20_000 / (SHORTER * SHORTER) as u64;
 const SIZES: [usize; 5] = [0, 8, 5_000, 300_000, 3_000_001];
 
 on_every_path!();

@@ -17,6 +17,12 @@ pub(crate) enum Path {
     ShmWithoutCma,
     ShmWithoutPidfd,
     Tcp,
+    /// Each process has an RDMA device of its own.
+    #[allow(dead_code, reason = "in the program for RDMA devices alone")]
+    RcVerbs,
+    /// Each has two, of which the second's are called so that they stand in the other order.
+    #[allow(dead_code, reason = "in the program for RDMA devices alone")]
+    TwoCables,
 }
 
 impl Path {
@@ -36,6 +42,11 @@ impl Path {
                 ("WHARF_RNDV_THRESH", "128K"),
             ],
             Self::Tcp => &[("WHARF_TLS", "tcp")],
+            Self::RcVerbs => &[("WHARF_TLS", "rc_verbs"), ("WHARF_NET_DEVICES", "rxe1:1")],
+            Self::TwoCables => &[
+                ("WHARF_TLS", "rc_verbs"),
+                ("WHARF_NET_DEVICES", "rxe1:1,rxa3:1"),
+            ],
         }
     }
 
@@ -53,11 +64,17 @@ impl Path {
         let builder = Context::builder();
         let builder = match self {
             Self::Tcp => builder.transports("tcp"),
+            Self::RcVerbs => builder
+                .transports("rc_verbs")
+                .and_then(|builder| builder.net_devices("rxe0:1")),
+            Self::TwoCables => builder
+                .transports("rc_verbs")
+                .and_then(|builder| builder.net_devices("rxe0:1,rxe2:1")),
             _ => builder.transports("shm"),
         };
         let builder = builder.expect("a transport");
         let builder = match self {
-            Self::Tcp => builder,
+            Self::Tcp | Self::RcVerbs | Self::TwoCables => builder,
             _ => builder.rendezvous_threshold(128 << 10),
         };
         builder
@@ -70,6 +87,15 @@ impl Path {
             Self::Shm | Self::ShmWithoutPidfd => &["shm", "cma"],
             Self::ShmWithoutCma => &["shm"],
             Self::Tcp => &["tcp"],
+            Self::RcVerbs | Self::TwoCables => &["rc_verbs"],
+        }
+    }
+
+    /// Where the first process listens.
+    fn host(self) -> &'static str {
+        match self {
+            Self::RcVerbs | Self::TwoCables => "10.77.0.1:0",
+            _ => "127.0.0.1:0",
         }
     }
 
@@ -82,7 +108,7 @@ impl Path {
             Self::ShmWithoutPidfd => {
                 matches!(kind, ErrorKind::PeerDied | ErrorKind::ConnectionReset)
             }
-            Self::Tcp => kind == ErrorKind::ConnectionReset,
+            Self::Tcp | Self::RcVerbs | Self::TwoCables => kind == ErrorKind::ConnectionReset,
         };
         assert!(right, "{kind:?} over {self:?}");
     }
@@ -100,7 +126,7 @@ pub(crate) struct First {
 impl First {
     pub(crate) async fn new(test: &'static str, path: Path, context: Context) -> Self {
         let worker = Worker::new(&context).expect("a worker");
-        let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = worker.listen(path.host()).await.expect("a listener");
         Self {
             test,
             path,
@@ -318,7 +344,12 @@ macro_rules! play {
     ($path:expr, $context:expr, $second:expr) => {
         $crate::common::play!($path, $context, $context, $second)
     };
-    ($path:expr, $context:expr, $context_of_second:expr, $second:expr) => {{
+    ($path:expr, $context:expr, $context_of_second:expr, $second:expr) => {
+        $crate::common::play!($path, $context, $context_of_second, $second, |end| first(
+            end
+        ))
+    };
+    ($path:expr, $context:expr, $context_of_second:expr, $second:expr, $first:expr) => {{
         if let Some(parent) = $crate::support::child("echo") {
             let context = $crate::common::Path::told($path);
             $crate::common::multi_thread().block_on(async {
@@ -340,31 +371,9 @@ macro_rules! play {
         let context = $context($path);
         $crate::common::current_thread().block_on($crate::support::watchdog(
             2 * $crate::support::LIMIT,
-            async { first($crate::common::First::new(test, $path, context).await).await },
+            async { $first($crate::common::First::new(test, $path, context).await).await },
         ));
     }};
 }
 
-/// The tests of a scenario, one for each path.
-macro_rules! on_every_path {
-    () => {
-        #[test]
-        fn shm() {
-            $crate::common::play!($crate::common::Path::Shm)
-        }
-        #[test]
-        fn shm_without_cma() {
-            $crate::common::play!($crate::common::Path::ShmWithoutCma)
-        }
-        #[test]
-        fn shm_without_pidfd() {
-            $crate::common::play!($crate::common::Path::ShmWithoutPidfd)
-        }
-        #[test]
-        fn tcp() {
-            $crate::common::play!($crate::common::Path::Tcp)
-        }
-    };
-}
-
-pub(crate) use {on_every_path, play};
+pub(crate) use {crate::paths::on_every_path, play};

@@ -13,5 +13,7 @@ mod common;
 mod death;
 mod device;
 mod exchange;
+mod paths;
+mod pingpong;
 mod rights;
 mod stop;

@@ -79,6 +79,8 @@ pub(crate) struct FakeAccelerator(Arc<Shared>);
 
 struct Shared {
     plan: Mutex<Plan>,
+    /// Its devices.
+    types: [MemoryType; 2],
     changed: Condvar,
     memory: Mutex<BTreeMap<u64, Block>>,
     /// What broke the contract.
@@ -104,8 +106,14 @@ impl FakeAccelerator {
     }
 
     pub(crate) fn with(plan: Plan) -> Self {
+        Self::of(plan, [MemoryType::Cuda(0), MemoryType::Cuda(1)])
+    }
+
+    /// One with other devices.
+    pub(crate) fn of(plan: Plan, types: [MemoryType; 2]) -> Self {
         Self(Arc::new(Shared {
             plan: Mutex::new(plan),
+            types,
             changed: Condvar::new(),
             memory: Mutex::default(),
             violations: Mutex::default(),
@@ -281,7 +289,7 @@ impl Accelerator for FakeAccelerator {
     }
 
     fn serves(&self, memory_type: MemoryType) -> bool {
-        matches!(memory_type, MemoryType::Cuda(0 | 1))
+        self.0.types.contains(&memory_type)
     }
 
     fn open(&self) -> Result<Box<dyn CopyEngine>> {
@@ -315,11 +323,7 @@ impl MemoryDomain for FakeAccelerator {
     fn attributes(&self) -> DomainAttributes {
         DomainAttributes::new(
             DomainCapabilities::ALLOCATE | DomainCapabilities::DETECT,
-            [
-                MemoryType::Cuda(0),
-                MemoryType::Cuda(1),
-                MemoryType::HostPinned,
-            ],
+            [self.0.types[0], self.0.types[1], MemoryType::HostPinned],
         )
     }
 

@@ -21,6 +21,11 @@ pub(crate) fn gdr() -> PathBuf {
     beside("libwharf_emulated_gdr.so")
 }
 
+/// The emulated HSA runtime, for `WHARF_LIBHSA`.
+pub(crate) fn hsa() -> PathBuf {
+    beside("libwharf_emulated_hsa.so")
+}
+
 /// The emulated management library, for programs that look for `libnvidia-ml.so.1`.
 pub(crate) fn nvml() -> PathBuf {
     beside("libwharf_emulated_nvml.so")
@@ -31,12 +36,53 @@ pub(crate) fn cudart() -> PathBuf {
     beside("libwharf_emulated_cudart.so")
 }
 
+/// The emulated libhl-thunk, for `WHARF_LIBHLTHUNK`.
+pub(crate) fn hlthunk() -> PathBuf {
+    beside("libwharf_emulated_hlthunk.so")
+}
+
+/// The emulated Synapse, for `WHARF_LIBSYNAPSE`.
+pub(crate) fn synapse() -> PathBuf {
+    beside("libwharf_emulated_synapse.so")
+}
+
+/// The emulated SCAL, for `WHARF_LIBSCAL`.
+pub(crate) fn scal() -> PathBuf {
+    beside("libwharf_emulated_scal.so")
+}
+
+/// The emulated library of RDMA devices, for `WHARF_LIBIBVERBS`.
+pub(crate) fn verbs() -> PathBuf {
+    beside("libwharf_emulated_verbs.so")
+}
+
+/// Whether this is the virtual machine with RDMA devices, whose processors may be emulated.
+pub(crate) fn in_machine() -> bool {
+    std::env::var_os("RDMA_VM").is_some()
+}
+
+/// Has contexts find the emulated RDMA devices, outside of the virtual machine.
+pub(crate) fn find_rdma_devices() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        if !in_machine() {
+            // SAFETY: tests read the environment by the standard library alone, which locks it.
+            unsafe { std::env::set_var("WHARF_LIBIBVERBS", verbs()) };
+        }
+    });
+}
+
 /// Tells the emulated CUDA driver something, and has its answer. It has been loaded, and stays so.
 pub(crate) fn control(text: &str) -> String {
+    control_of(&cuda(), text)
+}
+
+/// Tells an emulated library something, and has its answer. It has been loaded, and stays so.
+pub(crate) fn control_of(library: &Path, text: &str) -> String {
     type Control = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
     // SAFETY: the function has this signature.
     unsafe {
-        let library = libloading::Library::new(cuda()).expect("the emulated driver");
+        let library = libloading::Library::new(library).expect("the emulated library");
         let call = library
             .get::<Control>("wharf_emulated_control")
             .expect("exported");

@@ -15,7 +15,7 @@ mod watchdog;
 
 pub(crate) use logs::Logs;
 pub(crate) use monitor::FakeMonitor;
-pub(crate) use process::{Child, Parent, child, this_test};
+pub(crate) use process::{Child, Parent, child, is_child, this_test};
 pub(crate) use registrar::{FakeRegistrar, Key};
 pub(crate) use watchdog::{LIMIT, watchdog};
 

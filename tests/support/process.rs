@@ -26,7 +26,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::{LIMIT, watchdog};
 
-/// The variable that tells a child its part. Not `WHARF_…`: those are refused when unknown.
+/// The variable that tells a child its part. Not `WHARF_…`: wharf warns of those that it does not know.
 const PART: &str = "WHARFTEST_PART";
 /// Begins every line of the child's that is for the parent: the test harness writes to the same output.
 const MARK: &str = "@@ ";
@@ -57,6 +57,11 @@ pub(crate) fn child(part: &str) -> Option<Parent> {
         std::process::exit(3);
     });
     Some(Parent { heard })
+}
+
+/// Whether this process was started by a test.
+pub(crate) fn is_child() -> bool {
+    std::env::var_os(PART).is_some()
 }
 
 /// A child's line to the test that started it.

@@ -45,16 +45,14 @@ pub(crate) fn watchdog<F: Future>(limit: Duration, future: F) -> impl Future<Out
             .expect("a thread");
         let mut future = pin!(future);
         let output = poll_fn(|context| {
-            if let Poll::Ready(output) = future.as_mut().poll(context) {
-                return Poll::Ready(output);
-            }
-            match std::pin::Pin::new(&mut barked).poll(context) {
-                Poll::Ready(Ok(())) => panic!(
+            // First: a future that was woken by nobody else, but is ready when it is looked at, has hung.
+            if let Poll::Ready(Ok(())) = std::pin::Pin::new(&mut barked).poll(context) {
+                panic!(
                     "watchdog: still pending after {limit:?} at {place}\n{}",
                     picture()
-                ),
-                _ => Poll::Pending,
+                );
             }
+            future.as_mut().poll(context)
         })
         .await;
         drop(done);

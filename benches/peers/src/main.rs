@@ -14,6 +14,7 @@ mod iox;
 mod pair;
 mod perftest;
 mod process;
+mod rdma_core;
 mod report;
 mod run;
 mod shared;
@@ -142,6 +143,17 @@ fn coordinate(words: impl Iterator<Item = String>) -> Outcome<()> {
     if chosen.is_empty() {
         return Err(format!("no case has `{}` in its name; see --list", options.case).into());
     }
+    let chosen: Vec<&cases::Case> = match rdma_core::devices() {
+        Some(_) => chosen,
+        None => {
+            eprintln!("no two RDMA devices here: their cases are left out");
+            let is_rdma = |case: &&cases::Case| case.transport == rdma_core::TRANSPORT;
+            chosen
+                .into_iter()
+                .filter(|case| options.list || !is_rdma(case))
+                .collect()
+        }
+    };
     if options.list {
         for case in chosen {
             println!("{}", full_name(case));

@@ -13,18 +13,28 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::Outcome;
 use crate::spec::Spec;
+use crate::{Outcome, rdma_core};
 
 /// Runs both halves of a measurement and gives what `A` printed.
 pub(crate) fn run(spec: &Spec, cpus: [usize; 2], environment: &[(String, String)]) -> Outcome<f64> {
     let (a_end, b_end) = UnixStream::pair()?;
+    let devices = match spec.transport.as_str() {
+        rdma_core::TRANSPORT => Some(rdma_core::devices().ok_or("no two RDMA devices")?),
+        _ => None,
+    };
     let spawn = |role: &str, cpu: usize, end: UnixStream, output: Stdio| {
+        let device = devices
+            .as_ref()
+            .map(|[a, b]| if role == "a" { a } else { b });
         Command::new("/proc/self/exe")
+            .envs(device.map(|name| ("WHARF_NET_DEVICES", format!("{name}:1"))))
             .args(["--half", role, &cpu.to_string(), &spec.to_string()])
             // UCX's hooks into mmap serve registration caches, which none of these transports has. They cost half a second at the
             // start of every process that has UCX built in, whoever is measured there.
             .env("UCX_MEM_EVENTS", "n")
+            // wharf would take that for its own, and register memory anew for each message.
+            .env("WHARF_MEM_MONITOR", "auto")
             .envs(environment.iter().cloned())
             .stdin(OwnedFd::from(end))
             .stdout(output)

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::cases::{Case, Peer};
 use crate::report::Row;
 use crate::spec::{Spec, Verb};
-use crate::{Options, Outcome, pair, perftest, process, stats, wharf_side};
+use crate::{Options, Outcome, pair, perftest, process, rdma_core, stats, wharf_side};
 
 /// How UCX is reached in this run.
 #[derive(Debug)]
@@ -23,7 +23,16 @@ enum Ucx {
 struct Contestant {
     spec: Spec,
     environment: Vec<(String, String)>,
-    by_perftest: bool,
+    by: Program,
+}
+
+/// What measures.
+#[derive(Clone, Copy, Debug)]
+enum Program {
+    /// Two processes of this one.
+    Own,
+    UcxPerftest,
+    RdmaCore,
 }
 
 impl Contestant {
@@ -115,7 +124,7 @@ fn rows(
                 size: case.size,
                 wharf,
                 peer: known,
-                peer_name: name_of(*peer, case.transport, ucx),
+                peer_name: name_of(*peer, case, ucx),
                 unit: case.unit.word(),
                 ratio: case.unit.ratio(wharf, known),
             });
@@ -125,10 +134,11 @@ fn rows(
 }
 
 fn measure(contestant: &Contestant, options: &Options) -> Outcome<f64> {
-    if contestant.by_perftest {
-        perftest::run(&contestant.spec, options.cpus, &contestant.environment)
-    } else {
-        pair::run(&contestant.spec, options.cpus, &contestant.environment)
+    let (spec, environment) = (&contestant.spec, &contestant.environment);
+    match contestant.by {
+        Program::Own => pair::run(spec, options.cpus, environment),
+        Program::UcxPerftest => perftest::run(spec, options.cpus, environment),
+        Program::RdmaCore => rdma_core::run(spec, options.cpus),
     }
 }
 
@@ -145,7 +155,7 @@ fn wharf_of(case: &Case, options: &Options) -> Contestant {
     Contestant {
         spec: spec(case, "wharf", case.wharf, options),
         environment: Vec::new(),
-        by_perftest: false,
+        by: Program::Own,
     }
 }
 
@@ -153,18 +163,22 @@ fn contestant_of(case: &Case, peer: Peer, ucx: &Ucx, options: &Options) -> Optio
     let plain = |family: &str, variant: &str| Contestant {
         spec: spec(case, family, variant, options),
         environment: Vec::new(),
-        by_perftest: false,
+        by: Program::Own,
     };
-    let with_ucx = |variant: &str, transports: &str, by_perftest: bool| Contestant {
+    let with_ucx = |variant: &str, transports: &str, by: Program| Contestant {
         spec: spec(case, "ucx", variant, options),
         environment: ucx_environment(transports),
-        by_perftest,
+        by,
     };
     match (peer, ucx) {
         (Peer::Floor(variant, _), _) => Some(plain("floor", variant)),
         (Peer::Tokio, _) => Some(plain("tokio", "event")),
         (Peer::Raw, _) => Some(plain("raw", "busy")),
         (Peer::Iceoryx2, _) => Some(plain("iceoryx2", "copy")),
+        (Peer::RdmaCore(variant), _) => Some(Contestant {
+            by: Program::RdmaCore,
+            ..plain("rdma-core", variant)
+        }),
         // Streams are measured by UCX's own program alone.
         (Peer::Ucx(_), Ucx::BuiltIn)
             if matches!(
@@ -174,15 +188,17 @@ fn contestant_of(case: &Case, peer: Peer, ucx: &Ucx, options: &Options) -> Optio
         {
             None
         }
-        (Peer::Ucx(transports), Ucx::BuiltIn) => Some(with_ucx("poll", transports, false)),
-        (Peer::Ucx(transports), Ucx::Perftest(_)) => Some(with_ucx("poll", transports, true)),
+        (Peer::Ucx(transports), Ucx::BuiltIn) => Some(with_ucx("poll", transports, Program::Own)),
+        (Peer::Ucx(transports), Ucx::Perftest(_)) => {
+            Some(with_ucx("poll", transports, Program::UcxPerftest))
+        }
         (Peer::UcxTokio(variant), Ucx::BuiltIn) => {
             let transports = if case.transport == "tcp" {
                 "tcp,self"
             } else {
                 "posix,cma,self"
             };
-            Some(with_ucx(variant, transports, false))
+            Some(with_ucx(variant, transports, Program::Own))
         }
         (Peer::Ucx(_), Ucx::Absent)
         | (Peer::UcxTokio(_), _)
@@ -190,7 +206,7 @@ fn contestant_of(case: &Case, peer: Peer, ucx: &Ucx, options: &Options) -> Optio
     }
 }
 
-fn name_of(peer: Peer, transport: &str, ucx: &Ucx) -> String {
+fn name_of(peer: Peer, case: &Case, ucx: &Ucx) -> String {
     let version = match ucx {
         Ucx::BuiltIn => crate::ucx_version().to_owned(),
         Ucx::Perftest(version) => format!("{version} perftest"),
@@ -203,10 +219,12 @@ fn name_of(peer: Peer, transport: &str, ucx: &Ucx) -> String {
         }
         Peer::UcxTokio("yield") => format!("UCX {version} under Tokio, yield_now"),
         Peer::UcxTokio(_) => format!("UCX {version} under Tokio, AsyncFd"),
-        Peer::Tokio if transport == "tcp" => "Tokio TcpStream".to_owned(),
+        Peer::Tokio if case.transport == "tcp" => "Tokio TcpStream".to_owned(),
         Peer::Tokio => "Tokio UnixStream".to_owned(),
         Peer::Raw => "raw busy socket".to_owned(),
         Peer::Iceoryx2 => "iceoryx2".to_owned(),
+        Peer::RdmaCore("event") => format!("{} -e", rdma_core::program(case.verb)),
+        Peer::RdmaCore(_) => rdma_core::program(case.verb).to_owned(),
         Peer::Limit(_) => "limit".to_owned(),
         Peer::Alone => "none".to_owned(),
     }

@@ -18,7 +18,7 @@ use wharf::{
 use crate::half::{Arrivals, Half, LAST, Laps, Role, spin_for, stamp};
 use crate::sockets::GO;
 use crate::spec::{Spec, Verb};
-use crate::{Outcome, process, runtime, sockets};
+use crate::{Outcome, process, rdma_core, runtime, sockets};
 
 /// False leaves wharf's column empty.
 pub(crate) const READY: bool = true;
@@ -80,6 +80,13 @@ impl Side {
             other => other,
         };
         let progress = match spec.variant.as_str() {
+            // perftest's sleeps as well.
+            _ if spec.transport == rdma_core::TRANSPORT
+                && role == Role::B
+                && matches!(spec.verb, Verb::Put | Verb::Get | Verb::FetchAdd) =>
+            {
+                Progress::EventDriven
+            }
             "busy" => Progress::Busy,
             "event" => Progress::EventDriven,
             "adaptive" => Progress::Adaptive,
@@ -150,6 +157,7 @@ impl Side {
             (Verb::AmStream, Role::A) => self.am_stream(&endpoint).await,
             (Verb::AmStream, Role::B) => self.am_drain(&endpoint, inbox).await,
             (Verb::Put, Role::A) => self.put(&endpoint).await,
+            (Verb::PutLatency, _) => self.put_ping(&endpoint).await,
             (Verb::Get, Role::A) => self.get(&endpoint).await,
             (Verb::FetchAdd, Role::A) => self.fetch_add(&endpoint).await,
             (Verb::Put | Verb::Get | Verb::FetchAdd, Role::B) => self.lend(&endpoint).await,
@@ -386,7 +394,11 @@ impl Side {
 
     /// The target of puts and gets: it only waits for the end.
     async fn lend(&self, endpoint: &Endpoint) -> Outcome<f64> {
-        let access = Access::READ | Access::WRITE;
+        let access = match self.spec.verb {
+            // As perftest does it: by the device.
+            Verb::FetchAdd if self.spec.transport == rdma_core::TRANSPORT => Access::DEVICE_ATOMIC,
+            _ => Access::READ | Access::WRITE,
+        };
         let region = self.context.expose(self.owned().await?, access).await?;
         let bytes = region.descriptor()?.to_bytes();
         endpoint.tag_send(DESCRIPTOR, bytes).await?;
@@ -413,6 +425,57 @@ impl Side {
         let value = self.spec.size as f64 / laps.mean();
         self.finish(endpoint).await?;
         Ok(value)
+    }
+
+    /// Each end puts into the other's memory and looks at its own until the other's put is there.
+    async fn put_ping(&self, endpoint: &Endpoint) -> Outcome<f64> {
+        let access = Access::READ | Access::WRITE;
+        let region = self.context.expose(self.owned().await?, access).await?;
+        let bytes = region.descriptor()?.to_bytes();
+        endpoint.tag_send(DESCRIPTOR, bytes).await?;
+        let remote = self.borrow(endpoint).await?;
+        let mut message = self.owned().await?;
+        // The last word is written last.
+        let last = self.spec.size - 8;
+        // Where the target has to take part, it does now and then. A device's needs nobody: as perftest it only looks.
+        let looks = match self.spec.transport.as_str() {
+            rdma_core::TRANSPORT => 1 << 20,
+            _ => 256,
+        };
+        let seen = async |number: u64| -> Outcome<u64> {
+            for look in 1_u64.. {
+                let found = region.load::<u64>(last)?;
+                if found == number || found == u64::MAX {
+                    return Ok(found);
+                }
+                if look.is_multiple_of(looks) {
+                    tokio::task::yield_now().await;
+                }
+            }
+            Ok(0)
+        };
+        let mut number = 0x1_0000_0000;
+        let mut laps = Laps::start(&self.spec);
+        loop {
+            for _ in 0..laps.batch() {
+                number += 1;
+                if self.role == Role::B && seen(number).await? == u64::MAX {
+                    return Ok(0.0);
+                }
+                message[last..].copy_from_slice(&number.to_le_bytes());
+                let put = endpoint.put(message.to_vec(), remote.clone());
+                put.local().await?;
+                if self.role == Role::A {
+                    seen(number).await?;
+                }
+            }
+            if self.role == Role::A && !laps.lap() {
+                let end = u64::MAX.to_le_bytes();
+                let place = remote.slice(last..);
+                endpoint.put(end.to_vec(), place).await?;
+                return Ok(laps.median() / 2.0);
+            }
+        }
     }
 
     async fn get(&self, endpoint: &Endpoint) -> Outcome<f64> {

@@ -175,6 +175,36 @@ impl Device {
     }
 }
 
+impl Device {
+    /// Whether it does atomic operations on the memory of another natively. On its own it does; of what the driver cannot say, not.
+    ///
+    /// # Errors
+    /// `Forked`, and what the driver reports.
+    pub(crate) fn has_atomics_on(&self, peer: &Self) -> Result<bool> {
+        self.cuda.usable()?;
+        if self == peer {
+            return Ok(true);
+        }
+        let Some(call) = self.cuda.api.cuDeviceGetP2PAttribute else {
+            return Ok(false);
+        };
+        let mut yes = 0;
+        // SAFETY: writes one number.
+        let status = unsafe {
+            call(
+                &raw mut yes,
+                super::sys::P2P_NATIVE_ATOMICS,
+                self.raw,
+                peer.raw,
+            )
+        };
+        match status {
+            Status::INVALID_VALUE => Ok(false),
+            status => status.check("cuDeviceGetP2PAttribute").map(|()| yes != 0),
+        }
+    }
+}
+
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.cuda, other.cuda) && self.raw == other.raw

@@ -12,11 +12,12 @@
 //! | `context` | contexts, and the guard that makes one current |
 //! | `memory` | device, pinned and managed memory; what an address is; dma-bufs |
 //! | `stream` | streams and events: copies, order, completion |
+//! | `module` | kernels: loaded from text, and launched |
 //! | `ipc` | legacy handles, memory by file descriptor, pools |
 //!
 //! # What may block
 //! Loading, [`Cuda::initialise`], [`Device::primary_context`] and the drop of its last clone, allocating, freeing and registering memory,
-//! opening and closing another process's memory: milliseconds and more. They belong on a thread that may block. Copies, events, queries
+//! opening and closing another process's memory, loading kernels: milliseconds and more. They belong on a thread that may block. Copies, events, queries
 //! and [`Cuda::inspect`] take microseconds.
 //!
 //! # Safety
@@ -30,6 +31,7 @@ mod context;
 mod device;
 mod ipc;
 mod memory;
+mod module;
 mod share;
 mod status;
 mod stream;
@@ -40,7 +42,6 @@ use std::{
     fmt,
     path::Path,
     ptr::{self, NonNull},
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
 use parking_lot::Mutex;
@@ -51,6 +52,11 @@ pub(crate) use ipc::{IpcMapping, MemoryPool, PoolAllocation, PoolMapping, Virtua
 pub(crate) use memory::{
     DeviceAllocation, DmaBuf, HostRegistration, PinnedAllocation, PointerInfo, PointerKind,
 };
+#[allow(
+    unused_imports,
+    reason = "tests of rooms that launch no kernels compile this one too"
+)]
+pub(crate) use module::{Argument, Kernel, Module};
 pub(crate) use share::PoolImport;
 pub(crate) use status::Status;
 pub(crate) use stream::{Event, HostCallback, Route, Stream, Waiting};
@@ -59,11 +65,20 @@ pub(crate) use sys::{
     RawStream, Uuid,
 };
 
-use super::library::{Absent, Library, MissingSymbol, Search};
+use super::{
+    forks::Initialised,
+    library::{Absent, Library, MissingSymbol, Search, listed},
+    loaded::Loaded,
+};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The variable that names the library.
 pub(crate) const VARIABLE: &str = "WHARF_LIBCUDA";
+
+const WHAT: &str = "the CUDA driver";
+
+/// A function that every driver has.
+const ANCHOR: &str = "cuInit";
 
 /// Not `libcuda.so`: that is the toolkit's stub to link against.
 const NAMES: &[&str] = &["libcuda.so.1"];
@@ -94,19 +109,13 @@ pub(crate) struct Cuda {
     api: sys::Symbols,
     library: Library,
     version: Version,
-    /// The process in which it was initialised; 0: not yet.
-    initialised_in: AtomicU32,
-    /// Only one thread initialises.
-    initialising: Mutex<()>,
+    initialised: Initialised,
     /// Primary contexts that somebody holds.
     primaries: Mutex<Vec<context::Primary>>,
 }
 
-/// Every driver that was loaded, one for each library file. Never shrinks; grows with the number of different files.
-static LOADED: Mutex<Vec<&'static Cuda>> = Mutex::new(Vec::new());
-
-/// Set in a child made by `fork` after some driver was initialised here.
-static FORKED: AtomicBool = AtomicBool::new(false);
+/// Every driver that was loaded.
+static LOADED: Loaded<Cuda> = Loaded::new();
 
 impl Cuda {
     /// The driver in the library at `path`, else in the one that `WHARF_LIBCUDA` names, else in `libcuda.so.1`. Loaded once for each
@@ -115,33 +124,19 @@ impl Cuda {
     /// # Errors
     /// `Unsupported`: no such library, with all that was tried and the loader's words; one without a required function; the toolkit's stub.
     pub(crate) fn load(path: Option<&Path>) -> Result<&'static Self> {
-        let search = Self::search(path);
-        let explicit = search.explicit();
-        let name = explicit
-            .as_deref()
-            .map(|path| path.to_string_lossy().into_owned());
-        let known = |cuda: &&Self| match &name {
-            Some(name) => cuda.library.name() == name,
-            None => NAMES.contains(&cuda.library.name()),
-        };
-        if let Some(cuda) = LOADED.lock().iter().copied().find(known) {
-            return Ok(cuda);
-        }
-        if explicit.is_none() {
-            present()?;
-        }
-        Self::with_library(search.open()?)
+        let present = || Absent::unless_any(WHAT, PRESENCE);
+        LOADED.load(&Self::search(path), present, ANCHOR, Self::with_library)
     }
 
     /// The driver if this process has it loaded already, because somebody in it uses CUDA. Loads nothing, so that asking does not bring
     /// a driver into programs that use none.
     pub(crate) fn resident(path: Option<&Path>) -> Option<&'static Self> {
-        Self::with_library(Self::search(path).resident()?).ok()
+        LOADED.resident(&Self::search(path), ANCHOR, Self::with_library)
     }
 
     fn search(given: Option<&Path>) -> Search<'_> {
         Search {
-            what: "the CUDA driver",
+            what: WHAT,
             given,
             variable: VARIABLE,
             names: NAMES,
@@ -149,34 +144,25 @@ impl Cuda {
     }
 
     /// Finds the functions of a loaded library.
-    fn with_library(library: Library) -> Result<&'static Self> {
+    fn with_library(library: Library) -> Result<Self> {
         let version = version_of(&library)?;
         let find = |name: &'static str, since: u32| find(&library, version, name, since);
         // SAFETY: the names are exact, and the version asked for is that of the ABI in the table.
         let api = unsafe { sys::Symbols::resolve(&find) };
         let api = api.map_err(|missing| lacking(&library, version, &missing))?;
-        let mut loaded = LOADED.lock();
-        // Another name for a library that is loaded already leads to the same functions.
-        let same = |cuda: &&Self| ptr::fn_addr_eq(cuda.api.cuInit, api.cuInit);
-        if let Some(cuda) = loaded.iter().copied().find(same) {
-            return Ok(cuda);
-        }
         tracing::debug!(
             target: "wharf::cuda",
             "loaded {} (CUDA {})",
             library.name(),
             version.unwrap_or(OLDEST)
         );
-        let cuda: &'static Self = Box::leak(Box::new(Self {
+        Ok(Self {
             api,
             library,
             version: version.unwrap_or(OLDEST),
-            initialised_in: AtomicU32::new(0),
-            initialising: Mutex::new(()),
+            initialised: Initialised::new("CUDA"),
             primaries: Mutex::new(Vec::new()),
-        }));
-        loaded.push(cuda);
-        Ok(cuda)
+        })
     }
 
     /// The name by which the library was found.
@@ -206,7 +192,7 @@ impl Cuda {
 
     /// Whether [`Cuda::initialise`] has been done in this process.
     pub(crate) fn is_initialised(&self) -> bool {
-        self.initialised_in.load(Ordering::Acquire) != 0 && !FORKED.load(Ordering::Relaxed)
+        self.initialised.is_here()
     }
 
     /// Whether anybody in this process has initialised the driver, and it has a device: before, there is no memory of a device. One cheap call,
@@ -230,21 +216,11 @@ impl Cuda {
     /// # Errors
     /// `Unsupported`: no device, the stub, versions that do not go together; `Forked`.
     pub(crate) fn initialise(&self) -> Result<()> {
-        if self.is_initialised() {
-            return Ok(());
-        }
-        let _one = self.initialising.lock();
-        self.usable()?;
-        if self.is_initialised() {
-            return Ok(());
-        }
-        watch_forks()?;
-        // SAFETY: takes a number.
-        let status = unsafe { (self.api.cuInit)(0) };
-        status.check("cuInit")?;
-        self.initialised_in
-            .store(std::process::id(), Ordering::Release);
-        Ok(())
+        self.initialised.once(|| {
+            // SAFETY: takes a number.
+            let status = unsafe { (self.api.cuInit)(0) };
+            status.check("cuInit")
+        })
     }
 
     /// The devices that the driver shows, in its order. Initialises it.
@@ -276,13 +252,7 @@ impl Cuda {
     /// # Errors
     /// `Forked`.
     fn usable(&self) -> Result<()> {
-        if FORKED.load(Ordering::Relaxed) {
-            return Err(Error::new(
-                ErrorKind::Forked,
-                "CUDA was initialised before this process was forked; it cannot be used in the child",
-            ));
-        }
-        Ok(())
+        self.initialised.check()
     }
 
     /// An optional function, or the error that names it.
@@ -312,20 +282,6 @@ impl fmt::Debug for Cuda {
             .field("initialised", &self.is_initialised())
             .finish_non_exhaustive()
     }
-}
-
-/// That there may be a device: a look that loads and initialises nothing.
-fn present() -> Result<(), Absent> {
-    let mut absent = Absent::new("the CUDA driver");
-    for (index, path) in PRESENCE.iter().enumerate() {
-        match std::fs::metadata(path) {
-            Ok(_) => return Ok(()),
-            // The first is the usual one; the others would only lengthen the text.
-            Err(error) if index == 0 => absent.tried.push(((*path).to_owned(), error.to_string())),
-            Err(_) => {}
-        }
-    }
-    Err(absent)
 }
 
 /// The driver's version; `None` when the library has no function for it.
@@ -396,41 +352,13 @@ fn proc_address(
 
 /// The error for a library that lacks required functions.
 fn lacking(library: &Library, version: Option<Version>, missing: &[MissingSymbol]) -> Error {
-    /// More than these say nothing new.
-    const NAMED: usize = 4;
     let mut text = match version {
         Some(version) => format!("{} (CUDA {version})", library.name()),
         None => format!("{} is not a CUDA driver: it", library.name()),
     };
     text.push_str(" has no ");
-    let names: Vec<String> = missing
-        .iter()
-        .take(NAMED)
-        .map(|symbol| format!("{} (CUDA {})", symbol.name, Version(symbol.since)))
-        .collect();
-    text.push_str(&names.join(", "));
-    if let Some(more) = missing.len().checked_sub(NAMED).filter(|more| *more > 0) {
-        text.push_str(&format!(" and {more} more"));
-    }
+    let name = |symbol: &MissingSymbol| format!("{} (CUDA {})", symbol.name, Version(symbol.since));
+    text.push_str(&listed(missing, name));
     text.push_str(&format!("; a driver of CUDA {OLDEST} or newer is needed"));
     Error::new(ErrorKind::Unsupported, text)
-}
-
-/// Has [`FORKED`] set in children from now on.
-fn watch_forks() -> Result<()> {
-    extern "C" fn in_child() {
-        FORKED.store(true, Ordering::Relaxed);
-    }
-    static WATCHED: Mutex<bool> = Mutex::new(false);
-    let mut watched = WATCHED.lock();
-    if !*watched {
-        // SAFETY: the handler stores one atomic, which is safe in a child of a process with threads.
-        let code = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        if code != 0 {
-            let error = std::io::Error::from_raw_os_error(code);
-            return Err(Error::io("cannot watch for forks", error));
-        }
-        *watched = true;
-    }
-    Ok(())
 }

@@ -1,32 +1,18 @@
 //! What the CUDA driver answers: `CUresult` as a newtype, so that codes which are not known here survive.
 
-use std::{error::Error as StdError, fmt};
+use std::fmt;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    driver::status::{status, statuses},
+    error::ErrorKind,
+};
 
 /// A `CUresult`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub(crate) struct Status(pub(crate) u32);
 
-/// Names, numbers, kinds and phrases, from the `cudaError_enum` of `cuda.h` (13.5, and the same in 12.9 as far as it goes).
-macro_rules! statuses {
-    ($( $name:ident = $code:literal, $kind:ident, $phrase:literal; )+) => {
-        impl Status {
-            $( #[doc = concat!("`", stringify!($name), "`: ", $phrase, ".")]
-            pub(crate) const $name: Self = Self($code); )+
-
-            /// The name in the header, kind and phrase.
-            const fn known(self) -> Option<(&'static str, ErrorKind, &'static str)> {
-                match self.0 {
-                    $( $code => Some((stringify!($name), ErrorKind::$kind, $phrase)), )+
-                    _ => None,
-                }
-            }
-        }
-    };
-}
-
+// Names, numbers, kinds and phrases, from the `cudaError_enum` of `cuda.h` (13.5, and the same in 12.9 as far as it goes).
 statuses! {
     SUCCESS = 0, Io, "no error";
     INVALID_VALUE = 1, InvalidArgument, "an argument is not one that the driver takes";
@@ -39,15 +25,21 @@ statuses! {
     NO_DEVICE = 100, Unsupported, "the driver sees no device (CUDA_VISIBLE_DEVICES may hide them)";
     INVALID_DEVICE = 101, InvalidArgument, "there is no such device";
     DEVICE_NOT_LICENSED = 102, PermissionDenied, "the device has no licence";
+    INVALID_IMAGE = 200, Unsupported, "the driver does not understand the kernels' text";
     INVALID_CONTEXT = 201, InvalidArgument, "no context is current, or not this one";
     MAP_FAILED = 205, Io, "mapping failed";
     UNMAP_FAILED = 206, Io, "unmapping failed";
     ALREADY_MAPPED = 208, InvalidArgument, "it is mapped already";
     NOT_MAPPED = 211, InvalidArgument, "it is not mapped";
+    NO_BINARY_FOR_GPU = 209, Unsupported, "the kernels' text cannot be made into code for this device";
     ECC_UNCORRECTABLE = 214, DeviceLost, "the device's memory failed beyond correction";
     CONTEXT_ALREADY_IN_USE = 216, InvalidArgument, "the context is in use by another thread";
     PEER_ACCESS_UNSUPPORTED = 217, Unsupported, "the devices cannot reach each other";
+    INVALID_PTX = 218, Unsupported, "the driver's compiler refused the kernels' text";
     NVLINK_UNCORRECTABLE = 220, DeviceLost, "an NVLink failed beyond correction";
+    JIT_COMPILER_NOT_FOUND = 221, Unsupported, "the driver's compiler was not found: libnvidia-ptxjitcompiler.so.1 belongs beside libcuda.so.1 (containers may lack it)";
+    UNSUPPORTED_PTX_VERSION = 222, Unsupported, "the driver's compiler is older than the kernels' text";
+    JIT_COMPILATION_DISABLED = 223, Unsupported, "the driver's compiler is turned off (CUDA_DISABLE_PTX_JIT)";
     CONTAINED = 226, DeviceLost, "the device's memory failed, and the failure was contained";
     OPERATING_SYSTEM = 304, Io, "a system call of the driver failed";
     INVALID_HANDLE = 400, InvalidArgument, "the stream, event or handle is not valid here";
@@ -94,14 +86,6 @@ statuses! {
 }
 
 impl Status {
-    /// What it is for a caller who branches on kinds.
-    pub(crate) const fn kind(self) -> ErrorKind {
-        match self.known() {
-            Some((_, kind, _)) => kind,
-            None => ErrorKind::Io,
-        }
-    }
-
     /// Whether, said to a call with objects of our own, it means that the context is lost or was destroyed: no later call can succeed.
     pub(crate) const fn is_end(self) -> bool {
         matches!(self.kind(), ErrorKind::DeviceLost)
@@ -110,29 +94,9 @@ impl Status {
                 Self::DEINITIALIZED | Self::INVALID_CONTEXT | Self::INVALID_HANDLE
             )
     }
-
-    /// Success, or the error of `call`, by its exported name.
-    ///
-    /// # Errors
-    /// Of the kind of the status; the status itself is the source ([`Status::of`]).
-    pub(crate) fn check(self, call: &str) -> Result<()> {
-        if self == Self::SUCCESS {
-            return Ok(());
-        }
-        Err(self.error(call))
-    }
-
-    /// The error of `call` that ended with this status.
-    #[cold]
-    pub(crate) fn error(self, call: &str) -> Error {
-        Error::new(self.kind(), format!("{call}: {self}")).with_source(self)
-    }
-
-    /// The status that an error stems from, if it stems from one.
-    pub(crate) fn of(error: &Error) -> Option<Self> {
-        StdError::source(error)?.downcast_ref::<Self>().copied()
-    }
 }
+
+status!(Status, success: Self::SUCCESS);
 
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -143,11 +107,3 @@ impl fmt::Display for Status {
         }
     }
 }
-
-impl fmt::Debug for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl StdError for Status {}

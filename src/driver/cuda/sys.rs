@@ -79,6 +79,10 @@ handles! {
     RawEvent;
     /// `CUmemoryPool`.
     RawPool;
+    /// `CUmodule`.
+    RawModule;
+    /// `CUfunction`.
+    RawFunction;
 }
 
 /// `CUdevice`: a device's ordinal as the driver counts them.
@@ -328,6 +332,8 @@ pub(super) const DEVICE_CPU: i32 = -1;
 /// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX` and `.._TO_OWNER`.
 pub(super) const FLUSH_CURRENT_CONTEXT: u32 = 0;
 pub(super) const FLUSH_TO_OWNER: u32 = 100;
+/// `CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED`.
+pub(super) const P2P_NATIVE_ATOMICS: u32 = 3;
 
 symbols! {
     /// The functions of `libcuda.so.1`. `since` is 1000 × major + 10 × minor of the CUDA version that brought this ABI.
@@ -379,6 +385,7 @@ symbols! {
         cuDeviceGetUuid(*mut Uuid, RawDevice) -> Status, since 9020;
         cuDeviceGetUuid_v2(*mut Uuid, RawDevice) -> Status, since 11040;
         cuDeviceCanAccessPeer(*mut i32, RawDevice, RawDevice) -> Status, since 4000;
+        cuDeviceGetP2PAttribute(*mut i32, u32, RawDevice, RawDevice) -> Status, since 8000;
         cuDeviceGetDefaultMemPool(*mut RawPool, RawDevice) -> Status, since 11020;
         cuCtxGetId(RawContext, *mut u64) -> Status, since 12000;
         cuCtxGetFlags(*mut u32) -> Status, since 7000;
@@ -420,6 +427,10 @@ symbols! {
         cuMemAllocFromPoolAsync(*mut DevicePtr, usize, RawPool, RawStream) -> Status, since 11020;
         cuMemFreeAsync(DevicePtr, RawStream) -> Status, since 11020;
         cuFlushGPUDirectRDMAWrites(u32, u32) -> Status, since 11030;
+        cuModuleLoadData(*mut RawModule, *const c_void) -> Status, since 2000;
+        cuModuleUnload(RawModule) -> Status, since 2000;
+        cuModuleGetFunction(*mut RawFunction, RawModule, *const c_char) -> Status, since 2000;
+        cuLaunchKernel(RawFunction, u32, u32, u32, u32, u32, u32, u32, RawStream, *mut *mut c_void, *mut *mut c_void) -> Status, since 4000;
     }
 }
 

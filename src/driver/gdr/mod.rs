@@ -24,7 +24,8 @@ pub(crate) use direct::DirectWindow;
 
 use super::{
     cuda::DevicePtr,
-    library::{Library, Search},
+    library::{Library, Search, names},
+    loaded::Loaded,
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -43,8 +44,8 @@ pub(crate) struct Gdr {
     version: (i32, i32),
 }
 
-/// Every library that was loaded, one for each file.
-static LOADED: Mutex<Vec<&'static Gdr>> = Mutex::new(Vec::new());
+/// Every library that was loaded.
+static LOADED: Loaded<Gdr> = Loaded::new();
 
 impl Gdr {
     /// The library at `path`, else the one that `WHARF_LIBGDRAPI` names, else `libgdrapi.so.2`.
@@ -58,30 +59,25 @@ impl Gdr {
             variable: VARIABLE,
             names: NAMES,
         };
-        let library = search.open()?;
+        LOADED.load(&search, || Ok(()), "gdr_open", Self::with_library)
+    }
+
+    fn with_library(library: Library) -> Result<Self> {
         let find = |name: &'static str, _| library.find(name);
         // SAFETY: exact names of a library with that soname.
         let api = unsafe { sys::Symbols::resolve(&find) };
         let api = api.map_err(|missing| {
-            let names: Vec<&str> = missing.iter().map(|symbol| symbol.name).collect();
-            let text = format!("{} has no {}", library.name(), names.join(", "));
+            let text = format!("{} has no {}", library.name(), names(&missing));
             Error::new(ErrorKind::Unsupported, text)
         })?;
-        let mut loaded = LOADED.lock();
-        let same = |gdr: &&Self| ptr::fn_addr_eq(gdr.api.gdr_open, api.gdr_open);
-        if let Some(gdr) = loaded.iter().copied().find(same) {
-            return Ok(gdr);
-        }
         let mut version = (0, 0);
         // SAFETY: writes two numbers.
         unsafe { (api.gdr_runtime_get_version)(&raw mut version.0, &raw mut version.1) };
-        let gdr: &'static Self = Box::leak(Box::new(Self {
+        Ok(Self {
             api,
             library,
             version,
-        }));
-        loaded.push(gdr);
-        Ok(gdr)
+        })
     }
 
     /// The name by which the library was found.

@@ -91,18 +91,14 @@ fn is_seen(monitor: &dyn MemoryMonitor, recorder: &Recorder, change: Change) -> 
     // SAFETY: mapped above, writable.
     unsafe { base.cast::<u8>().write_volatile(1) };
     let range = AddressRange::new(base as u64, size as u64)?;
+    // An event of what was unmapped here before, and is told of late, would pass for that of the change.
+    settle(monitor, || false);
     recorder.expect(range);
     let watched = monitor.watch(range).is_ok();
     let mut ours = true;
     if watched {
         ours = change(base, size);
-        let deadline = Instant::now() + PATIENCE;
-        while !recorder.seen.load(SeqCst)
-            && monitor.validate() == Validity::Pending
-            && Instant::now() < deadline
-        {
-            thread::yield_now();
-        }
+        settle(monitor, || recorder.seen.load(SeqCst));
     }
     let seen = watched && recorder.seen.load(SeqCst);
     monitor.unwatch(range);
@@ -111,6 +107,14 @@ fn is_seen(monitor: &dyn MemoryMonitor, recorder: &Recorder, change: Change) -> 
     // SAFETY: the test's, from here on.
     unsafe { libc::munmap(base.cast::<u8>().add(skip).cast(), 2 * size - skip) };
     Ok(seen)
+}
+
+/// Waits until all that happened was told of, or until what is waited for was; not for ever.
+fn settle(monitor: &dyn MemoryMonitor, is_done: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_done() && monitor.validate() == Validity::Pending && Instant::now() < deadline {
+        thread::yield_now();
+    }
 }
 
 /// # Safety

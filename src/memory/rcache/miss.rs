@@ -47,8 +47,9 @@ const BUSY: Duration = Duration::from_millis(100);
 /// How long a job waits for them. Without the wait it would only be stale sooner.
 const SETTLE: Duration = Duration::from_millis(1);
 
-/// How long a registration that found no room waits for others that are being given back.
-const GIVE_BACK: Duration = Duration::from_millis(10);
+/// How long a registration that found no room waits for others that are being given back, where it may block. A busy machine may let a
+/// thread wait for tens of milliseconds.
+const GIVE_BACK: Duration = Duration::from_secs(1);
 
 /// What misses and the reaper keep under one lock.
 pub(super) struct Table<R: Registrar> {
@@ -505,7 +506,7 @@ impl<R: Registrar> Inner<R> {
         // What another thread has taken from the stack is given back in a moment.
         let end = Instant::now() + GIVE_BACK;
         while self.core.unreleased_regions.load(Ordering::SeqCst) > 0 && Instant::now() < end {
-            thread::yield_now();
+            thread::sleep(Duration::from_micros(100));
         }
     }
 
@@ -596,6 +597,7 @@ impl<R: Registrar> Inner<R> {
             flight,
             open: true,
             told: false,
+            refused: false,
         })
     }
 
@@ -613,6 +615,7 @@ impl<R: Registrar> Inner<R> {
     /// Asks the registrar. Not under a lock.
     fn register(&self, range: AddressRange, access: Access) -> Result<R::Handle> {
         let (name, begin) = (self.registrar.name(), Instant::now());
+        let _span = tracing::debug_span!(target: "wharf::rcache", "register", registrar = name, %range, ?access).entered();
         let result = catch_unwind(AssertUnwindSafe(|| self.registrar.register(range, access)));
         let ns = begin.elapsed().as_nanos() as u64;
         let result = result.unwrap_or_else(|_| {
@@ -656,6 +659,8 @@ struct Job<R: Registrar> {
     open: bool,
     /// Those who wait know the end.
     told: bool,
+    /// There was no room when it was asked for where it may not wait.
+    refused: bool,
 }
 
 // SAFETY: the slot's handle is `Send` and `Sync`, its other fields are atomic.
@@ -677,6 +682,7 @@ impl<R: Registrar> Job<R> {
             flight: Arc::new(Flight::new()),
             open: true,
             told: false,
+            refused: false,
         }
     }
 
@@ -686,30 +692,45 @@ impl<R: Registrar> Job<R> {
     }
 
     /// Runs it here, or where it may block. When it cannot be run there it ends as it is dropped, and the request comes again.
-    fn dispatch(self, patient: bool) {
-        if !patient || self.range.len() <= self.cache.0.inner.attributes.inline_max {
-            return self.run();
+    fn dispatch(mut self, patient: bool) {
+        let short = self.range.len() <= self.cache.0.inner.attributes.inline_max;
+        let end = match patient {
+            false => self.register(true),
+            true if short => self.register(false),
+            true => None,
+        };
+        match end {
+            Some(end) => self.tell(end),
+            None => self.dispatch_away(),
         }
+    }
+
+    fn dispatch_away(self) {
+        let run = move |mut job: Self| {
+            if let Some(end) = job.register(true) {
+                job.tell(end);
+            }
+        };
         match tokio::runtime::Handle::try_current() {
             // Tokio panics when it can start no thread at all.
             Ok(runtime) => drop(catch_unwind(AssertUnwindSafe(|| {
-                runtime.spawn_blocking(move || self.run())
+                runtime.spawn_blocking(move || run(self))
             }))),
             Err(_) => drop(
                 thread::Builder::new()
                     .name("wharf-register".into())
-                    .spawn(move || self.run()),
+                    .spawn(move || run(self)),
             ),
         }
     }
 
-    fn run(mut self) {
-        let end = self.register();
+    fn tell(mut self, end: End<R>) {
         self.told = true;
         self.flight.complete(end);
     }
 
-    fn register(&mut self) -> End<R> {
+    /// `None`: there is no room, and it may not wait for any here.
+    fn register(&mut self, may_wait: bool) -> Option<End<R>> {
         let inner = Arc::clone(&self.cache.0.inner);
         if self.watch {
             inner.settle();
@@ -717,22 +738,31 @@ impl<R: Registrar> Job<R> {
                 inner.count(&inner.stats.watch_failures);
                 tracing::debug!(target: "wharf::rcache", range = %self.range, %error, "not watched, so not cached");
                 self.discard();
-                return End::Unwatchable;
+                return Some(End::Unwatchable);
             }
         }
-        let mut result = inner.register(self.range, self.access);
-        if matches!(&result, Err(error) if error.kind() == ErrorKind::Exhausted) {
-            inner.give_back(self.range.len());
-            result = inner.register(self.range, self.access);
-        }
+        let asked = (!self.refused).then(|| inner.register(self.range, self.access));
+        let result = match asked {
+            Some(Err(error)) if error.kind() == ErrorKind::Exhausted && !may_wait => {
+                self.refused = true;
+                return None;
+            }
+            Some(result) if !matches!(&result, Err(error) if error.kind() == ErrorKind::Exhausted) => {
+                result
+            }
+            _ => {
+                inner.give_back(self.range.len());
+                inner.register(self.range, self.access)
+            }
+        };
         let handle = match result {
             Ok(handle) => handle,
             Err(error) => {
                 self.discard();
-                return match self.merged {
+                return Some(match self.merged {
                     true => End::UnionFailed,
                     false => End::Failed(error, self.range),
-                };
+                });
             }
         };
         // SAFETY: this job opened the slot, which is Pending.
@@ -740,7 +770,7 @@ impl<R: Registrar> Job<R> {
         if self.watch {
             inner.settle();
         }
-        match self.slot().commit() {
+        Some(match self.slot().commit() {
             Commit::Ready { retired } => {
                 if !self.slot().has(UNCACHED) {
                     if retired {
@@ -760,7 +790,7 @@ impl<R: Registrar> Job<R> {
                 self.discard_with(handle);
                 End::Again
             }
-        }
+        })
     }
 
     /// The slot is given up before it was Ready.

@@ -44,7 +44,7 @@ use std::{
     fmt,
     mem::ManuallyDrop,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::Waker,
@@ -52,6 +52,7 @@ use std::{
 
 use parking_lot::Mutex;
 
+pub(crate) use self::options::quarter_of_memory;
 use self::{
     core::Core,
     flight::Flight,
@@ -65,7 +66,7 @@ pub use self::{
     lookup::Registration,
     miss::GetRegistration,
     options::{OverLimit, RegistrationCacheOptions},
-    stats::RegistrationCacheStatistics,
+    stats::{RegistrationCacheMetrics, RegistrationCacheStatistics},
 };
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
@@ -134,6 +135,11 @@ impl<R: Registrar> RegistrationCache<R> {
             registrar,
         });
         let subscription = subscribe(Arc::new(CacheSink(Arc::clone(&inner))))?;
+        let observed: Arc<dyn Observed> = inner.clone();
+        let mut caches = CACHES.lock();
+        caches.retain(|cache| cache.strong_count() > 0);
+        caches.push(Arc::downgrade(&observed));
+        drop(caches);
         Ok(Self(Arc::new(Handle {
             inner,
             subscription: Some(subscription),
@@ -202,12 +208,7 @@ impl<R: Registrar> RegistrationCache<R> {
     /// What it has done, and what it holds.
     #[must_use]
     pub fn statistics(&self) -> RegistrationCacheStatistics {
-        let inner = &self.0.inner;
-        let mut now = inner.stats.read();
-        now.unreleased_regions = inner.core.unreleased_regions.load(Ordering::Relaxed);
-        now.unreleased_bytes = inner.core.unreleased_bytes.load(Ordering::Relaxed);
-        (now.regions, now.bytes) = inner.kept(&inner.table.lock());
-        now
+        self.0.inner.statistics()
     }
 
     /// Gives up everything that nobody uses, and waits until nothing waits to be deregistered.
@@ -298,7 +299,44 @@ struct Inner<R: Registrar> {
     registrar: R,
 }
 
+/// The caches of this process.
+static CACHES: Mutex<Vec<Weak<dyn Observed>>> = Mutex::new(Vec::new());
+
+/// A cache, whatever its registrar.
+trait Observed: Send + Sync {
+    /// `None` once no handle is left.
+    fn observe(&self) -> Option<RegistrationCacheMetrics>;
+}
+
+impl<R: Registrar> Observed for Inner<R> {
+    fn observe(&self) -> Option<RegistrationCacheMetrics> {
+        (!self.closed.load(Ordering::Relaxed)).then(|| RegistrationCacheMetrics {
+            registrar: self.registrar.name(),
+            statistics: self.statistics(),
+        })
+    }
+}
+
+/// The registration caches of this process, the program's and those of transports and devices, and what they have done. None in a child made by
+/// `fork`.
+#[must_use]
+pub fn registration_caches() -> Vec<RegistrationCacheMetrics> {
+    if fork::forked() {
+        return Vec::new();
+    }
+    let caches: Vec<_> = CACHES.lock().iter().filter_map(Weak::upgrade).collect();
+    caches.iter().filter_map(|cache| cache.observe()).collect()
+}
+
 impl<R: Registrar> Inner<R> {
+    fn statistics(&self) -> RegistrationCacheStatistics {
+        let mut now = self.stats.read();
+        now.unreleased_regions = self.core.unreleased_regions.load(Ordering::Relaxed);
+        now.unreleased_bytes = self.core.unreleased_bytes.load(Ordering::Relaxed);
+        (now.regions, now.bytes) = self.kept(&self.table.lock());
+        now
+    }
+
     /// Regions and bytes that are kept and not dead.
     fn kept(&self, table: &Table<R>) -> (u64, u64) {
         // The dead are counted a moment after they died, and perhaps after they were closed.

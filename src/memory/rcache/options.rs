@@ -108,11 +108,16 @@ impl RegistrationCacheOptions {
 }
 
 /// A quarter of the memory, or four fifths of what this process may lock.
-fn default_max_bytes() -> u64 {
-    let quarter = match fs::read_to_string("/proc/meminfo") {
+/// A quarter of the memory: for what `RLIMIT_MEMLOCK` does not count.
+pub(crate) fn quarter_of_memory() -> u64 {
+    match fs::read_to_string("/proc/meminfo") {
         Ok(text) => memory_total(&text).map_or(1 << 30, |bytes| bytes / 4),
         Err(_) => 1 << 30,
-    };
+    }
+}
+
+fn default_max_bytes() -> u64 {
+    let quarter = quarter_of_memory();
     match getrlimit(Resource::RLIMIT_MEMLOCK) {
         Ok((soft, _)) => quarter.min(soft / 5 * 4),
         Err(_) => quarter,

@@ -1,9 +1,8 @@
 //! What a cache has done, counted.
 
-use std::{
-    cell::Cell,
-    sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
-};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::util::tally::Tally;
 
 /// What a [`RegistrationCache`](super::RegistrationCache) has done so far, and what it holds now.
 ///
@@ -57,12 +56,22 @@ pub struct RegistrationCacheStatistics {
     pub bytes: u64,
 }
 
+/// A [`RegistrationCache`](super::RegistrationCache) of this process and what it has done; by [`registration_caches`](crate::memory::registration_caches).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RegistrationCacheMetrics {
+    /// Name of its [`Registrar`](crate::memory::Registrar).
+    pub registrar: &'static str,
+    /// What it has done, and what it holds.
+    pub statistics: RegistrationCacheStatistics,
+}
+
 macro_rules! counters {
     ($($name:ident),+ $(,)?) => {
         /// The counters off the hit path, and those on it.
         #[derive(Default)]
         pub(super) struct Stats {
-            hits: Hits,
+            hits: Tally,
             $(pub(super) $name: AtomicU64,)+
         }
 
@@ -93,66 +102,4 @@ impl Stats {
     pub(super) fn hit(&self, strict: bool) {
         self.hits.add(strict);
     }
-}
-
-/// Counts without a locked instruction: the first threads that count anything have a line each, the others share the last.
-struct Hits(Box<[Line]>);
-
-#[derive(Default)]
-#[repr(align(64))]
-struct Line {
-    plain: AtomicU64,
-    strict: AtomicU64,
-}
-
-const LINES: usize = 32;
-
-/// Threads that have counted.
-static THREADS: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    /// This thread's line plus one; 0 before it counted anything.
-    static LINE: Cell<usize> = const { Cell::new(0) };
-}
-
-impl Default for Hits {
-    fn default() -> Self {
-        Self((0..LINES).map(|_| Line::default()).collect())
-    }
-}
-
-impl Hits {
-    #[inline]
-    fn add(&self, strict: bool) {
-        let line = match LINE.get() {
-            0 => first_count(),
-            line => line - 1,
-        };
-        let counters = &self.0[line % LINES];
-        let counter = match strict {
-            true => &counters.strict,
-            false => &counters.plain,
-        };
-        match line < LINES - 1 {
-            // This thread's own.
-            true => counter.store(counter.load(Relaxed) + 1, Relaxed),
-            false => drop(counter.fetch_add(1, Relaxed)),
-        }
-    }
-
-    fn sum(&self) -> (u64, u64) {
-        self.0.iter().fold((0, 0), |(plain, strict), line| {
-            (
-                plain + line.plain.load(Relaxed),
-                strict + line.strict.load(Relaxed),
-            )
-        })
-    }
-}
-
-#[cold]
-fn first_count() -> usize {
-    let line = THREADS.fetch_add(1, Relaxed).min(LINES - 1);
-    LINE.set(line + 1);
-    line
 }

@@ -10,29 +10,31 @@ use std::{
 };
 
 use super::{
-    lane::{Asked, Lane, Queued, Reports, Signals},
-    words::{Bell, Words, is_end},
+    lane::{Lane, Signals},
+    order::Mark,
+    words::{Words, is_end},
 };
 use crate::{
-    driver::cuda::{ContextGuard, CudaContext, Event, Route, Stream, Waiting},
+    driver::cuda::{self, ContextGuard, CudaContext, Event, Stream},
     error::{Error, ErrorKind, Result},
+    transport::accelerator::{self, Asked, Bell, Queued, Reports, Route},
 };
 
 /// Streams that copy.
-const ROUTES: [Route; 3] = [Route::ToDevice, Route::ToHost, Route::Across];
+const ROUTES: [(Route, cuda::Route); 3] = [
+    (Route::ToDevice, cuda::Route::ToDevice),
+    (Route::ToHost, cuda::Route::ToHost),
+    (Route::Across, cuda::Route::Across),
+];
 /// Places in the program's work that can be waited for at once.
 const GATES: usize = 4;
-/// The program's streams that can be held at once.
-const HOLDS: usize = 16;
-/// The first word of the holds: the lanes' come before.
-const FIRST_HOLD: usize = 16;
 /// The word of the test.
 const TEST: usize = 63;
 
 /// How long the test of the words may take.
 const TEST_TIME: Duration = Duration::from_secs(2);
 
-const _: () = assert!(ROUTES.len() + GATES <= FIRST_HOLD && FIRST_HOLD + HOLDS <= TEST);
+const _: () = assert!(ROUTES.len() + GATES <= TEST);
 
 /// One device.
 #[derive(Debug)]
@@ -40,7 +42,6 @@ pub(super) struct Home {
     ordinal: u16,
     /// Streams before the words: they write them.
     lanes: Vec<Lane>,
-    holds: [Hold; HOLDS],
     words: Words,
     by_words: bool,
     context: CudaContext,
@@ -48,17 +49,6 @@ pub(super) struct Home {
     /// Whether it was given up with work in its streams.
     stuck: bool,
     bell: Arc<Bell>,
-}
-
-/// A word that one of the program's streams waits for.
-#[derive(Debug, Default)]
-struct Hold {
-    value: u64,
-    held: bool,
-    /// Reached when the stream has passed the wait.
-    passed: Option<Event>,
-    /// Nobody can tell when the stream has passed it.
-    unknown: bool,
 }
 
 impl Home {
@@ -71,11 +61,11 @@ impl Home {
         let mut words = Words::new()?;
         let pinned = words.pin(&guard);
         let mut lanes = Vec::with_capacity(ROUTES.len() + GATES);
-        for route in ROUTES {
+        for (_, route) in ROUTES {
             lanes.push(Lane::new(&guard, route, lanes.len(), true)?);
         }
         for _ in 0..GATES {
-            lanes.push(Lane::new(&guard, Route::Across, lanes.len(), false)?);
+            lanes.push(Lane::new(&guard, cuda::Route::Across, lanes.len(), false)?);
         }
         let by_words = match pinned.and_then(|()| test(&guard, lanes[0].stream(), &words)) {
             Ok(works) => works,
@@ -89,7 +79,6 @@ impl Home {
         Ok(Self {
             ordinal: context.device().ordinal(),
             lanes,
-            holds: Default::default(),
             words,
             by_words,
             context,
@@ -97,100 +86,6 @@ impl Home {
             stuck: false,
             bell: Arc::clone(bell),
         })
-    }
-
-    pub(super) fn ordinal(&self) -> u16 {
-        self.ordinal
-    }
-
-    pub(super) fn context(&self) -> &CudaContext {
-        &self.context
-    }
-
-    /// Why it is lost, if it is.
-    pub(super) fn lost(&self) -> Option<&Error> {
-        self.lost.as_ref()
-    }
-
-    /// Whether nothing is under way.
-    pub(super) fn is_idle(&self) -> bool {
-        self.lanes.iter().all(Lane::is_idle)
-    }
-
-    /// Takes a copy, for [`Home::flush`].
-    pub(super) fn push(&mut self, route: Route, copy: Queued) {
-        let lane = ROUTES.iter().position(|known| *known == route);
-        if let Some(lane) = lane.and_then(|index| self.lanes.get_mut(index)) {
-            lane.push(copy);
-        }
-    }
-
-    /// Hands over what is queued.
-    pub(super) fn flush(&mut self, reports: &mut Reports) {
-        if !self.lanes.iter().any(Lane::has_queued) {
-            return;
-        }
-        self.within(reports, |guard, mut home, reports| {
-            for lane in home.lanes.iter_mut().filter(|lane| lane.has_queued()) {
-                lane.flush(guard, home.signals.again(), reports)?;
-            }
-            Ok(())
-        });
-    }
-
-    /// Reports what the words say to be done.
-    #[inline]
-    pub(super) fn collect(&mut self, reports: &mut Reports) {
-        for lane in &mut self.lanes {
-            lane.collect(&self.words, reports);
-        }
-    }
-
-    /// Whether anything has completed that was not reported.
-    pub(super) fn has_done(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.has_done(&self.words))
-    }
-
-    /// Asks for a ring by the next completion of each stream.
-    pub(super) fn ask(&mut self, reports: &mut Reports) -> Asked {
-        if !self.lanes.iter().any(Lane::has_flying) {
-            return Asked::Rings;
-        }
-        if self.has_done() {
-            return Asked::Done;
-        }
-        let mut result = Asked::Rings;
-        self.within(reports, |guard, mut home, _| {
-            for lane in home.lanes.iter_mut().filter(|lane| lane.has_flying()) {
-                match lane.ask(guard, home.signals.again())? {
-                    Asked::Rings => {}
-                    other => result = other,
-                }
-                if result == Asked::Done {
-                    break;
-                }
-            }
-            Ok(())
-        });
-        // What was lost is to be reported.
-        if self.lost.is_some() {
-            Asked::Done
-        } else {
-            result
-        }
-    }
-
-    /// Asks the driver about streams whose words do not come.
-    pub(super) fn check(&mut self, reports: &mut Reports) {
-        if !self.lanes.iter().any(Lane::has_flying) {
-            return;
-        }
-        self.within(reports, |guard, mut home, reports| {
-            for lane in home.lanes.iter_mut().filter(|lane| lane.has_flying()) {
-                lane.check(guard, home.signals.again(), reports)?;
-            }
-            Ok(())
-        });
     }
 
     /// Calls of the driver in this context; an error is its end.
@@ -228,8 +123,112 @@ impl Home {
         self.lost = Some(error);
     }
 
-    /// The device does not end its work: what is under way is reported, and nothing that the device may still touch is freed.
-    pub(super) fn give_up(&mut self, error: Error, reports: &mut Reports) {
+    /// Waits until all streams are empty; whether they are.
+    fn settle(&self, deadline: Instant) -> bool {
+        let Ok(guard) = self.context.enter() else {
+            return true; // Nothing of a context that is gone goes on.
+        };
+        loop {
+            let mut streams = self.lanes.iter().flat_map(Lane::streams);
+            let busy = streams.any(|stream| match stream.is_idle(&guard) {
+                Ok(idle) => !idle,
+                Err(error) => !is_end(&error),
+            });
+            if !busy || Instant::now() >= deadline {
+                return !busy;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+impl accelerator::Home for Home {
+    type Mark = Mark;
+    type Stream = Stream;
+
+    fn ordinal(&self) -> u16 {
+        self.ordinal
+    }
+
+    fn lost(&self) -> Option<&Error> {
+        self.lost.as_ref()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.lanes.iter().all(Lane::is_idle)
+    }
+
+    fn push(&mut self, route: Route, copy: Queued) {
+        let lane = ROUTES.iter().position(|(known, _)| *known == route);
+        if let Some(lane) = lane.and_then(|index| self.lanes.get_mut(index)) {
+            lane.push(copy);
+        }
+    }
+
+    fn flush(&mut self, reports: &mut Reports) {
+        if !self.lanes.iter().any(Lane::has_queued) {
+            return;
+        }
+        self.within(reports, |guard, mut home, reports| {
+            for lane in home.lanes.iter_mut().filter(|lane| lane.has_queued()) {
+                lane.flush(guard, home.signals.again(), reports)?;
+            }
+            Ok(())
+        });
+    }
+
+    #[inline]
+    fn collect(&mut self, reports: &mut Reports) {
+        for lane in &mut self.lanes {
+            lane.collect(&self.words, reports);
+        }
+    }
+
+    fn has_done(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.has_done(&self.words))
+    }
+
+    fn ask(&mut self, reports: &mut Reports) -> Asked {
+        if self.has_done() {
+            return Asked::Done;
+        }
+        if !self.lanes.iter().any(Lane::is_unasked) {
+            return Asked::Rings;
+        }
+        let mut result = Asked::Rings;
+        self.within(reports, |guard, mut home, _| {
+            for lane in home.lanes.iter_mut().filter(|lane| lane.is_unasked()) {
+                match lane.ask(guard, home.signals.again())? {
+                    Asked::Rings => {}
+                    other => result = other,
+                }
+                if result == Asked::Done {
+                    break;
+                }
+            }
+            Ok(())
+        });
+        // What was lost is to be reported.
+        if self.lost.is_some() {
+            Asked::Done
+        } else {
+            result
+        }
+    }
+
+    fn check(&mut self, reports: &mut Reports) {
+        if !self.lanes.iter().any(Lane::has_flying) {
+            return;
+        }
+        self.within(reports, |guard, mut home, reports| {
+            for lane in home.lanes.iter_mut().filter(|lane| lane.has_flying()) {
+                lane.check(guard, home.signals.again(), reports)?;
+            }
+            Ok(())
+        });
+    }
+
+    fn give_up(&mut self, error: Error, reports: &mut Reports) {
         for lane in &mut self.lanes {
             for token in lane.abandon() {
                 reports.push_back((token, Err(error.duplicate())));
@@ -238,16 +237,20 @@ impl Home {
         self.stuck = true;
     }
 
-    /// Whether [`Home::after`] can be called.
-    pub(super) fn has_gate(&self) -> bool {
+    fn has_gate(&self) -> bool {
         self.lanes[ROUTES.len()..].iter().any(Lane::is_idle)
     }
 
-    /// Tells `token` when the event was reached. There has to be a gate.
-    ///
-    /// # Errors
-    /// What the driver said; then nothing is told.
-    pub(super) fn after(&mut self, event: &Event, token: u64, reports: &mut Reports) -> Result<()> {
+    fn after(&mut self, mark: &Mark, token: u64, reports: &mut Reports) -> Result<()> {
+        let theirs;
+        let event = match mark {
+            Mark::Ours(event) => event,
+            Mark::Theirs(raw) => {
+                // SAFETY: whoever made the handle vouches for it; only its place is waited for, which any context may do.
+                theirs = unsafe { Event::adopt(&self.context, *raw) };
+                &theirs
+            }
+        };
         let mut accepted = false;
         let mut result = Ok(());
         self.within(reports, |guard, mut home, _| {
@@ -274,100 +277,23 @@ impl Home {
         }
     }
 
-    /// Makes a stream of the program's wait until [`Home::release`] with the number that this gives.
-    ///
-    /// # Errors
-    /// `Unsupported` without words; `Exhausted`; what the driver said.
-    pub(super) fn hold(&mut self, stream: &Stream) -> Result<u64> {
-        let guard = stream.context().enter()?;
-        let free = |hold: &Hold| {
-            let passed = |event: &Event| {
-                let guard = event.context().enter();
-                guard
-                    .and_then(|guard| event.is_done(&guard))
-                    .unwrap_or(false)
+    fn then(&mut self, stream: &Stream, tokens: &[u64]) -> Result<()> {
+        for lane in self.lanes.iter().filter(|lane| lane.has_flying()) {
+            let mark = {
+                let guard = self.context.enter()?;
+                lane.mark(&guard, tokens)?
             };
-            !hold.held && !hold.unknown && hold.passed.as_ref().is_none_or(passed)
-        };
-        let Some(index) = self.holds.iter().position(free) else {
-            let text = format!("{HOLDS} streams wait already");
-            return Err(Error::new(ErrorKind::Exhausted, text));
-        };
-        let word = self.words.device_ptr(FIRST_HOLD + index);
-        let Some(at) = word.filter(|_| self.by_words) else {
-            let text = format!("streams of {:?} wait for no words", self.context);
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        };
-        let passed = guard.event(Waiting::Spin)?;
-        let hold = &mut self.holds[index];
-        let value = hold.value + 1;
-        // SAFETY: a word of this home's, which is leaked when nobody can tell that the stream has passed the wait.
-        unsafe { stream.wait_value(&guard, at, value) }?;
-        hold.value = value;
-        if let Err(error) = stream.record(&guard, &passed) {
-            hold.unknown = true;
-            self.words.store(FIRST_HOLD + index, value);
-            return Err(error);
-        }
-        hold.passed = Some(passed);
-        hold.held = true;
-        Ok(index as u64)
-    }
-
-    /// Lets a stream go on.
-    pub(super) fn release(&mut self, index: usize) {
-        if let Some(hold) = self.holds.get_mut(index)
-            && std::mem::take(&mut hold.held)
-        {
-            self.words.store(FIRST_HOLD + index, hold.value);
-        }
-    }
-
-    /// Waits until all streams are empty; whether they are.
-    fn settle(&self, deadline: Instant) -> bool {
-        let Ok(guard) = self.context.enter() else {
-            return true; // Nothing of a context that is gone goes on.
-        };
-        loop {
-            let mut streams = self.lanes.iter().flat_map(Lane::streams);
-            let busy = streams.any(|stream| match stream.is_idle(&guard) {
-                Ok(idle) => !idle,
-                Err(error) => !is_end(&error),
-            });
-            if !busy || Instant::now() >= deadline {
-                return !busy;
+            // An event may be dropped while it is waited for: the stream keeps what it needs.
+            if let Some(event) = mark {
+                stream.wait(&stream.context().enter()?, &event)?;
             }
-            std::thread::sleep(Duration::from_micros(100));
         }
+        Ok(())
     }
 
-    /// Lets all streams that are held go on, and takes the device's things down. What the device may still touch stays for good.
-    pub(super) fn close(mut self, deadline: Instant) {
-        for index in 0..HOLDS {
-            self.release(index);
-        }
-        let lost = self.lost.is_some();
+    fn close(mut self, deadline: Instant) {
         // Waits of the side streams end with the words that are there, but not at once.
-        let mut quiet = lost || (!self.stuck && self.settle(deadline));
-        for hold in &mut self.holds {
-            quiet &= lost || !hold.unknown;
-            let Some(passed) = hold.passed.take() else {
-                continue;
-            };
-            while quiet && !lost {
-                let reached = passed
-                    .context()
-                    .enter()
-                    .and_then(|guard| passed.is_done(&guard));
-                match reached {
-                    Ok(true) => break,
-                    // A stream that is gone waits no more.
-                    Err(_) => break,
-                    Ok(false) if Instant::now() >= deadline => quiet = false,
-                    Ok(false) => std::thread::sleep(Duration::from_millis(1)),
-                }
-            }
-        }
+        let quiet = self.lost.is_some() || (!self.stuck && self.settle(deadline));
         self.lanes.clear();
         if !quiet {
             tracing::warn!(
@@ -436,7 +362,7 @@ fn test(guard: &ContextGuard<'_>, stream: &Stream, words: &Words) -> Result<bool
 fn lost(context: &CudaContext, error: Error) -> Error {
     let text = format!("{:?} is lost: {error}", context.device());
     let lost = Error::new(ErrorKind::DeviceLost, text);
-    match crate::driver::cuda::Status::of(&error) {
+    match cuda::Status::of(&error) {
         Some(status) => lost.with_source(status),
         None => lost,
     }

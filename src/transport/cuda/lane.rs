@@ -6,23 +6,12 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use super::words::{Bell, Ring, Words, Written};
+use super::words::{Ring, Words, Written};
 use crate::{
-    driver::cuda::{ContextGuard, DevicePtr, Event, Route, Stream},
+    driver::cuda::{ContextGuard, DevicePtr, Event, Route, Stream, Waiting},
     error::Result,
+    transport::accelerator::{Asked, Bell, Queued, Reports},
 };
-
-/// What an engine has to tell: a token, and how it went.
-pub(super) type Reports = VecDeque<(u64, Result<()>)>;
-
-/// A copy as the driver takes it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Queued {
-    pub(super) token: u64,
-    pub(super) to: DevicePtr,
-    pub(super) from: DevicePtr,
-    pub(super) length: usize,
-}
 
 /// A copy in the stream, or a place that the stream waits for, done when the word has come to `number`.
 #[derive(Clone, Copy, Debug)]
@@ -56,17 +45,6 @@ pub(super) struct Lane {
 
 /// After so many queries in a row that fail, the device counts as lost.
 const FAILURES: u32 = 20;
-
-/// How a lane can be waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Asked {
-    /// Something is done already.
-    Done,
-    /// A host function rings.
-    Rings,
-    /// Nobody rings: look again soon.
-    Silent,
-}
 
 impl Lane {
     /// A lane for copies, or, with no side, for waiting.
@@ -127,8 +105,13 @@ impl Lane {
         while let Some(copy) = self.queued.front().copied() {
             // SAFETY: whoever submitted it vouches for both ends.
             let enqueued = unsafe {
-                self.stream
-                    .copy_between(guard, self.route, copy.to, copy.from, copy.length)
+                self.stream.copy_between(
+                    guard,
+                    self.route,
+                    DevicePtr(copy.to),
+                    DevicePtr(copy.from),
+                    copy.length,
+                )
             };
             match enqueued {
                 Ok(()) => self.fly(copy.token),
@@ -160,6 +143,20 @@ impl Lane {
         self.stream.wait(guard, event)?;
         self.fly(token);
         self.sign(guard, signals)
+    }
+
+    /// An event behind all that is in the stream, if one of these is.
+    pub(super) fn mark(&self, guard: &ContextGuard<'_>, tokens: &[u64]) -> Result<Option<Event>> {
+        if !self
+            .flying
+            .iter()
+            .any(|flying| tokens.contains(&flying.token))
+        {
+            return Ok(None);
+        }
+        let event = guard.event(Waiting::Spin)?;
+        self.stream.record(guard, &event)?;
+        Ok(Some(event))
     }
 
     /// Has the word written behind all that is in the stream. When neither way works the copies are told by [`Lane::check`]; an error is the end
@@ -241,6 +238,14 @@ impl Lane {
             reports.push_back((first.token, Ok(())));
             self.flying.pop_front();
         }
+    }
+
+    /// Whether [`Lane::ask`] has to call the driver: nobody rings yet for the first of what is under way.
+    pub(super) fn is_unasked(&self) -> bool {
+        self.flying.front().is_some_and(|first| {
+            let rings = self.asked >= first.number || first.number >= self.rings_from;
+            self.unsigned || !rings
+        })
     }
 
     /// Asks for a ring when the first of what is under way is done: at most one host function for each such first. An error is the end of the

@@ -7,24 +7,20 @@
 #![allow(unsafe_code)]
 
 use std::{
-    fmt,
     mem::ManuallyDrop,
     ptr::NonNull,
     sync::{Arc, atomic::Ordering::Acquire},
-    time::Duration,
 };
 
 use super::{shared::Shared, words::is_end};
 use crate::{
     driver::cuda::{Attribute, ContextGuard, DeviceAllocation, HostRegistration},
-    error::{Error, ErrorKind, Operation, Result},
+    error::{Error, ErrorKind, Result},
     memory::{AddressRange, DomainMemory},
     sys::pages::Anonymous,
+    transport::accelerator::Buried,
     types::MemoryType,
 };
-
-/// How long an allocation that fails waits for memory that is being freed.
-const FREEING: Duration = Duration::from_secs(2);
 
 /// Allocates. May take long.
 ///
@@ -35,15 +31,9 @@ pub(super) fn allocate(
     memory_type: MemoryType,
     length: usize,
 ) -> Result<Box<dyn DomainMemory>> {
-    let made = try_allocate(shared, memory_type, length);
-    match made {
-        // What was dropped a moment ago may not be free yet.
-        Err(error) if error.kind() == ErrorKind::Exhausted && shared.reaper.settle(FREEING) => {
-            try_allocate(shared, memory_type, length)
-        }
-        made => made,
-    }
-    .map_err(|error| error.during(Operation::Memory))
+    shared
+        .reaper
+        .allocate(|| try_allocate(shared, memory_type, length))
 }
 
 fn try_allocate(
@@ -85,7 +75,7 @@ fn device(
         }
         return Err(error);
     }
-    Ok(Box::new(Allocated::new(shared, allocation, memory_type)?))
+    allocated(shared, allocation, memory_type)
 }
 
 fn managed(
@@ -103,8 +93,7 @@ fn managed(
     let start = std::ptr::with_exposed_provenance_mut::<u8>(allocation.ptr().0 as usize);
     // SAFETY: managed memory of this length, which nobody else knows yet and the host may touch at any time.
     unsafe { start.write_bytes(0, length) };
-    let allocated = Allocated::new(shared, allocation, MemoryType::CudaManaged)?;
-    Ok(Box::new(allocated))
+    allocated(shared, allocation, MemoryType::CudaManaged)
 }
 
 fn pinned(
@@ -137,78 +126,43 @@ fn pinned(
         .start()?
         .buffer_id(crate::driver::cuda::DevicePtr(range.start()))?
         .unwrap_or(0);
-    Ok(Box::new(PinnedMemory {
-        range,
-        id,
-        pinned: Some(pinned),
-        shared: Arc::clone(shared),
-    }))
+    // SAFETY: zeroed pages of this process's own, at most `isize::MAX` bytes as the kernel has it, which stay mapped until the value is dropped, whatever
+    // the driver does.
+    let memory = unsafe {
+        Buried::new(
+            pinned,
+            range,
+            MemoryType::HostPinned,
+            (id, false),
+            &shared.reaper,
+        )
+    };
+    Ok(Box::new(memory))
 }
 
-/// Device or managed memory.
-struct Allocated {
-    allocation: Option<DeviceAllocation>,
-    range: AddressRange,
+/// Device or managed memory, which is freed when nobody has it any more.
+fn allocated(
+    shared: &Arc<Shared>,
+    allocation: DeviceAllocation,
     memory_type: MemoryType,
-    id: u64,
-    exports: bool,
-    shared: Arc<Shared>,
-}
-
-impl Allocated {
-    fn new(
-        shared: &Arc<Shared>,
-        allocation: DeviceAllocation,
-        memory_type: MemoryType,
-    ) -> Result<Self> {
-        let at = allocation.ptr();
-        let range = AddressRange::new(at.0, allocation.len() as u64)?;
-        let id = shared.start()?.buffer_id(at)?.unwrap_or(0);
-        let exports = memory_type != MemoryType::CudaManaged
-            && allocation.context().device().has(Attribute::DmaBuf)?;
-        Ok(Self {
-            allocation: Some(allocation),
+) -> Result<Box<dyn DomainMemory>> {
+    let at = allocation.ptr();
+    let range = AddressRange::new(at.0, allocation.len() as u64)?;
+    let id = shared.start()?.buffer_id(at)?.unwrap_or(0);
+    let exports = memory_type != MemoryType::CudaManaged
+        && allocation.context().device().has(Attribute::DmaBuf)?;
+    // SAFETY: device memory is not for the host. Managed memory was zeroed, and the host may access it at any time; the driver allocates no more than
+    // there is.
+    let memory = unsafe {
+        Buried::new(
+            allocation,
             range,
             memory_type,
-            id,
-            exports,
-            shared: Arc::clone(shared),
-        })
-    }
-}
-
-impl Drop for Allocated {
-    fn drop(&mut self) {
-        if let Some(allocation) = self.allocation.take() {
-            self.shared.reaper.bury(allocation);
-        }
-    }
-}
-
-impl fmt::Debug for Allocated {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} memory at {}", self.memory_type, self.range)
-    }
-}
-
-// SAFETY: range and type are fixed. Device memory is not for the host. Managed memory was zeroed, the host may access it at any time, and it is
-// freed after this value is dropped; the driver allocates no more than there is.
-unsafe impl DomainMemory for Allocated {
-    fn range(&self) -> AddressRange {
-        self.range
-    }
-
-    fn memory_type(&self) -> MemoryType {
-        self.memory_type
-    }
-
-    fn id(&self) -> u64 {
-        self.id
-    }
-
-    fn exports(&self) -> bool {
-        self.exports
-    }
+            (id, exports),
+            &shared.reaper,
+        )
+    };
+    Ok(Box::new(memory))
 }
 
 /// Pages that are registered.
@@ -239,47 +193,5 @@ impl Drop for Pinned {
         if !undone {
             let _ = ManuallyDrop::new(self.pages.take());
         }
-    }
-}
-
-/// Pinned host memory.
-struct PinnedMemory {
-    range: AddressRange,
-    id: u64,
-    pinned: Option<Pinned>,
-    shared: Arc<Shared>,
-}
-
-impl Drop for PinnedMemory {
-    fn drop(&mut self) {
-        if let Some(pinned) = self.pinned.take() {
-            self.shared.reaper.bury(pinned);
-        }
-    }
-}
-
-impl fmt::Debug for PinnedMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "pinned memory at {}", self.range)
-    }
-}
-
-// SAFETY: range and type are fixed; zeroed pages of this process's own, at most `isize::MAX` bytes as the kernel has it, which stay mapped until the
-// value is dropped, whatever the driver does.
-unsafe impl DomainMemory for PinnedMemory {
-    fn range(&self) -> AddressRange {
-        self.range
-    }
-
-    fn memory_type(&self) -> MemoryType {
-        MemoryType::HostPinned
-    }
-
-    fn id(&self) -> u64 {
-        self.id
-    }
-
-    fn exports(&self) -> bool {
-        false
     }
 }

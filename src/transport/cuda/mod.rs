@@ -7,15 +7,12 @@
 //! |---|---|
 //! | `domain` | whose memory it is; export, advice |
 //! | `memory` | what is allocated, and how it is freed |
-//! | `engine` | copies for one worker |
+//! | `vendor` | what the engine that all vendors share is given |
 //! | `home` | a device as one engine uses it |
 //! | `lane` | a stream with the copies in it |
 //! | `words` | how a device says that it has come to a place |
-//! | `opening` | devices that are opened while the worker goes on |
 //! | `order` | the program's own streams and events |
-//! | `inline` | the place for copies that the processor makes by itself |
-//! | `gdr` | such copies, by GDRCopy |
-//! | `reaper` | freeing without waiting |
+//! | `gdr` | copies that the processor makes by itself, by GDRCopy |
 //! | `shared` | the driver and its contexts |
 //! | `ipc` | `cuda_ipc`: memory of other processes of the host |
 //!
@@ -35,31 +32,28 @@
 //! name it are refused, other devices go on. The engine reports to be lost when none is left. Any other error ends the copy that met it.
 
 mod domain;
-mod engine;
 mod gdr;
 mod home;
-mod inline;
 mod ipc;
 mod lane;
 mod memory;
-mod opening;
 mod order;
-mod reaper;
 mod shared;
+mod vendor;
 mod words;
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, OnceLock},
-};
+use std::{path::PathBuf, sync::Arc};
 
 pub use order::{CudaEvent, CudaStream};
 
-use super::accelerator::{Accelerator, CopyEngine, Export, Import, ImportedMemory};
+use super::accelerator::{
+    Accelerator, CopyEngine, Engine, Export, Import, ImportedMemory, ipc::lazy::LazyIpc,
+};
 use crate::{
-    driver::cuda::Cuda,
+    driver::cuda::{Cuda, Stream},
     error::{Error, ErrorKind, Result},
     memory::MemoryDomain,
+    transport::DeviceInfo,
     types::{Identity, MemoryType},
 };
 
@@ -70,8 +64,7 @@ pub(crate) const NAME: &str = "cuda_copy";
 #[derive(Clone, Debug)]
 pub struct CudaCopy {
     shared: Arc<shared::Shared>,
-    ipc: Arc<OnceLock<ipc::CudaIpc>>,
-    use_ipc: bool,
+    ipc: LazyIpc<ipc::CudaSharing>,
     use_gdr: bool,
 }
 
@@ -91,7 +84,7 @@ impl CudaCopy {
     /// Whether memory is exported to other processes and imported from them (`cuda_ipc`); without, it is staged.
     #[must_use]
     pub fn ipc(mut self, yes: bool) -> Self {
-        self.use_ipc = yes;
+        self.ipc.choose(yes);
         self
     }
 
@@ -124,27 +117,20 @@ impl CudaCopy {
             .collect()
     }
 
+    /// The program's stream, checked. A few short calls.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: no such stream, or it is capturing a graph; what the driver said.
+    pub(crate) fn adopt(&self, stream: CudaStream) -> Result<Stream> {
+        order::adopt(self.shared.start()?, stream.into())
+    }
+
     fn of(library: Option<PathBuf>) -> Self {
         Self {
             shared: Arc::new(shared::Shared::new(library)),
-            ipc: Arc::default(),
-            use_ipc: true,
+            ipc: LazyIpc::new("cuda_ipc"),
             use_gdr: true,
         }
-    }
-
-    /// Why memory of other processes is not opened here, where the program or the configuration says so.
-    fn without_ipc(&self) -> Option<&'static str> {
-        (!self.use_ipc).then_some("cuda_ipc is left out here")
-    }
-
-    /// Memory of other processes. The driver is loaded by the first who asks.
-    fn opened(&self) -> Result<&ipc::CudaIpc> {
-        if let Some(ipc) = self.ipc.get() {
-            return Ok(ipc);
-        }
-        let made = ipc::CudaIpc::new(self.shared.load()?)?;
-        Ok(self.ipc.get_or_init(|| made))
     }
 }
 
@@ -163,6 +149,35 @@ impl Accelerator for CudaCopy {
         self.shared.load().map(drop)
     }
 
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let cuda = self.shared.start()?;
+        let count = cuda.device_count().unwrap_or(0);
+        (0..count)
+            .map(|ordinal| {
+                let device = cuda.device(ordinal)?;
+                let info = DeviceInfo {
+                    memory_type: Some(MemoryType::Cuda(ordinal)),
+                    ..DeviceInfo::new(device.name()?)
+                };
+                Ok(match device.pci_bus_id() {
+                    Ok(pci) => info.at(pci),
+                    Err(_) => info,
+                })
+            })
+            .collect()
+    }
+
+    fn parts(&self) -> Vec<(&'static str, Result<String>)> {
+        let gdr = match self.use_gdr {
+            true => self.gdr_copy(),
+            false => Err(Error::new(
+                ErrorKind::Unsupported,
+                "left out by the program or the configuration",
+            )),
+        };
+        vec![self.ipc.part(), ("gdr_copy", gdr)]
+    }
+
     fn domain(&self) -> Arc<dyn MemoryDomain> {
         Arc::new(domain::CudaDomain(Arc::clone(&self.shared)))
     }
@@ -173,53 +188,30 @@ impl Accelerator for CudaCopy {
 
     /// Initialises the driver, and opens the devices that are in use. Others are opened, on another thread, when a copy first names them.
     fn open(&self) -> Result<Box<dyn CopyEngine>> {
-        Ok(Box::new(engine::Engine::open(
-            Arc::clone(&self.shared),
-            self.use_gdr,
-        )?))
+        let vendor = vendor::CudaVendor {
+            shared: Arc::clone(&self.shared),
+            gdr: self.use_gdr,
+        };
+        Ok(Box::new(Engine::open(Arc::new(vendor))?))
     }
 
     fn export(&self, address: u64, length: u64) -> Result<Export> {
-        match self.without_ipc() {
-            Some(why) => Ok(Export::Impossible(why.to_owned())),
-            None => self.opened()?.export(address, length),
-        }
+        let make = || self.shared.load().map(ipc::CudaSharing);
+        self.ipc.export(address, length, make)
     }
 
     fn exported(&self, address: u64, length: u64) -> Option<Export> {
-        self.ipc.get()?.exported(address, length)
+        self.ipc.exported(address, length)
     }
 
     fn import(&self, descriptor: &[u8], peer: &Identity) -> Import {
-        if let Some(why) = self.without_ipc() {
-            let error = Error::new(ErrorKind::Unsupported, why);
-            return Box::pin(std::future::ready(Err(error)));
-        }
-        if let Some(ipc) = self.ipc.get()
-            && self.shared.in_use().is_some_and(Cuda::is_initialised)
-        {
-            return ipc.import(descriptor, peer);
-        }
-        // The first of this process: the driver is started for it, if it can be reached at all.
-        let judged = ipc::CudaIpc::judge(descriptor, peer);
-        let (this, descriptor, peer) = (self.clone(), descriptor.to_vec(), peer.clone());
-        Box::pin(async move {
-            judged?;
-            let started = this.clone();
-            let start = move || {
-                started.shared.start()?;
-                started.opened().map(drop)
-            };
-            let started = tokio::task::spawn_blocking(start).await;
-            started.map_err(|error| {
-                let text = "starting the driver was broken off";
-                Error::new(ErrorKind::Canceled, text).with_source(error)
-            })??;
-            this.opened()?.import(&descriptor, &peer).await
-        })
+        let started = self.shared.in_use().is_some_and(Cuda::is_initialised);
+        let shared = Arc::clone(&self.shared);
+        let start = move || shared.start().map(ipc::CudaSharing);
+        self.ipc.import(descriptor, peer, started, start)
     }
 
     fn imported(&self, descriptor: &[u8], peer: &Identity) -> Option<ImportedMemory> {
-        self.ipc.get()?.imported(descriptor, peer)
+        self.ipc.imported(descriptor, peer)
     }
 }

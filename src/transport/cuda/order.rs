@@ -59,7 +59,8 @@ impl CudaEvent {
     /// ordinal of its device.
     ///
     /// # Safety
-    /// The event lives until every operation that it was given to is over.
+    /// The event lives until every operation that it was given to is over, and, when one of them was cancelled, until its worker is closed: a device
+    /// that is still being opened is asked about the event then.
     #[must_use]
     pub unsafe fn from_raw(event: *mut c_void, device: u16) -> Self {
         Self(DeviceStream {

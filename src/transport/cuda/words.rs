@@ -18,8 +18,8 @@ use std::{
     sync::{
         Arc,
         atomic::{
-            AtomicBool, AtomicU64,
-            Ordering::{Acquire, Release, SeqCst},
+            AtomicU64,
+            Ordering::{Acquire, SeqCst},
         },
     },
 };
@@ -27,7 +27,8 @@ use std::{
 use crate::{
     driver::cuda::{ContextGuard, DevicePtr, HostCallback, HostRegistration, Status},
     error::{Error, Result},
-    sys::{eventfd::EventFd, pages::Anonymous},
+    sys::pages::Anonymous,
+    transport::accelerator::Bell,
 };
 
 /// Words on a page, each in a cache line of its own.
@@ -87,11 +88,6 @@ impl Words {
         self.page.word(index).load(Acquire)
     }
 
-    /// The host's own write.
-    pub(super) fn store(&self, index: usize, value: u64) {
-        self.page.word(index).store(value, Release);
-    }
-
     /// Where the device sees the word.
     pub(super) fn device_ptr(&self, index: usize) -> Option<DevicePtr> {
         let registration = self.registration.as_ref()?;
@@ -123,22 +119,6 @@ impl Drop for Words {
 /// Whether an error of a call with our own objects means that their context is gone.
 pub(super) fn is_end(error: &Error) -> bool {
     Status::of(error).is_some_and(Status::is_end)
-}
-
-/// What wakes a worker that is parked.
-#[derive(Debug)]
-pub(super) struct Bell {
-    pub(super) fd: EventFd,
-    /// Whether anybody wants to be woken.
-    pub(super) armed: AtomicBool,
-}
-
-impl Bell {
-    pub(super) fn ring(&self) {
-        if self.armed.load(SeqCst) {
-            self.fd.ring();
-        }
-    }
 }
 
 /// A host function that only rings.

@@ -124,7 +124,7 @@ impl ShmInterface {
     }
 
     /// Links that are polled in every pass.
-    #[cfg(test)]
+    #[cfg(all(test, not(wharf_loom)))]
     pub(crate) fn hot_count(&self) -> usize {
         self.hot.len()
     }

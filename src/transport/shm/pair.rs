@@ -139,6 +139,14 @@ impl Pair {
         self.active(1 - self.mine()).over.load(Ordering::Acquire) != 0
     }
 
+    /// Whether either end has taken everything back, or the peer is known to be gone.
+    #[inline]
+    pub(crate) fn is_over(&self) -> bool {
+        self.peer_over()
+            || self.active(self.mine()).over.load(Ordering::Acquire) != 0
+            || self.exited.load(Ordering::Acquire)
+    }
+
     /// Notes that the peer's process has ended, or the connection by the peer's will: it touches nothing any more.
     pub(crate) fn set_peer_exited(&self) {
         self.exited.store(true, Ordering::Release);

@@ -111,7 +111,7 @@ impl TcpConnector {
 #[async_trait]
 impl Connector for TcpConnector {
     fn can_use(&self, channel: &Channel, _peer: &PeerInfo) -> Result<()> {
-        if !channel.passes_fds() {
+        if channel.is_tcp() {
             Ok(())
         } else {
             Err(Error::new(

@@ -26,11 +26,11 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use crate::{
-    error::Result,
-    transport::{Opened, Reach, Transport},
+    error::{Error, Result},
+    transport::{DeviceInfo, Opened, Reach, Transport},
 };
 
 /// What can be set.
@@ -79,6 +79,37 @@ impl Transport for Tcp {
 
     fn probe(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// The network interfaces that have addresses.
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let list = nix::ifaddrs::getifaddrs()
+            .map_err(|error| Error::io("listing the network interfaces", error))?;
+        let mut found: Vec<DeviceInfo> = Vec::new();
+        for interface in list {
+            let name = interface.interface_name;
+            let ip = interface.address.and_then(|address| {
+                let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+                v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+            });
+            let Some(ip) = ip else { continue };
+            if let Some(known) = found.iter_mut().find(|known| known.name == name) {
+                known.details.push(("address", ip.to_string()));
+                continue;
+            }
+            let mut info = DeviceInfo::new(name.as_str()).of_class("net", &name);
+            if !interface
+                .flags
+                .contains(nix::net::if_::InterfaceFlags::IFF_UP)
+            {
+                info.unused = Some("it is down".to_owned());
+            }
+            if let Some(speed) = crate::sys::topology::interface_speed(&name) {
+                info = info.detail("speed", format_args!("{speed} Mb/s"));
+            }
+            found.push(info.detail("address", ip));
+        }
+        Ok(found)
     }
 
     fn open(&self) -> Result<Opened> {

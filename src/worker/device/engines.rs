@@ -12,18 +12,24 @@ use slab::Slab;
 use crate::{
     Context,
     error::{Error, ErrorKind, Result},
-    transport::{CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, Registry, SendError},
+    transport::{
+        CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, DevicePlace, Registry,
+        SendError, SmallCopies,
+    },
     types::{LinkId, MemoryType, OpKey},
-    worker::core::Core,
+    worker::{core::Core, operations::Entry},
 };
 
 use super::{
     find,
     local::HOST,
     open::Opener,
+    order::Begun,
     pool::{Pinned, Side},
 };
 
+/// In the place of a part's number: a place in the program's work.
+pub(super) const PLACE: u32 = 0;
 /// Copies whose reports are taken in one pass.
 const BATCH: usize = 64;
 
@@ -39,6 +45,8 @@ pub(crate) struct Devices {
     pub(super) steps: VecDeque<OpKey>,
     /// Operations that wait for a fragment, by the link that they need it for.
     waiting: Vec<Waiting>,
+    /// Copies that streams of the program's come after, and do not wait for yet.
+    pub(super) thens: Vec<OpKey>,
     opener: Option<Opener>,
     context: Option<Context>,
     /// Whether a pass has something to do here.
@@ -73,6 +81,8 @@ pub(crate) struct Open {
     pub(super) pinned: Result<Arc<Pinned>>,
     /// Requests that the engine had no place for.
     queue: VecDeque<CopyRequest>,
+    /// The same of places in the program's streams.
+    places: VecDeque<(DevicePlace, u64)>,
     under_way: usize,
     armed: bool,
     lost: Option<Error>,
@@ -85,6 +95,7 @@ impl Open {
             engine,
             pinned,
             queue: VecDeque::new(),
+            places: VecDeque::new(),
             under_way: 0,
             armed: false,
             lost: None,
@@ -168,7 +179,7 @@ impl Devices {
     }
 
     /// The engine that serves all of these types.
-    pub(super) fn slot_for(&self, types: &[MemoryType]) -> Result<usize> {
+    pub(crate) fn slot_for(&self, types: &[MemoryType]) -> Result<usize> {
         if types.is_empty() {
             return Ok(HOST);
         }
@@ -179,6 +190,13 @@ impl Devices {
                 "no accelerator is in use",
             )),
         }
+    }
+
+    /// What the accelerator in this place is called between processes; see [`Route`](crate::protocol::control::Route).
+    pub(super) fn number(&self, slot: usize) -> u32 {
+        let accelerators = self.context.as_ref().map(Context::accelerators);
+        let found = accelerators.and_then(|accelerators| accelerators.get(slot));
+        found.map_or(0, |found| crc32fast::hash(found.name().as_bytes()))
     }
 
     /// Whether nothing may stop in host memory.
@@ -194,6 +212,35 @@ impl Devices {
             Some(State::Open(open)) => open.pinned.as_ref().ok().map(|pinned| pinned.length),
             _ => None,
         })
+    }
+
+    /// Copies that the processor makes for the engine that serves these types, as far as it is open.
+    pub(crate) fn small_copies(&self, types: &[MemoryType]) -> Option<SmallCopies> {
+        let slot = self.slot_for(types).ok()?;
+        match &self.slots.get(slot)?.state {
+            State::Open(open) => open.engine.small_copies(),
+            _ => None,
+        }
+    }
+
+    /// The engines that serve these types among them, each once.
+    pub(super) fn slots_for(&self, types: &[MemoryType]) -> Result<(usize, Vec<usize>)> {
+        if let Ok(slot) = self.slot_for(types) {
+            return Ok((slot, Vec::new()));
+        }
+        let mut slots = Vec::new();
+        for held in types {
+            let slot = self.slot_for(&[*held])?;
+            if !slots.contains(&slot) {
+                slots.push(slot);
+            }
+        }
+        let first = if slots.is_empty() {
+            HOST
+        } else {
+            slots.remove(0)
+        };
+        Ok((first, slots))
     }
 
     /// Whether host memory of this type is pinned for the engine.
@@ -284,6 +331,42 @@ impl Devices {
                 ops: VecDeque::from([op]),
             }),
         }
+    }
+
+    /// Asks an engine about a place in the program's work, for an operation. It is none of the copies that the operation's memory waits for.
+    pub(super) fn push_place(&mut self, slot: usize, op: OpKey, place: DevicePlace) {
+        let token = self.enter_use(op, PLACE, slot);
+        if let Some(open) = self.open(slot) {
+            open.places.push_back((place, token));
+        }
+    }
+
+    fn enter_use(&mut self, op: OpKey, part: u32, slot: usize) -> u64 {
+        self.live = true;
+        self.generation = self.generation.wrapping_add(1);
+        let held = Use {
+            op,
+            part,
+            slot,
+            begun: false,
+            generation: self.generation,
+        };
+        let token = held.token(self.uses.vacant_key());
+        self.uses.insert(held);
+        token
+    }
+
+    /// What engines have of an operation.
+    pub(super) fn begun(&self, op: OpKey, slot: usize) -> Begun {
+        let mut tokens = Vec::new();
+        for (index, held) in self.uses.iter().filter(|(_, held)| held.op == op) {
+            match (held.slot == slot, held.begun) {
+                (false, _) => return Begun::Elsewhere,
+                (true, false) => return Begun::NotAll,
+                (true, true) => tokens.push(held.token(index)),
+            }
+        }
+        Begun::All(tokens)
     }
 
     /// Asks every engine to wake the worker at the next report. `false`: one has something already.
@@ -456,6 +539,7 @@ impl Core {
         for index in 0..self.devices.slots.len() {
             self.pump_engine(index);
         }
+        self.queue_streams();
     }
 
     fn pump_engine(&mut self, index: usize) {
@@ -468,6 +552,36 @@ impl Core {
             return;
         };
         let mut begun = false;
+        while let Some((at, token)) = open.places.front().copied() {
+            let Some(held) = devices.uses.get_mut(place(token)) else {
+                open.places.pop_front();
+                continue;
+            };
+            let goes_on = |entry: &mut Entry| entry.deferred.is_none() && entry.outcome.is_none();
+            let ended = !self.operations.get(held.op).is_some_and(goes_on);
+            let asked = match &open.lost {
+                _ if ended => Err(SendError::Failed(Error::new(
+                    ErrorKind::Canceled,
+                    "cancelled",
+                ))),
+                Some(error) => Err(SendError::Failed(error.duplicate())),
+                None => open.engine.after(at, token),
+            };
+            match asked {
+                Ok(()) => {
+                    held.begun = true;
+                    open.under_way += 1;
+                    begun = true;
+                }
+                Err(SendError::Full) if open.under_way > 0 => break,
+                Err(SendError::Full) => {
+                    let text = "the engine waits for no place though nothing is under way";
+                    failed.push((token, Error::new(ErrorKind::Io, text)));
+                }
+                Err(SendError::Failed(error)) => failed.push((token, error)),
+            }
+            open.places.pop_front();
+        }
         while let Some(request) = open.queue.front() {
             let request = *request;
             let Some(held) = devices.uses.get_mut(place(request.token)) else {
@@ -489,6 +603,7 @@ impl Core {
             // operation do not overlap, and what one reads the other does not write.
             match unsafe { open.engine.copy(request) } {
                 Ok(()) => {
+                    self.counts.device_copies.add(request.length);
                     open.queue.pop_front();
                     held.begun = true;
                     open.under_way += 1;
@@ -578,6 +693,7 @@ impl Core {
         if let Some(open) = self.devices.open(index) {
             open.lost = Some(error.duplicate());
             open.queue.clear();
+            open.places.clear();
         }
         for token in self.devices.unreported(index, false) {
             self.reported(token, Err(error.duplicate()));
@@ -611,6 +727,9 @@ impl Core {
             && let Some(open) = self.devices.open(held.slot)
         {
             open.under_way = open.under_way.saturating_sub(1);
+        }
+        if held.part == PLACE {
+            return self.place_reached(held.op, result);
         }
         let Some(entry) = self.operations.get(held.op) else {
             return;

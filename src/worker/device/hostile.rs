@@ -7,12 +7,19 @@
 use crate::{
     error::ErrorKind,
     memory::{AddressRange, Buffer, BufferMut, DomainMemory, Region},
-    protocol::control::{self, GetRequest, Pull, PutHeader, PutRts, Rtr},
-    types::{Access, MemoryType, OpKey, Tag},
+    protocol::{
+        control::{
+            self, GetRequest, LayoutAnswer, LayoutHeader, Pull, PutHeader, PutRts, Rtr, StridedForm,
+        },
+        layout::{Block, Indexed, MAX_BLOCKS, Shape, Strided, encode_block},
+    },
+    types::{Access, MemoryType, OpKey, Priority, Tag},
     worker::{
         frames::{Bed, LINK, OP},
+        layout::{Plan, REQUESTS},
         operations::{Get, Put, RecvStage, Send, SendStage, Work},
         peer::ANSWERS,
+        rma::Target,
     },
 };
 
@@ -270,4 +277,304 @@ fn a_send_that_no_engine_can_read_fails_when_it_is_taken() {
             .outcome
             .is_some()
     );
+}
+
+fn layout_header(region: &Region, length: u64, blocks: u32) -> LayoutHeader {
+    let exposed = region.exposed();
+    LayoutHeader {
+        generation: exposed.generation,
+        position: 0,
+        length,
+        slot: exposed.slot,
+        blocks,
+        last: 1,
+    }
+}
+
+fn list(blocks: &[(u64, u32)]) -> Vec<u8> {
+    let mut list = Vec::new();
+    for (offset, length) in blocks {
+        encode_block(*offset, *length, &mut list);
+    }
+    list
+}
+
+fn form(offset: u64, block: u64, stride: u64, count: u64) -> [u8; StridedForm::SIZE] {
+    Strided::new(offset, block, stride, count).form().encode()
+}
+
+/// Lies about lengths, blocks outside, regions that are none: nothing is held for them, and nothing is asked of an engine.
+#[test]
+fn announced_blocks_are_checked() {
+    let mut bed = Bed::new(1000);
+    let region = exposed(&bed);
+    let two = list(&[(0, 4), (4092, 4)]);
+    let rts = |header: LayoutHeader, rest: &[u8]| [&header.encode()[..], rest].concat();
+    for bad in [(4093, 4), (u64::MAX, 4), (u64::MAX - 3, 4), (4097, 0)] {
+        let length = 4 + u64::from(bad.1);
+        let body = rts(layout_header(&region, length, 2), &list(&[(0, 4), bad]));
+        bed.expect_refusal(control::LAYOUT_RTS, &body, ErrorKind::OutOfBounds);
+    }
+    for (offset, block, stride, count, position) in [
+        (4093, 4, 0, 1, 0),
+        (0, 4, 4093, 2, 0),
+        (0, 4, u64::MAX, 2, 0),
+        (0, 4, 1 << 63, 3, 0),
+        (0, 4, 1, u64::MAX, 0),
+        (0, 1 << 40, 0, 1 << 40, 0),
+        (u64::MAX, 4, 0, 1, 0),
+        // The part leaves the stream.
+        (0, 4, 8, 2, 5),
+        (0, 4, 8, 2, u64::MAX),
+        (0, 0, 0, 5, 0),
+        (0, 4, 8, 0, 0),
+    ] {
+        let mut header = layout_header(&region, 4, control::NONE);
+        header.position = position;
+        let body = rts(header, &form(offset, block, stride, count));
+        bed.expect_refusal(control::LAYOUT_RTS, &body, ErrorKind::OutOfBounds);
+        header.last = 0;
+        let body = rts(header, &form(offset, block, stride, count));
+        let answers = bed.say(control::GET_LAYOUT, OP, &body).expect("refused");
+        let [(control::LAYOUT_DATA, OP, answer)] = &answers[..] else {
+            panic!("{answers:?}");
+        };
+        let code = LayoutAnswer::decode(answer).expect("an answer").code;
+        assert_eq!(code, control::error_kind_code(ErrorKind::OutOfBounds));
+    }
+    let mut stale = layout_header(&region, 8, 2);
+    stale.generation ^= 1;
+    bed.expect_refusal(control::LAYOUT_RTS, &rts(stale, &two), ErrorKind::StaleKey);
+    stale.slot = u32::MAX;
+    bed.expect_refusal(control::LAYOUT_RTS, &rts(stale, &two), ErrorKind::StaleKey);
+    let host = bed.expose(4096, Access::READ | Access::WRITE);
+    let body = rts(layout_header(&host, 8, 2), &two);
+    bed.expect_refusal(control::LAYOUT_RTS, &body, ErrorKind::InvalidArgument);
+    let closed = bed.expose(4096, Access::READ);
+    let body = rts(layout_header(&closed, 8, 2), &two);
+    bed.expect_refusal(control::LAYOUT_RTS, &body, ErrorKind::AccessDenied);
+    // All is well, but nobody moves it here.
+    let body = rts(layout_header(&region, 8, 2), &two);
+    bed.expect_refusal(control::LAYOUT_RTS, &body, ErrorKind::Unsupported);
+    let mut header = layout_header(&region, 8, 2);
+    header.last = 0;
+    let body = rts(header, &two);
+    let answers = bed.say(control::GET_LAYOUT, OP, &body).expect("refused");
+    let [(control::LAYOUT_DATA, OP, answer)] = &answers[..] else {
+        panic!("{answers:?}");
+    };
+    let answer = LayoutAnswer::decode(answer).expect("an answer");
+    let unsupported = control::error_kind_code(ErrorKind::Unsupported);
+    assert_eq!((answer.status, answer.code), (2, unsupported));
+    // Bytes that nobody asked for.
+    header.last = 1;
+    let body = rts(header, &[&two[..], &[1; 8]].concat());
+    bed.expect_refusal(control::PUT_LAYOUT, &body, ErrorKind::Unsupported);
+    let peer = bed.core.peer(LINK).expect("alive");
+    assert_eq!((peer.staged, peer.requests.serving), (0, 0));
+    assert_eq!(bed.core.operations.len(), 0);
+    // What is no message.
+    let many = list(&[(0, 0); MAX_BLOCKS + 1]);
+    for (mut header, rest, last) in [
+        (layout_header(&region, 9, 2), &two[..], 1),
+        (layout_header(&region, 8, 3), &two, 1),
+        (layout_header(&region, 4, 1), &two, 1),
+        (layout_header(&region, 8, u32::MAX - 1), &two, 1),
+        (layout_header(&region, 0, MAX_BLOCKS as u32 + 1), &many, 1),
+        (layout_header(&region, 8, control::NONE), &[0; 63], 1),
+        (layout_header(&region, 8, control::NONE), &[0; 65], 1),
+        (layout_header(&region, 8, 2), &two, 0),
+        (layout_header(&region, 8, 2), &two, 2),
+        (layout_header(&region, 8, 2), &two, 5),
+        // A signal is said to follow, and does not.
+        (layout_header(&region, 8, 2), &two[..20], 3),
+    ] {
+        header.last = last;
+        bed.expect_violation(control::LAYOUT_RTS, OP, &rts(header, rest));
+        bed.core.failures.clear();
+    }
+    bed.expect_violation(control::LAYOUT_RTS, OP, &[0; LayoutHeader::SIZE - 1]);
+    bed.core.failures.clear();
+    // More lists than this side holds.
+    bed.core.peer(LINK).expect("alive").requests.serving = REQUESTS;
+    let body = rts(layout_header(&region, 8, 2), &two);
+    bed.expect_violation(control::LAYOUT_RTS, OP, &body);
+    bed.core.failures.clear();
+    assert_eq!(bed.core.operations.len(), 0);
+}
+
+/// Puts so many blocks of a byte into device memory.
+fn put_list(bed: &mut Bed, count: usize) -> (OpKey, Vec<u8>) {
+    let blocks = (0..count).map(|index| Block {
+        offset: 2 * index,
+        len: 1,
+    });
+    let shape = Shape::Indexed(Indexed::trusted(blocks.collect(), count as u64));
+    let target = Target {
+        slot: 3,
+        generation: 4,
+        address: 0,
+        offset: 100,
+        segment: 0,
+        segment_offset: 0,
+        on_device: true,
+    };
+    let bytes: Vec<u8> = (0..count).map(|index| index as u8).collect();
+    let put = Put {
+        buffer: bytes.clone().into(),
+        region: (3, 4),
+        offset: 100,
+        next: 0,
+        local: false,
+        acknowledged: false,
+        slot: None,
+        signal: None,
+        signal_due: false,
+        layout: Some(Box::new(Plan::new(target, 2 * count, shape.into()))),
+        announced: false,
+    };
+    bed.core.peer(LINK).expect("alive").posted += 1;
+    let key = bed
+        .core
+        .start_layout(LINK, Work::Put(put), Priority::Normal);
+    (key, bytes)
+}
+
+/// An owner that pulls more than there is, or says that it has all: each part is announced once, and after the last all is over.
+#[test]
+fn a_long_list_is_announced_part_by_part() {
+    let mut bed = Bed::new(1000);
+    let count = 2 * MAX_BLOCKS + 5;
+    let (key, bytes) = put_list(&mut bed, count);
+    let (mut position, mut parts) = (0, 0);
+    // What was sent is told with the next answer.
+    let mut said = bed.say(control::CREDIT, 0, &[]).expect("no answer");
+    while position < count {
+        let [(control::LAYOUT_RTS, op, body)] = &said[..] else {
+            panic!("{} messages at {position}", said.len());
+        };
+        assert_eq!(*op, key.0);
+        let header = LayoutHeader::decode(body).expect("a header");
+        // As many as a message of this link takes.
+        let part = header.blocks as usize;
+        assert!((1..=MAX_BLOCKS).contains(&part), "{part} blocks");
+        assert_eq!(
+            (header.slot, header.generation, header.last),
+            (3, 4, 1),
+            "the region"
+        );
+        assert_eq!(
+            (header.position, header.length),
+            (position as u64, part as u64)
+        );
+        let first = 100 + 2 * position as u64;
+        let wanted = list(&[(first, 1), (first + 2, 1)]);
+        assert_eq!(body[LayoutHeader::SIZE..][..24], wanted);
+        let answer = bed
+            .say(control::PULL, key.0, &pull(position as u64, 3))
+            .expect("served");
+        let payload = bytes[position..position + 3].to_vec();
+        assert_eq!(answer, [(control::FRAGMENT, OP, payload)]);
+        for (offset, length) in [(0, count as u64 + 1), (count as u64, 1), (u64::MAX, 2)] {
+            bed.expect_violation(control::PULL, key.0, &pull(offset, length));
+            bed.core.failures.clear();
+        }
+        position += part;
+        parts += 1;
+        let entry = bed.core.operations.get(key).expect("goes on");
+        assert!(entry.outcome.is_none());
+        said = bed.say(control::DONE, key.0, &[]).expect("goes on");
+    }
+    assert_eq!(said, []);
+    assert!(parts > 2, "{parts} parts");
+    let entry = bed.core.operations.get(key).expect("there");
+    assert!(entry.outcome.is_some());
+}
+
+/// No more lists are announced than the owner holds, and who waits is not over.
+#[test]
+fn announcements_wait_for_their_turn() {
+    let mut bed = Bed::new(1000);
+    let keys: Vec<OpKey> = (0..=REQUESTS).map(|_| put_list(&mut bed, 5).0).collect();
+    let said = bed.say(control::CREDIT, 0, &[]).expect("no answer");
+    let asked: Vec<u64> = said.iter().map(|(_, op, _)| *op).collect();
+    let first: Vec<u64> = keys[..REQUESTS].iter().map(|key| key.0).collect();
+    assert_eq!(asked, first);
+    // One that is answered, twice, makes room for one.
+    for wanted in [1, 0] {
+        let said = bed.say(control::DONE, keys[3].0, &[]).expect("answered");
+        assert_eq!(said.len(), wanted);
+    }
+    let code = control::error_kind_code(ErrorKind::AccessDenied).to_le_bytes();
+    let _ = bed.say(control::NACK, keys[4].0, &code).expect("refused");
+    // One whose next part has to wait.
+    let (long, _) = put_list(&mut bed, 2 * MAX_BLOCKS);
+    bed.core.peer(LINK).expect("alive").requests.asked = REQUESTS + 1;
+    let said = bed.say(control::DONE, long.0, &[]).expect("answered");
+    assert_eq!(said.len(), 1, "the first part");
+    let over = |bed: &mut Bed| bed.core.begin_flush(LINK, true).is_none();
+    for key in keys.into_iter().filter(|key| *key != long) {
+        bed.core.operations.remove(key);
+    }
+    assert!(!over(&mut bed), "most of it was not put");
+}
+
+/// A part of a get takes the bytes of that part alone, wherever in the stream it begins.
+#[test]
+fn answers_are_held_to_the_part() {
+    let block = Block { offset: 8, len: 30 };
+    for (position, length, allowed) in [
+        (20, 10, true),
+        (25, 5, true),
+        (19, 1, false),
+        (0, 10, false),
+        (30, 1, false),
+        (20, 11, false),
+        (u64::MAX, 1, false),
+    ] {
+        let mut bed = Bed::new(1000);
+        let shape = Shape::Indexed(Indexed::trusted(vec![block; 2], 60));
+        let target = Target {
+            slot: 3,
+            generation: 4,
+            address: 0,
+            offset: 0,
+            segment: 0,
+            segment_offset: 0,
+            on_device: true,
+        };
+        let mut whole = Plan::new(target, 100, shape.into());
+        assert_eq!((whole.cut(0, 20), whole.cut(20, 10)), (20, 10));
+        assert!(whole.part(19).is_none());
+        let part = whole.part(20).expect("cut");
+        let get = Get {
+            buffer: vec![0; 10].into(),
+            region: (3, 4),
+            offset: 0,
+            got: 0,
+            slot: None,
+            layout: Some(part),
+            pull: None,
+        };
+        let key = bed
+            .core
+            .start_layout(LINK, Work::Get(get), Priority::Normal);
+        let said = bed.say(control::CREDIT, 0, &[]).expect("no answer");
+        let [(control::GET_LAYOUT, _, body)] = &said[..] else {
+            panic!("{said:?}");
+        };
+        let header = LayoutHeader::decode(body).expect("a header");
+        assert_eq!((header.position, header.length), (20, 10));
+        assert_eq!(body[LayoutHeader::SIZE..], list(&[(28, 10)]));
+        let answer = LayoutAnswer {
+            position,
+            status: 0,
+            code: 0,
+        };
+        let body = [&answer.encode()[..], &vec![1; length]].concat();
+        match allowed {
+            true => drop(bed.say(control::LAYOUT_DATA, key.0, &body).expect("taken")),
+            false => bed.expect_violation(control::LAYOUT_DATA, key.0, &body),
+        }
+    }
 }

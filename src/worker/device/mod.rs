@@ -16,38 +16,46 @@
 //! |---|---|
 //! | `engines` | the engines, requests that wait for a place in them, their reports |
 //! | `open` | opening one, bringing all to rest |
+//! | `order` | copies in order with the program's streams |
 //! | `pool` | fragments |
 //! | `pipe` | the parts of a transfer that are under way, and what is common to all transfers |
 //! | `local` | copies within the process |
+//! | `blocks` | strided and listed blocks of a region |
 //! | `pull` | into device memory: receives, gets, puts of a peer |
 //! | `serve` | out of it: sends, and gets of a peer |
 //! | `put` | puts out of it, into host memory of a peer |
 //! | `route` | from device memory of a process on the same host, without stops |
+//! | `within` | what a worker puts into, gets from and sends to itself |
 //! | `write` | what is written to a stream out of it |
 //!
 //! Comes in: operations whose buffers are on a device. Goes out: copies to engines, fragments to links. Uses `transport::accelerator`.
 //! Tests: `tests/device/`.
 
+mod blocks;
 mod engines;
 #[cfg(test)]
 mod hostile;
 mod local;
 mod open;
+mod order;
 mod pipe;
 mod pool;
 mod pull;
 mod put;
 mod route;
 mod serve;
+mod within;
 mod write;
 
 pub(crate) use engines::{Devices, Open};
 pub(crate) use local::LocalCopy;
 pub(crate) use open::{Errand, Opener};
+pub(crate) use order::{Order, unknown};
 pub(crate) use pipe::Staged;
 pub(crate) use pool::Fragment;
 pub(crate) use route::{Lent, ROUTE_FROM, RouteErrand};
 pub(crate) use serve::lend;
+pub(crate) use within::Own;
 pub(crate) use write::DeviceWrite;
 
 use crate::{
@@ -68,6 +76,19 @@ pub(crate) fn admit(context: &Context, types: &[MemoryType], operation: Operatio
     found.map_err(|error| error.during(operation))
 }
 
+/// The same for a copy within the process: each part of it by some accelerator.
+///
+/// # Errors
+/// `Unsupported`.
+pub(crate) fn admit_each(
+    context: &Context,
+    types: &[MemoryType],
+    operation: Operation,
+) -> Result<()> {
+    let mut types = types.iter();
+    types.try_for_each(|held| admit(context, &[*held], operation))
+}
+
 /// The same for what is sent to a peer.
 ///
 /// # Errors
@@ -77,13 +98,19 @@ pub(crate) fn admit_source(
     context: &Context,
     peer: &Peer,
     buffer: &Buffer,
+    unstaged: bool,
     operation: Operation,
 ) -> Result<()> {
     if !buffer.is_on_device() {
         return Ok(());
     }
     admit(context, &buffer.device_types(), operation)?;
-    admit_staging(context, peer.one_copy.is_some(), operation)
+    let direct = peer.reaches_devices();
+    admit_staging(context, direct, operation)?;
+    match direct || !unstaged {
+        true => Ok(()),
+        false => Err(forbidden(true).during(operation)),
+    }
 }
 
 /// The same for what is received into.
@@ -110,14 +137,37 @@ pub(crate) fn admit_target(
 pub(crate) fn admit_staging(context: &Context, direct: bool, operation: Operation) -> Result<()> {
     match direct || *context.config().staging {
         true => Ok(()),
-        false => Err(forbidden().during(operation)),
+        false => Err(forbidden(false).during(operation)),
+    }
+}
+
+/// The same for one operation that may not stop there, between memories on these sides of which a device has some. `reaches`: there may be a way
+/// between devices.
+///
+/// # Errors
+/// `Unsupported`.
+#[cold]
+pub(crate) fn admit_unstaged(
+    (out, into): (bool, bool),
+    reaches: bool,
+    operation: Operation,
+) -> Result<()> {
+    match (out, into) {
+        (false, false) => Ok(()),
+        (true, true) if reaches => Ok(()),
+        _ => Err(forbidden(true).during(operation)),
     }
 }
 
 #[cold]
-fn forbidden() -> Error {
-    let text =
-        "no path reaches both ends, and this context forbids to stop in host memory between them";
+fn forbidden(by_operation: bool) -> Error {
+    let who = match by_operation {
+        true => "operation",
+        false => "context",
+    };
+    let text = format!(
+        "no path reaches both ends, and this {who} forbids to stop in host memory between them"
+    );
     Error::new(ErrorKind::Unsupported, text)
 }
 

@@ -31,11 +31,14 @@ use crate::{
 };
 
 use super::{
-    engines::Ready,
+    blocks::run_in,
+    engines::{PLACE, Ready},
     forbidden,
     local::HOST,
+    order::Order,
     pool::{Fragment, Side},
     route::Route,
+    within::Own,
 };
 
 /// Parts of one transfer that are under way at a time: one is copied, one on its way, one landing, one to spare.
@@ -51,11 +54,17 @@ pub(crate) struct Staged {
     /// A message that came unasked, and what it takes of its sender's window until it is where it belongs.
     pub(super) source: Option<Buffer>,
     pub(super) credit: u64,
+    /// Instead of that: this worker's own send that it is of, which ends with it.
+    pub(super) sender: Option<u64>,
+    /// The other end of a put or get of this worker's own memory.
+    pub(super) own: Option<Own>,
     /// It counts among what is staged for its peer.
     pub(super) held: bool,
     /// Where such a message lands whose payload is not here yet.
     pub(crate) landing: Vec<u8>,
     pub(super) pipe: Option<Pipe>,
+    /// With streams of the program's.
+    pub(super) order: Option<Box<Order>>,
 }
 
 /// What kind of transfer it is.
@@ -70,7 +79,11 @@ pub(super) enum Kind {
     /// Into a peer's host memory.
     Put { target: Target },
     /// Into device memory: parts of an announced operation of the peer.
-    Pull { op: u64 },
+    Pull {
+        op: u64,
+        /// Where in what was announced they begin.
+        first: u64,
+    },
     /// Into device memory, from a peer's region.
     Get { target: Target },
 }
@@ -78,6 +91,8 @@ pub(super) enum Kind {
 pub(super) struct Pipe {
     pub(super) kind: Kind,
     pub(super) slot: usize,
+    /// Engines of other accelerators that a copy needs besides.
+    pub(super) others: Vec<usize>,
     pub(super) total: usize,
     /// The first byte that no part has.
     pub(super) next: usize,
@@ -95,6 +110,8 @@ pub(super) struct Part {
     pub(super) position: usize,
     pub(super) length: usize,
     pub(super) fragment: Option<Fragment>,
+    /// Between two accelerators: the other one's, where it goes on from.
+    pub(super) onward: Option<(usize, Fragment)>,
     /// Copies of it that are not reported.
     pub(super) copies: u32,
     pub(super) stage: Stage,
@@ -117,6 +134,7 @@ impl Pipe {
         Self {
             kind,
             slot,
+            others: Vec::new(),
             total,
             next: 0,
             done: 0,
@@ -129,12 +147,13 @@ impl Pipe {
 
     /// Begins the next part.
     pub(super) fn begin(&mut self, length: usize, fragment: Option<Fragment>, stage: Stage) -> u32 {
-        self.id = self.id.wrapping_add(1);
+        self.id = self.id.wrapping_add(1).max(PLACE + 1);
         self.parts.push_back(Part {
             id: self.id,
             position: self.next,
             length,
             fragment,
+            onward: None,
             copies: 0,
             stage,
         });
@@ -217,15 +236,27 @@ impl Core {
         if pipe.waits {
             return;
         }
-        let (kind, slot) = (pipe.kind, pipe.slot);
-        let ready = match slot {
-            HOST => Ready::Now,
-            _ => self.engine_ready(slot, key),
-        };
-        match ready {
-            Ready::Now => {}
-            Ready::Later => return self.waits(key, true),
-            Ready::Never(error) => return self.staging_failed(key, error),
+        let (kind, first) = (pipe.kind, pipe.slot);
+        // First: what the program queues in its streams from here on does not count.
+        if !self.in_order(key) {
+            return;
+        }
+        let mut slot = Some(first);
+        let mut index = 0;
+        while let Some(needed) = slot {
+            let ready = match needed {
+                HOST => Ready::Now,
+                _ => self.engine_ready(needed, key),
+            };
+            match ready {
+                Ready::Now => {}
+                Ready::Later => return self.waits(key, true),
+                Ready::Never(error) => return self.staging_failed(key, error),
+            }
+            slot = self
+                .pipe(key)
+                .and_then(|pipe| pipe.others.get(index).copied());
+            index += 1;
         }
         match kind {
             Kind::Local => self.step_local(key),
@@ -240,7 +271,7 @@ impl Core {
         self.step_staged(key);
     }
 
-    fn waits(&mut self, key: OpKey, waits: bool) {
+    pub(super) fn waits(&mut self, key: OpKey, waits: bool) {
         if let Some(pipe) = self.pipe(key) {
             pipe.waits = waits;
         }
@@ -253,11 +284,13 @@ impl Core {
         slot: usize,
         side: Side,
     ) -> Option<(Fragment, usize)> {
-        if self.devices.staging_forbidden() {
-            self.staging_failed(key, forbidden());
+        let entry = self.operations.get(key)?;
+        let (link, unstaged) = (entry.link, entry.unstaged);
+        if unstaged || self.devices.staging_forbidden() {
+            let error = forbidden(unstaged);
+            self.staging_failed(key, error);
             return None;
         }
-        let link = self.operations.get(key)?.link;
         let Some(open) = self.devices.open(slot) else {
             let error = Error::new(ErrorKind::Closed, "the engine is not open");
             self.staging_failed(key, error);
@@ -405,6 +438,9 @@ impl Core {
         if let Some(source) = staged.source {
             self.buried.push(Buried::Buffer(source));
         }
+        if let Some(own) = staged.own {
+            self.buried.push(Buried::Own(own));
+        }
         if let Some(pipe) = staged.pipe {
             self.end_route(link, pipe.route);
         }
@@ -444,7 +480,7 @@ impl Core {
         let link = self.operations.get(key).and_then(|entry| entry.link);
         self.end_route(link, route);
         match kind {
-            Kind::Pull { op } => {
+            Kind::Pull { op, .. } => {
                 let Some(entry) = self.operations.get(key) else {
                     return;
                 };
@@ -457,7 +493,12 @@ impl Core {
                 }
                 self.copied(key, Ok(()));
             }
-            Kind::Local | Kind::Put { .. } | Kind::Get { .. } => self.copied(key, Ok(())),
+            Kind::Local | Kind::Put { .. } | Kind::Get { .. } => {
+                if let (Some(link), Some(op)) = (link, self.sender(key)) {
+                    self.control(link, control::DONE, op, &[]);
+                }
+                self.copied(key, Ok(()));
+            }
             // Over when it has left.
             Kind::Serve | Kind::Write => {}
         }
@@ -466,50 +507,67 @@ impl Core {
     /// An operation cannot be done, or not to its end.
     pub(super) fn staging_failed(&mut self, key: OpKey, error: Error) {
         let Some(pipe) = self.pipe(key) else { return };
-        let kind = pipe.kind;
+        let (kind, sender) = (pipe.kind, self.sender(key));
         let Some(entry) = self.operations.get(key) else {
             return;
         };
         // The peer, which waits for this side.
         let told = match (&entry.work, kind) {
             (Work::Serve(serve), _) => Some(serve.out.to),
-            (_, Kind::Pull { op }) => Some(op),
-            _ => None,
+            (_, Kind::Pull { op, .. }) => Some(op),
+            _ => sender,
         };
-        if let (Some(link), Some(op)) = (entry.link, told) {
-            self.refuse(link, op, error.kind());
+        let blocks = matches!(&entry.work, Work::Serve(serve) if serve.answer.is_some());
+        match (entry.link, told) {
+            (Some(link), Some(op)) if blocks => self.answer_failed(link, op, error.kind()),
+            (Some(link), Some(op)) => {
+                self.fill_answered(link, key);
+                self.refuse(link, op, error.kind());
+            }
+            _ => {}
         }
         self.write_failed(key, &error);
         self.fail_operation(key, error);
     }
 
+    /// This worker's own send that a receive takes from.
+    fn sender(&mut self, key: OpKey) -> Option<u64> {
+        self.operations.get(key)?.staged.as_ref()?.sender
+    }
+
     /// Where the bytes of an operation come from.
     pub(super) fn source_run(&mut self, key: OpKey, position: usize) -> Option<Run> {
         let entry = self.operations.get(key)?;
-        let source = entry
-            .staged
-            .as_ref()
-            .and_then(|staged| staged.source.as_ref());
+        let staged = entry.staged.as_deref();
         match &entry.work {
             Work::Copy(copy) => Some(copy.from.run(position)),
             Work::Put(put) => Some(put.buffer.run(position)),
             Work::Write(write) => Some(write.buffer.run(position)),
             Work::Serve(serve) => Some(match &serve.source {
-                Source::Region(exposed) => exposed.run(serve.offset + position),
+                Source::Region(exposed) => match &serve.answer {
+                    Some(answer) => run_in(exposed, answer.places()?, position)?,
+                    None => exposed.run(serve.offset + position),
+                },
                 Source::Message(buffer) => buffer.run(serve.offset + position),
             }),
-            Work::Recv(_) => Some(source?.run(position)),
+            Work::Recv(_) => Some(staged?.source.as_ref()?.run(position)),
+            Work::Get(_) => Some(staged?.own.as_ref()?.run(position)),
             _ => None,
         }
     }
 
     /// Where they go.
     pub(super) fn target_run(&mut self, key: OpKey, position: usize) -> Option<Run> {
-        match &mut self.operations.get(key)?.work {
+        let entry = self.operations.get(key)?;
+        match &mut entry.work {
             Work::Copy(copy) => Some(copy.to.run(copy.offset + position)),
             Work::Recv(recv) => Some(recv.buffer.run(position)),
             Work::Get(get) => Some(get.buffer.run(position)),
-            Work::Fill(fill) => Some(fill.exposed.run(fill.offset + position)),
+            Work::Put(_) => Some(entry.staged.as_ref()?.own.as_ref()?.run(position)),
+            Work::Fill(fill) => match &fill.places {
+                Some(places) => run_in(&fill.exposed, places, position),
+                None => Some(fill.exposed.run(fill.offset + position)),
+            },
             _ => None,
         }
     }

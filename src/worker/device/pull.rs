@@ -31,6 +31,7 @@ use crate::{
 use super::{
     pipe::{Kind, Pipe, Stage},
     pool::{Fragment, Side},
+    route::Route,
 };
 
 impl Core {
@@ -54,12 +55,19 @@ impl Core {
             self.control(link, control::DONE, op, &[]);
             return self.copied(key, Ok(()));
         }
+        if self.is_to_itself(link) {
+            return self.receive_within(key, link, op, total);
+        }
+        let Some(Work::Recv(recv)) = self.operations.get(key).map(|entry| &entry.work) else {
+            return;
+        };
         let types = recv.buffer.device_types();
         match self.devices.slot_for(&types) {
             Ok(slot) => {
-                let mut pipe = Pipe::new(Kind::Pull { op }, slot, total);
+                let mut pipe = Pipe::new(Kind::Pull { op, first: 0 }, slot, total);
                 if of_device {
-                    pipe.route = self.route_to(link, total);
+                    let unstaged = self.is_unstaged(key);
+                    pipe.route = self.route_to(link, slot, total, unstaged);
                 }
                 self.begin_staged(key, pipe);
             }
@@ -82,7 +90,8 @@ impl Core {
             Ok(slot) => {
                 let mut pipe = Pipe::new(Kind::Get { target }, slot, total);
                 if let Some(link) = link {
-                    pipe.route = self.route_to(link, total);
+                    let unstaged = self.is_unstaged(key);
+                    pipe.route = self.route_to(link, slot, total, unstaged);
                 }
                 self.begin_staged(key, pipe);
             }
@@ -93,7 +102,7 @@ impl Core {
     /// A peer puts into memory that this side has to fill itself.
     pub(crate) fn put_announced(&mut self, link: LinkId, op: u64, body: &[u8]) -> Result<()> {
         let rts = PutRts::decode(body)?;
-        let signal = match rts.last & !control::OF_DEVICE {
+        let signal = match rts.last & !(control::OF_DEVICE | control::UNSTAGED) {
             1 => None,
             3 => Some(Signal::decode(body.get(PutRts::SIZE..).unwrap_or(&[]))?),
             _ => return Err(violation("a put with a mark that there is not")),
@@ -132,21 +141,38 @@ impl Core {
             return Ok(());
         }
         let (total, offset) = (rts.length as usize, rts.offset as usize);
-        let on_device = exposed.device.is_some();
+        let routed = rts.last & control::OF_DEVICE != 0 && exposed.device.is_some();
         let fill = Fill {
             exposed,
             offset,
             op,
             signal,
+            places: None,
         };
+        let route = match routed {
+            true => self.route_to(link, slot, total, rts.last & control::UNSTAGED != 0),
+            false => Route::Staged,
+        };
+        self.start_fill(link, fill, slot, total, (0, route));
+        Ok(())
+    }
+
+    /// Enters a put that was let in and is counted, and begins. `first`: where in what was announced it begins.
+    pub(super) fn start_fill(
+        &mut self,
+        link: LinkId,
+        fill: Fill,
+        slot: usize,
+        total: usize,
+        (first, route): (u64, Route),
+    ) {
+        let op = fill.op;
         let key = self.operations.insert(Some(link), true, Work::Fill(fill));
         if let Some(entry) = self.operations.get(key) {
             entry.staged.get_or_insert_default().held = true;
         }
-        let mut pipe = Pipe::new(Kind::Pull { op }, slot, total);
-        if rts.last & control::OF_DEVICE != 0 && on_device {
-            pipe.route = self.route_to(link, total);
-        }
+        let mut pipe = Pipe::new(Kind::Pull { op, first }, slot, total);
+        pipe.route = route;
         if total == 0 {
             if let Some(entry) = self.operations.get(key) {
                 entry.staged.get_or_insert_default().pipe = Some(pipe);
@@ -155,7 +181,6 @@ impl Core {
         } else {
             self.begin_staged(key, pipe);
         }
-        Ok(())
     }
 
     /// Counts what this side stages for a peer. `false`: the peer asks for more than it reads, and is cut off.
@@ -184,7 +209,10 @@ impl Core {
             let Some((fragment, room)) = self.take_fragment(key, slot, Side::In) else {
                 return;
             };
-            let length = left.min(room);
+            let length = self.part_length(key, next, left.min(room), false);
+            if length == 0 {
+                return self.devices.step_soon(key);
+            }
             let Some(entry) = self.operations.get(key) else {
                 return;
             };
@@ -193,21 +221,28 @@ impl Core {
             };
             let Some(pipe) = entry.pipe() else { return };
             let part = pipe.begin(length, Some(fragment.clone()), Stage::Travelling);
-            let (target, pull) = match kind {
+            let layout = match &mut entry.work {
+                Work::Get(get) => get.layout.as_mut().and_then(|plan| plan.part(next)),
+                _ => None,
+            };
+            let (target, offset, pull) = match kind {
                 Kind::Get { mut target } => {
-                    target.offset += next as u64;
-                    (Some(target), None)
+                    if layout.is_none() {
+                        target.offset += next as u64;
+                    }
+                    (Some(target), target.offset, None)
                 }
-                Kind::Pull { op } => (None, Some(op)),
+                Kind::Pull { op, first } => (None, first + next as u64, Some(op)),
                 _ => return,
             };
+            let blocks = layout.is_some();
             let get = Get {
                 buffer: whole(&fragment, length),
                 region: target.map_or((0, 0), |target| (target.slot, target.generation)),
-                offset: target.map_or(next as u64, |target| target.offset),
+                offset,
                 got: 0,
                 slot: None,
-                layout: None,
+                layout,
                 pull,
             };
             let child = self.operations.insert(Some(link), false, Work::Get(get));
@@ -219,6 +254,7 @@ impl Core {
                 peer.posted += 1;
             }
             match target {
+                Some(_) if blocks => self.begin_layout(link, child),
                 Some(target) => {
                     self.start_part(link, child, target, fragment.address(), length, true)
                 }
@@ -248,6 +284,7 @@ impl Core {
             self.raise(&signal);
         }
         if let Some(link) = link {
+            self.fill_answered(link, key);
             self.control(link, control::DONE, op, &[]);
         }
         self.finish(key, Outcome::Done(Ok(())));
@@ -307,12 +344,13 @@ impl Core {
         &mut self,
         (link, from): (LinkId, EndpointId),
         data: Buffer,
-        buffer: BufferMut,
+        (buffer, unstaged): (BufferMut, bool),
     ) -> OpKey {
         let order = self.unexpected.arrival();
         let key = self.enter_receive(buffer, link, order);
         if let Some(entry) = self.operations.get(key) {
             entry.discards = true;
+            entry.unstaged = unstaged;
         }
         self.store_message(key, (link, from, Tag(0)), data, 0);
         key

@@ -65,7 +65,14 @@ impl Core {
                 self.wakes.extend(entry.waker.take());
             }
         }
-        target.offset += position as u64;
+        let layout = match &mut entry.work {
+            Work::Put(put) => put.layout.as_mut().and_then(|plan| plan.part(position)),
+            _ => None,
+        };
+        let blocks = layout.is_some();
+        if !blocks {
+            target.offset += position as u64;
+        }
         let address = fragment.address();
         // SAFETY: a fragment is at least that long and initialised, and nothing writes it until the part is over.
         let buffer = unsafe { Buffer::from_raw(address, length, fragment) };
@@ -79,7 +86,7 @@ impl Core {
             slot: None,
             signal: None,
             signal_due: false,
-            layout: None,
+            layout,
             announced: false,
         };
         let child = self.operations.insert(Some(link), false, Work::Put(put));
@@ -90,6 +97,9 @@ impl Core {
         if let Some(peer) = self.peer(link) {
             peer.posted += 1;
         }
-        self.start_part(link, child, target, address, length, false);
+        match blocks {
+            true => self.begin_layout(link, child),
+            false => self.start_part(link, child, target, address, length, false),
+        }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! receiver, which pulls                      owner of the bytes
-//!   ROUTE   what of, and where     ──▶         lends, exports (off the lock)
+//!   ROUTE   what of, where, by what ─▶         lends, exports (off the lock)
 //!   imports (off the lock)         ◀──  ROUTED the loan's key and a descriptor, or why not
 //!   engine: device ─▶ device
 //!   DONE    loan                   ──▶         the memory is its own again
@@ -11,6 +11,8 @@
 //! All direct transfers are reads by the side that the bytes go to: gets, receives, and puts, which their target pulls. A loan holds the memory as
 //! a served get does, until the receiver says that it is done or its link is gone; a receiver that goes on all the same reads what is then
 //! there, for an operation that has failed. Whatever is in the way (no export, no import, no room), the bytes stop in fragments instead.
+//! One accelerator does not open another's memory, so the receiver names the one that it copies by.
+//! A worker that is its own peer opens nothing: its engines have both memories (`within.rs`).
 //! Routes are asked for on connections through shared memory alone: there the kernel vouches for user and process at the other end.
 
 use std::sync::Weak;
@@ -81,11 +83,19 @@ enum Answer {
 
 impl Core {
     /// Whether to ask for the way to a peer's device memory, rather than to stage at once.
-    pub(super) fn route_to(&mut self, link: LinkId, total: usize) -> Route {
-        let direct = at(&mut self.peers, link)
-            .is_some_and(|peer| peer.one_copy.is_some() && peer.unrouted.is_none());
+    pub(super) fn route_to(
+        &mut self,
+        link: LinkId,
+        slot: usize,
+        total: usize,
+        unstaged: bool,
+    ) -> Route {
+        let Some(peer) = at(&mut self.peers, link) else {
+            return Route::Staged;
+        };
+        let direct = peer.one_copy.is_some() && peer.unrouted(slot).is_none();
         // Where nothing may stop, the way is worth asking for at any length.
-        let pays = total >= ROUTE_FROM || self.devices.staging_forbidden();
+        let pays = total >= ROUTE_FROM || unstaged || self.devices.staging_forbidden();
         match direct && pays {
             true => Route::Ask,
             false => Route::Staged,
@@ -100,7 +110,7 @@ impl Core {
         let Some(pipe) = self.pipe(key) else {
             return false;
         };
-        let total = pipe.total;
+        let (by, total) = (pipe.slot, pipe.total);
         match &pipe.route {
             Route::Staged => return true,
             Route::Asked | Route::Opening { .. } => return false,
@@ -115,7 +125,7 @@ impl Core {
         let whole =
             run.is_some_and(|run| matches!(run.at, Location::Device { .. }) && run.length >= total);
         let (header, asked) = match kind {
-            Kind::Pull { op } => (op, (0, 0, 0)),
+            Kind::Pull { op, .. } => (op, (0, 0, 0)),
             Kind::Get { target } => (0, (target.slot, target.generation, target.offset)),
             _ => return true,
         };
@@ -135,6 +145,7 @@ impl Core {
             length: total as u64,
             slot,
             region: u32::from(matches!(kind, Kind::Get { .. })),
+            accelerator: self.devices.number(by),
         };
         self.control(link, control::ROUTE, header, &body.encode());
         false
@@ -199,7 +210,10 @@ impl Core {
                 memory_type,
             } if run.length as u64 >= asked.length => {
                 let slot = self.devices.slot_for(&[memory_type])?;
-                Ok((slot, address, source))
+                match self.devices.number(slot) == asked.accelerator {
+                    true => Ok((slot, address, source)),
+                    false => Err(unsuitable("it is another accelerator's")),
+                }
             }
             Location::Device { .. } => Err(unsuitable("it is in several places")),
             Location::Host { .. } => Err(unsuitable("it is host memory")),
@@ -351,7 +365,7 @@ impl Core {
         let Route::Opening { loan } = pipe.route else {
             return;
         };
-        let total = pipe.total as u64;
+        let (slot, total) = (pipe.slot, pipe.total as u64);
         let imported = imported.and_then(|memory| match memory.len() >= total {
             true => Ok(memory),
             false => Err(unsuitable("the peer gives less than was asked for")),
@@ -361,7 +375,7 @@ impl Core {
             Err(error) => {
                 pipe.route = Route::Staged;
                 self.end_loan(link, loan);
-                self.unrouted(link, &error);
+                self.unrouted(link, slot, &error);
             }
         }
         self.step_staged(key);
@@ -369,7 +383,7 @@ impl Core {
     }
 
     /// Memory of a peer could not be opened. What will not change is remembered, and said once.
-    fn unrouted(&mut self, link: LinkId, error: &Error) {
+    fn unrouted(&mut self, link: LinkId, slot: usize, error: &Error) {
         let Some(peer) = at(&mut self.peers, link) else {
             return;
         };
@@ -381,11 +395,14 @@ impl Core {
             tracing::debug!(target: "wharf::worker", %error, "device memory of a peer is staged");
             return;
         }
+        if peer.unrouted(slot).is_some() {
+            return;
+        }
         tracing::warn!(
             target: "wharf::worker", peer = peer.info.name, %error,
             "device memory of this peer cannot be opened: it is copied through host memory from now on"
         );
-        peer.unrouted = Some(error.duplicate());
+        peer.unrouted.push((slot, error.duplicate()));
     }
 
     /// Gives a loan back.
@@ -397,8 +414,8 @@ impl Core {
 
     /// The route of an operation is needed no more.
     pub(super) fn end_route(&mut self, link: Option<LinkId>, route: Route) {
-        if let (Some(link), Route::Opening { loan } | Route::Open { loan, .. }) = (link, &route) {
-            self.end_loan(link, *loan);
+        if let (Some(link), Route::Opening { loan } | Route::Open { loan, .. }) = (link, route) {
+            self.end_loan(link, loan);
         }
     }
 }

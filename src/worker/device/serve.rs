@@ -11,7 +11,7 @@ use std::slice;
 use crate::{
     error::{ErrorKind, Result},
     memory::Buffer,
-    protocol::control::{self, Pull},
+    protocol::control::{self, LayoutAnswer, Pull},
     transport::{RawSlice, SendError, Zcopy},
     types::{LinkId, OpKey, Priority},
     worker::{
@@ -24,6 +24,7 @@ use crate::{
 };
 
 use super::{
+    forbidden,
     pipe::{Kind, Pipe, Stage},
     pool::{Fragment, Side},
 };
@@ -81,6 +82,11 @@ impl Core {
             self.refuse(link, pull.to, ErrorKind::Canceled);
             return Ok(());
         };
+        if self.is_unstaged(key) && part.is_on_device() {
+            // Its end comes back from the peer.
+            self.refuse(link, pull.to, ErrorKind::Unsupported);
+            return Ok(());
+        }
         self.start_serve(link, of(part, pull.to), None, priority);
         Ok(())
     }
@@ -135,7 +141,16 @@ impl Core {
         };
         send.stage = SendStage::Pulled;
         let serve = of(send.buffer.clone(), to);
+        if self.is_unstaged(key) {
+            self.refuse(link, to, ErrorKind::Unsupported);
+            return self.fail_operation(key, forbidden(true));
+        }
         self.start_serve(link, serve, Some(key), priority);
+    }
+
+    /// Whether the bytes of an operation may not stop on their way.
+    pub(super) fn is_unstaged(&mut self, key: OpKey) -> bool {
+        self.operations.get(key).is_some_and(|entry| entry.unstaged)
     }
 
     /// Copies as many parts into fragments as there are.
@@ -143,12 +158,16 @@ impl Core {
         while let Some(pipe) = self.pipe(key)
             && pipe.has_room()
         {
-            let (slot, left) = (pipe.slot, pipe.total - pipe.next);
+            let (slot, next, left) = (pipe.slot, pipe.next, pipe.total - pipe.next);
             let Some((fragment, room)) = self.take_fragment(key, slot, Side::Out) else {
                 return;
             };
+            let length = self.part_length(key, next, left.min(room), true);
+            if length == 0 {
+                return self.devices.step_soon(key);
+            }
             let Some(pipe) = self.pipe(key) else { return };
-            let id = pipe.begin(left.min(room), Some(fragment), Stage::Loading);
+            let id = pipe.begin(length, Some(fragment), Stage::Loading);
             self.move_part(key, id, true);
         }
     }
@@ -195,17 +214,30 @@ impl Core {
         let Some(fragment) = part.fragment.clone() else {
             return Ok(Step::Parked);
         };
-        let length = (end - next).min(fragment_size(&attributes, 0));
+        let blocks = serve.answer.is_some();
+        let before = if blocks { LayoutAnswer::SIZE } else { 0 };
+        let length = (end - next).min(fragment_size(&attributes, before));
+        // Blocks that were asked for say where they belong.
+        let answer = serve
+            .answer
+            .as_ref()
+            .map(|answer| answer.frame(next, next + length == serve.length).encode());
+        let prefix = answer.as_ref().map_or(&[][..], |answer| &answer[..]);
+        let id_of = match blocks {
+            true => control::LAYOUT_DATA,
+            false => control::FRAGMENT,
+        };
         let address = fragment.address().wrapping_add(next - part.position);
-        if attributes.max_zcopy == 0 || length < ZCOPY_FROM {
+        let short = length < ZCOPY_FROM && prefix.len() + length <= attributes.max_bcopy;
+        if attributes.max_zcopy == 0 || short {
             // SAFETY: within the fragment, which the part holds, and which no engine is copying into any more.
             let data = unsafe { slice::from_raw_parts(address, length) };
-            link.am_bcopy(control::FRAGMENT, to, &[], data)?;
+            link.am_bcopy(id_of, to, prefix, data)?;
         } else {
             let frame = lend(&mut self.operations, link_id, fragment);
             let payload = RawSlice { address, length };
             // SAFETY: the entry `frame` holds the fragment, and stays until the link says that it has been sent, or is dropped.
-            let sent = unsafe { link.am_zcopy(control::FRAGMENT, to, &[], payload, frame.0) };
+            let sent = unsafe { link.am_zcopy(id_of, to, prefix, payload, frame.0) };
             if !matches!(sent, Ok(Zcopy::Pending)) {
                 self.operations.remove(frame);
             }
@@ -226,6 +258,9 @@ impl Core {
             pipe.end(id);
         }
         if sent == all {
+            if blocks {
+                peer.requests.serving = peer.requests.serving.saturating_sub(1);
+            }
             self.finish(key, Outcome::Done(Ok(())));
             return Ok(Step::Sent);
         }

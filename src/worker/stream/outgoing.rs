@@ -451,7 +451,7 @@ impl Core {
                 if *loan == Loan::None
                     && *done == 0
                     && let Some(one_copy) = &mut peer.one_copy
-                    && let Some(rts) = announce(one_copy, link.as_mut(), peer.lending, buffer)
+                    && let Some(rts) = announce(one_copy, &mut **link, peer.lending, buffer)
                 {
                     return match link.am_short(control::STREAM_RTS, header, &rts.encode()) {
                         Ok(()) => {

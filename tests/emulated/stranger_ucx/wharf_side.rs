@@ -13,6 +13,8 @@ use crate::support::{Child, LIMIT, Parent, child, emulated, watchdog};
 
 /// As many operations are under way at once as `ucx_perftest` has.
 const IN_FLIGHT: usize = 32;
+/// Bytes in the targets of all of them: `ucx_perftest` has one for all, and the cache is to help both alike.
+const TARGETS: usize = 2 << 20;
 const DEVICE: MemoryType = MemoryType::Cuda(0);
 const TAG: Tag = Tag(1);
 const DONE: Tag = Tag(2);
@@ -20,11 +22,27 @@ const DONE: Tag = Tag(2);
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    Put,
-    Get,
+    /// To a device, from memory of this type.
+    Put(MemoryType),
+    /// From a device, into memory of this type.
+    Get(MemoryType),
     /// Tagged messages to a device, from memory of this type.
     Tag(MemoryType),
+    /// Tagged messages from a device into ordinary memory.
+    TagToHost,
 }
+
+/// How a child is told.
+const WORDS: &[(&str, What)] = &[
+    ("put", What::Put(MemoryType::Host)),
+    ("put-pinned", What::Put(MemoryType::HostPinned)),
+    ("put-device", What::Put(DEVICE)),
+    ("get", What::Get(MemoryType::Host)),
+    ("get-pinned", What::Get(MemoryType::HostPinned)),
+    ("tag", What::Tag(MemoryType::Host)),
+    ("tag-device", What::Tag(DEVICE)),
+    ("tag-to-host", What::TagToHost),
+];
 
 /// Says to a child what it is to do; `None` when this process is no such child.
 pub(crate) fn play() -> Option<()> {
@@ -36,13 +54,13 @@ pub(crate) fn play() -> Option<()> {
         return Some(());
     }
     if let Some(mut parent) = child("receiver") {
-        run(&mut parent, async |parent, _, len, count| {
+        run(&mut parent, async |parent, what, len, count| {
             let (context, worker) = start("shm,cma");
             let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
             parent.say(listener.local_addr());
             let incoming = listener.accept().await.expect("a request");
             let endpoint = incoming.accept().await.expect("a connection");
-            receive(&context, &worker, len, count).await;
+            receive(&context, &worker, what, len, count).await;
             endpoint.tag_send(DONE, "").await.expect("sent");
             parent.say("done");
             endpoint.closed().await;
@@ -74,8 +92,8 @@ pub(crate) fn measure(
     count: usize,
 ) -> Vec<Journal> {
     let parts: &[&str] = match what {
-        What::Put | What::Get => &["alone"],
-        What::Tag(_) => &["receiver", "sender"],
+        What::Put(_) | What::Get(_) => &["alone"],
+        What::Tag(_) | What::TagToHost => &["receiver", "sender"],
     };
     let file = |part: &str| folder.path().join(part);
     let mut children: Vec<Child> = parts
@@ -88,12 +106,8 @@ pub(crate) fn measure(
                 ("EMULATED_CUDA_DELAY_US", "0"),
             ];
             let mut child = Child::start(test, part, &variables);
-            let what = match what {
-                What::Put => "put",
-                What::Get => "get",
-                What::Tag(MemoryType::Host) => "host",
-                What::Tag(_) => "device",
-            };
+            let what = WORDS.iter().find(|(_, known)| *known == what);
+            let (what, _) = what.expect("one of them");
             child.say(format_args!("{what} {len} {count}"));
             child
         })
@@ -125,12 +139,8 @@ fn run(parent: &mut Parent, body: impl AsyncFnOnce(&mut Parent, What, usize, usi
     runtime().block_on(watchdog(LIMIT, async move {
         let line = parent.hear().await;
         let words: Vec<&str> = line.split(' ').collect();
-        let what = match words[0] {
-            "put" => What::Put,
-            "get" => What::Get,
-            "host" => What::Tag(MemoryType::Host),
-            _ => What::Tag(DEVICE),
-        };
+        let what = WORDS.iter().find(|(known, _)| *known == words[0]);
+        let (_, what) = *what.expect("one of them");
         let number = |word: &str| word.parse().expect("a number");
         body(parent, what, number(words[1]), number(words[2])).await;
     }));
@@ -146,32 +156,47 @@ fn start(transports: &str) -> (Context, Worker) {
     (context, worker)
 }
 
-async fn device(context: &Context, len: usize) -> BufferMut {
-    context.allocate_on(DEVICE, len).await.expect("memory")
+/// Memory of any type; the host's is ordinary memory of the program's own.
+async fn memory(context: &Context, memory_type: MemoryType, len: usize) -> BufferMut {
+    match memory_type {
+        MemoryType::Host => vec![7; len].into(),
+        _ => context.allocate_on(memory_type, len).await.expect("memory"),
+    }
+}
+
+/// How many operations of this length are under way.
+fn in_flight(len: usize) -> usize {
+    (TARGETS / len).clamp(1, IN_FLIGHT)
 }
 
 /// Which operations one of those under way does.
-fn turns(lane: usize, count: usize) -> usize {
-    (lane..count).step_by(IN_FLIGHT).count()
+fn turns(lane: usize, len: usize, count: usize) -> usize {
+    (lane..count).step_by(in_flight(len)).count()
 }
 
 async fn alone(what: What, len: usize, count: usize) {
     let (context, worker) = start("self");
     let address = worker.address().expect("an address");
     let endpoint = worker.connect(&address).await.expect("connects");
-    let memory = device(&context, len).await;
+    let target = memory(&context, DEVICE, len).await;
     let region = context
-        .expose(memory, Access::READ | Access::WRITE)
+        .expose(target, Access::READ | Access::WRITE)
         .await
         .expect("exposed");
     let remote = endpoint
         .import(&region.descriptor().expect("a descriptor"))
         .expect("its own");
-    let source = Buffer::from(vec![7; len]);
-    let lanes = (0..IN_FLIGHT).map(async |lane| {
-        let mut room = vec![0; if what == What::Get { len } else { 0 }];
-        for _ in 0..turns(lane, count) {
-            if what == What::Get {
+    let source = match what {
+        What::Put(from) => memory(&context, from, len).await.freeze(),
+        _ => Buffer::new(),
+    };
+    let lanes = (0..in_flight(len)).map(async |lane| {
+        let mut room = match what {
+            What::Get(to) => memory(&context, to, len).await,
+            _ => BufferMut::from(Vec::new()),
+        };
+        for _ in 0..turns(lane, len, count) {
+            if matches!(what, What::Get(_)) {
                 room = endpoint.get(remote.clone(), room).await.expect("got");
             } else {
                 endpoint
@@ -189,10 +214,14 @@ async fn alone(what: What, len: usize, count: usize) {
         .expect("ended");
 }
 
-async fn receive(context: &Context, worker: &Worker, len: usize, count: usize) {
-    let lanes = (0..IN_FLIGHT).map(async |lane| {
-        let mut room = device(context, len).await;
-        for _ in 0..turns(lane, count) {
+async fn receive(context: &Context, worker: &Worker, what: What, len: usize, count: usize) {
+    let to = match what {
+        What::TagToHost => MemoryType::Host,
+        _ => DEVICE,
+    };
+    let lanes = (0..in_flight(len)).map(async |lane| {
+        let mut room = memory(context, to, len).await;
+        for _ in 0..turns(lane, len, count) {
             let got = worker
                 .tag_recv(TAG, Mask::ALL, room)
                 .await
@@ -205,13 +234,14 @@ async fn receive(context: &Context, worker: &Worker, len: usize, count: usize) {
 }
 
 async fn send(context: &Context, endpoint: &Endpoint, what: What, len: usize, count: usize) {
-    let source = match what {
-        What::Tag(MemoryType::Host) => Buffer::from(vec![7; len]),
-        _ => device(context, len).await.freeze(),
+    let from = match what {
+        What::Tag(from) => from,
+        _ => DEVICE,
     };
-    let lanes = (0..IN_FLIGHT).map(async |lane| {
+    let source = memory(context, from, len).await.freeze();
+    let lanes = (0..in_flight(len)).map(async |lane| {
         let source = source.clone();
-        for _ in 0..turns(lane, count) {
+        for _ in 0..turns(lane, len, count) {
             endpoint.tag_send(TAG, source.clone()).await.expect("sent");
         }
     });

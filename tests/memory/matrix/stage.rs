@@ -78,6 +78,8 @@ impl Stage {
 
     /// Watches memory that must keep what it holds.
     pub(super) fn watch_as_it_is(&self, start: *mut u8, length: usize) -> Result<(), Stop> {
+        // What was unmapped before, at these addresses, may still be told of: it is not the scenario's change.
+        self.settle();
         let range = AddressRange::new(start as u64, length as u64).expect("real memory");
         self.monitor.watch(range).map_err(|error| {
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
@@ -90,16 +92,21 @@ impl Stage {
 
     /// What was seen of the change, now that it is done.
     pub(super) fn outcome(&self) -> Outcome {
-        let start = Instant::now();
-        while self.monitor.validate() == Validity::Pending {
-            assert!(start.elapsed() < WATCHDOG, "watchdog: pending for ever");
-            thread::yield_now();
-        }
+        self.settle();
         let (seen, intact) = (&self.recorder.seen, &self.recorder.intact);
         match (seen.load(SeqCst), self.monitor.timing()) {
             (false, _) => Outcome::Missed,
             (true, Timing::Before) if intact.load(SeqCst) => Outcome::Before,
             (true, _) => Outcome::After,
+        }
+    }
+
+    /// Waits until all that happened so far was told of.
+    fn settle(&self) {
+        let start = Instant::now();
+        while self.monitor.validate() == Validity::Pending {
+            assert!(start.elapsed() < WATCHDOG, "watchdog: pending for ever");
+            thread::yield_now();
         }
     }
 }

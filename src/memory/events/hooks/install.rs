@@ -123,6 +123,7 @@ pub(super) fn check(call: bool) -> bool {
 
 fn warn(what: &str) {
     tracing::warn!(
+        target: "wharf::memory",
         function = what,
         "memory hooks were overwritten by another library and are not used any more"
     );

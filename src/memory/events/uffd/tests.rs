@@ -48,6 +48,18 @@ fn map_of(size: usize, flags: libc::c_int, fd: libc::c_int) -> *mut u8 {
     got.cast()
 }
 
+/// Where the kernel maps nothing by itself: other tests' mappings do not come into its holes.
+fn map_apart(size: usize) -> *mut u8 {
+    static NEXT: AtomicU64 = AtomicU64::new(0x2000_0000_0000);
+    let place = NEXT.fetch_add(1 << 30, SeqCst) as *mut libc::c_void;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: replaces nothing.
+    let got = unsafe { libc::mmap(place, size, access, flags, -1, 0) };
+    assert_eq!(got, place, "{}", io::Error::last_os_error());
+    got.cast()
+}
+
 fn unmap(start: *mut u8, size: usize) {
     // SAFETY: the test's.
     assert_eq!(unsafe { libc::munmap(start.cast(), size) }, 0);
@@ -186,7 +198,7 @@ fn holes_are_refused() {
 }
 
 fn holes_are_errors(uffd: &Uffd) {
-    let memory = map(3 * PAGE);
+    let memory = map_apart(3 * PAGE);
     unmap(memory.wrapping_add(PAGE), PAGE);
     let error = uffd.watch(range(memory, 3 * PAGE)).expect_err("a hole");
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error:?}");

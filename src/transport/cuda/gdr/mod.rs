@@ -39,23 +39,24 @@ mod windows;
 
 use std::slice;
 
-use super::inline::InlineCopy;
 use crate::{
     driver::{
         cuda::{Cuda, DevicePtr},
         gdr::{DirectWindow, Gdr},
     },
     error::{Error, ErrorKind, Result},
-    transport::accelerator::{CopyEnd, CopyRequest},
+    transport::accelerator::{CopyRequest, InlineCopy, SmallCopies, SmallCopy, Way},
     types::MemoryType,
 };
 use mapper::{Made, Maker, Mapper};
 use windows::Windows;
 
-/// Longest copy to a device, in bytes.
-const TO_DEVICE: usize = 32 << 10;
-/// Longest copy from a device, in bytes.
-const TO_HOST: usize = 2 << 10;
+/// What is copied here.
+const LIMITS: SmallCopies = SmallCopies {
+    name: "gdr_copy",
+    to_device: 32 << 10,
+    to_host: 2 << 10,
+};
 
 /// Small copies of one engine.
 #[derive(Debug)]
@@ -63,13 +64,6 @@ pub(super) struct GdrCopy {
     cuda: &'static Cuda,
     windows: Windows,
     mapper: Mapper,
-}
-
-/// What a copy here is.
-#[derive(Clone, Copy)]
-enum Way {
-    Store,
-    Load,
 }
 
 impl GdrCopy {
@@ -126,33 +120,18 @@ impl GdrCopy {
 }
 
 impl InlineCopy for GdrCopy {
+    fn small_copies(&self) -> Option<SmallCopies> {
+        Some(LIMITS)
+    }
+
     unsafe fn try_copy(&mut self, request: &CopyRequest) -> Result<bool> {
-        let (way, host, at) = match (request.from, request.to) {
-            (
-                CopyEnd::Host { address, .. },
-                CopyEnd::Device {
-                    address: at,
-                    memory_type: MemoryType::Cuda(_),
-                },
-            ) => (Way::Store, address, at),
-            (
-                CopyEnd::Device {
-                    address: at,
-                    memory_type: MemoryType::Cuda(_),
-                },
-                CopyEnd::Host { address, .. },
-            ) => (Way::Load, address, at),
-            _ => return Ok(false),
+        let Some(copy) = SmallCopy::of(request, &LIMITS) else {
+            return Ok(false);
         };
-        let length = request.length;
-        let limit = match way {
-            Way::Store => TO_DEVICE,
-            Way::Load => TO_HOST,
-        };
-        // What is wrong otherwise, the stream's way tells.
-        if length == 0 || length > limit || host.is_null() {
+        if !matches!(copy.memory_type, MemoryType::Cuda(_)) {
             return Ok(false);
         }
+        let (host, at, length) = (copy.host, copy.device, copy.length);
         self.settle();
         let Some(index) = self.windows.find(at, length) else {
             self.missed(at);
@@ -173,7 +152,7 @@ impl InlineCopy for GdrCopy {
         let Some((pane, offset)) = self.windows.at(index, at) else {
             return Ok(false);
         };
-        let done = match way {
+        let done = match copy.way {
             Way::Store => {
                 // SAFETY: the caller vouches for the source, which is not null.
                 let source = unsafe { slice::from_raw_parts(host, length) };

@@ -52,6 +52,7 @@ codes! {
     MAP_FAILED "CUDA_ERROR_MAP_FAILED" 205 "mapping of buffer object failed"
     ALREADY_MAPPED "CUDA_ERROR_ALREADY_MAPPED" 208 "resource already mapped"
     PEER_ACCESS_UNSUPPORTED "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED" 217 "peer access is not supported between these two devices"
+    JIT_COMPILER_NOT_FOUND "CUDA_ERROR_JIT_COMPILER_NOT_FOUND" 221 "PTX JIT compiler library not found"
     OPERATING_SYSTEM "CUDA_ERROR_OPERATING_SYSTEM" 304 "OS call failed or operation not supported on this OS"
     INVALID_HANDLE "CUDA_ERROR_INVALID_HANDLE" 400 "invalid resource handle"
     NOT_FOUND "CUDA_ERROR_NOT_FOUND" 500 "named symbol not found"
@@ -64,7 +65,7 @@ codes! {
     _TOO_MANY_PEERS "CUDA_ERROR_TOO_MANY_PEERS" 711 "peer mapping resources exhausted"
     HOST_MEMORY_ALREADY_REGISTERED "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED" 712 "part or all of the requested memory range is already mapped"
     HOST_MEMORY_NOT_REGISTERED "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED" 713 "pointer does not correspond to a registered memory region"
-    _LAUNCH_FAILED "CUDA_ERROR_LAUNCH_FAILED" 719 "unspecified launch failure"
+    LAUNCH_FAILED "CUDA_ERROR_LAUNCH_FAILED" 719 "unspecified launch failure"
     NOT_PERMITTED "CUDA_ERROR_NOT_PERMITTED" 800 "operation not permitted"
     NOT_SUPPORTED "CUDA_ERROR_NOT_SUPPORTED" 801 "operation not supported"
     _SYSTEM_NOT_READY "CUDA_ERROR_SYSTEM_NOT_READY" 802 "system not yet initialized"
@@ -147,6 +148,11 @@ impl<T: Copy> In<T> {
         // SAFETY: the C caller's duty is that it points to `count` values.
         let read = |index| unsafe { self.0.add(index).read_unaligned() };
         Ok((0..count).map(read).collect())
+    }
+
+    /// A place by its address, which a caller passed in a list.
+    pub(crate) fn at(address: u64) -> Self {
+        Self(std::ptr::with_exposed_provenance(address as usize))
     }
 
     /// Its address.

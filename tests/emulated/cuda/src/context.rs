@@ -132,6 +132,7 @@ impl Context {
                 .streams
                 .retain(|_, stream| stream.context.id != self.id);
             objects.events.retain(|_, event| event.context != self.id);
+            objects.modules.retain(|_, context| *context != self.id);
         }
         let gone = driver().memory.lock().drop_context(self.id);
         drop(gone);
@@ -217,20 +218,16 @@ pub(crate) fn retain_primary(device: usize) -> Arc<Context> {
     context
 }
 
-/// Releases it; the last time ends it.
+/// Releases it; the last time ends it. Who retains it meanwhile waits until the old one is gone, as with the driver.
 pub(crate) fn release_primary(device: usize) -> Outcome {
-    let gone = {
-        let mut primary = driver().devices[device].primary.lock();
-        primary.retained = primary
-            .retained
-            .checked_sub(1)
-            .ok_or(Status::INVALID_CONTEXT)?;
-        match primary.retained {
-            0 => primary.context.take(),
-            _ => None,
-        }
-    };
-    if let Some(context) = gone {
+    let mut primary = driver().devices[device].primary.lock();
+    primary.retained = primary
+        .retained
+        .checked_sub(1)
+        .ok_or(Status::INVALID_CONTEXT)?;
+    if primary.retained == 0
+        && let Some(context) = primary.context.take()
+    {
         context.destroy();
     }
     Ok(())
@@ -238,8 +235,8 @@ pub(crate) fn release_primary(device: usize) -> Outcome {
 
 /// Ends it whoever retains it; the retain count stays, and the next retain makes another.
 pub(crate) fn reset_primary(device: usize) {
-    let gone = driver().devices[device].primary.lock().context.take();
-    if let Some(context) = gone {
+    let mut primary = driver().devices[device].primary.lock();
+    if let Some(context) = primary.context.take() {
         context.destroy();
     }
 }

@@ -4,14 +4,12 @@
 //! # Safety
 //! The C caller gives a string that ends with a zero byte, and room for so many bytes as it says.
 
-use std::{
-    ffi::{CStr, c_char},
-    fmt::Write as _,
-    sync::Arc,
-    time::Duration,
-};
+use std::{ffi::c_char, fmt::Write as _, sync::Arc, time::Duration};
 
-use wharf_emulated_common::pattern;
+use wharf_emulated_common::{
+    control::{Answer, control, number, usual},
+    pattern,
+};
 
 use crate::{
     abi::Status,
@@ -32,30 +30,18 @@ extern "C" fn wharf_emulated_control(
     room: usize,
 ) -> isize {
     settings::load();
-    if command.is_null() {
-        return -1;
-    }
-    // SAFETY: not null, and the caller's string ends with a zero byte.
-    let command = unsafe { CStr::from_ptr(command) }.to_string_lossy();
-    let (text, understood) = match run(&command) {
-        Ok(text) => (text, true),
-        Err(reason) => (reason, false),
-    };
-    if !answer.is_null() && room > 0 {
-        let count = text.len().min(room - 1);
-        // SAFETY: the caller's room is `room` bytes; the text is another place.
-        unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), answer.cast(), count) };
-        // SAFETY: count is less than room.
-        unsafe { answer.add(count).write(0) };
-    }
-    if understood { text.len() as isize } else { -1 }
+    // SAFETY: as the C caller says.
+    unsafe { control(command, answer, room, run) }
 }
-
-type Answer = Result<String, String>;
 
 fn run(command: &str) -> Answer {
     let words: Vec<&str> = command.split_ascii_whitespace().collect();
     let journal = &driver().journal;
+    let known =
+        usual(&words, journal, &driver().faults).or_else(|| settings::SETTINGS.command(&words));
+    if let Some(answer) = known {
+        return answer;
+    }
     match words[..] {
         ["reset"] => {
             journal.clear();
@@ -63,34 +49,6 @@ fn run(command: &str) -> Answer {
             for device in &driver().devices {
                 device.hold(None);
             }
-        }
-        ["count", name] => return Ok(journal.count(name).to_string()),
-        ["counts"] => return Ok(journal.counts()),
-        ["calls"] => return Ok(journal.total().to_string()),
-        ["trace"] => return Ok(journal.calls()),
-        ["misuses"] => return Ok(journal.misuses()),
-        ["misused"] => return Ok(journal.misused().to_string()),
-        ["forget"] => journal.clear(),
-        ["fault", "clear"] => driver().faults.clear(),
-        ["fault", "waiting"] => return Ok(driver().faults.waiting().to_string()),
-        ["fault", ..] => {
-            for fault in &words[1..] {
-                driver()
-                    .faults
-                    .add(fault)
-                    .map_err(|error| error.to_string())?;
-            }
-        }
-        ["set", name, value] => {
-            let old = settings::set(name, number(value)?);
-            return old
-                .map(|old| old.to_string())
-                .ok_or_else(|| format!("{name:?} is no setting"));
-        }
-        ["get", name] => {
-            return settings::get(name)
-                .map(|value| value.to_string())
-                .ok_or_else(|| format!("{name:?} is no setting"));
         }
         ["hold"] => each_device("all", |device| device.hold(Some(0)))?,
         ["hold", which] => each_device(which, |device| device.hold(Some(0)))?,
@@ -164,15 +122,6 @@ fn run(command: &str) -> Answer {
         _ => return Err(format!("{command:?} is no command")),
     }
     Ok(String::new())
-}
-
-/// A number, decimal or after `0x`.
-fn number(word: &str) -> Result<u64, String> {
-    let parsed = match word.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16),
-        None => word.parse(),
-    };
-    parsed.map_err(|_| format!("{word:?} is no number"))
 }
 
 fn failed(status: Status) -> String {
@@ -254,6 +203,7 @@ fn live() -> String {
         let _ = writeln!(text, "streams {}", objects.streams.len());
         let _ = writeln!(text, "events {}", objects.events.len());
         let _ = writeln!(text, "pools {}", objects.pools.len());
+        let _ = writeln!(text, "modules {}", objects.modules.len());
     }
     let memory = driver().memory.lock();
     let bytes: u64 = driver()

@@ -8,7 +8,8 @@
 //!   function, an overlap of registered memory are errors, or end the process with a message;
 //! * memory, events and pools cross processes.
 //!
-//! What it cannot show: the speed, caches and memory order of a device, contention in a driver, kernels. libcudart does not
+//! What it cannot show: the speed, caches and memory order of a device, contention in a driver, kernels: those of wharf's device channels it knows
+//! by the digest of their text and does what they say (`kernels`), other modules are refused. libcudart does not
 //! run on it (its private tables are nowhere documented).
 //!
 //! # Loading
@@ -47,7 +48,7 @@
 //!
 //! # Where things are
 //! `abi` types of the header; `gate` what every function does first; `exports` the names; `context`, `stream`, `event`,
-//! `memory`, `host`, `vmm`, `pool`, `ipc`, `pointer`, `copy` the work; `pin` what the emulated GDRCopy asks for; `device`, `settings`, `control` the rest. Tests: `tests/emulated/stranger_cuda`,
+//! `memory`, `host`, `vmm`, `pool`, `ipc`, `pointer`, `copy`, `kernels` the work; `pin` what the emulated GDRCopy asks for; `device`, `settings`, `control` the rest. Tests: `tests/emulated/stranger_cuda`,
 //! by the loader, as a stranger.
 
 // A header's numbers are of all widths; the conversions are what the ABI means.
@@ -66,6 +67,7 @@ mod exports;
 mod gate;
 mod host;
 mod ipc;
+mod kernels;
 mod memory;
 mod objects;
 mod pin;

@@ -18,6 +18,8 @@ const CONTEXT: u64 = 0x0C01 << 48;
 const STREAM: u64 = 0x0C02 << 48;
 const EVENT: u64 = 0x0C03 << 48;
 const POOL: u64 = 0x0C04 << 48;
+const MODULE: u64 = 0x0C05 << 48;
+const FUNCTION: u64 = 0x0C06 << 48;
 
 /// The tables.
 #[derive(Debug, Default)]
@@ -26,6 +28,8 @@ pub(crate) struct Objects {
     pub(crate) streams: HashMap<u64, Arc<Stream>>,
     pub(crate) events: HashMap<u64, Arc<Event>>,
     pub(crate) pools: HashMap<u64, Arc<Pool>>,
+    /// With the numbers of their contexts.
+    pub(crate) modules: HashMap<u64, u64>,
 }
 
 impl Objects {
@@ -49,6 +53,23 @@ pub(crate) fn stream_handle() -> u64 {
 /// A handle for a new event.
 pub(crate) fn event_handle() -> u64 {
     EVENT | (driver().number() << 4)
+}
+
+/// A handle for a new module.
+pub(crate) fn module_handle() -> u64 {
+    MODULE | (driver().number() << 4)
+}
+
+/// The handle of a module's kernel.
+pub(crate) fn function_handle(module: u64, index: usize) -> u64 {
+    FUNCTION | (module & !(0xFFFF << 48)) | index as u64
+}
+
+/// The module of a kernel, and which one it is.
+pub(crate) fn function(handle: u64) -> Option<(u64, usize)> {
+    let index = (handle & 15) as usize;
+    let known = handle >> 48 == FUNCTION >> 48 && index < crate::kernels::NAMES.len();
+    known.then_some((MODULE | (handle & !(0xFFFF << 48) & !15), index))
 }
 
 /// A handle for a new pool.

@@ -1,38 +1,7 @@
 //! Numbers that change how the emulator behaves: from `EMULATED_CUDA_NAME` at the start, and by `set NAME VALUE` later.
 
-use std::{
-    sync::Once,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-};
-
-/// One number.
-#[derive(Debug)]
-pub(crate) struct Setting {
-    name: &'static str,
-    value: AtomicU64,
-}
-
-impl Setting {
-    /// Its value now.
-    pub(crate) fn get(&self) -> u64 {
-        self.value.load(Relaxed)
-    }
-
-    /// Whether it is not zero.
-    pub(crate) fn on(&self) -> bool {
-        self.get() != 0
-    }
-}
-
-macro_rules! settings {
-    ($($(#[$doc:meta])* $name:ident $text:literal $default:expr;)*) => {
-        $($(#[$doc])* pub(crate) static $name: Setting =
-            Setting { name: $text, value: AtomicU64::new($default) };)*
-        static ALL: &[&Setting] = &[$(&$name),*];
-    };
-}
-
-settings! {
+wharf_emulated_common::settings! {
+    "EMULATED_CUDA_", "emulated CUDA driver";
     /// How many devices there are.
     DEVICES "devices" 2;
     /// Bytes of memory of each device.
@@ -67,39 +36,12 @@ settings! {
     FABRIC "fabric" 0;
     /// Processes with the same number can open each other's fabric handles.
     CLUSTER "cluster" 1;
+    /// Whether devices do atomics on the memory of others that they reach.
+    P2P_ATOMICS "p2p_atomics" 1;
     /// Whether dma-buf export is supported.
     DMABUF "dmabuf" 1;
     /// Whether operations on 64-bit words in streams are supported.
     WORDS64 "words64" 1;
     /// Whether devices can reach each other: 0 none; 1 all; 2 pairs (0 and 1, 2 and 3, ...).
     PEERS "peers" 1;
-}
-
-/// Reads the environment, once.
-pub(crate) fn load() {
-    static LOADED: Once = Once::new();
-    LOADED.call_once(|| {
-        for setting in ALL {
-            let name = format!("EMULATED_CUDA_{}", setting.name.to_uppercase());
-            let Ok(text) = std::env::var(&name) else {
-                continue;
-            };
-            match text.parse() {
-                Ok(value) => setting.value.store(value, Relaxed),
-                Err(_) => eprintln!("emulated CUDA driver: {name}={text:?} is no number"),
-            }
-        }
-    });
-}
-
-/// Changes one; the old value, or nothing when there is no such name.
-pub(crate) fn set(name: &str, value: u64) -> Option<u64> {
-    let setting = ALL.iter().find(|setting| setting.name == name)?;
-    Some(setting.value.swap(value, Relaxed))
-}
-
-/// The value of one.
-pub(crate) fn get(name: &str) -> Option<u64> {
-    let setting = ALL.iter().find(|setting| setting.name == name)?;
-    Some(setting.get())
 }

@@ -33,7 +33,9 @@ use crate::{
     copy,
     driver::driver,
     event::Mark,
-    gate, memory,
+    gate,
+    kernels::Kernel,
+    memory,
     memory::Place,
     settings,
 };
@@ -58,6 +60,8 @@ pub(crate) struct Stream {
 #[derive(Debug, Default)]
 struct Queue {
     waiting: VecDeque<(u64, Op)>,
+    /// What the operation under way touches.
+    touched: [Option<(u64, u64)>; 2],
     /// Sequence number of the last operation that was pushed.
     pushed: u64,
     /// All operations up to this one are done.
@@ -99,6 +103,8 @@ pub(crate) enum Op {
     Host(extern "C" fn(*mut c_void), Data),
     /// The program's function, told of the error.
     Callback(extern "C" fn(u64, u32, *mut c_void), Data),
+    /// A kernel of wharf's.
+    Kernel(Kernel),
     /// Gives memory of a pool back.
     Free(u64),
     /// Takes time, as a kernel does.
@@ -117,6 +123,24 @@ pub(crate) struct Data(pub(crate) *mut c_void);
 
 // SAFETY: it is only handed back to the program, on another thread as the driver's documentation says.
 unsafe impl Send for Data {}
+
+impl Op {
+    /// Where it reads and writes memory by its address, and how many bytes.
+    fn touches(&self) -> [Option<(u64, u64)>; 2] {
+        let end = |place: &Place, len: u64| match place {
+            Place::At(at) => Some((*at, len)),
+            Place::Taken(_) => None,
+        };
+        match self {
+            Self::Copy { to, from, len } => [end(to, *len), end(from, *len)],
+            Self::Fill { to, width, len, .. } => [Some((*to, width * len)), None],
+            Self::Write { to, width, .. } => [Some((*to, *width)), None],
+            Self::Wait { at, width, .. } => [Some((*at, *width)), None],
+            Self::Pattern { to, len, .. } => [Some((*to, *len)), None],
+            _ => [None, None],
+        }
+    }
+}
 
 impl Stream {
     /// A new stream of `context`. It is not in the table yet.
@@ -201,10 +225,17 @@ impl Stream {
         queue.done == queue.pushed
     }
 
-    /// How much is queued.
-    pub(crate) fn queued(&self) -> u64 {
+    /// How many of the operations that are queued, or under way, touch one of `len` bytes at `start`.
+    pub(crate) fn uses(&self, start: u64, len: u64) -> usize {
         let queue = self.queue.lock();
-        queue.pushed - queue.done
+        let queued = queue.waiting.iter().map(|(_, op)| op.touches());
+        queued
+            .chain([queue.touched])
+            .filter(|touched| {
+                let mut touched = touched.iter().flatten();
+                touched.any(|(at, bytes)| *at < start + len && start < at + bytes)
+            })
+            .count()
     }
 
     /// Waits until all up to `place` is done.
@@ -252,6 +283,7 @@ impl Stream {
                 let mut queue = self.queue.lock();
                 loop {
                     if let Some(next) = queue.waiting.pop_front() {
+                        queue.touched = next.1.touches();
                         break next;
                     }
                     if queue.ended {
@@ -272,7 +304,10 @@ impl Stream {
                 }
             }
             self.execute(op);
-            self.queue.lock().done = sequence;
+            let mut queue = self.queue.lock();
+            queue.done = sequence;
+            queue.touched = [None; 2];
+            drop(queue);
             self.changed.notify_all();
         }
     }
@@ -353,6 +388,7 @@ impl Stream {
                 gate::as_host_function(|| function(data.0));
                 Ok(())
             }
+            Op::Kernel(kernel) => kernel.run(device, || self.context.check().is_err()),
             Op::Free(address) => {
                 let gone = driver().memory.lock().free_pooled(address);
                 drop(gone);
@@ -385,7 +421,11 @@ impl Op {
     const fn moves_bytes(&self) -> bool {
         matches!(
             self,
-            Self::Copy { .. } | Self::Fill { .. } | Self::Write { .. } | Self::Pattern { .. }
+            Self::Copy { .. }
+                | Self::Fill { .. }
+                | Self::Write { .. }
+                | Self::Pattern { .. }
+                | Self::Kernel(_)
         )
     }
 }
@@ -425,7 +465,7 @@ const fn holds(word: u64, value: u64, width: u64, how: u32) -> bool {
 }
 
 /// Writes a word so that whoever reads it sees all that was written before.
-fn write_word(to: u64, value: u64, width: u64, device: usize) -> Outcome {
+pub(crate) fn write_word(to: u64, value: u64, width: u64, device: usize) -> Outcome {
     let memory = driver().memory.lock();
     if memory.is_pinned(to, width) {
         if !backing::is_mapped(to, width) {
@@ -451,7 +491,7 @@ fn write_word(to: u64, value: u64, width: u64, device: usize) -> Outcome {
     copy::write(to, &value.to_le_bytes()[..width as usize], device)
 }
 
-fn read_word(at: u64, width: u64, device: usize) -> Outcome<u64> {
+pub(crate) fn read_word(at: u64, width: u64, device: usize) -> Outcome<u64> {
     let memory = driver().memory.lock();
     if memory.is_pinned(at, width) {
         if !backing::is_mapped(at, width) {

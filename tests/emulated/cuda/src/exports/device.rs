@@ -91,6 +91,7 @@ exports! {
         }
         match attribute {
             1 => value.set(0),
+            3 if !settings::P2P_ATOMICS.on() => value.set(0),
             2..=4 => value.set(reach),
             _ => Err(Status::INVALID_VALUE),
         }

@@ -212,16 +212,25 @@ exports! {
     }
 }
 
-/// What freeing waits for, by the setting `free_waits`; without it, memory that is freed under a copy breaks the context.
+/// What freeing waits for, by the setting `free_waits`; without it, memory that is freed under a copy breaks the context. To free what queued
+/// operations use is a misuse all the same.
 pub(super) fn wait_before_free(context: &Context, address: u64) -> Outcome {
-    let queued: u64 = context.streams().iter().map(|stream| stream.queued()).sum();
-    if queued > 0 {
+    let memory = driver().memory.lock();
+    let len = match (memory.allocation(address), memory.pinned_at(address)) {
+        (Some(allocation), _) => allocation.len,
+        (None, Some(pinned)) => pinned.len,
+        (None, None) => 0,
+    };
+    drop(memory);
+    let streams = context.streams();
+    let uses: usize = streams.iter().map(|stream| stream.uses(address, len)).sum();
+    if uses > 0 {
         driver().journal.misuse(format!(
-            "{address:#x} was freed while {queued} operations were queued in its context"
+            "{address:#x} was freed while {uses} queued operations use it"
         ));
-        if settings::FREE_WAITS.on() {
-            return context.synchronize();
-        }
+    }
+    if settings::FREE_WAITS.on() && streams.iter().any(|stream| !stream.is_idle()) {
+        return context.synchronize();
     }
     Ok(())
 }

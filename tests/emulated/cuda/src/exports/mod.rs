@@ -7,6 +7,7 @@ pub(crate) mod event;
 pub(crate) mod host;
 pub(crate) mod ipc;
 pub(crate) mod memory;
+pub(crate) mod module;
 pub(crate) mod pool;
 pub(crate) mod start;
 pub(crate) mod stream;
@@ -34,6 +35,7 @@ pub(crate) fn symbols() -> impl Iterator<Item = &'static Symbol> {
         ipc::TABLE,
         vmm::TABLE,
         pool::TABLE,
+        module::TABLE,
         unsupported::TABLE,
     ]
     .into_iter()

@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! What programs ask for and this driver lacks: modules and kernels. Each answers that it is not supported.
+//! What programs ask for and this driver lacks: modules from files and in other forms than text, graphs. Each answers that it is not supported.
 //!
 //! # Safety
 //! The names are exported as they are: no other library of the program defines them, unless it is a CUDA driver itself.
@@ -13,26 +13,14 @@ exports! {
     ["cuModuleLoad", 2000, Context]
     fn cuModuleLoad() |_call| { lacking() }
 
-    ["cuModuleLoadData", 2000, Context]
-    fn cuModuleLoadData() |_call| { lacking() }
-
     ["cuModuleLoadDataEx", 2010, Context]
     fn cuModuleLoadDataEx() |_call| { lacking() }
-
-    ["cuModuleUnload", 2000, Context]
-    fn cuModuleUnload() |_call| { lacking() }
-
-    ["cuModuleGetFunction", 2000, Context]
-    fn cuModuleGetFunction() |_call| { lacking() }
 
     ["cuModuleGetGlobal", 3020, Context]
     fn cuModuleGetGlobal_v2() |_call| { lacking() }
 
     ["cuLibraryGetGlobal", 12000, Context]
     fn cuLibraryGetGlobal() |_call| { lacking() }
-
-    ["cuLaunchKernel", 4000, Context]
-    fn cuLaunchKernel() |_call| { lacking() }
 
     ["cuStreamBeginCapture", 10010, Context]
     fn cuStreamBeginCapture_v2() |_call| { lacking() }

@@ -1,0 +1,658 @@
+//! One rank's end of its group: what has arrived, who is gone, which collective calls are open. The same over every carrier; a carrier
+//! gives it lanes to the other ranks and frames from them.
+//!
+//! Each rank has a lane to and from rank 0 from the beginning. Rank 0 sees by its end that a rank is gone, and tells all others; it also leads the
+//! collective calls. Lanes between other ranks are made when the first message wants one.
+//!
+//! A message takes room at its receiver until it is received; a sender counts the room that it has taken, and waits when there is no more.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Notify, OnceCell, oneshot, watch},
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    Bootstrap, MAX_MESSAGE, check_rank,
+    collector::{self, Collector, MAX_ROUNDS, Verdict},
+    frame::{Frame, Gone, ROOM, cost, decode_verdict},
+};
+use crate::error::{Error, ErrorKind, Result};
+
+/// How much longer than its deadline a rank waits for rank 0's verdict, which says more than its own clock.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Connections that one rank may make to another. It needs one, and one more for each whose making it gave up in the last moment.
+const MAX_INCOMING: usize = 8;
+
+/// A way to one rank. Frames arrive there in their order.
+pub(super) trait Lane: Send + Sync {
+    /// Sends a frame, without waiting. Goes nowhere when the lane is broken: its end is told to the hub then.
+    fn push(&self, frame: Frame);
+
+    /// Waits until all that was pushed has left this process.
+    fn flushed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async {})
+    }
+}
+
+/// Makes lanes.
+#[async_trait]
+pub(super) trait Roads: Send + Sync {
+    async fn lane(&self, hub: &Arc<Hub>, to: usize) -> Result<Arc<dyn Lane>>;
+}
+
+/// See [`Hub::under_way`].
+pub(super) struct UnderWay(watch::Sender<usize>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.send_modify(|lanes| *lanes -= 1);
+    }
+}
+
+pub(super) struct Hub {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) deadline: Duration,
+    /// Lanes to the others.
+    lanes: Vec<OnceCell<Arc<dyn Lane>>>,
+    roads: Box<dyn Roads>,
+    state: Mutex<State>,
+    /// Something in the state is different now.
+    changed: Notify,
+    /// Whether this rank has left.
+    left: watch::Sender<bool>,
+    /// Lanes that carry something, or still may.
+    under_way: watch::Sender<usize>,
+}
+
+#[derive(Default)]
+struct State {
+    inbox: HashMap<(usize, u64), VecDeque<Arrived>>,
+    /// Room taken here by each sender.
+    unreceived: HashMap<usize, usize>,
+    /// Room taken by this rank at each receiver.
+    taken: HashMap<usize, usize>,
+    gone: BTreeMap<usize, Gone>,
+    /// Lanes that other ranks have made to here.
+    incoming: Vec<(usize, Arc<dyn Lane>)>,
+    /// Collective calls so far.
+    calls: u64,
+    open: HashMap<u64, oneshot::Sender<Bytes>>,
+    /// At rank 0.
+    collector: Option<Collector>,
+}
+
+struct Arrived {
+    bytes: Bytes,
+    /// Where to say that it was received.
+    lane: Arc<dyn Lane>,
+}
+
+impl Hub {
+    /// Must be called within a Tokio runtime.
+    pub(super) fn new(
+        rank: usize,
+        size: usize,
+        deadline: Duration,
+        roads: Box<dyn Roads>,
+    ) -> Arc<Self> {
+        let mut state = State::default();
+        if rank == 0 {
+            state.collector = Some(Collector::new(size));
+        }
+        let hub = Arc::new(Self {
+            rank,
+            size,
+            deadline,
+            lanes: (0..size).map(|_| OnceCell::new()).collect(),
+            roads,
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            left: watch::Sender::new(false),
+            under_way: watch::Sender::new(0),
+        });
+        let own = Arc::new(LocalLane {
+            to: Arc::downgrade(&hub),
+            from: rank,
+        });
+        hub.set_lane(rank, own);
+        if rank == 0 && size > 1 {
+            tokio::spawn(hub.clone().keep_deadlines());
+        }
+        hub
+    }
+
+    /// Says how to reach a rank. The first word counts.
+    pub(super) fn set_lane(&self, to: usize, lane: Arc<dyn Lane>) {
+        if let Some(place) = self.lanes.get(to) {
+            // A second lane to one rank is dropped, and closes.
+            let _ = place.set(lane);
+        }
+    }
+
+    fn known_lane(&self, to: usize) -> Option<&Arc<dyn Lane>> {
+        self.lanes.get(to)?.get()
+    }
+
+    /// Becomes true when this rank has left.
+    pub(super) fn watch_left(&self) -> watch::Receiver<bool> {
+        self.left.subscribe()
+    }
+
+    /// Says goodbye to all. What waits here ends with `Closed`.
+    pub(super) fn leave(&self) {
+        if self.left.send_replace(true) {
+            return;
+        }
+        let (open, incoming) = {
+            let mut state = self.state.lock();
+            (
+                std::mem::take(&mut state.open),
+                std::mem::take(&mut state.incoming),
+            )
+        };
+        drop(open);
+        let incoming = incoming.iter().map(|(_, lane)| lane);
+        for lane in self.others().map(|(_, lane)| lane).chain(incoming) {
+            lane.push(Frame::Goodbye);
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Counts a lane as one that carries something, until this is dropped.
+    pub(super) fn under_way(&self) -> UnderWay {
+        self.under_way.send_modify(|lanes| *lanes += 1);
+        UnderWay(self.under_way.clone())
+    }
+
+    /// Says goodbye to all, and waits until they have read what was sent before; as long as the group's deadline at most.
+    pub(super) async fn leave_in_order(&self) {
+        self.leave();
+        let mut under_way = self.under_way.subscribe();
+        let ended = under_way.wait_for(|lanes| *lanes == 0);
+        if timeout_at(super::after(self.deadline), ended)
+            .await
+            .is_err()
+        {
+            tracing::debug!(target: "wharf::bootstrap", rank = self.rank, "not all had read what was sent when this rank left");
+        }
+    }
+
+    /// The lanes that stand, to all ranks but this one.
+    fn others(&self) -> impl Iterator<Item = (usize, &Arc<dyn Lane>)> {
+        self.lanes
+            .iter()
+            .enumerate()
+            .filter(|(rank, _)| *rank != self.rank)
+            .filter_map(|(rank, lane)| Some((rank, lane.get()?)))
+    }
+
+    fn check_here(&self) -> Result<()> {
+        if *self.left.borrow() {
+            return Err(Error::new(
+                ErrorKind::Closed,
+                "this rank has left the group",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Waits until `look` finds something in the state.
+    async fn wait<T>(&self, mut look: impl FnMut(&mut State) -> Option<Result<T>>) -> Result<T> {
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            self.check_here()?;
+            if let Some(found) = look(&mut self.state.lock()) {
+                return found;
+            }
+            changed.await;
+        }
+    }
+
+    pub(super) async fn send(
+        self: &Arc<Self>,
+        to: usize,
+        tag: u64,
+        bytes: Bytes,
+        deadline: Instant,
+    ) -> Result<()> {
+        check_rank(to, self.size)?;
+        check_length(&bytes)?;
+        let needed = cost(bytes.len());
+        let sent = async {
+            // Before a connection to one that is gone is tried.
+            if let Some(how) = self.state.lock().gone.get(&to) {
+                return Err(collector::gone(to, *how));
+            }
+            let place = self
+                .lanes
+                .get(to)
+                .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "there is no such rank"))?;
+            let lane = place
+                .get_or_try_init(|| self.roads.lane(self, to))
+                .await
+                .map_err(|error| error.with_peer(format!("rank {to}")))?;
+            self.wait(|state| {
+                if let Some(how) = state.gone.get(&to) {
+                    return Some(Err(collector::gone(to, *how)));
+                }
+                let taken = state.taken.entry(to).or_default();
+                (*taken + needed <= ROOM).then(|| {
+                    *taken += needed;
+                    Ok(())
+                })
+            })
+            .await?;
+            lane.push(Frame::Message { tag, bytes });
+            Ok(())
+        };
+        timeout_at(deadline, sent).await.unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorKind::DeadlineExceeded,
+                format!("rank {to} did not take the message in time"),
+            ))
+        })
+    }
+
+    pub(super) async fn receive(&self, from: usize, tag: u64, deadline: Instant) -> Result<Bytes> {
+        check_rank(from, self.size)?;
+        let arrived = self.wait(|state| {
+            if let Some(queue) = state.inbox.get_mut(&(from, tag)) {
+                let first = queue.pop_front();
+                if queue.is_empty() {
+                    state.inbox.remove(&(from, tag));
+                }
+                if let Some(arrived) = first {
+                    let room = state.unreceived.entry(from).or_default();
+                    *room = room.saturating_sub(cost(arrived.bytes.len()));
+                    return Some(Ok(arrived));
+                }
+            }
+            // What one that left had sent is still read to its end.
+            let more = state.incoming.iter().any(|(rank, _)| *rank == from);
+            match state.gone.get(&from) {
+                Some(Gone::Left) if more => None,
+                Some(how) => Some(Err(collector::gone(from, *how))),
+                None => None,
+            }
+        });
+        let arrived = timeout_at(deadline, arrived).await.map_err(|_| {
+            Error::new(
+                ErrorKind::DeadlineExceeded,
+                format!("rank {from} sent nothing under tag {tag:#x} in time"),
+            )
+        })??;
+        arrived.lane.push(Frame::Credit {
+            bytes: cost(arrived.bytes.len()),
+        });
+        Ok(arrived.bytes)
+    }
+
+    pub(super) async fn all_gather(
+        self: &Arc<Self>,
+        bytes: Bytes,
+        deadline: Instant,
+    ) -> Result<Vec<Bytes>> {
+        check_length(&bytes)?;
+        self.check_here()?;
+        let (verdict, told) = oneshot::channel();
+        let call = {
+            let mut state = self.state.lock();
+            if let Some(how) = state.gone.get(&0) {
+                return Err(collector::gone(0, *how));
+            }
+            if state.open.len() >= MAX_ROUNDS {
+                return Err(Error::new(
+                    ErrorKind::Exhausted,
+                    "too many collective calls are under way, or rank 0 does not answer",
+                ));
+            }
+            let call = state.calls;
+            state.calls += 1;
+            state.open.insert(call, verdict);
+            call
+        };
+        let left = deadline.saturating_duration_since(Instant::now());
+        if self.rank == 0 {
+            if let Err(error) = self.part(0, call, deadline, bytes) {
+                self.state.lock().open.remove(&call);
+                return Err(error);
+            }
+        } else if let Some(lane) = self.known_lane(0) {
+            let millis = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
+            lane.push(Frame::Part {
+                call,
+                millis,
+                bytes,
+            });
+        }
+        let told = timeout_at(deadline + GRACE, told).await;
+        if self.rank == 0 {
+            // Whoever has the result may end its process: what the others are told has left it by then.
+            let gone: Vec<usize> = self.state.lock().gone.keys().copied().collect();
+            let lanes = self.others().filter(|(rank, _)| !gone.contains(rank));
+            let all = futures::future::join_all(lanes.map(|(_, lane)| lane.flushed()));
+            // One that does not read is not waited for longer than this.
+            let _ = timeout_at(Instant::now() + GRACE, all).await;
+        }
+        match told {
+            Ok(Ok(body)) => decode_verdict(&body, self.size),
+            Ok(Err(_)) => {
+                self.check_here()?;
+                let how = self.state.lock().gone.get(&0).copied();
+                Err(collector::gone(0, how.unwrap_or(Gone::Died)))
+            }
+            Err(_) => Err(Error::new(
+                ErrorKind::DeadlineExceeded,
+                "rank 0, which leads the call, did not answer in time",
+            )),
+        }
+    }
+
+    /// A frame from another rank. An error means that it does not keep to the protocol: its lane is to be closed then.
+    pub(super) fn take(&self, from: usize, frame: Frame, reply: &Arc<dyn Lane>) -> Result<()> {
+        let wrong = |what| Err(Error::new(ErrorKind::Protocol, what));
+        match frame {
+            Frame::Message { tag, bytes } => {
+                let mut state = self.state.lock();
+                let room = state.unreceived.entry(from).or_default();
+                if *room + cost(bytes.len()) > ROOM {
+                    return wrong("a message for which there is no room");
+                }
+                *room += cost(bytes.len());
+                let arrived = Arrived {
+                    bytes,
+                    lane: reply.clone(),
+                };
+                state
+                    .inbox
+                    .entry((from, tag))
+                    .or_default()
+                    .push_back(arrived);
+            }
+            Frame::Credit { bytes } => {
+                let mut state = self.state.lock();
+                let taken = state.taken.entry(from).or_default();
+                let Some(rest) = taken.checked_sub(bytes) else {
+                    return wrong("a credit for what was never sent");
+                };
+                *taken = rest;
+            }
+            Frame::Part {
+                call,
+                millis,
+                bytes,
+            } => {
+                let deadline = Instant::now() + Duration::from_millis(millis.into());
+                return self.part(from, call, deadline, bytes);
+            }
+            Frame::Verdict { call, body } if from == 0 => {
+                let open = self.state.lock().open.remove(&call);
+                if let Some(open) = open {
+                    // Whoever asked may be gone.
+                    let _ = open.send(body);
+                }
+            }
+            Frame::Gone { rank, how } if from == 0 && rank != self.rank && rank < self.size => {
+                self.gone(rank, how);
+            }
+            Frame::Goodbye => self.gone(from, Gone::Left),
+            Frame::Verdict { .. } | Frame::Gone { .. } => {
+                return wrong("a frame that only rank 0 sends");
+            }
+        }
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    /// A part of a collective call, at rank 0.
+    fn part(&self, rank: usize, call: u64, deadline: Instant, bytes: Bytes) -> Result<()> {
+        let verdicts = match &mut self.state.lock().collector {
+            Some(collector) => collector.part(rank, call, deadline, bytes)?,
+            None => return Err(Error::new(ErrorKind::Protocol, "a part for rank 0")),
+        };
+        self.tell(verdicts);
+        // The deadline of this one may be the next.
+        self.changed.notify_waiters();
+        Ok(())
+    }
+
+    fn tell(&self, verdicts: Vec<Verdict>) {
+        for Verdict { rank, call, body } in verdicts {
+            if rank == self.rank {
+                let open = self.state.lock().open.remove(&call);
+                if let Some(open) = open {
+                    // Whoever asked may be gone.
+                    let _ = open.send(body);
+                }
+            } else if let Some(lane) = self.known_lane(rank) {
+                lane.push(Frame::Verdict { call, body });
+            }
+        }
+    }
+
+    /// A rank is gone: whoever waits for it is told, and at rank 0 all others are.
+    pub(super) fn gone(&self, rank: usize, how: Gone) {
+        let (verdicts, abandoned) = {
+            let mut state = self.state.lock();
+            if state.gone.contains_key(&rank) || rank == self.rank {
+                return;
+            }
+            state.gone.insert(rank, how);
+            let verdicts = state
+                .collector
+                .as_mut()
+                .map(|collector| collector.gone(rank, how));
+            let abandoned = (rank == 0).then(|| std::mem::take(&mut state.open));
+            (verdicts, abandoned)
+        };
+        drop(abandoned);
+        if let Some(verdicts) = verdicts {
+            tracing::debug!(target: "wharf::bootstrap", rank, ?how, "a rank is gone");
+            // First the others, as with every verdict: rank 0 may end when it knows.
+            for (other, lane) in self.others() {
+                if other != rank {
+                    lane.push(Frame::Gone { rank, how });
+                }
+            }
+            self.tell(verdicts);
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// A rank whose lane did not come to stand is gone.
+    pub(super) fn lost_without_lane(&self, rank: usize) {
+        if self.known_lane(rank).is_none() {
+            self.gone(rank, Gone::Died);
+        }
+    }
+
+    /// `from` has made a lane to here.
+    ///
+    /// # Errors
+    /// `Rejected` when it has made more than it can need.
+    pub(super) fn add_incoming(&self, from: usize, lane: Arc<dyn Lane>) -> Result<()> {
+        let mut state = self.state.lock();
+        let lanes = state.incoming.iter().filter(|(rank, _)| *rank == from);
+        if lanes.count() >= MAX_INCOMING {
+            return Err(Error::new(
+                ErrorKind::Rejected,
+                format!("rank {from} has too many connections to this one"),
+            ));
+        }
+        state.incoming.push((from, lane));
+        Ok(())
+    }
+
+    /// Such a lane has ended.
+    pub(super) fn remove_incoming(&self, lane: &Arc<dyn Lane>) {
+        let removed = {
+            let mut state = self.state.lock();
+            let place = state
+                .incoming
+                .iter()
+                .position(|(_, known)| Arc::ptr_eq(known, lane));
+            place.map(|place| state.incoming.swap_remove(place))
+        };
+        drop(removed);
+        self.changed.notify_waiters();
+    }
+
+    /// Ends collective calls at their deadlines, until this rank leaves.
+    async fn keep_deadlines(self: Arc<Self>) {
+        let mut left = self.watch_left();
+        loop {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            let (verdicts, next) = match &mut self.state.lock().collector {
+                Some(collector) => (collector.tick(Instant::now()), collector.next_deadline()),
+                None => return,
+            };
+            self.tell(verdicts);
+            tokio::select! {
+                _ = left.wait_for(|left| *left) => return,
+                () = tokio::time::sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
+                () = changed => {}
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Hub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hub")
+            .field("rank", &self.rank)
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A lane within the process.
+pub(super) struct LocalLane {
+    pub(super) to: std::sync::Weak<Hub>,
+    pub(super) from: usize,
+}
+
+impl Lane for LocalLane {
+    fn push(&self, frame: Frame) {
+        let Some(hub) = self.to.upgrade() else { return };
+        let Some(reply) = hub.known_lane(self.from) else {
+            return;
+        };
+        if let Err(error) = hub.take(self.from, frame, reply) {
+            tracing::warn!(target: "wharf::bootstrap", from = self.from, %error, "a rank does not keep to the protocol");
+            hub.gone(self.from, Gone::Died);
+        }
+    }
+}
+
+fn check_length(bytes: &Bytes) -> Result<()> {
+    if bytes.len() <= MAX_MESSAGE {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidArgument,
+        format!(
+            "{} bytes are more than the {MAX_MESSAGE} that a bootstrap takes at once",
+            bytes.len()
+        ),
+    ))
+}
+
+/// The bootstraps are handles on a hub; whoever drops one says goodbye.
+#[derive(Debug)]
+pub(super) struct Member(pub(super) Arc<Hub>);
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            tracing::debug!(target: "wharf::bootstrap", rank = self.0.rank, "leaves in a panic");
+        }
+        self.0.leave();
+    }
+}
+
+#[async_trait]
+impl Bootstrap for Member {
+    fn rank(&self) -> usize {
+        self.0.rank
+    }
+    fn size(&self) -> usize {
+        self.0.size
+    }
+    fn deadline(&self) -> Duration {
+        self.0.deadline
+    }
+    async fn send_until(&self, to: usize, tag: u64, bytes: Bytes, deadline: Instant) -> Result<()> {
+        self.0.send(to, tag, bytes, deadline).await
+    }
+    async fn receive_until(&self, from: usize, tag: u64, deadline: Instant) -> Result<Bytes> {
+        self.0.receive(from, tag, deadline).await
+    }
+    async fn all_gather_until(&self, bytes: Bytes, deadline: Instant) -> Result<Vec<Bytes>> {
+        self.0.all_gather(bytes, deadline).await
+    }
+    async fn leave(&self) {
+        self.0.leave_in_order().await;
+    }
+}
+
+/// Gives a public bootstrap its trait, by the [`Member`] in its field `member`.
+macro_rules! bootstrap_by_member {
+    ($name:ty) => {
+        #[async_trait::async_trait]
+        impl super::Bootstrap for $name {
+            fn rank(&self) -> usize {
+                self.member.rank()
+            }
+            fn size(&self) -> usize {
+                self.member.size()
+            }
+            fn deadline(&self) -> std::time::Duration {
+                self.member.deadline()
+            }
+            async fn send_until(
+                &self,
+                to: usize,
+                tag: u64,
+                bytes: bytes::Bytes,
+                deadline: tokio::time::Instant,
+            ) -> crate::error::Result<()> {
+                self.member.send_until(to, tag, bytes, deadline).await
+            }
+            async fn receive_until(
+                &self,
+                from: usize,
+                tag: u64,
+                deadline: tokio::time::Instant,
+            ) -> crate::error::Result<bytes::Bytes> {
+                self.member.receive_until(from, tag, deadline).await
+            }
+            async fn all_gather_until(
+                &self,
+                bytes: bytes::Bytes,
+                deadline: tokio::time::Instant,
+            ) -> crate::error::Result<Vec<bytes::Bytes>> {
+                self.member.all_gather_until(bytes, deadline).await
+            }
+            async fn leave(&self) {
+                self.member.leave().await;
+            }
+        }
+    };
+}
+pub(super) use bootstrap_by_member;

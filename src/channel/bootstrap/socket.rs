@@ -1,0 +1,583 @@
+//! Sockets between ranks, of both kinds: addresses, dialling, listening, and lanes over them.
+
+use std::{
+    collections::VecDeque,
+    future::Future,
+    io,
+    net::{Shutdown, SocketAddr},
+    pin::Pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use parking_lot::Mutex;
+use tokio::{
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    sync::Notify,
+    time::timeout,
+};
+
+use super::{
+    frame::{Frame, Gone, MAX_FRAME, malformed},
+    hub::{Hub, Lane},
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    protocol::wire::{MAX_NAME, Reader},
+    sys::abstract_socket,
+};
+
+/// What is read at once at most.
+const CHUNK: usize = 64 << 10;
+/// Frames up to this length are copied out of what was read, so that a short message does not keep a long piece of memory.
+const COPIED: usize = 16 << 10;
+/// How long a rank that has left goes on writing what it had sent, and waits for the other end to have read it.
+const LEAVING: Duration = Duration::from_secs(30);
+
+/// Where a rank listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Address {
+    Tcp(SocketAddr),
+    /// A name in the abstract namespace.
+    Unix(Vec<u8>),
+}
+
+impl Address {
+    /// `4 | octets 4 | port u16`, `6 | octets 16 | port u16 | scope u32`, or `1 | name`.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        match self {
+            Self::Tcp(SocketAddr::V4(address)) => {
+                out.push(4);
+                out.extend_from_slice(&address.ip().octets());
+                out.extend_from_slice(&address.port().to_le_bytes());
+            }
+            Self::Tcp(SocketAddr::V6(address)) => {
+                out.push(6);
+                out.extend_from_slice(&address.ip().octets());
+                out.extend_from_slice(&address.port().to_le_bytes());
+                out.extend_from_slice(&address.scope_id().to_le_bytes());
+            }
+            Self::Unix(name) => {
+                out.push(1);
+                out.extend_from_slice(name);
+            }
+        }
+        out
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
+        if bytes.len() > MAX_NAME {
+            return Err(malformed("an address is too long"));
+        }
+        let mut reader = Reader::new(bytes);
+        let address = match reader.u8()? {
+            4 => Self::Tcp((reader.array::<4>()?, reader.u16()?).into()),
+            6 => {
+                let (ip, port) = (reader.array::<16>()?.into(), reader.u16()?);
+                let scope = reader.u32()?;
+                Self::Tcp(std::net::SocketAddrV6::new(ip, port, 0, scope).into())
+            }
+            1 => return Ok(Self::Unix(bytes.get(1..).unwrap_or_default().to_vec())),
+            _ => return Err(malformed("an address of an unknown kind")),
+        };
+        reader.end()?;
+        Ok(address)
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// What the system said; `PermissionDenied` for a Unix socket of another user.
+    pub(super) async fn dial(&self) -> Result<Socket> {
+        match self {
+            Self::Tcp(address) => {
+                let stream = TcpStream::connect(address)
+                    .await
+                    .map_err(|error| Error::io(format!("connecting to {address}"), error))?;
+                Socket::tcp(stream)
+            }
+            Self::Unix(name) => {
+                let stream = abstract_socket::connect(name).await.map_err(|error| {
+                    Error::io(format!("connecting to {}", name.escape_ascii()), error)
+                })?;
+                Socket::unix(stream)
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(name) => write!(f, "@{}", name.escape_ascii()),
+        }
+    }
+}
+
+/// Where others connect.
+#[derive(Debug)]
+pub(super) enum Acceptor {
+    Tcp(TcpListener),
+    Unix(UnixListener, Vec<u8>),
+}
+
+impl Acceptor {
+    /// Listens where `near` leads to this process from outside: at its address, or at a new name.
+    pub(super) async fn beside(near: &Socket) -> Result<Self> {
+        match near {
+            Socket::Tcp(stream) => {
+                let mut here = stream
+                    .local_addr()
+                    .map_err(|error| Error::io("the socket's own address", error))?;
+                here.set_port(0);
+                let listener = TcpListener::bind(here)
+                    .await
+                    .map_err(|error| Error::io(format!("listening at {here}"), error))?;
+                Ok(Self::Tcp(listener))
+            }
+            Socket::Unix(_) => {
+                let name = format!("wharf-bootstrap-{}", hex(&random::<16>()?)).into_bytes();
+                Self::unix(name)
+            }
+        }
+    }
+
+    pub(super) fn unix(name: Vec<u8>) -> Result<Self> {
+        let listener = abstract_socket::bind(&name)
+            .map_err(|error| Error::io(format!("listening at {}", name.escape_ascii()), error))?;
+        Ok(Self::Unix(listener, name))
+    }
+
+    pub(super) fn address(&self) -> Result<Address> {
+        match self {
+            Self::Tcp(listener) => listener
+                .local_addr()
+                .map(Address::Tcp)
+                .map_err(|error| Error::io("the listener's address", error)),
+            Self::Unix(_, name) => Ok(Address::Unix(name.clone())),
+        }
+    }
+
+    /// The next connection. Goes on after an error, a little later.
+    pub(super) async fn accept(&self) -> Socket {
+        loop {
+            let accepted = match self {
+                Self::Tcp(listener) => match listener.accept().await {
+                    Ok((stream, _)) => Socket::tcp(stream),
+                    Err(error) => Err(Error::io("accepting", error)),
+                },
+                Self::Unix(listener, _) => match listener.accept().await {
+                    Ok((stream, _)) => Socket::unix(stream),
+                    Err(error) => Err(Error::io("accepting", error)),
+                },
+            };
+            match accepted {
+                Ok(socket) => return socket,
+                Err(error) => {
+                    tracing::debug!(target: "wharf::bootstrap", %error, "a connection was not taken");
+                    // Out of file descriptors, most likely: no reason to spin.
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Socket {
+    fn tcp(stream: TcpStream) -> Result<Self> {
+        // A host that is gone without a word is noticed after a minute.
+        let keepalive = socket2::TcpKeepalive::new()
+            .with_time(Duration::from_secs(30))
+            .with_interval(Duration::from_secs(10))
+            .with_retries(3);
+        let socket = socket2::SockRef::from(&stream);
+        socket
+            .set_tcp_nodelay(true)
+            .and_then(|()| socket.set_tcp_keepalive(&keepalive))
+            .map_err(|error| Error::io("setting up a socket", error))?;
+        Ok(Self::Tcp(stream))
+    }
+
+    /// Of this user, or of root.
+    fn unix(stream: UnixStream) -> Result<Self> {
+        let peer = stream
+            .peer_cred()
+            .map_err(|error| Error::io("the peer's credentials", error))?
+            .uid();
+        let own = nix::unistd::geteuid().as_raw();
+        if peer != own && peer != 0 {
+            return Err(Error::new(
+                ErrorKind::PermissionDenied,
+                format!("the process at the other end is of user {peer}, this one of user {own}"),
+            ));
+        }
+        Ok(Self::Unix(stream))
+    }
+
+    async fn readable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.readable().await,
+            Self::Unix(stream) => stream.readable().await,
+        }
+    }
+
+    async fn writable(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.writable().await,
+            Self::Unix(stream) => stream.writable().await,
+        }
+    }
+
+    fn try_read(&self, bytes: &mut BytesMut) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_read_buf(bytes),
+            Self::Unix(stream) => stream.try_read_buf(bytes),
+        }
+    }
+
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.try_write(bytes),
+            Self::Unix(stream) => stream.try_write(bytes),
+        }
+    }
+
+    /// Ends one direction, or both. One that is broken has none.
+    fn shutdown(&self, how: Shutdown) {
+        let _ = match self {
+            Self::Tcp(stream) => socket2::SockRef::from(stream).shutdown(how),
+            Self::Unix(stream) => socket2::SockRef::from(stream).shutdown(how),
+        };
+    }
+
+    /// Writes all of it.
+    pub(super) async fn write_all(&self, mut bytes: &[u8]) -> Result<()> {
+        let broken = |error| Error::io("writing to the peer", error);
+        while !bytes.is_empty() {
+            self.writable().await.map_err(broken)?;
+            match self.try_write(bytes) {
+                Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(broken(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads exactly so many bytes: memory grows as they come, not as they are announced.
+    pub(super) async fn read_exact(&self, length: usize) -> Result<Bytes> {
+        let mut bytes = BytesMut::new();
+        while bytes.len() < length {
+            self.readable()
+                .await
+                .map_err(|error| Error::io("reading from the peer", error))?;
+            let want = (length - bytes.len()).min(CHUNK);
+            // `try_read_buf` fills what is spare, and must not take what follows.
+            let mut piece = BytesMut::with_capacity(want);
+            let mut limited = bytes::BufMut::limit(&mut piece, want);
+            let read = match self {
+                Self::Tcp(stream) => stream.try_read_buf(&mut limited),
+                Self::Unix(stream) => stream.try_read_buf(&mut limited),
+            };
+            match read {
+                Ok(0) => {
+                    return Err(Error::new(
+                        ErrorKind::ConnectionReset,
+                        "the other end closed the connection",
+                    ));
+                }
+                Ok(_) => bytes.extend_from_slice(&piece),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(Error::io("reading from the peer", error)),
+            }
+        }
+        Ok(bytes.freeze())
+    }
+
+    /// Writes bytes with their length before them.
+    pub(super) async fn write_block(&self, bytes: &[u8]) -> Result<()> {
+        self.write_all(&(bytes.len() as u32).to_le_bytes()).await?;
+        self.write_all(bytes).await
+    }
+
+    /// Reads bytes with their length before them, which must not be more than `most`.
+    pub(super) async fn read_block(&self, most: usize) -> Result<Bytes> {
+        let length = self.read_exact(4).await?;
+        let length = Reader::new(&length).u32()? as usize;
+        if length > most {
+            return Err(malformed("a block is too long"));
+        }
+        self.read_exact(length).await
+    }
+
+    /// Waits until the other end has closed the connection, or says something that nobody asked for.
+    pub(super) async fn ended(&self) {
+        // Either way the connection is of no use any more.
+        let _ = self.read_exact(1).await;
+    }
+}
+
+/// A lane over a socket. A task reads and writes what does not go at once.
+pub(super) struct SocketLane {
+    socket: Socket,
+    out: Mutex<Out>,
+    /// There is something to write that did not go at once.
+    more: Notify,
+    /// All was written.
+    empty: Notify,
+}
+
+#[derive(Default)]
+struct Out {
+    queue: VecDeque<Bytes>,
+    /// Credits that are not in the queue yet: they are added up, so that a peer that does not read cannot make the queue grow.
+    credit: usize,
+    broken: bool,
+    /// The goodbye is in the queue, or was.
+    goodbye: bool,
+}
+
+impl SocketLane {
+    /// A lane that begins with the bytes `first`.
+    pub(super) fn new(socket: Socket, first: Bytes) -> Arc<Self> {
+        let lane = Arc::new(Self {
+            socket,
+            out: Mutex::default(),
+            more: Notify::new(),
+            empty: Notify::new(),
+        });
+        if !first.is_empty() {
+            lane.out.lock().queue.push_back(first);
+            lane.pump();
+        }
+        lane
+    }
+
+    /// Writes what goes without waiting.
+    fn pump(&self) {
+        let mut out = self.out.lock();
+        let done = loop {
+            if out.queue.is_empty() && out.credit > 0 {
+                let bytes = std::mem::take(&mut out.credit);
+                let (head, _) = Frame::Credit { bytes }.encode();
+                out.queue.push_back(head);
+            }
+            let Some(first) = out.queue.front_mut() else {
+                break true;
+            };
+            match self.socket.try_write(first) {
+                Ok(written) => {
+                    first.advance(written);
+                    if first.is_empty() {
+                        out.queue.pop_front();
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break false,
+                Err(error) => {
+                    // The reading side finds the end, after what had arrived.
+                    tracing::debug!(target: "wharf::bootstrap", %error, "writing to a rank failed");
+                    out.broken = true;
+                    out.queue.clear();
+                    out.credit = 0;
+                    break true;
+                }
+            }
+        };
+        drop(out);
+        if done {
+            self.empty.notify_waiters();
+        } else {
+            self.more.notify_one();
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        let out = self.out.lock();
+        out.queue.is_empty() && out.credit == 0
+    }
+
+    /// Carries frames between the socket and the hub until either has ended. The hub counts it from the call on.
+    pub(super) fn run(
+        self: Arc<Self>,
+        hub: Weak<Hub>,
+        from: usize,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let under_way = hub.upgrade().map(|hub| hub.under_way());
+        async move {
+            self.carry(hub, from).await;
+            drop(under_way);
+        }
+    }
+
+    async fn carry(self: Arc<Self>, hub: Weak<Hub>, from: usize) {
+        let Some(strong) = hub.upgrade() else { return };
+        let mut left = strong.watch_left();
+        drop(strong);
+        let reply: Arc<dyn Lane> = self.clone();
+        let mut bytes = BytesMut::new();
+        let ended = loop {
+            let writing = !self.is_empty();
+            tokio::select! {
+                _ = left.wait_for(|left| *left) => break None,
+                ready = self.socket.readable() => {
+                    let Some(hub) = hub.upgrade() else { break None };
+                    let read = ready
+                        .map_err(|error| Error::io("reading", error))
+                        .and_then(|()| self.read(&hub, from, &reply, &mut bytes));
+                    match read {
+                        Ok(true) => {}
+                        Ok(false) => break Some(None),
+                        Err(error) => break Some(Some(error)),
+                    }
+                }
+                _ = self.socket.writable(), if writing => self.pump(),
+                () = self.more.notified(), if !writing => {}
+            }
+        };
+        match ended {
+            None => {
+                // This may be sooner here than who leaves has told the lane; without a goodbye the other end takes this rank for dead.
+                self.push(Frame::Goodbye);
+                if timeout(LEAVING, self.end_in_order()).await.is_err() {
+                    tracing::debug!(target: "wharf::bootstrap", from, "a rank did not read to the end");
+                }
+            }
+            Some(error) => {
+                // The other end may wait for this, to know that all was read; or there is nothing more to say to it.
+                self.socket.shutdown(Shutdown::Both);
+                let Some(hub) = hub.upgrade() else { return };
+                if let Some(error) = error {
+                    tracing::warn!(target: "wharf::bootstrap", from, %error, "the connection to a rank is given up");
+                }
+                // Nobody waits for this end any more.
+                self.out.lock().broken = true;
+                self.empty.notify_waiters();
+                // No matter if it had said goodbye.
+                hub.gone(from, Gone::Died);
+                hub.remove_incoming(&reply);
+            }
+        }
+    }
+
+    /// Writes what this rank had said, with its goodbye at the end, and waits until the other end has read it and ended its direction. A socket that is
+    /// closed before, or with bytes in it that nobody has read, is reset, and what is under way is lost.
+    async fn end_in_order(&self) {
+        let mut told = false;
+        let mut bytes = BytesMut::new();
+        loop {
+            let writing = !self.is_empty();
+            if !writing && !told {
+                self.socket.shutdown(Shutdown::Write);
+                told = true;
+            }
+            tokio::select! {
+                _ = self.socket.writable(), if writing => self.pump(),
+                readable = self.socket.readable() => {
+                    // Nobody wants it any more.
+                    bytes.clear();
+                    bytes.reserve(CHUNK);
+                    let over = match readable.and_then(|()| self.socket.try_read(&mut bytes)) {
+                        Ok(read) => read == 0,
+                        Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+                    };
+                    if over {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads what is there. False at the end.
+    fn read(
+        &self,
+        hub: &Arc<Hub>,
+        from: usize,
+        reply: &Arc<dyn Lane>,
+        bytes: &mut BytesMut,
+    ) -> Result<bool> {
+        bytes.reserve(CHUNK);
+        let ended = match self.socket.try_read(bytes) {
+            Ok(read) => read == 0,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => true,
+            Err(error) => return Err(Error::io("reading from a rank", error)),
+        };
+        while let Some(length) = bytes.first_chunk() {
+            let length = u32::from_le_bytes(*length) as usize;
+            if length > MAX_FRAME {
+                return Err(malformed("a frame is too long"));
+            }
+            if bytes.len() < 4 + length {
+                break;
+            }
+            bytes.advance(4);
+            let frame = bytes.split_to(length);
+            let frame = if length <= COPIED {
+                Bytes::copy_from_slice(&frame)
+            } else {
+                frame.freeze()
+            };
+            hub.take(from, Frame::decode(&frame)?, reply)?;
+        }
+        Ok(!ended)
+    }
+}
+
+impl Lane for SocketLane {
+    fn push(&self, frame: Frame) {
+        {
+            let mut out = self.out.lock();
+            if out.broken {
+                return;
+            }
+            if matches!(frame, Frame::Goodbye) && std::mem::replace(&mut out.goodbye, true) {
+                return;
+            }
+            if let Frame::Credit { bytes } = frame {
+                out.credit += bytes;
+            } else {
+                let (head, body) = frame.encode();
+                out.queue.push_back(head);
+                if !body.is_empty() {
+                    out.queue.push_back(body);
+                }
+            }
+        }
+        self.pump();
+    }
+
+    fn flushed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async {
+            loop {
+                let mut empty = std::pin::pin!(self.empty.notified());
+                empty.as_mut().enable();
+                if self.out.lock().broken || self.is_empty() {
+                    return;
+                }
+                empty.await;
+            }
+        })
+    }
+}
+
+/// So many random bytes.
+pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::new(ErrorKind::Io, "no random bytes").with_source(error))?;
+    Ok(bytes)
+}
+
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,376 @@
+//! How two ends of a device channel agree, and open each other's memory.
+//!
+//! ```text
+//! each end:  load and try the kernels, a block of counters, exports ──▶ message: all that, or why not ──▶ the peer
+//!            open what the peer sent ──▶ message: done, or why not ──▶ the peer
+//! ```
+//! The device does it when both ends have said yes twice; else both do it from the host. Each message begins with a byte: 1, and three parts behind
+//! their lengths (2 bytes, little-endian): the block as registered memory, what lets another process open this rank's memory, and the block. Or 0, and the
+//! reason. Nothing that a peer sends is trusted but as other registered memory is; what it exported is opened only for a peer of this host.
+
+use std::{any::Any, sync::Arc};
+
+use crate::{
+    channel::{Communicator, MemoryChannel, RegisteredMemory},
+    driver::cuda::{CudaContext, DevicePtr, PinnedAllocation, Stream},
+    error::{Error, ErrorKind, Operation, Result},
+    sys::identity::identity,
+    transport::{
+        Accelerator, Export,
+        cuda::{CudaCopy, CudaStream},
+    },
+    types::{Access, MemoryType},
+};
+
+use super::{
+    DeviceChannel, Inner, Path,
+    hosted::Hosted,
+    kernels::Kernels,
+    side::{Addresses, Flight, Side, block},
+};
+
+/// Longest reason that is sent, in bytes.
+const REASON: usize = 512;
+
+/// What this end has.
+struct Prepared {
+    accelerator: Arc<dyn Accelerator>,
+    stream: Stream,
+    kernels: Arc<Kernels>,
+    status: PinnedAllocation,
+    block: RegisteredMemory,
+    exports: [Vec<u8>; 2],
+}
+
+impl DeviceChannel {
+    /// Makes the operations of `channel` possible in a stream; the other end of the channel does the same. They exchange messages under `tag` of the
+    /// communicator. `packets`: bytes of an area for packets at each end, the same at both, a multiple of 16; or 0.
+    ///
+    /// Where the devices do not do it themselves, operations are done from the host: see [`reason`](Self::reason).
+    ///
+    /// # Errors
+    /// `InvalidArgument`: `packets` is no multiple of 16. As [`Communicator::send`], [`Communicator::receive`] and
+    /// [`MemoryChannel::with_packets`].
+    ///
+    /// # Cancel safety
+    /// Dropped, the other rank's attempt ends at its deadline.
+    pub async fn connect(
+        channel: &MemoryChannel,
+        communicator: &Communicator,
+        tag: u32,
+        stream: CudaStream,
+        packets: usize,
+    ) -> Result<Self> {
+        if !packets.is_multiple_of(16) {
+            let text = "an area of packets that is no multiple of 16 bytes";
+            return Err(Error::new(ErrorKind::InvalidArgument, text).during(Operation::Memory));
+        }
+        let peer = channel.remote().owner();
+        let prepared = prepare(channel, communicator, stream, packets).await;
+        let mine = match &prepared {
+            Ok(prepared) => prepared.message()?,
+            Err(reason) => refusal(reason),
+        };
+        communicator.send(peer, tag, mine).await?;
+        let theirs = communicator.receive(peer, tag).await?;
+        let theirs = parts(&theirs);
+        let side = match (prepared, theirs) {
+            (Err(reason), _) => Err(reason),
+            (_, Err(reason)) => Err(format!("the peer cannot: {reason}")),
+            (Ok(prepared), Ok(theirs)) => {
+                let side = open(channel, communicator, prepared, &theirs).await;
+                let side = side.map_err(|error| error.to_string());
+                let mine = match &side {
+                    Ok(_) => vec![1],
+                    Err(reason) => refusal(reason),
+                };
+                communicator.send(peer, tag, mine).await?;
+                let theirs = communicator.receive(peer, tag).await?;
+                match (side, theirs.split_first()) {
+                    (Ok(side), Some((1, _))) => Ok(side),
+                    // Nothing was enqueued.
+                    (Ok(side), _) => {
+                        side.bury();
+                        Err(format!("the peer cannot: {}", said(&theirs)))
+                    }
+                    (Err(reason), _) => Err(reason),
+                }
+            }
+        };
+        let (channel, path) = match side {
+            Ok(side) => (channel.clone(), Path::Device(Some(side))),
+            Err(reason) => {
+                tracing::debug!(target: "wharf::channel", reason, "a device channel goes from the host");
+                let channel = match packets {
+                    0 => channel.clone(),
+                    _ => {
+                        let channel = channel.clone();
+                        channel.with_packets(communicator, tag, packets).await?
+                    }
+                };
+                let hosted = Hosted::start(channel.clone(), stream, reason);
+                (channel, Path::Host(hosted))
+            }
+        };
+        Ok(Self {
+            inner: Arc::new(Inner {
+                channel,
+                stream,
+                packets,
+                path,
+            }),
+        })
+    }
+}
+
+/// This end's part, or why it cannot.
+async fn prepare(
+    channel: &MemoryChannel,
+    communicator: &Communicator,
+    stream: CudaStream,
+    packets: usize,
+) -> Result<Prepared, String> {
+    let context = communicator.worker().context();
+    let accelerator = context
+        .accelerators()
+        .iter()
+        .find(|one| cuda(one).is_some());
+    let Some(accelerator) = accelerator.cloned() else {
+        return Err("CUDA is not in use by this context".to_owned());
+    };
+    if !matches!(channel.remote().memory_type(), MemoryType::Cuda(_)) {
+        return Err(format!(
+            "the peer's memory is {:?}",
+            channel.remote().memory_type()
+        ));
+    }
+    let loading = {
+        let accelerator = Arc::clone(&accelerator);
+        let memory_type = channel.local().memory_type();
+        // Compiles, and may take long.
+        blocking(move || {
+            let Some(cuda) = cuda(&accelerator) else {
+                return Err(unsupported("CUDA is not in use by this context"));
+            };
+            let stream = cuda.adopt(stream)?;
+            let context = stream.context();
+            let device = context.device().ordinal();
+            if memory_type != MemoryType::Cuda(device) {
+                let text =
+                    format!("this rank's memory is {memory_type:?}, its stream of device {device}");
+                return Err(unsupported(text));
+            }
+            let kernels = Kernels::of(context)?;
+            let status = Side::status(&context.enter()?)?;
+            Ok((stream, kernels, status, device))
+        })
+    };
+    let made = async {
+        let (stream, kernels, status, device) = loading.await?;
+        let room = usize::try_from(block::PACKETS).unwrap_or(usize::MAX);
+        let room = context
+            .allocate_on(MemoryType::Cuda(device), room.saturating_add(packets))
+            .await?;
+        let block = communicator
+            .register(room, Access::READ | Access::WRITE)
+            .await?;
+        let mut exports = [Vec::new(), Vec::new()];
+        if !is_here(channel)? {
+            for (export, memory) in exports.iter_mut().zip([channel.local(), &block]) {
+                *export = self::export(&accelerator, memory.clone()).await?;
+            }
+        }
+        Ok(Prepared {
+            accelerator,
+            stream,
+            kernels,
+            status,
+            block,
+            exports,
+        })
+    };
+    made.await.map_err(|error: Error| error.to_string())
+}
+
+/// What lets another process open memory.
+async fn export(accelerator: &Arc<dyn Accelerator>, memory: RegisteredMemory) -> Result<Vec<u8>> {
+    let accelerator = Arc::clone(accelerator);
+    let exported = blocking(move || {
+        let at = memory.region().address_of(0);
+        accelerator.export(at, memory.len() as u64)
+    });
+    match exported.await? {
+        Export::Descriptor(descriptor) => Ok(descriptor),
+        Export::Impossible(why) => Err(unsupported(why)),
+    }
+}
+
+/// Opens what the peer has.
+async fn open(
+    channel: &MemoryChannel,
+    communicator: &Communicator,
+    prepared: Prepared,
+    [registered, remote, remote_block]: &[&[u8]; 3],
+) -> Result<Side> {
+    let peers = communicator.deserialize(registered).await?;
+    if peers.owner() != channel.remote().owner() || peers.len() != prepared.block.len() {
+        return Err(unsupported(
+            "the peer's area for packets has another length",
+        ));
+    }
+    let own = prepared.stream.context().clone();
+    let mut opened = Vec::new();
+    let mut addresses = Vec::new();
+    for (memory, descriptor) in [(channel.remote(), remote), (&peers, remote_block)] {
+        let (address, device) = if is_here(channel)? {
+            let part = memory.part(0, memory.len())?;
+            (part.address(), memory.memory_type())
+        } else {
+            if !channel.remote().endpoint().reaches_devices() {
+                return Err(unsupported("the peer is not a process of this host"));
+            }
+            let identity = channel.remote().endpoint().identity()?;
+            let import = prepared.accelerator.import(descriptor, &identity).await?;
+            if import.len() < memory.len() as u64 {
+                return Err(unsupported("the peer has exported less than it registered"));
+            }
+            let found = (import.address(), import.memory_type());
+            opened.push(import);
+            found
+        };
+        let MemoryType::Cuda(ordinal) = device else {
+            return Err(unsupported(format!("the peer's memory is {device:?}")));
+        };
+        let own = own.clone();
+        let atomics = blocking(move || reach(&own, ordinal)).await?;
+        addresses.push((DevicePtr(address), atomics));
+    }
+    let &[(remote, _), (remote_block, atomics)] = &addresses[..] else {
+        return Err(unsupported("two memories are two"));
+    };
+    let local = channel.local();
+    Ok(Side {
+        at: Addresses {
+            local: DevicePtr(local.region().address_of(0)),
+            remote,
+            block: DevicePtr(prepared.block.region().address_of(0)),
+            remote_block,
+        },
+        stream: prepared.stream,
+        kernels: prepared.kernels,
+        atomics,
+        status: prepared.status,
+        flight: Flight::default().into(),
+        _memory: [local.clone(), prepared.block],
+        _imported: opened,
+    })
+}
+
+/// Lets a context reach the memory of a device. Whether that takes atomics.
+fn reach(own: &CudaContext, ordinal: u16) -> Result<bool> {
+    let device = own.device();
+    if device.ordinal() == ordinal {
+        return Ok(true);
+    }
+    let other = own.cuda().device(ordinal)?;
+    if !device.can_access(&other)? {
+        return Err(unsupported(format!("{device:?} does not reach {other:?}")));
+    }
+    own.enter()?.enable_peer(&other.primary_context()?)?;
+    device.has_atomics_on(&other)
+}
+
+/// Whether the peer is of this process.
+fn is_here(channel: &MemoryChannel) -> Result<bool> {
+    let (peer, own) = (channel.remote().endpoint().identity()?, identity());
+    Ok((peer.boot, peer.pid_namespace, peer.pid) == (own.boot, own.pid_namespace, own.pid))
+}
+
+fn cuda(accelerator: &Arc<dyn Accelerator>) -> Option<&CudaCopy> {
+    let accelerator: &dyn Any = &**accelerator;
+    accelerator.downcast_ref()
+}
+
+impl Prepared {
+    fn message(&self) -> Result<Vec<u8>> {
+        let mut message = vec![1];
+        let registered = self.block.serialize()?;
+        for part in [&registered, &self.exports[0], &self.exports[1]] {
+            let length = u16::try_from(part.len())
+                .map_err(|_| unsupported("a descriptor of more than 65,535 bytes"))?;
+            message.extend_from_slice(&length.to_le_bytes());
+            message.extend_from_slice(part);
+        }
+        Ok(message)
+    }
+}
+
+/// The parts of a peer's message, or its reason.
+fn parts(message: &[u8]) -> Result<[&[u8]; 3], String> {
+    let malformed = || "its message is malformed".to_owned();
+    let Some((1, mut rest)) = message.split_first() else {
+        return Err(said(message));
+    };
+    let mut parts: [&[u8]; 3] = [&[]; 3];
+    for part in &mut parts {
+        let (length, behind) = rest.split_first_chunk().ok_or_else(malformed)?;
+        let length = usize::from(u16::from_le_bytes(*length));
+        let (found, behind) = behind.split_at_checked(length).ok_or_else(malformed)?;
+        (*part, rest) = (found, behind);
+    }
+    match rest {
+        [] => Ok(parts),
+        _ => Err(malformed()),
+    }
+}
+
+/// A peer's reason, as far as it can be shown.
+fn said(message: &[u8]) -> String {
+    match message.split_first() {
+        Some((0, reason)) => {
+            let reason = &reason[..reason.len().min(REASON)];
+            String::from_utf8_lossy(reason).escape_debug().to_string()
+        }
+        _ => "its message is malformed".to_owned(),
+    }
+}
+
+fn refusal(reason: &str) -> Vec<u8> {
+    let mut message = vec![0];
+    message.extend_from_slice(&reason.as_bytes()[..reason.len().min(REASON)]);
+    message
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| {
+        let text = format!("on a thread that may block: {error}");
+        Err(Error::new(ErrorKind::Canceled, text))
+    })
+}
+
+#[cold]
+fn unsupported(why: impl Into<std::borrow::Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::Unsupported, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_a_peer() {
+        let good = [1, 2, 0, 7, 8, 0, 0, 1, 0, 9];
+        assert_eq!(parts(&good), Ok([&[7, 8][..], &[], &[9]]));
+        for end in 1..good.len() {
+            assert!(parts(&good[..end]).is_err(), "{end} bytes");
+        }
+        assert!(parts(&[&good[..], &[0]].concat()).is_err());
+        assert_eq!(parts(&refusal("no\n")), Err("no\\n".to_owned()));
+        for bad in [&[][..], &[2], &[255, 1]] {
+            assert_eq!(parts(bad), Err("its message is malformed".to_owned()));
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The futures that wait for a semaphore.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::atomic::Ordering,
+    task::{Context, Poll, Waker},
+};
+
+use futures::Stream;
+
+use crate::{
+    endpoint::Waiting,
+    error::{Error, ErrorKind, Operation, Result},
+};
+
+use super::{Inner, Semaphore};
+
+/// Waits for a signal; made by [`Semaphore::wait`].
+///
+/// # Completion
+/// Resolves when a signal was taken, to its number, counted from 1 over all that take signals of this semaphore. What the peer had put before it
+/// signalled is visible then.
+///
+/// # Cancel safety
+/// Cancel safe: a signal is taken at the moment when this resolves. Dropped before, it takes none, and gives up its place in the line.
+#[must_use = "futures do nothing unless awaited"]
+pub struct SemaphoreWait<'a> {
+    pub(super) semaphore: &'a Semaphore,
+    pub(super) ticket: Ticket,
+}
+
+impl Future for SemaphoreWait<'_> {
+    type Output = Result<u64>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<u64>> {
+        let this = &mut *self;
+        this.ticket.poll(&this.semaphore.inner, cx)
+    }
+}
+
+impl Drop for SemaphoreWait<'_> {
+    fn drop(&mut self) {
+        self.ticket.end(&self.semaphore.inner);
+    }
+}
+
+impl fmt::Debug for SemaphoreWait<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SemaphoreWait")
+            .field("semaphore", self.semaphore)
+            .field("ticket", &self.ticket)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A semaphore's signals as a stream; made by [`Semaphore::signals`]. Each item is the number of the signal that was taken.
+///
+/// # Cancel safety
+/// Cancel safe: nothing is taken that is not given out. Dropping the stream gives up its place in the line.
+#[must_use = "streams do nothing unless polled"]
+pub struct Signals {
+    semaphore: Semaphore,
+    ticket: Ticket,
+    over: bool,
+}
+
+impl Signals {
+    pub(super) fn new(semaphore: Semaphore) -> Self {
+        Self {
+            semaphore,
+            ticket: Ticket::default(),
+            over: false,
+        }
+    }
+}
+
+impl Stream for Signals {
+    type Item = Result<u64>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<u64>>> {
+        let this = &mut *self;
+        if this.over {
+            return Poll::Ready(None);
+        }
+        let item = this.ticket.poll(&this.semaphore.inner, cx);
+        if let Poll::Ready(result) = &item {
+            this.ticket.end(&this.semaphore.inner);
+            this.over = result.is_err();
+        }
+        item.map(Some)
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.ticket.end(&self.semaphore.inner);
+    }
+}
+
+impl fmt::Debug for Signals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Signals")
+            .field("semaphore", &self.semaphore)
+            .field("ticket", &self.ticket)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Most looks at a counter in memory before the worker is driven: less than a microsecond.
+pub(super) const MOST_LOOKS: u32 = 256;
+const LEAST_LOOKS: u32 = 4;
+
+impl Inner {
+    /// Looks at the counter for a moment. Signals that come as messages, or late, are not found so: then it looks less the next time.
+    #[inline]
+    fn look(&self, at_least: u64) -> bool {
+        let looks = self.looks.load(Ordering::Relaxed);
+        let found = self.counter.look(at_least, looks);
+        let next = match found {
+            true => MOST_LOOKS.min(looks * 2),
+            false => LEAST_LOOKS.max(looks / 2),
+        };
+        if next != looks {
+            self.looks.store(next, Ordering::Relaxed);
+        }
+        found
+    }
+}
+
+/// What a wait remembers. To be ended before it is dropped.
+#[derive(Debug, Default)]
+pub(super) struct Ticket {
+    /// Its number in the line.
+    number: Option<u64>,
+    waiting: Waiting,
+    /// Its place among those who are told of the connection's end.
+    closed: Option<u64>,
+}
+
+impl Ticket {
+    fn poll(&mut self, inner: &Inner, cx: &mut Context<'_>) -> Poll<Result<u64>> {
+        let shared = inner.counter.worker().shared();
+        if shared.must_yield(cx) {
+            return Poll::Pending;
+        }
+        loop {
+            let at_least = match self.claim(inner) {
+                Ok(ticket) => {
+                    shared.count(cx);
+                    return Poll::Ready(Ok(ticket));
+                }
+                Err(at_least) => at_least,
+            };
+            if shared.spin.pays() && inner.look(at_least) {
+                continue;
+            }
+            match self.waiting.poll(&inner.counter, at_least, cx) {
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending if !self.leave_waker(inner, at_least, cx.waker()) => {}
+                Poll::Pending => {
+                    let (link, id) = inner.endpoint.place();
+                    let shared = inner.endpoint.shared();
+                    let Poll::Ready(reason) = shared.poll_closed(cx, link, id, &mut self.closed)
+                    else {
+                        return Poll::Pending;
+                    };
+                    // What came before the end counts.
+                    return Poll::Ready(self.claim(inner).map_err(|_| {
+                        let closed = || Error::new(ErrorKind::Closed, "the endpoint is closed");
+                        reason.unwrap_or_else(closed).during(Operation::Signal)
+                    }));
+                }
+            }
+        }
+    }
+
+    fn claim(&mut self, inner: &Inner) -> Result<u64, u64> {
+        let mut line = inner.line.lock();
+        // Read under the lock: a later look never sees less.
+        line.claim(&mut self.number, inner.counter.value())
+    }
+
+    fn leave_waker(&self, inner: &Inner, at_least: u64, waker: &Waker) -> bool {
+        let mut line = inner.line.lock();
+        self.number
+            .is_some_and(|number| line.leave_waker(number, at_least, waker))
+    }
+
+    pub(super) fn end(&mut self, inner: &Inner) {
+        self.waiting.end(&inner.counter);
+        if let Some(ticket) = self.closed.take() {
+            let (link, id) = inner.endpoint.place();
+            let shared = inner.endpoint.shared();
+            shared.forget_waiter(link, id, ticket, true);
+        }
+        if let Some(number) = self.number.take() {
+            let moved = inner.line.lock().leave(number);
+            moved.into_iter().for_each(Waker::wake);
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! Work requests, in the caller's storage, and what is told of their end.
+//!
+//! # Safety
+//! A request is the library's struct. It names memory by address and key and is inert until it is posted, which is `unsafe`; see `queue`.
+#![allow(unsafe_code)]
+
+use std::{marker::PhantomData, ptr};
+
+use super::{
+    Opcode, SendFlags, Sge, Status,
+    sys::{RawCompletion, RawReceive, RawSend, Second},
+};
+use crate::error::Error;
+
+/// `enum ibv_wr_opcode`.
+mod opcode {
+    pub(super) const RDMA_WRITE: u32 = 0;
+    pub(super) const RDMA_WRITE_WITH_IMM: u32 = 1;
+    pub(super) const SEND: u32 = 2;
+    pub(super) const SEND_WITH_IMM: u32 = 3;
+    pub(super) const RDMA_READ: u32 = 4;
+    pub(super) const ATOMIC_CMP_AND_SWP: u32 = 5;
+    pub(super) const ATOMIC_FETCH_AND_ADD: u32 = 6;
+}
+
+/// Something to do for the send queue. `pieces` are where the bytes come from, or go to for reads and atomics; they are read when the
+/// request is posted, so it does not outlive them.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub(crate) struct SendRequest<'a>(pub(super) RawSend, PhantomData<&'a [Sge]>);
+
+// SAFETY: numbers and addresses; it does nothing before it is posted, and who posts vouches for the addresses.
+unsafe impl Send for SendRequest<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for SendRequest<'_> {}
+
+impl<'a> SendRequest<'a> {
+    /// An empty place, to be filled later.
+    pub(crate) const EMPTY: Self = Self(RawSend::EMPTY, PhantomData);
+
+    fn new(id: u64, opcode: u32, pieces: &'a [Sge], flags: SendFlags) -> Self {
+        let raw = RawSend {
+            wr_id: id,
+            sg_list: pieces.as_ptr(),
+            num_sge: i32::try_from(pieces.len()).unwrap_or(i32::MAX),
+            opcode,
+            send_flags: flags.bits(),
+            ..RawSend::EMPTY
+        };
+        Self(raw, PhantomData)
+    }
+
+    fn remote(mut self, address: u64, key: u32) -> Self {
+        self.0.remote_addr = address;
+        self.0.second = Second { operand: 0 };
+        self.0.second.rkey = key;
+        self
+    }
+
+    /// A message, which takes a receive of the peer's.
+    pub(crate) fn send(id: u64, pieces: &'a [Sge], flags: SendFlags) -> Self {
+        Self::new(id, opcode::SEND, pieces, flags)
+    }
+
+    /// A message with a number.
+    pub(crate) fn send_with(id: u64, pieces: &'a [Sge], flags: SendFlags, number: u32) -> Self {
+        let mut this = Self::new(id, opcode::SEND_WITH_IMM, pieces, flags);
+        this.0.imm_data = number.to_be();
+        this
+    }
+
+    /// Writes into the peer's memory at `address` under its `key`.
+    pub(crate) fn write(
+        id: u64,
+        pieces: &'a [Sge],
+        flags: SendFlags,
+        address: u64,
+        key: u32,
+    ) -> Self {
+        Self::new(id, opcode::RDMA_WRITE, pieces, flags).remote(address, key)
+    }
+
+    /// Writes, and tells the peer a number: takes a receive of the peer's, without its memory.
+    pub(crate) fn write_with(
+        id: u64,
+        pieces: &'a [Sge],
+        flags: SendFlags,
+        address: u64,
+        key: u32,
+        number: u32,
+    ) -> Self {
+        let this = Self::new(id, opcode::RDMA_WRITE_WITH_IMM, pieces, flags);
+        let mut this = this.remote(address, key);
+        this.0.imm_data = number.to_be();
+        this
+    }
+
+    /// Reads the peer's memory at `address` under its `key`.
+    pub(crate) fn read(
+        id: u64,
+        pieces: &'a [Sge],
+        flags: SendFlags,
+        address: u64,
+        key: u32,
+    ) -> Self {
+        Self::new(id, opcode::RDMA_READ, pieces, flags).remote(address, key)
+    }
+
+    /// Adds to the 8 bytes at `address`, a multiple of 8; what was there goes into the one piece, of 8 bytes.
+    pub(crate) fn fetch_add(
+        id: u64,
+        piece: &'a [Sge; 1],
+        flags: SendFlags,
+        address: u64,
+        key: u32,
+        add: u64,
+    ) -> Self {
+        let mut this = Self::new(id, opcode::ATOMIC_FETCH_AND_ADD, piece, flags);
+        this.0.remote_addr = address;
+        this.0.second = Second { operand: add };
+        this.0.atomic_rkey = key;
+        this
+    }
+
+    /// Puts `swap` into the 8 bytes at `address`, a multiple of 8, if `compare` is there; what was there goes into the one piece.
+    #[allow(clippy::too_many_arguments, reason = "the parts of one request")]
+    pub(crate) fn compare_swap(
+        id: u64,
+        piece: &'a [Sge; 1],
+        flags: SendFlags,
+        address: u64,
+        key: u32,
+        compare: u64,
+        swap: u64,
+    ) -> Self {
+        let mut this = Self::new(id, opcode::ATOMIC_CMP_AND_SWP, piece, flags);
+        this.0.remote_addr = address;
+        this.0.second = Second { operand: compare };
+        this.0.swap = swap;
+        this.0.atomic_rkey = key;
+        this
+    }
+
+    /// The number that comes back with the completion.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.wr_id
+    }
+
+    /// Another number.
+    pub(crate) fn set_id(&mut self, id: u64) {
+        self.0.wr_id = id;
+    }
+
+    /// How it is done.
+    pub(crate) fn flags(&self) -> SendFlags {
+        SendFlags::from_bits_retain(self.0.send_flags)
+    }
+
+    /// Done in another way.
+    pub(crate) fn set_flags(&mut self, flags: SendFlags) {
+        self.0.send_flags = flags.bits();
+    }
+}
+
+/// Memory for one message, or for the notice of one write with a number. Does not outlive its pieces, which are read when it is posted.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub(crate) struct ReceiveRequest<'a>(pub(super) RawReceive, PhantomData<&'a [Sge]>);
+
+// SAFETY: numbers and addresses; it does nothing before it is posted, and who posts vouches for the addresses.
+unsafe impl Send for ReceiveRequest<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for ReceiveRequest<'_> {}
+
+impl<'a> ReceiveRequest<'a> {
+    /// Memory for a message.
+    pub(crate) fn new(id: u64, pieces: &'a [Sge]) -> Self {
+        let raw = RawReceive {
+            wr_id: id,
+            next: ptr::null_mut(),
+            sg_list: pieces.as_ptr(),
+            num_sge: i32::try_from(pieces.len()).unwrap_or(i32::MAX),
+        };
+        Self(raw, PhantomData)
+    }
+
+    /// The number that comes back with the completion.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.wr_id
+    }
+}
+
+/// The end of a work request. Where it failed only number, status, vendor's code and queue pair mean something.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(transparent)]
+pub(crate) struct Completion(RawCompletion);
+
+impl Completion {
+    /// The number given with the request.
+    pub(crate) fn id(&self) -> u64 {
+        self.0.wr_id
+    }
+
+    /// How it ended.
+    pub(crate) fn status(&self) -> Status {
+        Status(self.0.status)
+    }
+
+    /// Whether it went well.
+    pub(crate) fn is_success(&self) -> bool {
+        self.0.status == Status::SUCCESS.0
+    }
+
+    /// What it was.
+    pub(crate) fn opcode(&self) -> Opcode {
+        Opcode(self.0.opcode)
+    }
+
+    /// Bytes received.
+    pub(crate) fn bytes(&self) -> u32 {
+        self.0.byte_len
+    }
+
+    /// The number that came with the message or write, if one did.
+    pub(crate) fn number(&self) -> Option<u32> {
+        /// `IBV_WC_WITH_IMM`.
+        const WITH_IMM: u32 = 2;
+        (self.0.wc_flags & WITH_IMM != 0).then(|| u32::from_be(self.0.imm_data))
+    }
+
+    /// The queue pair of this side.
+    pub(crate) fn queue_pair(&self) -> u32 {
+        self.0.qp_num
+    }
+
+    /// What the device's maker says of an error.
+    pub(crate) fn vendor_code(&self) -> u32 {
+        self.0.vendor_err
+    }
+
+    /// The error that it ended with; the status is its source ([`Status::of`]). `None` where it went well.
+    pub(crate) fn error(&self) -> Option<Error> {
+        if self.is_success() {
+            return None;
+        }
+        Some(self.make_error())
+    }
+
+    #[cold]
+    fn make_error(&self) -> Error {
+        let status = self.status();
+        let remedy = match status {
+            Status::RETRY_EXC_ERR => {
+                "; the peer has ended, or the way to it is broken: compare both ends' GIDs and MTU, and whether UDP port 4791 passes"
+            }
+            Status::RNR_RETRY_EXC_ERR => "; the peer does not keep up",
+            _ => "",
+        };
+        let text = format!(
+            "queue pair {:#x}: {status}{remedy} [vendor code {:#x}]",
+            self.0.qp_num, self.0.vendor_err
+        );
+        Error::new(status.kind(), text).with_source(status)
+    }
+}

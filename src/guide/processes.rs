@@ -1,0 +1,101 @@
+//! Several processes: addresses, groups, channels, and the ecosystem on top.
+//!
+//! # Two processes
+//!
+//! One listens on `host:port`, the other [connects](crate::Worker::connect); over TCP they find out whether they share a host, and change to shared memory
+//! then. Or one sends its [`WorkerAddress`](crate::WorkerAddress) by any means (a file, etcd, a message) and listens on nothing.
+//!
+//! ```
+//! use wharf::{Context, Mask, Tag, Worker};
+//!
+//! /// The process that waits for others.
+//! async fn server(mut listener: wharf::Listener, worker: Worker) -> wharf::Result<()> {
+//!     let incoming = listener.accept().await?;
+//!     println!("{} asks", incoming.peer_name()); // or `reject(reason)`
+//!     let endpoint = incoming.accept().await?;
+//!     let got = worker.tag_recv(Tag(1), Mask::ALL, vec![0; 64]).await?;
+//!     assert_eq!(&got.buffer[..got.len], b"from the other process");
+//!     println!("{}", endpoint.closed().await); // why the connection ended
+//!     Ok(())
+//! }
+//!
+//! /// The other one.
+//! async fn client(address: &str) -> wharf::Result<()> {
+//!     let worker = Worker::new(&Context::builder().build()?)?;
+//!     let endpoint = worker.connect(address).await?;
+//!     endpoint.tag_send(Tag(1), "from the other process").await?;
+//!     endpoint.close().await // nothing is lost
+//! }
+//!
+//! #[tokio::main(flavor = "current_thread")]
+//! async fn main() -> wharf::Result<()> {
+//!     // Both parts in one process, so that this runs anywhere; `examples/two_processes.rs` starts the second one.
+//!     let worker = Worker::new(&Context::builder().build()?)?;
+//!     let listener = worker.listen("127.0.0.1:0").await?;
+//!     let address = listener.local_addr().to_string();
+//!     let (served, called) = tokio::join!(server(listener, worker), client(&address));
+//!     served.and(called)
+//! }
+//! ```
+//!
+//! When a process dies, `kill -9` included, every operation on its endpoints ends with an error: at once over shared memory, at a reset or after three
+//! [keepalive](crate::ContextBuilder::keepalive) intervals over TCP. With a [`secret`](crate::ContextBuilder::secret) both ends prove that they know it
+//! before anything else.
+//!
+//! # Groups and channels
+//!
+//! A [`Bootstrap`](crate::channel::Bootstrap) is how the processes of a group find each other: from the variables of torchrun, Open MPI, PMI, Slurm and
+//! Kubernetes ([`Launch::from_environment`](crate::channel::bootstrap::Launch::from_environment)), over TCP, a Unix socket, or etcd. A
+//! [`Communicator`](crate::channel::Communicator) is the group with a worker each; a [`MemoryChannel`](crate::channel::MemoryChannel) puts into a peer's
+//! memory and signals. A process that ends awaits [`leave`](crate::channel::Bootstrap::leave) before, so that what it sent last arrives.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use futures::future::try_join_all;
+//! use wharf::{Access, Context, Worker, channel::{Bootstrap, Communicator, MemoryChannel}};
+//! use wharf::channel::bootstrap::MemoryBootstrap;
+//!
+//! /// What each rank of two runs.
+//! async fn rank(bootstrap: Arc<dyn Bootstrap>) -> wharf::Result<()> {
+//!     let worker = Worker::new(&Context::builder().build()?)?;
+//!     let group = Communicator::new(bootstrap, &worker).await?;
+//!     let peer = 1 - group.rank();
+//!     let mut mine = worker.context().allocate(8192).await?;
+//!     mine[..4096].fill(group.rank() as u8 + 1);
+//!     let memory = group.register(mine, Access::READ | Access::WRITE).await?;
+//!     let channel = MemoryChannel::connect(&group, peer, 0, &memory).await?;
+//!
+//!     channel.put_with_signal(4096, 0, 4096).await?; // my first half into the peer's second
+//!     channel.wait().await?; // the peer has done the same
+//!     let mut byte = [0];
+//!     memory.read_at(8191, &mut byte)?;
+//!     assert_eq!(usize::from(byte[0]), peer + 1);
+//!     group.barrier().await
+//! }
+//!
+//! #[tokio::main]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     // In process; several processes take `Launch::from_environment`, or `TcpBootstrap`.
+//!     let ranks = MemoryBootstrap::group(2)?.into_iter();
+//!     let tasks = ranks.map(|bootstrap| tokio::spawn(rank(Arc::new(bootstrap))));
+//!     try_join_all(tasks).await?.into_iter().collect::<wharf::Result<()>>()?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! `examples/ring_all_reduce.rs` sums a vector over N processes; `examples/perf_memory_channel.rs` times channels.
+//!
+//! # hyper, axum, tonic, tower
+//!
+//! A [`ByteStream`](crate::ByteStream) is `AsyncRead + AsyncWrite`: `hyper_util::rt::TokioIo` wraps it for hyper, a `Listener` of ten lines serves it
+//! with axum, a connector of a closure takes it to tonic. An [`AmSink`](crate::AmSink) is a `Sink`, and its readiness is what
+//! `tower::Service::poll_ready` asks for: the peer's credits admit a request before it is made.
+//!
+//! | with | example |
+//! |---|---|
+//! | hyper, HTTP/1 and HTTP/2 | `examples/hyper_server.rs` |
+//! | axum | `examples/axum_over_wharf.rs` |
+//! | tonic (gRPC) | `examples/tonic_greeter.rs` |
+//! | tower | `examples/tower_rpc.rs` |
+//! | a codec of tokio-util | `examples/codec.rs` |
+//! | an ordinary Tokio server beside it, on one runtime | `examples/embed_in_server.rs` |

@@ -1,0 +1,52 @@
+//! Tuning: which knob for which symptom.
+//!
+//! First ask what is done: [`Endpoint::transports`](crate::Endpoint::transports), [`Endpoint::explain`](crate::Endpoint::explain) for one operation and length,
+//! [`Worker::metrics`](crate::Worker::metrics) for what happened, `wharf perf` for what the machine can do. A release build matters more than any knob. All variables are in one table, [`VARIABLES`](crate::config::VARIABLES);
+//! `wharf info -c` prints them with what is in force and where it came from.
+//!
+//! | symptom | look at | turn |
+//! |---|---|---|
+//! | latency of 10 µs and more where 1 µs is expected | `parked`, `wakes`: both ends sleep on each message | [`Progress::Busy`](crate::Progress::Busy) on a core of one's own; [`Progress::Spin`](crate::Progress::Spin) of 20 µs and more. A window below the peer's wake-up is worse than none |
+//! | one core at 100 % | `found_spinning` | [`Progress::EventDriven`](crate::Progress::EventDriven), or [`Thread`](crate::Progress::Thread) for a runtime that must never be held up |
+//! | other tasks of the runtime wait | | `Progress::Thread`, or a runtime of its own for the worker |
+//! | long messages between processes at half the speed of memory | `explain` says "fragments over shm"; `mapped` and `cma` stay 0 | buffers by [`Context::allocate`](crate::Context::allocate); the rights for `cma` ([`containers`](super::containers)) |
+//! | first use of a buffer slow, then fast | `registration_caches`: misses | use buffers again; [`BufferPool`](crate::memory::BufferPool); `WHARF_RCACHE_MAX_REGIONS`, `WHARF_RCACHE_MAX_SIZE` where `evictions` grow |
+//! | every use slow | `uncached` grows | a [monitor](crate::memory::MonitorKind): the rights for `userfaultfd`, or memory that wharf owns |
+//! | `WouldBlock` from `post` | | await [`ready`](crate::Endpoint::ready), or await the operation; `WHARF_OPS_WINDOW` |
+//! | a short message behind a long one | | [`Priority`](crate::Priority); a long one is cut, so the wait is one fragment at most |
+//! | active messages stall | the receiver is slow: credits | [`ActiveMessages::capacity`](crate::ActiveMessages::capacity), more tasks at the receiver |
+//! | device transfers slow | `explain` says "staged" | [`forbid_staging`](crate::ContextBuilder::forbid_staging) finds where; peers on one host open each other's memory (`cuda_ipc`) |
+//! | tcp slower than the network | one connection is one flow | several endpoints; `WHARF_NET_DEVICES` for the right interface |
+//! | connects take long | `connect_time / connects` | the name service: connect to an address; `WHARF_CONNECT_TIMEOUT` bounds it |
+//!
+//! # Thresholds
+//!
+//! What is short goes at once (*eager*), what is long is announced and fetched (*rendezvous*). The limits are fixed when an endpoint is made, from what its
+//! link can do; the target `wharf::protocol` prints them. [`rendezvous_threshold`](crate::ContextBuilder::rendezvous_threshold) or
+//! `WHARF_RNDV_THRESH=intra:SIZE,inter:SIZE` moves the limit: down, where receivers often come late and long messages would fill the window of 1 MiB that an
+//! endpoint has for what nobody asked for; up, where a round trip costs more than a copy. `inf` never announces what fits.
+//!
+//! # The two questions of a spinning worker
+//!
+//! [`Progress::Adaptive`](crate::Progress::Adaptive) measures its waits and spins while their mean is below 20 µs ([`mean_wait`](crate::WorkerMetrics::mean_wait)).
+//! So a request and its answer over shared memory never sleep, and a server that waits for the next request sleeps at once. `found_spinning` against `parked`
+//! says which of the two a worker lives in.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> wharf::Result<()> {
+//! use wharf::{Context, Mask, Progress, Tag, Worker};
+//!
+//! let context = Context::builder().progress(Progress::EventDriven).build()?;
+//! let worker = Worker::new(&context)?;
+//! let endpoint = worker.connect(&worker.address()?).await?;
+//! endpoint.tag_send(Tag(1), vec![0; 100]).await?;
+//! worker.tag_recv(Tag(1), Mask::ALL, vec![0; 100]).await?;
+//!
+//! let done = worker.metrics();
+//! assert_eq!(done.found_spinning, 0);
+//! for lane in done.lanes.iter().filter(|lane| lane.sent.count > 0) {
+//!     println!("{}: {} messages, {} bytes out", lane.transport, lane.sent.count, lane.sent.bytes);
+//! }
+//! # assert!(done.lanes.iter().any(|lane| lane.sent.bytes >= 100 && lane.received.bytes >= 100), "{done:?}");
+//! # Ok(()) }
+//! ```

@@ -1,0 +1,687 @@
+//! Copies for one worker, by the devices of one vendor.
+//!
+//! ```text
+//! copy() ─▶ inline? ─▶ home open? ──yes──▶ queued ──flush()──▶ flying ──word──▶ reports ──progress()──▶ sink
+//!                          │ no                                        ▲
+//!                          └▶ waiting ──a thread opens the device──────┘
+//! ```
+//!
+//! # Safety
+//! Whoever begins a copy vouches for its ends until it was reported. It is reported when the device is done with it, or gone.
+#![allow(unsafe_code)]
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use mio::{Interest, unix::SourceFd};
+use std::os::fd::AsRawFd;
+
+use super::{
+    Asked, Bell, CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, DevicePlace,
+    DeviceStream, Home, InlineCopy, Owner, Queued, Reports, Route, SmallCopies, Vendor,
+    opening::{Opened, Opening, Wanted, open},
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    sys::timerfd::TimerFd,
+    transport::{Registry, SendError},
+};
+
+/// How often the streams are looked after while words do not come.
+const WATCH: Duration = Duration::from_millis(100);
+/// The same when nobody rings.
+const SILENT: Duration = Duration::from_millis(1);
+/// After so many looks at the words without a result the time is looked at.
+const LOOKS: u32 = 1024;
+/// How long [`CopyEngine::quiesce`] waits.
+const QUIESCE: Duration = Duration::from_secs(5);
+
+/// Tokens of the fds.
+const BELL: usize = 0;
+const TIMER: usize = 1;
+
+/// One worker's.
+#[derive(Debug)]
+pub(in crate::transport) struct Engine<V: Vendor> {
+    vendor: Arc<V>,
+    bell: Arc<Bell>,
+    timer: TimerFd,
+    homes: Vec<V::Home>,
+    /// Paths between devices that were opened.
+    pairs: Vec<(u16, u16)>,
+    opening: Option<Opening<V::Home>>,
+    /// What needs a device that is not open.
+    waiting: VecDeque<Waiting<V::Mark>>,
+    reports: Reports,
+    /// What was accepted and not reported.
+    in_flight: usize,
+    /// Why nothing is accepted any more, once told.
+    lost: Option<Error>,
+    told: bool,
+    closed: bool,
+    /// Whether the streams are to be looked after.
+    check: bool,
+    looks: u32,
+    /// Since when nothing has come.
+    stalled: Option<Instant>,
+    /// Small copies that the processor makes.
+    inline: Option<Box<dyn InlineCopy>>,
+}
+
+/// What waits for a device.
+#[derive(Debug)]
+enum Waiting<M> {
+    Copy(Placed),
+    Place { device: u16, mark: M, token: u64 },
+}
+
+/// A copy with what it needs.
+#[derive(Clone, Copy, Debug)]
+struct Placed {
+    route: Route,
+    copy: Queued,
+    /// Whose stream copies.
+    device: u16,
+}
+
+/// One end of a copy.
+#[derive(Clone, Copy)]
+enum End {
+    Host(u64),
+    Managed(u64),
+    Device(u64, u16),
+}
+
+impl<V: Vendor> Engine<V> {
+    /// Opens the devices that are in use. May take long.
+    pub(in crate::transport) fn open(vendor: Arc<V>) -> Result<Self> {
+        let bell = Arc::new(Bell::new()?);
+        let wanted = Wanted {
+            devices: vendor.first()?,
+            pair: None,
+        };
+        let inline = vendor.inline();
+        let opened = open(&*vendor, &bell, &wanted);
+        for (_, error) in &opened.failed {
+            // Told again to whoever names the device.
+            tracing::debug!(target: "wharf::device", "{error}");
+        }
+        Ok(Self {
+            timer: TimerFd::new().map_err(|error| Error::io("a timer", error))?,
+            vendor,
+            bell,
+            homes: opened.homes,
+            pairs: Vec::new(),
+            opening: None,
+            waiting: VecDeque::new(),
+            reports: VecDeque::new(),
+            in_flight: 0,
+            lost: None,
+            told: false,
+            closed: false,
+            check: false,
+            looks: 0,
+            stalled: None,
+            inline,
+        })
+    }
+
+    /// That one more can be taken.
+    fn admit(&self) -> Result<(), SendError> {
+        if let Some(error) = &self.lost {
+            return Err(SendError::Failed(error.duplicate()));
+        }
+        if self.closed {
+            let error = Error::new(ErrorKind::Closed, "the engine is closed").over(V::NAME);
+            return Err(SendError::Failed(error));
+        }
+        if self.in_flight >= V::ATTRIBUTES.max_in_flight {
+            return Err(SendError::Full);
+        }
+        Ok(())
+    }
+
+    /// What a copy needs.
+    fn place(&self, request: &CopyRequest) -> Result<Placed> {
+        if request.length == 0 || request.length > V::ATTRIBUTES.max_copy {
+            let text = format!("a copy of {} bytes", request.length);
+            return Err(refused(V::NAME, text));
+        }
+        let from = self.end(&request.from, request.length)?;
+        let to = self.end(&request.to, request.length)?;
+        let (route, device, other) = match (from, to) {
+            (End::Host(_), End::Host(_)) => {
+                let text = "a copy between two places in host memory";
+                return Err(refused(V::NAME, text));
+            }
+            (End::Host(_), End::Device(_, device)) => (Route::ToDevice, device, None),
+            (End::Host(_), End::Managed(_)) => (Route::ToDevice, self.any(), None),
+            (End::Device(_, device), End::Host(_)) => (Route::ToHost, device, None),
+            (End::Managed(_), End::Host(_)) => (Route::ToHost, self.any(), None),
+            // The source's device copies: writing to another is faster than reading from it.
+            (End::Device(_, device), End::Device(_, other)) => (
+                Route::Across,
+                device,
+                Some(other).filter(|other| *other != device),
+            ),
+            (End::Device(_, device), End::Managed(_))
+            | (End::Managed(_), End::Device(_, device)) => (Route::Across, device, None),
+            (End::Managed(_), End::Managed(_)) => (Route::Across, self.any(), None),
+        };
+        let copy = Queued {
+            token: request.token,
+            to: to.at(),
+            from: from.at(),
+            length: request.length,
+            other,
+        };
+        Ok(Placed {
+            route,
+            copy,
+            device,
+        })
+    }
+
+    /// An end, checked as far as it can be without asking the driver.
+    fn end(&self, end: &CopyEnd, length: usize) -> Result<End> {
+        let end = match *end {
+            CopyEnd::Host { address, pinned } => {
+                if !pinned && !V::ATTRIBUTES.takes_pageable {
+                    return Err(refused(V::NAME, "a copy of host memory that is not pinned"));
+                }
+                End::Host(address.expose_provenance() as u64)
+            }
+            CopyEnd::Device {
+                address,
+                memory_type,
+            } => match self.vendor.owner(memory_type) {
+                Some(Owner::Device(device)) => End::Device(address, device),
+                Some(Owner::Any) => End::Managed(address),
+                Some(Owner::Host) => End::Host(address),
+                None => {
+                    let text = format!("a copy of {memory_type} memory");
+                    return Err(refused(V::NAME, text));
+                }
+            },
+        };
+        let at = end.at();
+        if at == 0 || at.checked_add(length as u64).is_none() {
+            let text = format!("a copy of {length} bytes at {at:#x}");
+            return Err(refused(V::NAME, text));
+        }
+        Ok(end)
+    }
+
+    /// A device for memory that is no device's own.
+    fn any(&self) -> u16 {
+        let mut alive = self.homes.iter().filter(|home| home.lost().is_none());
+        alive.next().map_or(0, Home::ordinal)
+    }
+
+    fn home(&self, device: u16) -> Option<&V::Home> {
+        self.homes.iter().find(|home| home.ordinal() == device)
+    }
+
+    fn home_mut(&mut self, device: u16) -> Option<&mut V::Home> {
+        self.homes.iter_mut().find(|home| home.ordinal() == device)
+    }
+
+    /// Why a device that was opened cannot be used, if so.
+    fn lost_device(&self, device: u16) -> Option<Error> {
+        self.home(device)?.lost().map(Error::duplicate)
+    }
+
+    /// What has to be opened for a copy; `None`: nothing.
+    fn wanted(&self, device: u16, other: Option<u16>) -> Option<Wanted> {
+        let both = [Some(device), other];
+        let missing = |device: &u16| self.home(*device).is_none();
+        let pair = other.map(|other| (device.min(other), device.max(other)));
+        let wanted = Wanted {
+            devices: both.into_iter().flatten().filter(missing).collect(),
+            pair: pair.filter(|pair| !self.pairs.contains(pair)),
+        };
+        (!wanted.devices.is_empty() || wanted.pair.is_some()).then_some(wanted)
+    }
+
+    /// Gives a copy to its lane, or lets it wait for its device.
+    fn dispatch(&mut self, placed: Placed) {
+        if self.wanted(placed.device, placed.copy.other).is_some() {
+            self.waiting.push_back(Waiting::Copy(placed));
+        } else if let Some(home) = self.home_mut(placed.device) {
+            home.push(placed.route, placed.copy);
+        }
+    }
+
+    /// Begins to open what the first of those that wait for a device needs.
+    fn open_next(&mut self) {
+        while self.opening.is_none() {
+            let mut waiting = self.waiting.iter().enumerate();
+            let next = waiting.find_map(|(index, waiting)| {
+                let wanted = match waiting {
+                    Waiting::Copy(placed) => self.wanted(placed.device, placed.copy.other),
+                    Waiting::Place { device, .. } => self.wanted(*device, None),
+                };
+                wanted.map(|wanted| (index, wanted))
+            });
+            let Some((index, wanted)) = next else {
+                return;
+            };
+            match Opening::start(&self.vendor, &self.bell, wanted) {
+                Ok(opening) => self.opening = Some(opening),
+                Err(error) => {
+                    let refused = self.waiting.remove(index);
+                    let token = refused.map(|waiting| waiting.token());
+                    self.reports.extend(token.map(|token| (token, Err(error))));
+                }
+            }
+        }
+    }
+
+    /// Takes what was opened.
+    fn opened(&mut self, opened: Opened<V::Home>) {
+        for home in opened.homes {
+            if self.home(home.ordinal()).is_none() {
+                self.homes.push(home);
+            }
+        }
+        self.pairs.extend(opened.pair);
+        for (failed, error) in opened.failed {
+            let mut kept = VecDeque::new();
+            for waiting in self.waiting.drain(..) {
+                if waiting.needs(failed) {
+                    self.reports
+                        .push_back((waiting.token(), Err(error.duplicate())));
+                } else {
+                    kept.push_back(waiting);
+                }
+            }
+            self.waiting = kept;
+        }
+        self.retry();
+        self.open_next();
+        self.flush_homes();
+    }
+
+    /// Goes on with what waits and can.
+    fn retry(&mut self) {
+        for waiting in std::mem::take(&mut self.waiting) {
+            let lost = match &waiting {
+                Waiting::Copy(placed) => self
+                    .lost_device(placed.device)
+                    .or_else(|| self.lost_device(placed.copy.other?)),
+                Waiting::Place { device, .. } => self.lost_device(*device),
+            };
+            match (waiting, lost) {
+                (waiting, Some(error)) => self.reports.push_back((waiting.token(), Err(error))),
+                (Waiting::Copy(placed), None) => self.dispatch(placed),
+                (
+                    Waiting::Place {
+                        device,
+                        mark,
+                        token,
+                    },
+                    None,
+                ) => {
+                    if let Err(error) = self.gate(device, &mark, token) {
+                        match error {
+                            SendError::Failed(error) => self.reports.push_back((token, Err(error))),
+                            SendError::Full => {
+                                self.waiting.push_back(Waiting::Place {
+                                    device,
+                                    mark,
+                                    token,
+                                });
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has a home wait for a place.
+    fn gate(&mut self, device: u16, mark: &V::Mark, token: u64) -> Result<(), SendError> {
+        let mut homes = self.homes.iter_mut();
+        let home = homes.find(|home| home.ordinal() == device && home.has_gate());
+        let Some(home) = home else {
+            return Err(SendError::Full);
+        };
+        let waited = home.after(mark, token, &mut self.reports);
+        waited.map_err(SendError::Failed)
+    }
+
+    fn flush_homes(&mut self) {
+        for home in &mut self.homes {
+            home.flush(&mut self.reports);
+        }
+    }
+
+    /// Whether anything can be reported now.
+    fn has_done(&self) -> bool {
+        !self.reports.is_empty()
+            || (self.lost.is_some() && !self.told)
+            || self.opening.as_ref().is_some_and(Opening::is_done)
+            || self.homes.iter().any(Home::has_done)
+    }
+
+    /// Looks for what has come. No call of the driver but where something has, or nothing for long.
+    fn collect(&mut self) {
+        if let Some(opening) = self.opening.take_if(|opening| opening.is_done()) {
+            self.opened(opening.take());
+        }
+        for home in &mut self.homes {
+            home.collect(&mut self.reports);
+            if home.goes_on() {
+                home.flush(&mut self.reports);
+            }
+        }
+        if std::mem::take(&mut self.check) || (self.reports.is_empty() && self.is_stalled()) {
+            for home in &mut self.homes {
+                home.check(&mut self.reports);
+            }
+        }
+        self.note_loss();
+        // A place that waits for another to be reached.
+        if !self.reports.is_empty() && self.opening.is_none() && !self.waiting.is_empty() {
+            self.retry();
+            self.open_next();
+            self.flush_homes();
+        }
+    }
+
+    /// Whether nothing has come for long, by a look at the time now and then.
+    fn is_stalled(&mut self) -> bool {
+        self.looks += 1;
+        if self.looks < LOOKS {
+            return false;
+        }
+        self.looks = 0;
+        let now = Instant::now();
+        let since = *self.stalled.get_or_insert(now);
+        if now.duration_since(since) < WATCH {
+            return false;
+        }
+        self.stalled = Some(now);
+        true
+    }
+
+    /// When no device is left, neither is the engine.
+    fn note_loss(&mut self) {
+        if self.lost.is_some() || self.opening.is_some() || self.homes.is_empty() {
+            return;
+        }
+        if let Some(error) = self.homes.iter().find_map(Home::lost)
+            && self.homes.iter().all(|home| home.lost().is_some())
+        {
+            let error = error.duplicate();
+            for waiting in self.waiting.drain(..) {
+                self.reports
+                    .push_back((waiting.token(), Err(error.duplicate())));
+            }
+            self.lost = Some(error);
+        }
+    }
+
+    /// Whether [`CopyEngine::progress`] has nothing to look for.
+    fn has_nothing(&self) -> bool {
+        self.in_flight == 0 && self.opening.is_none() && (self.lost.is_none() || self.told)
+    }
+
+    /// Whether nothing is under way.
+    fn is_idle(&self) -> bool {
+        self.opening.is_none() && self.waiting.is_empty() && self.homes.iter().all(Home::is_idle)
+    }
+}
+
+impl<V: Vendor> CopyEngine for Engine<V> {
+    fn attributes(&self) -> CopyAttributes {
+        V::ATTRIBUTES
+    }
+
+    unsafe fn copy(&mut self, request: CopyRequest) -> Result<(), SendError> {
+        self.admit()?;
+        if let Some(inline) = &mut self.inline {
+            // SAFETY: the caller vouches for both ends.
+            match unsafe { inline.try_copy(&request) } {
+                Ok(false) => {}
+                Ok(true) => {
+                    self.in_flight += 1;
+                    self.reports.push_back((request.token, Ok(())));
+                    return Ok(());
+                }
+                Err(error) => return Err(SendError::Failed(error)),
+            }
+        }
+        let placed = self.place(&request).map_err(SendError::Failed)?;
+        let lost = self.lost_device(placed.device);
+        if let Some(error) = lost.or_else(|| self.lost_device(placed.copy.other?)) {
+            return Err(SendError::Failed(error));
+        }
+        self.in_flight += 1;
+        self.dispatch(placed);
+        Ok(())
+    }
+
+    fn after(&mut self, place: DevicePlace, token: u64) -> Result<(), SendError> {
+        let (DevicePlace::Stream(at) | DevicePlace::Event(at)) = place;
+        let device = at.device;
+        self.admit()?;
+        check::<V>(&at).map_err(SendError::Failed)?;
+        if let Some(error) = self.lost_device(device) {
+            return Err(SendError::Failed(error));
+        }
+        let is_open = self.home(device).is_some();
+        if self.home(device).is_some_and(|home| !home.has_gate()) {
+            return Err(SendError::Full);
+        }
+        let mark = self.vendor.mark(place).map_err(SendError::Failed)?;
+        if is_open {
+            self.gate(device, &mark, token)?;
+        } else {
+            let waiting = Waiting::Place {
+                device,
+                mark,
+                token,
+            };
+            self.waiting.push_back(waiting);
+        }
+        self.in_flight += 1;
+        self.open_next();
+        Ok(())
+    }
+
+    fn then(&mut self, stream: DeviceStream, tokens: &[u64]) -> Result<(), SendError> {
+        check::<V>(&stream).map_err(SendError::Failed)?;
+        if self.closed {
+            let error = Error::new(ErrorKind::Closed, "the engine is closed").over(V::NAME);
+            return Err(SendError::Failed(error));
+        }
+        let (stream, _) = self.vendor.stream(stream).map_err(SendError::Failed)?;
+        let waits = |waiting: &Waiting<V::Mark>| tokens.contains(&waiting.token());
+        if self.waiting.iter().any(waits) {
+            return Err(SendError::Full);
+        }
+        self.flush_homes();
+        for home in &mut self.homes {
+            home.then(&stream, tokens).map_err(SendError::Failed)?;
+        }
+        Ok(())
+    }
+
+    fn small_copies(&self) -> Option<SmallCopies> {
+        self.inline.as_ref()?.small_copies()
+    }
+
+    fn flush(&mut self) {
+        self.flush_homes();
+        if !self.waiting.is_empty() {
+            self.open_next();
+        }
+    }
+
+    fn progress(&mut self, budget: usize, sink: &mut dyn CopySink) -> usize {
+        if self.has_nothing() {
+            return 0;
+        }
+        if self.reports.len() < budget {
+            self.collect();
+        }
+        let mut count = 0;
+        while count < budget.max(1)
+            && let Some((token, result)) = self.reports.pop_front()
+        {
+            self.in_flight = self.in_flight.saturating_sub(1);
+            sink.copied(token, result.map_err(|error| error.over(V::NAME)));
+            count += 1;
+        }
+        if count > 0 {
+            self.looks = 0;
+            self.stalled = None;
+        }
+        if self.reports.is_empty()
+            && let Some(error) = &self.lost
+            && !self.told
+        {
+            self.told = true;
+            sink.lost(error.duplicate());
+            count += 1;
+        }
+        count
+    }
+
+    fn register(&mut self, registry: Registry) -> Result<()> {
+        let (bell, timer) = (self.bell.fd.as_raw_fd(), self.timer.as_raw_fd());
+        registry.register(&mut SourceFd(&bell), BELL, Interest::READABLE)?;
+        registry.register(&mut SourceFd(&timer), TIMER, Interest::READABLE)
+    }
+
+    fn ready(&mut self, token: usize) {
+        match token {
+            BELL => {
+                self.bell.fd.drain();
+            }
+            TIMER => self.check = true,
+            _ => {}
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        self.flush();
+        // Whoever rings writes before it looks whether to; this looks for what was written after saying so.
+        self.bell.arm();
+        if self.has_nothing() {
+            // Whatever a home has to say, `progress` would not ask it.
+            return true;
+        }
+        if self.has_done() || self.check {
+            return false;
+        }
+        let mut time = WATCH;
+        let mut busy = false;
+        for home in &mut self.homes {
+            busy |= !home.is_idle() && home.needs_checks();
+            match home.ask(&mut self.reports) {
+                Asked::Done => return false,
+                Asked::Rings => {}
+                Asked::Silent => time = SILENT,
+            }
+        }
+        if self.has_done() {
+            return false;
+        }
+        // Without the timer a lost device would never be noticed: then this worker polls.
+        (!busy && time == WATCH) || self.timer.start(time).is_ok()
+    }
+
+    fn disarm(&mut self) {
+        self.bell.disarm();
+        // Whoever was woken by it disarms before it looks which descriptor it was.
+        self.check |= self.timer.stop();
+    }
+
+    fn quiesce(&mut self) {
+        if self.closed {
+            return;
+        }
+        let deadline = Instant::now() + QUIESCE;
+        let mut pause = Duration::from_micros(20);
+        let mut checked = Instant::now();
+        loop {
+            self.flush();
+            self.check |= checked.elapsed() > WATCH / 2;
+            if self.check {
+                checked = Instant::now();
+            }
+            self.collect();
+            if self.is_idle() || Instant::now() >= deadline {
+                break;
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(2));
+        }
+        self.closed = true;
+        self.disarm();
+        let given_up = || {
+            let text = "the device did not end its work in time and was given up";
+            Error::new(ErrorKind::DeviceLost, text)
+        };
+        for waiting in self.waiting.drain(..) {
+            self.reports.push_back((waiting.token(), Err(given_up())));
+        }
+        for mut home in self.homes.drain(..) {
+            if home.lost().is_none() && !home.is_idle() {
+                self.vendor.gave_up();
+                home.give_up(given_up(), &mut self.reports);
+            }
+            home.close(deadline + Duration::from_secs(1));
+        }
+    }
+}
+
+impl<V: Vendor> Drop for Engine<V> {
+    fn drop(&mut self) {
+        // Nothing may touch the copies' memory afterwards. Nothing is left to wait for where this was called before.
+        self.quiesce();
+    }
+}
+
+impl<M> Waiting<M> {
+    fn token(&self) -> u64 {
+        match self {
+            Self::Copy(placed) => placed.copy.token,
+            Self::Place { token, .. } => *token,
+        }
+    }
+
+    fn needs(&self, failed: u16) -> bool {
+        match self {
+            Self::Copy(placed) => placed.device == failed || placed.copy.other == Some(failed),
+            Self::Place { device, .. } => *device == failed,
+        }
+    }
+}
+
+impl End {
+    fn at(self) -> u64 {
+        let (Self::Host(at) | Self::Managed(at) | Self::Device(at, _)) = self;
+        at
+    }
+}
+
+fn check<V: Vendor>(stream: &DeviceStream) -> Result<()> {
+    if stream.accelerator == V::NAME {
+        return Ok(());
+    }
+    let text = format!("a stream of {}", stream.accelerator);
+    Err(Error::new(ErrorKind::Unsupported, text).over(V::NAME))
+}
+
+#[cold]
+fn refused(name: &'static str, what: impl Into<String>) -> Error {
+    let text = format!("{} is not what this engine makes", what.into());
+    Error::new(ErrorKind::InvalidArgument, text).over(name)
+}

@@ -1,0 +1,1088 @@
+//! What both halves of a link share: its rails, the send queues, the credits.
+//!
+//! # Safety
+//! What is sent comes from a rail's ring, of which the state says which part the device has, or is inline, which the device has copied when
+//! posting returns. Memory of others is named by [`Connection::one_sided`] alone, whose callers vouch for it.
+#![allow(unsafe_code)]
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    net::Shutdown,
+    ops::Range,
+    os::fd::{AsRawFd, RawFd},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use parking_lot::Mutex;
+use socket2::Socket;
+
+use super::{
+    Devices, Graveyard, RcVerbs,
+    buffers::Memory,
+    domain::Domain,
+    queues::{Reservation, SEGMENT},
+    retired::retire,
+    wire::{HEADER, Header, Kind},
+};
+use crate::{
+    driver::verbs::{AtomicSupport, QueuePair, SendFlags, SendRequest, Sge},
+    error::{Error, ErrorKind, Result},
+    transport::SendError,
+};
+
+/// Bytes of a rail's ring.
+pub(super) const RING: usize = 256 << 10;
+/// Slots of a send queue for what must not wait: credits, and the mark of a flush.
+pub(super) const SPARE_SLOTS: u32 = 8;
+/// At the latest each so manieth request has its completion told.
+const SIGNAL: u32 = 64;
+const LINE: u64 = 64;
+
+/// One queue pair with what it sends from. The fields end in this order.
+pub(super) struct Rail {
+    pub(super) queue_pair: Arc<QueuePair>,
+    pub(super) ring: Memory,
+    pub(super) reservation: Reservation,
+    /// The number of its port.
+    pub(super) port: u8,
+    /// Bytes that can be sent inline.
+    pub(super) inline: usize,
+    /// The peer's device at the other end.
+    pub(super) peer_device: u64,
+    /// For one-sided operations alone.
+    pub(super) data: bool,
+    /// Nothing is posted any more, of a rail for one-sided operations. Of others the connection says that.
+    pub(super) over: AtomicBool,
+}
+
+impl Rail {
+    /// The device at this end.
+    pub(super) fn device(&self) -> u64 {
+        self.reservation.queues.device.id
+    }
+
+    /// Nothing more is posted.
+    pub(super) fn end(&self) {
+        self.over.store(true, Relaxed);
+    }
+
+    /// Whether requests may be posted.
+    pub(super) fn is_live(&self) -> bool {
+        !self.over.load(Relaxed)
+    }
+
+    /// Whether one-sided operations may go over it.
+    #[inline]
+    pub(super) fn is_usable(&self) -> bool {
+        self.data && self.is_live()
+    }
+
+    /// Whether that does atomics.
+    pub(super) fn does_atomics(&self) -> bool {
+        self.reservation.queues.device.attributes.atomics != AtomicSupport::None
+    }
+}
+
+impl fmt::Debug for Rail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Rail").field(&self.queue_pair).finish()
+    }
+}
+
+/// What a slot of the send queue holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    /// A message, credits or the mark of a flush: nobody asks for its end.
+    Own,
+    /// A message that goes over another rail should this one fail: its number, and where it stands in the ring.
+    Message {
+        sequence: u32,
+        offset: usize,
+        length: usize,
+    },
+    /// Memory of others: its end is told with this token.
+    OneSided(u64),
+    /// Written from the ring, or inline: its end is told with this token.
+    Written(u64),
+    /// So many bytes come into the ring at this place, and are told with this token.
+    Fetch(u64, usize, usize),
+}
+
+#[derive(Debug)]
+struct Slot {
+    work: Work,
+    /// The ring is free up to here when it has ended.
+    ring: u64,
+}
+
+/// The send queue of a rail. Requests have numbers that count up; slots are those from `done` to `posted`.
+#[derive(Debug)]
+struct Sending {
+    posted: u64,
+    done: u64,
+    /// Since the last request whose completion is told.
+    quiet: u32,
+    /// The ring's head then.
+    quiet_ring: u64,
+    slots: VecDeque<Slot>,
+    /// Bytes of the ring that were ever taken, and that are free again.
+    head: u64,
+    tail: u64,
+    depth: u32,
+}
+
+impl Sending {
+    fn new(depth: u32) -> Self {
+        Self {
+            posted: 0,
+            done: 0,
+            quiet: 0,
+            quiet_ring: 0,
+            slots: VecDeque::with_capacity((depth + SPARE_SLOTS) as usize),
+            head: 0,
+            tail: 0,
+            depth,
+        }
+    }
+
+    fn used(&self) -> u32 {
+        (self.posted - self.done) as u32
+    }
+
+    /// Where so many bytes of the ring begin, and its head behind them; `None`: no room.
+    fn take(&self, length: usize) -> Option<(usize, u64)> {
+        let ring = RING as u64;
+        let length = (length as u64).next_multiple_of(LINE);
+        let mut from = self.head;
+        if from % ring + length > ring {
+            from = from.next_multiple_of(ring);
+        }
+        (from + length - self.tail <= ring).then_some(((from % ring) as usize, from + length))
+    }
+
+    /// Whether any message finds room.
+    fn has_room(&self) -> bool {
+        self.used() < self.depth && self.take(SEGMENT).is_some()
+    }
+
+    /// Whether the completion of the next request has to be told, so that room comes back in time.
+    fn must_signal(&self, head: u64) -> bool {
+        self.quiet + 1 >= SIGNAL.min(self.depth / 4) || head - self.quiet_ring >= RING as u64 / 4
+    }
+
+    fn note(&mut self, work: Work, ring: u64, signaled: bool) {
+        self.posted += 1;
+        self.head = ring;
+        self.slots.push_back(Slot { work, ring });
+        if signaled {
+            self.quiet = 0;
+            self.quiet_ring = ring;
+        } else {
+            self.quiet += 1;
+        }
+    }
+}
+
+/// A rail has failed, and the ends find out what has arrived.
+#[derive(Debug)]
+struct Switch {
+    from: usize,
+    /// Nothing more comes of it here.
+    drained: bool,
+    /// The message that the peer waits for, once nothing more comes of it there.
+    theirs: Option<u32>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// By rail.
+    sending: Vec<Sending>,
+    alive: Vec<bool>,
+    /// The rail that messages go over: the first that is alive.
+    main: usize,
+    switch: Option<Switch>,
+    /// A device was lost on the way: it may have taken messages along that it had acknowledged.
+    lost: bool,
+    /// Nothing is sent any more; the interface tells why.
+    over: bool,
+    /// A send found no room.
+    waits: bool,
+    /// Another request found none.
+    wants: bool,
+    /// Messages that may be sent, and how many at most.
+    credits: u32,
+    most: u32,
+    /// Of this side's messages, how many the peer said to have left their receives, modulo 2^16.
+    returned: u16,
+    /// The same of the peer's, those that it has not been told of, and its window.
+    given: u16,
+    owed: u32,
+    window: u32,
+    /// Numbers of the next message, each way.
+    next: u32,
+    expected: u32,
+}
+
+/// The end of what was not a message, and where among all that was brought its bytes are.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) token: u64,
+    pub(super) fetched: Option<Range<usize>>,
+}
+
+/// What an arrival means.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct News {
+    /// The link had no room and has some now.
+    pub(super) writable: bool,
+    /// The peer is to be given its credits.
+    pub(super) owes: bool,
+}
+
+/// A connection.
+pub(super) struct Connection {
+    peer: Box<str>,
+    control: Socket,
+    pub(super) rails: Vec<Rail>,
+    state: Mutex<State>,
+    /// The sending half was dropped.
+    dropped: AtomicBool,
+    /// Why a request was refused.
+    refused: OnceLock<Error>,
+    /// Longest body that the peer takes.
+    pub(super) longest: usize,
+    graveyard: Graveyard,
+    /// What one-sided operations register memory with.
+    pub(super) memory: Option<Arc<Domain>>,
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("peer", &self.peer)
+            .field("rails", &self.rails)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a request was not posted.
+enum Unposted {
+    Full,
+    Failed(Error),
+}
+
+impl Connection {
+    /// Over these rails; messages go over the first, and over the next when that fails, one-sided operations over those that are for them, if there
+    /// are. The peer takes `credits` messages of at most `longest` bytes.
+    pub(super) fn new(
+        peer: &str,
+        control: Socket,
+        rails: Vec<Rail>,
+        credits: u32,
+        longest: usize,
+        devices: &Devices,
+    ) -> Self {
+        let depth = devices.options.sends;
+        let messages = rails.iter().filter(|rail| !rail.data);
+        let windows = messages.map(|rail| rail.reservation.window);
+        let window = windows.min().unwrap_or(0);
+        Self {
+            peer: peer.into(),
+            control,
+            state: Mutex::new(State {
+                sending: rails.iter().map(|_| Sending::new(depth)).collect(),
+                // Of those for messages.
+                alive: rails.iter().map(|rail| !rail.data).collect(),
+                main: 0,
+                switch: None,
+                lost: false,
+                over: false,
+                waits: false,
+                wants: false,
+                credits,
+                most: credits,
+                returned: 0,
+                given: 0,
+                owed: 0,
+                window,
+                next: 0,
+                expected: 0,
+            }),
+            rails,
+            dropped: AtomicBool::new(false),
+            refused: OnceLock::new(),
+            longest,
+            graveyard: Arc::clone(&devices.graveyard),
+            // Without it messages go all the same.
+            memory: devices.memory().ok(),
+        }
+    }
+
+    /// The control lane's descriptor.
+    pub(super) fn fd(&self) -> RawFd {
+        self.control.as_raw_fd()
+    }
+
+    /// The control lane.
+    pub(super) fn control(&self) -> &Socket {
+        &self.control
+    }
+
+    /// Adds peer and transport to an error.
+    pub(super) fn named(&self, error: Error) -> Error {
+        error.with_peer(&self.peer).over(RcVerbs::NAME)
+    }
+
+    /// Nothing more is sent.
+    pub(super) fn end(&self) {
+        self.state.lock().over = true;
+    }
+
+    /// Tells the peer that this end is gone.
+    pub(super) fn hang_up(&self) {
+        self.end();
+        // Fails only where the connection is gone already.
+        let _ = self.control.shutdown(Shutdown::Both);
+    }
+
+    /// A request was refused: nothing tells of that but this. The control lane ends, at the other end too, and the interface finds why.
+    #[cold]
+    fn give_up(&self, state: &mut State, error: Error) -> Error {
+        state.over = true;
+        let _ = self.refused.set(error.duplicate());
+        let _ = self.control.shutdown(Shutdown::Both);
+        error
+    }
+
+    /// Why this end has ended the control lane, if it has.
+    pub(super) fn refused(&self) -> Option<Error> {
+        self.refused.get().map(Error::duplicate)
+    }
+
+    /// The sending half ends.
+    pub(super) fn set_dropped(&self) {
+        self.dropped.store(true, Relaxed);
+        self.hang_up();
+    }
+
+    /// Whether the sending half has ended.
+    pub(super) fn dropped(&self) -> bool {
+        self.dropped.load(Relaxed)
+    }
+
+    /// Sends a message with body `prefix` and `payload`, copied before it returns.
+    #[inline]
+    pub(super) fn message(
+        &self,
+        id: u8,
+        header: u64,
+        prefix: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        if prefix.len() + payload.len() > self.longest {
+            return Err(too_long(prefix.len() + payload.len(), self.longest));
+        }
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let main = state.main;
+        let (Some(rail), Some(sending)) = (self.rails.get(main), state.sending.get_mut(main))
+        else {
+            return Err(SendError::Full);
+        };
+        if state.over
+            || state.switch.is_some()
+            || state.credits == 0
+            || sending.used() >= sending.depth
+        {
+            state.waits = true;
+            return Err(SendError::Full);
+        }
+        let head = Header {
+            id,
+            kind: Kind::Message,
+            credits: state.given.wrapping_add(state.owed as u16),
+            sequence: state.next,
+            header,
+        };
+        let keep = self.rails.get(1).is_some_and(|rail| !rail.data);
+        match send(rail, sending, &head, prefix, payload, keep, false) {
+            Ok(()) => {
+                state.credits -= 1;
+                state.tell(&head);
+                state.next = state.next.wrapping_add(1);
+                Ok(())
+            }
+            Err(Unposted::Full) => {
+                state.waits = true;
+                Err(SendError::Full)
+            }
+            Err(Unposted::Failed(error)) => {
+                Err(SendError::Failed(self.named(self.give_up(state, error))))
+            }
+        }
+    }
+
+    /// Gives the peer its credits, if half its window is owed. Where there is no room now it is tried again when something has completed.
+    pub(super) fn give_credits(&self) {
+        let mut state = self.state.lock();
+        if state.owed * 2 >= state.window {
+            self.tell_credits(&mut state);
+        }
+    }
+
+    fn tell_credits(&self, state: &mut State) {
+        let main = state.main;
+        let (Some(rail), Some(sending)) = (self.rails.get(main), state.sending.get_mut(main))
+        else {
+            return;
+        };
+        if state.over || state.switch.is_some() {
+            return;
+        }
+        let head = Header {
+            id: 0,
+            kind: Kind::Credits,
+            credits: state.given.wrapping_add(state.owed as u16),
+            sequence: 0,
+            header: 0,
+        };
+        if sending.used() < sending.depth + SPARE_SLOTS - 2 {
+            match send(rail, sending, &head, &[], &[], false, true) {
+                Ok(()) => state.tell(&head),
+                Err(Unposted::Full) => {}
+                Err(Unposted::Failed(error)) => drop(self.give_up(state, error)),
+            }
+        }
+    }
+
+    /// A message came over a rail: takes its credits, and counts its receive as free again, which it is when this pass is over. `None`: it is
+    /// to be thrown away, for the peer was told that nothing more comes of that rail, and sends it again.
+    ///
+    /// # Errors
+    /// `DeviceLost`: one was lost with its device. `Protocol`: it is not the next one, or gives more credits than there are.
+    #[inline]
+    pub(super) fn arrived(&self, rail: usize, head: &Header) -> Result<Option<News>> {
+        let mut state = self.state.lock();
+        if !state.alive.get(rail).copied().unwrap_or(false) && !state.is_draining(rail) {
+            return Ok(None);
+        }
+        let broken = |what: &'static str| Err(Error::new(ErrorKind::Protocol, what));
+        if head.kind == Kind::Message {
+            if head.sequence != state.expected {
+                if state.lost {
+                    return Err(Error::new(
+                        ErrorKind::DeviceLost,
+                        "a device that failed has lost messages that it had acknowledged",
+                    ));
+                }
+                return broken("a message is missing");
+            }
+            if state.owed >= state.window {
+                return broken("more messages than the window allows");
+            }
+            state.expected = state.expected.wrapping_add(1);
+            state.owed += 1;
+        }
+        let more = head.credits.wrapping_sub(state.returned);
+        let credits = state.credits + u32::from(more);
+        if credits > state.most {
+            return broken("more credits than there are");
+        }
+        state.credits = credits;
+        state.returned = head.credits;
+        Ok(Some(News {
+            writable: more > 0 && state.wake(),
+            owes: state.owed * 2 >= state.window,
+        }))
+    }
+
+    /// A request has completed, and with it all before it. What was not a message is added to `ended`, and what that brought to `brought`.
+    #[inline]
+    pub(super) fn completed(
+        &self,
+        rail: usize,
+        number: u64,
+        ended: &mut Vec<Ended>,
+        brought: &mut Vec<u8>,
+    ) -> News {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(sending) = state.sending.get_mut(rail) else {
+            return News::default();
+        };
+        while sending.done <= number
+            && let Some(slot) = sending.slots.pop_front()
+        {
+            sending.done += 1;
+            sending.tail = slot.ring;
+            match slot.work {
+                Work::Own | Work::Message { .. } => {}
+                Work::OneSided(token) | Work::Written(token) => ended.push(Ended {
+                    token,
+                    fetched: None,
+                }),
+                Work::Fetch(token, offset, length) => {
+                    // Copied: what follows may use that part of the ring.
+                    let fetched = self.rails.get(rail).map(|rail| {
+                        let from = brought.len();
+                        // SAFETY: the request has ended, and the part is given to no other before this returns.
+                        brought.extend_from_slice(unsafe { rail.ring.bytes(offset, length) });
+                        from..brought.len()
+                    });
+                    ended.push(Ended { token, fetched });
+                }
+            }
+        }
+        if state.switch.is_some() {
+            self.resend(state);
+        }
+        News {
+            writable: state.wake(),
+            owes: state.owed * 2 >= state.window,
+        }
+    }
+
+    /// Posts a request that is no message, made by `make` with a number and flags to be used. `token` is told when it has completed.
+    ///
+    /// # Errors
+    /// As a message's.
+    ///
+    /// # Safety
+    /// The memory that the request names is left alone, and stays registered, until the token was told or the link was dropped.
+    pub(super) unsafe fn one_sided<'a>(
+        &self,
+        rail: usize,
+        token: u64,
+        make: impl FnOnce(u64, SendFlags) -> SendRequest<'a>,
+    ) -> Result<(), SendError> {
+        self.with_room(rail, |rail, sending| {
+            let request = make(sending.posted, SendFlags::SIGNALED);
+            // SAFETY: the caller vouches for it.
+            unsafe { post(rail, request) }?;
+            let ring = sending.head;
+            sending.note(Work::OneSided(token), ring, true);
+            Ok(())
+        })
+    }
+
+    /// Posts a write of `data`, which is copied, made by `make` as of [`Connection::one_sided`].
+    ///
+    /// # Errors
+    /// As a message's.
+    pub(super) fn short_write(
+        &self,
+        rail: usize,
+        token: u64,
+        data: &[u8],
+        make: impl for<'a> FnOnce(u64, &'a [Sge; 1], SendFlags) -> SendRequest<'a>,
+    ) -> Result<(), SendError> {
+        self.with_room(rail, |rail, sending| {
+            let mut flags = SendFlags::SIGNALED;
+            let (piece, ring) = if data.len() <= rail.inline {
+                flags |= SendFlags::INLINE;
+                let piece = Sge {
+                    addr: data.as_ptr().expose_provenance() as u64,
+                    length: data.len() as u32,
+                    lkey: 0,
+                };
+                (piece, sending.head)
+            } else {
+                let (offset, end) = sending.take(data.len()).ok_or(Unposted::Full)?;
+                // SAFETY: a part of the ring that no slot holds.
+                unsafe { rail.ring.write(offset, data) };
+                (rail.ring.piece(offset, data.len()), end)
+            };
+            let piece = [piece];
+            let request = make(sending.posted, &piece, flags);
+            // SAFETY: inline bytes live during the call; the part of the ring is left alone until its slot has ended.
+            unsafe { post(rail, request) }?;
+            sending.note(Work::Written(token), ring, true);
+            Ok(())
+        })
+    }
+
+    /// Posts a request that brings `length` bytes, made by `make`. They are told with `token`.
+    ///
+    /// # Errors
+    /// As a message's.
+    pub(super) fn fetch(
+        &self,
+        rail: usize,
+        token: u64,
+        length: usize,
+        make: impl for<'a> FnOnce(u64, &'a [Sge; 1], SendFlags) -> SendRequest<'a>,
+    ) -> Result<(), SendError> {
+        self.with_room(rail, |rail, sending| {
+            let (offset, ring) = sending.take(length).ok_or(Unposted::Full)?;
+            let piece = [rail.ring.piece(offset, length)];
+            let request = make(sending.posted, &piece, SendFlags::SIGNALED);
+            // SAFETY: the part of the ring is left alone until its slot has ended.
+            unsafe { post(rail, request) }?;
+            sending.note(Work::Fetch(token, offset, length), ring, true);
+            Ok(())
+        })
+    }
+
+    /// Posts what `act` posts. Where there is no room, it will be told.
+    fn with_room(
+        &self,
+        index: usize,
+        act: impl FnOnce(&Rail, &mut Sending) -> Result<(), Unposted>,
+    ) -> Result<(), SendError> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let (Some(rail), Some(sending)) = (self.rails.get(index), state.sending.get_mut(index))
+        else {
+            return Err(SendError::Full);
+        };
+        let live = match rail.data {
+            true => rail.is_live(),
+            false => state.alive[index],
+        };
+        if state.over || !live || sending.used() >= sending.depth {
+            state.wants = true;
+            return Err(SendError::Full);
+        }
+        match act(rail, sending) {
+            Ok(()) => Ok(()),
+            Err(Unposted::Full) => {
+                state.wants = true;
+                Err(SendError::Full)
+            }
+            Err(Unposted::Failed(error)) => {
+                Err(SendError::Failed(self.named(self.give_up(state, error))))
+            }
+        }
+    }
+
+    /// A request of a rail for one-sided operations has failed, and the rail with it. What it and those before it were for, of which none is
+    /// known to have been done.
+    #[cold]
+    pub(super) fn rail_failed(&self, rail: usize, number: u64) -> Vec<u64> {
+        if let Some(rail) = self.rails.get(rail) {
+            rail.end();
+        }
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let mut tokens = Vec::new();
+        let Some(sending) = state.sending.get_mut(rail) else {
+            return tokens;
+        };
+        while sending.done <= number
+            && let Some(slot) = sending.slots.pop_front()
+        {
+            sending.done += 1;
+            sending.tail = slot.ring;
+            match slot.work {
+                Work::Own | Work::Message { .. } => {}
+                Work::OneSided(token) => {
+                    tokens.push(token);
+                }
+                Work::Written(token) | Work::Fetch(token, ..) => tokens.push(token),
+            }
+        }
+        // Who waits for room has to look for another way.
+        state.wants = false;
+        tokens
+    }
+
+    /// What a request that failed was for, if its end is to be told.
+    pub(super) fn token_of(&self, rail: usize, number: u64) -> Option<u64> {
+        let state = self.state.lock();
+        let sending = state.sending.get(rail)?;
+        let place = usize::try_from(number.checked_sub(sending.done)?).ok()?;
+        match sending.slots.get(place)?.work {
+            Work::Own | Work::Message { .. } => None,
+            Work::OneSided(token) | Work::Written(token) | Work::Fetch(token, ..) => Some(token),
+        }
+    }
+
+    /// Whether the peer's devices have acknowledged everything. If not, what was posted last is followed by a mark, so that its end is told.
+    pub(super) fn is_flushed(&self) -> bool {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let (mut flushed, mut failed) = (true, None);
+        for (rail, sending) in self.rails.iter().zip(&mut state.sending) {
+            if sending.used() == 0 {
+                continue;
+            }
+            flushed = false;
+            // One slot stays free for the mark of a rail's end.
+            let room = sending.used() < sending.depth + SPARE_SLOTS - 1;
+            if sending.quiet > 0 && !state.over && state.switch.is_none() && room {
+                let mark = SendRequest::write(sending.posted, &[], SendFlags::SIGNALED, 0, 0);
+                // SAFETY: no bytes.
+                match unsafe { post(rail, mark) } {
+                    Ok(()) => {
+                        let ring = sending.head;
+                        sending.note(Work::Own, ring, true);
+                    }
+                    Err(Unposted::Full) => {}
+                    Err(Unposted::Failed(error)) => failed = Some(error),
+                }
+            }
+        }
+        if let Some(error) = failed {
+            drop(self.give_up(state, error));
+        }
+        flushed
+    }
+}
+
+/// When a rail fails: what was on its way goes over the next.
+impl Connection {
+    /// Whether a rail can be used.
+    pub(super) fn is_alive(&self, rail: usize) -> bool {
+        let state = self.state.lock();
+        state.alive.get(rail).is_some_and(|alive| *alive)
+    }
+
+    /// Whether the ends have not agreed yet on what a rail that failed has carried.
+    pub(super) fn is_switching(&self) -> bool {
+        self.state.lock().switch.is_some()
+    }
+
+    /// Whether a rail for messages has failed, and all that it had brought is taken.
+    pub(super) fn is_past(&self, rail: usize) -> bool {
+        let state = self.state.lock();
+        let messages = self.rails.get(rail).is_some_and(|rail| !rail.data);
+        messages && !state.alive.get(rail).is_some_and(|alive| *alive) && !state.is_draining(rail)
+    }
+
+    /// Whether something is under way on a rail.
+    pub(super) fn is_busy(&self, rail: usize) -> bool {
+        let state = self.state.lock();
+        state
+            .sending
+            .get(rail)
+            .is_some_and(|sending| sending.used() > 0)
+    }
+
+    /// A rail has failed here or at the peer. `false`: there is no other that could take its place, or it has one-sided operations, which
+    /// nobody can know to be done or not; then the connection is over. `lost`: its device is, so that no mark is to be waited for: what its
+    /// completion queue holds is all that comes.
+    #[cold]
+    pub(super) fn fail_rail(&self, index: usize, lost: bool) -> bool {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let (Some(rail), Some(sending)) = (self.rails.get(index), state.sending.get_mut(index))
+        else {
+            return false;
+        };
+        if state.over || state.switch.is_some() {
+            return false;
+        }
+        let own = |slot: &Slot| matches!(slot.work, Work::Own | Work::Message { .. });
+        if !sending.slots.iter().all(own) {
+            return false;
+        }
+        state.alive[index] = false;
+        let Some(next) = state.alive.iter().position(|alive| *alive) else {
+            return false;
+        };
+        let ended = rail.queue_pair.to_error();
+        if lost {
+            // One that is gone refuses that, and brings nothing either.
+            state.lost = true;
+        } else {
+            // What is posted behind its end completes last of all.
+            let mark = SendRequest::write(MARK, &[], SendFlags::SIGNALED, 0, 0);
+            // SAFETY: no bytes.
+            if ended.is_err() || unsafe { post(rail, mark) }.is_err() {
+                return false;
+            }
+        }
+        state.main = next;
+        state.switch = Some(Switch {
+            from: index,
+            drained: false,
+            theirs: None,
+        });
+        true
+    }
+
+    /// Nothing more comes of the rail that failed: the message that is waited for, to be told to the peer. `None`: that is known already.
+    pub(super) fn drained(&self, rail: usize) -> Option<u32> {
+        let mut state = self.state.lock();
+        let expected = state.expected;
+        let switch = state.switch.as_mut();
+        let switch = switch.filter(|switch| switch.from == rail && !switch.drained)?;
+        switch.drained = true;
+        Some(expected)
+    }
+
+    /// The device of a rail that has failed is lost. Whether more was to come of the rail, which then does not.
+    pub(super) fn lose_rail(&self, rail: usize) -> bool {
+        let mut state = self.state.lock();
+        let draining = state.is_draining(rail);
+        state.lost |= draining;
+        draining
+    }
+
+    /// The peer has told which message it waits for, nothing more coming of that rail.
+    ///
+    /// # Errors
+    /// `Protocol`: it is another rail, or told before.
+    pub(super) fn peer_drained(&self, rail: usize, expected: u32) -> Result<()> {
+        let mut state = self.state.lock();
+        match &mut state.switch {
+            Some(switch) if switch.from == rail && switch.theirs.is_none() => {
+                switch.theirs = Some(expected);
+                Ok(())
+            }
+            _ => Err(Error::new(
+                ErrorKind::Protocol,
+                "another rail has failed for the peer",
+            )),
+        }
+    }
+
+    /// Sends again what did not arrive, once both ends know what that is.
+    pub(super) fn resume(&self) -> News {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        self.resend(state);
+        News {
+            writable: state.wake(),
+            owes: false,
+        }
+    }
+
+    #[cold]
+    fn resend(&self, state: &mut State) {
+        let Some(Switch {
+            from,
+            drained: true,
+            theirs: Some(theirs),
+        }) = state.switch
+        else {
+            return;
+        };
+        let main = state.main;
+        let (Some(old), Some(new)) = (self.rails.get(from), self.rails.get(main)) else {
+            return;
+        };
+        while let Some(slot) = state.sending[from].slots.front() {
+            if let Work::Message {
+                sequence,
+                offset,
+                length,
+            } = slot.work
+                && sequence.wrapping_sub(theirs).cast_signed() >= 0
+            {
+                let sending = &mut state.sending[main];
+                if sending.used() >= sending.depth {
+                    return;
+                }
+                let Some((to, ring)) = sending.take(length) else {
+                    return;
+                };
+                // SAFETY: the old queue pair has ended, so the device reads that part no more; the new part is held by no slot.
+                unsafe { new.ring.write(to, old.ring.bytes(offset, length)) };
+                let piece = [new.ring.piece(to, length)];
+                let request = SendRequest::send(sending.posted, &piece, SendFlags::SIGNALED);
+                // SAFETY: that part of the ring is left alone until its slot has ended.
+                if unsafe { post(new, request) }.is_err() {
+                    // Its completions tell.
+                    return;
+                }
+                let work = Work::Message {
+                    sequence,
+                    offset: to,
+                    length,
+                };
+                sending.note(work, ring, true);
+            }
+            state.sending[from].slots.pop_front();
+        }
+        let old = &mut state.sending[from];
+        old.done = old.posted;
+        state.switch = None;
+        // Credits that were lost are told anew.
+        self.tell_credits(state);
+    }
+}
+
+/// The number of the mark that is posted behind a rail's end.
+pub(super) const MARK: u64 = 1 << 62;
+
+impl State {
+    /// Whether a rail has failed, and what it had brought may not all have been taken.
+    fn is_draining(&self, rail: usize) -> bool {
+        let switch = self.switch.as_ref();
+        switch.is_some_and(|switch| switch.from == rail && !switch.drained)
+    }
+
+    /// The peer is told of all that it is owed.
+    #[inline]
+    fn tell(&mut self, head: &Header) {
+        self.given = head.credits;
+        self.owed = 0;
+    }
+
+    /// Whether someone waited for room that is there now.
+    fn wake(&mut self) -> bool {
+        let wake = self.waits
+            && !self.over
+            && self.credits > 0
+            && self.switch.is_none()
+            && self.sending.get(self.main).is_some_and(Sending::has_room);
+        // These need no credits.
+        let other = self.wants && !self.over && self.sending.iter().any(Sending::has_room);
+        if wake {
+            self.waits = false;
+        }
+        if other {
+            self.wants = false;
+        }
+        wake || other
+    }
+}
+
+impl Drop for Connection {
+    /// When this returns no device uses memory of others any longer: neither this end's, for what is under way, nor the peer's, with keys that it was
+    /// given to read or write a message.
+    fn drop(&mut self) {
+        let rails = std::mem::take(&mut self.rails);
+        let mut rest = Vec::new();
+        let mut others = Vec::new();
+        let mut never = Vec::new();
+        for (rail, sending) in rails.into_iter().zip(&self.state.get_mut().sending) {
+            let lent = |slot: &Slot| matches!(slot.work, Work::OneSided(_));
+            let idle = !sending.slots.iter().any(lent);
+            // Peers read and write over rails for that alone.
+            if idle && (!rail.data || rail.queue_pair.to_error().is_ok()) {
+                match rail.reservation.is_expected() {
+                    true => never.push(rail),
+                    false => others.push(rail),
+                }
+                continue;
+            }
+            let Rail {
+                queue_pair,
+                ring,
+                reservation,
+                ..
+            } = rail;
+            drop(queue_pair);
+            rest.push((ring, reservation));
+        }
+        self.graveyard.bury((rest, others));
+        retire(never);
+    }
+}
+
+#[cold]
+fn too_long(length: usize, most: usize) -> SendError {
+    SendError::Failed(Error::new(
+        ErrorKind::InvalidArgument,
+        format!("a message of {length} bytes is longer than {most}"),
+    ))
+}
+
+/// # Safety
+/// As [`QueuePair::post_send`].
+#[inline]
+unsafe fn post(rail: &Rail, request: SendRequest<'_>) -> Result<(), Unposted> {
+    // SAFETY: the caller vouches for it.
+    match unsafe { rail.queue_pair.post_send(&mut [request]) } {
+        Ok(()) => Ok(()),
+        // It has room for all that is counted: the device has run out of something, and no completion would tell that it has it again.
+        Err(refused) if refused.is_full() => {
+            let error = refused.error("ibv_post_send", rail.queue_pair.device());
+            Err(Unposted::Failed(Error::new(
+                ErrorKind::Exhausted,
+                format!("{error}, with fewer requests than it was made for"),
+            )))
+        }
+        Err(refused) => Err(Unposted::Failed(
+            refused.error("ibv_post_send", rail.queue_pair.device()),
+        )),
+    }
+}
+
+/// Posts a message: inline, or out of the ring.
+#[inline]
+fn send(
+    rail: &Rail,
+    sending: &mut Sending,
+    head: &Header,
+    prefix: &[u8],
+    payload: &[u8],
+    keep: bool,
+    signaled: bool,
+) -> Result<(), Unposted> {
+    let sequence = head.sequence;
+    let head = head.encode();
+    let total = HEADER + prefix.len() + payload.len();
+    let mut pieces = [Sge::default(); 3];
+    let mut count = 0;
+    let mut flags = SendFlags::empty();
+    let mut ring = sending.head;
+    let mut work = Work::Own;
+    if total <= rail.inline {
+        if keep {
+            let (offset, end) = sending.take(total).ok_or(Unposted::Full)?;
+            // SAFETY: a part of the ring that no slot holds.
+            unsafe { fill(rail, offset, &head, prefix, payload) };
+            ring = end;
+            work = Work::Message {
+                sequence,
+                offset,
+                length: total,
+            };
+        }
+        flags |= SendFlags::INLINE;
+        for part in [&head[..], prefix, payload] {
+            if !part.is_empty() {
+                pieces[count] = Sge {
+                    addr: part.as_ptr().expose_provenance() as u64,
+                    length: part.len() as u32,
+                    lkey: 0,
+                };
+                count += 1;
+            }
+        }
+    } else {
+        let Some((offset, end)) = sending.take(total) else {
+            return Err(Unposted::Full);
+        };
+        // SAFETY: a part of the ring that no slot holds.
+        unsafe { fill(rail, offset, &head, prefix, payload) };
+        pieces[0] = rail.ring.piece(offset, total);
+        count = 1;
+        ring = end;
+        if keep {
+            work = Work::Message {
+                sequence,
+                offset,
+                length: total,
+            };
+        }
+    }
+    let signaled = signaled || sending.must_signal(ring);
+    if signaled {
+        flags |= SendFlags::SIGNALED;
+    }
+    let request = SendRequest::send(sending.posted, &pieces[..count], flags);
+    // SAFETY: inline bytes live during the call; the part of the ring is left alone until its slot has ended.
+    unsafe { post(rail, request) }?;
+    sending.note(work, ring, signaled);
+    Ok(())
+}
+
+/// # Safety
+/// No slot holds that part of the ring.
+#[inline]
+unsafe fn fill(rail: &Rail, offset: usize, head: &[u8; HEADER], prefix: &[u8], payload: &[u8]) {
+    // SAFETY: the caller says so.
+    unsafe {
+        rail.ring.write(offset, head);
+        rail.ring.write(offset + HEADER, prefix);
+        rail.ring.write(offset + HEADER + prefix.len(), payload);
+    }
+}

@@ -1,0 +1,186 @@
+//! Messages over InfiniBand and RoCE devices, by reliable connections: what `libibverbs` offers, found at run time.
+//!
+//! Comes in: a channel between two workers. Goes out: messages, through `Sink`, without a system call for each. Uses `driver::verbs`,
+//! `transport::{contract, channel}` and `types`. Limits: a message is at most 8 KiB; longer ones are the protocol's affair.
+//!
+//! ```text
+//! Devices (of a context) ── OpenDevice ── Port
+//!     │
+//!   Room (of a worker) ──── Queues: one completion queue, one shared receive queue, their memory
+//!     │                        │
+//!   Connector ── Connection ── Rail: queue pair, send ring        control lane: the socket of the set-up
+//!                  │      │
+//!               Link    Interface
+//! ```
+//!
+//! | file | holds |
+//! |---|---|
+//! | `devices` | which devices and ports are used, and with which address |
+//! | `buffers` | memory that the device knows |
+//! | `queues` | what the connections of a worker to a device share |
+//! | `wire` | what goes over the wire, and over the channel |
+//! | `connector` | setting up |
+//! | `pairs` | which rails of the two ends belong together |
+//! | `connection` | what both halves of a link share: send queue, credits |
+//! | `retired` | rails that end without a connection |
+//! | `served` | queue pairs by which peers reach memory of this side |
+//! | `link` | the sending half |
+//! | `one_sided` | puts, gets and atomics over a connection |
+//! | `domain` | memory in reach of the devices |
+//! | `iface` | the receiving half |
+//!
+//! # Room at the receiver
+//! Receives are posted to a queue that all connections share. Each connection has a *window* of them: a sender has that many credits,
+//! spends one for each message and gets them back in the headers of messages of the other direction, or by a message of its own once half the
+//! window is owed. So a message always finds a receive.
+//!
+//! # Life and death
+//! The socket that the connection was set up over stays open. Its end says that the peer is gone; a queue pair that fails says that the
+//! way to it is. Either way what had arrived is delivered first.
+//!
+//! # Rails
+//! Each pair of ports is a rail: those of one subnet first, then in the devices' order. Messages go over one rail. When it fails,
+//! each end gives it up, waits until nothing more comes of it, and tells over the control lane which message it waits for; what the other had
+//! sent from there on goes over the next rail. A rail with one-sided operations under way cannot be replaced: nobody knows whether they were done.
+//! The control lane has to stay: where it goes over the cable that failed, the connection ends within 10 s.
+//! Tests: `transport/conformance.rs` and `tests/verbs/`, on an emulated library and in a virtual machine with soft-RoCE devices.
+
+mod buffers;
+mod connection;
+mod connector;
+mod devices;
+pub(crate) mod domain;
+mod iface;
+mod link;
+mod one_sided;
+mod pairs;
+mod queues;
+mod retired;
+pub(crate) mod served;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+pub(crate) use devices::{DeviceChoice, Devices, OpenDevice};
+use domain::MemoryOptions;
+
+use crate::{
+    driver::{
+        rdmacm::RdmaCm,
+        verbs::{Mtu, Verbs},
+    },
+    error::Result,
+    transport::{DeviceInfo, Opened, Reach, RemoteMemory, Transport, accelerator::Reaper},
+};
+
+/// What can be set.
+#[derive(Clone, Debug)]
+pub(crate) struct RcOptions {
+    /// The library; `None`: the one that `WHARF_LIBIBVERBS` names, or the system's.
+    pub(crate) library: Option<PathBuf>,
+    /// Devices and ports that may be used.
+    pub(crate) devices: DeviceChoice,
+    /// Where in a port's table the address to use stands; `None`: the best of them.
+    pub(crate) gid_index: Option<u8>,
+    /// How long a packet may go unanswered, as the device's code: 4.096 µs × 2^t.
+    pub(crate) timeout: u8,
+    /// How often such a packet is sent again, at most 7.
+    pub(crate) retries: u8,
+    /// The largest packets; `None`: as large as both ports take.
+    pub(crate) mtu: Option<Mtu>,
+    /// Silence after which the kernel asks over the control lane whether the peer's host is still there. `None`: it never does.
+    pub(crate) keepalive: Option<Duration>,
+    /// Messages of a connection that may be on their way to the device, 32 to 1024.
+    pub(crate) sends: u32,
+    /// How memory is registered.
+    pub(crate) memory: MemoryOptions,
+}
+
+impl Default for RcOptions {
+    /// 16 is 268 ms: with 7 retries an unreachable peer is told after 2 s (soft-RoCE) to 8 s (devices that wait up to four times as long).
+    fn default() -> Self {
+        Self {
+            library: None,
+            devices: DeviceChoice::All,
+            gid_index: None,
+            timeout: 16,
+            retries: 7,
+            mtu: None,
+            keepalive: Some(Duration::from_secs(10)),
+            sends: 128,
+            memory: MemoryOptions::default(),
+        }
+    }
+}
+
+/// The transport `rc_verbs`.
+#[derive(Debug)]
+pub(crate) struct RcVerbs {
+    devices: Arc<Devices>,
+}
+
+impl RcVerbs {
+    /// The name in configuration.
+    pub(crate) const NAME: &'static str = "rc_verbs";
+
+    /// With these options. Loads nothing yet.
+    pub(crate) fn new(options: RcOptions) -> Self {
+        Self {
+            devices: Arc::new(Devices::new(options)),
+        }
+    }
+}
+
+impl Transport for RcVerbs {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn reach(&self) -> Reach {
+        Reach::Network
+    }
+
+    fn probe(&self) -> Result<()> {
+        self.devices.open().map(drop)
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        self.devices.inventory()
+    }
+
+    /// Whether connections can be made by IP addresses of the devices.
+    fn note(&self) -> Option<String> {
+        let verbs = Verbs::load(self.devices.options.library.as_deref()).ok()?;
+        Some(match RdmaCm::load(None, verbs) {
+            Ok(_) => "librdmacm is here, for connect_rdma and listen_rdma".to_owned(),
+            Err(error) => format!("no connect_rdma and listen_rdma: {error}"),
+        })
+    }
+
+    fn is_one_sided(&self) -> bool {
+        true
+    }
+
+    fn remote_memory(&self) -> Option<Arc<dyn RemoteMemory>> {
+        match self.devices.memory() {
+            Ok(memory) => Some(memory.clone()),
+            Err(error) => {
+                tracing::debug!(target: "wharf::verbs", %error, "no memory in reach of devices");
+                None
+            }
+        }
+    }
+
+    fn open(&self) -> Result<Opened> {
+        let room = Arc::new(queues::Room::new(Arc::clone(&self.devices))?);
+        Ok(Opened {
+            interface: Box::new(iface::RcInterface::new(Arc::clone(&room))),
+            connector: Arc::new(connector::RcConnector::new(room)),
+        })
+    }
+}
+
+/// Destroys queue pairs and ends registrations where it may take its time.
+type Graveyard = Arc<Reaper>;

@@ -1,0 +1,266 @@
+//! One-sided operations of a link: writes, reads and atomics, posted among its messages.
+//!
+//! ```text
+//! put, get        ─▶ registered memory of others ─▶ the next rail ─▶ Sink::sent
+//! short, atomic   ─▶ inline, or a part of the rail's ring ─▶ Sink::sent, Sink::fetched
+//! ```
+//!
+//! Rails take turns. They are others than those of messages, which let no peer read or write: a request that the peer refuses ends its rail, with all
+//! that is under way there, and the link goes on. A link without such rails has messages alone.
+//!
+//! # Safety
+//! Memory of others is named as its owner vouches for it ([`OneSided::put`]); parts of the ring belong to the device until their slot has ended.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::{
+    connection::{Connection, Rail},
+    link::RcLink,
+    queues::BODY,
+};
+use crate::{
+    driver::verbs::{SendRequest, Sge},
+    error::{Error, ErrorKind},
+    transport::{
+        DeviceAtomic, DeviceKey, DeviceWays, LocalRange, MAX_DEVICES, OneSided, OneSidedAttributes,
+        RemoteMemory, RemoteRange, SendError, Zcopy,
+    },
+};
+
+/// What long transfers are cut into, in bytes: what a message waits behind, and what rails share.
+const PIECE: usize = 512 << 10;
+/// The longest single request, in bytes. The header of InfiniBand has 2^31.
+const LONGEST: usize = 1 << 30;
+
+/// What a link needs for them.
+#[derive(Debug)]
+pub(super) struct Ways {
+    memory: Arc<dyn RemoteMemory>,
+    /// Devices of this side.
+    devices: Vec<u64>,
+    attributes: OneSidedAttributes,
+    /// The first rail for them. Those of messages come before.
+    first: usize,
+    /// The rail behind it whose turn it is.
+    turn: usize,
+}
+
+impl Ways {
+    /// `None`: memory cannot be registered, or the ends have no rail for it.
+    pub(super) fn new(connection: &Connection) -> Option<Self> {
+        let first = connection.rails.iter().position(|rail| rail.data)?;
+        let memory: Arc<dyn RemoteMemory> = connection.memory.clone()?;
+        let data_rails = || usable(&connection.rails[first..]);
+        let mut devices = Vec::new();
+        for rail in data_rails() {
+            let device = rail.device();
+            if !devices.contains(&device) && devices.len() < MAX_DEVICES {
+                devices.push(device);
+            }
+        }
+        let atomics = data_rails().all(Rail::does_atomics);
+        let attributes = OneSidedAttributes {
+            max_put: LONGEST,
+            max_get: LONGEST,
+            max_short: BODY,
+            piece: PIECE,
+            rails: data_rails().count(),
+            atomics,
+        };
+        Some(Self {
+            memory,
+            devices,
+            attributes,
+            first,
+            turn: 0,
+        })
+    }
+}
+
+/// Those that one-sided operations may go over now.
+#[inline]
+fn usable(rails: &[Rail]) -> impl Iterator<Item = &Rail> {
+    rails.iter().filter(|rail| rail.is_usable())
+}
+
+/// How they go, for people.
+#[cold]
+pub(super) fn explain(connection: &Connection) -> DeviceWays {
+    let named = |rail: &Rail| format!("{} port {}", rail.queue_pair.device(), rail.port);
+    let all = || connection.rails.iter().filter(|rail| rail.data);
+    let usable: Vec<_> = usable(&connection.rails).map(named).collect();
+    let gone = all().count() - usable.len();
+    let rails = match (&connection.memory, usable.as_slice(), gone) {
+        (None, ..) => Err("no memory can be registered with the devices".to_owned()),
+        (_, [], 0) => Err("the ends have no rail for that in common".to_owned()),
+        (_, [], _) => Err("the rails for that have failed".to_owned()),
+        (_, rails, 0) => Ok(rails.join(", ")),
+        (_, rails, gone) => Ok(format!("{} ({gone} failed)", rails.join(", "))),
+    };
+    let without = all().find(|rail| !rail.does_atomics());
+    DeviceWays {
+        no_atomics: match &rails {
+            Err(why) => Some(why.clone()),
+            Ok(_) => without.map(|rail| format!("{} does none", rail.queue_pair.device())),
+        },
+        rails,
+    }
+}
+
+/// The key of a device among those of one range.
+#[inline]
+fn key_of(keys: &[DeviceKey], device: u64) -> Option<u32> {
+    let key = keys.iter().find(|key| key.device == device)?;
+    Some(key.key)
+}
+
+#[cold]
+fn unreached() -> SendError {
+    let text = "no rail leads from where the local memory is registered to where the peer's is";
+    SendError::Failed(Error::new(ErrorKind::Unsupported, text))
+}
+
+impl RcLink {
+    /// The next rail that these keys allow, its key at the peer, and here. Without local keys any rail will do.
+    fn rail(
+        &mut self,
+        local: Option<&[DeviceKey]>,
+        remote: &[DeviceKey],
+    ) -> Result<(usize, u32, u32), SendError> {
+        let ways = self.ways.as_mut().ok_or_else(unreached)?;
+        let rails = &self.connection.rails[ways.first..];
+        for step in 0..rails.len() {
+            let turn = match ways.turn + step {
+                turn if turn < rails.len() => turn,
+                turn => turn - rails.len(),
+            };
+            let rail = &rails[turn];
+            if !rail.is_usable() {
+                continue;
+            }
+            let here = match local {
+                Some(keys) => key_of(keys, rail.device()),
+                None => Some(0),
+            };
+            if let (Some(there), Some(here)) = (key_of(remote, rail.peer_device), here) {
+                ways.turn = turn + 1;
+                return Ok((ways.first + turn, there, here));
+            }
+        }
+        Err(unreached())
+    }
+
+    fn sge(local: &LocalRange<'_>, key: u32) -> [Sge; 1] {
+        [Sge {
+            addr: local.address,
+            length: u32::try_from(local.length).unwrap_or(u32::MAX),
+            lkey: key,
+        }]
+    }
+}
+
+impl OneSided for RcLink {
+    fn attributes(&self) -> OneSidedAttributes {
+        match &self.ways {
+            Some(ways) => ways.attributes,
+            None => OneSidedAttributes {
+                max_put: 0,
+                max_get: 0,
+                max_short: 0,
+                piece: PIECE,
+                rails: 0,
+                atomics: false,
+            },
+        }
+    }
+
+    fn memory(&self) -> &Arc<dyn RemoteMemory> {
+        // `Link::one_sided` gives out links that have it alone.
+        &self.ways.as_ref().expect("memory is registered").memory
+    }
+
+    fn devices(&self) -> &[u64] {
+        self.ways.as_ref().map_or(&[], |ways| &ways.devices)
+    }
+
+    fn reaches(&self, remote: &[DeviceKey]) -> bool {
+        self.ways.as_ref().is_some_and(|ways| {
+            usable(&self.connection.rails[ways.first..])
+                .any(|rail| key_of(remote, rail.peer_device).is_some())
+        })
+    }
+
+    unsafe fn put(
+        &mut self,
+        local: LocalRange<'_>,
+        remote: RemoteRange<'_>,
+        token: u64,
+    ) -> Result<Zcopy, SendError> {
+        let (rail, there, here) = self.rail(Some(local.keys), remote.keys)?;
+        let sge = Self::sge(&local, here);
+        let make = |id, flags| SendRequest::write(id, &sge, flags, remote.address, there);
+        // SAFETY: the caller's promise.
+        unsafe { self.connection.one_sided(rail, token, make) }.map(|()| Zcopy::Pending)
+    }
+
+    fn put_short(
+        &mut self,
+        data: &[u8],
+        remote: RemoteRange<'_>,
+        token: u64,
+    ) -> Result<Zcopy, SendError> {
+        let (rail, there, _) = self.rail(None, remote.keys)?;
+        self.connection
+            .short_write(rail, token, data, |id, sge, flags| {
+                SendRequest::write(id, sge, flags, remote.address, there)
+            })
+            .map(|()| Zcopy::Pending)
+    }
+
+    unsafe fn get(
+        &mut self,
+        local: LocalRange<'_>,
+        remote: RemoteRange<'_>,
+        token: u64,
+    ) -> Result<Zcopy, SendError> {
+        let (rail, there, here) = self.rail(Some(local.keys), remote.keys)?;
+        let sge = Self::sge(&local, here);
+        let make = |id, flags| SendRequest::read(id, &sge, flags, remote.address, there);
+        // SAFETY: the caller's promise.
+        unsafe { self.connection.one_sided(rail, token, make) }.map(|()| Zcopy::Pending)
+    }
+
+    fn get_short(
+        &mut self,
+        length: usize,
+        remote: RemoteRange<'_>,
+        token: u64,
+    ) -> Result<(), SendError> {
+        let (rail, there, _) = self.rail(None, remote.keys)?;
+        self.connection
+            .fetch(rail, token, length, |id, sge, flags| {
+                SendRequest::read(id, sge, flags, remote.address, there)
+            })
+    }
+
+    /// Those of one word have to go to one device of the peer's: they are atomic towards the same device's alone. So callers give one key.
+    fn atomic(
+        &mut self,
+        atomic: DeviceAtomic,
+        remote: RemoteRange<'_>,
+        token: u64,
+    ) -> Result<(), SendError> {
+        let (rail, there, _) = self.rail(None, remote.keys)?;
+        let address = remote.address;
+        self.connection
+            .fetch(rail, token, 8, |id, sge, flags| match atomic {
+                DeviceAtomic::FetchAdd(add) => {
+                    SendRequest::fetch_add(id, sge, flags, address, there, add)
+                }
+                DeviceAtomic::CompareSwap { compare, swap } => {
+                    SendRequest::compare_swap(id, sge, flags, address, there, compare, swap)
+                }
+            })
+    }
+}

@@ -1,0 +1,93 @@
+//! Rails that end without a connection: those of a set-up that was given up, and those that were too many.
+//!
+//! The worker's interface polls what came for them before they are destroyed: only it polls the queues, and what a destroyed queue pair leaves there
+//! is thrown away by providers (libmlx5), with the receives that it lies in.
+
+use std::{
+    fmt, io,
+    os::fd::{AsRawFd, RawFd},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use parking_lot::Mutex;
+
+use super::{Graveyard, connection::Rail};
+use crate::sys::eventfd::EventFd;
+
+/// Rails that wait for a worker's interface.
+pub(super) struct Retired {
+    /// `None`: there is no interface any more, and the queues end too.
+    rails: Mutex<Option<Vec<Rail>>>,
+    any: AtomicBool,
+    bell: EventFd,
+    graveyard: Graveyard,
+}
+
+impl fmt::Debug for Retired {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Retired").field(&*self.rails.lock()).finish()
+    }
+}
+
+impl Retired {
+    /// # Errors
+    /// `EMFILE`, `ENFILE`, `ENOMEM`.
+    pub(super) fn new(graveyard: Graveyard) -> io::Result<Self> {
+        Ok(Self {
+            rails: Mutex::new(Some(Vec::new())),
+            any: AtomicBool::new(false),
+            bell: EventFd::new()?,
+            graveyard,
+        })
+    }
+
+    /// Readable when a rail is added.
+    pub(super) fn fd(&self) -> RawFd {
+        self.bell.as_raw_fd()
+    }
+
+    /// Whether rails wait.
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        self.any.load(Relaxed)
+    }
+
+    /// The interface takes those that wait.
+    pub(super) fn take(&self) -> Vec<Rail> {
+        let mut rails = self.rails.lock();
+        self.any.store(false, Relaxed);
+        rails.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// There is no interface any more.
+    pub(super) fn close(&self) {
+        let rails = self.rails.lock().take().unwrap_or_default();
+        if !rails.is_empty() {
+            self.graveyard.bury(rails);
+        }
+    }
+
+    fn add(&self, rail: Rail) {
+        let mut rails = self.rails.lock();
+        match rails.as_mut() {
+            Some(all) => {
+                all.push(rail);
+                self.any.store(true, Relaxed);
+                drop(rails);
+                self.bell.ring();
+            }
+            None => {
+                drop(rails);
+                self.graveyard.bury(rail);
+            }
+        }
+    }
+}
+
+/// Ends rails that no connection has been attached with.
+pub(super) fn retire(rails: impl IntoIterator<Item = Rail>) {
+    for rail in rails {
+        let retired = std::sync::Arc::clone(&rail.reservation.queues.retired);
+        retired.add(rail);
+    }
+}

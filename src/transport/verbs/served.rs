@@ -1,0 +1,61 @@
+//! Queue pairs by which peers read and write memory of this side.
+//!
+//! A registration that cannot be ended leaves a key with which peers go on to reach the memory, whoever has that by then. The memory is its
+//! owner's and cannot be kept, so it is the ways to it that end: all such queue pairs of the device, and it gets no others.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::{
+    driver::verbs::QueuePair,
+    error::{Error, ErrorKind, Result},
+};
+
+/// Those of one device.
+#[derive(Debug)]
+pub(crate) struct Served {
+    /// `None`: it serves peers no more.
+    all: Mutex<Option<Vec<Weak<QueuePair>>>>,
+}
+
+impl Default for Served {
+    fn default() -> Self {
+        Self {
+            all: Mutex::new(Some(Vec::new())),
+        }
+    }
+}
+
+impl Served {
+    /// One more, before it is joined to a peer's.
+    ///
+    /// # Errors
+    /// `DeviceLost`: the device serves peers no more.
+    pub(super) fn add(&self, queue_pair: &Arc<QueuePair>) -> Result<()> {
+        let mut all = self.all.lock();
+        let Some(all) = all.as_mut() else {
+            let text =
+                "the device could not end a registration: peers reach no memory by it any more";
+            return Err(Error::new(ErrorKind::DeviceLost, text));
+        };
+        all.retain(|one| one.strong_count() > 0);
+        all.push(Arc::downgrade(queue_pair));
+        Ok(())
+    }
+
+    /// Ends all; what is under way there fails. When it returns peers reach nothing.
+    #[cold]
+    pub(super) fn shut(&self) {
+        // Taken under the lock, ended under it: who comes second returns when that is done.
+        let mut all = self.all.lock();
+        for queue_pair in all.take().into_iter().flatten() {
+            if let Some(queue_pair) = queue_pair.upgrade()
+                && let Err(error) = queue_pair.to_error()
+            {
+                // A device that is gone reaches nothing either.
+                tracing::error!(target: "wharf::verbs", %error, "a queue pair that peers write by cannot be ended");
+            }
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! What only rails can do: fail, one after the other, with messages on their way.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::{
+    Devices, RcOptions,
+    connection::Connection,
+    connector::{Established, RcConnector},
+    iface::RcInterface,
+    queues::Room,
+};
+use crate::{
+    ErrorKind,
+    error::{Error, Result},
+    transport::{
+        Connected, Connector, Interface, Link, PeerInfo, Role, SendError, Sink, channel::Channel,
+    },
+    types::{Identity, LinkId},
+};
+
+#[derive(Default)]
+struct Seen {
+    messages: Vec<(u64, usize)>,
+    failed: Vec<Error>,
+}
+
+impl Sink for Seen {
+    fn message(&mut self, _from: LinkId, _id: u8, header: u64, body: &[u8]) -> Result<()> {
+        assert!(body.iter().all(|byte| *byte == header as u8));
+        self.messages.push((header, body.len()));
+        Ok(())
+    }
+    fn placed(&mut self, _from: LinkId, _token: u64) {}
+    fn sent(&mut self, _from: LinkId, _token: u64) {}
+    fn writable(&mut self, _from: LinkId) {}
+    fn failed(&mut self, _from: LinkId, error: Error) {
+        self.failed.push(error);
+    }
+}
+
+struct End {
+    interface: RcInterface,
+    connection: Arc<Connection>,
+    link: Box<dyn Link>,
+    seen: Seen,
+}
+
+impl End {
+    fn pass(&mut self) {
+        // There is no poll: the control lane is looked at each time.
+        self.interface.ready(0, true, false);
+        self.interface.progress(64, &mut self.seen);
+    }
+}
+
+/// Two workers' rooms, on the two emulated devices.
+fn rooms() -> [Arc<Room>; 2] {
+    let room = || {
+        let program = std::env::current_exe().unwrap();
+        let options = RcOptions {
+            library: Some(program.with_file_name("libwharf_emulated_verbs.so")),
+            ..RcOptions::default()
+        };
+        Arc::new(Room::new(Arc::new(Devices::new(options))).unwrap())
+    };
+    [room(), room()]
+}
+
+fn peer() -> PeerInfo {
+    PeerInfo {
+        identity: Identity {
+            boot: [1; 16],
+            net_namespace: 0,
+            pid_namespace: 0,
+            user_namespace: 0,
+            user: 0,
+            pid: std::process::id(),
+        },
+        name: "the other end".to_owned(),
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+/// Connects the two.
+fn met(connectors: &[RcConnector; 2]) -> [Connected; 2] {
+    let peer = peer();
+    let (near, far) = runtime().block_on(async {
+        let (near, far) = tokio::net::UnixStream::pair().unwrap();
+        let (mut near, mut far) = (Channel::unix(near), Channel::unix(far));
+        tokio::try_join!(
+            connectors[0].connect(&mut near, Role::Client, &peer),
+            connectors[1].connect(&mut far, Role::Server, &peer)
+        )
+        .unwrap()
+    });
+    [near, far]
+}
+
+impl End {
+    fn new(mut interface: RcInterface, connected: Connected) -> Self {
+        let Ok(established) = connected.0.downcast::<Established>() else {
+            panic!("another link");
+        };
+        let connection = Arc::clone(&established.0);
+        let link = interface.attach(LinkId(1), Connected(established)).unwrap();
+        Self {
+            interface,
+            connection,
+            link,
+            seen: Seen::default(),
+        }
+    }
+
+    /// As a worker ends a link.
+    fn end(mut self) -> RcInterface {
+        self.interface.detach(LinkId(1));
+        self.interface
+    }
+}
+
+/// Two ends on the two emulated devices.
+fn ends() -> [End; 2] {
+    let rooms = rooms();
+    let connectors = rooms.clone().map(RcConnector::new);
+    let mut rooms = rooms.into_iter();
+    met(&connectors).map(|connected| {
+        let interface = RcInterface::new(rooms.next().unwrap());
+        End::new(interface, connected)
+    })
+}
+
+fn until(ends: &mut [End; 2], done: impl Fn(&[End; 2]) -> bool) {
+    let start = Instant::now();
+    while !done(ends) {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited too long");
+        ends.iter_mut().for_each(End::pass);
+    }
+}
+
+fn length(number: u64) -> usize {
+    [0, 8, 200, 5000][number as usize % 4]
+}
+
+/// Sends the next messages from one end, progressing while there is no room.
+fn send(ends: &mut [End; 2], from: usize, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let body = vec![number as u8; length(number)];
+        let start = Instant::now();
+        while let Err(error) = ends[from].link.am_bcopy(7, number, &[], &body) {
+            assert!(matches!(error, SendError::Full), "{error:?}");
+            assert!(start.elapsed() < Duration::from_secs(60), "no room");
+            ends.iter_mut().for_each(End::pass);
+        }
+    }
+}
+
+#[test]
+fn messages_go_over_the_next_rail() {
+    let mut ends = ends();
+    let rails = &ends[0].connection.rails;
+    assert_eq!(rails.iter().filter(|rail| !rail.data).count(), 2);
+    send(&mut ends, 0, 0..100);
+    send(&mut ends, 1, 0..50);
+    // The far end fails: what is sent from now on is lost until both know.
+    ends[1].connection.rails[0].queue_pair.to_error().unwrap();
+    for number in 100..140 {
+        let body = vec![number as u8; length(number)];
+        match ends[0].link.am_bcopy(7, number, &[], &body) {
+            Ok(()) => {}
+            Err(_) => {
+                send(&mut ends, 0, number..140);
+                break;
+            }
+        }
+    }
+    send(&mut ends, 1, 50..120);
+    send(&mut ends, 0, 140..1000);
+    until(&mut ends, |ends| {
+        ends[1].seen.messages.len() == 1000 && ends[0].seen.messages.len() == 120
+    });
+    for (end, count) in [(1, 1000), (0, 120)] {
+        let expected = (0..count).map(|number| (number, length(number)));
+        assert!(ends[end].seen.messages.iter().copied().eq(expected));
+        assert!(ends[end].seen.failed.is_empty());
+        assert!(!ends[end].connection.is_alive(0) && ends[end].connection.is_alive(1));
+    }
+    until(&mut ends, |ends| {
+        ends.iter().all(|end| end.link.is_flushed())
+    });
+    // The last one: the connection is over, at both ends.
+    ends[0].connection.rails[1].queue_pair.to_error().unwrap();
+    let start = Instant::now();
+    while ends.iter().any(|end| end.seen.failed.is_empty()) {
+        assert!(start.elapsed() < Duration::from_secs(60), "nobody is told");
+        for end in &mut ends {
+            let _ = end.link.am_short(7, 1, &[]);
+            end.pass();
+            if !end.seen.failed.is_empty() {
+                // As the worker does.
+                end.interface.detach(LinkId(1));
+                end.connection.hang_up();
+            }
+        }
+    }
+    assert!(ends.iter().all(|end| end.seen.failed.len() == 1));
+    assert!(ends[0].seen.failed[0].to_string().contains("emu1"));
+    assert!(
+        ends.iter()
+            .all(|end| end.seen.failed[0].kind() == ErrorKind::ConnectionReset)
+    );
+}
+
+#[test]
+fn a_peer_that_does_not_answer_for_a_failed_rail_is_given_up() {
+    let mut ends = ends();
+    send(&mut ends, 0, 0..10);
+    until(&mut ends, |ends| ends[1].seen.messages.len() == 10);
+    let [near, _silent] = &mut ends;
+    near.connection.rails[0].queue_pair.to_error().unwrap();
+    let _ = near.link.am_short(7, 10, &[10; 8]);
+    let start = Instant::now();
+    while !near.connection.is_switching() {
+        assert!(start.elapsed() < Duration::from_secs(60), "not noticed");
+        near.pass();
+    }
+    near.pass();
+    assert!(near.seen.failed.is_empty());
+    near.interface.switches_are_late();
+    while near.seen.failed.is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it waits");
+        near.pass();
+    }
+    let error = &near.seen.failed[0];
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    assert!(error.to_string().contains("have not agreed"), "{error}");
+}
+
+/// One end gives a set-up up when the other stands already and sends: before it has the last word of it, or with the connection made. What came then
+/// lies in receives that all connections share.
+#[test]
+fn receives_of_set_ups_that_are_given_up_are_posted_again() {
+    let rooms = rooms();
+    let connectors = rooms.clone().map(RcConnector::new);
+    let [mut near, mut far] = rooms.map(RcInterface::new);
+    let peer = peer();
+    let start = Instant::now();
+    let (mut sent, mut round) = (0, 0);
+    while sent < 3000 {
+        assert!(start.elapsed() < Duration::from_secs(60), "{sent} sent");
+        round += 1;
+        let last_word = round % 2 == 0;
+        let end = runtime().block_on(async {
+            let [(near, mut one), (mut other, far_side)] =
+                [(); 2].map(|()| tokio::net::UnixStream::pair().unwrap());
+            let (mut near, mut far_side) = (Channel::unix(near), Channel::unix(far_side));
+            let relay = async move {
+                let (mut from_one, mut to_one) = one.split();
+                let (mut from_other, mut to_other) = other.split();
+                // Before the other has this end's offer there is nothing more to come of it.
+                let mut offer = [0; 4096];
+                let count = from_other.read(&mut offer).await.unwrap();
+                to_one.write_all(&offer[..count]).await.unwrap();
+                let there = tokio::io::copy(&mut from_one, &mut to_other);
+                let back = async {
+                    match last_word {
+                        true => tokio::io::copy(&mut from_other, &mut to_one).await,
+                        false => std::future::pending().await,
+                    }
+                };
+                let _ = tokio::join!(there, back);
+            };
+            let relay = tokio::spawn(relay);
+            let mut gives_up = connectors[0].connect(&mut near, Role::Client, &peer);
+            let mut goes_on = connectors[1].connect(&mut far_side, Role::Server, &peer);
+            let mut made = None;
+            let connected = loop {
+                tokio::select! {
+                    one = &mut gives_up, if made.is_none() => made = Some(one.unwrap()),
+                    other = &mut goes_on => break other.unwrap(),
+                }
+            };
+            if last_word && made.is_none() {
+                made = Some((&mut gives_up).await.unwrap());
+            }
+            assert_eq!(made.is_some(), last_word);
+            let mut end = End::new(far, connected);
+            while end.link.am_short(7, 1, &[1; 8]).is_ok() {
+                sent += 1;
+            }
+            relay.abort();
+            end
+        });
+        far = end.end();
+        let mut seen = Seen::default();
+        near.progress(64, &mut seen);
+        assert!(seen.messages.is_empty() && seen.failed.is_empty());
+    }
+    let [one, other] = met(&connectors);
+    let mut ends = [End::new(near, one), End::new(far, other)];
+    for from in [0, 1] {
+        send(&mut ends, from, 0..500);
+        until(&mut ends, |ends| ends[1 - from].seen.messages.len() == 500);
+    }
+}

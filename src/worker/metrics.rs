@@ -1,0 +1,254 @@
+//! What a worker has done, counted: under its lock, by additions to memory that is its own, and without a look at a clock.
+
+use std::{
+    ops::{Deref, DerefMut},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use crate::{
+    transport::{Link, RawSlice, SendError, Zcopy},
+    worker::{engine::Engine, shared::Shared},
+};
+
+/// Messages, transfers or copies, and the bytes in them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Traffic {
+    /// How many.
+    pub count: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+}
+
+impl Traffic {
+    #[inline]
+    pub(crate) fn add(&mut self, bytes: usize) {
+        self.count += 1;
+        self.bytes += bytes as u64;
+    }
+
+    #[inline]
+    pub(crate) fn join(&mut self, other: Self) {
+        self.count += other.count;
+        self.bytes += other.bytes;
+    }
+}
+
+/// What went over one transport of a worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LaneMetrics {
+    /// Its name: `self`, `shm`, `tcp`, `rc_verbs`.
+    pub transport: &'static str,
+    /// Connections over it, now.
+    pub connections: usize,
+    /// Messages that it took, those of the protocol among them, and the bytes in them. A fragment of a long message is one.
+    pub sent: Traffic,
+    /// Messages that it brought.
+    pub received: Traffic,
+}
+
+/// What a [`Worker`](crate::Worker) has done since it was made; a snapshot, by [`Worker::metrics`](crate::Worker::metrics).
+///
+/// All but [`connections`](LaneMetrics::connections), [`in_flight`](Self::in_flight) and [`mean_wait`](Self::mean_wait) only grow. Counting costs the
+/// worker an addition or two for each message, in memory that it has at hand, and no clock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WorkerMetrics {
+    /// The transports, the preferred first.
+    pub lanes: Vec<LaneMetrics>,
+    /// Copies straight between the memories of two processes through memory that is mapped in both.
+    pub mapped: Traffic,
+    /// The same by the kernel.
+    pub cma: Traffic,
+    /// Puts and gets that network devices of this side made; the pieces of a long one count each.
+    pub one_sided: Traffic,
+    /// Copies that the engines of devices were given.
+    pub device_copies: Traffic,
+    /// Operations that did not end in their first look and were entered in the worker's table.
+    pub operations: u64,
+    /// Operations under way, now.
+    pub in_flight: usize,
+    /// Waits that found what they waited for at the first look of a poll. One of a task that was woken is among them.
+    pub found_at_once: u64,
+    /// Waits that found it while they looked, before they slept.
+    pub found_spinning: u64,
+    /// Waits that slept.
+    pub parked: u64,
+    /// Tasks that were woken.
+    pub wakes: u64,
+    /// Times that peers in shared memory rang this worker's doorbell.
+    pub doorbells: u64,
+    /// Times that a socket, a completion channel or a timer woke the worker's reactor.
+    pub fd_wakeups: u64,
+    /// Times that the worker armed its transports, to sleep.
+    pub arms: u64,
+    /// Connections that this side dialled with success.
+    pub connects: u64,
+    /// The time that they took together, from the call to the endpoint.
+    pub connect_time: Duration,
+    /// Connections that this side dialled in vain.
+    pub connects_failed: u64,
+    /// The mean of the last waits, those asleep included; zero unless the worker is [adaptive](crate::Progress::Adaptive).
+    pub mean_wait: Duration,
+}
+
+/// What is counted under the worker's lock.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// What came in since the interface that brings it began its pass.
+    pub(crate) received: Traffic,
+    pub(crate) mapped: Traffic,
+    pub(crate) cma: Traffic,
+    pub(crate) one_sided: Traffic,
+    pub(crate) device_copies: Traffic,
+    pub(crate) found_at_once: u64,
+    pub(crate) found_spinning: u64,
+    pub(crate) parked: u64,
+    pub(crate) wakes: u64,
+    pub(crate) doorbells: u64,
+    pub(crate) fd_wakeups: u64,
+    pub(crate) arms: u64,
+}
+
+impl Counts {
+    /// A copy straight from or to a peer's memory.
+    #[inline]
+    pub(crate) fn copied(&mut self, is_mapped: bool, bytes: usize) {
+        match is_mapped {
+            true => self.mapped.add(bytes),
+            false => self.cma.add(bytes),
+        }
+    }
+}
+
+/// What is counted without the lock, rarely.
+#[derive(Debug, Default)]
+pub(crate) struct Dialling {
+    made: AtomicU64,
+    failed: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+impl Dialling {
+    pub(crate) fn made(&self, took: Duration) {
+        self.made.fetch_add(1, Relaxed);
+        let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.nanoseconds.fetch_add(took, Relaxed);
+    }
+
+    pub(crate) fn failed(&self) {
+        self.failed.fetch_add(1, Relaxed);
+    }
+}
+
+/// A link, and what it took.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    link: Box<dyn Link>,
+    pub(crate) sent: Traffic,
+}
+
+impl Counted {
+    pub(crate) fn new(link: Box<dyn Link>) -> Self {
+        Self {
+            link,
+            sent: Traffic::default(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn am_short(&mut self, id: u8, header: u64, body: &[u8]) -> Result<(), SendError> {
+        self.link.am_short(id, header, body)?;
+        self.sent.add(body.len());
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn am_bcopy(
+        &mut self,
+        id: u8,
+        header: u64,
+        prefix: &[u8],
+        payload: &[u8],
+    ) -> Result<(), SendError> {
+        self.link.am_bcopy(id, header, prefix, payload)?;
+        self.sent.add(prefix.len() + payload.len());
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Link::am_zcopy`].
+    #[inline]
+    #[allow(unsafe_code)]
+    pub(crate) unsafe fn am_zcopy(
+        &mut self,
+        id: u8,
+        header: u64,
+        prefix: &[u8],
+        payload: RawSlice,
+        token: u64,
+    ) -> Result<Zcopy, SendError> {
+        // SAFETY: the caller's promise.
+        let sent = unsafe { self.link.am_zcopy(id, header, prefix, payload, token) }?;
+        self.sent.add(prefix.len() + payload.length);
+        Ok(sent)
+    }
+}
+
+impl Deref for Counted {
+    type Target = dyn Link;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.link
+    }
+}
+
+impl DerefMut for Counted {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut *self.link
+    }
+}
+
+impl Shared {
+    /// What the worker has done so far.
+    pub(crate) fn metrics(&self) -> WorkerMetrics {
+        let dialling = &self.dialling;
+        let mut metrics = self.with(|engine| engine.metrics());
+        metrics.connects = dialling.made.load(Relaxed);
+        metrics.connects_failed = dialling.failed.load(Relaxed);
+        metrics.connect_time = Duration::from_nanos(dialling.nanoseconds.load(Relaxed));
+        metrics.mean_wait = self.spin.mean();
+        metrics
+    }
+}
+
+impl Engine {
+    fn metrics(&self) -> WorkerMetrics {
+        let counts = &self.core.counts;
+        let mut lanes = self.lanes();
+        for peer in self.core.peers.iter().flatten() {
+            if let (Some(lane), Some(link)) = (lanes.get_mut(peer.interface), &peer.link) {
+                lane.sent.join(link.sent);
+            }
+        }
+        WorkerMetrics {
+            lanes,
+            mapped: counts.mapped,
+            cma: counts.cma,
+            one_sided: counts.one_sided,
+            device_copies: counts.device_copies,
+            operations: self.core.operations.sequence(),
+            in_flight: self.core.operations.len(),
+            found_at_once: counts.found_at_once,
+            found_spinning: counts.found_spinning,
+            parked: counts.parked,
+            wakes: counts.wakes,
+            doorbells: counts.doorbells,
+            fd_wakeups: counts.fd_wakeups,
+            arms: counts.arms,
+            ..Default::default()
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! Against a real etcd: Debian's `etcd-server`, or another `etcd` in the path.
+
+use std::{
+    process::{Child as Process, Command, Stdio},
+    time::Duration,
+};
+
+use futures::{StreamExt, future::try_join_all, try_join};
+use wharf::{
+    ErrorKind,
+    channel::bootstrap::{
+        Bootstrap, BootstrapOptions, Change, EtcdBootstrap, EtcdOptions, Member, Members,
+        Membership,
+    },
+};
+
+use crate::{
+    bootstrap::{free_port, runtime},
+    support::{Child, LIMIT, child, this_test, watchdog},
+};
+
+const REQUIRED: &str = "WHARFTEST_ETCD";
+
+/// An etcd with its data in a folder of its own; both go with it.
+struct Etcd {
+    process: Option<Process>,
+    client: u16,
+    peer: u16,
+    data: tempfile::TempDir,
+}
+
+impl Etcd {
+    /// `None`, and why, where there is none.
+    fn start() -> Option<Self> {
+        if let Err(error) = Command::new("etcd")
+            .arg("--version")
+            .stdout(Stdio::null())
+            .status()
+        {
+            assert!(
+                std::env::var(REQUIRED).as_deref() != Ok("required"),
+                "{REQUIRED}=required, and etcd does not start: {error}"
+            );
+            println!("skipped: etcd does not start ({error}); Debian's package is etcd-server");
+            return None;
+        }
+        let mut etcd = Self {
+            process: None,
+            client: free_port(),
+            peer: free_port(),
+            data: tempfile::tempdir().expect("a folder"),
+        };
+        etcd.revive();
+        Some(etcd)
+    }
+
+    fn revive(&mut self) {
+        let client = format!("http://127.0.0.1:{}", self.client);
+        let peer = format!("http://127.0.0.1:{}", self.peer);
+        let process = Command::new("etcd")
+            .arg("--data-dir")
+            .arg(self.data.path())
+            .args(["--listen-client-urls", &client])
+            .args(["--advertise-client-urls", &client])
+            .args(["--listen-peer-urls", &peer])
+            .args(["--initial-advertise-peer-urls", &peer])
+            .args(["--initial-cluster", &format!("default={peer}")])
+            // Leases are no shorter than three halves of the election's time.
+            .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
+            .args(["--log-level", "error"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("etcd");
+        self.process = Some(process);
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().expect("it runs");
+            process.wait().expect("it is ours");
+        }
+    }
+
+    fn options(&self) -> EtcdOptions {
+        EtcdOptions::new([self.place()])
+            .lease(Duration::from_secs(2))
+            .listen("127.0.0.1:0")
+    }
+
+    fn place(&self) -> String {
+        format!("127.0.0.1:{}", self.client)
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+const JOIN: Duration = Duration::from_secs(30);
+
+async fn next(members: &mut Members) -> Change {
+    watchdog(LIMIT, members.next()).await.expect("never ends")
+}
+
+async fn joined(members: &mut Members) -> String {
+    match next(members).await {
+        Change::Joined(member) => member.name,
+        other => panic!("somebody joined, and not {other:?}"),
+    }
+}
+
+async fn left(members: &mut Members) -> String {
+    match next(members).await {
+        Change::Left(member) => member.name,
+        other => panic!("somebody left, and not {other:?}"),
+    }
+}
+
+fn member_in_a_child() -> bool {
+    let Some(mut parent) = child("member") else {
+        return false;
+    };
+    let variable = |name: &str| std::env::var(name).expect("set by the parent");
+    runtime().block_on(async {
+        let options = EtcdOptions::new([variable("WHARFTEST_PLACE")]).lease(Duration::from_secs(2));
+        let name = variable("WHARFTEST_NAME");
+        let membership = Membership::join(&options, "group", &name, "here", JOIN)
+            .await
+            .expect("joined");
+        parent.say("in");
+        if parent.hear().await == "leave" {
+            membership.leave().await;
+            parent.say("out");
+        } else {
+            parent.wait_for_death().await;
+        }
+    });
+    true
+}
+
+fn member(test: &str, etcd: &Etcd, name: &str) -> Child {
+    Child::start(
+        test,
+        "member",
+        &[("WHARFTEST_PLACE", &etcd.place()), ("WHARFTEST_NAME", name)],
+    )
+}
+
+/// Three processes: one leaves, one is killed. Then etcd is, and comes back.
+#[test]
+fn membership() {
+    if member_in_a_child() {
+        return;
+    }
+    let Some(mut etcd) = Etcd::start() else {
+        return;
+    };
+    let mut a = member(this_test!(), &etcd, "a");
+    let mut b = member(this_test!(), &etcd, "b");
+    let mut c = member(this_test!(), &etcd, "c");
+    runtime().block_on(async {
+        let mut members = Members::of(&etcd.options(), "group").expect("watching");
+        let mut there = vec![
+            joined(&mut members).await,
+            joined(&mut members).await,
+            joined(&mut members).await,
+        ];
+        there.sort();
+        assert_eq!(there, ["a", "b", "c"]);
+        for member in [&mut a, &mut b, &mut c] {
+            assert_eq!(member.hear().await, "in");
+        }
+
+        // A name is one's.
+        let error = Membership::join(&etcd.options(), "group", "b", "there", JOIN)
+            .await
+            .expect_err("b is there, and stays");
+        assert_eq!(error.kind(), ErrorKind::Configuration, "{error}");
+        assert!(error.to_string().contains("wharf/group/b"), "{error}");
+
+        a.say("leave");
+        assert_eq!(a.hear().await, "out");
+        assert_eq!(left(&mut members).await, "a");
+
+        // Its lease runs out.
+        b.kill();
+        assert_eq!(left(&mut members).await, "b");
+
+        // Those who are there stay, by their lease or by a new one; those who come wait.
+        etcd.kill();
+        let options = etcd.options();
+        let coming =
+            tokio::spawn(
+                async move { Membership::join(&options, "group", "d", "far", JOIN).await },
+            );
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        etcd.revive();
+        let d = watchdog(LIMIT, coming)
+            .await
+            .expect("no panic")
+            .expect("joined");
+        loop {
+            // `c` may be seen to leave and to come again.
+            match next(&mut members).await {
+                Change::Joined(member) if member.name == "d" => {
+                    assert_eq!(member.address, "far");
+                    break;
+                }
+                Change::Left(member) | Change::Joined(member) => assert_eq!(member.name, "c"),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(d.is_registered());
+        // `c` is there with its lease renewed, long after it would have run out.
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let mut anew = Members::of(&etcd.options(), "group").expect("watching");
+        let mut there = vec![joined(&mut anew).await, joined(&mut anew).await];
+        there.sort();
+        assert_eq!(there, ["c", "d"]);
+        d.leave().await;
+        assert_eq!(left(&mut anew).await, "d");
+    });
+    c.kill();
+    a.finish();
+}
+
+/// An etcd that has forgotten everything: the lease is made anew.
+#[test]
+fn forgotten() {
+    let Some(mut etcd) = Etcd::start() else {
+        return;
+    };
+    runtime().block_on(async {
+        let options = etcd.options();
+        let member = Membership::join(&options, "group", "a", "here", JOIN)
+            .await
+            .expect("joined");
+        let mut members = member.members();
+        assert_eq!(joined(&mut members).await, "a");
+        etcd.kill();
+        while member.is_registered() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        etcd.data = tempfile::tempdir().expect("a folder");
+        etcd.revive();
+        watchdog(LIMIT, async {
+            while !member.is_registered() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+        let mut anew = Members::of(&options, "group").expect("watching");
+        assert_eq!(joined(&mut anew).await, "a");
+        // Whether the watcher has seen it go depends on who was first.
+        drop(member);
+        assert_eq!(left(&mut anew).await, "a");
+    });
+}
+
+/// No etcd: an error that says so, in time.
+#[test]
+fn absent() {
+    runtime().block_on(watchdog(LIMIT, async {
+        let place = format!("127.0.0.1:{}", free_port());
+        let options = EtcdOptions::new([place.as_str()]);
+        let error = Membership::join(&options, "group", "a", "", Duration::from_millis(700))
+            .await
+            .expect_err("nobody listens");
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
+        assert!(error.to_string().contains(&place), "{error}");
+        for (group, name) in [("", "a"), ("a/b", "a"), ("a", ""), ("a", "b/c")] {
+            let error = Membership::join(&options, group, name, "", JOIN)
+                .await
+                .expect_err("no name");
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        }
+        let nowhere = EtcdOptions::new(["http://[nonsense"]);
+        let error = Membership::join(&nowhere, "group", "a", "", JOIN)
+            .await
+            .expect_err("not a place");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error:?}");
+    }));
+}
+
+/// Ranks that know nothing but etcd.
+#[test]
+fn bootstrap() {
+    let Some(etcd) = Etcd::start() else {
+        return;
+    };
+    runtime().block_on(watchdog(LIMIT, async {
+        let options = BootstrapOptions::new().deadline(Duration::from_secs(30));
+        let place = etcd.options();
+        // By number, in any order, and by what is free, which it is known to be once the numbers are taken.
+        let mut members = Members::of(&place, "job").expect("watching");
+        let join = |rank| EtcdBootstrap::join(&place, "job", rank, 3, &options);
+        let last = async {
+            joined(&mut members).await;
+            joined(&mut members).await;
+            join(None).await
+        };
+        let group = try_join!(join(Some(2)), join(Some(0)), last).expect("a group");
+        let group = [group.0, group.1, group.2];
+        let all = group
+            .iter()
+            .map(|rank| rank.all_gather(vec![rank.rank() as u8].into()));
+        for all in try_join_all(all).await.expect("gathered") {
+            assert_eq!(all, [[0].as_slice(), &[1], &[2]]);
+        }
+        // A number is one's.
+        let error = EtcdBootstrap::join(&place, "job", Some(1), 3, &options)
+            .await
+            .expect_err("there is a rank 1");
+        assert_eq!(error.kind(), ErrorKind::Configuration, "{error}");
+        let mut members = group[0].members();
+        for _ in 0..3 {
+            joined(&mut members).await;
+        }
+        drop(group);
+        let error = EtcdBootstrap::join(
+            &place,
+            "other",
+            Some(1),
+            2,
+            &options.deadline(Duration::from_secs(1)),
+        )
+        .await
+        .expect_err("nobody else");
+        assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+    }));
+}
+
+/// Who takes any number, and counts differently, is told so at once: another number would not help.
+#[test]
+fn contradiction() {
+    let Some(etcd) = Etcd::start() else {
+        return;
+    };
+    runtime().block_on(watchdog(LIMIT, async {
+        let options = BootstrapOptions::new().deadline(Duration::from_secs(20));
+        let place = etcd.options();
+        let mut members = Members::of(&place, "job").expect("watching");
+        let zero = EtcdBootstrap::join(&place, "job", Some(0), 3, &options);
+        let other = async {
+            joined(&mut members).await;
+            EtcdBootstrap::join(&place, "job", None, 2, &options).await
+        };
+        let (zero, other) = tokio::join!(zero, other);
+        for error in [zero.map(drop), other.map(drop)] {
+            let error = error.expect_err("a contradiction");
+            assert_eq!(error.kind(), ErrorKind::Configuration, "{error}");
+            let text = "rank 1 counts 2 ranks, rank 0 counts 3";
+            assert!(error.to_string().contains(text), "{error}");
+        }
+    }));
+}
+
+/// As those of all other public types, which `tests/send_sync.rs` lists.
+#[test]
+fn auto_traits() {
+    fn demand<T: Send + Sync + Unpin + 'static>() {}
+    demand::<EtcdOptions>();
+    demand::<EtcdBootstrap>();
+    demand::<Membership>();
+    demand::<Members>();
+    demand::<Member>();
+    demand::<Change>();
+}

@@ -1,0 +1,21 @@
+//! Groups of processes: how they find each other, and what they share.
+
+#![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+#[path = "../emulated/stranger_cuda/api.rs"]
+mod api;
+mod bootstrap;
+mod communicator;
+mod device;
+mod environment;
+#[cfg(feature = "etcd")]
+mod etcd;
+mod group;
+mod memory_channel;
+mod port_channel;
+mod processes;
+mod registered;
+mod semaphore;

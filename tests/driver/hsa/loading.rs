@@ -1,0 +1,472 @@
+//! Which library is taken, what is said of one that is not there or not right, and who initialises.
+//!
+//! # Safety
+//! Functions of the library are called with the signatures of the header; the fork is of a small process, and its child ends at once.
+#![allow(unsafe_code)]
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use super::{calls, control, cpu, gpu, hsa, library, live};
+use crate::{
+    alone::{child_with, is_child},
+    driver::hsa::{Access, AgentKind, Grain, Hsa, Link, PointerKind, Status, VARIABLE},
+    error::ErrorKind,
+    support::{emulated::without, this_test},
+};
+
+/// What is said of a library that must be refused.
+fn refusal(path: &Path) -> String {
+    let error = Hsa::load(Some(path)).expect_err("must be refused");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    error.to_string()
+}
+
+#[test]
+fn a_missing_library_is_told_in_the_loaders_words() {
+    assert_eq!(
+        refusal(Path::new("/nowhere/libhsa-runtime64.so.1")),
+        "the HSA runtime is not here: /nowhere/libhsa-runtime64.so.1: cannot open shared object file: No such file or directory"
+    );
+}
+
+#[test]
+fn another_library_is_no_runtime() {
+    let text = refusal(Path::new("libm.so.6"));
+    assert!(
+        text.starts_with("libm.so.6 is not an HSA runtime: it has no hsa_init, hsa_shut_down, "),
+        "{text}"
+    );
+    assert!(
+        text.ends_with(" more; that of ROCm 5.2.3 or newer is needed"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_missing_function_is_named() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = without(&library(), &["hsa_amd_ipc_memory_attach"], folder.path()).expect("a copy");
+    let text = refusal(&path);
+    assert!(
+        text.ends_with(
+            "liblacking.so has no hsa_amd_ipc_memory_attach; that of ROCm 5.2.3 or newer is needed"
+        ),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_variable_names_the_library() {
+    if is_child() {
+        let error = Hsa::load(None).expect_err("must be refused");
+        assert!(
+            error.to_string().contains("/named/by/variable.so: "),
+            "{error}"
+        );
+        let given = refusal(Path::new("/given/by/program.so"));
+        assert!(
+            given.contains("/given/") && !given.contains("/named/"),
+            "{given}"
+        );
+        return;
+    }
+    child_with(this_test!(), &[(VARIABLE, "/named/by/variable.so")]);
+}
+
+#[test]
+fn without_a_device_nothing_is_loaded() {
+    if !is_child() {
+        // Empty is not set.
+        return child_with(this_test!(), &[(VARIABLE, "")]);
+    }
+    if Path::new("/dev/kfd").exists() || Path::new("/dev/dxg").exists() {
+        eprintln!("skipped: this machine has a device of ROCm, or may have");
+        return;
+    }
+    let error = Hsa::load(None).expect_err("no device");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let text = error.to_string();
+    assert!(
+        text.starts_with("the HSA runtime is not here: /dev/kfd: "),
+        "{text}"
+    );
+    assert!(Hsa::resident(None).is_none());
+}
+
+#[test]
+fn one_file_is_one_runtime() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let other = folder.path().join("other.so");
+    std::os::unix::fs::symlink(library(), &other).expect("a link");
+    let first = hsa();
+    assert!(std::ptr::eq(first, Hsa::load(Some(&other)).expect("loads")));
+    assert!(std::ptr::eq(
+        first,
+        Hsa::resident(Some(&other)).expect("is there")
+    ));
+    let mut names: Vec<_> = Hsa::functions().map(|(name, _)| name).collect();
+    let all = names.len();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), all, "functions are listed once");
+    assert_eq!(
+        first.absent_functions().count(),
+        0,
+        "the emulated runtime lacks some"
+    );
+}
+
+#[test]
+fn loading_initialises_nothing_and_one_count_is_kept() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let hsa = hsa();
+    let local = 0_u64;
+    let at = (&raw const local).expose_provenance() as u64;
+    assert!(!hsa.is_initialised() && !hsa.is_in_use());
+    assert_eq!(
+        hsa.inspect(at).expect("no error").kind,
+        PointerKind::Unknown
+    );
+    assert_eq!(calls("hsa_init"), 0);
+    // The program uses it, and ends that.
+    let program = Program::of_this_process();
+    program.call("hsa_init");
+    assert!(!hsa.is_initialised() && hsa.is_in_use());
+    program.call("hsa_shut_down");
+    assert!(!hsa.is_in_use());
+    // From the first use on there is one count of ours, whatever the program does.
+    assert_eq!(hsa.version().expect("a version"), (1, 1));
+    hsa.initialise().expect("done once");
+    hsa.agents().expect("agents");
+    assert_eq!((live("initialised"), calls("hsa_init")), (1, 2));
+    program.call("hsa_init");
+    program.call("hsa_shut_down");
+    let signal = hsa.signal(1).expect("a signal");
+    assert_eq!(signal.load(), 1);
+    // A program that ends more than it began takes it all away; then nothing crashes in calls that can fail.
+    program.call("hsa_shut_down");
+    drop(signal);
+    let error = hsa.signal(1).expect_err("was shut down");
+    assert_eq!(Status::of(&error), Some(Status::ERROR_NOT_INITIALIZED));
+    assert_eq!(error.kind(), ErrorKind::Closed);
+    assert_eq!(
+        hsa.inspect(at).expect("no error").kind,
+        PointerKind::Unknown
+    );
+}
+
+/// Calls that the program makes by itself.
+struct Program(libloading::Library);
+
+impl Program {
+    fn of_this_process() -> Self {
+        // SAFETY: the emulator runs nothing when it is loaded, and is loaded already.
+        Self(unsafe { libloading::Library::new(library()) }.expect("loads"))
+    }
+
+    fn call(&self, name: &str) {
+        // SAFETY: only called for functions without arguments.
+        unsafe {
+            let call = self.0.get::<unsafe extern "C" fn() -> u32>(name);
+            assert_eq!(call.expect("exported")(), 0, "{name}");
+        }
+    }
+}
+
+#[test]
+fn without_the_kernels_driver_the_reason_is_told() {
+    if !is_child() {
+        return child_with(this_test!(), &[("EMULATED_HSA_KFD", "0")]);
+    }
+    let error = hsa().agents().expect_err("no device");
+    assert_eq!(Status::of(&error), Some(Status::ERROR_OUT_OF_RESOURCES));
+    if !Path::new("/dev/kfd").exists() {
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let text = error.to_string();
+        assert!(
+            text.starts_with("hsa_init: out of memory, threads or other resources (HSA_STATUS_ERROR_OUT_OF_RESOURCES, 0x1008); there is no device: /dev/kfd: "),
+            "{text}"
+        );
+    }
+    // What failed is tried again.
+    control("set kfd 1");
+    assert_eq!(hsa().gpus().expect("devices").len(), 2);
+}
+
+#[test]
+fn a_machine_without_devices_has_a_host() {
+    if !is_child() {
+        return child_with(this_test!(), &[("EMULATED_HSA_DEVICES", "0")]);
+    }
+    assert!(hsa().gpus().expect("agents").is_empty());
+    assert_eq!(hsa().cpus().expect("agents").len(), 1);
+    let error = hsa().gpu(0).expect_err("no such device");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert_eq!(error.to_string(), "there is no ROCm device 0: there are 0");
+}
+
+#[test]
+fn a_forked_child_is_told() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    hsa().initialise().expect("initialises");
+    let signal = hsa().signal(1).expect("a signal");
+    let memory = super::on_gpu(0, 4096);
+    // SAFETY: the child takes no lock that another thread of this process holds, and leaves by `_exit`.
+    let status = unsafe {
+        match libc::fork() {
+            0 => {
+                let forked = |kind: Option<ErrorKind>| kind == Some(ErrorKind::Forked);
+                let told = forked(hsa().initialise().err().map(|error| error.kind()))
+                    && forked(
+                        hsa()
+                            .inspect(memory.address())
+                            .err()
+                            .map(|error| error.kind()),
+                    )
+                    && forked(hsa().signal(1).err().map(|error| error.kind()))
+                    && !hsa().is_initialised()
+                    && !hsa().is_in_use();
+                // Drops that call nothing.
+                drop((signal, memory));
+                libc::_exit(i32::from(!told));
+            }
+            -1 => panic!("{}", std::io::Error::last_os_error()),
+            pid => {
+                let mut status = 0;
+                assert_eq!(libc::waitpid(pid, &raw mut status, 0), pid);
+                status
+            }
+        }
+    };
+    assert_eq!(status, 0);
+    assert_eq!(signal.load(), 1, "the parent goes on");
+}
+
+#[test]
+fn statuses_have_names_and_kinds() {
+    for (code, kind, name) in [
+        (
+            40,
+            ErrorKind::InvalidArgument,
+            "ERROR_INVALID_MEMORY_POOL, 0x28",
+        ),
+        (43, ErrorKind::DeviceLost, "ERROR_MEMORY_FAULT, 0x2b"),
+        (0x1000, ErrorKind::Io, "ERROR, 0x1000"),
+        (
+            0x1001,
+            ErrorKind::InvalidArgument,
+            "ERROR_INVALID_ARGUMENT, 0x1001",
+        ),
+        (
+            0x1003,
+            ErrorKind::InvalidArgument,
+            "ERROR_INVALID_ALLOCATION, 0x1003",
+        ),
+        (
+            0x1008,
+            ErrorKind::Exhausted,
+            "ERROR_OUT_OF_RESOURCES, 0x1008",
+        ),
+        (0x100B, ErrorKind::Closed, "ERROR_NOT_INITIALIZED, 0x100b"),
+    ] {
+        let error = Status(code).check("hsa_call").expect_err("not success");
+        assert_eq!(error.kind(), kind, "{error}");
+        assert_eq!(Status::of(&error), Some(Status(code)));
+        let text = error.to_string();
+        assert!(text.starts_with("hsa_call: "), "{text}");
+        assert!(text.ends_with(&format!("(HSA_STATUS_{name})")), "{text}");
+    }
+    let error = Status(0x7777).check("hsa_call").expect_err("not success");
+    assert_eq!(
+        (error.kind(), error.to_string().as_str()),
+        (ErrorKind::Io, "hsa_call: HSA status 0x7777")
+    );
+    assert!(Status(0).check("hsa_call").is_ok());
+}
+
+#[test]
+fn agents_say_who_they_are() {
+    let hsa = hsa();
+    let gpus = hsa.gpus().expect("devices");
+    assert_eq!((gpus.len(), cpu().kind()), (2, AgentKind::Cpu));
+    for gpu in &gpus {
+        assert_eq!(gpu.kind(), AgentKind::Gpu);
+        assert_eq!(gpu.name().expect("a name"), "gfx942");
+        assert_eq!(gpu.product_name().expect("a name"), "Emulated Instinct");
+        assert_eq!(gpu.copy_engines().expect("an answer"), Some(2));
+        assert!(gpu.node().expect("a number") > 0 && gpu.chip_id().expect("a number") > 0);
+    }
+    let uuid = |index: usize| gpus[index].uuid().expect("an answer").expect("one");
+    assert_eq!(uuid(0).len(), "GPU-".len() + 16);
+    assert_ne!(uuid(0), uuid(1));
+    assert_eq!(
+        gpus[0].pci_address().expect("one").to_string(),
+        "0000:11:00.0"
+    );
+    assert_eq!(
+        gpus[1].pci_address().expect("one").to_string(),
+        "0000:21:00.0"
+    );
+    assert_eq!(cpu().uuid().expect("an answer"), None);
+    assert_eq!(cpu().copy_engines().expect("an answer"), None);
+    assert_eq!(
+        hsa.gpu(7).expect_err("none").kind(),
+        ErrorKind::InvalidArgument
+    );
+}
+
+#[test]
+fn pools_say_what_they_are_and_who_reaches_them() {
+    let grains = |agent: crate::driver::hsa::Agent| -> Vec<_> {
+        let pools = agent.pools().expect("pools");
+        pools
+            .iter()
+            .map(|pool| (pool.grain(), pool.is_for_arguments()))
+            .collect()
+    };
+    assert_eq!(
+        grains(cpu()),
+        [
+            (Grain::Fine, false),
+            (Grain::Fine, true),
+            (Grain::Coarse, false)
+        ]
+    );
+    // The local memory of its kernels is no pool for programs.
+    assert_eq!(
+        grains(gpu(0)),
+        [(Grain::Coarse, false), (Grain::Fine, false)]
+    );
+    let own = gpu(0).pool(Grain::Coarse).expect("one");
+    assert_eq!(
+        (own.granule(), own.alignment(), own.size()),
+        (4096, 4096, 16 << 30)
+    );
+    assert_eq!(own.access(&gpu(0)).expect("an answer"), Access::Default);
+    assert_eq!(own.access(&gpu(1)).expect("an answer"), Access::OnDemand);
+    assert_eq!(own.access(&cpu()).expect("an answer"), Access::Never);
+    assert_eq!(own.links(&gpu(0)).expect("an answer"), []);
+    assert_eq!(own.links(&gpu(1)).expect("an answer"), [Link::Xgmi]);
+    let host = cpu().pool(Grain::Fine).expect("one");
+    assert!(!host.is_for_arguments());
+    assert_eq!(host.access(&gpu(0)).expect("an answer"), Access::OnDemand);
+    assert_eq!(host.links(&gpu(0)).expect("an answer"), [Link::Pcie]);
+    assert!(!gpu(0).has_large_bar().expect("an answer"));
+}
+
+/// Debian's own library, where it is installed; `WHARFTEST_HSA=required` makes its absence a failure.
+#[test]
+fn the_real_runtime_without_a_device_says_so() {
+    let start = Instant::now();
+    let hsa = match Hsa::load(Some(Path::new("libhsa-runtime64.so.1"))) {
+        Ok(hsa) => hsa,
+        Err(error) => {
+            assert!(
+                std::env::var("WHARFTEST_HSA").is_err(),
+                "the package libhsa-runtime64-1 is to be here: {error}"
+            );
+            eprintln!("skipped: {error} (Debian: libhsa-runtime64-1)");
+            return;
+        }
+    };
+    assert!(!hsa.is_in_use(), "before anybody initialised it");
+    assert_eq!(
+        hsa.inspect(4096).expect("no error").kind,
+        PointerKind::Unknown
+    );
+    let lacks: Vec<_> = hsa.absent_functions().collect();
+    eprintln!("{} lacks {lacks:?}", hsa.library());
+    if Path::new("/dev/kfd").exists() {
+        eprintln!(
+            "skipped: this machine has a device of ROCm: {:?}",
+            hsa.gpus()
+        );
+        return;
+    }
+    let error = hsa.gpus().expect_err("no device");
+    eprintln!("{error} ({:?})", start.elapsed());
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert_eq!(Status::of(&error), Some(Status::ERROR_OUT_OF_RESOURCES));
+    assert!(
+        error.to_string().contains("there is no device: /dev/kfd: "),
+        "{error}"
+    );
+    assert!(!hsa.is_initialised() && !hsa.is_in_use());
+    // It stays so, and can be asked again.
+    assert_eq!(
+        hsa.signal(1).expect_err("no device").kind(),
+        ErrorKind::Unsupported
+    );
+    // The one bound of time that is promised. What is measured is 15 ms.
+    assert!(
+        start.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[test]
+fn an_old_runtime_does_what_it_can() {
+    if !is_child() {
+        return child_with(this_test!(), &[("EMULATED_HSA_DMABUF_ASKED", "0")]);
+    }
+    const NEWER: &[&str] = &[
+        "hsa_amd_portable_export_dmabuf",
+        "hsa_amd_portable_close_dmabuf",
+        "hsa_amd_memory_async_copy_on_engine",
+        "hsa_amd_memory_copy_engine_status",
+    ];
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = without(&library(), NEWER, folder.path()).expect("a copy");
+    let old = Hsa::load(Some(&path)).expect("loads");
+    let absent: Vec<_> = old.absent_functions().collect();
+    assert_eq!(absent, NEWER);
+    assert!(!old.has_dma_buf().expect("an answer"));
+    let gpu = old.gpu(0).expect("a device");
+    let memory = gpu
+        .pool(Grain::Coarse)
+        .expect("a pool")
+        .allocate(8192)
+        .expect("memory");
+    for error in [
+        old.export_dma_buf(memory.address(), 8192)
+            .expect_err("cannot")
+            .to_string(),
+        old.free_engines(&gpu, &gpu)
+            .expect_err("cannot")
+            .to_string(),
+    ] {
+        assert!(
+            error.contains("liblacking.so has no hsa_amd_")
+                && error.ends_with(": a newer ROCm is needed"),
+            "{error}"
+        );
+    }
+    let done = old.signal(1).expect("a signal");
+    let (to, from) = (
+        super::end(memory.address(), gpu),
+        super::end(memory.address() + 4096, gpu),
+    );
+    // SAFETY: both lie in the allocation, which lives until the copy is done.
+    unsafe {
+        let error = old
+            .copy_on_engine(to, from, 4096, &[], &done, 1)
+            .expect_err("cannot");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        old.copy(to, from, 4096, &[], &done).expect("copies");
+    }
+    assert_eq!(super::wait(&done), 0);
+    // One that exports, and cannot be asked whether the kernel does.
+    assert!(hsa().has_dma_buf().expect("an answer"));
+    control("set dmabuf_asked 1");
+    assert!(hsa().has_dma_buf().expect("an answer"));
+    control("set dmabuf 0");
+    assert!(!hsa().has_dma_buf().expect("an answer"));
+}

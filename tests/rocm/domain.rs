@@ -1,0 +1,240 @@
+//! Whose memory it is, for every kind that the runtime knows; what is allocated, and when it ends.
+
+use std::ptr::NonNull;
+
+use wharf::{
+    Context, MemoryType,
+    memory::{AddressRange, DomainCapabilities},
+    transport::accelerator::{Accelerator as _, Export},
+};
+
+use crate::{
+    alone::{child_with, is_child},
+    driver::hsa::Grain,
+    error::ErrorKind,
+    fixture::{Bench, accelerator, calls, control, hsa, live, own, pattern, until},
+    support::this_test,
+};
+
+fn range(start: u64, length: u64) -> AddressRange {
+    AddressRange::new(start, length).expect("a range")
+}
+
+#[test]
+fn nothing_is_loaded_or_known_before_somebody_uses_it() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let accelerator = accelerator();
+    let domain = accelerator.domain();
+    assert!(!domain.is_loaded());
+    let heap = [0_u8; 64];
+    let heap = range(heap.as_ptr() as u64, 64);
+    assert!(domain.detect(heap).expect("no error").is_none());
+    accelerator.probe().expect("it can be loaded");
+    assert!(!domain.is_loaded(), "loaded is not in use");
+    assert_eq!(calls("hsa_init"), 0);
+    assert_eq!(
+        domain.export(heap).expect_err("not in use").kind(),
+        ErrorKind::Unsupported
+    );
+    assert_eq!(accelerator.device_names().expect("devices").len(), 2);
+    assert!(domain.is_loaded());
+    let attributes = domain.attributes();
+    assert!(attributes.can(DomainCapabilities::ALLOCATE, MemoryType::Rocm(1)));
+    assert!(!attributes.can(DomainCapabilities::ALLOCATE, MemoryType::Rocm(2)));
+}
+
+#[test]
+fn every_kind_of_memory_is_what_it_is() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let bench = Bench::new();
+    let detect = |start, length| bench.domain.detect(range(start, length));
+    let type_of = |start| detect(start, 1).expect("detects").map(|it| it.memory_type);
+    // The host's, ours.
+    let heap = [0_u8; 64];
+    assert_eq!(type_of(heap.as_ptr() as u64), None);
+    // Devices', allocated by wharf and by the program, begin, interior, and past the end.
+    let ours = bench.allocate(MemoryType::Rocm(1), 8192);
+    let theirs = own(0, 8192);
+    for (start, device) in [(ours.address(), 1), (theirs.address(), 0)] {
+        for offset in [0, 1, 8191] {
+            let found = detect(start + offset, 1).expect("detects").expect("known");
+            assert_eq!(found.memory_type, MemoryType::Rocm(device));
+            assert_eq!(found.allocation, range(start, 8192));
+            assert!(found.id != 0 && found.dma_buf);
+        }
+        assert_eq!(type_of(start + 8192), None);
+    }
+    // The host's pools.
+    let pinned = bench.pinned(4096);
+    let found = detect(pinned.address(), 4096).expect("detects");
+    assert_eq!(found.expect("known").memory_type, MemoryType::HostPinned);
+    assert!(pinned.bytes().iter().all(|byte| *byte == 0));
+    let cpu = hsa().cpus().expect("the host")[0];
+    let pool = cpu.pool(Grain::Coarse).expect("a pool");
+    let host = pool.allocate(4096).expect("memory");
+    let found = detect(host.address(), 64).expect("detects").expect("known");
+    assert_eq!(found.memory_type, MemoryType::HostPinned);
+    assert!(!found.dma_buf);
+    // Only a part of it is: nothing is said of the rest.
+    assert!(
+        detect(host.address() + 4000, 4096)
+            .expect("detects")
+            .is_none()
+    );
+    // Locked: at the host's address ordinary, at the devices' nothing that could be used.
+    let mut page = vec![0_u8; 4096];
+    let start = NonNull::new(page.as_mut_ptr()).expect("not null");
+    #[allow(unsafe_code)]
+    // SAFETY: the page outlives the lock.
+    let locked = unsafe { hsa().lock(start, 4096, &[]) }.expect("locks");
+    assert_eq!(type_of(page.as_ptr() as u64), None);
+    let error = detect(locked.agent_address(), 1).expect_err("nobody's");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    drop(locked);
+    // Freed.
+    let gone = theirs.address();
+    drop(theirs);
+    assert_eq!(type_of(gone), None);
+}
+
+#[test]
+fn types_that_are_not_there_are_refused() {
+    let bench = Bench::new();
+    for (memory_type, kind) in [
+        (MemoryType::RocmManaged, ErrorKind::Unsupported),
+        (MemoryType::Cuda(0), ErrorKind::Unsupported),
+        (MemoryType::Rocm(9), ErrorKind::InvalidArgument),
+    ] {
+        let refused = bench.domain.allocate(memory_type, 8).map(drop);
+        let error = refused.expect_err("refused");
+        assert_eq!(error.kind(), kind, "{error}");
+    }
+    for length in [usize::MAX, 1 << 50] {
+        let refused = bench.domain.allocate(MemoryType::Rocm(0), length);
+        let error = refused.map(drop).expect_err("too much");
+        assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
+    }
+}
+
+/// Memory that was freed and allocated again at the same address is other memory.
+#[test]
+fn a_number_is_never_used_again() {
+    if !is_child() {
+        return child_with(this_test!(), &[("EMULATED_HSA_REUSE", "1")]);
+    }
+    let bench = Bench::new();
+    let mut seen = std::collections::BTreeSet::new();
+    let mut again = 0;
+    let mut last = 0;
+    for _ in 0..100 {
+        let memory = own(0, 4096);
+        let at = memory.address();
+        again += u32::from(at == last);
+        last = at;
+        for _ in 0..2 {
+            let found = bench.domain.detect(range(at, 64)).expect("detects");
+            seen.insert(found.expect("known").id);
+        }
+    }
+    assert!(again > 50, "the addresses are used again: {again}");
+    assert_eq!(seen.len(), 100);
+    until("the end", || live("notifiers") == 0);
+}
+
+/// Once for each allocation, not for each look or copy.
+#[test]
+fn access_is_allowed_once() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let pinned = bench.pinned(4096);
+    let memory = own(0, 4096);
+    let all = range(memory.address(), 4096);
+    control("forget");
+    for _ in 0..20 {
+        bench.domain.detect(all).expect("detects");
+        let end = crate::fixture::device_end(memory.address(), 0);
+        bench.copy(pinned.end(0), end, 64).expect("copies");
+    }
+    assert_eq!(calls("hsa_amd_agents_allow_access"), 1);
+    assert_eq!(calls("hsa_amd_register_deallocation_callback"), 1);
+}
+
+#[test]
+fn device_memory_is_zeroed_where_the_library_can() {
+    let mut bench = Bench::new();
+    let mut memory = bench.allocate(MemoryType::Rocm(0), 5000);
+    assert!(bench.get(&memory, 5000).iter().all(|byte| *byte == 0));
+    bench.put(&mut memory, &pattern(3, 5000));
+    assert!(bench.get(&memory, 5000) == pattern(3, 5000));
+    assert!(calls("hsa_amd_memory_fill") > 0);
+}
+
+/// A dma-buf begins before the memory: the offset leads to it.
+#[test]
+fn a_dma_buf_and_its_offset() {
+    use std::os::unix::fs::FileExt;
+    let mut bench = Bench::new();
+    let mut memory = bench.allocate(MemoryType::Rocm(1), 20_000);
+    bench.put(&mut memory, &pattern(5, 20_000));
+    for (skip, length) in [(0, 20_000), (777, 300)] {
+        let part = range(memory.address() + skip as u64, length as u64);
+        let exported = bench.domain.export(part).expect("exports");
+        assert!(exported.offset > 0, "the emulated one never begins at 0");
+        let mut bytes = vec![0; length];
+        let file = std::fs::File::from(exported.fd);
+        file.read_exact_at(&mut bytes, exported.offset)
+            .expect("reads");
+        assert!(bytes == pattern(5, 20_000)[skip..skip + length]);
+    }
+    for refused in [
+        range(memory.address(), 20_001),
+        range(bench.pinned(64).address(), 64),
+        range(4096, 64),
+    ] {
+        assert!(bench.domain.export(refused).is_err());
+    }
+}
+
+/// By a context: what the program frees is forgotten by the caches, by the runtime's callback.
+#[test]
+fn the_caches_hear_that_memory_is_freed() {
+    if !is_child() {
+        return child_with(this_test!(), &[("EMULATED_HSA_REUSE", "1")]);
+    }
+    let builder = Context::builder().accelerator(std::sync::Arc::new(accelerator()));
+    let context = builder.build().expect("a context");
+    let memory = own(0, 4096);
+    let at = memory.address();
+    let detect = || context.memory_attributes(range(at, 64));
+    let first = detect().expect("known");
+    assert_eq!(first.memory_type, MemoryType::Rocm(0));
+    drop(memory);
+    assert_eq!(detect().expect("host's").memory_type, MemoryType::Host);
+    let memory = own(1, 4096);
+    if memory.address() == at {
+        let second = detect().expect("known");
+        assert_eq!(second.memory_type, MemoryType::Rocm(1));
+        assert_ne!(second.id, first.id);
+    } else {
+        println!("skipped: the address was not used again");
+    }
+}
+
+#[test]
+fn chosen_and_left_out_by_name() {
+    let context = Context::builder().transports("self,rocm").expect("names");
+    drop(context.build().expect("a context"));
+    let out = accelerator().ipc(false);
+    let memory = out
+        .domain()
+        .allocate(MemoryType::Rocm(0), 64)
+        .expect("memory");
+    let export = out.export(memory.range().start(), 64).expect("a value");
+    assert!(matches!(export, Export::Impossible(why) if why.contains("rocm_ipc")));
+}

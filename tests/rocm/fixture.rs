@@ -1,0 +1,73 @@
+//! The accelerator on the emulated runtime, the program's own view of that runtime, and how the emulator is asked.
+
+use std::path::PathBuf;
+
+use wharf::{
+    MemoryType,
+    transport::{accelerator::CopyEnd, rocm::RocmCopy},
+};
+
+pub(crate) use crate::bench::{Memory, Parked, Sink, pattern, pinned_end, until};
+use crate::{
+    driver::hsa::{Allocation, Grain, Hsa},
+    support::emulated,
+};
+
+/// The accelerator. A new one, on the one runtime of this process.
+pub(crate) fn accelerator() -> RocmCopy {
+    RocmCopy::with_library(library())
+}
+
+pub(crate) fn library() -> PathBuf {
+    emulated::hsa()
+}
+
+/// The program's own view of the runtime.
+pub(crate) fn hsa() -> &'static Hsa {
+    Hsa::load(Some(&library())).expect("the emulated runtime loads")
+}
+
+/// The program's own memory, of a device's pool.
+pub(crate) fn own(device: u16, length: usize) -> Allocation {
+    let agent = hsa().gpu(device).expect("a device");
+    let pool = agent.pool(Grain::Coarse).expect("a pool");
+    pool.allocate(length).expect("memory")
+}
+
+/// Tells the emulator something, and has its answer.
+pub(crate) fn control(text: &str) -> String {
+    let _ = hsa();
+    emulated::control_of(&library(), text)
+}
+
+/// How often a function was called.
+pub(crate) fn calls(function: &str) -> u64 {
+    control(&format!("count {function}"))
+        .parse()
+        .expect("a number")
+}
+
+/// How many of something there are, by the emulator's `live`.
+pub(crate) fn live(what: &str) -> u64 {
+    let text = control("live");
+    let line = text.lines().find_map(|line| line.strip_prefix(what));
+    let line = line.unwrap_or_else(|| panic!("{what} in {text}"));
+    line.trim().parse().expect("a number")
+}
+
+/// An accelerator with an engine.
+pub(crate) type Bench = crate::bench::Bench<RocmCopy>;
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        Self::with(accelerator())
+    }
+}
+
+/// Memory of a device at an address.
+pub(crate) fn device_end(address: u64, ordinal: u16) -> CopyEnd {
+    CopyEnd::Device {
+        address,
+        memory_type: MemoryType::Rocm(ordinal),
+    }
+}

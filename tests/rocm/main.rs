@@ -1,0 +1,39 @@
+//! `rocm_copy` and `rocm_ipc` on the emulated HSA runtime, by the real loader and wharf's public interface: memory domain, engine and sharing, driven by hand.
+//!
+//! The program's own use of the runtime goes by the driver room, which this program compiles into itself, so that it shares nothing with the library but the
+//! runtime. Whatever sets the runtime's state runs in a process of its own.
+
+#![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
+
+#[path = "../../src/driver/mod.rs"]
+mod driver;
+mod error {
+    pub(crate) use wharf::{Error, ErrorKind, Result};
+}
+#[path = "../driver/alone.rs"]
+mod alone;
+#[path = "../support/bench.rs"]
+mod bench;
+#[path = "../support/mod.rs"]
+mod support;
+#[path = "../cuda_ipc/sys.rs"]
+mod sys;
+mod types {
+    pub(crate) use wharf::Identity;
+}
+
+mod bar;
+mod copies;
+mod domain;
+#[path = "../driver/fake.rs"]
+#[allow(dead_code)]
+mod fake;
+mod faults;
+mod fixture;
+mod ipc;
+mod lost;
+mod old;
+mod order;
+mod pageable;
+mod verbs;
+mod wake;

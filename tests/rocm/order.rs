@@ -1,0 +1,126 @@
+//! Copies behind a program's own HIP streams: a library made on the spot that counts its questions.
+//!
+//! # Safety
+//! Its streams are numbers.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+
+use wharf::{
+    MemoryType,
+    transport::{SendError, accelerator::DevicePlace, rocm::RocmStream},
+};
+
+use crate::{
+    alone::{child_with, is_child},
+    error::{Error, ErrorKind},
+    fake::Fakes,
+    fixture::{Bench, Parked},
+    support::this_test,
+};
+
+/// Stream `s` is done after `s / 16` questions; stream 999 is none.
+const SOURCE: &str = r#"
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    static EVENTS: AtomicUsize = AtomicUsize::new(0);
+    #[unsafe(no_mangle)] pub extern "C" fn hipEventCreateWithFlags(to: &mut usize, _: u32) -> u32 {
+        EVENTS.fetch_add(1, SeqCst);
+        *to = Box::leak(Box::new(AtomicUsize::new(0))) as *const AtomicUsize as usize;
+        0
+    }
+    #[unsafe(no_mangle)] pub extern "C" fn hipEventRecord(event: &AtomicUsize, stream: usize) -> u32 {
+        if stream == 999 { return 400; }
+        event.store(stream / 16, SeqCst);
+        0
+    }
+    #[unsafe(no_mangle)] pub extern "C" fn hipEventQuery(event: &AtomicUsize) -> u32 {
+        let left = event.load(SeqCst);
+        if left == 0 { return 0; }
+        event.store(left - 1, SeqCst);
+        600
+    }
+    #[unsafe(no_mangle)] pub extern "C" fn hipEventDestroy(_: usize) -> u32 { EVENTS.fetch_sub(1, SeqCst); 0 }
+    #[unsafe(no_mangle)] pub extern "C" fn events() -> usize { EVENTS.load(SeqCst) }
+"#;
+
+fn stream(number: usize) -> RocmStream {
+    let raw = std::ptr::without_provenance_mut::<c_void>(number);
+    // SAFETY: a number to the library above.
+    unsafe { RocmStream::from_raw(raw, 0) }
+}
+
+fn after(bench: &mut Bench, number: usize, token: u64) -> Result<(), Error> {
+    match bench.engine.after(stream(number).into(), token) {
+        Ok(()) => Ok(()),
+        Err(SendError::Full) => Err(Error::new(ErrorKind::WouldBlock, "full")),
+        Err(SendError::Failed(error)) => Err(error),
+    }
+}
+
+#[test]
+fn without_hip_there_is_no_stream() {
+    let mut bench = Bench::new();
+    let error = after(&mut bench, 16, 1).expect_err("no HIP");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("HIP"), "{error}");
+    let then = bench.engine.then(stream(16).into(), &[]);
+    let Err(SendError::Failed(error)) = then else {
+        panic!("{then:?}");
+    };
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("HIP stream"), "{error}");
+}
+
+#[test]
+fn a_place_is_told_when_it_is_reached() {
+    if !is_child() {
+        let fakes = Fakes::new();
+        let path = fakes.compile("hip", SOURCE);
+        let path = path.to_str().expect("UTF-8");
+        return child_with(this_test!(), &[("WHARF_LIBHIP", path)]);
+    }
+    let path = std::env::var("WHARF_LIBHIP").expect("given");
+    let mut bench = Bench::new();
+    after(&mut bench, 16, 1).expect_err("the program has not loaded it yet");
+    // SAFETY: the library above, which runs nothing when it is loaded.
+    let library = unsafe { libloading::Library::new(&path) }.expect("loads");
+    let events = || {
+        // SAFETY: the name has this signature.
+        unsafe {
+            library
+                .get::<extern "C" fn() -> usize>(b"events")
+                .expect("exported")()
+        }
+    };
+    let mut parked = Parked::new(&mut bench);
+    // Polled, parked, and several at once, each with its own.
+    after(&mut bench, 16 * 7, 1).expect("marks");
+    bench.drain(1);
+    after(&mut bench, 16 * 7, 2).expect("marks");
+    parked.drain(&mut bench, 1);
+    for (token, number) in [(3, 16 * 40), (4, 0), (5, 16 * 20), (6, 16)] {
+        after(&mut bench, number, token).expect("marks");
+    }
+    assert_eq!(
+        after(&mut bench, 16, 7).expect_err("four at once").kind(),
+        ErrorKind::WouldBlock
+    );
+    bench.drain(4);
+    let tokens = bench.sink.done.iter().map(|(token, result)| {
+        assert!(result.is_ok());
+        *token
+    });
+    assert!(tokens.eq([1, 2, 4, 6, 5, 3]));
+    let error = after(&mut bench, 999, 8).expect_err("no stream");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    let (pinned, device) = (bench.pinned(64), bench.allocate(MemoryType::Rocm(0), 64));
+    bench
+        .copy(pinned.end(0), device.end(0), 64)
+        .expect("copies");
+    // Left behind at the end.
+    after(&mut bench, 16 * 1_000_000, 9).expect("marks");
+    let place: DevicePlace = stream(0).into();
+    assert_eq!(place.accelerator(), "rocm_copy");
+    drop(bench);
+    assert_eq!(events(), 0, "every event is destroyed");
+}

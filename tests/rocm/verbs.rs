@@ -1,0 +1,72 @@
+//! A worker with it: no code of the upper layers knows ROCm.
+
+use std::{future::Future, sync::Arc};
+
+use wharf::{Access, Context, Mask, MemoryType, Tag, Worker};
+
+use crate::{
+    alone::{child_with, is_child},
+    fixture::{accelerator, control, live, pattern, until},
+    support::{LIMIT, this_test, watchdog},
+};
+
+fn run<F: Future<Output = ()>>(test: impl FnOnce(Context, Worker) -> F) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(watchdog(LIMIT, async {
+        let builder = Context::builder().transports("self").expect("self");
+        let builder = builder.accelerator(Arc::new(accelerator()));
+        let context = builder.build().expect("a context");
+        let worker = Worker::new(&context).expect("a worker");
+        test(context, worker).await;
+    }));
+}
+
+#[test]
+fn every_verb_between_devices_and_the_host() {
+    for bar in ["0", "1"] {
+        if !is_child() {
+            child_with(this_test!(), &[("EMULATED_HSA_BAR", bar)]);
+            continue;
+        }
+        run(|context, worker| async move {
+            let address = worker.address().expect("an address");
+            let endpoint = worker.connect(&address).await.expect("connects");
+            for length in [1, 300, 5_000, 3_000_001] {
+                let data = pattern(length as u64, length);
+                let (one, other) = (MemoryType::Rocm(0), MemoryType::Rocm(1));
+                let memory = context.allocate_on(one, length).await.expect("memory");
+                let memory = worker.copy(data.clone(), memory).await.expect("copies");
+                // To the other device by a message, and back into ordinary memory by a get.
+                let target = context.allocate_on(other, length).await.expect("memory");
+                let receive = worker.tag_recv(Tag(1), Mask::ALL, target);
+                let send = endpoint.tag_send(Tag(1), memory.freeze());
+                let (received, sent) = tokio::join!(receive, send);
+                sent.expect("sent");
+                let there = received.expect("received").buffer;
+                let region = context.expose(there, Access::READ | Access::WRITE).await;
+                let region = region.expect("exposed");
+                let descriptor = region.descriptor().expect("a descriptor");
+                let remote = endpoint.import(&descriptor).expect("imports");
+                let back = endpoint.get(remote.clone(), vec![0; length]).await;
+                assert!(back.expect("got") == data);
+                // And into it.
+                let data = pattern(7, length);
+                endpoint
+                    .put(data.clone(), remote.clone())
+                    .await
+                    .expect("put");
+                let pinned = context.allocate_on(MemoryType::HostPinned, length).await;
+                let pinned = pinned.expect("memory");
+                let back = endpoint.get(remote, pinned).await.expect("got");
+                assert!(back.as_slice() == Some(&data[..]));
+            }
+            worker.shutdown(LIMIT).await.expect("ends");
+        });
+        until("the end", || live("allocations") == 0);
+        assert_eq!(control("misused"), "0", "{}", control("misuses"));
+        return;
+    }
+}
