@@ -1,8 +1,8 @@
 //! Device memory of one process to device memory of another over InfiniBand or RoCE, by tag, put and get.
 //!
 //! `cargo run --release --example device_over_rdma -- [--device cuda|gaudi|rocm] [FILE]` (without FILE: `Cargo.lock`). The program starts itself again as the second process.
-//! Where the network device takes dma-bufs of the accelerator's memory at both ends, it reads and writes that memory itself; elsewhere the bytes stop in
-//! pinned fragments. `explain` says which.
+//! Between host memory and an exposed region of device memory the network device reads and writes that memory itself, where it takes the accelerator's
+//! dma-bufs; elsewhere, and for messages, the bytes stop in pinned fragments. `explain` says which.
 //!
 //! Without an RDMA device it says why, and does the same in one process on the emulated library of the tests. The exit code tells whether all digests
 //! agree. `tests/rdma-vm/rdma-vm -- target/release/examples/device_over_rdma` shows it on the kernel's soft-RoCE devices.

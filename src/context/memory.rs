@@ -18,7 +18,7 @@ use crate::{
     },
     sys::fork,
     transport::{Transport, verbs::domain::MemoryOptions},
-    types::MemoryType,
+    types::{Access, MemoryType},
 };
 
 /// The part of a context that is about memory.
@@ -299,7 +299,7 @@ pub(super) fn let_devices(
     };
     let range = AddressRange::new(address, exposed.length as u64)?;
     let dma_buf = match on_device {
-        true => Some(context.export(range)?),
+        true => Some(exported(context, range, region.access())?),
         false => None,
     };
     // SAFETY: the region holds its memory until what is made here is dropped, and nothing in this process has references into it.
@@ -309,6 +309,20 @@ pub(super) fn let_devices(
         registered: Box::new(exposure),
     });
     Ok(())
+}
+
+/// Memory of a device, for network devices to reach it with these rights.
+///
+/// # Errors
+/// As of [`Context::export`]; `Unsupported`: it is to be written, and its device would not see that.
+fn exported(context: &Context, range: AddressRange, access: Access) -> Result<DmaBuf> {
+    let dma_buf = context.export(range)?;
+    let is_written = access.intersects(Access::WRITE | Access::DEVICE_ATOMIC);
+    if is_written && !dma_buf.ordered {
+        let text = "its device may not see what network devices write into its memory";
+        return Err(Error::new(ErrorKind::Unsupported, text).during(Operation::Memory));
+    }
+    Ok(dma_buf)
 }
 
 /// Why memory is not exposed for atomics of devices.

@@ -122,6 +122,9 @@ pub struct DmaBuf {
     pub fd: OwnedFd,
     /// Where the asked range begins in it, in bytes.
     pub offset: u64,
+    /// Whether the device that has the memory sees, in work that begins later, what another device has written and said so. Else that takes a call of
+    /// its driver.
+    pub ordered: bool,
 }
 
 /// Memory that a domain allocated. Freed when dropped.

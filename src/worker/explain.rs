@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{
     Operation,
-    transport::SmallCopies,
+    transport::{DeviceWays, SmallCopies},
     types::MemoryType,
     worker::{
         core::Core,
@@ -119,10 +119,14 @@ impl Here {
 }
 
 impl Peer {
+    fn device_ways(&self) -> Option<DeviceWays> {
+        self.link.as_ref()?.device_ways()
+    }
+
     /// How an operation of this length goes between host memories.
     fn explain_host(&self, operation: Operation, length: usize) -> Explanation {
         let name = self.attributes.transport;
-        let devices = self.link.as_ref().and_then(|link| link.device_ways());
+        let devices = self.device_ways();
         let direct = self.one_copy.as_ref();
         let cma = direct.is_some_and(|one_copy| one_copy.cma.is_some());
         let no_cma = match direct {
@@ -147,9 +151,7 @@ impl Peer {
             Operation::Put | Operation::Get => {
                 let messages = format!("messages over {name}, served by the owner");
                 let way = match devices.map(|ways| ways.rails) {
-                    Some(Ok(rails)) => Explanation::way(format!(
-                        "the initiator's devices, where the region was registered with the owner's: {rails}; else {messages}"
-                    )),
+                    Some(Ok(rails)) => Explanation::way(by_devices(&rails, &messages)),
                     Some(Err(why)) => Explanation::way(messages).not("network devices", why),
                     None => Explanation::way(messages),
                 };
@@ -264,7 +266,16 @@ impl Peer {
             Some(length) => format!("pinned fragments of {length} bytes"),
             None => "pinned fragments".to_owned(),
         };
-        let staged = format!("staged through {pieces}, {copies}: {how}");
+        let mut staged = format!("staged through {pieces}, {copies}: {how}");
+        // The peer's memory alone is a device's: registered as a dma-buf.
+        if let Some(Ok(rails)) = self.device_ways().map(|ways| ways.rails)
+            && matches!(
+                (operation, out, into),
+                (Operation::Put, false, true) | (Operation::Get, true, false)
+            )
+        {
+            staged = by_devices(&rails, &staged);
+        }
         // Why the engine of one side cannot open the other's memory.
         let unrouted = here.slot.and_then(|slot| self.unrouted(slot));
         let no_route = match (&self.one_copy, unrouted) {
@@ -319,6 +330,13 @@ impl Peer {
         }
         way
     }
+}
+
+/// A put or get by network devices.
+fn by_devices(rails: &str, otherwise: &str) -> String {
+    format!(
+        "the initiator's devices, where the region was registered with the owner's: {rails}; else {otherwise}"
+    )
 }
 
 /// A put or get of a worker's own memory, with a device at either end.

@@ -178,7 +178,7 @@ impl Core {
     ) -> OpKey {
         let length = put.buffer.len();
         if length > 0 && (target.on_device || put.buffer.is_on_device()) {
-            return self.start_device_put(link, target, put, (priority, unstaged));
+            return self.start_device_put(link, target, put, (priority, unstaged), route);
         }
         let local = put.buffer.address().cast_mut();
         let path = self.path(link, &target, length, &mut put.slot);
@@ -232,6 +232,7 @@ impl Core {
         target: Target,
         mut put: Put,
         (priority, unstaged): (Priority, bool),
+        route: Option<&Arc<[DeviceKey]>>,
     ) -> OpKey {
         let within = self.is_to_itself(link);
         put.announced = target.on_device && !within;
@@ -242,6 +243,8 @@ impl Core {
         }
         match target.on_device {
             _ if within => self.begin_within(key, target),
+            // The peer's network devices reach it; else the owner pulls what is announced.
+            true if self.rma_by_devices(link, key, &target, route) => {}
             true => self.submit(link, key),
             false => self.begin_device_put(key, target),
         }

@@ -130,6 +130,7 @@ impl MemoryDomain for Expert {
         Ok(DmaBuf {
             fd: file.into(),
             offset: range.start() - whole.allocation.start(),
+            ordered: false,
         })
     }
 }

@@ -48,7 +48,15 @@ macro_rules! alone {
                 &["env", "-u", "RDMA_VM"],
                 crate::support::this_test!(),
                 "alone",
-                &[("WHARF_LIBIBVERBS", library), ("WHARF_LIBRDMACM", library)],
+                &[
+                    ("WHARF_LIBIBVERBS", library),
+                    ("WHARF_LIBRDMACM", library),
+                    // For who chooses `cuda`.
+                    (
+                        "WHARF_LIBCUDA",
+                        crate::support::emulated::cuda().to_str().expect("a path"),
+                    ),
+                ],
             );
             process.finish();
             return;

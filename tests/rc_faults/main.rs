@@ -9,5 +9,6 @@ mod bench;
 
 mod absent;
 mod by_address;
+mod dma_buf;
 mod explain;
 mod faults;

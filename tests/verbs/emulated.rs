@@ -322,9 +322,9 @@ fn misuse_of_objects_is_refused_before_the_library_sees_it() {
             quiet.arm(false).expect_err("no channel").kind(),
             ErrorKind::InvalidArgument
         );
+        assert!(!ends[0].domain.takes_dmabuf(), "until it is told to");
         // An old library: what it lacks is told.
         let verbs = crate::link::verbs();
-        assert!(!verbs.has_dmabuf() && !ends[0].domain.takes_dmabuf());
         assert_eq!(
             verbs.protect_forks().expect_err("old").kind(),
             ErrorKind::Unsupported

@@ -141,15 +141,26 @@ impl MemoryDomain for CudaDomain {
                 return Err(Error::new(ErrorKind::Unsupported, text).during(Operation::Memory));
             }
         };
-        let exported = context
-            .enter()?
-            .export_dma_buf(start, length(range)?, false)?;
+        let guard = context.enter()?;
+        let exported = guard.export_dma_buf(start, length(range)?, false)?;
+        // What the program's copies wrote is to be there for other devices when the driver says that they are done.
+        let synchronous = cuda.set_sync_memops(start);
+        if let Err(error) = synchronous.or_else(|_| guard.set_sync_memops()) {
+            tracing::debug!(target: "wharf::cuda", %error, "copies into {range} may be seen late by other devices");
+        }
+        let ordering = context
+            .device()
+            .attribute(Attribute::GpuDirectWritesOrdering);
         Ok(DmaBuf {
             fd: exported.fd,
             offset: exported.offset,
+            ordered: ordering.is_ok_and(|ordering| ordering >= ORDERED_FOR_OWNER),
         })
     }
 }
+
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER` of cuda.h.
+const ORDERED_FOR_OWNER: i32 = 100;
 
 /// The whole allocation around the start of `range`.
 fn allocation(

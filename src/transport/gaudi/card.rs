@@ -468,7 +468,11 @@ impl OpenCard {
     pub(super) fn export_own(&self, own: u64) -> Result<DmaBuf> {
         if let Some(exported) = self.backend.export(own) {
             let (fd, offset) = exported?;
-            return Ok(DmaBuf { fd, offset });
+            return Ok(DmaBuf {
+                fd,
+                offset,
+                ordered: false,
+            });
         }
         let known = self.heap.lock().dma_buf(own)?;
         let (fd, offset) = match known {
@@ -494,7 +498,11 @@ impl OpenCard {
                 }
             }
         };
-        Ok(DmaBuf { fd, offset })
+        Ok(DmaBuf {
+            fd,
+            offset,
+            ordered: false,
+        })
     }
 
     /// Copies a pattern to the card, within it, and back: what a card and its firmware take is known when it did.

@@ -108,6 +108,7 @@ impl MemoryDomain for RocmDomain {
                 Ok(DmaBuf {
                     fd: exported.into_fd().map_err(in_memory)?,
                     offset,
+                    ordered: false,
                 })
             }
             _ => Err(unknown(range)),

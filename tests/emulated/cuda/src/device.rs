@@ -162,9 +162,9 @@ impl Device {
             93 | 122 => i32::from(settings::WORDS64.on()),
             // Memory management, POSIX descriptors, RDMA with it, memory pools, GPUDirect RDMA.
             102 | 103 | 110 | 113 | 115 | 116 => 1,
-            // Flushing of GPUDirect RDMA writes: by the host; the writes are ordered for no one.
+            // Flushing of GPUDirect RDMA writes: by the host.
             117 => 1,
-            118 => 0,
+            118 => settings::ORDERING.get() as i32,
             119 => 1 | if settings::FABRIC.on() { 8 } else { 0 },
             124 => i32::from(version >= 11070 && settings::DMABUF.on()),
             125 => 1,

@@ -464,6 +464,13 @@ impl Memory {
         (address < allocation.end()).then_some(allocation)
     }
 
+    /// The first allocation that has some of a range.
+    pub(crate) fn first_within(&self, address: u64, len: u64) -> Option<&Allocation> {
+        let begun = || self.allocations.range(address..address + len).next();
+        self.allocation(address)
+            .or_else(|| begun().map(|(_, allocation)| allocation))
+    }
+
     /// Whether `address` is of this driver's device memory, live or not.
     pub(crate) fn is_ours(&self, address: u64) -> bool {
         let room = self.rooms.range(..=address).next_back();

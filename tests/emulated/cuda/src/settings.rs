@@ -40,6 +40,8 @@ wharf_emulated_common::settings! {
     P2P_ATOMICS "p2p_atomics" 1;
     /// Whether dma-buf export is supported.
     DMABUF "dmabuf" 1;
+    /// How far writes of network cards are ordered for devices: 0 not at all; 100 for the owner; 200 for all.
+    ORDERING "ordering" 0;
     /// Whether operations on 64-bit words in streams are supported.
     WORDS64 "words64" 1;
     /// Whether devices can reach each other: 0 none; 1 all; 2 pairs (0 and 1, 2 and 3, ...).

@@ -6,6 +6,9 @@
 use std::{
     collections::VecDeque,
     ffi::{CStr, c_char, c_int, c_void},
+    fs::File,
+    io::Seek,
+    os::fd::BorrowedFd,
     ptr, slice,
 };
 
@@ -366,9 +369,17 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
         addr: addr as u64,
         length: length as u64,
         access,
+        file: None,
     };
     world.mrs.insert(key, state);
     // SAFETY: a live domain.
+    unsafe { region(pd, addr, length, key) }
+}
+
+/// # Safety
+/// A live domain.
+unsafe fn region(pd: *mut Pd, addr: *mut c_void, length: usize, key: u32) -> *mut Mr {
+    // SAFETY: the caller says so.
     let context = unsafe { (*pd).context };
     Box::into_raw(Box::new(Mr {
         context,
@@ -379,6 +390,58 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
         lkey: key,
         rkey: key,
     }))
+}
+
+/// The files that emulated drivers give for dma-bufs are the memory itself; where in it a dma-buf begins is the position in the file. In the order of
+/// the kernel's checks: whether the device can, the descriptor, the range.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut Pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut Mr {
+    const PAGE: u64 = 4096;
+    plan!("ibv_reg_dmabuf_mr", pointer);
+    let mut world = WORLD.lock();
+    if !world.dmabuf {
+        return null(libc::EOPNOTSUPP);
+    }
+    let access = access as u32 & 0xf_ffff;
+    let malformed = length == 0 || (offset ^ iova) & (PAGE - 1) != 0;
+    if malformed || (access & 10 != 0 && access & 1 == 0) || access > 31 {
+        return null(libc::EINVAL);
+    }
+    if fd < 0 {
+        return null(libc::EBADF);
+    }
+    // SAFETY: open by the caller's word; it stays the caller's.
+    let given = unsafe { BorrowedFd::borrow_raw(fd) };
+    let Ok(mut file) = given.try_clone_to_owned().map(File::from) else {
+        return null(libc::EBADF);
+    };
+    let room = file.metadata().ok().filter(|data| data.is_file());
+    let (Some(room), Ok(begin)) = (room, file.stream_position()) else {
+        return null(libc::EINVAL);
+    };
+    let at = begin.checked_add(offset);
+    let end = at.and_then(|at| at.checked_add(length as u64));
+    let (Some(at), Some(_)) = (at, end.filter(|end| *end <= room.len())) else {
+        return null(libc::EINVAL);
+    };
+    let key = world.number();
+    let state = MrState {
+        pd: pd as usize,
+        addr: iova,
+        length: length as u64,
+        access,
+        file: Some((file, at)),
+    };
+    world.mrs.insert(key, state);
+    // SAFETY: a live domain.
+    unsafe { region(pd, ptr::null_mut(), length, key) }
 }
 
 #[unsafe(no_mangle)]
@@ -1022,11 +1085,15 @@ fn control(text: &str) -> Result<String, String> {
             WORLD.lock().lost = rest == "1";
             Ok(String::new())
         }
+        "dmabuf" => {
+            WORLD.lock().dmabuf = rest == "1";
+            Ok(String::new())
+        }
         "writable" => Ok(WORLD.lock().writable().to_string()),
         "unmapped" => {
             let world = WORLD.lock();
             let gone = world.mrs.values();
-            let gone = gone.filter(|mr| !is_mapped(mr.addr, mr.length));
+            let gone = gone.filter(|mr| mr.file.is_none() && !is_mapped(mr.addr, mr.length));
             Ok(gone.count().to_string())
         }
         "cm" => match rest.parse() {

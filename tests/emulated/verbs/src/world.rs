@@ -5,7 +5,9 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    fs::File,
     io,
+    os::unix::fs::FileExt,
 };
 
 use parking_lot::Mutex;
@@ -69,6 +71,8 @@ pub(crate) struct World {
     pub(crate) ports: [u32; 2],
     /// Whatever is sent gets lost, and nobody tells.
     pub(crate) lost: bool,
+    /// The devices take dma-bufs.
+    pub(crate) dmabuf: bool,
 }
 
 pub(crate) struct ContextState {
@@ -83,12 +87,13 @@ pub(crate) struct ChannelState {
     pub(crate) events: VecDeque<usize>,
 }
 
-#[derive(Clone, Copy)]
 pub(crate) struct MrState {
     pub(crate) pd: usize,
     pub(crate) addr: u64,
     pub(crate) length: u64,
     pub(crate) access: u32,
+    /// Of a dma-buf: the file behind it, and where in it the address is.
+    pub(crate) file: Option<(File, u64)>,
 }
 
 pub(crate) struct CqState {
@@ -164,6 +169,7 @@ impl World {
             qps: BTreeMap::new(),
             ports: [4; 2],
             lost: false,
+            dmabuf: false,
         }
     }
 
@@ -469,14 +475,14 @@ impl World {
         }
         let (peer_pd, peer_access, peer_cq) = (peer.pd, peer.access, peer.recv_cq);
         let length: u32 = send.pieces.iter().map(|piece| piece.length).sum();
-        let far = |length| Sge {
-            addr: send.wr[0],
-            length,
-            lkey: 0,
-        };
         let key = match send.opcode {
             CAS | ADD => send.wr[3] as u32,
             _ => send.wr[1] as u32,
+        };
+        let far = |length| Sge {
+            addr: send.wr[0],
+            length,
+            lkey: key,
         };
         let need = match send.opcode {
             WRITE | WRITE_IMM => Some((REMOTE_WRITE, length)),
@@ -523,26 +529,18 @@ impl World {
         unsafe {
             match send.opcode {
                 WRITE | WRITE_IMM => {
-                    scatter(&gather(send), &[far(length)]);
+                    self.scatter(&self.gather(send), &[far(length)]);
                     wc.opcode = 129;
                 }
-                READ => {
-                    let bytes = bytes_at(send.wr[0], length as usize);
-                    scatter(&bytes, &send.pieces);
-                }
+                READ => self.scatter(&self.load(&far(length)), &send.pieces),
                 CAS | ADD => {
                     if !send.wr[0].is_multiple_of(8) || length != 8 {
                         return Err(status::REM_INV);
                     }
-                    let word = &*(send.wr[0] as *const std::sync::atomic::AtomicU64);
-                    let order = std::sync::atomic::Ordering::SeqCst;
-                    let old = if send.opcode == ADD {
-                        word.fetch_add(send.wr[1], order)
-                    } else {
-                        word.compare_exchange(send.wr[1], send.wr[2], order, order)
-                            .unwrap_or_else(|old| old)
+                    let Some(old) = self.atomic(key, send) else {
+                        return Err(status::REM_OP);
                     };
-                    scatter(&old.to_ne_bytes(), &send.pieces);
+                    self.scatter(&old.to_ne_bytes(), &send.pieces);
                 }
                 _ => {
                     let pieces = receive.as_ref().map_or(&[][..], |receive| &receive.pieces);
@@ -556,7 +554,7 @@ impl World {
                         _ => 0,
                     };
                     if wc.status == 0 {
-                        scatter(&gather(send), pieces);
+                        self.scatter(&self.gather(send), pieces);
                     }
                 }
             }
@@ -578,6 +576,83 @@ impl World {
     }
 }
 
+/// Bytes of registered memory; every piece was found covered by a live registration.
+impl World {
+    fn file(&self, piece: &Sge) -> Option<(&File, u64)> {
+        let mr = self.mrs.get(&piece.lkey)?;
+        let (file, at) = mr.file.as_ref()?;
+        Some((file, at + (piece.addr - mr.addr)))
+    }
+
+    /// # Safety
+    /// The piece is readable.
+    unsafe fn load(&self, piece: &Sge) -> Vec<u8> {
+        let Some((file, at)) = self.file(piece) else {
+            // SAFETY: the caller says so.
+            return unsafe { bytes_at(piece.addr, piece.length as usize) };
+        };
+        let mut bytes = vec![0; piece.length as usize];
+        if let Err(error) = file.read_exact_at(&mut bytes, at) {
+            JOURNAL.misuse(format!("reading a dma-buf: {error}"));
+        }
+        bytes
+    }
+
+    /// # Safety
+    /// The pieces are readable.
+    unsafe fn gather(&self, send: &Send) -> Vec<u8> {
+        match &send.inline {
+            Some(bytes) => bytes.clone(),
+            None => {
+                let pieces = send.pieces.iter();
+                // SAFETY: the caller says so.
+                pieces
+                    .flat_map(|piece| unsafe { self.load(piece) })
+                    .collect()
+            }
+        }
+    }
+
+    /// # Safety
+    /// The pieces are writable.
+    unsafe fn scatter(&self, mut bytes: &[u8], pieces: &[Sge]) {
+        for piece in pieces {
+            let (now, later) = bytes.split_at(bytes.len().min(piece.length as usize));
+            match self.file(piece) {
+                Some((file, at)) => {
+                    if let Err(error) = file.write_all_at(now, at) {
+                        JOURNAL.misuse(format!("writing a dma-buf: {error}"));
+                    }
+                }
+                // SAFETY: the caller says so.
+                None => unsafe {
+                    std::ptr::copy(now.as_ptr(), piece.addr as *mut u8, now.len());
+                },
+            }
+            bytes = later;
+        }
+    }
+
+    /// Does an atomic operation on a word of 8 bytes, and returns what was there; not in a dma-buf.
+    ///
+    /// # Safety
+    /// The word is writable, and aligned.
+    unsafe fn atomic(&self, key: u32, send: &Send) -> Option<u64> {
+        if self.mrs.get(&key)?.file.is_some() {
+            return None;
+        }
+        // SAFETY: the caller says so.
+        let word = unsafe { &*(send.wr[0] as *const std::sync::atomic::AtomicU64) };
+        let order = std::sync::atomic::Ordering::SeqCst;
+        Some(match send.opcode {
+            ADD => word.fetch_add(send.wr[1], order),
+            _ => word
+                .compare_exchange(send.wr[1], send.wr[2], order, order)
+                .unwrap_or_else(|old| old),
+        })
+    }
+}
+
 impl QpState {
     fn context(&self) -> usize {
         // SAFETY: a queue pair that is not destroyed; its context does not change.
@@ -594,32 +669,6 @@ pub(crate) unsafe fn bytes_at(address: u64, length: usize) -> Vec<u8> {
     // SAFETY: the caller says so. Other threads may write meanwhile, as they may where hardware reads.
     unsafe { std::ptr::copy(address as *const u8, bytes.as_mut_ptr(), length) };
     bytes
-}
-
-/// # Safety
-/// The pieces are readable.
-unsafe fn gather(send: &Send) -> Vec<u8> {
-    match &send.inline {
-        Some(bytes) => bytes.clone(),
-        None => {
-            let pieces = send.pieces.iter();
-            // SAFETY: the caller says so.
-            pieces
-                .flat_map(|piece| unsafe { bytes_at(piece.addr, piece.length as usize) })
-                .collect()
-        }
-    }
-}
-
-/// # Safety
-/// The pieces are writable.
-unsafe fn scatter(mut bytes: &[u8], pieces: &[Sge]) {
-    for piece in pieces {
-        let (now, later) = bytes.split_at(bytes.len().min(piece.length as usize));
-        // SAFETY: the caller says so.
-        unsafe { std::ptr::copy(now.as_ptr(), piece.addr as *mut u8, now.len()) };
-        bytes = later;
-    }
 }
 
 /// A descriptor that counts.

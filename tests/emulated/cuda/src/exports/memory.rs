@@ -180,15 +180,15 @@ exports! {
         }
         let (backing, offset, device) = {
             let memory = driver().memory.lock();
-            if let Some(allocation) = memory.allocation(address) {
+            if let Some(allocation) = memory.first_within(address, len) {
                 if !matches!(allocation.kind, Kind::Device) {
                     return Err(Status::INVALID_VALUE);
                 }
-                // What the caller rounded up to whole pages may reach into what else is in the room, not beyond it.
-                let offset = allocation.offset + (address - allocation.address);
-                if offset + len > allocation.backing.len() {
-                    return Err(Status::INVALID_VALUE);
-                }
+                // What the caller rounded to whole pages may reach into what else is in the room, or was, not beyond it.
+                let offset = (allocation.offset + address)
+                    .checked_sub(allocation.address)
+                    .filter(|offset| offset + len <= allocation.backing.len())
+                    .ok_or(Status::INVALID_VALUE)?;
                 (std::sync::Arc::clone(&allocation.backing), offset, allocation.device)
             } else {
                 let parts = memory.mapped(address, len)?;
