@@ -50,6 +50,9 @@ struct Device {
     refuses: AtomicBool,
     /// Ends nothing.
     stopped: AtomicBool,
+    /// Registers nothing for writing before this is taken back; and how often it was asked to.
+    waits: AtomicBool,
+    writers: AtomicUsize,
     /// Has no room for short puts, for which these links wait.
     full: AtomicBool,
     waiting: Mutex<Vec<LinkId>>,
@@ -135,7 +138,13 @@ impl RemoteMemory for Memory {
 
     fn register_for_writing(&self, range: AddressRange, _: &[u64]) -> Registering<LocalKeys> {
         let device = self.0.clone();
-        Box::pin(async move { Ok(local_keys(range, device.key(range, Access::WRITE)?)) })
+        device.writers.fetch_add(1, SeqCst);
+        Box::pin(async move {
+            while device.waits.load(SeqCst) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            Ok(local_keys(range, device.key(range, Access::WRITE)?))
+        })
     }
 
     fn end_writing(&self, keys: LocalKeys) -> Pin<Box<dyn Future<Output = ()> + Send>> {
@@ -750,6 +759,34 @@ fn announced_messages_are_written() {
                 .all(|(_, access)| !access.contains(Access::WRITE)),
             "a peer may still write: {rights:?}"
         );
+    });
+}
+
+/// The link ends while memory is being registered for the peer's devices: it is given back when they cannot write it.
+#[test]
+fn memory_that_is_being_registered_is_given_back_after_that() {
+    run(async {
+        for refuses in [false, true] {
+            let bed = Bed::new().await;
+            bed.prefer_writing();
+            bed.device.waits.store(true, SeqCst);
+            let send = bed.to.tag_send(1, bytes(PIECE, 1)).post();
+            let mut receive = bed.there.tag_recv(1, Mask::ALL, vec![0; PIECE]).post();
+            while bed.device.writers.load(SeqCst) == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            bed.to.abort();
+            let error = send.expect("posted").await.expect_err("over");
+            assert_eq!(error.kind(), ErrorKind::Closed);
+
+            let early = tokio::time::timeout(Duration::from_millis(100), &mut receive).await;
+            assert!(early.is_err(), "it is being registered: {early:?}");
+            bed.device.refuses.store(refuses, SeqCst);
+            bed.device.waits.store(false, SeqCst);
+            let error = receive.await.expect_err("over").into_parts().0;
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+            assert!(bed.device.keys.lock().is_empty(), "a peer may still write");
+        }
     });
 }
 

@@ -65,6 +65,11 @@ pub(crate) enum OneSided {
         keys: Option<LocalKeys>,
         op: u64,
     },
+    /// It has ended so while the memory was being registered for the peer's, which is to end first.
+    Over {
+        memory: Arc<dyn RemoteMemory>,
+        result: Option<Result<()>>,
+    },
     /// The peer's wrote it, and may do so until the registration has ended, which is under way.
     Closing {
         memory: Arc<dyn RemoteMemory>,
@@ -904,6 +909,20 @@ impl Core {
 
     /// Memory of an operation is registered, or cannot be.
     fn registered(&mut self, link: LinkId, key: OpKey, result: Result<LocalKeys>) {
+        // Its link may be gone.
+        if let Some(entry) = self.operations.get(key)
+            && let Some(OneSided::Over {
+                memory,
+                result: ended,
+            }) = entry.one_sided.as_deref_mut()
+        {
+            let (memory, ended) = (Arc::clone(memory), ended.take().unwrap_or(Ok(())));
+            if let Ok(keys) = result {
+                return self.end_writing(key, memory, keys, ended);
+            }
+            entry.one_sided = None;
+            return self.copied(key, ended);
+        }
         match (self.one_sided_of(link, key), result) {
             (Some(OneSided::Moves(moves)), Ok(keys)) => {
                 moves.memory = Memory::Ready(keys);
@@ -968,19 +987,33 @@ impl Core {
             return Err(result);
         };
         match entry.one_sided.as_deref() {
-            Some(OneSided::Written { keys: Some(_), .. }) => {}
+            Some(OneSided::Written { .. }) => {}
             // It ends as it was told first, whatever comes meanwhile: another word of the peer, the end of the link.
-            Some(OneSided::Closing { .. }) => return Ok(()),
+            Some(OneSided::Closing { .. } | OneSided::Over { .. }) => return Ok(()),
             _ => return Err(result),
         }
-        let Some(OneSided::Written {
-            memory,
-            keys: Some(keys),
-            ..
-        }) = entry.one_sided.take().map(|one_sided| *one_sided)
+        let Some(OneSided::Written { memory, keys, .. }) =
+            entry.one_sided.take().map(|one_sided| *one_sided)
         else {
             return Err(result);
         };
+        match keys {
+            Some(keys) => self.end_writing(key, memory, keys, result),
+            None => {
+                let result = Some(result);
+                entry.one_sided = Some(Box::new(OneSided::Over { memory, result }));
+            }
+        }
+        Ok(())
+    }
+
+    fn end_writing(
+        &mut self,
+        key: OpKey,
+        memory: Arc<dyn RemoteMemory>,
+        keys: LocalKeys,
+        result: Result<()>,
+    ) {
         let end = memory.end_writing(keys.clone());
         if let Some(entry) = self.operations.get(key) {
             entry.one_sided = Some(Box::new(OneSided::Closing { memory, keys }));
@@ -992,7 +1025,6 @@ impl Core {
         let worker = self.one_sided.worker.clone();
         self.buried
             .push(Buried::Registering(RegisterErrand::new(worker, work)));
-        Ok(())
     }
 }
 

@@ -195,6 +195,8 @@ struct Switch {
     drained: bool,
     /// The message that the peer waits for, once nothing more comes of it there.
     theirs: Option<u32>,
+    /// Messages went over it, and whether they are still here was not looked at.
+    carried: bool,
 }
 
 #[derive(Debug)]
@@ -474,10 +476,7 @@ impl Connection {
         if head.kind == Kind::Message {
             if head.sequence != state.expected {
                 if state.lost {
-                    return Err(Error::new(
-                        ErrorKind::DeviceLost,
-                        "a device that failed has lost messages that it had acknowledged",
-                    ));
+                    return Err(Error::new(ErrorKind::DeviceLost, LOST));
                 }
                 return broken("a message is missing");
             }
@@ -746,11 +745,16 @@ impl Connection {
         self.state.lock().switch.is_some()
     }
 
-    /// Whether a rail for messages has failed, and all that it had brought is taken.
-    pub(super) fn is_past(&self, rail: usize) -> bool {
+    /// Whether a rail has failed, and all that it had brought is taken.
+    pub(super) fn is_past(&self, index: usize) -> bool {
         let state = self.state.lock();
-        let messages = self.rails.get(rail).is_some_and(|rail| !rail.data);
-        messages && !state.alive.get(rail).is_some_and(|alive| *alive) && !state.is_draining(rail)
+        let (Some(rail), Some(sending)) = (self.rails.get(index), state.sending.get(index)) else {
+            return false;
+        };
+        match rail.data {
+            true => !rail.is_live() && sending.used() == 0,
+            false => !state.alive[index] && !state.is_draining(index),
+        }
     }
 
     /// Whether something is under way on a rail.
@@ -781,6 +785,7 @@ impl Connection {
             return false;
         }
         state.alive[index] = false;
+        let carried = state.main == index;
         let Some(next) = state.alive.iter().position(|alive| *alive) else {
             return false;
         };
@@ -801,6 +806,7 @@ impl Connection {
             from: index,
             drained: false,
             theirs: None,
+            carried,
         });
         true
     }
@@ -858,6 +864,7 @@ impl Connection {
             from,
             drained: true,
             theirs: Some(theirs),
+            carried,
         }) = state.switch
         else {
             return;
@@ -866,6 +873,15 @@ impl Connection {
         let (Some(old), Some(new)) = (self.rails.get(from), self.rails.get(main)) else {
             return;
         };
+        if carried && state.first_from(from, theirs) != theirs {
+            // Nobody has it any more: this side was told that it had arrived.
+            let error = Error::new(ErrorKind::DeviceLost, LOST);
+            drop(self.give_up(state, error));
+            return;
+        }
+        if let Some(switch) = &mut state.switch {
+            switch.carried = false;
+        }
         while let Some(slot) = state.sending[from].slots.front() {
             if let Work::Message {
                 sequence,
@@ -907,6 +923,9 @@ impl Connection {
     }
 }
 
+/// What a device does that says that it has messages, and goes before it has given them out.
+const LOST: &str = "a device that failed has lost messages that it had acknowledged";
+
 /// The number of the mark that is posted behind a rail's end.
 pub(super) const MARK: u64 = 1 << 62;
 
@@ -915,6 +934,17 @@ impl State {
     fn is_draining(&self, rail: usize) -> bool {
         let switch = self.switch.as_ref();
         switch.is_some_and(|switch| switch.from == rail && !switch.drained)
+    }
+
+    /// The first message from this one on that a rail still has, or the next that is sent.
+    fn first_from(&self, rail: usize, from: u32) -> u32 {
+        let slots = self.sending[rail].slots.iter();
+        let mut messages = slots.filter_map(|slot| match slot.work {
+            Work::Message { sequence, .. } => Some(sequence),
+            _ => None,
+        });
+        let first = messages.find(|sequence| sequence.wrapping_sub(from).cast_signed() >= 0);
+        first.unwrap_or(self.next)
     }
 
     /// The peer is told of all that it is owed.
@@ -968,7 +998,7 @@ impl Drop for Connection {
                 reservation,
                 ..
             } = rail;
-            drop(queue_pair);
+            reservation.queues.device.served.end(queue_pair);
             rest.push((ring, reservation));
         }
         self.graveyard.bury((rest, others));

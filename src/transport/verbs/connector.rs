@@ -141,10 +141,10 @@ impl Half {
     }
 
     fn offer(&self) -> Offer {
-        let window = self
-            .rails
-            .first()
-            .map_or(0, |(rail, ..)| rail.reservation.window);
+        // Whichever is kept: the smallest.
+        let messages = self.rails.iter().filter(|(rail, ..)| !rail.data);
+        let windows = messages.map(|(rail, ..)| rail.reservation.window);
+        let window = windows.min().unwrap_or(0);
         let rail = |(rail, device, port, packet): &(Rail, Arc<OpenDevice>, Port, u32)| RailOffer {
             guid: device.id,
             port: port.number,

@@ -394,8 +394,8 @@ impl RcInterface {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) => {
-                    self.lane_failed(place, &error);
-                    return happened + 1;
+                    let failed = self.lane_failed_alone(place, &error);
+                    return happened + usize::from(failed);
                 }
             }
             while happened < budget {
@@ -572,6 +572,18 @@ impl RcInterface {
         if !self.rail_failed(key, index, &error) {
             self.over(key, error);
         }
+    }
+
+    /// A completion queue has failed. `false`: so has its device, as nobody may have heard yet; then its connections go on over others.
+    #[cold]
+    fn lane_failed_alone(&mut self, place: usize, error: &Error) -> bool {
+        let device = &self.lanes[place].queues.device;
+        device.take_events();
+        let alone = !device.is_lost();
+        if alone {
+            self.lane_failed(place, error);
+        }
+        alone
     }
 
     /// A completion queue has failed, or a receive could not be posted: all of its connections are over.
@@ -931,11 +943,12 @@ impl RcInterface {
         self.room.let_go(over);
     }
 
-    /// Nothing more comes of a connection's rails for messages, and what has is polled before they are destroyed: providers (libmlx5) throw away what
-    /// is there of a queue pair that is destroyed, and nobody would learn which receives those were.
+    /// Nothing more comes of a connection's rails, and what has is polled before they are destroyed: providers (libmlx5) throw away what is there of a
+    /// queue pair that is destroyed, and nobody would learn which receives those were. Rails for one-sided operations among them: the peer may send over
+    /// those as well, though it should not.
     #[cold]
     fn take_what_came(&mut self, connection: &Connection) {
-        for rail in connection.rails.iter().filter(|rail| !rail.data) {
+        for rail in &connection.rails {
             self.take_what_came_over(rail);
         }
     }
@@ -1173,7 +1186,9 @@ impl Interface for RcInterface {
             if lane.at < lane.count || !lane.due.is_empty() {
                 return false;
             }
-            if lane.failed || lane.by_number.is_empty() {
+            // What is left of a device that is lost was taken when that was told.
+            let lost = lane.queues.device.is_lost();
+            if lane.failed || lost || lane.by_number.is_empty() {
                 continue;
             }
             // Who sleeps with an event in the channel is woken for nothing.
@@ -1191,7 +1206,7 @@ impl Interface for RcInterface {
                 }
                 Err(error) => {
                     // One that cannot be slept on is of no use; the next pass tells its connections.
-                    self.lane_failed(place, &error);
+                    self.lane_failed_alone(place, &error);
                     return false;
                 }
             }

@@ -44,6 +44,13 @@ impl Served {
         Ok(())
     }
 
+    /// Ends one that nobody else has; when this returns it is gone.
+    pub(super) fn end(&self, queue_pair: Arc<QueuePair>) {
+        // `shut` holds others' meanwhile.
+        let _all = self.all.lock();
+        drop(queue_pair);
+    }
+
     /// Ends all; what is under way there fails. When it returns peers reach nothing.
     #[cold]
     pub(super) fn shut(&self) {

@@ -1,4 +1,8 @@
 //! What only rails can do: fail, one after the other, with messages on their way.
+//!
+//! # Safety
+//! What is posted by hand has no bytes.
+#![allow(unsafe_code)]
 
 use std::{
     sync::Arc,
@@ -13,9 +17,11 @@ use super::{
     connector::{Established, RcConnector},
     iface::RcInterface,
     queues::Room,
+    wire::Drained,
 };
 use crate::{
     ErrorKind,
+    driver::verbs::{SendFlags, SendRequest},
     error::{Error, Result},
     transport::{
         Connected, Connector, Interface, Link, PeerInfo, Role, SendError, Sink, channel::Channel,
@@ -244,6 +250,89 @@ fn a_peer_that_does_not_answer_for_a_failed_rail_is_given_up() {
     let error = &near.seen.failed[0];
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     assert!(error.to_string().contains("have not agreed"), "{error}");
+}
+
+/// The peer waits for a message that this side was told had arrived, and keeps no more, or for one that it never sent.
+#[test]
+fn messages_that_went_with_a_device_end_the_connection() {
+    for (expected, ends_it) in [(9, true), (10, false), (11, true)] {
+        let mut ends = ends();
+        send(&mut ends, 0, 0..10);
+        until(&mut ends, |ends| {
+            ends[1].seen.messages.len() == 10 && ends[0].connection.is_flushed()
+        });
+        let frame = Drained { rail: 0, expected }.encode();
+        let sent = ends[1].connection.control().send(&frame);
+        assert_eq!(sent.unwrap(), frame.len());
+        let near = &mut ends[0];
+        let start = Instant::now();
+        while near.connection.is_alive(0)
+            || near.connection.is_switching() && near.seen.failed.is_empty()
+        {
+            assert!(start.elapsed() < Duration::from_secs(60), "it goes on");
+            near.pass();
+        }
+        match ends_it {
+            true => assert_eq!(near.seen.failed[0].kind(), ErrorKind::DeviceLost),
+            false => assert!(near.seen.failed.is_empty(), "{:?}", near.seen.failed),
+        }
+    }
+}
+
+/// Rails whose parts of the receives differ: what is offered is what every one of them has.
+#[test]
+fn the_smallest_window_is_offered() {
+    let rooms = rooms();
+    let device = Arc::clone(&rooms[1].devices.open().unwrap()[1]);
+    let held: Vec<_> = (0..3)
+        .map(|_| rooms[1].reserve(&device, 8, true).unwrap())
+        .collect();
+    let connectors = rooms.clone().map(RcConnector::new);
+    let mut rooms = rooms.into_iter();
+    let mut ends = met(&connectors).map(|connected| {
+        let interface = RcInterface::new(rooms.next().unwrap());
+        End::new(interface, connected)
+    });
+    let rails = ends[1].connection.rails.iter().filter(|rail| !rail.data);
+    let windows: Vec<u32> = rails.map(|rail| rail.reservation.window).collect();
+    assert!(windows[1] < windows[0], "{windows:?}");
+    let mut sent = 0;
+    while ends[0].link.am_short(7, 1, &[1; 8]).is_ok() {
+        sent += 1;
+    }
+    assert_eq!(sent, windows[1]);
+    until(&mut ends, |ends| {
+        ends[1].seen.messages.len() == sent as usize
+    });
+    drop(held);
+}
+
+/// A peer that sends over rails for one-sided operations, and goes: what it took of the receives that all share is found.
+#[test]
+fn receives_that_came_over_other_rails_are_posted_again() {
+    let rooms = rooms();
+    let connectors = rooms.clone().map(RcConnector::new);
+    let [mut near, mut far] = rooms.map(RcInterface::new);
+    for _ in 0..40 {
+        let [one, other] = met(&connectors);
+        let (one, mut other) = (End::new(near, one), End::new(far, other));
+        // Its queue pairs live for a moment yet.
+        other.interface.detach(LinkId(1));
+        for rail in one.connection.rails.iter().filter(|rail| rail.data) {
+            for number in 0..100 {
+                let mut sends = [SendRequest::send(number, &[], SendFlags::SIGNALED)];
+                // SAFETY: no bytes.
+                unsafe { rail.queue_pair.post_send(&mut sends) }.unwrap();
+            }
+        }
+        (far, near) = (other.end(), one.end());
+    }
+    let [one, other] = met(&connectors);
+    let mut ends = [End::new(near, one), End::new(far, other)];
+    for from in [0, 1] {
+        send(&mut ends, from, 0..500);
+        until(&mut ends, |ends| ends[1 - from].seen.messages.len() == 500);
+    }
 }
 
 /// One end gives a set-up up when the other stands already and sends: before it has the last word of it, or with the connection made. What came then

@@ -164,6 +164,7 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Con
         device: index_of(device),
         fd,
         events: VecDeque::new(),
+        over: false,
     };
     WORLD.lock().contexts.insert(context as usize, state);
     context
@@ -834,7 +835,17 @@ unsafe extern "C" fn poll_cq(cq: *mut Cq, room: c_int, to: *mut Wc) -> c_int {
 
 unsafe extern "C" fn req_notify_cq(cq: *mut Cq, solicited: c_int) -> c_int {
     plan!("ibv_req_notify_cq", number);
-    match WORLD.lock().cqs.get_mut(&(cq as usize)) {
+    let world = &mut *WORLD.lock();
+    match world.cqs.get_mut(&(cq as usize)) {
+        // Where that is a call of the kernel's, as with soft-RoCE.
+        Some(state)
+            if world
+                .contexts
+                .get(&state.context)
+                .is_some_and(|context| context.over) =>
+        {
+            libc::EIO
+        }
         Some(state) => {
             state.armed = if solicited == 0 {
                 1

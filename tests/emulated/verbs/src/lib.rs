@@ -8,14 +8,14 @@
 //! * a queue pair goes from state to state as it may (`EINVAL`), and fails with its first error; all else is flushed;
 //! * a message without receive waits for one (retries 7), or fails;
 //! * what others stand on is not destroyed (`EBUSY`), and a device that closes with anything left is a misuse;
-//! * arming tells of what completes after it, not of what is there.
+//! * arming tells of what completes after it, not of what is there, and fails (`EIO`) when the device was said to have ended.
 //!
 //! Requests are carried out when they are posted, by the poster's thread; there is no time, no loss, and no second process. The extended
 //! tables of newer libraries are absent, as in old ones.
 //!
 //! # Control
 //! `wharf_emulated_verbs_control`: `fault LINES` (see `faults` of the common package; names are those of functions, and `completion` for the
-//! next request carried out, whose status is then the code), `clear`, `event DEVICE KIND ELEMENT`, `break DEVICE cq|srq|qp` (all of them fail, and it is told), `port DEVICE STATE`, `cm KIND` (an event of connections), `misuses`, `live` (objects that are
+//! next request carried out, whose status is then the code), `clear`, `event DEVICE KIND ELEMENT`, `dmabuf 1` (the devices take dma-bufs), `break DEVICE cq|srq|qp` (all of them fail, and it is told), `port DEVICE STATE`, `cm KIND` (an event of connections), `misuses`, `live` (objects that are
 //! not destroyed), `left` (the same, by kind), `count FUNCTION`.
 //!
 //! # Safety

@@ -79,6 +79,8 @@ pub(crate) struct ContextState {
     pub(crate) device: usize,
     pub(crate) fd: i32,
     pub(crate) events: VecDeque<AsyncEvent>,
+    /// It was told that its device has ended.
+    pub(crate) over: bool,
 }
 
 pub(crate) struct ChannelState {
@@ -200,6 +202,8 @@ impl World {
     /// Tells a context's program something.
     pub(crate) fn tell(&mut self, context: usize, element: usize, event_type: u32) {
         if let Some(state) = self.contexts.get_mut(&context) {
+            // IBV_EVENT_DEVICE_FATAL.
+            state.over |= event_type == 8;
             state.events.push_back(AsyncEvent {
                 element,
                 event_type,
