@@ -168,8 +168,14 @@ pub(in crate::transport) trait Home:
     /// Asks the driver about work of which nothing is heard.
     fn check(&mut self, reports: &mut Reports);
 
-    /// Whether [`Home::after`] can be called.
-    fn has_gate(&self) -> bool;
+    /// Whether [`Home::after`] can be called for this place.
+    fn has_gate(&self, mark: &Self::Mark) -> bool;
+
+    /// Asks the driver whether a place was reached, for one that [has no gate](Home::has_gate). `None`: it cannot be asked.
+    fn reached(&mut self, mark: &Self::Mark, reports: &mut Reports) -> Option<Result<bool>> {
+        let _ = (mark, reports);
+        None
+    }
 
     /// Reports `token` when the place is reached.
     ///
