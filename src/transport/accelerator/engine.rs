@@ -482,9 +482,12 @@ impl<V: Vendor> Engine<V> {
         self.in_flight == 0 && self.opening.is_none() && (self.lost.is_none() || self.told)
     }
 
-    /// Whether nothing is under way.
+    /// Whether nothing is under way but places that no device was told of.
     fn is_idle(&self) -> bool {
-        self.opening.is_none() && self.waiting.is_empty() && self.homes.iter().all(Home::is_idle)
+        let mut waiting = self.waiting.iter();
+        self.opening.is_none()
+            && !waiting.any(|waiting| matches!(waiting, Waiting::Copy(_)))
+            && self.homes.iter().all(Home::is_idle)
     }
 }
 
@@ -693,13 +696,25 @@ impl<V: Vendor> CopyEngine for Engine<V> {
             let text = "the device did not end its work in time and was given up";
             Error::new(ErrorKind::DeviceLost, text)
         };
+        let unreached = || {
+            let text = "the worker was shut down before the program's stream came to the place";
+            Error::new(ErrorKind::Closed, text)
+        };
         for waiting in self.waiting.drain(..) {
-            self.reports.push_back((waiting.token(), Err(given_up())));
+            let error = match &waiting {
+                Waiting::Copy(_) => given_up(),
+                Waiting::Place { .. } => unreached(),
+            };
+            self.reports.push_back((waiting.token(), Err(error)));
         }
         for mut home in self.homes.drain(..) {
-            if home.lost().is_none() && !home.is_idle() {
+            let is_busy = home.lost().is_none() && !home.is_idle();
+            if is_busy && home.has_copies() {
                 self.vendor.gave_up();
                 home.give_up(given_up(), &mut self.reports);
+            } else if is_busy {
+                // The program's own work takes long: the device is well, and touches no buffer.
+                home.give_up(unreached(), &mut self.reports);
             }
             home.close(deadline + Duration::from_secs(1));
         }

@@ -139,6 +139,11 @@ pub(in crate::transport) trait Home:
     /// Whether nothing is under way.
     fn is_idle(&self) -> bool;
 
+    /// Whether copies are under way, which touch memory: places that are waited for touch none.
+    fn has_copies(&self) -> bool {
+        !self.is_idle()
+    }
+
     /// Whether [`Home::check`] is to be called now and then while something is under way: else whatever happens is told by the bell.
     fn needs_checks(&self) -> bool {
         true
@@ -193,7 +198,8 @@ pub(in crate::transport) trait Home:
         Err(Error::new(ErrorKind::Unsupported, text))
     }
 
-    /// The device does not end its work: what is under way is reported, and nothing that the device may still touch is freed.
+    /// The device does not end its work: what is under way is reported, and nothing that the device may still touch is freed. Where that is
+    /// [no copy](Home::has_copies), it is nothing but the home's own.
     fn give_up(&mut self, error: Error, reports: &mut Reports);
 
     /// Takes the device's things down. What the device may still touch stays for good. Blocks.

@@ -158,6 +158,10 @@ impl accelerator::Home for Home {
         self.lanes.iter().all(Lane::is_idle)
     }
 
+    fn has_copies(&self) -> bool {
+        !self.lanes[..ROUTES.len()].iter().all(Lane::is_idle)
+    }
+
     fn push(&mut self, route: Route, copy: Queued) {
         let lane = ROUTES.iter().position(|(known, _)| *known == route);
         if let Some(lane) = lane.and_then(|index| self.lanes.get_mut(index)) {

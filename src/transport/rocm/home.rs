@@ -439,11 +439,14 @@ impl accelerator::Home for Home {
     }
 
     fn is_idle(&self) -> bool {
-        self.queued.is_empty()
-            && !self.has_flying()
-            && self.gates.is_empty()
-            && self.locking.is_empty()
-            && self.staging.is_empty()
+        self.gates.is_empty() && !self.has_copies()
+    }
+
+    fn has_copies(&self) -> bool {
+        !self.queued.is_empty()
+            || self.has_flying()
+            || !self.locking.is_empty()
+            || !self.staging.is_empty()
     }
 
     /// A device that is watched tells by itself that it failed.
@@ -562,7 +565,9 @@ impl accelerator::Home for Home {
     }
 
     fn give_up(&mut self, error: Error, reports: &mut Reports) {
-        self.shared.give_up();
+        if self.has_copies() {
+            self.shared.give_up();
+        }
         self.abandon(&error, reports);
     }
 
