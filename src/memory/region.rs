@@ -6,14 +6,17 @@
 //! them; the registrations end before the buffer is given back.
 //!
 //! # Safety
-//! While memory is exposed nothing in this process holds a reference into it: [`Region`] copies through raw pointers. `Exposed` owns the
-//! buffer, so its address stays valid for as long as an `Arc<Exposed>` exists.
+//! While memory is exposed nothing in this process holds a reference into it: [`Region`] copies through raw pointers. `Exposed` holds the
+//! buffer, so its address stays valid for as long as an `Arc<Exposed>` exists, or one of the buffer.
 #![allow(unsafe_code)]
 
 use std::{
     any::Any,
     fmt,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{Ordering, fence},
+    },
     task::Waker,
     time::Duration,
 };
@@ -41,7 +44,8 @@ pub(crate) trait RegionWatcher: Send + Sync {
     fn is_quiet(&self) -> bool;
 }
 
-/// One exposed buffer. Whoever holds an `Arc` of it may use its address.
+/// One exposed buffer. Whoever holds an `Arc` of it may use its address. Peers' operations do, and its [`Region`], and nobody else for long: that
+/// is how [`Region::revoke`] knows that they have ended.
 pub(crate) struct Exposed {
     pub(crate) slot: u32,
     pub(crate) generation: u64,
@@ -56,7 +60,8 @@ pub(crate) struct Exposed {
     pub(crate) waiters: Waiters,
     /// What lets network devices reach it. Before the buffer, for it goes first.
     reach: Mutex<Option<DeviceReach>>,
-    buffer: BufferMut,
+    /// Operations of this process hold it too.
+    buffer: Arc<BufferMut>,
 }
 
 /// Registrations of exposed memory with network devices. Dropping it ends them, and may block.
@@ -67,7 +72,7 @@ pub(crate) struct DeviceReach {
     pub(crate) registered: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: `address` points into `buffer`, which is owned and itself Send; all access through it is by copying.
+// SAFETY: `address` points into `buffer`, which is held and itself Send and Sync; all access through it is by copying.
 unsafe impl Send for Exposed {}
 // SAFETY: as above; concurrent copies may tear, which is what remote access to one region means.
 unsafe impl Sync for Exposed {}
@@ -102,17 +107,16 @@ impl Exposed {
         Run { at, length }.skip(offset)
     }
 
-    /// A part of the memory as a buffer, for the operations of this process that put from exposed memory or get into it. It keeps the memory.
+    /// A part of the memory as a buffer, for the operations of this process that put from exposed memory or get into it. `keeper` keeps the memory.
     ///
     /// It is not what a buffer promises elsewhere: others may change the bytes, or read them half written. So it is only for transfers, which
     /// copy by address or hand the address to the system, and it is given to nobody who would look at the bytes.
-    fn alias(self: &Arc<Self>, offset: usize, length: usize) -> Result<BufferMut> {
+    fn alias(&self, offset: usize, length: usize, keeper: Keeper) -> Result<BufferMut> {
         if self.device.is_none() {
             let address = self.bounds(offset, length)?;
-            let owner = self.clone();
             if length > 0 {
-                // SAFETY: `bounds` checked the range, whose memory `owner` keeps; that it is shared is the caller's business, as said above.
-                return Ok(unsafe { BufferMut::from_raw(address, length, owner) });
+                // SAFETY: `bounds` checked the range, whose memory `keeper` keeps; that it is shared is the caller's business, as said above.
+                return Ok(unsafe { BufferMut::from_raw(address, length, keeper) });
             }
         }
         if offset
@@ -128,7 +132,8 @@ impl Exposed {
             Some(range) if length > 0 => {
                 let part: Box<dyn DomainMemory> = Box::new(Part {
                     range: range.part(offset, length),
-                    exposed: self.clone(),
+                    memory_type: self.memory_type(),
+                    _keeper: keeper,
                 });
                 Ok(part.into())
             }
@@ -151,10 +156,19 @@ impl Exposed {
     }
 }
 
+/// What keeps exposed memory for an [alias](Exposed::alias).
+enum Keeper {
+    /// As an access of peers, for which a revocation waits.
+    Access(#[allow(dead_code)] Arc<Exposed>),
+    /// The memory alone.
+    Memory(#[allow(dead_code)] Arc<BufferMut>),
+}
+
 /// A part of exposed device memory.
 struct Part {
     range: AddressRange,
-    exposed: Arc<Exposed>,
+    memory_type: MemoryType,
+    _keeper: Keeper,
 }
 
 impl fmt::Debug for Part {
@@ -163,14 +177,14 @@ impl fmt::Debug for Part {
     }
 }
 
-// SAFETY: a part of memory that `exposed` keeps, of its type; only memory that the host does not reach becomes one (`Exposed::alias`).
+// SAFETY: a part of memory that the keeper keeps, of its type; only memory that the host does not reach becomes one (`Exposed::alias`).
 unsafe impl DomainMemory for Part {
     fn range(&self) -> AddressRange {
         self.range
     }
 
     fn memory_type(&self) -> MemoryType {
-        self.exposed.memory_type()
+        self.memory_type
     }
 }
 
@@ -315,7 +329,7 @@ impl RegionTable {
             }),
             waiters: Waiters::default(),
             reach: Mutex::default(),
-            buffer,
+            buffer: Arc::new(buffer),
         });
         slots[slot] = Some(exposed.clone());
         drop(slots);
@@ -427,7 +441,8 @@ impl Region {
     /// Exposes it once more, under a key of its own: what is revoked of one does not touch the other. The memory lives as long as either.
     pub(crate) fn lend(&self, access: Access) -> Result<Self> {
         let exposed = self.exposed();
-        let buffer = exposed.alias(0, exposed.length)?;
+        let keeper = Keeper::Access(exposed.clone());
+        let buffer = exposed.alias(0, exposed.length, keeper)?;
         self.table
             .expose_in(buffer, access, exposed.segment.clone())
     }
@@ -441,12 +456,13 @@ impl Region {
 
     /// A part of it to send from: see [`Exposed::alias`].
     pub(crate) fn source(&self, offset: usize, length: usize) -> Result<Buffer> {
-        Ok(self.exposed().alias(offset, length)?.freeze())
+        Ok(self.target(offset, length)?.freeze())
     }
 
     /// A part of it to receive into: see [`Exposed::alias`].
     pub(crate) fn target(&self, offset: usize, length: usize) -> Result<BufferMut> {
-        self.exposed().alias(offset, length)
+        let exposed = self.exposed();
+        exposed.alias(offset, length, Keeper::Memory(exposed.buffer.clone()))
     }
 
     /// Nobody begins an access any more, at the first poll; devices of peers when it has resolved.
@@ -466,12 +482,22 @@ impl Region {
         }
     }
 
-    /// Ends the exposure, and resolves when no access goes on. The memory stays, for this process alone.
+    /// Ends the exposure, and resolves when no access goes on: none directly, none by this side's software for a peer, which may stall in the
+    /// middle of one as long as its connection lasts. The memory stays, for this process alone.
     pub(crate) async fn revoke(&self) {
         self.shut_out().await;
-        while !self.table.is_quiet() {
+        // Accesses in flight are chunks of microseconds, or transfers of a peer that the keepalive watches.
+        while !self.is_left() || !self.table.is_quiet() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+    }
+
+    /// Whether no operation of a peer is under way here. Once it was revoked none begins.
+    fn is_left(&self) -> bool {
+        let left = Arc::strong_count(self.exposed()) == 1;
+        // With the drop of the last: what it wrote is there.
+        fence(Ordering::Acquire);
+        left
     }
 
     /// Ends the exposure and gives the memory back once no access goes on.
@@ -483,18 +509,17 @@ impl Region {
     /// Every access that peers began before has ended; later ones fail with `StaleKey`.
     #[doc(alias = "ucp_mem_unmap")]
     pub async fn unexpose(mut self) -> BufferMut {
-        self.shut_out().await;
+        self.revoke().await;
+        let exposed = self.exposed.take();
+        let exposed = exposed.expect("a region holds its memory until it ends");
+        let mut memory = exposed.buffer.clone();
+        drop(exposed);
         loop {
-            // The table holds it no longer; what others hold is in flight.
-            if self.table.is_quiet()
-                && let Some(exposed) = self.exposed.take()
-            {
-                match Arc::try_unwrap(exposed) {
-                    Ok(exposed) => return exposed.buffer,
-                    Err(shared) => self.exposed = Some(shared),
-                }
+            match Arc::try_unwrap(memory) {
+                Ok(buffer) => return buffer,
+                Err(shared) => memory = shared,
             }
-            // Accesses in flight are chunks of microseconds, or transfers of a peer that the keepalive watches.
+            // This process's own operations in flight.
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

@@ -1,19 +1,19 @@
 //! Messages of a peer that keeps to nothing, given to the core by hand: atomic operations and signals.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
 use crate::{
     config::RendezvousThreshold,
-    error::{ErrorKind, Result},
+    error::{Error, ErrorKind, Result},
     memory::{
         BufferMut, HostBufferMut, Region,
         region::{RegionTable, RegionWatcher},
     },
     protocol::control::{self, Atomic, PutHeader, Signal},
     sys::identity::identity,
-    transport::{Link, LinkAttributes, PeerInfo, SendError, Sink},
+    transport::{Link, LinkAttributes, PeerInfo, Place, SendError, Sink},
     types::{Access, EndpointId, LinkId, OpKey, WorkerId},
     worker::{
         core::Core,
@@ -614,4 +614,57 @@ fn routes_that_nobody_asked_for() {
         bed.expect_violation(control::ROUTED, OP, &loan[..length]);
     }
     bed.expect_violation(control::ROUTED, OP, &[1; 8 + 513]);
+}
+
+/// The peer has sent half of a frame, and stops. What is revoked meanwhile is its owner's when the rest is there, or the connection is gone.
+#[tokio::test(start_paused = true)]
+async fn memory_is_taken_back_when_the_last_frame_is_there() {
+    for goes_on in [true, false] {
+        let mut bed = Bed::new(100);
+        let region = bed.expose(64, Access::WRITE);
+        let exposed = region.exposed();
+        let put = PutHeader {
+            generation: exposed.generation,
+            offset: 8,
+            slot: exposed.slot,
+            last: 1,
+        };
+        let place = bed.core.place(LINK, control::PUT, OP, &put.encode(), 16);
+        let Ok(Place::Memory { token, .. }) = place else {
+            panic!("{place:?}");
+        };
+        let mut revoked = Box::pin(region.revoke());
+        let early = tokio::time::timeout(Duration::from_secs(9), &mut revoked).await;
+        assert!(early.is_err(), "the rest of the frame lands in the owner's");
+        let late = bed.core.place(LINK, control::PUT, OP, &put.encode(), 16);
+        assert!(matches!(late, Ok(Place::Discard)), "{late:?}");
+        if goes_on {
+            bed.core.placed(LINK, token);
+        } else {
+            let gone = Error::new(ErrorKind::PeerDied, "it was stopped for too long");
+            bed.core.fail(LINK, gone);
+        }
+        bed.core.buried.clear();
+        revoked.await;
+        assert_eq!(region.unexpose().await.len(), 64);
+    }
+}
+
+/// What this process itself puts from exposed memory, or gets into it, is no peer's access.
+#[tokio::test(start_paused = true)]
+async fn memory_is_taken_back_under_operations_of_its_owner() {
+    let bed = Bed::new(100);
+    let region = bed.expose(64, Access::READ);
+    let own = region.source(0, 64).expect("within");
+    let lent = region.lend(Access::READ).expect("lent");
+    let mut revoked = Box::pin(region.revoke());
+    let early = tokio::time::timeout(Duration::from_secs(9), &mut revoked).await;
+    assert!(early.is_err(), "it is lent under another key");
+    drop(lent);
+    revoked.await;
+    let mut memory = pin!(region.unexpose());
+    let early = tokio::time::timeout(Duration::from_secs(9), &mut memory).await;
+    assert!(early.is_err(), "the memory is in use");
+    drop(own);
+    assert_eq!(memory.await.len(), 64);
 }

@@ -222,6 +222,7 @@ pub(crate) struct DeviceWord {
 }
 
 /// Where the bytes of a [`Serve`] are.
+#[derive(Clone)]
 pub(crate) enum Source {
     Region(Arc<Exposed>),
     /// Of an operation that was announced.

@@ -18,4 +18,5 @@ mod memory_channel;
 mod port_channel;
 mod processes;
 mod registered;
+mod revoke;
 mod semaphore;

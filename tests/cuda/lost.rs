@@ -6,7 +6,10 @@
 
 use std::time::{Duration, Instant};
 
-use wharf::{MemoryType, transport::accelerator::Accelerator as _};
+use wharf::{
+    MemoryType,
+    transport::{accelerator::Accelerator as _, cuda::CudaStream},
+};
 
 use crate::{
     alone::{child_with, is_child},
@@ -251,6 +254,51 @@ fn a_device_that_hangs_is_given_up() {
     });
     drop((device, domain));
     let _ = accelerator();
+}
+
+/// A stream of the program's that is blocked when the worker ends is no device that hangs: no memory but a page of the engine's own stays for it.
+#[test]
+fn a_stream_that_is_blocked_gives_no_device_up() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let own = context(0);
+    let guard = own.enter().expect("enters");
+    let (device, pinned) = (
+        bench.allocate(MemoryType::Cuda(0), 4096),
+        bench.pinned(4096),
+    );
+    bench
+        .copy(pinned.end(0), device.end(0), 4096)
+        .expect("copies");
+    let word = guard.allocate_pinned(8).expect("memory");
+    let stream = guard.stream(false).expect("a stream");
+    // SAFETY: the word outlives the stream's wait.
+    unsafe { stream.wait_value(&guard, word.device_ptr(), 1) }.expect("waits");
+    // SAFETY: the stream outlives the engine's use of it.
+    let handle =
+        unsafe { CudaStream::from_raw(std::ptr::with_exposed_provenance_mut(stream.raw().0), 0) };
+    for token in 0..7 {
+        let after = bench.engine.after(handle.into(), token);
+        assert!(after.is_ok(), "{after:?}");
+    }
+    bench.engine.quiesce();
+    bench.drain(7);
+    for (_, told) in bench.sink.done.drain(..) {
+        let error = told.expect_err("never reached");
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    }
+    // What is pinned, before and after, is given back once the driver can: it waits for the stream.
+    let late = bench.pinned(4096);
+    let before = live("registered");
+    drop((pinned, late));
+    let open = word.as_ptr().as_ptr().cast::<u64>();
+    // SAFETY: eight aligned bytes that are accessed atomically alone.
+    unsafe { std::sync::atomic::AtomicU64::from_ptr(open) }
+        .store(1, std::sync::atomic::Ordering::SeqCst);
+    until("both", || live("registered") + 2 <= before);
+    assert_eq!(control("misused"), "0", "{}", control("misuses"));
 }
 
 fn digest(bytes: &[u8]) -> String {

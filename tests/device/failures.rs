@@ -331,3 +331,49 @@ scenarios! {
         ends.end().await;
     }
 }
+
+/// The connection ends while the driver prepares memory for the peer: the memory stays until that call has returned.
+#[test]
+fn memory_outlives_its_export() {
+    for get in [true, false] {
+        run(async move {
+            let device = FakeAccelerator::new();
+            let ends = Ends::with(Way::Shm, device.clone()).await;
+            let source = memory(&ends.here, DEVICE, pattern(SIZE, 1)).await;
+            let target = ends.there.context.allocate_on(OTHER, SIZE).await;
+            let target = target.expect("memory");
+            let asked = device.exports();
+            device.plan(|plan| plan.stuck_export = true);
+            let abort = async {
+                while device.exports() == asked {
+                    tokio::task::yield_now().await;
+                }
+                ends.here.endpoint.abort();
+            };
+            if get {
+                let region = ends.here.context.expose(source, Access::READ).await;
+                let region = region.expect("exposed");
+                let descriptor = region.descriptor().expect("a descriptor");
+                let remote = ends.there.endpoint.import(&descriptor);
+                let get = ends.there.endpoint.get(remote.expect("the peer's"), target);
+                let (got, ()) = tokio::join!(get, abort);
+                got.expect_err("the connection ended");
+            } else {
+                let (sent, received, ()) = tokio::join!(
+                    ends.here.endpoint.tag_send(Tag(3), source.freeze()),
+                    ends.there.worker.tag_recv(Tag(3), Mask::ALL, target),
+                    abort,
+                );
+                sent.expect_err("the connection ended");
+                received.expect_err("the connection ended");
+            }
+            a_while().await;
+            device.check();
+            device.plan(|plan| plan.stuck_export = false);
+            let Ends { here, there, .. } = ends;
+            drop((here, there));
+            let freed = tokio::task::spawn_blocking(move || device.check_freed());
+            freed.await.expect("freed");
+        });
+    }
+}

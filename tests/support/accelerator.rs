@@ -28,7 +28,7 @@ use wharf::{
         MemoryDomain,
     },
     transport::{
-        Accelerator, CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, Registry,
+        Accelerator, CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, Export, Registry,
         SendError,
     },
 };
@@ -47,6 +47,8 @@ pub(crate) struct Plan {
     pub(crate) fail_open: usize,
     /// No copy ends before this is taken back.
     pub(crate) stuck: bool,
+    /// No export ends before this is taken back.
+    pub(crate) stuck_export: bool,
     /// Pinned memory cannot be had.
     pub(crate) no_pinned: bool,
 }
@@ -65,6 +67,7 @@ impl Default for Plan {
             lose: None,
             fail_open: 0,
             stuck: false,
+            stuck_export: false,
             no_pinned: false,
         }
     }
@@ -86,6 +89,7 @@ struct Shared {
     /// What broke the contract.
     violations: Mutex<Vec<String>>,
     copies: AtomicUsize,
+    exports: AtomicUsize,
     opened: AtomicUsize,
     quiesced: AtomicUsize,
     seed: AtomicU64,
@@ -118,6 +122,7 @@ impl FakeAccelerator {
             memory: Mutex::default(),
             violations: Mutex::default(),
             copies: AtomicUsize::new(0),
+            exports: AtomicUsize::new(0),
             opened: AtomicUsize::new(0),
             quiesced: AtomicUsize::new(0),
             seed: AtomicU64::new(0x9e37_79b9_7f4a_7c15),
@@ -133,6 +138,11 @@ impl FakeAccelerator {
     /// Copies begun so far.
     pub(crate) fn copies(&self) -> usize {
         self.0.copies.load(Ordering::Relaxed)
+    }
+
+    /// Exports begun so far.
+    pub(crate) fn exports(&self) -> usize {
+        self.0.exports.load(Ordering::Relaxed)
     }
 
     /// Engines opened so far.
@@ -237,6 +247,16 @@ impl Shared {
         Ok(())
     }
 
+    /// Marks the memory at an address used, or unused again.
+    fn mark_exported(&self, address: u64, use_it: bool) {
+        let mut memory = self.memory.lock();
+        match memory.range_mut(..=address).next_back() {
+            Some((_, block)) if use_it => block.used += 1,
+            Some((_, block)) if block.used > 0 => block.used -= 1,
+            _ => self.violation(format!("{address:#x} is exported, and nobody's")),
+        }
+    }
+
     /// Copies a part of a request.
     fn copy(&self, request: &CopyRequest, offset: usize, length: usize) {
         let mut memory = self.memory.lock();
@@ -312,6 +332,19 @@ impl Accelerator for FakeAccelerator {
         let (shared, queue, fd) = (self.0.clone(), engine.queue.clone(), engine.fd.clone());
         thread::spawn(move || run(&shared, &queue, &fd));
         Ok(Box::new(engine))
+    }
+
+    fn export(&self, address: u64, _: u64) -> Result<Export> {
+        self.0.mark_exported(address, true);
+        self.0.exports.fetch_add(1, Ordering::Relaxed);
+        let end = Instant::now() + super::LIMIT;
+        let mut plan = self.0.plan.lock();
+        while plan.stuck_export && Instant::now() < end {
+            self.0.changed.wait_for(&mut plan, Duration::from_millis(1));
+        }
+        drop(plan);
+        self.0.mark_exported(address, false);
+        Ok(Export::Impossible("it is a fake".to_owned()))
     }
 }
 
@@ -397,7 +430,7 @@ impl Drop for Memory {
             Some(block) if block.used == 0 => {}
             _ => self
                 .shared
-                .violation(format!("{self:?} was freed under a copy")),
+                .violation(format!("{self:?} was freed under a copy or an export")),
         }
         let base = ptr::with_exposed_provenance_mut(self.range.start() as usize);
         // SAFETY: mapped by `allocate`, and used by nobody from here on.

@@ -11,7 +11,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -35,6 +35,8 @@ use crate::{
 const WATCH: Duration = Duration::from_millis(100);
 /// The same when nobody rings.
 const SILENT: Duration = Duration::from_millis(1);
+/// Places for which there is no gate are asked about at every so many looks.
+const PLACE_LOOKS: u32 = 32;
 /// After so many looks at the words without a result the time is looked at.
 const LOOKS: u32 = 1024;
 /// How long [`CopyEngine::quiesce`] waits.
@@ -54,11 +56,14 @@ pub(in crate::transport) struct Engine<V: Vendor> {
     /// Paths between devices that were opened.
     pairs: Vec<(u16, u16)>,
     opening: Option<Opening<V::Home>>,
-    /// What needs a device that is not open.
+    /// What needs a device that is not open, or a gate.
     waiting: VecDeque<Waiting<V::Mark>>,
     reports: Reports,
     /// What was accepted and not reported.
     in_flight: usize,
+    /// The tokens of places among it. They take no room from copies, which may be what they wait for.
+    places: HashSet<u64>,
+    place_looks: u32,
     /// Why nothing is accepted any more, once told.
     lost: Option<Error>,
     told: bool,
@@ -120,6 +125,8 @@ impl<V: Vendor> Engine<V> {
             waiting: VecDeque::new(),
             reports: VecDeque::new(),
             in_flight: 0,
+            places: HashSet::new(),
+            place_looks: 0,
             lost: None,
             told: false,
             closed: false,
@@ -130,7 +137,7 @@ impl<V: Vendor> Engine<V> {
         })
     }
 
-    /// That one more can be taken.
+    /// That anything can be taken.
     fn admit(&self) -> Result<(), SendError> {
         if let Some(error) = &self.lost {
             return Err(SendError::Failed(error.duplicate()));
@@ -138,9 +145,6 @@ impl<V: Vendor> Engine<V> {
         if self.closed {
             let error = Error::new(ErrorKind::Closed, "the engine is closed").over(V::NAME);
             return Err(SendError::Failed(error));
-        }
-        if self.in_flight >= V::ATTRIBUTES.max_in_flight {
-            return Err(SendError::Full);
         }
         Ok(())
     }
@@ -343,10 +347,49 @@ impl<V: Vendor> Engine<V> {
         }
     }
 
+    /// Keeps a place for which there is no gate yet.
+    fn wait_for(&mut self, device: u16, mark: V::Mark, token: u64) {
+        self.waiting.push_back(Waiting::Place {
+            device,
+            mark,
+            token,
+        });
+    }
+
+    /// Asks whether a place was reached. `None`: there is nobody to ask.
+    fn ask_place(&mut self, device: u16, mark: &V::Mark) -> Option<Result<bool>> {
+        let mut homes = self.homes.iter_mut();
+        let home = homes.find(|home| home.ordinal() == device && home.lost().is_none())?;
+        home.reached(mark, &mut self.reports)
+    }
+
+    /// Asks about all places that found no gate.
+    fn ask_places(&mut self) {
+        for waiting in std::mem::take(&mut self.waiting) {
+            let reached = match &waiting {
+                Waiting::Place { device, mark, .. } => self.ask_place(*device, mark),
+                Waiting::Copy(_) => None,
+            };
+            match reached {
+                Some(Ok(true)) => self.reports.push_back((waiting.token(), Ok(()))),
+                Some(Err(error)) => self.reports.push_back((waiting.token(), Err(error))),
+                Some(Ok(false)) | None => self.waiting.push_back(waiting),
+            }
+        }
+    }
+
+    /// Whether there are places to be asked about: nobody rings for those.
+    fn has_places(&self) -> bool {
+        let mut waiting = self.waiting.iter();
+        waiting.any(
+            |waiting| matches!(waiting, Waiting::Place { device, .. } if self.home(*device).is_some()),
+        )
+    }
+
     /// Has a home wait for a place.
     fn gate(&mut self, device: u16, mark: &V::Mark, token: u64) -> Result<(), SendError> {
         let mut homes = self.homes.iter_mut();
-        let home = homes.find(|home| home.ordinal() == device && home.has_gate());
+        let home = homes.find(|home| home.ordinal() == device && home.has_gate(mark));
         let Some(home) = home else {
             return Err(SendError::Full);
         };
@@ -379,9 +422,17 @@ impl<V: Vendor> Engine<V> {
                 home.flush(&mut self.reports);
             }
         }
-        if std::mem::take(&mut self.check) || (self.reports.is_empty() && self.is_stalled()) {
+        let check = std::mem::take(&mut self.check);
+        if check || (self.reports.is_empty() && self.is_stalled()) {
             for home in &mut self.homes {
                 home.check(&mut self.reports);
+            }
+        }
+        if !self.waiting.is_empty() {
+            self.place_looks += 1;
+            if check || self.place_looks >= PLACE_LOOKS {
+                self.place_looks = 0;
+                self.ask_places();
             }
         }
         self.note_loss();
@@ -431,9 +482,12 @@ impl<V: Vendor> Engine<V> {
         self.in_flight == 0 && self.opening.is_none() && (self.lost.is_none() || self.told)
     }
 
-    /// Whether nothing is under way.
+    /// Whether nothing is under way but places that no device was told of.
     fn is_idle(&self) -> bool {
-        self.opening.is_none() && self.waiting.is_empty() && self.homes.iter().all(Home::is_idle)
+        let mut waiting = self.waiting.iter();
+        self.opening.is_none()
+            && !waiting.any(|waiting| matches!(waiting, Waiting::Copy(_)))
+            && self.homes.iter().all(Home::is_idle)
     }
 }
 
@@ -444,6 +498,9 @@ impl<V: Vendor> CopyEngine for Engine<V> {
 
     unsafe fn copy(&mut self, request: CopyRequest) -> Result<(), SendError> {
         self.admit()?;
+        if self.in_flight - self.places.len() >= V::ATTRIBUTES.max_in_flight {
+            return Err(SendError::Full);
+        }
         if let Some(inline) = &mut self.inline {
             // SAFETY: the caller vouches for both ends.
             match unsafe { inline.try_copy(&request) } {
@@ -475,20 +532,24 @@ impl<V: Vendor> CopyEngine for Engine<V> {
             return Err(SendError::Failed(error));
         }
         let is_open = self.home(device).is_some();
-        if self.home(device).is_some_and(|home| !home.has_gate()) {
-            return Err(SendError::Full);
-        }
         let mark = self.vendor.mark(place).map_err(SendError::Failed)?;
-        if is_open {
-            self.gate(device, &mark, token)?;
-        } else {
-            let waiting = Waiting::Place {
-                device,
-                mark,
-                token,
-            };
-            self.waiting.push_back(waiting);
+        let taken = match is_open {
+            true => self.gate(device, &mark, token),
+            false => Err(SendError::Full),
+        };
+        match taken {
+            Ok(()) => {}
+            // No gate: it is asked about, if it can be.
+            Err(SendError::Full) if is_open => match self.ask_place(device, &mark) {
+                None => return Err(SendError::Full),
+                Some(Err(error)) => return Err(SendError::Failed(error)),
+                Some(Ok(true)) => self.reports.push_back((token, Ok(()))),
+                Some(Ok(false)) => self.wait_for(device, mark, token),
+            },
+            Err(SendError::Full) => self.wait_for(device, mark, token),
+            Err(error) => return Err(error),
         }
+        self.places.insert(token);
         self.in_flight += 1;
         self.open_next();
         Ok(())
@@ -535,6 +596,9 @@ impl<V: Vendor> CopyEngine for Engine<V> {
             && let Some((token, result)) = self.reports.pop_front()
         {
             self.in_flight = self.in_flight.saturating_sub(1);
+            if !self.places.is_empty() {
+                self.places.remove(&token);
+            }
             sink.copied(token, result.map_err(|error| error.over(V::NAME)));
             count += 1;
         }
@@ -580,7 +644,10 @@ impl<V: Vendor> CopyEngine for Engine<V> {
         if self.has_done() || self.check {
             return false;
         }
-        let mut time = WATCH;
+        let mut time = match self.has_places() {
+            true => SILENT,
+            false => WATCH,
+        };
         let mut busy = false;
         for home in &mut self.homes {
             busy |= !home.is_idle() && home.needs_checks();
@@ -629,13 +696,25 @@ impl<V: Vendor> CopyEngine for Engine<V> {
             let text = "the device did not end its work in time and was given up";
             Error::new(ErrorKind::DeviceLost, text)
         };
+        let unreached = || {
+            let text = "the worker was shut down before the program's stream came to the place";
+            Error::new(ErrorKind::Closed, text)
+        };
         for waiting in self.waiting.drain(..) {
-            self.reports.push_back((waiting.token(), Err(given_up())));
+            let error = match &waiting {
+                Waiting::Copy(_) => given_up(),
+                Waiting::Place { .. } => unreached(),
+            };
+            self.reports.push_back((waiting.token(), Err(error)));
         }
         for mut home in self.homes.drain(..) {
-            if home.lost().is_none() && !home.is_idle() {
+            let is_busy = home.lost().is_none() && !home.is_idle();
+            if is_busy && home.has_copies() {
                 self.vendor.gave_up();
                 home.give_up(given_up(), &mut self.reports);
+            } else if is_busy {
+                // The program's own work takes long: the device is well, and touches no buffer.
+                home.give_up(unreached(), &mut self.reports);
             }
             home.close(deadline + Duration::from_secs(1));
         }

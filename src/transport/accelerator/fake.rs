@@ -125,7 +125,7 @@ impl Home for FakeHome {
 
     fn check(&mut self, _: &mut Reports) {}
 
-    fn has_gate(&self) -> bool {
+    fn has_gate(&self, (): &()) -> bool {
         false
     }
 

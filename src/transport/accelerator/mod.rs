@@ -357,11 +357,11 @@ pub trait CopyEngine: Send + fmt::Debug {
     #[allow(unsafe_code)]
     unsafe fn copy(&mut self, request: CopyRequest) -> Result<(), SendError>;
 
-    /// Reports `token` by [`CopySink::copied`] once the program's work up to `place` is done: then what that work wrote can be copied. Counts as a
-    /// copy under way. The place is fixed by this call.
+    /// Reports `token` by [`CopySink::copied`] once the program's work up to `place` is done: then what that work wrote can be copied. The place is
+    /// fixed by this call.
     ///
     /// # Errors
-    /// As of [`CopyEngine::copy`]; `InvalidArgument`: the stream is capturing a graph; `Unsupported`: not this accelerator's.
+    /// As of [`CopyEngine::copy`], but that there may be room for another place, or for copies; `InvalidArgument`: the stream is capturing a graph; `Unsupported`: not this accelerator's.
     fn after(&mut self, place: DevicePlace, token: u64) -> Result<(), SendError> {
         let _ = token;
         Err(SendError::Failed(foreign(place.accelerator())))

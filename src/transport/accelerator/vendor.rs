@@ -139,6 +139,11 @@ pub(in crate::transport) trait Home:
     /// Whether nothing is under way.
     fn is_idle(&self) -> bool;
 
+    /// Whether copies are under way, which touch memory: places that are waited for touch none.
+    fn has_copies(&self) -> bool {
+        !self.is_idle()
+    }
+
     /// Whether [`Home::check`] is to be called now and then while something is under way: else whatever happens is told by the bell.
     fn needs_checks(&self) -> bool {
         true
@@ -168,8 +173,14 @@ pub(in crate::transport) trait Home:
     /// Asks the driver about work of which nothing is heard.
     fn check(&mut self, reports: &mut Reports);
 
-    /// Whether [`Home::after`] can be called.
-    fn has_gate(&self) -> bool;
+    /// Whether [`Home::after`] can be called for this place.
+    fn has_gate(&self, mark: &Self::Mark) -> bool;
+
+    /// Asks the driver whether a place was reached, for one that [has no gate](Home::has_gate). `None`: it cannot be asked.
+    fn reached(&mut self, mark: &Self::Mark, reports: &mut Reports) -> Option<Result<bool>> {
+        let _ = (mark, reports);
+        None
+    }
 
     /// Reports `token` when the place is reached.
     ///
@@ -187,7 +198,8 @@ pub(in crate::transport) trait Home:
         Err(Error::new(ErrorKind::Unsupported, text))
     }
 
-    /// The device does not end its work: what is under way is reported, and nothing that the device may still touch is freed.
+    /// The device does not end its work: what is under way is reported, and nothing that the device may still touch is freed. Where that is
+    /// [no copy](Home::has_copies), it is nothing but the home's own.
     fn give_up(&mut self, error: Error, reports: &mut Reports);
 
     /// Takes the device's things down. What the device may still touch stays for good. Blocks.

@@ -26,7 +26,7 @@ const ROUTES: [(Route, cuda::Route); 3] = [
     (Route::ToHost, cuda::Route::ToHost),
     (Route::Across, cuda::Route::Across),
 ];
-/// Places in the program's work that can be waited for at once.
+/// Places in the program's work that streams wait for at once. Few: such a stream may hold up others that share a queue of the device with it.
 const GATES: usize = 4;
 /// The word of the test.
 const TEST: usize = 63;
@@ -158,6 +158,10 @@ impl accelerator::Home for Home {
         self.lanes.iter().all(Lane::is_idle)
     }
 
+    fn has_copies(&self) -> bool {
+        !self.lanes[..ROUTES.len()].iter().all(Lane::is_idle)
+    }
+
     fn push(&mut self, route: Route, copy: Queued) {
         let lane = ROUTES.iter().position(|(known, _)| *known == route);
         if let Some(lane) = lane.and_then(|index| self.lanes.get_mut(index)) {
@@ -237,8 +241,32 @@ impl accelerator::Home for Home {
         self.stuck = true;
     }
 
-    fn has_gate(&self) -> bool {
-        self.lanes[ROUTES.len()..].iter().any(Lane::is_idle)
+    fn has_gate(&self, mark: &Mark) -> bool {
+        let gates = self.lanes[ROUTES.len()..].iter();
+        let least = match mark {
+            // The last is left for those that can wait in no other way.
+            Mark::Ours(_) => 2,
+            Mark::Theirs(_) => 1,
+        };
+        gates.filter(|lane| lane.is_idle()).count() >= least
+    }
+
+    fn reached(&mut self, mark: &Mark, reports: &mut Reports) -> Option<Result<bool>> {
+        let Mark::Ours(event) = mark else {
+            // The program may record it elsewhere meanwhile: then the answer would be that of another place.
+            return None;
+        };
+        // In the event's own context, which may be another of the device's.
+        let asked = event.context().enter();
+        let asked = asked.and_then(|guard| event.is_done(&guard));
+        let ended = asked.as_ref().err().filter(|error| is_end(error));
+        if let Some(error) = ended.filter(|_| *event.context() == self.context) {
+            self.lose(error.duplicate(), reports);
+        }
+        Some(match &self.lost {
+            Some(error) => Err(error.duplicate()),
+            None => asked,
+        })
     }
 
     fn after(&mut self, mark: &Mark, token: u64, reports: &mut Reports) -> Result<()> {

@@ -60,7 +60,8 @@ impl CudaEvent {
     ///
     /// # Safety
     /// The event lives until every operation that it was given to is over, and, when one of them was cancelled, until its worker is closed: a device
-    /// that is still being opened is asked about the event then.
+    /// that is still being opened is asked about the event then. Of a device's events a worker waits for four at a time; more than that wait for one
+    /// of these. Streams have no such limit.
     #[must_use]
     pub unsafe fn from_raw(event: *mut c_void, device: u16) -> Self {
         Self(DeviceStream {

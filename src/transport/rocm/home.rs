@@ -52,8 +52,6 @@ const SIGNALS: usize = 16;
 const KEPT: usize = 256;
 /// How many of a route's copies are looked at each time.
 const LOOK: usize = 16;
-/// Places in the program's work that can be waited for at once.
-const GATES: usize = 4;
 /// HIP is asked about a place at every so many looks while the engine is polled.
 const GATE_LOOKS: u32 = 32;
 
@@ -74,6 +72,7 @@ pub(super) struct Home {
     /// What is under way, by its route.
     flying: [VecDeque<Flying>; 3],
     free: Vec<Signal>,
+    /// Places in the program's work that are waited for.
     gates: Vec<(Mark, u64)>,
     gate_looks: u32,
     lost: Option<Error>,
@@ -440,11 +439,14 @@ impl accelerator::Home for Home {
     }
 
     fn is_idle(&self) -> bool {
-        self.queued.is_empty()
-            && !self.has_flying()
-            && self.gates.is_empty()
-            && self.locking.is_empty()
-            && self.staging.is_empty()
+        self.gates.is_empty() && !self.has_copies()
+    }
+
+    fn has_copies(&self) -> bool {
+        !self.queued.is_empty()
+            || self.has_flying()
+            || !self.locking.is_empty()
+            || !self.staging.is_empty()
     }
 
     /// A device that is watched tells by itself that it failed.
@@ -548,8 +550,9 @@ impl accelerator::Home for Home {
         self.collect(reports);
     }
 
-    fn has_gate(&self) -> bool {
-        self.gates.len() < GATES
+    /// Places are asked about alone: of any number.
+    fn has_gate(&self, _: &Mark) -> bool {
+        true
     }
 
     fn after(&mut self, mark: &Mark, token: u64, _: &mut Reports) -> Result<()> {
@@ -562,7 +565,9 @@ impl accelerator::Home for Home {
     }
 
     fn give_up(&mut self, error: Error, reports: &mut Reports) {
-        self.shared.give_up();
+        if self.has_copies() {
+            self.shared.give_up();
+        }
         self.abandon(&error, reports);
     }
 

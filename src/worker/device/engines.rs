@@ -552,9 +552,11 @@ impl Core {
             return;
         };
         let mut begun = false;
-        while let Some((at, token)) = open.places.front().copied() {
+        for _ in 0..open.places.len() {
+            let Some((at, token)) = open.places.pop_front() else {
+                break;
+            };
             let Some(held) = devices.uses.get_mut(place(token)) else {
-                open.places.pop_front();
                 continue;
             };
             let goes_on = |entry: &mut Entry| entry.deferred.is_none() && entry.outcome.is_none();
@@ -573,14 +575,14 @@ impl Core {
                     open.under_way += 1;
                     begun = true;
                 }
-                Err(SendError::Full) if open.under_way > 0 => break,
+                // There may be room for others, which this one waits for.
+                Err(SendError::Full) if open.under_way > 0 => open.places.push_back((at, token)),
                 Err(SendError::Full) => {
                     let text = "the engine waits for no place though nothing is under way";
                     failed.push((token, Error::new(ErrorKind::Io, text)));
                 }
                 Err(SendError::Failed(error)) => failed.push((token, error)),
             }
-            open.places.pop_front();
         }
         while let Some(request) = open.queue.front() {
             let request = *request;

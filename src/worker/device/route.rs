@@ -224,7 +224,7 @@ impl Core {
             Err(error) => (None, Answer::Impossible(error.to_string()), None),
         };
         let lent = Lent {
-            _source: source,
+            _source: source.clone(),
             to: asked.to,
             answer,
         };
@@ -232,7 +232,7 @@ impl Core {
         if let Some(entry) = self.operations.get(key) {
             entry.staged.get_or_insert_default().held = true;
         }
-        let Some((slot, address)) = place else {
+        let (Some((slot, address)), Some(source)) = (place, source) else {
             self.submit(link, key);
             return Ok(());
         };
@@ -249,6 +249,7 @@ impl Core {
                 what: What::Export {
                     address,
                     length: asked.length,
+                    source,
                     loan: key,
                 },
             })),
@@ -439,6 +440,8 @@ enum What {
     Export {
         address: u64,
         length: u64,
+        /// Keeps the memory for the call, which the loan may not outlive.
+        source: Source,
         loan: OpKey,
     },
     Import {
@@ -464,6 +467,7 @@ impl Drop for RouteErrand {
             What::Export {
                 address,
                 length,
+                source,
                 loan,
             } => {
                 let mut told = Told {
@@ -473,6 +477,8 @@ impl Drop for RouteErrand {
                 };
                 let _task = shared.runtime.spawn_blocking(move || {
                     told.end(accelerator.export(address, length));
+                    // Before anybody is told, and without the lock.
+                    drop(source);
                 });
             }
             What::Import {
