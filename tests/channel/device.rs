@@ -5,14 +5,19 @@
 //! Streams are never destroyed, and channels end before the process.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc, time::Duration};
 
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::time::Instant;
 use wharf::{
     BufferMut, Context, ErrorKind, MemoryType, Worker,
     channel::{
         Communicator, DeviceChannel, DeviceChannelHandle, MemoryChannel, PacketWidth,
         RegisteredMemory,
-        bootstrap::{BootstrapOptions, TcpBootstrap, TcpRoot, UniqueId},
+        bootstrap::{
+            Bootstrap, BootstrapOptions, MemoryBootstrap, TcpBootstrap, TcpRoot, UniqueId,
+        },
     },
     transport::cuda::{CudaCopy, CudaStream},
 };
@@ -345,13 +350,7 @@ fn the_window_and_the_end() {
             assert!(target[window..] == pattern(LENGTH, 2)[window..]);
             drop(two);
             drop(memories);
-            // The last of it is dropped on threads of their own.
-            while control("live")
-                .lines()
-                .any(|line| line.starts_with("modules ") && line != "modules 0")
-            {
-                tokio::task::yield_now().await;
-            }
+            no_modules().await;
             no_misuse();
         });
         return;
@@ -396,8 +395,165 @@ fn a_launch_that_fails() {
     Child::start(this_test!(), "apart", &[]).finish();
 }
 
+/// One rank of a group that is not as it should be: what it sends is altered, and last words that it is told may be lost.
+struct Odd<B> {
+    of: B,
+    alter: Box<dyn Fn(Bytes) -> Bytes + Send + Sync>,
+    is_deaf: bool,
+}
+
+impl<B> fmt::Debug for Odd<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Odd")
+    }
+}
+
+#[async_trait]
+impl<B: Bootstrap> Bootstrap for Odd<B> {
+    fn rank(&self) -> usize {
+        self.of.rank()
+    }
+    fn size(&self) -> usize {
+        self.of.size()
+    }
+    fn deadline(&self) -> Duration {
+        self.of.deadline()
+    }
+    async fn send_until(
+        &self,
+        to: usize,
+        tag: u64,
+        bytes: Bytes,
+        deadline: Instant,
+    ) -> wharf::Result<()> {
+        self.of
+            .send_until(to, tag, (self.alter)(bytes), deadline)
+            .await
+    }
+    async fn receive_until(
+        &self,
+        from: usize,
+        tag: u64,
+        deadline: Instant,
+    ) -> wharf::Result<Bytes> {
+        let bytes = self.of.receive_until(from, tag, deadline).await?;
+        if self.is_deaf && bytes.starts_with(b"WHSL") {
+            std::future::pending().await
+        }
+        Ok(bytes)
+    }
+    async fn all_gather_until(&self, bytes: Bytes, deadline: Instant) -> wharf::Result<Vec<Bytes>> {
+        self.of.all_gather_until(bytes, deadline).await
+    }
+}
+
+/// Two ranks, the second behind a bootstrap of the test's, with memory on a device and a memory channel.
+async fn beside(
+    of: impl FnOnce(MemoryBootstrap) -> Arc<dyn Bootstrap>,
+) -> ([Communicator; 2], [RegisteredMemory; 2], [MemoryChannel; 2]) {
+    let context = context(Carrier::Shm);
+    let group = MemoryBootstrap::group_with_deadline(2, Duration::from_secs(20));
+    let [one, two]: [MemoryBootstrap; 2] = group.expect("a group").try_into().expect("two");
+    let workers = [(); 2].map(|()| Worker::new(&context).expect("a worker"));
+    let (one, two) = tokio::join!(
+        Communicator::new(Arc::new(one), &workers[0]),
+        Communicator::new(of(two), &workers[1]),
+    );
+    let ranks = [one.expect("a communicator"), two.expect("a communicator")];
+    let kind = MemoryType::Cuda(0);
+    let memories = [
+        memory(&ranks[0], kind, pattern(LENGTH, 1)).await,
+        memory(&ranks[1], kind, pattern(LENGTH, 2)).await,
+    ];
+    let channels = channels(&ranks, [1, 0], [&memories[0], &memories[1]]).await;
+    (ranks, memories, channels)
+}
+
+/// Attempts that a rank gave up, alone, do not meet a later one of its peer's.
+#[test]
+fn an_attempt_that_was_given_up() {
+    if child("apart").is_some() {
+        run(async {
+            let (ranks, memories, pair) = beside(|two| Arc::new(two)).await;
+            for late in [0, 1, 0] {
+                let early = 1 - late;
+                let connect =
+                    |rank| DeviceChannel::connect(&pair[rank], &ranks[rank], 9, stream(0), AREA);
+                for _ in 0..2 {
+                    let alone = tokio::time::timeout(Duration::from_secs(1), connect(early)).await;
+                    assert!(alone.is_err(), "nobody is there");
+                }
+                let (one, two) = tokio::join!(connect(0), connect(1));
+                let pair = Pair {
+                    ranks: ranks.clone(),
+                    memories: memories.clone(),
+                    channels: [one.expect("a channel"), two.expect("a channel")],
+                };
+                assert_eq!(pair.channels[late].reason(), None);
+                let signal = pair.channels[late].signal().expect("enqueued");
+                signal.await.expect("signalled");
+                let wait = pair.channels[early].wait(100_000).expect("enqueued");
+                wait.await.expect("this attempt's block");
+                everything(&pair).await;
+            }
+            no_misuse();
+        });
+        return;
+    }
+    Child::start(this_test!(), "apart", &[]).finish();
+}
+
+/// A rank that gives up when its peer has already come through: what the peer's kernels write to is kept as long as the memory channel.
+#[test]
+fn an_attempt_that_has_succeeded_at_the_peer() {
+    if child("apart").is_some() {
+        run(async {
+            let (ranks, memories, pair) = beside(|of| {
+                let alter = Box::new(|bytes| bytes);
+                let is_deaf = true;
+                Arc::new(Odd { of, alter, is_deaf })
+            })
+            .await;
+            let connect =
+                |rank| DeviceChannel::connect(&pair[rank], &ranks[rank], 9, stream(0), AREA);
+            let one = tokio::select! {
+                one = connect(0) => one.expect("a channel"),
+                two = connect(1) => panic!("{two:?} without a last word"),
+            };
+            assert_eq!(one.reason(), None);
+            one.signal().expect("enqueued").await.expect("signalled");
+            let put = one.put_with_signal(0, 0, LENGTH).expect("enqueued");
+            put.await.expect("put");
+            let put = one.put_packets(0, 0, 100, PacketWidth::Eight, 1);
+            put.expect("enqueued").await.expect("put");
+            assert_eq!(content(&ranks[1], &memories[1]).await, pattern(LENGTH, 1));
+            no_misuse();
+            drop((one, pair));
+            no_modules().await;
+            let [_, mut memory] = memories;
+            while let Err(still) = memory.unregister().await {
+                memory = still;
+                tokio::task::yield_now().await;
+            }
+            no_misuse();
+        });
+        return;
+    }
+    Child::start(this_test!(), "apart", &[]).finish();
+}
+
+/// Channels end on threads of their own.
+async fn no_modules() {
+    while control("live")
+        .lines()
+        .any(|line| line.starts_with("modules ") && line != "modules 0")
+    {
+        tokio::task::yield_now().await;
+    }
+}
+
 fn options() -> BootstrapOptions {
-    BootstrapOptions::new().deadline(std::time::Duration::from_secs(30))
+    BootstrapOptions::new().deadline(Duration::from_secs(30))
 }
 
 /// One end, in a process of its own: ring and answer, then packets.

@@ -110,9 +110,9 @@ enum Path {
     Host(Hosted),
 }
 
-impl Drop for Inner {
+impl Drop for Path {
     fn drop(&mut self) {
-        if let Path::Device(side) = &mut self.path
+        if let Self::Device(side) = self
             && let Some(side) = side.take()
         {
             side.bury();
