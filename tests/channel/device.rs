@@ -552,6 +552,98 @@ async fn no_modules() {
     }
 }
 
+/// The end of a stream cannot be marked, or waited for: memory is kept for what is under way.
+#[test]
+fn an_end_that_cannot_be_seen() {
+    // What fails, and whether it is found out in the end that all is over.
+    let cases = [
+        ("cuEventRecord@1+=2", true),
+        ("cuEventCreate@1+=2", true),
+        // As while the program captures a graph.
+        ("cuStreamIsCapturing@1+=906", true),
+        ("cuEventSynchronize@1+=2", false),
+    ];
+    if let Some(mut parent) = child("apart") {
+        run(async move {
+            let (fault, is_found_out) = cases[parent.hear().await.parse::<usize>().expect("one")];
+            let Pair {
+                ranks,
+                memories: [memory, theirs],
+                channels: [one, two],
+            } = Pair::new(Carrier::Shm, [0, 1]).await;
+            control("hold 0");
+            drop(one.put(0, 0, LENGTH).expect("enqueued"));
+            control(&format!("fault {fault}"));
+            let before = control("count cuEventRecord");
+            // Freeing does not wait by luck for what is under way.
+            control("set free_waits 0");
+            drop((one, memory));
+            if fault.contains("Capturing") {
+                assert_eq!(
+                    control("count cuEventRecord"),
+                    before,
+                    "a part of the graph"
+                );
+            }
+            // Time to do it wrong.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            control("fault clear");
+            no_misuse();
+            control("release 0");
+            while content(&ranks[1], &theirs).await != pattern(LENGTH, 1) {
+                tokio::task::yield_now().await;
+            }
+            drop((two, theirs));
+            if is_found_out {
+                no_modules().await;
+            }
+            no_misuse();
+        });
+        return;
+    }
+    for case in 0..cases.len() {
+        let mut child = Child::start(this_test!(), "apart", &[]);
+        child.say(case.to_string());
+        child.finish();
+    }
+}
+
+/// An operation that is in the stream, though its end could not be marked.
+#[test]
+fn an_operation_without_a_mark() {
+    if child("apart").is_some() {
+        run(async {
+            let pair = Pair::new(Carrier::Shm, [0, 1]).await;
+            for _ in 0..2 {
+                control("hold 0");
+                control("fault cuEventRecord@1=2");
+                let error = pair.channels[0].wait(LOOKS).map(drop);
+                assert_eq!(error.expect_err("no mark").kind(), ErrorKind::Exhausted);
+                drop(pair.channels[1].signal().expect("enqueued"));
+                control("release 0");
+                everything(&pair).await;
+            }
+            control("hold 0");
+            control("fault cuEventRecord@1+=2");
+            let error = pair.channels[0].put(0, 0, LENGTH).map(drop);
+            assert_eq!(error.expect_err("no mark").kind(), ErrorKind::Exhausted);
+            let Pair {
+                ranks: _ranks,
+                memories: [memory, _theirs],
+                channels: [one, _two],
+            } = pair;
+            control("set free_waits 0");
+            drop((one, memory));
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            control("fault clear");
+            control("release 0");
+            no_misuse();
+        });
+        return;
+    }
+    Child::start(this_test!(), "apart", &[]).finish();
+}
+
 fn options() -> BootstrapOptions {
     BootstrapOptions::new().deadline(Duration::from_secs(30))
 }

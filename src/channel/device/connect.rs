@@ -285,6 +285,7 @@ async fn open(
         atomics,
         status: prepared.status,
         flight: Flight::default().into(),
+        is_lent: false.into(),
         _memory: [local.clone(), prepared.block],
         _imported: opened,
     })

@@ -153,6 +153,7 @@ impl DeviceChannel {
     pub fn device_handle(&self) -> Option<DeviceChannelHandle> {
         let inner = &*self.inner;
         let side = inner.side()?;
+        side.is_lent.store(true, Relaxed);
         let at = &side.at;
         let size = size_of::<DeviceChannelHandle>();
         Some(DeviceChannelHandle {
