@@ -19,7 +19,10 @@ use wharf::{
             Bootstrap, BootstrapOptions, MemoryBootstrap, TcpBootstrap, TcpRoot, UniqueId,
         },
     },
-    transport::cuda::{CudaCopy, CudaStream},
+    transport::{
+        Accelerator, Export,
+        cuda::{CudaCopy, CudaStream},
+    },
 };
 
 use crate::{
@@ -725,4 +728,108 @@ fn between_processes() {
             child.finish();
         });
     }
+}
+
+/// A message of a semaphore's ranks with another part going along, if one does.
+fn with_along(offer: &Bytes, other: impl Fn(&[u8]) -> Vec<u8>) -> Bytes {
+    const ALONG: u16 = 5;
+    if !offer.starts_with(b"WHSO") {
+        return offer.clone();
+    }
+    let mut fields = &offer[8..offer.len() - 4];
+    let mut altered = offer[..8].to_vec();
+    let number = |bytes: &[u8]| u16::from_le_bytes([bytes[0], bytes[1]]);
+    while !fields.is_empty() {
+        let (id, length) = (number(fields), usize::from(number(&fields[2..])));
+        let body = match id {
+            ALONG => other(&fields[4..4 + length]),
+            _ => fields[4..4 + length].to_vec(),
+        };
+        altered.extend_from_slice(&id.to_le_bytes());
+        altered.extend_from_slice(&(body.len() as u16).to_le_bytes());
+        altered.extend_from_slice(&body);
+        fields = &fields[4 + length..];
+    }
+    let length = altered.len() as u16 + 4;
+    altered[6..8].copy_from_slice(&length.to_le_bytes());
+    let sum = crc32fast::hash(&altered);
+    altered.extend_from_slice(&sum.to_le_bytes());
+    altered.into()
+}
+
+/// What a device channel's end says, with another way to its block.
+fn with_block(message: &[u8], block: &[u8]) -> Vec<u8> {
+    assert_eq!(message[0], 1, "it can");
+    let mut at = 1;
+    for _ in 0..2 {
+        let length = u16::from_le_bytes([message[at], message[at + 1]]);
+        at += 2 + usize::from(length);
+    }
+    let length = (block.len() as u16).to_le_bytes();
+    [&message[..at], &length, block].concat()
+}
+
+/// One end, in a process of its own: both go from the host, and say so.
+async fn crooked(bootstrap: impl Bootstrap + 'static, accelerator: Arc<CudaCopy>) {
+    let context = Carrier::Shm.builder().accelerator(accelerator).build();
+    let worker = Worker::new(&context.expect("a context")).expect("a worker");
+    let rank = Communicator::new(Arc::new(bootstrap), &worker).await;
+    let rank = rank.expect("a communicator");
+    let memory = memory(&rank, MemoryType::Cuda(0), pattern(LENGTH, 1)).await;
+    let channel = MemoryChannel::connect(&rank, 1 - rank.rank(), 1, &memory).await;
+    let channel = channel.expect("a channel");
+    let channel = DeviceChannel::connect(&channel, &rank, 2, stream(0), AREA).await;
+    let channel = channel.expect("a channel");
+    let reason = channel.reason().expect("from the host");
+    assert!(reason.contains("not aligned"), "{reason}");
+    let (signal, wait) = (channel.signal(), channel.wait(LOOKS));
+    signal.expect("enqueued").await.expect("signalled");
+    wait.expect("enqueued").await.expect("signalled");
+    rank.barrier().await.expect("both");
+    no_misuse();
+}
+
+/// A peer whose block of counters begins anywhere.
+#[test]
+fn a_block_that_is_not_aligned() {
+    let accelerator = Arc::new(CudaCopy::with_library(emulated::cuda()));
+    if let Some(mut parent) = child("other") {
+        run(async move {
+            // The counters, the packets, and a byte before them.
+            let context = Carrier::Shm.builder().accelerator(accelerator.clone());
+            let context = context.build().expect("a context");
+            let room = context.allocate_on(MemoryType::Cuda(0), 512 + AREA + 1);
+            let room = room.await.expect("memory");
+            let range = room.device_range().expect("on the device");
+            let export = accelerator.export(range.start() + 1, (512 + AREA) as u64);
+            let Export::Descriptor(block) = export.expect("exported") else {
+                panic!("no way to it");
+            };
+            let id: UniqueId = parent.hear().await.parse().expect("an id");
+            let of = TcpBootstrap::join(id, 1, 2, &options()).await;
+            // Offers of tag 2 carry what a device channel says; those before carry memory.
+            let alter = move |bytes: Bytes| {
+                with_along(&bytes, |along| match along.first() {
+                    Some(1) => with_block(along, &block),
+                    _ => along.to_vec(),
+                })
+            };
+            let of = Odd {
+                of: of.expect("a group"),
+                alter: Box::new(alter),
+                is_deaf: false,
+            };
+            crooked(of, accelerator).await;
+        });
+        return;
+    }
+    run(async move {
+        let root = TcpRoot::bind("127.0.0.1:0").await.expect("a listener");
+        let id = root.unique_id().to_string();
+        let mut child = Child::start(this_test!(), "other", &[]);
+        child.say(id);
+        let bootstrap = root.join(2, &options()).await.expect("a group");
+        crooked(bootstrap, accelerator).await;
+        child.finish();
+    });
 }

@@ -34,6 +34,8 @@ use super::{
 
 /// Longest reason that is sent, in bytes.
 const REASON: usize = 512;
+/// What a block of counters and packets begins at a multiple of, in bytes.
+const ALIGNMENT: u64 = 16;
 
 /// What this end has.
 struct Prepared {
@@ -272,6 +274,11 @@ async fn open(
     let &[(remote, _), (remote_block, atomics)] = &addresses[..] else {
         return Err(unsupported("two memories are two"));
     };
+    // The block's words are reached as what they are: on a device a wrong address costs the whole context.
+    if !remote_block.0.is_multiple_of(ALIGNMENT) {
+        let text = format!("the peer's block of counters is not aligned to {ALIGNMENT} bytes");
+        return Err(unsupported(text));
+    }
     let local = channel.local();
     Ok(Side {
         at: Addresses {
