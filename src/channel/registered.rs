@@ -37,7 +37,8 @@ pub struct RegisteredMemory {
 struct Inner {
     communicator: CommunicatorId,
     rank: u32,
-    leases: Mutex<Leases>,
+    /// Apart, so that who ends a lease holds nothing else.
+    leases: Arc<Mutex<Leases>>,
     region: Region,
 }
 
@@ -87,7 +88,7 @@ impl Communicator {
                 communicator: self.id(),
                 rank,
                 region,
-                leases: Mutex::default(),
+                leases: Arc::default(),
             }),
         })
     }
@@ -261,19 +262,15 @@ impl RegisteredMemory {
         let bytes = inner.serialize(&region, Some(end))?;
         let number = leases.next;
         leases.next += 1;
-        let memory = Arc::downgrade(inner);
-        let end = clock::after(lasts, move || {
-            if let Some(memory) = memory.upgrade() {
-                memory.end_lease(number);
-            }
-        })?;
+        let of = Arc::downgrade(&inner.leases);
+        let end = clock::after(lasts, move || end_lease(&of, number))?;
         leases.lent.push(Lent {
             number,
             _region: region,
             _end: end,
         });
         Ok(Lease {
-            memory: Arc::downgrade(inner),
+            of: Arc::downgrade(&inner.leases),
             number,
             bytes,
         })
@@ -323,8 +320,8 @@ impl RegisteredMemory {
     /// # Cancel safety
     /// As [`Region::unexpose`].
     pub async fn unregister(self) -> Result<BufferMut, Self> {
-        let mut inner = Arc::try_unwrap(self.inner).map_err(|inner| Self { inner })?;
-        let leases = std::mem::take(inner.leases.get_mut());
+        let inner = Arc::try_unwrap(self.inner).map_err(|inner| Self { inner })?;
+        let leases = std::mem::take(&mut *inner.leases.lock());
         drop(leases);
         Ok(inner.region.unexpose().await)
     }
@@ -360,15 +357,14 @@ impl Inner {
         };
         Ok(registered.to_bytes())
     }
+}
 
-    fn end_lease(&self, number: u64) {
-        let mut leases = self.leases.lock();
-        let at = leases.lent.iter().position(|lent| lent.number == number);
-        let ended = at.map(|at| leases.lent.swap_remove(at));
-        drop(leases);
-        // Its drop takes the table's locks.
-        drop(ended);
-    }
+fn end_lease(of: &Weak<Mutex<Leases>>, number: u64) {
+    let Some(leases) = of.upgrade() else { return };
+    let mut leases = leases.lock();
+    let at = leases.lent.iter().position(|lent| lent.number == number);
+    // Dropped with the lock held: who takes the memory back meanwhile finds it ended.
+    drop(at.map(|at| leases.lent.swap_remove(at)));
 }
 
 impl fmt::Debug for RegisteredMemory {
@@ -384,7 +380,7 @@ impl fmt::Debug for RegisteredMemory {
 /// Registered memory lent until a moment; made by [`RegisteredMemory::lease`]. Dropping it changes nothing: it ends when its time is over, by
 /// [`revoke`](Self::revoke), or with the registration.
 pub struct Lease {
-    memory: Weak<Inner>,
+    of: Weak<Mutex<Leases>>,
     number: u64,
     bytes: Vec<u8>,
 }
@@ -398,9 +394,7 @@ impl Lease {
 
     /// Ends it now.
     pub fn revoke(self) {
-        if let Some(memory) = self.memory.upgrade() {
-            memory.end_lease(self.number);
-        }
+        end_lease(&self.of, self.number);
     }
 }
 

@@ -5,16 +5,24 @@
 //! Streams are never destroyed, and channels end before the process.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc, time::Duration};
 
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::time::Instant;
 use wharf::{
     BufferMut, Context, ErrorKind, MemoryType, Worker,
     channel::{
         Communicator, DeviceChannel, DeviceChannelHandle, MemoryChannel, PacketWidth,
         RegisteredMemory,
-        bootstrap::{BootstrapOptions, TcpBootstrap, TcpRoot, UniqueId},
+        bootstrap::{
+            Bootstrap, BootstrapOptions, MemoryBootstrap, TcpBootstrap, TcpRoot, UniqueId,
+        },
     },
-    transport::cuda::{CudaCopy, CudaStream},
+    transport::{
+        Accelerator, Export,
+        cuda::{CudaCopy, CudaStream},
+    },
 };
 
 use crate::{
@@ -345,13 +353,7 @@ fn the_window_and_the_end() {
             assert!(target[window..] == pattern(LENGTH, 2)[window..]);
             drop(two);
             drop(memories);
-            // The last of it is dropped on threads of their own.
-            while control("live")
-                .lines()
-                .any(|line| line.starts_with("modules ") && line != "modules 0")
-            {
-                tokio::task::yield_now().await;
-            }
+            no_modules().await;
             no_misuse();
         });
         return;
@@ -396,8 +398,257 @@ fn a_launch_that_fails() {
     Child::start(this_test!(), "apart", &[]).finish();
 }
 
+/// One rank of a group that is not as it should be: what it sends is altered, and last words that it is told may be lost.
+struct Odd<B> {
+    of: B,
+    alter: Box<dyn Fn(Bytes) -> Bytes + Send + Sync>,
+    is_deaf: bool,
+}
+
+impl<B> fmt::Debug for Odd<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Odd")
+    }
+}
+
+#[async_trait]
+impl<B: Bootstrap> Bootstrap for Odd<B> {
+    fn rank(&self) -> usize {
+        self.of.rank()
+    }
+    fn size(&self) -> usize {
+        self.of.size()
+    }
+    fn deadline(&self) -> Duration {
+        self.of.deadline()
+    }
+    async fn send_until(
+        &self,
+        to: usize,
+        tag: u64,
+        bytes: Bytes,
+        deadline: Instant,
+    ) -> wharf::Result<()> {
+        self.of
+            .send_until(to, tag, (self.alter)(bytes), deadline)
+            .await
+    }
+    async fn receive_until(
+        &self,
+        from: usize,
+        tag: u64,
+        deadline: Instant,
+    ) -> wharf::Result<Bytes> {
+        let bytes = self.of.receive_until(from, tag, deadline).await?;
+        if self.is_deaf && bytes.starts_with(b"WHSL") {
+            std::future::pending().await
+        }
+        Ok(bytes)
+    }
+    async fn all_gather_until(&self, bytes: Bytes, deadline: Instant) -> wharf::Result<Vec<Bytes>> {
+        self.of.all_gather_until(bytes, deadline).await
+    }
+}
+
+/// Two ranks, the second behind a bootstrap of the test's, with memory on a device and a memory channel.
+async fn beside(
+    of: impl FnOnce(MemoryBootstrap) -> Arc<dyn Bootstrap>,
+) -> ([Communicator; 2], [RegisteredMemory; 2], [MemoryChannel; 2]) {
+    let context = context(Carrier::Shm);
+    let group = MemoryBootstrap::group_with_deadline(2, Duration::from_secs(20));
+    let [one, two]: [MemoryBootstrap; 2] = group.expect("a group").try_into().expect("two");
+    let workers = [(); 2].map(|()| Worker::new(&context).expect("a worker"));
+    let (one, two) = tokio::join!(
+        Communicator::new(Arc::new(one), &workers[0]),
+        Communicator::new(of(two), &workers[1]),
+    );
+    let ranks = [one.expect("a communicator"), two.expect("a communicator")];
+    let kind = MemoryType::Cuda(0);
+    let memories = [
+        memory(&ranks[0], kind, pattern(LENGTH, 1)).await,
+        memory(&ranks[1], kind, pattern(LENGTH, 2)).await,
+    ];
+    let channels = channels(&ranks, [1, 0], [&memories[0], &memories[1]]).await;
+    (ranks, memories, channels)
+}
+
+/// Attempts that a rank gave up, alone, do not meet a later one of its peer's.
+#[test]
+fn an_attempt_that_was_given_up() {
+    if child("apart").is_some() {
+        run(async {
+            let (ranks, memories, pair) = beside(|two| Arc::new(two)).await;
+            for late in [0, 1, 0] {
+                let early = 1 - late;
+                let connect =
+                    |rank| DeviceChannel::connect(&pair[rank], &ranks[rank], 9, stream(0), AREA);
+                for _ in 0..2 {
+                    let alone = tokio::time::timeout(Duration::from_secs(1), connect(early)).await;
+                    assert!(alone.is_err(), "nobody is there");
+                }
+                let (one, two) = tokio::join!(connect(0), connect(1));
+                let pair = Pair {
+                    ranks: ranks.clone(),
+                    memories: memories.clone(),
+                    channels: [one.expect("a channel"), two.expect("a channel")],
+                };
+                assert_eq!(pair.channels[late].reason(), None);
+                let signal = pair.channels[late].signal().expect("enqueued");
+                signal.await.expect("signalled");
+                let wait = pair.channels[early].wait(100_000).expect("enqueued");
+                wait.await.expect("this attempt's block");
+                everything(&pair).await;
+            }
+            no_misuse();
+        });
+        return;
+    }
+    Child::start(this_test!(), "apart", &[]).finish();
+}
+
+/// A rank that gives up when its peer has already come through: what the peer's kernels write to is kept as long as the memory channel.
+#[test]
+fn an_attempt_that_has_succeeded_at_the_peer() {
+    if child("apart").is_some() {
+        run(async {
+            let (ranks, memories, pair) = beside(|of| {
+                let alter = Box::new(|bytes| bytes);
+                let is_deaf = true;
+                Arc::new(Odd { of, alter, is_deaf })
+            })
+            .await;
+            let connect =
+                |rank| DeviceChannel::connect(&pair[rank], &ranks[rank], 9, stream(0), AREA);
+            let one = tokio::select! {
+                one = connect(0) => one.expect("a channel"),
+                two = connect(1) => panic!("{two:?} without a last word"),
+            };
+            assert_eq!(one.reason(), None);
+            one.signal().expect("enqueued").await.expect("signalled");
+            let put = one.put_with_signal(0, 0, LENGTH).expect("enqueued");
+            put.await.expect("put");
+            let put = one.put_packets(0, 0, 100, PacketWidth::Eight, 1);
+            put.expect("enqueued").await.expect("put");
+            assert_eq!(content(&ranks[1], &memories[1]).await, pattern(LENGTH, 1));
+            no_misuse();
+            drop((one, pair));
+            no_modules().await;
+            let [_, mut memory] = memories;
+            while let Err(still) = memory.unregister().await {
+                memory = still;
+                tokio::task::yield_now().await;
+            }
+            no_misuse();
+        });
+        return;
+    }
+    Child::start(this_test!(), "apart", &[]).finish();
+}
+
+/// Channels end on threads of their own.
+async fn no_modules() {
+    while control("live")
+        .lines()
+        .any(|line| line.starts_with("modules ") && line != "modules 0")
+    {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// The end of a stream cannot be marked, or waited for: memory is kept for what is under way.
+#[test]
+fn an_end_that_cannot_be_seen() {
+    // What fails, and whether it is found out in the end that all is over.
+    let cases = [
+        ("cuEventRecord@1+=2", true),
+        ("cuEventCreate@1+=2", true),
+        // As while the program captures a graph.
+        ("cuStreamIsCapturing@1+=906", true),
+        ("cuEventSynchronize@1+=2", false),
+    ];
+    if let Some(mut parent) = child("apart") {
+        run(async move {
+            let (fault, is_found_out) = cases[parent.hear().await.parse::<usize>().expect("one")];
+            let Pair {
+                ranks,
+                memories: [memory, theirs],
+                channels: [one, two],
+            } = Pair::new(Carrier::Shm, [0, 1]).await;
+            control("hold 0");
+            drop(one.put(0, 0, LENGTH).expect("enqueued"));
+            control(&format!("fault {fault}"));
+            let before = control("count cuEventRecord");
+            // Freeing does not wait by luck for what is under way.
+            control("set free_waits 0");
+            drop((one, memory));
+            if fault.contains("Capturing") {
+                assert_eq!(
+                    control("count cuEventRecord"),
+                    before,
+                    "a part of the graph"
+                );
+            }
+            // Time to do it wrong.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            control("fault clear");
+            no_misuse();
+            control("release 0");
+            while content(&ranks[1], &theirs).await != pattern(LENGTH, 1) {
+                tokio::task::yield_now().await;
+            }
+            drop((two, theirs));
+            if is_found_out {
+                no_modules().await;
+            }
+            no_misuse();
+        });
+        return;
+    }
+    for case in 0..cases.len() {
+        let mut child = Child::start(this_test!(), "apart", &[]);
+        child.say(case.to_string());
+        child.finish();
+    }
+}
+
+/// An operation that is in the stream, though its end could not be marked.
+#[test]
+fn an_operation_without_a_mark() {
+    if child("apart").is_some() {
+        run(async {
+            let pair = Pair::new(Carrier::Shm, [0, 1]).await;
+            for _ in 0..2 {
+                control("hold 0");
+                control("fault cuEventRecord@1=2");
+                let error = pair.channels[0].wait(LOOKS).map(drop);
+                assert_eq!(error.expect_err("no mark").kind(), ErrorKind::Exhausted);
+                drop(pair.channels[1].signal().expect("enqueued"));
+                control("release 0");
+                everything(&pair).await;
+            }
+            control("hold 0");
+            control("fault cuEventRecord@1+=2");
+            let error = pair.channels[0].put(0, 0, LENGTH).map(drop);
+            assert_eq!(error.expect_err("no mark").kind(), ErrorKind::Exhausted);
+            let Pair {
+                ranks: _ranks,
+                memories: [memory, _theirs],
+                channels: [one, _two],
+            } = pair;
+            control("set free_waits 0");
+            drop((one, memory));
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            control("fault clear");
+            control("release 0");
+            no_misuse();
+        });
+        return;
+    }
+    Child::start(this_test!(), "apart", &[]).finish();
+}
+
 fn options() -> BootstrapOptions {
-    BootstrapOptions::new().deadline(std::time::Duration::from_secs(30))
+    BootstrapOptions::new().deadline(Duration::from_secs(30))
 }
 
 /// One end, in a process of its own: ring and answer, then packets.
@@ -477,4 +728,108 @@ fn between_processes() {
             child.finish();
         });
     }
+}
+
+/// A message of a semaphore's ranks with another part going along, if one does.
+fn with_along(offer: &Bytes, other: impl Fn(&[u8]) -> Vec<u8>) -> Bytes {
+    const ALONG: u16 = 5;
+    if !offer.starts_with(b"WHSO") {
+        return offer.clone();
+    }
+    let mut fields = &offer[8..offer.len() - 4];
+    let mut altered = offer[..8].to_vec();
+    let number = |bytes: &[u8]| u16::from_le_bytes([bytes[0], bytes[1]]);
+    while !fields.is_empty() {
+        let (id, length) = (number(fields), usize::from(number(&fields[2..])));
+        let body = match id {
+            ALONG => other(&fields[4..4 + length]),
+            _ => fields[4..4 + length].to_vec(),
+        };
+        altered.extend_from_slice(&id.to_le_bytes());
+        altered.extend_from_slice(&(body.len() as u16).to_le_bytes());
+        altered.extend_from_slice(&body);
+        fields = &fields[4 + length..];
+    }
+    let length = altered.len() as u16 + 4;
+    altered[6..8].copy_from_slice(&length.to_le_bytes());
+    let sum = crc32fast::hash(&altered);
+    altered.extend_from_slice(&sum.to_le_bytes());
+    altered.into()
+}
+
+/// What a device channel's end says, with another way to its block.
+fn with_block(message: &[u8], block: &[u8]) -> Vec<u8> {
+    assert_eq!(message[0], 1, "it can");
+    let mut at = 1;
+    for _ in 0..2 {
+        let length = u16::from_le_bytes([message[at], message[at + 1]]);
+        at += 2 + usize::from(length);
+    }
+    let length = (block.len() as u16).to_le_bytes();
+    [&message[..at], &length, block].concat()
+}
+
+/// One end, in a process of its own: both go from the host, and say so.
+async fn crooked(bootstrap: impl Bootstrap + 'static, accelerator: Arc<CudaCopy>) {
+    let context = Carrier::Shm.builder().accelerator(accelerator).build();
+    let worker = Worker::new(&context.expect("a context")).expect("a worker");
+    let rank = Communicator::new(Arc::new(bootstrap), &worker).await;
+    let rank = rank.expect("a communicator");
+    let memory = memory(&rank, MemoryType::Cuda(0), pattern(LENGTH, 1)).await;
+    let channel = MemoryChannel::connect(&rank, 1 - rank.rank(), 1, &memory).await;
+    let channel = channel.expect("a channel");
+    let channel = DeviceChannel::connect(&channel, &rank, 2, stream(0), AREA).await;
+    let channel = channel.expect("a channel");
+    let reason = channel.reason().expect("from the host");
+    assert!(reason.contains("not aligned"), "{reason}");
+    let (signal, wait) = (channel.signal(), channel.wait(LOOKS));
+    signal.expect("enqueued").await.expect("signalled");
+    wait.expect("enqueued").await.expect("signalled");
+    rank.barrier().await.expect("both");
+    no_misuse();
+}
+
+/// A peer whose block of counters begins anywhere.
+#[test]
+fn a_block_that_is_not_aligned() {
+    let accelerator = Arc::new(CudaCopy::with_library(emulated::cuda()));
+    if let Some(mut parent) = child("other") {
+        run(async move {
+            // The counters, the packets, and a byte before them.
+            let context = Carrier::Shm.builder().accelerator(accelerator.clone());
+            let context = context.build().expect("a context");
+            let room = context.allocate_on(MemoryType::Cuda(0), 512 + AREA + 1);
+            let room = room.await.expect("memory");
+            let range = room.device_range().expect("on the device");
+            let export = accelerator.export(range.start() + 1, (512 + AREA) as u64);
+            let Export::Descriptor(block) = export.expect("exported") else {
+                panic!("no way to it");
+            };
+            let id: UniqueId = parent.hear().await.parse().expect("an id");
+            let of = TcpBootstrap::join(id, 1, 2, &options()).await;
+            // Offers of tag 2 carry what a device channel says; those before carry memory.
+            let alter = move |bytes: Bytes| {
+                with_along(&bytes, |along| match along.first() {
+                    Some(1) => with_block(along, &block),
+                    _ => along.to_vec(),
+                })
+            };
+            let of = Odd {
+                of: of.expect("a group"),
+                alter: Box::new(alter),
+                is_deaf: false,
+            };
+            crooked(of, accelerator).await;
+        });
+        return;
+    }
+    run(async move {
+        let root = TcpRoot::bind("127.0.0.1:0").await.expect("a listener");
+        let id = root.unique_id().to_string();
+        let mut child = Child::start(this_test!(), "other", &[]);
+        child.say(id);
+        let bootstrap = root.join(2, &options()).await.expect("a group");
+        crooked(bootstrap, accelerator).await;
+        child.finish();
+    });
 }

@@ -6,6 +6,11 @@ use std::{
 };
 
 use futures::{StreamExt, future::try_join_all, try_join};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
 use wharf::{
     ErrorKind,
     channel::bootstrap::{
@@ -258,6 +263,74 @@ fn forgotten() {
         drop(member);
         assert_eq!(left(&mut anew).await, "a");
     });
+}
+
+/// A way to etcd that can be closed.
+async fn way(to: String, is_open: watch::Receiver<bool>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let place = listener.local_addr().expect("bound").to_string();
+    tokio::spawn(async move {
+        loop {
+            let (mut near, _) = listener.accept().await.expect("a connection");
+            let (to, mut is_open) = (to.clone(), is_open.clone());
+            tokio::spawn(async move {
+                if !*is_open.borrow() {
+                    return;
+                }
+                let Ok(mut far) = TcpStream::connect(to).await else {
+                    return;
+                };
+                tokio::select! {
+                    _ = copy_bidirectional(&mut near, &mut far) => {}
+                    _ = is_open.wait_for(|is_open| !is_open) => {}
+                }
+            });
+        }
+    });
+    place
+}
+
+/// A place is given back while its member is about to reach etcd anew, too.
+#[test]
+fn leaving_between_two_tries() {
+    let Some(etcd) = Etcd::start() else {
+        return;
+    };
+    runtime().block_on(watchdog(LIMIT, async {
+        let (open, is_open) = watch::channel(true);
+        let options = EtcdOptions::new([way(etcd.place(), is_open).await]);
+        let options = options.lease(Duration::from_secs(12));
+        let member = Membership::join(&options, "group", "a", "here", JOIN)
+            .await
+            .expect("joined");
+        open.send_replace(false);
+        while member.is_registered() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        open.send_replace(true);
+        member.leave().await;
+        // Who is there is told in the order of names.
+        let _other = Membership::join(&etcd.options(), "group", "z", "", JOIN)
+            .await
+            .expect("joined");
+        let mut members = Members::of(&etcd.options(), "group").expect("watching");
+        assert_eq!(joined(&mut members).await, "z");
+    }));
+}
+
+/// Longer than any clock shows.
+#[test]
+fn a_lease_for_ever() {
+    let Some(etcd) = Etcd::start() else {
+        return;
+    };
+    runtime().block_on(watchdog(LIMIT, async {
+        let options = etcd.options().lease(Duration::MAX);
+        let member = Membership::join(&options, "group", "a", "", JOIN).await;
+        let member = member.expect("joined");
+        assert!(member.is_registered());
+        member.leave().await;
+    }));
 }
 
 /// No etcd: an error that says so, in time.

@@ -1,6 +1,6 @@
 //! Registered memory: passed on, leased, revoked, and refused.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wharf::{Access, ErrorKind, channel::RemoteMemory};
 
@@ -217,5 +217,28 @@ fn bad_input() {
         memory
             .lease(Duration::from_secs(1), Access::READ)
             .expect("lent");
+    });
+}
+
+/// Leases that end by themselves just when the memory is taken back.
+#[test]
+fn unregistered_as_leases_end() {
+    run(async {
+        let ranks = Carrier::Shm.ranks().await;
+        let lasts = Duration::from_millis(1);
+        for round in 0..1000 {
+            let memory = Place::Vec.memory(&ranks[1], pattern(100, round)).await;
+            let begun = Instant::now();
+            for _ in 0..50 {
+                drop(memory.lease(lasts, BOTH).expect("lent"));
+            }
+            // In the midst of them, which no timer hits.
+            let end = lasts + (begun.elapsed() * (round as u32 % 100)) / 100;
+            while begun.elapsed() < end {
+                std::hint::spin_loop();
+            }
+            let back = memory.unregister().await.expect("it has no clone");
+            assert_eq!(back.len(), 100);
+        }
     });
 }

@@ -45,6 +45,8 @@ const MAX_VALUE: usize = 64 << 10;
 const MAX_MEMBERS: usize = super::MAX_SIZE;
 /// Members that are fetched at once.
 const PAGE: i64 = 256;
+/// Longest lease that etcd gives, in seconds.
+const MAX_LEASE: i64 = 9_000_000_000;
 /// What one request may take.
 const REQUEST: Duration = Duration::from_secs(3);
 /// Pauses between attempts to reach etcd: from the first, doubled, to the last.
@@ -79,7 +81,8 @@ impl EtcdOptions {
         self
     }
 
-    /// How long a member that says nothing is taken to be there, in whole seconds. etcd makes short ones longer: 2 seconds by its own defaults.
+    /// How long a member that says nothing is taken to be there, in whole seconds. etcd makes short ones longer: 2 seconds by its own defaults. Its
+    /// longest are 285 years.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
@@ -113,7 +116,7 @@ impl EtcdOptions {
     fn lease_seconds(&self) -> i64 {
         i64::try_from(self.lease.as_secs())
             .unwrap_or(i64::MAX)
-            .max(1)
+            .clamp(1, MAX_LEASE)
     }
 
     async fn connect(&self) -> Result<Client, etcd_client::Error> {
@@ -183,6 +186,17 @@ struct Keeper {
     over: watch::Sender<bool>,
 }
 
+/// What the task has of etcd's.
+#[derive(Default)]
+struct Held {
+    /// A connection that has not failed.
+    client: Option<Client>,
+    /// The lease that was made last, when it may not have the place yet.
+    made: Option<i64>,
+    /// The lease that was last known to have the place.
+    place: Option<i64>,
+}
+
 impl Membership {
     /// Takes the place `name` in a group, waiting until `deadline` at most.
     ///
@@ -248,8 +262,10 @@ impl Membership {
             keeper: Some(tokio::spawn(keeper.keep(stopped))),
         };
         // One that died without a word holds its name for as long as its lease.
-        let patience = options.lease + Duration::from_secs(2);
-        let taken_until = Instant::now() + if patient { patience } else { Duration::ZERO };
+        let taken_until = after(match patient {
+            true => options.lease.saturating_add(Duration::from_secs(2)),
+            false => Duration::ZERO,
+        });
         let taken = |error: &Option<Error>| {
             error
                 .as_ref()
@@ -340,19 +356,13 @@ impl Keeper {
     /// Holds the place until it is told to stop.
     async fn keep(self, mut stop: watch::Receiver<bool>) {
         let mut pause = PAUSES.0;
+        let mut held = Held::default();
         loop {
-            let mut lease = None;
             let began = Instant::now();
             let ended = tokio::select! {
-                ended = self.session(&mut lease) => ended,
+                ended = self.session(&mut held) => ended,
                 // Its sender goes with the membership.
-                () = told_to(&mut stop) => {
-                    if let Some((mut client, lease)) = lease {
-                        // Otherwise the lease runs out.
-                        let _ = request(client.lease_revoke(lease)).await;
-                    }
-                    return;
-                }
+                () = told_to(&mut stop) => return self.give_back(&mut held).await,
             };
             self.registered.send_replace(false);
             let error = ended.err().unwrap_or_else(|| {
@@ -365,16 +375,16 @@ impl Keeper {
                     | ErrorKind::AccessDenied
                     | ErrorKind::InvalidArgument
             );
-            // A lease that is of no use is given back: tries may be many.
-            if let Some((mut client, lease)) = lease.filter(|_| {
-                matches!(
-                    error.kind(),
-                    ErrorKind::Configuration | ErrorKind::AccessDenied
-                )
-            }) {
-                let _ = request(client.lease_revoke(lease)).await;
-            }
+            let is_of_no_use = matches!(
+                error.kind(),
+                ErrorKind::Configuration | ErrorKind::AccessDenied
+            );
             *self.last.lock() = Some(error);
+            // What is of no use is given back: tries may be many.
+            if over || is_of_no_use {
+                self.give_back(&mut held).await;
+            }
+            held.client = None;
             if over {
                 self.over.send_replace(true);
                 return;
@@ -384,22 +394,46 @@ impl Keeper {
             }
             tokio::select! {
                 () = sleep(pause) => {}
-                () = told_to(&mut stop) => return,
+                // When only the way to etcd has failed, the place is this member's still.
+                () = told_to(&mut stop) => return self.give_back(&mut held).await,
             }
             pause = (pause * 2).min(PAUSES.1);
         }
     }
 
+    /// Gives leases back. What etcd does not hear in time runs out.
+    async fn give_back(&self, held: &mut Held) {
+        let leases = [held.made.take(), held.place.take()];
+        if leases == [None, None] {
+            return;
+        }
+        let client = held.client.take();
+        let tell = async {
+            let mut client = match client {
+                Some(client) => client,
+                None => self.options.connect().await?,
+            };
+            for lease in leases.into_iter().flatten() {
+                // It may have run out.
+                let _ = client.lease_revoke(lease).await;
+            }
+            Ok(())
+        };
+        let _ = request(tell).await;
+    }
+
     /// Takes the place and renews its lease, for as long as etcd goes along. Ends well when the lease is gone.
-    async fn session(&self, held: &mut Option<(Client, i64)>) -> Result<()> {
+    async fn session(&self, held: &mut Held) -> Result<()> {
         let mut client = self.options.connect().await.map_err(told)?;
+        held.client = Some(client.clone());
         let seconds = self.options.lease_seconds();
         let granted = request(client.lease_grant(seconds, None))
             .await
             .map_err(told)?;
         let lease = granted.id();
-        *held = Some((client.clone(), lease));
+        held.made = Some(lease);
         self.put(&mut client, lease).await?;
+        held.place = held.made.take();
         let keep = client.lease_keep_alive(lease);
         let (mut keeper, mut answers) = request(keep).await.map_err(told)?;
         self.registered.send_replace(true);

@@ -2,16 +2,19 @@
 //!
 //! ```text
 //! each end:  load and try the kernels, a block of counters, exports ──▶ message: all that, or why not ──▶ the peer
-//!            open what the peer sent ──▶ message: done, or why not ──▶ the peer
+//!            open what the peer sent ──▶ last word: done, or why not ──▶ the peer
 //! ```
-//! The device does it when both ends have said yes twice; else both do it from the host. Each message begins with a byte: 1, and three parts behind
-//! their lengths (2 bytes, little-endian): the block as registered memory, what lets another process open this rank's memory, and the block. Or 0, and the
-//! reason. Nothing that a peer sends is trusted but as other registered memory is; what it exported is opened only for a peer of this host.
+//! The device does it when both ends have said yes twice; else both do it from the host. The message goes along with an attempt at a semaphore, which
+//! nobody uses: so it is of the same attempt as the last word, and what is left of attempts that were given up is passed by.
+//!
+//! Both begin with a byte: 1, and in the message three parts behind their lengths (2 bytes, little-endian): the block as registered memory, what lets
+//! another process open this rank's memory, and the block. Or 0, and the reason. Nothing that a peer sends is trusted but as other registered memory is;
+//! what it exported is opened only for a peer of this host.
 
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    channel::{Communicator, MemoryChannel, RegisteredMemory},
+    channel::{Communicator, MemoryChannel, RegisteredMemory, Semaphore},
     driver::cuda::{CudaContext, DevicePtr, PinnedAllocation, Stream},
     error::{Error, ErrorKind, Operation, Result},
     sys::identity::identity,
@@ -31,6 +34,8 @@ use super::{
 
 /// Longest reason that is sent, in bytes.
 const REASON: usize = 512;
+/// What a block of counters and packets begins at a multiple of, in bytes.
+const ALIGNMENT: u64 = 16;
 
 /// What this end has.
 struct Prepared {
@@ -49,11 +54,11 @@ impl DeviceChannel {
     /// Where the devices do not do it themselves, operations are done from the host: see [`reason`](Self::reason).
     ///
     /// # Errors
-    /// `InvalidArgument`: `packets` is no multiple of 16. As [`Communicator::send`], [`Communicator::receive`] and
-    /// [`MemoryChannel::with_packets`].
+    /// `InvalidArgument`: `packets` is no multiple of 16, or the peer makes something else under the tag. As [`MemoryChannel::with_packets`].
     ///
     /// # Cancel safety
-    /// Dropped, the other rank's attempt ends at its deadline.
+    /// Dropped, the other rank's attempt ends at its deadline, or with `InvalidArgument` when this rank begins another one under the same tag. Or it has
+    /// succeeded: after a drop, as after an error, the memory stays lent to the peer's kernels until `channel` and its clones are dropped.
     pub async fn connect(
         channel: &MemoryChannel,
         communicator: &Communicator,
@@ -71,34 +76,40 @@ impl DeviceChannel {
             Ok(prepared) => prepared.message()?,
             Err(reason) => refusal(reason),
         };
-        communicator.send(peer, tag, mine).await?;
-        let theirs = communicator.receive(peer, tag).await?;
-        let theirs = parts(&theirs);
-        let side = match (prepared, theirs) {
+        let paired = Semaphore::pair_with(communicator, peer, tag, mine).await?;
+        if !matches!(paired.along.first(), Some(0 | 1)) {
+            let text =
+                format!("rank {peer} makes something else than a device channel under tag {tag}");
+            return Err(Error::new(ErrorKind::InvalidArgument, text).during(Operation::Memory));
+        }
+        let path = match (prepared, parts(&paired.along)) {
             (Err(reason), _) => Err(reason),
             (_, Err(reason)) => Err(format!("the peer cannot: {reason}")),
             (Ok(prepared), Ok(theirs)) => {
                 let side = open(channel, communicator, prepared, &theirs).await;
+                let side = side.map(|side| Promised {
+                    side: Some(side),
+                    channel,
+                });
                 let side = side.map_err(|error| error.to_string());
                 let mine = match &side {
                     Ok(_) => vec![1],
                     Err(reason) => refusal(reason),
                 };
-                communicator.send(peer, tag, mine).await?;
-                let theirs = communicator.receive(peer, tag).await?;
+                let theirs = paired.last_word(communicator, peer, tag, &mine).await?;
                 match (side, theirs.split_first()) {
-                    (Ok(side), Some((1, _))) => Ok(side),
-                    // Nothing was enqueued.
-                    (Ok(side), _) => {
-                        side.bury();
+                    (Ok(mut side), Some((1, _))) => Ok(Path::Device(side.side.take())),
+                    (Ok(mut side), _) => {
+                        // Nothing was enqueued, here or there.
+                        drop(Path::Device(side.side.take()));
                         Err(format!("the peer cannot: {}", said(&theirs)))
                     }
                     (Err(reason), _) => Err(reason),
                 }
             }
         };
-        let (channel, path) = match side {
-            Ok(side) => (channel.clone(), Path::Device(Some(side))),
+        let (channel, path) = match path {
+            Ok(path) => (channel.clone(), path),
             Err(reason) => {
                 tracing::debug!(target: "wharf::channel", reason, "a device channel goes from the host");
                 let channel = match packets {
@@ -120,6 +131,21 @@ impl DeviceChannel {
                 path,
             }),
         })
+    }
+}
+
+/// A side whose memory the peer may have begun to use, while this rank has not heard what it says. Dropped, it lives as long as the memory channel:
+/// kernels of the peer ask nobody.
+struct Promised<'a> {
+    side: Option<Side>,
+    channel: &'a MemoryChannel,
+}
+
+impl Drop for Promised<'_> {
+    fn drop(&mut self) {
+        if let Some(side) = self.side.take() {
+            self.channel.keep(Path::Device(Some(side)));
+        }
     }
 }
 
@@ -248,6 +274,11 @@ async fn open(
     let &[(remote, _), (remote_block, atomics)] = &addresses[..] else {
         return Err(unsupported("two memories are two"));
     };
+    // The block's words are reached as what they are: on a device a wrong address costs the whole context.
+    if !remote_block.0.is_multiple_of(ALIGNMENT) {
+        let text = format!("the peer's block of counters is not aligned to {ALIGNMENT} bytes");
+        return Err(unsupported(text));
+    }
     let local = channel.local();
     Ok(Side {
         at: Addresses {
@@ -261,6 +292,7 @@ async fn open(
         atomics,
         status: prepared.status,
         flight: Flight::default().into(),
+        is_lent: false.into(),
         _memory: [local.clone(), prepared.block],
         _imported: opened,
     })

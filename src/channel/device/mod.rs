@@ -110,9 +110,9 @@ enum Path {
     Host(Hosted),
 }
 
-impl Drop for Inner {
+impl Drop for Path {
     fn drop(&mut self) {
-        if let Path::Device(side) = &mut self.path
+        if let Self::Device(side) = self
             && let Some(side) = side.take()
         {
             side.bury();
@@ -153,6 +153,7 @@ impl DeviceChannel {
     pub fn device_handle(&self) -> Option<DeviceChannelHandle> {
         let inner = &*self.inner;
         let side = inner.side()?;
+        side.is_lent.store(true, Relaxed);
         let at = &side.at;
         let size = size_of::<DeviceChannelHandle>();
         Some(DeviceChannelHandle {

@@ -2,8 +2,9 @@
 //!
 //! # Safety
 //! Addresses lie in memory that the channel holds or has open: this rank's memory and its block of counters are registered, the peer's are open here or of
-//! this process. All of it is kept until the stream has passed the last kernel: [`Side::bury`] waits for that on a thread of its own. Status words
-//! are read and written by the host as atomics; one is used again after the kernel that writes it has ended.
+//! this process. All of it is kept until the stream has passed the last kernel: [`Side::bury`] waits for that on a thread of its own, and where it cannot
+//! be found out the memory is never freed. Status words are read and written by the host as atomics; one is used again after the kernel that writes it
+//! has ended.
 #![allow(unsafe_code)]
 
 use std::{
@@ -12,7 +13,7 @@ use std::{
     sync::{
         Arc,
         atomic::{
-            AtomicU32,
+            AtomicBool, AtomicU32,
             Ordering::{Acquire, Relaxed, Release},
         },
     },
@@ -23,7 +24,7 @@ use parking_lot::Mutex;
 
 use crate::{
     channel::RegisteredMemory,
-    driver::cuda::{ContextGuard, DevicePtr, Event, PinnedAllocation, Stream, Waiting},
+    driver::cuda::{ContextGuard, DevicePtr, Event, PinnedAllocation, Status, Stream, Waiting},
     error::{Error, ErrorKind, Operation, Result},
     transport::ImportedMemory,
 };
@@ -67,6 +68,8 @@ pub(super) struct Side {
     pub(super) atomics: bool,
     pub(super) status: PinnedAllocation,
     pub(super) flight: Mutex<Flight>,
+    /// Whether the program's own kernels may use it, of which only the stream knows.
+    pub(super) is_lent: AtomicBool,
     /// What is kept for the kernels.
     pub(super) _memory: [RegisteredMemory; 2],
     pub(super) _imported: Vec<ImportedMemory>,
@@ -77,7 +80,8 @@ type Slot = (usize, Arc<AtomicU32>);
 
 /// What is under way, in the stream's order.
 pub(super) struct Flight {
-    under_way: VecDeque<(Event, Option<Slot>)>,
+    /// What could not be given an event is over with what comes behind it.
+    under_way: VecDeque<(Option<Event>, Option<Slot>)>,
     /// Status words that nobody uses.
     free: Vec<usize>,
 }
@@ -133,7 +137,8 @@ impl Side {
         let recorded = self.stream.record(&guard, &event);
         let result = Arc::new(AtomicU32::new(0));
         let slot = slot.map(|index| (index, Arc::clone(&result)));
-        // Even after an error: some of it may be under way.
+        // Even after an error: some of it may be under way. An event that was not recorded counts as reached.
+        let event = recorded.is_ok().then_some(event);
         flight.under_way.push_back((event, slot));
         launched.and(recorded).map(|()| result)
     }
@@ -145,16 +150,35 @@ impl Side {
     }
 
     fn reap_from(&self, flight: &mut Flight, guard: &ContextGuard<'_>) -> Result<()> {
-        while let Some((event, _)) = flight.under_way.front() {
+        if let Some((last @ None, _)) = flight.under_way.back_mut() {
+            // Without one it would be under way for ever, if nothing comes behind it.
+            *last = self.mark(guard).ok();
+        }
+        let Flight { under_way, free } = flight;
+        while let Some((at, event)) = (under_way.iter().enumerate())
+            .find_map(|(at, (event, _))| event.as_ref().map(|event| (at, event)))
+        {
             if !event.is_done(guard)? {
                 break;
             }
-            if let Some((_, Some((index, result)))) = flight.under_way.pop_front() {
+            for (index, result) in under_way.drain(..=at).filter_map(|(_, slot)| slot) {
                 result.store(self.word(index).load(Acquire), Relaxed);
-                flight.free.push(index);
+                free.push(index);
             }
         }
         Ok(())
+    }
+
+    /// An event behind all that is in the stream now.
+    fn mark(&self, guard: &ContextGuard<'_>) -> Result<Event> {
+        // It would become a part of the graph, and the capture be broken by whoever waits for it.
+        if self.stream.is_capturing(guard)? {
+            let text = "the stream is capturing a graph";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let event = guard.event(Waiting::Sleep)?;
+        self.stream.record(guard, &event)?;
+        Ok(event)
     }
 
     fn word(&self, index: usize) -> &AtomicU32 {
@@ -169,28 +193,53 @@ impl Side {
         guard.allocate_pinned(STATUS)
     }
 
-    /// Drops it when the stream has passed all that is in it now, on a thread of its own. Where none can be had, never.
-    pub(super) fn bury(self) {
-        let last = self.stream.context().enter().and_then(|guard| {
-            let event = guard.event(Waiting::Sleep)?;
-            self.stream.record(&guard, &event)?;
-            Ok(event)
-        });
+    /// Drops it when the stream has passed all that is in it now, on a thread of its own. Where that cannot be found out, or no thread can be had, never.
+    pub(super) fn bury(mut self) {
+        let last = self.last();
         let side = ManuallyDrop::new(self);
         let wait = move || {
-            if let Ok(last) = &last {
-                // What fails is of a context that is lost, which runs nothing any more.
-                let waited = last.context().enter().and_then(|guard| last.wait(&guard));
-                if let Err(error) = waited {
-                    tracing::debug!(target: "wharf::channel", %error, "the end of a device channel");
+            let waited = last.and_then(|last| {
+                let Some(last) = last else { return Ok(()) };
+                let guard = last.context().enter()?;
+                last.wait(&guard)
+            });
+            match waited {
+                // A context that is lost runs nothing any more; any other may.
+                Err(error) if !Status::of(&error).is_some_and(Status::is_end) => {
+                    tracing::warn!(target: "wharf::channel", %error, "whether a device channel is over cannot be found out: its memory is kept");
+                }
+                waited => {
+                    if let Err(error) = waited {
+                        tracing::debug!(target: "wharf::channel", %error, "the end of a device channel");
+                    }
+                    drop(ManuallyDrop::into_inner(side));
                 }
             }
-            drop(last);
-            drop(ManuallyDrop::into_inner(side));
         };
         let thread = thread::Builder::new().name("wharf-dev-channel".to_owned());
         if let Err(error) = thread.spawn(wait) {
             tracing::warn!(target: "wharf::channel", %error, "no thread to wait for a device channel's end: its memory is kept");
+        }
+    }
+
+    /// An event behind all that uses the memory; `None`: nothing does.
+    fn last(&mut self) -> Result<Option<Event>> {
+        let marked = self
+            .stream
+            .context()
+            .enter()
+            .and_then(|guard| self.mark(&guard));
+        let error = match marked {
+            Ok(event) => return Ok(Some(event)),
+            Err(error) => error,
+        };
+        if self.is_lent.load(Relaxed) {
+            return Err(error);
+        }
+        match self.flight.get_mut().under_way.pop_back() {
+            Some((None, _)) => Err(error),
+            Some((event, _)) => Ok(event),
+            None => Ok(None),
         }
     }
 }

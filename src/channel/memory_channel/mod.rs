@@ -9,6 +9,8 @@ mod packets;
 
 use std::{fmt, sync::Arc};
 
+use parking_lot::Mutex;
+
 use crate::{
     endpoint::{Flush, Get, Op, Put, RemoteRegion},
     error::{Error, ErrorKind, Operation, Result},
@@ -47,6 +49,8 @@ struct Inner {
     local: RegisteredMemory,
     remote: RemoteMemory,
     packets: Option<Packets>,
+    /// What the peer may use unasked, as long as there is a channel.
+    kept: Arc<Mutex<Vec<Box<dyn Send>>>>,
 }
 
 impl MemoryChannel {
@@ -91,6 +95,7 @@ impl MemoryChannel {
                 local,
                 remote,
                 packets: None,
+                kept: Arc::default(),
             }),
         })
     }
@@ -223,6 +228,11 @@ impl MemoryChannel {
         check_apart(&part, &inner.local, local_at, length)?;
         let target = inner.local.target(local_at, length)?;
         Ok(inner.remote.endpoint().get(part, target))
+    }
+
+    /// Keeps something until the last clone is dropped.
+    pub(super) fn keep(&self, what: impl Send + 'static) {
+        self.inner.kept.lock().push(Box::new(what));
     }
 }
 

@@ -80,8 +80,9 @@ impl MemoryChannel {
         let paired = Semaphore::pair_with(communicator, peer, tag, mine).await?;
         let remote = communicator.memory_of(peer, &paired.along).await?;
         let writes_words = is_mapped(&remote).await?;
-        let word = u8::from(writes_words);
-        let reads_words = paired.last_word(communicator, peer, tag, word).await? == 1;
+        let word = [u8::from(writes_words)];
+        let theirs = paired.last_word(communicator, peer, tag, &word).await?;
+        let reads_words = theirs.first() == Some(&1);
         let arrivals = paired.semaphore;
         let inner = &self.inner;
         Ok(Self {
@@ -89,6 +90,7 @@ impl MemoryChannel {
                 semaphore: inner.semaphore.clone(),
                 local: inner.local.clone(),
                 remote: inner.remote.clone(),
+                kept: Arc::clone(&inner.kept),
                 packets: Some(Packets {
                     local,
                     remote,

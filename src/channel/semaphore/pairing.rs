@@ -9,6 +9,8 @@
 //! Every offer of an attempt that was not seen before is answered. An attempt ends when its own offer was answered, with the rank whose answer
 //! that is. So what is left of attempts that were given up is passed by: nobody answers for them, and answers to them are no answers to a later one.
 
+use bytes::Bytes;
+
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     protocol::{
@@ -32,19 +34,17 @@ pub(in crate::channel) struct Paired {
     theirs: Attempt,
 }
 
-/// Begins the last word of an attempt, of which the attempt and one byte follow.
+/// Begins the last word of an attempt, of which the attempt and the word follow.
 const LAST: [u8; 4] = *b"WHSL";
 
-/// The attempt and the byte of a last word, if it is one.
-fn last_word(bytes: &[u8]) -> Option<(Attempt, u8)> {
-    match bytes.strip_prefix(&LAST)? {
-        [attempt @ .., word] => Some((attempt.try_into().ok()?, *word)),
-        [] => None,
-    }
+/// The attempt and the word, if it is a last one.
+fn last_word(bytes: &[u8]) -> Option<(Attempt, &[u8])> {
+    let (attempt, word) = bytes.strip_prefix(&LAST)?.split_first_chunk()?;
+    Some((*attempt, word))
 }
 
 impl Paired {
-    /// Tells the peer one byte more, and hears its.
+    /// Tells the peer a few bytes more, and hears its.
     ///
     /// # Errors
     /// `InvalidArgument` when the peer has given this attempt up for another.
@@ -53,15 +53,17 @@ impl Paired {
         communicator: &Communicator,
         peer: usize,
         tag: u32,
-        word: u8,
-    ) -> Result<u8> {
-        let mine = [&LAST[..], &self.mine, &[word]].concat();
+        word: &[u8],
+    ) -> Result<Bytes> {
+        let mine = [&LAST[..], &self.mine, word].concat();
         let deadline = after(communicator.bootstrap().deadline());
         communicator.send(peer, tag, mine).await?;
         loop {
             let bytes = communicator.receive_until(peer, tag, deadline).await?;
             match last_word(&bytes) {
-                Some((attempt, word)) if attempt == self.theirs => return Ok(word),
+                Some((attempt, word)) if attempt == self.theirs => {
+                    return Ok(bytes.slice_ref(word));
+                }
                 // Of one that was given up.
                 Some(_) => {}
                 None if Offer::from_bytes(&bytes)?.attempt != self.theirs => {
@@ -175,7 +177,7 @@ mod tests {
         let first = first.expect("paired");
         drop(given_up.expect("paired"));
         let (again, refused) = tokio::join!(Semaphore::pair_with(&one, 0, 5, Vec::new()), async {
-            let refused = first.last_word(&zero, 1, 5, 1).await;
+            let refused = first.last_word(&zero, 1, 5, &[1]).await;
             let error = refused.expect_err("another attempt");
             let second = Semaphore::pair_with(&zero, 1, 5, Vec::new()).await;
             (error, second.expect("paired"))
@@ -184,10 +186,11 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
         let again = again.expect("paired");
         let words = tokio::join!(
-            again.last_word(&one, 0, 5, 7),
-            second.last_word(&zero, 1, 5, 8)
+            again.last_word(&one, 0, 5, &[7]),
+            second.last_word(&zero, 1, 5, &[8, 9])
         );
-        assert_eq!((words.0.ok(), words.1.ok()), (Some(8), Some(7)));
+        assert_eq!(words.0.expect("said"), [8, 9].as_slice());
+        assert_eq!(words.1.expect("said"), [7].as_slice());
         assert_eq!(last_word(&LAST), None);
         assert_eq!(last_word(b"WHSL short"), None);
     }

@@ -63,6 +63,9 @@ pub(crate) enum Kernel {
     },
 }
 
+/// What an operation touches by its address: where, and how many bytes.
+pub(crate) type Touched = [Option<(u64, u64)>; 4];
+
 /// Names, and how many bytes each argument has.
 pub(crate) const NAMES: [(&str, &[usize]); 6] = [
     ("wharf_signal", &[8, 8]),
@@ -196,6 +199,54 @@ impl Kernel {
             return Some("more than one thread would do it more than once");
         }
         ranges_complaint(ranges)
+    }
+
+    /// Where it reads and writes, and how many bytes.
+    pub(crate) fn touches(&self) -> Touched {
+        match *self {
+            Self::Signal { token, .. } => [Some((token, 8)), None, None, None],
+            Self::SignalStore { token, sent, .. } => {
+                [Some((token, 8)), Some((sent, 8)), None, None]
+            }
+            Self::Wait {
+                token,
+                taken,
+                status,
+                ..
+            } => [Some((token, 8)), Some((taken, 8)), Some((status, 4)), None],
+            Self::Put {
+                to,
+                from,
+                len,
+                done,
+                token,
+                ..
+            } => [
+                Some((to, len)),
+                Some((from, len)),
+                Some((done, 4)),
+                (token != 0).then_some((token, 8)),
+            ],
+            Self::PacketsPut {
+                to,
+                from,
+                len,
+                words,
+                ..
+            } => [Some((to, words * 8)), Some((from, len)), None, None],
+            Self::PacketsGet {
+                to,
+                from,
+                len,
+                status,
+                ..
+            } => [
+                Some((to, len)),
+                Some((from, len.div_ceil(4) * 8)),
+                Some((status, 4)),
+                None,
+            ],
+        }
     }
 
     /// Does it. `is_over` tells that the context has ended.

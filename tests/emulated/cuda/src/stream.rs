@@ -34,7 +34,7 @@ use crate::{
     driver::driver,
     event::Mark,
     gate,
-    kernels::Kernel,
+    kernels::{Kernel, Touched},
     memory,
     memory::Place,
     settings,
@@ -61,7 +61,7 @@ pub(crate) struct Stream {
 struct Queue {
     waiting: VecDeque<(u64, Op)>,
     /// What the operation under way touches.
-    touched: [Option<(u64, u64)>; 2],
+    touched: Touched,
     /// Sequence number of the last operation that was pushed.
     pushed: u64,
     /// All operations up to this one are done.
@@ -126,18 +126,19 @@ unsafe impl Send for Data {}
 
 impl Op {
     /// Where it reads and writes memory by its address, and how many bytes.
-    fn touches(&self) -> [Option<(u64, u64)>; 2] {
+    fn touches(&self) -> Touched {
         let end = |place: &Place, len: u64| match place {
             Place::At(at) => Some((*at, len)),
             Place::Taken(_) => None,
         };
         match self {
-            Self::Copy { to, from, len } => [end(to, *len), end(from, *len)],
-            Self::Fill { to, width, len, .. } => [Some((*to, width * len)), None],
-            Self::Write { to, width, .. } => [Some((*to, *width)), None],
-            Self::Wait { at, width, .. } => [Some((*at, *width)), None],
-            Self::Pattern { to, len, .. } => [Some((*to, *len)), None],
-            _ => [None, None],
+            Self::Copy { to, from, len } => [end(to, *len), end(from, *len), None, None],
+            Self::Fill { to, width, len, .. } => [Some((*to, width * len)), None, None, None],
+            Self::Write { to, width, .. } => [Some((*to, *width)), None, None, None],
+            Self::Wait { at, width, .. } => [Some((*at, *width)), None, None, None],
+            Self::Pattern { to, len, .. } => [Some((*to, *len)), None, None, None],
+            Self::Kernel(kernel) => kernel.touches(),
+            _ => [None; 4],
         }
     }
 }
@@ -306,7 +307,7 @@ impl Stream {
             self.execute(op);
             let mut queue = self.queue.lock();
             queue.done = sequence;
-            queue.touched = [None; 2];
+            queue.touched = [None; 4];
             drop(queue);
             self.changed.notify_all();
         }
