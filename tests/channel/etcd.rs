@@ -1,6 +1,7 @@
 //! Against a real etcd: Debian's `etcd-server`, or another `etcd` in the path.
 
 use std::{
+    net::SocketAddr,
     process::{Child as Process, Command, Stdio},
     time::Duration,
 };
@@ -15,8 +16,8 @@ use wharf::{
 };
 
 use crate::{
-    bootstrap::{free_port, runtime},
-    support::{Child, LIMIT, child, this_test, watchdog},
+    bootstrap::runtime,
+    support::{Child, LIMIT, child, own_place, this_test, watchdog},
 };
 
 const REQUIRED: &str = "WHARFTEST_ETCD";
@@ -24,8 +25,8 @@ const REQUIRED: &str = "WHARFTEST_ETCD";
 /// An etcd with its data in a folder of its own; both go with it.
 struct Etcd {
     process: Option<Process>,
-    client: u16,
-    peer: u16,
+    client: SocketAddr,
+    peer: SocketAddr,
     data: tempfile::TempDir,
 }
 
@@ -46,8 +47,8 @@ impl Etcd {
         }
         let mut etcd = Self {
             process: None,
-            client: free_port(),
-            peer: free_port(),
+            client: own_place(),
+            peer: own_place(),
             data: tempfile::tempdir().expect("a folder"),
         };
         etcd.revive();
@@ -55,8 +56,8 @@ impl Etcd {
     }
 
     fn revive(&mut self) {
-        let client = format!("http://127.0.0.1:{}", self.client);
-        let peer = format!("http://127.0.0.1:{}", self.peer);
+        let client = format!("http://{}", self.client);
+        let peer = format!("http://{}", self.peer);
         let process = Command::new("etcd")
             .arg("--data-dir")
             .arg(self.data.path())
@@ -89,7 +90,7 @@ impl Etcd {
     }
 
     fn place(&self) -> String {
-        format!("127.0.0.1:{}", self.client)
+        self.client.to_string()
     }
 }
 
@@ -264,7 +265,7 @@ fn forgotten() {
 #[test]
 fn absent() {
     runtime().block_on(watchdog(LIMIT, async {
-        let place = format!("127.0.0.1:{}", free_port());
+        let place = own_place().to_string();
         let options = EtcdOptions::new([place.as_str()]);
         let error = Membership::join(&options, "group", "a", "", Duration::from_millis(700))
             .await
