@@ -24,7 +24,7 @@ use slab::Slab;
 use super::{AddressRange, Buffer, BufferMut, HostBufferMut, Registrar};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    sys::fork,
+    sys::{fork, pages},
     types::Access,
 };
 
@@ -105,7 +105,8 @@ impl<R: Registrar> BufferPool<R> {
     /// long, as the pages are made: 64 MiB about 10 ms.
     ///
     /// # Errors
-    /// `Forked` in a child made by `fork`. `InvalidArgument`: no buffers, no bytes, or more bytes than a run can have. What the allocation and the registrar say.
+    /// `Forked` in a child made by `fork`. `InvalidArgument`: no buffers, no bytes, more bytes than a run can have, or a registrar that wants memory
+    /// aligned to more than a page. What the allocation and the registrar say.
     pub fn new(registrar: R, access: Access, size: usize, buffers: usize) -> Result<Self> {
         fork::check(Operation::Memory)?;
         let attributes = registrar.attributes();
@@ -123,6 +124,16 @@ impl<R: Registrar> BufferPool<R> {
         }
         // The run is page aligned, so its ends may be rounded to pages only where the mapping has them.
         let align = attributes.alignment.max(1);
+        let unaligned = || {
+            refused(format!(
+                "{} wants memory aligned to {align} bytes",
+                registrar.name()
+            ))
+        };
+        // Before it is allocated: address space of that size may be there, and what is freed is invalidated in every cache of the process.
+        if align > pages::page_size() as u64 {
+            return Err(unaligned());
+        }
         let padded = usize::try_from(align)
             .ok()
             .and_then(|align| length.checked_next_multiple_of(align))
@@ -130,10 +141,7 @@ impl<R: Registrar> BufferPool<R> {
         let slab = HostBufferMut::allocate(padded.max(length))?;
         let range = AddressRange::of(&slab);
         if !range.start().is_multiple_of(align) {
-            return Err(refused(format!(
-                "{} wants memory aligned to {align} bytes",
-                registrar.name()
-            )));
+            return Err(unaligned());
         }
         let handle = registrar.register(range, access)?;
         Ok(Self {

@@ -42,13 +42,26 @@ impl Anonymous {
     /// # Errors
     /// `EINVAL` for none, `ENOMEM`.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping, wherever the kernel likes.
+        Self::map(ptr::null_mut(), len, 0)
+    }
+
+    /// At a place of 1 GiB where the kernel maps nothing by itself, so that it stays free afterwards.
+    #[cfg(test)]
+    pub(crate) fn apart(len: usize) -> io::Result<Self> {
+        use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+        static NEXT: AtomicUsize = AtomicUsize::new(0x0800_0000_0000);
+        let place = NEXT.fetch_add(1 << 30, Relaxed) as *mut libc::c_void;
+        Self::map(place, len, libc::MAP_FIXED_NOREPLACE)
+    }
+
+    fn map(place: *mut libc::c_void, len: usize, flags: libc::c_int) -> io::Result<Self> {
+        // SAFETY: a new mapping, wherever the kernel likes or where nothing is.
         let address = unsafe {
             libc::mmap(
-                ptr::null_mut(),
+                place,
                 len,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | flags,
                 -1,
                 0,
             )

@@ -1,6 +1,9 @@
 //! Many connections, and connections that do nothing.
 
-use std::{fs, thread, time::Duration};
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
 
 use wharf::{Endpoint, Mask, Progress, Worker};
 
@@ -152,6 +155,21 @@ fn activity() -> Vec<(String, u64, u64)> {
     threads
 }
 
+/// Whether all other threads of the process wait.
+fn all_asleep() -> bool {
+    let own = nix::unistd::gettid().to_string();
+    let tasks = fs::read_dir("/proc/self/task").expect("a mounted /proc");
+    tasks
+        .flatten()
+        .filter(|task| task.file_name().to_string_lossy() != own)
+        .all(|task| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit(") ")
+                .next()
+                .is_some_and(|rest| rest.starts_with('S'))
+        })
+}
+
 /// Sixteen connections on which messages went, and a receive that waits: no thread of the process runs for three seconds.
 fn idle(progress: Progress) {
     let (ready, is_ready) = std::sync::mpsc::channel();
@@ -189,8 +207,21 @@ fn idle(progress: Progress) {
         });
     });
     is_ready.recv_timeout(crate::support::LIMIT).expect("ready");
-    thread::sleep(Duration::from_millis(500));
-    let before = activity();
+    // Until what was begun is over. A thread that is woken now and then is not asleep for three seconds, whenever they begin.
+    let start = Instant::now();
+    let mut last = activity();
+    let before = loop {
+        thread::sleep(Duration::from_millis(100));
+        let now = activity();
+        if now == last && all_asleep() {
+            break now;
+        }
+        last = now;
+        assert!(
+            start.elapsed() < crate::support::LIMIT,
+            "watchdog: {last:?}"
+        );
+    };
     thread::sleep(Duration::from_secs(3));
     assert_eq!(activity(), before, "threads with their switches and ticks");
 }

@@ -17,7 +17,7 @@ use wharf::{
     },
 };
 
-use crate::support::{Child, LIMIT, child, this_test, watchdog};
+use crate::support::{Child, LIMIT, child, own_place, this_test, watchdog};
 
 pub(crate) type Group = Vec<Arc<dyn Bootstrap>>;
 
@@ -52,14 +52,6 @@ fn unix_name(test: &str) -> String {
     format!("{test}-{}", std::process::id())
 }
 
-/// A port that was free a moment ago.
-pub(crate) fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|listener| listener.local_addr())
-        .expect("a free port")
-        .port()
-}
-
 async fn memory(size: usize) -> Group {
     shared(MemoryBootstrap::group(size).expect("a group"))
 }
@@ -76,7 +68,7 @@ async fn tcp_by_id(size: usize) -> Group {
 }
 
 async fn tcp_by_port(size: usize) -> Group {
-    let place = format!("127.0.0.1:{}", free_port());
+    let place = own_place().to_string();
     let options = options().secret("of the group");
     let ranks = (0..size).rev();
     let all = ranks.map(|rank| TcpBootstrap::join(place.as_str(), rank, size, &options));
@@ -336,7 +328,7 @@ over!(unix: hasty_connections exchange order_and_room bad_arguments dropped_rece
 /// A rank leaves and its runtime ends, while the other does not read: it is all there later.
 #[test]
 fn all_that_was_sent_before_leaving_arrives() {
-    let tcp = format!("127.0.0.1:{}", free_port());
+    let tcp = own_place().to_string();
     let name = unix_name("leaves");
     async fn join(place: &str, rank: usize) -> Box<dyn Bootstrap> {
         match place.contains(':') {
@@ -436,7 +428,7 @@ fn missing_ranks() {
             );
         }
         // And rank 0, by its address.
-        let place = format!("127.0.0.1:{}", free_port());
+        let place = own_place().to_string();
         let error = TcpBootstrap::join(place.as_str(), 1, 2, &short(200))
             .await
             .expect_err("nobody listens");
@@ -544,7 +536,7 @@ fn too_late() {
 #[test]
 fn wrong_secret() {
     block_on(async {
-        let place = format!("127.0.0.1:{}", free_port());
+        let place = own_place().to_string();
         let right = options().secret("right");
         let zero = tokio::spawn({
             let (place, right) = (place.clone(), right.clone());
@@ -563,7 +555,7 @@ fn wrong_secret() {
         tokio::try_join!(zero.barrier(), one.barrier()).expect("undisturbed");
 
         // And the other way round: rank 0 has to prove it as well.
-        let place = format!("127.0.0.1:{}", free_port());
+        let place = own_place().to_string();
         let zero = tokio::spawn({
             let place = place.clone();
             async move { TcpBootstrap::join(place, 0, 2, &short(500)).await }
@@ -755,7 +747,7 @@ fn killed_in_a_barrier() {
     if rank_in_a_child("rank") {
         return;
     }
-    let place = format!("127.0.0.1:{}", free_port());
+    let place = own_place().to_string();
     let mut ranks = children(this_test!(), &place, 1..4, 4);
     block_on(async {
         let options = BootstrapOptions::new().secret("of the children");
@@ -788,7 +780,7 @@ fn rank_zero_killed() {
     if rank_in_a_child("rank") {
         return;
     }
-    let place = format!("127.0.0.1:{}", free_port());
+    let place = own_place().to_string();
     let mut ranks = children(this_test!(), &place, 0..3, 3);
     block_on(async {
         for rank in &mut ranks {

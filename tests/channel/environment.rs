@@ -9,8 +9,8 @@ use wharf::{
 };
 
 use crate::{
-    bootstrap::{free_port, runtime},
-    support::{LIMIT, watchdog},
+    bootstrap::runtime,
+    support::{LIMIT, own_place, watchdog},
 };
 
 /// From lines like `NAME=value`.
@@ -225,10 +225,11 @@ fn wrong_ones_are_named() {
 fn groups_are_made() {
     runtime().block_on(watchdog(LIMIT, async {
         let options = BootstrapOptions::new().deadline(Duration::from_secs(20));
-        let port = free_port();
+        let place = own_place();
+        let (address, port) = (place.ip(), place.port());
         let text = |rank| {
             [
-                format!("RANK={rank} WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT={port} WHARF_SECRET=x"),
+                format!("RANK={rank} WORLD_SIZE=3 MASTER_ADDR={address} MASTER_PORT={port} WHARF_SECRET=x"),
                 format!(
                     "OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_SIZE=3 OMPI_COMM_WORLD_LOCAL_SIZE=3 PMIX_NAMESPACE=test-{}",
                     std::process::id()

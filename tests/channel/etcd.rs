@@ -1,6 +1,8 @@
 //! Against a real etcd: Debian's `etcd-server`, or another `etcd` in the path.
 
 use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
     process::{Child as Process, Command, Stdio},
     time::Duration,
 };
@@ -10,6 +12,7 @@ use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, TcpStream},
     sync::watch,
+    time::{Instant, timeout_at},
 };
 use wharf::{
     ErrorKind,
@@ -20,8 +23,8 @@ use wharf::{
 };
 
 use crate::{
-    bootstrap::{free_port, runtime},
-    support::{Child, LIMIT, child, this_test, watchdog},
+    bootstrap::runtime,
+    support::{Child, LIMIT, child, own_place, this_test, watchdog},
 };
 
 const REQUIRED: &str = "WHARFTEST_ETCD";
@@ -29,8 +32,8 @@ const REQUIRED: &str = "WHARFTEST_ETCD";
 /// An etcd with its data in a folder of its own; both go with it.
 struct Etcd {
     process: Option<Process>,
-    client: u16,
-    peer: u16,
+    client: SocketAddr,
+    peer: SocketAddr,
     data: tempfile::TempDir,
 }
 
@@ -51,8 +54,8 @@ impl Etcd {
         }
         let mut etcd = Self {
             process: None,
-            client: free_port(),
-            peer: free_port(),
+            client: own_place(),
+            peer: own_place(),
             data: tempfile::tempdir().expect("a folder"),
         };
         etcd.revive();
@@ -60,8 +63,8 @@ impl Etcd {
     }
 
     fn revive(&mut self) {
-        let client = format!("http://127.0.0.1:{}", self.client);
-        let peer = format!("http://127.0.0.1:{}", self.peer);
+        let client = format!("http://{}", self.client);
+        let peer = format!("http://{}", self.peer);
         let process = Command::new("etcd")
             .arg("--data-dir")
             .arg(self.data.path())
@@ -89,12 +92,12 @@ impl Etcd {
 
     fn options(&self) -> EtcdOptions {
         EtcdOptions::new([self.place()])
-            .lease(Duration::from_secs(2))
+            .lease(LEASE)
             .listen("127.0.0.1:0")
     }
 
     fn place(&self) -> String {
-        format!("127.0.0.1:{}", self.client)
+        self.client.to_string()
     }
 }
 
@@ -105,6 +108,10 @@ impl Drop for Etcd {
 }
 
 const JOIN: Duration = Duration::from_secs(30);
+/// Of members who are to stay: renewed each second, so that a stall of etcd or of a member that is shorter than two does no harm.
+const LEASE: Duration = Duration::from_secs(3);
+/// Of one whose lease is to run out.
+const SHORT: Duration = Duration::from_secs(2);
 
 async fn next(members: &mut Members) -> Change {
     watchdog(LIMIT, members.next()).await.expect("never ends")
@@ -124,13 +131,38 @@ async fn left(members: &mut Members) -> String {
     }
 }
 
+fn apply(there: &mut BTreeSet<String>, change: Change) {
+    let is_news = match change {
+        Change::Joined(member) => {
+            let address = if member.name == "d" { "far" } else { "here" };
+            assert_eq!(member.address, address);
+            there.insert(member.name)
+        }
+        Change::Left(member) => there.remove(&member.name),
+        other => panic!("{other:?}"),
+    };
+    assert!(is_news, "told twice: {there:?}");
+}
+
+/// Reads until these are there, and nobody else. On a machine that stood still for longer than a lease a member is seen to leave and to come again.
+async fn until(members: &mut Members, there: &mut BTreeSet<String>, all: &[&str]) {
+    let reading = async {
+        while !there.iter().eq(all) {
+            apply(there, next(members).await);
+        }
+    };
+    watchdog(LIMIT, reading).await;
+}
+
 fn member_in_a_child() -> bool {
     let Some(mut parent) = child("member") else {
         return false;
     };
     let variable = |name: &str| std::env::var(name).expect("set by the parent");
     runtime().block_on(async {
-        let options = EtcdOptions::new([variable("WHARFTEST_PLACE")]).lease(Duration::from_secs(2));
+        let lease = variable("WHARFTEST_LEASE").parse().expect("seconds");
+        let options =
+            EtcdOptions::new([variable("WHARFTEST_PLACE")]).lease(Duration::from_secs(lease));
         let name = variable("WHARFTEST_NAME");
         let membership = Membership::join(&options, "group", &name, "here", JOIN)
             .await
@@ -146,11 +178,15 @@ fn member_in_a_child() -> bool {
     true
 }
 
-fn member(test: &str, etcd: &Etcd, name: &str) -> Child {
+fn member(test: &str, etcd: &Etcd, name: &str, lease: Duration) -> Child {
     Child::start(
         test,
         "member",
-        &[("WHARFTEST_PLACE", &etcd.place()), ("WHARFTEST_NAME", name)],
+        &[
+            ("WHARFTEST_PLACE", &etcd.place()),
+            ("WHARFTEST_NAME", name),
+            ("WHARFTEST_LEASE", &lease.as_secs().to_string()),
+        ],
     )
 }
 
@@ -163,36 +199,31 @@ fn membership() {
     let Some(mut etcd) = Etcd::start() else {
         return;
     };
-    let mut a = member(this_test!(), &etcd, "a");
-    let mut b = member(this_test!(), &etcd, "b");
-    let mut c = member(this_test!(), &etcd, "c");
+    let mut a = member(this_test!(), &etcd, "a", LEASE);
+    let mut b = member(this_test!(), &etcd, "b", SHORT);
+    let mut c = member(this_test!(), &etcd, "c", LEASE);
     runtime().block_on(async {
         let mut members = Members::of(&etcd.options(), "group").expect("watching");
-        let mut there = vec![
-            joined(&mut members).await,
-            joined(&mut members).await,
-            joined(&mut members).await,
-        ];
-        there.sort();
-        assert_eq!(there, ["a", "b", "c"]);
+        let mut there = BTreeSet::new();
+        until(&mut members, &mut there, &["a", "b", "c"]).await;
         for member in [&mut a, &mut b, &mut c] {
             assert_eq!(member.hear().await, "in");
         }
 
         // A name is one's.
-        let error = Membership::join(&etcd.options(), "group", "b", "there", JOIN)
+        let error = Membership::join(&etcd.options(), "group", "c", "there", JOIN)
             .await
-            .expect_err("b is there, and stays");
+            .expect_err("c is there, and stays");
         assert_eq!(error.kind(), ErrorKind::Configuration, "{error}");
-        assert!(error.to_string().contains("wharf/group/b"), "{error}");
+        assert!(error.to_string().contains("wharf/group/c"), "{error}");
 
         a.say("leave");
         assert_eq!(a.hear().await, "out");
-        assert_eq!(left(&mut members).await, "a");
+        until(&mut members, &mut there, &["b", "c"]).await;
 
         // Its lease runs out.
         b.kill();
-        assert_eq!(left(&mut members).await, "b");
+        until(&mut members, &mut there, &["c"]).await;
 
         // Those who are there stay, by their lease or by a new one; those who come wait.
         etcd.kill();
@@ -201,32 +232,29 @@ fn membership() {
             tokio::spawn(
                 async move { Membership::join(&options, "group", "d", "far", JOIN).await },
             );
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        // Longer than a lease.
+        tokio::time::sleep(LEASE + Duration::from_secs(1)).await;
         etcd.revive();
         let d = watchdog(LIMIT, coming)
             .await
             .expect("no panic")
             .expect("joined");
-        loop {
-            // `c` may be seen to leave and to come again.
-            match next(&mut members).await {
-                Change::Joined(member) if member.name == "d" => {
-                    assert_eq!(member.address, "far");
-                    break;
-                }
-                Change::Left(member) | Change::Joined(member) => assert_eq!(member.name, "c"),
-                other => panic!("{other:?}"),
-            }
-        }
+        until(&mut members, &mut there, &["c", "d"]).await;
         assert!(d.is_registered());
-        // `c` is there with its lease renewed, long after it would have run out.
-        tokio::time::sleep(Duration::from_secs(4)).await;
+        // `c` renews its lease: otherwise it would leave, and come again, three times meanwhile. Once is a machine that stood still.
         let mut anew = Members::of(&etcd.options(), "group").expect("watching");
-        let mut there = vec![joined(&mut anew).await, joined(&mut anew).await];
-        there.sort();
-        assert_eq!(there, ["c", "d"]);
+        let mut there = BTreeSet::new();
+        until(&mut anew, &mut there, &["c", "d"]).await;
+        let end = Instant::now() + LEASE * 10 / 3;
+        let mut stalls = 0;
+        while let Ok(change) = timeout_at(end, next(&mut anew)).await {
+            stalls += usize::from(matches!(&change, Change::Left(member) if member.name == "c"));
+            apply(&mut there, change);
+        }
+        assert!(stalls < 2, "`c` left {stalls} times");
+        until(&mut anew, &mut there, &["c", "d"]).await;
         d.leave().await;
-        assert_eq!(left(&mut anew).await, "d");
+        until(&mut anew, &mut there, &["c"]).await;
     });
     c.kill();
     a.finish();
@@ -337,7 +365,7 @@ fn a_lease_for_ever() {
 #[test]
 fn absent() {
     runtime().block_on(watchdog(LIMIT, async {
-        let place = format!("127.0.0.1:{}", free_port());
+        let place = own_place().to_string();
         let options = EtcdOptions::new([place.as_str()]);
         let error = Membership::join(&options, "group", "a", "", Duration::from_millis(700))
             .await

@@ -274,6 +274,17 @@ fn a_sender_that_is_killed_in_the_middle() {
     first.finish();
 }
 
+/// Drops an operation, which cannot end yet, as soon as the other future has.
+async fn dropped_by<T>(operation: impl Future<Output = T>, other: impl Future<Output = ()>) {
+    watchdog(LIMIT, async {
+        tokio::select! {
+            _ = operation => panic!("it is held"),
+            () = other => {}
+        }
+    })
+    .await;
+}
+
 /// A get and a receive are given up while the peer's memory is being opened: the loan goes back, and the next ones work.
 #[test]
 fn what_is_dropped_while_it_opens_gives_the_loan_back() {
@@ -283,15 +294,20 @@ fn what_is_dropped_while_it_opens_gives_the_loan_back() {
             let descriptor = unhex(&parent.hear().await);
             let descriptor = Descriptor::from_bytes(&descriptor).expect("a descriptor");
             let remote = end.endpoint.import(&descriptor).expect("the peer's");
-            let short = Duration::from_millis(100);
+            let held = async |number: &str| {
+                while control("openings") != number {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
             let empty = end.memory(vec![0; LENGTH]).await;
             let get = end.endpoint.get(remote.clone(), empty);
-            assert!(timeout(short, get).await.is_err(), "it takes 400 ms");
+            dropped_by(get, held("1")).await;
             // Another allocation, which is opened anew.
             let empty = end.memory(vec![0; LENGTH]).await;
             let receive = end.worker.tag_recv(Tag(1), Mask::ALL, empty);
             parent.say("receiving");
-            assert!(timeout(short, receive).await.is_err(), "it takes 400 ms");
+            dropped_by(receive, held("2")).await;
+            control("set open_held 0");
             let empty = end.memory(vec![0; LENGTH]).await;
             let got = watchdog(LIMIT, end.endpoint.get(remote, empty)).await;
             end.expect(got.expect("got"), 1).await;
@@ -299,7 +315,7 @@ fn what_is_dropped_while_it_opens_gives_the_loan_back() {
             assert_eq!(parent.hear().await, "end");
         });
     }
-    let variables = [("EMULATED_CUDA_OPEN_US", "400000")];
+    let variables = [("EMULATED_CUDA_OPEN_HELD", "1")];
     let mut child = Child::start(this_test!(), "second", &variables);
     runtime().block_on(async {
         let end = End::accept(&mut child).await;

@@ -10,7 +10,10 @@ use std::{
 
 use wharf::{
     Access, Buffer, BufferMut, Context, Error, ErrorKind, Mask, Result, Tag, Worker,
-    memory::{AddressRange, BufferPool, MlockRegistrar, Registrar, RegistrarAttributes},
+    memory::{
+        AddressRange, BufferPool, Cause, MlockRegistrar, Registrar, RegistrarAttributes, Sink,
+        subscribe,
+    },
 };
 
 use crate::support::{LIMIT, watchdog};
@@ -160,6 +163,21 @@ fn many_tasks_share_few() {
     );
 }
 
+/// An alignment that a process may have the addresses for. No other test has as many bytes.
+const HUGE: u64 = 1 << 46;
+
+/// Events of so many bytes.
+#[derive(Default)]
+struct HugeEvents(AtomicUsize);
+
+impl Sink for HugeEvents {
+    fn invalidate(&self, range: AddressRange, _: Cause) {
+        if range.len() == HUGE {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+}
+
 #[test]
 fn impossible_pools() {
     let kind = |registrar: Counting, size, buffers| {
@@ -182,10 +200,14 @@ fn impossible_pools() {
     };
     assert_eq!(kind(refuses, 64, 1), ErrorKind::Exhausted);
     let strict = Counting {
-        alignment: Some(1 << 46),
+        alignment: Some(HUGE),
         ..Counting::default()
     };
-    assert_ne!(kind(strict, 64, 1), ErrorKind::Io);
+    let events = Arc::new(HugeEvents::default());
+    let _subscription = subscribe(events.clone()).expect("a place");
+    assert_eq!(kind(strict, 64, 1), ErrorKind::InvalidArgument);
+    // Nothing was allocated: to free it would be an event for addresses of others as well, mapped by themselves or made up.
+    assert_eq!(events.0.load(SeqCst), 0);
 }
 
 #[test]

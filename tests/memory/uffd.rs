@@ -52,6 +52,22 @@ fn map(size: usize) -> *mut u8 {
     got.cast()
 }
 
+/// Where nothing is.
+fn map_at(place: *mut u8, size: usize) {
+    let flags = NEW | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: replaces nothing.
+    let got = unsafe { libc::mmap(place.cast(), size, ACCESS, flags, -1, 0) };
+    assert_eq!(got, place.cast(), "{}", io::Error::last_os_error());
+}
+
+/// Where the kernel maps nothing by itself: other tests' mappings do not come into its holes.
+fn map_apart(size: usize) -> *mut u8 {
+    static NEXT: AtomicU64 = AtomicU64::new(0x0800_0000_0000);
+    let place = NEXT.fetch_add(1 << 30, SeqCst) as *mut u8;
+    map_at(place, size);
+    place
+}
+
 fn unmap(start: *mut u8, size: usize) {
     // SAFETY: the test's.
     assert_eq!(unsafe { libc::munmap(start.cast(), size) }, 0);
@@ -231,7 +247,7 @@ fn whole_pages_are_watched_and_again_after_each_unmap() {
     };
     let entry = Arc::new(Entry::default());
     let _subscription = subscribe(entry.clone()).expect("a place");
-    let page = map(2 * PAGE);
+    let page = map_apart(2 * PAGE);
     entry.page.store(page as u64, SeqCst);
     for turn in 1..=50 {
         // Ten bytes in the middle of the page; twice.
@@ -242,13 +258,7 @@ fn whole_pages_are_watched_and_again_after_each_unmap() {
         unmap(page, PAGE);
         until_valid(&*uffd);
         assert_eq!(entry.events.load(SeqCst), turn);
-        let flags = NEW | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: where nothing is; fails if there is.
-        let got = unsafe { libc::mmap(page.cast(), PAGE, ACCESS, flags, -1, 0) };
-        if got != page.cast() {
-            // Another test took it: then it is not ours to unmap.
-            return eprintln!("ended at turn {turn}: the address is taken");
-        }
+        map_at(page, PAGE);
     }
     unmap(page, 2 * PAGE);
 }
@@ -465,22 +475,36 @@ fn it_costs_nothing_while_nothing_happens() {
         return parent.say("not run");
     };
     until_valid(&*uffd);
-    let switches = || {
+    // How often the reader went to sleep, and whether it sleeps.
+    let state = || {
         let mut tasks = fs::read_dir("/proc/self/task").expect("/proc").flatten();
         let read = |path: &std::path::Path, name| fs::read_to_string(path.join(name));
         let task = tasks
             .find(|task| read(&task.path(), "comm").is_ok_and(|name| name.trim() == "wharf-uffd"))
             .expect("the reader");
         let status = read(&task.path(), "status").expect("/proc");
-        let count = status
-            .lines()
-            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
-            .expect("a count");
-        count.trim().parse::<u64>().expect("a number")
+        let field = |name| {
+            let mut lines = status.lines();
+            let found = lines.find_map(|line| line.strip_prefix(name));
+            found.expect("a field of every thread").trim()
+        };
+        let count = field("voluntary_ctxt_switches:").parse::<u64>();
+        let is_asleep = field("State:").starts_with('S');
+        (count.expect("a number"), is_asleep)
     };
-    // Its first sleep may be yet to come.
-    thread::sleep(Duration::from_millis(50));
-    let before = switches();
+    let switches = || state().0;
+    // Its first sleep may be yet to come, in the read itself and not on the way there.
+    let start = Instant::now();
+    let mut last = state();
+    let before = loop {
+        thread::sleep(Duration::from_millis(50));
+        let now = state();
+        if now == last && now.1 {
+            break now.0;
+        }
+        last = now;
+        assert!(start.elapsed() < LIMIT, "watchdog: it never sleeps");
+    };
     thread::sleep(Duration::from_millis(300));
     assert_eq!(switches(), before);
     let memory = map(PAGE);

@@ -122,8 +122,7 @@ impl Bench {
         }
     }
 
-    async fn one(&mut self, number: u64, dice: &mut Dice) {
-        let length = dice.length();
+    async fn one(&mut self, number: u64, length: usize, dice: &mut Dice) {
         let sent = bytes(self.task, number, length);
         let tag = Tag((self.task as u64) << 32 | number);
         match dice.roll(10) {
@@ -346,6 +345,58 @@ fn mappings() -> usize {
         .count()
 }
 
+/// A task between two phases.
+struct Task {
+    bench: Bench,
+    dice: Dice,
+    /// Of its next message.
+    number: u64,
+}
+
+impl Task {
+    /// A round of each length, and then of any until the time is over.
+    async fn run(&mut self, end: Instant, rounds: &AtomicU64) {
+        let mut each = LENGTHS;
+        // Not the longest by all tasks at once.
+        each.rotate_left(self.bench.task % LENGTHS.len());
+        let mut each = each.into_iter();
+        loop {
+            let length = match each.next() {
+                Some(length) => length,
+                None if Instant::now() < end => self.dice.length(),
+                None => break,
+            };
+            let one = self.bench.one(self.number, length, &mut self.dice);
+            let one = tokio::time::timeout(LIMIT, one).await;
+            assert!(
+                one.is_ok(),
+                "task {}: still pending after {LIMIT:?}",
+                self.bench.task
+            );
+            self.number += 1;
+            rounds.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Runs all at once, for so long at least.
+async fn phase(tasks: Vec<Task>, length: Duration, rounds: &Arc<AtomicU64>) -> Vec<Task> {
+    let end = Instant::now() + length;
+    let mut running = tokio::task::JoinSet::new();
+    for mut task in tasks {
+        let rounds = rounds.clone();
+        running.spawn(async move {
+            task.run(end, &rounds).await;
+            task
+        });
+    }
+    let mut tasks = Vec::new();
+    while let Some(task) = running.join_next().await {
+        tasks.push(task.expect("no task failed"));
+    }
+    tasks
+}
+
 fn soak(transports: &str, length: Duration) {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -363,48 +414,29 @@ fn soak(transports: &str, length: Duration) {
         let workers: Vec<Worker> = (0..WORKERS)
             .map(|_| Worker::new(&context).expect("a worker"))
             .collect();
-        let mut benches = Vec::new();
+        let mut tasks = Vec::new();
         for task in 0..TASKS {
             let (sender, receiver) = (
                 task % WORKERS,
                 (task + 1 + task / WORKERS % (WORKERS - 1)) % WORKERS,
             );
-            benches.push(Bench::new(task, &context, &workers[sender], &workers[receiver]).await);
-        }
-        let end = Instant::now() + length;
-        let mut tasks = tokio::task::JoinSet::new();
-        for mut bench in benches {
-            let rounds = rounds.clone();
-            tasks.spawn(async move {
-                let mut dice = Dice(0x2545_f491 + bench.task as u64);
-                let mut number = 0;
-                while Instant::now() < end {
-                    let one = tokio::time::timeout(LIMIT, bench.one(number, &mut dice)).await;
-                    assert!(
-                        one.is_ok(),
-                        "task {}: still pending after {LIMIT:?}",
-                        bench.task
-                    );
-                    number += 1;
-                    rounds.fetch_add(1, Ordering::Relaxed);
-                }
-                bench
+            tasks.push(Task {
+                bench: Bench::new(task, &context, &workers[sender], &workers[receiver]).await,
+                dice: Dice(0x2545_f491 + task as u64),
+                number: 0,
             });
         }
         // Once every length has been used by every task there is nothing new to allocate.
-        tokio::time::sleep(length / 2).await;
+        let tasks = phase(tasks, length / 2, &rounds).await;
         let (begin, mapped) = (resident(), mappings());
-        let mut benches = Vec::new();
-        while let Some(bench) = tasks.join_next().await {
-            benches.push(bench.expect("no task failed"));
-        }
+        let tasks = phase(tasks, length / 2, &rounds).await;
         let grown = resident();
         let mapped = (mapped, mappings());
         for worker in &workers {
             assert_eq!(worker.in_flight(), 0, "operations left in a table");
         }
-        for bench in benches {
-            bench.close().await;
+        for task in tasks {
+            task.bench.close().await;
         }
         for worker in &workers {
             worker

@@ -9,12 +9,14 @@ pub(crate) mod accelerator;
 pub(crate) mod emulated;
 mod logs;
 mod monitor;
+mod place;
 mod process;
 mod registrar;
 mod watchdog;
 
 pub(crate) use logs::Logs;
 pub(crate) use monitor::FakeMonitor;
+pub(crate) use place::{own_place, own_port};
 pub(crate) use process::{Child, Parent, child, is_child, this_test};
 pub(crate) use registrar::{FakeRegistrar, Key};
 pub(crate) use watchdog::{LIMIT, watchdog};

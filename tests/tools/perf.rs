@@ -172,6 +172,17 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// What a process has had of the processors, in the kernel's ticks of 10 ms.
+fn processor_time(pid: i32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let rest = stat.rsplit(')').next().unwrap_or_default();
+    // `utime` and `stime` are the 14th and the 15th field; the state after the name is the third.
+    let times = rest.split_whitespace().skip(11).take(2);
+    times
+        .map(|ticks| ticks.parse::<u64>().expect("a number"))
+        .sum()
+}
+
 fn kill(pid: i32, signal: nix::sys::signal::Signal) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).expect("it is there");
 }
@@ -497,20 +508,12 @@ fn a_peer_that_is_killed_is_an_error() {
 #[test]
 fn a_client_that_is_killed_leaves_nothing_at_its_server() {
     let (server, address) = server();
-    assert!(perf(&[&address, "tag_lat", "-x", "shm", "-n", "5"]).is_ok);
     let tasks = format!("/proc/{}/task", server.0.id());
     let threads = || fs::read_dir(&tasks).expect("it runs").count();
-    let before = {
-        // Those of the first measurement end in their time.
-        let mut count = threads();
-        wait_until("threads end", || {
-            let last = count;
-            thread::sleep(Duration::from_millis(200));
-            count = threads();
-            count == last
-        });
-        count
-    };
+    // It has said that it listens, and measures nothing.
+    let before = threads();
+    assert!(perf(&[&address, "tag_lat", "-x", "shm", "-n", "5"]).is_ok);
+    wait_until("the threads of the first end", || threads() <= before);
     for (test, transport) in [
         ("tag_lat", "shm"),
         ("put_lat", "shm"),
@@ -548,8 +551,8 @@ fn a_local_peer_that_is_killed_or_stands_still_is_an_error() {
             peer = children_of(parent).first().copied().unwrap_or(0);
             peer != 0
         });
-        // Into the middle of the measurement.
-        thread::sleep(Duration::from_millis(700));
+        // Into the middle of the measurement: to get ready takes a tenth of this.
+        wait_until("it measures", || processor_time(peer) >= 50);
         kill(peer, signal);
         let ended = ended(client);
         assert!(!ended.is_ok);

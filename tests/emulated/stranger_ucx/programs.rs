@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command},
     thread,
@@ -11,6 +10,7 @@ use std::{
 };
 
 use super::Ucx;
+use crate::support::own_port;
 
 /// After so long a program counts as hanging.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -131,7 +131,7 @@ pub(crate) fn perftest(
     words: &str,
     variables: &[(&str, &str)],
 ) -> [(String, Journal); 2] {
-    let port = free_port();
+    let port = own_port();
     let words = format!("-p {port} {words}");
     let waiting = Running::start(ucx, "ucx_perftest", &words, variables);
     let start = Instant::now();
@@ -147,12 +147,6 @@ pub(crate) fn perftest(
     );
     let second = calling.end();
     [waiting.end(), second]
-}
-
-/// Nobody else is likely to take it before the program does.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("bound").port()
 }
 
 impl Running {

@@ -223,7 +223,7 @@ fn at_the_limit_room_is_made_of_what_is_gone_or_not_wanted() {
     let Some(uffd) = open().map(|uffd| uffd.limited(4)) else {
         return;
     };
-    let memory = map(64 * PAGE);
+    let memory = map_apart(64 * PAGE);
     let page = |index: usize| memory.wrapping_add(index * PAGE);
     let watch = |index| uffd.watch(range(page(index), PAGE));
     for index in [0, 2, 4, 6] {

@@ -15,6 +15,7 @@ use crate::{
     abi::Status,
     context, copy,
     driver::driver,
+    ipc,
     memory::Memory,
     settings,
     stream::{Op, Stream, write_bytes},
@@ -72,6 +73,7 @@ fn run(command: &str) -> Answer {
             }
         }
         ["live"] => return Ok(live()),
+        ["openings"] => return Ok(ipc::held().to_string()),
         ["memset", address, len, byte] => {
             let byte = number(byte)? as u8;
             let address = number(address)?;

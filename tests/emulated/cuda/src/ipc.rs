@@ -8,8 +8,11 @@ use std::{
     collections::BTreeMap,
     fs::File,
     os::fd::OwnedFd,
-    sync::{Arc, Weak},
-    time::Duration,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
@@ -225,7 +228,7 @@ pub(crate) fn open(context: &Arc<Context>, handle: &Opaque, flags: u32) -> Outco
     if token.is_own() {
         return Err(Status::INVALID_CONTEXT);
     }
-    std::thread::sleep(Duration::from_micros(settings::OPEN_US.get()));
+    wait_while_held();
     let device = vmm::visible(token.physical)?;
     if device != context.device && !device::can_reach(context.device, device) {
         return Err(Status::PEER_ACCESS_UNSUPPORTED);
@@ -242,6 +245,29 @@ pub(crate) fn open(context: &Arc<Context>, handle: &Opaque, flags: u32) -> Outco
         .memory
         .lock()
         .open(context, &token, device, backing)
+}
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+
+/// Openings that wait for `open_held` to be 0.
+pub(crate) fn held() -> usize {
+    HELD.load(Relaxed)
+}
+
+fn wait_while_held() {
+    HELD.fetch_add(1, Relaxed);
+    let start = Instant::now();
+    let limit = Duration::from_millis(settings::HANG_MS.get());
+    while settings::OPEN_HELD.get() != 0 {
+        std::thread::sleep(Duration::from_millis(1));
+        if start.elapsed() > limit {
+            eprintln!(
+                "emulated CUDA driver: an opening was held for more than {limit:?} (hang_ms)"
+            );
+            std::process::abort();
+        }
+    }
+    HELD.fetch_sub(1, Relaxed);
 }
 
 impl Memory {

@@ -37,6 +37,7 @@
 //! | `misused`, `misuses` | what was done that the real driver leaves undefined or that works by luck |
 //! | `forget`, `reset` | clears counts, trace and misuses; `reset` also faults and holds |
 //! | `hold [DEVICE]`, `step DEVICE COUNT`, `release [DEVICE]` | keeps queued operations from starting, lets some go, lets all go; `all` is every device |
+//! | `openings` | openings of another process's memory that wait for `open_held` to be 0 |
 //! | `break DEVICE CODE` | breaks the contexts of a device |
 //! | `kernel STREAM MICROSECONDS [fill ADDRESS LEN SEED \| break CODE]` | queues what takes so long and then writes the pattern, or goes wrong |
 //! | `memset ADDRESS LEN BYTE`, `fill ADDRESS LEN SEED` | writes at once |

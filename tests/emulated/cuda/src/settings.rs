@@ -28,8 +28,8 @@ wharf_emulated_common::settings! {
     FETCH "fetch" 0;
     /// Microseconds that the first retaining of a primary context takes.
     RETAIN_US "retain_us" 0;
-    /// Microseconds that opening another process's memory takes.
-    OPEN_US "open_us" 0;
+    /// Whether opening another process's memory waits until this is 0 again.
+    OPEN_HELD "open_held" 0;
     /// Whether a call that waits longer than so many milliseconds ends the process with a message.
     HANG_MS "hang_ms" 60_000;
     /// Whether fabric handles are supported.
