@@ -26,6 +26,8 @@ mod attempt;
 #[cfg(test)]
 mod by_devices;
 mod copy;
+#[cfg(test)]
+mod dialling;
 mod fence;
 mod handle;
 mod inbox;

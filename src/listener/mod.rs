@@ -8,7 +8,7 @@ use std::{
     future::{Future, IntoFuture},
     net::SocketAddr,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use futures::Stream;
@@ -25,13 +25,15 @@ use crate::{
 /// Requests that wait to be taken; more wait in the handshake, and then in the system's queue.
 const BACKLOG: usize = 64;
 
-/// A place where peers connect. A [`Stream`] of [`Incoming`]; dropping it stops listening, connections that were made stay.
+/// A place where peers connect. A [`Stream`] of [`Incoming`], which ends when the worker was shut down; dropping it stops listening, connections that were made stay.
 #[doc(alias = "ucp_listener_h")]
 #[doc(alias("ucp_listener_destroy", "ucp_listener_params_t"))]
 pub struct Listener {
     worker: Worker,
     address: SocketAddr,
     requests: mpsc::Receiver<Request>,
+    /// That the worker was shut down; `None` once that was told.
+    stopped: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
@@ -77,10 +79,13 @@ impl Listener {
             .map_err(|error| error.during(Operation::Listen))?;
         let (queue, requests) = mpsc::channel(BACKLOG);
         let tasks = place.serve(worker.shared(), queue);
+        let mut stopped = worker.shared().stopped.subscribe();
+        let stopped = async move { drop(stopped.wait_for(|stopped| *stopped).await) };
         Ok(Self {
             worker,
             address,
             requests,
+            stopped: Some(Box::pin(stopped)),
             tasks,
         })
     }
@@ -120,14 +125,18 @@ impl Stream for Listener {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = &mut *self;
-        this.requests.poll_recv(cx).map(|request| {
-            request.map(|request| {
-                Ok(Incoming {
-                    worker: this.worker.clone(),
-                    request: Some(request),
-                })
-            })
-        })
+        let Some(stopped) = &mut this.stopped else {
+            return Poll::Ready(None);
+        };
+        if let Poll::Ready(Some(request)) = this.requests.poll_recv(cx) {
+            let worker = this.worker.clone();
+            let request = Some(request);
+            return Poll::Ready(Some(Ok(Incoming { worker, request })));
+        }
+        ready!(stopped.as_mut().poll(cx));
+        this.stopped = None;
+        this.tasks.iter().for_each(tokio::task::JoinHandle::abort);
+        Poll::Ready(None)
     }
 }
 

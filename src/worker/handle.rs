@@ -158,6 +158,17 @@ impl Handle {
     }
 }
 
+/// Stops a worker that nobody has any more, at the latest when this is dropped.
+struct Stops(Arc<Shared>);
+
+impl Drop for Stops {
+    fn drop(&mut self) {
+        if !fork::forked() && !self.0.stopping.load(Ordering::Acquire) {
+            Handle::stop(&self.0);
+        }
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         let shared = self.shared.clone();
@@ -178,9 +189,10 @@ impl Drop for Handle {
             return;
         }
         let runtime = shared.runtime.clone();
-        // On a runtime that is gone the task is dropped at once, and with it the connections.
+        let stops = Stops(shared);
+        // On a runtime that is gone the task is dropped at once, else with the runtime, and with it the connections.
         runtime.spawn(async move {
-            if let Err(error) = Self::shutdown(&shared, DROP_DEADLINE).await {
+            if let Err(error) = Self::shutdown(&stops.0, DROP_DEADLINE).await {
                 tracing::warn!(target: "wharf::worker", %error, "a worker was dropped with connections open");
             }
         });

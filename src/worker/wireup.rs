@@ -290,9 +290,9 @@ async fn greet(
     let runtime = shared.runtime.clone();
     runtime.spawn(async move {
         let limit = shared.context.config().handshake_timeout.value;
-        let outcome = timeout(limit, handshake(&shared, &mut channel, unix_name)).await;
-        drop(permit);
-        match outcome {
+        // Held until it is taken: who nobody takes is one of so many.
+        let _permit = permit;
+        match timeout(limit, handshake(&shared, &mut channel, unix_name)).await {
             Ok(Ok(Some((hello, transcript)))) => {
                 // A full queue holds the connection back, not the listener.
                 let _ = queue.send(Request { channel, hello, transcript, shared }).await;
@@ -659,7 +659,7 @@ pub(crate) async fn connect(
     let span = tracing::debug_span!(target: "wharf::wireup", "connect", to = %destination);
     let result = timeout(limit, async {
         match destination {
-            Destination::Sockets(sockets) => dial(shared, &sockets, None, false).await,
+            Destination::Sockets(sockets) => dial(shared, &sockets, None, None).await,
             Destination::Rdma(addresses) => dial_rdma(shared, &addresses, limit).await,
             Destination::Worker(address) => dial_worker(shared, &address).await,
         }
@@ -842,7 +842,7 @@ async fn dial_worker(
         if let Some(found) = claim(shared, worker) {
             return Ok(found);
         }
-        match dial(shared, address.sockets(), unix, true).await {
+        match dial(shared, address.sockets(), unix, Some(worker)).await {
             Ok(own) if met.has_crossed() => {
                 let Some(found) = arrival(shared, worker).await else {
                     return Ok(own);
@@ -878,12 +878,12 @@ fn claim(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointId)> {
     })
 }
 
-/// Dials sockets, or a Unix socket first.
+/// Dials sockets, or a Unix socket first: of any worker, or of this one alone.
 async fn dial(
     shared: &Arc<Shared>,
     sockets: &[SocketAddr],
     unix: Option<&[u8]>,
-    by_address: bool,
+    addressed: Option<WorkerId>,
 ) -> Result<(LinkId, EndpointId)> {
     let tcp = shared
         .transports
@@ -891,7 +891,7 @@ async fn dial(
         .any(|transport| transport.reach == Reach::Network);
     let mut last = None;
     if let Some(name) = unix {
-        match dial_unix(shared, name, by_address, "the worker's Unix socket").await {
+        match dial_unix(shared, name, addressed, "the worker's Unix socket").await {
             Err(error) if final_verdict(&error) => return Err(error),
             Err(error) => {
                 if tcp && !sockets.is_empty() {
@@ -902,17 +902,25 @@ async fn dial(
             Ok(found) => return Ok(found),
         }
     }
-    for socket in sockets {
-        let stream = match TcpStream::connect(socket).await {
-            Ok(stream) => stream,
+    for (index, socket) in sockets.iter().enumerate() {
+        let opening = async {
+            let stream = TcpStream::connect(socket).await;
+            Ok(Channel::tcp(
+                stream.map_err(|error| Error::io("connecting", error))?,
+            ))
+        };
+        let (channel, server) = match greeted(shared, sockets.len() - index, opening).await {
+            Ok(greeted) => greeted,
+            Err(error) if final_verdict(&error) => return Err(error.with_peer(socket)),
             Err(error) => {
-                last.get_or_insert_with(|| Error::io("connecting", error).with_peer(socket));
+                last.get_or_insert_with(|| error.with_peer(socket));
                 continue;
             }
         };
-        match dial_tcp(shared, stream, by_address, unix.is_none()).await {
-            Err(error) if !final_verdict(&error) && socket != &sockets[sockets.len() - 1] => {
-                last = Some(error.with_peer(socket))
+        let name = socket.to_string();
+        match go_on(shared, channel, server, name, addressed, unix.is_none()).await {
+            Err(error) if !final_verdict(&error) && index + 1 < sockets.len() => {
+                last = Some(error.with_peer(socket));
             }
             result => return result.map_err(|error| error.with_peer(socket)),
         }
@@ -937,16 +945,30 @@ fn final_verdict(error: &Error) -> bool {
     )
 }
 
-async fn dial_tcp(
-    shared: &Arc<Shared>,
-    stream: TcpStream,
-    by_address: bool,
-    try_unix: bool,
-) -> Result<(LinkId, EndpointId)> {
-    let name = stream
-        .peer_addr()
-        .map_or_else(|_| "peer".to_owned(), |address| address.to_string());
-    go_on(shared, Channel::tcp(stream), name, by_address, try_unix).await
+/// Opens a channel and hears the server's hello, in a share of the time where `left` addresses are to be tried: one that swallows what is sent leaves
+/// some to the others.
+async fn greeted(
+    shared: &Shared,
+    left: usize,
+    opening: impl Future<Output = Result<Channel>>,
+) -> Result<(Channel, ServerHello)> {
+    /// The least of all shares.
+    const LEAST: Duration = Duration::from_secs(1);
+    let limit = shared.context.config().connect_timeout.value;
+    let share = match left {
+        // All that is left of it, which the caller knows.
+        0 | 1 => Duration::MAX,
+        left => (limit / left as u32).max(LEAST),
+    };
+    let hello = async {
+        let mut channel = opening.await?;
+        let server = receive_hello(&mut channel).await?;
+        Ok((channel, server))
+    };
+    timeout(share, hello).await.unwrap_or_else(|_| {
+        let text = format!("no answer within {share:?}");
+        Err(Error::new(ErrorKind::DeadlineExceeded, text))
+    })
 }
 
 /// Dials addresses of RDMA devices, one after the other.
@@ -956,16 +978,16 @@ async fn dial_rdma(
     limit: Duration,
 ) -> Result<(LinkId, EndpointId)> {
     let mut last = None;
-    for address in addresses {
-        let channel = match rdmacm::dial(*address, limit, *shared.context.config().keepalive).await
-        {
-            Ok(channel) => channel,
+    for (index, address) in addresses.iter().enumerate() {
+        let opening = rdmacm::dial(*address, limit, *shared.context.config().keepalive);
+        let (channel, server) = match greeted(shared, addresses.len() - index, opening).await {
+            Ok(greeted) => greeted,
             Err(error) => {
                 last.get_or_insert_with(|| error.with_peer(address));
                 continue;
             }
         };
-        match go_on(shared, channel, address.to_string(), false, true).await {
+        match go_on(shared, channel, server, address.to_string(), None, true).await {
             Err(error) if !final_verdict(&error) => last = Some(error.with_peer(address)),
             result => return result.map_err(|error| error.with_peer(address)),
         }
@@ -976,12 +998,12 @@ async fn dial_rdma(
 /// The client's part over a channel between hosts: where the server turns out to be on this host, over its Unix socket instead.
 async fn go_on(
     shared: &Arc<Shared>,
-    mut channel: Channel,
+    channel: Channel,
+    server: ServerHello,
     name: String,
-    by_address: bool,
+    addressed: Option<WorkerId>,
     try_unix: bool,
 ) -> Result<(LinkId, EndpointId)> {
-    let server = receive_hello(&mut channel).await?;
     let shm = shared.transports.iter().find(|transport| {
         transport.reach == Reach::Host
             && server
@@ -1000,20 +1022,20 @@ async fn go_on(
                     .iter()
                     .any(|offered| offered == transport.name)
         });
-        match dial_unix(shared, unix, by_address, &name).await {
+        match dial_unix(shared, unix, addressed, &name).await {
             Err(error) if tcp && !final_verdict(&error) => {
                 tracing::warn!(target: "wharf::wireup", peer = %name, %error, "shared memory cannot be used: falling back to tcp");
             }
             result => return result,
         }
     }
-    negotiate(shared, channel, server, by_address, name).await
+    negotiate(shared, channel, server, addressed, name).await
 }
 
 async fn dial_unix(
     shared: &Arc<Shared>,
     name: &[u8],
-    by_address: bool,
+    addressed: Option<WorkerId>,
     peer: &str,
 ) -> Result<(LinkId, EndpointId)> {
     let stream = abstract_socket::connect(name).await.map_err(|error| {
@@ -1024,7 +1046,7 @@ async fn dial_unix(
     })?;
     let mut channel = Channel::unix(stream);
     let server = receive_hello(&mut channel).await?;
-    negotiate(shared, channel, server, by_address, peer.to_owned()).await
+    negotiate(shared, channel, server, addressed, peer.to_owned()).await
 }
 
 async fn receive_hello(channel: &mut Channel) -> Result<ServerHello> {
@@ -1037,9 +1059,13 @@ async fn negotiate(
     shared: &Arc<Shared>,
     mut channel: Channel,
     server: ServerHello,
-    by_address: bool,
+    addressed: Option<WorkerId>,
     name: String,
 ) -> Result<(LinkId, EndpointId)> {
+    if addressed.is_some_and(|worker| worker != server.worker) {
+        let text = "another worker answers there: the one that was addressed is gone";
+        return Err(Error::new(ErrorKind::Unreachable, text).with_peer(name));
+    }
     let client_nonce: Nonce = random()?;
     let transcript = Transcript {
         server_nonce: server.nonce,
@@ -1061,7 +1087,7 @@ async fn negotiate(
         transports: transports(shared),
         nonce: client_nonce,
         proof: secret.map(|secret| transcript.proof(secret, Prover::Client)),
-        by_address,
+        by_address: addressed.is_some(),
     };
     channel.send(&hello.encode(), &[]).await?;
     let (bytes, _) = channel.receive().await?;

@@ -24,7 +24,6 @@ pub(crate) const MODULE: u32 = 7;
 pub(crate) fn alone(test: &str, variables: &[(&str, &str)]) {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path().to_str().expect("text").to_owned();
-    std::fs::create_dir_all(&folder).expect("a folder");
     let mut all = vec![("EMULATED_HLTHUNK_FOLDER", folder.as_str())];
     all.extend_from_slice(variables);
     Child::start(test, "alone", &all).finish();

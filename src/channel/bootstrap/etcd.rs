@@ -191,8 +191,8 @@ struct Keeper {
 struct Held {
     /// A connection that has not failed.
     client: Option<Client>,
-    /// The lease that was made last, when it may not have the place yet.
-    made: Option<i64>,
+    /// Leases of which it is not known whether they have the place.
+    made: Vec<i64>,
     /// The lease that was last known to have the place.
     place: Option<i64>,
 }
@@ -403,8 +403,9 @@ impl Keeper {
 
     /// Gives leases back. What etcd does not hear in time runs out.
     async fn give_back(&self, held: &mut Held) {
-        let leases = [held.made.take(), held.place.take()];
-        if leases == [None, None] {
+        let mut leases = std::mem::take(&mut held.made);
+        leases.extend(held.place.take());
+        if leases.is_empty() {
             return;
         }
         let client = held.client.take();
@@ -413,7 +414,7 @@ impl Keeper {
                 Some(client) => client,
                 None => self.options.connect().await?,
             };
-            for lease in leases.into_iter().flatten() {
+            for lease in leases {
                 // It may have run out.
                 let _ = client.lease_revoke(lease).await;
             }
@@ -431,9 +432,11 @@ impl Keeper {
             .await
             .map_err(told)?;
         let lease = granted.id();
-        held.made = Some(lease);
+        held.made.push(lease);
         self.put(&mut client, lease).await?;
-        held.place = held.made.take();
+        // None of the others has it any more: they run out.
+        held.made.clear();
+        held.place = Some(lease);
         let keep = client.lease_keep_alive(lease);
         let (mut keeper, mut answers) = request(keep).await.map_err(told)?;
         self.registered.send_replace(true);

@@ -224,6 +224,10 @@ impl Side {
 
     /// An event behind all that uses the memory; `None`: nothing does.
     fn last(&mut self) -> Result<Option<Event>> {
+        if !self.is_lent.load(Relaxed) && self.flight.get_mut().under_way.is_empty() {
+            // Nor is the stream asked, which may be gone.
+            return Ok(None);
+        }
         let marked = self
             .stream
             .context()

@@ -381,9 +381,12 @@ impl<V: Vendor> Engine<V> {
     /// Whether there are places to be asked about: nobody rings for those.
     fn has_places(&self) -> bool {
         let mut waiting = self.waiting.iter();
-        waiting.any(
-            |waiting| matches!(waiting, Waiting::Place { device, .. } if self.home(*device).is_some()),
-        )
+        waiting.any(|waiting| match waiting {
+            Waiting::Place { device, mark, .. } => {
+                self.home(*device).is_some_and(|home| home.can_ask(mark))
+            }
+            Waiting::Copy(_) => false,
+        })
     }
 
     /// Has a home wait for a place.

@@ -176,6 +176,12 @@ pub(in crate::transport) trait Home:
     /// Whether [`Home::after`] can be called for this place.
     fn has_gate(&self, mark: &Self::Mark) -> bool;
 
+    /// Whether [`Home::reached`] has an answer for a place.
+    fn can_ask(&self, mark: &Self::Mark) -> bool {
+        let _ = mark;
+        false
+    }
+
     /// Asks the driver whether a place was reached, for one that [has no gate](Home::has_gate). `None`: it cannot be asked.
     fn reached(&mut self, mark: &Self::Mark, reports: &mut Reports) -> Option<Result<bool>> {
         let _ = (mark, reports);

@@ -144,9 +144,14 @@ impl MemoryDomain for CudaDomain {
         let guard = context.enter()?;
         let exported = guard.export_dma_buf(start, length(range)?, false)?;
         // What the program's copies wrote is to be there for other devices when the driver says that they are done.
-        let synchronous = cuda.set_sync_memops(start);
-        if let Err(error) = synchronous.or_else(|_| guard.set_sync_memops()) {
-            tracing::debug!(target: "wharf::cuda", %error, "copies into {range} may be seen late by other devices");
+        match cuda.set_sync_memops(start) {
+            Err(error) if is_not_for(&error) => match guard.set_sync_memops() {
+                Err(error) if is_not_for(&error) => {
+                    tracing::debug!(target: "wharf::cuda", %error, "copies into {range} may be seen late by other devices");
+                }
+                set => set?,
+            },
+            set => set?,
         }
         let ordering = context
             .device()
@@ -157,6 +162,14 @@ impl MemoryDomain for CudaDomain {
             ordered: ordering.is_ok_and(|ordering| ordering >= ORDERED_FOR_OWNER),
         })
     }
+}
+
+/// Whether a call is not for this memory, or not of this driver.
+fn is_not_for(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::InvalidArgument | ErrorKind::Unsupported
+    )
 }
 
 /// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER` of cuda.h.

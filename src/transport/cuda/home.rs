@@ -251,6 +251,10 @@ impl accelerator::Home for Home {
         gates.filter(|lane| lane.is_idle()).count() >= least
     }
 
+    fn can_ask(&self, mark: &Mark) -> bool {
+        matches!(mark, Mark::Ours(_)) && self.lost.is_none()
+    }
+
     fn reached(&mut self, mark: &Mark, reports: &mut Reports) -> Option<Result<bool>> {
         let Mark::Ours(event) = mark else {
             // The program may record it elsewhere meanwhile: then the answer would be that of another place.

@@ -129,6 +129,13 @@ impl ShmInterface {
         self.hot.len()
     }
 
+    #[cfg(all(test, not(wharf_loom)))]
+    pub(crate) fn is_hot(&self, id: LinkId) -> bool {
+        self.slots
+            .get(&id)
+            .is_some_and(|slot| self.hot.contains(slot))
+    }
+
     fn has_cold(&self) -> bool {
         self.hot.len() < self.entries.len()
     }
@@ -493,6 +500,9 @@ impl Interface for ShmInterface {
         }
         if self.has_cold() {
             self.find_warm();
+        } else {
+            // The last of them may have gone, or grown hot, since they were to be looked at.
+            self.scan = false;
         }
         let count = self.hot.len();
         let quota = if count <= 1 {

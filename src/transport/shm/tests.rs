@@ -580,6 +580,41 @@ fn too_long_is_an_error_and_takes_nothing() {
     assert_eq!(server.progress(), 0);
 }
 
+/// The last cold link goes, or its peer does, when all of them were to be looked at: the worker goes to sleep again.
+#[test]
+fn cold_links_that_go_keep_nobody_awake() {
+    for peer_goes in [false, true] {
+        let (mut client, mut server) = (Side::new(no_pidfd()), Side::new(no_pidfd()));
+        let mut links: Vec<_> = (0..5)
+            .map(|id| Some(connect(&mut client, id, &mut server, id)))
+            .collect();
+        let start = Instant::now();
+        while server.interface.hot_count() > 4 {
+            assert!(start.elapsed() < WATCHDOG, "the watchdog barked");
+            server.progress();
+        }
+        let is_cold = |id: &u32| !server.interface.is_hot(LinkId((*id).into()));
+        let cold = (0..5).find(is_cold).expect("one is cold");
+        server.sleep();
+        server.interface.disarm();
+        if peer_goes {
+            links[cold as usize] = None;
+            client.interface.detach(LinkId(cold.into()));
+            // It is heard of before the next look.
+            while server.interface.hot_count() < 5 && server.inbox.failed.is_empty() {
+                assert!(start.elapsed() < WATCHDOG, "the watchdog barked");
+                server.wait(WATCHDOG);
+                server.progress();
+            }
+        } else {
+            server.interface.detach(LinkId(cold.into()));
+        }
+        while server.wait(Duration::ZERO) || server.progress() > 0 || !server.interface.arm() {
+            assert!(start.elapsed() < WATCHDOG, "it does not go to sleep");
+        }
+    }
+}
+
 #[test]
 fn a_thousand_links_on_one_worker() {
     let (limit, hard) =

@@ -279,19 +279,16 @@ enum Unposted {
 
 impl Connection {
     /// Over these rails; messages go over the first, and over the next when that fails, one-sided operations over those that are for them, if there
-    /// are. The peer takes `credits` messages of at most `longest` bytes.
+    /// are. This end takes `window` messages, and the peer `credits`, of at most `longest` bytes.
     pub(super) fn new(
         peer: &str,
         control: Socket,
         rails: Vec<Rail>,
-        credits: u32,
+        (window, credits): (u32, u32),
         longest: usize,
         devices: &Devices,
     ) -> Self {
         let depth = devices.options.sends;
-        let messages = rails.iter().filter(|rail| !rail.data);
-        let windows = messages.map(|rail| rail.reservation.window);
-        let window = windows.min().unwrap_or(0);
         Self {
             peer: peer.into(),
             control,

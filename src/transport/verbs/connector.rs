@@ -63,6 +63,8 @@ impl RcConnector {
 /// connection before may have sent over them.
 struct Half {
     rails: Vec<(Rail, Arc<OpenDevice>, Port, u32)>,
+    /// What is offered: the smallest of the rails', of which some may be given up.
+    window: u32,
 }
 
 impl Drop for Half {
@@ -75,7 +77,10 @@ impl Half {
     /// Makes the queue pairs.
     fn make(room: &Room) -> Result<Self> {
         let devices = room.devices.open()?;
-        let mut this = Self { rails: Vec::new() };
+        let mut this = Self {
+            rails: Vec::new(),
+            window: 0,
+        };
         let mut last = None;
         let ports = devices
             .iter()
@@ -109,6 +114,8 @@ impl Half {
         {
             return Err(error);
         }
+        let windows = this.rails.iter().map(|(rail, ..)| rail.reservation.window);
+        this.window = windows.min().unwrap_or(0);
         this.add_data_rails(room, &devices)?;
         Ok(this)
     }
@@ -141,10 +148,6 @@ impl Half {
     }
 
     fn offer(&self) -> Offer {
-        // Whichever is kept: the smallest.
-        let messages = self.rails.iter().filter(|(rail, ..)| !rail.data);
-        let windows = messages.map(|(rail, ..)| rail.reservation.window);
-        let window = windows.min().unwrap_or(0);
         let rail = |(rail, device, port, packet): &(Rail, Arc<OpenDevice>, Port, u32)| RailOffer {
             guid: device.id,
             port: port.number,
@@ -158,7 +161,7 @@ impl Half {
             data: rail.data,
         };
         Offer {
-            window: window as u16,
+            window: self.window as u16,
             segment: SEGMENT as u32,
             rails: self.rails.iter().map(rail).collect(),
         }
@@ -433,12 +436,13 @@ impl Connector for RcConnector {
                 .set_tcp_user_timeout(Some(time * 5 / 2))
                 .map_err(set_up)?;
         }
+        let windows = (half.window, u32::from(theirs.window));
         let rails = half.keep(joined);
         Ok(Connected(Box::new(Established(Arc::new(Connection::new(
             &peer.name,
             control,
             rails,
-            u32::from(theirs.window),
+            windows,
             (theirs.segment as usize).min(SEGMENT) - HEADER,
             &self.room.devices,
         ))))))

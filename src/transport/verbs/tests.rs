@@ -12,7 +12,7 @@ use std::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{
-    Devices, RcOptions,
+    DeviceChoice, Devices, RcOptions,
     connection::Connection,
     connector::{Established, RcConnector},
     iface::RcInterface,
@@ -64,17 +64,20 @@ impl End {
     }
 }
 
+/// A worker's room, on these of the emulated devices.
+fn room(devices: DeviceChoice) -> Arc<Room> {
+    let program = std::env::current_exe().unwrap();
+    let options = RcOptions {
+        library: Some(program.with_file_name("libwharf_emulated_verbs.so")),
+        devices,
+        ..RcOptions::default()
+    };
+    Arc::new(Room::new(Arc::new(Devices::new(options))).unwrap())
+}
+
 /// Two workers' rooms, on the two emulated devices.
 fn rooms() -> [Arc<Room>; 2] {
-    let room = || {
-        let program = std::env::current_exe().unwrap();
-        let options = RcOptions {
-            library: Some(program.with_file_name("libwharf_emulated_verbs.so")),
-            ..RcOptions::default()
-        };
-        Arc::new(Room::new(Arc::new(Devices::new(options))).unwrap())
-    };
-    [room(), room()]
+    [(); 2].map(|()| room(DeviceChoice::All))
 }
 
 fn peer() -> PeerInfo {
@@ -304,6 +307,31 @@ fn the_smallest_window_is_offered() {
     until(&mut ends, |ends| {
         ends[1].seen.messages.len() == sent as usize
     });
+    drop(held);
+}
+
+/// A rail with a small part of the receives is offered, and the peer has none to go with it: credits come back all the same.
+#[test]
+fn a_rail_that_is_given_up_leaves_the_window_that_was_offered() {
+    let rooms = [
+        room(DeviceChoice::Only(vec!["emu0".to_owned()])),
+        room(DeviceChoice::All),
+    ];
+    let device = Arc::clone(&rooms[1].devices.open().unwrap()[1]);
+    let held: Vec<_> = (0..8)
+        .map(|_| rooms[1].reserve(&device, 8, true).unwrap())
+        .collect();
+    let connectors = rooms.clone().map(RcConnector::new);
+    let mut rooms = rooms.into_iter();
+    let mut ends = met(&connectors).map(|connected| {
+        let interface = RcInterface::new(rooms.next().unwrap());
+        End::new(interface, connected)
+    });
+    let rails = ends[1].connection.rails.iter().filter(|rail| !rail.data);
+    let windows: Vec<u32> = rails.map(|rail| rail.reservation.window).collect();
+    assert!(windows.len() == 1 && windows[0] > 100, "{windows:?}");
+    send(&mut ends, 0, 0..500);
+    until(&mut ends, |ends| ends[1].seen.messages.len() == 500);
     drop(held);
 }
 
