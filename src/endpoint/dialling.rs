@@ -36,16 +36,18 @@ fn an_address_that_swallows_what_is_sent_leaves_time_for_the_next() {
     run(async {
         let context = context();
         let workers = [(); 2].map(|()| Worker::new(&context).expect("a worker"));
-        // The system makes connections for it, and nobody says hello.
-        let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+        // The system makes connections for them, and nobody says hello.
+        let silent = [(); 4].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
         let mut listener = workers[1].listen("127.0.0.1:0").await.expect("listens");
-        let sockets = vec![silent.local_addr().expect("bound"), listener.local_addr()];
+        let bound = |silent: &TcpListener| silent.local_addr().expect("bound");
+        let mut sockets: Vec<_> = silent.iter().map(bound).collect();
+        sockets.push(listener.local_addr());
         let destination = Destination::Sockets(sockets);
         let (dialled, accepted) =
             tokio::join!(wireup::connect(workers[0].shared(), destination), async {
                 listener.accept().await.expect("a peer").accept().await
             });
-        dialled.expect("the second answers");
+        dialled.expect("the last answers");
         accepted.expect("connected");
     });
 }
@@ -69,6 +71,23 @@ fn a_worker_that_was_not_addressed_is_not_connected() {
         let error = error.map(drop).expect_err("another");
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
         workers[0].connect(&there).await.expect("connected");
+    });
+}
+
+#[test]
+fn who_has_answered_says_why_it_cannot_be_connected() {
+    run(async {
+        let worker = Worker::new(&context()).expect("a worker");
+        let closes = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let nobody = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let sockets = [&nobody, &closes].map(|at| at.local_addr().expect("bound"));
+        drop(nobody);
+        let ends = std::thread::spawn(move || drop(closes.accept()));
+        let destination = Destination::Sockets(sockets.to_vec());
+        let error = wireup::connect(worker.shared(), destination).await;
+        let error = error.expect_err("nobody");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+        ends.join().expect("no panic");
     });
 }
 

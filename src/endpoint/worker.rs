@@ -170,8 +170,9 @@ impl Worker {
     /// Connects to a listener (`host:port`) or to a worker's address, over the best path that both ends have.
     ///
     /// # Errors
-    /// `ConnectionRefused`, `Rejected`, `AuthenticationFailed`, `VersionMismatch`, `Unreachable`, `DeadlineExceeded`; `Forked` in a
-    /// child made by `fork`.
+    /// `ConnectionRefused`, `Rejected`, `AuthenticationFailed`, `VersionMismatch`, `DeadlineExceeded`; `Unreachable`: no path, or another worker is
+    /// where the one that was addressed was; `Forked` in a child made by `fork`. Of several addresses each has an equal share of the
+    /// [time](crate::ContextBuilder::connect_timeout), half a second at the least.
     ///
     /// # Cancel safety
     /// Dropped, the half-made connection is given up at both ends.

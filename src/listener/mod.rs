@@ -128,12 +128,16 @@ impl Stream for Listener {
         let Some(stopped) = &mut this.stopped else {
             return Poll::Ready(None);
         };
-        if let Poll::Ready(Some(request)) = this.requests.poll_recv(cx) {
-            let worker = this.worker.clone();
-            let request = Some(request);
-            return Poll::Ready(Some(Ok(Incoming { worker, request })));
+        match this.requests.poll_recv(cx) {
+            Poll::Ready(Some(request)) => {
+                let worker = this.worker.clone();
+                let request = Some(request);
+                return Poll::Ready(Some(Ok(Incoming { worker, request })));
+            }
+            // Nobody listens any more: the device of an RDMA address is gone, or the runtime.
+            Poll::Ready(None) => {}
+            Poll::Pending => ready!(stopped.as_mut().poll(cx)),
         }
-        ready!(stopped.as_mut().poll(cx));
         this.stopped = None;
         this.tasks.iter().for_each(tokio::task::JoinHandle::abort);
         Poll::Ready(None)
@@ -250,5 +254,28 @@ impl fmt::Debug for Incoming {
         f.debug_struct("Incoming")
             .field("peer", &self.peer_name())
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures::StreamExt;
+
+    use crate::{Context, Worker};
+
+    /// Nobody listens any more, though the worker goes on.
+    #[tokio::test]
+    async fn a_stream_ends_with_who_listens() {
+        let context = Context::builder().transports("tcp").expect("known").build();
+        let worker = Worker::new(&context.expect("a context")).expect("a worker");
+        let mut listener = worker.listen("127.0.0.1:0").await.expect("listens");
+        listener
+            .tasks
+            .iter()
+            .for_each(tokio::task::JoinHandle::abort);
+        let next = tokio::time::timeout(Duration::from_secs(60), listener.next());
+        assert!(next.await.expect("it waits for nobody").is_none());
     }
 }

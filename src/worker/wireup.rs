@@ -903,15 +903,21 @@ async fn dial(
         }
     }
     for (index, socket) in sockets.iter().enumerate() {
+        let mut stood = false;
         let opening = async {
             let stream = TcpStream::connect(socket).await;
-            Ok(Channel::tcp(
-                stream.map_err(|error| Error::io("connecting", error))?,
-            ))
+            let stream = stream.map_err(|error| Error::io("connecting", error))?;
+            stood = true;
+            Ok(Channel::tcp(stream))
         };
-        let (channel, server) = match greeted(shared, sockets.len() - index, opening).await {
+        let (channel, server) = match greeted(shared, (index, sockets.len()), opening).await {
             Ok(greeted) => greeted,
             Err(error) if final_verdict(&error) => return Err(error.with_peer(socket)),
+            // Who has answered says more than who has not.
+            Err(error) if stood => {
+                last = Some(error.with_peer(socket));
+                continue;
+            }
             Err(error) => {
                 last.get_or_insert_with(|| error.with_peer(socket));
                 continue;
@@ -945,20 +951,20 @@ fn final_verdict(error: &Error) -> bool {
     )
 }
 
-/// Opens a channel and hears the server's hello, in a share of the time where `left` addresses are to be tried: one that swallows what is sent leaves
-/// some to the others.
+/// Opens a channel and hears the server's hello, in a share of the time where there are several addresses: one that swallows what is sent leaves the
+/// others theirs. This is the one with an index, of so many.
 async fn greeted(
     shared: &Shared,
-    left: usize,
+    (index, count): (usize, usize),
     opening: impl Future<Output = Result<Channel>>,
 ) -> Result<(Channel, ServerHello)> {
     /// The least of all shares.
-    const LEAST: Duration = Duration::from_secs(1);
+    const LEAST: Duration = Duration::from_millis(500);
     let limit = shared.context.config().connect_timeout.value;
-    let share = match left {
-        // All that is left of it, which the caller knows.
-        0 | 1 => Duration::MAX,
-        left => (limit / left as u32).max(LEAST),
+    let share = match index + 1 < count {
+        true => (limit / count as u32).max(LEAST),
+        // All that is left, which the caller knows.
+        false => Duration::MAX,
     };
     let hello = async {
         let mut channel = opening.await?;
@@ -980,7 +986,7 @@ async fn dial_rdma(
     let mut last = None;
     for (index, address) in addresses.iter().enumerate() {
         let opening = rdmacm::dial(*address, limit, *shared.context.config().keepalive);
-        let (channel, server) = match greeted(shared, addresses.len() - index, opening).await {
+        let (channel, server) = match greeted(shared, (index, addresses.len()), opening).await {
             Ok(greeted) => greeted,
             Err(error) => {
                 last.get_or_insert_with(|| error.with_peer(address));
