@@ -12,7 +12,10 @@ use std::{
     ops::{Bound, RangeBounds},
     ptr::{self, NonNull},
     slice,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{Ordering, fence},
+    },
 };
 
 use bytes::{Bytes, BytesMut};
@@ -122,6 +125,8 @@ impl Buffer {
                 offset: 0,
                 len,
             } if len as u64 == memory.range().len() && Arc::strong_count(&memory) == 1 => {
+                // With the drops of the others: they have read what they wanted.
+                fence(Ordering::Acquire);
                 Ok(BufferMut(Unique::Domain(memory)))
             }
             other => Err(Self(other)),

@@ -183,14 +183,17 @@ impl<R: Registrar> BufferPool<R> {
         self.inner.range
     }
 
-    /// Leases a buffer if one is free and nobody waits for it.
+    /// Leases a buffer if one is free and nobody waits for it. None in a child made by `fork`: the memory is its parent's.
     #[must_use]
     pub fn try_lease(&self) -> Option<Lease<R>> {
+        if fork::forked() {
+            return None;
+        }
         let place = self.inner.free.lock().places.pop()?;
         Some(self.inner.lease(place))
     }
 
-    /// Leases a buffer, as soon as one is free. Who was polled first gets one first.
+    /// Leases a buffer, as soon as one is free. Who was polled first gets one first. It never resolves in a child made by `fork`.
     ///
     /// # Cancel safety
     /// Cancel safe: dropped, it leaves its place, and a buffer that had been kept for it goes to the next.
@@ -322,6 +325,9 @@ impl<R: Registrar> Future for Leasing<'_, R> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Lease<R>> {
         let this = &mut *self;
+        if fork::forked() {
+            return Poll::Pending;
+        }
         let inner = &this.pool.inner;
         // Wakers are the user's code: not under the lock.
         let mut waker = Some(cx.waker().clone());
@@ -365,6 +371,9 @@ impl<R: Registrar> Future for Leasing<'_, R> {
 impl<R: Registrar> Drop for Leasing<'_, R> {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket else { return };
+        if fork::forked() {
+            return;
+        }
         let waiting = self.pool.inner.free.lock().waiting.remove(ticket);
         if let State::Served(place) = waiting.state {
             self.pool.inner.release(place);
@@ -417,7 +426,10 @@ impl<R: Registrar> DerefMut for Lease<R> {
 
 impl<R: Registrar> Drop for Lease<R> {
     fn drop(&mut self) {
-        self.inner.release(self.place);
+        // In a child it is the parent's still.
+        if !fork::forked() {
+            self.inner.release(self.place);
+        }
     }
 }
 

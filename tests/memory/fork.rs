@@ -4,11 +4,26 @@
 //! The child runs with one thread of the parent's and its locks as they were: it makes calls that are refused before they take one, and ends.
 #![allow(unsafe_code)]
 
-use std::{future::Future, pin::pin, task};
+use std::{
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    task,
+    time::Duration,
+};
 
-use wharf::{Access, Context, ErrorKind, Mask, Tag, Worker};
+use wharf::{
+    Access, Context, ErrorKind, Mask, Tag, Worker,
+    memory::{BufferPool, Timing},
+};
 
-use crate::support::{LIMIT, watchdog};
+use crate::{
+    fakes::{READ, Space, block_on, fakes_with, roomy},
+    support::{FakeRegistrar, LIMIT, watchdog},
+};
 
 /// The result of a future that has to be ready at its first poll: a child has no runtime whose threads would run.
 fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
@@ -68,6 +83,47 @@ fn child(how: &How, act: impl FnOnce() -> i32) {
         0,
         "the first call that was not refused"
     );
+}
+
+/// The places of a pool are memory that both would have.
+#[test]
+fn a_child_has_nothing_of_a_pool() {
+    let pool = BufferPool::new(FakeRegistrar::new(), Access::READ, 100, 2).expect("a pool");
+    let held = pool.try_lease().expect("free");
+    for how in [How::Fork, How::Clone] {
+        child(&how, || match (pool.try_lease(), at_once(pool.lease())) {
+            (None, None) => 0,
+            _ => 1,
+        });
+    }
+    let other = pool.try_lease().expect("free");
+    drop((held, other));
+    assert_eq!(pool.stats().leased, 0);
+}
+
+/// A registration that is under way when the process forks.
+#[test]
+fn a_child_waits_for_no_thread_of_its_parents() {
+    let (cache, registrar, _monitor) = fakes_with(FakeRegistrar::new(), Timing::Before, roomy());
+    let goes_on = Arc::new(AtomicBool::new(false));
+    let may = Arc::clone(&goes_on);
+    registrar.set_rule(move |_, _, _| {
+        while !may.load(SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    });
+    // Long enough for a thread of its own.
+    let pages = Space::new().pages(0, 1024);
+    let mut get = Box::pin(cache.get(pages, READ));
+    assert!(at_once(get.as_mut()).is_none());
+    child(&How::Fork, || {
+        let polled = at_once(get.as_mut());
+        let refused = matches!(polled, Some(Err(error)) if error.kind() == ErrorKind::Forked);
+        i32::from(!refused || cache.statistics().regions != 0)
+    });
+    goes_on.store(true, SeqCst);
+    assert!(block_on(get).is_ok());
 }
 
 #[test]

@@ -162,7 +162,10 @@ struct Waiting<R: Registrar> {
 
 impl<R: Registrar> Drop for Waiting<R> {
     fn drop(&mut self) {
-        self.flight.leave(self.key);
+        // In a child the lock may be held by a thread that is not there.
+        if !fork::forked() {
+            self.flight.leave(self.key);
+        }
     }
 }
 
@@ -228,6 +231,8 @@ enum Try<R: Registrar> {
 
 impl<R: Registrar> Miss<R> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Registration<R>>> {
+        // Who registers for it is no thread of a child.
+        fork::check(Operation::Memory)?;
         loop {
             if let Some(waiting) = &mut self.waiting {
                 if waiting.flight.poll(&mut waiting.key, cx).is_pending() {

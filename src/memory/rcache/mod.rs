@@ -205,9 +205,12 @@ impl<R: Registrar> RegistrationCache<R> {
         self.0.inner.event(range);
     }
 
-    /// What it has done, and what it holds.
+    /// What it has done, and what it holds. Nothing, in a child made by `fork`.
     #[must_use]
     pub fn statistics(&self) -> RegistrationCacheStatistics {
+        if fork::forked() {
+            return RegistrationCacheStatistics::default();
+        }
         self.0.inner.statistics()
     }
 
