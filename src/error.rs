@@ -43,7 +43,7 @@ pub enum ErrorKind {
     Closed,
     /// No transport leads there.
     Unreachable,
-    /// The shared secret is missing or wrong on one side.
+    /// The shared secret is missing or wrong on one side; or a certificate, or TLS altogether.
     AuthenticationFailed,
     /// The peer speaks no version that this side speaks.
     VersionMismatch,

@@ -123,7 +123,7 @@
 //! # The guide
 //!
 //! [First steps](guide::first_steps), [memory and devices](guide::memory), [processes and groups](guide::processes); [coming from UCX](guide::coming_from_ucx),
-//! [from MSCCL++](guide::coming_from_mscclpp); [containers and permissions](guide::containers), [tuning](guide::tuning),
+//! [from MSCCL++](guide::coming_from_mscclpp); [TLS](guide::tls); [containers and permissions](guide::containers), [security](guide::security), [tuning](guide::tuning),
 //! [troubleshooting](guide::troubleshooting), [logs, traces and counters](guide::observing).
 //!
 //! # What to see when it is slow
@@ -137,6 +137,9 @@ mod context;
 mod driver;
 mod endpoint;
 mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzz;
 pub mod guide;
 mod listener;
 pub mod memory;
@@ -150,12 +153,12 @@ mod worker;
 
 pub use config::Progress;
 pub use context::{
-    Context, ContextBuilder, ContextMetrics, Report, TransportReport, TransportState,
-    TypeCacheReport,
+    Admission, Context, ContextBuilder, ContextMetrics, IncomingInfo, Report, TransportReport,
+    TransportState, TypeCacheReport, Via,
 };
 pub use endpoint::{
     AcceptStream, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmInbox, AmReceive,
-    AmReceived, AmRecv, AmSend, AmSink, Atomic, ByteReader, ByteStream, ByteWriter, Closed,
+    AmReceived, AmRecv, AmSend, AmSink, Arm, Atomic, ByteReader, ByteStream, ByteWriter, Closed,
     Completion, CopyBuffer, Counter, Destination, Endpoint, Fence, Fetched, Flush, FlushAll, Get,
     Matched, MessageInfo, Op, OpenStream, Put, Queued, Reached, ReadChunk, Ready, Received,
     RemoteLayout, RemoteRegion, ReuniteError, TagMatched, TagRecv, TagSend, Wait, Worker,
@@ -167,9 +170,14 @@ pub use memory::{
     Buffer, BufferList, BufferListMut, BufferMut, HostBufferMut, ReceiveBuffer, Region,
 };
 pub use protocol::{Block, Blocks, Descriptor, WorkerAddress};
+/// What [`Tls`] is made of, in the version that this crate takes.
+#[cfg(feature = "tls")]
+pub use rustls;
 pub use sys::topology::NumaNode;
+#[cfg(feature = "tls")]
+pub use transport::tls::Tls;
 pub use types::{
     Access, AmId, AtomicWord, EndpointId, Identity, LinkId, Mask, MemoryType, Priority, Tag,
     WorkerId,
 };
-pub use worker::{Explanation, LaneMetrics, Traffic, WorkerMetrics};
+pub use worker::{Explanation, Held, LaneMetrics, Traffic, WorkerMetrics};

@@ -11,7 +11,7 @@ use std::{
 };
 
 /// Rooms and their floors.
-const FLOORS: [(&str, u32); 17] = [
+const FLOORS: [(&str, u32); 18] = [
     ("error", 0),
     ("types", 0),
     ("util", 0),
@@ -29,6 +29,7 @@ const FLOORS: [(&str, u32); 17] = [
     ("channel", 7),
     ("bin", 8),
     ("guide", 8),
+    ("fuzz", 8),
 ];
 
 /// Rooms of one floor that may use each other all the same: user, used.

@@ -1,16 +1,16 @@
 //! Which public types may cross threads. A type that stops being `Send`, `Sync` or `Unpin` breaks programs that rely on it.
 
 use wharf::{
-    AcceptStream, Access, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmId, AmInbox,
-    AmReceive, AmReceived, AmRecv, AmSend, AmSink, Atomic, Block, Blocks, Buffer, BufferList,
-    BufferListMut, BufferMut, ByteReader, ByteStream, ByteWriter, Closed, Context, ContextBuilder,
-    ContextMetrics, CopyBuffer, Counter, Descriptor, Endpoint, EndpointId, Error, ErrorKind,
-    Explanation, Fence, Fetched, Flush, FlushAll, Get, HostBufferMut, Incoming, LaneMetrics,
-    Listener, Mask, Matched, MemoryType, MessageInfo, NumaNode, Op, OpError, OpenStream, Operation,
-    Priority, Progress, Put, Queued, Reached, ReadChunk, Ready, Received, Region, RemoteLayout,
-    RemoteRegion, Report, ReuniteError, Tag, TagMatched, TagRecv, TagSend, Traffic,
-    TransportReport, TransportState, TypeCacheReport, Wait, Worker, WorkerAddress, WorkerId,
-    WorkerMetrics, WriteBuffer,
+    AcceptStream, Access, ActiveMessage, ActiveMessages, Admission, AmBytes, AmHandler, AmId,
+    AmInbox, AmReceive, AmReceived, AmRecv, AmSend, AmSink, Atomic, Block, Blocks, Buffer,
+    BufferList, BufferListMut, BufferMut, ByteReader, ByteStream, ByteWriter, Closed, Context,
+    ContextBuilder, ContextMetrics, CopyBuffer, Counter, Descriptor, Endpoint, EndpointId, Error,
+    ErrorKind, Explanation, Fence, Fetched, Flush, FlushAll, Get, Held, HostBufferMut, Incoming,
+    IncomingInfo, LaneMetrics, Listener, Mask, Matched, MemoryType, MessageInfo, NumaNode, Op,
+    OpError, OpenStream, Operation, Priority, Progress, Put, Queued, Reached, ReadChunk, Ready,
+    Received, Region, RemoteLayout, RemoteRegion, Report, ReuniteError, Tag, TagMatched, TagRecv,
+    TagSend, Traffic, TransportReport, TransportState, TypeCacheReport, Via, Wait, Worker,
+    WorkerAddress, WorkerId, WorkerMetrics, WriteBuffer,
     channel::{
         Bootstrap, Communicator, CommunicatorId, DeviceChannel, DeviceChannelHandle, Enqueued,
         Lease as MemoryLease, MemoryChannel, PacketWidth, PortChannel, ProxyService,
@@ -73,6 +73,9 @@ all! {
     Endpoint: Send + Sync + Unpin + Clone + 'static;
     Listener: Send + Sync + Unpin + 'static;
     Incoming: Send + Unpin + 'static;
+    IncomingInfo: Send + Sync + Unpin + Clone + 'static;
+    Admission: Send + Sync + Unpin + Clone + 'static;
+    Via: Send + Sync + Unpin + Copy + 'static;
     WorkerAddress: Send + Sync + Unpin + Clone + 'static;
     Descriptor: Send + Sync + Unpin + Clone + 'static;
     Region: Send + Sync + Unpin + 'static;
@@ -117,6 +120,7 @@ all! {
     ContextMetrics: Send + Sync + Unpin + Clone + 'static;
     LaneMetrics: Send + Sync + Unpin + Clone + 'static;
     Traffic: Send + Sync + Unpin + Copy + 'static;
+    Held: Send + Sync + Unpin + Copy + 'static;
     MemoryTypeMetrics: Send + Sync + Unpin + Copy + 'static;
     RegistrationCacheMetrics: Send + Sync + Unpin + Clone + 'static;
 

@@ -253,7 +253,7 @@ impl Communicator {
 }
 
 /// Reads what a rank tells of itself.
-fn introduction(bytes: &[u8]) -> Result<([u8; 16], WorkerAddress)> {
+pub(super) fn introduction(bytes: &[u8]) -> Result<([u8; 16], WorkerAddress)> {
     let cut = || Error::new(ErrorKind::Malformed, "an introduction is cut short");
     let (version, rest) = bytes.split_first_chunk::<2>().ok_or_else(cut)?;
     let version = u16::from_le_bytes(*version);

@@ -24,6 +24,7 @@ use loom::future::AtomicWaker;
 use crate::util::{
     loom::{AtomicBool, AtomicU64, Mutex, Ordering, spin_loop},
     waiters::Waiters,
+    wake::wake_all,
 };
 
 /// Bit 63 of the second word.
@@ -156,7 +157,7 @@ impl Fifo {
         self.tail.store(tail.wrapping_add(1), Ordering::Release);
         let mut woken = Vec::new();
         self.room.lock().take(&mut woken);
-        woken.into_iter().for_each(Waker::wake);
+        wake_all(woken);
         Some([first, second & !PARITY])
     }
 
@@ -184,7 +185,7 @@ impl Fifo {
         self.consumer.wake();
         let mut woken = Vec::new();
         self.room.lock().take(&mut woken);
-        woken.into_iter().for_each(Waker::wake);
+        wake_all(woken);
     }
 
     /// Triggers that were put in and not taken.

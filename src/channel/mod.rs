@@ -36,3 +36,10 @@ pub use port_channel::{
 };
 pub use registered::{Lease, MAX_LEASES, RegisteredMemory, RemoteMemory};
 pub use semaphore::{Semaphore, SemaphoreSignal, SemaphoreWait, Signals};
+
+/// Gives bytes to the decoders of what ranks tell each other.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    bootstrap::fuzz(bytes);
+    let _ = communicator::introduction(bytes);
+}

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Config, Environment, NetDevices, Progress, RendezvousScheme, RendezvousThreshold, Setting,
-    Source, Threshold, TransportSet, VARIABLES, Variable, nearest,
+    Config, Environment, Limits, NetDevices, Progress, RendezvousScheme, RendezvousThreshold,
+    Setting, Source, Threshold, TransportSet, VARIABLES, Variable, nearest,
 };
 use crate::{
     memory::{MonitorKind, RegistrationCacheOptions},
@@ -83,10 +83,12 @@ impl Config {
             row("WHARF_CONNECT_TIMEOUT", &self.connect_timeout),
             row("WHARF_HANDSHAKE_TIMEOUT", &self.handshake_timeout),
             row("WHARF_KEEPALIVE_INTERVAL", &self.keepalive),
+            row("WHARF_TCP_CHECKSUMS", &self.tcp_checksums),
             row("WHARF_PIDFD", &self.pidfd),
             row("WHARF_CMA", &self.cma),
             row("WHARF_STAGING", &self.staging),
             row("WHARF_OPS_WINDOW", &self.ops_window),
+            row("WHARF_LIMITS", &self.limits),
             row("WHARF_MEM_MONITOR", &self.memory_monitor),
             row("WHARF_RCACHE_ENABLE", &self.rcache),
             limit(
@@ -161,6 +163,12 @@ impl Text for TransportSet {
     fn text(&self) -> String {
         let names: Vec<&str> = self.names().chain(self.absent()).collect();
         names.join(",")
+    }
+}
+
+impl Text for Limits {
+    fn text(&self) -> String {
+        Self::text(self)
     }
 }
 
@@ -296,6 +304,7 @@ mod tests {
             ("WHARF_CONNECT_TIMEOUT", "1.5s"),
             ("WHARF_KEEPALIVE_INTERVAL", "inf"),
             ("WHARF_CMA", "off"),
+            ("WHARF_LIMITS", "source.connections=64,worker.requests=inf"),
             ("WHARF_MEM_MONITOR", "uffd"),
             ("WHARF_RCACHE_MAX_REGIONS", "inf"),
             ("WHARF_RCACHE_MAX_SIZE", "1G"),

@@ -25,6 +25,7 @@
 mod devices;
 mod environment;
 mod in_force;
+mod limits;
 mod memory;
 mod progress;
 mod rdma;
@@ -43,6 +44,7 @@ use crate::{
 pub(crate) use devices::{NetDevices, interface_addresses, system_interfaces};
 pub(crate) use environment::Environment;
 pub use in_force::{Entry, UnknownVariable};
+pub use limits::{Limits, Quota};
 pub use progress::Progress;
 pub(crate) use transports::TransportSet;
 pub(crate) use value::{RendezvousScheme, RendezvousThreshold, Threshold};
@@ -111,6 +113,8 @@ pub(crate) struct Config {
     pub(crate) handshake_timeout: Setting<Duration>,
     /// Between keepalive probes on connections that need them, positive; `None`: none.
     pub(crate) keepalive: Setting<Option<Duration>>,
+    /// Frames over TCP carry checksums.
+    pub(crate) tcp_checksums: Setting<bool>,
     /// Learn of a peer's death by pidfd.
     pub(crate) pidfd: Setting<bool>,
     /// Copy between processes by `process_vm_readv` and `process_vm_writev`.
@@ -119,6 +123,8 @@ pub(crate) struct Config {
     pub(crate) staging: Setting<bool>,
     /// Operations posted on one endpoint, at least 1.
     pub(crate) ops_window: Setting<usize>,
+    /// What peers may make a worker hold.
+    pub(crate) limits: Setting<Limits>,
     /// Who tells when memory goes away.
     pub(crate) memory_monitor: Setting<MonitorKind>,
     /// How connections over RDMA devices are made.
@@ -153,10 +159,12 @@ impl Default for Config {
             connect_timeout: Duration::from_secs(10).into(),
             handshake_timeout: Duration::from_secs(5).into(),
             keepalive: Some(Duration::from_secs(10)).into(),
+            tcp_checksums: false.into(),
             pidfd: true.into(),
             cma: true.into(),
             staging: true.into(),
             ops_window: 4096.into(),
+            limits: Limits::default().into(),
             memory_monitor: MonitorKind::default().into(),
             rc: rdma::Rc::default(),
             rcache: true.into(),
@@ -182,10 +190,12 @@ pub(crate) struct Overrides {
     pub(crate) connect_timeout: Option<Duration>,
     pub(crate) handshake_timeout: Option<Duration>,
     pub(crate) keepalive: Option<Option<Duration>>,
+    pub(crate) tcp_checksums: Option<bool>,
     pub(crate) pidfd: Option<bool>,
     pub(crate) cma: Option<bool>,
     pub(crate) staging: Option<bool>,
     pub(crate) memory_monitor: Option<MonitorKind>,
+    pub(crate) limits: Option<Limits>,
 }
 
 impl Config {
@@ -250,6 +260,12 @@ impl Config {
                 value::time_or_never,
                 || *default.keepalive,
             )?,
+            tcp_checksums: environment.choose(
+                given.tcp_checksums,
+                &["WHARF_TCP_CHECKSUMS"],
+                value::yes_no,
+                || *default.tcp_checksums,
+            )?,
             pidfd: environment.choose(given.pidfd, &["WHARF_PIDFD"], value::yes_no, || {
                 *default.pidfd
             })?,
@@ -263,6 +279,12 @@ impl Config {
             ops_window: environment.choose(None, &["WHARF_OPS_WINDOW"], value::count, || {
                 *default.ops_window
             })?,
+            limits: environment.choose(
+                given.limits,
+                &["WHARF_LIMITS"],
+                Limits::parse,
+                Limits::default,
+            )?,
             memory_monitor,
             rc: rdma::Rc::load(environment)?,
             rcache: environment.choose(
@@ -499,10 +521,12 @@ mod tests {
             ("WHARF_CONNECT_TIMEOUT", "2"),
             ("WHARF_HANDSHAKE_TIMEOUT", "250ms"),
             ("WHARF_KEEPALIVE_INTERVAL", "inf"),
+            ("WHARF_TCP_CHECKSUMS", "y"),
             ("WHARF_PIDFD", "n"),
             ("WHARF_CMA", "no"),
             ("WHARF_STAGING", "n"),
             ("WHARF_OPS_WINDOW", "16"),
+            ("WHARF_LIMITS", "worker.connections=9"),
             ("WHARF_MEM_MONITOR", "none"),
             ("WHARF_RCACHE_ENABLE", "n"),
             ("WHARF_RCACHE_MAX_REGIONS", "8"),
@@ -533,7 +557,9 @@ mod tests {
         assert_eq!(*config.handshake_timeout, Duration::from_millis(250));
         assert_eq!(*config.keepalive, None);
         assert!(!*config.pidfd && !*config.cma && !*config.staging);
+        assert!(*config.tcp_checksums);
         assert_eq!(*config.ops_window, 16);
+        assert_eq!(config.limits.worker.connections, 9);
         assert_eq!(*config.rendezvous_scheme, RendezvousScheme::Put);
         assert_eq!(*config.relaxed_ordering, RelaxedOrdering::Off);
         assert!(*config.on_demand);

@@ -32,7 +32,7 @@ pub enum Progress {
     /// for up to 50 µs more, between the turns of other tasks, while that pays.
     #[default]
     Adaptive,
-    /// Spins for this long, then parks.
+    /// Spins for this long, then parks. For a millisecond at the most before the runtime's timers and sockets have their turn.
     ///
     /// A window above zero but below the time that a parked peer takes to answer (about 12 µs) is worse than none: both
     /// ends then park on every message, and the spinning is lost. Take zero, or 20 µs and more.

@@ -64,6 +64,8 @@ variables! {
         "what a listener gives a new connection to say who it is; as `ContextBuilder::handshake_timeout`";
     "WHARF_KEEPALIVE_INTERVAL" or "UCX_KEEPALIVE_INTERVAL": "a time in whole seconds, or `inf` for none", else "`10s`",
         "time between probes over TCP; a silent peer is given up after three; as `ContextBuilder::keepalive`";
+    "WHARF_TCP_CHECKSUMS": "`y` or `n`", else "`n`",
+        "frames over TCP carry checksums, where either end says so; as `ContextBuilder::tcp_checksums`";
     "WHARF_PIDFD": "`y` or `n`", else "`y`",
         "learn of a peer's death by a pidfd; as `ContextBuilder::pidfd`";
     "WHARF_CMA": "`y` or `n`", else "`y`",
@@ -72,6 +74,8 @@ variables! {
         "device memory may stop in host memory where no path reaches both ends; `n` as `ContextBuilder::forbid_staging`";
     "WHARF_OPS_WINDOW": "a count, at least 1", else "`4096`",
         "operations that may be posted on one endpoint";
+    "WHARF_LIMITS": "`SCOPE.AMOUNT=COUNT` with commas between, as in `source.connections=64`; scopes `connection`, `source`, `worker`; `inf` for none", else "those of `config::Quota`",
+        "what peers may make a worker hold; as `ContextBuilder::limits`";
     "WHARF_MEM_MONITOR" or "UCX_MEM_EVENTS": "`auto`, `imported`, `uffd`, `hooks`, `alloc` or `none`; UCX's: `y` for `auto`, `n` for `none`", else "`auto`",
         "who tells when memory goes away; as `ContextBuilder::memory_monitor`";
     "WHARF_RCACHE_ENABLE" or "UCX_RCACHE_ENABLE": "`y`, `n` or `try`", else "`y`",

@@ -2,16 +2,25 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Context, Inner, memory::Memory, report::reason};
+use super::{
+    Admission, Context, IncomingInfo, Inner, admission::Admit, memory::Memory, report::reason,
+};
 use crate::{
     config::{
-        Config, Environment, NetDevices, Overrides, Progress, RendezvousThreshold, Source,
+        Config, Environment, Limits, NetDevices, Overrides, Progress, RendezvousThreshold, Source,
         Threshold, TransportSet, invalid, system_interfaces,
     },
     error::{Error, ErrorKind, Operation, Result},
     memory::{MemoryDomain, MonitorKind},
     sys::fork,
-    transport::{Accelerator, Transport, cma::Cma, registry, tcp::Tcp, verbs::RcOptions},
+    transport::{
+        Accelerator, Transport,
+        cma::Cma,
+        registry,
+        tcp::{Tcp, TcpOptions},
+        tls::Tls,
+        verbs::{RcOptions, RcVerbs},
+    },
 };
 
 /// Options of a [`Context`]. What is not set here is taken from `WHARF_*` variables, some of UCX's beneath them, and
@@ -27,6 +36,8 @@ use crate::{
 pub struct ContextBuilder {
     given: Overrides,
     secret: Option<Vec<u8>>,
+    admit: Option<Admit>,
+    tls: Option<Tls>,
     own: Vec<Arc<dyn Transport>>,
     domains: Vec<Arc<dyn MemoryDomain>>,
     accelerators: Vec<Arc<dyn Accelerator>>,
@@ -47,7 +58,7 @@ impl ContextBuilder {
         Ok(self)
     }
 
-    /// Which network interfaces may be used: names with commas between, `"all"`, or `^` and those to leave out.
+    /// Which network interfaces may be used: names with commas between, `"all"`, or `^` and those to leave out. Workers listen at their addresses alone.
     /// Variables: `WHARF_NET_DEVICES`, `UCX_NET_DEVICES`.
     ///
     /// # Errors
@@ -66,10 +77,54 @@ impl ContextBuilder {
         self
     }
 
-    /// A secret that both ends of every connection must know. They prove it to each other before anything else, without
-    /// sending it.
+    /// A secret that both ends of every connection must know. They prove it to each other before they tell anything of
+    /// themselves, by a password-authenticated key exchange (CPace): who does not know it can try one guess with each connection, and none
+    /// without.
     pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
         self.secret = Some(secret.into());
+        self
+    }
+
+    /// A check of each peer that connects to a worker of this context, to a [listener](crate::Listener) or by a worker's address: after its
+    /// handshake, with the [secret](Self::secret) if there is one, and before anything that it asks for is served. Whom it refuses no listener's program
+    /// sees. Without it everybody is admitted who knows the secret.
+    ///
+    /// It is called on a thread of the runtime, and must not block. If it panics the peer is refused.
+    ///
+    /// ```
+    /// # fn main() -> wharf::Result<()> {
+    /// use wharf::{Admission, Context};
+    ///
+    /// let context = Context::builder()
+    ///     .admit(|peer| match peer.address() {
+    ///         Some(address) if !address.ip().is_loopback() => Admission::Refuse("from this host only".to_owned()),
+    ///         _ => Admission::Accept,
+    ///     })
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn admit(
+        mut self,
+        check: impl Fn(&IncomingInfo) -> Admission + Send + Sync + 'static,
+    ) -> Self {
+        self.admit = Some(Arc::new(check));
+        self
+    }
+
+    /// Encrypts every TCP connection of this context, made or taken, by rustls: from its first byte, with this crate's own handshake and all that follows
+    /// inside. Nothing falls back to plain text: a peer without TLS is refused, and hears why.
+    ///
+    /// Who is dialled by `host:port` must have a certificate for that host or IP address; for a worker's address see [`Tls::worker_name`]. The chain that a
+    /// peer has shown is [`Endpoint::peer_certificates`](crate::Endpoint::peer_certificates) and
+    /// [`Incoming::peer_certificates`](crate::Incoming::peer_certificates).
+    ///
+    /// Processes of one host and one user still go by shared memory, which needs no encryption, and without certificates; leave it out of
+    /// [`transports`](Self::transports) where each peer must show one. Other users of the host go by TCP. `rc_verbs` has no encryption and is left out,
+    /// with listening and connecting by RDMA address. Transports of one's own are as they are. [The guide](crate::guide::tls) has more.
+    #[cfg(feature = "tls")]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
         self
     }
 
@@ -88,7 +143,13 @@ impl ContextBuilder {
         self
     }
 
-    /// Time that a listener gives a new connection to say who it is; 5 s without. Variable: `WHARF_HANDSHAKE_TIMEOUT`.
+    /// Time that a listener gives a new connection to say who it is; 5 s without. The first bytes have to come within 2 s.
+    ///
+    /// 128 handshakes may be under way on each listener over TCP, as many over its Unix socket and over RDMA, and three quarters of them for one source
+    /// (an IPv4 address, the first 64 bits of an IPv6 address, a user of this host). Who comes when they are takes the place of a peer that
+    /// has said nothing for 250 ms, or is not done with a message after a second, and waits while there is none; it is sent away where nothing from its
+    /// source came to an end within 2 s.
+    /// Variable: `WHARF_HANDSHAKE_TIMEOUT`.
     pub fn handshake_timeout(mut self, time: Duration) -> Self {
         self.given.handshake_timeout = Some(time);
         self
@@ -104,6 +165,17 @@ impl ContextBuilder {
     #[doc(alias = "UCX_KEEPALIVE_INTERVAL")]
     pub fn keepalive(mut self, interval: Duration) -> Self {
         self.given.keepalive = Some(Some(interval));
+        self
+    }
+
+    /// Whether frames over TCP carry checksums; without this, none do. Where one end of a connection asks for them, both make and check them.
+    ///
+    /// TCP's own checksum has 16 bits, and devices on the way make it anew: of the bits that faulty memory there flips, some arrive unnoticed.
+    /// With this, a CRC-32 of each frame's header and of its payload is compared; a wrong one ends the connection with `Protocol`, and what it covers is
+    /// never delivered as complete. It finds accidents, and keeps out nobody who changes bytes on purpose. Each end reads every byte once more for it.
+    /// Variable: `WHARF_TCP_CHECKSUMS`.
+    pub fn tcp_checksums(mut self, yes: bool) -> Self {
+        self.given.tcp_checksums = Some(yes);
         self
     }
 
@@ -128,6 +200,13 @@ impl ContextBuilder {
         self
     }
 
+    /// What peers may make a worker of this context hold: bytes and messages that nobody has received, streams that nobody has accepted, requests
+    /// that are being served, connections. Variable: `WHARF_LIMITS`.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.given.limits = Some(limits);
+        self
+    }
+
     /// Who tells when memory goes away. Without it the first that can be had here. Variables: `WHARF_MEM_MONITOR`, `UCX_MEM_EVENTS`.
     pub fn memory_monitor(mut self, kind: MonitorKind) -> Self {
         self.given.memory_monitor = Some(kind);
@@ -147,7 +226,7 @@ impl ContextBuilder {
     }
 
     /// Adds a kind of device of one's own, with the domain of its memory. It is asked before those of this build, whatever
-    /// [`transports`](Self::transports) names.
+    /// [`transports`](Self::transports) names, and takes the place of that one of them which has its name.
     pub fn accelerator(mut self, accelerator: Arc<dyn Accelerator>) -> Self {
         self.accelerators.push(accelerator);
         self
@@ -187,8 +266,14 @@ impl ContextBuilder {
                 memory: super::memory::device_memory(&config),
                 ..config.rc.options()
             },
+            TcpOptions {
+                checksums: *config.tcp_checksums,
+                tls: self.tls.is_some(),
+                ..TcpOptions::default()
+            },
         ));
-        let probed = Probed::new(&config, self.accelerators, candidates)?;
+        let secured = self.tls.is_some();
+        let probed = Probed::new(&config, secured, self.accelerators, candidates)?;
         let mut domains = self.domains;
         domains.extend(probed.accelerators.iter().map(|device| device.domain()));
         let memory = Memory::new(&config, domains)?;
@@ -196,6 +281,8 @@ impl ContextBuilder {
             inner: Arc::new(Inner {
                 config,
                 secret: self.secret,
+                admit: self.admit,
+                tls: self.tls,
                 transports: probed.transports,
                 accelerators: probed.accelerators,
                 usable: probed.usable,
@@ -216,6 +303,8 @@ impl fmt::Debug for ContextBuilder {
         f.debug_struct("ContextBuilder")
             .field("given", &self.given)
             .field("secret", &self.secret.is_some())
+            .field("admit", &self.admit.is_some())
+            .field("tls", &self.tls)
             .field("own", &self.own_names())
             .field("domains", &self.domains)
             .field("accelerators", &self.accelerators)
@@ -232,8 +321,10 @@ struct Probed {
 }
 
 impl Probed {
+    /// Where TLS is demanded (`secured`), without what has no encryption.
     fn new(
         config: &Config,
+        secured: bool,
         own: Vec<Arc<dyn Accelerator>>,
         candidates: impl Iterator<Item = Arc<dyn Transport>>,
     ) -> Result<Self> {
@@ -250,12 +341,20 @@ impl Probed {
                 found.miss(Tcp::NAME, why.to_owned(), named);
                 continue;
             }
+            if secured && transport.name() == RcVerbs::NAME {
+                let why = "it has no encryption, and TLS is demanded";
+                found.miss(RcVerbs::NAME, why.to_owned(), named);
+                continue;
+            }
             match transport.probe() {
                 Ok(()) => found.transports.push(transport),
                 Err(error) => found.miss(transport.name(), reason(&error), named),
             }
         }
-        let built_in = registry::accelerators(|name| config.transports.allows(name)).into_iter();
+        let mut built_in = registry::accelerators(|name| config.transports.allows(name));
+        // Two of one name would be one driver twice: nobody could tell whose the pinned memory is.
+        built_in.retain(|device| own.iter().all(|own| own.name() != device.name()));
+        let built_in = built_in.into_iter();
         let own = own.into_iter().map(|device| (device, true));
         for (device, own) in own.chain(built_in.map(|device| (device, false))) {
             match device.probe() {

@@ -5,12 +5,14 @@
 //! `transport`. Knows nothing of workers, connections or Tokio.
 //! Tests: below, and `tests/api/`.
 
+mod admission;
 mod builder;
 mod memory;
 mod report;
 
 use std::{fmt, sync::Arc};
 
+pub use admission::{Admission, IncomingInfo, Via};
 pub use builder::ContextBuilder;
 pub use memory::ContextMetrics;
 pub use report::{Report, TransportReport, TransportState, TypeCacheReport};
@@ -20,7 +22,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{BufferMut, HostBufferMut, Region, region::RegionTable},
     sys::fork,
-    transport::{Accelerator, Transport},
+    transport::{Accelerator, Transport, tls::Tls},
     types::{Access, MemoryType},
 };
 
@@ -45,6 +47,8 @@ pub struct Context {
 struct Inner {
     config: Config,
     secret: Option<Vec<u8>>,
+    admit: Option<admission::Admit>,
+    tls: Option<Tls>,
     transports: Vec<Arc<dyn Transport>>,
     accelerators: Vec<Arc<dyn Accelerator>>,
     usable: Vec<String>,
@@ -113,7 +117,11 @@ impl Context {
     #[doc(alias("ucp_mem_map", "ucp_mem_map_params_t", "ucp_memh_pack_params_t"))]
     pub async fn expose(&self, buffer: impl Into<BufferMut>, access: Access) -> Result<Region> {
         fork::check(Operation::Memory)?;
-        let buffer = buffer.into();
+        let mut buffer = buffer.into();
+        if buffer.was_given() {
+            // A peer has it that may not have the region.
+            buffer = buffer.replica().await?;
+        }
         if buffer.is_on_device() && !self.serves(buffer.memory_type()) {
             buffer.check_reachable(Operation::Memory)?;
         }
@@ -164,6 +172,22 @@ impl Context {
     /// The shared secret; never empty.
     pub(crate) fn secret(&self) -> Option<&[u8]> {
         self.inner.secret.as_deref()
+    }
+
+    /// What the program says to a peer that asks for a connection.
+    ///
+    /// # Errors
+    /// `Rejected`, with its reason.
+    pub(crate) fn admits(&self, peer: &IncomingInfo) -> Result<()> {
+        match self.inner.admit.as_ref().map(|admit| admit(peer)) {
+            Some(Admission::Refuse(reason)) => Err(Error::new(ErrorKind::Rejected, reason)),
+            Some(Admission::Accept) | None => Ok(()),
+        }
+    }
+
+    /// How TCP connections are encrypted; `None`: they are not.
+    pub(crate) fn tls(&self) -> Option<&Tls> {
+        self.inner.tls.as_ref()
     }
 
     /// The transports that a worker opens, the preferred first.

@@ -23,12 +23,13 @@ use crate::{
         device::admit_source,
         engine::Engine,
         operations::{self, Outcome, SendStage},
+        send::host,
     },
 };
 
 use super::{
     Endpoint, Op,
-    attempt::{Attempt, conclude, persist},
+    attempt::{Attempt, First, conclude, persist},
     operation::{Completion, Deadline, Entered, Settled},
 };
 
@@ -67,8 +68,10 @@ impl Message {
             )
             .during(Operation::AmSend)));
         }
-        let (Some(header), Some(data)) =
-            (self.header.as_slice(), self.payload.run_within(peer.eager))
+        let Some(header) = self
+            .header
+            .as_slice()
+            .filter(|_| self.payload.is_run_within(peer.eager))
         else {
             let header = self.header.check_reachable(Operation::AmSend);
             let context = &endpoint.shared().context;
@@ -85,7 +88,8 @@ impl Message {
                 Err(error) => Attempt::Over(Err(error)),
             };
         };
-        match try_am(peer, self.id, header, data) {
+        let length = self.payload.len();
+        match try_am(peer, self.id, header, length, || host(&self.payload)) {
             Ok(()) => Attempt::Over(Ok(())),
             Err(Some(SendError::Full)) => Attempt::Full,
             Err(Some(SendError::Failed(error))) => Attempt::Over(Err(error)),
@@ -169,7 +173,7 @@ impl<'a> AmSend<'a> {
         let shared = endpoint.shared();
         let (link, _) = endpoint.place();
         let window = shared.context.config().ops_window.value;
-        let entered = shared.with(|engine| {
+        let entered = shared.begin(Operation::AmSend, |engine| {
             let mut attempt = message.attempt(endpoint, engine);
             if matches!(attempt, Attempt::Full) {
                 engine.progress();
@@ -192,7 +196,7 @@ impl<'a> AmSend<'a> {
             let key = message.enter(endpoint, engine);
             Ok(Entered::new(endpoint.handle(), key))
         });
-        match entered {
+        match entered.and_then(|(entered, _)| entered) {
             Ok(entered) => Ok(Op {
                 entered,
                 deadline: self.deadline,
@@ -212,14 +216,18 @@ impl Future for AmSend<'_> {
         if this.entered.is_none() {
             let endpoint = this.endpoint;
             let shared = endpoint.shared();
-            let mut engine = shared.enter();
-            let attempt = persist(&mut engine, |engine| this.message.attempt(endpoint, engine));
-            if let Attempt::Over(result) = attempt {
-                return conclude(shared, engine, cx, &mut this.entered, result);
+            let (first, begun) = shared.begin(Operation::AmSend, |engine| {
+                let attempt = persist(engine, |engine| this.message.attempt(endpoint, engine));
+                if let Attempt::Over(result) = attempt {
+                    return First::Over(result);
+                }
+                let key = this.message.enter(endpoint, engine);
+                First::Entered(Entered::new(endpoint.handle(), key))
+            })?;
+            match first {
+                First::Over(result) => return conclude(begun, cx, &mut this.entered, result),
+                First::Entered(entered) => this.entered = Some(entered),
             }
-            let key = this.message.enter(endpoint, &mut engine);
-            this.entered = Some(Entered::new(endpoint.handle(), key));
-            shared.leave(engine);
         }
         match &mut this.entered {
             Some(entered) => entered
@@ -291,13 +299,11 @@ impl AmSink {
             ticket,
         } = self;
         let shared = endpoint.shared();
-        if shared.must_yield(cx) {
-            return Poll::Pending;
-        }
+        let begun = ready!(shared.look(Operation::AmSend, cx))?;
         let window = shared.context.config().ops_window.value;
         let (link, own) = endpoint.place();
         let mut first = true;
-        shared.drive(
+        begun.drive(
             cx,
             |engine| {
                 if !std::mem::take(&mut first) {
@@ -336,13 +342,13 @@ impl AmSink {
             unstaged: false,
         };
         let endpoint = &self.endpoint;
-        let entered = endpoint.shared().with(|engine| {
+        let begun = endpoint.shared().begin(Operation::AmSend, |engine| {
             if let Attempt::Over(result) = message.attempt(endpoint, engine) {
                 return result.map(|()| None);
             }
             Ok(Some(message.enter(endpoint, engine)))
-        })?;
-        self.pending.extend(entered);
+        });
+        self.pending.extend(begun?.0?);
         Ok(())
     }
 

@@ -24,6 +24,7 @@ use crate::{
 
 use super::{
     Endpoint, Op, RemoteRegion,
+    attempt::First,
     operation::{Completion, Deadline, Entered, Settled},
     rma::{alive, window},
 };
@@ -226,7 +227,7 @@ impl<'a, T: Completion> Atomic<'a, T> {
     pub fn post(mut self) -> Result<Op<T>> {
         let operation = self.operation();
         let target = self.target()?;
-        let entered = self.endpoint.shared().with(|engine| {
+        let begun = self.endpoint.shared().begin(operation, |engine| {
             window(engine, self.endpoint, operation)?;
             Ok::<_, Error>(match self.at_once(engine, &target) {
                 Some(Ok(old)) => Entered::over(Outcome::Value(old)),
@@ -238,9 +239,9 @@ impl<'a, T: Completion> Atomic<'a, T> {
                 }
                 None => self.start(engine, &target),
             })
-        })?;
+        });
         Ok(Op {
-            entered,
+            entered: begun?.0?,
             deadline: self.deadline,
             operation,
             kind: PhantomData,
@@ -365,26 +366,32 @@ impl<T: Completion<Output = Result<T>>> Future for Atomic<'_, T> {
         let operation = this.operation();
         if this.entered.is_none() {
             let shared = this.endpoint.shared();
-            if shared.must_yield(cx) {
-                return Poll::Pending;
-            }
             let target = this.target()?;
-            let mut engine = shared.enter();
-            if let Err(error) = alive(&mut engine, this.endpoint, operation) {
-                shared.leave(engine);
-                return Poll::Ready(Err(error));
+            let (first, begun) = shared.begin(operation, |engine| {
+                if let Err(error) = alive(engine, this.endpoint, operation) {
+                    return First::Over(Err(error));
+                }
+                match this.at_once(engine, &target) {
+                    Some(result) => First::Over(result),
+                    None => First::Entered(this.start(engine, &target)),
+                }
+            })?;
+            match first {
+                First::Over(result) => {
+                    this.way = Way::Over;
+                    let done = result.is_ok();
+                    let outcome = match result {
+                        Ok(old) => Outcome::Value(old),
+                        Err(error) => Outcome::Done(Err(error.during(operation))),
+                    };
+                    if begun.over(cx).is_pending() && done {
+                        this.entered = Some(Entered::over(outcome));
+                        return Poll::Pending;
+                    }
+                    return Poll::Ready(T::settle(Settled(outcome)));
+                }
+                First::Entered(entered) => this.entered = Some(entered),
             }
-            if let Some(result) = this.at_once(&mut engine, &target) {
-                shared.leave(engine);
-                shared.count(cx);
-                this.way = Way::Over;
-                return Poll::Ready(match result {
-                    Ok(old) => T::settle(Settled(Outcome::Value(old))),
-                    Err(error) => Err(error.during(operation)),
-                });
-            }
-            this.entered = Some(this.start(&mut engine, &target));
-            shared.leave(engine);
         }
         match &mut this.entered {
             Some(entered) => entered

@@ -1,12 +1,10 @@
-//! Sends that are tried at once, before they take a place in the table of operations.
+//! Operations that are tried at once, before they take a place in the table of operations.
 
 use std::task::{Context, Poll};
 
-use parking_lot::MutexGuard;
-
 use crate::{
     error::Result,
-    worker::{engine::Engine, operations::Outcome, shared::Shared},
+    worker::{door::Begun, engine::Engine, operations::Outcome},
 };
 
 use super::operation::Entered;
@@ -39,26 +37,36 @@ pub(super) fn persist(engine: &mut Engine, attempt: impl Fn(&mut Engine) -> Atte
         engine.progress();
         tried = attempt(engine);
     }
+    if matches!(tried, Attempt::Full) {
+        // Who only sends never looks at its sockets, where the room that the peer gave back may be waiting to be read.
+        engine.poll_fds();
+        engine.progress();
+        tried = attempt(engine);
+    }
     tried
 }
 
-/// Ends the poll of a send that is over, and lets go of the engine.
+/// How an operation began.
+pub(super) enum First<T> {
+    /// It is over already.
+    Over(T),
+    Entered(Entered),
+}
+
+/// Ends the first poll of an operation that is over. When its task is to give way first, what follows is in `entered`.
 #[inline]
 pub(super) fn conclude(
-    shared: &Shared,
-    engine: MutexGuard<'_, Engine>,
+    begun: Begun<'_>,
     cx: &mut Context<'_>,
     entered: &mut Option<Entered>,
     result: Result<()>,
 ) -> Poll<Result<()>> {
-    shared.leave(engine);
-    shared.count(cx);
-    if result.is_ok() && shared.must_yield(cx) {
-        // Sent first, so that sends leave in the order in which they were first polled.
-        *entered = Some(Entered::over(Outcome::Done(Ok(()))));
+    if begun.over(cx).is_pending() && result.is_ok() {
+        // An error is told at once: nobody else would tell it.
+        *entered = Some(Entered::over(Outcome::Done(result)));
         return Poll::Pending;
     }
-    // Polled again by mistake, it must not send again.
+    // Polled again by mistake, it must not happen again.
     *entered = Some(Entered::Over(None));
     Poll::Ready(result)
 }

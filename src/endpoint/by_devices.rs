@@ -228,6 +228,9 @@ impl Connector for Control {
     fn can_use(&self, channel: &Channel, peer: &PeerInfo) -> Result<()> {
         self.0.can_use(channel, peer)
     }
+    fn admits(&self, channel: &Channel) -> Result<()> {
+        self.0.admits(channel)
+    }
     async fn connect(
         &self,
         channel: &mut Channel,
@@ -796,7 +799,7 @@ impl Bed {
         for worker in [&self._here, &self.there] {
             worker
                 .shared()
-                .with(|engine| engine.core.one_sided.scheme = RendezvousScheme::Put);
+                .inside(|engine| engine.core.one_sided.scheme = RendezvousScheme::Put);
         }
     }
 }

@@ -169,31 +169,24 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
 
     fn enter(&mut self) -> Entered {
         let types = self.check();
-        let to = std::mem::take(&mut self.to);
-        let types = match types {
-            Ok(types) => types,
-            Err(error) => {
-                return Entered::over(Outcome::Buffer {
-                    result: Err(error),
-                    buffer: Some(to),
-                });
-            }
-        };
-        let copy = LocalCopy {
-            from: std::mem::take(&mut self.from),
-            to,
-            offset: self.offset,
-        };
-        let order = std::mem::take(&mut self.order);
-        let key = self.worker.shared().with(|engine| {
-            let key = engine.core.start_copy(copy, &types, order, self.unstaged);
-            if engine.closing {
-                let error = Error::new(ErrorKind::Closed, "the worker is shutting down");
-                engine.core.fail_operation(key, error);
-            }
-            key
+        let begun = types.and_then(|types| {
+            self.worker.shared().begin(Operation::Copy, |engine| {
+                let copy = LocalCopy {
+                    from: std::mem::take(&mut self.from),
+                    to: std::mem::take(&mut self.to),
+                    offset: self.offset,
+                };
+                let order = std::mem::take(&mut self.order);
+                engine.core.start_copy(copy, &types, order, self.unstaged)
+            })
         });
-        Entered::new(self.worker.handle(), key)
+        match begun {
+            Ok((key, _)) => Entered::new(self.worker.handle(), key),
+            Err(error) => Entered::over(Outcome::Buffer {
+                result: Err(error),
+                buffer: Some(std::mem::take(&mut self.to)),
+            }),
+        }
     }
 }
 
@@ -203,9 +196,6 @@ impl<B: ReceiveBuffer + Unpin> Future for CopyBuffer<'_, B> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         if this.entered.is_none() {
-            if this.worker.shared().must_yield(cx) {
-                return Poll::Pending;
-            }
             this.entered = Some(this.enter());
         }
         match &mut this.entered {
@@ -240,9 +230,6 @@ impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let copy = &mut self.0;
         if copy.entered.is_none() {
-            if copy.worker.shared().must_yield(cx) {
-                return Poll::Pending;
-            }
             copy.entered = Some(copy.enter());
         }
         let Some(entered) = &mut copy.entered else {

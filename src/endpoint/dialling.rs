@@ -11,7 +11,7 @@ use crate::{
     error::ErrorKind,
     protocol::WorkerAddress,
     sys::identity::identity,
-    worker::wireup::{self, Destination},
+    worker::connect::{self, Destination},
 };
 
 fn context() -> Context {
@@ -42,9 +42,9 @@ fn an_address_that_swallows_what_is_sent_leaves_time_for_the_next() {
         let bound = |silent: &TcpListener| silent.local_addr().expect("bound");
         let mut sockets: Vec<_> = silent.iter().map(bound).collect();
         sockets.push(listener.local_addr());
-        let destination = Destination::Sockets(sockets);
+        let destination = Destination::Sockets(sockets, None);
         let (dialled, accepted) =
-            tokio::join!(wireup::connect(workers[0].shared(), destination), async {
+            tokio::join!(connect::connect(workers[0].shared(), destination), async {
                 listener.accept().await.expect("a peer").accept().await
             });
         dialled.expect("the last answers");
@@ -83,8 +83,8 @@ fn who_has_answered_says_why_it_cannot_be_connected() {
         let sockets = [&nobody, &closes].map(|at| at.local_addr().expect("bound"));
         drop(nobody);
         let ends = std::thread::spawn(move || drop(closes.accept()));
-        let destination = Destination::Sockets(sockets.to_vec());
-        let error = wireup::connect(worker.shared(), destination).await;
+        let destination = Destination::Sockets(sockets.to_vec(), None);
+        let error = connect::connect(worker.shared(), destination).await;
         let error = error.expect_err("nobody");
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
         ends.join().expect("no panic");

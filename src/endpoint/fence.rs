@@ -13,6 +13,7 @@ use crate::{
 
 use super::{
     Endpoint, Worker,
+    attempt::conclude,
     operation::{Completion, Deadline, Entered, Settled},
 };
 
@@ -89,19 +90,18 @@ impl Future for Fence<'_> {
         if this.entered.is_none() {
             let (link, id) = this.endpoint.place();
             let shared = this.endpoint.shared();
-            let key = shared.with(|engine| match engine.core.endpoint(link, id) {
-                None => Err(crate::worker::send::closed()),
-                Some(peer) => match peer.over() {
-                    Some(error) => Err(error),
-                    None => Ok(engine.core.begin_flush(link, true)),
-                },
-            });
+            let (key, begun) = shared.begin(Operation::Flush, |engine| {
+                match engine.core.endpoint(link, id) {
+                    None => Err(crate::worker::send::closed()),
+                    Some(peer) => match peer.over() {
+                        Some(error) => Err(error),
+                        None => Ok(engine.core.begin_flush(link, true)),
+                    },
+                }
+            })?;
             match key.map_err(|error| error.during(Operation::Flush))? {
                 Some(key) => this.entered = Some(Entered::new(this.endpoint.handle(), key)),
-                None => {
-                    shared.count(cx);
-                    return Poll::Ready(Ok(()));
-                }
+                None => return conclude(begun, cx, &mut this.entered, Ok(())),
             }
         }
         match &mut this.entered {
@@ -148,7 +148,7 @@ impl Future for FlushAll<'_> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
         if !std::mem::replace(&mut this.begun, true) {
-            let keys = this.worker.shared().with(|engine| {
+            let begun = this.worker.shared().begin(Operation::Flush, |engine| {
                 let core = &mut engine.core;
                 let alive = core.peers.iter().flatten().filter(|peer| peer.is_alive());
                 let links: Vec<_> = alive.map(|peer| peer.slot).collect();
@@ -156,6 +156,7 @@ impl Future for FlushAll<'_> {
                 links.into_iter().filter_map(begin).collect::<Vec<_>>()
             });
             let handle = this.worker.handle();
+            let (keys, _) = begun?;
             this.left = keys
                 .into_iter()
                 .map(|key| Entered::new(handle, key))

@@ -5,7 +5,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use crate::{
@@ -63,7 +63,8 @@ impl Endpoint {
     fn ask<R>(&self, question: impl FnOnce(&crate::worker::peer::Peer) -> R) -> Option<R> {
         let (link, id) = self.place();
         self.shared()
-            .with(|engine| engine.core.endpoint(link, id).map(|peer| question(peer)))
+            .ask(|engine| engine.core.endpoint(link, id).map(|peer| question(peer)))
+            .flatten()
     }
 
     pub(crate) fn identity(&self) -> Result<Identity> {
@@ -88,7 +89,7 @@ impl Endpoint {
         self.inner.id
     }
 
-    /// The worker at the other end.
+    /// The worker at the other end, which proved that it is it.
     #[must_use]
     pub fn peer(&self) -> Option<WorkerId> {
         self.ask(|peer| peer.worker)
@@ -100,6 +101,14 @@ impl Endpoint {
     #[doc(alias("ucp_ep_attr_t", "ucp_transports_t", "ucp_transport_entry_t"))]
     pub fn transports(&self) -> Vec<&'static str> {
         self.ask(|peer| peer.transports.clone()).unwrap_or_default()
+    }
+
+    /// The certificates that the peer has shown over TLS, its own first; all of them have passed this side's verifier. `None`: the peer was asked for none, the
+    /// connection goes by shared memory, or it has ended.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn peer_certificates(&self) -> Option<Arc<[rustls::pki_types::CertificateDer<'static>]>> {
+        self.ask(|peer| peer.info.certificates.clone()).flatten()
     }
 
     /// How an operation of `length` bytes on this endpoint goes from memory of one type into memory of another, and why no better way: for people.
@@ -127,11 +136,11 @@ impl Endpoint {
         length: usize,
     ) -> Explanation {
         let (link, id) = self.place();
-        let explained = self.shared().with(|engine| {
+        let explained = self.shared().ask(|engine| {
             engine.core.endpoint(link, id)?;
             engine.core.explain(link, (operation, from, to), length)
         });
-        let Some(explained) = explained else {
+        let Some(explained) = explained.flatten() else {
             return Explanation::never("the endpoint is closed");
         };
         explained.with_unavailable(&self.transports(), self.shared().context.unavailable())
@@ -219,7 +228,9 @@ impl Endpoint {
     #[doc(alias("ucp_ep_close_nb", "ucp_ep_destroy", "ucp_disconnect_nb"))]
     pub async fn close(&self) -> Result<()> {
         let (link, id) = self.place();
-        self.shared().begin_close(link, id);
+        self.shared().begin(Operation::Close, |engine| {
+            engine.begin_close(link, id);
+        })?;
         let reason = Ending::new(self).await;
         match reason {
             Some(error)
@@ -239,11 +250,8 @@ impl Endpoint {
     ))]
     pub fn abort(&self) {
         let (link, id) = self.place();
-        self.shared().abort(
-            link,
-            id,
-            Error::new(ErrorKind::Closed, "the endpoint was aborted"),
-        );
+        let error = Error::new(ErrorKind::Closed, "the endpoint was aborted");
+        self.shared().ask(|engine| engine.abort(link, id, error));
     }
 
     /// Waits until the connection has ended, and says why.
@@ -308,7 +316,7 @@ impl Future for Flush<'_> {
         let this = &mut *self;
         if this.entered.is_none() {
             let (link, id) = this.endpoint.place();
-            let entered = this.endpoint.shared().with(|engine| {
+            let begun = this.endpoint.shared().begin(Operation::Flush, |engine| {
                 let core = &mut engine.core;
                 if let Some(error) = core
                     .endpoint(link, id)
@@ -317,8 +325,10 @@ impl Future for Flush<'_> {
                     return Err(error.during(Operation::Flush));
                 }
                 Ok(core.begin_flush(link, false))
-            })?;
-            this.entered = entered.map(|key| Entered::new(this.endpoint.handle(), key));
+            });
+            this.entered = begun?
+                .0?
+                .map(|key| Entered::new(this.endpoint.handle(), key));
         }
         match &mut this.entered {
             Some(entered) => {
@@ -380,9 +390,10 @@ impl Future for Ending<'_> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Error>> {
         let this = &mut *self;
         let (link, id) = this.endpoint.place();
-        this.endpoint
-            .shared()
-            .poll_closed(cx, link, id, &mut this.ticket)
+        match ready!(this.endpoint.shared().look(Operation::Close, cx)) {
+            Ok(begun) => begun.poll_closed(cx, (link, id), &mut this.ticket),
+            Err(error) => Poll::Ready(Some(error)),
+        }
     }
 }
 
@@ -417,10 +428,9 @@ impl Future for Ready<'_> {
         let this = &mut *self;
         let (link, id) = this.endpoint.place();
         let shared = this.endpoint.shared();
-        if shared.must_yield(cx) {
-            return Poll::Pending;
-        }
-        shared.poll_ready(cx, link, id, &mut this.ticket)
+        // What it waits for is another operation's place, whichever that will be.
+        let begun = ready!(shared.look(Operation::TagSend, cx))?;
+        begun.poll_ready(cx, (link, id), &mut this.ticket)
     }
 }
 

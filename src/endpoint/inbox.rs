@@ -6,14 +6,14 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{Arc, Weak},
-    task::{Context, Poll, Wake, Waker},
+    task::{Context, Poll, Wake, Waker, ready},
 };
 
 use futures::Stream;
 use parking_lot::Mutex;
 
 use crate::{
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Operation, Result},
     types::AmId,
     worker::{Handle, engine::Engine},
 };
@@ -58,12 +58,16 @@ impl<'a> ActiveMessages<'a> {
     pub fn open(self) -> Result<AmInbox> {
         let (id, handle) = (self.id, self.worker.handle().clone());
         let capacity = self.checked()?;
-        let serial = handle.shared.with(|engine| open(engine, id, capacity))?;
+        let begun = handle
+            .shared
+            .begin(Operation::AmRecv, |engine| open(engine, id, capacity));
+        let serial = begun?.0?;
         Ok(AmInbox(Opened { handle, id, serial }))
     }
 
     /// Calls `act` with each message, in order and one at a time, for the lowest latency: on the thread that drove the worker when the
-    /// message arrived, so that no task is switched to. It may use the worker and its endpoints (to post an answer, say); it must not block.
+    /// message arrived, so that no task is switched to. It may use the worker and its endpoints (to post an answer, say), and
+    /// [`tokio::spawn`]: where a thread of the worker's own or [`Worker::progress`] drives, the worker's runtime is entered for it. It must not block.
     /// Credits return to the sender when a message is handed to it. A panic in it is logged and ends that call alone.
     ///
     /// Dropping the guard ends it as dropping an [`AmInbox`] does; a call that is under way ends by itself.
@@ -84,7 +88,7 @@ impl<'a> ActiveMessages<'a> {
         let capacity = self.checked()?;
         let weak = Arc::downgrade(&handle);
         let act: Mutex<Act> = Mutex::new(Box::new(act));
-        let serial = handle.shared.with(|engine| {
+        let begun = handle.shared.begin(Operation::AmRecv, |engine| {
             let serial = open(engine, id, capacity)?;
             let runner = Runner {
                 handle: weak,
@@ -96,7 +100,8 @@ impl<'a> ActiveMessages<'a> {
                 .core
                 .am_run_by(id, serial, Waker::from(Arc::new(runner)));
             Ok::<_, Error>(serial)
-        })?;
+        });
+        let serial = begun?.0?;
         Ok(AmHandler(Opened { handle, id, serial }))
     }
 
@@ -134,7 +139,7 @@ impl Drop for Opened {
         let runner = self
             .handle
             .shared
-            .with(|engine| engine.core.am_close(id, serial));
+            .ask(|engine| engine.core.am_close(id, serial));
         drop(runner);
     }
 }
@@ -147,11 +152,10 @@ impl Opened {
     }
 
     fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
-        let shared = &self.handle.shared;
-        if shared.must_yield(cx) {
-            return Poll::Pending;
-        }
-        shared.drive(
+        let Ok(begun) = ready!(self.handle.shared.look(Operation::AmRecv, cx)) else {
+            return Poll::Ready(None);
+        };
+        begun.drive(
             cx,
             |engine| {
                 if let Some(message) = self.take(engine) {
@@ -176,7 +180,7 @@ impl Opened {
 
 /// The active messages of one id, as a [`Stream`] in the order in which they arrived; made by [`ActiveMessages::open`].
 ///
-/// The stream ends when the worker is shut down.
+/// The stream ends when the worker is shut down, and in a child made by `fork`.
 ///
 /// # Cancel safety
 /// `next().await` and [`AmInbox::recv`] are cancel safe: dropped before they resolve they take no message with them.
@@ -200,12 +204,13 @@ impl AmInbox {
 
     /// The next message, if one has arrived.
     pub fn try_recv(&mut self) -> Option<ActiveMessage> {
-        self.0.handle.shared.with(|engine| {
+        let taken = self.0.handle.shared.ask(|engine| {
             self.0.take(engine).or_else(|| {
                 engine.progress();
                 self.0.take(engine)
             })
-        })
+        });
+        taken.flatten()
     }
 }
 
@@ -286,8 +291,10 @@ impl Wake for Runner {
         for _ in 0..TURN {
             let taken = handle
                 .shared
-                .with(|engine| engine.core.am_take(self.id, self.serial));
-            let Some(arrived) = taken else { return };
+                .ask(|engine| engine.core.am_take(self.id, self.serial));
+            let Some(arrived) = taken.flatten() else {
+                return;
+            };
             let message = ActiveMessage::new(&handle, self.id, arrived);
             let act = &mut *self.act.lock();
             if catch_unwind(AssertUnwindSafe(|| act(message))).is_err() {

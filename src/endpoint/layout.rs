@@ -246,7 +246,7 @@ mod tests {
             let body = parts.concat();
             self.endpoint
                 .shared()
-                .with(|engine| engine.core.message(link, id, header, &body))
+                .inside(|engine| engine.core.message(link, id, header, &body))
         }
 
         /// Demands that a message ends the connection, whole or with its payload to come.
@@ -266,7 +266,7 @@ mod tests {
 
         fn is_open(&self) -> bool {
             let (link, _) = self.endpoint.place();
-            self.endpoint.shared().with(|engine| {
+            self.endpoint.shared().inside(|engine| {
                 engine.progress();
                 engine.core.peer(link).is_some_and(|peer| peer.is_open())
             })
@@ -437,7 +437,7 @@ mod tests {
         let two = list(&[(0, 4), (10, 4)]);
         let (link, _) = hostile.endpoint.place();
         // Nothing is answered before the pass ends.
-        let taken = hostile.endpoint.shared().with(|engine| {
+        let taken = hostile.endpoint.shared().inside(|engine| {
             let core = &mut engine.core;
             let idle = core.peer(link).unwrap().link.take();
             let body = [&header[..], &two].concat();
@@ -478,7 +478,7 @@ mod tests {
                         )
                         .is_err()
                 } else {
-                    hostile.endpoint.shared().with(|engine| {
+                    hostile.endpoint.shared().inside(|engine| {
                         match engine.core.place(
                             link,
                             control::LAYOUT_DATA,

@@ -20,7 +20,6 @@ use crate::{
         Handle,
         core::{fill, truncated},
         device::admit_target,
-        engine::Engine,
         inbox::{Arrived, Content},
         operations::{Arrival, Outcome},
     },
@@ -121,12 +120,13 @@ impl ActiveMessage {
     #[must_use]
     #[doc(alias("UCP_AM_SEND_FLAG_REPLY", "UCP_AM_RECV_ATTR_FIELD_REPLY_EP"))]
     pub fn endpoint(&self) -> Option<Endpoint> {
-        let open = self.handle.shared.with(|engine| {
+        let open = self.handle.shared.ask(|engine| {
             let peer = engine.core.endpoint(self.link, self.from);
             peer.filter(|peer| peer.is_open())
                 .map(|peer| peer.handles += 1)
         });
-        open.map(|()| Endpoint::new(self.handle.clone(), self.link, self.from))
+        open.flatten()
+            .map(|()| Endpoint::new(self.handle.clone(), self.link, self.from))
     }
 
     /// The payload as bytes: without a copy when it is here (save for up to 48 bytes, which were kept in place), else fetched into memory of
@@ -179,7 +179,7 @@ impl ActiveMessage {
     fn refuse(&mut self, reason: &str) {
         if let Content::Announced(announced) = self.take() {
             let (link, from) = (self.link, self.from);
-            self.handle.shared.with(|engine| {
+            self.handle.shared.ask(|engine| {
                 engine.core.am_reject(link, from, announced.rts.op, reason);
             });
         }
@@ -325,13 +325,18 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
                 _ => Bytes::copy_from_slice(data),
             };
             let of = (message.link, message.from);
-            let store =
-                |engine: &mut Engine| engine.core.am_store(of, data.into(), (buffer, unstaged));
-            let key = message.handle.shared.with(store);
-            return Some(Entered::new(&message.handle, key));
+            let mut target = Some(buffer);
+            let begun = message.handle.shared.begin(Operation::AmRecv, |engine| {
+                let buffer = target.take().unwrap_or_default();
+                engine.core.am_store(of, data.into(), (buffer, unstaged))
+            });
+            return match begun {
+                Ok((key, _)) => Some(Entered::new(&message.handle, key)),
+                Err(error) => over(Err(error), target.unwrap_or_default()),
+            };
         }
         if let Some(data) = message.data() {
-            let result = fill(&mut buffer, data).map(|length| Arrival {
+            let result = fill(&mut buffer, data, message.from).map(|length| Arrival {
                 length,
                 tag: crate::Tag(0),
                 from: message.from,
@@ -346,12 +351,17 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
             return None;
         };
         let (link, from, id) = (message.link, message.from, message.id);
-        let key = message.handle.shared.with(|engine| {
+        let mut target = Some(buffer);
+        let begun = message.handle.shared.begin(Operation::AmRecv, |engine| {
+            let buffer = target.take().unwrap_or_default();
             engine
                 .core
                 .am_fetch((link, from), id, announced.rts, (buffer, unstaged))
         });
-        Some(Entered::new(&message.handle, key))
+        match begun {
+            Ok((key, _)) => Some(Entered::new(&message.handle, key)),
+            Err(error) => over(Err(error), target.unwrap_or_default()),
+        }
     }
 }
 

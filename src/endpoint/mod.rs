@@ -58,4 +58,4 @@ pub use stream::{
 };
 pub use tag::{Matched, MessageInfo, Received, TagMatched, TagRecv, TagSend};
 pub(crate) use worker::lookup;
-pub use worker::{Destination, Worker};
+pub use worker::{Arm, Destination, Worker};

@@ -180,8 +180,12 @@ impl Entered {
         let Some(key) = *place else {
             return Poll::Ready(Outcome::Done(Err(wrong())));
         };
+        if let Err(error) = shared.admits(operation) {
+            *place = None;
+            return Poll::Ready(Outcome::Done(Err(error)));
+        }
         if deadline.is_over(cx) {
-            let outcome = shared.with(|engine| {
+            let outcome = shared.ask(|engine| {
                 engine.progress();
                 if engine
                     .core
@@ -194,7 +198,7 @@ impl Entered {
                 engine.core.take_outcome(key)
             });
             // An operation that cannot be stopped goes on without its future.
-            let outcome = outcome.unwrap_or_else(|| {
+            let outcome = outcome.flatten().unwrap_or_else(|| {
                 shared.drop_future(key);
                 Outcome::Buffer {
                     result: Err(Deadline::error(operation)),
@@ -293,7 +297,7 @@ impl<T: Completion> Op<T> {
         } = &self.entered
         {
             let error = Error::new(ErrorKind::Canceled, "cancelled").during(self.operation);
-            handle.shared.with(|engine| {
+            handle.shared.ask(|engine| {
                 engine.progress();
                 engine.core.cancel(*key, error)
             });
@@ -308,9 +312,6 @@ impl<T: Completion> Future for Op<T> {
         let this = &mut *self;
         // Operations that are over when they are posted must not keep others from running.
         match &this.entered {
-            Entered::Waiting { handle, .. } if handle.shared.must_yield(cx) => {
-                return Poll::Pending;
-            }
             Entered::Waiting { .. } => {}
             _ => std::task::ready!(tokio::task::coop::poll_proceed(cx)).made_progress(),
         }

@@ -35,6 +35,7 @@ use crate::{
 
 use super::{
     Endpoint, Op, RemoteLayout,
+    attempt::{First, conclude},
     operation::{Completion, Deadline, Entered, Settled},
 };
 
@@ -55,6 +56,7 @@ pub struct RemoteRegion {
 
 impl RemoteRegion {
     pub(crate) fn import(endpoint: &Endpoint, descriptor: &Descriptor) -> Result<Self> {
+        endpoint.shared().admits(Operation::Memory)?;
         let owner = endpoint.identity()?;
         let named = descriptor.identity();
         if (owner.boot, owner.pid, owner.pid_namespace)
@@ -68,13 +70,14 @@ impl RemoteRegion {
         }
         let key = descriptor.key();
         let route = descriptor.shm();
-        if let Some(route) = route {
+        let on_device = !descriptor.memory_type().is_host_accessible();
+        if !on_device {
             let (link, _) = endpoint.place();
-            endpoint.shared().with(|engine| {
-                engine
-                    .core
-                    .ask_mapping(link, route.segment, key.slot, key.generation)
-            });
+            let segment = route.map_or(0, |route| route.segment);
+            endpoint.shared().begin(Operation::Memory, |engine| {
+                let core = &mut engine.core;
+                core.show_key(link, segment, key.slot, key.generation);
+            })?;
         }
         Ok(Self {
             endpoint: endpoint.clone(),
@@ -87,7 +90,7 @@ impl RemoteRegion {
                 offset: 0,
                 segment: route.map_or(0, |route| route.segment),
                 segment_offset: route.map_or(0, |route| route.offset),
-                on_device: !descriptor.memory_type().is_host_accessible(),
+                on_device,
             },
             length: usize::try_from(descriptor.len()).map_err(|_| {
                 Error::new(
@@ -164,12 +167,16 @@ impl RemoteRegion {
             return Some(Err(error));
         }
         let (link, _) = self.endpoint.place();
-        self.endpoint.shared().with(
-            |engine| match alive(engine, &self.endpoint, Operation::Put) {
+        let begun = self.endpoint.shared().begin(Operation::Put, |engine| {
+            match alive(engine, &self.endpoint, Operation::Put) {
                 Ok(()) => engine.core.within_mapping(link, &self.target, length, act),
                 Err(error) => Some(Err(error)),
-            },
-        )
+            }
+        });
+        match begun {
+            Ok((result, _)) => result,
+            Err(error) => Some(Err(error)),
+        }
     }
 
     /// Whether it lies, at the address of its owner, in the same process and overlaps these bytes.
@@ -400,7 +407,7 @@ impl<'a> Put<'a> {
             Ok(signal) => signal,
             Err(error) => return Err(OpError::new(error, Some(buffer))),
         };
-        let entered = self.endpoint.shared().with(|engine| {
+        let begun = self.endpoint.shared().begin(Operation::Put, |engine| {
             window(engine, self.endpoint, Operation::Put)?;
             // Dropped after the lock is gone, if it stays here.
             let take = std::mem::take::<Buffer>;
@@ -412,7 +419,7 @@ impl<'a> Put<'a> {
                 None => self.enter(engine, take(&mut buffer), signal),
             })
         });
-        let entered = match entered {
+        let entered = match begun.and_then(|(entered, _)| entered) {
             Ok(entered) => entered,
             Err(error) => return Err(OpError::new(error, Some(buffer))),
         };
@@ -559,30 +566,27 @@ impl Future for Put<'_> {
         let this = &mut *self;
         if this.entered.is_none() {
             let shared = this.endpoint.shared();
-            if shared.must_yield(cx) {
-                return Poll::Pending;
-            }
             this.check(&this.buffer)?;
             let signal = this.signal.take().transpose()?;
-            let mut engine = shared.enter();
-            if let Err(error) = alive(&mut engine, this.endpoint, Operation::Put) {
-                shared.leave(engine);
-                return Poll::Ready(Err(error));
-            }
-            if let Some(result) = this.at_once(&mut engine, &this.buffer) {
-                if result.is_ok() {
-                    this.entered = this.follow(&mut engine, signal);
+            let (first, begun) = shared.begin(Operation::Put, |engine| {
+                if let Err(error) = alive(engine, this.endpoint, Operation::Put) {
+                    return First::Over(Err(error));
                 }
-                shared.leave(engine);
-                if this.entered.is_none() {
-                    shared.count(cx);
-                    this.entered = Some(Entered::Over(None));
-                    return Poll::Ready(result.map_err(|error| error.during(Operation::Put)));
+                match this.at_once(engine, &this.buffer) {
+                    Some(Ok(())) => match this.follow(engine, signal) {
+                        None => First::Over(Ok(())),
+                        Some(entered) => First::Entered(entered),
+                    },
+                    Some(Err(error)) => First::Over(Err(error.during(Operation::Put))),
+                    None => {
+                        let buffer = std::mem::take(&mut this.buffer);
+                        First::Entered(this.enter(engine, buffer, signal))
+                    }
                 }
-            } else {
-                let buffer = std::mem::take(&mut this.buffer);
-                this.entered = Some(this.enter(&mut engine, buffer, signal));
-                shared.leave(engine);
+            })?;
+            match first {
+                First::Over(result) => return conclude(begun, cx, &mut this.entered, result),
+                First::Entered(entered) => this.entered = Some(entered),
             }
         }
         match &mut this.entered {
@@ -677,28 +681,19 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
         if let Err(error) = self.check(&buffer) {
             return Err(OpError::new(error, Some(B::restore(buffer))));
         }
-        let entered = self.endpoint.shared().with(|engine| {
-            match window(engine, self.endpoint, Operation::Get) {
-                Ok(()) => Ok(match self.at_once(engine, &mut buffer) {
-                    Some(result) => {
-                        let arrival = Arrival {
-                            length: buffer.len(),
-                            tag: Tag(0),
-                            from: self.endpoint.id(),
-                        };
-                        let result = result
-                            .map(|()| arrival)
-                            .map_err(|error| error.during(Operation::Get));
-                        Entered::over(Outcome::Buffer {
-                            result,
-                            buffer: Some(buffer),
-                        })
-                    }
-                    None => self.enter(engine, buffer),
-                }),
-                Err(error) => Err(OpError::new(error, Some(B::restore(buffer)))),
-            }
-        })?;
+        let begun = self.endpoint.shared().begin(Operation::Get, |engine| {
+            window(engine, self.endpoint, Operation::Get)?;
+            // Dropped after the lock is gone, if it stays here.
+            let take = std::mem::take::<BufferMut>;
+            Ok(match self.at_once(engine, &mut buffer) {
+                Some(result) => Entered::over(self.landed(result, take(&mut buffer))),
+                None => self.enter(engine, take(&mut buffer)),
+            })
+        });
+        let entered = match begun.and_then(|(entered, _)| entered) {
+            Ok(entered) => entered,
+            Err(error) => return Err(OpError::new(error, Some(B::restore(buffer)))),
+        };
         Ok(Op {
             entered,
             deadline: self.deadline,
@@ -724,6 +719,9 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     /// Fills a short buffer straight from the peer's memory, where there is a way to it.
     #[inline]
     fn at_once(&self, engine: &mut Engine, buffer: &mut BufferMut) -> Option<Result<()>> {
+        if let Err(error) = buffer.takes_from(self.endpoint.id()) {
+            return Some(Err(error));
+        }
         if self.remote.shape.is_some() || buffer.is_list() || buffer.is_on_device() {
             return None;
         }
@@ -734,6 +732,21 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
             engine
                 .core
                 .access_now(link, &self.remote.region.target, address, length, true)
+        }
+    }
+
+    /// The outcome of one that was over at once.
+    fn landed(&self, result: Result<()>, buffer: BufferMut) -> Outcome {
+        let arrival = Arrival {
+            length: buffer.len(),
+            tag: Tag(0),
+            from: self.endpoint.id(),
+        };
+        Outcome::Buffer {
+            result: result
+                .map(|()| arrival)
+                .map_err(|error| error.during(Operation::Get)),
+            buffer: Some(buffer),
         }
     }
 
@@ -775,30 +788,40 @@ impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
         let this = &mut *self;
         if this.entered.is_none() {
             let shared = this.endpoint.shared();
-            if shared.must_yield(cx) {
-                return Poll::Pending;
-            }
             let mut buffer = std::mem::take(&mut this.buffer);
             if let Err(error) = this.check(&buffer) {
                 return Poll::Ready(Err(OpError::new(error, Some(B::restore(buffer)))));
             }
-            let mut engine = shared.enter();
-            if let Err(error) = alive(&mut engine, this.endpoint, Operation::Get) {
-                shared.leave(engine);
-                return Poll::Ready(Err(OpError::new(error, Some(B::restore(buffer)))));
+            let begun = shared.begin(Operation::Get, |engine| {
+                if let Err(error) = alive(engine, this.endpoint, Operation::Get) {
+                    return First::Over(Err(error));
+                }
+                match this.at_once(engine, &mut buffer) {
+                    Some(result) => First::Over(result),
+                    None => First::Entered(this.enter(engine, std::mem::take(&mut buffer))),
+                }
+            });
+            let (first, begun) = match begun {
+                Ok(begun) => begun,
+                Err(error) => {
+                    return Poll::Ready(Err(OpError::new(error, Some(B::restore(buffer)))));
+                }
+            };
+            match first {
+                First::Over(result) => {
+                    if begun.over(cx).is_pending() && result.is_ok() {
+                        this.entered = Some(Entered::over(this.landed(result, buffer)));
+                        return Poll::Pending;
+                    }
+                    this.entered = Some(Entered::Over(None));
+                    let buffer = B::restore(buffer);
+                    return Poll::Ready(match result {
+                        Ok(()) => Ok(buffer),
+                        Err(error) => Err(OpError::new(error.during(Operation::Get), Some(buffer))),
+                    });
+                }
+                First::Entered(entered) => this.entered = Some(entered),
             }
-            if let Some(result) = this.at_once(&mut engine, &mut buffer) {
-                shared.leave(engine);
-                shared.count(cx);
-                this.entered = Some(Entered::Over(None));
-                let buffer = B::restore(buffer);
-                return Poll::Ready(match result {
-                    Ok(()) => Ok(buffer),
-                    Err(error) => Err(OpError::new(error.during(Operation::Get), Some(buffer))),
-                });
-            }
-            this.entered = Some(this.enter(&mut engine, buffer));
-            shared.leave(engine);
         }
         match &mut this.entered {
             Some(entered) => entered

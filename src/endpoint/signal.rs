@@ -6,7 +6,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Instant,
 };
 
@@ -191,13 +191,11 @@ impl Waiting {
     ) -> Poll<Result<u64>> {
         let inner = &*counter.inner;
         let shared = inner.worker.shared();
-        if shared.must_yield(cx) {
-            return Poll::Pending;
-        }
+        let begun = ready!(shared.look(Operation::Signal, cx))?;
         let exposed = inner.region.exposed();
         let arrived = || exposed.value().filter(|value| reached(*value, at_least));
         if let Some(value) = arrived() {
-            shared.count(cx);
+            begun.count(cx);
             if let Some(since) = self.since.take() {
                 shared.spin.learn(since.elapsed());
             }
@@ -205,7 +203,7 @@ impl Waiting {
         }
         let key = Cell::new(self.key);
         let since = Cell::new(self.since);
-        let result = shared.drive(
+        let result = begun.drive(
             cx,
             |engine| {
                 if let Some(key) = key.get() {
@@ -264,7 +262,9 @@ impl RemoteRegion {
     pub(crate) fn mapped_counter(&self) -> Option<MappedCounter> {
         let (link, _) = self.endpoint().place();
         let shared = self.endpoint().shared();
-        shared.with(|engine| engine.core.mapped_counter(link, self.target()))
+        shared
+            .ask(|engine| engine.core.mapped_counter(link, self.target()))
+            .flatten()
     }
 }
 

@@ -38,7 +38,8 @@ use super::Endpoint;
 /// reads fail with `ConnectionReset`. When the connection ends, what had arrived can still be read; then reads say why it ended.
 ///
 /// # Back-pressure
-/// At most 512 KiB of a stream are unread at the receiver; then writes wait. Up to 64 KiB more may wait at the writer. Streams do not hold
+/// At most 512 KiB of a stream are unread at the receiver, 64 KiB until the stream is accepted there; then writes wait, and not while less are. Up
+/// to 64 KiB more may wait at the writer. Streams do not hold
 /// each other up, nor other messages.
 ///
 /// # Long buffers
@@ -106,13 +107,11 @@ impl Inner {
         &self,
         cx: &mut Context<'_>,
         luck: &mut Luck,
-        attempt: impl FnMut(&mut Engine) -> Option<R>,
-    ) -> Poll<R> {
-        let (key, shared) = (self.key, self.shared());
-        if shared.must_yield(cx) {
-            return Poll::Pending;
-        }
-        shared.glance(cx, luck, attempt, |engine, waker| {
+        attempt: impl FnMut(&mut Engine) -> Option<Result<R, Broken>>,
+    ) -> Poll<Result<R, Broken>> {
+        let key = self.key;
+        let begun = ready!(self.shared().look(Operation::Stream, cx)).map_err(Broken::Ended)?;
+        begun.glance(cx, luck, attempt, |engine, waker| {
             engine.core.wait_to_read(key, waker)
         })
     }
@@ -122,13 +121,11 @@ impl Inner {
         &self,
         cx: &mut Context<'_>,
         luck: &mut Luck,
-        mut attempt: impl FnMut(&mut Engine) -> Option<R>,
-    ) -> Poll<R> {
-        let (key, shared) = (self.key, self.shared());
-        if shared.must_yield(cx) {
-            return Poll::Pending;
-        }
-        shared.glance(
+        mut attempt: impl FnMut(&mut Engine) -> Option<Result<R, Broken>>,
+    ) -> Poll<Result<R, Broken>> {
+        let key = self.key;
+        let begun = ready!(self.shared().look(Operation::Stream, cx)).map_err(Broken::Ended)?;
+        begun.glance(
             cx,
             luck,
             |engine| {
@@ -270,7 +267,7 @@ impl ByteWriter {
     pub fn reset(self) {
         self.inner
             .shared()
-            .with(|engine| engine.core.reset_stream(self.inner.key));
+            .ask(|engine| engine.core.reset_stream(self.inner.key));
     }
 
     /// The endpoint that it belongs to.
@@ -283,7 +280,7 @@ impl ByteWriter {
 impl Drop for ByteReader {
     fn drop(&mut self) {
         let shared = self.inner.shared();
-        let left = shared.with(|engine| engine.core.drop_stream_reader(self.inner.key));
+        let left = shared.ask(|engine| engine.core.drop_stream_reader(self.inner.key));
         drop(left);
     }
 }
@@ -291,7 +288,7 @@ impl Drop for ByteReader {
 impl Drop for ByteWriter {
     fn drop(&mut self) {
         let shared = self.inner.shared();
-        let left = shared.with(|engine| engine.core.drop_stream_writer(self.inner.key));
+        let left = shared.ask(|engine| engine.core.drop_stream_writer(self.inner.key));
         drop(left);
     }
 }
@@ -542,10 +539,8 @@ impl Future for OpenStream<'_> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<ByteStream>> {
         let (link, id) = self.endpoint.place();
         let shared = self.endpoint.shared();
-        if shared.must_yield(cx) {
-            return Poll::Pending;
-        }
-        let opened = shared.drive(
+        let begun = ready!(shared.look(Operation::Stream, cx))?;
+        let opened = begun.drive(
             cx,
             |engine| {
                 let opened = engine.core.open_stream(link, id);
@@ -570,10 +565,8 @@ impl Future for AcceptStream<'_> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<ByteStream>> {
         let (link, id) = self.endpoint.place();
         let shared = self.endpoint.shared();
-        if shared.must_yield(cx) {
-            return Poll::Pending;
-        }
-        let accepted = shared.drive(
+        let begun = ready!(shared.look(Operation::Stream, cx))?;
+        let accepted = begun.drive(
             cx,
             |engine| {
                 let accepted = engine.core.accept_stream(link, id);
@@ -616,9 +609,9 @@ impl Future for WriteBuffer<'_> {
                 admit(context, &buffer.device_types(), Operation::Stream)?;
                 admit_staging(context, false, Operation::Stream)?;
             }
-            let taken = inner
-                .shared()
-                .with(|engine| engine.core.write_stream_buffer(key, buffer));
+            let (taken, _) = inner.shared().begin(Operation::Stream, |engine| {
+                engine.core.write_stream_buffer(key, buffer)
+            })?;
             match taken {
                 Ok(number) => this.number = number,
                 Err(broken) => return Poll::Ready(Err(broken.into())),

@@ -21,13 +21,13 @@ use crate::{
         direct::DirectOutcome,
         engine::Engine,
         operations::{self, Body, Outcome, RecvStage, SendStage, Unexpected, Work},
-        send::try_eager,
+        send::{host, try_eager},
     },
 };
 
 use super::{
     Endpoint, Op, Worker,
-    attempt::{Attempt, conclude, persist},
+    attempt::{Attempt, First, conclude, persist},
     operation::{Completion, Deadline, Entered, Settled},
 };
 
@@ -115,7 +115,7 @@ impl<'a> TagSend<'a> {
         let shared = self.endpoint.shared();
         let (link, _) = self.endpoint.place();
         let window = shared.context.config().ops_window.value;
-        let entered = shared.with(|engine| {
+        let entered = shared.begin(Operation::TagSend, |engine| {
             let mut attempt = self.attempt(engine);
             if matches!(attempt, Attempt::Full) {
                 engine.progress();
@@ -139,7 +139,7 @@ impl<'a> TagSend<'a> {
             let how = (self.sync, self.unstaged, self.priority);
             Ok(enter(engine, self.endpoint, self.tag, buffer, how))
         });
-        match entered {
+        match entered.and_then(|(entered, _)| entered) {
             Ok(entered) => Ok(Op {
                 entered,
                 deadline: self.deadline,
@@ -199,23 +199,23 @@ impl TagSend<'_> {
             let error = peer.error().unwrap_or_else(closed);
             return Attempt::Over(Err(error.during(Operation::TagSend)));
         }
-        match self.buffer.run_within(peer.eager) {
-            Some(data) if !self.sync => match try_eager(peer, self.tag, data) {
+        if !self.sync && self.buffer.is_run_within(peer.eager) {
+            return match try_eager(peer, self.tag, self.buffer.len(), || host(&self.buffer)) {
                 Ok(()) => Attempt::Over(Ok(())),
                 Err(Some(SendError::Full)) => Attempt::Full,
                 Err(Some(SendError::Failed(error))) => Attempt::Over(Err(error)),
                 Err(None) => Attempt::No,
-            },
-            _ => match admit_source(
-                &self.endpoint.shared().context,
-                peer,
-                &self.buffer,
-                self.unstaged,
-                Operation::TagSend,
-            ) {
-                Ok(()) => Attempt::No,
-                Err(error) => Attempt::Over(Err(error)),
-            },
+            };
+        }
+        match admit_source(
+            &self.endpoint.shared().context,
+            peer,
+            &self.buffer,
+            self.unstaged,
+            Operation::TagSend,
+        ) {
+            Ok(()) => Attempt::No,
+            Err(error) => Attempt::Over(Err(error)),
         }
     }
 }
@@ -227,20 +227,19 @@ impl Future for TagSend<'_> {
         let this = &mut *self;
         if this.entered.is_none() {
             let shared = this.endpoint.shared();
-            let mut engine = shared.enter();
-            let attempt = persist(&mut engine, |engine| this.attempt(engine));
-            if let Attempt::Over(result) = attempt {
-                return conclude(shared, engine, cx, &mut this.entered, result);
+            let (first, begun) = shared.begin(Operation::TagSend, |engine| {
+                let attempt = persist(engine, |engine| this.attempt(engine));
+                if let Attempt::Over(result) = attempt {
+                    return First::Over(result);
+                }
+                let buffer = std::mem::take(&mut this.buffer);
+                let how = (this.sync, this.unstaged, this.priority);
+                First::Entered(enter(engine, this.endpoint, this.tag, buffer, how))
+            })?;
+            match first {
+                First::Over(result) => return conclude(begun, cx, &mut this.entered, result),
+                First::Entered(entered) => this.entered = Some(entered),
             }
-            let buffer = std::mem::take(&mut this.buffer);
-            this.entered = Some(enter(
-                &mut engine,
-                this.endpoint,
-                this.tag,
-                buffer,
-                (this.sync, this.unstaged, this.priority),
-            ));
-            shared.leave(engine);
         }
         match &mut this.entered {
             Some(entered) => entered
@@ -349,7 +348,7 @@ fn post(
     if unstaged && let Some(entry) = core.operations.get(key) {
         entry.unstaged = true;
     }
-    if let Some(taken) = core.unexpected.take_match(tag, mask) {
+    if let Some(taken) = core.take_unexpected(tag, mask) {
         core.hand_over(key, taken.arrival, taken.message);
         return key;
     }
@@ -381,11 +380,16 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
         if let Err(error) = admit_target(&shared.context, &buffer, Operation::TagRecv) {
             return refused(error, buffer);
         }
-        let key = shared.with(|engine| {
+        let mut buffer = Some(buffer);
+        let begun = shared.begin(Operation::TagRecv, |engine| {
             engine.progress();
+            let buffer = buffer.take().unwrap_or_default();
             post(engine, self.tag, self.mask, buffer, self.unstaged)
         });
-        Entered::new(self.worker.handle(), key)
+        match begun {
+            Ok((key, _)) => Entered::new(self.worker.handle(), key),
+            Err(error) => refused(error, buffer.unwrap_or_default()),
+        }
     }
 
     /// One look for the message: among those that wait, then at what arrives.
@@ -393,7 +397,7 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
     fn look(engine: &mut Engine, tag: Tag, mask: Mask, buffer: &mut BufferMut) -> Option<Found<B>> {
         let core = &mut engine.core;
         if !core.unexpected.is_empty()
-            && let Some(taken) = core.unexpected.take_match(tag, mask)
+            && let Some(taken) = core.take_unexpected(tag, mask)
         {
             let Unexpected {
                 link,
@@ -472,26 +476,32 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
             let shared = this.worker.shared();
             let (tag, mask) = (this.tag, this.mask);
             let handle = this.worker.handle();
-            if shared.must_yield(cx) {
-                // Posted first, so that receives match in the order in which they were first polled.
-                let buffer = std::mem::take(&mut this.buffer);
-                let key = shared.with(|engine| post(engine, tag, mask, buffer, false));
-                this.entered = Some(Entered::new(handle, key));
-                return Poll::Pending;
-            }
-            // The message may be here already: the hot path of a stream of short ones.
-            let mut engine = shared.enter();
-            shared.begin_lap(&mut engine);
-            let mut first = Self::look(&mut engine, tag, mask, &mut this.buffer);
-            if let Some(Found::Here(result)) = first {
-                shared.leave(engine);
-                shared.count(cx);
-                return Poll::Ready(result);
-            }
-            drop(engine);
+            let begun = shared.begin_taking(Operation::TagRecv, |engine, spent| {
+                if spent {
+                    // Posted, so that receives match in the order in which they were first polled.
+                    let buffer = std::mem::take(&mut this.buffer);
+                    return Some(Found::Entered(post(engine, tag, mask, buffer, false)));
+                }
+                // The message may be here already: the hot path of a stream of short ones.
+                Self::look(engine, tag, mask, &mut this.buffer)
+            });
+            let (first, begun) = match begun {
+                Ok(begun) => begun,
+                Err(error) => {
+                    let buffer = B::restore(std::mem::take(&mut this.buffer));
+                    return Poll::Ready(Err(OpError::new(error, Some(buffer))));
+                }
+            };
+            let mut first = match first {
+                Some(Found::Here(result)) => {
+                    begun.count(cx);
+                    return Poll::Ready(result);
+                }
+                first => first,
+            };
             let buffer = std::cell::RefCell::new(&mut this.buffer);
             let key = std::cell::Cell::new(None);
-            let found = shared.drive(
+            let found = begun.drive(
                 cx,
                 |engine| match key.get() {
                     // Entered at the end of the window, and something arrived while arming.
@@ -615,12 +625,12 @@ impl Future for TagMatched<'_> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Matched>> {
         let this = &mut *self;
         let handle = this.worker.handle();
-        let entered = this.entered.get_or_insert_with(|| {
-            let key = handle.shared.with(|engine| {
+        if this.entered.is_none() {
+            let (key, _) = handle.shared.begin(Operation::TagRecv, |engine| {
                 engine.progress();
                 let core = &mut engine.core;
                 let key = core.operations.insert(None, false, Work::Claim(None));
-                if let Some(taken) = core.unexpected.take_match(this.tag, this.mask) {
+                if let Some(taken) = core.take_unexpected(this.tag, this.mask) {
                     core.hand_over(key, taken.arrival, taken.message);
                 } else {
                     let post = core.posted.post(this.tag, this.mask, key);
@@ -635,9 +645,12 @@ impl Future for TagMatched<'_> {
                     }
                 }
                 key
-            });
-            Entered::new(handle, key)
-        });
+            })?;
+            this.entered = Some(Entered::new(handle, key));
+        }
+        let Some(entered) = &mut this.entered else {
+            return Poll::Pending;
+        };
         let outcome = std::task::ready!(entered.poll(cx, &mut Deadline::None, Operation::TagRecv));
         Poll::Ready(match outcome {
             Outcome::Claimed(Ok(message)) => Ok(Matched {
@@ -695,23 +708,26 @@ impl Matched {
     #[doc(alias = "ucp_tag_msg_recv_nbx")]
     #[doc(alias = "ucp_tag_msg_recv_nb")]
     pub fn recv<B: ReceiveBuffer + Unpin>(mut self, buffer: B) -> Op<Received<B>> {
-        let buffer = buffer.into();
-        let context = &self.worker.shared().context;
-        if let Err(error) = admit_target(context, &buffer, Operation::TagRecv) {
-            return Op {
-                entered: refused(error, buffer),
-                deadline: Deadline::None,
-                operation: Operation::TagRecv,
-                kind: PhantomData,
-            };
+        Op {
+            entered: self.enter(buffer.into()),
+            deadline: Deadline::None,
+            operation: Operation::TagRecv,
+            kind: PhantomData,
         }
+    }
+
+    fn enter(&mut self, buffer: BufferMut) -> Entered {
         let shared = self.worker.shared();
-        let message = self.message.take();
-        let key = shared.with(|engine| {
+        if let Err(error) = admit_target(&shared.context, &buffer, Operation::TagRecv) {
+            return refused(error, buffer);
+        }
+        let mut buffer = Some(buffer);
+        let begun = shared.begin(Operation::TagRecv, |engine| {
+            let message = self.message.take();
             let core = &mut engine.core;
             let order = core.unexpected.arrival();
             let recv = operations::Recv {
-                buffer,
+                buffer: buffer.take().unwrap_or_default(),
                 stage: RecvStage::Done,
                 arrival: None,
                 order,
@@ -736,12 +752,9 @@ impl Matched {
             }
             key
         });
-        let entered = Entered::new(self.worker.handle(), key);
-        Op {
-            entered,
-            deadline: Deadline::None,
-            operation: Operation::TagRecv,
-            kind: PhantomData,
+        match begun {
+            Ok((key, _)) => Entered::new(self.worker.handle(), key),
+            Err(error) => refused(error, buffer.unwrap_or_default()),
         }
     }
 }
@@ -759,7 +772,7 @@ impl Drop for Matched {
         if let Some((order, message)) = self.message.take() {
             self.worker
                 .shared()
-                .with(|engine| engine.core.restore(order, message));
+                .ask(|engine| engine.core.restore(order, message));
         }
     }
 }

@@ -4,7 +4,7 @@ use std::{
     fmt,
     net::SocketAddr,
     os::fd::{AsFd, BorrowedFd},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -15,7 +15,7 @@ use crate::{
     protocol::WorkerAddress,
     sys::fork,
     types::{EndpointId, Mask, Tag, WorkerId},
-    worker::{Handle, WorkerMetrics, peer::Status, shared::Shared, wireup},
+    worker::{Handle, WorkerMetrics, connect, engine::Engine, peer::Status, shared::Shared},
 };
 
 use super::{
@@ -26,6 +26,10 @@ use super::{
 /// A progress engine with its connections. A cheap clone; several may live in one process, on any Tokio runtime.
 ///
 /// When the last handle (worker, endpoint, listener) is dropped, connections are closed in the background; [`Worker::shutdown`] waits for it.
+///
+/// In a child made by `fork` or `clone` every operation, and every wait, of a worker that the parent made fails with
+/// [`Forked`](crate::ErrorKind::Forked) before it touches anything: the connections are the parent's still. What has no error to give (probes,
+/// [`AmInbox`](crate::AmInbox), [`Worker::progress`]) finds nothing there; a drop does nothing.
 ///
 /// ```
 /// # async fn run() -> wharf::Result<()> {
@@ -52,52 +56,59 @@ pub struct Worker {
 pub trait Destination: sealed::Sealed {}
 
 mod sealed {
-    use crate::{error::Result, worker::wireup};
+    use crate::{error::Result, worker::connect};
     use std::future::Future;
 
     pub trait Sealed {
-        fn resolve(self) -> impl Future<Output = Result<wireup::Destination>> + Send;
+        fn resolve(self) -> impl Future<Output = Result<connect::Destination>> + Send;
     }
 }
 
 impl sealed::Sealed for &WorkerAddress {
-    async fn resolve(self) -> Result<wireup::Destination> {
-        Ok(wireup::Destination::Worker(self.clone()))
+    async fn resolve(self) -> Result<connect::Destination> {
+        Ok(connect::Destination::Worker(self.clone()))
     }
 }
 impl Destination for &WorkerAddress {}
 
 impl sealed::Sealed for WorkerAddress {
-    async fn resolve(self) -> Result<wireup::Destination> {
-        Ok(wireup::Destination::Worker(self))
+    async fn resolve(self) -> Result<connect::Destination> {
+        Ok(connect::Destination::Worker(self))
     }
 }
 impl Destination for WorkerAddress {}
 
 impl sealed::Sealed for SocketAddr {
-    async fn resolve(self) -> Result<wireup::Destination> {
-        Ok(wireup::Destination::Sockets(vec![self]))
+    async fn resolve(self) -> Result<connect::Destination> {
+        Ok(connect::Destination::Sockets(vec![self], None))
     }
 }
 impl Destination for SocketAddr {}
 
 impl sealed::Sealed for &str {
-    async fn resolve(self) -> Result<wireup::Destination> {
-        lookup(self, Operation::Connect)
-            .await
-            .map(wireup::Destination::Sockets)
+    async fn resolve(self) -> Result<connect::Destination> {
+        named(self).await
     }
 }
 impl Destination for &str {}
 
 impl sealed::Sealed for String {
-    async fn resolve(self) -> Result<wireup::Destination> {
-        lookup(&self, Operation::Connect)
-            .await
-            .map(wireup::Destination::Sockets)
+    async fn resolve(self) -> Result<connect::Destination> {
+        named(&self).await
     }
 }
 impl Destination for String {}
+
+/// The addresses of a host by its name, which a certificate of its has to have where there is TLS.
+async fn named(name: &str) -> Result<connect::Destination> {
+    let sockets = lookup(name, Operation::Connect).await?;
+    let host = name.rsplit_once(':').map_or(name, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    Ok(connect::Destination::Sockets(
+        sockets,
+        Some(host.to_owned()),
+    ))
+}
 
 pub(crate) async fn lookup(name: &str, operation: Operation) -> Result<Vec<SocketAddr>> {
     let found: Vec<SocketAddr> = tokio::net::lookup_host(name)
@@ -164,14 +175,14 @@ impl Worker {
     #[doc(alias = "ucp_worker_get_address")]
     pub fn address(&self) -> Result<WorkerAddress> {
         fork::check(Operation::Listen)?;
-        wireup::address(self.shared())
+        connect::address(self.shared())
     }
 
     /// Connects to a listener (`host:port`) or to a worker's address, over the best path that both ends have.
     ///
     /// # Errors
     /// `ConnectionRefused`, `Rejected`, `AuthenticationFailed`, `VersionMismatch`, `DeadlineExceeded`; `Unreachable`: no path, or another worker is
-    /// where the one that was addressed was; `Forked` in a child made by `fork`. Of several addresses each has an equal share of the
+    /// where the one that was addressed was (one that only says it is that one: `AuthenticationFailed`); `Forked` in a child made by `fork`. Of several addresses each has an equal share of the
     /// [time](crate::ContextBuilder::connect_timeout), half a second at the least.
     ///
     /// # Cancel safety
@@ -185,7 +196,7 @@ impl Worker {
     pub async fn connect(&self, destination: impl Destination) -> Result<Endpoint> {
         fork::check(Operation::Connect)?;
         let destination = destination.resolve().await?;
-        wireup::connect(self.shared(), destination)
+        connect::connect(self.shared(), destination)
             .await
             .map(|place| self.endpoint_of(place))
     }
@@ -194,8 +205,8 @@ impl Worker {
     /// librdmacm. What follows is as with [`Worker::connect`].
     ///
     /// # Errors
-    /// `Unsupported`: librdmacm or libibverbs is not here, with what the loader said, or the kernel offers no such connections.
-    /// `Unreachable`: no RDMA device leads there, or nobody answers. `ConnectionRefused`: nobody listens there. `Protocol`: who listens is
+    /// `Unsupported`: librdmacm or libibverbs is not here, with what the loader said, or the kernel offers no such connections; or the context demands
+    /// TLS, which this has not. `Unreachable`: no RDMA device leads there, or nobody answers. `ConnectionRefused`: nobody listens there. `Protocol`: who listens is
     /// no wharf. Else as [`Worker::connect`].
     ///
     /// # Cancel safety
@@ -203,10 +214,20 @@ impl Worker {
     #[doc(alias = "rdma_connect")]
     pub async fn connect_rdma(&self, address: impl AsRef<str>) -> Result<Endpoint> {
         fork::check(Operation::Connect)?;
+        self.no_tls(Operation::Connect)?;
         let addresses = lookup(address.as_ref(), Operation::Connect).await?;
-        wireup::connect(self.shared(), wireup::Destination::Rdma(addresses))
+        connect::connect(self.shared(), connect::Destination::Rdma(addresses))
             .await
             .map(|place| self.endpoint_of(place))
+    }
+
+    /// Refuses what has no encryption, where TLS is demanded.
+    pub(crate) fn no_tls(&self, operation: Operation) -> Result<()> {
+        if self.context().tls().is_none() {
+            return Ok(());
+        }
+        let why = "connections by RDMA address have no encryption, and TLS is demanded";
+        Err(Error::new(ErrorKind::Unsupported, why).during(operation))
     }
 
     /// The endpoint that a message came from, to answer on. `None` when it is closed.
@@ -216,7 +237,7 @@ impl Worker {
     /// last endpoint of it.
     #[must_use]
     pub fn endpoint(&self, id: EndpointId) -> Option<Endpoint> {
-        let link = self.shared().with(|engine| {
+        let link = self.shared().ask(|engine| {
             let peer = engine
                 .core
                 .peers
@@ -225,7 +246,7 @@ impl Worker {
                 .find(|peer| peer.id == id && matches!(peer.status, Status::Open))?;
             peer.handles += 1;
             Some(peer.slot)
-        })?;
+        })??;
         Some(self.endpoint_of((link, id)))
     }
 
@@ -257,24 +278,25 @@ impl Worker {
     #[doc(alias = "ucp_tag_probe_nb")]
     pub fn tag_probe(&self, tag: impl Into<Tag>, mask: Mask) -> Option<MessageInfo> {
         let tag = tag.into();
-        self.shared().with(|engine| {
+        let found = self.shared().ask(|engine| {
             engine.progress();
             engine
                 .core
                 .unexpected
                 .peek_match(tag, mask)
                 .map(|(_, message)| info(message))
-        })
+        });
+        found.flatten()
     }
 
     /// Claims such a message if one has arrived.
     #[must_use]
     pub fn tag_take(&self, tag: impl Into<Tag>, mask: Mask) -> Option<Matched> {
         let tag = tag.into();
-        let taken = self.shared().with(|engine| {
+        let taken = self.shared().ask(|engine| {
             engine.progress();
-            engine.core.unexpected.take_match(tag, mask)
-        })?;
+            engine.core.take_unexpected(tag, mask)
+        })??;
         Some(Matched::new(self.clone(), taken.arrival, taken.message))
     }
 
@@ -282,10 +304,11 @@ impl Worker {
     /// need of this side. 0 when nothing is left to do.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.shared().with(|engine| {
+        let left = self.shared().ask(|engine| {
             engine.progress();
             engine.core.operations.len()
-        })
+        });
+        left.unwrap_or(0)
     }
 
     /// What the worker has done so far: bytes by transport, waits, wake-ups, connections. See [`Context::metrics`] for memory.
@@ -296,17 +319,58 @@ impl Worker {
         self.shared().metrics()
     }
 
-    /// Moves what can be moved, without waiting. Needed only by those who drive a worker through its fd, in a loop of their own.
-    /// Returns how many things happened.
+    /// Moves what can be moved, without waiting. Needed only by those who drive a worker through its fd, in a loop of their own: see
+    /// [`Worker::arm`]. Returns how many things happened.
     #[doc(alias = "ucp_worker_progress")]
-    #[doc(alias("ucp_worker_get_efd", "ucp_worker_arm"))]
     pub fn progress(&self) -> usize {
-        self.shared().with(|engine| {
-            // What this takes from the fds and leaves undone wakes nobody: the reactor arms anew after it.
-            engine.disarm();
-            engine.poll_fds();
-            engine.progress()
-        })
+        // For callbacks of the user's: whoever calls this may be outside any runtime.
+        let _runtime = self.shared().runtime.enter();
+        let moved = self.shared().ask(Engine::progress_outside);
+        moved.unwrap_or(0)
+    }
+
+    /// Before a loop of the program's own waits for the worker's fd ([`AsFd`]): asks whoever brings the next thing to make it readable. Without
+    /// this, messages over shared memory wake nobody.
+    ///
+    /// The loop makes [`progress`](Worker::progress), looks at what it waits for, and waits only if this says [`Arm::Armed`]. In that order nothing
+    /// is slept through, whoever else drives the worker at the same time: what others took from it since the last `progress` is
+    /// [`Arm::Ready`], or makes the fd readable. The fd may be watched by level or by edges, with `poll(2)`, epoll, mio or `async-io`; it may
+    /// be readable with nothing behind it. It is never to be read.
+    ///
+    /// ```
+    /// # async fn run() -> wharf::Result<()> {
+    /// # use std::{future::Future, os::fd::AsFd, pin::pin, task};
+    /// # use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    /// # use wharf::{Arm, Context, Mask, Worker};
+    /// # let worker = Worker::new(&Context::builder().transports("self")?.build()?)?;
+    /// # let endpoint = worker.connect(&worker.address()?).await?;
+    /// # drop(endpoint.tag_send(1, "hello").post());
+    /// let mut receive = pin!(worker.tag_recv(1, Mask::ALL, vec![0; 5]));
+    /// let received = loop {
+    ///     while worker.progress() > 0 {}
+    ///     let mut cx = task::Context::from_waker(task::Waker::noop());
+    ///     if let task::Poll::Ready(received) = receive.as_mut().poll(&mut cx) {
+    ///         break received?;
+    ///     }
+    ///     if worker.arm() == Arm::Armed {
+    ///         let mut fds = [PollFd::new(worker.as_fd(), PollFlags::POLLIN)];
+    ///         poll(&mut fds, PollTimeout::NONE).expect("waited");
+    ///     }
+    /// };
+    /// assert_eq!(received.buffer, b"hello");
+    /// # Ok(())
+    /// # }
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+    /// ```
+    ///
+    /// Connecting, listening and deadlines are the work of tasks on the worker's runtime all the same.
+    #[doc(alias("ucp_worker_arm", "ucp_worker_get_efd", "ucp_worker_wait"))]
+    pub fn arm(&self) -> Arm {
+        match self.shared().ask(Engine::arm_outside) {
+            // Nothing comes to a child made by `fork`.
+            Some(true) | None => Arm::Armed,
+            Some(false) => Arm::Ready,
+        }
     }
 
     /// Closes all connections, waits until they have said goodbye or `deadline` has passed, and stops. All pending operations end.
@@ -322,10 +386,22 @@ impl Worker {
     }
 }
 
-/// The worker's poll: readable when [`Worker::progress`] has something to do on a socket. For embedding in a loop other than Tokio's.
+/// What [`Worker::arm`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a loop that sleeps unarmed misses what comes"]
+pub enum Arm {
+    /// The worker's fd becomes readable with the next thing that happens.
+    Armed,
+    /// Something is here, or has happened since the last [`Worker::progress`]: make progress and look again.
+    Ready,
+}
+
+/// For a loop other than Tokio's: readable when something has happened since [`Worker::arm`] said [`Arm::Armed`].
 impl AsFd for Worker {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.shared().poll_fd.as_fd()
+        let shared = self.shared();
+        shared.watched.store(true, Ordering::Relaxed);
+        shared.watch_fd.as_fd()
     }
 }
 

@@ -14,7 +14,7 @@
 //! | `ucp_config_print`, `ucp_lib_query`, `ucp_get_version` | `wharf info`; the version is the crate's |
 //! | `ucp_worker_create`, `UCS_THREAD_MODE_*` | [`Worker::new`](crate::Worker::new); every handle is `Send + Sync + Clone` |
 //! | `ucp_worker_progress` | nobody calls it: futures do, and a task sleeps on the fds. [`Worker::progress`](crate::Worker::progress) is for loops other than Tokio's |
-//! | `ucp_worker_get_efd`, `_arm`, `_wait`, `_signal` | [`Progress`](crate::Progress) says how futures wait; the fd is `Worker`'s `AsFd` |
+//! | `ucp_worker_get_efd`, `_arm`, `_wait`, `_signal` | [`Progress`](crate::Progress) says how futures wait. Loops of one's own: the fd is `Worker`'s `AsFd`, and [`Worker::arm`](crate::Worker::arm) says when to wait for it |
 //! | `ucp_worker_wait_mem` | [`Counter::wait`](crate::Counter::wait), which sleeps |
 //! | `ucp_worker_get_address`, `ucp_worker_query`, `_address_query`, `_release_address` | [`Worker::address`](crate::Worker::address), [`WorkerAddress`](crate::WorkerAddress) |
 //! | `ucp_worker_print_info`, `UCX_STATS_*` | [`Worker::metrics`](crate::Worker::metrics) |

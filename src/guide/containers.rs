@@ -5,7 +5,7 @@
 //!
 //! | path | wants | without it |
 //! |---|---|---|
-//! | `shm` | `memfd_create`, `eventfd`, an abstract Unix socket: **one network namespace**. Nothing of `/dev/shm`: its size does not matter | `shared memory cannot be used: falling back to tcp` |
+//! | `shm` | `memfd_create`, `eventfd`, Unix sockets (one abstract): **one network namespace**. Nothing of `/dev/shm`: its size does not matter | `shared memory cannot be used: falling back to tcp` |
 //! | `shm` between containers | the same network namespace (`--network container:…`, one pod), and the same user | goes by `tcp` |
 //! | `cma` | the right to trace the peer: the same user, one pid namespace (`--pid container:…`, `shareProcessNamespace`), no Yama in the way, system calls `process_vm_readv` and `process_vm_writev` | `cma cannot be used: long messages are copied twice through shared memory`, with the reason |
 //! | noticing death at once | `pidfd_open` | the end of the Unix socket, a moment later |
@@ -22,7 +22,8 @@
 //! * `cat /proc/sys/kernel/yama/ptrace_scope` is `1` or more. `0` lets processes of one user trace each other; or `--cap-add SYS_PTRACE` on the
 //!   container (in Kubernetes `securityContext.capabilities.add: ["SYS_PTRACE"]`).
 //! * The two are in different pid or user namespaces: share them, or stay with `shm` alone: [`cma(false)`](crate::ContextBuilder::cma) or `WHARF_CMA=n` ends the
-//!   warning. Memory of [`Context::allocate`](crate::Context::allocate) needs no `cma`: it is mapped by both.
+//!   warning. Exposed memory of [`Context::allocate`](crate::Context::allocate) needs no `cma`: it is mapped by both; nor do long
+//!   messages that are sent from all of such a buffer.
 //! * The seccomp profile refuses the two system calls. Docker's default profile allows them on kernels from 4.8 on.
 //!
 //! **userfaultfd.** `sysctl vm.unprivileged_userfaultfd=1`, or `CAP_SYS_PTRACE`, or give the container `/dev/userfaultfd` (Linux 6.1 on); Linux 5.18 is

@@ -5,7 +5,7 @@
 //! | buffer | costs |
 //! |---|---|
 //! | `Vec<u8>`, `Bytes`, `&'static [u8]` | nothing to make; between processes long ones go by `cma`, or by two copies |
-//! | [`Context::allocate`](crate::Context::allocate) | a mapping; peers on this host map it too, so that put, get and long messages are one copy, shared by both ends |
+//! | [`Context::allocate`](crate::Context::allocate) | a mapping; exposed, peers on this host that have the descriptor map it too, so that put and get are one copy; so are long messages of whole buffers ([`security`](super::security) says what a peer sees of them) |
 //! | [`BufferPool`](crate::memory::BufferPool) | registered once, leased many times |
 //! | [`Context::allocate_on`](crate::Context::allocate_on) | memory of a device |
 //!

@@ -8,6 +8,8 @@
 //! | find what I know from UCX | [`coming_from_ucx`] |
 //! | find what I know from MSCCL++ | [`coming_from_mscclpp`] |
 //! | run it in a container, or know which rights it wants | [`containers`] |
+//! | encrypt what goes between hosts, and know who is there | [`tls`] |
+//! | know who is trusted with what, and set limits for many tenants | [`security`] |
 //! | make it faster, or calmer | [`tuning`] |
 //! | understand an error or a warning | [`troubleshooting`] |
 //! | see what it does: logs, spans, traces, counters | [`observing`] |
@@ -60,5 +62,7 @@ pub mod first_steps;
 pub mod memory;
 pub mod observing;
 pub mod processes;
+pub mod security;
+pub mod tls;
 pub mod troubleshooting;
 pub mod tuning;

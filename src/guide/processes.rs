@@ -42,6 +42,24 @@
 //! [keepalive](crate::ContextBuilder::keepalive) intervals over TCP. With a [`secret`](crate::ContextBuilder::secret) both ends prove that they know it
 //! before anything else.
 //!
+//! With or without one, a worker is who it says: its [`WorkerId`](crate::WorkerId) is bound to a key that it makes when it is made, and each end proves to
+//! the other that it holds its own. A [`WorkerAddress`](crate::WorkerAddress) leads to its own worker or to an error
+//! ([`AuthenticationFailed`](crate::ErrorKind::AuthenticationFailed) where somebody only says so); at `host:port` one learns who is there
+//! ([`Endpoint::peer`](crate::Endpoint::peer)).
+//!
+//! What connecting tells of a process (its host's boot id, namespaces, user and process id, transports, the name of its Unix socket), and to whom:
+//!
+//! | who | learns of the worker that listens | learns of the one that dials |
+//! |---|---|---|
+//! | whoever connects to it, or is dialled | its id, and whether it has a secret | whether it has a secret |
+//! | with a secret: who proves that they know it | the rest | the rest |
+//! | without: who proves a key of their own | the rest, the Unix socket's name where they are on its host | the rest; dialled by address, that worker alone |
+//! | who only listens on the wire | its id, and whether there is a secret | whether there is a secret |
+//!
+//! A secret may be short: neither a recorded handshake nor one that somebody takes part in gives anything to try guesses on, so there is one guess for
+//! each connection, and the listening end hears of it when it is wrong. Nothing that follows is encrypted: over TCP who can alter
+//! packets on their way can alter what is sent after the handshake, and who can read them reads it.
+//!
 //! # Groups and channels
 //!
 //! A [`Bootstrap`](crate::channel::Bootstrap) is how the processes of a group find each other: from the variables of torchrun, Open MPI, PMI, Slurm and

@@ -25,7 +25,9 @@
 //! | `no transport in common over this connection (…)` | the lists of both ends have nothing in common | `WHARF_TLS` of both: `shm` is for one host alone, `tcp` goes anywhere |
 //! | `no path to that worker: it is on another host or offers no transport in common` | an address of a worker with `shm` alone, from elsewhere | add `tcp` there |
 //! | `an endpoint to oneself needs the transport …` | connecting to one's own address without `self` | add `self` |
-//! | `the peer wants a shared secret and this context has none`, `the shared secret is missing or wrong` | [`secret`](crate::ContextBuilder::secret) at one end, or two different ones | the same at both |
+//! | `one end has a shared secret and the other has none`, `the shared secret is wrong, …` | [`secret`](crate::ContextBuilder::secret) at one end, or two different ones | the same at both |
+//! | `the peer did not prove that it is who it says` | somebody else is where a worker was, and has its id; or bytes were altered on their way | ask who listens there |
+//! | `another worker answers there: the one that was addressed is gone` | an address of a worker that has ended | exchange addresses again |
 //! | `the peer speaks versions …` | versions too far apart | update the older one |
 //! | `the descriptor is of another process than this endpoint leads to` | a descriptor of somebody else, or of a process that was started anew | exchange descriptors again after a reconnect |
 //!
@@ -61,6 +63,8 @@
 //! | `cma cannot be used: long messages are copied twice through shared memory` | no right to trace the peer | [`containers`](super::containers#recipes), or memory of [`Context::allocate`](crate::Context::allocate) |
 //! | `shared memory cannot be used: falling back to tcp` | different network namespaces, users, or no memory for the rings | the reason follows |
 //! | `no memory events can be had, so only registrations of wharf's own memory are kept` | no `userfaultfd` | the same chapter |
+//! | `the worker has … connections, which is its limit` | as many peers are connected as may be | `ContextBuilder::limits`, or `WHARF_LIMITS=worker.connections=…,source.connections=…` |
+//! | `accepting a connection` with the system's "too many open files" | `RLIMIT_NOFILE`; silent connections are sent away at once | `ulimit -n`, `LimitNOFILE=`; who they are tells `wharf::wireup` at level DEBUG |
 //! | `memory cannot be registered with network devices; it travels in messages` | locked memory, or memory of a kind that the device cannot have | `ulimit -l`; the reason follows |
 //! | `this process may lock … KiB of memory (ulimit -l)` | `RLIMIT_MEMLOCK` | `memlock` in `limits.conf`, `LimitMEMLOCK=`, `--ulimit memlock=-1` |
 //! | `the files in /dev/infiniband must be readable and writable for this user` | rights | the group of the files, or `--device /dev/infiniband` |

@@ -9,11 +9,12 @@
 //! | latency of 10 µs and more where 1 µs is expected | `parked`, `wakes`: both ends sleep on each message | [`Progress::Busy`](crate::Progress::Busy) on a core of one's own; [`Progress::Spin`](crate::Progress::Spin) of 20 µs and more. A window below the peer's wake-up is worse than none |
 //! | one core at 100 % | `found_spinning` | [`Progress::EventDriven`](crate::Progress::EventDriven), or [`Thread`](crate::Progress::Thread) for a runtime that must never be held up |
 //! | other tasks of the runtime wait | | `Progress::Thread`, or a runtime of its own for the worker |
-//! | long messages between processes at half the speed of memory | `explain` says "fragments over shm"; `mapped` and `cma` stay 0 | buffers by [`Context::allocate`](crate::Context::allocate); the rights for `cma` ([`containers`](super::containers)) |
+//! | long messages between processes at half the speed of memory | `explain` says "fragments over shm"; `mapped` and `cma` stay 0 | the rights for `cma` ([`containers`](super::containers)); buffers by [`Context::allocate`](crate::Context::allocate), sent whole, each used more than once |
 //! | first use of a buffer slow, then fast | `registration_caches`: misses | use buffers again; [`BufferPool`](crate::memory::BufferPool); `WHARF_RCACHE_MAX_REGIONS`, `WHARF_RCACHE_MAX_SIZE` where `evictions` grow |
 //! | every use slow | `uncached` grows | a [monitor](crate::memory::MonitorKind): the rights for `userfaultfd`, or memory that wharf owns |
 //! | `WouldBlock` from `post` | | await [`ready`](crate::Endpoint::ready), or await the operation; `WHARF_OPS_WINDOW` |
 //! | a short message behind a long one | | [`Priority`](crate::Priority); a long one is cut, so the wait is one fragment at most |
+//! | memory grows with the number of peers; `Exhausted` | [`held`](crate::WorkerMetrics::held): what nobody has received or accepted, and `refused` | receive it; [`Limits`](crate::config::Limits) for each connection, each source and the worker |
 //! | active messages stall | the receiver is slow: credits | [`ActiveMessages::capacity`](crate::ActiveMessages::capacity), more tasks at the receiver |
 //! | device transfers slow | `explain` says "staged" | [`forbid_staging`](crate::ContextBuilder::forbid_staging) finds where; peers on one host open each other's memory (`cuda_ipc`) |
 //! | tcp slower than the network | one connection is one flow | several endpoints; `WHARF_NET_DEVICES` for the right interface |
@@ -24,7 +25,8 @@
 //! What is short goes at once (*eager*), what is long is announced and fetched (*rendezvous*). The limits are fixed when an endpoint is made, from what its
 //! link can do; the target `wharf::protocol` prints them. [`rendezvous_threshold`](crate::ContextBuilder::rendezvous_threshold) or
 //! `WHARF_RNDV_THRESH=intra:SIZE,inter:SIZE` moves the limit: down, where receivers often come late and long messages would fill the window of 1 MiB that an
-//! endpoint has for what nobody asked for; up, where a round trip costs more than a copy. `inf` never announces what fits.
+//! endpoint has for what nobody asked for; up, where a round trip costs more than a copy. `inf` never announces what fits. The last 32 KiB of the window are for messages of up to
+//! 1 KiB: they leave at once while long ones wait to be received.
 //!
 //! # The two questions of a spinning worker
 //!

@@ -11,15 +11,21 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+#[cfg(feature = "tls")]
+use std::sync::Arc;
+
 use futures::Stream;
+#[cfg(feature = "tls")]
+use rustls::pki_types::CertificateDer;
 use tokio::sync::mpsc;
 
 use crate::{
+    context::IncomingInfo,
     endpoint::{Endpoint, Worker, lookup},
     error::{Error, ErrorKind, Operation, Result},
     sys::fork,
     types::WorkerId,
-    worker::wireup::{self, Place, Request},
+    worker::connect::{self, Place, Request},
 };
 
 /// Requests that wait to be taken; more wait in the handshake, and then in the system's queue.
@@ -40,8 +46,11 @@ pub struct Listener {
 impl Worker {
     /// Listens on `host:port` (IPv4 or IPv6, port 0 for any). Peers on this host are taken over shared memory even so.
     ///
+    /// `0.0.0.0` and `[::]` stand for all interfaces that [may be used](crate::ContextBuilder::net_devices): where those are not all, each of their
+    /// addresses is bound, at one port. Another address is bound as it is given.
+    ///
     /// # Errors
-    /// What binding said; `Forked` in a child made by `fork`.
+    /// What binding said; `Unreachable`: no interface that may be used has such an address; `Forked` in a child made by `fork`.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -49,7 +58,7 @@ impl Worker {
     pub async fn listen(&self, address: impl AsRef<str>) -> Result<Listener> {
         fork::check(Operation::Listen)?;
         let addresses = lookup(address.as_ref(), Operation::Listen).await?;
-        let place = Place::bind(self.shared(), &addresses).await?;
+        let place = Place::bind(self.shared(), &addresses)?;
         Listener::start(self.clone(), place)
     }
 
@@ -58,14 +67,15 @@ impl Worker {
     /// are taken over shared memory even so.
     ///
     /// # Errors
-    /// `Unsupported`: librdmacm or libibverbs is not here, with what the loader said, or the kernel offers no such connections.
-    /// `Unreachable`: no RDMA device has the address. What binding said: the port is in use, for one. `Forked` in a child made by `fork`.
+    /// `Unsupported`: librdmacm or libibverbs is not here, with what the loader said, or the kernel offers no such connections; or the context demands
+    /// TLS, which this has not. `Unreachable`: no RDMA device has the address. What binding said: the port is in use, for one. `Forked` in a child made by `fork`.
     ///
     /// # Cancel safety
     /// Cancel safe.
     #[doc(alias = "rdma_listen")]
     pub async fn listen_rdma(&self, address: impl AsRef<str>) -> Result<Listener> {
         fork::check(Operation::Listen)?;
+        self.no_tls(Operation::Listen)?;
         let addresses = lookup(address.as_ref(), Operation::Listen).await?;
         let place = Place::bind_rdma(self.shared(), &addresses).await?;
         Listener::start(self.clone(), place)
@@ -78,7 +88,7 @@ impl Listener {
             .local_addr()
             .map_err(|error| error.during(Operation::Listen))?;
         let (queue, requests) = mpsc::channel(BACKLOG);
-        let tasks = place.serve(worker.shared(), queue);
+        let tasks = place.serve(worker.shared(), queue, false);
         let mut stopped = worker.shared().stopped.subscribe();
         let stopped = async move { drop(stopped.wait_for(|stopped| *stopped).await) };
         Ok(Self {
@@ -90,7 +100,7 @@ impl Listener {
         })
     }
 
-    /// The address that it is bound to, with the port that was chosen.
+    /// The address that it is bound to, with the port that was chosen; the first, where it is bound to several.
     #[must_use]
     #[doc(alias("ucp_listener_query", "ucp_listener_attr_t"))]
     pub fn local_addr(&self) -> SocketAddr {
@@ -110,7 +120,7 @@ impl Listener {
         tokio::select! {
             biased;
             request = self.requests.recv() => match request {
-                Some(request) => Ok(Incoming { worker: self.worker.clone(), request: Some(request) }),
+                Some(request) => Ok(Incoming { worker: self.worker.clone(), request: Some(request.taken()) }),
                 None => Err(Error::new(ErrorKind::Closed, "the listener has ended").during(Operation::Accept)),
             },
             _ = stopped.wait_for(|stopped| *stopped) => {
@@ -131,7 +141,7 @@ impl Stream for Listener {
         match this.requests.poll_recv(cx) {
             Poll::Ready(Some(request)) => {
                 let worker = this.worker.clone();
-                let request = Some(request);
+                let request = Some(request.taken());
                 return Poll::Ready(Some(Ok(Incoming { worker, request })));
             }
             // Nobody listens any more: the device of an RDMA address is gone, or the runtime.
@@ -167,7 +177,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Who asks.
+    /// Who asks; proved.
     #[must_use]
     pub fn peer(&self) -> Option<WorkerId> {
         self.request.as_ref().map(Request::worker)
@@ -180,10 +190,25 @@ impl Incoming {
         self.request.as_ref().map(Request::name).unwrap_or_default()
     }
 
+    /// What is known of it by more than its own words; `None` once it was answered.
+    #[must_use]
+    pub fn info(&self) -> Option<&IncomingInfo> {
+        self.request.as_ref().map(|request| &request.info)
+    }
+
+    /// The certificates that the peer has shown over TLS, its own first; all of them have passed the [server's](rustls::ServerConfig) verifier. `None`: that
+    /// asked for none, or the peer comes by shared memory.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn peer_certificates(&self) -> Option<Arc<[CertificateDer<'static>]>> {
+        self.request.as_ref()?.channel.certificates()
+    }
+
     /// Accepts it on the worker that listened.
     ///
     /// # Errors
-    /// What set-up said: the peer is gone, or there is no transport in common.
+    /// What set-up said: the peer is gone, or there is no transport in common. `Exhausted`: as many connections are open on the worker, or with this
+    /// source, as [may be](crate::config::Limits); the peer is told so.
     ///
     /// # Cancel safety
     /// Dropped, the connection is given up.
@@ -204,7 +229,7 @@ impl Incoming {
             .request
             .take()
             .ok_or_else(|| Error::new(ErrorKind::Closed, "answered already"))?;
-        wireup::accept(worker.shared(), request, true)
+        connect::accept(worker.shared(), request, true)
             .await
             .map(|place| worker.endpoint_of(place))
     }
@@ -213,7 +238,7 @@ impl Incoming {
     #[doc(alias = "ucp_listener_reject")]
     pub async fn reject(mut self, reason: impl Into<String>) {
         if let Some(mut request) = self.request.take() {
-            wireup::refuse(
+            connect::refuse(
                 &mut request.channel,
                 &Error::new(ErrorKind::Rejected, reason.into()),
             )
@@ -236,7 +261,7 @@ impl Drop for Incoming {
         if let Some(mut request) = self.request.take() {
             let runtime = request.shared.runtime.clone();
             runtime.spawn(async move {
-                wireup::refuse(
+                connect::refuse(
                     &mut request.channel,
                     &Error::new(
                         ErrorKind::Rejected,

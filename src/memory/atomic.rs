@@ -15,6 +15,7 @@ use super::region::{Exposed, Region};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::{Access, AtomicOp, AtomicRequest, AtomicWord, Width},
+    util::wake::wake_all,
 };
 
 /// Does what is asked to the word at `address`, sequentially consistent; returns what it was.
@@ -234,6 +235,6 @@ impl Exposed {
     pub(crate) fn wake_reached(&self) {
         let mut wakes = Vec::new();
         self.take_reached(&mut wakes);
-        wakes.into_iter().for_each(Waker::wake);
+        wake_all(wakes);
     }
 }

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    types::MemoryType,
+    types::{EndpointId, MemoryType},
 };
 
 /// Shared, immutable memory to send from. Cheap to clone and to slice.
@@ -264,6 +264,15 @@ impl Buffer {
         }
     }
 
+    /// Whether its bytes are sent as one run: the host reaches them, and they are in one already or no more than `limit`.
+    #[inline]
+    pub(crate) fn is_run_within(&self, limit: usize) -> bool {
+        match &self.0 {
+            Shared::List(list) if list.len() > limit => false,
+            _ => !self.is_on_device(),
+        }
+    }
+
     /// The bytes, if they are in one run already or no more than `limit`.
     #[inline]
     pub(crate) fn run_within(&self, limit: usize) -> Option<&[u8]> {
@@ -293,6 +302,12 @@ impl Buffer {
             } => Some((segment, *offset)),
             Shared::Bytes(_) | Shared::Raw(_) | Shared::Domain { .. } | Shared::List(_) => None,
         }
+    }
+
+    /// The segment that it is all of: whoever gets the one gets the other, and nothing else.
+    pub(crate) fn whole_segment(&self) -> Option<&Arc<Segment>> {
+        let (segment, offset) = self.segment()?;
+        (offset == 0 && self.len() == segment.mapping().len()).then_some(segment)
     }
 }
 
@@ -387,6 +402,9 @@ impl From<HostBufferMut> for Buffer {
 /// An operation in flight owns it and gives it back with its result, with an error too. Made by `From` of `Vec<u8>`,
 /// [`BytesMut`], [`HostBufferMut`], and of several at once by [`BufferListMut`].
 pub struct BufferMut(Unique);
+
+/// Bytes copied between two turns of others.
+const TURN: usize = 1 << 20;
 
 enum Unique {
     Host(HostBufferMut),
@@ -677,6 +695,61 @@ impl BufferMut {
             | Unique::Domain(_)
             | Unique::List(_) => None,
         }
+    }
+
+    /// What comes over this connection is to be written into it: if it, or a piece of it, is lent to another, which would see it, the loan ends.
+    ///
+    /// # Errors
+    /// `Exhausted`: the system has no mapping left.
+    #[inline]
+    pub(crate) fn takes_from(&mut self, from: EndpointId) -> Result<()> {
+        match &mut self.0 {
+            Unique::Host(buffer) => match buffer.lent_to() {
+                Some(to) if to != from => buffer.end_loan(),
+                _ => Ok(()),
+            },
+            Unique::List(list) => list.takes_from(from),
+            Unique::Vec(_) | Unique::Bytes(_) | Unique::Raw(_) | Unique::Domain(_) => Ok(()),
+        }
+    }
+
+    /// Whether it is lent to a connection for writing.
+    #[inline]
+    pub(crate) fn is_lent(&self) -> bool {
+        matches!(&self.0, Unique::Host(buffer) if buffer.lent_to().is_some())
+    }
+
+    /// Whether another process has mapped it, and keeps the mapping.
+    pub(crate) fn was_given(&self) -> bool {
+        matches!(&self.0, Unique::Host(buffer) if buffer.was_given())
+    }
+
+    /// The same bytes of the host in other memory. Gives way between parts of a long copy.
+    ///
+    /// # Errors
+    /// `Exhausted`: there is no memory.
+    pub(crate) async fn replica(&self) -> Result<Self> {
+        let mut replica: Self = match &self.0 {
+            Unique::Host(buffer) => buffer.another()?.into(),
+            _ => {
+                let mut bytes = Vec::new();
+                bytes.try_reserve_exact(self.len()).map_err(|error| {
+                    Error::new(ErrorKind::Exhausted, "no memory for a copy").with_source(error)
+                })?;
+                bytes.resize(self.len(), 0);
+                bytes.into()
+            }
+        };
+        let mut at = 0;
+        while let (Some(from), Some(to)) = (self.as_slice(), replica.as_mut_slice())
+            && at < from.len()
+        {
+            let end = from.len().min(at + TURN);
+            to[at..end].copy_from_slice(&from[at..end]);
+            at = end;
+            tokio::task::yield_now().await;
+        }
+        Ok(replica)
     }
 
     /// The bytes in a new `Vec`.

@@ -2,8 +2,9 @@
 //!
 //! # Safety
 //! A [`HostBufferMut`] is the only handle to its bytes in this process, so that slices of it follow the borrow of the
-//! handle. Another process comes at the bytes only by the segment's descriptor; wharf hands that out for memory that was
-//! exposed, and exposing takes the buffer.
+//! handle. Another process comes at the bytes only by the segment's descriptor. wharf hands that out for memory that was
+//! exposed, and exposing takes the buffer; sealed against writing, for a buffer that is frozen, which nobody writes any more; and for
+//! one that is received into ([`Segment::lend`]), to a process that the kernel lets write all memory of this one anyway.
 #![allow(unsafe_code)]
 
 use std::{
@@ -14,17 +15,20 @@ use std::{
     slice,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
+
+use parking_lot::Mutex;
 
 use super::{AddressRange, Buffer, Cause, invalidate, mlock};
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::{
-        memfd::{HUGE_PAGE, Mapping, Memfd},
+        memfd::{self, HUGE_PAGE, Mapping, Memfd},
         pages,
     },
+    types::EndpointId,
 };
 
 /// A piece of shareable memory: a sealed memfd and its mapping in this process.
@@ -34,12 +38,25 @@ pub(crate) struct Segment {
     fd: OwnedFd,
     mapping: Mapping,
     huge: bool,
+    /// Another process has it, and keeps what it has.
+    given: AtomicBool,
+    /// The connection that it is lent to for writing, or [`NOBODY`], or [`APART`].
+    lent_to: AtomicU64,
+    /// Held while the loan ends.
+    ending: Mutex<()>,
+    /// Its pages are to stay in memory.
+    locked: AtomicBool,
 }
+
+/// No connection has this id.
+const NOBODY: u64 = 0;
+/// It was lent, and is no more: the descriptor leads to other memory than the mapping here.
+const APART: u64 = u64::MAX;
 
 impl Segment {
     /// Makes one of `len` zero bytes (at least 1).
     fn allocate(len: usize) -> Result<Self> {
-        let memory = Memfd::create(c"wharf-buffer", len);
+        let memory = Memfd::create_sealable(c"wharf-buffer", len);
         Self::of(memory, false).map_err(|error| {
             Error::io(format!("allocating {len} bytes of shareable memory"), error)
         })
@@ -59,6 +76,10 @@ impl Segment {
             fd: memory.into_fd(),
             mapping,
             huge,
+            given: AtomicBool::new(false),
+            lent_to: AtomicU64::new(NOBODY),
+            ending: Mutex::default(),
+            locked: AtomicBool::new(false),
         })
     }
 
@@ -70,6 +91,64 @@ impl Segment {
     /// What a peer maps it by, after [`Mapping::of_received`]'s checks.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+
+    /// Whether a peer would map it: not huge pages that the system keeps ready, see [`Mapping::of_received`]; and whether it would find there what is here.
+    pub(crate) fn is_mappable(&self) -> bool {
+        !self.huge && self.lent_to.load(Ordering::Acquire) != APART
+    }
+
+    /// Seals it: peers that get it from here on read it, and write nothing.
+    pub(crate) fn seal(&self) -> bool {
+        let sealed = memfd::seal_writing(self.fd());
+        if let Err(error) = &sealed {
+            tracing::debug!(target: "wharf::memory", %error, "a buffer cannot be sealed, so no peer maps it");
+        }
+        sealed.is_ok()
+    }
+
+    /// Lends it to a connection for writing, unless it was lent to another, or its pages are to stay.
+    pub(crate) fn lend(&self, to: EndpointId) -> bool {
+        if self.locked.load(Ordering::Relaxed) {
+            return false;
+        }
+        let lent =
+            self.lent_to
+                .compare_exchange(NOBODY, to.0, Ordering::Relaxed, Ordering::Relaxed);
+        lent.is_ok() || lent == Err(to.0)
+    }
+
+    /// The connection that may write it.
+    #[inline]
+    fn lent_to(&self) -> Option<EndpointId> {
+        match self.lent_to.load(Ordering::Acquire) {
+            NOBODY | APART => None,
+            id => Some(EndpointId(id)),
+        }
+    }
+
+    /// Ends the loan: what is written here from now on is not seen by who has it. It is not lent again.
+    ///
+    /// # Errors
+    /// `Exhausted`: the system has no mapping left.
+    pub(crate) fn end_loan(&self) -> Result<()> {
+        let _alone = self.ending.lock();
+        if self.lent_to().is_none() {
+            return Ok(());
+        }
+        self.mapping
+            .part(self.fd())
+            .map_err(|error| Error::io("taking back a buffer that a peer has mapped", error))?;
+        // Whatever was registered are the pages that the peer has.
+        let range = AddressRange::of_mapping(self.mapping.as_ptr(), self.mapping.len());
+        invalidate(range, Cause::Unmapped);
+        self.lent_to.store(APART, Ordering::Release);
+        Ok(())
+    }
+
+    /// Notes that it goes to another process.
+    pub(crate) fn set_given(&self) {
+        self.given.store(true, Ordering::Relaxed);
     }
 
     /// Its mapping in this process.
@@ -150,6 +229,9 @@ impl HostBufferMut {
     pub fn lock(&self) -> Result<()> {
         match &self.segment {
             Some(segment) => {
+                // With the loan the mapping would go, and its lock.
+                segment.locked.store(true, Ordering::Relaxed);
+                segment.end_loan()?;
                 let mapping = &segment.mapping;
                 mlock::lock(AddressRange::of_mapping(mapping.as_ptr(), mapping.len()))
             }
@@ -178,6 +260,39 @@ impl HostBufferMut {
     /// Where a peer finds it: the segment, and the first byte's place in it. `None` when it has no bytes.
     pub(crate) fn segment(&self) -> Option<(&Arc<Segment>, usize)> {
         self.segment.as_ref().map(|segment| (segment, 0))
+    }
+
+    /// The connection that may write it.
+    #[inline]
+    pub(crate) fn lent_to(&self) -> Option<EndpointId> {
+        self.segment.as_ref()?.lent_to()
+    }
+
+    /// Ends its loan.
+    ///
+    /// # Errors
+    /// As [`Segment::end_loan`].
+    #[cold]
+    pub(crate) fn end_loan(&self) -> Result<()> {
+        let segment = self.segment.as_ref();
+        segment.map_or(Ok(()), |segment| segment.end_loan())
+    }
+
+    /// Whether another process has it, which keeps what it has.
+    pub(crate) fn was_given(&self) -> bool {
+        let segment = self.segment.as_ref();
+        segment.is_some_and(|segment| segment.given.load(Ordering::Relaxed))
+    }
+
+    /// Another of this length and kind of pages.
+    ///
+    /// # Errors
+    /// As [`HostBufferMut::allocate`].
+    pub(crate) fn another(&self) -> Result<Self> {
+        match &self.segment {
+            Some(segment) if segment.huge => Self::allocate_huge(self.len),
+            _ => Self::allocate(self.len),
+        }
     }
 
     /// The segment and the length.

@@ -11,7 +11,10 @@
 use std::{fmt, ops::Deref, sync::OnceLock};
 
 use super::{Buffer, BufferMut};
-use crate::types::MemoryType;
+use crate::{
+    error::Result,
+    types::{EndpointId, MemoryType},
+};
 
 /// A run of bytes without ownership, as a table of them lies in memory.
 #[repr(C)]
@@ -166,7 +169,7 @@ fn ends(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
 /// Buffers to send as one message or put as one run of bytes, in this order, without a copy into one first.
 ///
 /// Becomes a [`Buffer`], so every operation takes it that takes one. Short lists (as long as an eager message) are gathered into one
-/// run by one copy; of long ones the pieces are sent from where they are, those below 8 KiB packed into fragments. Pieces may be empty;
+/// run by one copy when there is room for them, and not before; of long ones the pieces are sent from where they are, those below 8 KiB packed into fragments. Pieces may be empty;
 /// a list of none is an empty message.
 ///
 /// ```
@@ -309,6 +312,15 @@ pub(crate) struct ListMut {
 }
 
 impl ListMut {
+    /// As [`BufferMut::takes_from`], of every piece.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn takes_from(&mut self, from: EndpointId) -> Result<()> {
+        let mut pieces = self.pieces.iter_mut();
+        pieces.try_for_each(|piece| piece.takes_from(from))
+    }
+
     fn new(pieces: Vec<BufferMut>) -> Self {
         let ends = ends(pieces.iter().map(BufferMut::len));
         let memory_type = type_of(pieces.iter().map(BufferMut::memory_type));

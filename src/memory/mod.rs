@@ -15,6 +15,7 @@ mod buffer;
 mod domain;
 mod events;
 mod host;
+pub(crate) mod keeper;
 mod list;
 mod mlock;
 mod pool;

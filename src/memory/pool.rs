@@ -26,6 +26,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::{fork, pages},
     types::Access,
+    util::wake::wake_all,
 };
 
 /// Host buffers of one size that are registered once, all together, and leased one by one.
@@ -288,9 +289,7 @@ impl<R: Registrar> Inner<R> {
                 }
             }
         };
-        if let Some(waker) = wake {
-            waker.wake();
-        }
+        wake_all(wake);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Memory exposed to peers, and the table that says what is exposed now.
 //!
 //! A region is named by its slot and a random 64-bit generation. Peers reach it in two ways: through software of this process, which looks
-//! the pair up here for every access, or directly (mapped or by `process_vm_*`), bracketed by a word that says so. `unexpose` revokes the
+//! the pair up here for every access, or directly (mapped or by `process_vm_*`), once they have shown that pair, bracketed by a word that says so. `unexpose` revokes the
 //! generation everywhere, waits until nobody is inside, and only then gives the buffer back. Network devices reach memory that is registered with
 //! them; the registrations end before the buffer is given back.
 //!
@@ -18,13 +18,13 @@ use std::{
         atomic::{Ordering, fence},
     },
     task::Waker,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 
 use super::{
-    AddressRange, Buffer, BufferMut, DomainMemory, Segment,
+    AddressRange, Buffer, BufferMut, DomainMemory, Segment, keeper,
     run::{Location, Run},
     waiters::Waiters,
 };
@@ -34,14 +34,55 @@ use crate::{
     types::{Access, DeviceKey, MemoryType},
 };
 
-/// Who must know which regions are directly accessible: each worker, for the words it shares with its peers.
+/// Who must know which regions are directly accessible no longer: each worker, for the words it shares with its peers.
 pub(crate) trait RegionWatcher: Send + Sync {
-    /// `slot` is exposed under `generation`.
-    fn publish(&self, slot: u32, generation: u64);
-    /// `slot` is exposed no longer. After it returned, an access that begins sees so.
-    fn revoke(&self, slot: u32);
-    /// Whether, since the last [`RegionWatcher::revoke`], no direct access that began before it goes on. May be asked again.
-    fn is_quiet(&self) -> bool;
+    /// `slot` is exposed no longer. After it returned, an access that begins sees so. Returns the peers that had shown the key and that may be in
+    /// the middle of one.
+    fn revoke(&self, slot: u32, generation: u64) -> Vec<Box<dyn Guest>>;
+}
+
+/// A peer that may be inside exposed memory which was taken back.
+pub(crate) trait Guest: Send + Sync {
+    /// Whether it is outside, or dead. Once `true`, it comes back no more.
+    fn is_outside(&self) -> bool;
+    /// Ends its connection.
+    fn cut(&self);
+}
+
+/// For so long a peer may be in the middle of one access to memory that was taken back: it is the copy of a chunk, some microseconds. Then its
+/// connection ends.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// For so long a wait for that does not sleep.
+const AT_WORK: Duration = Duration::from_micros(100);
+
+/// The peers that memory which was taken back waits for.
+#[derive(Default)]
+struct Guests {
+    inside: Vec<Box<dyn Guest>>,
+    since: Option<Instant>,
+    are_cut: bool,
+}
+
+impl Guests {
+    fn all_outside(&mut self) -> bool {
+        self.inside.retain(|guest| !guest.is_outside());
+        self.inside.is_empty()
+    }
+
+    /// Whether all are outside, or have had their time.
+    fn are_settled(&mut self) -> bool {
+        if self.all_outside() || self.are_cut {
+            return true;
+        }
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if since.elapsed() > PATIENCE {
+            self.are_cut = true;
+            self.inside.iter().for_each(|guest| guest.cut());
+        }
+        // A cut may have told that it is dead.
+        self.are_cut
+    }
 }
 
 /// One exposed buffer. Whoever holds an `Arc` of it may use its address. Peers' operations do, and its [`Region`], and nobody else for long: that
@@ -56,6 +97,8 @@ pub(crate) struct Exposed {
     pub(crate) length: usize,
     pub(crate) access: Access,
     pub(crate) segment: Option<(Arc<Segment>, usize)>,
+    /// Who was let in, and has not been seen outside since it was taken back.
+    guests: Mutex<Guests>,
     /// Who waits for its value, see [`Exposed::value`].
     pub(crate) waiters: Waiters,
     /// What lets network devices reach it. Before the buffer, for it goes first.
@@ -211,14 +254,21 @@ impl RegionTable {
             .collect()
     }
 
-    /// All that is exposed now, for a link that has just been made.
-    pub(crate) fn published(&self) -> Vec<(u32, u64)> {
-        self.slots
-            .lock()
-            .iter()
-            .flatten()
-            .map(|exposed| (exposed.slot, exposed.generation))
-            .collect()
+    /// The region of `slot`, if it is exposed under `generation`, to host memory. `publish` lets who has shown that key at it directly: no
+    /// revocation of it passes between.
+    pub(crate) fn let_at(
+        &self,
+        slot: u32,
+        generation: u64,
+        publish: impl FnOnce(),
+    ) -> Option<Arc<Exposed>> {
+        let slots = self.slots.lock();
+        let exposed = slots.get(slot as usize)?.as_ref()?;
+        if exposed.generation != generation || exposed.device.is_some() {
+            return None;
+        }
+        publish();
+        Some(exposed.clone())
     }
 
     /// The region of `slot`, if it is exposed under `generation`.
@@ -327,15 +377,13 @@ impl RegionTable {
                     .segment()
                     .map(|(segment, offset)| (segment.clone(), offset))
             }),
+            guests: Mutex::default(),
             waiters: Waiters::default(),
             reach: Mutex::default(),
             buffer: Arc::new(buffer),
         });
         slots[slot] = Some(exposed.clone());
         drop(slots);
-        for watcher in self.watchers() {
-            watcher.publish(exposed.slot, generation);
-        }
         Ok(Region {
             exposed: Some(exposed),
             table: self.clone(),
@@ -356,12 +404,9 @@ impl RegionTable {
             _ => return,
         }
         for watcher in self.watchers() {
-            watcher.revoke(exposed.slot);
+            let inside = watcher.revoke(exposed.slot, exposed.generation);
+            exposed.guests.lock().inside.extend(inside);
         }
-    }
-
-    fn is_quiet(&self) -> bool {
-        self.watchers().iter().all(|watcher| watcher.is_quiet())
     }
 }
 
@@ -482,12 +527,19 @@ impl Region {
         }
     }
 
-    /// Ends the exposure, and resolves when no access goes on: none directly, none by this side's software for a peer, which may stall in the
-    /// middle of one as long as its connection lasts. The memory stays, for this process alone.
+    /// Ends the exposure, and resolves when no access goes on: none directly, but for peers that were cut off in the middle of one, none by this
+    /// side's software for a peer, which may stall in the middle of one as long as its connection lasts. The memory stays, for this process alone.
     pub(crate) async fn revoke(&self) {
         self.shut_out().await;
         // Accesses in flight are chunks of microseconds, or transfers of a peer that the keepalive watches.
-        while !self.is_left() || !self.table.is_quiet() {
+        let start = Instant::now();
+        while !self.exposed().guests.lock().are_settled() {
+            match start.elapsed() < AT_WORK {
+                true => std::hint::spin_loop(),
+                false => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        }
+        while !self.is_left() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -500,24 +552,46 @@ impl Region {
         left
     }
 
-    /// Ends the exposure and gives the memory back once no access goes on.
+    /// Ends the exposure and gives the memory back once no access goes on. What a peer has mapped stays the peer's: the bytes come back in other
+    /// memory then, at another address, and nothing that is written there afterwards is seen by that peer.
     ///
     /// # Cancel safety
-    /// The access is revoked at the first poll; dropping the future then frees the memory when it is quiet.
+    /// The access is revoked at the first poll; dropping the future then frees the memory when no peer is inside it.
     ///
     /// # Completion
-    /// Every access that peers began before has ended; later ones fail with `StaleKey`.
+    /// Every access that peers began before has ended; later ones fail with `StaleKey`. Only peers that have the descriptor are waited for. One that
+    /// stays in the middle of a direct access for a second (its process is stopped, or it lies) is cut off, and what it may still do there does
+    /// not reach the memory that is given back: that is a copy then, of host memory of whatever kind.
     #[doc(alias = "ucp_mem_unmap")]
     pub async fn unexpose(mut self) -> BufferMut {
         self.revoke().await;
         let exposed = self.exposed.take();
         let exposed = exposed.expect("a region holds its memory until it ends");
-        let mut memory = exposed.buffer.clone();
+        let mut left = Left {
+            guests: std::mem::take(&mut *exposed.guests.lock()),
+            memory: Some(exposed.buffer.clone()),
+        };
         drop(exposed);
         loop {
+            let memory = left.memory.take().expect("put back below");
             match Arc::try_unwrap(memory) {
+                // Who was cut off may come back to it at any time.
+                Ok(buffer) if !left.guests.all_outside() => {
+                    match left.memory.insert(Arc::new(buffer)).replica().await {
+                        Ok(replica) => return replica,
+                        Err(error) => no_replica(&error),
+                    }
+                }
+                // Who has mapped it keeps the mapping.
+                Ok(buffer) if buffer.was_given() => match buffer.replica().await {
+                    Ok(replica) => return replica,
+                    Err(error) => {
+                        no_replica(&error);
+                        return buffer;
+                    }
+                },
                 Ok(buffer) => return buffer,
-                Err(shared) => memory = shared,
+                Err(shared) => left.memory = Some(shared),
             }
             // This process's own operations in flight.
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -548,28 +622,42 @@ impl Drop for Region {
         if exposed.length <= AT_ONCE {
             drop(reach.take());
         }
-        if reach.is_none() && self.table.is_quiet() {
+        if reach.is_none() && exposed.guests.lock().all_outside() {
             return;
         }
-        // A peer is inside this very moment, in a copy of at most one chunk, or devices reach the memory. It outlives that on a thread of its own.
-        let table = self.table.clone();
-        let kept = std::mem::ManuallyDrop::new(exposed.clone());
-        let waiting = std::thread::Builder::new()
-            .name("wharf-unexpose".into())
-            .spawn(move || {
-                drop(reach);
-                while !table.is_quiet() {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                drop(exposed);
-            });
-        match waiting {
-            Ok(_) => drop(std::mem::ManuallyDrop::into_inner(kept)),
-            Err(error) => {
-                tracing::error!(target: "wharf::memory", %error, "no thread to wait for a peer that is inside exposed memory: the memory is kept");
-            }
+        // A peer is inside this very moment, in a copy of at most one chunk, or devices reach the memory, which outlives that.
+        keeper::keep(Box::new(move || {
+            drop(reach.take());
+            let mut guests = exposed.guests.lock();
+            guests.are_settled() && guests.all_outside()
+        }));
+    }
+}
+
+/// Memory that was exposed, on its way back to the program.
+struct Left {
+    memory: Option<Arc<BufferMut>>,
+    guests: Guests,
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take()
+            && !self.guests.all_outside()
+            && !fork::forked()
+        {
+            let mut guests = std::mem::take(&mut self.guests);
+            keeper::keep(Box::new(move || {
+                let _memory = &memory;
+                guests.are_settled() && guests.all_outside()
+            }));
         }
     }
+}
+
+#[cold]
+fn no_replica(error: &Error) {
+    tracing::error!(target: "wharf::memory", %error, "no memory to copy to what peers that had it exposed may still reach");
 }
 
 /// Registrations of so many bytes end within a drop: a millisecond or two. More of them on a thread.

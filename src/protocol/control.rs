@@ -15,16 +15,16 @@
 //! | `PUT` | operation of the initiator | [`PutHeader`], payload |
 //! | `GET` | operation of the initiator | [`GetRequest`] |
 //! | `JOIN` | operation of the initiator | [`Join`] |
-//! | `MAP` | generation of the region | `u32` slot of the region |
+//! | `MAP` | generation of the region | `u32` slot of the region: the sender has its key, and wants to be let at it directly |
 //! | `CREDIT` | bytes of eager window returned | none |
 //! | `CLOSE` | 0 | none: nothing new follows, and what was announced is matched no more |
 //! | `CLOSE` | 1 | none: all before the peer's `CLOSE` was read, and nothing follows |
 //! | `STREAM_OPEN` | stream ([`StreamName`](super::stream::StreamName)) | none |
-//! | `STREAM_ACCEPTED` | number of streams accepted since the last | none |
+//! | `STREAM_ACCEPTED` | number of streams accepted since the last | none; a `STREAM_WINDOW` gives each the rest of its window |
 //! | `STREAM_DATA` | stream | payload |
 //! | `STREAM_FIN` | stream | none: no data follow |
 //! | `STREAM_WINDOW` | stream | `u64` bytes of window returned |
-//! | `STREAM_STOP` | stream | none: the receiver reads no more |
+//! | `STREAM_STOP` | stream | none: the receiver reads no more; or 2 bytes, the number of an error kind: it never took the stream |
 //! | `STREAM_RESET` | stream | none: no data follow, and those unread are void |
 //! | `STREAM_RTS` | stream | [`StreamRts`]: the next bytes wait in the sender's memory, and nothing but `STREAM_RESET` follows before `STREAM_TAKEN` |
 //! | `STREAM_TAKEN` | stream | `u64` bytes taken out of that memory; when they are not all, the rest is to be sent as `STREAM_DATA` |
@@ -586,6 +586,7 @@ pub(crate) fn error_of(body: &[u8]) -> Error {
         ErrorKind::Rejected => "the peer rejected the message",
         ErrorKind::StaleKey => "the remote memory is not exposed any more",
         ErrorKind::OutOfBounds => "the range leaves the exposed region",
+        ErrorKind::Exhausted => "the peer serves no more requests at a time",
         ErrorKind::AccessDenied => "the region was not exposed for this access",
         _ => "the peer could not do its part",
     };

@@ -9,11 +9,14 @@
 //! | [`matching`] | posted receives and unexpected messages of a worker |
 //! | [`thresholds`] | how a message of a given length travels |
 //! | [`control`] | the messages of a link: their ids, what their header means, their bodies |
+//! | [`window`] | what a peer may send ahead of its receiver, and when it comes back |
 //! | [`stream`] | byte streams: their names in messages and their limits |
 //! | [`am`] | the words of active messages, their limits |
+//! | [`ledger`] | what is held for peers: accounts, and their limits |
 //! | [`atomic`] | the number by which a message names an atomic operation |
 //! | [`layout`] | which bytes of a region a put or get touches: blocks, loops over them, and a place in their stream |
-//! | [`hello`] | the handshake of a new connection and its proofs of the shared secret |
+//! | [`handshake`] | who is at the other end of a new connection: proofs of that, and of the shared secret |
+//! | [`hello`], [`keys`], [`pake`] | its messages; a worker's key, of which its id is a hash; what a weak secret is good for |
 //! | [`address`], [`descriptor`] | what programs pass to each other by other means: where a worker is, what memory it exposes |
 //! | [`registered`] | the same memory within a communicator: whose it is, and until when |
 //! | [`wire`] | the parts these are made of: reader, fields, sealed envelope |
@@ -29,13 +32,18 @@ pub(crate) mod am;
 pub(crate) mod atomic;
 pub(crate) mod control;
 pub(crate) mod descriptor;
+pub(crate) mod handshake;
 pub(crate) mod hello;
+pub(crate) mod keys;
 pub(crate) mod layout;
+pub(crate) mod ledger;
 pub(crate) mod matching;
 pub(crate) mod offer;
+pub(crate) mod pake;
 pub(crate) mod registered;
 pub(crate) mod stream;
 pub(crate) mod thresholds;
+pub(crate) mod window;
 pub(crate) mod wire;
 
 pub use address::WorkerAddress;

@@ -3,12 +3,13 @@
 //! A connection has two sets of streams, those that each end opened. Within a set ids count up from 0 and are never used again. A message
 //! says in the lowest bit of its header whose set it means, so that an endpoint to oneself, which is both ends, can tell them apart.
 
-/// Bytes of one stream that may be under way or unread at the receiver. What is read is returned by `STREAM_WINDOW`; a peer that sends more
-/// breaks the protocol.
+/// Bytes of one stream that may be under way or unread at the receiver. What is read is returned by `STREAM_WINDOW`, as
+/// [`Terms::STREAM`](super::window::Terms::STREAM) has it; a peer that sends more breaks the protocol.
 pub(crate) const STREAM_BYTES: u64 = 512 << 10;
 
-/// What is read is returned when it is this much.
-pub(crate) const STREAM_RETURN: u64 = STREAM_BYTES / 2;
+/// Bytes of it before the peer has accepted the stream, when whoever opened it writes: it gives the rest when it accepts. So that streams that
+/// nobody accepts fill little memory.
+pub(crate) const STREAM_FIRST: u64 = 64 << 10;
 
 /// Streams that the peer has opened and that nobody here has accepted.
 pub(crate) const STREAM_BACKLOG: usize = 128;

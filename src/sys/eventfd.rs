@@ -1,4 +1,5 @@
-//! An eventfd as a doorbell: any number of rings wake whoever polls the descriptor.
+//! An eventfd as a doorbell within the process: any number of rings wake whoever polls the descriptor. Between processes it is
+//! a [`Bell`](super::bell::Bell).
 
 use std::{
     io,
@@ -7,7 +8,6 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::{FcntlArg, OFlag, fcntl},
     sys::eventfd::{EfdFlags, EventFd as NixEventFd},
     unistd,
 };
@@ -28,23 +28,10 @@ impl EventFd {
         ))
     }
 
-    /// Takes one that a peer sent, and sees to it that neither end blocks on it.
-    ///
-    /// # Errors
-    /// What `fcntl` said.
-    pub(crate) fn from_owned(fd: OwnedFd) -> io::Result<Self> {
-        let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
-        if !flags.contains(OFlag::O_NONBLOCK) {
-            fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
-        }
-        Ok(Self(fd))
-    }
-
     /// Rings. Every call is an edge for an edge-triggered poll.
     #[inline]
     pub(crate) fn ring(&self) {
-        // A full counter (EAGAIN) rings already, and nothing else can happen to an open eventfd. What a peer passed off as
-        // one wakes nobody, which is the peer's own loss.
+        // A full counter (EAGAIN) rings already, and nothing else can happen to an open eventfd that is nobody else's.
         while unistd::write(&self.0, &1_u64.to_ne_bytes()) == Err(Errno::EINTR) {}
     }
 
@@ -94,13 +81,5 @@ mod tests {
         unistd::write(&bell, &(u64::MAX - 1).to_ne_bytes()).expect("fill");
         bell.ring();
         assert_eq!(bell.drain(), u64::MAX - 1);
-    }
-
-    #[test]
-    fn a_blocking_one_becomes_nonblocking() {
-        let fd = NixEventFd::from_flags(EfdFlags::empty())
-            .map(OwnedFd::from)
-            .expect("eventfd");
-        assert_eq!(EventFd::from_owned(fd).expect("own").drain(), 0);
     }
 }

@@ -9,7 +9,7 @@
 use std::{
     io, mem,
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
-    ptr,
+    ptr, thread,
 };
 
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
@@ -115,12 +115,23 @@ pub(crate) fn recv(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usiz
     // SAFETY: recvmsg succeeded and filled `message` in.
     let fds = unsafe { take_fds(&message) };
     if message.msg_flags & libc::MSG_CTRUNC != 0 {
+        close_elsewhere(fds);
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             "more file descriptors came with a message than are allowed, or than this process may open",
         ));
     }
     Ok((count, fds))
+}
+
+/// Closes descriptors that are not what they should be, on a thread of its own: the last close of a socket or of a file of some file systems
+/// blocks, for as long as who passed it likes. To be followed by the end of that connection.
+pub(crate) fn close_elsewhere(fds: Vec<OwnedFd>) {
+    if !fds.is_empty() {
+        // Without a thread the closure, and the descriptors with it, are dropped here.
+        let closing = thread::Builder::new().name("wharf-close".into());
+        let _ = closing.spawn(move || drop(fds));
+    }
 }
 
 /// Owns the descriptors that a received message carries.

@@ -45,6 +45,37 @@ pub(crate) fn forked() -> bool {
     unsafe { &*word }.load(Relaxed) != ALIVE
 }
 
+/// Where the question is asked often: one load of the word.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark(&'static AtomicU32);
+
+impl Mark {
+    /// To be made in the process that is to be told from its children.
+    pub(crate) fn here() -> Self {
+        forked();
+        // SAFETY: `forked` has published it, and it is mapped for good.
+        Self(unsafe { &*WORD.load(Acquire) })
+    }
+
+    /// Whether this process is a child.
+    #[inline]
+    pub(crate) fn is_child(self) -> bool {
+        self.0.load(Relaxed) != ALIVE
+    }
+
+    /// `Forked`, in a child.
+    ///
+    /// # Errors
+    /// `Forked`.
+    #[inline]
+    pub(crate) fn check(self, operation: Operation) -> Result<()> {
+        match self.is_child() {
+            false => Ok(()),
+            true => Err(refusal(operation)),
+        }
+    }
+}
+
 /// `Forked`, in a child.
 ///
 /// # Errors
@@ -184,6 +215,9 @@ mod tests {
     #[test]
     fn children_know() {
         assert!(!forked());
+        let mark = Mark::here();
+        assert!(!mark.is_child());
+        assert!(in_a_child(fork, move || mark.is_child()), "fork");
         assert!(in_a_child(fork, forked), "fork");
         assert!(in_a_child(clone, forked), "clone");
         assert!(!forked() && check(Operation::Memory).is_ok());

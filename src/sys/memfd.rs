@@ -4,10 +4,10 @@
 //! descriptor can map it.
 //!
 //! # Safety
-//! A [`Mapping`] stays mapped, readable and writable from its construction to its drop. The file under it cannot shrink:
+//! A [`Mapping`] stays mapped, readable, and writable if it says so, from its construction to its drop. The file under it cannot shrink:
 //! either this process sealed it before mapping, or [`Mapping::of_received`] checked the seal, which nobody can take off.
 //! So an access within `len()` never meets the end of the file (SIGBUS). What the bytes hold is not this file's matter:
-//! every process with the descriptor may change them at any time.
+//! every process with the descriptor may change them at any time, unless the file was sealed against that.
 #![allow(unsafe_code)]
 
 use std::{
@@ -23,12 +23,18 @@ use nix::{
     sys::{
         memfd::{MFdFlags, memfd_create},
         stat::fstat,
+        statfs::{TMPFS_MAGIC, fstatfs},
     },
     unistd::ftruncate,
 };
 
 /// From this many bytes on a mapping asks for huge pages.
 pub(crate) const HUGE_PAGE: usize = 2 << 20;
+
+/// What seals the length, and what seals the seals.
+const LENGTH: SealFlag = SealFlag::F_SEAL_SHRINK.union(SealFlag::F_SEAL_GROW);
+/// Nobody writes but by the mappings that there are (Linux 5.1).
+const FUTURE_WRITE: SealFlag = SealFlag::from_bits_retain(libc::F_SEAL_FUTURE_WRITE);
 
 /// `MFD_NOEXEC_SEAL` (Linux 6.3): never executable. Machines with `vm.memfd_noexec=2` refuse a memfd without it.
 const MFD_NOEXEC_SEAL: libc::c_uint = 8;
@@ -51,7 +57,20 @@ impl Memfd {
             .ok()
             .filter(|size| *size > 0)
             .ok_or(io::ErrorKind::InvalidInput)?;
-        Self::sealed(name, size, MFdFlags::empty()).map(|fd| Self { fd, len })
+        let seals = LENGTH | SealFlag::F_SEAL_SEAL;
+        Self::sealed(name, size, MFdFlags::empty(), seals).map(|fd| Self { fd, len })
+    }
+
+    /// As [`create`](Self::create), but that it can be [sealed against writing](seal_writing) later. Whoever has the descriptor can do that.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub(crate) fn create_sealable(name: &CStr, len: usize) -> io::Result<Self> {
+        let size = libc::off_t::try_from(len)
+            .ok()
+            .filter(|size| *size > 0)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        Self::sealed(name, size, MFdFlags::empty(), LENGTH).map(|fd| Self { fd, len })
     }
 
     /// As [`create`](Self::create), of huge pages of 2 MiB that the system keeps for this purpose (`vm.nr_hugepages`), as many as hold `len` bytes.
@@ -68,17 +87,22 @@ impl Memfd {
             .filter(|size| *size > 0)
             .ok_or(io::ErrorKind::InvalidInput)?;
         let huge = MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_2MB;
-        Self::sealed(name, size, huge).map(|fd| Self { fd, len })
+        let seals = LENGTH | SealFlag::F_SEAL_SEAL;
+        Self::sealed(name, size, huge, seals).map(|fd| Self { fd, len })
     }
 
-    fn sealed(name: &CStr, size: libc::off_t, more: MFdFlags) -> io::Result<OwnedFd> {
+    fn sealed(
+        name: &CStr,
+        size: libc::off_t,
+        more: MFdFlags,
+        seals: SealFlag,
+    ) -> io::Result<OwnedFd> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING | more;
         let fd = match memfd_create(name, flags | MFdFlags::from_bits_retain(MFD_NOEXEC_SEAL)) {
             Err(Errno::EINVAL) => memfd_create(name, flags),
             other => other,
         }?;
         ftruncate(&fd, size)?;
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
         Ok(fd)
     }
@@ -88,7 +112,12 @@ impl Memfd {
     /// # Errors
     /// `ENOMEM`.
     pub(crate) fn map(&self) -> io::Result<Mapping> {
-        Mapping::new(self.fd.as_fd(), self.len)
+        let mapping = Mapping::new(self.fd.as_fd(), self.len, true)?;
+        if self.len >= HUGE_PAGE {
+            // Advice: a kernel without huge pages for shared memory refuses it, and small pages serve as well.
+            let _ = mapping.advise(libc::MADV_HUGEPAGE);
+        }
+        Ok(mapping)
     }
 
     /// The descriptor alone.
@@ -103,12 +132,22 @@ impl AsFd for Memfd {
     }
 }
 
-/// A shared, readable and writable mapping of a whole memfd. Page aligned. Other processes may see and change the bytes at
+/// Seals a memfd of this process so that nobody can map it for writing any more, or write it otherwise. The mappings that there are stay as they are.
+///
+/// # Errors
+/// `EPERM` when its seals are sealed, `EINVAL` before Linux 5.1.
+pub(crate) fn seal_writing(fd: BorrowedFd<'_>) -> io::Result<()> {
+    fcntl(fd, FcntlArg::F_ADD_SEALS(FUTURE_WRITE))?;
+    Ok(())
+}
+
+/// A shared, readable and (if [`is_writable`](Self::is_writable)) writable mapping of a whole memfd. Page aligned. Other processes may see and change the bytes at
 /// any time. A forked child shares it too. Unmapped on drop.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     address: NonNull<u8>,
     len: usize,
+    is_writable: bool,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread; this type hands out addresses only, and who dereferences them
@@ -118,36 +157,75 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps a memfd that came from another process, after checking that it is one, is sealed against shrinking and growing,
-    /// and has exactly `expected_len` bytes.
+    /// Maps a memfd that came from another process, after checking that it is one, of pages that the system makes when they are touched, is sealed
+    /// against shrinking and growing, and has exactly `expected_len` bytes.
     ///
     /// # Errors
     /// `InvalidData` when one of these is not so, `PermissionDenied` when it is sealed against writing, `ENOMEM`.
     pub(crate) fn of_received(fd: BorrowedFd<'_>, expected_len: usize) -> io::Result<Self> {
-        let bad = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
-        let seals = fcntl(fd, FcntlArg::F_GET_SEALS)
-            .map(SealFlag::from_bits_retain)
-            .map_err(|_| bad("the shared memory received is not a memfd"))?;
-        if !seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW) {
-            return Err(bad(
-                "the shared memory received is not sealed against resizing",
-            ));
+        let (size, _) = checked(fd, expected_len)?;
+        // Without huge pages where its owner has none: what is sparse there is not filled in here, 2 MiB for a byte.
+        Self::new(fd, size, true)
+    }
+
+    /// As [`of_received`](Self::of_received), but for reading alone where it is sealed against writing.
+    ///
+    /// # Errors
+    /// As [`of_received`](Self::of_received).
+    pub(crate) fn of_lent(fd: BorrowedFd<'_>, expected_len: usize) -> io::Result<Self> {
+        let (size, seals) = checked(fd, expected_len)?;
+        let is_writable = !seals.intersects(SealFlag::F_SEAL_WRITE | FUTURE_WRITE);
+        Self::new(fd, size, is_writable)
+    }
+
+    /// Parts from all others that map the file, `fd`: what this process writes from here on is seen by nobody else. The bytes stay, and so does the
+    /// address; a page is copied when it is written, and shows what the file holds until then. Accesses meanwhile by other threads of this
+    /// process are as good as before or after.
+    ///
+    /// # Errors
+    /// `ENOMEM`; nothing has changed then.
+    pub(crate) fn part(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        // Made beside it and moved over it, because a mapping that is refused at its place has taken away what was there.
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let beside = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                self.len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_NORESERVE,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if beside == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
         }
-        let size = usize::try_from(fstat(fd)?.st_size).unwrap_or(0);
-        if size == 0 || size != expected_len {
-            return Err(bad("the shared memory received has another size than told"));
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        let here: *mut libc::c_void = self.address.as_ptr().cast();
+        // SAFETY: `beside` is the mapping just made, which nothing refers to; what is at `here` is this mapping, of as many bytes, and what takes its
+        // place is as readable and writable, of the same file, with the same bytes.
+        let moved = unsafe { libc::mremap(beside, self.len, self.len, flags, here) };
+        if moved == libc::MAP_FAILED {
+            let error = io::Error::last_os_error();
+            // SAFETY: the mapping made above, which nothing refers to.
+            unsafe { libc::munmap(beside, self.len) };
+            return Err(error);
         }
-        Self::new(fd, size)
+        Ok(())
     }
 
     /// Maps `len` bytes of a memfd that has them and is sealed against shrinking.
-    fn new(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+    fn new(fd: BorrowedFd<'_>, len: usize, is_writable: bool) -> io::Result<Self> {
+        let protection = match is_writable {
+            true => libc::PROT_READ | libc::PROT_WRITE,
+            false => libc::PROT_READ,
+        };
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let address = unsafe {
             libc::mmap(
                 ptr::null_mut(),
                 len,
-                libc::PROT_READ | libc::PROT_WRITE,
+                protection,
                 libc::MAP_SHARED,
                 fd.as_raw_fd(),
                 0,
@@ -157,12 +235,11 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mapping = Self { address, len };
-        if len >= HUGE_PAGE {
-            // Advice: a kernel without huge pages for shared memory refuses it, and small pages serve as well.
-            let _ = mapping.advise(libc::MADV_HUGEPAGE);
-        }
-        Ok(mapping)
+        Ok(Self {
+            address,
+            len,
+            is_writable,
+        })
     }
 
     /// First byte; page aligned.
@@ -177,6 +254,12 @@ impl Mapping {
         self.len
     }
 
+    /// Whether it may be written.
+    #[inline]
+    pub(crate) fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
     fn advise(&self, advice: libc::c_int) -> io::Result<()> {
         // SAFETY: the range is this mapping, and the two advices in use change no byte of it.
         if unsafe { libc::madvise(self.address.as_ptr().cast(), self.len, advice) } == 0 {
@@ -185,6 +268,31 @@ impl Mapping {
             Err(io::Error::last_os_error())
         }
     }
+}
+
+/// The length and the seals of a memfd that came from another process, after the checks of [`Mapping::of_received`].
+fn checked(fd: BorrowedFd<'_>, expected_len: usize) -> io::Result<(usize, SealFlag)> {
+    let bad = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
+    let seals = fcntl(fd, FcntlArg::F_GET_SEALS)
+        .map(SealFlag::from_bits_retain)
+        .map_err(|_| bad("the shared memory received is not a memfd"))?;
+    if !seals.contains(LENGTH) {
+        return Err(bad(
+            "the shared memory received is not sealed against resizing",
+        ));
+    }
+    // Only now: the file system of what is no memfd may block whoever asks about it. Huge pages that the system keeps ready may be out when one
+    // is touched that a peer has punched out of the file, which kills.
+    if fstatfs(fd)?.filesystem_type() != TMPFS_MAGIC {
+        return Err(bad(
+            "the shared memory received is of huge pages kept ready, or of no kind known",
+        ));
+    }
+    let size = usize::try_from(fstat(fd)?.st_size).unwrap_or(0);
+    if size == 0 || size != expected_len {
+        return Err(bad("the shared memory received has another size than told"));
+    }
+    Ok((size, seals))
 }
 
 impl Drop for Mapping {
@@ -236,6 +344,46 @@ mod tests {
     }
 
     #[test]
+    fn what_is_sealed_against_writing_is_mapped_for_reading() {
+        let memory = Memfd::create_sealable(c"wharf-test", 4096).expect("memfd");
+        let own = memory.map().expect("map");
+        let before = Mapping::of_lent(memory.as_fd(), 4096).expect("map as a peer");
+        seal_writing(memory.as_fd()).expect("seal");
+        let after = Mapping::of_lent(memory.as_fd(), 4096).expect("map as a peer");
+        assert!(own.is_writable() && before.is_writable() && !after.is_writable());
+        // SAFETY: the mappings have 4096 bytes, and only this thread has them.
+        unsafe {
+            own.as_ptr().write(7);
+            assert_eq!(after.as_ptr().read(), 7);
+            before.as_ptr().write(8);
+            assert_eq!(after.as_ptr().read(), 8);
+        }
+        let error = Mapping::of_received(memory.as_fd(), 4096).expect_err("for writing");
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn what_was_parted_is_written_alone() {
+        let memory = Memfd::create_sealable(c"wharf-test", 10_000).expect("memfd");
+        let own = memory.map().expect("map");
+        let peer = Mapping::of_lent(memory.as_fd(), 10_000).expect("map as a peer");
+        let at = own.as_ptr();
+        // SAFETY: both mappings are 10,000 bytes long, and only this thread has them.
+        unsafe {
+            at.write_bytes(1, 10_000);
+            own.part(memory.as_fd()).expect("parted");
+            assert_eq!((own.as_ptr(), at.read(), at.add(9_999).read()), (at, 1, 1));
+            at.write(2);
+            peer.as_ptr().add(1).write(3);
+            assert_eq!((at.read(), at.add(1).read()), (2, 1));
+            assert_eq!((peer.as_ptr().read(), peer.as_ptr().add(1).read()), (1, 3));
+        }
+        drop(own);
+        // SAFETY: as before.
+        assert_eq!(unsafe { peer.as_ptr().read() }, 1);
+    }
+
+    #[test]
     fn what_is_not_as_told_is_refused() {
         let memory = Memfd::create(c"wharf-test", 4096).expect("memfd");
         for wrong in [0, 1, 4095, 4097, usize::MAX] {
@@ -261,6 +409,30 @@ mod tests {
         let zero = File::open("/dev/zero").expect("open");
         let error = Mapping::of_received(zero.as_fd(), 4096).expect_err("no memfd");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn memory_of_huge_pages_kept_ready_is_refused() {
+        let Ok(memory) = Memfd::create_huge(c"wharf-test", 1) else {
+            eprintln!("not tested: a kernel without such pages");
+            return;
+        };
+        let error = Mapping::of_received(memory.as_fd(), HUGE_PAGE).expect_err("huge pages");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_sparse_terabyte_costs_nothing() {
+        let memory = Memfd::create(c"wharf-test", 1 << 40).expect("memfd");
+        let mapping = Mapping::of_received(memory.as_fd(), 1 << 40).expect("address space");
+        // SAFETY: within the mapping, which only this thread has.
+        unsafe { mapping.as_ptr().add(1 << 39).write(1) };
+        let stat = fstat(&memory).expect("status");
+        assert!(
+            stat.st_blocks * 512 <= 64 << 10,
+            "{} blocks",
+            stat.st_blocks
+        );
     }
 
     #[test]

@@ -5,12 +5,15 @@
 //! Tests: beside each facility.
 
 pub(crate) mod abstract_socket;
+pub(crate) mod bell;
+pub(crate) mod biased;
 pub(crate) mod eventfd;
 pub(crate) mod fd_passing;
 pub(crate) mod fork;
 pub(crate) mod identity;
 pub(crate) mod libraries;
 pub(crate) mod mappings;
+pub(crate) mod membarrier;
 pub(crate) mod memfd;
 pub(crate) mod pages;
 pub(crate) mod pidfd;

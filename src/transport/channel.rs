@@ -1,19 +1,25 @@
 //! The channel that a connection is set up over: framed messages, with file descriptors between processes of one host.
 
 use std::{
-    io,
+    io::{self, IoSlice, Read, Write},
+    net::{Shutdown, SocketAddr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, OnceLock},
+    time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use tokio::{
     io::Interest,
     net::{TcpStream, UnixStream},
+    time::timeout,
 };
 
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::fd_passing::{self, MAX_FDS},
+    transport::tls::{Certificates, Session, explained},
+    types::Source,
 };
 
 /// A framed control channel between the two ends of a connection under construction.
@@ -28,6 +34,7 @@ use crate::{
 pub struct Channel {
     socket: Socket,
     peer_name: String,
+    peer_address: Option<SocketAddr>,
     /// The message that is being received, from its length on.
     partial: Vec<u8>,
     partial_fds: Vec<OwnedFd>,
@@ -35,11 +42,14 @@ pub struct Channel {
     send_torn: bool,
     /// Both ends know that what was being set up over it cannot be, and nothing of that is left in it.
     given_up: bool,
+    activity: Option<Arc<Activity>>,
 }
 
 #[derive(Debug)]
 enum Socket {
     Tcp(TcpStream),
+    /// TCP under TLS that both ends have agreed on.
+    Tls(TcpStream, Box<Session>),
     Unix(UnixStream),
     /// Carried over an RDMA connection by a task at the other end of the socket.
     Rdma(UnixStream, Ending),
@@ -62,6 +72,54 @@ impl Ending {
     }
 }
 
+/// When something last went over a channel, for who decides how long its peer is waited for.
+#[derive(Debug)]
+pub(crate) struct Activity(Mutex<Times>);
+
+/// What a channel's peer has done, and when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    /// Whether a byte of the peer's came.
+    pub(crate) heard: bool,
+    /// The last bytes, either way; before there are any, the beginning.
+    pub(crate) bytes: Instant,
+    /// The peer's last message that is complete; before there is one, the beginning.
+    pub(crate) message: Instant,
+}
+
+impl Activity {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self(Mutex::new(Times {
+            heard: false,
+            bytes: now,
+            message: now,
+        }))
+    }
+
+    pub(crate) fn times(&self) -> Times {
+        *self.0.lock()
+    }
+
+    /// As at the beginning.
+    pub(crate) fn restart(&self, now: Instant) {
+        *self.0.lock() = Self::new(now).times();
+    }
+
+    /// Bytes came.
+    pub(crate) fn received(&self, now: Instant) {
+        let mut times = self.0.lock();
+        (times.heard, times.bytes) = (true, now);
+    }
+
+    fn sent(&self, now: Instant) {
+        self.0.lock().bytes = now;
+    }
+
+    fn completed(&self, now: Instant) {
+        self.0.lock().message = now;
+    }
+}
+
 /// Who is at the other end of a Unix channel, as the kernel recorded it when the two were connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
@@ -80,10 +138,19 @@ impl Channel {
     /// A channel over TCP. Passes no descriptors.
     #[must_use]
     pub fn tcp(stream: TcpStream) -> Self {
-        let peer_name = stream
-            .peer_addr()
-            .map_or_else(|_| "unknown".to_owned(), |address| address.to_string());
-        Self::new(Socket::Tcp(stream), peer_name)
+        let address = stream.peer_addr().ok();
+        let peer_name = address.map_or_else(|| "unknown".to_owned(), |address| address.to_string());
+        Self::new(Socket::Tcp(stream), peer_name, address)
+    }
+
+    /// A channel over TCP under TLS that both ends have agreed on.
+    #[cfg(all(test, feature = "tls"))]
+    pub(crate) fn secured(stream: TcpStream, session: Session) -> Self {
+        Self::new(
+            Socket::Tls(stream, Box::new(session)),
+            "secured".to_owned(),
+            None,
+        )
     }
 
     /// A channel over a Unix socket. Passes descriptors.
@@ -93,23 +160,30 @@ impl Channel {
             |_| "unknown".to_owned(),
             |peer| format!("pid {} (user {})", peer.pid, peer.uid),
         );
-        Self::new(Socket::Unix(stream), peer_name)
+        Self::new(Socket::Unix(stream), peer_name, None)
     }
 
     /// A channel over an RDMA connection, by the socket of the task that carries it. Passes no descriptors.
     pub(crate) fn rdma(stream: UnixStream, peer_name: String, ending: Ending) -> Self {
-        Self::new(Socket::Rdma(stream, ending), peer_name)
+        Self::new(Socket::Rdma(stream, ending), peer_name, None)
     }
 
-    fn new(socket: Socket, peer_name: String) -> Self {
+    fn new(socket: Socket, peer_name: String, peer_address: Option<SocketAddr>) -> Self {
         Self {
             socket,
             peer_name,
+            peer_address,
             partial: Vec::new(),
             partial_fds: Vec::new(),
             send_torn: false,
             given_up: false,
+            activity: None,
         }
+    }
+
+    /// Notes in it from now on when something goes over the channel.
+    pub(crate) fn watch(&mut self, activity: Arc<Activity>) {
+        self.activity = Some(activity);
     }
 
     /// What was being set up cannot be, as both ends know; they are between messages, and may set up something else.
@@ -122,13 +196,92 @@ impl Channel {
         std::mem::take(&mut self.given_up)
     }
 
+    /// What carries it, in the transcript of a handshake.
+    pub(crate) fn medium(&self) -> &'static str {
+        match self.socket {
+            Socket::Tcp(_) => "tcp",
+            Socket::Tls(..) => "tls",
+            Socket::Unix(_) => "unix",
+            Socket::Rdma(..) => "rdma",
+            Socket::Taken => "",
+        }
+    }
+
     /// Whether descriptors can go with messages.
     #[must_use]
     pub fn passes_fds(&self) -> bool {
         matches!(self.socket, Socket::Unix(_))
     }
 
-    /// Whether it is a TCP connection, which a link may take ([`Channel::take_tcp`]).
+    /// Has TLS on a TCP connection on which nothing was said yet. Without an answer that pleases both, the channel is of no use afterwards; the
+    /// peer has been told why.
+    ///
+    /// # Errors
+    /// `AuthenticationFailed`: a certificate, or its lack, does not please one of the ends, or the peer speaks in plain text. `Protocol`: the peer
+    /// speaks something else. `ConnectionReset`: it is gone. `Unsupported`: the channel is not TCP.
+    pub(crate) async fn secure(&mut self, mut session: Session) -> Result<()> {
+        self.check_idle()?;
+        let stream = match std::mem::replace(&mut self.socket, Socket::Taken) {
+            Socket::Tcp(stream) => stream,
+            other => {
+                self.socket = other;
+                return Err(self.not_a("TCP connection"));
+            }
+        };
+        let agreed = shake(&stream, &mut session, self.activity.as_deref()).await;
+        let plain = session.heard_plain_text();
+        match agreed {
+            Ok(()) => {
+                self.socket = Socket::Tls(stream, Box::new(session));
+                Ok(())
+            }
+            Err(_) if plain => Err(Error::new(
+                ErrorKind::AuthenticationFailed,
+                "the peer speaks in plain text, and this side demands TLS",
+            )
+            .with_peer(&self.peer_name)),
+            Err(error) => {
+                if explained(&error).is_some() {
+                    // Should the peer never read it, its own time ends.
+                    let _ = timeout(FAREWELL, farewell(&stream, &mut session)).await;
+                }
+                let error =
+                    explained(&error).unwrap_or_else(|| Error::io("TLS's handshake", error));
+                Err(error.with_peer(&self.peer_name))
+            }
+        }
+    }
+
+    /// Waits for the peer's first bytes, and leaves them: whether it begins with TLS.
+    ///
+    /// # Errors
+    /// What the system said.
+    pub(crate) async fn begins_with_tls(&self) -> Result<bool> {
+        let Socket::Tcp(stream) = &self.socket else {
+            return Ok(false);
+        };
+        let mut first = [0; TLS_RECORD.len()];
+        let count = stream
+            .peek(&mut first)
+            .await
+            .map_err(|error| self.lost("waiting for TLS", error))?;
+        Ok(count > 0 && TLS_RECORD.starts_with(&first[..count]))
+    }
+
+    /// Whether it is under TLS.
+    pub(crate) fn is_tls(&self) -> bool {
+        matches!(self.socket, Socket::Tls(..))
+    }
+
+    /// The certificates that the peer has shown, under TLS.
+    pub(crate) fn certificates(&self) -> Option<Certificates> {
+        match &self.socket {
+            Socket::Tls(_, session) => session.certificates(),
+            _ => None,
+        }
+    }
+
+    /// Whether it is a plain TCP connection, which a link may take ([`Channel::take_tcp`]).
     #[must_use]
     pub fn is_tcp(&self) -> bool {
         matches!(self.socket, Socket::Tcp(_))
@@ -138,6 +291,25 @@ impl Channel {
     #[must_use]
     pub fn peer_name(&self) -> String {
         self.peer_name.clone()
+    }
+
+    /// As its socket cannot tell, where it is carried by another.
+    pub(crate) fn set_peer_address(&mut self, address: Option<SocketAddr>) {
+        self.peer_address = address;
+    }
+
+    /// Its address, over TCP and to a listener over RDMA.
+    pub(crate) fn peer_address(&self) -> Option<SocketAddr> {
+        self.peer_address
+    }
+
+    /// Where the peer is, for what is counted by source.
+    pub(crate) fn source(&self) -> Source {
+        match (self.peer_address, self.peer_credentials()) {
+            (Some(address), _) => address.ip().into(),
+            (None, Some(peer)) => Source::User(peer.uid),
+            (None, None) => Source::Unknown,
+        }
     }
 
     /// Who the peer is, when the channel is a Unix socket.
@@ -155,7 +327,7 @@ impl Channel {
     pub(crate) fn unix_fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.socket {
             Socket::Unix(stream) => Some(stream.as_fd()),
-            Socket::Tcp(_) | Socket::Rdma(..) | Socket::Taken => None,
+            Socket::Tcp(_) | Socket::Tls(..) | Socket::Rdma(..) | Socket::Taken => None,
         }
     }
 
@@ -180,7 +352,7 @@ impl Channel {
                 "too many file descriptors for one control message",
             ));
         }
-        if !fds.is_empty() && matches!(self.socket, Socket::Tcp(_) | Socket::Rdma(..)) {
+        if !fds.is_empty() && !self.passes_fds() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "file descriptors cannot go to another host",
@@ -202,6 +374,9 @@ impl Channel {
             .await
             .map_err(|error| self.lost("sending a control message", error))?;
         self.send_torn = false;
+        if let Some(activity) = &self.activity {
+            activity.sent(Instant::now());
+        }
         Ok(())
     }
 
@@ -218,6 +393,13 @@ impl Channel {
         header.copy_from_slice(&self.partial[..HEADER]);
         let wanted = match usize::try_from(u32::from_le_bytes(header)) {
             Ok(length) if length <= Self::MAX_MESSAGE => HEADER + length,
+            _ if header.starts_with(&TLS_RECORD) => {
+                return Err(Error::new(
+                    ErrorKind::AuthenticationFailed,
+                    "the peer speaks TLS, and this side has none",
+                )
+                .with_peer(&self.peer_name));
+            }
             _ => return Err(self.broken("a control message came that is too long")),
         };
         while self.partial.len() < wanted {
@@ -225,6 +407,9 @@ impl Channel {
         }
         let message = self.partial.split_off(HEADER);
         self.partial.clear();
+        if let Some(activity) = &self.activity {
+            activity.completed(Instant::now());
+        }
         Ok((message, std::mem::take(&mut self.partial_fds)))
     }
 
@@ -257,6 +442,9 @@ impl Channel {
             )
             .with_peer(&self.peer_name));
         }
+        if let Some(activity) = &self.activity {
+            activity.received(Instant::now());
+        }
         self.partial_fds.extend(fds);
         if self.partial_fds.len() > MAX_FDS {
             return Err(self.broken("a control message came with too many file descriptors"));
@@ -268,7 +456,7 @@ impl Channel {
     /// channel is of no use afterwards.
     ///
     /// # Errors
-    /// `Unsupported` when it is not TCP, `Closed` when it was taken before, `InvalidArgument` in the middle of a message.
+    /// `Unsupported` when it is not TCP, or under TLS, `Closed` when it was taken before, `InvalidArgument` in the middle of a message.
     pub fn take_tcp(&mut self) -> Result<std::net::TcpStream> {
         self.check_idle()?;
         match std::mem::replace(&mut self.socket, Socket::Taken) {
@@ -280,6 +468,24 @@ impl Channel {
                 Err(self.not_a("TCP connection"))
             }
         }
+    }
+
+    /// Takes a TCP connection with what encrypts it, as [`Channel::take_tcp`] does. Nothing of what follows the last message was taken out of
+    /// either.
+    pub(crate) fn take_secured(&mut self) -> Result<(std::net::TcpStream, Option<Box<Session>>)> {
+        self.check_idle()?;
+        let (stream, session) = match std::mem::replace(&mut self.socket, Socket::Taken) {
+            Socket::Tls(stream, session) => (stream, Some(session)),
+            Socket::Tcp(stream) => (stream, None),
+            other => {
+                self.socket = other;
+                return Err(self.not_a("TCP connection"));
+            }
+        };
+        let stream = stream
+            .into_std()
+            .map_err(|error| self.lost("taking the channel's socket", error))?;
+        Ok((stream, session))
     }
 
     /// Takes the socket, as [`Channel::take_tcp`] does.
@@ -306,13 +512,17 @@ impl Channel {
     /// device's, and of the peer's.
     ///
     /// # Errors
-    /// `Closed` when it was taken before, `InvalidArgument` in the middle of a message.
+    /// `Unsupported` when it is under TLS, `Closed` when it was taken before, `InvalidArgument` in the middle of a message.
     pub fn take_stream(&mut self) -> Result<OwnedFd> {
         self.check_idle()?;
         let taken = match std::mem::replace(&mut self.socket, Socket::Taken) {
             Socket::Tcp(stream) => stream.into_std().map(OwnedFd::from),
             Socket::Unix(stream) | Socket::Rdma(stream, _) => stream.into_std().map(OwnedFd::from),
             Socket::Taken => return Err(taken()),
+            tls @ Socket::Tls(..) => {
+                self.socket = tls;
+                return Err(self.not_a("stream of its own"));
+            }
         };
         taken.map_err(|error| self.lost("taking the channel's socket", error))
     }
@@ -331,7 +541,7 @@ impl Channel {
     fn not_a(&self, what: &str) -> Error {
         match self.socket {
             Socket::Taken => taken(),
-            Socket::Tcp(_) | Socket::Unix(_) | Socket::Rdma(..) => Error::new(
+            Socket::Tcp(_) | Socket::Tls(..) | Socket::Unix(_) | Socket::Rdma(..) => Error::new(
                 ErrorKind::Unsupported,
                 format!("the channel is not a {what}"),
             ),
@@ -344,6 +554,9 @@ impl Channel {
             && let Some(error) = ending.error()
         {
             return error.with_peer(&self.peer_name);
+        }
+        if let Some(refused) = explained(&error) {
+            return refused.with_peer(&self.peer_name);
         }
         match (&self.socket, error.kind()) {
             (Socket::Taken, _) => taken(),
@@ -371,6 +584,103 @@ fn taken() -> Error {
 
 /// Bytes of a message's length.
 const HEADER: usize = 4;
+/// How TLS begins: with a record of its handshake, of version 3.x. No message is that long.
+const TLS_RECORD: [u8; 2] = [22, 3];
+/// Time for a peer to read why it was refused.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// A socket as the system's own calls see it, which never wait.
+struct Unwaiting<'a>(&'a TcpStream);
+
+impl Read for Unwaiting<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.try_read(buffer)
+    }
+}
+
+impl Write for Unwaiting<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.try_write(bytes)
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.try_write_vectored(parts)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// TLS's handshake, until both ends have agreed and all is written.
+async fn shake(
+    stream: &TcpStream,
+    session: &mut Session,
+    activity: Option<&Activity>,
+) -> io::Result<()> {
+    let mut socket = Unwaiting(stream);
+    loop {
+        session.flush(&mut socket)?;
+        if session.wants_write() {
+            stream.writable().await?;
+        } else if session.is_handshaking() {
+            stream.readable().await?;
+            match session.shake(&mut socket) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => {
+                    result?;
+                    if let Some(activity) = activity {
+                        activity.received(Instant::now());
+                    }
+                }
+            }
+        } else {
+            return Ok(());
+        }
+    }
+}
+
+/// Reads once what is under TLS.
+async fn read_secured(
+    stream: &TcpStream,
+    session: &mut Session,
+    bytes: &mut [u8],
+) -> io::Result<usize> {
+    loop {
+        let mut filled = 0;
+        let tried = session.read(&mut Unwaiting(stream), bytes.len(), &mut |piece| {
+            bytes[filled..filled + piece.len()].copy_from_slice(piece);
+            filled += piece.len();
+        });
+        // An answer to what was read, or a word on what is wrong with it: at best.
+        let _ = session.flush(&mut Unwaiting(stream));
+        match tried {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => stream.readable().await?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+/// Tells the peer why not, and waits until it has read that: a socket that is closed with bytes unread takes back what it has sent.
+async fn farewell(stream: &TcpStream, session: &mut Session) -> io::Result<()> {
+    while session.wants_write() {
+        session.flush(&mut Unwaiting(stream))?;
+        if session.wants_write() {
+            stream.writable().await?;
+        }
+    }
+    socket2::SockRef::from(stream).shutdown(Shutdown::Write)?;
+    let mut bytes = [0; 1024];
+    loop {
+        stream.readable().await?;
+        match stream.try_read(&mut bytes) {
+            Ok(0) => return Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+            _ => {}
+        }
+    }
+}
 
 /// Cuts the message under construction back to what was really read, also when the read is dropped.
 struct Truncate<'a> {
@@ -385,7 +695,18 @@ impl Drop for Truncate<'_> {
 }
 
 impl Socket {
-    async fn write_all(&self, mut bytes: &[u8], mut fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    async fn write_all(&mut self, mut bytes: &[u8], mut fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if let Self::Tls(stream, session) = self {
+            let mut socket = Unwaiting(stream);
+            while !bytes.is_empty() || session.wants_write() {
+                let taken = session.write(&mut socket, &[IoSlice::new(bytes)])?;
+                bytes = &bytes[taken..];
+                if session.wants_write() {
+                    stream.writable().await?;
+                }
+            }
+            return Ok(());
+        }
         while !bytes.is_empty() {
             let tried = match self {
                 Self::Tcp(stream) => stream.try_write(bytes),
@@ -393,7 +714,7 @@ impl Socket {
                 Self::Unix(stream) => stream.try_io(Interest::WRITABLE, || {
                     fd_passing::send(stream.as_fd(), bytes, fds)
                 }),
-                Self::Taken => return Err(io::ErrorKind::NotConnected.into()),
+                Self::Tls(..) | Self::Taken => return Err(io::ErrorKind::NotConnected.into()),
             };
             match tried {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -404,7 +725,7 @@ impl Socket {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => match self {
                     Self::Tcp(stream) => stream.writable().await?,
                     Self::Unix(stream) | Self::Rdma(stream, _) => stream.writable().await?,
-                    Self::Taken => {}
+                    Self::Tls(..) | Self::Taken => {}
                 },
                 Err(error) => return Err(error),
             }
@@ -413,7 +734,10 @@ impl Socket {
     }
 
     /// Reads once. Takes nothing before its last await.
-    async fn read(&self, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    async fn read(&mut self, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        if let Self::Tls(stream, session) = self {
+            return Ok((read_secured(stream, session, bytes).await?, Vec::new()));
+        }
         loop {
             let tried = match self {
                 Self::Tcp(stream) => stream.try_read(bytes).map(|count| (count, Vec::new())),
@@ -421,13 +745,13 @@ impl Socket {
                 Self::Unix(stream) => stream.try_io(Interest::READABLE, || {
                     fd_passing::recv(stream.as_fd(), bytes)
                 }),
-                Self::Taken => return Err(io::ErrorKind::NotConnected.into()),
+                Self::Tls(..) | Self::Taken => return Err(io::ErrorKind::NotConnected.into()),
             };
             match tried {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => match self {
                     Self::Tcp(stream) => stream.readable().await?,
                     Self::Unix(stream) | Self::Rdma(stream, _) => stream.readable().await?,
-                    Self::Taken => {}
+                    Self::Tls(..) | Self::Taken => {}
                 },
                 other => return other,
             }

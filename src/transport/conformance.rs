@@ -465,6 +465,7 @@ fn connect(
     let peer = PeerInfo {
         identity,
         name: "the other end".to_owned(),
+        certificates: None,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -951,6 +952,67 @@ const SHM_WITHOUT_PIDFD: Subject = Subject {
     channel: SHM.channel,
 };
 conformance!(over_shm_without_pidfd, super::SHM_WITHOUT_PIDFD);
+
+const TCP_WITH_CHECKSUMS: Subject = Subject {
+    transport: || {
+        Box::new(tcp::Tcp::new(tcp::TcpOptions {
+            checksums: true,
+            ..tcp::TcpOptions::default()
+        }))
+    },
+    channel: TCP.channel,
+};
+conformance!(over_tcp_with_checksums, super::TCP_WITH_CHECKSUMS);
+
+#[cfg(feature = "tls")]
+#[path = "../../tests/tls/certificates.rs"]
+mod certificates;
+
+#[cfg(feature = "tls")]
+const TLS: Subject = Subject {
+    transport: || {
+        Box::new(tcp::Tcp::new(tcp::TcpOptions {
+            tls: true,
+            ..tcp::TcpOptions::default()
+        }))
+    },
+    channel: Some(|| {
+        let authority = certificates::Authority::new();
+        let shown = authority.issue(&["127.0.0.1"]);
+        let tls = super::tls::Tls::new(authority.client(None), authority.server(&shown, false));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let near = std::net::TcpStream::connect(address).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        let dialled = tls.dial(false, None, address.ip()).unwrap();
+        let mut ends = [(near, dialled), (far, tls.accept().unwrap())];
+        for (stream, _) in &ends {
+            stream.set_nonblocking(true).unwrap();
+        }
+        let start = Instant::now();
+        while ends
+            .iter()
+            .any(|(_, session)| session.is_handshaking() || session.wants_write())
+        {
+            assert!(start.elapsed() < WATCHDOG, "the handshake hangs");
+            for (stream, session) in &mut ends {
+                session.flush(stream).unwrap();
+                if session.is_handshaking() {
+                    match session.shake(stream) {
+                        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                        result => result.unwrap(),
+                    }
+                }
+            }
+        }
+        let [near, far] = ends.map(|(stream, session)| {
+            Channel::secured(tokio::net::TcpStream::from_std(stream).unwrap(), session)
+        });
+        (near, far)
+    }),
+};
+#[cfg(feature = "tls")]
+conformance!(over_tls, super::TLS);
 
 /// Over the emulated devices, which stand beside the test's executable, or over those of the virtual machine.
 const RC_VERBS: Subject = Subject {

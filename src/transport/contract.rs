@@ -31,6 +31,7 @@ use crate::{
         DeviceInfo,
         channel::Channel,
         one_sided::{DeviceWays, OneSided, RemoteMemory},
+        tls::Certificates,
     },
     types::{Identity, LinkId},
 };
@@ -108,6 +109,9 @@ pub struct PeerInfo {
     pub identity: Identity,
     /// How to name it in errors.
     pub name: String,
+    /// What it has shown over TLS.
+    #[cfg_attr(not(feature = "tls"), allow(dead_code))]
+    pub(crate) certificates: Option<Certificates>,
 }
 
 /// A link that both ends agreed on and that [`Interface::attach`] of the same transport takes.
@@ -124,6 +128,15 @@ impl fmt::Debug for Connected {
 pub trait Connector: Send + Sync + fmt::Debug + 'static {
     /// Whether the channel can carry this set-up (shared memory needs one that passes fds).
     fn can_use(&self, channel: &Channel, peer: &PeerInfo) -> Result<()>;
+    /// Whether anything could come of the channel, as far as that is known before its peer has said who it is. Asked of a transport that stays on one
+    /// host for each peer that comes to its Unix socket: whom all of them refuse is sent away at once. By default yes.
+    ///
+    /// # Errors
+    /// Why not.
+    fn admits(&self, channel: &Channel) -> Result<()> {
+        let _ = channel;
+        Ok(())
+    }
     /// Sets a link up over `channel`. Both ends call it, and both fail or both succeed: each tells the other its verdict
     /// before it returns. The caller sets the deadline. May take the channel's socket for the link ([`Channel::take_tcp`], [`Channel::take_unix`]).
     ///
@@ -376,7 +389,7 @@ pub trait Interface: Send + fmt::Debug {
     /// The doorbell was rung: the next pass looks everywhere.
     fn rung(&mut self) {}
 
-    /// The doorbell that shared-memory peers ring, when it has one: the worker waits on it directly.
+    /// The doorbells that shared-memory peers ring, when it has some, as one epoll: the worker waits on it directly.
     fn doorbell(&self) -> Option<BorrowedFd<'_>> {
         None
     }

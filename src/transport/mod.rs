@@ -20,6 +20,11 @@ pub(crate) mod registry;
 pub mod rocm;
 pub mod shm;
 pub(crate) mod tcp;
+#[cfg(feature = "tls")]
+pub(crate) mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "tls/absent.rs"]
+pub(crate) mod tls;
 pub(crate) mod verbs;
 
 pub use accelerator::*;

@@ -94,6 +94,7 @@ pub(crate) fn built_in(
     keepalive: Option<Duration>,
     use_pidfd: bool,
     rc: RcOptions,
+    tcp: TcpOptions,
 ) -> Vec<Arc<dyn Transport>> {
     // Up to whole seconds.
     let keepalive = keepalive.map(|time| {
@@ -102,10 +103,7 @@ pub(crate) fn built_in(
     });
     let rc = RcOptions { keepalive, ..rc };
     let shm = ShmOptions { use_pidfd };
-    let tcp = TcpOptions {
-        keepalive,
-        ..TcpOptions::default()
-    };
+    let tcp = TcpOptions { keepalive, ..tcp };
     vec![
         Arc::new(Loopback),
         Arc::new(Shm::new(shm)),
@@ -135,7 +133,7 @@ mod tests {
 
     #[test]
     fn order_and_names_agree() {
-        let places: Vec<_> = built_in(None, true, RcOptions::default())
+        let places: Vec<_> = built_in(None, true, RcOptions::default(), TcpOptions::default())
             .iter()
             .map(|transport| NAMES.iter().position(|name| *name == transport.name()))
             .collect();

@@ -2,7 +2,11 @@
 
 use std::fmt;
 
-/// A worker's identity: 128 random bits, unique for all practical purposes.
+/// A worker's identity: 128 bits, unique for all practical purposes.
+///
+/// A worker makes a key of its own when it is made, and this is the beginning of that key's hash (SHA-256). Whoever connects proves that they
+/// hold the key, so what [`Endpoint::peer`](crate::Endpoint::peer) and [`Incoming::peer`](crate::Incoming::peer) say is true of who was there when
+/// the connection was made.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub [u8; 16]);
 

@@ -10,6 +10,7 @@ mod identity;
 mod ids;
 mod memory_type;
 mod priority;
+mod source;
 mod tag;
 
 pub use access::Access;
@@ -22,4 +23,5 @@ pub(crate) use ids::OpKey;
 pub use ids::{AmId, EndpointId, LinkId, WorkerId};
 pub use memory_type::MemoryType;
 pub use priority::Priority;
+pub(crate) use source::Source;
 pub use tag::{Mask, Tag};

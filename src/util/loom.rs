@@ -24,7 +24,7 @@ mod real {
         thread,
     };
 
-    pub(crate) use parking_lot::Mutex;
+    pub(crate) use parking_lot::{Mutex, MutexGuard};
 
     /// `std`'s cell with the face of `loom`'s: the content is reached in a closure, which the model checks for overlaps.
     #[derive(Debug)]
@@ -59,7 +59,7 @@ mod model {
         cell::UnsafeCell,
         hint::spin_loop,
         sync::{
-            Arc,
+            Arc, MutexGuard,
             atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
         },
         thread,
@@ -83,7 +83,7 @@ mod model {
 }
 
 /// A sequentially consistent fence. On x86-64 a locked instruction on the own stack, which costs half of the `mfence` that `fence` becomes.
-#[cfg(all(not(wharf_loom), target_arch = "x86_64"))]
+#[cfg(all(not(any(wharf_loom, miri)), target_arch = "x86_64"))]
 #[inline(always)]
 pub(crate) fn full_fence() {
     // SAFETY: or with zero changes nothing; the stack's top is writable. Not `nomem`: the compiler moves no access across it.
@@ -113,7 +113,7 @@ pub(crate) fn prefetch_write<T>(address: *const T) {
 }
 
 /// A sequentially consistent fence.
-#[cfg(not(all(not(wharf_loom), target_arch = "x86_64")))]
+#[cfg(not(all(not(any(wharf_loom, miri)), target_arch = "x86_64")))]
 #[inline(always)]
 pub(crate) fn full_fence() {
     fence(Ordering::SeqCst);

@@ -7,4 +7,5 @@ pub(crate) mod copy;
 pub(crate) mod loom;
 pub(crate) mod tally;
 pub(crate) mod waiters;
+pub(crate) mod wake;
 pub(crate) mod waker_slot;

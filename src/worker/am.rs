@@ -2,22 +2,25 @@
 //!
 //! A connection has [`am::GRANT`] messages of each id to begin with. The receiver gives more, up to the capacity of its inbox, as its user
 //! takes messages. A message without a credit waits in the queue of its id, behind those that came before it. What the sender has
-//! and what is under way is always what the receiver counts as `outstanding`.
+//! and what is under way is always what the receiver counts as left in its window.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::{
     Operation,
     error::{Error, ErrorKind},
     memory::Buffer,
-    protocol::{am, control},
+    protocol::{
+        am, control,
+        window::{ReceiveWindow, SendWindow, Terms, eager_need},
+    },
     trace,
     transport::{LinkAttributes, MAX_PREFIX, SendError},
     types::{AmId, LinkId, OpKey},
     worker::{
         core::Core,
         operations::{Send, SendStage, Work},
-        peer::{Peer, at, eager_cost},
+        peer::{Peer, at},
         send::ZCOPY_FROM,
     },
 };
@@ -33,12 +36,14 @@ pub(crate) struct AmPeer {
     refused: Vec<AmId>,
     /// More were refused than are remembered.
     many: bool,
+    /// Announced here and not taken, by the peer's operation: in which inbox, and the how-many-th of it.
+    pub(crate) announced: BTreeMap<u64, (AmId, u64)>,
 }
 
 /// One id, on the way to the peer.
 pub(crate) struct Outbound {
     id: AmId,
-    pub(crate) credits: u32,
+    pub(crate) credits: SendWindow,
     /// Nobody receives it there.
     pub(crate) refused: bool,
     /// Sends that have no credit yet, in order.
@@ -48,35 +53,23 @@ pub(crate) struct Outbound {
 /// One id, on the way from the peer. Exists for ids only that had an inbox here.
 pub(crate) struct Inbound {
     id: AmId,
-    /// Credits that the peer has, or that are under way.
-    pub(crate) outstanding: u32,
-    /// Messages in the inbox.
-    pub(crate) held: u32,
+    /// Credits that the peer has, or that are under way, and messages in the inbox.
+    pub(crate) window: ReceiveWindow,
 }
 
 impl Outbound {
     /// Whether the next message would leave at once, as far as credits go.
     pub(crate) fn admits(&self) -> bool {
-        self.credits > 0 && self.waiting.is_empty()
+        self.credits.left() > 0 && self.waiting.is_empty()
     }
 }
 
 impl Inbound {
     /// All credits to give for an inbox of this capacity.
     pub(crate) fn owed(&mut self, capacity: u32) -> Option<u32> {
-        let owed = capacity.saturating_sub(self.outstanding.saturating_add(self.held));
-        self.outstanding += owed;
-        (owed > 0).then_some(owed)
-    }
-
-    /// The same, once they are worth a message of their own.
-    #[inline]
-    pub(crate) fn owed_batch(&mut self, capacity: u32) -> Option<u32> {
-        let owed = capacity.saturating_sub(self.outstanding.saturating_add(self.held));
-        if owed < (capacity / 4).max(1) {
-            return None;
-        }
-        self.owed(capacity)
+        self.window.overlook();
+        let owed = self.window.give(&Terms::messages(capacity));
+        (owed > 0).then_some(owed as u32)
     }
 }
 
@@ -88,7 +81,7 @@ impl AmPeer {
             Err(index) => {
                 let out = Outbound {
                     id,
-                    credits: am::GRANT,
+                    credits: SendWindow::new(u64::from(am::GRANT)),
                     refused: false,
                     waiting: VecDeque::new(),
                 };
@@ -112,8 +105,7 @@ impl AmPeer {
             Err(index) => {
                 let inbound = Inbound {
                     id,
-                    outstanding: am::GRANT,
-                    held: 0,
+                    window: ReceiveWindow::new(u64::from(am::GRANT)),
                 };
                 self.inbound.insert(index, inbound);
                 (index, true)
@@ -162,15 +154,17 @@ pub(crate) fn takes_header(peer: &Peer, length: usize) -> bool {
     length <= am::MAX_HEADER && control::Rts::SIZE + length <= peer.attributes.max_bcopy
 }
 
-/// An eager active message, tried at once: the hot path. `Err(None)`: it does not go this way.
+/// An eager active message, tried at once: the hot path. `Err(None)`: it does not go this way. `data`: its payload of `length` bytes, asked for
+/// when there is room for it: the pieces of a list are put together then.
 #[inline]
-pub(crate) fn try_am(
+pub(crate) fn try_am<'a>(
     peer: &mut Peer,
     id: AmId,
     header: &[u8],
-    data: &[u8],
+    length: usize,
+    data: impl FnOnce() -> &'a [u8],
 ) -> Result<(), Option<SendError>> {
-    let length = header.len() + data.len();
+    let length = header.len() + length;
     let out = peer.am.outbound(id);
     if out.refused {
         return Err(Some(SendError::Failed(refused())));
@@ -178,7 +172,7 @@ pub(crate) fn try_am(
     if !peer.queue.is_empty() || !out.waiting.is_empty() || length > peer.eager {
         return Err(None);
     }
-    if out.credits == 0 || peer.eager_out + eager_cost(length) > crate::protocol::EAGER_WINDOW {
+    if out.credits.left() == 0 || eager_need(length) > peer.send_window.left() {
         // What comes back may be waiting to be read.
         return Err(Some(SendError::Full));
     }
@@ -186,6 +180,7 @@ pub(crate) fn try_am(
         return Err(None);
     };
     let word = am::word(id, header.len());
+    let data = data();
     if header.is_empty() && length <= peer.short {
         link.am_short(control::AM_EAGER, word, data)?;
     } else if length <= peer.attributes.max_bcopy
@@ -195,8 +190,8 @@ pub(crate) fn try_am(
     } else {
         return Err(None);
     }
-    out.credits -= 1;
-    peer.eager_out += eager_cost(length);
+    out.credits.take(1);
+    peer.take_window(length);
     trace::operation("active message send", length, "eager");
     Ok(())
 }
@@ -231,7 +226,7 @@ impl Core {
     fn am_release(&mut self, link: LinkId, id: AmId) {
         while let Some(peer) = at(&mut self.peers, link)
             && let Some(out) = peer.am.known(id)
-            && out.credits > 0
+            && out.credits.left() > 0
             && let Some(key) = out.waiting.pop_front()
         {
             if self
@@ -239,7 +234,7 @@ impl Core {
                 .get(key)
                 .is_some_and(|entry| entry.outcome.is_none())
             {
-                out.credits -= 1;
+                out.credits.take(1);
                 self.submit(link, key);
             }
         }
@@ -259,7 +254,7 @@ impl Core {
         let (id, queued) = (am::id(send.tag.0), entry.queued);
         if let Some(out) = at(&mut self.peers, link).and_then(|peer| peer.am.known(id)) {
             if queued {
-                out.credits += 1;
+                out.credits.returned(1, u64::MAX);
             } else {
                 out.waiting.retain(|waiting| *waiting != key);
             }
@@ -273,7 +268,7 @@ impl Core {
         if let Some(peer) = at(&mut self.peers, link)
             && let Some(out) = peer.am.known(id)
         {
-            out.credits = out.credits.saturating_add(count);
+            out.credits.returned(u64::from(count), u64::MAX);
             out.refused = false;
             peer.ready.take(&mut self.wakes);
             self.am_release(link, id);
@@ -289,7 +284,7 @@ impl Core {
         let Some(out) = peer.am.known(id) else {
             return;
         };
-        out.credits = out.credits.saturating_add(count);
+        out.credits.returned(u64::from(count), u64::MAX);
         out.refused = true;
         let waiting = std::mem::take(&mut out.waiting);
         if lost {

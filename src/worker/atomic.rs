@@ -11,7 +11,7 @@ use crate::{
     memory::atomic::{COUNTER_SIZE, execute, raise},
     protocol::{atomic, control},
     sys::memfd::Mapping,
-    transport::shm::Pair,
+    transport::shm::{Pair, Standing},
     types::{Access, AtomicRequest, LinkId, OpKey},
     worker::{
         core::Core,
@@ -47,7 +47,7 @@ impl MappedCounter {
     #[inline]
     pub(crate) fn raise(&self, add: u64) -> Option<bool> {
         let (slot, generation) = self.region;
-        if self.pair.peer_generation(slot) != generation || self.pair.is_over() {
+        if self.pair.standing(slot, generation) != Standing::Let || self.pair.is_over() {
             return None;
         }
         // SAFETY: aligned, and checked against the mapping, which is kept.
@@ -144,7 +144,7 @@ impl Core {
         }
         let Some(word) = one_copy.mapped_at(target, length) else {
             // Later operations find it mapped; this one goes the other way.
-            peer.ask_mapping(target.segment, target.slot, target.generation);
+            peer.show_key(target.segment, target.slot, target.generation);
             return None;
         };
         if !(word as usize).is_multiple_of(length.min(8)) {
@@ -152,13 +152,16 @@ impl Core {
             return None;
         }
         one_copy.pair.enter();
-        let result = if one_copy.pair.peer_generation(target.slot) == target.generation {
-            Ok(act(word))
-        } else {
-            Err(stale())
+        let result = match one_copy.pair.standing(target.slot, target.generation) {
+            Standing::Let => Some(Ok(act(word))),
+            Standing::TakenBack => Some(Err(stale())),
+            Standing::Unknown => None,
         };
         one_copy.pair.leave();
-        Some(result)
+        if result.is_none() {
+            peer.show_key(target.segment, target.slot, target.generation);
+        }
+        result
     }
 
     /// Enters an atomic operation for the owner of the word, to be submitted.

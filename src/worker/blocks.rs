@@ -30,6 +30,10 @@ use crate::{
     },
 };
 
+/// Runs packed into one message, and what each of them costs beside its bytes.
+const RUNS: u64 = 8192;
+const EACH: u64 = 16;
+
 /// A peer's request for the blocks of a layout.
 pub(crate) struct Answer {
     blocks: Asked,
@@ -172,6 +176,7 @@ impl Core {
                     }
                 };
                 let serve = Serve {
+                    charged: None,
                     source: Source::Region(exposed),
                     offset: 0,
                     length: header.length as usize,
@@ -282,12 +287,13 @@ impl Core {
             scratch.clear();
             let room = (attributes.max_bcopy.clamp(LEAST, PACK) - LayoutAnswer::SIZE) as u64;
             let mut most = left.min(room);
-            taken = most;
             scratch.reserve(most as usize);
-            while most > 0 {
+            let mut runs = 0;
+            while most > 0 && runs < RUNS {
                 let Some((offset, block)) = shape.run(&cursor) else {
                     break;
                 };
+                runs += 1;
                 let length = block.min(most);
                 let end = scratch.len();
                 // SAFETY: the block was checked against the exposed memory; the scratch has room for all of `taken`.
@@ -299,6 +305,8 @@ impl Core {
                 shape.advance(&mut cursor, length);
                 most -= length;
             }
+            taken = scratch.len() as u64;
+            self.effort += runs * EACH;
             link.am_bcopy(
                 control::LAYOUT_DATA,
                 out.to,

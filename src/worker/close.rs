@@ -17,6 +17,7 @@ use crate::{
     types::{EndpointId, LinkId, OpKey},
     worker::{
         core::Core,
+        engine::Engine,
         operations::{RecvStage, Work},
         peer::{Status, at},
         shared::Shared,
@@ -25,7 +26,7 @@ use crate::{
 
 impl Shared {
     /// Ready when a connection is over.
-    pub(crate) fn poll_closed(
+    pub(in crate::worker) fn poll_closed(
         &self,
         cx: &mut TaskContext<'_>,
         link: LinkId,
@@ -46,25 +47,23 @@ impl Shared {
             }
         })
     }
+}
 
+impl Engine {
     /// Begins to close an endpoint: `CLOSE` goes out once its operations have ended.
-    pub(crate) fn begin_close(&self, link: LinkId, id: EndpointId) {
-        self.with(|engine| {
-            if let Some(peer) = engine.core.endpoint(link, id)
-                && matches!(peer.status, Status::Open)
-            {
-                engine.core.begin_close(link);
-            }
-        });
+    pub(crate) fn begin_close(&mut self, link: LinkId, id: EndpointId) {
+        if let Some(peer) = self.core.endpoint(link, id)
+            && matches!(peer.status, Status::Open)
+        {
+            self.core.begin_close(link);
+        }
     }
 
     /// Ends a connection at once.
-    pub(crate) fn abort(&self, link: LinkId, id: EndpointId, error: Error) {
-        self.with(|engine| {
-            if engine.core.endpoint(link, id).is_some() {
-                engine.fail(link, error);
-            }
-        });
+    pub(crate) fn abort(&mut self, link: LinkId, id: EndpointId, error: Error) {
+        if self.core.endpoint(link, id).is_some() {
+            self.fail(link, error);
+        }
     }
 }
 
@@ -111,10 +110,9 @@ impl Core {
             return;
         }
         let reader_gone = peer.reason.is_some();
-        let busy = self.operations.iter().any(|(_, entry)| {
-            entry.link == Some(link)
-                // Devices' rails are not ordered with this message.
-                && (entry.outcome.is_none() || entry.copies > 0 || entry.is_with_devices())
+        let busy = self.operations.of_link(link).any(|(_, entry)| {
+            // Devices' rails are not ordered with this message.
+            (entry.outcome.is_none() || entry.copies > 0 || entry.is_with_devices())
                 && match &entry.work {
                     Work::Send(_)
                     | Work::Put(_)
@@ -128,7 +126,10 @@ impl Core {
                     Work::Write(_) => !reader_gone,
                     // Matched: its sender may end what it announced when it hears of the close.
                     Work::Recv(recv) => {
-                        matches!(recv.stage, RecvStage::Landing { .. } | RecvStage::Copying)
+                        matches!(
+                            recv.stage,
+                            RecvStage::Landing { .. } | RecvStage::Copying | RecvStage::Shared(_)
+                        )
                     }
                     _ => false,
                 }
@@ -150,17 +151,19 @@ impl Core {
         };
         let said = matches!(peer.status, Status::Closing { sent: true });
         let gone = || Error::new(ErrorKind::ConnectionReset, "the peer closed the connection");
+        // By this side, whatever the peer did at the same time.
+        let closed = || Error::new(ErrorKind::Closed, "the endpoint was closed");
         match (answer, said) {
             (0, false) if peer.reason.is_none() => self.peer_closes(link, gone()),
             // Both at once.
             (0, true) if peer.reason.is_none() => {
-                let reason = gone()
+                let reason = closed()
                     .with_peer(&peer.info.name)
                     .over(peer.attributes.transport);
                 peer.reason = Some(reason);
                 self.control(link, control::CLOSE, 1, &[]);
             }
-            (1, true) => self.failures.push((link, gone())),
+            (1, true) => self.failures.push((link, closed())),
             _ => {
                 return Err(Error::new(
                     ErrorKind::Protocol,
@@ -183,7 +186,7 @@ impl Core {
             if self.operations.get(key).is_some_and(|entry| {
                 matches!(
                     entry.work,
-                    Work::Recv(_) | Work::Claim(_) | Work::Copy(_) | Work::Flush { .. }
+                    Work::Recv(_) | Work::Claim(_) | Work::Copy(_) | Work::Flush
                 )
             }) {
                 self.fail_operation(key, error.duplicate());
@@ -192,5 +195,42 @@ impl Core {
         self.wakes.append(&mut self.arrivals);
         self.am_end();
         self.regions.take_waiters(&mut self.wakes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        error::{Error, ErrorKind},
+        protocol::control,
+        transport::Sink,
+        types::Priority,
+        worker::{
+            fence::tests::{post_receives, put, target},
+            inbox::tests::{LINK, core},
+        },
+    };
+
+    /// A connection that closes, or ends, costs what it has itself.
+    #[test]
+    fn a_connection_that_ends_looks_at_its_own_operations() {
+        let (mut core, _) = core();
+        post_receives(&mut core, 100_000);
+        let normal = (Priority::Normal, false);
+        let keys = [(); 3].map(|()| core.start_put(LINK, target(false), put(8), normal, None));
+        core.message(LINK, control::CLOSE, 0, &[]).expect("a close");
+        for key in &keys[1..] {
+            core.message(LINK, control::DONE, key.0, &[])
+                .expect("an answer");
+            while core.runnable.pop_front().is_some() {
+                core.pump(LINK);
+            }
+        }
+        core.fail(LINK, Error::new(ErrorKind::ConnectionReset, "gone"));
+        for key in keys {
+            assert!(core.take_outcome(key).is_some());
+        }
+        let looked_at = core.operations.looked_at();
+        assert!((3..50).contains(&looked_at), "{looked_at} of 100,003");
     }
 }

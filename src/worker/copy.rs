@@ -13,6 +13,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     protocol::control,
     sys::memfd::Mapping,
+    transport::shm::Standing,
     types::{LinkId, OpKey},
     worker::{core::Core, peer::at, spread::Spread},
 };
@@ -73,9 +74,22 @@ pub(crate) fn over() -> Error {
     )
 }
 
+/// Chunks of this many bytes.
+pub(crate) fn chunks(length: usize) -> u64 {
+    length.div_ceil(CHUNK) as u64
+}
+
+#[cold]
+fn too_many() -> Error {
+    Error::new(
+        ErrorKind::Protocol,
+        "the peer has given out more of a transfer than there is",
+    )
+}
+
 impl Transfer {
     fn total(&self) -> u64 {
-        self.length.div_ceil(CHUNK) as u64
+        chunks(self.length)
     }
 }
 
@@ -125,7 +139,7 @@ impl Core {
                 return Err(over());
             }
             if let Some((slot, generation)) = transfer.region
-                && pair.peer_generation(slot) != generation
+                && pair.standing(slot, generation) != Standing::Let
             {
                 return Err(Error::new(
                     ErrorKind::StaleKey,
@@ -134,7 +148,12 @@ impl Core {
             }
             let chunk = match transfer.chunks {
                 Some(word) => match pair.claim(word, total) {
-                    Some(chunk) => chunk as usize,
+                    // The peer can set the word back as often as it likes.
+                    Some(_) if transfer.next as u64 == total => return Err(too_many()),
+                    Some(chunk) => {
+                        transfer.next += 1;
+                        chunk as usize
+                    }
                     None => return Ok(false),
                 },
                 None => transfer.next,
@@ -219,5 +238,74 @@ impl Core {
                 self.copied(transfer.op, Err(error));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Context,
+        memory::BufferMut,
+        protocol::control::Join,
+        transport::Sink,
+        types::Access,
+        worker::{Handle, connect},
+    };
+
+    /// A peer that asks for help again and again is helped with so many copies at a time, and with more when those have ended, well or not.
+    #[tokio::test]
+    async fn help_has_a_bound() {
+        let builder = Context::builder().transports("shm").expect("of this build");
+        let context = builder.build().expect("a context");
+        let (here, there) = (Handle::start(&context), Handle::start(&context));
+        let (here, there) = (here.expect("a worker"), there.expect("a worker"));
+        let address = connect::address(&there.shared).expect("an address");
+        let (link, endpoint) =
+            connect::connect(&here.shared, connect::Destination::Worker(address))
+                .await
+                .expect("connected");
+        let source = vec![7_u8; 2 * CHUNK];
+        // Without the lock, which its end takes.
+        let regions = here.shared.with(|engine| engine.core.regions.clone());
+        let memory = BufferMut::from(vec![0; source.len()]);
+        let region = regions.expose(memory, Access::WRITE).expect("exposed");
+        here.shared.with(|engine| {
+            let one_copy = engine.core.one_copy(link).expect("memory in common");
+            if one_copy.cma.is_none() {
+                eprintln!("skipped: this process may not read its own memory by process_vm_readv");
+                return;
+            }
+            // Of memory that is there, and that is not.
+            for address in [source.as_ptr() as u64, 4096] {
+                let one_copy = engine.core.one_copy(link).expect("memory in common");
+                let chunks = one_copy.pair.acquire().expect("a word");
+                let join = Join {
+                    generation: region.exposed().generation,
+                    offset: 0,
+                    length: source.len() as u64,
+                    address,
+                    slot: region.exposed().slot,
+                    chunks,
+                    put: 1,
+                };
+                for op in 0..1000 {
+                    let asked = engine.core.message(link, control::JOIN, op, &join.encode());
+                    asked.expect("in order");
+                }
+                assert_eq!(engine.core.transfers.len(), 32);
+                while !engine.core.transfers.is_empty() {
+                    engine.core.step_transfers();
+                }
+                assert_eq!(engine.core.operations.len(), 0);
+            }
+            let mut bytes = vec![0; source.len()];
+            region.read_at(0, &mut bytes).expect("within");
+            assert_eq!(bytes, source);
+        });
+        let over = Error::new(ErrorKind::Closed, "over");
+        here.shared
+            .with(|engine| engine.abort(link, endpoint, over));
+        here.shared.release_endpoint(link, endpoint);
     }
 }

@@ -2,63 +2,54 @@
 //! [`Sink`](crate::transport::Sink) (`deliver.rs`), what goes out leaves through links (`send.rs`), who waits is woken by the caller after
 //! it has let go of the lock.
 
-use std::{collections::VecDeque, fmt, mem::ManuallyDrop, sync::Arc, task::Waker, time::Duration};
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::Arc,
+    task::Waker,
+    time::{Duration, Instant},
+};
 
 use crate::{
     config::RendezvousThreshold,
     error::{Error, ErrorKind, Result},
-    memory::{BufferMut, region::RegionTable},
+    memory::{BufferMut, keeper, region::RegionTable},
     protocol::{
         control,
-        matching::{Arrival as Order, PostedQueue, UnexpectedQueue},
+        ledger::Ledger,
+        matching::{Arrival as Order, Name, PostedQueue, UnexpectedQueue},
+        window::eager_cost,
     },
-    sys::{memfd::Mapping, pidfd::PidFd},
+    sys::memfd::Mapping,
     trace,
-    transport::{cma::CmaPeer, shm::Pair},
+    transport::shm::Pair,
     types::{EndpointId, LinkId, OpKey, Tag},
     worker::{
         copy::Transfer,
         device::Devices,
         direct::Direct,
-        fence::is_over,
         inbox::Inboxes,
         metrics::Counts,
         one_sided::OneSidedState,
         operations::{
             self, Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work,
         },
-        peer::{OneCopy, Peer, Status, at, eager_cost},
+        peer::{OneCopy, Peer, Status, at},
         pressure::Buried,
+        windows::Window,
     },
 };
 
 /// A peer that may be inside this side's memory at this moment, and what memory that is. Kept until it is seen outside.
 pub(crate) struct Kept {
-    pair: Arc<Pair>,
-    /// Its process: the link, which would tell of its end, may be gone.
-    process: Option<Arc<PidFd>>,
-    /// `None` for exposed memory, whose owner asks [`Kept::is_over`].
+    pub(crate) pair: Arc<Pair>,
+    /// `None` for exposed memory, whose owner asks [`Pair::is_peer_outside`].
     memory: Option<Work>,
 }
 
-impl Kept {
-    pub(crate) fn new(pair: Arc<Pair>, process: Option<u32>, memory: Option<Work>) -> Self {
-        Self {
-            pair,
-            process: process.and_then(|process| PidFd::open(process).ok().map(Arc::new)),
-            memory,
-        }
-    }
-
-    pub(crate) fn is_over(&self) -> bool {
-        !self.pair.peer_active()
-            || self.pair.peer_exited()
-            || self
-                .process
-                .as_ref()
-                .is_some_and(|process| process.has_exited())
-    }
-}
+/// Between two looks at what is kept, at first and at most.
+const KEPT_PAUSE: Duration = Duration::from_micros(100);
+const KEPT_PAUSE_MOST: Duration = Duration::from_millis(100);
 
 pub(crate) struct Core {
     pub(crate) peers: Vec<Option<Peer>>,
@@ -70,6 +61,9 @@ pub(crate) struct Core {
     /// Which of them has the next turn.
     pub(crate) next_transfer: usize,
     pub(crate) kept: Vec<Kept>,
+    /// When they are looked at next, and how long before the look after that.
+    kept_next: Instant,
+    kept_pause: Duration,
     pub(crate) wakes: Vec<Waker>,
     /// Dropped when the lock is gone.
     pub(crate) buried: Vec<Buried>,
@@ -77,21 +71,25 @@ pub(crate) struct Core {
     pub(crate) failures: Vec<(LinkId, Error)>,
     /// Links whose queue has something that may go now.
     pub(crate) runnable: VecDeque<LinkId>,
+    /// Windows that are given back when nothing more is being taken out of them.
+    pub(crate) owing: Vec<Window>,
     /// Connections that peers made to this worker's address and that nobody has claimed.
     pub(crate) unclaimed: Vec<LinkId>,
     pub(crate) arrivals: Vec<Waker>,
     pub(crate) regions: Arc<RegionTable>,
     pub(crate) endpoints: u64,
     pub(crate) rendezvous_threshold: RendezvousThreshold,
-    /// Links with a flush pending.
-    pub(crate) flushes: Vec<LinkId>,
     pub(crate) streams: crate::worker::stream::Streams,
     pub(crate) inboxes: Inboxes,
     /// Where messages of many parts are put together.
     pub(crate) scratch: Vec<u8>,
     pub(crate) devices: Devices,
     pub(crate) one_sided: OneSidedState,
+    /// What the answers of this turn cost beside their bytes, in bytes that could have been sent instead.
+    pub(crate) effort: u64,
     pub(crate) counts: Counts,
+    /// What peers make this worker hold, and may.
+    pub(crate) ledger: Ledger,
 }
 
 impl Core {
@@ -108,23 +106,27 @@ impl Core {
             transfers: Vec::new(),
             next_transfer: 0,
             kept: Vec::new(),
+            kept_next: Instant::now(),
+            kept_pause: KEPT_PAUSE,
             wakes: Vec::new(),
             buried: Vec::new(),
             writable: Vec::new(),
             failures: Vec::new(),
             runnable: VecDeque::new(),
+            owing: Vec::new(),
             unclaimed: Vec::new(),
             arrivals: Vec::new(),
             regions,
             endpoints: 0,
             rendezvous_threshold,
-            flushes: Vec::new(),
             streams: Default::default(),
             inboxes: Inboxes::default(),
             scratch: Vec::new(),
             devices: Devices::default(),
             one_sided: OneSidedState::default(),
+            effort: 0,
             counts: Counts::default(),
+            ledger: Ledger::default(),
         }
     }
 
@@ -143,33 +145,14 @@ impl Core {
         self.peer(link)?.one_copy.as_mut()
     }
 
-    /// Ends the flushes of a link whose operations are all over.
-    pub(crate) fn check_flushes(&mut self, link: LinkId) {
-        let flushes: Vec<(OpKey, u64, bool)> = self
-            .operations
-            .iter()
-            .filter(|(_, entry)| entry.link == Some(link) && entry.outcome.is_none())
-            .filter_map(|(key, entry)| match entry.work {
-                Work::Flush { before, fence, .. } => Some((key, before, fence)),
-                _ => None,
-            })
-            .collect();
-        for (key, before, fence) in flushes {
-            let pending = self.operations.iter().any(|(_, entry)| {
-                entry.link == Some(link) && entry.sequence <= before && !is_over(entry, fence)
-            });
-            if pending || !self.is_settled(link, key) {
-                if !self.flushes.contains(&link) {
-                    self.flushes.push(link);
-                }
-            } else {
-                let lost = self
-                    .peer(link)
-                    .filter(|_| !fence)
-                    .and_then(|peer| peer.lost.take());
-                self.finish(key, Outcome::Done(lost.map_or(Ok(()), Err)));
-            }
+    /// A connection has been made; it has the place that its link names.
+    pub(crate) fn add_peer(&mut self, peer: Peer) {
+        let index = peer.slot.index();
+        self.operations.open(peer.slot);
+        if index >= self.peers.len() {
+            self.peers.resize_with(index + 1, || None);
         }
+        self.peers[index] = Some(peer);
     }
 
     /// Sends a message of the protocol to a peer.
@@ -185,16 +168,6 @@ impl Core {
     pub(crate) fn refuse(&mut self, link: LinkId, op: u64, kind: ErrorKind) {
         let code = control::error_kind_code(kind).to_le_bytes();
         self.control(link, control::NACK, op, &code);
-    }
-
-    /// Returns window for an eager message that has been consumed.
-    #[inline]
-    pub(crate) fn consumed(&mut self, link: LinkId, cost: u64) {
-        if let Some(peer) = self.peer(link)
-            && let Err(error) = peer.consumed(cost)
-        {
-            self.failures.push((link, error));
-        }
     }
 
     /// All bytes of a get are in its buffer.
@@ -242,13 +215,7 @@ impl Core {
         } else {
             entry.outcome = Some(outcome);
             self.wakes.extend(entry.waker.take());
-        }
-        if let Some(link) = link
-            && !self.flushes.is_empty()
-            && self.flushes.contains(&link)
-        {
-            // So that somebody makes the pass in which the flush hears of it.
-            self.runnable.push_back(link);
+            self.operations.note_over(key);
         }
         self.close_soon(link);
     }
@@ -345,8 +312,7 @@ impl Core {
         let Some(entry) = self.operations.remove(key) else {
             return;
         };
-        self.unexpected
-            .remove_if(|message| matches!(message.body, Body::Arriving { op, .. } if op == key));
+        self.take_named(Name::Arriving(key));
         match (message_of(&entry, outcome), successor, failure) {
             (Ok((order, message)), Some(successor), None) => {
                 self.hand_over(successor, order, message);
@@ -442,16 +408,15 @@ impl Core {
         if let Some(key) = self.posted.take_match(tag) {
             self.hand_over(key, order, message);
         } else {
-            self.unexpected.restore(tag, order, message);
+            self.return_unexpected(order, message);
         }
     }
 
     /// Gives a whole or announced message to a posted receive or claim.
     pub(crate) fn hand_over(&mut self, key: OpKey, order: Order, message: Unexpected) {
-        let Some(entry) = self.operations.get(key) else {
+        let Some(entry) = self.operations.attach(key, message.link) else {
             return;
         };
-        entry.link = Some(message.link);
         match &mut entry.work {
             Work::Recv(_) if matches!(message.body, Body::Arriving { .. }) => {
                 if let Body::Arriving { op, .. } = message.body {
@@ -501,10 +466,10 @@ impl Core {
         let (result, ack, credit) = match &body {
             Body::Inline { length, bytes, ack } => {
                 let data = bytes.get(..usize::from(*length)).unwrap_or(bytes);
-                (fill(buffer, data), *ack, eager_cost(data.len()))
+                (fill(buffer, data, from), *ack, eager_cost(data.len()))
             }
             Body::Whole { data, ack, credit } => (
-                fill(buffer, data.as_slice().unwrap_or(&[])),
+                fill(buffer, data.as_slice().unwrap_or(&[]), from),
                 *ack,
                 u64::from(*credit),
             ),
@@ -578,6 +543,7 @@ impl Core {
             && matches!(entry.work, Work::Help { .. })
             && let Some(entry) = self.operations.remove(key)
         {
+            self.release(entry.link, &entry.work);
             self.close_soon(entry.link);
             self.bury_entry(entry);
         }
@@ -589,10 +555,12 @@ impl Core {
             return;
         };
         self.resign(key);
-        if let Some(index) = self
-            .transfers
-            .iter()
-            .position(|transfer| transfer.op == key)
+        let is_copied = |entry: &mut Entry| entry.copies > 0;
+        if self.operations.get(key).is_some_and(is_copied)
+            && let Some(index) = self
+                .transfers
+                .iter()
+                .position(|transfer| transfer.op == key)
         {
             // Its own transfer ends first, and tells the peer.
             self.end_transfer(index, Some(Err(error)));
@@ -603,7 +571,7 @@ impl Core {
         };
         let link = entry.link;
         let written = match &entry.work {
-            Work::Recv(recv) => matches!(recv.stage, RecvStage::Copying),
+            Work::Recv(recv) => matches!(recv.stage, RecvStage::Copying | RecvStage::Shared(_)),
             // The peer may help, but with one run only.
             Work::Get(get) => get.layout.is_none(),
             // The owner may be copying a share out of it.
@@ -635,12 +603,11 @@ impl Core {
             && let Some(one_copy) = self.one_copy(link)
         {
             let pair = one_copy.pair.clone();
-            let process = one_copy.cma.as_ref().map(CmaPeer::pid);
             // No future waits for the memory of a send.
             let quiet = if read {
                 !pair.peer_active() || pair.peer_exited()
             } else {
-                quiet(&pair)
+                pair.is_peer_quiet()
             };
             if !quiet {
                 // The memory stays with a stand-in; the future learns that it does not come back. The word of the transfer stays in use: the
@@ -654,15 +621,8 @@ impl Core {
                     Outcome::Done(Err(error))
                 };
                 if let Some(entry) = self.operations.get(key) {
-                    let work = std::mem::replace(
-                        &mut entry.work,
-                        Work::Flush {
-                            before: 0,
-                            fence: true,
-                            settle: None,
-                        },
-                    );
-                    self.keep(pair, process, work);
+                    let work = std::mem::replace(&mut entry.work, Work::Flush);
+                    self.keep(pair, work);
                 }
                 if let Some(peer) = self.peer(link) {
                     peer.posted = peer.posted.saturating_sub(1);
@@ -678,51 +638,58 @@ impl Core {
     }
 
     /// Keeps memory that a peer may be inside.
-    pub(crate) fn keep(&mut self, pair: Arc<Pair>, process: Option<u32>, memory: Work) {
-        let known = self
-            .kept
-            .iter()
-            .rev()
-            .find(|kept| Arc::ptr_eq(&kept.pair, &pair));
-        // One descriptor of the process for all that is kept from it.
-        let kept = match known {
-            Some(known) => Kept {
-                pair,
-                process: known.process.clone(),
-                memory: Some(memory),
-            },
-            None => Kept::new(pair, process, Some(memory)),
-        };
-        self.kept.push(kept);
+    pub(crate) fn keep(&mut self, pair: Arc<Pair>, memory: Work) {
+        let memory = Some(memory);
+        self.push_kept(Kept { pair, memory });
     }
 
-    /// The worker goes. Memory that a peer is still inside, which is stopped in the middle of a copy, outlives it on a thread of its own.
+    fn push_kept(&mut self, kept: Kept) {
+        self.kept.push(kept);
+        self.kept_pause = KEPT_PAUSE;
+        self.kept_next = Instant::now();
+    }
+
+    /// The worker goes. Memory that a peer is still inside, which is stopped in the middle of a copy, outlives it.
     pub(crate) fn outlive(&mut self) {
         self.release_kept();
-        if self.kept.is_empty() {
-            return;
-        }
-        // Also where no thread takes it.
-        let kept = ManuallyDrop::new(std::mem::take(&mut self.kept));
-        let waiting = std::thread::Builder::new()
-            .name("wharf-kept".into())
-            .spawn(move || {
-                while !kept.iter().all(Kept::is_over) {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                drop(ManuallyDrop::into_inner(kept));
-            });
-        if let Err(error) = waiting {
-            tracing::error!(target: "wharf::memory", %error, "no thread to wait for a peer that is inside memory here: the memory is kept");
+        let mut kept = std::mem::take(&mut self.kept);
+        kept.retain(|kept| kept.memory.is_some());
+        if !kept.is_empty() {
+            keeper::keep(Box::new(move || {
+                kept.retain(|kept| !kept.pair.is_peer_outside());
+                kept.is_empty()
+            }));
         }
     }
 
     /// Lets go of kept memory whose writers are seen outside.
     pub(crate) fn release_kept(&mut self) {
+        if self.kept.is_empty() {
+            return;
+        }
+        // A look may be a system call, and some peers never go.
+        let now = Instant::now();
+        if now < self.kept_next {
+            return;
+        }
+        let before = self.kept.len();
+        let mut last = (std::ptr::null(), false);
         let (over, kept) = std::mem::take(&mut self.kept)
             .into_iter()
-            .partition(Kept::is_over);
+            .partition(|kept| {
+                // Many in a row are of one peer.
+                let pair = Arc::as_ptr(&kept.pair);
+                if last.0 != pair {
+                    last = (pair, kept.pair.is_peer_outside());
+                }
+                last.1
+            });
         self.kept = kept;
+        self.kept_pause = match self.kept.len() < before {
+            true => KEPT_PAUSE,
+            false => (self.kept_pause * 2).min(KEPT_PAUSE_MOST),
+        };
+        self.kept_next = now + self.kept_pause;
         for kept in Vec::<Kept>::into_iter(over) {
             if let Some(work) = kept.memory {
                 self.bury(work);
@@ -749,7 +716,14 @@ impl Core {
 
     /// Returns what an operation that is over held of its connection: a place in the window, a slot.
     pub(crate) fn release(&mut self, link: Option<LinkId>, work: &Work) {
+        self.served(work);
         let slot = match work {
+            Work::Help { .. } => {
+                if let Some(peer) = link.and_then(|link| self.peer(link)) {
+                    peer.helped = peer.helped.saturating_sub(1);
+                }
+                return;
+            }
             Work::Send(send) => send.slot,
             Work::Put(put) => put.slot,
             Work::Get(get) => get.slot,
@@ -793,10 +767,13 @@ impl Core {
             .with_peer(&peer.info.name)
             .over(peer.attributes.transport);
         tracing::debug!(target: "wharf::endpoint", parent: &peer.span, peer = %peer.info.name, %error, "connection ended");
+        let broke = matches!(error.kind(), ErrorKind::Protocol | ErrorKind::Exhausted);
+        let account = peer.account.take();
         peer.status = Status::Closed(error.duplicate());
         peer.queue.clear();
         // Whatever the link was lent is ours again once it is dropped.
         peer.link = None;
+        peer.seat = None;
         peer.ending.take(&mut self.wakes);
         peer.ready.take(&mut self.wakes);
         self.wakes.append(&mut self.arrivals);
@@ -814,7 +791,8 @@ impl Core {
             }
         }
         self.transfers.retain(|transfer| transfer.link != link);
-        for key in self.operations.of_link(link) {
+        self.operations.close(link);
+        for key in self.operations.keys_of_link(link) {
             if let Some(error) = self.moves_failed(key) {
                 // It had ended before the link, but for what else was under way.
                 self.fail_operation(key, error);
@@ -822,10 +800,18 @@ impl Core {
             }
             if let Some(entry) = self.operations.get(key) {
                 entry.copies = 0;
+                // Bytes that were counted when they were given a place have not come.
+                let is_partial = entry.in_flight > 0 && entry.takes_bytes();
                 // The link is dropped and the interface has let go: the memory is ours.
                 entry.in_flight = 0;
                 if let Some(outcome) = entry.deferred.take() {
-                    self.finish(key, *outcome);
+                    match is_partial && outcome.error().is_none() {
+                        true => {
+                            let outcome = entry.failure_of(*outcome, error.duplicate());
+                            self.finish(key, outcome);
+                        }
+                        false => self.finish(key, *outcome),
+                    }
                     continue;
                 }
                 match &entry.work {
@@ -840,10 +826,11 @@ impl Core {
                     | Work::AmLanding { .. }
                     | Work::StreamIn(_) => {
                         if let Some(entry) = self.operations.remove(key) {
+                            self.served(&entry.work);
                             self.bury_entry(entry);
                         }
                     }
-                    Work::Flush { .. } => {
+                    Work::Flush => {
                         // A flush says how operations ended, and they end here.
                         self.finish(key, Outcome::Done(Err(error.duplicate())));
                     }
@@ -858,16 +845,26 @@ impl Core {
             }
         }
         self.end_streams(link, &error);
-        self.forget_announced(link);
+        self.forget_announced_of(link, account);
+        if broke && let Some(account) = account {
+            self.forget_all_of(account);
+        }
+        if let Some(account) = account {
+            self.ledger.close(account);
+        }
         if let Some(peer) = at(&mut self.peers, link) {
-            if let Some(one_copy) = peer.one_copy.take() {
-                // Who takes back later what is exposed here waits for it.
-                if !quiet(&one_copy.pair) {
-                    let process = one_copy.cma.as_ref().map(CmaPeer::pid);
-                    self.kept.push(Kept::new(one_copy.pair, process, None));
-                }
+            let (one_copy, handles) = (peer.one_copy.take(), peer.handles);
+            // Who takes back later what is exposed here waits for it.
+            if let Some(one_copy) = one_copy
+                && one_copy.pair.has_let()
+                && !one_copy.pair.is_peer_quiet()
+            {
+                self.push_kept(Kept {
+                    pair: one_copy.pair,
+                    memory: None,
+                });
             }
-            if peer.handles == 0 {
+            if handles == 0 {
                 // Nobody will ask for the reason.
                 self.forget(link);
             }
@@ -913,7 +910,7 @@ impl Core {
                 _ => None,
             },
             Work::Claim(Some(post)) => Some(*post),
-            Work::Flush { .. } => {
+            Work::Flush => {
                 self.operations.remove(key);
                 return;
             }
@@ -955,7 +952,7 @@ impl Core {
         if entry.outcome.is_some() {
             return true;
         }
-        let link = entry.link;
+        let (link, copies) = (entry.link, entry.copies);
         match &mut entry.work {
             Work::Recv(recv)
                 if matches!(recv.stage, RecvStage::Posted(_) | RecvStage::Waiting(_)) =>
@@ -963,7 +960,7 @@ impl Core {
                 self.fail_operation(key, error);
                 true
             }
-            Work::Claim(_) | Work::Copy(_) | Work::Flush { .. } => {
+            Work::Claim(_) | Work::Copy(_) | Work::Flush => {
                 self.fail_operation(key, error);
                 true
             }
@@ -988,10 +985,7 @@ impl Core {
                 true
             }
             Work::Put(put)
-                if put.next == 0
-                    && put.slot.is_none()
-                    && !put.signal_due
-                    && !self.transfers.iter().any(|transfer| transfer.op == key) =>
+                if put.next == 0 && put.slot.is_none() && !put.signal_due && copies == 0 =>
             {
                 self.unqueue(link, key);
                 self.fail_operation(key, error);
@@ -1012,7 +1006,7 @@ impl Core {
     /// Accepts a memory segment that a peer gave.
     pub(crate) fn map_segment(&mut self, link: LinkId, segment: u64, mapping: Mapping) {
         if let Some(one_copy) = self.one_copy(link) {
-            one_copy.asked.retain(|asked| *asked != segment);
+            one_copy.told.asked.retain(|asked| *asked != segment);
             one_copy.make_room(mapping.len());
             one_copy.mapped.push((segment, Arc::new(mapping)));
         }
@@ -1050,7 +1044,8 @@ fn message_of(entry: &Entry, outcome: Outcome) -> Result<(Order, Unexpected), Ou
 
 /// Copies a message into a receive buffer.
 #[inline]
-pub(crate) fn fill(buffer: &mut BufferMut, data: &[u8]) -> Result<usize> {
+pub(crate) fn fill(buffer: &mut BufferMut, data: &[u8], from: EndpointId) -> Result<usize> {
+    buffer.takes_from(from)?;
     let room = buffer.len();
     if let Some(list) = buffer.list_mut()
         && data.len() <= room
@@ -1077,18 +1072,4 @@ pub(crate) fn truncated(length: u64, room: usize) -> Error {
         format!("a message of {length} bytes for a buffer of {room}"),
     )
     .during(crate::Operation::TagRecv)
-}
-
-/// Whether the peer is outside this side's memory. It is inside for the copy of one chunk at most: waits a moment for that.
-pub(crate) fn quiet(pair: &Pair) -> bool {
-    let until = std::time::Instant::now() + Duration::from_micros(200);
-    loop {
-        if !pair.peer_active() || pair.peer_exited() {
-            return true;
-        }
-        if std::time::Instant::now() > until {
-            return false;
-        }
-        std::hint::spin_loop();
-    }
 }

@@ -7,26 +7,34 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::{Buffer, BufferMut},
     protocol::{
-        EAGER_WINDOW,
         control::{self, Announcement, GetRequest, Join, PutHeader, Rtr, Signal},
-        matching::Arrival as Order,
+        ledger::Amount,
+        matching::{Arrival as Order, Name},
+        window::{Due, Terms, eager_cost},
     },
-    sys::memfd::Mapping,
+    sys::{fd_passing, memfd::Mapping},
     trace,
-    transport::{Place, Sink},
+    transport::{MAX_PREFIX, Place, Sink},
     types::{Access, EndpointId, LinkId, OpKey, Priority, Tag},
     worker::{
-        copy::{CHUNK, Remote, Transfer},
+        copy::{CHUNK, Remote, Transfer, chunks},
         core::{Core, fill, truncated},
+        layout::{LEAST, PACK},
         one_sided::OneSided,
         operations::{
             Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Source, Unexpected, Work,
         },
-        peer::{ANSWERS, ONE_COPY_FROM, OneCopy, WINDOW_BACK, at, eager_cost},
-        send::{SHARE_FROM, give},
+        peer::{ANSWERS, ONE_COPY_FROM, OneCopy, at},
+        send::{FRAGMENT, SHARE_FROM, give, lend},
         signal::put_parts,
+        windows::Window,
     },
 };
+
+/// Longest part of an answer, and longest message of those that bring no payload, or short runs of many: what is buffered of one before it is
+/// acted upon.
+const LONGEST: usize = FRAGMENT + MAX_PREFIX;
+const WORDS: usize = PACK + LEAST;
 
 /// Transfers of one peer that this side helps with at a time; of more the peer does all by itself.
 const HELP: usize = 32;
@@ -34,6 +42,11 @@ const HELP: usize = 32;
 #[cold]
 pub(super) fn violation(message: &'static str) -> Error {
     Error::new(ErrorKind::Protocol, message)
+}
+
+#[cold]
+fn too_long() -> Error {
+    violation("a message is longer than any of its kind")
 }
 
 fn operation(body: &[u8]) -> Result<(u64, &[u8])> {
@@ -53,17 +66,14 @@ impl Core {
             && self.posted.is_empty()
             && direct.accepts(tag)
         {
-            let cost = eager_cost(data.len());
-            peer.eager_held += cost;
             direct.fill(data, tag, peer.id);
-            if peer.eager_held <= EAGER_WINDOW && peer.eager_owed + cost < WINDOW_BACK {
-                peer.eager_owed += cost;
-                return Ok(());
-            }
-            if peer.eager_held > EAGER_WINDOW {
+            if !peer.receive_window.pass(eager_cost(data.len())) {
                 return Err(violation("the peer exceeded the eager window"));
             }
-            self.consumed(link, cost);
+            match peer.receive_window.due(&Terms::EAGER) {
+                Due::Nothing => {}
+                due => self.give_back(Window::Eager(link), due),
+            }
             return Ok(());
         }
         self.eager_message(link, tag, data, None)
@@ -98,16 +108,14 @@ impl Core {
         {
             direct.fill(data, tag, from);
         } else {
-            let body = whole(data, ack, cost);
-            self.unexpected.push(
+            let message = Unexpected {
+                link,
+                from,
                 tag,
-                Unexpected {
-                    link,
-                    from,
-                    tag,
-                    body,
-                },
-            );
+                body: whole(data, ack, cost),
+            };
+            self.keep_unexpected(message)?;
+            self.kept(link);
             return Ok(());
         }
         if let Some(op) = ack {
@@ -130,13 +138,15 @@ impl Core {
         let Some(entry) = self.operations.get(key) else {
             return;
         };
+        // It ends here, and need not be found among those of the connection.
         entry.link = Some(link);
         match &mut entry.work {
             Work::Recv(recv) => {
                 recv.order = order;
                 recv.stage = RecvStage::Done;
                 let mut buffer = std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()));
-                let result = fill(&mut buffer, data).map(|length| Arrival { length, tag, from });
+                let result =
+                    fill(&mut buffer, data, from).map(|length| Arrival { length, tag, from });
                 self.finish(
                     key,
                     Outcome::Buffer {
@@ -171,6 +181,7 @@ impl Core {
         }
         let from = peer.id;
         self.hold_announcement(link)?;
+        self.lacked(link, rts.length);
         if let Some(key) = self.posted.take_match(tag) {
             let order = self.unexpected.arrival();
             self.hand_over(
@@ -194,16 +205,15 @@ impl Core {
             self.begin_rendezvous(key, link, from, tag, rts);
             return Ok(());
         }
-        self.unexpected.push(
+        if self.unexpected.has(Name::Announced(link, rts.op)) {
+            return Err(violation("announced twice"));
+        }
+        self.keep_unexpected(Unexpected {
+            link,
+            from,
             tag,
-            Unexpected {
-                link,
-                from,
-                tag,
-                body: Body::Announced(rts),
-            },
-        );
-        Ok(())
+            body: Body::Announced(rts),
+        })
     }
 
     /// The receive that is being polled goes into the table.
@@ -246,10 +256,9 @@ impl Core {
             self.fail_operation(key, Error::new(ErrorKind::ConnectionReset, gone));
             return;
         }
-        let Some(entry) = self.operations.get(key) else {
+        let Some(entry) = self.operations.attach(key, link) else {
             return;
         };
-        entry.link = Some(link);
         let Work::Recv(recv) = &mut entry.work else {
             return;
         };
@@ -259,6 +268,12 @@ impl Core {
             recv.stage = RecvStage::Done;
             self.control(link, control::DONE, rts.op, &[]);
             self.fail_operation(key, truncated(rts.length, room));
+            return;
+        }
+        if let Err(error) = recv.buffer.takes_from(from) {
+            recv.stage = RecvStage::Done;
+            self.refuse(link, rts.op, error.kind());
+            self.fail_operation(key, error);
             return;
         }
         if recv.buffer.is_on_device() {
@@ -290,7 +305,7 @@ impl Core {
             .as_ref()
             .filter(|_| length >= ONE_COPY_FROM)
             .and_then(|one_copy| {
-                one_copy.reach(rts.segment, rts.segment_offset, length, rts.address)
+                one_copy.reach(rts.segment, rts.segment_offset, length, rts.address, false)
             });
         let mut rtr = Rtr {
             op: key.0,
@@ -306,14 +321,21 @@ impl Core {
                     Remote::Address(_) => "rendezvous, copied by cma",
                 };
                 trace::operation("tag receive", length, way);
-                recv.stage = RecvStage::Copying;
-                let chunks = (rts.slot != control::NONE && length > CHUNK).then_some(rts.slot);
+                // What a peer says it has moved into memory here cannot be checked, so it takes a share only where the kernel lets the
+                // two processes at each other's memory anyway.
+                let is_trusted = peer
+                    .one_copy
+                    .as_ref()
+                    .is_some_and(|one_copy| one_copy.cma.is_some());
+                let chunks =
+                    (is_trusted && rts.slot != control::NONE && length > CHUNK).then_some(rts.slot);
+                recv.stage = chunks.map_or(RecvStage::Copying, RecvStage::Shared);
                 if chunks.is_some() {
                     rtr.scheme = 1;
                     if let (Some((segment, offset)), Some(one_copy), Some(to)) =
                         (segment, &mut peer.one_copy, &mut peer.link)
                         && length >= SHARE_FROM
-                        && give(one_copy, &mut **to, &segment)
+                        && lend(one_copy, &mut **to, &segment)
                     {
                         rtr.segment = segment.id();
                         rtr.segment_offset = offset as u64;
@@ -408,7 +430,7 @@ impl Core {
         let Some(one_copy) = self.one_copy(link) else {
             return Err(violation("no memory in common"));
         };
-        let remote = one_copy.reach(rtr.segment, rtr.segment_offset, length, rtr.address);
+        let remote = one_copy.reach(rtr.segment, rtr.segment_offset, length, rtr.address, true);
         if let (Some(remote), Some(chunks)) = (remote, chunks) {
             let transfer = Transfer {
                 link,
@@ -453,7 +475,8 @@ impl Core {
                 RecvStage::Landing { expected, got } => (&mut recv.buffer, got, *expected),
                 _ => return Err(violation("a fragment for what takes none")),
             },
-            Work::Get(get) => {
+            // Blocks say where they belong.
+            Work::Get(get) if get.layout.is_none() => {
                 let expected = get.buffer.len();
                 (&mut get.buffer, &mut get.got, expected)
             }
@@ -509,32 +532,56 @@ impl Core {
         buffer.as_mut_slice()?.get_mut(start..start + length)
     }
 
-    /// The peer is done with an operation of this side.
-    fn done(&mut self, link: LinkId, key: OpKey) {
+    /// The peer is done with an operation of this side. Bytes for this side are complete when they have come, whatever the peer says; its
+    /// word ends an operation only where it was the one to move the last of them.
+    fn done(&mut self, link: LinkId, key: OpKey) -> Result<()> {
         let Some(entry) = self
             .operations
             .get(key)
             .filter(|entry| entry.link == Some(link))
         else {
-            return;
+            return Ok(());
         };
         if entry.outcome.is_some() {
             if let Work::Put(put) = &mut entry.work {
                 // Locally complete already, and its future has not come for that yet.
                 put.acknowledged = true;
+                self.operations.note_over(key);
             }
-            return;
+            return Ok(());
         }
+        if entry.deferred.is_some() || entry.ends_writing() {
+            return Ok(());
+        }
+        let (is_moved, copies) = (entry.is_moved(), entry.copies);
         let announced = entry.was_announced();
         match &mut entry.work {
-            // An end that nobody asked for.
-            Work::Recv(_) | Work::Get(_) if entry.staged.is_some() => {}
-            Work::Send(_) | Work::Recv(_) | Work::Get(_) => {
+            Work::Recv(_) | Work::Get(_) => {
+                if !self.is_moved_by_peer(link, key) {
+                    return Err(violation("an end of what has not come"));
+                }
+                self.drop_transfers(key);
+                self.copied(key, Ok(()));
+            }
+            Work::Send(send) => {
+                if is_moved || matches!(send.stage, SendStage::Queued | SendStage::Streaming(_)) {
+                    return Err(violation("an end of what was not sent"));
+                }
                 if announced {
                     self.announcement_over(link);
                 }
                 self.drop_transfers(key);
                 self.copied(key, Ok(()));
+            }
+            Work::Put(put)
+                if is_moved
+                    || copies > 0 && put.slot.is_none()
+                    || copies == 0
+                        && put.slot.is_none()
+                        && !put.announced
+                        && put.next < put.buffer.len() =>
+            {
+                return Err(violation("an end of what was not sent"));
             }
             Work::Put(put)
                 if put.announced && put.layout.is_some() && put.next < put.buffer.len() =>
@@ -558,6 +605,8 @@ impl Core {
                 } else {
                     self.put_progress(key);
                 }
+                // A link may still hold its memory.
+                self.operations.note_over(key);
             }
             Work::Atomic(atomic) if atomic.sent && !atomic.fetch => {
                 self.finish(key, Outcome::Done(Ok(())));
@@ -565,13 +614,40 @@ impl Core {
             Work::Lent(_) => self.finish(key, Outcome::Done(Ok(()))),
             _ => {}
         }
+        Ok(())
+    }
+
+    /// Whether the peer may have moved the last bytes of a receive or a get: its devices were asked to write them, or both ends copy and all
+    /// chunks are counted.
+    fn is_moved_by_peer(&mut self, link: LinkId, key: OpKey) -> bool {
+        let Some(entry) = self.operations.get(key) else {
+            return false;
+        };
+        if entry.is_written() {
+            return true;
+        }
+        let (word, length) = match &entry.work {
+            Work::Recv(recv) => match (&recv.stage, recv.arrival) {
+                (RecvStage::Shared(word), Some(arrival)) => (*word, arrival.length),
+                _ => return false,
+            },
+            Work::Get(get) => match get.slot {
+                Some(word) => (word, get.buffer.len()),
+                None => return false,
+            },
+            _ => return false,
+        };
+        self.one_copy(link)
+            .is_some_and(|one_copy| one_copy.pair.is_complete(word, chunks(length)))
     }
 
     /// The far end moved the last chunk: nothing is left to claim here.
     fn drop_transfers(&mut self, key: OpKey) {
-        self.transfers.retain(|transfer| transfer.op != key);
-        if let Some(entry) = self.operations.get(key) {
+        if let Some(entry) = self.operations.get(key)
+            && entry.copies > 0
+        {
             entry.copies = 0;
+            self.transfers.retain(|transfer| transfer.op != key);
         }
     }
 
@@ -615,7 +691,8 @@ impl Core {
         ) {
             Ok(exposed) => {
                 let on_device = exposed.device.is_some();
-                let serve = Serve {
+                let mut serve = Serve {
+                    charged: None,
                     source: Source::Region(exposed),
                     offset: request.offset as usize,
                     length: request.length as usize,
@@ -625,6 +702,12 @@ impl Core {
                 if on_device {
                     self.start_serve(link, serve, None, Priority::Normal);
                     return;
+                }
+                serve.charged = self.peer(link).and_then(|peer| peer.account);
+                if let Some(account) = serve.charged
+                    && let Err(error) = self.ledger.take(account, Amount::REQUEST)
+                {
+                    return self.refuse(link, op, error.kind());
                 }
                 let key = self.operations.insert(Some(link), true, Work::Serve(serve));
                 self.submit(link, key);
@@ -731,17 +814,12 @@ impl Core {
         else {
             return;
         };
-        let helping = self
-            .transfers
-            .iter()
-            .filter(|transfer| transfer.link == link)
-            .count();
-        let Some(one_copy) = self.one_copy(link) else {
-            return;
-        };
-        if one_copy.cma.is_none() || join.length == 0 || helping >= HELP {
+        let Some(peer) = self.peer(link) else { return };
+        let has_cma = matches!(&peer.one_copy, Some(OneCopy { cma: Some(_), .. }));
+        if !has_cma || join.length == 0 || peer.helped >= HELP {
             return;
         }
+        peer.helped += 1;
         // The region's own bounds were checked.
         let local = exposed.address.wrapping_add(join.offset as usize);
         let length = join.length as usize;
@@ -764,13 +842,7 @@ impl Core {
     }
 
     fn cancel_announced(&mut self, link: LinkId, op: u64) {
-        let mut found = false;
-        self.unexpected.remove_if(|message| {
-            let hit = message.link == link
-                && matches!(&message.body, Body::Announced(rts) if rts.op == op);
-            found |= hit;
-            hit
-        });
+        let found = self.take_named(Name::Announced(link, op)).is_some();
         // One that was matched ends by itself.
         if found {
             self.drop_announcement(link);
@@ -780,20 +852,28 @@ impl Core {
         }
     }
 
+    /// The peer shows the key of a region: it is let at it directly.
     fn map_request(&mut self, link: LinkId, slot: u32, generation: u64) {
-        let Ok(exposed) = self.regions.find(slot, generation) else {
+        let Some(peer) = at(&mut self.peers, link) else {
+            return;
+        };
+        let Some(one_copy) = &peer.one_copy else {
+            return;
+        };
+        let pair = &one_copy.pair;
+        let Some(exposed) = self
+            .regions
+            .let_at(slot, generation, || pair.let_at(slot, generation))
+        else {
             return;
         };
         let Some((segment, _)) = &exposed.segment else {
             return;
         };
-        let Some(peer) = at(&mut self.peers, link) else {
-            return;
-        };
-        if let (Some(one_copy), Some(to)) = (&mut peer.one_copy, &mut peer.link) {
-            if !one_copy.seen.contains(&segment.id()) {
-                one_copy.seen.push(segment.id());
-            }
+        if let (Some(one_copy), Some(to)) = (&mut peer.one_copy, &mut peer.link)
+            && segment.is_mappable()
+            && !one_copy.has(segment)
+        {
             give(one_copy, &mut **to, segment);
         }
     }
@@ -926,8 +1006,15 @@ impl Sink for Core {
             tracing::warn!(target: "wharf::memory", length, "a peer's memory segment is too long to be mapped; its memory is reached the slow way");
             return;
         }
-        match Mapping::of_received(fd.as_fd(), length as usize) {
+        match Mapping::of_lent(fd.as_fd(), length as usize) {
             Ok(mapping) => self.map_segment(from, segment, mapping),
+            // It is no segment of ours: no honest peer sends it.
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                fd_passing::close_elsewhere(vec![fd]);
+                let text = "the peer shares what is no memory to share";
+                let error = Error::new(ErrorKind::Protocol, text).with_source(error);
+                self.failures.push((from, error));
+            }
             Err(error) => {
                 tracing::warn!(target: "wharf::memory", %error, "a peer's memory segment cannot be mapped; its memory is reached the slow way")
             }
@@ -952,7 +1039,7 @@ impl Core {
             control::TAG_RTS => self.announced(from, Tag(header), Announcement::decode(body)?.0)?,
             control::TAG_RTR => self.ready_to_receive(from, OpKey(header), Rtr::decode(body)?)?,
             control::FRAGMENT => self.fragment(from, OpKey(header), body)?,
-            control::DONE => self.done(from, OpKey(header)),
+            control::DONE => self.done(from, OpKey(header))?,
             control::NACK => self.nack(from, OpKey(header), control::error_of(body)),
             control::CANCEL => self.cancel_announced(from, header),
             control::CANCELED => {
@@ -983,7 +1070,7 @@ impl Core {
             }
             control::CREDIT => {
                 if let Some(peer) = self.peer(from) {
-                    peer.eager_out = peer.eager_out.saturating_sub(header);
+                    peer.send_window.returned(header, Terms::EAGER.size);
                 }
             }
             control::CLOSE => self.close_received(from, header)?,
@@ -1028,7 +1115,7 @@ impl Core {
             control::FRAGMENT
                 if let Some(place) = self.place_in_list(from, OpKey(header), length) =>
             {
-                Ok(place)
+                place
             }
             control::FRAGMENT => Ok(match self.landing(from, OpKey(header), length)? {
                 Some(address) => self.lend(OpKey(header), address),
@@ -1049,14 +1136,22 @@ impl Core {
             }
             control::STREAM_DATA => self.place_stream(from, header, prefix, length),
             control::AM_EAGER => self.am_place(from, header, prefix, length),
+            control::LAYOUT_DATA if prefix.len() + length > LONGEST => Err(too_long()),
             control::LAYOUT_DATA => self.place_layout_data(from, OpKey(header), prefix, length),
-            control::TAG_EAGER if prefix.is_empty() => {
+            control::TAG_EAGER if !prefix.is_empty() => {
+                Err(violation("a message with something before it"))
+            }
+            control::TAG_EAGER_SYNC => {
+                // Before it is buffered.
+                match self.exceeds_window(from, length) {
+                    true => Err(violation("the peer exceeded the eager window")),
+                    false => Ok(Place::Whole),
+                }
+            }
+            control::TAG_EAGER => {
                 let tag = Tag(header);
                 // Before any receive is taken for it.
-                if self
-                    .peer(from)
-                    .is_some_and(|peer| peer.eager_held + eager_cost(length) > EAGER_WINDOW)
-                {
+                if self.exceeds_window(from, length) {
                     return Err(violation("the peer exceeded the eager window"));
                 }
                 // Straight into the buffer of a receive that waits, if it has the room; one that is too short takes the message whole and
@@ -1076,8 +1171,16 @@ impl Core {
                     None => Ok(Place::Whole),
                 }
             }
+            // What says something, and brings little.
+            _ if prefix.len() + length > WORDS => Err(too_long()),
             _ => Ok(Place::Whole),
         }
+    }
+
+    /// Whether an eager message of this length is more than the peer may send now.
+    fn exceeds_window(&mut self, link: LinkId, length: usize) -> bool {
+        self.peer(link)
+            .is_some_and(|peer| !peer.receive_window.admits(eager_cost(length)))
     }
 
     /// Lends memory of an operation to the interface, until `placed`.
@@ -1108,7 +1211,6 @@ impl Core {
                 self.place_receive(link, key, tag, length)
             }
             Work::Claim(_) => {
-                entry.link = Some(link);
                 let mut data = vec![0; length];
                 let address = data.as_mut_ptr();
                 entry.work = Work::ClaimLanding {
@@ -1117,6 +1219,7 @@ impl Core {
                     from,
                     order,
                 };
+                self.operations.attach(key, link);
                 self.hold_window(link, length)?;
                 Ok(self.lend(key, address))
             }
@@ -1134,11 +1237,10 @@ impl Core {
 
     /// Counts an eager message against the peer's window.
     pub(super) fn hold_window(&mut self, link: LinkId, length: usize) -> Result<()> {
-        if let Some(peer) = self.peer(link) {
-            peer.eager_held += eager_cost(length);
-            if peer.eager_held > EAGER_WINDOW {
-                return Err(violation("the peer exceeded the eager window"));
-            }
+        if let Some(peer) = self.peer(link)
+            && !peer.receive_window.hold(eager_cost(length))
+        {
+            return Err(violation("the peer exceeded the eager window"));
         }
         Ok(())
     }
@@ -1170,13 +1272,13 @@ impl Core {
         let Some(from) = self.peer(link).map(|peer| peer.id) else {
             return Ok(Place::Discard);
         };
-        let Some(entry) = self.operations.get(key) else {
+        let Some(entry) = self.operations.attach(key, link) else {
             return Ok(Place::Discard);
         };
         let Work::Recv(recv) = &mut entry.work else {
             return Ok(Place::Discard);
         };
-        entry.link = Some(link);
+        recv.buffer.takes_from(from)?;
         recv.order = order;
         recv.stage = RecvStage::Copying;
         recv.arrival = Some(Arrival { length, tag, from });

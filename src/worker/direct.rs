@@ -38,6 +38,30 @@ pub(crate) enum DirectOutcome {
 }
 
 impl Direct {
+    /// For a buffer that the caller lends for as long as this value exists.
+    #[inline]
+    fn new(tag: Tag, mask: Mask, lent: &mut BufferMut) -> Self {
+        let buffer: *mut BufferMut = lent;
+        // SAFETY: the caller's own, and by way of the address that is kept: what was borrowed beside it would end its right to the buffer.
+        let lent = unsafe { &mut *buffer };
+        let (room, length) = match lent.is_list() {
+            // Piece by piece: `fill_list`.
+            true => (std::ptr::NonNull::dangling().as_ptr(), 0),
+            false => match lent.as_mut_slice() {
+                Some(slice) => (slice.as_mut_ptr(), slice.len()),
+                None => (std::ptr::null_mut(), 0),
+            },
+        };
+        Self {
+            tag,
+            mask,
+            room,
+            length,
+            buffer,
+            outcome: DirectOutcome::Waiting,
+        }
+    }
+
     /// Whether a message is for it.
     #[inline(always)]
     pub(crate) fn accepts(&self, tag: Tag) -> bool {
@@ -115,23 +139,12 @@ impl Engine {
         mask: Mask,
         buffer: &mut BufferMut,
     ) -> DirectOutcome {
-        let lent: *mut BufferMut = buffer;
-        let (room, length) = match buffer.is_list() {
-            // Piece by piece: `fill_list`.
-            true => (std::ptr::NonNull::dangling().as_ptr(), 0),
-            false => match buffer.as_mut_slice() {
-                Some(slice) => (slice.as_mut_ptr(), slice.len()),
-                None => (std::ptr::null_mut(), 0),
-            },
-        };
-        self.core.direct = Some(Direct {
-            tag,
-            mask,
-            room,
-            length,
-            buffer: lent,
-            outcome: DirectOutcome::Waiting,
-        });
+        if buffer.is_lent() {
+            // Whose it is to be is known in the table only: what comes waits there.
+            self.peek(|core| !core.unexpected.is_empty());
+            return DirectOutcome::Waiting;
+        }
+        self.core.direct = Some(Direct::new(tag, mask, buffer));
         let lent = Lent(self);
         lent.0.peek(|core| {
             core.direct
@@ -142,5 +155,57 @@ impl Engine {
             Some(direct) => direct.outcome,
             None => DirectOutcome::Waiting,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{BufferListMut, ReceiveBuffer};
+
+    const ANY: Mask = Mask(0);
+    const FROM: EndpointId = EndpointId(1);
+
+    #[test]
+    fn a_message_is_in_the_buffer() {
+        let mut buffer = BufferMut::from(vec![0; 8]);
+        let mut direct = Direct::new(Tag(1), ANY, &mut buffer);
+        assert!(direct.accepts(Tag(7)) && direct.room() == 8);
+        direct.fill(b"bytes", Tag(7), FROM);
+        assert!(!direct.accepts(Tag(7)), "it has one");
+        assert!(matches!(direct.outcome, DirectOutcome::Done(arrival) if arrival.length == 5));
+        assert_eq!(buffer.as_slice().expect("the host's")[..5], *b"bytes");
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_leaves_the_buffer() {
+        let mut buffer = BufferMut::from(vec![0; 4]);
+        let mut direct = Direct::new(Tag(1), ANY, &mut buffer);
+        direct.fill(b"bytes", Tag(1), FROM);
+        assert!(matches!(direct.outcome, DirectOutcome::Truncated(5)));
+        assert_eq!(buffer.as_slice().expect("the host's"), [0; 4]);
+    }
+
+    #[test]
+    fn the_buffer_can_be_taken() {
+        let mut buffer = BufferMut::from(vec![3; 8]);
+        let mut direct = Direct::new(Tag(1), ANY, &mut buffer);
+        let taken = direct.take_buffer();
+        direct.entered(OpKey(5));
+        assert!(matches!(direct.outcome, DirectOutcome::Entered(OpKey(5))));
+        assert_eq!(taken.as_slice().expect("the host's"), [3; 8]);
+        assert_eq!(buffer.len(), 0, "nothing is left");
+    }
+
+    #[test]
+    fn a_list_is_filled_piece_by_piece() {
+        let list = BufferListMut::from([vec![0; 3], vec![0; 4]]);
+        let mut buffer = BufferMut::from(list);
+        let mut direct = Direct::new(Tag(1), ANY, &mut buffer);
+        direct.fill(b"bytes", Tag(1), FROM);
+        assert!(matches!(direct.outcome, DirectOutcome::Done(arrival) if arrival.length == 5));
+        let pieces = BufferListMut::restore(buffer).into_inner();
+        let bytes = |index: usize| pieces[index].as_slice().expect("the host's").to_vec();
+        assert_eq!((bytes(0), bytes(1)), (b"byt".to_vec(), b"es\0\0".to_vec()));
     }
 }

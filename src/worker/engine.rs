@@ -14,7 +14,7 @@ use crate::{
     sys::fork,
     transport::{Connected, Interface, Link, Registry},
     types::LinkId,
-    worker::{LaneMetrics, Traffic, core::Core, device::Open, peer::Status},
+    worker::{LaneMetrics, Traffic, core::Core, device::Open, peer::Status, watch::Watch},
 };
 
 /// Messages taken in one pass, when nobody waits for one in particular.
@@ -51,12 +51,18 @@ pub(crate) struct Engine {
     pub(crate) closing: bool,
     /// For how long the reactor is to look before it arms, because somebody began to wait.
     pub(crate) linger: Option<Duration>,
+    /// Things that passes have moved, and wakes.
+    pub(crate) happened: u64,
+    /// For loops that are not Tokio's.
+    pub(crate) watch: Watch,
 }
 
 impl Engine {
     pub(crate) fn new(core: Core) -> Result<Self> {
         let poll = mio::Poll::new().map_err(|error| Error::io("the worker's poll", error))?;
         Ok(Self {
+            happened: 0,
+            watch: Watch::new(&poll)?,
             core,
             interfaces: Vec::new(),
             poll,
@@ -95,7 +101,7 @@ impl Engine {
         }
     }
 
-    /// A duplicate of the poll's fd: the same object under a number of the caller's own.
+    /// A duplicate of the poll's fd, for the reactor: the same object under a number of its own.
     pub(crate) fn poll_fd(&self) -> Result<OwnedFd> {
         // SAFETY: the poll is open while it is borrowed here.
         let fd = unsafe { BorrowedFd::borrow_raw(self.poll.as_raw_fd()) };
@@ -200,9 +206,13 @@ impl Engine {
         if self.core.has_followup() {
             moved += self.follow_up();
         }
-        if moved > 0 && self.armed {
-            // What woke this side has been taken, and may not be all there is: whoever leaves now has somebody look again.
-            self.disarm();
+        if moved > 0 {
+            self.happened = self.happened.wrapping_add(moved as u64);
+            self.watch.tell();
+            if self.armed {
+                // What woke this side has been taken, and may not be all there is: whoever leaves now has somebody look again.
+                self.disarm();
+            }
         }
         moved
     }
@@ -248,9 +258,11 @@ impl Engine {
                 self.core.pump(link);
             }
         }
-        for link in std::mem::take(&mut self.core.flushes) {
+        while let Some(link) = self.core.operations.next_due() {
+            moved += 1;
             self.core.check_flushes(link);
         }
+        moved += self.core.give_back_owed();
         self.core.release_kept();
         moved
     }
@@ -386,16 +398,19 @@ impl Core {
     /// Whether a pass has more to do than to take what arrived.
     #[inline]
     fn has_followup(&self) -> bool {
-        self.has_work()
-            || !self.kept.is_empty()
-            || !self.flushes.is_empty()
-            || self.devices.is_live()
+        self.has_work() || !self.kept.is_empty() || self.devices.is_live()
     }
 
     /// Whether the next pass moves something by itself.
     #[inline]
     fn has_work(&self) -> bool {
-        self.transfers.len() + self.writable.len() + self.runnable.len() + self.failures.len() > 0
+        self.transfers.len()
+            + self.writable.len()
+            + self.runnable.len()
+            + self.failures.len()
+            + self.owing.len()
+            > 0
+            || self.operations.is_due()
             || self.devices.has_work()
     }
 }

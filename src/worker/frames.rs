@@ -9,7 +9,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::{
         BufferMut, HostBufferMut, Region,
-        region::{RegionTable, RegionWatcher},
+        region::{Guest, RegionTable, RegionWatcher},
     },
     protocol::control::{self, Atomic, PutHeader, Signal},
     sys::identity::identity,
@@ -83,7 +83,8 @@ impl Bed {
             sent: sent.clone(),
             room,
         };
-        core.peers.push(Some(Peer::new(Made {
+        let account = core.ledger.open(crate::protocol::ledger::Source::User(1));
+        core.add_peer(Peer::new(Made {
             id: EndpointId(1),
             slot: LINK,
             interface: 0,
@@ -95,11 +96,13 @@ impl Bed {
             info: PeerInfo {
                 identity: identity().clone(),
                 name: "hostile".into(),
+                certificates: None,
             },
+            account,
             transports: Vec::new(),
             one_copy: None,
             handles: 1,
-        })));
+        }));
         Self {
             core,
             sent,
@@ -424,10 +427,8 @@ fn a_put_and_its_signal_go_together() {
 /// Somebody to be told of regions, so that they can be taken back.
 struct Nobody;
 impl RegionWatcher for Nobody {
-    fn publish(&self, _slot: u32, _generation: u64) {}
-    fn revoke(&self, _slot: u32) {}
-    fn is_quiet(&self) -> bool {
-        true
+    fn revoke(&self, _slot: u32, _generation: u64) -> Vec<Box<dyn Guest>> {
+        Vec::new()
     }
 }
 
@@ -667,4 +668,69 @@ async fn memory_is_taken_back_under_operations_of_its_owner() {
     assert!(early.is_err(), "the memory is in use");
     drop(own);
     assert_eq!(memory.await.len(), 64);
+}
+
+/// What a link would buffer is refused when its head is here.
+#[test]
+fn long_frames_are_refused_by_their_head() {
+    const LONG: usize = 32 << 20;
+    for id in 0..=u8::MAX {
+        for prefix in [&[0_u8; 0][..], &[0; 8], &[0; 24]] {
+            let mut bed = Bed::new(100);
+            let place = bed.core.place(LINK, id, 0, prefix, LONG);
+            let buffered = match place {
+                Ok(Place::Whole) => true,
+                Ok(Place::Memory { .. }) => panic!("message {id} has a place"),
+                Ok(Place::Discard) | Err(_) => false,
+            };
+            assert!(!buffered, "message {id} is buffered");
+        }
+    }
+}
+
+/// A layout of one byte again and again: a short request for a long answer, which takes its turns with everything else.
+#[test]
+fn a_long_answer_to_a_short_request_takes_turns() {
+    const LENGTH: u64 = 64 << 20;
+    for block in [1, 64 << 10] {
+        let mut bed = Bed::new(usize::MAX);
+        let region = bed.expose(64 << 10, Access::READ);
+        let exposed = region.exposed();
+        let header = control::LayoutHeader {
+            generation: exposed.generation,
+            position: 0,
+            length: LENGTH,
+            slot: exposed.slot,
+            blocks: control::NONE,
+            last: 0,
+        };
+        let form = control::StridedForm {
+            offset: 0,
+            block,
+            stride: 0,
+            count: LENGTH / block,
+            stride_2: 0,
+            count_2: 1,
+            stride_3: 0,
+            count_3: 1,
+        };
+        let body = [&header.encode()[..], &form.encode()].concat();
+        let mut turn = bed.say(control::GET_LAYOUT, OP, &body).expect("served");
+        let mut position = 0;
+        for _ in 0..10 {
+            let bytes: usize = turn.iter().map(|(.., body)| body.len()).sum();
+            assert!((1..=1 << 20).contains(&bytes), "{bytes} bytes in one turn");
+            let runs = bytes as u64 / block;
+            assert!(runs <= 64 << 10, "{runs} runs in one turn");
+            for (id, op, body) in &turn {
+                assert_eq!((*id, *op), (control::LAYOUT_DATA, OP));
+                let answer = control::LayoutAnswer::decode(body).expect("an answer");
+                assert_eq!((answer.position, answer.status), (position, 0));
+                position += (body.len() - control::LayoutAnswer::SIZE) as u64;
+            }
+            bed.core.pump(LINK);
+            turn = std::mem::take(&mut *bed.sent.lock());
+        }
+        bed.core.fail(LINK, Error::new(ErrorKind::Closed, "over"));
+    }
 }

@@ -11,16 +11,18 @@ use crate::{
     Context,
     error::{Error, ErrorKind, Operation, Result},
     memory::region::RegionWatcher,
+    protocol::ledger::Ledger,
     sys::fork,
     worker::{
+        connect::{self, Wireup},
         core::Core,
         device::{Devices, Opener},
         engine::Engine,
+        held::quotas,
         one_sided::OneSidedState,
         peer::Status,
         reactor::{self, Reactor},
         shared::{Shared, Transport},
-        wireup::{self, Wireup},
     },
 };
 
@@ -42,7 +44,9 @@ impl Handle {
             )
         })?;
         let rendezvous = context.config().rendezvous_threshold.value;
-        let mut engine = Engine::new(Core::new(context.regions().clone(), rendezvous))?;
+        let mut core = Core::new(context.regions().clone(), rendezvous);
+        core.ledger = Ledger::new(quotas(&context.config().limits));
+        let mut engine = Engine::new(core)?;
         let mut transports = Vec::new();
         for transport in context.message_transports() {
             let opened = transport
@@ -57,7 +61,7 @@ impl Handle {
         }
         let shared = Arc::new(Shared::new(
             engine,
-            wireup::new_worker_id()?,
+            connect::new_key()?,
             context.clone(),
             transports,
             runtime,
@@ -79,9 +83,10 @@ impl Handle {
             tracing::debug_span!(target: "wharf::worker", parent: None, "worker", id = %shared.id);
         if shared.spin.is_thread() {
             let driver = shared.clone();
+            let bells = reactor::bells(&shared)?;
             std::thread::Builder::new()
                 .name("wharf-worker".into())
-                .spawn(move || span.in_scope(|| reactor::run_thread(&driver)))
+                .spawn(move || span.in_scope(|| reactor::run_thread(&driver, &bells)))
                 .map_err(|error| Error::io("the worker's thread", error))?;
         } else {
             let _runtime = shared.runtime.enter();
@@ -93,6 +98,7 @@ impl Handle {
 
     /// Closes all connections, waits until they have said goodbye or the deadline passes, then stops for good.
     pub(crate) async fn shutdown(shared: &Arc<Shared>, deadline: Duration) -> Result<()> {
+        fork::check(Operation::Close)?;
         let links = shared.with(|engine| {
             engine.closing = true;
             let core = &mut engine.core;

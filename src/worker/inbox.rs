@@ -13,28 +13,40 @@ use crate::{
     protocol::{
         am,
         control::{self, Announcement},
+        ledger::{AccountId, Amount},
+        window::{Due, Terms, eager_cost},
     },
     transport::Place,
     types::{AmId, EndpointId, LinkId, OpKey, Tag},
     util::waker_slot::WakerSlot,
-    worker::{
-        core::Core,
-        deliver::violation,
-        operations::Work,
-        peer::{at, eager_cost},
-    },
+    worker::{core::Core, deliver::violation, operations::Work, peer::at, windows::Window},
 };
 
 /// Longest message that is kept in place.
 const INLINE: usize = 48;
 
+/// What a message takes beside its payload.
+const PLACE: Amount = Amount::message(size_of::<Standing>());
+
 /// A message in an inbox.
 pub(crate) struct Arrived {
     pub(crate) link: LinkId,
     pub(crate) from: EndpointId,
+    account: AccountId,
     /// What it takes of the eager window until it is taken; 0 for an announced one.
     cost: u32,
     pub(crate) content: Content,
+}
+
+/// A place in the queue of an inbox.
+enum Standing {
+    Message(Arrived),
+    /// Its sender took it back. It keeps its place, and its sender is charged for that, until those before it are gone: never the first of a
+    /// queue.
+    CalledBack {
+        link: LinkId,
+        account: AccountId,
+    },
 }
 
 /// What is here of a message. `header` is the length of the user's header, in front.
@@ -58,6 +70,20 @@ pub(crate) struct Announced {
 }
 
 impl Content {
+    /// What it takes of its connection's account.
+    #[inline]
+    fn amount(&self) -> Amount {
+        let bytes = match self {
+            Self::Inline { .. } => 0,
+            Self::Whole { bytes, .. } => bytes.len(),
+            Self::Announced(announced) => size_of::<Announced>() + announced.header.len(),
+        };
+        Amount {
+            bytes: PLACE.bytes + bytes as u64,
+            ..PLACE
+        }
+    }
+
     #[inline]
     fn eager(header: usize, body: &[u8]) -> Self {
         if body.len() <= INLINE {
@@ -82,11 +108,57 @@ struct Inbox {
     /// Never used again: an inbox that was opened later under the same id is another one.
     serial: u64,
     capacity: u32,
-    queue: VecDeque<Arrived>,
+    /// The first was not called back.
+    queue: VecDeque<Standing>,
+    /// How many came before the first of the queue.
+    passed: u64,
     waker: WakerSlot,
     /// Runs the callback, when there is one, and whether it runs or is about to.
     runner: Option<Waker>,
     running: bool,
+}
+
+impl Inbox {
+    /// The next message.
+    #[inline]
+    fn pop(&mut self) -> Option<Arrived> {
+        match self.queue.pop_front()? {
+            Standing::Message(arrived) => {
+                self.passed += 1;
+                Some(arrived)
+            }
+            gone => {
+                self.queue.push_front(gone);
+                None
+            }
+        }
+    }
+
+    /// The first of the queue, if it was called back: whose it was, and who was charged.
+    #[inline]
+    fn pop_gone(&mut self) -> Option<(LinkId, AccountId)> {
+        let Some(Standing::CalledBack { link, account }) = self.queue.front() else {
+            return None;
+        };
+        let gone = (*link, *account);
+        self.queue.pop_front();
+        self.passed += 1;
+        Some(gone)
+    }
+
+    /// Marks the message of this number as called back: who is charged for it, and what it was.
+    fn call_back(&mut self, number: u64) -> Option<(AccountId, Content)> {
+        let index = usize::try_from(number.checked_sub(self.passed)?).ok()?;
+        let standing = self.queue.get_mut(index)?;
+        let Standing::Message(Arrived { link, account, .. }) = *standing else {
+            return None;
+        };
+        let gone = Standing::CalledBack { link, account };
+        match std::mem::replace(standing, gone) {
+            Standing::Message(arrived) => Some((account, arrived.content)),
+            Standing::CalledBack { .. } => None,
+        }
+    }
 }
 
 /// The inboxes of a worker, in the order of their ids.
@@ -101,6 +173,11 @@ impl Inboxes {
     fn find(&mut self, id: AmId) -> Option<&mut Inbox> {
         let index = self.open.binary_search_by_key(&id, |inbox| inbox.id).ok()?;
         self.open.get_mut(index)
+    }
+
+    /// The capacity of an inbox that is open.
+    pub(super) fn capacity(&mut self, id: AmId) -> Option<u32> {
+        self.find(id).map(|inbox| inbox.capacity)
     }
 
     fn own(&mut self, id: AmId, serial: u64) -> Option<&mut Inbox> {
@@ -134,6 +211,7 @@ impl Core {
             serial,
             capacity,
             queue: VecDeque::new(),
+            passed: 0,
             waker: WakerSlot::default(),
             runner: None,
             running: false,
@@ -177,30 +255,41 @@ impl Core {
         let inbox = self.inboxes.open.remove(index);
         // By connection: messages, and whether some were eager.
         let mut refusals: Vec<(LinkId, u32, bool)> = Vec::new();
-        for arrived in inbox.queue {
-            let Some(inbound) =
-                at(&mut self.peers, arrived.link).and_then(|peer| peer.am.inbound_of(id))
+        for standing in inbox.queue {
+            let link = match &standing {
+                Standing::Message(arrived) => {
+                    self.am_let_go(id, arrived);
+                    arrived.link
+                }
+                Standing::CalledBack { link, account } => {
+                    self.ledger.give(*account, PLACE);
+                    *link
+                }
+            };
+            let Some(inbound) = at(&mut self.peers, link).and_then(|peer| peer.am.inbound_of(id))
             else {
                 continue;
             };
-            inbound.held = inbound.held.saturating_sub(1);
-            inbound.outstanding += 1;
-            let eager = match &arrived.content {
-                Content::Announced(announced) => {
-                    self.am_reject(arrived.link, arrived.from, announced.rts.op, NOBODY);
-                    false
-                }
-                _ => {
-                    self.consumed(arrived.link, u64::from(arrived.cost));
-                    true
-                }
+            inbound.window.refuse(1);
+            let eager = match standing {
+                Standing::CalledBack { .. } => false,
+                Standing::Message(arrived) => match &arrived.content {
+                    Content::Announced(announced) => {
+                        self.am_reject(link, arrived.from, announced.rts.op, NOBODY);
+                        false
+                    }
+                    _ => {
+                        self.consumed(link, u64::from(arrived.cost));
+                        true
+                    }
+                },
             };
-            match refusals.iter_mut().find(|(link, ..)| *link == arrived.link) {
+            match refusals.iter_mut().find(|(of, ..)| *of == link) {
                 Some((_, count, lost)) => {
                     *count += 1;
                     *lost |= eager;
                 }
-                None => refusals.push((arrived.link, 1, eager)),
+                None => refusals.push((link, 1, eager)),
             }
         }
         for (link, count, lost) in refusals {
@@ -275,6 +364,9 @@ impl Core {
                 "an announced message has bytes behind its header",
             ));
         }
+        if rts.length > 0 {
+            self.lacked(link, rts.length.saturating_add(user.len() as u64));
+        }
         let empty = rts.length == 0 && self.inboxes.find(id).is_some();
         let op = rts.op;
         self.am_push(link, id, Refused::Announced { op }, || {
@@ -308,28 +400,43 @@ impl Core {
             self.am_refuse(link, id, refused);
             return Ok(());
         };
+        let account = peer.account.unwrap_or(AccountId::NOBODY);
+        let content = content();
+        let op = match &content {
+            Content::Announced(announced) => Some(announced.rts.op),
+            _ => None,
+        };
+        if op.is_some_and(|op| peer.am.announced.contains_key(&op)) {
+            return Err(violation("announced twice"));
+        }
         let (inbound, new) = peer.am.inbound(id);
-        if inbound.outstanding == 0 {
+        if !inbound.window.hold(1) {
             return Err(violation(
                 "the peer sent more active messages than it has credits for",
             ));
         }
-        inbound.outstanding -= 1;
-        inbound.held += 1;
+        self.ledger.take(account, content.amount())?;
         let owed = if new {
             inbound.owed(inbox.capacity)
         } else {
             None
         };
-        inbox.queue.push_back(Arrived {
+        let due = inbound.window.due(&Terms::messages(inbox.capacity));
+        let is_eager = matches!(refused, Refused::Eager { .. });
+        if let Some(op) = op {
+            let number = inbox.passed + inbox.queue.len() as u64;
+            peer.am.announced.insert(op, (id, number));
+        }
+        inbox.queue.push_back(Standing::Message(Arrived {
             link,
             from: peer.id,
+            account,
             cost: match refused {
                 Refused::Eager { cost } => cost as u32,
                 Refused::Announced { .. } => 0,
             },
-            content: content(),
-        });
+            content,
+        }));
         if let Some(waker) = inbox.waker.take() {
             self.wakes.push(waker);
         } else if let Some(runner) = &inbox.runner
@@ -339,6 +446,12 @@ impl Core {
         }
         if let Some(owed) = owed {
             self.control(link, control::AM_CREDIT, am::credit(id, owed, false), &[]);
+        }
+        if due != Due::Nothing {
+            self.give_back(Window::Messages(link, id), due);
+        }
+        if is_eager {
+            self.kept(link);
         }
         Ok(())
     }
@@ -366,11 +479,13 @@ impl Core {
     #[inline]
     pub(crate) fn am_take(&mut self, id: AmId, serial: u64) -> Option<Arrived> {
         let inbox = self.inboxes.own(id, serial)?;
-        let Some(arrived) = inbox.queue.pop_front() else {
+        let Some(arrived) = inbox.pop() else {
             inbox.running = false;
             return None;
         };
         let capacity = inbox.capacity;
+        self.am_let_go(id, &arrived);
+        self.am_clear(id);
         if arrived.cost > 0 {
             self.consumed(arrived.link, u64::from(arrived.cost));
         }
@@ -382,11 +497,15 @@ impl Core {
     #[inline]
     fn am_return(&mut self, link: LinkId, id: AmId, capacity: u32) {
         if let Some(peer) = at(&mut self.peers, link)
+            && let is_open = peer.matches_announced()
             && let Some(inbound) = peer.am.inbound_of(id)
         {
-            inbound.held = inbound.held.saturating_sub(1);
-            if let Some(owed) = inbound.owed_batch(capacity) {
-                self.control(link, control::AM_CREDIT, am::credit(id, owed, false), &[]);
+            inbound.window.read(1);
+            if is_open {
+                match inbound.window.due(&Terms::messages(capacity)) {
+                    Due::Nothing => {}
+                    due => self.give_back(Window::Messages(link, id), due),
+                }
             }
         }
     }
@@ -448,34 +567,84 @@ impl Core {
 
     /// The sender takes an announced message back, if nobody has taken it.
     pub(super) fn am_cancel(&mut self, link: LinkId, op: u64) -> bool {
-        let mut found = None;
-        for inbox in &mut self.inboxes.open {
-            let before = inbox.queue.len();
-            inbox.queue.retain(|arrived| {
-                arrived.link != link
-                    || !matches!(&arrived.content, Content::Announced(announced) if announced.rts.op == op)
-            });
-            let removed = before - inbox.queue.len();
-            if removed > 0 {
-                found = Some((inbox.id, inbox.capacity, removed));
-                break;
-            }
-        }
-        let Some((id, capacity, removed)) = found else {
+        let Some(peer) = at(&mut self.peers, link) else {
             return false;
         };
-        for _ in 0..removed {
+        let Some((id, number)) = peer.am.announced.remove(&op) else {
+            return false;
+        };
+        self.am_call_back(id, number);
+        true
+    }
+
+    /// The message in this place of an inbox is gone.
+    fn am_call_back(&mut self, id: AmId, number: u64) {
+        let Some(inbox) = self.inboxes.find(id) else {
+            return;
+        };
+        let Some((account, content)) = inbox.call_back(number) else {
+            return;
+        };
+        self.ledger.give(account, content.amount());
+        self.ledger.hold(account, PLACE);
+        self.am_clear(id);
+    }
+
+    /// Drops from the front of an inbox what was called back: its credits go back.
+    fn am_clear(&mut self, id: AmId) {
+        while let Some(inbox) = self.inboxes.find(id)
+            && let Some((link, account)) = inbox.pop_gone()
+        {
+            let capacity = inbox.capacity;
+            self.ledger.give(account, PLACE);
             self.am_return(link, id, capacity);
         }
-        true
+    }
+
+    /// A message has left its inbox, or goes with it.
+    #[inline]
+    fn am_let_go(&mut self, id: AmId, arrived: &Arrived) {
+        self.ledger.give(arrived.account, arrived.content.amount());
+        if let Content::Announced(announced) = &arrived.content
+            && let Some(peer) = at(&mut self.peers, arrived.link)
+            && peer
+                .am
+                .announced
+                .get(&announced.rts.op)
+                .is_some_and(|(of, _)| *of == id)
+        {
+            peer.am.announced.remove(&announced.rts.op);
+        }
     }
 
     /// A connection has ended: what it only announced went with it.
     pub(super) fn am_ended(&mut self, link: LinkId) {
-        for inbox in &mut self.inboxes.open {
-            inbox.queue.retain(|arrived| {
-                arrived.link != link || !matches!(arrived.content, Content::Announced(_))
-            });
+        let Some(peer) = at(&mut self.peers, link) else {
+            return;
+        };
+        for (_, (id, number)) in std::mem::take(&mut peer.am.announced) {
+            self.am_call_back(id, number);
+        }
+    }
+
+    /// Forgets all that was brought under an account.
+    pub(super) fn am_forget(&mut self, account: AccountId) {
+        let ids: Vec<AmId> = self.inboxes.open.iter().map(|inbox| inbox.id).collect();
+        for id in ids {
+            let Some(inbox) = self.inboxes.find(id) else {
+                continue;
+            };
+            let passed = inbox.passed;
+            let places = (passed..).zip(&inbox.queue);
+            let own: Vec<u64> = places
+                .filter(|(_, standing)| {
+                    matches!(standing, Standing::Message(arrived) if arrived.account == account)
+                })
+                .map(|(number, _)| number)
+                .collect();
+            for number in own {
+                self.am_call_back(id, number);
+            }
         }
     }
 
@@ -554,7 +723,8 @@ pub(super) mod tests {
         let sent = Sent::default();
         let mut core = Core::new(Arc::default(), RendezvousThreshold::default());
         let link = Wire(sent.clone());
-        core.peers.push(Some(Peer::new(Made {
+        let account = core.ledger.open(crate::protocol::ledger::Source::User(1));
+        core.add_peer(Peer::new(Made {
             id: EndpointId(1),
             slot: LINK,
             interface: 0,
@@ -573,11 +743,13 @@ pub(super) mod tests {
                     pid: 0,
                 },
                 name: "peer".into(),
+                certificates: None,
             },
+            account,
             transports: Vec::new(),
             one_copy: None,
             handles: 1,
-        })));
+        }));
         (core, sent)
     }
 

@@ -14,7 +14,7 @@
 //! Zero-copy sends lend memory that the entry of the table owns, as in `send.rs`.
 #![allow(unsafe_code)]
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -71,6 +71,8 @@ pub(crate) struct Plan {
     /// Of what has been put in messages or asked for, or is in parts.
     pub(crate) cursor: Cursor,
     asked: usize,
+    /// What was asked for and has not come, as ranges of the stream: each is answered from its beginning on, without a gap.
+    due: Vec<Range<usize>>,
     /// Of a part of a whole: where in the stream it begins.
     part: Option<usize>,
     /// Of a put into device memory: a part is announced, and the owner has not said that it has it.
@@ -88,6 +90,7 @@ impl Plan {
             shape,
             cursor,
             asked: 0,
+            due: Vec::new(),
             part: None,
             is_unanswered: false,
             cut: Vec::new(),
@@ -131,6 +134,7 @@ impl Plan {
             shape: self.shape.clone(),
             cursor,
             asked: 0,
+            due: Vec::new(),
             part: Some(position),
             is_unanswered: false,
             cut: Vec::new(),
@@ -439,7 +443,9 @@ impl Core {
         link.am_bcopy(control::GET_LAYOUT, key.0, &header.encode(), scratch)?;
         peer.requests.asked += 1;
         plan.cursor = cursor;
+        let begin = plan.asked;
         plan.asked += header.length as usize;
+        plan.due.push(begin..plan.asked);
         Ok(if plan.asked == total {
             Step::Sent
         } else {
@@ -529,21 +535,34 @@ impl Core {
         if entry.copies > 0 {
             return Err(violation("blocks for what this side copies itself"));
         }
-        match &mut entry.work {
-            Work::Get(get) if get.layout.is_some() => {
-                let total = get.buffer.len();
-                let asked = get.layout.as_ref().map_or(0, |plan| plan.asked);
-                let base = get.layout.as_ref().map_or(0, |plan| plan.base());
-                let at = within(answer, base);
-                if at.checked_add(length).is_none_or(|end| end > asked) || length > total - get.got
-                {
-                    return Err(violation("bytes that were not asked for"));
-                }
-                get.got += length;
-                Ok(Some((at, get)))
-            }
-            _ => Err(violation("blocks for what asked for none")),
+        let Work::Get(get) = &mut entry.work else {
+            return Err(violation("blocks for what asked for none"));
+        };
+        let Some(plan) = &mut get.layout else {
+            return Err(violation("blocks for what asked for none"));
+        };
+        let at = within(answer, plan.base());
+        if answer.status == 2 {
+            // A refusal, of whichever request.
+            return match length {
+                0 => Ok(Some((at, get))),
+                _ => Err(violation("a refusal with bytes")),
+            };
         }
+        let due = plan.due.iter().position(|due| due.start == at);
+        let Some((index, due)) = due.and_then(|index| Some((index, plan.due.get_mut(index)?)))
+        else {
+            return Err(violation("bytes that were not asked for"));
+        };
+        if length > due.len() || answer.status == 1 && length < due.len() {
+            return Err(violation("bytes that were not asked for"));
+        }
+        due.start += length;
+        if answer.status == 1 {
+            plan.due.swap_remove(index);
+        }
+        get.got += length;
+        Ok(Some((at, get)))
     }
 
     /// After the last part of an answer the next request may go.

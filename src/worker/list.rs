@@ -117,7 +117,7 @@ impl Core {
                     return Some((shape, Remote::Address(0)));
                 }
                 let (segment, offset) = (rts.segment, rts.segment_offset);
-                let remote = one_copy.reach(segment, offset, length, rts.address)?;
+                let remote = one_copy.reach(segment, offset, length, rts.address, false)?;
                 Some((Shape::block(rts.length), remote))
             });
         let Some(entry) = self.operations.get(key) else {
@@ -210,7 +210,7 @@ impl Core {
         link: LinkId,
         key: OpKey,
         length: usize,
-    ) -> Option<Place> {
+    ) -> Option<Result<Place>> {
         if !self.fills_list(link, key) {
             return None;
         }
@@ -219,15 +219,19 @@ impl Core {
             && let RecvStage::Landing { expected, got } = &mut recv.stage
             && let Some(list) = recv.buffer.list_mut()
         {
+            if length > *expected - *got {
+                return Some(Err(violation("more bytes than announced")));
+            }
             let run = list.run(*got);
-            if length <= run.len() && length <= *expected - *got {
+            if length <= run.len() {
                 let address = run.as_mut_ptr();
                 *got += length;
-                return Some(self.lend(key, address));
+                return Some(Ok(self.lend(key, address)));
             }
+            // Too long for the piece.
+            return Some(Ok(Place::Whole));
         }
-        // Too long for the piece, or too long at all.
-        Some(Place::Whole)
+        Some(Err(violation("a fragment for what takes none")))
     }
 }
 

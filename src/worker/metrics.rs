@@ -49,9 +49,30 @@ pub struct LaneMetrics {
     pub received: Traffic,
 }
 
+/// What a worker holds for its peers at this moment, until somebody asks for it; within [`Limits`](crate::config::Limits).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Held {
+    /// Bytes of memory in messages that nobody has received and streams that nobody has accepted. Those of a connection that is over are
+    /// among them, until they are received.
+    pub unexpected_bytes: u64,
+    /// Such messages, those that are only announced among them.
+    pub unexpected_messages: u64,
+    /// Streams that nobody has accepted.
+    pub unaccepted_streams: u64,
+    /// Requests that are being served.
+    pub requests: u64,
+    /// Connections that there are.
+    pub connections: u64,
+    /// Where they come from, or something that earlier ones left: addresses of other hosts, users of this one.
+    pub sources: usize,
+    /// How often something was refused, or a connection ended, because of a limit. This only grows.
+    pub refused: u64,
+}
+
 /// What a [`Worker`](crate::Worker) has done since it was made; a snapshot, by [`Worker::metrics`](crate::Worker::metrics).
 ///
-/// All but [`connections`](LaneMetrics::connections), [`in_flight`](Self::in_flight) and [`mean_wait`](Self::mean_wait) only grow. Counting costs the
+/// All but [`connections`](LaneMetrics::connections), [`in_flight`](Self::in_flight), [`held`](Self::held) and [`mean_wait`](Self::mean_wait) only grow. Counting costs the
 /// worker an addition or two for each message, in memory that it has at hand, and no clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -70,6 +91,8 @@ pub struct WorkerMetrics {
     pub operations: u64,
     /// Operations under way, now.
     pub in_flight: usize,
+    /// What is held for peers, now.
+    pub held: Held,
     /// Waits that found what they waited for at the first look of a poll. One of a task that was woken is among them.
     pub found_at_once: u64,
     /// Waits that found it while they looked, before they slept.
@@ -90,6 +113,14 @@ pub struct WorkerMetrics {
     pub connect_time: Duration,
     /// Connections that this side dialled in vain.
     pub connects_failed: u64,
+    /// Connections that peers made to this worker.
+    pub accepted: u64,
+    /// Connections of peers that were turned down because of a limit ([`Limits`](crate::config::Limits)).
+    pub refused_over_limit: u64,
+    /// Connections of peers that the program's check turned down ([`ContextBuilder::admit`](crate::ContextBuilder::admit)).
+    pub refused_by_check: u64,
+    /// Connections of peers that did not say who they are in time, or made way for others while they said nothing.
+    pub refused_silent: u64,
     /// The mean of the last waits, those asleep included; zero unless the worker is [adaptive](crate::Progress::Adaptive).
     pub mean_wait: Duration,
 }
@@ -215,10 +246,15 @@ impl Shared {
     /// What the worker has done so far.
     pub(crate) fn metrics(&self) -> WorkerMetrics {
         let dialling = &self.dialling;
-        let mut metrics = self.with(|engine| engine.metrics());
+        let mut metrics = self.ask(|engine| engine.metrics()).unwrap_or_default();
         metrics.connects = dialling.made.load(Relaxed);
         metrics.connects_failed = dialling.failed.load(Relaxed);
         metrics.connect_time = Duration::from_nanos(dialling.nanoseconds.load(Relaxed));
+        let accepted = &self.accepted;
+        metrics.accepted = accepted.made.load(Relaxed);
+        metrics.refused_over_limit = accepted.over_limit.load(Relaxed);
+        metrics.refused_by_check = accepted.not_admitted.load(Relaxed);
+        metrics.refused_silent = accepted.silent.load(Relaxed);
         metrics.mean_wait = self.spin.mean();
         metrics
     }
@@ -239,8 +275,9 @@ impl Engine {
             cma: counts.cma,
             one_sided: counts.one_sided,
             device_copies: counts.device_copies,
-            operations: self.core.operations.sequence(),
+            operations: self.core.operations.entered(),
             in_flight: self.core.operations.len(),
+            held: self.core.held(),
             found_at_once: counts.found_at_once,
             found_spinning: counts.found_spinning,
             parked: counts.parked,

@@ -228,6 +228,22 @@ impl Offer {
 }
 
 impl Entry {
+    /// Whether the peer's devices were asked to write its memory.
+    pub(super) fn is_written(&self) -> bool {
+        matches!(
+            self.one_sided.as_deref(),
+            Some(OneSided::Written { keys: Some(_), .. })
+        )
+    }
+
+    /// Whether it has ended, but for memory that the peer's devices may still write.
+    pub(super) fn ends_writing(&self) -> bool {
+        matches!(
+            self.one_sided.as_deref(),
+            Some(OneSided::Closing { .. } | OneSided::Over { .. })
+        )
+    }
+
     /// Whether network devices have something of it, whatever its future was told.
     pub(super) fn is_with_devices(&self) -> bool {
         match self.one_sided.as_deref() {

@@ -10,7 +10,8 @@ use crate::{
     protocol::{
         control::{self, Signal},
         layout::Places,
-        matching::{Arrival as Order, PostId},
+        ledger::AccountId,
+        matching::{self, Arrival as Order, PostId},
     },
     trace,
     transport::DeviceAtomic,
@@ -19,6 +20,7 @@ use crate::{
     worker::{
         blocks::Answer,
         device::{DeviceWrite, Fragment, Lent, LocalCopy, Staged},
+        epochs::{Epochs, Kind, Stamp, Wait},
         layout::Plan,
         one_sided::OneSided,
         signal::Raise,
@@ -98,6 +100,17 @@ impl Body {
     }
 }
 
+impl matching::Message for Unexpected {
+    #[inline]
+    fn name(&self) -> Option<matching::Name> {
+        match &self.body {
+            Body::Announced(rts) => Some(matching::Name::Announced(self.link, rts.op)),
+            Body::Arriving { op, .. } => Some(matching::Name::Arriving(*op)),
+            _ => None,
+        }
+    }
+}
+
 impl Unexpected {
     pub(crate) fn len(&self) -> usize {
         match &self.body {
@@ -157,6 +170,8 @@ pub(crate) enum RecvStage {
     Landing { expected: usize, got: usize },
     /// Matched; being copied out of the sender's memory.
     Copying,
+    /// The same, by both ends, which count chunks in this word: either may be the one that moves the last.
+    Shared(u32),
     /// Matched a message that is still arriving at this receive, whose future is gone.
     Waiting(OpKey),
     /// Over.
@@ -235,6 +250,8 @@ pub(crate) struct Serve {
     pub(crate) offset: usize,
     pub(crate) length: usize,
     pub(crate) out: Outgoing,
+    /// Who is charged for it.
+    pub(crate) charged: Option<AccountId>,
     /// Of blocks, for a get with a layout.
     pub(crate) answer: Option<Box<Answer>>,
 }
@@ -299,15 +316,23 @@ pub(crate) enum Work {
     /// A copy between two memories of this process.
     Copy(LocalCopy),
     /// All operations so far, or, for a fence, all accesses to remote memory.
-    Flush {
-        before: u64,
-        fence: bool,
-        /// The operation that asks what became of signals.
-        settle: Option<OpKey>,
-    },
+    Flush,
 }
 
 impl Work {
+    /// What it is for flushes and fences, if they wait for it.
+    fn kind(&self) -> Option<Kind> {
+        match self {
+            Self::Put(_) | Self::Get(_) => Some(Kind::Access),
+            Self::Atomic(atomic) if atomic.message.is_none() && atomic.device.is_none() => {
+                Some(Kind::Question)
+            }
+            Self::Atomic(_) => Some(Kind::Access),
+            Self::Send(_) => Some(Kind::Message),
+            _ => None,
+        }
+    }
+
     /// What it is, for people.
     pub(crate) fn name(&self) -> &'static str {
         match self {
@@ -324,15 +349,18 @@ impl Work {
             Self::StreamIn(_) | Self::StreamOut { .. } | Self::Write(_) => "stream",
             Self::Lent(_) | Self::Frame { .. } => "fragment",
             Self::Copy(_) => "copy",
-            Self::Flush { .. } => "flush",
+            Self::Flush => "flush",
         }
     }
 }
 
 pub(crate) struct Entry {
     pub(crate) generation: u32,
-    pub(crate) sequence: u64,
+    /// Where it is counted, until it is over.
+    stamp: Option<Stamp>,
     pub(crate) link: Option<LinkId>,
+    /// Where it stands among those of its connection.
+    place: Option<u32>,
     pub(crate) waker: WakerSlot,
     pub(crate) detached: bool,
     pub(crate) since: Option<Instant>,
@@ -368,19 +396,29 @@ pub(crate) struct Entry {
 pub(crate) struct Operations {
     entries: Slab<Entry>,
     generation: u32,
-    sequence: u64,
+    entered: u64,
+    epochs: Epochs,
+    /// Slots of each connection's, by the link's place. Those of an earlier connection are there as long as their futures are.
+    members: Vec<Vec<u32>>,
+    #[cfg(test)]
+    looked_at: std::cell::Cell<usize>,
 }
 
 impl Operations {
     pub(crate) fn insert(&mut self, link: Option<LinkId>, detached: bool, work: Work) -> OpKey {
         trace::operation(work.name(), 0, "entered in the table");
         self.generation = self.generation.wrapping_add(1);
-        self.sequence += 1;
-        let (generation, sequence) = (self.generation, self.sequence);
+        self.entered += 1;
+        let generation = self.generation;
+        let stamp = match (link, work.kind()) {
+            (Some(link), Some(kind)) => self.epochs.begun(link, kind),
+            _ => None,
+        };
         let slot = self.entries.insert(Entry {
             generation,
-            sequence,
-            link,
+            stamp,
+            link: None,
+            place: None,
             waker: WakerSlot::default(),
             detached,
             since: None,
@@ -399,7 +437,43 @@ impl Operations {
             one_sided: None,
             is_short: false,
         });
+        if let Some(link) = link {
+            self.join(slot, link);
+        }
         OpKey::new(slot as u32, generation)
+    }
+
+    /// An operation that belonged to no connection has found its own.
+    #[inline]
+    pub(crate) fn attach(&mut self, key: OpKey, link: LinkId) -> Option<&mut Entry> {
+        let entry = self.get(key)?;
+        let before = entry.link.zip(entry.place);
+        if before.is_none_or(|(before, _)| before != link) {
+            if let Some((before, place)) = before {
+                self.leave(before, place);
+            }
+            self.join(key.slot(), link);
+        }
+        self.get(key)
+    }
+
+    fn join(&mut self, slot: usize, link: LinkId) {
+        if self.members.len() <= link.index() {
+            self.members.resize_with(link.index() + 1, Vec::new);
+        }
+        let members = &mut self.members[link.index()];
+        let entry = &mut self.entries[slot];
+        (entry.link, entry.place) = (Some(link), Some(members.len() as u32));
+        members.push(slot as u32);
+    }
+
+    /// The last of the connection's takes the place.
+    fn leave(&mut self, link: LinkId, place: u32) {
+        let members = &mut self.members[link.index()];
+        members.swap_remove(place as usize);
+        if let Some(moved) = members.get(place as usize) {
+            self.entries[*moved as usize].place = Some(place);
+        }
     }
 
     #[inline]
@@ -410,34 +484,145 @@ impl Operations {
     }
 
     pub(crate) fn remove(&mut self, key: OpKey) -> Option<Entry> {
-        self.get(key)?;
+        let entry = self.get(key)?;
+        let (link, place, stamp) = (entry.link, entry.place, entry.stamp);
+        if let (Some(link), Some(place)) = (link, place) {
+            self.leave(link, place);
+        }
+        if let (Some(link), Some(stamp)) = (link, stamp) {
+            self.epochs.ended(link, stamp);
+        }
+        // Last, so that it is moved once.
         Some(self.entries.remove(key.slot()))
+    }
+
+    /// Something has happened to an operation that flushes and fences may wait for: tells them if it is over.
+    #[inline]
+    pub(crate) fn note_over(&mut self, key: OpKey) {
+        if let Some(entry) = self.get(key)
+            && entry.stamp.is_some()
+            && entry.is_over()
+            && let (Some(link), Some(stamp)) = (entry.link, entry.stamp.take())
+        {
+            self.epochs.ended(link, stamp);
+        }
+    }
+
+    /// A connection has been made.
+    pub(crate) fn open(&mut self, link: LinkId) {
+        self.epochs.open(link);
+    }
+
+    /// A connection has ended: nobody waits for what is left of it.
+    pub(crate) fn close(&mut self, link: LinkId) {
+        self.epochs.close(link);
+    }
+
+    /// Whether a fence has something to wait for.
+    pub(super) fn has_accesses(&mut self, link: LinkId) -> bool {
+        self.epochs.has(link, Kind::Access)
+    }
+
+    /// A flush or a fence waits for what was begun so far on its connection. `false`: that has ended.
+    pub(super) fn wait(&mut self, link: LinkId, wait: Wait, key: OpKey) -> bool {
+        let waits = |key| waits(&self.entries, key);
+        self.epochs.wait(link, wait, key, waits)
+    }
+
+    /// The next flush or fence of a connection that need not wait any more.
+    pub(super) fn next_over(&mut self, link: LinkId, wait: Wait) -> Option<OpKey> {
+        loop {
+            let key = self.epochs.next_over(link, wait)?;
+            if waits(&self.entries, key) {
+                return Some(key);
+            }
+        }
+    }
+
+    /// Whether a flush or a fence may be over.
+    #[inline]
+    pub(super) fn is_due(&self) -> bool {
+        self.epochs.is_due()
+    }
+
+    /// The next connection that has such.
+    pub(super) fn next_due(&mut self) -> Option<LinkId> {
+        self.epochs.next_due()
     }
 
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    pub(crate) fn sequence(&self) -> u64 {
-        self.sequence
+    /// How many there have ever been.
+    pub(crate) fn entered(&self) -> u64 {
+        self.entered
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (OpKey, &Entry)> {
-        self.entries
-            .iter()
-            .map(|(slot, entry)| (OpKey::new(slot as u32, entry.generation), entry))
+        self.entries.iter().map(|(slot, entry)| {
+            #[cfg(test)]
+            self.looked_at.set(self.looked_at.get() + 1);
+            (OpKey::new(slot as u32, entry.generation), entry)
+        })
     }
 
-    /// Keys of all operations of a link.
-    pub(crate) fn of_link(&self, link: LinkId) -> Vec<OpKey> {
-        self.iter()
-            .filter(|(_, entry)| entry.link == Some(link))
-            .map(|(key, _)| key)
-            .collect()
+    /// How many were looked at, by who looked at all.
+    #[cfg(test)]
+    pub(super) fn looked_at(&self) -> usize {
+        self.looked_at.get()
+    }
+
+    /// How many places flushes and fences of a connection take.
+    #[cfg(test)]
+    pub(super) fn waiting(&mut self, link: LinkId) -> usize {
+        self.epochs.waiting(link)
+    }
+
+    /// All operations of a link, in no order.
+    pub(crate) fn of_link(&self, link: LinkId) -> impl Iterator<Item = (OpKey, &Entry)> {
+        let members = self
+            .members
+            .get(link.index())
+            .map_or(&[][..], Vec::as_slice);
+        members
+            .iter()
+            .map(|slot| {
+                #[cfg(test)]
+                self.looked_at.set(self.looked_at.get() + 1);
+                let entry = &self.entries[*slot as usize];
+                (OpKey::new(*slot, entry.generation), entry)
+            })
+            .filter(move |(_, entry)| entry.link == Some(link))
+    }
+
+    /// Their keys.
+    pub(crate) fn keys_of_link(&self, link: LinkId) -> Vec<OpKey> {
+        self.of_link(link).map(|(key, _)| key).collect()
     }
 }
 
+/// Whether a flush or a fence is still there, and has not ended another way.
+fn waits(entries: &Slab<Entry>, key: OpKey) -> bool {
+    entries
+        .get(key.slot())
+        .is_some_and(|entry| entry.generation == key.generation() && entry.outcome.is_none())
+}
+
 impl Entry {
+    /// Whether flushes and fences need not wait for it.
+    fn is_over(&self) -> bool {
+        match &self.work {
+            // It has ended, but a link still holds its memory: how it ended is noted only then.
+            Work::Put(_) if self.deferred.is_some() => false,
+            Work::Put(put) => {
+                put.acknowledged && !put.signal_due
+                    || matches!(self.outcome, Some(Outcome::Done(Err(_))))
+            }
+            _ => self.outcome.is_some(),
+        }
+    }
+
     /// Whether network devices move its bytes.
     #[inline]
     pub(crate) fn is_moved(&self) -> bool {
@@ -466,6 +651,25 @@ impl Entry {
         }
     }
 
+    /// Whether bytes of the peer land in its memory.
+    pub(crate) fn takes_bytes(&self) -> bool {
+        matches!(
+            self.work,
+            Work::Recv(_) | Work::Get(_) | Work::ClaimLanding { .. }
+        )
+    }
+
+    /// The outcome of an operation that was to end well, and did not get its last bytes.
+    pub(crate) fn failure_of(&mut self, outcome: Outcome, error: Error) -> Outcome {
+        match outcome {
+            Outcome::Buffer { buffer, .. } => Outcome::Buffer {
+                result: Err(error),
+                buffer,
+            },
+            _ => self.failure(error),
+        }
+    }
+
     /// The error-or-nothing outcome that fits the work.
     pub(crate) fn failure(&mut self, error: Error) -> Outcome {
         match &mut self.work {
@@ -489,6 +693,51 @@ impl Entry {
             },
             Work::Claim(_) | Work::ClaimLanding { .. } => Outcome::Claimed(Err(error)),
             _ => Outcome::Done(Err(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each connection finds its own operations, in places that others had before.
+    #[test]
+    fn a_connection_has_its_own() {
+        let mut operations = Operations::default();
+        let links = [LinkId::new(0, 1), LinkId::new(1, 2), LinkId::new(0, 3)];
+        let (mut keys, mut seed) = (Vec::new(), 1_u64);
+        let mut below = |end: usize| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            (seed >> 33) as usize % end
+        };
+        for _ in 0..5000 {
+            match below(5) {
+                0 => keys.push(operations.insert(None, false, Work::Flush)),
+                1 => keys.push(operations.insert(Some(links[below(3)]), false, Work::Flush)),
+                2 if !keys.is_empty() => {
+                    let (key, link) = (keys[below(keys.len())], links[below(3)]);
+                    let entry = operations.attach(key, link).expect("it is there");
+                    assert_eq!(entry.link, Some(link));
+                }
+                3 if !keys.is_empty() => {
+                    let key = keys.swap_remove(below(keys.len()));
+                    assert!(operations.remove(key).is_some());
+                    assert!(operations.attach(key, links[0]).is_none());
+                }
+                _ => {}
+            }
+            for link in links {
+                let mut found = operations.keys_of_link(link);
+                let all = operations
+                    .iter()
+                    .filter(|(_, entry)| entry.link == Some(link));
+                let wanted: Vec<OpKey> = all.map(|(key, _)| key).collect();
+                found.sort_by_key(|key| key.slot());
+                assert_eq!(found, wanted);
+            }
         }
     }
 }

@@ -1,12 +1,21 @@
 //! One connection of a worker: its link, what waits for room on it, and what both ends share.
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Weak},
+};
 
 use tracing::Span;
 
 use crate::{
     error::{Error, ErrorKind},
-    protocol::{ANNOUNCEMENTS, EAGER_WINDOW, control, thresholds::Lending},
+    memory::Segment,
+    protocol::{
+        ANNOUNCEMENTS, control,
+        ledger::AccountId,
+        thresholds::Lending,
+        window::{ReceiveWindow, SendWindow, Terms, eager_cost, eager_need},
+    },
     sys::memfd::Mapping,
     transport::{
         Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, loopback::Loopback, shm::Pair,
@@ -15,6 +24,7 @@ use crate::{
     util::waiters::Waiters,
     worker::{
         am::AmPeer,
+        connect::Seat,
         copy::Remote,
         layout::Requests,
         metrics::Counted,
@@ -56,33 +66,123 @@ pub(crate) struct OneCopy {
     pub(crate) cma: Option<CmaPeer>,
     /// Segments of the peer that are mapped here, the newest last.
     pub(crate) mapped: Vec<(u64, Arc<Mapping>)>,
+    pub(crate) told: Box<Told>,
+}
+
+/// What two ends that share memory have told each other of.
+pub(crate) struct Told {
+    /// The connection.
+    id: EndpointId,
     /// Segments of the peer that were asked for.
     pub(crate) asked: Vec<u64>,
+    /// Keys of regions that the peer was shown, by slot.
+    pub(crate) shown: BTreeMap<u32, u64>,
     /// Own segments that the peer has.
-    pub(crate) given: Vec<u64>,
+    given: Vec<u64>,
     /// Own segments that were sent from before, and may be worth giving.
-    pub(crate) seen: Vec<u64>,
+    seen: Vec<u64>,
+    /// Those of them that it may write, until the connection is over.
+    loans: Loans,
+}
+
+/// Segments lent to a connection.
+#[derive(Default)]
+struct Loans(Vec<Weak<Segment>>);
+
+impl Loans {
+    fn push(&mut self, segment: &Arc<Segment>) {
+        self.0.retain(|lent| lent.strong_count() > 0);
+        self.0.push(Arc::downgrade(segment));
+    }
+}
+
+impl Drop for Loans {
+    fn drop(&mut self) {
+        for segment in self.0.drain(..).filter_map(|lent| lent.upgrade()) {
+            if let Err(error) = segment.end_loan() {
+                tracing::error!(target: "wharf::memory", %error, "who was connected goes on seeing a buffer of {} bytes", segment.mapping().len());
+            }
+        }
+    }
 }
 
 impl OneCopy {
     /// Most segments of a peer that stay mapped.
     pub(crate) const MAX_MAPPED: usize = 64;
 
-    /// How `length` bytes of the peer are reached: at `offset` of one of its segments, if that is mapped here (0 is none), else at their
-    /// address in its process.
+    pub(crate) fn new(id: EndpointId, pair: Arc<Pair>, cma: Option<CmaPeer>) -> Self {
+        Self {
+            pair,
+            cma,
+            mapped: Vec::new(),
+            told: Box::new(Told {
+                id,
+                asked: Vec::new(),
+                shown: BTreeMap::new(),
+                given: Vec::new(),
+                seen: Vec::new(),
+                loans: Loans::default(),
+            }),
+        }
+    }
+
+    /// How `length` bytes of the peer are reached, for writing or for reading alone: at `offset` of one of its segments, if that is mapped here
+    /// (0 is none), else at their address in its process.
     pub(crate) fn reach(
         &self,
         segment: u64,
         offset: u64,
         length: usize,
         address: u64,
+        write: bool,
     ) -> Option<Remote> {
-        let mapped = self.mapping(segment).and_then(|mapping| {
+        let mapping = self.mapping(segment);
+        let mapping = mapping.filter(|mapping| !write || mapping.is_writable());
+        let mapped = mapping.and_then(|mapping| {
             let start = usize::try_from(offset).ok()?;
             (start.checked_add(length)? <= mapping.len())
                 .then(|| Remote::Mapped(mapping.clone(), start))
         });
         mapped.or_else(|| self.cma.as_ref().map(|_| Remote::Address(address)))
+    }
+
+    /// Whether the peer has this segment, and finds there what is here.
+    pub(crate) fn has(&self, segment: &Segment) -> bool {
+        self.told.given.contains(&segment.id()) && segment.is_mappable()
+    }
+
+    /// Whether it is worth giving: it can be mapped, and is used for the second time.
+    pub(crate) fn is_worth(&mut self, segment: &Segment) -> bool {
+        if !segment.is_mappable() {
+            return false;
+        }
+        let is_known = self.told.seen.contains(&segment.id());
+        if !is_known {
+            if self.told.seen.len() >= 256 {
+                self.told.seen.remove(0);
+            }
+            self.told.seen.push(segment.id());
+        }
+        is_known
+    }
+
+    /// Lends the peer a segment, unless it is another's.
+    pub(crate) fn lend(&mut self, segment: &Arc<Segment>) -> bool {
+        let is_lent = segment.lend(self.told.id);
+        if is_lent {
+            self.told.loans.push(segment);
+        }
+        is_lent
+    }
+
+    /// Notes that the peer has a segment of this side.
+    pub(crate) fn set_given(&mut self, segment: &Segment) {
+        segment.set_given();
+        let given = &mut self.told.given;
+        if given.len() >= Self::MAX_MAPPED {
+            given.remove(0);
+        }
+        given.push(segment.id());
     }
 
     /// Most bytes of them: address space, not memory.
@@ -114,6 +214,8 @@ pub(crate) struct Peer {
     pub(crate) interface: usize,
     /// `None` once the link is gone, and while it flushes.
     pub(crate) link: Option<Counted>,
+    /// That it is counted among those that peers made; as long as there is a link.
+    pub(crate) seat: Option<Seat>,
     pub(crate) attributes: LinkAttributes,
     /// Longest tagged messages that go inline, and that go unasked.
     pub(crate) short: usize,
@@ -122,6 +224,8 @@ pub(crate) struct Peer {
     pub(crate) lending: Lending,
     pub(crate) worker: WorkerId,
     pub(crate) info: PeerInfo,
+    /// Who is charged for what it makes this side hold, until the connection is over.
+    pub(crate) account: Option<AccountId>,
     pub(crate) transports: Vec<&'static str>,
     /// Transports that were to be set up first and could not be, and why.
     pub(crate) refused: Vec<(&'static str, String)>,
@@ -132,10 +236,9 @@ pub(crate) struct Peer {
     pub(crate) status: Status,
     /// The peer has closed: why operations end from here on, while what was sent before goes out.
     pub(crate) reason: Option<Error>,
-    /// Eager window: bytes out that the peer has not returned; bytes held here; bytes consumed here and not returned.
-    pub(crate) eager_out: u64,
-    pub(crate) eager_held: u64,
-    pub(crate) eager_owed: u64,
+    /// Of eager messages: bytes that this side may send, and that the peer may.
+    pub(crate) send_window: SendWindow,
+    pub(crate) receive_window: ReceiveWindow,
     /// Messages announced to the peer that it has not matched; messages of the peer announced here and not matched.
     pub(crate) announced_out: usize,
     pub(crate) announced_held: usize,
@@ -153,6 +256,8 @@ pub(crate) struct Peer {
     pub(crate) streams: crate::worker::stream::PeerStreams,
     /// What this side moves for it that stops in pinned memory, or waits to.
     pub(crate) staged: usize,
+    /// Copies of its own that this side takes a share in.
+    pub(crate) helped: usize,
     /// Why device memory of it is not opened here, once that was tried: by the accelerator's place in the context, each once.
     pub(crate) unrouted: Vec<(usize, Error)>,
     /// Requests for blocks, both ways.
@@ -168,19 +273,11 @@ pub(crate) const ANSWERS: usize = 1 << 17;
 /// Operations and messages that may wait for room on a link while `ready()` still says yes.
 const READY: usize = 16;
 
-/// Consumed bytes of the window that are given back at once: a quarter of it.
-pub(crate) const WINDOW_BACK: u64 = EAGER_WINDOW / 4;
-
 /// From this size on one copy by the kernel is faster than two through the ring, which both ends make at the same time.
 pub(crate) const ONE_COPY_FROM: usize = 128 << 10;
 
 /// From this size on the owner of exposed memory is asked to copy along.
 pub(crate) const JOIN_FROM: usize = 256 << 10;
-
-/// What an eager message of `length` bytes costs of the window.
-pub(crate) const fn eager_cost(length: usize) -> u64 {
-    length as u64 + 64
-}
 
 /// The connection of a link, if it still is that link's: places are used again.
 #[inline]
@@ -203,6 +300,7 @@ pub(crate) struct Made {
     pub(crate) lending: Lending,
     pub(crate) worker: WorkerId,
     pub(crate) info: PeerInfo,
+    pub(crate) account: AccountId,
     pub(crate) transports: Vec<&'static str>,
     pub(crate) one_copy: Option<OneCopy>,
     pub(crate) handles: usize,
@@ -235,6 +333,7 @@ impl Peer {
             interface: made.interface,
             attributes: made.link.attributes(),
             link: Some(Counted::new(made.link)),
+            seat: None,
             short: made.short,
             eager: made.eager,
             lending: made.lending,
@@ -248,15 +347,15 @@ impl Peer {
                 transports = ?made.transports,
             ),
             info: made.info,
+            account: Some(made.account),
             transports: made.transports,
             refused: Vec::new(),
             one_copy: made.one_copy,
             queue: Default::default(),
             status: Status::Open,
             reason: None,
-            eager_out: 0,
-            eager_held: 0,
-            eager_owed: 0,
+            send_window: SendWindow::new(Terms::EAGER.size),
+            receive_window: ReceiveWindow::new(Terms::EAGER.size),
             announced_out: 0,
             announced_held: 0,
             posted: 0,
@@ -269,6 +368,7 @@ impl Peer {
             ready: Default::default(),
             streams: Default::default(),
             staged: 0,
+            helped: 0,
             unrouted: Vec::new(),
             requests: Default::default(),
         }
@@ -307,7 +407,7 @@ impl Peer {
     /// Whether an eager message of this length has a place in the window.
     #[inline]
     pub(crate) fn has_window(&self, length: usize) -> bool {
-        self.eager_out + eager_cost(length) <= EAGER_WINDOW
+        eager_need(length) <= self.send_window.left()
     }
 
     /// Whether another message may be announced.
@@ -324,6 +424,12 @@ impl Peer {
     /// Whether announced messages of the peer can still be matched: not when it has been told that this side is done.
     pub(crate) fn matches_announced(&self) -> bool {
         matches!(self.status, Status::Open | Status::Closing { sent: false })
+    }
+
+    /// Counts an eager message that has left.
+    #[inline]
+    pub(crate) fn take_window(&mut self, length: usize) {
+        self.send_window.take(eager_cost(length));
     }
 
     /// Whether a message of this length goes unasked, now.
@@ -366,18 +472,6 @@ impl Peer {
                 body: bytes,
             },
         );
-        Ok(())
-    }
-
-    /// Counts an eager message of the peer that has been consumed, and returns window when a quarter of it is owed.
-    #[inline]
-    pub(crate) fn consumed(&mut self, cost: u64) -> Result<(), Error> {
-        self.eager_owed += cost;
-        if self.eager_owed >= WINDOW_BACK {
-            let owed = std::mem::take(&mut self.eager_owed);
-            self.eager_held = self.eager_held.saturating_sub(owed);
-            return self.control(control::CREDIT, owed, &[]);
-        }
         Ok(())
     }
 }

@@ -40,7 +40,7 @@ impl Core {
             | Work::ClaimLanding { .. }
             | Work::AmLanding { .. }
             | Work::Frame { .. }
-            | Work::Flush { .. } => false,
+            | Work::Flush => false,
             _ => true,
         };
         if holds {
@@ -124,7 +124,7 @@ impl Core {
 
     /// Ends the sends of a link that only a receive at the peer could end, and there will be none.
     pub(crate) fn end_unmatched(&mut self, link: LinkId, error: &Error) {
-        for key in self.operations.of_link(link) {
+        for key in self.operations.keys_of_link(link) {
             let waits = self.operations.get(key).is_some_and(|entry| {
                 entry.outcome.is_none()
                     && entry.copies == 0
@@ -146,16 +146,14 @@ impl Core {
 
     /// Forgets what a peer has announced and nobody has matched.
     pub(crate) fn forget_announced(&mut self, link: LinkId) {
-        self.unexpected.remove_if(|message| {
-            message.link == link && matches!(message.body, Body::Announced(_))
-        });
-        self.am_ended(link);
+        let account = self.peer(link).and_then(|peer| peer.account);
+        self.forget_announced_of(link, account);
     }
 }
 
 impl Shared {
     /// Ready when another operation has a place: in the window, and on the link.
-    pub(crate) fn poll_ready(
+    pub(in crate::worker) fn poll_ready(
         &self,
         cx: &mut TaskContext<'_>,
         link: LinkId,
@@ -185,7 +183,7 @@ impl Shared {
 
     /// A future that waited for a place, or for the end, goes.
     pub(crate) fn forget_waiter(&self, link: LinkId, id: EndpointId, ticket: u64, ending: bool) {
-        let waker = self.with(|engine| {
+        let waker = self.ask(|engine| {
             let peer = engine.core.endpoint(link, id)?;
             if ending {
                 peer.ending.forget(ticket)
@@ -255,7 +253,7 @@ mod tests {
         // One is called back, one is matched: each leaves its place.
         core.message(LINK, control::CANCEL, 0, &[]).expect("known");
         announce(&mut core, 1 << 20).expect("room");
-        let taken = core.unexpected.take_match(crate::Tag(7), crate::Mask::ALL);
+        let taken = core.take_unexpected(crate::Tag(7), crate::Mask::ALL);
         let taken = taken.expect("a message");
         let order = taken.arrival;
         let key = core.enter_receive(BufferMut::from(vec![0; 100]), LINK, order);

@@ -53,10 +53,15 @@ const LANES: [Lane; 6] = [
 
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    lanes: [VecDeque<Queued>; 6],
+    /// None until something has to wait: most connections are idle.
+    lanes: Option<Box<Lanes>>,
     length: usize,
+    /// Of that, tagged sends that are held back.
+    held: usize,
     turn: u32,
 }
+
+type Lanes = [VecDeque<Queued>; 6];
 
 impl Queue {
     #[inline]
@@ -71,23 +76,28 @@ impl Queue {
     /// Those that wait for room on the link, and not for a place among the announced.
     #[inline]
     pub(crate) fn active(&self) -> usize {
-        self.length - self.lanes[Lane::Held as usize].len()
+        self.length - self.held
     }
 
     /// Whether tagged sends are held back.
     pub(crate) fn holds(&self) -> bool {
-        !self.lanes[Lane::Held as usize].is_empty()
+        self.held > 0
     }
 
     pub(crate) fn push(&mut self, lane: Lane, queued: Queued) {
+        self.lane(lane).push_back(queued);
+    }
+
+    /// A lane that gets one more.
+    fn lane(&mut self, lane: Lane) -> &mut VecDeque<Queued> {
         self.length += 1;
-        self.lanes[lane as usize].push_back(queued);
+        self.held += usize::from(lane == Lane::Held);
+        &mut self.lanes.get_or_insert_default()[lane as usize]
     }
 
     /// Puts back what [`Queue::pop`] took and the link had no room for.
     pub(crate) fn put_back(&mut self, lane: Lane, queued: Queued) {
-        self.length += 1;
-        self.lanes[lane as usize].push_front(queued);
+        self.lane(lane).push_front(queued);
     }
 
     /// What goes next. `announce`: the peer takes another announcement.
@@ -95,6 +105,7 @@ impl Queue {
         if self.length == 0 {
             return None;
         }
+        let waiting = self.lanes.as_mut()?;
         self.turn = self.turn.wrapping_add(1);
         let mut lanes = LANES;
         if self.turn.is_multiple_of(TURNS) {
@@ -104,8 +115,9 @@ impl Queue {
             if lane == Lane::Held && !announce {
                 continue;
             }
-            if let Some(queued) = self.lanes[lane as usize].pop_front() {
+            if let Some(queued) = waiting[lane as usize].pop_front() {
                 self.length -= 1;
+                self.held -= usize::from(lane == Lane::Held);
                 return Some((lane, queued));
             }
         }
@@ -114,10 +126,14 @@ impl Queue {
 
     /// Takes an operation out.
     pub(crate) fn remove(&mut self, key: OpKey) {
-        for lane in &mut self.lanes {
+        let Some(lanes) = &mut self.lanes else {
+            return;
+        };
+        for lane in lanes.iter_mut() {
             lane.retain(|queued| !matches!(queued, Queued::Operation(op) if *op == key));
         }
-        self.length = self.lanes.iter().map(VecDeque::len).sum();
+        self.length = lanes.iter().map(VecDeque::len).sum();
+        self.held = lanes[Lane::Held as usize].len();
     }
 
     pub(crate) fn clear(&mut self) {

@@ -18,16 +18,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::poll::{PollFd, PollFlags, PollTimeout};
 use tokio::{io::unix::AsyncFd, time::Sleep};
 
 use crate::{
     error::{Error, Result},
-    worker::{engine::Engine, shared::Shared},
+    sys::bell::BellSet,
+    worker::{engine::Engine, shared::Shared, turn},
 };
 
 /// Passes in one turn; then others on the runtime have theirs.
 const PASSES: usize = 64;
+/// A turn is about so long at the most.
+const LONGEST: Duration = Duration::from_micros(250);
 /// Turns, one lap of the scheduler each, in which the reactor looks whether a future still drives.
 const LAPS: u32 = 16;
 /// After them it looks again after this long: on a runtime of several threads the laps cost a core.
@@ -40,6 +42,8 @@ pub(crate) struct Reactor {
     /// Laps of futures at the last look.
     seen: u64,
     laps: u32,
+    /// Whether a future drove before the last turn.
+    driven: bool,
     nap: Option<Pin<Box<Sleep>>>,
     /// Until when it looks instead of sleeping, and for how long after each arrival.
     lingering: Option<(Instant, Duration)>,
@@ -61,6 +65,8 @@ fn watch(fd: impl AsFd) -> Result<AsyncFd<OwnedFd>> {
 enum Next {
     /// Another turn at once.
     Again,
+    /// Another one after the turns of those who drive, who may have given way to the runtime's driver.
+    AfterOthers,
     /// Another one after a nap, unless something happens before.
     Nap,
     /// Armed, or without links: nothing until something happens.
@@ -80,6 +86,7 @@ impl Reactor {
             shared,
             seen: 0,
             laps: 0,
+            driven: false,
             nap: None,
             lingering: None,
             unpolled: true,
@@ -99,18 +106,27 @@ impl Reactor {
             shared.leave(engine);
             return Next::Again;
         }
-        if driven && !rung && !self.unpolled {
+        // Who gives way together with this task may be polled after it, so one turn in vain says nothing.
+        let may_be_driven = driven || std::mem::replace(&mut self.driven, false);
+        if may_be_driven && !self.unpolled {
+            self.driven = driven;
+            if rung {
+                engine.rung();
+            }
             engine.reactor_due = true;
             shared.leave(engine);
             self.laps += 1;
-            return if self.laps < LAPS {
-                Next::Again
+            return if self.laps < LAPS || !driven {
+                Next::AfterOthers
             } else {
                 Next::Nap
             };
         }
         self.laps = 0;
         engine.disarm();
+        if shared.watched.load(Ordering::Relaxed) {
+            engine.watch.settle();
+        }
         if rung {
             engine.rung();
         }
@@ -161,7 +177,17 @@ impl Reactor {
 
 /// Passes until nothing moves. `true`: stopped before that.
 fn pass(engine: &mut Engine) -> bool {
-    (0..PASSES).all(|_| engine.progress() > 0)
+    let mut begun = None;
+    for lap in 1..=PASSES {
+        if engine.progress() == 0 {
+            return false;
+        }
+        // Long messages make long passes.
+        if lap % 4 == 0 && begun.get_or_insert_with(Instant::now).elapsed() >= LONGEST {
+            break;
+        }
+    }
+    true
 }
 
 /// Takes readiness away until it comes anew. Whether there was any.
@@ -198,7 +224,10 @@ impl Future for Reactor {
         }
         this.nap = None;
         match this.turn(rung, polled) {
+            // A runtime polls 61 times before it looks at its timers.
+            Next::Again if turn::is_over(Instant::now()) => turn::give_way(cx),
             Next::Again => cx.waker().wake_by_ref(),
+            Next::AfterOthers => turn::give_way(cx),
             Next::Nap => {
                 let mut nap = Box::pin(tokio::time::sleep(NAP));
                 if nap.as_mut().poll(cx).is_ready() {
@@ -212,13 +241,35 @@ impl Future for Reactor {
     }
 }
 
+/// What wakes [`run_thread`].
+///
+/// # Errors
+/// What the system said.
+pub(crate) fn bells(shared: &Shared) -> Result<BellSet> {
+    let set = || -> std::io::Result<BellSet> {
+        let bells = BellSet::new()?;
+        bells.add(&shared.kick)?;
+        bells.add(&shared.poll_fd)?;
+        if let Some(doorbell) = &shared.doorbell {
+            bells.add(doorbell)?;
+        }
+        Ok(bells)
+    };
+    set().map_err(|error| Error::io("watching the worker's fds", error))
+}
+
 /// The same as a thread of its own, for runtimes that must never spin.
-pub(crate) fn run_thread(shared: &Arc<Shared>) {
+pub(crate) fn run_thread(shared: &Arc<Shared>, bells: &BellSet) {
+    // Callbacks and wakers of the user's run here, and may spawn tasks.
+    let _runtime = shared.runtime.enter();
     let mut woken = false;
     while !shared.stopping.load(Ordering::Acquire) {
         let mut engine = shared.enter();
         engine.core.counts.fd_wakeups += u64::from(std::mem::take(&mut woken));
         engine.disarm();
+        if shared.watched.load(Ordering::Relaxed) {
+            engine.watch.settle();
+        }
         engine.rung();
         engine.poll_fds();
         let more = pass(&mut engine) || (engine.has_links() && !engine.arm());
@@ -227,19 +278,7 @@ pub(crate) fn run_thread(shared: &Arc<Shared>) {
         if more {
             continue;
         }
-        let mut fds = vec![
-            PollFd::new(shared.kick.as_fd(), PollFlags::POLLIN),
-            PollFd::new(shared.poll_fd.as_fd(), PollFlags::POLLIN),
-        ];
-        if let Some(doorbell) = &shared.doorbell {
-            fds.push(PollFd::new(doorbell.as_fd(), PollFlags::POLLIN));
-        }
-        // An interruption is a lap more.
-        let _ = nix::poll::poll(&mut fds, PollTimeout::NONE);
+        bells.wait();
         woken = true;
-        shared.kick.drain();
-        if let Some(doorbell) = &shared.doorbell {
-            doorbell.drain();
-        }
     }
 }

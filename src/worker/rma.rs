@@ -1,7 +1,8 @@
 //! One-sided operations: directly in the peer's memory where it is mapped or the kernel copies, else by messages that its software serves.
 //!
 //! # Safety
-//! Direct access is bracketed by `Pair::enter` and `Pair::leave`, with a look at the region's generation between: the owner frees exposed memory only
+//! Direct access is for who has shown the region's key to its owner (`MAP`), which then writes the generation into the words that it shares with that
+//! peer alone. It is bracketed by `Pair::enter` and `Pair::leave`, with a look at the region's generation between: the owner frees exposed memory only
 //! after it revoked the generation and saw this side outside. Local memory is the caller's, for the length of the call.
 #![allow(unsafe_code)]
 
@@ -11,7 +12,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     protocol::control::{self, Join},
     trace,
-    transport::shm::Pair,
+    transport::shm::{Pair, Standing},
     types::{DeviceKey, LinkId, OpKey, Priority},
     util::copy::copy,
     worker::{
@@ -42,13 +43,23 @@ pub(crate) struct Target {
 }
 
 impl Peer {
-    /// Asks the owner of a segment for it, once.
-    pub(super) fn ask_mapping(&mut self, segment: u64, slot: u32, generation: u64) {
-        if let Some(one_copy) = &mut self.one_copy
-            && one_copy.mapping(segment).is_none()
-            && !one_copy.asked.contains(&segment)
-        {
-            one_copy.asked.push(segment);
+    /// Shows the owner of a region its key, once, so that it is let at the region directly, and gets the segment that it lies in.
+    pub(super) fn show_key(&mut self, segment: u64, slot: u32, generation: u64) {
+        let Some(one_copy) = &mut self.one_copy else {
+            return;
+        };
+        if slot as usize >= Pair::GENERATIONS {
+            return;
+        }
+        let is_let = one_copy.pair.standing(slot, generation) != Standing::Unknown
+            || one_copy.told.shown.insert(slot, generation) == Some(generation);
+        let is_mapped = segment == 0
+            || one_copy.mapping(segment).is_some()
+            || one_copy.told.asked.contains(&segment);
+        if !is_mapped {
+            one_copy.told.asked.push(segment);
+        }
+        if !(is_let && is_mapped) {
             // A failure shows on the link itself.
             let _ = self.control(control::MAP, generation, &slot.to_le_bytes());
         }
@@ -72,15 +83,19 @@ impl OneCopy {
     #[inline]
     pub(super) fn mapped_at(&self, target: &Target, length: usize) -> Option<*mut u8> {
         let mapping = self.mapping(target.segment)?;
+        // One that is sealed against writing is no exposed memory.
+        if !mapping.is_writable() {
+            return None;
+        }
         let start = usize::try_from(target.segment_offset.checked_add(target.offset)?).ok()?;
         (start.checked_add(length)? <= mapping.len()).then(|| mapping.as_ptr().wrapping_add(start))
     }
 }
 
 impl Core {
-    pub(crate) fn ask_mapping(&mut self, link: LinkId, segment: u64, slot: u32, generation: u64) {
+    pub(crate) fn show_key(&mut self, link: LinkId, segment: u64, slot: u32, generation: u64) {
         if let Some(peer) = self.peer(link) {
-            peer.ask_mapping(segment, slot, generation);
+            peer.show_key(segment, slot, generation);
         }
     }
 
@@ -96,12 +111,13 @@ impl Core {
         }
         let offset = target.segment_offset.checked_add(target.offset)?;
         let address = target.address.wrapping_add(target.offset);
-        let remote = one_copy.reach(target.segment, offset, length, address);
-        if target.segment != 0 && !matches!(remote, Some(Remote::Mapped(..))) {
-            // Later operations find it mapped; this one goes the other way.
-            peer.ask_mapping(target.segment, target.slot, target.generation);
+        let remote = one_copy.reach(target.segment, offset, length, address, true);
+        let is_let = one_copy.pair.standing(target.slot, target.generation) == Standing::Let;
+        if !is_let || target.segment != 0 && !matches!(remote, Some(Remote::Mapped(..))) {
+            // Later operations find it open and mapped; this one goes the other way.
+            peer.show_key(target.segment, target.slot, target.generation);
         }
-        remote
+        remote.filter(|_| is_let)
     }
 
     /// Does a short put or get at once. `None`: there is no direct path, or it is too long for the caller's turn.
@@ -128,8 +144,8 @@ impl Core {
             && let Some(remote) = one_copy.mapped_at(target, length)
         {
             one_copy.pair.enter();
-            let exposed = one_copy.pair.peer_generation(target.slot) == target.generation;
-            if exposed {
+            let standing = one_copy.pair.standing(target.slot, target.generation);
+            if standing == Standing::Let {
                 let (from, to) = if pull {
                     (remote.cast_const(), local)
                 } else {
@@ -142,7 +158,14 @@ impl Core {
                 trace::operation(what(pull), length, "in mapped memory");
             }
             one_copy.pair.leave();
-            return Some(if exposed { Ok(()) } else { Err(stale()) });
+            return match standing {
+                Standing::Let => Some(Ok(())),
+                Standing::TakenBack => Some(Err(stale())),
+                Standing::Unknown => {
+                    peer.show_key(target.segment, target.slot, target.generation);
+                    None
+                }
+            };
         }
         let Remote::Address(address) = Self::direct_path(peer, target, length)? else {
             return None;
@@ -150,7 +173,7 @@ impl Core {
         let one_copy = peer.one_copy.as_ref()?;
         let cma = one_copy.cma.as_ref()?;
         one_copy.pair.enter();
-        let result = if one_copy.pair.peer_generation(target.slot) != target.generation {
+        let result = if one_copy.pair.standing(target.slot, target.generation) != Standing::Let {
             Err(stale())
         } else if pull {
             // SAFETY: `local` is valid by the caller's promise; the remote side is revocable.

@@ -5,9 +5,11 @@
 //! is dropped (`Core::fail` drops the link before it touches the entries).
 #![allow(unsafe_code)]
 
+use std::sync::Arc;
+
 use crate::{
     error::{Error, ErrorKind},
-    memory::Buffer,
+    memory::{Buffer, Segment},
     protocol::control::{self, Rts},
     trace,
     transport::{Link, LinkAttributes, MAX_PREFIX, RawSlice, RemoteRange, SendError, Zcopy},
@@ -20,7 +22,7 @@ use crate::{
         metrics::Counted,
         one_sided::offer,
         operations::{self, Outcome, Outgoing, SendStage, Source, Work},
-        peer::{OneCopy, Peer, Queued, at, eager_cost},
+        peer::{OneCopy, Peer, Queued, at},
         pressure::is_bulk,
         queue::Lane,
         signal::{put_prefix, put_prefix_size},
@@ -30,7 +32,9 @@ use crate::{
 /// From this size on a payload is sent from where it is, if the link can.
 pub(super) const ZCOPY_FROM: usize = 8 << 10;
 /// Longest fragment: what a small message waits behind at most.
-const FRAGMENT: usize = 256 << 10;
+pub(super) const FRAGMENT: usize = 256 << 10;
+/// Bytes that one turn of a link's queue hands over, about: a peer that asks for a lot is answered between everything else.
+const TURN: u64 = 512 << 10;
 /// Fragments of one operation that a link may hold at a time.
 pub(crate) const FRAGMENTS_IN_FLIGHT: u32 = 4;
 /// From this size on the peer is given the segment that a wharf-owned buffer lives in, and copying is shared.
@@ -48,19 +52,26 @@ pub(crate) enum Step {
     Held,
 }
 
-/// A send of an eager message, tried at once: the hot path. `Err(None)`: it does not go this way.
+/// A send of an eager message, tried at once: the hot path. `Err(None)`: it does not go this way. `data`: its `length` bytes, asked for when
+/// there is room for them: the pieces of a list are put together then.
 #[inline]
-pub(crate) fn try_eager(peer: &mut Peer, tag: Tag, data: &[u8]) -> Result<(), Option<SendError>> {
-    if !peer.queue.is_empty() || data.len() > peer.eager {
+pub(crate) fn try_eager<'a>(
+    peer: &mut Peer,
+    tag: Tag,
+    length: usize,
+    data: impl FnOnce() -> &'a [u8],
+) -> Result<(), Option<SendError>> {
+    if !peer.queue.is_empty() || length > peer.eager {
         return Err(None);
     }
-    if !peer.has_window(data.len()) {
+    if !peer.has_window(length) {
         // The window that comes back may be waiting to be read.
         return Err(Some(SendError::Full));
     }
     let Some(link) = peer.link.as_mut() else {
         return Err(None);
     };
+    let data = data();
     if data.len() <= peer.short {
         link.am_short(control::TAG_EAGER, tag.0, data)?;
     } else if data.len() <= peer.eager.min(peer.attributes.max_bcopy)
@@ -70,7 +81,7 @@ pub(crate) fn try_eager(peer: &mut Peer, tag: Tag, data: &[u8]) -> Result<(), Op
     } else {
         return Err(None);
     }
-    peer.eager_out += eager_cost(data.len());
+    peer.take_window(data.len());
     trace::operation("tag send", data.len(), "eager");
     Ok(())
 }
@@ -114,7 +125,13 @@ impl Core {
 
     fn send_queued(&mut self, link: LinkId) {
         // Bounded: a transfer of gigabytes gives way to whatever else the worker has to do.
+        self.effort = 0;
+        let begun = self.sent_bytes(link);
         for _ in 0..64 {
+            let sent = self.sent_bytes(link).wrapping_sub(begun);
+            if sent.saturating_add(self.effort) > TURN {
+                break;
+            }
             let Some(peer) = self.peer(link) else { return };
             if peer.link.is_none() {
                 // It flushes at this moment, and is pumped after that; or it is gone, and the queue with it.
@@ -149,6 +166,14 @@ impl Core {
             }
         }
         self.runnable.push_back(link);
+    }
+
+    /// Bytes that a link has taken.
+    #[inline]
+    fn sent_bytes(&mut self, link: LinkId) -> u64 {
+        let peer = self.peer(link);
+        peer.and_then(|peer| peer.link.as_ref())
+            .map_or(0, |link| link.sent.bytes)
     }
 
     /// Puts what has more to send in the queue again. Whether the link has room for others.
@@ -279,7 +304,7 @@ impl Core {
                                 transmit(link, &attributes, id, send.tag.0, prefix, data, key.0)
                             }?
                         };
-                        peer.eager_out += eager_cost(length);
+                        peer.take_window(length);
                         let sync = send.sync;
                         send.stage = SendStage::AwaitMatch;
                         entry.in_flight += u32::from(sent == Zcopy::Pending);
@@ -580,7 +605,8 @@ impl Core {
 }
 
 /// The bytes of a buffer that the host reaches.
-pub(super) fn host(buffer: &Buffer) -> &[u8] {
+#[inline]
+pub(crate) fn host(buffer: &Buffer) -> &[u8] {
     buffer.as_slice().unwrap_or(&[])
 }
 
@@ -680,44 +706,47 @@ fn announce(peer: &mut Peer, buffer: &Buffer, key: OpKey, slot: &mut Option<u32>
     if buffer.len() >= SHARE_FROM {
         *slot = one_copy.pair.acquire();
         rts.slot = slot.unwrap_or(control::NONE);
-        if let Some((segment, offset)) = buffer.segment()
-            && let Some(link) = &mut peer.link
-            && give(one_copy, &mut **link, segment)
+        if let Some(link) = &mut peer.link
+            && let Some(segment) = show(one_copy, &mut **link, buffer)
         {
             rts.segment = segment.id();
-            rts.segment_offset = offset as u64;
         }
     }
     rts
 }
 
-/// Gives the peer a segment that is used for the second time. Whether the peer has it, or will.
-pub(crate) fn give(
+/// Lets the peer read the segment of a message's buffer, if it is nothing but the message: nobody writes it any more, and the peer cannot.
+pub(crate) fn show<'a>(
     one_copy: &mut OneCopy,
     link: &mut dyn Link,
-    segment: &crate::memory::Segment,
-) -> bool {
-    if one_copy.given.contains(&segment.id()) {
+    buffer: &'a Buffer,
+) -> Option<&'a Arc<Segment>> {
+    let segment = buffer.whole_segment()?;
+    (one_copy.has(segment)
+        || one_copy.is_worth(segment) && segment.seal() && give(one_copy, link, segment))
+    .then_some(segment)
+}
+
+/// Lends the peer the segment of a buffer that it is to write a message into, which it could do by the kernel as well: until the connection is over, or the
+/// buffer is used with another. A segment is lent to one connection only.
+pub(crate) fn lend(one_copy: &mut OneCopy, link: &mut dyn Link, segment: &Arc<Segment>) -> bool {
+    if one_copy.has(segment) {
         return true;
     }
-    if !one_copy.seen.contains(&segment.id()) {
-        if one_copy.seen.len() >= 256 {
-            one_copy.seen.remove(0);
-        }
-        one_copy.seen.push(segment.id());
-        return false;
+    one_copy.cma.is_some()
+        && one_copy.is_worth(segment)
+        && one_copy.lend(segment)
+        && give(one_copy, link, segment)
+}
+
+/// Gives the peer a segment. Whether it will have it.
+pub(crate) fn give(one_copy: &mut OneCopy, link: &mut dyn Link, segment: &Segment) -> bool {
+    let length = segment.mapping().len() as u64;
+    let is_given = link.share(segment.id(), segment.fd(), length).is_ok();
+    if is_given {
+        one_copy.set_given(segment);
     }
-    if link
-        .share(segment.id(), segment.fd(), segment.mapping().len() as u64)
-        .is_ok()
-    {
-        if one_copy.given.len() >= OneCopy::MAX_MAPPED {
-            one_copy.given.remove(0);
-        }
-        one_copy.given.push(segment.id());
-        return true;
-    }
-    false
+    is_given
 }
 
 /// An error for a send on a link that is gone.

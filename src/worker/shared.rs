@@ -12,10 +12,10 @@
 
 use std::{
     future::Future,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, OwnedFd},
     pin::pin,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     task::{Context as TaskContext, Poll, Waker},
@@ -23,22 +23,27 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     Context,
-    error::{Error, Result},
-    memory::region::RegionWatcher,
-    sys::{eventfd::EventFd, fork},
-    transport::{Connector, Reach},
+    error::{Error, ErrorKind, Result},
+    memory::region::{Guest, RegionWatcher},
+    protocol::keys::PrivateKey,
+    sys::{
+        biased::{Biased, Guard},
+        eventfd::EventFd,
+        fork,
+    },
+    transport::{Connector, Reach, shm::Pair},
     types::{LinkId, OpKey, WorkerId},
+    util::wake::wake_all,
     worker::{
-        core::Kept,
+        connect::{Accepted, Wireup},
         engine::Engine,
         metrics::Dialling,
         operations::Outcome,
         spin::{LingerPolicy, Luck, Spin, SpinPolicy},
-        wireup::Wireup,
+        turn,
     },
 };
 
@@ -56,8 +61,10 @@ pub(crate) struct Transport {
 }
 
 pub(crate) struct Shared {
-    engine: Mutex<Engine>,
+    engine: Biased<Engine>,
     pub(crate) id: WorkerId,
+    /// Proves to peers that this is the worker of that id.
+    pub(crate) key: PrivateKey,
     pub(crate) context: Context,
     pub(crate) transports: Vec<Transport>,
     pub(crate) spin: SpinPolicy,
@@ -65,36 +72,44 @@ pub(crate) struct Shared {
     pub(crate) runtime: tokio::runtime::Handle,
     pub(crate) wireup: Wireup,
     /// The doorbell and the fd of the worker's poll, as the reactor waits on them.
-    pub(crate) doorbell: Option<EventFd>,
+    pub(crate) doorbell: Option<OwnedFd>,
     pub(crate) poll_fd: OwnedFd,
+    /// What loops that are not Tokio's wait on.
+    pub(crate) watch_fd: OwnedFd,
+    /// Whether anybody has asked for it.
+    pub(crate) watched: AtomicBool,
     pub(crate) reactor: AtomicWaker,
     /// Wakes the worker's own thread, when it has one.
     pub(crate) kick: EventFd,
     pub(crate) stopping: AtomicBool,
     pub(crate) stopped: tokio::sync::watch::Sender<bool>,
     completions: AtomicU32,
+    /// Tells this process from its children.
+    pub(in crate::worker) mark: fork::Mark,
     pub(crate) dialling: Dialling,
+    pub(crate) accepted: Arc<Accepted>,
 }
 
 impl Shared {
     pub(crate) fn new(
         engine: Engine,
-        id: WorkerId,
+        key: PrivateKey,
         context: Context,
         transports: Vec<Transport>,
         runtime: tokio::runtime::Handle,
         wireup: Wireup,
     ) -> Result<Self> {
-        let doorbell = engine
-            .doorbell()
-            .map(EventFd::from_owned)
-            .transpose()
-            .map_err(|error| Error::io("the doorbell", error))?;
+        let doorbell = engine.doorbell();
         let poll_fd = engine.poll_fd()?;
+        let watch_fd = engine.watch.fd()?;
+        if let Some(doorbell) = &doorbell {
+            engine.watch.add(doorbell.as_fd())?;
+        }
         let spin = SpinPolicy::new(context.config().progress.value);
         Ok(Self {
-            engine: Mutex::new(engine),
-            id,
+            engine: Biased::new(engine),
+            id: key.public().worker(),
+            key,
             linger: LingerPolicy::new(context.config().progress.value),
             context,
             transports,
@@ -103,28 +118,40 @@ impl Shared {
             wireup,
             doorbell,
             poll_fd,
+            watch_fd,
+            watched: AtomicBool::new(false),
             reactor: AtomicWaker::new(),
             kick: EventFd::new().map_err(|error| Error::io("an eventfd", error))?,
             stopping: AtomicBool::new(false),
             stopped: tokio::sync::watch::Sender::new(false),
             completions: AtomicU32::new(0),
+            mark: fork::Mark::here(),
             dialling: Dialling::default(),
+            accepted: Arc::default(),
         })
     }
 
     /// The engine. Give it back by [`Shared::leave`], which wakes whom it has to.
     #[inline]
-    pub(crate) fn enter(&self) -> MutexGuard<'_, Engine> {
+    pub(in crate::worker) fn enter(&self) -> Guard<'_, Engine> {
         self.engine.lock()
     }
 
     /// Lets go of the engine and wakes the tasks that its state woke. Wakers are never called under the lock.
     #[inline]
-    pub(crate) fn leave(&self, mut engine: MutexGuard<'_, Engine>) {
-        let due = engine.needs_reactor();
-        if due {
-            engine.reactor_due = true;
+    pub(in crate::worker) fn leave(&self, engine: Guard<'_, Engine>) {
+        if engine.reactor_due {
+            self.leave_lap(engine);
+        } else {
+            self.leave_to_reactor(engine);
         }
+    }
+
+    /// The same, where the reactor may have to be asked.
+    #[inline(never)]
+    fn leave_to_reactor(&self, mut engine: Guard<'_, Engine>) {
+        let due = engine.needs_reactor();
+        engine.reactor_due = due;
         self.leave_lap(engine);
         if due {
             self.wake_reactor();
@@ -142,7 +169,7 @@ impl Shared {
 
     /// Does something with the engine, then wakes whom it woke.
     #[inline]
-    pub(crate) fn with<R>(&self, act: impl FnOnce(&mut Engine) -> R) -> R {
+    pub(in crate::worker) fn with<R>(&self, act: impl FnOnce(&mut Engine) -> R) -> R {
         let mut engine = self.enter();
         let result = act(&mut engine);
         self.leave(engine);
@@ -150,7 +177,7 @@ impl Shared {
     }
 
     /// Drives the engine from a future: `attempt` looks, after whatever passes it makes; when the window is over `park` leaves the waker.
-    pub(crate) fn drive<R>(
+    pub(in crate::worker) fn drive<R>(
         &self,
         cx: &mut TaskContext<'_>,
         mut attempt: impl FnMut(&mut Engine) -> Option<R>,
@@ -191,7 +218,7 @@ impl Shared {
 
     /// As [`Shared::drive`], for a task that may have other things to do before what it waits for can come: unless looking longer has had
     /// success of late it looks once, and leaves it to the reactor to go on looking, between the turns of other tasks, before it arms.
-    pub(crate) fn glance<R>(
+    pub(in crate::worker) fn glance<R>(
         &self,
         cx: &mut TaskContext<'_>,
         luck: &mut Luck,
@@ -241,7 +268,7 @@ impl Shared {
 
     /// Before a lap: whoever drives needs no doorbell.
     #[inline]
-    pub(crate) fn begin_lap(&self, engine: &mut Engine) {
+    pub(in crate::worker) fn begin_lap(&self, engine: &mut Engine) {
         engine.laps = engine.laps.wrapping_add(1);
         if !self.spin.is_thread() {
             engine.disarm();
@@ -253,36 +280,27 @@ impl Shared {
 
     /// Between two laps of one future, nobody else needs to be told to look.
     #[inline]
-    fn leave_lap(&self, mut engine: MutexGuard<'_, Engine>) {
+    pub(in crate::worker) fn leave_lap(&self, engine: Guard<'_, Engine>) {
         if engine.core.wakes.is_empty() && engine.core.buried.is_empty() {
             drop(engine);
         } else {
-            let wakes = std::mem::take(&mut engine.core.wakes);
-            engine.core.counts.wakes += wakes.len() as u64;
-            // One is the rule: the list keeps its memory.
-            let buried = engine.core.buried.pop();
-            let more = if engine.core.buried.is_empty() {
-                Vec::new()
-            } else {
-                std::mem::take(&mut engine.core.buried)
-            };
-            drop(engine);
-            wakes.into_iter().for_each(Waker::wake);
-            drop((buried, more));
+            leave_and_wake(engine);
         }
     }
 
     /// Accounts for a completion that needed no wait.
     #[inline]
-    pub(crate) fn count(&self, cx: &mut TaskContext<'_>) {
+    pub(in crate::worker) fn count(&self, cx: &mut TaskContext<'_>) {
         self.completed(&self.spin.begin(), cx);
     }
 
-    /// Accounts for a completion: the mean wait, and now and then the runtime's budget, so that a loop that never waits lets others run.
+    /// Accounts for a completion: the mean wait, and now and then the runtime's budget and the time that its driver has waited, so that a loop
+    /// that never sleeps lets others run.
     #[inline]
     fn completed(&self, spin: &Spin, cx: &mut TaskContext<'_>) {
-        if let Some(waited) = spin.waited() {
+        if let Some((waited, now)) = spin.waited() {
             self.spin.learn(waited);
+            turn::completed(now, cx);
         } else {
             let count = self.completions.load(Ordering::Relaxed).wrapping_add(1);
             self.completions.store(count, Ordering::Relaxed);
@@ -296,22 +314,27 @@ impl Shared {
                 }
                 // Pending means that the budget is spent; the next poll of any budgeted future yields.
                 let _ = pin!(tokio::task::consume_budget()).poll(cx);
+                turn::completed(Instant::now(), cx);
             }
         }
     }
 
     /// Whether the runtime wants this task to give way; its waker has been called then.
     #[inline]
-    pub(crate) fn must_yield(&self, cx: &TaskContext<'_>) -> bool {
+    pub(in crate::worker) fn must_yield(&self, cx: &mut TaskContext<'_>) -> bool {
         if tokio::task::coop::has_budget_remaining() {
             return false;
         }
-        cx.waker().wake_by_ref();
+        // Woken once the others, and the runtime's driver, have had their turn.
+        let _ = tokio::task::coop::poll_proceed(cx).is_pending();
         true
     }
 
     /// Waits for the outcome of an operation in the table.
     pub(crate) fn poll_outcome(&self, cx: &mut TaskContext<'_>, key: OpKey) -> Poll<Outcome> {
+        if self.must_yield(cx) {
+            return Poll::Pending;
+        }
         self.drive(
             cx,
             |engine| {
@@ -336,7 +359,7 @@ impl Shared {
                     }
                     // Taken already; a future polled after its end.
                     None => Some(Outcome::Done(Err(Error::new(
-                        crate::ErrorKind::InvalidArgument,
+                        ErrorKind::InvalidArgument,
                         "polled after completion",
                     )))),
                 }
@@ -352,6 +375,9 @@ impl Shared {
 
     /// Waits until the program's streams come after a copy, or it is over. `false`: it has failed.
     pub(crate) fn poll_queued(&self, cx: &mut TaskContext<'_>, key: OpKey) -> Poll<bool> {
+        if self.must_yield(cx) {
+            return Poll::Pending;
+        }
         self.drive(
             cx,
             |engine| {
@@ -378,48 +404,81 @@ impl Shared {
 
     /// A future goes before its operation has ended.
     pub(crate) fn drop_future(&self, key: OpKey) {
-        if fork::forked() {
-            return;
-        }
-        self.with(|engine| engine.core.drop_future(key));
+        self.ask(|engine| engine.core.drop_future(key));
     }
 }
 
+/// Lets go of the engine, then wakes whom it has woken and drops what is to be dropped outside the lock.
+#[inline(never)]
+fn leave_and_wake(mut engine: Guard<'_, Engine>) {
+    let wakes = std::mem::take(&mut engine.core.wakes);
+    engine.core.counts.wakes += wakes.len() as u64;
+    engine.happened = engine.happened.wrapping_add(wakes.len() as u64);
+    engine.watch.tell();
+    // One is the rule: the list keeps its memory.
+    let buried = engine.core.buried.pop();
+    let more = if engine.core.buried.is_empty() {
+        Vec::new()
+    } else {
+        std::mem::take(&mut engine.core.buried)
+    };
+    drop(engine);
+    wake_all(wakes);
+    drop((buried, more));
+}
+
 impl RegionWatcher for Shared {
-    fn publish(&self, slot: u32, generation: u64) {
-        self.each_pair(|pair| pair.publish_generation(slot, generation));
+    fn revoke(&self, slot: u32, generation: u64) -> Vec<Box<dyn Guest>> {
+        let mut guests: Vec<Box<dyn Guest>> = Vec::new();
+        self.with(|engine| {
+            let core = &mut engine.core;
+            let worker = core.one_sided.worker.clone();
+            let peers = core.peers.iter().flatten();
+            let open = peers.filter_map(|peer| Some((&peer.one_copy.as_ref()?.pair, peer.slot)));
+            let mut take_back = |pair: &Arc<Pair>, link| {
+                if pair.take_back(slot, generation) && !pair.is_peer_outside() {
+                    guests.push(Box::new(Inside {
+                        pair: pair.clone(),
+                        link,
+                        worker: worker.clone(),
+                    }));
+                }
+            };
+            open.for_each(|(pair, link)| take_back(pair, Some(link)));
+            core.kept
+                .iter()
+                .for_each(|kept| take_back(&kept.pair, None));
+            core.withdraw(slot);
+        });
+        guests
+    }
+}
+
+/// A peer that was let at exposed memory and was inside this worker's memory when that was taken back.
+struct Inside {
+    pair: Arc<Pair>,
+    /// Its connection, unless that has ended.
+    link: Option<LinkId>,
+    worker: Weak<Shared>,
+}
+
+impl Guest for Inside {
+    fn is_outside(&self) -> bool {
+        self.pair.is_peer_outside()
     }
 
-    fn revoke(&self, slot: u32) {
-        self.each_pair(|pair| pair.publish_generation(slot, 0));
-        self.with(|engine| engine.core.withdraw(slot));
-    }
-
-    fn is_quiet(&self) -> bool {
-        let mut quiet = true;
-        self.each_pair(|pair| quiet &= !pair.peer_active() || pair.peer_exited());
-        // After the others: a connection that ends meanwhile goes from there to here.
-        quiet && self.with(|engine| engine.core.kept.iter().all(Kept::is_over))
+    fn cut(&self) {
+        if let (Some(link), Some(worker)) = (self.link, self.worker.upgrade()) {
+            let text = "the peer stays inside memory that was taken back";
+            worker.with(|engine| engine.fail(link, Error::new(ErrorKind::Protocol, text)));
+        }
     }
 }
 
 impl Shared {
-    fn each_pair(&self, mut act: impl FnMut(&crate::transport::shm::Pair)) {
-        let engine = self.enter();
-        for peer in engine.core.peers.iter().flatten() {
-            if let Some(one_copy) = &peer.one_copy {
-                act(&one_copy.pair);
-            }
-        }
-        self.leave(engine);
-    }
-
     /// Starts the closing of a connection whose last handle is gone.
     pub(crate) fn release_endpoint(&self, link: LinkId, id: crate::EndpointId) {
-        if fork::forked() {
-            return;
-        }
-        self.with(|engine| {
+        self.ask(|engine| {
             if let Some(peer) = engine.core.endpoint(link, id) {
                 peer.handles = peer.handles.saturating_sub(1);
                 if peer.handles > 0 {

@@ -28,8 +28,6 @@ use crate::{
 pub(crate) struct Signals {
     /// Some were sent since the last `SETTLE`.
     unsettled: bool,
-    /// The operation of the last `SETTLE`.
-    settle: Option<OpKey>,
     /// Why one of the peer's could not be applied.
     refused: Option<ErrorKind>,
 }
@@ -174,11 +172,11 @@ impl Core {
         }
     }
 
-    /// The operation that asks the peer for the signals sent so far, if there is something to ask.
-    pub(super) fn begin_settle(&mut self, link: LinkId) -> Option<OpKey> {
-        let peer = self.peer(link)?;
+    /// Asks the peer for the signals sent since it was last asked, if there are any.
+    pub(super) fn begin_settle(&mut self, link: LinkId) {
+        let Some(peer) = self.peer(link) else { return };
         if !std::mem::take(&mut peer.signals.unsettled) {
-            return peer.signals.settle;
+            return;
         }
         peer.posted += 1;
         let work = operations::Atomic {
@@ -188,10 +186,6 @@ impl Core {
             device: None,
         };
         let key = self.operations.insert(Some(link), true, Work::Atomic(work));
-        if let Some(peer) = self.peer(link) {
-            peer.signals.settle = Some(key);
-        }
         self.submit(link, key);
-        Some(key)
     }
 }

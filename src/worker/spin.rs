@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::config::Progress;
+use crate::{config::Progress, worker::turn};
 
 /// The window while spinning pays, and the mean wait up to which it does.
 const CAP: Duration = Duration::from_micros(20);
@@ -90,7 +90,10 @@ impl SpinPolicy {
                 spin.since = Some((Instant::now(), window));
                 true
             }
-            Some((since, window)) => since.elapsed() < window,
+            Some((since, window)) => {
+                let now = Instant::now();
+                now.saturating_duration_since(since) < window && !turn::is_over(now)
+            }
         }
     }
 
@@ -256,11 +259,11 @@ impl Spin {
         self.laps > 0
     }
 
-    /// How long it has lasted, if long enough to have looked at the clock.
-    pub(crate) fn waited(&self) -> Option<Duration> {
-        (self.laps > LAPS)
-            .then(|| self.since.map(|(since, _)| since.elapsed()))
-            .flatten()
+    /// How long it has lasted, if long enough to have looked at the clock, and what that says now.
+    pub(crate) fn waited(&self) -> Option<(Duration, Instant)> {
+        let (since, _) = self.since.filter(|_| self.laps > LAPS)?;
+        let now = Instant::now();
+        Some((now.saturating_duration_since(since), now))
     }
 }
 

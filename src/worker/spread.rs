@@ -12,6 +12,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::Extent,
     protocol::layout::{Checking, Cursor, Shape},
+    transport::shm::Standing,
     worker::{
         copy::{Remote, Step, over},
         core::Core,
@@ -275,7 +276,7 @@ impl Core {
         pair.enter();
         let moved = match transfer.region {
             _ if pair.peer_over() => Err(over()),
-            Some((slot, generation)) if pair.peer_generation(slot) != generation => {
+            Some((slot, generation)) if pair.standing(slot, generation) != Standing::Let => {
                 Err(Error::new(
                     ErrorKind::StaleKey,
                     "the remote memory is not exposed any more",

@@ -179,12 +179,16 @@ scenarios! { between workers:
         let (dialled, accepted) = tokio::join!(here.connect(address), async { listener.accept().await.expect("a request").await });
         works(&pair_of(&right, (here.clone(), dialled.expect("connected")), (there, accepted.expect("accepted")))).await;
 
-        // One who demands a proof does not talk to a listener that has none.
+        // One who demands a proof does not talk to a listener that has none, and that one hears nothing of it.
         let open = Worker::new(&context(None)).expect("a worker");
         let mut listener = open.listen("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr();
-        let (result, _) = tokio::join!(here.connect(address), async { listener.accept().await.expect("a request").await });
-        assert_eq!(result.expect_err("no proof").kind(), ErrorKind::AuthenticationFailed);
+        tokio::select! {
+            result = here.connect(address) => {
+                assert_eq!(result.expect_err("no proof").kind(), ErrorKind::AuthenticationFailed);
+            }
+            request = listener.accept() => panic!("{request:?}"),
+        }
     }
 
     async fn ipv6(way: Way) {
@@ -386,7 +390,9 @@ scenarios! { between workers:
         crate::fixture::a_while().await;
         drop(listener);
         let error = waiting.await.expect("to its end").expect_err("nobody listens");
-        assert!(matches!(error.kind(), ErrorKind::Rejected | ErrorKind::ConnectionReset), "{error:?}");
+        // Refused where it was on its way from the one socket to the other.
+        let gone = [ErrorKind::Rejected, ErrorKind::ConnectionReset, ErrorKind::ConnectionRefused];
+        assert!(gone.contains(&error.kind()), "{error:?}");
         let accepted = in_hand.accept().await.expect("accepted");
         let dialled = first.await.expect("to its end").expect("connected");
         let pair = pair_of(&context, (here, dialled), (there, accepted));

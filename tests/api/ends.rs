@@ -114,16 +114,23 @@ scenarios! { everywhere:
         let remote = pair.here.endpoint.import(&region.descriptor().expect("a descriptor")).expect("the peer's");
         pair.here.endpoint.close().await.expect("closed");
         pair.here.endpoint.close().await.expect("closed");
-        pair.here.endpoint.closed().await;
-        let error = pair.here.endpoint.tag_send(1, vec![0; 8]).await.expect_err("closed");
-        assert!(matches!(error.kind(), ErrorKind::Closed | ErrorKind::ConnectionReset), "{error:?}");
-        pair.here.endpoint.tag_send(1, vec![0; 8]).post().expect_err("closed");
-        pair.here.endpoint.put(vec![0; 8], remote.clone()).await.expect_err("closed");
-        pair.here.endpoint.put(vec![0; 8], remote.clone()).post().expect_err("closed");
-        let (_, buffer) = pair.here.endpoint.get(remote.clone(), vec![0; 8]).await.expect_err("closed").into_parts();
+        let closed = |error: wharf::Error| assert_eq!(error.kind(), ErrorKind::Closed, "{error:?}");
+        closed(pair.here.endpoint.closed().await);
+        closed(pair.here.endpoint.tag_send(1, vec![0; 8]).await.expect_err("closed"));
+        closed(pair.here.endpoint.tag_send(1, vec![0; 8]).post().expect_err("closed").into_parts().0);
+        closed(pair.here.endpoint.tag_send(1, vec![0; LONG]).await.expect_err("closed"));
+        closed(pair.here.endpoint.am_send(1, "", "").await.expect_err("closed"));
+        closed(pair.here.endpoint.put(vec![0; 8], remote.clone()).await.expect_err("closed"));
+        closed(pair.here.endpoint.put(vec![0; 8], remote.clone()).post().expect_err("closed").into_parts().0);
+        let (error, buffer) = pair.here.endpoint.get(remote.clone(), vec![0; 8]).await.expect_err("closed").into_parts();
+        closed(error);
         assert_eq!(buffer, Some(vec![0; 8]));
-        pair.here.endpoint.get(remote, vec![0; 8]).post().expect_err("closed");
-        pair.here.endpoint.flush().await.expect_err("closed");
+        closed(pair.here.endpoint.get(remote.clone(), vec![0; 8]).post().expect_err("closed").into_parts().0);
+        closed(remote.fetch_add(0, 1_u64).await.expect_err("closed"));
+        closed(pair.here.endpoint.flush().await.expect_err("closed"));
+        closed(pair.here.endpoint.fence().await.expect_err("closed"));
+        closed(pair.here.endpoint.ready().await.expect_err("closed"));
+        closed(pair.here.endpoint.stream().await.expect_err("closed"));
         assert!(pair.there.worker.endpoint(pair.there.endpoint.id()).is_none());
     }
 

@@ -1,11 +1,22 @@
 //! Two ends of a connection, made in any of the ways it can be.
 
-use std::{collections::VecDeque, future::Future, sync::OnceLock, time::Duration};
+#[cfg(feature = "tls")]
+use std::sync::Arc;
+use std::{collections::VecDeque, future::Future, net::SocketAddr, sync::OnceLock, time::Duration};
 
 use futures::future::BoxFuture;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
 use wharf::{Context, ContextBuilder, Endpoint, ErrorKind, Mask, Tag, Worker};
 
 use crate::support::{LIMIT, emulated, watchdog};
+
+/// Bytes in both directions.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 /// How the two ends are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +29,9 @@ pub(crate) enum Way {
     /// A peer's death is seen by its socket only.
     ShmWithoutPidfd,
     Tcp,
+    /// TCP under TLS.
+    #[cfg(feature = "tls")]
+    Tls,
     /// RDMA devices: of the virtual machine, or emulated.
     RcVerbs,
 }
@@ -33,6 +47,8 @@ impl Way {
             Self::ShmWithoutCma => named("shm").cma(false),
             Self::ShmWithoutPidfd => named("shm").pidfd(false),
             Self::Tcp => named("tcp"),
+            #[cfg(feature = "tls")]
+            Self::Tls => named("tcp").tls(tls().1.clone()),
             Self::RcVerbs => {
                 emulated::find_rdma_devices();
                 named("rc_verbs")
@@ -53,6 +69,27 @@ impl Way {
         Pair::of(&self.builder().build().expect("a context"), self).await
     }
 
+    /// A listener's socket, as somebody gets it who has come over this way and is not wharf.
+    pub(crate) async fn stranger(self, address: SocketAddr) -> Box<dyn Stream> {
+        let stream = TcpStream::connect(address).await.expect("the listener");
+        #[cfg(feature = "tls")]
+        if self == Self::Tls {
+            let connector = tokio_rustls::TlsConnector::from(tls().0.clone());
+            let stream = connector.connect(address.ip().into(), stream).await;
+            return Box::new(stream.expect("TLS"));
+        }
+        Box::new(stream)
+    }
+
+    /// The kind of connection that both ends' proofs name, where they share no memory.
+    pub(crate) fn medium(self) -> &'static str {
+        match self {
+            #[cfg(feature = "tls")]
+            Self::Tls => "tls",
+            _ => "tcp",
+        }
+    }
+
     /// What [`Endpoint::transports`] says.
     pub(crate) fn transports(self) -> &'static [&'static str] {
         match self {
@@ -60,14 +97,39 @@ impl Way {
             Self::Shm | Self::ShmWithoutPidfd => &["shm", "cma"],
             Self::ShmWithoutCma => &["shm"],
             Self::Tcp => &["tcp"],
+            #[cfg(feature = "tls")]
+            Self::Tls => &["tcp"],
             Self::RcVerbs => &["rc_verbs"],
         }
     }
 
     /// The ends share no memory.
     pub(crate) fn is_network(self) -> bool {
-        matches!(self, Self::Tcp | Self::RcVerbs)
+        match self {
+            Self::Tcp | Self::RcVerbs => true,
+            #[cfg(feature = "tls")]
+            Self::Tls => true,
+            Self::Own | Self::Shm | Self::ShmWithoutCma | Self::ShmWithoutPidfd => false,
+        }
     }
+}
+
+#[cfg(feature = "tls")]
+#[path = "../tls/certificates.rs"]
+mod certificates;
+
+/// One authority for all tests, and a certificate of both ends demanded; how one dials, and all of it for a context.
+#[cfg(feature = "tls")]
+fn tls() -> &'static (Arc<rustls::ClientConfig>, wharf::Tls) {
+    static TLS: OnceLock<(Arc<rustls::ClientConfig>, wharf::Tls)> = OnceLock::new();
+    TLS.get_or_init(|| {
+        let authority = certificates::Authority::new();
+        let shown = authority.issue(&["127.0.0.1", "::1", "localhost", "worker.example"]);
+        let client = authority.client(Some(&shown));
+        let tls = wharf::Tls::new(client.clone(), authority.server(&shown, true));
+        let tls = tls.worker_name("worker.example").expect("a name");
+        (client, tls)
+    })
 }
 
 /// One end.

@@ -5,70 +5,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-};
+use tokio::{io::AsyncWriteExt, net::TcpStream};
 use wharf::{ErrorKind, Listener, Worker};
 
 use crate::{
     fixture::{Way, pattern, run, run_on_threads},
+    stranger::{Key, Stranger, VERSION, hear, say, until_the_end},
     support::emulated::in_machine,
 };
-
-/// One message of the set-up: its length, then its bytes.
-async fn say(stream: &mut TcpStream, message: &[u8]) {
-    let mut framed = (message.len() as u32).to_le_bytes().to_vec();
-    framed.extend_from_slice(message);
-    stream.write_all(&framed).await.expect("the listener reads");
-}
-
-async fn hear(stream: &mut TcpStream) -> Vec<u8> {
-    let length = stream.read_u32_le().await.expect("a length");
-    let mut message = vec![0; length as usize];
-    stream.read_exact(&mut message).await.expect("a message");
-    message
-}
-
-/// Reads until the other end closes.
-async fn until_the_end(stream: &mut TcpStream) {
-    let mut rest = Vec::new();
-    // A reset is an end as well.
-    let _ = stream.read_to_end(&mut rest).await;
-}
-
-fn field(out: &mut Vec<u8>, id: u16, bytes: &[u8]) {
-    out.extend_from_slice(&id.to_le_bytes());
-    out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
-    out.extend_from_slice(bytes);
-}
-
-/// A client's hello, by a server's.
-fn client_hello(server: &[u8], version: u16) -> Vec<u8> {
-    assert_eq!(&server[..8], b"WHARF\0S\x01");
-    let mut rest = &server[12..];
-    let mut identity = Vec::new();
-    while let [i0, i1, l0, l1, tail @ ..] = rest {
-        let (body, next) = tail.split_at(u16::from_le_bytes([*l0, *l1]).into());
-        if u16::from_le_bytes([*i0, *i1]) == 3 {
-            identity = body.to_vec();
-        }
-        rest = next;
-    }
-    let mut hello = b"WHARF\0C\x01\0\0\0\0".to_vec();
-    let [low, high] = version.to_le_bytes();
-    field(&mut hello, 1, &[low, high, low, high]);
-    field(&mut hello, 2, &[0x42; 16]);
-    field(&mut hello, 3, &identity);
-    field(&mut hello, 5, b"\x03tcp");
-    field(&mut hello, 6, &[0x17; 32]);
-    field(&mut hello, 9, &[0]);
-    // Of a later version: to be skipped.
-    field(&mut hello, 99, b"whatever");
-    let length = hello.len() as u32;
-    hello[8..12].copy_from_slice(&length.to_le_bytes());
-    hello
-}
 
 /// A good client gets in.
 async fn good_client(way: Way, listener: &mut Listener, there: &Worker) {
@@ -139,10 +83,13 @@ scenarios! { between workers:
             b"\x0c\0\0\0WHARF\0C\x01\x0c\0\0\0",
             b"\x10\0\0\0WHARF\0C\x01\x10\0\0\0\x01\0\xff\xff",
         ];
+        let key = Key::new([0x42; 32]);
+        let honest = Stranger::honest(way.medium(), &key);
         for (index, bytes) in bad.into_iter().enumerate() {
             for shut in [false, true] {
-                let mut stream = TcpStream::connect(address).await.expect("the listener");
+                let mut stream = way.stranger(address).await;
                 if index % 2 == 0 {
+                    say(&mut stream, &honest.client_hello()).await;
                     hear(&mut stream).await;
                 }
                 // It may be closed already.
@@ -159,18 +106,31 @@ scenarios! { between workers:
     /// A hello with any byte altered, or cut short, is refused or harmless.
     async fn altered_hello(way: Way) {
         let (worker, mut listener, address) = open(way).await;
-        let mut stream = TcpStream::connect(address).await.expect("the listener");
-        let good = client_hello(&hear(&mut stream).await, 1);
-        for at in (0..good.len()).step_by(3) {
-            let mut stream = TcpStream::connect(address).await.expect("the listener");
-            let mut bad = client_hello(&hear(&mut stream).await, 1);
-            if at % 2 == 0 {
-                bad[at] ^= 0x81;
+        let key = Key::new([0x42; 32]);
+        let honest = Stranger::honest(way.medium(), &key);
+        let alter = |message: &mut Vec<u8>, at: usize| {
+            if at.is_multiple_of(2) {
+                message[at] ^= 0x81;
             } else {
-                bad.truncate(at);
+                message.truncate(at);
             }
-            say(&mut stream, &bad).await;
-            drop(stream);
+        };
+        let mut hello = honest.client_hello();
+        for at in (0..hello.len()).step_by(3) {
+            let mut stream = way.stranger(address).await;
+            alter(&mut hello, at);
+            say(&mut stream, &hello).await;
+            hello = honest.client_hello();
+        }
+        let (mut at, mut length) = (0, 1);
+        while at < length {
+            let mut stream = way.stranger(address).await;
+            say(&mut stream, &hello).await;
+            let mut introduction = honest.introduction(&hear(&mut stream).await);
+            length = introduction.len();
+            alter(&mut introduction, at);
+            say(&mut stream, &introduction).await;
+            at += 3;
         }
         // Those that were harmless ask to be let in, and are gone.
         while let Ok(Ok(incoming)) = tokio::time::timeout(Duration::from_millis(50), listener.accept()).await {
@@ -182,10 +142,11 @@ scenarios! { between workers:
     /// A client of another version is told so.
     async fn another_version(way: Way) {
         let (worker, mut listener, address) = open(way).await;
-        for version in [0, 2, 999] {
-            let mut stream = TcpStream::connect(address).await.expect("the listener");
-            let hello = client_hello(&hear(&mut stream).await, version);
-            say(&mut stream, &hello).await;
+        for version in [0, VERSION - 1, VERSION + 1, 999] {
+            let mut stream = way.stranger(address).await;
+            let key = Key::new([0x42; 32]);
+            let another = Stranger { version, ..Stranger::honest(way.medium(), &key) };
+            say(&mut stream, &another.client_hello()).await;
             let verdict = hear(&mut stream).await;
             let text = String::from_utf8_lossy(&verdict);
             assert!(text.contains("version"), "{text:?}");
@@ -253,11 +214,16 @@ fn bad_frames() {
         ];
         for (what, bytes) in cases {
             let mut stream = TcpStream::connect(address).await.expect("the listener");
-            let hello = client_hello(&hear(&mut stream).await, 1);
-            say(&mut stream, &hello).await;
+            let key = Key::new([0x42; 32]);
+            let honest = Stranger::honest("tcp", &key);
+            say(&mut stream, &honest.client_hello()).await;
+            let hello = hear(&mut stream).await;
+            say(&mut stream, &honest.introduction(&hello)).await;
             let link = async {
                 hear(&mut stream).await;
-                say(&mut stream, b"wtcp\x01\0\0\x10\0").await;
+                let mut offer = b"wtcp\x02\0\0\x10\0\0".to_vec();
+                offer.extend_from_slice(&crc32fast::hash(&offer).to_le_bytes());
+                say(&mut stream, &offer).await;
                 hear(&mut stream).await;
                 say(&mut stream, &[1]).await;
                 hear(&mut stream).await;

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Many endpoints need fds that the other tests of this process may be short of then, so each runs in a process of its own.
-fn in_a_process(test: &str, part: &str, body: impl FnOnce()) {
+pub(crate) fn in_a_process(test: &str, part: &str, body: impl FnOnce()) {
     if let Some(parent) = child(part) {
         body();
         parent.say("done");

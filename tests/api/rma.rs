@@ -1,9 +1,18 @@
 //! One-sided operations.
 
-use wharf::{Access, BufferMut, Descriptor, ErrorKind, Region, RemoteRegion};
+use wharf::{Access, BufferMut, Descriptor, ErrorKind, Mask, Region, RemoteRegion};
+
+use std::{
+    collections::BTreeSet,
+    fs::{File, read_to_string},
+    os::unix::fs::FileExt,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use crate::{
-    fixture::{Pair, SIZES, Side, Way, pattern, run, run_on_threads, same},
+    fixture::{Pair, SIZES, Side, Way, connect, pattern, run, run_on_threads, same},
+    load::in_a_process,
+    loans::{given, mappings_of},
     support::{Child, child, emulated::in_machine, this_test},
 };
 
@@ -537,4 +546,315 @@ scenarios! { everywhere:
         }
         same(&content(&region), &picture, "all of it");
     }
+}
+
+/// The segments shared by two workers in which eight bytes of this descriptor lie that are no small number: its key.
+fn segments_with_key(descriptor: &[u8]) -> BTreeSet<String> {
+    let keys: BTreeSet<&[u8]> = descriptor
+        .windows(8)
+        .filter(|window| window.iter().filter(|byte| **byte != 0).count() > 6)
+        .collect();
+    let memory = File::open("/proc/self/mem").expect("own memory");
+    let maps = read_to_string("/proc/self/maps").expect("own mappings");
+    let mut found = BTreeSet::new();
+    for line in maps
+        .lines()
+        .filter(|line| line.contains("memfd:wharf-pair"))
+    {
+        let mut fields = line.split_whitespace();
+        let range = fields.next().expect("a range");
+        let (start, end) = range.split_once('-').expect("two ends");
+        let [start, end] = [start, end].map(|end| u64::from_str_radix(end, 16).expect("hex"));
+        let mut bytes = vec![0; (end - start) as usize];
+        // Those of other tests may be gone meanwhile.
+        if memory.read_exact_at(&mut bytes, start).is_ok()
+            && bytes.chunks_exact(8).any(|word| keys.contains(word))
+        {
+            found.insert(fields.nth(3).expect("an inode").to_owned());
+        }
+    }
+    found
+}
+
+/// What a peer shares with this process says nothing of regions whose descriptor it was not given.
+#[test]
+fn no_peer_finds_the_key_of_a_region_that_it_was_not_given() {
+    run(async {
+        let holder = Way::Shm.pair().await;
+        let (region, stranger) = {
+            let memory = memory(&holder.there, true, 4096).await;
+            let region = holder.there.context.expose(memory, BOTH).await;
+            (region.expect("exposed"), Way::Shm)
+        };
+        // Connected after it was exposed, to the worker of the same context that exposed it.
+        let stranger = {
+            let worker = stranger.worker();
+            let ends = connect(&worker, &holder.there.worker).await;
+            (worker, ends)
+        };
+        let descriptor = region.descriptor().expect("a descriptor").to_bytes();
+        let found = segments_with_key(&descriptor);
+        assert!(found.is_empty(), "the key lies open in {found:?}");
+        let remote = holder
+            .here
+            .endpoint
+            .import(&Descriptor::from_bytes(&descriptor).expect("unaltered"))
+            .expect("the peer's");
+        for _ in 0..3 {
+            let put = holder.here.endpoint.put(vec![7; 4096], remote.clone());
+            put.await.expect("put");
+        }
+        assert_eq!(content(&region), [7; 4096]);
+        let found = segments_with_key(&descriptor);
+        assert_eq!(found.len(), 1, "the holder's, and no other");
+        drop(stranger);
+    });
+}
+
+scenarios! { between workers:
+    /// What a peer has of the memory that messages come from and go to is what it was sent and what it wrote; not what comes from others, which it
+    /// would read there.
+    async fn message_memory_is_nobody_elses(way: Way) {
+        let pair = way.pair().await;
+        let worker = way.worker();
+        let (other, _accepted) = connect(&worker, &pair.there.worker).await;
+        let length = 1 << 20;
+        let mut source = pair.here.context.allocate(length).await.expect("memory");
+        source.copy_from_slice(pattern(length, 1));
+        let source = source.freeze();
+        let mut target: BufferMut = pair.there.context.allocate(length).await.expect("memory").into();
+        let (reads, writes) = match way {
+            Way::Shm | Way::ShmWithoutPidfd => (2, 2),
+            // It could not write there without.
+            Way::ShmWithoutCma => (2, 1),
+            _ => (1, 1),
+        };
+        let mut rounds = 0;
+        // A peer maps what it is given when it comes to it.
+        while rounds < 4 || mappings_of(source.address()) < reads || mappings_of(target.address()) < writes {
+            let receive = pair.there.worker.tag_recv(1, Mask::ALL, target);
+            let (sent, received) = tokio::join!(pair.here.endpoint.tag_send(1, source.clone()), receive);
+            sent.expect("sent");
+            target = received.expect("received").buffer;
+            same(target.as_slice().expect("host memory"), pattern(length, 1), "received");
+            rounds += 1;
+        }
+        let (sent, written) = (given(source.address()), given(target.address()));
+        assert_eq!(mappings_of(source.address()), reads, "the sender's buffer");
+        assert_eq!(mappings_of(target.address()), writes, "the receiver's buffer");
+        if reads == 2 {
+            let error = sent.write_at(b"forged", 0).expect_err("what was sent is read only");
+            assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{error}");
+        }
+        // Each from the one and from the other, so that the first may have had it again.
+        for (seed, length) in [(2, 8), (3, 5000), (4, 64 << 10), (5, 300 << 10), (6, length)] {
+            let receive = pair.there.worker.tag_recv(2, Mask::ALL, target);
+            let (sent, received) = tokio::join!(other.tag_send(2, pattern(length, seed).to_vec()), receive);
+            sent.expect("sent");
+            target = received.expect("received").buffer;
+            same(&target.as_slice().expect("host memory")[..length], pattern(length, seed), "the other's");
+            if writes == 2 {
+                let mut seen = vec![0; source.len()];
+                written.read_exact_at(&mut seen, 0).expect("memory");
+                same(&seen, pattern(source.len(), 1), "what the peer has");
+            }
+            let receive = pair.there.worker.tag_recv(1, Mask::ALL, target);
+            let (sent, received) = tokio::join!(pair.here.endpoint.tag_send(1, source.clone()), receive);
+            sent.expect("sent");
+            target = received.expect("received").buffer;
+            same(target.as_slice().expect("host memory"), pattern(source.len(), 1), "received again");
+        }
+    }
+
+    /// Who had mapped exposed memory keeps its mapping, and not what the memory's owner does in it afterwards.
+    async fn memory_given_back_is_nobody_elses(way: Way) {
+        let pair = way.pair().await;
+        for length in [4096, 5 << 20] {
+            let memory = memory(&pair.there, true, length).await;
+            let (region, remote) = exposed(&pair, memory, BOTH).await;
+            for seed in 0..4 {
+                pair.here.endpoint.put(pattern(length, seed), remote.clone()).await.expect("put");
+            }
+            let mut memory = region.unexpose().await;
+            same(memory.as_slice().expect("host memory"), pattern(length, 3), "given back");
+            assert_eq!(mappings_of(memory.address()), 1, "{length} bytes");
+        }
+    }
+}
+
+/// Writes into the segment of this inode that a worker of this process shares: what its peer may do at any time.
+fn scribble(inode: &str, offset: u64, word: u32) {
+    let maps = read_to_string("/proc/self/maps").expect("own mappings");
+    let line = maps.lines().find(|line| {
+        line.contains("memfd:wharf-pair") && line.split_whitespace().nth(4) == Some(inode)
+    });
+    let start = line
+        .and_then(|line| line.split('-').next())
+        .expect("a mapping");
+    let start = u64::from_str_radix(start, 16).expect("hex");
+    let memory = File::options()
+        .write(true)
+        .open("/proc/self/mem")
+        .expect("own memory");
+    memory
+        .write_all_at(&word.to_le_bytes(), start + offset)
+        .expect("written");
+}
+
+/// The segments that workers of this process share with their peers.
+fn pairs() -> BTreeSet<String> {
+    let maps = read_to_string("/proc/self/maps").expect("own mappings");
+    let lines = maps
+        .lines()
+        .filter(|line| line.contains("memfd:wharf-pair"));
+    lines
+        .map(|line| line.split_whitespace().nth(4).expect("an inode").to_owned())
+        .collect()
+}
+
+/// Where the end that dialled says that it is inside the other's memory.
+const DIALLER_INSIDE: u64 = 0x280;
+
+/// Threads of this process with such a name.
+fn threads(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task")
+        .expect("own threads")
+        .flatten();
+    let names = tasks.filter_map(|task| read_to_string(task.path().join("comm")).ok());
+    names.filter(|comm| comm.starts_with(name)).count()
+}
+
+/// A peer that says for ever that it is inside holds up memory that it was let at for a second, and is cut off; other memory not at all.
+#[test]
+fn a_liar_does_not_keep_memory() {
+    // Alone in its process: it counts segments and threads.
+    in_a_process(this_test!(), "a liar", || {
+        run(async {
+            let honest = Way::Shm.pair().await;
+            let known = pairs();
+            let liar = {
+                let worker = Way::Shm.worker();
+                let (endpoint, accepted) = connect(&worker, &honest.there.worker).await;
+                let there = Side {
+                    endpoint: accepted,
+                    ..honest.there.clone()
+                };
+                let here = Side {
+                    endpoint,
+                    worker,
+                    context: honest.here.context.clone(),
+                };
+                Pair { here, there }
+            };
+            let segment: Vec<_> = pairs().difference(&known).cloned().collect();
+            let [segment] = segment.as_slice() else {
+                panic!("{segment:?}");
+            };
+            let let_at = async |pair: &Pair, length| {
+                let (region, remote) = exposed(pair, vec![1; length], BOTH).await;
+                for _ in 0..3 {
+                    pair.here
+                        .endpoint
+                        .put(vec![2; length], remote.clone())
+                        .await
+                        .expect("put");
+                }
+                region
+            };
+            let not_its = let_at(&honest, 64).await;
+            let (first, second) = (let_at(&liar, 64).await, let_at(&liar, 64).await);
+            let mut dropped = Vec::new();
+            for _ in 0..20 {
+                dropped.push(let_at(&liar, 64).await);
+            }
+            scribble(segment, DIALLER_INSIDE, 1);
+            // It has not the key of this one.
+            let start = std::time::Instant::now();
+            let memory = not_its.unexpose().await;
+            assert!(
+                start.elapsed() < std::time::Duration::from_millis(500),
+                "{:?}",
+                start.elapsed()
+            );
+            assert_eq!(memory.as_slice(), Some(&[2; 64][..]));
+            drop(dropped);
+            let limit = std::time::Duration::from_secs(20);
+            let memory = tokio::time::timeout(limit, first.unexpose())
+                .await
+                .expect("it ends");
+            assert_eq!(memory.as_slice(), Some(&[2; 64][..]));
+            assert!(threads("wharf-") <= 2, "{} threads", threads("wharf-"));
+            let cut = tokio::time::timeout(limit, liar.there.endpoint.closed())
+                .await
+                .expect("cut off");
+            assert_eq!(cut.kind(), ErrorKind::Protocol, "{cut}");
+            let memory = tokio::time::timeout(limit, second.unexpose())
+                .await
+                .expect("it ends");
+            assert_eq!(memory.as_slice(), Some(&[2; 64][..]));
+            // Nobody else suffers.
+            drop(let_at(&honest, 64).await);
+            // At last it goes, and so do the memory and who waited for that.
+            scribble(segment, DIALLER_INSIDE, 0);
+            while threads("wharf-keeper") > 0 {
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            }
+        });
+    });
+}
+
+/// Peers that are busy in other memory do not hold up what was not theirs.
+#[test]
+fn busy_peers_do_not_keep_memory() {
+    const LONG: usize = 1 << 20;
+    const TIMES: usize = 40;
+    run(async {
+        let owner = Way::Shm.pair().await;
+        let (stop, mut busy) = (std::sync::Arc::new(AtomicBool::new(false)), Vec::new());
+        for _ in 0..2 {
+            let memory = memory(&owner.there, true, LONG).await;
+            let region = owner
+                .there
+                .context
+                .expose(memory, BOTH)
+                .await
+                .expect("exposed");
+            let descriptor = region.descriptor().expect("a descriptor");
+            let address = owner.there.worker.address().expect("an address");
+            let stop = stop.clone();
+            let thread = std::thread::spawn(move || {
+                run(async {
+                    let worker = Way::Shm.worker();
+                    let endpoint = worker.connect(&address).await.expect("connected");
+                    let remote = endpoint.import(&descriptor).expect("the peer's");
+                    let mut target = BufferMut::from(vec![0; LONG]);
+                    while !stop.load(Ordering::Relaxed) {
+                        target = endpoint.get(remote.clone(), target).await.expect("got");
+                    }
+                });
+            });
+            busy.push((thread, region));
+        }
+        let mut waited = std::time::Duration::ZERO;
+        for _ in 0..TIMES {
+            // Both have begun, and go on.
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            let (region, _remote) = exposed(&owner, vec![0; 64], BOTH).await;
+            let start = std::time::Instant::now();
+            drop(region.unexpose().await);
+            waited += start.elapsed();
+        }
+        stop.store(true, Ordering::Relaxed);
+        // They need the owner's worker until they are closed.
+        while !busy.iter().all(|(thread, _)| thread.is_finished()) {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        busy.into_iter()
+            .for_each(|(thread, _)| thread.join().expect("no panic"));
+        eprintln!("{TIMES} times: {waited:?}");
+        assert!(
+            waited < std::time::Duration::from_secs(1),
+            "{TIMES} times: {waited:?}"
+        );
+    });
 }

@@ -41,6 +41,11 @@ macro_rules! scenarios {
         fn tcp() {
             run($scenario(Way::Tcp));
         }
+        #[cfg(feature = "tls")]
+        #[test]
+        fn tls() {
+            run($scenario(Way::Tls));
+        }
         #[test]
         fn rc_verbs() {
             run($scenario(Way::RcVerbs));
@@ -52,6 +57,11 @@ macro_rules! scenarios {
         #[test]
         fn tcp_on_threads() {
             run_on_threads($scenario(Way::Tcp));
+        }
+        #[cfg(feature = "tls")]
+        #[test]
+        fn tls_on_threads() {
+            run_on_threads($scenario(Way::Tls));
         }
         #[test]
         fn rc_verbs_on_threads() {

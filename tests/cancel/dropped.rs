@@ -197,6 +197,8 @@ async fn matched(path: Path) {
                 if let Some(matched) = ended {
                     assert_eq!(matched.expect("a message").info().len, size);
                 }
+                // One that has not ended is first in line for the message.
+                drop(claim);
             } else if stage == 3 {
                 // Forgotten: once it was posted, the message is its own for good, and nobody else's trouble.
                 between.happen(&sides.a, &sides.b).await;

@@ -15,5 +15,6 @@ mod connect;
 mod dropped;
 mod pieces;
 mod select;
+mod spent;
 mod stopped;
 mod stream;

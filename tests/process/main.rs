@@ -9,10 +9,14 @@
 mod support;
 
 mod atomics;
+mod barriers;
 mod common;
+mod crowd;
 mod death;
 mod device;
 mod exchange;
+mod fork;
+mod listening;
 mod paths;
 mod pingpong;
 mod rights;

@@ -344,6 +344,8 @@ pub(crate) const CASES: &[Case] = &[
         "adaptive",
         &[Peer::Tokio, Peer::Ucx(UCX_TCP)],
     ),
+    tls(Verb::Bytes, 64 * KIB),
+    tls(Verb::BytesLatency, 64),
     tcp(
         "bytes_latency",
         "adaptive",
@@ -676,6 +678,24 @@ const fn tcp(
         unit,
         wharf,
         peers,
+    }
+}
+
+/// Byte streams over TCP under TLS, beside tokio-rustls with the same provider and certificates.
+const fn tls(verb: Verb, size: usize) -> Case {
+    let (name, unit) = match verb {
+        Verb::Bytes => ("bytes", Unit::GigabytesPerSecond),
+        _ => ("bytes_latency", Unit::Nanoseconds),
+    };
+    Case {
+        name,
+        transport: "tls",
+        mode: "adaptive",
+        verb,
+        size,
+        unit,
+        wharf: "adaptive",
+        peers: &[Peer::Tokio],
     }
 }
 

@@ -8,6 +8,8 @@
 //! `benches/README.md` says what each row means.
 
 mod cases;
+#[path = "../../../tests/tls/certificates.rs"]
+mod certificates;
 mod floor;
 mod half;
 mod iox;

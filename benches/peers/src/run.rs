@@ -219,6 +219,7 @@ fn name_of(peer: Peer, case: &Case, ucx: &Ucx) -> String {
         }
         Peer::UcxTokio("yield") => format!("UCX {version} under Tokio, yield_now"),
         Peer::UcxTokio(_) => format!("UCX {version} under Tokio, AsyncFd"),
+        Peer::Tokio if case.transport == "tls" => "tokio-rustls TlsStream".to_owned(),
         Peer::Tokio if case.transport == "tcp" => "Tokio TcpStream".to_owned(),
         Peer::Tokio => "Tokio UnixStream".to_owned(),
         Peer::Raw => "raw busy socket".to_owned(),

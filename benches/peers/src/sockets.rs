@@ -1,14 +1,17 @@
 //! Sockets with nothing above them: raw ones that spin (`raw`), and Tokio's own (`tokio`).
 //!
-//! Comes in: a half; its transport says TCP over the loopback or a Unix socket pair (`shm`: what a Tokio user has today on one
+//! Comes in: a half; its transport says TCP over the loopback, the same under TLS (`tls`, by tokio-rustls), or a Unix socket pair (`shm`: what a Tokio user has today on one
 //! host). Goes out: nanoseconds one way, or GB a second.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
+use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use crate::certificates::Authority;
 use crate::half::{Arrivals, Half, Laps, parked_sender};
 use crate::spec::{Spec, Verb};
 use crate::{Outcome, runtime};
@@ -23,7 +26,7 @@ enum Socket {
 }
 
 fn connect(half: &mut Half) -> Outcome<Socket> {
-    let socket = if half.spec.transport == "tcp" {
+    let socket = if matches!(half.spec.transport.as_str(), "tcp" | "tls") {
         let stream = if half.is_a() {
             let listener = TcpListener::bind("127.0.0.1:0")?;
             half.link.send(&listener.local_addr()?.to_string())?;
@@ -141,12 +144,28 @@ pub(crate) fn tokio(half: &mut Half) -> Outcome<f64> {
     }
     runtime()?.block_on(async {
         match socket {
+            Socket::Tcp(stream) if half.spec.transport == "tls" => {
+                secured(half, ::tokio::net::TcpStream::from_std(stream)?).await
+            }
             Socket::Tcp(stream) => tokio_on(half, ::tokio::net::TcpStream::from_std(stream)?).await,
             Socket::Unix(stream) => {
                 tokio_on(half, ::tokio::net::UnixStream::from_std(stream)?).await
             }
         }
     })
+}
+
+/// With the certificates and the provider of wharf's side.
+async fn secured(half: &Half, stream: ::tokio::net::TcpStream) -> Outcome<f64> {
+    let authority = Authority::known();
+    if half.is_a() {
+        let shown = authority.issue(&["127.0.0.1"]);
+        let acceptor = TlsAcceptor::from(authority.server(&shown, false));
+        return bytes(&half.spec, true, acceptor.accept(stream).await?).await;
+    }
+    let connector = TlsConnector::from(authority.client(None));
+    let name = ServerName::try_from("127.0.0.1")?;
+    bytes(&half.spec, false, connector.connect(name, stream).await?).await
 }
 
 fn parked_writer(half: &Half, mut stream: impl Write) -> Outcome<()> {
@@ -211,6 +230,8 @@ pub(crate) async fn bytes(
             }
             buffer[0] = STOP;
             stream.write_all(&buffer).await?;
+            // TLS may hold some of it.
+            stream.flush().await?;
             stream.read_u8().await?;
             Ok(match spec.verb {
                 Verb::Rate => 1e3 / laps.mean(),
@@ -224,6 +245,7 @@ pub(crate) async fn bytes(
             stream.read_exact(&mut buffer).await?;
             if buffer[0] == STOP {
                 stream.write_all(&[GO]).await?;
+                stream.flush().await?;
                 return Ok(0.0);
             }
         },

@@ -88,7 +88,7 @@ pub(crate) struct Spec {
     /// Which form of it; the family gives it a meaning.
     pub(crate) variant: String,
     pub(crate) verb: Verb,
-    /// `shm`, `tcp` or `rc_verbs`.
+    /// `shm`, `tcp`, `tls` (tcp under TLS) or `rc_verbs`.
     pub(crate) transport: String,
     /// Bytes of a message, or a number of endpoints.
     pub(crate) size: usize,

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wharf::{
     Access, AmId, AmInbox, Buffer, Context, Descriptor, Endpoint, HostBufferMut, Listener, Mask,
-    Op, Progress, ReceiveBuffer, Received, RemoteRegion, Tag, Worker,
+    Op, Progress, ReceiveBuffer, Received, RemoteRegion, Tag, Tls, Worker,
 };
 
+use crate::certificates::Authority;
 use crate::half::{Arrivals, Half, LAST, Laps, Role, spin_for, stamp};
 use crate::sockets::GO;
 use crate::spec::{Spec, Verb};
@@ -77,6 +78,7 @@ impl Side {
     async fn new(spec: Spec, role: Role) -> Outcome<Self> {
         let transports = match spec.transport.as_str() {
             "shm" => "shm,cma",
+            "tls" => "tcp",
             other => other,
         };
         let progress = match spec.variant.as_str() {
@@ -94,8 +96,17 @@ impl Side {
         };
         let context = Context::builder()
             .transports(transports)?
-            .progress(progress)
-            .build()?;
+            .progress(progress);
+        let context = match spec.transport.as_str() {
+            "tls" => {
+                let authority = Authority::known();
+                let shown = authority.issue(&["127.0.0.1"]);
+                let server = authority.server(&shown, false);
+                context.tls(Tls::new(authority.client(None), server))
+            }
+            _ => context,
+        };
+        let context = context.build()?;
         let worker = Worker::new(&context)?;
         let listener = match role {
             Role::A => None,

@@ -194,3 +194,29 @@ pub(super) fn check_runtime() -> Result<()> {
             .with_source(error)
         })
 }
+
+/// Gives bytes to the decoders of what processes tell each other here.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(bytes: &[u8]) {
+    let own = Bytes::copy_from_slice(bytes);
+    if let Ok(read) = frame::Frame::decode(&own) {
+        let (head, body) = read.clone().encode();
+        let again = Bytes::from([&head[4..], &body].concat());
+        assert_eq!(frame::Frame::decode(&again).ok(), Some(read));
+    }
+    for size in [0, 1, 3] {
+        if let Ok(parts) = frame::decode_verdict(&own, size) {
+            assert_eq!(parts.len(), size);
+        }
+        rendezvous::fuzz(bytes, size);
+    }
+    if let Ok(id) = UniqueId::from_bytes(bytes) {
+        assert_eq!(UniqueId::from_bytes(&id.to_bytes()).ok(), Some(id));
+    }
+    if let Ok(address) = socket::Address::decode(bytes) {
+        assert_eq!(
+            socket::Address::decode(&address.encode()).ok(),
+            Some(address)
+        );
+    }
+}

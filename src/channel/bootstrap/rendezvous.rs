@@ -28,7 +28,7 @@ use async_trait::async_trait;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::future::BoxFuture;
 use tokio::{
-    sync::{Semaphore, mpsc, oneshot},
+    sync::{Mutex, Semaphore, mpsc, oneshot},
     task::JoinSet,
     time::{Instant, timeout_at},
 };
@@ -43,14 +43,12 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     protocol::{
-        hello::{
-            ClientHello, MAX_HELLO, Prover, ServerHello, Transcript, VERSION_MAX, VERSION_MIN,
-            Verdict,
-        },
+        handshake::{Opening, Server, Verdict},
+        hello::{Acceptance, HEAD, Introduction, Message, length_of},
+        keys::PrivateKey,
         wire::Reader,
     },
     sys::identity::identity,
-    types::WorkerId,
 };
 
 /// What a handshake may take at the end that dials, a wait for a place at the other end among it, before its connection is given up.
@@ -71,127 +69,66 @@ const PURPOSE: &str = "bootstrap";
 /// Who this process is in handshakes, and what it must prove.
 #[derive(Clone)]
 pub(super) struct Me {
-    id: WorkerId,
+    key: Arc<PrivateKey>,
     secret: Option<Arc<[u8]>>,
 }
 
 impl Me {
     pub(super) fn new(secret: Option<Arc<[u8]>>) -> Result<Self> {
-        Ok(Self {
-            id: WorkerId(random()?),
-            secret,
-        })
+        let key = Arc::new(PrivateKey::new(random()?));
+        Ok(Self { key, secret })
     }
 
     /// The handshake of the end that was dialled.
     pub(super) async fn greet(&self, socket: &Socket) -> Result<()> {
-        let server_nonce = random()?;
-        let hello = ServerHello {
-            version_min: VERSION_MIN,
-            version_max: VERSION_MAX,
-            worker: self.id,
+        let result = self.greet_inner(socket).await;
+        if let Err(error) = &result {
+            // They may be gone.
+            let _ = socket.write_all(&Message::reject(error).encode()).await;
+        }
+        result
+    }
+
+    async fn greet_inner(&self, socket: &Socket) -> Result<()> {
+        let (hello, secret) = (read_message(socket).await?, self.secret.as_deref());
+        let (mut server, hello) = Server::greet(PURPOSE, &self.key, secret, &random()?, &hello)?;
+        socket.write_all(&hello).await?;
+        server.introduced(&read_message(socket).await?)?;
+        let acceptance = Acceptance {
+            key: self.key.public(),
             identity: identity().clone(),
-            unix_name: None,
-            transports: vec![PURPOSE.to_owned()],
-            nonce: server_nonce,
-            secret_required: self.secret.is_some(),
+            lanes: vec![PURPOSE.to_owned()],
         };
-        socket.write_all(&hello.encode()).await?;
-        let client = ClientHello::decode(&read_framed(socket, 8).await?)?;
-        let transcript = Transcript {
-            server_nonce,
-            client_nonce: client.nonce,
-            server_worker: self.id,
-            client_worker: client.worker,
-        };
-        let known = |secret: &[u8]| {
-            let proof = client.proof.as_ref();
-            proof.is_some_and(|proof| transcript.verify(secret, Prover::Client, proof))
-        };
-        let verdict = if self.secret.as_ref().is_some_and(|secret| !known(secret)) {
-            Err(Error::new(
-                ErrorKind::AuthenticationFailed,
-                "the shared secret is missing or wrong",
-            ))
-        } else {
-            Ok(())
-        };
-        let answer = match &verdict {
-            Ok(()) => Verdict::Accept {
-                worker: self.id,
-                proof: self
-                    .secret
-                    .as_ref()
-                    .map(|secret| transcript.proof(secret, Prover::Server)),
-                lanes: vec![PURPOSE.to_owned()],
-            },
-            Err(error) => Verdict::reject(error),
-        };
-        socket.write_all(&answer.encode()).await?;
-        verdict
+        let yes = server.accept(&self.key, &acceptance)?;
+        socket.write_all(&yes).await
     }
 
     /// The handshake of the end that dialled.
     pub(super) async fn meet(&self, socket: &Socket) -> Result<()> {
-        let server = ServerHello::decode(&read_framed(socket, 8).await?)?;
-        if server.secret_required && self.secret.is_none() {
-            return Err(Error::new(
-                ErrorKind::AuthenticationFailed,
-                "the group wants a shared secret and this process has none",
-            ));
-        }
-        let client_nonce = random()?;
-        let transcript = Transcript {
-            server_nonce: server.nonce,
-            client_nonce,
-            server_worker: server.worker,
-            client_worker: self.id,
-        };
-        let hello = ClientHello {
-            version: server.version()?,
-            worker: self.id,
+        let opening = Opening::new(PURPOSE, self.secret.as_deref(), &random()?);
+        socket.write_all(opening.hello()).await?;
+        let mut client = opening.answered(&read_message(socket).await?)?;
+        let introduction = Introduction {
+            key: self.key.public(),
             identity: identity().clone(),
             transports: vec![PURPOSE.to_owned()],
-            nonce: client_nonce,
-            proof: self
-                .secret
-                .as_ref()
-                .map(|secret| transcript.proof(secret, Prover::Client)),
-            by_address: false,
+            stays: true,
         };
-        socket.write_all(&hello.encode()).await?;
-        let proof = match Verdict::decode(&read_framed(socket, 0).await?)? {
-            Verdict::Accept { proof, .. } => proof,
-            Verdict::Reject { code, reason } => return Err(Verdict::rejection(code, reason)),
-        };
-        let proved = |secret: &[u8]| {
-            let proof = proof.as_ref();
-            proof.is_some_and(|proof| transcript.verify(secret, Prover::Server, proof))
-        };
-        if self.secret.as_ref().is_some_and(|secret| !proved(secret)) {
-            return Err(Error::new(
-                ErrorKind::AuthenticationFailed,
-                "the other end did not prove that it knows the shared secret",
-            ));
+        let introduction = client.introduce(&self.key, &introduction)?;
+        socket.write_all(&introduction).await?;
+        match client.verdict(&read_message(socket).await?)? {
+            Verdict::Accept(_) => Ok(()),
+            Verdict::Elsewhere(_) => Err(malformed("there is no other way to a group")),
         }
-        Ok(())
     }
 }
 
-/// Reads a message of the handshake: `magic` bytes, then the length of all.
-async fn read_framed(socket: &Socket, magic: usize) -> Result<Vec<u8>> {
-    let mut bytes = socket.read_exact(magic + 4).await?.to_vec();
-    let foreign = || malformed("the other end does not speak this protocol");
-    // The first byte is enough to know a stranger, who may never send what its length promises.
-    if magic > 0 && !bytes.starts_with(b"WHARF\0") {
-        return Err(foreign());
-    }
-    let length = Reader::new(bytes.get(magic..).unwrap_or_default()).u32()? as usize;
-    let rest = length
-        .checked_sub(magic + 4)
-        .filter(|_| length <= MAX_HELLO)
-        .ok_or_else(foreign)?;
-    bytes.extend_from_slice(&socket.read_exact(rest).await?);
+/// Reads a message of the handshake.
+async fn read_message(socket: &Socket) -> Result<Vec<u8>> {
+    let mut bytes = socket.read_exact(HEAD).await?.to_vec();
+    // The first bytes are enough to know a stranger, who may never send what its length promises.
+    let length = length_of(&bytes)?;
+    bytes.extend_from_slice(&socket.read_exact(length - HEAD).await?);
     Ok(bytes)
 }
 
@@ -526,6 +463,7 @@ pub(super) async fn follow(
     let roads = DirectRoads {
         me: me.clone(),
         group,
+        made: addresses.iter().map(|_| Arc::default()).collect(),
         addresses,
     };
     let hub = Hub::new(rank, size, later, Box::new(roads));
@@ -689,11 +627,17 @@ fn peer_introduction(bytes: &[u8], group: [u8; 16], size: usize) -> Result<usize
     Ok(rank)
 }
 
+/// The lane to a rank, once it was made.
+type Made = Arc<Mutex<Option<Arc<dyn Lane>>>>;
+
 /// Lanes straight to the other ranks.
 struct DirectRoads {
     me: Me,
     group: [u8; 16],
     addresses: Vec<Address>,
+    /// What was made, by rank. Locked while a lane is being made, whether or not the message that wanted it is still there: each attempt of
+    /// hasty messages would be a connection more, until the other end has too many.
+    made: Vec<Made>,
 }
 
 #[async_trait]
@@ -703,6 +647,11 @@ impl Roads for DirectRoads {
             .addresses
             .get(to)
             .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "there is no such rank"))?;
+        let made = self.made.get(to).cloned().unwrap_or_default();
+        let mut made = made.lock_owned().await;
+        if let Some(lane) = &*made {
+            return Ok(lane.clone());
+        }
         let socket = address.dial().await?;
         self.me.meet(&socket).await?;
         let mut block = vec![b'P'];
@@ -710,7 +659,7 @@ impl Roads for DirectRoads {
         block.extend_from_slice(&self.group);
         let hub = Arc::downgrade(hub);
         // From here on the other end takes a connection that ends for a rank that has died: it must not end with the message that wanted it.
-        let made = tokio::spawn(async move {
+        let making = tokio::spawn(async move {
             let answered = timeout_at(after(HANDSHAKE), async {
                 socket.write_block(&block).await?;
                 socket.read_block(MAX_BLOCK).await
@@ -722,14 +671,12 @@ impl Roads for DirectRoads {
                 return Err(decode_error(answer.get(1..).unwrap_or_default())?);
             }
             let lane = SocketLane::new(socket, Bytes::new());
-            if let Some(hub) = hub.upgrade() {
-                // For the next message, where nobody waits for this lane any more.
-                hub.set_lane(to, lane.clone());
-            }
             tokio::spawn(lane.clone().run(hub, to));
+            let lane: Arc<dyn Lane> = lane;
+            *made = Some(lane.clone());
             Ok::<Arc<dyn Lane>, Error>(lane)
         });
-        made.await.map_err(|error| {
+        making.await.map_err(|error| {
             Error::new(ErrorKind::Closed, "the runtime is shutting down").with_source(error)
         })?
     }
@@ -743,4 +690,14 @@ impl Roads for NoRoads {
     async fn lane(&self, _hub: &Arc<Hub>, _to: usize) -> Result<Arc<dyn Lane>> {
         Err(Error::new(ErrorKind::Unreachable, "there is no way there"))
     }
+}
+
+/// Gives bytes to the decoders of introductions and tables, in a group of `size`.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(bytes: &[u8], size: usize) {
+    if let Ok((_, addresses)) = read_table(bytes, size) {
+        assert_eq!(addresses.len(), size);
+    }
+    let _ = peer_introduction(bytes, [0; 16], size);
+    let _ = introduction(&Bytes::copy_from_slice(bytes));
 }

@@ -20,6 +20,7 @@ use crate::{
     },
     endpoint::Op,
     error::{Error, ErrorKind, Operation, Result},
+    util::wake::wake_all,
 };
 
 use super::{Trigger, TriggerKind};
@@ -121,9 +122,7 @@ impl Shared {
             wanted.outcome = Some(outcome);
             wanted.waker.take()
         };
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        wake_all(waker);
         Ok(())
     }
 
@@ -135,7 +134,7 @@ impl Shared {
             let waiting = flushes.wanted.values_mut();
             waiting.filter_map(|wanted| wanted.waker.take()).collect()
         };
-        woken.into_iter().for_each(Waker::wake);
+        wake_all(woken);
     }
 }
 

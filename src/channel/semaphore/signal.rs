@@ -8,7 +8,7 @@ use std::{
         OnceLock,
         atomic::{AtomicU32, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use crate::{
@@ -32,17 +32,24 @@ const TRIES: u32 = 64;
 #[must_use = "a signal does nothing unless awaited or posted"]
 pub struct SemaphoreSignal<'a> {
     semaphore: &'a Semaphore,
+    at: At<'a>,
+}
+
+/// How far a signal has come.
+enum At<'a> {
+    Start,
     /// What the memory alone does not do.
-    rest: Option<Atomic<'a, ()>>,
-    over: bool,
+    Rest(Atomic<'a, ()>),
+    /// It has happened, and its task is to give way before it is told.
+    Done,
+    Over,
 }
 
 impl<'a> SemaphoreSignal<'a> {
     pub(super) fn new(semaphore: &'a Semaphore) -> Self {
         Self {
             semaphore,
-            rest: None,
-            over: false,
+            at: At::Start,
         }
     }
 
@@ -61,36 +68,37 @@ impl Future for SemaphoreSignal<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
-        if this.over {
-            let text = "polled after completion";
-            let error = Error::new(ErrorKind::InvalidArgument, text);
-            return Poll::Ready(Err(error.during(Operation::Signal)));
-        }
         let semaphore = this.semaphore;
-        let rest = match &mut this.rest {
-            Some(rest) => rest,
-            None => {
-                let inner = &*semaphore.inner;
-                let shared = inner.endpoint.shared();
-                if shared.must_yield(cx) {
-                    return Poll::Pending;
+        if let At::Start = this.at {
+            let inner = &*semaphore.inner;
+            let shared = inner.endpoint.shared();
+            let (raised, begun) = shared.begin_in_memory(Operation::Signal, || inner.raise())?;
+            let add = match raised {
+                Some(false) => {
+                    let over = begun.over(cx);
+                    this.at = match over {
+                        Poll::Ready(()) => At::Over,
+                        Poll::Pending => At::Done,
+                    };
+                    return over.map(Ok);
                 }
-                let add = match inner.raise() {
-                    Some(false) => {
-                        shared.count(cx);
-                        this.over = true;
-                        return Poll::Ready(Ok(()));
-                    }
-                    // What is left is to wake who sleeps.
-                    Some(true) => 0,
-                    None => 1,
-                };
-                this.rest.insert(inner.endpoint.signal(&inner.remote, add))
+                // What is left is to wake who sleeps.
+                Some(true) => 0,
+                None => 1,
+            };
+            this.at = At::Rest(inner.endpoint.signal(&inner.remote, add));
+        }
+        let result = match &mut this.at {
+            At::Rest(rest) => ready!(Pin::new(rest).poll(cx)),
+            At::Done => Ok(()),
+            At::Start | At::Over => {
+                let text = "polled after completion";
+                let error = Error::new(ErrorKind::InvalidArgument, text);
+                Err(error.during(Operation::Signal))
             }
         };
-        let result = Pin::new(rest).poll(cx);
-        this.over = result.is_ready();
-        result
+        this.at = At::Over;
+        Poll::Ready(result)
     }
 }
 

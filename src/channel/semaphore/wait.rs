@@ -5,7 +5,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::atomic::Ordering,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
 };
 
 use futures::Stream;
@@ -13,6 +13,7 @@ use futures::Stream;
 use crate::{
     endpoint::Waiting,
     error::{Error, ErrorKind, Operation, Result},
+    util::wake::wake_all,
 };
 
 use super::{Inner, Semaphore};
@@ -141,14 +142,12 @@ pub(super) struct Ticket {
 
 impl Ticket {
     fn poll(&mut self, inner: &Inner, cx: &mut Context<'_>) -> Poll<Result<u64>> {
-        let shared = inner.counter.worker().shared();
-        if shared.must_yield(cx) {
-            return Poll::Pending;
-        }
+        let shared = inner.endpoint.shared();
+        let begun = ready!(shared.look(Operation::Signal, cx))?;
         loop {
             let at_least = match self.claim(inner) {
                 Ok(ticket) => {
-                    shared.count(cx);
+                    begun.count(cx);
                     return Poll::Ready(Ok(ticket));
                 }
                 Err(at_least) => at_least,
@@ -161,10 +160,8 @@ impl Ticket {
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending if !self.leave_waker(inner, at_least, cx.waker()) => {}
                 Poll::Pending => {
-                    let (link, id) = inner.endpoint.place();
-                    let shared = inner.endpoint.shared();
-                    let Poll::Ready(reason) = shared.poll_closed(cx, link, id, &mut self.closed)
-                    else {
+                    let place = inner.endpoint.place();
+                    let Poll::Ready(reason) = begun.poll_closed(cx, place, &mut self.closed) else {
                         return Poll::Pending;
                     };
                     // What came before the end counts.
@@ -198,7 +195,7 @@ impl Ticket {
         }
         if let Some(number) = self.number.take() {
             let moved = inner.line.lock().leave(number);
-            moved.into_iter().for_each(Waker::wake);
+            wake_all(moved);
         }
     }
 }

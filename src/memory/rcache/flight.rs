@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 use parking_lot::Mutex;
 use slab::Slab;
 
-use crate::util::waker_slot::WakerSlot;
+use crate::util::{wake::wake_all, waker_slot::WakerSlot};
 
 pub(super) struct Flight<T> {
     state: Mutex<State<T>>,
@@ -34,11 +34,11 @@ impl<T> Flight<T> {
             std::mem::take(&mut state.waiters)
         };
         // Outside of the lock.
-        for (_, mut waiter) in waiters {
-            if let Some(waker) = waiter.take() {
-                waker.wake();
-            }
-        }
+        wake_all(
+            waiters
+                .into_iter()
+                .filter_map(|(_, mut waiter)| waiter.take()),
+        );
     }
 
     /// Whether it is over; else `cx` is woken then. `key` is the waiter's place.

@@ -9,7 +9,7 @@ use std::{
     os::fd::AsFd,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering},
-    task::{Poll, Waker},
+    task::Poll,
     thread,
 };
 
@@ -22,6 +22,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{AddressRange, Registrar},
+    util::wake::wake_all,
 };
 
 impl<R: Registrar> Inner<R> {
@@ -102,7 +103,7 @@ impl<R: Registrar> Inner<R> {
         if let Some(flight) = waits {
             flight.complete(());
         }
-        drained.into_iter().for_each(Waker::wake);
+        wake_all(drained);
     }
 
     /// Hands a registration back to the registrar. Not under a lock.

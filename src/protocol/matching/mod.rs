@@ -28,4 +28,4 @@ mod tests;
 mod unexpected;
 
 pub(crate) use posted::{PostId, PostedQueue};
-pub(crate) use unexpected::{Arrival, UnexpectedQueue};
+pub(crate) use unexpected::{Arrival, Message, Name, Taken, UnexpectedQueue};

@@ -2,9 +2,26 @@
 
 use proptest::prelude::*;
 
-use super::unexpected::Taken;
 use super::*;
-use crate::types::{Mask, Tag};
+use crate::{
+    protocol::ledger::{AccountId, Ledger, Source},
+    types::{LinkId, Mask, Tag},
+};
+
+const LINK: LinkId = LinkId::new(0, 1);
+
+/// Every third was announced.
+impl Message for u64 {
+    fn name(&self) -> Option<Name> {
+        self.is_multiple_of(3)
+            .then_some(Name::Announced(LINK, *self))
+    }
+}
+
+fn accounts() -> [AccountId; 2] {
+    let mut ledger = Ledger::default();
+    [1, 2].map(|user| ledger.open(Source::User(user)))
+}
 
 /// Few tags, so that they meet; a wide one, so that the hash sees high bits.
 fn tags() -> impl Strategy<Value = Tag> {
@@ -46,6 +63,8 @@ enum UnexpectedStep {
     /// Puts back the n-th of those taken.
     Restore(usize),
     RemoveIf(u64),
+    /// Calls back the n-th message ever.
+    CallBack(usize),
 }
 
 fn unexpected_steps() -> impl Strategy<Value = UnexpectedStep> {
@@ -55,6 +74,7 @@ fn unexpected_steps() -> impl Strategy<Value = UnexpectedStep> {
         30 => (tags(), masks()).prop_map(|(tag, mask)| UnexpectedStep::Take(tag, mask)),
         15 => any::<usize>().prop_map(UnexpectedStep::Restore),
         2 => (2u64..7).prop_map(UnexpectedStep::RemoveIf),
+        10 => any::<usize>().prop_map(UnexpectedStep::CallBack),
     ]
 }
 
@@ -96,6 +116,8 @@ proptest! {
     #[test]
     fn unexpected_messages_match_like_a_list(steps in prop::collection::vec(unexpected_steps(), 0..600)) {
         let mut queue = UnexpectedQueue::new();
+        let accounts = accounts();
+        let account = |number: u64| accounts[(number % 2) as usize];
         // Sorted by number, which is the order of arrival.
         let mut model: Vec<(Tag, u64)> = Vec::new();
         let mut taken: Vec<(Taken<u64>, u64)> = Vec::new();
@@ -103,13 +125,13 @@ proptest! {
         for step in steps {
             match step {
                 UnexpectedStep::Push(tag) => {
-                    queue.push(tag, number);
+                    queue.push(tag, account(number), number);
                     model.push((tag, number));
                     number += 1;
                 }
                 UnexpectedStep::Pass(tag) => {
                     let arrival = queue.arrival();
-                    taken.push((Taken { tag, message: number, arrival }, number));
+                    taken.push((Taken { tag, message: number, arrival, account: account(number) }, number));
                     number += 1;
                 }
                 UnexpectedStep::Take(tag, mask) => {
@@ -124,16 +146,31 @@ proptest! {
                     let (back, number) = taken.swap_remove(pick % taken.len());
                     let at = model.partition_point(|&(_, other)| other < number);
                     model.insert(at, (back.tag, number));
-                    queue.restore(back.tag, back.arrival, back.message);
+                    prop_assert_eq!(back.account, account(number));
+                    queue.restore(back.tag, back.arrival, back.account, back.message);
                 }
                 UnexpectedStep::Restore(_) => {}
                 UnexpectedStep::RemoveIf(divisor) => {
-                    let removed = queue.remove_if(|message| message % divisor == 0);
+                    let mut removed: Vec<u64> = accounts
+                        .iter()
+                        .flat_map(|account| queue.take_of(*account, |message| message % divisor == 0))
+                        .map(|taken| taken.message)
+                        .collect();
+                    removed.sort_unstable();
                     let (dead, alive) = model.into_iter().partition(|&(_, number)| number % divisor == 0);
                     model = alive;
                     let dead: Vec<(Tag, u64)> = dead;
                     prop_assert_eq!(removed, dead.into_iter().map(|(_, number)| number).collect::<Vec<_>>());
                 }
+                UnexpectedStep::CallBack(pick) if number > 0 => {
+                    let pick = pick as u64 % number;
+                    let name = Name::Announced(LINK, pick);
+                    let at = model.iter().position(|&(_, number)| number == pick && number % 3 == 0);
+                    prop_assert_eq!(queue.has(name), at.is_some());
+                    let found = queue.take_named(name).map(|taken| (taken.tag, taken.message));
+                    prop_assert_eq!(found, at.map(|at| model.remove(at)));
+                }
+                UnexpectedStep::CallBack(_) => {}
             }
             prop_assert_eq!(queue.len(), model.len());
             prop_assert_eq!(queue.is_empty(), model.is_empty());
@@ -158,7 +195,7 @@ fn an_id_does_not_outlive_its_receive() {
 fn many_tags_are_all_found_again() {
     let mut queue = UnexpectedQueue::new();
     for number in 0..20_000u64 {
-        queue.push(Tag(number << 32), number);
+        queue.push(Tag(number << 32), AccountId::NOBODY, number);
     }
     for number in (0..20_000u64).rev() {
         assert_eq!(

@@ -1,11 +1,31 @@
 //! Messages that wait for a receive.
 
+use std::collections::HashMap;
+
 use super::store::{List, NONE, Node, Store};
-use crate::types::{Mask, Tag};
+use crate::{
+    protocol::ledger::AccountId,
+    types::{LinkId, Mask, OpKey, Tag},
+};
 
 /// When a message arrived, relative to the others of its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Arrival(u64);
+
+/// By what a message that waits is found, other than by its tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Name {
+    /// Announced by a peer's operation, which may call it back.
+    Announced(LinkId, u64),
+    /// Still arriving, for this operation.
+    Arriving(OpKey),
+}
+
+/// What the queue asks of a message.
+pub(crate) trait Message {
+    /// Its name, if it has one.
+    fn name(&self) -> Option<Name>;
+}
 
 /// A message taken out of the queue, with all that [`UnexpectedQueue::restore`] needs to put it back.
 #[derive(Debug)]
@@ -14,24 +34,46 @@ pub(crate) struct Taken<M> {
     pub(crate) tag: Tag,
     pub(crate) message: M,
     pub(crate) arrival: Arrival,
+    /// Who was charged for it.
+    pub(crate) account: AccountId,
 }
+
+/// Places of a slab that is kept however few of them are in use.
+const KEPT: usize = 1024;
 
 /// The unexpected messages of a worker, in the order in which they arrived.
 ///
-/// A receive of an exact tag finds its message by hash; a receive with a mask looks through them in order.
+/// A receive of an exact tag finds its message by hash; a receive with a mask looks through them in order. Whoever brought some finds those
+/// by themselves, and one of them by its name, however many others there are.
 #[derive(Debug)]
 pub(crate) struct UnexpectedQueue<M> {
     store: Store<M>,
     arrived: List,
     next_order: u64,
+    names: HashMap<Name, u32>,
+    /// By place in the store.
+    kin: Vec<Kin>,
+    /// The first of each account's, by account.
+    firsts: Vec<u32>,
 }
 
-impl<M> UnexpectedQueue<M> {
+/// Whose a message is, and its neighbours among the messages of that account.
+#[derive(Clone, Copy, Debug)]
+struct Kin {
+    account: AccountId,
+    before: u32,
+    after: u32,
+}
+
+impl<M: Message> UnexpectedQueue<M> {
     pub(crate) fn new() -> Self {
         Self {
             store: Store::new(),
             arrived: List::new(),
             next_order: 0,
+            names: HashMap::new(),
+            kin: Vec::new(),
+            firsts: Vec::new(),
         }
     }
 
@@ -57,17 +99,22 @@ impl<M> UnexpectedQueue<M> {
 
     /// Adds a message behind all others.
     #[inline]
-    pub(crate) fn push(&mut self, tag: Tag, message: M) {
+    pub(crate) fn push(&mut self, tag: Tag, account: AccountId, message: M) {
         let arrival = self.arrival();
-        self.restore(tag, arrival, message);
+        self.restore(tag, arrival, account, message);
     }
 
     /// Puts a message back to where it was when it arrived: its receive was dropped before it was read.
     #[inline]
-    pub(crate) fn restore(&mut self, tag: Tag, arrival: Arrival, message: M) {
+    pub(crate) fn restore(&mut self, tag: Tag, arrival: Arrival, account: AccountId, message: M) {
+        let name = message.name();
         let slot = self.store.insert(tag.0, u64::MAX, arrival.0, message);
         self.store.index(slot);
         self.arrived.insert(&mut self.store, slot);
+        self.join(slot, account);
+        if let Some(name) = name {
+            self.names.insert(name, slot);
+        }
     }
 
     /// Takes the earliest message that a receive of `tag` under `mask` accepts.
@@ -88,19 +135,34 @@ impl<M> UnexpectedQueue<M> {
         }
     }
 
-    /// Takes the messages that `dead` picks, in order.
-    pub(crate) fn remove_if(&mut self, mut dead: impl FnMut(&M) -> bool) -> Vec<M> {
-        let mut removed = Vec::new();
-        let mut slot = self.arrived.oldest;
+    /// Whether a message of this name waits.
+    pub(crate) fn has(&self, name: Name) -> bool {
+        self.names.contains_key(&name)
+    }
+
+    /// Takes the message of this name.
+    pub(crate) fn take_named(&mut self, name: Name) -> Option<Taken<M>> {
+        let slot = *self.names.get(&name)?;
+        self.take(slot)
+    }
+
+    /// Takes those of an account's messages that `dead` picks.
+    pub(crate) fn take_of(
+        &mut self,
+        account: AccountId,
+        mut dead: impl FnMut(&M) -> bool,
+    ) -> Vec<Taken<M>> {
+        let mut taken = Vec::new();
+        let mut slot = self.first(account);
         while slot != NONE {
-            let node = self.store.node(slot);
-            let newer = node.newer;
-            if node.value.as_ref().is_some_and(&mut dead) {
-                removed.extend(self.take(slot).map(|taken| taken.message));
+            let after = self.kin[slot as usize].after;
+            if self.store.node(slot).value.as_ref().is_some_and(&mut dead) {
+                taken.extend(self.unlink(slot));
             }
-            slot = newer;
+            slot = after;
         }
-        removed
+        self.shrink();
+        taken
     }
 
     /// Looks at all of them, in order.
@@ -128,22 +190,90 @@ impl<M> UnexpectedQueue<M> {
 
     #[inline]
     fn take(&mut self, slot: u32) -> Option<Taken<M>> {
+        let taken = self.unlink(slot);
+        self.shrink();
+        taken
+    }
+
+    #[inline]
+    fn unlink(&mut self, slot: u32) -> Option<Taken<M>> {
         let Node { order, .. } = *self.store.node(slot);
         #[cfg(test)]
         let tag = self.store.node(slot).tag;
         self.store.unindex(slot);
         self.arrived.unlink(&mut self.store, slot);
+        let account = self.leave(slot);
         let message = self.store.remove(slot)?;
+        if let Some(name) = message.name()
+            && self.names.get(&name) == Some(&slot)
+        {
+            self.names.remove(&name);
+        }
         Some(Taken {
             #[cfg(test)]
             tag: Tag(tag),
             message,
             arrival: Arrival(order),
+            account,
         })
+    }
+
+    /// After the last of many: their places go.
+    #[inline]
+    fn shrink(&mut self) {
+        if self.store.len() == 0 && self.kin.len() > KEPT {
+            let next_order = self.next_order;
+            *self = Self::new();
+            self.next_order = next_order;
+        }
+    }
+
+    fn first(&self, account: AccountId) -> u32 {
+        self.firsts.get(account.index()).copied().unwrap_or(NONE)
+    }
+
+    /// Puts a message before the others of its account.
+    #[inline]
+    fn join(&mut self, slot: u32, account: AccountId) {
+        if self.firsts.len() <= account.index() {
+            self.firsts.resize(account.index() + 1, NONE);
+        }
+        let after = std::mem::replace(&mut self.firsts[account.index()], slot);
+        let kin = Kin {
+            account,
+            before: NONE,
+            after,
+        };
+        match self.kin.get_mut(slot as usize) {
+            Some(place) => *place = kin,
+            // Places are used in order, the first time.
+            None => self.kin.push(kin),
+        }
+        if after != NONE {
+            self.kin[after as usize].before = slot;
+        }
+    }
+
+    /// Takes a message out of those of its account.
+    #[inline]
+    fn leave(&mut self, slot: u32) -> AccountId {
+        let Kin {
+            account,
+            before,
+            after,
+        } = self.kin[slot as usize];
+        match before {
+            NONE => self.firsts[account.index()] = after,
+            before => self.kin[before as usize].after = after,
+        }
+        if after != NONE {
+            self.kin[after as usize].before = before;
+        }
+        account
     }
 }
 
-impl<M> Default for UnexpectedQueue<M> {
+impl<M: Message> Default for UnexpectedQueue<M> {
     fn default() -> Self {
         Self::new()
     }

@@ -128,11 +128,6 @@ impl CmaPeer {
         Ok(Self { pid: peer.pid })
     }
 
-    /// The peer's process id.
-    pub(crate) fn pid(&self) -> u32 {
-        self.pid
-    }
-
     /// Reads `len` bytes at `remote` in the peer to `local`.
     ///
     /// # Errors
@@ -304,6 +299,16 @@ fn decode(message: &[u8]) -> Result<std::result::Result<&[u8], String>> {
             ErrorKind::Protocol,
             "a malformed answer about memory to try",
         )),
+    }
+}
+
+/// Gives bytes to the decoders of the probe.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    let _ = parse_offer(bytes);
+    if let Ok(read) = decode(bytes) {
+        let again = encode(&read);
+        assert_eq!(decode(&again).ok(), Some(read));
     }
 }
 

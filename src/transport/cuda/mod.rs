@@ -215,3 +215,9 @@ impl Accelerator for CudaCopy {
         self.ipc.imported(descriptor, peer)
     }
 }
+
+/// Gives bytes to the decoder of exported memory.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    ipc::fuzz(bytes);
+}

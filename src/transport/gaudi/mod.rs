@@ -338,3 +338,9 @@ impl Accelerator for GaudiCopy {
         self.ipc.imported(descriptor, peer)
     }
 }
+
+/// Gives bytes to the decoder of exported memory.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    ipc::fuzz(bytes);
+}

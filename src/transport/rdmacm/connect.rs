@@ -18,6 +18,7 @@ use crate::{
     },
     error::{Error, ErrorKind, Result},
     transport::channel::Channel,
+    types::Source,
 };
 
 /// Requests that wait to be taken.
@@ -111,6 +112,7 @@ impl Listening {
                 return Err(error);
             }
             let Some(id) = event.incoming else { continue };
+            let from = id.peer_address();
             let peer = name(&id);
             // Before the next event is taken: what is told of it later goes there.
             let cm = self.cm;
@@ -128,6 +130,7 @@ impl Listening {
                         id,
                         events,
                         request: event.request,
+                        from,
                         peer,
                         verbs: self.verbs,
                         keepalive: self.keepalive,
@@ -147,6 +150,7 @@ pub(crate) struct Asked {
     id: Offloaded<Id>,
     events: Events,
     request: Request,
+    from: Option<SocketAddr>,
     peer: String,
     verbs: &'static Verbs,
     keepalive: Option<Duration>,
@@ -156,6 +160,11 @@ impl Asked {
     /// Where it comes from.
     pub(crate) fn peer_name(&self) -> &str {
         &self.peer
+    }
+
+    /// Where it comes from, for what is counted by source.
+    pub(crate) fn source(&self) -> Source {
+        self.from.map_or(Source::Unknown, |from| from.ip().into())
     }
 
     /// Gives it its channel. The caller sets the deadline.
@@ -188,7 +197,9 @@ impl Asked {
         let (end, (completions, theirs)) = made.await?;
         self.events.expect(EventKind::ESTABLISHED).await?;
         let (peer, keepalive) = (self.peer, self.keepalive);
-        pump::start(end, self.events, completions, theirs, peer, keepalive)
+        let mut channel = pump::start(end, self.events, completions, theirs, peer, keepalive)?;
+        channel.set_peer_address(self.from);
+        Ok(channel)
     }
 }
 

@@ -67,3 +67,11 @@ fn unavailable(error: Error) -> Error {
     let text = format!("connections by RDMA address are not available: {error}");
     Error::new(error.kind(), text).with_source(error)
 }
+
+/// Gives bytes to the decoder of this transport.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Ok(read) = greeting::Greeting::decode(bytes) {
+        assert_eq!(greeting::Greeting::decode(&read.encode()).ok(), Some(read));
+    }
+}

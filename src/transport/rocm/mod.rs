@@ -203,3 +203,9 @@ impl Accelerator for RocmCopy {
         self.ipc.imported(descriptor, peer)
     }
 }
+
+/// Gives bytes to the decoder of exported memory.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    ipc::fuzz(bytes);
+}

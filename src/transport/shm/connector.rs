@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! server                                         client
-//!   offer  [segment, server's eventfd]   ──▶       checks size and seals, maps
-//!   maps, keeps the client's eventfd     ◀──       answer [client's eventfd]
+//!   offer  [segment, server's ringer]    ──▶       checks size and seals, maps
+//!   keeps the client's ringer            ◀──       answer [client's ringer]     both say whether they are registered for barriers
 //!   verdict                              ──▶
 //! ```
 //!
@@ -16,7 +16,6 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
-    sync::Arc,
 };
 
 use async_trait::async_trait;
@@ -29,7 +28,8 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::{
-        eventfd::EventFd,
+        bell::{Bell, Ringer},
+        fd_passing, membarrier,
         memfd::{Mapping, Memfd},
         pidfd::PidFd,
     },
@@ -43,8 +43,10 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Established {
     pub(crate) pair: Pair,
-    /// The peer's doorbell.
-    pub(crate) bell: EventFd,
+    /// This end's doorbell, which only this peer can ring.
+    pub(crate) bell: Bell,
+    /// Rings the peer's.
+    pub(crate) ringer: Ringer,
     pub(crate) socket: UnixStream,
     /// The peer's process, when it is watched.
     pub(crate) process: Option<PidFd>,
@@ -54,35 +56,42 @@ pub(crate) struct Established {
 /// The control path of one worker.
 #[derive(Debug)]
 pub(crate) struct ShmConnector {
-    bell: Arc<EventFd>,
     options: ShmOptions,
 }
 
 impl ShmConnector {
-    pub(crate) fn new(bell: Arc<EventFd>, options: ShmOptions) -> Self {
-        Self { bell, options }
+    pub(crate) fn new(options: ShmOptions) -> Self {
+        Self { options }
     }
 
-    async fn serve(&self, channel: &mut Channel) -> Result<(Pair, EventFd)> {
-        let made = make_segment();
-        let (segment, pair) = give_up_unless(channel, made).await?;
+    async fn serve(channel: &mut Channel) -> Result<(Pair, Bell, Ringer)> {
+        let made = make_segment().and_then(|made| Ok((made, make_bell()?)));
+        let ((segment, mut pair), (bell, own)) = give_up_unless(channel, made).await?;
         let mut offer = vec![GO_ON];
         offer.extend_from_slice(&offer_body());
-        send(channel, &offer, &[segment.as_fd(), self.bell.as_fd()]).await?;
+        let own_registered = membarrier::available();
+        offer.push(own_registered.into());
+        send(channel, &offer, &[segment.as_fd(), own.as_fd()]).await?;
         let (body, fds) = receive(channel).await?;
-        let answer = one_bell(&body, fds);
-        let bell = give_up_unless(channel, answer).await?;
+        let answer = take_answer(&body, fds);
+        let (ringer, registered) = give_up_unless(channel, answer).await?;
+        if registered && own_registered {
+            pair.both_registered();
+        }
         send(channel, &[GO_ON], &[]).await?;
-        Ok((pair, bell))
+        Ok((pair, bell, ringer))
     }
 
-    async fn dial(&self, channel: &mut Channel) -> Result<(Pair, EventFd)> {
+    async fn dial(channel: &mut Channel) -> Result<(Pair, Bell, Ringer)> {
         let (body, fds) = receive(channel).await?;
-        let taken = take_offer(&body, fds);
-        let parts = give_up_unless(channel, taken).await?;
-        send(channel, &[GO_ON], &[self.bell.as_fd()]).await?;
+        let own_registered = membarrier::available();
+        let taken =
+            take_offer(&body, fds, own_registered).and_then(|taken| Ok((taken, make_bell()?)));
+        let ((pair, ringer), (bell, own)) = give_up_unless(channel, taken).await?;
+        let answer = [GO_ON, own_registered.into()];
+        send(channel, &answer, &[own.as_fd()]).await?;
         receive(channel).await?;
-        Ok(parts)
+        Ok((pair, bell, ringer))
     }
 }
 
@@ -99,6 +108,10 @@ impl Connector for ShmConnector {
         same_user(channel)
     }
 
+    fn admits(&self, channel: &Channel) -> Result<()> {
+        same_user(channel)
+    }
+
     async fn connect(
         &self,
         channel: &mut Channel,
@@ -107,16 +120,19 @@ impl Connector for ShmConnector {
     ) -> Result<Connected> {
         let place = |error: Error| error.over(NAME).with_peer(&peer.name);
         let allowed = self.can_use(channel, peer);
-        let (pair, bell) = async {
+        let (pair, bell, ringer) = async {
             give_up_unless(channel, allowed).await?;
             match role {
-                Role::Server => self.serve(channel).await,
-                Role::Client => self.dial(channel).await,
+                Role::Server => Self::serve(channel).await,
+                Role::Client => Self::dial(channel).await,
             }
         }
         .await
         .map_err(place)?;
         let socket = channel.take_unix().map_err(place)?;
+        if let Ok(process) = PidFd::of_peer(socket.as_fd()) {
+            pair.set_peer(process);
+        }
         // Without a pidfd (an old kernel, another process namespace) the socket alone tells that the peer is gone.
         let process = if self.options.use_pidfd {
             PidFd::of_peer(socket.as_fd()).ok()
@@ -126,6 +142,7 @@ impl Connector for ShmConnector {
         Ok(Connected(Box::new(Established {
             pair,
             bell,
+            ringer,
             socket,
             process,
             name: peer.name.clone(),
@@ -170,40 +187,67 @@ fn offer_body() -> Vec<u8> {
     body
 }
 
-fn take_offer(body: &[u8], fds: Vec<OwnedFd>) -> Result<(Pair, EventFd)> {
-    if body != offer_body() {
+fn take_offer(body: &[u8], fds: Vec<OwnedFd>, own_registered: bool) -> Result<(Pair, Ringer)> {
+    let Some(registered) = body.strip_prefix(&offer_body()[..]) else {
+        fd_passing::close_elsewhere(fds);
         return Err(Error::new(
             ErrorKind::VersionMismatch,
             "the peer lays its segment out differently",
         ));
+    };
+    let registered = match said(registered) {
+        Ok(registered) => registered,
+        Err(error) => {
+            fd_passing::close_elsewhere(fds);
+            return Err(error);
+        }
+    };
+    let [segment, ringer] = exactly(fds)?;
+    let mapping = match Mapping::of_received(segment.as_fd(), SEGMENT) {
+        Ok(mapping) => mapping,
+        Err(error) => {
+            fd_passing::close_elsewhere(vec![segment, ringer]);
+            return Err(Error::io("mapping the peer's segment", error));
+        }
+    };
+    let mut pair = Pair::new(mapping, Role::Client)?;
+    if registered && own_registered {
+        pair.both_registered();
     }
-    let [segment, bell] = exactly(fds)?;
-    let mapping = Mapping::of_received(segment.as_fd(), SEGMENT)
-        .map_err(|error| Error::io("mapping the peer's segment", error))?;
-    Ok((Pair::new(mapping, Role::Client)?, own_bell(bell)?))
+    Ok((pair, take_ringer(ringer)?))
 }
 
-fn one_bell(body: &[u8], fds: Vec<OwnedFd>) -> Result<EventFd> {
-    let [bell] = exactly(fds)?;
-    if !body.is_empty() {
-        return Err(Error::new(
+fn take_answer(body: &[u8], fds: Vec<OwnedFd>) -> Result<(Ringer, bool)> {
+    let [ringer] = exactly(fds)?;
+    let registered = said(body)?;
+    Ok((take_ringer(ringer)?, registered))
+}
+
+/// Whether the peer's process has registered for barriers.
+fn said(body: &[u8]) -> Result<bool> {
+    match body {
+        [0] => Ok(false),
+        [1] => Ok(true),
+        _ => Err(Error::new(
             ErrorKind::Protocol,
-            "the answer to the offer of a segment has a body",
-        ));
+            "the set-up of a segment does not say whether barriers can be had",
+        )),
     }
-    own_bell(bell)
 }
 
-fn own_bell(fd: OwnedFd) -> Result<EventFd> {
-    EventFd::from_owned(fd).map_err(|error| Error::io("taking the peer's doorbell", error))
+fn make_bell() -> Result<(Bell, Ringer)> {
+    Bell::pair().map_err(|error| Error::io("making a doorbell (a socket pair)", error))
+}
+
+fn take_ringer(fd: OwnedFd) -> Result<Ringer> {
+    Ringer::from_received(fd).map_err(|error| Error::io("taking the peer's doorbell", error))
 }
 
 fn exactly<const N: usize>(fds: Vec<OwnedFd>) -> Result<[OwnedFd; N]> {
     fds.try_into().map_err(|fds: Vec<OwnedFd>| {
-        Error::new(
-            ErrorKind::Protocol,
-            format!("{} file descriptors came instead of {N}", fds.len()),
-        )
+        let text = format!("{} file descriptors came instead of {N}", fds.len());
+        fd_passing::close_elsewhere(fds);
+        Error::new(ErrorKind::Protocol, text)
     })
 }
 

@@ -33,15 +33,15 @@ use slab::Slab;
 use super::{
     NAME,
     connector::Established,
-    link::{Peer, RECORD, ShmLink, WaitList},
+    doorbell::before_the_look,
+    link::{Peer, RECORD, ShmLink, WaitList, Waiter},
     ring::Consumer,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    sys::{eventfd::EventFd, fd_passing, pidfd::PidFd},
+    sys::{bell::BellSet, eventfd::EventFd, fd_passing, pidfd::PidFd},
     transport::contract::{Connected, Interface, Link, Registry, Sink},
     types::LinkId,
-    util::loom::fence,
 };
 
 /// So many links are polled in every pass, however idle.
@@ -56,6 +56,9 @@ const RECORDS: usize = 64;
 /// The receiving half of a worker's shared-memory links.
 #[derive(Debug)]
 pub(crate) struct ShmInterface {
+    /// The doorbells of all connections, and `bell`.
+    bells: BellSet,
+    /// Rung by this worker itself.
     bell: Arc<EventFd>,
     registry: Option<Registry>,
     entries: Slab<Entry>,
@@ -98,6 +101,15 @@ struct Event {
     writable: bool,
 }
 
+impl Entry {
+    /// Asks the peer to ring at its next message. What it returns is for [`before_the_look`].
+    #[must_use]
+    fn park(&mut self) -> bool {
+        self.peer.bell.expect();
+        self.consumer.park()
+    }
+}
+
 /// What a look at a hot link showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
@@ -106,8 +118,13 @@ enum Look {
 }
 
 impl ShmInterface {
-    pub(crate) fn new(bell: Arc<EventFd>) -> Self {
-        Self {
+    /// # Errors
+    /// What the system said.
+    pub(crate) fn new() -> io::Result<Self> {
+        let (bells, bell) = (BellSet::new()?, Arc::new(EventFd::new()?));
+        bells.add(&*bell)?;
+        Ok(Self {
+            bells,
             bell,
             registry: None,
             entries: Slab::new(),
@@ -120,7 +137,7 @@ impl ShmInterface {
             events: Vec::new(),
             waiting: Arc::default(),
             writable: Vec::new(),
-        }
+        })
     }
 
     /// Links that are polled in every pass.
@@ -162,6 +179,7 @@ impl ShmInterface {
     }
 
     fn unwatch(&self, entry: &Entry) {
+        self.bells.remove(&entry.peer.bell);
         let Some(registry) = &self.registry else {
             return;
         };
@@ -235,7 +253,7 @@ impl ShmInterface {
         *done += taken;
         // Also when nothing was taken: the sender may have raised its flag after the last look.
         if entry.consumer.room_is_wanted() {
-            entry.peer.bell.ring();
+            entry.peer.ringer.ring();
         }
         if taken > 0 {
             entry.idle = 0;
@@ -259,10 +277,9 @@ impl ShmInterface {
     fn cool(&mut self, slot: usize) -> Look {
         let entry = &mut self.entries[slot];
         entry.idle = 0;
-        entry.consumer.park();
-        fence(Ordering::SeqCst);
+        before_the_look(entry.park());
         if entry.consumer.room_is_wanted() {
-            entry.peer.bell.ring();
+            entry.peer.ringer.ring();
         }
         if entry.consumer.has_message() {
             if !self.armed {
@@ -339,9 +356,12 @@ impl ShmInterface {
             let error = match outcome {
                 Ok((RECORD, fds)) => {
                     let (segment, length) = record.split_at(8);
-                    if let Ok([fd]) = <[_; 1]>::try_from(fds) {
-                        sink.shared(entry.id, number(segment), fd, number(length));
-                        continue;
+                    match <[_; 1]>::try_from(fds) {
+                        Ok([fd]) => {
+                            sink.shared(entry.id, number(segment), fd, number(length));
+                            continue;
+                        }
+                        Err(fds) => fd_passing::close_elsewhere(fds),
                     }
                     Error::new(
                         ErrorKind::Protocol,
@@ -349,10 +369,13 @@ impl ShmInterface {
                     )
                 }
                 Ok((0, _)) => hung_up(entry, None),
-                Ok(_) => Error::new(
-                    ErrorKind::Protocol,
-                    "a record of shared memory was cut short",
-                ),
+                Ok((_, fds)) => {
+                    fd_passing::close_elsewhere(fds);
+                    Error::new(
+                        ErrorKind::Protocol,
+                        "a record of shared memory was cut short",
+                    )
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return done,
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => Error::new(
                     ErrorKind::Protocol,
@@ -412,6 +435,7 @@ impl Interface for ShmInterface {
         let Established {
             pair,
             bell,
+            ringer,
             socket,
             process,
             name,
@@ -422,13 +446,14 @@ impl Interface for ShmInterface {
         let peer = Arc::new(Peer {
             pair: Arc::new(pair),
             bell,
+            ringer,
             socket,
             name,
             closed: AtomicBool::new(false),
             share_waits: AtomicBool::new(false),
         });
         // SAFETY: the entry keeps the pair mapped; the `Established` is consumed, so this is the pair's one consumer here.
-        let consumer = unsafe { Consumer::new(peer.pair.incoming()) };
+        let consumer = unsafe { Consumer::new(peer.pair.incoming(), peer.pair.may_be_calm()) };
         let entry = Entry {
             id,
             consumer,
@@ -439,6 +464,9 @@ impl Interface for ShmInterface {
             ended: None,
             is_dead: false,
         };
+        self.bells
+            .add(&peer.bell)
+            .map_err(|error| Error::io("listening to the peer's doorbell", error))?;
         let slot = self.entries.insert(entry);
         if let Err(error) = self.watch(slot) {
             self.unwatch(&self.entries[slot]);
@@ -450,8 +478,7 @@ impl Interface for ShmInterface {
         if self.armed {
             // The worker sleeps: arm the new link as well, and wake the worker if something is there already.
             let entry = &mut self.entries[slot];
-            entry.consumer.park();
-            fence(Ordering::SeqCst);
+            before_the_look(entry.park());
             if entry.consumer.has_message() {
                 self.bell.ring();
             }
@@ -535,18 +562,17 @@ impl Interface for ShmInterface {
         if self.scan || !self.events.is_empty() {
             return false;
         }
+        let mut calm = false;
         for &slot in &self.hot {
-            self.entries[slot].consumer.park();
+            calm |= self.entries[slot].park();
         }
-        self.waiting
-            .for_each(|waiter| waiter.ring.want_room().raise());
-        // One for all flags: see `doorbell`.
-        fence(Ordering::SeqCst);
+        self.waiting.for_each(Waiter::ask);
+        before_the_look(calm);
         let mut found = false;
         for &slot in &self.hot {
             let entry = &mut self.entries[slot];
             if entry.consumer.room_is_wanted() {
-                entry.peer.bell.ring();
+                entry.peer.ringer.ring();
             }
             found |= entry.ended.is_some() || entry.consumer.has_message();
         }
@@ -572,7 +598,7 @@ impl Interface for ShmInterface {
     }
 
     fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.bell.as_fd())
+        Some(self.bells.as_fd())
     }
 }
 

@@ -25,7 +25,11 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind},
-    sys::{eventfd::EventFd, fd_passing},
+    sys::{
+        bell::{Bell, Ringer},
+        eventfd::EventFd,
+        fd_passing,
+    },
     transport::contract::{Link, LinkAttributes, SendError, Sink},
     types::LinkId,
     util::loom::fence,
@@ -38,7 +42,9 @@ pub(crate) const RECORD: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) pair: Arc<Pair>,
-    pub(crate) bell: EventFd,
+    /// This end's doorbell.
+    pub(crate) bell: Bell,
+    pub(crate) ringer: Ringer,
     pub(crate) socket: UnixStream,
     pub(crate) name: String,
     /// Whether the interface has given the connection up.
@@ -61,7 +67,15 @@ pub(crate) struct WaitList {
 pub(crate) struct Waiter {
     pub(crate) link: LinkId,
     pub(crate) ring: Waiting,
-    _peer: Arc<Peer>,
+    peer: Arc<Peer>,
+}
+
+impl Waiter {
+    /// Asks the peer to ring when there is room. The caller fences before it looks.
+    pub(crate) fn ask(&self) {
+        self.peer.bell.expect();
+        self.ring.want_room().raise();
+    }
 }
 
 impl WaitList {
@@ -109,7 +123,7 @@ pub(crate) struct ShmLink {
     producer: Producer,
     peer: Arc<Peer>,
     waiting: Arc<WaitList>,
-    /// This worker's own doorbell.
+    /// Wakes this worker itself.
     own_bell: Arc<EventFd>,
 }
 
@@ -146,7 +160,7 @@ impl ShmLink {
 
     #[cold]
     fn ring(&self) {
-        self.peer.bell.ring();
+        self.peer.ringer.ring();
     }
 
     #[cold]
@@ -167,8 +181,9 @@ impl ShmLink {
         if self.waiting.add(Waiter {
             link: self.id,
             ring,
-            _peer: Arc::clone(&self.peer),
+            peer: Arc::clone(&self.peer),
         }) {
+            self.peer.bell.expect();
             ring.want_room().raise();
             fence(Ordering::SeqCst);
             if ring.has_room() {

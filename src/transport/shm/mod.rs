@@ -1,14 +1,14 @@
 //! Shared memory between two workers of one host: the fastest path there is between processes.
 //!
 //! Comes in: a channel that passes fds (a Unix socket) to a peer of the same user. Goes out: links whose short messages cost one
-//! cache line and no system call, eventfds rung only for a peer that sleeps, and the [`Pair`], by which two ends agree on
+//! cache line and no system call, doorbells rung only for a peer that sleeps, and the [`Pair`], by which two ends agree on
 //! memory that one of them copies for both. Uses `sys`, `types`, `util::loom`. Chosen before everything else on a host.
 //!
 //! | file | idea |
 //! |---|---|
 //! | `layout` | the drawing of the segment |
 //! | `ring` | one direction: producer, consumer |
-//! | `doorbell` | the flags that ask for a ring of the eventfd, and why nothing is lost |
+//! | `doorbell` | the flags that ask for a ring of the bell, and why nothing is lost |
 //! | `pair` | the mapped segment; words for one-copy transfers |
 //! | `connector` | the handshake that makes and passes the segment |
 //! | `link`, `iface` | the two halves that the worker drives |
@@ -36,10 +36,11 @@ mod tests;
 use std::sync::Arc;
 
 pub use pair::Pair;
+pub(crate) use pair::Standing;
 
 use crate::{
     error::{Error, Result},
-    sys::{eventfd::EventFd, memfd::Memfd},
+    sys::{bell::Bell, memfd::Memfd},
     transport::contract::{Opened, Reach, Transport},
 };
 
@@ -88,18 +89,17 @@ impl Transport for Shm {
         let segment =
             Memfd::create(c"wharf-probe", layout::SEGMENT).and_then(|segment| segment.map());
         segment.map_err(|error| Error::io("making sealed anonymous memory (memfd)", error))?;
-        new_bell().map(|_| ())
+        let bell = Bell::pair();
+        bell.map_err(|error| Error::io("making a doorbell (a socket pair)", error))?;
+        Ok(())
     }
 
     fn open(&self) -> Result<Opened> {
-        let bell = Arc::new(new_bell()?);
+        let interface = iface::ShmInterface::new()
+            .map_err(|error| Error::io("making a doorbell (epoll, eventfd)", error))?;
         Ok(Opened {
-            interface: Box::new(iface::ShmInterface::new(Arc::clone(&bell))),
-            connector: Arc::new(connector::ShmConnector::new(bell, self.options.clone())),
+            interface: Box::new(interface),
+            connector: Arc::new(connector::ShmConnector::new(self.options.clone())),
         })
     }
-}
-
-fn new_bell() -> Result<EventFd> {
-    EventFd::new().map_err(|error| Error::io("making a doorbell (eventfd)", error))
 }

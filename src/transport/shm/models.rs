@@ -7,7 +7,7 @@
 use std::ptr::NonNull;
 
 use super::{
-    doorbell::Flag,
+    doorbell::{Flag, LEFT_OUT, before_the_look},
     layout::{CELLS, Cell, ConsumerLine, Content, MAX_INLINE, ProducerLine},
     ring::{Consumer, Producer, PushError, RingMemory, Waiting},
 };
@@ -58,7 +58,7 @@ impl Ring {
 
     fn consumer(&self) -> Consumer {
         // SAFETY: see the module's docs.
-        unsafe { Consumer::new(self.memory()) }
+        unsafe { Consumer::new(self.memory(), true) }
     }
 }
 
@@ -115,15 +115,45 @@ fn a_receiver_that_parks_sees_the_message_or_is_rung() {
         };
         let consumer = {
             let mut consumer = ring.consumer();
-            consumer.park();
+            before_the_look(consumer.park());
             consumer
         };
-        fence(Ordering::SeqCst);
         let sleeps = !consumer.has_message();
         let rung = sender.join().expect("sender");
         assert!(rung || !sleeps, "a lost wake-up");
         assert!(consumer.has_message());
     });
+}
+
+/// A receiver that is calm goes to sleep while the sender, which leaves its fence out, sends.
+fn calm() {
+    loom::model(|| {
+        let ring = Ring::new();
+        let mut consumer = ring.consumer();
+        let mut producer = ring.producer();
+        push(&mut producer, 0).expect("room");
+        assert!(take(&mut consumer, 0));
+        let sender = thread::spawn(move || push(&mut producer, 1).expect("room"));
+        let calm = consumer.park();
+        assert!(calm, "it has taken a message without a sleep");
+        before_the_look(calm);
+        let sleeps = !consumer.has_message();
+        let rung = sender.join().expect("sender");
+        assert!(rung || !sleeps, "a lost wake-up");
+        drop(ring);
+    });
+}
+
+#[test]
+fn a_calm_receiver_sees_the_message_or_is_rung() {
+    calm();
+}
+
+#[test]
+#[should_panic(expected = "a lost wake-up")]
+fn without_its_barrier_a_calm_receiver_misses_one() {
+    LEFT_OUT.set(true);
+    calm();
 }
 
 #[test]
@@ -152,8 +182,7 @@ fn a_receiver_that_parks_again_is_rung_again() {
             while take(&mut consumer, taken) {
                 taken += 1;
             }
-            consumer.park();
-            fence(Ordering::SeqCst);
+            before_the_look(consumer.park());
             if !consumer.has_message() {
                 sleeps_since = Some(cleared);
                 // Asleep, unless something rings: only then it goes round again.
@@ -186,8 +215,7 @@ fn a_sender_that_waits_for_room_sees_it_or_is_rung() {
                 assert!(take(&mut consumer, 0));
                 let rings = consumer.room_is_wanted();
                 // Going to sleep, as every receiver does in the end.
-                consumer.park();
-                fence(Ordering::SeqCst);
+                before_the_look(consumer.park());
                 consumer.room_is_wanted() || rings
             })
         };

@@ -10,14 +10,21 @@
 //!
 //! # Touching the peer's memory
 //! An end that reads or writes memory lent by the other (a shared region, a `process_vm` transfer) calls [`Pair::enter`], then
-//! checks that the loan still stands ([`Pair::peer_over`], [`Pair::peer_generation`], [`Pair::claim`], [`Pair::stands`]), moves the bytes, and calls [`Pair::leave`]. The
-//! owner that takes a loan back changes the generation, revokes the slot or takes all back ([`Pair::end`]) first, and then waits until [`Pair::peer_active`] was
+//! checks that the loan still stands ([`Pair::peer_over`], [`Pair::standing`], [`Pair::claim`], [`Pair::stands`]), moves the bytes, and calls [`Pair::leave`]. The
+//! owner that takes a loan back changes the generation ([`Pair::take_back`]), revokes the slot or takes all back ([`Pair::end`]) first, and then waits until [`Pair::peer_active`] was
 //! seen `false` once, or the peer's death was reported. Both sides have a full barrier between their store and their load, so
-//! either the toucher sees that the loan is over or the owner sees the toucher.
+//! either the toucher sees that the loan is over or the owner sees the toucher. Where both processes have registered for it, the owner pays
+//! for both, by a barrier that every thread of the two passes.
 
-use std::{fmt, ptr::NonNull};
+use std::{
+    fmt,
+    ptr::NonNull,
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
 
 use super::{
+    doorbell::before_the_look,
     layout::{
         ACTIVE, Active, BYTES, CELL, CONSUMER, GENERATION, GENERATIONS, PRODUCER, SEGMENT,
         TRANSFER, TRANSFERS, TransferSlot,
@@ -26,15 +33,18 @@ use super::{
 };
 use crate::{
     error::Result,
-    sys::memfd::Mapping,
+    sys::{membarrier, memfd::Mapping, pidfd::PidFd},
     transport::contract::Role,
-    util::loom::{AtomicBool, AtomicU64, Ordering, fence, full_fence},
+    util::loom::{AtomicBool, AtomicU64, Ordering, full_fence},
 };
 
 /// A token is the generation of a transfer's word above the number of its slot.
 const TOKEN_SLOT_BITS: u32 = TRANSFERS.trailing_zeros();
 const TOKEN_SLOT: u32 = TRANSFERS as u32 - 1;
 const TOKEN_GENERATIONS: u64 = (u32::MAX >> TOKEN_SLOT_BITS) as u64;
+
+/// Copying a chunk takes less.
+const QUIET_WITHIN: Duration = Duration::from_micros(200);
 
 /// The segment between two workers, as one of them sees it.
 pub struct Pair {
@@ -43,6 +53,29 @@ pub struct Pair {
     /// Own transfer words that are free, one bit each.
     free: parking_lot::Mutex<u32>,
     exited: AtomicBool,
+    /// It stayed inside this end's memory when it was waited for.
+    is_slow: AtomicBool,
+    /// The peer's process, where the system says which it is.
+    process: OnceLock<PidFd>,
+    /// Regions of this end that the peer was let at, one bit each.
+    let_at: [AtomicU64; GENERATIONS / 64],
+    /// Both processes can be made to pass a barrier, so that whoever comes by often leaves its fences out.
+    calm: bool,
+}
+
+/// Whether an end is let at a region of the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Let,
+    /// It was; the region is exposed no longer.
+    TakenBack,
+    /// The owner was not shown the key yet, or the key is wrong.
+    Unknown,
+}
+
+/// What stands in place of the generation of a region that was taken back: nothing to who does not know that.
+const fn taken_back(generation: u64) -> u64 {
+    !generation
 }
 
 impl Pair {
@@ -67,7 +100,21 @@ impl Pair {
             role,
             free: parking_lot::Mutex::new(u32::MAX),
             exited: AtomicBool::new(false),
+            is_slow: AtomicBool::new(false),
+            process: OnceLock::new(),
+            let_at: Default::default(),
+            calm: false,
         })
+    }
+
+    /// Both ends have registered for [`membarrier::heavy_for_all`], and have said so.
+    pub(crate) fn both_registered(&mut self) {
+        self.calm = true;
+    }
+
+    /// Whether they have.
+    pub(crate) fn may_be_calm(&self) -> bool {
+        self.calm
     }
 
     /// Which end this is.
@@ -90,7 +137,11 @@ impl Pair {
     #[inline]
     pub fn enter(&self) {
         self.active(self.mine()).inside.store(1, Ordering::Relaxed);
-        full_fence();
+        if self.calm {
+            membarrier::light();
+        } else {
+            full_fence();
+        }
     }
 
     /// Says "done": everything that was read or written since [`Pair::enter`] comes before it.
@@ -104,31 +155,61 @@ impl Pair {
     #[inline]
     #[must_use]
     pub fn peer_active(&self) -> bool {
-        fence(Ordering::SeqCst);
+        before_the_look(self.calm);
         self.active(1 - self.mine()).inside.load(Ordering::Acquire) != 0
     }
 
-    /// Publishes the generation of region `slot` of this end; a slot past [`Pair::GENERATIONS`] is reached by messages only. To take a region back, publish another
-    /// generation, then wait for [`Pair::peer_active`] to be `false`.
-    pub fn publish_generation(&self, slot: u32, generation: u64) {
-        if (slot as usize) < GENERATIONS {
+    /// Lets the peer, which has shown the key of this end's region, at it directly. A slot past [`Pair::GENERATIONS`] is reached by messages only.
+    pub(crate) fn let_at(&self, slot: u32, generation: u64) {
+        if let Some(let_at) = self.let_at.get(slot as usize / 64) {
+            let_at.fetch_or(1 << (slot % 64), Ordering::Relaxed);
             self.generation(self.mine(), slot)
                 .store(generation, Ordering::Release);
         }
     }
 
+    /// Whether the peer is let at any region.
+    pub(crate) fn has_let(&self) -> bool {
+        let mut all = self.let_at.iter();
+        all.any(|let_at| let_at.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Takes a region back. `true`: the peer was let at it, and may be inside until [`Pair::peer_active`] was `false`.
+    pub(crate) fn take_back(&self, slot: u32, generation: u64) -> bool {
+        let bit = 1 << (slot % 64);
+        let was_let = self
+            .let_at
+            .get(slot as usize / 64)
+            .is_some_and(|let_at| let_at.fetch_and(!bit, Ordering::Relaxed) & bit != 0);
+        if was_let {
+            self.generation(self.mine(), slot)
+                .store(taken_back(generation), Ordering::Release);
+        }
+        was_let
+    }
+
     /// Takes everything back that this end has lent, for good.
     pub(crate) fn end(&self) {
         self.active(self.mine()).over.store(1, Ordering::Release);
-        (0..GENERATIONS as u32).for_each(|slot| self.publish_generation(slot, 0));
+        for slot in 0..GENERATIONS as u32 {
+            self.generation(self.mine(), slot)
+                .store(0, Ordering::Release);
+        }
     }
 
-    /// The generation of the peer's region `slot` (modulo [`Pair::GENERATIONS`]), for an end that has called [`Pair::enter`].
-    #[inline]
-    #[must_use]
-    pub fn peer_generation(&self, slot: u32) -> u64 {
-        self.generation(1 - self.mine(), slot)
-            .load(Ordering::Acquire)
+    /// What the peer says of its region `slot` (modulo [`Pair::GENERATIONS`]) under this key, for an end that has called [`Pair::enter`].
+    #[inline(always)]
+    pub(crate) fn standing(&self, slot: u32, generation: u64) -> Standing {
+        let seen = self
+            .generation(1 - self.mine(), slot)
+            .load(Ordering::Acquire);
+        if seen == generation {
+            Standing::Let
+        } else if seen == taken_back(generation) {
+            Standing::TakenBack
+        } else {
+            Standing::Unknown
+        }
     }
 
     /// Whether the peer has taken everything back, for an end that has called [`Pair::enter`]. It may have ended the connection before this end
@@ -152,10 +233,50 @@ impl Pair {
         self.exited.store(true, Ordering::Release);
     }
 
+    /// Notes the peer's process.
+    pub(crate) fn set_peer(&self, process: PidFd) {
+        // It is noted once.
+        let _ = self.process.set(process);
+    }
+
     /// Whether the peer is known to touch nothing any more, whatever its word says.
     #[must_use]
     pub fn peer_exited(&self) -> bool {
         self.exited.load(Ordering::Acquire)
+    }
+
+    /// Whether the peer is outside this end's memory. It is inside for the copy of one chunk at most: waits a moment for that, and not again
+    /// for one that stayed.
+    #[must_use]
+    pub(crate) fn is_peer_quiet(&self) -> bool {
+        let mut until = None;
+        loop {
+            if !self.peer_active() || self.peer_exited() {
+                self.is_slow.store(false, Ordering::Relaxed);
+                return true;
+            }
+            let now = Instant::now();
+            if self.is_slow.load(Ordering::Relaxed)
+                || now > *until.get_or_insert(now + QUIET_WITHIN)
+            {
+                self.is_slow.store(true, Ordering::Relaxed);
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Whether the peer is outside this end's memory, or dead: of what it was lent before and is lent no longer, it touches nothing after that.
+    #[must_use]
+    pub(crate) fn is_peer_outside(&self) -> bool {
+        if !self.peer_active() || self.peer_exited() {
+            return true;
+        }
+        let has_exited = self.process.get().is_some_and(PidFd::has_exited);
+        if has_exited {
+            self.set_peer_exited();
+        }
+        has_exited
     }
 
     /// Opens a word for a transfer that both ends count chunks of. `None` when all [`Pair::OWN_TRANSFERS`] are in use. The token names slot and generation, so
@@ -170,7 +291,7 @@ impl Pair {
         let slot = (self.mine() * Self::OWN_TRANSFERS) as u32 + index;
         let generation = (self.transfer(slot).next.load(Ordering::Relaxed) >> 32).wrapping_add(1)
             & TOKEN_GENERATIONS;
-        self.transfer(slot).done.store(0, Ordering::Relaxed);
+        self.transfer(slot).done.store(0, Ordering::Release);
         self.transfer(slot)
             .next
             .store(generation << 32, Ordering::Release);
@@ -226,6 +347,20 @@ impl Pair {
             .done
             .fetch_add(1, Ordering::AcqRel)
             + 1
+    }
+
+    /// Whether `total` chunks have been moved, as both ends say. The end that opened the word may have closed it since, or used it again: it does
+    /// so only when the transfer is over.
+    #[must_use]
+    pub fn is_complete(&self, token: u32, total: u64) -> bool {
+        let slot = self.transfer(token & TOKEN_SLOT);
+        // The word is closed before it is counted from zero again.
+        if slot.done.load(Ordering::Acquire) >= total {
+            return true;
+        }
+        let seen = slot.next.load(Ordering::Acquire);
+        seen >> 32 != u64::from(token >> TOKEN_SLOT_BITS)
+            || seen & u64::from(u32::MAX) == u64::from(u32::MAX)
     }
 
     /// Closes a transfer to further claims. Chunks claimed before may still move: see [`Pair::peer_active`].

@@ -20,14 +20,19 @@ use std::{
 use tokio::net::{UnixListener, UnixStream};
 
 use super::{
-    Pair, Shm, ShmOptions,
+    Pair, Shm, ShmOptions, Standing,
     connector::Established,
     iface::ShmInterface,
-    layout::{AREA, CELLS, Kind, MAX_BCOPY, MAX_INLINE, Word, place},
+    layout::{AREA, CELLS, Kind, MAX_BCOPY, MAX_INLINE, SEGMENT, Word, place},
+    ring::Consumer,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    sys::{eventfd::EventFd, memfd::Memfd},
+    sys::{
+        bell::Bell,
+        eventfd::EventFd,
+        memfd::{Mapping, Memfd},
+    },
     transport::{
         channel::Channel,
         contract::{
@@ -81,12 +86,8 @@ const BELL: mio::Token = mio::Token(usize::MAX >> 1);
 
 impl Side {
     fn new(options: ShmOptions) -> Self {
-        let bell = Arc::new(EventFd::new().expect("eventfd"));
-        let connector = Arc::new(super::connector::ShmConnector::new(
-            Arc::clone(&bell),
-            options,
-        ));
-        let mut interface = ShmInterface::new(bell);
+        let connector = Arc::new(super::connector::ShmConnector::new(options));
+        let mut interface = ShmInterface::new().expect("doorbells");
         let poll = mio::Poll::new().expect("poll");
         let registry = poll.registry().try_clone().expect("registry");
         interface
@@ -166,6 +167,7 @@ fn peer() -> PeerInfo {
     PeerInfo {
         identity,
         name: "the other".into(),
+        certificates: None,
     }
 }
 
@@ -624,8 +626,8 @@ fn a_thousand_links_on_one_worker() {
         nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE, wanted, hard)
             .expect("limit");
     }
-    // Four descriptors a link stay open: two sockets, two doorbells.
-    let count = 1000.min((wanted.max(limit) / 5) as u32);
+    // Six descriptors a link stay open: two sockets, and both ends of two doorbells.
+    let count = 1000.min((wanted.max(limit) / 7) as u32);
     let (mut client, mut server) = (Side::new(no_pidfd()), Side::new(no_pidfd()));
     let mut links: Vec<_> = (0..count)
         .map(|id| connect(&mut client, id, &mut server, id))
@@ -689,7 +691,7 @@ fn memory_is_shared_by_descriptor() {
     server.progress_until("three segments", |inbox| inbox.shared.len() == 3);
     for (number, (from, id, fd, length)) in server.inbox.shared.iter().enumerate() {
         assert_eq!((*from, *id, *length), (LinkId(2), number as u64, 8192));
-        crate::sys::memfd::Mapping::of_received(fd.as_fd(), 8192).expect("map");
+        Mapping::of_received(fd.as_fd(), 8192).expect("map");
     }
 }
 
@@ -760,11 +762,20 @@ fn words_for_one_copy_transfers_agree() {
     assert!(!b.peer_active());
     assert!(!a.peer_over() && !b.peer_over());
     for slot in [0, 1, Pair::GENERATIONS as u32 - 1] {
-        a.publish_generation(slot, 5 + u64::from(slot));
+        let key = 5 + u64::from(slot);
+        assert_eq!(b.standing(slot, key), Standing::Unknown);
+        a.let_at(slot, key);
         assert_eq!(
-            (b.peer_generation(slot), a.peer_generation(slot)),
-            (5 + u64::from(slot), 0)
+            (b.standing(slot, key), a.standing(slot, key)),
+            (Standing::Let, Standing::Unknown)
         );
+        assert_eq!(b.standing(slot, key + 1), Standing::Unknown);
+    }
+    assert!(a.take_back(0, 5) && !a.take_back(0, 5) && !a.take_back(2, 7));
+    assert_eq!(b.standing(0, 5), Standing::TakenBack);
+    for beyond in [Pair::GENERATIONS as u32, u32::MAX] {
+        a.let_at(beyond, 1);
+        assert!(!a.take_back(beyond, 1));
     }
     let word = b.acquire().expect("a free word");
     let claimed: Vec<_> = std::iter::from_fn(|| a.claim(word, 3)).collect();
@@ -791,7 +802,7 @@ fn words_for_one_copy_transfers_agree() {
     // An end that takes all back says so to the other, and its regions go.
     a.end();
     assert!(b.peer_over() && !a.peer_over());
-    assert_eq!(b.peer_generation(1), 0);
+    assert_eq!(b.standing(1, 6), Standing::Unknown);
 }
 
 #[test]
@@ -815,18 +826,22 @@ fn a_channel_without_descriptors_is_refused() {
 #[test]
 fn a_bad_offer_is_refused_and_the_channel_stays_in_step() {
     let memory = Memfd::create(c"wharf-test", 4096).expect("memfd");
+    let (_bell, ringer) = Bell::pair().expect("pair");
     let bell = EventFd::new().expect("eventfd");
+    let segment = Memfd::create(c"wharf-test", 0x40000).expect("memfd");
     let good = {
         let mut offer = vec![0];
         offer.extend_from_slice(b"wharfshm");
-        offer.extend_from_slice(&1_u32.to_le_bytes());
+        offer.extend_from_slice(&3_u32.to_le_bytes());
         offer.extend_from_slice(&0x40000_u32.to_le_bytes());
         offer
     };
-    let offers: [(&[u8], Vec<BorrowedFd<'_>>); 4] = [
-        (&good, vec![memory.as_fd(), bell.as_fd()]),
+    let offers: [(&[u8], Vec<BorrowedFd<'_>>); 5] = [
+        (&good, vec![memory.as_fd(), ringer.as_fd()]),
+        // It could block whoever rings it.
+        (&good, vec![segment.as_fd(), bell.as_fd()]),
         (&good, vec![memory.as_fd()]),
-        (&good[..9], vec![memory.as_fd(), bell.as_fd()]),
+        (&good[..9], vec![segment.as_fd(), ringer.as_fd()]),
         (&[7], vec![]),
     ];
     for (offer, fds) in offers {
@@ -846,6 +861,68 @@ fn a_bad_offer_is_refused_and_the_channel_stays_in_step() {
             assert_eq!(two.receive().await.expect("in step").0, b"next");
         });
     }
+}
+
+/// A peer that asks to be rung, and has made the bell that it gave one that blocks and is full.
+#[test]
+fn a_bell_that_blocks_does_not_hold_the_sender() {
+    let mut victim = Side::new(no_pidfd());
+    let (connected, segment, ringer, _bell) = runtime().block_on(async {
+        let (one, two) = UnixStream::pair().expect("pair");
+        let (mut one, mut two) = (Channel::unix(one), Channel::unix(two));
+        let info = peer();
+        let hostile = async {
+            let (_, fds) = two.receive().await.expect("offer");
+            let (bell, ringer) = Bell::pair().expect("pair");
+            // Go on, and no barriers.
+            two.send(&[0, 0], &[ringer.as_fd()]).await.expect("answer");
+            two.receive().await.expect("verdict");
+            let segment = fds.into_iter().next().expect("the segment");
+            // The bell stays open, and nobody reads it.
+            let ringer = ringer.as_fd().try_clone_to_owned().expect("kept");
+            (segment, ringer, bell)
+        };
+        let (connected, (segment, ringer, bell)) = tokio::join!(
+            victim.connector.connect(&mut one, Role::Server, &info),
+            hostile
+        );
+        (connected.expect("connect"), segment, ringer, bell)
+    });
+    let mut link = victim
+        .interface
+        .attach(LinkId(0), connected)
+        .expect("attach");
+    let flags = nix::fcntl::OFlag::from_bits_retain(
+        nix::fcntl::fcntl(&ringer, nix::fcntl::FcntlArg::F_GETFL).expect("flags"),
+    );
+    let blocking = nix::fcntl::FcntlArg::F_SETFL(flags - nix::fcntl::OFlag::O_NONBLOCK);
+    nix::fcntl::fcntl(&ringer, blocking).expect("flags");
+    let full = nix::sys::socket::MsgFlags::MSG_DONTWAIT;
+    while nix::sys::socket::send(ringer.as_raw_fd(), &[0; 64], full).is_ok() {}
+    let mapping = Mapping::of_received(segment.as_fd(), SEGMENT).expect("map");
+    let pair = Pair::new(mapping, Role::Client).expect("pair");
+    // SAFETY: the pair outlives it, and is the only one of this end.
+    let mut consumer = unsafe { Consumer::new(pair.incoming(), pair.may_be_calm()) };
+    let (told, heard) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for number in 0..3 {
+                link.am_short(9, number, b"for a sleeper").expect("room");
+                told.send(number).expect("the test goes on");
+                thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let _calm = consumer.park();
+        for number in 0..3 {
+            let outcome = heard.recv_timeout(WATCHDOG);
+            if outcome != Ok(number) {
+                // The thread would keep the test for ever.
+                eprintln!("the sender of message {number} is held: {outcome:?}");
+                std::process::abort();
+            }
+            let _calm = consumer.park();
+        }
+    });
 }
 
 const CHILD: &str = "WHARF_TEST_SHM_CHILD";
@@ -903,10 +980,11 @@ fn a_killed_process_is_told_after_its_messages() {
                     .expect("connect"),
             )
         });
-        let _link = server
+        let link = server
             .interface
             .attach(LinkId(3), connected)
             .expect("attach");
+        let pair = link.pair().expect("pair");
         server.progress_until("the first message", |inbox| !inbox.messages.is_empty());
         server.progress_until("all messages", |inbox| inbox.messages.len() == 100);
         child.kill().expect("kill");
@@ -918,5 +996,6 @@ fn a_killed_process_is_told_after_its_messages() {
         };
         assert_eq!(server.inbox.failed, [(LinkId(3), kind)]);
         assert_eq!(child.wait().expect("wait").signal(), Some(9));
+        assert!(pair.is_peer_outside());
     }
 }

@@ -1,7 +1,7 @@
 //! Turns the channel that a connection was set up over into a link.
 //!
 //! ```text
-//! both ends:  hello {magic, version, longest frame} ⇄ hello,  verdict ⇄ verdict,  then frames on the same socket
+//! both ends:  hello {magic, version, longest frame, flags, CRC-32 of these} ⇄ hello,  verdict ⇄ verdict,  then frames on the same socket
 //! ```
 
 use async_trait::async_trait;
@@ -9,16 +9,18 @@ use socket2::{Socket, TcpKeepalive};
 
 use super::{
     Tcp, TcpOptions,
-    frame::{LONG, MAX_PREFIX},
+    frame::{Format, LONG, MAX_PREFIX},
 };
 use crate::{
     ErrorKind,
     error::{Error, Result},
-    transport::{Connected, Connector, PeerInfo, Role, channel::Channel},
+    transport::{Connected, Connector, PeerInfo, Role, channel::Channel, tls::Session},
 };
 
 const MAGIC: &[u8; 4] = b"wtcp";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// A flag: this end wants checksums.
+const CHECKSUMS: u8 = 1;
 /// Bytes in the kernel that it has not sent yet and with which it takes no more: what a short message waits behind. Two of these keep it
 /// sending.
 pub(super) const UNSENT: u32 = 256 << 10;
@@ -27,15 +29,28 @@ const REFUSED: u8 = 0;
 /// Smallest frame limit that makes sense: a message that is always delivered whole.
 const LEAST: usize = LONG + MAX_PREFIX;
 
+/// Bytes of a hello.
+const HELLO: usize = 14;
+
+#[cold]
+fn too_short() -> Error {
+    Error::new(
+        ErrorKind::Protocol,
+        "the peer's offer of a link is too short",
+    )
+}
+
 /// What [`super::iface::TcpInterface`] attaches.
 #[derive(Debug)]
 pub(super) struct Established {
     /// Connected, non-blocking, options set.
     pub(super) socket: Socket,
+    /// What encrypts it.
+    pub(super) session: Option<Box<Session>>,
     /// How errors name the peer.
     pub(super) peer: String,
-    /// Longest body that both ends take.
-    pub(super) limit: usize,
+    /// How both ends write frames.
+    pub(super) format: Format,
 }
 
 /// Sets links up.
@@ -51,25 +66,27 @@ impl TcpConnector {
         Self { options }
     }
 
-    fn hello(&self) -> [u8; 9] {
-        let mut hello = [0; 9];
+    fn hello(&self) -> [u8; HELLO] {
+        let mut hello = [0; HELLO];
         hello[..4].copy_from_slice(MAGIC);
         hello[4] = VERSION;
-        hello[5..].copy_from_slice(
+        hello[5..9].copy_from_slice(
             &u32::try_from(self.options.max_frame)
                 .unwrap_or(u32::MAX)
                 .to_le_bytes(),
         );
+        if self.options.checksums {
+            hello[9] |= CHECKSUMS;
+        }
+        let sum = crc32fast::hash(&hello[..HELLO - 4]);
+        hello[HELLO - 4..].copy_from_slice(&sum.to_le_bytes());
         hello
     }
 
-    /// The frame limit for both, from the peer's hello. Later versions may append to it.
-    fn agree(&self, hello: &[u8]) -> Result<usize> {
-        let [m0, m1, m2, m3, version, l0, l1, l2, l3, ..] = *hello else {
-            return Err(Error::new(
-                ErrorKind::Protocol,
-                "the peer's offer of a link is too short",
-            ));
+    /// How both write frames, from the peer's hello. Later versions may append to it.
+    pub(super) fn agree(&self, hello: &[u8]) -> Result<Format> {
+        let &[m0, m1, m2, m3, version, ..] = hello else {
+            return Err(too_short());
         };
         if [m0, m1, m2, m3] != *MAGIC {
             return Err(Error::new(
@@ -85,6 +102,14 @@ impl TcpConnector {
                 ),
             ));
         }
+        let &[said @ .., s0, s1, s2, s3] = hello.first_chunk::<HELLO>().ok_or_else(too_short)?;
+        if crc32fast::hash(&said) != u32::from_le_bytes([s0, s1, s2, s3]) {
+            return Err(Error::new(
+                ErrorKind::Protocol,
+                "the checksum of the peer's offer of a link is wrong",
+            ));
+        }
+        let [_, _, _, _, _, l0, l1, l2, l3, flags] = said;
         let theirs = u32::from_le_bytes([l0, l1, l2, l3]) as usize;
         if theirs < LEAST {
             return Err(Error::new(
@@ -92,7 +117,10 @@ impl TcpConnector {
                 format!("the peer takes frames of {theirs} bytes only"),
             ));
         }
-        Ok(theirs.min(self.options.max_frame))
+        Ok(Format {
+            limit: theirs.min(self.options.max_frame),
+            checksums: self.options.checksums || flags & CHECKSUMS != 0,
+        })
     }
 
     fn prepare(&self, socket: &Socket) -> std::io::Result<()> {
@@ -111,15 +139,13 @@ impl TcpConnector {
 #[async_trait]
 impl Connector for TcpConnector {
     fn can_use(&self, channel: &Channel, _peer: &PeerInfo) -> Result<()> {
-        if channel.is_tcp() {
-            Ok(())
-        } else {
-            Err(Error::new(
-                ErrorKind::Unsupported,
-                "the connection was not set up over TCP",
-            )
-            .over(Tcp::NAME))
-        }
+        let why = match (channel.is_tls(), channel.is_tcp()) {
+            (true, _) => return Ok(()),
+            (false, true) if !self.options.tls => return Ok(()),
+            (false, true) => "TLS is demanded, and the connection has none",
+            (false, false) => "the connection was not set up over TCP",
+        };
+        Err(Error::new(ErrorKind::Unsupported, why).over(Tcp::NAME))
     }
 
     async fn connect(
@@ -136,20 +162,24 @@ impl Connector for TcpConnector {
             .send(&[if agreed.is_ok() { ACCEPTED } else { REFUSED }], &[])
             .await?;
         let (verdict, _) = channel.receive().await?;
-        let limit = agreed?;
+        let mut format = agreed?;
+        // TLS finds every changed bit by itself.
+        format.checksums &= !channel.is_tls();
         if verdict.first() != Some(&ACCEPTED) {
             return Err(named(Error::new(
                 ErrorKind::VersionMismatch,
                 "the peer refused this side's offer of a link",
             )));
         }
-        let socket = Socket::from(channel.take_tcp()?);
+        let (socket, session) = channel.take_secured()?;
+        let socket = Socket::from(socket);
         self.prepare(&socket)
             .map_err(|error| named(Error::io("setting up the socket", error)))?;
         Ok(Connected(Box::new(Established {
             socket,
+            session,
             peer: peer.name.clone(),
-            limit,
+            format,
         })))
     }
 }

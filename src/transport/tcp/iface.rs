@@ -175,10 +175,11 @@ impl Interface for TcpInterface {
         }
         let Established {
             socket,
+            session,
             peer,
-            limit,
+            format,
         } = *established;
-        let socket = Arc::new(Socket::new(socket, &peer));
+        let socket = Arc::new(Socket::new(socket, session, &peer));
         let entry = self.connections.vacant_entry();
         let token = entry.key();
         if let Some(registry) = &self.registry {
@@ -186,7 +187,7 @@ impl Interface for TcpInterface {
         }
         entry.insert(Connection {
             socket: Arc::clone(&socket),
-            reader: Reader::new(id, limit),
+            reader: Reader::new(id, format),
             readable: true,
             writable: false,
             listed: false,
@@ -195,7 +196,7 @@ impl Interface for TcpInterface {
         });
         self.tokens.insert(id, token);
         self.list(token);
-        Ok(Box::new(TcpLink::new(id, socket, limit)))
+        Ok(Box::new(TcpLink::new(id, socket, format)))
     }
 
     fn detach(&mut self, id: LinkId) {

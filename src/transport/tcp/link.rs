@@ -14,7 +14,7 @@ use std::{
 
 use super::{
     Tcp,
-    frame::{Frame, HEADER, LONG, MAX_PREFIX},
+    frame::{Format, Frame, LONG, MAX_PREFIX, SUMMED},
     socket::Socket,
 };
 use crate::{
@@ -40,8 +40,7 @@ const SPARE: usize = 8 << 10;
 pub(super) struct TcpLink {
     id: LinkId,
     socket: Arc<Socket>,
-    /// Longest body that both ends take.
-    limit: usize,
+    format: Format,
     queue: VecDeque<Piece>,
     /// Copied bytes in the queue.
     copied: usize,
@@ -66,11 +65,11 @@ enum Piece {
 
 impl TcpLink {
     /// The sending half of `socket`.
-    pub(super) fn new(id: LinkId, socket: Arc<Socket>, limit: usize) -> Self {
+    pub(super) fn new(id: LinkId, socket: Arc<Socket>, format: Format) -> Self {
         Self {
             id,
             socket,
-            limit,
+            format,
             queue: VecDeque::new(),
             copied: 0,
             lent: 0,
@@ -100,7 +99,7 @@ impl TcpLink {
             prefix.len()
         };
         let rest = prefix.len().saturating_add(payload.len()) - split;
-        let Some(frame) = Frame::new(id, header, split, rest, self.limit) else {
+        let Some(frame) = Frame::new(id, header, split, rest, self.format.limit) else {
             return Err(SendError::Failed(too_long()));
         };
         if self.socket.over() {
@@ -111,30 +110,40 @@ impl TcpLink {
         if self.broken {
             return Err(SendError::Full);
         }
-        let head = frame.encode();
+        let direct = self.queue.is_empty();
+        if !direct && (!self.has_room() || (token.is_some() && self.lent > LENT)) {
+            self.starved = true;
+            return Err(SendError::Full);
+        }
+        let mut head = [0; SUMMED];
+        let header = match self.format.checksums {
+            true => frame.summed([prefix, payload]).encode(&mut head),
+            false => frame.encode(&mut head),
+        };
+        let head = &head[..header];
         let mut written = 0;
-        if self.queue.is_empty() {
+        if direct {
             let parts = [
-                IoSlice::new(&head),
+                IoSlice::new(head),
                 IoSlice::new(prefix),
                 IoSlice::new(payload),
             ];
-            match write(&self.socket, &parts) {
+            match self.socket.write(&parts) {
                 Ok(bytes) => written = bytes,
                 Err(error) => {
                     self.fail(error);
                     return Err(SendError::Full);
                 }
             }
-            if written == HEADER + frame.length {
+            if written == header + frame.length {
+                if self.socket.unsent() {
+                    self.socket.set_waits(true);
+                }
                 return Ok(Zcopy::Done);
             }
-        } else if !self.has_room() || (token.is_some() && self.lent > LENT) {
-            self.starved = true;
-            return Err(SendError::Full);
         }
 
-        let mut rest = [&head[..], prefix, payload];
+        let mut rest = [head, prefix, payload];
         for part in &mut rest {
             let skip = written.min(part.len());
             *part = &part[skip..];
@@ -183,6 +192,10 @@ impl TcpLink {
 
     /// Writes from the queue until the socket takes no more.
     fn drain(&mut self, sink: &mut dyn Sink) -> io::Result<()> {
+        if self.queue.is_empty() {
+            // What waits in TLS.
+            return self.socket.write(&[]).map(|_| ());
+        }
         while !self.queue.is_empty() {
             let mut parts = [IoSlice::new(&[]); BATCH];
             let mut offered = 0;
@@ -193,7 +206,7 @@ impl TcpLink {
                 count += 1;
                 *part = IoSlice::new(bytes);
             }
-            let written = write(&self.socket, &parts[..count])?;
+            let written = self.socket.write(&parts[..count])?;
             self.advance(written, sink);
             if written < offered {
                 // The kernel tells when there is room: a write that fell short asks for that as much as one that took nothing.
@@ -247,9 +260,9 @@ impl Link for TcpLink {
     fn attributes(&self) -> LinkAttributes {
         LinkAttributes {
             transport: Tcp::NAME,
-            max_short: LONG.min(self.limit),
-            max_bcopy: QUEUE.min(self.limit),
-            max_zcopy: self.limit - MAX_PREFIX,
+            max_short: LONG.min(self.format.limit),
+            max_bcopy: QUEUE.min(self.format.limit),
+            max_zcopy: self.format.limit - MAX_PREFIX,
         }
     }
 
@@ -281,7 +294,7 @@ impl Link for TcpLink {
     }
 
     fn flush(&mut self, sink: &mut dyn Sink) {
-        if self.queue.is_empty() || self.broken || self.socket.over() {
+        if self.is_flushed() || self.broken || self.socket.over() {
             return;
         }
         // Cleared when the interface has just said `writable`: then the worker retries anyway and must not be told twice.
@@ -290,7 +303,7 @@ impl Link for TcpLink {
             self.fail(error);
             return;
         }
-        self.socket.set_waits(!self.queue.is_empty());
+        self.socket.set_waits(!self.is_flushed());
         if self.starved && self.has_room() && self.lent <= LENT {
             self.starved = false;
             if untold {
@@ -300,7 +313,7 @@ impl Link for TcpLink {
     }
 
     fn is_flushed(&self) -> bool {
-        self.queue.is_empty()
+        self.queue.is_empty() && !self.socket.unsent()
     }
 }
 
@@ -331,20 +344,6 @@ unsafe fn slice<'a>(raw: RawSlice) -> &'a [u8] {
     }
     // SAFETY: by this function's own contract.
     unsafe { std::slice::from_raw_parts(raw.address, raw.length) }
-}
-
-/// One write; 0 when the socket takes nothing now.
-fn write(socket: &Socket, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-    loop {
-        match socket
-            .inner()
-            .send_vectored_with_flags(parts, libc::MSG_NOSIGNAL)
-        {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
-            done => return done,
-        }
-    }
 }
 
 #[cold]

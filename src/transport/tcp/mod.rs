@@ -15,7 +15,15 @@
 //! # Fairness
 //! A socket is one queue. What is in front of a short message: the rest of one fragment in the link, 256 KiB in the
 //! kernel that have not been sent, and what is on its way or in the receiver's buffer.
-//! Tests: `transport/conformance.rs`, `tests.rs`, and beside the frame.
+//!
+//! # Changed bytes
+//! TCP's own checksum has 16 bits, and is often made anew on the way. Where either end asks for it, every frame carries CRC-32 sums of its header,
+//! its prefix and its payload; a wrong one ends the link before what it covers is delivered or said to be complete. They find accidents, no attacker.
+//!
+//! # TLS
+//! Where the channel is under TLS when a link is made of it, all that the link writes is encrypted and all that it reads decrypted, between it and the
+//! socket. What TLS has taken and the socket has not counts as unsent; what it has decrypted is delivered before the socket is said to be drained.
+//! Tests: `tests/tls/`, `transport/conformance.rs`, `tests.rs`, and beside the frame.
 
 mod connector;
 mod frame;
@@ -41,6 +49,10 @@ pub(crate) struct TcpOptions {
     pub(crate) keepalive: Option<Duration>,
     /// Longest message, prefix included, in bytes. The smaller of both ends' values is used.
     pub(crate) max_frame: usize,
+    /// Frames carry checksums, where either end says so.
+    pub(crate) checksums: bool,
+    /// No link without TLS.
+    pub(crate) tls: bool,
 }
 
 impl Default for TcpOptions {
@@ -48,6 +60,8 @@ impl Default for TcpOptions {
         Self {
             keepalive: Some(Duration::from_secs(10)),
             max_frame: 64 << 20,
+            checksums: false,
+            tls: false,
         }
     }
 }
@@ -118,4 +132,22 @@ impl Transport for Tcp {
             connector: Arc::new(connector::TcpConnector::new(self.options.clone())),
         })
     }
+}
+
+/// Gives bytes to the decoders of this transport.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    for checksums in [false, true] {
+        let format = frame::Format {
+            limit: 1 << 20,
+            checksums,
+        };
+        if let Ok(Some(frame)) = frame::Frame::decode(bytes, format) {
+            assert!(frame.prefix <= frame.length && frame.length <= 1 << 20);
+            let mut again = [0; frame::SUMMED];
+            let length = frame.encode(&mut again);
+            assert_eq!(again[..length], bytes[..format.header()]);
+        }
+    }
+    let _ = connector::TcpConnector::new(TcpOptions::default()).agree(bytes);
 }

@@ -18,12 +18,12 @@ use std::{
 use socket2::MaybeUninitSlice;
 
 use super::{
-    frame::{Frame, HEADER, LONG, MAX_PREFIX},
+    frame::{Check, Format, Frame, LONG, MAX_PREFIX, SUMMED},
     socket::Socket,
 };
 use crate::{
     error::Error,
-    transport::{Place, Sink},
+    transport::{Place, Sink, tls::explained},
     types::LinkId,
 };
 
@@ -37,15 +37,14 @@ const SPARE: usize = 8 << 10;
 /// First allocation for a payload that is buffered; it grows as data arrive, whatever length was announced.
 const FIRST: usize = 64 << 10;
 
-const _: () = assert!(HEADER + MAX_PREFIX + LONG <= SPARE && SPARE + WINDOW <= BUFFER);
+const _: () = assert!(SUMMED + MAX_PREFIX + LONG <= SPARE && SPARE + WINDOW <= BUFFER);
 
 /// Where one connection is in its stream.
 #[derive(Debug)]
 pub(super) struct Reader {
     id: LinkId,
     state: State,
-    /// Longest body.
-    limit: usize,
+    format: Format,
     /// Bytes that were read and not delivered, from `start`: part of a frame, or more if `more`.
     backlog: Vec<u8>,
     start: usize,
@@ -64,11 +63,12 @@ enum State {
         address: *mut u8,
         left: usize,
         token: u64,
+        check: Option<Check>,
     },
     /// In a payload that is buffered.
     Whole { frame: Frame, body: Vec<u8> },
     /// In a payload that nobody wants.
-    Discard { left: usize },
+    Discard { left: usize, check: Option<Check> },
 }
 
 // SAFETY: the address is memory that was lent to whoever holds the reader; no thread owns it.
@@ -93,12 +93,12 @@ pub(super) enum End {
 }
 
 impl Reader {
-    /// At the beginning of a stream whose bodies are at most `limit` bytes.
-    pub(super) fn new(id: LinkId, limit: usize) -> Self {
+    /// At the beginning of a stream of frames as both ends write them.
+    pub(super) fn new(id: LinkId, format: Format) -> Self {
         Self {
             id,
             state: State::Frame,
-            limit,
+            format,
             backlog: Vec::new(),
             start: 0,
             more: false,
@@ -142,11 +142,7 @@ impl Reader {
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock => return Ok(Step::Drained),
                 io::ErrorKind::Interrupted => return Ok(Step::Moved(1)),
-                _ => {
-                    return Err(End::Failed(
-                        socket.lost("the connection broke", Some(error)),
-                    ));
-                }
+                _ => return Err(broken(socket, error)),
             },
         };
         let (buffered, mut happened) = self.arrived(read, sink)?;
@@ -163,6 +159,9 @@ impl Reader {
 
     /// Reads once: first to where the payload under way goes, then into `buffer`. Returns all bytes read.
     fn read(&mut self, socket: &Socket, buffer: &mut [u8]) -> io::Result<usize> {
+        if socket.is_secured() {
+            return self.read_secured(socket, buffer);
+        }
         // SAFETY: initialised bytes seen as perhaps uninitialised; the kernel only stores bytes there.
         let buffer = unsafe {
             slice::from_raw_parts_mut(buffer.as_mut_ptr().cast::<MaybeUninit<u8>>(), buffer.len())
@@ -196,6 +195,41 @@ impl Reader {
         }
     }
 
+    /// As [`read`](Self::read), of what TLS has decrypted.
+    fn read_secured(&mut self, socket: &Socket, buffer: &mut [u8]) -> io::Result<usize> {
+        match &mut self.state {
+            State::Frame | State::Discard { .. } => {
+                let room = buffer.len();
+                let mut filled = 0;
+                socket.read_secured(room, &mut |piece| {
+                    buffer[filled..filled + piece.len()].copy_from_slice(piece);
+                    filled += piece.len();
+                })
+            }
+            State::Memory { address, left, .. } => {
+                let (address, left) = (*address, *left);
+                let ahead = buffer.len().min(WINDOW);
+                let mut filled = 0;
+                socket.read_secured(left + ahead, &mut |piece| {
+                    let (direct, behind) = piece.split_at(piece.len().min(left - filled.min(left)));
+                    if !direct.is_empty() {
+                        // SAFETY: no more than `left` bytes were filled, and the sink gave so many.
+                        let place = unsafe { address.add(filled) };
+                        // SAFETY: within the same bytes, lent until `placed`, which has not been called; the piece is TLS's own.
+                        unsafe { place.copy_from_nonoverlapping(direct.as_ptr(), direct.len()) };
+                    }
+                    let past = (filled + direct.len()).saturating_sub(left);
+                    buffer[past..past + behind.len()].copy_from_slice(behind);
+                    filled += piece.len();
+                })
+            }
+            State::Whole { frame, body } => {
+                let left = frame.length - body.len();
+                socket.read_secured(left.min(FIRST), &mut |piece| body.extend_from_slice(piece))
+            }
+        }
+    }
+
     /// Takes note of `read` bytes. Returns how many of them are in the buffer, and how many things happened.
     fn arrived(&mut self, read: usize, sink: &mut dyn Sink) -> Result<(usize, usize), End> {
         match &mut self.state {
@@ -204,13 +238,19 @@ impl Reader {
                 address,
                 left,
                 token,
+                check,
             } => {
                 let direct = read.min(*left);
+                if let Some(check) = check {
+                    // SAFETY: the kernel has just stored these bytes, within the `left` that the sink gave.
+                    check.update(unsafe { slice::from_raw_parts(*address, direct) });
+                }
                 // SAFETY: within the `left` bytes that the sink gave.
                 *address = unsafe { address.add(direct) };
                 *left -= direct;
                 let (done, token) = (*left == 0, *token);
                 if done {
+                    finish(check)?;
                     self.placed(token, sink);
                 }
                 Ok((read - direct, usize::from(done)))
@@ -221,6 +261,7 @@ impl Reader {
                 }
                 let (frame, body) = (*frame, mem::take(body));
                 self.state = State::Frame;
+                check_payload(&frame, &body[frame.prefix..])?;
                 self.deliver(frame, &body, sink)?;
                 Ok((0, 1))
             }
@@ -235,6 +276,7 @@ impl Reader {
         budget: usize,
         sink: &mut dyn Sink,
     ) -> Result<(usize, usize), End> {
+        let header = self.format.header();
         let mut used = 0;
         let mut happened = 0;
         self.more = false;
@@ -242,15 +284,17 @@ impl Reader {
             let rest = &bytes[used..];
             match &mut self.state {
                 State::Frame => {
-                    let Some(head) = rest.first_chunk() else {
+                    if rest.len() < header {
                         break;
-                    };
+                    }
                     if happened >= budget {
                         self.more = true;
                         break;
                     }
-                    let frame = Frame::decode(head, self.limit).map_err(End::Failed)?;
-                    let begin = HEADER
+                    let Some(frame) = Frame::decode(rest, self.format).map_err(End::Failed)? else {
+                        break;
+                    };
+                    let begin = header
                         + if frame.payload() > LONG {
                             frame.prefix
                         } else {
@@ -259,10 +303,13 @@ impl Reader {
                     if rest.len() < begin {
                         break;
                     }
+                    check_prefix(&frame, &rest[header..])?;
                     if frame.payload() > LONG {
                         used += self.begin(frame, rest, sink)?;
                     } else {
-                        self.deliver(frame, &rest[HEADER..begin], sink)?;
+                        let body = &rest[header..begin];
+                        check_payload(&frame, &body[frame.prefix..])?;
+                        self.deliver(frame, body, sink)?;
                         used += begin;
                     }
                     happened += 1;
@@ -271,8 +318,12 @@ impl Reader {
                     address,
                     left,
                     token,
+                    check,
                 } => {
                     let count = rest.len().min(*left);
+                    if let Some(check) = check {
+                        check.update(&rest[..count]);
+                    }
                     // SAFETY: `address` has room for `left` bytes, lent by the sink; `rest` is ours, so they do not overlap.
                     unsafe { address.copy_from_nonoverlapping(rest.as_ptr(), count) };
                     // SAFETY: within the same bytes.
@@ -283,6 +334,7 @@ impl Reader {
                     if !done {
                         break;
                     }
+                    finish(check)?;
                     self.placed(token, sink);
                     happened += 1;
                 }
@@ -293,13 +345,17 @@ impl Reader {
                     used += count;
                     break;
                 }
-                State::Discard { left } => {
+                State::Discard { left, check } => {
                     let count = rest.len().min(*left);
+                    if let Some(check) = check {
+                        check.update(&rest[..count]);
+                    }
                     *left -= count;
                     used += count;
                     if *left > 0 {
                         break;
                     }
+                    finish(check)?;
                     self.state = State::Frame;
                 }
             }
@@ -309,8 +365,10 @@ impl Reader {
 
     /// Asks where a long payload goes. `rest` begins with its frame and holds the prefix. Returns how much of `rest` is used up.
     fn begin(&mut self, frame: Frame, rest: &[u8], sink: &mut dyn Sink) -> Result<usize, End> {
-        let prefix = &rest[HEADER..HEADER + frame.prefix];
+        let header = self.format.header();
+        let prefix = &rest[header..header + frame.prefix];
         let left = frame.payload();
+        let check = frame.sums.map(|sums| Check::new(sums.payload));
         self.state = match sink
             .place(self.id, frame.id, frame.header, prefix, left)
             .map_err(|_| End::Refused)?
@@ -319,12 +377,14 @@ impl Reader {
                 address,
                 left,
                 token,
+                check,
             },
-            Place::Discard => State::Discard { left },
+            Place::Discard => State::Discard { left, check },
             Place::Whole => {
-                if let Some(body) = rest.get(HEADER..HEADER + frame.length) {
+                if let Some(body) = rest.get(header..header + frame.length) {
+                    check_payload(&frame, &body[frame.prefix..])?;
                     self.deliver(frame, body, sink)?;
-                    return Ok(HEADER + frame.length);
+                    return Ok(header + frame.length);
                 }
                 State::Whole {
                     frame,
@@ -332,7 +392,7 @@ impl Reader {
                 }
             }
         };
-        Ok(HEADER + frame.prefix)
+        Ok(header + frame.prefix)
     }
 
     fn deliver(&self, frame: Frame, body: &[u8], sink: &mut dyn Sink) -> Result<(), End> {
@@ -366,4 +426,42 @@ impl Reader {
             socket.lost(what, None)
         }))
     }
+}
+
+/// Why nothing more can be read. What a write has found says more than that the socket is no more.
+#[cold]
+fn broken(socket: &Socket, error: io::Error) -> End {
+    if let Some(why) = explained(&error) {
+        return End::Failed(why);
+    }
+    End::Failed(match error.kind() {
+        io::ErrorKind::UnexpectedEof => socket.take_broken().unwrap_or_else(|| {
+            let what = "the connection was cut off: TLS was not told of its end";
+            socket.lost(what, Some(error))
+        }),
+        _ => socket.lost("the connection broke", Some(error)),
+    })
+}
+
+/// Checks the prefix at the front of a body.
+fn check_prefix(frame: &Frame, body: &[u8]) -> Result<(), End> {
+    match frame.sums {
+        Some(sums) => Check::whole(sums.prefix, &body[..frame.prefix]).map_err(End::Failed),
+        None => Ok(()),
+    }
+}
+
+/// Checks a payload of which all is there.
+fn check_payload(frame: &Frame, payload: &[u8]) -> Result<(), End> {
+    match frame.sums {
+        Some(sums) => Check::whole(sums.payload, payload).map_err(End::Failed),
+        None => Ok(()),
+    }
+}
+
+/// Checks a payload of which the last bytes have come.
+fn finish(check: &Option<Check>) -> Result<(), End> {
+    check
+        .as_ref()
+        .map_or(Ok(()), |check| check.finish().map_err(End::Failed))
 }

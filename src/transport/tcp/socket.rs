@@ -1,7 +1,7 @@
 //! What the two halves of a link share: the socket, and a few words between them.
 
 use std::{
-    io,
+    io::{self, IoSlice, Read, Write},
     net::Shutdown,
     os::fd::{AsRawFd, RawFd},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -10,12 +10,14 @@ use std::{
 use parking_lot::Mutex;
 
 use super::Tcp;
-use crate::{ErrorKind, error::Error};
+use crate::{ErrorKind, error::Error, transport::tls::Session};
 
 /// A connected, non-blocking socket. Both halves run under the worker's lock, so the flags need no order.
 #[derive(Debug)]
 pub(super) struct Socket {
     inner: socket2::Socket,
+    /// What encrypts all that is written and decrypts all that is read, where there is TLS. Both halves run under the worker's lock: never contended.
+    session: Option<Mutex<Box<Session>>>,
     peer: Box<str>,
     /// The sending half has something queued, and waits to be told that the socket takes more.
     waits: AtomicBool,
@@ -29,9 +31,10 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Takes over a socket to `peer` that is already non-blocking.
-    pub(super) fn new(inner: socket2::Socket, peer: &str) -> Self {
+    pub(super) fn new(inner: socket2::Socket, session: Option<Box<Session>>, peer: &str) -> Self {
         Self {
             inner,
+            session: session.map(Mutex::new),
             peer: peer.into(),
             waits: AtomicBool::new(false),
             dropped: AtomicBool::new(false),
@@ -40,9 +43,55 @@ impl Socket {
         }
     }
 
-    /// The socket.
+    /// The socket, for those who read from it past [`read_secured`](Self::read_secured).
     pub(super) fn inner(&self) -> &socket2::Socket {
         &self.inner
+    }
+
+    /// Whether there is TLS.
+    pub(super) fn is_secured(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Reads under TLS as [`Session::read`] does.
+    pub(super) fn read_secured(
+        &self,
+        room: usize,
+        put: &mut dyn FnMut(&[u8]),
+    ) -> io::Result<usize> {
+        let Some(session) = &self.session else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let mut session = session.lock();
+        let read = session.read(&mut Raw(&self.inner), room, put);
+        if session.wants_write() {
+            // An answer to what was read, or a word on what is wrong with it. A socket that is broken is found so by the next read.
+            let _ = session.flush(&mut Raw(&self.inner));
+            if session.wants_write() {
+                self.set_waits(true);
+            }
+        }
+        read
+    }
+
+    /// Writes as much as is taken, in one call where that is enough; 0 where nothing is taken now. What TLS has taken may wait in it.
+    pub(super) fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        if let Some(session) = &self.session {
+            return session.lock().write(&mut Raw(&self.inner), parts);
+        }
+        loop {
+            match Raw(&self.inner).write_vectored(parts) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+                done => return done,
+            }
+        }
+    }
+
+    /// Whether something that was written waits in TLS.
+    pub(super) fn unsent(&self) -> bool {
+        let session = self.session.as_ref();
+        session.is_some_and(|session| session.lock().wants_write())
     }
 
     /// For registration.
@@ -107,9 +156,36 @@ impl Socket {
         error.with_peer(&self.peer).over(Tcp::NAME)
     }
 
-    /// Ends both directions. What has arrived can still be read; the kernel wakes whoever polls the socket.
+    /// Ends both directions, and says so where there is TLS. What has arrived can still be read; the kernel wakes whoever polls the socket.
     fn shutdown(&self) {
+        if let Some(session) = &self.session {
+            session.lock().close(&mut Raw(&self.inner));
+        }
         // Fails only where the connection is gone already, and that is what is wanted.
         let _ = self.inner.shutdown(Shutdown::Both);
+    }
+}
+
+/// The socket's own calls.
+struct Raw<'a>(&'a socket2::Socket);
+
+impl Read for Raw<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut socket = self.0;
+        socket.read(buffer)
+    }
+}
+
+impl Write for Raw<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.send_with_flags(bytes, libc::MSG_NOSIGNAL)
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.send_vectored_with_flags(parts, libc::MSG_NOSIGNAL)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

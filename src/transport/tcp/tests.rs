@@ -9,7 +9,7 @@ use std::{
 use super::{
     Tcp, TcpOptions,
     connector::Established,
-    frame::{Frame, LONG},
+    frame::{Format, Frame, LONG, SUMMED},
 };
 use crate::{
     ErrorKind,
@@ -75,8 +75,12 @@ impl Bed {
         near.set_nonblocking(true).unwrap();
         let established = Established {
             socket: near.into(),
+            session: None,
             peer: "stranger".to_owned(),
-            limit: LIMIT,
+            format: Format {
+                limit: LIMIT,
+                checksums: false,
+            },
         };
         let id = LinkId(self.links.len() as u64);
         self.links.push(
@@ -112,7 +116,9 @@ fn pair() -> (TcpStream, TcpStream) {
 
 fn frame(body: &[u8]) -> Vec<u8> {
     let frame = Frame::new(3, 4, 0, body.len(), LIMIT).unwrap();
-    [&frame.encode()[..], body].concat()
+    let mut head = [0; SUMMED];
+    let length = frame.encode(&mut head);
+    [&head[..length], body].concat()
 }
 
 #[test]
@@ -228,6 +234,7 @@ fn set_up(hello: &[u8], verdict: &[u8]) -> Result<Connected> {
     let peer = PeerInfo {
         identity,
         name: "stranger".to_owned(),
+        certificates: None,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -245,32 +252,46 @@ fn set_up(hello: &[u8], verdict: &[u8]) -> Result<Connected> {
     })
 }
 
+/// An offer of a link, with its checksum.
+fn offer(magic: &[u8; 4], version: u8, limit: u32, flags: u8) -> Vec<u8> {
+    let mut hello = [&magic[..], &[version], &limit.to_le_bytes(), &[flags]].concat();
+    hello.extend_from_slice(&crc32fast::hash(&hello).to_le_bytes());
+    hello
+}
+
 #[test]
 fn set_ups_that_do_not_fit_fail() {
-    let good = *b"wtcp\x01\x00\x00\x01\x00";
-    let connected = set_up(&good, &[1]).unwrap();
-    assert_eq!(
-        connected.0.downcast::<Established>().unwrap().limit,
-        64 << 10
-    );
+    let good = offer(b"wtcp", 2, 64 << 10, 0);
+    let format = |connected: Connected| connected.0.downcast::<Established>().unwrap().format;
+    let agreed = format(set_up(&good, &[1]).unwrap());
+    assert_eq!((agreed.limit, agreed.checksums), (64 << 10, false));
+    // The peer's wish is enough.
+    let wish = offer(b"wtcp", 2, 64 << 10, 1);
+    assert!(format(set_up(&wish, &[1]).unwrap()).checksums);
     // A later version may say more.
-    set_up(b"wtcp\x02\x00\x00\x01\x00more", &[1, 2]).unwrap();
+    let later = [offer(b"wtcp", 3, 64 << 10, 2), b"more".to_vec()].concat();
+    set_up(&later, &[1, 2]).unwrap();
     for (hello, verdict, kind) in [
-        (&good[..8], &[1][..], ErrorKind::Protocol),
-        (b"nope\x01\x00\x00\x01\x00", &[1], ErrorKind::Protocol),
+        (good[..13].to_vec(), &[1][..], ErrorKind::Protocol),
+        (offer(b"nope", 2, 64 << 10, 0), &[1], ErrorKind::Protocol),
         (
-            b"wtcp\x00\x00\x00\x01\x00",
+            offer(b"wtcp", 1, 64 << 10, 0),
             &[1],
             ErrorKind::VersionMismatch,
         ),
-        (b"wtcp\x01\x10\x00\x00\x00", &[1], ErrorKind::Protocol),
-        (&good, &[0], ErrorKind::VersionMismatch),
-        (&good, &[], ErrorKind::VersionMismatch),
+        (offer(b"wtcp", 2, 16, 0), &[1], ErrorKind::Protocol),
+        (good.clone(), &[0], ErrorKind::VersionMismatch),
+        (good.clone(), &[], ErrorKind::VersionMismatch),
     ] {
         assert_eq!(
-            set_up(hello, verdict).unwrap_err().kind(),
+            set_up(&hello, verdict).unwrap_err().kind(),
             kind,
             "{hello:?} {verdict:?}"
         );
+    }
+    for bit in 0..good.len() * 8 {
+        let mut altered = good.clone();
+        altered[bit / 8] ^= 1 << (bit % 8);
+        assert!(set_up(&altered, &[1]).is_err(), "bit {bit}");
     }
 }

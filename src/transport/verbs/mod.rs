@@ -184,3 +184,22 @@ impl Transport for RcVerbs {
 
 /// Destroys queue pairs and ends registrations where it may take its time.
 type Graveyard = Arc<Reaper>;
+
+/// Gives bytes to the decoders of this transport.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(bytes: &[u8]) {
+    if let Some((header, body)) = wire::Header::decode(bytes) {
+        assert_eq!(body.len() + wire::HEADER, bytes.len());
+        assert_eq!(header.encode()[..], bytes[..wire::HEADER]);
+    }
+    if let Some(frame) = bytes.first_chunk()
+        && let Some(drained) = wire::Drained::decode(frame)
+    {
+        assert_eq!(wire::Drained::decode(&drained.encode()), Some(drained));
+    }
+    if let Ok(offer) = wire::Offer::decode(bytes) {
+        assert!(offer.rails.len() <= wire::MOST_RAILS);
+        assert_eq!(wire::Offer::decode(&offer.encode()).ok(), Some(offer));
+    }
+    let _ = wire::read_verdict(bytes);
+}

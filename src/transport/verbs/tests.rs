@@ -91,6 +91,7 @@ fn peer() -> PeerInfo {
             pid: std::process::id(),
         },
         name: "the other end".to_owned(),
+        certificates: None,
     }
 }
 

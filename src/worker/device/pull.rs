@@ -298,10 +298,9 @@ impl Core {
         data: Buffer,
         credit: u64,
     ) {
-        let Some(entry) = self.operations.get(key) else {
+        let Some(entry) = self.operations.attach(key, link) else {
             return self.consumed(link, credit);
         };
-        entry.link = Some(link);
         let Work::Recv(recv) = &mut entry.work else {
             return;
         };
@@ -324,7 +323,7 @@ impl Core {
         let (data, ack, credit) = match body {
             Body::Inline { length, bytes, ack } => {
                 let data = bytes.get(..usize::from(length)).unwrap_or(&bytes).to_vec();
-                let cost = crate::worker::peer::eager_cost(data.len());
+                let cost = crate::protocol::window::eager_cost(data.len());
                 (Buffer::from(data), ack, cost)
             }
             Body::Whole { data, ack, credit } => (data, ack, u64::from(credit)),

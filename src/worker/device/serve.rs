@@ -276,6 +276,7 @@ impl Core {
 /// All of a buffer, for the peer's operation `to`.
 fn of(buffer: Buffer, to: u64) -> Serve {
     Serve {
+        charged: None,
         length: buffer.len(),
         source: Source::Message(buffer),
         offset: 0,

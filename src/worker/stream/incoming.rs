@@ -6,10 +6,12 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    error::Result,
+    error::{ErrorKind, Result},
     protocol::{
         control,
-        stream::{STREAM_BACKLOG, STREAM_BYTES, STREAM_OPEN_MAX, StreamName},
+        ledger::Amount,
+        stream::{STREAM_BACKLOG, STREAM_BYTES, STREAM_FIRST, STREAM_OPEN_MAX, StreamName},
+        window::ReceiveWindow,
     },
     transport::Place,
     types::{LinkId, OpKey},
@@ -47,7 +49,7 @@ impl Core {
             control::STREAM_RESET => self.stream_end(link, header, ReadEnd::Reset),
             control::STREAM_OPEN => self.stream_opened(link, header),
             control::STREAM_ACCEPTED => self.stream_accepted(link, header),
-            control::STREAM_STOP => self.stream_stopped(link, header),
+            control::STREAM_STOP => self.stream_stopped(link, header, body),
             _ => Err(violation("unknown message")),
         }
     }
@@ -119,14 +121,21 @@ impl Core {
             read = direct.fill(rest);
             rest = &rest[read..];
         }
+        if stream.charged.is_some() {
+            self.streams.direct = direct;
+            if self.charge_stream(key, rest.len())
+                && let Some(stream) = self.streams.get(key)
+            {
+                stream.reading.append(rest);
+            }
+            return Ok(());
+        }
         if !rest.is_empty() {
             stream.reading.append(rest);
         }
         self.wakes.extend(stream.reading.waker.take());
         self.streams.direct = direct;
-        if read > 0 {
-            self.read_from(key, read);
-        }
+        self.read_from(key, read);
         Ok(())
     }
 
@@ -149,6 +158,9 @@ impl Core {
             .get(key)
             .is_none_or(|stream| !stream.reading.is_held)
         {
+            return Ok(Place::Discard);
+        }
+        if !self.charge_stream(key, length) {
             return Ok(Place::Discard);
         }
         // At most a window, or it would not have been expected.
@@ -180,12 +192,14 @@ impl Core {
         };
         // SAFETY: the capacity is at least `length`, and the interface has placed as many bytes there.
         unsafe { data.set_len(length) };
-        if let Some(stream) = self.streams.get(stream)
+        let key = stream;
+        if let Some(stream) = self.streams.get(key)
             && stream.reading.is_held
             && stream.reading.end.is_none()
         {
             stream.reading.push(data);
             self.wakes.extend(stream.reading.waker.take());
+            self.read_from(key, 0);
         }
     }
 
@@ -197,11 +211,9 @@ impl Core {
             return Ok(());
         };
         let writing = &mut stream.writing;
-        writing.window = writing
-            .window
-            .checked_add(returned)
-            .filter(|window| *window <= STREAM_BYTES)
-            .ok_or_else(|| violation("more window returned than was used"))?;
+        if !writing.window.returned(returned, STREAM_BYTES) {
+            return Err(violation("more window returned than was used"));
+        }
         self.wakes.extend(writing.waker.take());
         if writing.has_unsent() {
             self.queue_stream(key);
@@ -236,6 +248,7 @@ impl Core {
         let Some(peer) = at(&mut self.peers, link) else {
             return Ok(());
         };
+        let account = peer.account;
         let streams = &mut peer.streams;
         if !name.of_sender || name.id != streams.accepted.next {
             return Err(violation("a stream opened out of turn"));
@@ -248,9 +261,34 @@ impl Core {
         streams.accepted.next += 1;
         let key = self.streams.insert(link, name.id, false);
         streams.accepted.open.insert(name.id, key);
-        streams.incoming.push_back(key);
-        self.wakes.append(&mut streams.accepters);
+        if let Some(stream) = self.streams.get(key) {
+            stream.reading.window = ReceiveWindow::new(STREAM_FIRST);
+            stream.charged = account.map(|account| (account, 0));
+        }
+        let charged = account.map_or(Ok(()), |account| self.ledger.take(account, Amount::STREAM));
+        if charged.is_ok() {
+            streams.incoming.push_back(key);
+            self.wakes.append(&mut streams.accepters);
+        } else {
+            if let Some(stream) = self.streams.get(key) {
+                stream.charged = None;
+            }
+            self.refuse_stream(key);
+        }
         Ok(())
+    }
+
+    /// Ends both directions of a stream that nobody here will have. It stays known until the peer has answered.
+    pub(super) fn refuse_stream(&mut self, key: StreamKey) {
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
+        stream.reading.is_held = false;
+        stream.writing.is_held = false;
+        let (link, header) = (stream.link, stream.header());
+        let why = control::error_kind_code(ErrorKind::Exhausted).to_le_bytes();
+        self.control(link, control::STREAM_STOP, header, &why);
+        self.reset_stream(key);
     }
 
     fn stream_accepted(&mut self, link: LinkId, count: u64) -> Result<()> {
@@ -258,22 +296,36 @@ impl Core {
             return Ok(());
         };
         let streams = &mut peer.streams;
-        streams.unaccepted = usize::try_from(count)
-            .ok()
-            .and_then(|count| streams.unaccepted.checked_sub(count))
-            .ok_or_else(|| violation("more streams accepted than were opened"))?;
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        if count > streams.unaccepted.len() {
+            return Err(violation("more streams accepted than were opened"));
+        }
+        streams.unaccepted.drain(..count);
         self.wakes.append(&mut streams.openers);
         Ok(())
     }
 
-    fn stream_stopped(&mut self, link: LinkId, header: u64) -> Result<()> {
+    fn stream_stopped(&mut self, link: LinkId, header: u64, body: &[u8]) -> Result<()> {
         let Some(key) = self.named(link, header)? else {
             return Ok(());
         };
+        let refused = body
+            .first_chunk()
+            .map(|code| control::error_kind(u16::from_le_bytes(*code)));
+        let name = StreamName::of(header);
+        if refused.is_some()
+            && !name.of_sender
+            && let Some(peer) = at(&mut self.peers, link)
+            && let Ok(index) = peer.streams.unaccepted.binary_search(&name.id)
+        {
+            // It is not among those that will be accepted, in order.
+            peer.streams.unaccepted.remove(index);
+            self.wakes.append(&mut peer.streams.openers);
+        }
         if let Some(stream) = self.streams.get(key)
             && !matches!(stream.writing.end, WriteEnd::Sent)
         {
-            stream.writing.is_stopped = true;
+            stream.writing.stopped = Some(refused);
             self.wakes.extend(stream.writing.waker.take());
             self.reset_stream(key);
             self.settle_stream(key);

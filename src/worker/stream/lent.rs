@@ -24,16 +24,16 @@ use crate::{
         control::{self, StreamRts},
         thresholds::Lending,
     },
-    transport::{Link, cma::CmaPeer},
+    transport::Link,
     types::LinkId,
     worker::{
         copy::{CHUNK, Remote},
-        core::{Core, quiet},
+        core::Core,
         engine::Engine,
         operations::Work,
         peer::{OneCopy, at},
         pressure::Buried,
-        send::give,
+        send::show,
     },
 };
 
@@ -81,11 +81,9 @@ pub(super) fn announce(
         word: control::NONE,
     };
     if length >= lending.mapped
-        && let Some((segment, offset)) = buffer.segment()
-        && give(one_copy, link, segment)
+        && let Some(segment) = show(one_copy, link, buffer)
     {
         rts.segment = segment.id();
-        rts.segment_offset = offset as u64;
     }
     if length >= lending.by_kernel && one_copy.cma.is_some() {
         rts.address = buffer.address() as u64;
@@ -220,18 +218,17 @@ impl Core {
             return;
         };
         let pair = one_copy.pair.clone();
-        let process = one_copy.cma.as_ref().map(CmaPeer::pid);
         for (_, word) in &lent {
             // A reader counts nothing in it, so another may have it at once.
             pair.release(*word);
         }
-        let outside = quiet(&pair);
+        let outside = pair.is_peer_quiet();
         for (buffer, _) in lent {
             if outside {
                 self.buried.push(Buried::Buffer(buffer));
             } else {
                 let work = Work::StreamOut { _buffer: buffer };
-                self.keep(pair.clone(), process, work);
+                self.keep(pair.clone(), work);
             }
         }
     }
@@ -323,7 +320,7 @@ unsafe fn copy(one_copy: &OneCopy, lent: &LentBuffer, room: *mut u8, length: usi
         rts.segment_offset + lent.done as u64,
         rts.address + lent.done as u64,
     );
-    let remote = match one_copy.reach(rts.segment, offset, length, address) {
+    let remote = match one_copy.reach(rts.segment, offset, length, address, false) {
         Some(Remote::Address(_)) if rts.address == 0 => None,
         remote => remote,
     };

@@ -42,7 +42,9 @@ use crate::{
     error::{Error, ErrorKind, Result},
     protocol::{
         control,
-        stream::{STREAM_BACKLOG, STREAM_OPEN_MAX, StreamName},
+        ledger::{AccountId, Amount},
+        stream::{STREAM_BACKLOG, STREAM_FIRST, STREAM_OPEN_MAX, StreamName},
+        window::SendWindow,
     },
     types::{EndpointId, LinkId},
     worker::{core::Core, peer::at},
@@ -50,7 +52,7 @@ use crate::{
 
 pub(crate) use incoming::Landing;
 use outgoing::{WriteEnd, Writing};
-use reading::{Direct, ReadEnd, Reading};
+use reading::{BLOCK, Direct, ReadEnd, Reading};
 
 /// A stream of a worker, as its handles and the queues name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,8 @@ pub(crate) struct StreamKey {
 pub(crate) enum Broken {
     /// The peer reads no more.
     Stopped,
+    /// The peer did not take the stream, and why.
+    Refused(ErrorKind),
     /// The peer reset it.
     Reset,
     /// This side has shut it down.
@@ -81,6 +85,8 @@ pub(crate) struct Stream {
     named: bool,
     /// Why the connection has ended.
     ended: Option<Error>,
+    /// Who is charged for it, and for how many bytes, until it is accepted.
+    charged: Option<(AccountId, u64)>,
     reading: Reading,
     writing: Writing,
 }
@@ -131,6 +137,7 @@ impl Streams {
             opened_here,
             named: true,
             ended: None,
+            charged: None,
             reading: Reading::default(),
             writing: Writing::default(),
         });
@@ -168,8 +175,8 @@ pub(crate) struct PeerStreams {
     accepted: Table,
     /// Those of the peer's that nobody has accepted.
     incoming: VecDeque<StreamKey>,
-    /// Those of this side's that the peer has not accepted.
-    unaccepted: usize,
+    /// Those of this side's that the peer has not accepted, in order.
+    unaccepted: VecDeque<u64>,
     accepters: Vec<Waker>,
     openers: Vec<Waker>,
 }
@@ -232,14 +239,19 @@ impl Core {
             return Some(Err(error));
         }
         let streams = &mut peer.streams;
-        if streams.opened.open.len() >= STREAM_OPEN_MAX || streams.unaccepted >= STREAM_BACKLOG {
+        if streams.opened.open.len() >= STREAM_OPEN_MAX
+            || streams.unaccepted.len() >= STREAM_BACKLOG
+        {
             return None;
         }
         let id = streams.opened.next;
         streams.opened.next += 1;
-        streams.unaccepted += 1;
+        streams.unaccepted.push_back(id);
         let key = self.streams.insert(link, id, true);
         streams.opened.open.insert(id, key);
+        if let Some(stream) = self.streams.get(key) {
+            stream.writing.window = SendWindow::new(STREAM_FIRST);
+        }
         let name = StreamName {
             id,
             of_sender: true,
@@ -261,9 +273,49 @@ impl Core {
             if peer.is_alive() {
                 self.control(link, control::STREAM_ACCEPTED, 1, &[]);
             }
+            self.uncharge_stream(key);
+            // The rest of its window.
+            self.read_from(key, 0);
             return Some(Ok(key));
         }
         peer.over().map(Err)
+    }
+
+    /// Nobody is charged for a stream any more: it is accepted, or goes.
+    fn uncharge_stream(&mut self, key: StreamKey) {
+        if let Some(stream) = self.streams.get(key)
+            && let Some((account, bytes)) = stream.charged.take()
+        {
+            self.ledger.give(account, Amount::STREAM);
+            self.ledger.give(account, Amount::bytes(bytes as usize));
+        }
+    }
+
+    /// Charges for bytes of a stream that nobody has accepted. `false`: it is too much, and the stream is refused.
+    fn charge_stream(&mut self, key: StreamKey, length: usize) -> bool {
+        let Some(stream) = self.streams.get(key) else {
+            return false;
+        };
+        let Some((account, bytes)) = &mut stream.charged else {
+            return true;
+        };
+        // The first of them take a block.
+        let more = match *bytes {
+            0 => length.max(BLOCK),
+            _ => length,
+        };
+        if self.ledger.take(*account, Amount::bytes(more)).is_ok() {
+            *bytes += more as u64;
+            return true;
+        }
+        let link = stream.link;
+        if let Some(peer) = self.peer(link) {
+            peer.streams.incoming.retain(|waiting| *waiting != key);
+        }
+        self.uncharge_stream(key);
+        self.discard_unread(key);
+        self.refuse_stream(key);
+        false
     }
 
     pub(crate) fn wait_to_open(&mut self, link: LinkId, waker: &Waker) {
@@ -372,6 +424,7 @@ impl Core {
             return;
         };
         for key in std::mem::take(&mut peer.streams.incoming) {
+            self.uncharge_stream(key);
             self.streams.remove(key);
         }
     }
@@ -389,6 +442,7 @@ impl From<Broken> for Error {
                 ErrorKind::ConnectionReset,
                 "the peer reads no more of the stream",
             ),
+            Broken::Refused(kind) => (kind, "the peer holds no more streams that nobody accepts"),
             Broken::Reset => (ErrorKind::ConnectionReset, "the peer reset the stream"),
             Broken::Finished => (ErrorKind::Closed, "the stream was shut down for writing"),
             Broken::Ended(error) => return error.during(crate::Operation::Stream),

@@ -9,9 +9,9 @@
 use std::{collections::VecDeque, task::Waker};
 
 use crate::{
-    error::Error,
+    error::{Error, ErrorKind},
     memory::Buffer,
-    protocol::{control, stream::STREAM_BYTES},
+    protocol::{control, stream::STREAM_BYTES, window::SendWindow},
     transport::{RawSlice, SendError, Zcopy},
     types::{LinkId, OpKey},
     util::waker_slot::WakerSlot,
@@ -84,10 +84,11 @@ pub(super) struct Writing {
     /// An empty buffer for the next gathered piece.
     spare: Vec<u8>,
     /// Bytes that the peer has room for.
-    pub(super) window: u64,
+    pub(super) window: SendWindow,
     /// Whether it stands in the queue of its link.
     pub(super) is_queued: bool,
-    pub(super) is_stopped: bool,
+    /// The peer said that it reads no more, or that it never did, and why.
+    pub(super) stopped: Option<Option<ErrorKind>>,
     pub(super) end: WriteEnd,
     /// Owned buffers taken, and those that have left.
     taken: u64,
@@ -106,9 +107,9 @@ impl Default for Writing {
             pieces: VecDeque::new(),
             gathered: 0,
             spare: Vec::new(),
-            window: STREAM_BYTES,
+            window: SendWindow::new(STREAM_BYTES),
             is_queued: false,
-            is_stopped: false,
+            stopped: None,
             end: WriteEnd::Open,
             taken: 0,
             left: 0,
@@ -127,12 +128,12 @@ impl Writing {
     /// Whether a turn on the link would move something.
     fn can_move(&self) -> bool {
         match self.pieces.front() {
-            None => self.end == WriteEnd::Wanted || self.window > 0,
+            None => self.end == WriteEnd::Wanted || self.window.left() > 0,
             Some(Piece::Owned {
                 loan: Loan::Out(_), ..
             })
             | Some(Piece::Staged { ready: false, .. }) => false,
-            Some(_) => self.window > 0,
+            Some(_) => self.window.left() > 0,
         }
     }
 
@@ -180,8 +181,8 @@ impl Stream {
     fn write_error(&self) -> Option<Broken> {
         if let Some(error) = &self.writing.failed {
             Some(Broken::Ended(error.duplicate()))
-        } else if self.writing.is_stopped {
-            Some(Broken::Stopped)
+        } else if let Some(refused) = self.writing.stopped {
+            Some(refused.map_or(Broken::Stopped, Broken::Refused))
         } else if let Some(error) = &self.ended {
             Some(Broken::from(error))
         } else if self.writing.end != WriteEnd::Open {
@@ -224,7 +225,7 @@ impl Core {
                 let longest = peer.attributes.max_bcopy.min(COPIED);
                 let mut done = 0;
                 while done < data.len() {
-                    let room = usize::try_from(writing.window).unwrap_or(usize::MAX);
+                    let room = usize::try_from(writing.window.left()).unwrap_or(usize::MAX);
                     let count = (data.len() - done).min(longest).min(room);
                     if count == 0 {
                         break;
@@ -233,7 +234,7 @@ impl Core {
                     match link.am_bcopy(control::STREAM_DATA, header, &[], frame) {
                         Ok(()) => {
                             done += count;
-                            writing.window -= count as u64;
+                            writing.window.take(count as u64);
                         }
                         Err(SendError::Full) => break,
                         Err(SendError::Failed(error)) => {
@@ -411,7 +412,7 @@ impl Core {
         let Some(link) = &mut peer.link else {
             return Ok(Step::Parked);
         };
-        let window = usize::try_from(writing.window).unwrap_or(usize::MAX);
+        let window = usize::try_from(writing.window.left()).unwrap_or(usize::MAX);
         match writing.pieces.front_mut() {
             None if writing.end == WriteEnd::Wanted => {
                 link.am_short(control::STREAM_FIN, header, &[])?;
@@ -432,7 +433,7 @@ impl Core {
                 let frame = &bytes[*done..*done + count];
                 link.am_bcopy(control::STREAM_DATA, header, &[], frame)?;
                 *done += count;
-                writing.window -= count as u64;
+                writing.window.take(count as u64);
                 writing.gathered -= count;
                 if *done == bytes.len()
                     && let Some(Piece::Gathered { mut bytes, .. }) = writing.pieces.pop_front()
@@ -489,7 +490,7 @@ impl Core {
                     sent?;
                 }
                 *done += count;
-                writing.window -= count as u64;
+                writing.window.take(count as u64);
                 if *done == data.len() {
                     if let Some(Piece::Owned { buffer, .. }) = writing.pieces.pop_front() {
                         self.buried.push(Buried::Buffer(buffer));
@@ -558,7 +559,8 @@ impl Core {
         let Some(stream) = self.streams.get(key) else {
             return Ok(Step::Sent);
         };
-        let (header, link_id, window) = (stream.header(), stream.link, stream.writing.window);
+        let (header, link_id, window) =
+            (stream.header(), stream.link, stream.writing.window.left());
         let Some(Piece::Staged { op, .. }) = stream.writing.pieces.front() else {
             return Ok(Step::Sent);
         };
@@ -602,7 +604,7 @@ impl Core {
             return Ok(Step::Sent);
         };
         let writing = &mut stream.writing;
-        writing.window -= length as u64;
+        writing.window.take(length as u64);
         if all {
             writing.pieces.pop_front();
             writing.left += 1;

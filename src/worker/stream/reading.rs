@@ -16,10 +16,10 @@ use crate::{
     error::Error,
     protocol::{
         control,
-        stream::{STREAM_BYTES, STREAM_RETURN},
+        window::{Due, ReceiveWindow, Terms},
     },
     util::waker_slot::WakerSlot,
-    worker::{core::Core, engine::Engine},
+    worker::{core::Core, engine::Engine, windows::Window},
 };
 
 use super::{
@@ -28,7 +28,7 @@ use super::{
 };
 
 /// Bytes gathered in one block; the least that is allocated.
-const BLOCK: usize = 32 << 10;
+pub(super) const BLOCK: usize = 32 << 10;
 /// Passes after the first bytes of a read have come, while more do.
 const MORE: usize = 8;
 
@@ -39,7 +39,7 @@ pub(super) enum ReadEnd {
     Reset,
 }
 
-pub(super) struct Reading {
+pub(in crate::worker) struct Reading {
     /// A handle may still read it.
     pub(super) is_held: bool,
     /// Before the chunks: what was copied out of an announced buffer at once, for short reads.
@@ -49,10 +49,8 @@ pub(super) struct Reading {
     pub(super) tail: BytesMut,
     /// After all of them: what waits in the writer's memory.
     pub(super) lent: Option<LentBuffer>,
-    /// Bytes that arrived and were not returned to the peer's window.
-    held: u64,
-    /// Those of them that were read.
-    owed: u64,
+    /// Bytes that the peer may send.
+    pub(in crate::worker) window: ReceiveWindow,
     pub(super) end: Option<ReadEnd>,
     pub(super) waker: WakerSlot,
 }
@@ -65,8 +63,7 @@ impl Default for Reading {
             chunks: VecDeque::new(),
             tail: BytesMut::new(),
             lent: None,
-            held: 0,
-            owed: 0,
+            window: ReceiveWindow::new(Terms::STREAM.size),
             end: None,
             waker: WakerSlot::default(),
         }
@@ -83,8 +80,7 @@ impl Reading {
     /// Counts bytes of the peer. `false`: more than it may send.
     #[inline]
     pub(super) fn hold(&mut self, length: usize) -> bool {
-        self.held += length as u64;
-        self.held <= STREAM_BYTES
+        self.window.hold(length as u64)
     }
 
     /// Keeps a copy of bytes that nobody reads just now.
@@ -278,6 +274,12 @@ impl Engine {
 }
 
 impl super::Streams {
+    /// What is read of a stream of which more may come.
+    pub(in crate::worker) fn open_for_reading(&mut self, key: StreamKey) -> Option<&mut Reading> {
+        let stream = self.get(key)?;
+        (stream.reading.end.is_none() && stream.ended.is_none()).then_some(&mut stream.reading)
+    }
+
     /// Whether a read that is being polled has something, or nothing to wait for.
     #[inline]
     fn is_read(&self, key: StreamKey) -> bool {
@@ -330,19 +332,28 @@ impl Core {
         }
     }
 
-    /// Counts what was read, and returns it to the peer's window when it is half of that.
+    /// Counts what was read, after what arrived and was not as well, and gives the peer's window back when it is time.
     #[inline]
     pub(super) fn read_from(&mut self, key: StreamKey, count: usize) {
         let Some(stream) = self.streams.get(key) else {
             return;
         };
         let reading = &mut stream.reading;
-        reading.owed += count as u64;
-        if reading.owed >= STREAM_RETURN && reading.end.is_none() && stream.ended.is_none() {
-            let owed = std::mem::take(&mut reading.owed);
-            reading.held -= owed;
+        reading.window.read(count as u64);
+        // Nothing comes back of one that nobody has accepted.
+        if reading.end.is_none() && stream.ended.is_none() && stream.charged.is_none() {
+            match reading.window.due(&Terms::STREAM) {
+                Due::Nothing => {}
+                due => self.give_back(Window::Stream(key), due),
+            }
+        }
+    }
+
+    /// Tells the peer how much more it may send.
+    pub(in crate::worker) fn stream_given_back(&mut self, key: StreamKey, bytes: u64) {
+        if let Some(stream) = self.streams.get(key) {
             let (link, header) = (stream.link, stream.header());
-            self.control(link, control::STREAM_WINDOW, header, &owed.to_le_bytes());
+            self.control(link, control::STREAM_WINDOW, header, &bytes.to_le_bytes());
         }
     }
 

@@ -9,11 +9,11 @@ use crate::{
             STREAM_ACCEPTED, STREAM_DATA, STREAM_FIN, STREAM_OPEN, STREAM_RESET, STREAM_RTS,
             STREAM_STOP, STREAM_TAKEN, STREAM_WINDOW, StreamRts,
         },
-        stream::{STREAM_BACKLOG, STREAM_BYTES, StreamName},
+        stream::{STREAM_BACKLOG, STREAM_FIRST, StreamName},
     },
     transport::{Place, Sink},
     types::{EndpointId, LinkId},
-    worker::{Handle, core::Core, engine::Engine, wireup},
+    worker::{Handle, connect, core::Core, engine::Engine},
 };
 
 use super::{
@@ -72,9 +72,9 @@ fn play_over(transport: &str, act: impl FnOnce(&mut Hostile<'_>)) {
         // Memory is shared with another worker only.
         let other = (transport != "self").then(|| Handle::start(&context).expect("a worker"));
         let peer = other.as_ref().map_or(shared, |other| &other.shared);
-        let address = wireup::address(peer).expect("an address");
-        let destination = wireup::Destination::Worker(address);
-        let (link, endpoint) = wireup::connect(shared, destination)
+        let address = connect::address(peer).expect("an address");
+        let destination = connect::Destination::Worker(address);
+        let (link, endpoint) = connect::connect(shared, destination)
             .await
             .expect("connected");
         shared.with(|engine| {
@@ -94,7 +94,8 @@ fn play_over(transport: &str, act: impl FnOnce(&mut Hostile<'_>)) {
         });
         if transport != "self" {
             // A close would wait for the other worker.
-            shared.abort(link, endpoint, Error::new(ErrorKind::Closed, "over"));
+            let over = Error::new(ErrorKind::Closed, "over");
+            shared.with(|engine| engine.abort(link, endpoint, over));
         }
         shared.release_endpoint(link, endpoint);
         let left = shared.with(|engine| engine.core.streams.entries.len());
@@ -211,7 +212,7 @@ breaches! {
     }
     window_exceeded: |peer| {
         peer.fine(STREAM_OPEN, 0, &[]);
-        for _ in 0..STREAM_BYTES as usize / PIECE {
+        for _ in 0..STREAM_FIRST as usize / PIECE {
             peer.fine(STREAM_DATA, 0, &[7; PIECE]);
         }
         peer.fine(STREAM_DATA, 0, &[]);
@@ -221,7 +222,7 @@ breaches! {
     window_exceeded_by_a_long_frame: |peer| {
         peer.fine(STREAM_OPEN, 0, &[]);
         let (link, header) = (peer.link, StreamName { id: 0, of_sender: true }.header());
-        let place = peer.core().place(link, STREAM_DATA, header, &[], STREAM_BYTES as usize);
+        let place = peer.core().place(link, STREAM_DATA, header, &[], STREAM_FIRST as usize);
         assert!(matches!(place.expect("a whole window"), Place::Memory { .. }));
         let place = peer.core().place(link, STREAM_DATA, header, &[], 1);
         assert_eq!(place.expect_err("one more").kind(), ErrorKind::Protocol);
@@ -286,7 +287,7 @@ breaches! {
     /// One byte at a time takes no more memory than at once.
     small_frames_are_gathered: |peer| {
         peer.fine(STREAM_OPEN, 0, &[]);
-        for _ in 0..STREAM_BYTES {
+        for _ in 0..STREAM_FIRST {
             peer.fine(STREAM_DATA, 0, &[7]);
         }
         let (_, stream) = peer.core().streams.entries.iter().next().expect("a stream");

@@ -123,7 +123,8 @@ fn host_memory_is_registered_at_exact_bytes() {
     let mut device = 0;
     ok(cuMemHostGetDevicePointer_v2(&mut device, pages + 104, 0));
     assert_eq!(device, pages + 104);
-    assert_eq!(cuMemHostUnregister(pages), 713);
+    assert_eq!(cuMemHostUnregister(pages), 713, "outside");
+    assert_eq!(cuMemHostUnregister(pages + 600), 1, "inside");
     assert_eq!(cuMemFreeHost(pages + 100), 1);
     ok(cuMemHostUnregister(pages + 100));
     ok(cuMemHostUnregister(pages + 1100));

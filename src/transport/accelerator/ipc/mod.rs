@@ -381,3 +381,16 @@ pub(crate) fn visible<D, N: PartialEq>(
     );
     Err(Error::new(ErrorKind::Unsupported, text))
 }
+
+/// Gives bytes to the decoder of exported memory that is opened in ways of `W`.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz<W: Way>(bytes: &[u8]) {
+    if let Ok(descriptor) = Descriptor::<W>::decode(bytes) {
+        assert_eq!(
+            descriptor.encode(),
+            bytes,
+            "what is taken is what the encoder makes"
+        );
+        let _ = judge(&descriptor.allocation, identity());
+    }
+}

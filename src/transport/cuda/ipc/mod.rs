@@ -75,3 +75,9 @@ impl Sharing for CudaSharing {
         Ok(info.device.filter(|_| same).map(MemoryType::Cuda))
     }
 }
+
+/// Gives bytes to the decoder of exported memory.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(bytes: &[u8]) {
+    crate::transport::accelerator::ipc::fuzz::<CudaWay>(bytes);
+}

@@ -169,3 +169,9 @@ impl super::GaudiCopy {
         why
     }
 }
+
+/// Gives bytes to the decoder of exported memory.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(bytes: &[u8]) {
+    ipc::fuzz::<GaudiWay>(bytes);
+}

@@ -76,3 +76,9 @@ impl Sharing for RocmSharing {
         Ok(seen.filter(|_| now == id).map(|seen| seen.memory_type))
     }
 }
+
+/// Gives bytes to the decoder of exported memory.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(bytes: &[u8]) {
+    ipc::fuzz::<RocmWay>(bytes);
+}

@@ -131,35 +131,53 @@ impl Device {
         (0, 0x1B + 0x10 * self.physical, 0)
     }
 
-    /// `CUdevice_attribute`. Attributes that are not listed are 0, as for a device that lacks the feature.
+    /// `CUdevice_attribute`, as an H100 has them. Attributes that are not listed are 0, as for a device that lacks the feature.
     pub(crate) fn attribute(&self, attribute: u32) -> Outcome<i32> {
         let version = settings::VERSION.get();
         Ok(match attribute {
-            1 => 1024,
-            2 | 3 => 1024,
+            1..=3 | 111 => 1024,
             4 => 64,
-            5 => 0x7FFF_FFFF,
+            5 | 11 => 0x7FFF_FFFF,
             6 | 7 => 65535,
             8 => 49152,
-            9 => 65536,
-            10 => 32,
-            12 => 65536,
+            9 | 12 | 23 | 57 | 82 => 65536,
+            10 | 51 | 106 => 32,
             13 => 1_980_000,
-            14 => 512,
+            14 | 30 => 512,
             15 | 19 | 31 | 32 | 41 | 78 | 79 | 80 | 83 | 89 | 90 | 91 | 95 | 96 | 99 => 1,
             16 => 132,
+            // Textures and surfaces, which nothing here has.
+            21 | 22 | 56 | 70 => 131_072,
+            24..=26 | 58..=60 => 16384,
+            27 | 28 | 42 | 45 | 46 | 49 | 52 | 53 | 55 | 61 | 63 | 64 | 66 | 67 | 73 | 74 | 77 => {
+                32768
+            }
+            29 | 43 | 62 | 65 => 2048,
+            47 | 48 => 8192,
+            54 | 68 => 2046,
+            69 => 268_435_456,
+            71 => 65000,
+            72 => 2_097_120,
             33 => self.pci().1 as i32,
             34 => self.pci().2 as i32,
             50 => self.pci().0 as i32,
-            36 => 3_201_000,
-            37 => 6144,
-            38 => 62_914_560,
+            36 => 2_619_000,
+            37 => 5120,
+            38 => 52_428_800,
             39 => 2048,
             40 => 3,
             75 => 9,
-            // Memory operations in streams: 92 to 94 are the first ABI's, 122 and 123 the second's.
-            92 | 94 | 123 => 1,
-            93 | 122 => i32::from(settings::WORDS64.on()),
+            81 => 233_472,
+            87 => 2,
+            97 => 232_448,
+            108 => 32_768_000,
+            109 => 134_217_728,
+            126 => 4,
+            44 | 107 | 112 | 114 | 120 | 121 | 127 | 129 => 1,
+            // Memory operations in streams: 92 to 94 are the first ABI's, which a driver of CUDA 13 denies; 122 and 123 the second's.
+            92..=94 => 0,
+            122 => i32::from(settings::WORDS64.on()),
+            123 => 1,
             // Memory management, POSIX descriptors, RDMA with it, memory pools, GPUDirect RDMA.
             102 | 103 | 110 | 113 | 115 | 116 => 1,
             // Flushing of GPUDirect RDMA writes: by the host.

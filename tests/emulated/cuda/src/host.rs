@@ -96,15 +96,15 @@ impl Memory {
         }
     }
 
-    /// `cuMemHostUnregister`: exactly the address that was registered.
+    /// `cuMemHostUnregister`: exactly the address that was registered. One inside a pinned range is refused in another way than one outside.
     pub(crate) fn unregister_host(&mut self, start: u64) -> Outcome<Pinned> {
         match self.pinned.get(&start) {
             Some(pinned) if pinned.pages.is_none() => self
                 .pinned
                 .remove(&start)
                 .ok_or(Status::HOST_MEMORY_NOT_REGISTERED),
-            Some(_) => Err(Status::INVALID_VALUE),
-            None => Err(Status::HOST_MEMORY_NOT_REGISTERED),
+            None if self.pinned_at(start).is_none() => Err(Status::HOST_MEMORY_NOT_REGISTERED),
+            _ => Err(Status::INVALID_VALUE),
         }
     }
 

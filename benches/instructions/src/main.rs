@@ -1,0 +1,152 @@
+//! Does one operation of 8 bytes so many times, both ends in one thread, so that nothing depends on time: the difference of two runs, counted by
+//! valgrind, is what the operations cost. `run` does that.
+//!
+//! ```text
+//! wharf-instructions TRANSPORT OPERATION TIMES
+//! ```
+
+use std::{hint::black_box, process::ExitCode};
+
+use wharf::{
+    Access, AmId, Context, Endpoint, Mask, Progress, RemoteRegion, Tag, Worker,
+};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+const OPERATIONS: [&str; 7] = [
+    "none",
+    "tag",
+    "tag_posted",
+    "am",
+    "put",
+    "get",
+    "fetch_add",
+];
+const TAG: Tag = Tag(7);
+const AM: AmId = AmId(3);
+const SIZE: usize = 8;
+
+/// Two workers that are connected.
+struct Ends {
+    here: Endpoint,
+    there: Worker,
+    /// The other direction, for regions.
+    back: Endpoint,
+    context: Context,
+    _worker: Worker,
+}
+
+impl Ends {
+    async fn new(transport: &str) -> Outcome<Self> {
+        let context = Context::builder()
+            .transports(transport)?
+            .progress(Progress::Adaptive)
+            .build()?;
+        let (worker, there) = (Worker::new(&context)?, Worker::new(&context)?);
+        let mut listener = there.listen("127.0.0.1:0").await?;
+        let address = listener.local_addr();
+        let (here, back) = tokio::join!(worker.connect(address), async {
+            listener.accept().await?.accept().await
+        });
+        Ok(Self {
+            here: here?,
+            there,
+            back: back?,
+            context,
+            _worker: worker,
+        })
+    }
+
+    /// Memory of the other end, as this end reaches it.
+    async fn remote(&self) -> Outcome<RemoteRegion> {
+        let memory = self.context.allocate(4096).await?;
+        let access = Access::READ | Access::WRITE;
+        let region = self.context.expose(memory, access).await?;
+        let remote = self.here.import(&region.descriptor()?)?;
+        // It lives as long as this program.
+        std::mem::forget(region);
+        Ok(remote)
+    }
+
+    async fn repeat(&self, operation: &str, times: usize) -> Outcome<()> {
+        let (here, there) = (&self.here, &self.there);
+        let message = wharf::Buffer::from(vec![1; SIZE]);
+        match operation {
+            "none" => {}
+            "tag" => {
+                let mut buffer = vec![0; SIZE];
+                for _ in 0..times {
+                    here.tag_send(TAG, message.clone()).await?;
+                    buffer = there.tag_recv(TAG, Mask::ALL, buffer).await?.buffer;
+                }
+                black_box(buffer);
+            }
+            "tag_posted" => {
+                let mut buffer = vec![0; SIZE];
+                for _ in 0..times {
+                    let posted = there.tag_recv(TAG, Mask::ALL, buffer).post();
+                    here.tag_send(TAG, message.clone()).await?;
+                    buffer = posted.await?.buffer;
+                }
+                black_box(buffer);
+            }
+            "am" => {
+                let mut inbox = there.active_messages(AM).open()?;
+                for _ in 0..times {
+                    here.am_send(AM, wharf::Buffer::new(), message.clone()).await?;
+                    drop(black_box(inbox.recv().await.ok_or("no message")?));
+                }
+            }
+            "put" => {
+                let remote = self.remote().await?;
+                for _ in 0..times {
+                    here.put(message.clone(), remote.clone()).await?;
+                }
+            }
+            "get" => {
+                let remote = self.remote().await?.slice(..SIZE);
+                let mut buffer = vec![0; SIZE];
+                for _ in 0..times {
+                    buffer = here.get(remote.clone(), buffer).await?;
+                }
+                black_box(buffer);
+            }
+            "fetch_add" => {
+                let remote = self.remote().await?;
+                for _ in 0..times {
+                    black_box(remote.fetch_add(0, 1_u64).await?);
+                }
+            }
+            other => return Err(format!("no operation {other:?} among {OPERATIONS:?}").into()),
+        }
+        black_box(&self.back);
+        Ok(())
+    }
+}
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [transport, operation, times] = &words[..] else {
+        eprintln!("wharf-instructions TRANSPORT {} TIMES", OPERATIONS.join("|"));
+        return ExitCode::FAILURE;
+    };
+    let done = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Into::into)
+        .and_then(|runtime| {
+            let times = times.parse()?;
+            runtime.block_on(async {
+                let ends = Ends::new(transport).await?;
+                ends.repeat(operation, times).await
+            })
+        });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let error: Box<dyn std::error::Error + Send + Sync> = error;
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}

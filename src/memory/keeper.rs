@@ -1,0 +1,96 @@
+//! Memory that nobody here uses any more and that a peer may still be inside: kept until it is outside, or dead.
+//!
+//! One thread for all of it, which is there only while something is kept. What is kept for a peer that neither leaves nor ends is
+//! looked at ever less often.
+
+use std::{mem, thread, time::Duration};
+
+use parking_lot::Mutex;
+
+/// Memory, and whether it may go now. Dropping it frees the memory.
+pub(crate) type Kept = Box<dyn FnMut() -> bool + Send>;
+
+/// Between two looks, at first and at most.
+const SOON: Duration = Duration::from_millis(1);
+const SELDOM: Duration = Duration::from_millis(100);
+
+struct Keeper {
+    new: Vec<Kept>,
+    is_running: bool,
+}
+
+static KEEPER: Mutex<Keeper> = Mutex::new(Keeper {
+    new: Vec::new(),
+    is_running: false,
+});
+
+/// Keeps `kept` until it says that it may go. It is asked and dropped on another thread.
+pub(crate) fn keep(kept: Kept) {
+    let mut keeper = KEEPER.lock();
+    keeper.new.push(kept);
+    if keeper.is_running {
+        return;
+    }
+    let thread = thread::Builder::new()
+        .name("wharf-keeper".into())
+        .spawn(run);
+    match thread {
+        Ok(_) => keeper.is_running = true,
+        // It is kept: the next one tries again.
+        Err(error) => {
+            tracing::error!(target: "wharf::memory", %error, "no thread to wait for a peer that is inside memory here: the memory is kept");
+        }
+    }
+}
+
+fn run() {
+    let mut all: Vec<Kept> = Vec::new();
+    let mut pause = SOON;
+    loop {
+        {
+            let mut keeper = KEEPER.lock();
+            if !keeper.new.is_empty() {
+                pause = SOON;
+                all.append(&mut mem::take(&mut keeper.new));
+            } else if all.is_empty() {
+                keeper.is_running = false;
+                return;
+            }
+        }
+        all.retain_mut(|kept| !kept());
+        if !all.is_empty() {
+            thread::sleep(pause);
+            pause = (pause * 2).min(SELDOM);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
+
+    use super::*;
+
+    #[test]
+    fn what_is_kept_goes_when_it_may() {
+        let memory = Arc::new(());
+        let asked = Arc::new(AtomicUsize::new(0));
+        for may in [1, 3, usize::MAX] {
+            let (memory, asked) = (Arc::clone(&memory), Arc::clone(&asked));
+            let mut looks = 0;
+            keep(Box::new(move || {
+                let _memory = &memory;
+                asked.fetch_add(1, Ordering::Relaxed);
+                looks += 1;
+                looks >= may
+            }));
+        }
+        while Arc::strong_count(&memory) > 2 || asked.load(Ordering::Relaxed) < 8 {
+            thread::sleep(SOON);
+        }
+        assert_eq!(Arc::strong_count(&memory), 2, "the last may not go");
+    }
+}

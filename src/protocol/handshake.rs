@@ -1,0 +1,591 @@
+//! Who is at the other end of a new connection, as the two ends prove it to each other. No input or output: bytes in, bytes out.
+//!
+//! ```text
+//! client                                            server
+//!    │ ─── hello: versions, a key for this once ─────▶ │
+//!    │ ◀── hello: the same, whose key it has, proof ── │
+//!    │ ─── introduction, proof ──────────────────────▶ │
+//!    │ ◀── elsewhere: the name of a Unix socket ────── │  perhaps: the client goes there, or stays
+//!    │ ─── stays ────────────────────────────────────▶ │
+//!    │ ◀── acceptance, proof; or a rejection ───────── │
+//! ```
+//!
+//! # What is proved
+//! Each end makes a key for this handshake alone (the ephemeral one), and has one that its id is a hash of. A proof is an HMAC-SHA256 over all
+//! that was said, the kind of connection and the role of the one who proves. Its key is drawn from all that the two ends have in common so
+//! far, and from what the prover's own key has in common with the other's ephemeral one. So it shows to the other end of this one
+//! handshake who made it; recorded, or given to somebody else, it shows nothing.
+//!
+//! With a shared secret both hellos have a share of a [`pake`](super::pake), and what it gives goes into all keys from the introduction on: it cannot
+//! be opened, nor made, without the secret, and the client is the first to show that it knows it.
+//!
+//! # Who gets to know what
+//! Introduction, elsewhere and acceptance are sealed: enciphered by HMAC-SHA256 in counter mode, and authenticated. Whoever connects learns the
+//! worker's key (and so its id), its version, and whether it wants a secret. Who dials is told to the listening end when that has proved who
+//! it is, and can be read by those alone who know the secret. What the listening end says of itself it says to who has proved a key of their
+//! own, and that they know the secret. Who only listens on the wire learns the listening worker's key.
+//!
+//! What follows the handshake is neither encrypted nor authenticated: who can alter the bytes of a connection on their way can alter all
+//! after this.
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+use zeroize::Zeroizing;
+
+use super::{
+    hello::{
+        Acceptance, ClientHello, Elsewhere, Introduction, Message, Proof, ServerHello, VERSION_MAX,
+        VERSION_MIN, Vouched,
+    },
+    keys::{Agreed, Factor, PrivateKey, PublicKey},
+    pake::{Pake, Share},
+    wire::malformed,
+};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Random bytes that one end needs.
+pub(crate) type Random = [u8; 96];
+
+/// The dialling end, before it has heard anything.
+pub(crate) struct Opening {
+    own: PrivateKey,
+    pake: Option<Pake>,
+    hello: Vec<u8>,
+    said: Said,
+}
+
+impl Opening {
+    /// Over a connection of this kind.
+    pub(crate) fn new(medium: &str, secret: Option<&[u8]>, random: &Random) -> Self {
+        let (own, scalar) = split(random);
+        let ephemeral = own.public();
+        let pake = secret.map(|secret| Pake::new(secret, &ephemeral.0, scalar));
+        let hello = ClientHello {
+            version_min: VERSION_MIN,
+            version_max: VERSION_MAX,
+            ephemeral,
+            share: pake.as_ref().map(Pake::share),
+        };
+        let hello = hello.encode();
+        let said = Said::new(medium, &hello);
+        Self {
+            own,
+            pake,
+            hello,
+            said,
+        }
+    }
+
+    /// What to say first.
+    pub(crate) fn hello(&self) -> &[u8] {
+        &self.hello
+    }
+
+    /// What the listening end answers.
+    ///
+    /// # Errors
+    /// `AuthenticationFailed`: it does not hold the key that it says it has, or one end has a secret and the other has none. Why it turned
+    /// the connection down. `Malformed`, `VersionMismatch`.
+    pub(crate) fn answered(self, bytes: &[u8]) -> Result<Client> {
+        if let Ok(Message::Rejection { code, reason }) = Message::decode(bytes) {
+            return Err(Message::rejection(code, reason));
+        }
+        let server = ServerHello::decode(bytes)?;
+        let mut both = Both::new(self.own, server.ephemeral, self.said)?;
+        both.hear_hello(bytes)?;
+        both.meet(&server.key)?;
+        both.check(Prover::Server, &server.proof)?;
+        both.share(self.pake.as_ref(), server.share.as_ref(), Prover::Client)?;
+        Ok(Client {
+            both,
+            server: server.key,
+        })
+    }
+}
+
+/// The dialling end.
+pub(crate) struct Client {
+    both: Both,
+    server: PublicKey,
+}
+
+/// What the listening end decides.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Elsewhere(Elsewhere),
+    Accept(Acceptance),
+}
+
+impl Client {
+    /// The key of the worker that answered.
+    pub(crate) fn server(&self) -> PublicKey {
+        self.server
+    }
+
+    /// Says who this is, `key`'s holder.
+    pub(crate) fn introduce(
+        &mut self,
+        key: &PrivateKey,
+        introduction: &Introduction,
+    ) -> Result<Vec<u8>> {
+        let vouched = self
+            .both
+            .vouch(Prover::Client, key, introduction.encode())?;
+        Ok(Message::Introduction(vouched).encode())
+    }
+
+    /// What the listening end says to that.
+    ///
+    /// # Errors
+    /// `AuthenticationFailed`: it does not know the secret, or not hold the key of the worker that it says accepts. Why it turned the
+    /// connection down. `Malformed`.
+    pub(crate) fn verdict(&mut self, bytes: &[u8]) -> Result<Verdict> {
+        match Message::decode(bytes)? {
+            Message::Elsewhere(sealed) => {
+                let opened = self.both.open(Prover::Server, &sealed)?;
+                Elsewhere::decode(&opened).map(Verdict::Elsewhere)
+            }
+            Message::Acceptance(vouched) => {
+                let opened = self.both.open(Prover::Server, &vouched.sealed)?;
+                let acceptance = Acceptance::decode(&opened)?;
+                self.both.meet(&acceptance.key)?;
+                self.both.check(Prover::Server, &vouched.proof)?;
+                Ok(Verdict::Accept(acceptance))
+            }
+            Message::Rejection { code, reason } => Err(Message::rejection(code, reason)),
+            Message::Introduction(_) | Message::Stays => Err(out_of_turn()),
+        }
+    }
+}
+
+/// The listening end.
+pub(crate) struct Server {
+    both: Both,
+}
+
+impl Server {
+    /// Takes a client's hello over a connection of this kind, as the holder of `key`; with the answer.
+    ///
+    /// # Errors
+    /// `AuthenticationFailed`: one end has a secret and the other has none. `Malformed`, `VersionMismatch`.
+    pub(crate) fn greet(
+        medium: &str,
+        key: &PrivateKey,
+        secret: Option<&[u8]>,
+        random: &Random,
+        bytes: &[u8],
+    ) -> Result<(Self, Vec<u8>)> {
+        let client = ClientHello::decode(bytes)?;
+        let (own, scalar) = split(random);
+        let pake = secret.map(|secret| Pake::new(secret, &client.ephemeral.0, scalar));
+        let hello = ServerHello {
+            version: client.version()?,
+            key: key.public(),
+            ephemeral: own.public(),
+            share: pake.as_ref().map(Pake::share),
+            proof: Proof::default(),
+        };
+        let mut hello = hello.encode();
+        let mut both = Both::new(own, client.ephemeral, Said::new(medium, bytes))?;
+        let room = both.hear_hello(&hello)?;
+        both.show(key)?;
+        let proof = both.proof(Prover::Server);
+        hello[room..].copy_from_slice(&proof);
+        both.share(pake.as_ref(), client.share.as_ref(), Prover::Server)?;
+        Ok((Self { both }, hello))
+    }
+
+    /// Who dials.
+    ///
+    /// # Errors
+    /// `AuthenticationFailed`: they do not know the secret, or not hold the key that they say they have. `Malformed`.
+    pub(crate) fn introduced(&mut self, bytes: &[u8]) -> Result<Introduction> {
+        let Message::Introduction(vouched) = Message::decode(bytes)? else {
+            return Err(out_of_turn());
+        };
+        let opened = self.both.open(Prover::Client, &vouched.sealed)?;
+        let introduction = Introduction::decode(&opened)?;
+        self.both.meet(&introduction.key)?;
+        self.both.check(Prover::Client, &vouched.proof)?;
+        Ok(introduction)
+    }
+
+    /// Sends the client to another socket.
+    pub(crate) fn elsewhere(&mut self, elsewhere: &Elsewhere) -> Vec<u8> {
+        Message::Elsewhere(self.both.seal(Prover::Server, elsewhere.encode())).encode()
+    }
+
+    /// What a client says that does not go there.
+    ///
+    /// # Errors
+    /// `Malformed`: anything else.
+    pub(crate) fn stays(bytes: &[u8]) -> Result<()> {
+        match Message::decode(bytes)? {
+            Message::Stays => Ok(()),
+            _ => Err(out_of_turn()),
+        }
+    }
+
+    /// The connection stands, with the holder of `key`.
+    pub(crate) fn accept(&mut self, key: &PrivateKey, acceptance: &Acceptance) -> Result<Vec<u8>> {
+        let vouched = self.both.vouch(Prover::Server, key, acceptance.encode())?;
+        Ok(Message::Acceptance(vouched).encode())
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server").finish_non_exhaustive()
+    }
+}
+
+/// Who proves something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Prover {
+    Server = 1,
+    Client = 2,
+}
+
+/// All that was said.
+struct Said(Sha256);
+
+impl Said {
+    fn new(medium: &str, hello: &[u8]) -> Self {
+        let mut this = Self(Sha256::new_with_prefix(b"wharf handshake 3"));
+        this.hear(medium.as_bytes());
+        this.hear(hello);
+        this
+    }
+
+    /// Each part with its length, so no two conversations give the same input.
+    fn hear(&mut self, part: &[u8]) {
+        self.0.update((part.len() as u64).to_le_bytes());
+        self.0.update(part);
+    }
+}
+
+/// What both ends know, in the same order.
+struct Both {
+    said: Said,
+    /// All that they have in common, drawn together.
+    chain: Agreed,
+    /// This end's key for this handshake, and the other's.
+    own: PrivateKey,
+    theirs: Factor,
+    /// What the other's own key and this end's ephemeral one have in common, and the other way round, of the key that came last: it mostly comes
+    /// twice, of a worker that greets and accepts.
+    met: Option<(PublicKey, Agreed)>,
+    shown: Option<(PublicKey, Agreed)>,
+}
+
+impl Both {
+    fn new(own: PrivateKey, theirs: PublicKey, said: Said) -> Result<Self> {
+        let theirs = theirs.into();
+        let agreed = own.agree(&theirs)?;
+        let mut this = Self {
+            said,
+            chain: Agreed::default(),
+            own,
+            theirs,
+            met: None,
+            shown: None,
+        };
+        this.mix(&agreed);
+        Ok(this)
+    }
+
+    fn mix(&mut self, agreed: &[u8; 32]) {
+        self.chain = Zeroizing::new(hmac(&*self.chain, &[agreed]));
+    }
+
+    /// What only the holder of `key` and this end have in common.
+    fn meet(&mut self, key: &PublicKey) -> Result<()> {
+        let agreed = match self.met.take() {
+            Some((known, agreed)) if known == *key => agreed,
+            _ => self.own.agree(&(*key).into())?,
+        };
+        self.mix(&agreed);
+        self.met = Some((*key, agreed));
+        Ok(())
+    }
+
+    /// What only the other end and this one have in common, which holds `key`.
+    fn show(&mut self, key: &PrivateKey) -> Result<()> {
+        let agreed = match self.shown.take() {
+            Some((known, agreed)) if known == key.public() => agreed,
+            _ => key.agree(&self.theirs)?,
+        };
+        self.mix(&agreed);
+        self.shown = Some((key.public(), agreed));
+        Ok(())
+    }
+
+    /// The server's hello, without the proof at its end; where that is.
+    fn hear_hello(&mut self, hello: &[u8]) -> Result<usize> {
+        let room = hello.len().saturating_sub(size_of::<Proof>());
+        self.said.hear(&hello[..room]);
+        Ok(room)
+    }
+
+    /// What the secret gives, where both have one; this end is `role`.
+    fn share(&mut self, own: Option<&Pake>, theirs: Option<&Share>, role: Prover) -> Result<()> {
+        let key = match (own, theirs) {
+            (None, None) => return Ok(()),
+            (Some(own), Some(theirs)) => match role {
+                Prover::Client => own.key(theirs, (&own.share(), theirs))?,
+                Prover::Server => own.key(theirs, (theirs, &own.share()))?,
+            },
+            _ => {
+                let text = "one end has a shared secret and the other has none";
+                return Err(Error::new(ErrorKind::AuthenticationFailed, text));
+            }
+        };
+        self.mix(&key);
+        Ok(())
+    }
+
+    /// A key for one use at this point.
+    fn key(&self, prover: Prover, purpose: &[u8]) -> Agreed {
+        let said = self.said.0.clone().finalize();
+        Zeroizing::new(hmac(&*self.chain, &[&[prover as u8], &said, purpose]))
+    }
+
+    fn proof(&self, prover: Prover) -> Proof {
+        *self.key(prover, b"proof")
+    }
+
+    fn check(&self, prover: Prover, proof: &Proof) -> Result<()> {
+        match same(&self.proof(prover), proof) {
+            true => Ok(()),
+            false => Err(Error::new(
+                ErrorKind::AuthenticationFailed,
+                "the peer did not prove that it is who it says",
+            )),
+        }
+    }
+
+    fn vouch(&mut self, prover: Prover, key: &PrivateKey, content: Vec<u8>) -> Result<Vouched> {
+        let sealed = self.seal(prover, content);
+        self.show(key)?;
+        let proof = self.proof(prover);
+        Ok(Vouched { sealed, proof })
+    }
+
+    /// Enciphered, with a tag at the end.
+    fn seal(&mut self, prover: Prover, mut content: Vec<u8>) -> Vec<u8> {
+        let tag = self.key(prover, b"tag");
+        self.encipher(prover, &mut content);
+        content.extend_from_slice(&hmac(&*tag, &[&content]));
+        self.said.hear(&content);
+        content
+    }
+
+    /// What was sealed.
+    fn open(&mut self, prover: Prover, sealed: &[u8]) -> Result<Vec<u8>> {
+        let (content, tag) = sealed
+            .split_last_chunk::<32>()
+            .ok_or_else(|| malformed("a sealed part is cut short"))?;
+        if !same(&hmac(&*self.key(prover, b"tag"), &[content]), tag) {
+            let text = "the shared secret is wrong, or the handshake was altered on its way";
+            return Err(Error::new(ErrorKind::AuthenticationFailed, text));
+        }
+        let mut content = content.to_vec();
+        self.encipher(prover, &mut content);
+        self.said.hear(sealed);
+        Ok(content)
+    }
+
+    /// There and back.
+    fn encipher(&self, prover: Prover, content: &mut [u8]) {
+        let key = self.key(prover, b"cipher");
+        for (index, block) in content.chunks_mut(32).enumerate() {
+            let stream = Zeroizing::new(hmac(&*key, &[&(index as u64).to_le_bytes()]));
+            block
+                .iter_mut()
+                .zip(stream.iter())
+                .for_each(|(byte, other)| *byte ^= other);
+        }
+    }
+}
+
+/// The ephemeral key, and what the secret's share is made of.
+fn split(random: &Random) -> (PrivateKey, &[u8; 64]) {
+    let (own, scalar) = random.split_first_chunk().expect("96 bytes");
+    let scalar = scalar.first_chunk().expect("64 bytes");
+    (PrivateKey::new(*own), scalar)
+}
+
+fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+    parts.iter().for_each(|part| mac.update(part));
+    mac.finalize().into_bytes().into()
+}
+
+/// Takes the same time for all that differ.
+fn same(one: &[u8; 32], other: &[u8; 32]) -> bool {
+    let differing = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
+    std::hint::black_box(differing) == 0
+}
+
+#[cold]
+fn out_of_turn() -> Error {
+    malformed("another message of the handshake was due")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{protocol::wire::tests::identities, types::Identity};
+
+    fn random() -> impl Strategy<Value = Random> {
+        any::<([u8; 32], [u8; 32], [u8; 32])>().prop_map(|(a, b, c)| {
+            let all = [a, b, c].concat();
+            all.try_into().expect("96 bytes")
+        })
+    }
+
+    /// All that a handshake needs.
+    #[derive(Clone, Debug)]
+    struct Case {
+        media: [&'static str; 2],
+        secrets: [Option<Vec<u8>>; 2],
+        randoms: [Random; 2],
+        keys: [[u8; 32]; 3],
+        identity: Identity,
+    }
+
+    prop_compose! {
+        fn cases()(
+            secret in prop::option::of(prop::collection::vec(any::<u8>(), 0..40)),
+            randoms in [random(), random()],
+            keys in any::<[[u8; 32]; 3]>(),
+            identity in identities(),
+        ) -> Case {
+            Case { media: ["tcp"; 2], secrets: [secret.clone(), secret], randoms, keys, identity }
+        }
+    }
+
+    impl Case {
+        /// Both ends to the end, where each message goes through `wire`, with its number; at the end what each has heard.
+        fn run(
+            &self,
+            mut wire: impl FnMut(usize, Vec<u8>) -> Vec<u8>,
+        ) -> Result<(Introduction, Elsewhere, Acceptance)> {
+            let [client_key, server_key, taker] = self.keys.map(PrivateKey::new);
+            let secret = |at: usize| self.secrets[at].as_deref();
+            let opening = Opening::new(self.media[0], secret(0), &self.randoms[0]);
+            let hello = wire(0, opening.hello().to_vec());
+            let (medium, random) = (self.media[1], &self.randoms[1]);
+            let (mut server, hello) =
+                Server::greet(medium, &server_key, secret(1), random, &hello)?;
+            let mut client = opening.answered(&wire(1, hello))?;
+            assert_eq!(client.server(), server_key.public());
+            let introduction = Introduction {
+                key: client_key.public(),
+                identity: self.identity.clone(),
+                transports: vec!["tcp".to_owned()],
+                stays: false,
+            };
+            let bytes = client.introduce(&client_key, &introduction)?;
+            let introduced = server.introduced(&wire(2, bytes))?;
+            let elsewhere = Elsewhere {
+                unix_name: b"the name of a socket".to_vec(),
+                transports: vec!["shm".to_owned()],
+            };
+            let bytes = server.elsewhere(&elsewhere);
+            let Verdict::Elsewhere(elsewhere) = client.verdict(&wire(3, bytes))? else {
+                return Err(out_of_turn());
+            };
+            Server::stays(&Message::Stays.encode())?;
+            let acceptance = Acceptance {
+                key: taker.public(),
+                identity: self.identity.clone(),
+                lanes: vec!["tcp".to_owned()],
+            };
+            let bytes = server.accept(&taker, &acceptance)?;
+            let Verdict::Accept(accepted) = client.verdict(&wire(4, bytes))? else {
+                return Err(out_of_turn());
+            };
+            assert_eq!(introduced, introduction);
+            assert_eq!(accepted, acceptance);
+            Ok((introduced, elsewhere, accepted))
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        #[test]
+        fn both_ends_hear_what_was_said_and_nobody_else(case in cases()) {
+            let mut seen = Vec::new();
+            let (introduced, elsewhere, _) = case
+                .run(|_, bytes| {
+                    seen.extend_from_slice(&bytes);
+                    bytes
+                })
+                .unwrap();
+            prop_assert_eq!(introduced.identity, case.identity.clone());
+            prop_assert_eq!(elsewhere.unix_name, b"the name of a socket");
+            let secrets: [&[u8]; 3] = [b"the name of a socket", &introduced.key.0, &case.identity.boot];
+            for secret in secrets {
+                prop_assert!(!seen.windows(secret.len()).any(|window| window == secret), "{secret:?}");
+            }
+        }
+
+        /// Whatever is altered is noticed, at the latest by the next who is to prove something.
+        #[test]
+        fn no_byte_can_be_altered(case in cases(), message in 0usize..5, at in any::<prop::sample::Index>(), change in 1u8..) {
+            let altered = case.run(|number, mut bytes| {
+                if number == message {
+                    let at = at.index(bytes.len());
+                    bytes[at] ^= change;
+                }
+                bytes
+            });
+            prop_assert!(altered.is_err());
+        }
+
+        /// What was said in one handshake, said in another at its place.
+        #[test]
+        fn nothing_can_be_said_twice(case in cases(), randoms in [random(), random()], message in 0usize..5) {
+            let mut said = Vec::new();
+            case.run(|_, bytes| {
+                said.push(bytes.clone());
+                bytes
+            })
+            .unwrap();
+            for fresh in [[randoms[0], case.randoms[1]], [case.randoms[0], randoms[1]]] {
+                let again = Case { randoms: fresh, ..case.clone() };
+                let mut differs = false;
+                let result = again.run(|number, bytes| {
+                    if number == message {
+                        differs = said[number] != bytes;
+                        return said[number].clone();
+                    }
+                    bytes
+                });
+                prop_assert_eq!(result.is_err(), differs);
+            }
+        }
+
+        #[test]
+        fn both_have_the_secret_and_the_same_socket(case in cases(), other in prop::collection::vec(any::<u8>(), 0..40)) {
+            prop_assume!(case.secrets[0].as_ref() != Some(&other));
+            for wrong in [Some(other), None].into_iter().filter(|wrong| *wrong != case.secrets[0]) {
+                for at in 0..2 {
+                    let mut unequal = case.clone();
+                    unequal.secrets[at] = wrong.clone();
+                    let error = unequal.run(|_, bytes| bytes).unwrap_err();
+                    prop_assert_eq!(error.kind(), ErrorKind::AuthenticationFailed);
+                }
+            }
+            let handed_on = Case { media: ["tcp", "unix"], ..case };
+            let error = handed_on.run(|_, bytes| bytes).unwrap_err();
+            prop_assert_eq!(error.kind(), ErrorKind::AuthenticationFailed);
+        }
+    }
+}

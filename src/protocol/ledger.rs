@@ -1,0 +1,406 @@
+//! What a worker holds for its peers: an account for each connection, one for each source, one for all. Whatever stores something for a
+//! peer takes from the connection's account, and gives back when it lets go of it.
+//!
+//! An account outlives its connection for as long as something is held under it: messages that had arrived whole. They go on counting for
+//! their source and the worker.
+
+use std::{collections::HashMap, net::IpAddr};
+
+use slab::Slab;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Where a connection comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Source {
+    /// From the worker itself: counted, and not limited.
+    Itself,
+    /// From a user of this host.
+    User(u32),
+    /// From this address.
+    Address(IpAddr),
+}
+
+/// An account of a connection. The first is nobody's: what cannot be told to have come from a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AccountId(u32);
+
+impl AccountId {
+    pub(crate) const NOBODY: Self = Self(0);
+
+    #[inline]
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amount {
+    pub(crate) bytes: u64,
+    pub(crate) messages: u64,
+    pub(crate) streams: u64,
+    pub(crate) requests: u64,
+}
+
+impl Amount {
+    /// A stream that nobody has accepted.
+    pub(crate) const STREAM: Self = Self {
+        bytes: 0,
+        messages: 0,
+        streams: 1,
+        requests: 0,
+    };
+
+    /// A request that is being served.
+    pub(crate) const REQUEST: Self = Self {
+        bytes: 0,
+        messages: 0,
+        streams: 0,
+        requests: 1,
+    };
+
+    /// A message that takes as many bytes of memory.
+    #[inline]
+    pub(crate) const fn message(bytes: usize) -> Self {
+        Self {
+            bytes: bytes as u64,
+            messages: 1,
+            streams: 0,
+            requests: 0,
+        }
+    }
+
+    /// Bytes that belong to what was counted before.
+    #[inline]
+    pub(crate) const fn bytes(bytes: usize) -> Self {
+        Self {
+            bytes: bytes as u64,
+            messages: 0,
+            streams: 0,
+            requests: 0,
+        }
+    }
+
+    #[inline]
+    fn add(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.messages += other.messages;
+        self.streams += other.streams;
+        self.requests += other.requests;
+    }
+
+    #[inline]
+    fn subtract(&mut self, other: Self) {
+        debug_assert!(
+            self.bytes >= other.bytes
+                && self.messages >= other.messages
+                && self.streams >= other.streams
+                && self.requests >= other.requests,
+            "more is given back than was taken: {self:?} - {other:?}"
+        );
+        self.bytes = self.bytes.saturating_sub(other.bytes);
+        self.messages = self.messages.saturating_sub(other.messages);
+        self.streams = self.streams.saturating_sub(other.streams);
+        self.requests = self.requests.saturating_sub(other.requests);
+    }
+
+    /// Without a limit.
+    const ANY: Self = Self {
+        bytes: u64::MAX,
+        messages: u64::MAX,
+        streams: u64::MAX,
+        requests: u64::MAX,
+    };
+
+    /// What of `quota` there would be too much of with `more`, and how much is allowed.
+    #[inline]
+    fn exceeds(&self, more: &Self, quota: &Self) -> Option<(&'static str, u64)> {
+        let over = |held: u64, more: u64, limit: u64| more > 0 && held.saturating_add(more) > limit;
+        if over(self.bytes, more.bytes, quota.bytes) {
+            Some(("unexpected bytes", quota.bytes))
+        } else if over(self.messages, more.messages, quota.messages) {
+            Some(("unexpected messages", quota.messages))
+        } else if over(self.streams, more.streams, quota.streams) {
+            Some(("unaccepted streams", quota.streams))
+        } else if over(self.requests, more.requests, quota.requests) {
+            Some(("requests", quota.requests))
+        } else {
+            None
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Account {
+    source: u32,
+    held: Amount,
+    is_open: bool,
+}
+
+#[derive(Debug)]
+struct SourceAccount {
+    source: Source,
+    held: Amount,
+    /// Accounts of it.
+    accounts: usize,
+}
+
+/// How much may be held: of a connection, a source, and the worker.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Quotas {
+    pub(crate) connection: Amount,
+    pub(crate) source: Amount,
+    pub(crate) worker: Amount,
+}
+
+impl Default for Quotas {
+    /// No limits.
+    fn default() -> Self {
+        Self {
+            connection: Amount::ANY,
+            source: Amount::ANY,
+            worker: Amount::ANY,
+        }
+    }
+}
+
+/// The accounts of a worker.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    limits: Quotas,
+    held: Amount,
+    accounts: Slab<Account>,
+    sources: Slab<SourceAccount>,
+    places: HashMap<Source, u32>,
+    connections: u64,
+    /// What was refused.
+    refused: u64,
+}
+
+impl Ledger {
+    pub(crate) fn new(limits: Quotas) -> Self {
+        let mut ledger = Self {
+            limits,
+            held: Amount::default(),
+            accounts: Slab::new(),
+            sources: Slab::new(),
+            places: HashMap::new(),
+            connections: 0,
+            refused: 0,
+        };
+        let nobody = ledger.open(Source::Itself);
+        debug_assert_eq!(nobody, AccountId::NOBODY);
+        ledger.connections = 0;
+        ledger
+    }
+
+    /// What all connections hold together.
+    pub(crate) fn held(&self) -> Amount {
+        self.held
+    }
+
+    /// Connections that there are.
+    pub(crate) fn connections(&self) -> u64 {
+        self.connections
+    }
+
+    /// How often something was refused for want of room.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// Sources of which there are connections, or something that they left.
+    pub(crate) fn sources(&self) -> usize {
+        self.sources.len() - 1
+    }
+
+    /// A connection begins.
+    pub(crate) fn open(&mut self, source: Source) -> AccountId {
+        let sources = &mut self.sources;
+        let place = *self.places.entry(source).or_insert_with(|| {
+            let account = SourceAccount {
+                source,
+                held: Amount::default(),
+                accounts: 0,
+            };
+            sources.insert(account) as u32
+        });
+        self.sources[place as usize].accounts += 1;
+        self.connections += 1;
+        let account = Account {
+            source: place,
+            held: Amount::default(),
+            is_open: true,
+        };
+        AccountId(self.accounts.insert(account) as u32)
+    }
+
+    /// A connection has ended.
+    pub(crate) fn close(&mut self, id: AccountId) {
+        if let Some(account) = self.accounts.get_mut(id.index())
+            && id != AccountId::NOBODY
+            && std::mem::take(&mut account.is_open)
+        {
+            self.connections -= 1;
+            self.settle(id);
+        }
+    }
+
+    /// Takes room for something that a connection brings.
+    ///
+    /// # Errors
+    /// `Exhausted`, with the limit that it would exceed.
+    #[inline]
+    pub(crate) fn take(&mut self, id: AccountId, amount: Amount) -> Result<()> {
+        let Some(account) = self.accounts.get_mut(id.index()) else {
+            return Ok(());
+        };
+        let source = &mut self.sources[account.source as usize];
+        if source.source != Source::Itself {
+            let limits = &self.limits;
+            let exceeded = [
+                (&account.held, &limits.connection, "a connection"),
+                (&source.held, &limits.source, "a source"),
+                (&self.held, &limits.worker, "a worker"),
+            ]
+            .into_iter()
+            .find_map(|(held, quota, whose)| Some((held.exceeds(&amount, quota)?, whose)));
+            if let Some(((what, limit), whose)) = exceeded {
+                self.refused += 1;
+                return Err(exhausted(what, limit, whose));
+            }
+        }
+        account.held.add(amount);
+        source.held.add(amount);
+        self.held.add(amount);
+        Ok(())
+    }
+
+    /// The same for what is here already, and comes back: it is never refused.
+    pub(crate) fn hold(&mut self, id: AccountId, amount: Amount) {
+        if let Some(account) = self.accounts.get_mut(id.index()) {
+            account.held.add(amount);
+            self.sources[account.source as usize].held.add(amount);
+            self.held.add(amount);
+        }
+    }
+
+    /// Gives back what was taken.
+    #[inline]
+    pub(crate) fn give(&mut self, id: AccountId, amount: Amount) {
+        if let Some(account) = self.accounts.get_mut(id.index()) {
+            account.held.subtract(amount);
+            self.sources[account.source as usize].held.subtract(amount);
+            self.held.subtract(amount);
+            if !account.is_open {
+                self.settle(id);
+            }
+        }
+    }
+
+    /// An account that is over and holds nothing goes, and its source with the last of them.
+    fn settle(&mut self, id: AccountId) {
+        let over = self
+            .accounts
+            .get(id.index())
+            .is_some_and(|account| !account.is_open && account.held == Amount::default());
+        if !over {
+            return;
+        }
+        let place = self.accounts.remove(id.index()).source as usize;
+        let source = &mut self.sources[place];
+        source.accounts -= 1;
+        if source.accounts == 0 {
+            let source = self.sources.remove(place).source;
+            self.places.remove(&source);
+        }
+    }
+}
+
+impl Default for Ledger {
+    fn default() -> Self {
+        Self::new(Quotas::default())
+    }
+}
+
+#[cold]
+fn exhausted(what: &str, limit: u64, whose: &str) -> Error {
+    Error::new(
+        ErrorKind::Exhausted,
+        format!("{what}: the limit of {whose} ({limit}) is reached"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(last: u8) -> Source {
+        Source::Address(IpAddr::from([10, 0, 0, last]))
+    }
+
+    fn ledger(connection: u64, source: u64, worker: u64) -> Ledger {
+        let bytes = |bytes| Amount {
+            bytes,
+            ..Amount::ANY
+        };
+        Ledger::new(Quotas {
+            connection: bytes(connection),
+            source: bytes(source),
+            worker: bytes(worker),
+        })
+    }
+
+    #[track_caller]
+    fn refused(ledger: &mut Ledger, id: AccountId, bytes: usize, whose: &str) {
+        let before = (ledger.held(), ledger.refused());
+        let error = ledger.take(id, Amount::message(bytes));
+        let error = error.expect_err("too much");
+        assert_eq!(error.kind(), ErrorKind::Exhausted);
+        assert!(error.to_string().contains(whose), "{error}");
+        assert_eq!((ledger.held(), ledger.refused()), (before.0, before.1 + 1));
+    }
+
+    #[test]
+    fn each_limit_holds() {
+        let mut ledger = ledger(100, 150, 220);
+        let [a, b] = [1, 1].map(|last| ledger.open(address(last)));
+        let c = ledger.open(Source::User(1000));
+        let own = ledger.open(Source::Itself);
+        ledger.take(a, Amount::message(100)).expect("room");
+        refused(&mut ledger, a, 1, "a connection");
+        ledger.take(b, Amount::message(50)).expect("room");
+        refused(&mut ledger, b, 1, "a source");
+        ledger.take(c, Amount::message(70)).expect("room");
+        refused(&mut ledger, c, 1, "a worker");
+        ledger.take(own, Amount::message(1000)).expect("its own");
+        assert_eq!(ledger.held().bytes, 1220);
+        ledger.give(a, Amount::message(100));
+        ledger.give(own, Amount::message(1000));
+        ledger.take(b, Amount::message(50)).expect("room again");
+    }
+
+    /// What a connection left goes on counting for its source, until it is given back; then nothing is left.
+    #[test]
+    fn what_is_left_counts() {
+        let mut ledger = ledger(100, 150, 1000);
+        for _ in 0..2 {
+            let first = ledger.open(address(1));
+            ledger.take(first, Amount::message(100)).expect("room");
+            ledger.close(first);
+            let next = ledger.open(address(1));
+            refused(&mut ledger, next, 51, "a source");
+            ledger.close(next);
+            let other = ledger.open(address(2));
+            ledger.take(other, Amount::message(100)).expect("another");
+            ledger.give(other, Amount::message(100));
+            ledger.close(other);
+            assert_eq!(ledger.sources(), 1);
+            ledger.give(first, Amount::message(100));
+            assert_eq!(ledger.sources(), 0);
+            assert_eq!(ledger.held(), Amount::default());
+            assert_eq!(ledger.accounts.len(), 1, "accounts left behind");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What two ends make of a shared secret that may be short: CPace, over ristretto255.
+//!
+//! ```text
+//! client                              server
+//!    base  = a point that the secret and the handshake choose
+//!    │ ──── own · base ────────────────▶ │       at random whatever the secret is
+//!    │ ◀──── own · base ──────────────── │
+//!    key   = hash of own · theirs, and of both
+//! ```
+//!
+//! The key is the same at both ends where the secret is. Nothing that goes over the wire can be held against a guess: whoever records it knows
+//! no more about the secret than before, and whoever takes part in it has one guess for each handshake.
+//!
+//! After draft-irtf-cfrg-cpace, with the names and lengths of this protocol.
+
+use curve25519_dalek::{RistrettoPoint, Scalar, ristretto::CompressedRistretto};
+use sha2::{Digest, Sha512};
+use zeroize::Zeroizing;
+
+use super::{keys::Agreed, wire::malformed};
+use crate::error::Result;
+
+/// What goes over the wire.
+pub(crate) type Share = [u8; 32];
+
+/// One end's part.
+pub(crate) struct Pake {
+    own: Zeroizing<Scalar>,
+    share: Share,
+}
+
+impl Pake {
+    /// `session` is unlike that of any other handshake, and the same at both ends; `random` is known to nobody else.
+    pub(crate) fn new(secret: &[u8], session: &[u8; 32], random: &[u8; 64]) -> Self {
+        let chosen = Sha512::new_with_prefix(b"wharf CPace base")
+            .chain_update((secret.len() as u64).to_le_bytes())
+            .chain_update(secret)
+            .chain_update(session)
+            .finalize();
+        let base = RistrettoPoint::from_uniform_bytes(&chosen.into());
+        let own = Zeroizing::new(Scalar::from_bytes_mod_order_wide(random));
+        let share = (base * *own).compress().to_bytes();
+        Self { own, share }
+    }
+
+    pub(crate) fn share(&self) -> Share {
+        self.share
+    }
+
+    /// The key, with the other end's share. `first` is the client's share, `second` the server's: one of them is this end's own.
+    ///
+    /// # Errors
+    /// `Malformed`: theirs is no point, or one that has the same in common with all.
+    pub(crate) fn key(&self, theirs: &Share, (first, second): (&Share, &Share)) -> Result<Agreed> {
+        let point = CompressedRistretto(*theirs).decompress();
+        let point = point.ok_or_else(|| malformed("the peer's share of the secret is no point"))?;
+        let common = (point * *self.own).compress();
+        if common.to_bytes() == [0; 32] {
+            return Err(malformed("the peer's share of the secret is none"));
+        }
+        let key = Sha512::new_with_prefix(b"wharf CPace key")
+            .chain_update(common.as_bytes())
+            .chain_update(first)
+            .chain_update(second)
+            .finalize();
+        let mut agreed = Agreed::default();
+        agreed.copy_from_slice(&key[..32]);
+        Ok(agreed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(secret: &[u8], session: u8, random: u8) -> Pake {
+        Pake::new(secret, &[session; 32], &[random; 64])
+    }
+
+    fn key(own: &Pake, first: &Pake, second: &Pake) -> [u8; 32] {
+        let theirs = match own.share == first.share {
+            true => second,
+            false => first,
+        };
+        *own.key(&theirs.share, (&first.share, &second.share))
+            .expect("a key")
+    }
+
+    #[test]
+    fn one_secret_gives_one_key() {
+        let (one, two) = (part(b"sesame", 1, 1), part(b"sesame", 1, 2));
+        let both = key(&one, &one, &two);
+        assert_eq!(both, key(&two, &one, &two));
+        assert_ne!(both, key(&one, &two, &one), "the order counts");
+        for other in [part(b"barley", 1, 2), part(b"sesame", 2, 2)] {
+            assert_ne!(key(&one, &one, &other), key(&other, &one, &other));
+        }
+        assert_ne!(both, key(&one, &one, &part(b"sesame", 1, 3)));
+    }
+
+    #[test]
+    fn what_is_no_share_is_refused() {
+        let one = part(b"sesame", 1, 1);
+        for share in [[0; 32], [0xff; 32], [1; 32]] {
+            let error = one.key(&share, (&one.share, &share)).expect_err("no share");
+            assert_eq!(error.kind(), crate::ErrorKind::Malformed, "{share:?}");
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! Dialling: the addresses of a destination in turn, each with its share of the time.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{net::TcpStream, time::timeout};
+use tracing::Instrument;
+
+use super::{
+    handshake::{accepted, establish, greet, introduce, only},
+    lanes::{Refused, attach},
+    listen::admits,
+    meeting::{Met, arrival, claim},
+};
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    protocol::{
+        WorkerAddress,
+        handshake::{Client, Verdict},
+        hello::Message,
+        keys::PublicKey,
+    },
+    sys::{abstract_socket, identity::identity},
+    transport::{PeerInfo, Reach, channel::Channel, loopback, rdmacm},
+    types::{EndpointId, LinkId, WorkerId},
+    worker::shared::Shared,
+};
+
+/// Before another look for the peer's connection, which stands when both ends dialled.
+const CROSSED_PAUSE: Duration = Duration::from_millis(2);
+
+/// Where a connection should lead.
+#[allow(unreachable_pub, reason = "named by a sealed trait")]
+#[derive(Debug)]
+pub enum Destination {
+    /// Of the host of this name, where there is one.
+    Sockets(Vec<SocketAddr>, Option<String>),
+    Rdma(Vec<SocketAddr>),
+    Worker(WorkerAddress),
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sockets(sockets, _) | Self::Rdma(sockets) => write!(f, "{sockets:?}"),
+            Self::Worker(address) => write!(f, "worker {}", address.worker()),
+        }
+    }
+}
+
+/// Dials.
+pub(crate) async fn connect(
+    shared: &Arc<Shared>,
+    destination: Destination,
+) -> Result<(LinkId, EndpointId)> {
+    let limit = shared.context.config().connect_timeout.value;
+    let begin = Instant::now();
+    let span = tracing::debug_span!(target: "wharf::wireup", "connect", to = %destination);
+    let result = timeout(limit, async {
+        match destination {
+            Destination::Sockets(sockets, host) => {
+                dial(shared, &sockets, host.as_deref(), None, None).await
+            }
+            Destination::Rdma(addresses) => dial_rdma(shared, &addresses, limit).await,
+            Destination::Worker(address) => dial_worker(shared, &address).await,
+        }
+    });
+    let result = result
+        .instrument(span)
+        .await
+        .unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorKind::DeadlineExceeded,
+                format!("no connection within {limit:?}"),
+            ))
+        })
+        .map_err(|error| error.during(Operation::Connect));
+    match &result {
+        Ok(_) => shared.dialling.made(begin.elapsed()),
+        Err(_) => shared.dialling.failed(),
+    }
+    result
+}
+
+async fn dial_worker(
+    shared: &Arc<Shared>,
+    address: &WorkerAddress,
+) -> Result<(LinkId, EndpointId)> {
+    let worker = address.worker();
+    if worker == shared.id {
+        let known = shared
+            .transports
+            .iter()
+            .any(|transport| transport.reach == Reach::Worker);
+        if !known {
+            return Err(Error::new(
+                ErrorKind::Unreachable,
+                "an endpoint to oneself needs the transport `self`",
+            ));
+        }
+        let info = PeerInfo {
+            identity: identity().clone(),
+            name: "self".to_owned(),
+            certificates: None,
+        };
+        return attach(
+            shared,
+            ("self", Refused::new()),
+            loopback::Loopback::connected(),
+            worker,
+            info,
+            None,
+            true,
+        );
+    }
+    let unix = address.unix_name().filter(|_| {
+        address.identity().same_host(identity())
+            && shared
+                .transports
+                .iter()
+                .any(|transport| transport.reach == Reach::Host)
+    });
+    loop {
+        let met = loop {
+            if let Some(found) = arrival(shared, worker).await {
+                return Ok(found);
+            }
+            if let Some(met) = Met::dials(shared, worker) {
+                break met;
+            }
+        };
+        // What came before it was counted in.
+        if let Some(found) = claim(shared, worker) {
+            return Ok(found);
+        }
+        match dial(shared, address.sockets(), None, unix, Some(worker)).await {
+            Ok(own) if met.has_crossed() => {
+                let Some(found) = arrival(shared, worker).await else {
+                    return Ok(own);
+                };
+                shared.release_endpoint(own.0, own.1);
+                return Ok(found);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                // The peer's own is on its way; should that fail, this side dials again.
+                drop(met);
+                tokio::time::sleep(CROSSED_PAUSE).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Dials sockets, or a Unix socket first: of any worker, or of this one alone.
+async fn dial(
+    shared: &Arc<Shared>,
+    sockets: &[SocketAddr],
+    host: Option<&str>,
+    unix: Option<&[u8]>,
+    addressed: Option<WorkerId>,
+) -> Result<(LinkId, EndpointId)> {
+    let tcp = shared
+        .transports
+        .iter()
+        .any(|transport| transport.reach == Reach::Network);
+    let mut last = None;
+    if let Some(name) = unix {
+        match dial_unix(shared, name, None, addressed, "the worker's Unix socket").await {
+            Err(error) if final_verdict(&error) => return Err(error),
+            Err(error) => {
+                if tcp && !sockets.is_empty() {
+                    tracing::warn!(target: "wharf::wireup", %error, "shared memory cannot be used: falling back to tcp");
+                }
+                last = Some(error);
+            }
+            Ok(found) => return Ok(found),
+        }
+    }
+    for (index, socket) in sockets.iter().enumerate() {
+        let mut stood = false;
+        let opening = async {
+            let stream = TcpStream::connect(socket).await;
+            let stream = stream.map_err(|error| Error::io("connecting", error))?;
+            stood = true;
+            let mut channel = Channel::tcp(stream);
+            if let Some(tls) = shared.context.tls() {
+                let session = tls.dial(addressed.is_some(), host, socket.ip())?;
+                channel.secure(session).await?;
+            }
+            Ok(channel)
+        };
+        let (channel, client) = match greeted(shared, (index, sockets.len()), opening).await {
+            Ok(greeted) => greeted,
+            Err(error) if final_verdict(&error) => return Err(error.with_peer(socket)),
+            // Who has answered says more than who has not.
+            Err(error) if stood => {
+                last = Some(error.with_peer(socket));
+                continue;
+            }
+            Err(error) => {
+                last.get_or_insert_with(|| error.with_peer(socket));
+                continue;
+            }
+        };
+        let name = socket.to_string();
+        match go_on(shared, channel, client, name, addressed, unix.is_none()).await {
+            Err(error) if !final_verdict(&error) && index + 1 < sockets.len() => {
+                last = Some(error.with_peer(socket));
+            }
+            result => return result.map_err(|error| error.with_peer(socket)),
+        }
+    }
+    Err(last.unwrap_or_else(|| {
+        Error::new(
+            ErrorKind::Unreachable,
+            "no path to that worker: it is on another host or offers no transport in common",
+        )
+    }))
+}
+
+/// Whether another path would hear the same.
+fn final_verdict(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Rejected
+            | ErrorKind::AuthenticationFailed
+            | ErrorKind::VersionMismatch
+            | ErrorKind::WouldBlock
+            | ErrorKind::Malformed
+    )
+}
+
+/// Opens a channel and hears who answers, in a share of the time where there are several addresses: one that swallows what is sent leaves the
+/// others theirs. This is the one with an index, of so many.
+async fn greeted(
+    shared: &Shared,
+    (index, count): (usize, usize),
+    opening: impl Future<Output = Result<Channel>>,
+) -> Result<(Channel, Client)> {
+    /// The least of all shares.
+    const LEAST: Duration = Duration::from_millis(500);
+    let limit = shared.context.config().connect_timeout.value;
+    let share = match index + 1 < count {
+        true => (limit / count as u32).max(LEAST),
+        // All that is left, which the caller knows.
+        false => Duration::MAX,
+    };
+    let hello = async {
+        let mut channel = opening.await?;
+        let client = greet(shared, &mut channel).await?;
+        Ok((channel, client))
+    };
+    timeout(share, hello).await.unwrap_or_else(|_| {
+        let text = format!("no answer within {share:?}");
+        Err(Error::new(ErrorKind::DeadlineExceeded, text))
+    })
+}
+
+/// Dials addresses of RDMA devices, one after the other.
+async fn dial_rdma(
+    shared: &Arc<Shared>,
+    addresses: &[SocketAddr],
+    limit: Duration,
+) -> Result<(LinkId, EndpointId)> {
+    let mut last = None;
+    for (index, address) in addresses.iter().enumerate() {
+        let opening = rdmacm::dial(*address, limit, *shared.context.config().keepalive);
+        let (channel, client) = match greeted(shared, (index, addresses.len()), opening).await {
+            Ok(greeted) => greeted,
+            Err(error) => {
+                last.get_or_insert_with(|| error.with_peer(address));
+                continue;
+            }
+        };
+        match go_on(shared, channel, client, address.to_string(), None, true).await {
+            Err(error) if !final_verdict(&error) => last = Some(error.with_peer(address)),
+            result => return result.map_err(|error| error.with_peer(address)),
+        }
+    }
+    Err(last.unwrap_or_else(|| Error::new(ErrorKind::InvalidArgument, "no address to connect to")))
+}
+
+/// The client's part over a channel between hosts: where the server turns out to be on this host, over its Unix socket instead.
+async fn go_on(
+    shared: &Arc<Shared>,
+    mut channel: Channel,
+    mut client: Client,
+    name: String,
+    addressed: Option<WorkerId>,
+    try_unix: bool,
+) -> Result<(LinkId, EndpointId)> {
+    only(addressed, &client.server(), &name)?;
+    let mut verdict = introduce(shared, &mut channel, &mut client, !try_unix).await?;
+    if let Verdict::Elsewhere(elsewhere) = &verdict
+        && try_unix
+    {
+        let tcp = shared.transports.iter().any(|transport| {
+            transport.reach == Reach::Network
+                && elsewhere
+                    .transports
+                    .iter()
+                    .any(|offered| offered == transport.name)
+        });
+        let named_by = Some(client.server());
+        match dial_unix(shared, &elsewhere.unix_name, named_by, addressed, &name).await {
+            Err(error) if tcp && !final_verdict(&error) => {
+                tracing::warn!(target: "wharf::wireup", peer = %name, %error, "shared memory cannot be used: falling back to tcp");
+            }
+            result => return result,
+        }
+        channel.send(&Message::Stays.encode(), &[]).await?;
+        let (bytes, _) = channel.receive().await?;
+        verdict = client.verdict(&bytes)?;
+    }
+    establish(shared, channel, accepted(verdict)?, addressed, name).await
+}
+
+/// Where a worker has named its Unix socket by another way, `named_by` is its key: nobody else's socket will do.
+async fn dial_unix(
+    shared: &Arc<Shared>,
+    name: &[u8],
+    named_by: Option<PublicKey>,
+    addressed: Option<WorkerId>,
+    peer: &str,
+) -> Result<(LinkId, EndpointId)> {
+    let stream = abstract_socket::connect(name).await.map_err(|error| {
+        Error::io(
+            "the peer's Unix socket (another network namespace, or the peer is gone)",
+            error,
+        )
+    })?;
+    let mut channel = Channel::unix(stream);
+    admits(shared, &channel)?;
+    let mut client = greet(shared, &mut channel).await?;
+    if named_by.is_some_and(|key| key != client.server()) {
+        let text = "another worker has the Unix socket that the peer named";
+        return Err(Error::new(ErrorKind::Unreachable, text));
+    }
+    only(addressed, &client.server(), peer)?;
+    let verdict = introduce(shared, &mut channel, &mut client, true).await?;
+    establish(
+        shared,
+        channel,
+        accepted(verdict)?,
+        addressed,
+        peer.to_owned(),
+    )
+    .await
+}

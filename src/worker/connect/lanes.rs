@@ -1,0 +1,314 @@
+//! Lanes: which transport a connection takes, its set-up, and the finished link.
+
+use std::{
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use tokio::time::timeout;
+use tracing::Instrument;
+
+use super::{
+    handshake::{info, refuse},
+    listen::Request,
+};
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    protocol::{
+        hello::Acceptance,
+        ledger::Source,
+        thresholds::{Lending, Thresholds},
+    },
+    sys::identity::identity,
+    transport::{
+        Connected, PeerInfo, Reach, Role,
+        channel::Channel,
+        cma::{Cma, CmaPeer},
+        loopback::Loopback,
+    },
+    types::{EndpointId, LinkId, WorkerId},
+    worker::{
+        peer::{Made, OneCopy, Peer},
+        shared::{Shared, Transport},
+    },
+};
+
+/// The best transport that both ends have and that this channel can set up.
+pub(super) fn lane<'a>(
+    shared: &'a Shared,
+    channel: &Channel,
+    offered: &[String],
+    info: &PeerInfo,
+) -> Result<&'a Transport> {
+    let mut why = Vec::new();
+    let lane = shared.transports.iter().find(|transport| {
+        transport.reach != Reach::Worker
+            && offered.iter().any(|offered| offered == transport.name)
+            && match transport.connector.can_use(channel, info) {
+                Ok(()) => true,
+                Err(error) => {
+                    why.push(format!("{}: {error}", transport.name));
+                    false
+                }
+            }
+    });
+    lane.ok_or_else(|| {
+        Error::new(
+            ErrorKind::Unreachable,
+            format!(
+                "no transport in common over this connection ({})",
+                why.join("; ")
+            ),
+        )
+    })
+}
+
+/// Transports to be tried should the one that was chosen not come about: those after it that both ends have and that go between hosts.
+fn others<'a>(
+    shared: &'a Shared,
+    channel: &Channel,
+    offered: &[String],
+    info: &PeerInfo,
+    chosen: &Transport,
+) -> Vec<&'a Transport> {
+    let after = shared
+        .transports
+        .iter()
+        .skip_while(|transport| transport.name != chosen.name)
+        .skip(1);
+    let after = after.filter(|transport| {
+        chosen.reach == Reach::Network
+            && transport.reach == Reach::Network
+            && offered.iter().any(|offered| offered == transport.name)
+            && transport.connector.can_use(channel, info).is_ok()
+    });
+    after.collect()
+}
+
+/// Transports that could not be set up, and why.
+pub(super) type Refused = Vec<(&'static str, String)>;
+
+/// Sets up the first of these transports that comes about. The next is tried where both ends know that one does not.
+pub(super) async fn connect_by_one<'a>(
+    lanes: &[&'a Transport],
+    channel: &mut Channel,
+    role: Role,
+    info: &PeerInfo,
+) -> Result<(&'a Transport, Connected, Refused)> {
+    let mut refused = Vec::new();
+    let mut first = None;
+    for (index, lane) in lanes.iter().enumerate() {
+        let error = match lane.connector.connect(channel, role, info).await {
+            Ok(connected) => return Ok((lane, connected, refused)),
+            Err(error) => error,
+        };
+        let goes_on = channel.was_given_up() && index + 1 < lanes.len();
+        if goes_on {
+            let next = lanes[index + 1].name;
+            tracing::warn!(target: "wharf::wireup", peer = %info.name, transport = lane.name, next, %error, "a transport cannot be set up; the next is tried");
+            refused.push((lane.name, error.to_string()));
+        }
+        first.get_or_insert(error);
+        if !goes_on {
+            break;
+        }
+    }
+    Err(first.unwrap_or_else(|| {
+        Error::new(
+            ErrorKind::Protocol,
+            "the peer chose a transport that was not offered",
+        )
+    }))
+}
+
+/// Accepts a request on `shared`, which may be another worker than the one that listened.
+pub(crate) async fn accept(
+    shared: &Arc<Shared>,
+    mut request: Request,
+    claimed: bool,
+) -> Result<(LinkId, EndpointId)> {
+    let limit = shared.context.config().handshake_timeout.value;
+    let name = request.name();
+    let span = tracing::debug_span!(target: "wharf::wireup", "accept", peer = %name);
+    let result = timeout(limit, accept_inner(shared, &mut request, claimed))
+        .instrument(span)
+        .await
+        .unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorKind::DeadlineExceeded,
+                "the peer did not finish the set-up in time",
+            ))
+        });
+    result.map_err(|error| error.during(Operation::Accept).with_peer(name))
+}
+
+async fn accept_inner(
+    shared: &Arc<Shared>,
+    request: &mut Request,
+    claimed: bool,
+) -> Result<(LinkId, EndpointId)> {
+    let limits = &shared.context.config().limits;
+    let seat = match shared.accepted.enter(request.channel.source(), limits) {
+        Ok(seat) => seat,
+        Err(error) => {
+            refuse(&mut request.channel, &error).await;
+            return Err(error);
+        }
+    };
+    let info = info(&request.channel, &request.client);
+    let lane = match lane(shared, &request.channel, &request.client.transports, &info) {
+        Ok(lane) => lane,
+        Err(error) => {
+            refuse(&mut request.channel, &error).await;
+            return Err(error);
+        }
+    };
+    let mut lanes = vec![lane.name.to_owned()];
+    if lane.reach == Reach::Host
+        && shared.context.can_use("cma")
+        && request
+            .client
+            .transports
+            .iter()
+            .any(|offered| offered == "cma")
+    {
+        lanes.push("cma".to_owned());
+    }
+    let probe = lanes.len() > 1;
+    let mut tried = vec![lane];
+    tried.extend(others(
+        shared,
+        &request.channel,
+        &request.client.transports,
+        &info,
+        lane,
+    ));
+    lanes.extend(tried.iter().skip(1).map(|lane| lane.name.to_owned()));
+    let acceptance = Acceptance {
+        key: shared.key.public(),
+        identity: identity().clone(),
+        lanes,
+    };
+    let yes = request.server.accept(&shared.key, &acceptance)?;
+    request.channel.send(&yes, &[]).await?;
+    let cma = if probe {
+        probe_cma(&mut request.channel, &info).await?
+    } else {
+        None
+    };
+    let (lane, connected, refused) =
+        connect_by_one(&tried, &mut request.channel, Role::Server, &info).await?;
+    let made = attach(
+        shared,
+        (lane.name, refused),
+        connected,
+        request.worker(),
+        info,
+        cma,
+        claimed,
+    )?;
+    shared.accepted.made.fetch_add(1, Relaxed);
+    let (link, id) = made;
+    shared.with(|engine| {
+        // It may have ended already.
+        let peer = engine.core.endpoint(link, id);
+        if let Some(peer) = peer.filter(|peer| peer.link.is_some()) {
+            peer.seat = Some(seat);
+        }
+    });
+    Ok(made)
+}
+
+/// Whether both ends can read and write each other's memory. A failure of the probe is a slower connection, said once.
+pub(super) async fn probe_cma(channel: &mut Channel, info: &PeerInfo) -> Result<Option<CmaPeer>> {
+    match Cma::probe_peer(channel).await? {
+        Ok(peer) => Ok(Some(peer)),
+        Err(reason) => {
+            tracing::warn!(target: "wharf::wireup", peer = %info.name, %reason, "cma cannot be used: long messages are copied twice through shared memory");
+            Ok(None)
+        }
+    }
+}
+
+/// Who is charged for what the peer makes this side hold: the user of a peer on this host, the address of one over a network.
+fn source(transport: &str, info: &PeerInfo) -> Source {
+    if transport == Loopback::NAME {
+        return Source::Itself;
+    }
+    match info.name.parse::<SocketAddr>() {
+        Ok(address) => Source::Address(match address.ip().to_canonical() {
+            // Who has one address of a network has all of them.
+            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+            ip => ip,
+        }),
+        Err(_) => Source::User(info.identity.user),
+    }
+}
+
+/// The next endpoint of any worker of this process: memory that one has is no other's.
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// Puts a finished link to work.
+pub(super) fn attach(
+    shared: &Arc<Shared>,
+    (transport, refused): (&'static str, Refused),
+    connected: Connected,
+    worker: WorkerId,
+    info: PeerInfo,
+    cma: Option<CmaPeer>,
+    claimed: bool,
+) -> Result<(LinkId, EndpointId)> {
+    shared.with(|engine| {
+        if engine.closing {
+            return Err(Error::new(ErrorKind::Closed, "the worker is shutting down"));
+        }
+        let index = engine.core.peers.iter().position(Option::is_none).unwrap_or(engine.core.peers.len());
+        let place = u32::try_from(index).map_err(|_| Error::new(ErrorKind::Exhausted, "too many connections"))?;
+        let slot = LinkId::new(place, engine.core.endpoints as u32);
+        let (interface, link) = engine.attach(transport, slot, connected)?;
+        engine.core.endpoints += 1;
+        let id = EndpointId(NEXT.fetch_add(1, Relaxed));
+        let attributes = link.attributes();
+        let pair = link.pair();
+        let mut names = vec![transport];
+        if cma.is_some() {
+            names.push("cma");
+        }
+        let one_copy = pair.map(|pair| OneCopy::new(id, pair, cma));
+        let threshold = {
+            let configured = engine.core.rendezvous_threshold;
+            let reach = shared.transports.iter().find(|known| known.name == transport).map(|known| known.reach);
+            let threshold = if reach == Some(Reach::Network) { configured.inter } else { configured.intra };
+            threshold.bytes()
+        };
+        let limits = Thresholds::new(&attributes, threshold);
+        let account = engine.core.ledger.open(source(transport, &info));
+        let mut peer = Peer::new(Made {
+            id,
+            slot,
+            interface,
+            link,
+            short: limits.short,
+            eager: limits.eager,
+            lending: Lending::new(threshold),
+            worker,
+            info,
+            account,
+            transports: names,
+            one_copy,
+            handles: usize::from(claimed),
+        });
+        peer.refused = refused;
+        tracing::debug!(target: "wharf::endpoint", parent: &peer.span, peer = %peer.info.name, transports = ?peer.transports, "connected");
+        tracing::debug!(target: "wharf::protocol", parent: &peer.span, inline = peer.short, eager = peer.eager, direct_copies = peer.one_copy.is_some(), "longest messages");
+        engine.core.add_peer(peer);
+        if !claimed {
+            engine.core.unclaimed.push(slot);
+            engine.core.wakes.append(&mut engine.core.arrivals);
+        }
+        Ok((slot, id))
+    })
+}

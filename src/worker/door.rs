@@ -1,0 +1,204 @@
+//! The door: where operations enter their worker, and where what waits looks in.
+//!
+//! ```text
+//! begin ─▶ forked? ─▶ lock ─▶ shut down? ─▶ it begins ─▶ unlock ─▶ Begun ─▶ budget ─▶ Ready, or Pending and woken
+//! look  ─▶ forked? ─▶ budget ─▶ Begun ─▶ drive
+//! ask   ─▶ forked? ─▶ lock ─▶ the answer
+//! ```
+//!
+//! What a first poll promises has begun when it returns, whatever Tokio's budget says: dropped then, the operation happens all the same. So the
+//! budget is reached through [`Begun`] alone, and that is had by beginning. What promises nothing before it is ready (a read, a wait for a
+//! counter) may begin to look at a later poll: [`Shared::look`].
+//!
+//! Above this room nothing else leads to the engine, so that a child made by `fork`, which has its parent's connections and a copy of a lock that
+//! nobody may ever let go of, is refused everywhere.
+
+use std::task::{Context as TaskContext, Poll, Waker};
+
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    types::{EndpointId, LinkId},
+    worker::{engine::Engine, shared::Shared, spin::Luck},
+};
+
+/// An operation has begun, or what waits may look: from here on its task may be made to give way.
+#[derive(Clone, Copy)]
+pub(crate) struct Begun<'a> {
+    shared: &'a Shared,
+}
+
+impl Shared {
+    /// Begins an operation: in its first poll, or when it is posted.
+    ///
+    /// # Errors
+    /// `Forked`; `Closed` when the worker has been shut down, for those that begin something at a peer.
+    #[inline]
+    pub(crate) fn begin<R>(
+        &self,
+        operation: Operation,
+        act: impl FnOnce(&mut Engine) -> R,
+    ) -> Result<(R, Begun<'_>)> {
+        self.mark.check(operation)?;
+        let mut engine = self.enter();
+        if engine.closing && starts(operation) {
+            self.leave(engine);
+            return Err(shut_down(operation));
+        }
+        let result = act(&mut engine);
+        self.leave(engine);
+        Ok((result, Begun { shared: self }))
+    }
+
+    /// As [`Shared::begin`], for what takes something that is here already, and would lose it if its task then had to give way and it was dropped:
+    /// `act` is told when the budget is spent, and takes a place in the table instead. `None`: it goes on to look, by [`Begun::drive`].
+    ///
+    /// # Errors
+    /// `Forked`.
+    #[inline]
+    pub(crate) fn begin_taking<R>(
+        &self,
+        operation: Operation,
+        act: impl FnOnce(&mut Engine, bool) -> Option<R>,
+    ) -> Result<(Option<R>, Begun<'_>)> {
+        self.mark.check(operation)?;
+        let spent = !tokio::task::coop::has_budget_remaining();
+        let mut engine = self.enter();
+        if !spent {
+            self.begin_lap(&mut engine);
+        }
+        let result = act(&mut engine, spent);
+        match result {
+            Some(_) => self.leave(engine),
+            None => self.leave_lap(engine),
+        }
+        Ok((result, Begun { shared: self }))
+    }
+
+    /// Begins what is done in mapped memory alone, without the engine.
+    ///
+    /// # Errors
+    /// `Forked`.
+    #[inline]
+    pub(crate) fn begin_in_memory<R>(
+        &self,
+        operation: Operation,
+        act: impl FnOnce() -> R,
+    ) -> Result<(R, Begun<'_>)> {
+        self.mark.check(operation)?;
+        Ok((act(), Begun { shared: self }))
+    }
+
+    /// For what promises nothing before it is ready: when its task need not give way.
+    ///
+    /// # Errors
+    /// `Forked`.
+    #[inline]
+    pub(crate) fn look(
+        &self,
+        operation: Operation,
+        cx: &mut TaskContext<'_>,
+    ) -> Poll<Result<Begun<'_>>> {
+        self.mark.check(operation)?;
+        match self.must_yield(cx) {
+            true => Poll::Pending,
+            false => Poll::Ready(Ok(Begun { shared: self })),
+        }
+    }
+
+    /// Whether this process may still wait for what it began.
+    ///
+    /// # Errors
+    /// `Forked`.
+    #[inline]
+    pub(crate) fn admits(&self, operation: Operation) -> Result<()> {
+        self.mark.check(operation)
+    }
+
+    /// A question, or what a drop has to do. `None` in a child made by `fork`.
+    #[inline]
+    pub(crate) fn ask<R>(&self, act: impl FnOnce(&mut Engine) -> R) -> Option<R> {
+        (!self.mark.is_child()).then(|| self.with(act))
+    }
+
+    /// For tests above this room.
+    #[cfg(test)]
+    pub(crate) fn inside<R>(&self, act: impl FnOnce(&mut Engine) -> R) -> R {
+        self.with(act)
+    }
+}
+
+impl Begun<'_> {
+    /// It is over in its first poll: accounts for that. Pending when its task is to give way first; then it is polled again.
+    #[inline]
+    pub(crate) fn over(self, cx: &mut TaskContext<'_>) -> Poll<()> {
+        self.shared.count(cx);
+        match self.shared.must_yield(cx) {
+            true => Poll::Pending,
+            false => Poll::Ready(()),
+        }
+    }
+
+    /// Accounts for something that was found at once.
+    #[inline]
+    pub(crate) fn count(self, cx: &mut TaskContext<'_>) {
+        self.shared.count(cx);
+    }
+
+    /// As [`Shared::drive`].
+    #[inline]
+    pub(crate) fn drive<R>(
+        self,
+        cx: &mut TaskContext<'_>,
+        attempt: impl FnMut(&mut Engine) -> Option<R>,
+        park: impl FnMut(&mut Engine, &Waker),
+    ) -> Poll<R> {
+        self.shared.drive(cx, attempt, park)
+    }
+
+    /// As [`Shared::glance`].
+    #[inline]
+    pub(crate) fn glance<R>(
+        self,
+        cx: &mut TaskContext<'_>,
+        luck: &mut Luck,
+        attempt: impl FnMut(&mut Engine) -> Option<R>,
+        park: impl FnMut(&mut Engine, &Waker),
+    ) -> Poll<R> {
+        self.shared.glance(cx, luck, attempt, park)
+    }
+
+    /// As [`Shared::poll_closed`].
+    pub(crate) fn poll_closed(
+        self,
+        cx: &mut TaskContext<'_>,
+        (link, id): (LinkId, EndpointId),
+        ticket: &mut Option<u64>,
+    ) -> Poll<Option<Error>> {
+        self.shared.poll_closed(cx, link, id, ticket)
+    }
+
+    /// As [`Shared::poll_ready`].
+    pub(crate) fn poll_ready(
+        self,
+        cx: &mut TaskContext<'_>,
+        (link, id): (LinkId, EndpointId),
+        ticket: &mut Option<u64>,
+    ) -> Poll<Result<()>> {
+        self.shared.poll_ready(cx, link, id, ticket)
+    }
+}
+
+/// Whether a worker that is shutting down refuses it. What ends things, and receives of messages that are here, still go on.
+#[inline]
+fn starts(operation: Operation) -> bool {
+    use Operation::{AmSend, Atomic, Copy, Get, Put, Signal, TagSend};
+    matches!(
+        operation,
+        TagSend | AmSend | Put | Get | Atomic | Signal | Copy
+    )
+}
+
+#[cold]
+fn shut_down(operation: Operation) -> Error {
+    Error::new(ErrorKind::Closed, "the worker is shutting down").during(operation)
+}

@@ -1,0 +1,238 @@
+//! What flushes and fences wait for, in numbers: none of them looks at the operations.
+//!
+//! ```text
+//!   put  send  put │ get │ send            epoch 3 │ 4 │ 5
+//!                flush  fence              the flush ends 3, the fence ends 4
+//! ```
+//!
+//! Each flush or fence of the worker ends an epoch; an operation belongs to the one that it was begun in. A connection has, for each kind of operation,
+//! the epochs of which some are left, and how many. Whoever waits is over once the oldest epoch that is left is later than its own.
+
+use std::collections::VecDeque;
+
+use crate::types::{LinkId, OpKey};
+
+/// What an operation is for those that wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    /// To remote memory.
+    Access,
+    /// A tagged or an active one.
+    Message,
+    /// What became of signals.
+    Question,
+}
+
+const KINDS: usize = 3;
+
+/// Who waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wait {
+    /// For accesses.
+    Fence,
+    /// For accesses and messages.
+    Flush,
+    /// A flush, for the answers to what it asked when those were over.
+    Settle,
+}
+
+const WAITS: usize = 3;
+
+impl Wait {
+    const fn kinds(self) -> &'static [Kind] {
+        match self {
+            Self::Fence => &[Kind::Access],
+            Self::Flush => &[Kind::Access, Kind::Message],
+            Self::Settle => &[Kind::Question],
+        }
+    }
+}
+
+/// Where an operation is counted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stamp {
+    epoch: u64,
+    kind: Kind,
+}
+
+/// Operations that are left, by epoch. Epochs of which none is left are not here.
+#[derive(Debug, Default)]
+struct Left(VecDeque<(u64, usize)>);
+
+impl Left {
+    fn begun(&mut self, epoch: u64) {
+        match self.0.back_mut() {
+            Some((last, left)) if *last == epoch => *left += 1,
+            _ => self.0.push_back((epoch, 1)),
+        }
+    }
+
+    /// One has ended. Whether the oldest epoch has with it.
+    fn ended(&mut self, epoch: u64) -> bool {
+        let Ok(place) = self.0.binary_search_by_key(&epoch, |(epoch, _)| *epoch) else {
+            return false;
+        };
+        let left = &mut self.0[place].1;
+        *left -= 1;
+        if *left > 0 {
+            return false;
+        }
+        self.0.remove(place);
+        place == 0
+    }
+
+    /// Whether none is left of this epoch or an earlier one.
+    fn is_over(&self, epoch: u64) -> bool {
+        self.0.front().is_none_or(|(oldest, _)| *oldest > epoch)
+    }
+}
+
+/// Those that wait, in order, which is also the order of their epochs. Some may have gone.
+#[derive(Debug, Default)]
+struct Waiting {
+    keys: VecDeque<(u64, OpKey)>,
+    /// From this many on it is worth looking for those that have gone.
+    limit: usize,
+}
+
+impl Waiting {
+    fn push(&mut self, epoch: u64, key: OpKey, waits: impl Fn(OpKey) -> bool) {
+        if self.keys.len() >= self.limit {
+            self.keys.retain(|(_, key)| waits(*key));
+            self.limit = 8.max(2 * self.keys.len());
+        }
+        self.keys.push_back((epoch, key));
+    }
+}
+
+#[derive(Debug, Default)]
+struct Connection {
+    /// `None`: there is none in this place.
+    link: Option<LinkId>,
+    left: [Left; KINDS],
+    waiting: [Waiting; WAITS],
+    is_due: bool,
+}
+
+/// The epochs of a worker.
+#[derive(Debug, Default)]
+pub(super) struct Epochs {
+    now: u64,
+    /// By the link's place.
+    connections: Vec<Connection>,
+    /// Connections that somebody waits on who may be over.
+    due: Vec<LinkId>,
+}
+
+impl Epochs {
+    #[inline]
+    fn at(&mut self, link: LinkId) -> Option<&mut Connection> {
+        let connection = self.connections.get_mut(link.index())?;
+        (connection.link == Some(link)).then_some(connection)
+    }
+
+    /// Counts for a new connection.
+    pub(super) fn open(&mut self, link: LinkId) {
+        let places = self.connections.len().max(link.index() + 1);
+        self.connections.resize_with(places, Connection::default);
+        self.connections[link.index()] = Connection {
+            link: Some(link),
+            ..Connection::default()
+        };
+    }
+
+    /// Counts no more: the connection has ended, and whoever waited has been told.
+    pub(super) fn close(&mut self, link: LinkId) {
+        if let Some(connection) = self.at(link) {
+            *connection = Connection::default();
+        }
+    }
+
+    /// Counts an operation that begins.
+    #[inline]
+    pub(super) fn begun(&mut self, link: LinkId, kind: Kind) -> Option<Stamp> {
+        let epoch = self.now;
+        self.at(link)?.left[kind as usize].begun(epoch);
+        Some(Stamp { epoch, kind })
+    }
+
+    /// An operation is over.
+    #[inline]
+    pub(super) fn ended(&mut self, link: LinkId, stamp: Stamp) {
+        let Some(connection) = self.at(link) else {
+            return;
+        };
+        if connection.left[stamp.kind as usize].ended(stamp.epoch)
+            && !connection.is_due
+            && connection
+                .waiting
+                .iter()
+                .any(|waiting| !waiting.keys.is_empty())
+        {
+            connection.is_due = true;
+            self.due.push(link);
+        }
+    }
+
+    /// Whether an operation of this kind is left.
+    pub(super) fn has(&mut self, link: LinkId, kind: Kind) -> bool {
+        self.at(link)
+            .is_some_and(|connection| !connection.left[kind as usize].0.is_empty())
+    }
+
+    /// Ends the epoch: `key` waits for what was begun so far. `waits` tells who still does. `false`: there is no such connection.
+    pub(super) fn wait(
+        &mut self,
+        link: LinkId,
+        wait: Wait,
+        key: OpKey,
+        waits: impl Fn(OpKey) -> bool,
+    ) -> bool {
+        let epoch = self.now;
+        let Some(connection) = self.at(link) else {
+            return false;
+        };
+        connection.waiting[wait as usize].push(epoch, key, waits);
+        self.now += 1;
+        true
+    }
+
+    /// The next that need not wait any more.
+    pub(super) fn next_over(&mut self, link: LinkId, wait: Wait) -> Option<OpKey> {
+        let connection = self.at(link)?;
+        let (epoch, key) = *connection.waiting[wait as usize].keys.front()?;
+        let is_over = |kind: &Kind| connection.left[*kind as usize].is_over(epoch);
+        if !wait.kinds().iter().all(is_over) {
+            return None;
+        }
+        connection.waiting[wait as usize].keys.pop_front();
+        Some(key)
+    }
+
+    #[inline]
+    pub(super) fn is_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// The next connection to look at.
+    pub(super) fn next_due(&mut self) -> Option<LinkId> {
+        let link = self.due.pop()?;
+        if let Some(connection) = self.at(link) {
+            connection.is_due = false;
+        }
+        Some(link)
+    }
+
+    /// How many places those that wait on a connection take.
+    #[cfg(test)]
+    pub(super) fn waiting(&mut self, link: LinkId) -> usize {
+        let connection = self.at(link);
+        connection.map_or(0, |connection| {
+            connection
+                .waiting
+                .iter()
+                .map(|waiting| waiting.keys.len())
+                .sum()
+        })
+    }
+}

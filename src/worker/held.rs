@@ -1,0 +1,317 @@
+//! What is held for peers until somebody here asks for it, charged to the connection that brought it.
+//!
+//! Messages that had arrived whole stay when their connection ends, and go on counting for its source and the worker; but not those of a peer that
+//! broke the protocol or went beyond its limits, of which nothing is kept. What a peer had only announced goes with it.
+
+use crate::{
+    config::{Limits, Quota},
+    error::Result,
+    protocol::{
+        ledger::{AccountId, Amount, Quotas},
+        matching::{Arrival, Name, Taken},
+    },
+    types::{LinkId, Mask, Tag},
+    worker::{
+        Held,
+        core::Core,
+        operations::{Body, Serve, Unexpected, Work},
+    },
+};
+
+/// What a message takes beside its payload: a place in the queue.
+const PLACE: usize = size_of::<Unexpected>() + 80;
+
+/// The limits, as the ledger wants them.
+pub(crate) fn quotas(limits: &Limits) -> Quotas {
+    let amount = |quota: &Quota| Amount {
+        bytes: quota.unexpected_bytes,
+        messages: quota.unexpected_messages,
+        streams: quota.unaccepted_streams,
+        requests: quota.requests,
+    };
+    Quotas {
+        connection: amount(&limits.connection),
+        source: amount(&limits.source),
+        worker: amount(&limits.worker),
+    }
+}
+
+/// What a message that waits takes. What was put back by a dropped receive lies in that receive's memory, and what is still on its way in the
+/// memory of the one it is for.
+fn amount(message: &Unexpected) -> Amount {
+    match &message.body {
+        Body::Whole { data, credit, .. } if *credit > 0 => Amount::message(PLACE + data.len()),
+        _ => Amount::message(PLACE),
+    }
+}
+
+impl Core {
+    /// What is held for all peers.
+    pub(crate) fn held(&self) -> Held {
+        let held = self.ledger.held();
+        Held {
+            unexpected_bytes: held.bytes,
+            unexpected_messages: held.messages,
+            unaccepted_streams: held.streams,
+            requests: held.requests,
+            connections: self.ledger.connections(),
+            sources: self.ledger.sources(),
+            refused: self.ledger.refused(),
+        }
+    }
+
+    /// Who is charged for what a connection brings.
+    fn account(&mut self, link: LinkId) -> AccountId {
+        self.peer(link)
+            .and_then(|peer| peer.account)
+            .unwrap_or(AccountId::NOBODY)
+    }
+
+    /// A request is over.
+    #[inline]
+    pub(crate) fn served(&mut self, work: &Work) {
+        if let Work::Serve(Serve {
+            charged: Some(account),
+            ..
+        }) = work
+        {
+            self.ledger.give(*account, Amount::REQUEST);
+        }
+    }
+
+    /// Keeps a message for which no receive waits.
+    ///
+    /// # Errors
+    /// `Exhausted`: it is too much.
+    pub(crate) fn keep_unexpected(&mut self, message: Unexpected) -> Result<()> {
+        let account = self.account(message.link);
+        self.ledger.take(account, amount(&message))?;
+        self.unexpected.push(message.tag, account, message);
+        Ok(())
+    }
+
+    /// Puts a message back where it was.
+    pub(crate) fn return_unexpected(&mut self, order: Arrival, message: Unexpected) {
+        let account = self.account(message.link);
+        self.ledger.hold(account, amount(&message));
+        self.unexpected
+            .restore(message.tag, order, account, message);
+    }
+
+    /// Takes the earliest message that a receive of `tag` under `mask` accepts.
+    #[inline]
+    pub(crate) fn take_unexpected(&mut self, tag: Tag, mask: Mask) -> Option<Taken<Unexpected>> {
+        let taken = self.unexpected.take_match(tag, mask)?;
+        self.let_go(&taken);
+        Some(taken)
+    }
+
+    /// Takes the message of this name.
+    pub(crate) fn take_named(&mut self, name: Name) -> Option<Taken<Unexpected>> {
+        let taken = self.unexpected.take_named(name)?;
+        self.let_go(&taken);
+        Some(taken)
+    }
+
+    #[inline]
+    fn let_go(&mut self, taken: &Taken<Unexpected>) {
+        self.ledger.give(taken.account, amount(&taken.message));
+    }
+
+    /// Forgets what a connection has announced and nobody has matched.
+    pub(crate) fn forget_announced_of(&mut self, link: LinkId, account: Option<AccountId>) {
+        if let Some(account) = account {
+            let announced = |message: &Unexpected| matches!(message.body, Body::Announced(_));
+            for taken in self.unexpected.take_of(account, announced) {
+                self.let_go(&taken);
+            }
+        }
+        self.am_ended(link);
+    }
+
+    /// Forgets all messages that a connection has brought.
+    pub(crate) fn forget_all_of(&mut self, account: AccountId) {
+        // What is on its way to a receive whose future is gone ends with that.
+        let whole = |message: &Unexpected| !matches!(message.body, Body::Arriving { .. });
+        for taken in self.unexpected.take_of(account, whole) {
+            self.let_go(&taken);
+            self.bury_body(taken.message.body);
+        }
+        self.am_forget(account);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::{
+        error::{Error, ErrorKind},
+        protocol::{
+            am,
+            control::{self, Rts},
+            ledger::Ledger,
+        },
+        transport::Sink,
+        types::{AmId, EndpointId},
+        worker::frames::{Bed, LINK},
+    };
+
+    const STRANGER: LinkId = LinkId::new(9, 9);
+
+    fn rts(op: u64) -> [u8; Rts::SIZE] {
+        Rts {
+            op,
+            length: 100,
+            address: 0,
+            segment: 0,
+            segment_offset: 0,
+            slot: control::NONE,
+        }
+        .encode()
+    }
+
+    /// Work for a message is bounded, however much others have left: bounds that separate a look at all of it from a look-up.
+    #[track_caller]
+    fn is_short_work(work: impl FnOnce()) {
+        let begun = Instant::now();
+        work();
+        assert!(begun.elapsed() < Duration::from_secs(3), "a walk for each");
+    }
+
+    #[test]
+    fn a_call_back_looks_at_no_other_message() {
+        let mut bed = Bed::new(usize::MAX);
+        for number in 0..300_000_u64 {
+            let message = Unexpected {
+                link: STRANGER,
+                from: EndpointId(7),
+                tag: Tag(number),
+                body: Body::Inline {
+                    length: 0,
+                    bytes: [0; 48],
+                    ack: None,
+                },
+            };
+            bed.core.keep_unexpected(message).expect("room");
+        }
+        is_short_work(|| {
+            for op in 0..4000 {
+                let known = op % 2 == 0;
+                if known {
+                    bed.say(control::TAG_RTS, 7, &rts(op)).expect("announced");
+                }
+                let answer = bed.say(control::CANCEL, op, &[]).expect("answered");
+                assert_eq!(answer.len(), usize::from(known));
+            }
+        });
+    }
+
+    #[test]
+    fn a_call_back_looks_at_no_other_active_message() {
+        const ID: AmId = AmId(3);
+        let mut bed = Bed::new(usize::MAX);
+        let serial = bed.core.am_open(ID, 200_000).expect("opened");
+        for op in 0..100_000 {
+            // The first tells the rest of the capacity.
+            bed.say(control::AM_RTS, am::word(ID, 0), &rts(op))
+                .expect("credit");
+        }
+        is_short_work(|| {
+            for op in 99_000..105_000 {
+                let known = op < 100_000;
+                let answer = bed.say(control::CANCEL, op, &[]).expect("answered");
+                assert_eq!(!answer.is_empty(), known, "{op}: {answer:?}");
+            }
+        });
+        let mut left = 0;
+        while bed.core.am_take(ID, serial).is_some() {
+            left += 1;
+        }
+        assert_eq!(left, 99_000);
+        assert_eq!(bed.core.ledger.held(), Amount::default());
+    }
+
+    #[test]
+    fn what_was_called_back_in_the_middle_is_passed_over() {
+        const ID: AmId = AmId(3);
+        let mut bed = Bed::new(usize::MAX);
+        let serial = bed.core.am_open(ID, 16).expect("opened");
+        for op in 0..16 {
+            bed.say(control::AM_RTS, am::word(ID, 0), &rts(op))
+                .expect("credit");
+        }
+        for op in [3, 4, 15, 0] {
+            bed.say(control::CANCEL, op, &[]).expect("answered");
+        }
+        let mut left = Vec::new();
+        while let Some(arrived) = bed.core.am_take(ID, serial) {
+            match arrived.content {
+                crate::worker::inbox::Content::Announced(announced) => left.push(announced.rts.op),
+                _ => panic!("not announced"),
+            }
+        }
+        assert_eq!(left, [1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
+        assert!(!bed.core.am_has(ID, serial));
+        assert_eq!(bed.core.ledger.held(), Amount::default());
+    }
+
+    fn limited(connection: u64) -> Bed {
+        let mut bed = Bed::new(100);
+        let limits = Limits::default().each_connection(|quota| quota.unexpected_bytes(connection));
+        bed.core.ledger = Ledger::new(quotas(&limits));
+        let account = bed
+            .core
+            .ledger
+            .open(crate::protocol::ledger::Source::User(1));
+        bed.core.peer(LINK).expect("there").account = Some(account);
+        bed
+    }
+
+    /// Short messages take more memory than their bytes, and that is what counts. Who goes beyond the limit is cut off, and nothing of it is kept.
+    #[test]
+    fn beyond_the_limit_nothing_is_kept() {
+        let mut bed = limited(64 << 10);
+        let mut sent = 0;
+        let error = loop {
+            match bed.core.message(LINK, control::TAG_EAGER, 7, &[]) {
+                Ok(()) => sent += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::Exhausted);
+        assert!((100..64 << 10 >> 6).contains(&sent), "{sent} messages");
+        assert_eq!(bed.core.unexpected.len(), sent);
+        bed.core.fail(LINK, error);
+        assert!(bed.core.unexpected.is_empty());
+        assert_eq!(bed.core.ledger.held(), Amount::default());
+        assert_eq!(bed.core.ledger.sources(), 0);
+    }
+
+    /// What had arrived whole stays when its sender goes, and counts until it is received.
+    #[test]
+    fn what_arrived_whole_stays() {
+        let mut bed = limited(1 << 20);
+        for length in [0, 48, 49, 5000] {
+            bed.say(control::TAG_EAGER, 7, &vec![1; length])
+                .expect("kept");
+        }
+        bed.say(control::TAG_RTS, 7, &rts(1)).expect("kept");
+        let gone = Error::new(ErrorKind::ConnectionReset, "the peer closed the connection");
+        bed.core.fail(LINK, gone);
+        assert_eq!(bed.core.unexpected.len(), 4, "the announced one went");
+        let held = bed.core.ledger.held();
+        assert_eq!(held.messages, 4);
+        assert!((5049..8192).contains(&held.bytes), "{held:?}");
+        for _ in 0..4 {
+            assert!(bed.core.take_unexpected(Tag(7), Mask::ALL).is_some());
+        }
+        assert_eq!(bed.core.ledger.held(), Amount::default());
+        assert_eq!(
+            bed.core.ledger.sources(),
+            0,
+            "the account went with the last"
+        );
+    }
+}

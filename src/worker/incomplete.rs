@@ -1,0 +1,335 @@
+//! A peer that says of what has not come that it is complete, for each way in which bytes come. The buffers are full of a canary: nothing
+//! of it may be given to a user as a message.
+
+use crate::{
+    Context,
+    error::{Error, ErrorKind},
+    memory::BufferMut,
+    protocol::{
+        control::{self, LayoutAnswer, Rts},
+        layout::{Block, Indexed, Shape},
+    },
+    transport::{Place, Sink},
+    types::{LinkId, Mask, OpKey, Priority, Tag},
+    worker::{
+        Handle, connect,
+        copy::CHUNK,
+        core::Core,
+        frames::{Bed, LINK},
+        layout::Plan,
+        operations::{Get, Outcome, Recv, RecvStage, Work},
+        rma::Target,
+    },
+};
+
+const CANARY: u8 = 0xc5;
+const TAG: Tag = Tag(7);
+
+fn canary(length: usize) -> BufferMut {
+    vec![CANARY; length].into()
+}
+
+fn rts(length: usize) -> Rts {
+    Rts {
+        op: 77,
+        length: length as u64,
+        address: 0,
+        segment: 0,
+        segment_offset: 0,
+        slot: control::NONE,
+    }
+}
+
+/// A receive that has met an announced message of as many bytes.
+fn matched(core: &mut Core, link: LinkId, buffer: BufferMut, rts: Rts) -> OpKey {
+    core.message(link, control::TAG_RTS, TAG.0, &rts.encode())
+        .expect("announced");
+    let taken = core.take_unexpected(TAG, Mask::ALL);
+    let taken = taken.expect("a message");
+    let key = core.enter_receive(buffer, link, taken.arrival);
+    core.hand_over(key, taken.arrival, taken.message);
+    key
+}
+
+fn get(core: &mut Core, length: usize, layout: Option<Box<Plan>>) -> OpKey {
+    let get = Get {
+        buffer: canary(length),
+        region: (0, 1),
+        offset: 0,
+        got: 0,
+        slot: None,
+        layout,
+        pull: None,
+    };
+    match get.layout.is_some() {
+        true => core.start_layout(LINK, Work::Get(get), Priority::Normal),
+        false => core.operations.insert(Some(LINK), false, Work::Get(get)),
+    }
+}
+
+impl Bed {
+    /// The word of the peer breaks the protocol, and what it was about ends with the connection, by an error.
+    #[track_caller]
+    fn expect_a_lie(mut self, key: OpKey) {
+        self.expect_violation(control::DONE, key.0, &[]);
+        let entry = self.core.operations.get(key).expect("goes on");
+        assert!(entry.outcome.is_none(), "believed");
+        self.expect_an_error(key);
+    }
+
+    #[track_caller]
+    fn expect_an_error(mut self, key: OpKey) {
+        self.core
+            .fail(LINK, Error::new(ErrorKind::Protocol, "a lie"));
+        let outcome = self.core.take_outcome(key).expect("over");
+        assert!(outcome.error().is_some(), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_receive_in_fragments() {
+    for part in [0, 60] {
+        let mut bed = Bed::new(100);
+        let key = matched(&mut bed.core, LINK, canary(100), rts(100));
+        bed.say(control::FRAGMENT, key.0, &vec![1; part])
+            .expect("asked for");
+        bed.expect_a_lie(key);
+    }
+}
+
+#[test]
+fn a_receive_behind_one_that_was_dropped() {
+    let mut bed = Bed::new(100);
+    let first = matched(&mut bed.core, LINK, canary(100), rts(100));
+    bed.core.drop_future(first);
+    let taken = bed.core.take_unexpected(TAG, Mask::ALL);
+    let taken = taken.expect("it keeps its place");
+    let key = bed.core.enter_receive(canary(100), LINK, taken.arrival);
+    bed.core.hand_over(key, taken.arrival, taken.message);
+    bed.expect_a_lie(key);
+}
+
+/// The payload has a place in the receive's buffer, and half of it is there.
+#[test]
+fn a_receive_of_a_long_frame() {
+    for says in [true, false] {
+        let mut bed = Bed::new(100);
+        let order = bed.core.unexpected.arrival();
+        let recv = Recv {
+            buffer: canary(6000),
+            stage: RecvStage::Done,
+            arrival: None,
+            order,
+        };
+        let key = bed.core.operations.insert(None, false, Work::Recv(recv));
+        let post = bed.core.posted.post(TAG, Mask::ALL, key);
+        let entry = bed.core.operations.get(key).expect("there");
+        if let Work::Recv(recv) = &mut entry.work {
+            recv.stage = RecvStage::Posted(post);
+        }
+        let place = bed.core.place(LINK, control::TAG_EAGER, TAG.0, &[], 6000);
+        assert!(matches!(place, Ok(Place::Memory { .. })), "{place:?}");
+        match says {
+            true => bed.expect_a_lie(key),
+            false => bed.expect_an_error(key),
+        }
+    }
+}
+
+/// The last fragment was given a place, and the connection ends before it is there.
+#[test]
+fn the_last_fragment_never_comes() {
+    let mut bed = Bed::new(100);
+    let key = matched(&mut bed.core, LINK, canary(100), rts(100));
+    let place = bed.core.place(LINK, control::FRAGMENT, key.0, &[], 60);
+    assert!(matches!(place, Ok(Place::Memory { .. })), "{place:?}");
+    // A link that brings frames beside each other brings the short one first.
+    bed.say(control::FRAGMENT, key.0, &[1; 40])
+        .expect("asked for");
+    bed.expect_an_error(key);
+}
+
+#[test]
+fn a_get_in_fragments() {
+    for part in [0, 60] {
+        let mut bed = Bed::new(100);
+        let key = get(&mut bed.core, 100, None);
+        bed.say(control::FRAGMENT, key.0, &vec![1; part])
+            .expect("asked for");
+        bed.expect_a_lie(key);
+    }
+}
+
+/// What this side copies itself, and what its network devices move.
+#[test]
+fn a_get_that_this_side_makes() {
+    for by_devices in [false, true] {
+        let mut bed = Bed::new(100);
+        let key = get(&mut bed.core, 100, None);
+        let entry = bed.core.operations.get(key).expect("there");
+        match by_devices {
+            true => entry.is_short = true,
+            false => entry.copies = 1,
+        }
+        bed.expect_a_lie(key);
+    }
+}
+
+/// Two blocks of 50 bytes, asked for by one request.
+fn blocks(bed: &mut Bed) -> OpKey {
+    let blocks = vec![
+        Block { offset: 0, len: 50 },
+        Block {
+            offset: 80,
+            len: 50,
+        },
+    ];
+    let shape = Shape::Indexed(Indexed::trusted(blocks, 100));
+    let target = Target {
+        slot: 3,
+        generation: 4,
+        address: 0,
+        offset: 0,
+        segment: 0,
+        segment_offset: 0,
+        on_device: false,
+    };
+    let plan = Plan::new(target, 200, shape.into());
+    get(&mut bed.core, 100, Some(Box::new(plan)))
+}
+
+fn answer(position: u64, status: u16, length: usize) -> Vec<u8> {
+    let answer = LayoutAnswer {
+        position,
+        status,
+        code: 0,
+    };
+    [&answer.encode()[..], &vec![1; length]].concat()
+}
+
+#[test]
+fn a_get_of_blocks() {
+    let mut bed = Bed::new(1000);
+    let key = blocks(&mut bed);
+    bed.expect_a_lie(key);
+    // The same bytes twice are not all bytes; nor are those of another way, or those behind a gap.
+    for (id, body) in [
+        (control::LAYOUT_DATA, answer(0, 1, 50)),
+        (control::LAYOUT_DATA, answer(0, 0, 50)),
+        (control::LAYOUT_DATA, answer(51, 0, 49)),
+        (control::LAYOUT_DATA, answer(50, 1, 49)),
+        (control::LAYOUT_DATA, answer(50, 0, 51)),
+        (control::FRAGMENT, vec![1; 50]),
+    ] {
+        let mut bed = Bed::new(1000);
+        let key = blocks(&mut bed);
+        bed.say(control::LAYOUT_DATA, key.0, &answer(0, 0, 50))
+            .expect("asked for");
+        bed.expect_violation(id, key.0, &body);
+        assert!(
+            bed.core
+                .operations
+                .get(key)
+                .expect("there")
+                .outcome
+                .is_none(),
+            "believed"
+        );
+        bed.expect_an_error(key);
+    }
+    let mut bed = Bed::new(1000);
+    let key = blocks(&mut bed);
+    for (position, status) in [(0, 0), (50, 1)] {
+        bed.say(control::LAYOUT_DATA, key.0, &answer(position, status, 50))
+            .expect("asked for");
+    }
+    let outcome = bed.core.take_outcome(key).expect("over");
+    assert!(matches!(outcome, Outcome::Buffer { result: Ok(_), .. }));
+}
+
+/// Memory in common: copied by this side alone, or by both ends, which count chunks. Neither has begun when the peer says that it is done.
+#[test]
+fn a_receive_out_of_common_memory() {
+    const LENGTH: usize = 8 * CHUNK;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    for (cma, shares) in [(true, false), (true, true), (false, true)] {
+        runtime.block_on(async {
+            let context = Context::builder()
+                .transports("shm")
+                .and_then(|builder| builder.cma(cma).build())
+                .expect("a context");
+            let here = Handle::start(&context).expect("a worker");
+            let there = Handle::start(&context).expect("a worker");
+            let address = connect::address(&there.shared).expect("an address");
+            let (link, endpoint) =
+                connect::connect(&here.shared, connect::Destination::Worker(address))
+                    .await
+                    .expect("connected");
+            let source = vec![1_u8; LENGTH];
+            here.shared.with(|engine| {
+                let core = &mut engine.core;
+                let mut rts = rts(LENGTH);
+                rts.address = source.as_ptr() as u64;
+                if shares {
+                    let one_copy = core.one_copy(link).expect("memory in common");
+                    rts.slot = one_copy.pair.acquire().expect("a word");
+                }
+                let key = matched(core, link, canary(LENGTH), rts);
+                let lie = core.message(link, control::DONE, key.0, &[]);
+                let error = lie.expect_err("nothing was copied");
+                assert_eq!(error.kind(), ErrorKind::Protocol);
+                let entry = core.operations.get(key).expect("goes on");
+                assert!(entry.outcome.is_none(), "believed");
+                engine.progress();
+                let outcome = engine.core.take_outcome(key).expect("over");
+                assert!(outcome.error().is_some(), "{outcome:?}");
+            });
+            let over = Error::new(ErrorKind::Closed, "over");
+            here.shared
+                .with(|engine| engine.abort(link, endpoint, over));
+            here.shared.release_endpoint(link, endpoint);
+        });
+    }
+}
+
+/// What has not been sent is not there, whatever the peer says.
+#[test]
+fn a_put_and_a_send() {
+    use crate::worker::operations::{Put, Send, SendStage};
+    for copies in [0, 1] {
+        let mut bed = Bed::new(0);
+        let put = Put {
+            buffer: vec![1; 100].into(),
+            region: (0, 1),
+            offset: 0,
+            next: 40,
+            local: false,
+            acknowledged: false,
+            slot: None,
+            signal: None,
+            signal_due: false,
+            layout: None,
+            announced: false,
+        };
+        let work = Work::Put(put);
+        let key = bed.core.operations.insert(Some(LINK), false, work);
+        bed.core.operations.get(key).expect("there").copies = copies;
+        bed.expect_a_lie(key);
+    }
+    let mut bed = Bed::new(0);
+    let send = Send {
+        tag: TAG,
+        buffer: vec![1; 100].into(),
+        sync: false,
+        stage: SendStage::Queued,
+        slot: None,
+        cancelling: false,
+        am: None,
+    };
+    let work = Work::Send(send);
+    let key = bed.core.operations.insert(Some(LINK), false, work);
+    bed.expect_a_lie(key);
+}

@@ -1,0 +1,382 @@
+//! Somebody who speaks the handshake without being wharf: a second reading of its bytes, for tests that have to say what no wharf says.
+
+use std::collections::HashMap;
+
+use curve25519_dalek::{MontgomeryPoint, RistrettoPoint, Scalar, ristretto::CompressedRistretto};
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256, Sha512};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use wharf::WorkerId;
+
+pub(crate) mod field {
+    pub(crate) const VERSIONS: u16 = 1;
+    pub(crate) const KEY: u16 = 2;
+    pub(crate) const IDENTITY: u16 = 3;
+    pub(crate) const TRANSPORTS: u16 = 5;
+    pub(crate) const EPHEMERAL: u16 = 6;
+    pub(crate) const SHARE: u16 = 7;
+    pub(crate) const PROOF: u16 = 8;
+    pub(crate) const SEALED: u16 = 9;
+    pub(crate) const STAYS: u16 = 12;
+}
+
+pub(crate) const VERSION: u16 = 3;
+const CLIENT: u8 = 2;
+const SERVER: u8 = 1;
+
+/// One message of the set-up: its length, then its bytes.
+pub(crate) async fn say(stream: &mut (impl AsyncWrite + Unpin), message: &[u8]) {
+    let mut framed = (message.len() as u32).to_le_bytes().to_vec();
+    framed.extend_from_slice(message);
+    stream.write_all(&framed).await.expect("the peer reads");
+}
+
+pub(crate) async fn hear(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
+    let length = stream.read_u32_le().await.expect("a length");
+    let mut message = vec![0; length as usize];
+    stream.read_exact(&mut message).await.expect("a message");
+    message
+}
+
+/// Reads until the other end closes.
+pub(crate) async fn until_the_end(stream: &mut (impl AsyncRead + Unpin)) {
+    let mut rest = Vec::new();
+    // A reset is an end as well.
+    let _ = stream.read_to_end(&mut rest).await;
+}
+
+/// A key pair.
+#[derive(Clone)]
+pub(crate) struct Key {
+    secret: [u8; 32],
+    pub(crate) public: [u8; 32],
+}
+
+impl Key {
+    pub(crate) fn new(secret: [u8; 32]) -> Self {
+        Self {
+            secret,
+            public: MontgomeryPoint::mul_base_clamped(secret).to_bytes(),
+        }
+    }
+
+    fn agree(&self, other: [u8; 32]) -> [u8; 32] {
+        MontgomeryPoint(other).mul_clamped(self.secret).to_bytes()
+    }
+}
+
+/// The id of the worker that has this key.
+pub(crate) fn worker(public: &[u8; 32]) -> WorkerId {
+    let hash = Sha256::new_with_prefix(b"wharf worker").chain_update(public);
+    WorkerId(hash.finalize()[..16].try_into().expect("16 bytes"))
+}
+
+fn put(out: &mut Vec<u8>, id: u16, bytes: &[u8]) {
+    out.extend_from_slice(&id.to_le_bytes());
+    out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
+fn content(fields: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut out = Vec::new();
+    fields
+        .iter()
+        .for_each(|(id, bytes)| put(&mut out, *id, bytes));
+    out
+}
+
+/// A message of this kind, of these fields.
+fn message(kind: u8, fields: &[(u16, &[u8])]) -> Vec<u8> {
+    let mut out = b"WHARF\0".to_vec();
+    out.extend_from_slice(&[kind, 1, 0, 0, 0, 0]);
+    out.extend_from_slice(&content(fields));
+    let length = (out.len() as u32).to_le_bytes();
+    out[8..12].copy_from_slice(&length);
+    out
+}
+
+/// The fields that begin at `at`, in their order.
+pub(crate) fn list(at: usize, message: &[u8]) -> Vec<(u16, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut rest = &message[at..];
+    while let [i0, i1, l0, l1, tail @ ..] = rest {
+        let (body, next) = tail.split_at(u16::from_le_bytes([*l0, *l1]).into());
+        found.push((u16::from_le_bytes([*i0, *i1]), body.to_vec()));
+        rest = next;
+    }
+    found
+}
+
+/// The fields of a message of this kind.
+pub(crate) fn fields(kind: u8, message: &[u8]) -> HashMap<u16, Vec<u8>> {
+    assert_eq!(
+        message[..8],
+        [b'W', b'H', b'A', b'R', b'F', 0, kind, 1],
+        "{:?}",
+        String::from_utf8_lossy(message)
+    );
+    list(12, message).into_iter().collect()
+}
+
+pub(crate) fn bytes_of(fields: &HashMap<u16, Vec<u8>>, id: u16) -> [u8; 32] {
+    fields[&id].as_slice().try_into().expect("32 bytes")
+}
+
+fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("any length");
+    parts.iter().for_each(|part| mac.update(part));
+    mac.finalize().into_bytes().into()
+}
+
+/// Where a secret leads in the handshake of this client's key; and a share of it by this scalar.
+pub(crate) fn share(secret: &str, client: &[u8; 32], scalar: &Scalar) -> [u8; 32] {
+    let chosen = Sha512::new_with_prefix(b"wharf CPace base")
+        .chain_update((secret.len() as u64).to_le_bytes())
+        .chain_update(secret)
+        .chain_update(client)
+        .finalize();
+    (RistrettoPoint::from_uniform_bytes(&chosen.into()) * scalar)
+        .compress()
+        .to_bytes()
+}
+
+/// What two shares give who knows the scalar of one.
+pub(crate) fn shared(scalar: &Scalar, theirs: [u8; 32], first: &[u8], second: &[u8]) -> [u8; 32] {
+    let point = CompressedRistretto(theirs).decompress().expect("a point");
+    let key = Sha512::new_with_prefix(b"wharf CPace key")
+        .chain_update((point * scalar).compress().as_bytes())
+        .chain_update(first)
+        .chain_update(second)
+        .finalize();
+    key[..32].try_into().expect("32 bytes")
+}
+
+/// What both ends know.
+#[derive(Clone)]
+pub(crate) struct Both {
+    chain: [u8; 32],
+    said: Sha256,
+    own: Key,
+    theirs: [u8; 32],
+    /// The chain before the secret went into it.
+    before: [u8; 32],
+}
+
+impl Both {
+    fn new(medium: &str, client_hello: &[u8], own: Key, theirs: [u8; 32]) -> Self {
+        let mut this = Self {
+            chain: [0; 32],
+            said: Sha256::new_with_prefix(b"wharf handshake 3"),
+            own,
+            theirs,
+            before: [0; 32],
+        };
+        this.hear(medium.as_bytes());
+        this.hear(client_hello);
+        this.mix(this.own.agree(theirs));
+        this
+    }
+
+    fn hear(&mut self, part: &[u8]) {
+        self.said.update((part.len() as u64).to_le_bytes());
+        self.said.update(part);
+    }
+
+    fn mix(&mut self, agreed: [u8; 32]) {
+        self.before = self.chain;
+        self.chain = hmac(&self.chain, &[&agreed]);
+    }
+
+    /// Had the secret given this.
+    pub(crate) fn with_secret(&self, agreed: [u8; 32]) -> Self {
+        let mut this = self.clone();
+        this.chain = hmac(&self.before, &[&agreed]);
+        this
+    }
+
+    fn key(&self, prover: u8, purpose: &[u8]) -> [u8; 32] {
+        hmac(
+            &self.chain,
+            &[&[prover], &self.said.clone().finalize(), purpose],
+        )
+    }
+
+    fn encipher(&self, prover: u8, bytes: &mut [u8]) {
+        let key = self.key(prover, b"cipher");
+        for (index, block) in bytes.chunks_mut(32).enumerate() {
+            let stream = hmac(&key, &[&(index as u64).to_le_bytes()]);
+            block.iter_mut().zip(stream).for_each(|(a, b)| *a ^= b);
+        }
+    }
+
+    fn vouch(&mut self, prover: u8, kind: u8, key: &Key, mut content: Vec<u8>) -> Vec<u8> {
+        let tag = self.key(prover, b"tag");
+        self.encipher(prover, &mut content);
+        content.extend_from_slice(&hmac(&tag, &[&content]));
+        self.hear(&content);
+        self.mix(key.agree(self.theirs));
+        let proof = self.key(prover, b"proof");
+        message(kind, &[(field::SEALED, &content), (field::PROOF, &proof)])
+    }
+
+    /// What a client has sealed, for who can open it.
+    pub(crate) fn open(&self, introduction: &[u8]) -> Option<HashMap<u16, Vec<u8>>> {
+        let sealed = fields(b'I', introduction).remove(&field::SEALED)?;
+        let (content, tag) = sealed.split_last_chunk::<32>()?;
+        if hmac(&self.key(CLIENT, b"tag"), &[content]) != *tag {
+            return None;
+        }
+        let mut content = content.to_vec();
+        self.encipher(CLIENT, &mut content);
+        Some(list(0, &content).into_iter().collect())
+    }
+
+    /// After an introduction that was opened.
+    fn introduced(&mut self, introduction: &[u8], key: [u8; 32]) {
+        self.hear(&fields(b'I', introduction)[&field::SEALED]);
+        self.mix(self.own.agree(key));
+    }
+}
+
+/// Who says something, and what of it is true.
+#[derive(Clone)]
+pub(crate) struct Stranger<'a> {
+    /// The kind of connection.
+    pub(crate) medium: &'a str,
+    /// The key that it has.
+    pub(crate) key: &'a Key,
+    /// The key that it says it has.
+    pub(crate) claims: [u8; 32],
+    pub(crate) secret: Option<&'a str>,
+    /// The version that it speaks.
+    pub(crate) version: u16,
+}
+
+/// Of no worker.
+const NOWHERE: [u8; 48] = [0x33; 48];
+
+impl<'a> Stranger<'a> {
+    /// One who says the truth.
+    pub(crate) fn honest(medium: &'a str, key: &'a Key) -> Self {
+        Self {
+            medium,
+            key,
+            claims: key.public,
+            secret: None,
+            version: VERSION,
+        }
+    }
+
+    /// What its shares are made with.
+    pub(crate) fn scalar() -> Scalar {
+        Scalar::from(0x1234_5678_u64)
+    }
+
+    /// What a client says first.
+    pub(crate) fn client_hello(&self) -> Vec<u8> {
+        let ephemeral = Key::new([0x17; 32]);
+        let [low, high] = self.version.to_le_bytes();
+        let share = self
+            .secret
+            .map(|secret| share(secret, &ephemeral.public, &Self::scalar()));
+        let versions = [low, high, low, high];
+        let mut fields: Vec<(u16, &[u8])> = vec![
+            (field::VERSIONS, &versions),
+            (field::EPHEMERAL, &ephemeral.public),
+            // Of a later version: to be skipped.
+            (99, b"whatever"),
+        ];
+        if let Some(share) = &share {
+            fields.push((field::SHARE, share));
+        }
+        message(b'C', &fields)
+    }
+
+    /// Who it says it is, to a server that has said hello.
+    pub(crate) fn introduction(&self, server: &[u8]) -> Vec<u8> {
+        let hello = self.client_hello();
+        let theirs = fields(b'S', server);
+        let ephemeral = Key::new([0x17; 32]);
+        let mut both = Both::new(
+            self.medium,
+            &hello,
+            ephemeral.clone(),
+            bytes_of(&theirs, field::EPHEMERAL),
+        );
+        both.hear(&server[..server.len() - 32]);
+        both.mix(ephemeral.agree(bytes_of(&theirs, field::KEY)));
+        assert_eq!(
+            bytes_of(&theirs, field::PROOF),
+            both.key(SERVER, b"proof"),
+            "the server's proof"
+        );
+        if self.secret.is_some() {
+            let own = bytes_of(&fields(b'C', &hello), field::SHARE);
+            let theirs = bytes_of(&theirs, field::SHARE);
+            both.mix(shared(&Self::scalar(), theirs, &own, &theirs));
+        }
+        let introduction = content(&[
+            (field::KEY, &self.claims),
+            (field::IDENTITY, &NOWHERE),
+            (field::TRANSPORTS, b"\x03tcp\x03shm"),
+            (field::STAYS, &[1]),
+        ]);
+        both.vouch(CLIENT, b'I', self.key, introduction)
+    }
+
+    /// What a server answers to a client's hello; and what both know then.
+    pub(crate) fn server_hello(&self, client: &[u8]) -> (Vec<u8>, Both) {
+        let ephemeral = Key::new([0x71; 32]);
+        let theirs = fields(b'C', client);
+        let client_key = bytes_of(&theirs, field::EPHEMERAL);
+        let [low, high] = self.version.to_le_bytes();
+        let share = self
+            .secret
+            .map(|secret| share(secret, &client_key, &Self::scalar()));
+        let versions = [low, high, low, high];
+        let mut fields: Vec<(u16, &[u8])> = vec![
+            (field::VERSIONS, &versions),
+            (field::KEY, &self.claims),
+            (field::EPHEMERAL, &ephemeral.public),
+        ];
+        if let Some(share) = &share {
+            fields.push((field::SHARE, share));
+        }
+        fields.push((field::PROOF, &[0; 32]));
+        let mut hello = message(b'S', &fields);
+        let mut both = Both::new(self.medium, client, ephemeral, client_key);
+        let room = hello.len() - 32;
+        both.hear(&hello[..room]);
+        both.mix(self.key.agree(client_key));
+        let proof = both.key(SERVER, b"proof");
+        hello[room..].copy_from_slice(&proof);
+        if let Some(own) = &share {
+            let theirs = bytes_of(&theirs, field::SHARE);
+            both.mix(shared(&Self::scalar(), theirs, &theirs, own));
+        }
+        (hello, both)
+    }
+
+    /// The yes to a client's introduction.
+    pub(crate) fn acceptance(&self, mut both: Both, introduction: &[u8]) -> Vec<u8> {
+        let client = both.open(introduction).expect("sealed for this one");
+        both.introduced(introduction, bytes_of(&client, field::KEY));
+        let acceptance = content(&[
+            (field::KEY, &self.claims),
+            (field::IDENTITY, &NOWHERE),
+            (field::TRANSPORTS, b"\x03tcp"),
+        ]);
+        both.vouch(SERVER, b'A', self.key, acceptance)
+    }
+
+    /// As a client, to the verdict.
+    pub(crate) async fn dial(&self, stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> Vec<u8> {
+        say(stream, &self.client_hello()).await;
+        let server = hear(stream).await;
+        if server[6] != b'S' {
+            return server;
+        }
+        say(stream, &self.introduction(&server)).await;
+        hear(stream).await
+    }
+}

@@ -1,0 +1,155 @@
+//! A runtime whose one thread is kept busy by both ends of a connection still looks at its timers in time.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use nix::time::{ClockId, clock_gettime};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use wharf::{Mask, Progress, Tag};
+
+use crate::fixture::{Pair, Way, run};
+
+const SLEEPS: u32 = 50;
+const SLEEP: Duration = Duration::from_millis(5);
+/// Of one sleep, so that what the test's own work costs does not matter; a mean is to be far below.
+const LATEST: Duration = Duration::from_millis(50);
+/// 10 ms more than the sleeps themselves.
+const MEAN: Duration = Duration::from_millis(15);
+
+/// What this thread has computed: other processes' work is not in it.
+fn computed() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
+        .expect("the thread's clock")
+        .into()
+}
+
+/// Sleeps beside what keeps the thread busy, one sleep after the other.
+async fn sleeps(what: &str) {
+    let mut all = Duration::ZERO;
+    for number in 0..SLEEPS {
+        let before = computed();
+        tokio::time::sleep(SLEEP).await;
+        let took = computed() - before;
+        assert!(
+            took < LATEST,
+            "{what}: sleep {number} took {took:?} of work"
+        );
+        all += took;
+    }
+    let mean = all / SLEEPS;
+    assert!(
+        mean < MEAN,
+        "{what}: a sleep of {SLEEP:?} took {mean:?} of work"
+    );
+}
+
+/// Both ends in one task.
+async fn joined(pair: &Pair, length: usize, rounds: &AtomicU64) {
+    loop {
+        for (from, to) in [(&pair.here, &pair.there), (&pair.there, &pair.here)] {
+            let (sent, received) = tokio::join!(
+                from.endpoint.tag_send(Tag(1), vec![1; length]),
+                to.worker.tag_recv(Tag(1), Mask::ALL, vec![0; length]),
+            );
+            sent.expect("sent");
+            assert_eq!(received.expect("received").len, length);
+        }
+        rounds.fetch_add(1, Relaxed);
+    }
+}
+
+/// Beside each other, as a send that need not wait and a receive of what is there.
+async fn in_turn(pair: &Pair, length: usize, rounds: &AtomicU64) {
+    loop {
+        for (from, to) in [(&pair.here, &pair.there), (&pair.there, &pair.here)] {
+            let sent = from.endpoint.tag_send(Tag(2), vec![1; length]).await;
+            sent.expect("sent");
+            let received = to.worker.tag_recv(Tag(2), Mask::ALL, vec![0; length]).await;
+            assert_eq!(received.expect("received").len, length);
+        }
+        rounds.fetch_add(1, Relaxed);
+    }
+}
+
+/// A stream that answers, in another task.
+async fn streamed(pair: &Pair, length: usize, rounds: &AtomicU64) {
+    let (here, there) = tokio::join!(
+        pair.here.endpoint.stream(),
+        pair.there.endpoint.accept_stream()
+    );
+    let (mut here, mut there) = (here.expect("opened"), there.expect("accepted"));
+    tokio::spawn(async move {
+        let mut bytes = vec![0; length];
+        while there.read_exact(&mut bytes).await.is_ok() {
+            there.write_all(&bytes).await.expect("written");
+        }
+    });
+    let mut bytes = vec![0; length];
+    loop {
+        here.write_all(&bytes).await.expect("written");
+        here.read_exact(&mut bytes).await.expect("read");
+        rounds.fetch_add(1, Relaxed);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Busy {
+    Joined(usize),
+    InTurn(usize),
+    Streamed(usize),
+}
+
+fn timers_are_looked_at(way: Way) {
+    for progress in [Progress::Adaptive, Progress::Busy, Progress::EventDriven] {
+        for busy in [
+            Busy::Joined(8),
+            Busy::Joined(200_000),
+            Busy::InTurn(8),
+            Busy::InTurn(5_000),
+            Busy::Streamed(64),
+        ] {
+            let what = format!("{way:?}, {progress:?}, {busy:?}");
+            eprintln!("{what}");
+            run(async {
+                let context = way.builder().progress(progress).build();
+                let pair = Pair::of(&context.expect("a context"), way).await;
+                let rounds = Arc::new(AtomicU64::new(0));
+                let counted = rounds.clone();
+                let kept_busy = tokio::spawn(async move {
+                    match busy {
+                        Busy::Joined(length) => joined(&pair, length, &counted).await,
+                        Busy::InTurn(length) => in_turn(&pair, length, &counted).await,
+                        Busy::Streamed(length) => streamed(&pair, length, &counted).await,
+                    }
+                });
+                sleeps(&what).await;
+                assert!(
+                    rounds.load(Relaxed) > 2,
+                    "{what}: {} rounds beside it",
+                    rounds.load(Relaxed)
+                );
+                kept_busy.abort();
+            });
+        }
+    }
+}
+
+#[test]
+fn beside_oneself() {
+    timers_are_looked_at(Way::Own);
+}
+
+#[test]
+fn beside_shm() {
+    timers_are_looked_at(Way::Shm);
+}
+
+#[test]
+fn beside_tcp() {
+    timers_are_looked_at(Way::Tcp);
+}
