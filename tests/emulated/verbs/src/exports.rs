@@ -4,7 +4,7 @@
 //! Pointers come from a C caller; see the crate.
 
 use std::{
-    collections::VecDeque,
+    collections::{VecDeque, btree_map::Entry},
     ffi::{CStr, c_char, c_int, c_void},
     fs::File,
     io::Seek,
@@ -21,7 +21,7 @@ use crate::{
     },
     world::{
         ChannelState, ContextState, CqState, ERR, FAULTS, INIT, INLINE, JOURNAL, MrState, QpState,
-        RESET, RTR, RTS, Receive, Send, SrqState, WORLD, bytes_at, counter, take,
+        RESET, RTR, RTS, Receive, Send, SrqState, WORLD, World, bytes_at, counter, take,
     },
 };
 
@@ -210,6 +210,7 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
     let state = world.contexts.get_mut(&(context as usize));
     match state.and_then(|state| state.events.pop_front()) {
         Some(event) => {
+            *world.taken.entry(event.element).or_insert(0) += 1;
             // SAFETY: given for it.
             unsafe { to.write(event) };
             0
@@ -222,7 +223,17 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ibv_ack_async_event(_event: *mut AsyncEvent) {}
+pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut AsyncEvent) {
+    // SAFETY: given for it.
+    let at = unsafe { (*event).element };
+    match WORLD.lock().taken.entry(at) {
+        Entry::Occupied(one) if *one.get() == 1 => drop(one.remove()),
+        Entry::Occupied(mut more) => *more.get_mut() -= 1,
+        Entry::Vacant(_) => {
+            JOURNAL.misuse("ibv_ack_async_event of an event that was not got".to_owned())
+        }
+    }
+}
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_query_device(_context: *mut Context, to: *mut u32) -> c_int {
@@ -558,7 +569,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut Cq) -> c_int {
                 });
                 if unacked as usize == waiting {
                     world.cqs.remove(&at);
-                    world.forget(at);
+                    World::gone(world, at);
                     // SAFETY: boxed above.
                     drop(unsafe { Box::from_raw(cq) });
                     return 0;
@@ -670,7 +681,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut Srq) -> c_int {
     if world.srqs.remove(&(srq as usize)).is_none() {
         return libc::EINVAL;
     }
-    world.forget(srq as usize);
+    World::gone(world, srq as usize);
     // SAFETY: boxed above.
     drop(unsafe { Box::from_raw(srq) });
     0
@@ -807,8 +818,8 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut Qp) -> c_int {
         return libc::EINVAL;
     }
     world.clean(qp.qp_num);
-    world.forget(ptr::from_ref(&*qp) as usize);
     world.progress();
+    World::gone(world, ptr::from_ref(&*qp) as usize);
     0
 }
 

@@ -8,9 +8,10 @@ use std::{
     fs::File,
     io,
     os::unix::fs::FileExt,
+    time::Duration,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use wharf_emulated_common::{faults::Faults, journal::Journal};
 
 use crate::abi::{AsyncEvent, Cap, Sge, Wc};
@@ -73,6 +74,8 @@ pub(crate) struct World {
     pub(crate) lost: bool,
     /// The devices take dma-bufs.
     pub(crate) dmabuf: bool,
+    /// What events were taken about and are not acknowledged yet, and how many.
+    pub(crate) taken: BTreeMap<usize, u32>,
 }
 
 pub(crate) struct ContextState {
@@ -172,6 +175,7 @@ impl World {
             ports: [4; 2],
             lost: false,
             dmabuf: false,
+            taken: BTreeMap::new(),
         }
     }
 
@@ -212,7 +216,7 @@ impl World {
         }
     }
 
-    /// Events about an object go with it.
+    /// Events about an object that nobody has taken go with it.
     pub(crate) fn forget(&mut self, at: usize) {
         for context in self.contexts.values_mut() {
             let before = context.events.len();
@@ -220,6 +224,17 @@ impl World {
             for _ in context.events.len()..before {
                 take(context.fd);
             }
+        }
+    }
+
+    /// The object at this address is no more: comes back when all events about it that were taken are acknowledged, as the library does, so that
+    /// who takes one may look at the object until then.
+    pub(crate) fn gone(mut world: MutexGuard<'static, Self>, at: usize) {
+        world.forget(at);
+        while world.taken.contains_key(&at) {
+            drop(world);
+            std::thread::sleep(Duration::from_millis(1));
+            world = WORLD.lock();
         }
     }
 
