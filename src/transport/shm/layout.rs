@@ -14,9 +14,9 @@
 //! 0x03000    4 Ki  512 region generations of the server
 //! 0x04000   64 Ki  1024 cells, client to server
 //! 0x14000   64 Ki  1024 cells, server to client
-//! 0x24000   56 Ki  byte area, client to server
-//! 0x32000   56 Ki  byte area, server to client
-//! 0x40000          end
+//! 0x24000  256 Ki  byte area, client to server
+//! 0x64000  256 Ki  byte area, server to client
+//! 0xa4000          end
 //! ```
 //!
 //! A cell is one cache line. Its word is written last, with release:
@@ -44,11 +44,11 @@ pub(crate) const CELLS: u64 = 1024;
 #[cfg(wharf_loom)]
 pub(crate) const CELLS: u64 = 2;
 /// Bytes of a byte area.
-pub(crate) const AREA: u64 = 56 * 1024;
+pub(crate) const AREA: u64 = 256 * 1024;
 /// Longest body within a cell.
 pub(crate) const MAX_INLINE: usize = 48;
-/// Longest body in the area: seven of them fit at once.
-pub(crate) const MAX_BCOPY: usize = 8 * 1024;
+/// Longest body in the area: eight of them fit at once.
+pub(crate) const MAX_BCOPY: usize = 32 * 1024;
 /// Bodies in the area begin on this boundary.
 pub(crate) const AREA_ALIGN: u64 = 64;
 
@@ -58,9 +58,9 @@ pub(crate) const GENERATIONS: usize = 512;
 pub(crate) const TRANSFERS: usize = 64;
 
 /// Bytes of the whole segment.
-pub(crate) const SEGMENT: usize = 0x40000;
+pub(crate) const SEGMENT: usize = 0xa4000;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"wharfshm");
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 
 /// Byte offsets; `[0]` of the client or client to server, `[1]` of the server or server to client.
 pub(crate) const CONSUMER: [usize; 2] = [0x80, 0x180];
@@ -69,7 +69,7 @@ pub(crate) const ACTIVE: [usize; 2] = [0x280, 0x300];
 pub(crate) const TRANSFER: usize = 0x1000;
 pub(crate) const GENERATION: [usize; 2] = [0x2000, 0x3000];
 pub(crate) const CELL: [usize; 2] = [0x4000, 0x14000];
-pub(crate) const BYTES: [usize; 2] = [0x24000, 0x32000];
+pub(crate) const BYTES: [usize; 2] = [0x24000, 0x64000];
 
 /// One message, or the head of one.
 #[derive(Debug)]

@@ -61,6 +61,9 @@ const CALM_AFTER: u64 = if cfg!(wharf_loom) { 1 } else { 4096 };
 /// How many cells before its turn a line is fetched.
 const AHEAD: u64 = 8;
 
+/// Bytes of a body that are fetched before its turn, at most: of a longer one the processor fetches the rest by itself.
+const FETCH: usize = 4096;
+
 impl RingMemory {
     #[inline(always)]
     fn cell(&self, number: u64) -> &Cell {
@@ -184,12 +187,29 @@ impl Producer {
             ptr::copy_nonoverlapping(prefix.as_ptr(), body, prefix.len());
             ptr::copy_nonoverlapping(payload.as_ptr(), body.add(prefix.len()), payload.len());
         }
+        prefetch_write(self.memory.cell(self.tail + AHEAD));
         self.memory.cell(self.tail).content.with_mut(|content| {
             // SAFETY: as in `push_inline`.
             unsafe { (*content).header = header };
         });
         self.area_tail = end;
-        Ok(self.publish(cell_word(self.tail, length, id, Kind::Area)))
+        let ring = self.publish(cell_word(self.tail, length, id, Kind::Area));
+        self.fetch_next(length);
+        Ok(ring)
+    }
+
+    /// Gets the lines of the next body, should it be as long as this one, while the receiver looks at this one: it
+    /// has read them a lap ago, and each store would wait for its line.
+    #[inline]
+    fn fetch_next(&self, length: usize) {
+        let length = length.min(FETCH);
+        let (offset, end) = place(self.area_tail, length);
+        if end.wrapping_sub(self.area_head) <= AREA {
+            let body = self.memory.area.as_ptr().wrapping_add(offset);
+            for line in (0..length).step_by(64) {
+                prefetch_write(body.wrapping_add(line));
+            }
+        }
     }
 
     /// Writes the word of the next cell and looks at `parked`.
