@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::AmId,
-    worker::{Handle, engine::Engine},
+    worker::{Handle, core::Core, engine::Engine},
 };
 
 use super::{ActiveMessage, Worker};
@@ -157,17 +157,9 @@ impl Opened {
         };
         begun.drive(
             cx,
-            |engine| {
-                if let Some(message) = self.take(engine) {
-                    return Some(Some(message));
-                }
-                // Its own progress must not wake it.
-                engine.core.am_waker(self.id, self.serial)?.take();
-                engine.peek(|core| core.am_has(self.id, self.serial));
-                match self.take(engine) {
-                    Some(message) => Some(Some(message)),
-                    None => engine.closing.then_some(None),
-                }
+            |engine| match Core::am_now(engine, self.id, self.serial) {
+                Some(arrived) => Some(Some(ActiveMessage::new(&self.handle, self.id, arrived))),
+                None => engine.closing.then_some(None),
             },
             |engine, waker| {
                 if let Some(slot) = engine.core.am_waker(self.id, self.serial) {

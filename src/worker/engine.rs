@@ -187,7 +187,7 @@ impl Engine {
     pub(crate) fn progress(&mut self) -> usize {
         // No more messages than there are receives for, about: the next ones find theirs if they wait where they are, and are copied
         // once.
-        let budget = if self.core.direct.is_some() {
+        let budget = if self.core.direct.is_some() || self.core.inboxes.is_awaited() {
             1
         } else {
             self.core.posted.len().clamp(4, BATCH)

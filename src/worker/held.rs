@@ -253,7 +253,6 @@ mod tests {
             }
         }
         assert_eq!(left, [1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
-        assert!(!bed.core.am_has(ID, serial));
         assert_eq!(bed.core.ledger.held(), Amount::default());
     }
 

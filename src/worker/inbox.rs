@@ -19,7 +19,9 @@ use crate::{
     transport::Place,
     types::{AmId, EndpointId, LinkId, OpKey, Tag},
     util::waker_slot::WakerSlot,
-    worker::{core::Core, deliver::violation, operations::Work, peer::at, windows::Window},
+    worker::{
+        core::Core, deliver::violation, engine::Engine, operations::Work, peer::at, windows::Window,
+    },
 };
 
 /// Longest message that is kept in place.
@@ -161,11 +163,28 @@ impl Inbox {
     }
 }
 
+/// An inbox that is empty and polled at this moment: the next message goes to who polls, by no queue and no account.
+struct Awaited {
+    id: AmId,
+    capacity: u32,
+    arrived: Option<Arrived>,
+}
+
+/// Ends the look, also when something in a pass panics.
+struct Looking<'a>(&'a mut Engine);
+
+impl Drop for Looking<'_> {
+    fn drop(&mut self) {
+        self.0.core.inboxes.awaited = None;
+    }
+}
+
 /// The inboxes of a worker, in the order of their ids.
 #[derive(Default)]
 pub(crate) struct Inboxes {
     open: Vec<Inbox>,
     serial: u64,
+    awaited: Option<Awaited>,
 }
 
 impl Inboxes {
@@ -183,6 +202,17 @@ impl Inboxes {
     fn own(&mut self, id: AmId, serial: u64) -> Option<&mut Inbox> {
         self.find(id).filter(|inbox| inbox.serial == serial)
     }
+
+    /// Whether the next message is taken at once.
+    #[inline]
+    pub(super) fn is_awaited(&self) -> bool {
+        self.awaited.is_some()
+    }
+}
+
+#[cold]
+fn too_many() -> Error {
+    violation("the peer sent more active messages than it has credits for")
 }
 
 /// What is refused.
@@ -304,6 +334,35 @@ impl Core {
     /// An eager message, whole.
     pub(super) fn am_eager(&mut self, link: LinkId, word: u64, body: &[u8]) -> Result<()> {
         let (id, header) = am::parse(word, body.len())?;
+        if let Some(awaited) = &mut self.inboxes.awaited
+            && awaited.id == id
+            && awaited.arrived.is_none()
+            && let Some(peer) = at(&mut self.peers, link)
+            && let Some(inbound) = peer.am.inbound_of(id)
+        {
+            awaited.arrived = Some(Arrived {
+                link,
+                from: peer.id,
+                account: AccountId::NOBODY,
+                cost: 0,
+                content: Content::eager(header, body),
+            });
+            if !inbound.window.pass(1) {
+                return Err(too_many());
+            }
+            if !peer.receive_window.pass(eager_cost(body.len())) {
+                return Err(violation("the peer exceeded the eager window"));
+            }
+            let messages = inbound.window.due(&Terms::messages(awaited.capacity));
+            let bytes = peer.receive_window.due(&Terms::EAGER);
+            if messages != Due::Nothing {
+                self.give_back(Window::Messages(link, id), messages);
+            }
+            if bytes != Due::Nothing {
+                self.give_back(Window::Eager(link), bytes);
+            }
+            return Ok(());
+        }
         self.hold_window(link, body.len())?;
         let cost = eager_cost(body.len());
         self.am_push(link, id, Refused::Eager { cost }, || {
@@ -411,9 +470,7 @@ impl Core {
         }
         let (inbound, new) = peer.am.inbound(id);
         if !inbound.window.hold(1) {
-            return Err(violation(
-                "the peer sent more active messages than it has credits for",
-            ));
+            return Err(too_many());
         }
         self.ledger.take(account, content.amount())?;
         let owed = if new {
@@ -444,6 +501,9 @@ impl Core {
         {
             self.wakes.push(runner.clone());
         }
+        // What comes later waits behind it.
+        let awaited = &mut self.inboxes.awaited;
+        awaited.take_if(|awaited| awaited.id == id && awaited.arrived.is_none());
         if let Some(owed) = owed {
             self.control(link, control::AM_CREDIT, am::credit(id, owed, false), &[]);
         }
@@ -493,6 +553,34 @@ impl Core {
         Some(arrived)
     }
 
+    /// The next message: one that waits, or one that arrives while this looks, for the length of one lap.
+    #[inline]
+    pub(crate) fn am_now(engine: &mut Engine, id: AmId, serial: u64) -> Option<Arrived> {
+        let inbox = engine.core.inboxes.own(id, serial)?;
+        if !inbox.queue.is_empty() {
+            return engine.core.am_take(id, serial);
+        }
+        inbox.running = false;
+        // Its own progress must not wake it.
+        inbox.waker.take();
+        engine.core.inboxes.awaited = Some(Awaited {
+            id,
+            capacity: inbox.capacity,
+            arrived: None,
+        });
+        let lent = Looking(engine);
+        lent.0.peek(|core| {
+            let awaited = &core.inboxes.awaited;
+            awaited
+                .as_ref()
+                .is_none_or(|awaited| awaited.arrived.is_some())
+        });
+        match lent.0.core.inboxes.awaited.take() {
+            Some(awaited) => awaited.arrived,
+            None => lent.0.core.am_take(id, serial),
+        }
+    }
+
     /// A message has left the inbox.
     #[inline]
     fn am_return(&mut self, link: LinkId, id: AmId, capacity: u32) {
@@ -508,14 +596,6 @@ impl Core {
                 }
             }
         }
-    }
-
-    /// Whether a message waits.
-    #[inline]
-    pub(crate) fn am_has(&mut self, id: AmId, serial: u64) -> bool {
-        self.inboxes
-            .own(id, serial)
-            .is_some_and(|inbox| !inbox.queue.is_empty())
     }
 
     /// The task that waits for the next message.
