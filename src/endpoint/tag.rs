@@ -382,7 +382,6 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
         }
         let mut buffer = Some(buffer);
         let begun = shared.begin(Operation::TagRecv, |engine| {
-            engine.progress();
             let buffer = buffer.take().unwrap_or_default();
             post(engine, self.tag, self.mask, buffer, self.unstaged)
         });

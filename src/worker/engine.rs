@@ -17,8 +17,9 @@ use crate::{
     worker::{LaneMetrics, Traffic, core::Core, device::Open, peer::Status, watch::Watch},
 };
 
-/// Messages taken in one pass, when nobody waits for one in particular.
+/// Messages taken in one pass, when nobody waits for one in particular, and when nobody waits for any.
 const BATCH: usize = 64;
+const UNASKED: usize = 4;
 
 /// Events taken from the system at a time.
 const EVENTS: usize = 256;
@@ -185,12 +186,12 @@ impl Engine {
     /// One pass over everything that may have something.
     #[inline]
     pub(crate) fn progress(&mut self) -> usize {
-        // No more messages than there are receives for, about: the next ones find theirs if they wait where they are, and are copied
-        // once.
-        let budget = if self.core.direct.is_some() || self.core.inboxes.is_awaited() {
-            1
-        } else {
-            self.core.posted.len().clamp(4, BATCH)
+        // No more messages than there are receives for: the next ones find theirs if they wait where they are, and are
+        // copied once. Where nobody receives, some are taken to reach what is behind them.
+        let budget = match self.core.posted.len() {
+            _ if self.core.direct.is_some() || self.core.inboxes.is_awaited() => 1,
+            0 => UNASKED,
+            posted => posted.min(BATCH),
         };
         let mut moved = 0;
         for installed in &mut self.interfaces {
