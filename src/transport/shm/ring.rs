@@ -63,6 +63,7 @@ const AHEAD: u64 = 8;
 
 /// Bytes of a body that are fetched before its turn, at most: of a longer one the processor fetches the rest by itself.
 const FETCH: usize = 4096;
+const FETCH_READ: usize = 1024;
 
 impl RingMemory {
     #[inline(always)]
@@ -371,6 +372,7 @@ impl Consumer {
                     unsafe { slice::from_raw_parts(self.memory.area.as_ptr().add(offset), length) };
                 f(word.id(), header, body)?;
                 self.area_head = end;
+                self.fetch_following();
             }
             _ => return Err(garbage(word)),
         }
@@ -381,6 +383,20 @@ impl Consumer {
             self.publish();
         }
         Ok(true)
+    }
+
+    /// Gets the first lines of the body that follows, if it is here already, while what was taken is acted upon.
+    #[inline]
+    fn fetch_following(&self) {
+        let word = Word(self.memory.cell(self.head + 1).word.load(Ordering::Relaxed));
+        if word.is_message(self.head + 1) {
+            let length = word.length().min(FETCH_READ);
+            let (offset, _) = place(self.area_head, length);
+            let body = self.memory.area.as_ptr().wrapping_add(offset);
+            for line in (0..length).step_by(64) {
+                prefetch_read(body.wrapping_add(line));
+            }
+        }
     }
 
     /// Tells the producer what is free. Before parking, and when [`Consumer::room_is_wanted`] calls it.
