@@ -76,7 +76,7 @@ mod model {
         }
 
         /// Locks it.
-        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().expect("no panic under a lock")
         }
     }

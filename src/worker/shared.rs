@@ -299,7 +299,7 @@ impl Shared {
     #[inline]
     fn completed(&self, spin: &Spin, cx: &mut TaskContext<'_>) {
         if let Some((waited, now)) = spin.waited() {
-            self.spin.learn(waited);
+            self.spin.learn_looking(waited);
             turn::completed(now, cx);
         } else {
             let count = self.completions.load(Ordering::Relaxed).wrapping_add(1);

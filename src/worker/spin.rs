@@ -1,9 +1,13 @@
 //! How long a future looks before it sleeps.
 //!
-//! A window shorter than the peer's own wake-up (8 to 9 µs, seen in November 2026 on a virtual machine) makes both ends sleep on every message, so there
-//! is either hardly any window or one above that.
+//! A window shorter than the peer's own wake-up (8 to 9 µs, and 45 µs, seen in November 2026 on two virtual machines) makes both
+//! ends sleep on every message, so there is either hardly any window or a long one.
+//!
+//! Two peers that sleep for each other's messages wait for long because they sleep, and would go on. So now and then, at random, each looks
+//! for some waits in a row as if it paid; when both happen to do so at once, a few short waits show them that it does.
 
 use std::{
+    hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
@@ -12,6 +16,13 @@ use crate::{config::Progress, worker::turn};
 
 /// The window while spinning pays, and the mean wait up to which it does.
 const CAP: Duration = Duration::from_micros(20);
+/// A longer wait counts as this one: a long rest is one wait that did not pay, not a thousand.
+const LONGEST: Duration = Duration::from_micros(80);
+/// The window of a trial: longer than a peer takes to wake up. Of so many waits that are not looked after, one begins a run
+/// of trials, and how many those are.
+const TRIAL: Duration = LONGEST;
+const TRIAL_EVERY: u64 = 512;
+const TRIAL_RUN: u32 = 16;
 /// The same for the reactor, which looks between the turns of other tasks and so holds nobody up.
 const LINGER: Duration = Duration::from_micros(50);
 /// Of so many waits on the reactor, this many are looked after for the whole window whatever the mean says: two peers that have both gone to sleep for
@@ -27,6 +38,10 @@ pub(crate) struct SpinPolicy {
     progress: Progress,
     /// Exponential mean of the waits of this worker, parked time included, in nanoseconds.
     mean: AtomicU64,
+    /// Waits that are still to be looked after although it does not seem to pay.
+    trials: AtomicU32,
+    /// What says when the next trials begin: never zero.
+    dice: AtomicU64,
 }
 
 impl SpinPolicy {
@@ -34,12 +49,16 @@ impl SpinPolicy {
         Self {
             progress,
             mean: AtomicU64::new(0),
+            trials: AtomicU32::new(0),
+            dice: AtomicU64::new(RandomState::new().hash_one(0) | 1),
         }
     }
 
+    /// For how long the wait that begins is looked after.
     fn window(&self) -> Duration {
         match self.progress {
-            Progress::Adaptive if self.mean.load(Ordering::Relaxed) <= CAP.as_nanos() as u64 => CAP,
+            Progress::Adaptive if self.mean() <= CAP => CAP,
+            Progress::Adaptive if self.tries() => TRIAL,
             Progress::Adaptive => GLANCE,
             Progress::Spin(window) => window,
             Progress::Busy => CAP,
@@ -47,12 +66,35 @@ impl SpinPolicy {
         }
     }
 
+    /// Whether this wait is a trial.
+    fn tries(&self) -> bool {
+        let left = self.trials.load(Ordering::Relaxed);
+        if left > 0 {
+            self.trials.store(left - 1, Ordering::Relaxed);
+            return true;
+        }
+        // Marsaglia's xorshift64 with the triple 13, 7, 17.
+        let mut dice = self.dice.load(Ordering::Relaxed);
+        dice ^= dice << 13;
+        dice ^= dice >> 7;
+        dice ^= dice << 17;
+        self.dice.store(dice, Ordering::Relaxed);
+        let begins = dice.is_multiple_of(TRIAL_EVERY);
+        if begins {
+            self.trials.store(TRIAL_RUN - 1, Ordering::Relaxed);
+        }
+        begins
+    }
+
     /// Whether looking before sleeping pays, as far as is known.
     #[inline]
     pub(crate) fn pays(&self) -> bool {
         match self.progress {
             Progress::Thread => false,
-            _ => self.window() > GLANCE,
+            Progress::Adaptive => self.mean() <= CAP,
+            Progress::Spin(window) => window > GLANCE,
+            Progress::Busy => true,
+            _ => false,
         }
     }
 
@@ -102,16 +144,23 @@ impl SpinPolicy {
         Duration::from_nanos(self.mean.load(Ordering::Relaxed))
     }
 
-    /// A wait ended after `waited`.
+    /// A wait ended after `waited`, part of which its task may have slept.
     pub(crate) fn learn(&self, waited: Duration) {
+        self.learn_part(waited, 8);
+    }
+
+    /// A wait ended while it was looked after. Where that was a trial, a few of them are enough to believe.
+    pub(crate) fn learn_looking(&self, waited: Duration) {
+        self.learn_part(waited, if self.pays() { 8 } else { 2 });
+    }
+
+    fn learn_part(&self, waited: Duration, part: u64) {
         if matches!(self.progress, Progress::Adaptive) {
-            let waited = u64::try_from(waited.as_nanos())
-                .unwrap_or(u64::MAX)
-                .min(1 << 40);
+            let waited = waited.min(LONGEST).as_nanos() as u64;
             let mean = self.mean.load(Ordering::Relaxed);
             // A lost update between two tasks costs precision only.
-            self.mean
-                .store(mean - mean / 8 + waited / 8, Ordering::Relaxed);
+            let mean = mean - mean / part + waited / part;
+            self.mean.store(mean, Ordering::Relaxed);
         }
     }
 }
@@ -270,6 +319,53 @@ impl Spin {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Two peers that answer each other: whoever sleeps takes as long to wake up, and the other waits for that too.
+    fn ping_pong(ends: &[SpinPolicy; 2], rounds: usize) -> Option<usize> {
+        const WAKES: Duration = Duration::from_micros(45);
+        const ANSWERS: Duration = Duration::from_micros(2);
+        let mut slept = [true; 2];
+        for round in 0..rounds {
+            let end = round % 2;
+            let other = ANSWERS
+                + if slept[1 - end] {
+                    WAKES
+                } else {
+                    Duration::ZERO
+                };
+            slept[end] = ends[end].window() < other;
+            match slept[end] {
+                true => ends[end].learn(other + WAKES),
+                false => ends[end].learn_looking(other),
+            }
+            if ends.iter().all(SpinPolicy::pays) {
+                return Some(round);
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn two_that_sleep_for_each_other_find_out_that_they_need_not() {
+        for _ in 0..100 {
+            let ends = [(); 2].map(|()| SpinPolicy::new(Progress::Adaptive));
+            for end in &ends {
+                end.learn(Duration::from_secs(3600));
+                (0..100).for_each(|_| end.learn(Duration::from_millis(1)));
+                assert!(!end.pays());
+            }
+            let woken = ping_pong(&ends, 1 << 20);
+            assert!(woken.is_some(), "both sleep after a million messages");
+        }
+    }
+
+    #[test]
+    fn long_waits_are_rarely_looked_after() {
+        let policy = SpinPolicy::new(Progress::Adaptive);
+        (0..20).for_each(|_| policy.learn(Duration::from_millis(1)));
+        let looked = (0..100_000).filter(|_| policy.window() == TRIAL).count();
+        assert!((1_000..10_000).contains(&looked), "{looked} of 100,000");
+    }
 
     /// Waits of this length; how many of them were looked after.
     fn looked_after(policy: &LingerPolicy, waited: Duration, waits: u32) -> u32 {
