@@ -137,7 +137,7 @@ pub(crate) struct Config {
     pub(crate) rcache_max_size: Setting<Option<usize>>,
     /// Bytes that may wait to be deregistered.
     pub(crate) rcache_max_unreleased: Setting<Option<usize>>,
-    /// How a long message travels where network devices reach memory.
+    /// How a long message travels where network devices reach memory, or one process the other's.
     pub(crate) rendezvous_scheme: Setting<RendezvousScheme>,
     /// When writes of network devices may overtake each other.
     pub(crate) relaxed_ordering: Setting<RelaxedOrdering>,

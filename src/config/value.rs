@@ -35,10 +35,10 @@ impl Threshold {
     }
 }
 
-/// How a long message travels where network devices reach memory.
+/// How a long message travels where network devices reach memory, or one process the other's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RendezvousScheme {
-    /// The cheapest: as `Get`.
+    /// The cheapest: between network devices as `Get`, on one host what was measured.
     #[default]
     Auto,
     /// The receiver reads it out of the sender's memory.

@@ -28,9 +28,16 @@
 //! endpoint has for what nobody asked for; up, where a round trip costs more than a copy. `inf` never announces what fits. The last 32 KiB of the window are for messages of up to
 //! 1 KiB: they leave at once while long ones wait to be received.
 //!
+//! On one host an announced message of 16 KiB or more comes in one copy out of the sender's memory, or in fragments that both ends
+//! copy: which is faster depends on the machine, so each connection measures both, for each power of two of lengths, and takes the
+//! better one. It begins to try the other way after some hundred messages. `explain` prints what the receiver has measured, and
+//! `WHARF_RNDV_SCHEME=get_zcopy` or `am` chooses.
+//!
 //! # The two questions of a spinning worker
 //!
 //! [`Progress::Adaptive`](crate::Progress::Adaptive) measures its waits and spins while their mean is below 20 µs ([`mean_wait`](crate::WorkerMetrics::mean_wait)).
+//! Otherwise it sleeps, but for one wait in thirty or so, which it looks after for up to 80 µs: two peers that sleep for each
+//! other's messages find out that they need not.
 //! So a request and its answer over shared memory never sleep, and a server that waits for the next request sleeps at once. `found_spinning` against `parked`
 //! says which of the two a worker lives in.
 //!

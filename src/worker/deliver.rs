@@ -24,9 +24,10 @@ use crate::{
         operations::{
             Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Source, Unexpected, Work,
         },
-        peer::{ANSWERS, ONE_COPY_FROM, OneCopy, at},
+        peer::{ANSWERS, OneCopy, at},
         send::{FRAGMENT, SHARE_FROM, give, lend},
         signal::put_parts,
+        ways::Way,
         windows::Window,
     },
 };
@@ -300,13 +301,14 @@ impl Core {
         let Some(peer) = at(&mut self.peers, link) else {
             return;
         };
-        let remote = peer
-            .one_copy
-            .as_ref()
-            .filter(|_| length >= ONE_COPY_FROM)
-            .and_then(|one_copy| {
-                one_copy.reach(rts.segment, rts.segment_offset, length, rts.address, false)
-            });
+        let scheme = self.one_sided.scheme;
+        let remote = peer.one_copy.as_mut().and_then(|one_copy| {
+            let (segment, offset) = (rts.segment, rts.segment_offset);
+            let remote = one_copy.reach(segment, offset, length, rts.address, false)?;
+            let mapped = matches!(remote, Remote::Mapped(..));
+            let way = one_copy.ways.next(scheme, length, mapped);
+            (way == Way::OneCopy).then_some(remote)
+        });
         let mut rtr = Rtr {
             op: key.0,
             address: local as u64,

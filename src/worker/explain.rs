@@ -9,7 +9,8 @@ use crate::{
     worker::{
         core::Core,
         device::ROUTE_FROM,
-        peer::{JOIN_FROM, ONE_COPY_FROM, Peer},
+        peer::{JOIN_FROM, Peer},
+        ways::Way,
     },
 };
 
@@ -192,12 +193,21 @@ impl Peer {
                 .not("inline", format!("longer than {} bytes", self.short)),
             _ => {
                 let eager = format!("longer than {} bytes", self.eager);
-                if cma && length >= ONE_COPY_FROM {
+                let (best, measured) = direct
+                    .filter(|_| cma)
+                    .map_or((Way::Fragments, None), |direct| direct.ways.known(length));
+                if best == Way::OneCopy {
                     let way = "rendezvous, both ends copy, mapped memory or cma";
-                    Explanation::way(way.to_owned()).not("eager", eager)
+                    let way = Explanation::way(way.to_owned()).not("eager", eager);
+                    match measured {
+                        Some(measured) => way.not("fragments", measured),
+                        None => way,
+                    }
                 } else {
                     let why = match cma {
-                        true => format!("shorter than {ONE_COPY_FROM} bytes"),
+                        true => {
+                            measured.unwrap_or_else(|| "short, and not measured yet".to_owned())
+                        }
                         false => no_cma,
                     };
                     let fragments = format!("fragments over {name}");

@@ -23,9 +23,10 @@ use crate::{
         deliver::violation,
         metrics::Counted,
         operations::{Arrival, Outgoing, RecvStage, Work},
-        peer::{ONE_COPY_FROM, OneCopy, at},
+        peer::{OneCopy, at},
         send::{FRAGMENTS_IN_FLIGHT, Step, ZCOPY_FROM, fragment_size, transmit},
         spread::Spread,
+        ways::ONE_COPY_FROM,
     },
 };
 

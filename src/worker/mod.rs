@@ -73,6 +73,7 @@ pub(crate) mod spread;
 pub(crate) mod stream;
 mod turn;
 pub(crate) mod watch;
+pub(crate) mod ways;
 mod windows;
 
 pub use explain::Explanation;

@@ -30,6 +30,7 @@ use crate::{
         metrics::Counted,
         queue::{Lane, Queue},
         signal::Signals,
+        ways::Ways,
     },
 };
 
@@ -67,6 +68,7 @@ pub(crate) struct OneCopy {
     /// Segments of the peer that are mapped here, the newest last.
     pub(crate) mapped: Vec<(u64, Arc<Mapping>)>,
     pub(crate) told: Box<Told>,
+    pub(crate) ways: Ways,
 }
 
 /// What two ends that share memory have told each other of.
@@ -123,6 +125,7 @@ impl OneCopy {
                 seen: Vec::new(),
                 loans: Loans::default(),
             }),
+            ways: Ways::default(),
         }
     }
 
@@ -272,9 +275,6 @@ pub(crate) const ANSWERS: usize = 1 << 17;
 
 /// Operations and messages that may wait for room on a link while `ready()` still says yes.
 const READY: usize = 16;
-
-/// From this size on one copy by the kernel is faster than two through the ring, which both ends make at the same time.
-pub(crate) const ONE_COPY_FROM: usize = 128 << 10;
 
 /// From this size on the owner of exposed memory is asked to copy along.
 pub(crate) const JOIN_FROM: usize = 256 << 10;
