@@ -21,7 +21,7 @@ use wharf::{Access, Context, Endpoint, Mask, RemoteRegion, Tag, Worker};
 use super::{choices, machine::Dice, number};
 
 /// Bytes of the segment, and where what lies in it.
-const SEGMENT: usize = 0x40000;
+const SEGMENT: usize = 0xa4000;
 const LINES: [usize; 4] = [0x80, 0x180, 0x100, 0x200];
 const ACTIVE: [usize; 2] = [0x280, 0x300];
 const TRANSFERS: usize = 0x1000;

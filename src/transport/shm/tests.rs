@@ -23,7 +23,7 @@ use super::{
     Pair, Shm, ShmOptions, Standing,
     connector::Established,
     iface::ShmInterface,
-    layout::{AREA, CELLS, Kind, MAX_BCOPY, MAX_INLINE, SEGMENT, Word, place},
+    layout::{AREA, CELLS, Kind, MAX_BCOPY, MAX_INLINE, SEGMENT, VERSION, Word, place},
     ring::Consumer,
 };
 use crate::{
@@ -828,32 +828,48 @@ fn a_bad_offer_is_refused_and_the_channel_stays_in_step() {
     let memory = Memfd::create(c"wharf-test", 4096).expect("memfd");
     let (_bell, ringer) = Bell::pair().expect("pair");
     let bell = EventFd::new().expect("eventfd");
-    let segment = Memfd::create(c"wharf-test", 0x40000).expect("memfd");
+    let segment = Memfd::create(c"wharf-test", SEGMENT).expect("memfd");
+    Pair::new(segment.map().expect("map"), Role::Server).expect("a segment");
     let good = {
         let mut offer = vec![0];
         offer.extend_from_slice(b"wharfshm");
-        offer.extend_from_slice(&3_u32.to_le_bytes());
-        offer.extend_from_slice(&0x40000_u32.to_le_bytes());
+        offer.extend_from_slice(&VERSION.to_le_bytes());
+        offer.extend_from_slice(&(SEGMENT as u32).to_le_bytes());
+        offer.push(0);
         offer
     };
-    let offers: [(&[u8], Vec<BorrowedFd<'_>>); 5] = [
-        (&good, vec![memory.as_fd(), ringer.as_fd()]),
+    let offers: [(&[u8], Vec<BorrowedFd<'_>>, &str); 5] = [
+        (
+            &good,
+            vec![memory.as_fd(), ringer.as_fd()],
+            "mapping the peer's segment",
+        ),
         // It could block whoever rings it.
-        (&good, vec![segment.as_fd(), bell.as_fd()]),
-        (&good, vec![memory.as_fd()]),
-        (&good[..9], vec![segment.as_fd(), ringer.as_fd()]),
-        (&[7], vec![]),
+        (
+            &good,
+            vec![segment.as_fd(), bell.as_fd()],
+            "taking the peer's doorbell",
+        ),
+        (&good, vec![memory.as_fd()], "1 file descriptors"),
+        (
+            &good[..9],
+            vec![segment.as_fd(), ringer.as_fd()],
+            "lays its segment out differently",
+        ),
+        (&[7], vec![], ""),
     ];
-    for (offer, fds) in offers {
+    for (offer, fds, why) in offers {
         let side = Side::new(no_pidfd());
         runtime().block_on(async {
             let (one, two) = UnixStream::pair().expect("pair");
             let (mut one, mut two) = (Channel::unix(one), Channel::unix(two));
             two.send(offer, &fds).await.expect("send");
-            side.connector
+            let error = side
+                .connector
                 .connect(&mut one, Role::Client, &peer())
                 .await
                 .expect_err("a bad offer");
+            assert!(error.to_string().contains(why), "{error}");
             if offer[0] == 0 {
                 assert_eq!(two.receive().await.expect("refusal").0[0], 1);
             }
