@@ -167,7 +167,7 @@ pub use endpoint::{
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};
 pub use memory::{
-    Buffer, BufferList, BufferListMut, BufferMut, HostBufferMut, ReceiveBuffer, Region,
+    Buffer, BufferList, BufferListMut, BufferMut, HostBufferMut, ReceiveBuffer, Region, SendBuffer,
 };
 pub use protocol::{Block, Blocks, Descriptor, WorkerAddress};
 /// What [`Tls`] is made of, in the version that this crate takes.

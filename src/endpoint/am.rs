@@ -14,7 +14,7 @@ use futures::Sink;
 
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
-    memory::Buffer,
+    memory::{Buffer, SendBuffer},
     protocol::am,
     transport::SendError,
     types::{AmId, OpKey, Tag},
@@ -34,10 +34,10 @@ use super::{
 };
 
 /// What goes out.
-struct Message {
+struct Message<'a> {
     id: AmId,
-    header: Buffer,
-    payload: Buffer,
+    header: SendBuffer<'a>,
+    payload: SendBuffer<'a>,
     unstaged: bool,
 }
 
@@ -46,9 +46,10 @@ fn closed() -> Error {
     crate::worker::send::closed().during(Operation::AmSend)
 }
 
-impl Message {
+impl Message<'_> {
     #[inline]
     fn attempt(&self, endpoint: &Endpoint, engine: &mut Engine) -> Attempt {
+        let (header, payload) = (self.header.get(), self.payload.get());
         let (link, id) = endpoint.place();
         let Some(peer) = engine.core.endpoint(link, id) else {
             return Attempt::Over(Err(closed()));
@@ -57,39 +58,31 @@ impl Message {
             let error = peer.error().unwrap_or_else(closed);
             return Attempt::Over(Err(error.during(Operation::AmSend)));
         }
-        if !takes_header(peer, self.header.len()) {
+        if !takes_header(peer, header.len()) {
             return Attempt::Over(Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!(
                     "a header of {} bytes; active messages take {} at most",
-                    self.header.len(),
+                    header.len(),
                     am::MAX_HEADER
                 ),
             )
             .during(Operation::AmSend)));
         }
-        let Some(header) = self
-            .header
+        let Some(header) = header
             .as_slice()
-            .filter(|_| self.payload.is_run_within(peer.eager))
+            .filter(|_| payload.is_run_within(peer.eager))
         else {
-            let header = self.header.check_reachable(Operation::AmSend);
+            let header = header.check_reachable(Operation::AmSend);
             let context = &endpoint.shared().context;
             return match header.and_then(|()| {
-                admit_source(
-                    context,
-                    peer,
-                    &self.payload,
-                    self.unstaged,
-                    Operation::AmSend,
-                )
+                admit_source(context, peer, payload, self.unstaged, Operation::AmSend)
             }) {
                 Ok(()) => Attempt::No,
                 Err(error) => Attempt::Over(Err(error)),
             };
         };
-        let length = self.payload.len();
-        match try_am(peer, self.id, header, length, || host(&self.payload)) {
+        match try_am(peer, self.id, header, payload.len(), || host(payload)) {
             Ok(()) => Attempt::Over(Ok(())),
             Err(Some(SendError::Full)) => Attempt::Full,
             Err(Some(SendError::Failed(error))) => Attempt::Over(Err(error)),
@@ -100,13 +93,13 @@ impl Message {
     /// Puts the message into the table, which sends it when it can.
     fn enter(&mut self, endpoint: &Endpoint, engine: &mut Engine) -> OpKey {
         let send = operations::Send {
-            tag: Tag(am::word(self.id, self.header.len())),
-            buffer: std::mem::take(&mut self.payload),
+            tag: Tag(am::word(self.id, self.header.get().len())),
+            buffer: self.payload.take(),
             sync: false,
             stage: SendStage::Queued,
             slot: None,
             cancelling: false,
-            am: Some(std::mem::take(&mut self.header)),
+            am: Some(self.header.take()),
         };
         engine
             .core
@@ -127,13 +120,18 @@ impl Message {
 #[doc(alias = "ucp_am_send_nbx")]
 pub struct AmSend<'a> {
     endpoint: &'a Endpoint,
-    message: Message,
+    message: Message<'a>,
     deadline: Deadline,
     entered: Option<Entered>,
 }
 
 impl<'a> AmSend<'a> {
-    pub(crate) fn new(endpoint: &'a Endpoint, id: AmId, header: Buffer, payload: Buffer) -> Self {
+    pub(crate) fn new(
+        endpoint: &'a Endpoint,
+        id: AmId,
+        header: SendBuffer<'a>,
+        payload: SendBuffer<'a>,
+    ) -> Self {
         Self {
             endpoint,
             message: Message {
@@ -203,7 +201,7 @@ impl<'a> AmSend<'a> {
                 operation: Operation::AmSend,
                 kind: PhantomData,
             }),
-            Err(error) => Err(OpError::new(error, Some(self.message.payload))),
+            Err(error) => Err(OpError::new(error, Some(self.message.payload.take()))),
         }
     }
 }
@@ -242,8 +240,8 @@ impl fmt::Debug for AmSend<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AmSend")
             .field("id", &self.message.id)
-            .field("header", &self.message.header.len())
-            .field("len", &self.message.payload.len())
+            .field("header", &self.message.header.get().len())
+            .field("len", &self.message.payload.get().len())
             .finish_non_exhaustive()
     }
 }
@@ -337,8 +335,8 @@ impl AmSink {
     fn start(&mut self, header: Buffer, payload: Buffer) -> Result<()> {
         let mut message = Message {
             id: self.id,
-            header,
-            payload,
+            header: header.into(),
+            payload: payload.into(),
             unstaged: false,
         };
         let endpoint = &self.endpoint;
@@ -440,12 +438,12 @@ impl Endpoint {
         "UCP_AM_SEND_FLAG_RNDV",
         "UCP_AM_SEND_FLAG_COPY_HEADER"
     ))]
-    pub fn am_send(
-        &self,
+    pub fn am_send<'a>(
+        &'a self,
         id: impl Into<AmId>,
-        header: impl Into<Buffer>,
-        payload: impl Into<Buffer>,
-    ) -> AmSend<'_> {
+        header: impl Into<SendBuffer<'a>>,
+        payload: impl Into<SendBuffer<'a>>,
+    ) -> AmSend<'a> {
         AmSend::new(self, id.into(), header.into(), payload.into())
     }
 

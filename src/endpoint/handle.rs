@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    memory::{Buffer, ReceiveBuffer},
+    memory::{ReceiveBuffer, SendBuffer},
     protocol::Descriptor,
     types::{EndpointId, Identity, LinkId, MemoryType, Tag, WorkerId},
     worker::{Explanation, Handle, operations::Outcome, shared::Shared},
@@ -152,7 +152,11 @@ impl Endpoint {
     /// What ends the connection; `Closed` on a closed endpoint.
     #[doc(alias = "ucp_tag_send_nbx")]
     #[doc(alias("ucp_tag_send_nb", "ucp_tag_send_nbr"))]
-    pub fn tag_send(&self, tag: impl Into<Tag>, buffer: impl Into<Buffer>) -> TagSend<'_> {
+    pub fn tag_send<'a>(
+        &'a self,
+        tag: impl Into<Tag>,
+        buffer: impl Into<SendBuffer<'a>>,
+    ) -> TagSend<'a> {
         TagSend::new(self, tag.into(), buffer.into())
     }
 
@@ -161,7 +165,7 @@ impl Endpoint {
     /// # Errors
     /// As [`Endpoint::tag_send`].
     pub fn tag_send_copy(&self, tag: impl Into<Tag>, bytes: &[u8]) -> TagSend<'_> {
-        TagSend::new(self, tag.into(), Buffer::from(bytes.to_vec()))
+        TagSend::new(self, tag.into(), bytes.to_vec().into())
     }
 
     /// Makes exposed memory of this endpoint's peer accessible.
@@ -179,7 +183,11 @@ impl Endpoint {
     /// `OutOfBounds`, `AccessDenied`, `StaleKey` when the memory is not exposed any more, `InvalidArgument` for a layout of another length
     /// than the buffer, and what ends the connection.
     #[doc(alias = "ucp_put_nbx")]
-    pub fn put(&self, buffer: impl Into<Buffer>, remote: impl Into<RemoteLayout>) -> Put<'_> {
+    pub fn put<'a>(
+        &'a self,
+        buffer: impl Into<SendBuffer<'a>>,
+        remote: impl Into<RemoteLayout>,
+    ) -> Put<'a> {
         Put::new(self, buffer.into(), remote.into())
     }
 

@@ -17,7 +17,7 @@ use std::{
 
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
-    memory::{Buffer, BufferMut, ReceiveBuffer, Region},
+    memory::{Buffer, BufferMut, ReceiveBuffer, Region, SendBuffer},
     protocol::{
         Descriptor,
         control::Signal,
@@ -300,7 +300,7 @@ const GATHER: usize = 8 << 10;
 pub struct Put<'a> {
     endpoint: &'a Endpoint,
     remote: RemoteLayout,
-    buffer: Buffer,
+    buffer: SendBuffer<'a>,
     local: bool,
     unstaged: bool,
     /// An error goes to whoever awaits.
@@ -338,7 +338,11 @@ pub(super) fn alive(engine: &mut Engine, endpoint: &Endpoint, operation: Operati
 }
 
 impl<'a> Put<'a> {
-    pub(crate) fn new(endpoint: &'a Endpoint, buffer: Buffer, remote: RemoteLayout) -> Self {
+    pub(crate) fn new(
+        endpoint: &'a Endpoint,
+        buffer: SendBuffer<'a>,
+        remote: RemoteLayout,
+    ) -> Self {
         Self {
             endpoint,
             remote,
@@ -399,7 +403,7 @@ impl<'a> Put<'a> {
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
     pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
-        let mut buffer = std::mem::take(&mut self.buffer);
+        let mut buffer = self.buffer.take();
         if let Err(error) = self.check(&buffer) {
             return Err(OpError::new(error, Some(buffer)));
         }
@@ -566,20 +570,20 @@ impl Future for Put<'_> {
         let this = &mut *self;
         if this.entered.is_none() {
             let shared = this.endpoint.shared();
-            this.check(&this.buffer)?;
+            this.check(this.buffer.get())?;
             let signal = this.signal.take().transpose()?;
             let (first, begun) = shared.begin(Operation::Put, |engine| {
                 if let Err(error) = alive(engine, this.endpoint, Operation::Put) {
                     return First::Over(Err(error));
                 }
-                match this.at_once(engine, &this.buffer) {
+                match this.at_once(engine, this.buffer.get()) {
                     Some(Ok(())) => match this.follow(engine, signal) {
                         None => First::Over(Ok(())),
                         Some(entered) => First::Entered(entered),
                     },
                     Some(Err(error)) => First::Over(Err(error.during(Operation::Put))),
                     None => {
-                        let buffer = std::mem::take(&mut this.buffer);
+                        let buffer = this.buffer.take();
                         First::Entered(this.enter(engine, buffer, signal))
                     }
                 }
@@ -604,7 +608,7 @@ impl fmt::Debug for Put<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Put")
             .field("remote", &self.remote)
-            .field("len", &self.buffer.len())
+            .field("len", &self.buffer.get().len())
             .finish_non_exhaustive()
     }
 }

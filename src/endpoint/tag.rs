@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
-    memory::{Buffer, BufferMut, ReceiveBuffer},
+    memory::{Buffer, BufferMut, ReceiveBuffer, SendBuffer},
     protocol::matching::Arrival as Order,
     transport::SendError,
     types::{EndpointId, Mask, Priority, Tag},
@@ -56,7 +56,7 @@ pub struct Received<B> {
 pub struct TagSend<'a> {
     endpoint: &'a Endpoint,
     tag: Tag,
-    buffer: Buffer,
+    buffer: SendBuffer<'a>,
     sync: bool,
     unstaged: bool,
     priority: Priority,
@@ -65,7 +65,7 @@ pub struct TagSend<'a> {
 }
 
 impl<'a> TagSend<'a> {
-    pub(crate) fn new(endpoint: &'a Endpoint, tag: Tag, buffer: Buffer) -> Self {
+    pub(crate) fn new(endpoint: &'a Endpoint, tag: Tag, buffer: SendBuffer<'a>) -> Self {
         Self {
             endpoint,
             tag,
@@ -135,7 +135,7 @@ impl<'a> TagSend<'a> {
                 )
                 .during(Operation::TagSend));
             }
-            let buffer = std::mem::take(&mut self.buffer);
+            let buffer = self.buffer.take();
             let how = (self.sync, self.unstaged, self.priority);
             Ok(enter(engine, self.endpoint, self.tag, buffer, how))
         });
@@ -146,7 +146,7 @@ impl<'a> TagSend<'a> {
                 operation: Operation::TagSend,
                 kind: PhantomData,
             }),
-            Err(error) => Err(OpError::new(error, Some(self.buffer))),
+            Err(error) => Err(OpError::new(error, Some(self.buffer.take()))),
         }
     }
 }
@@ -199,8 +199,9 @@ impl TagSend<'_> {
             let error = peer.error().unwrap_or_else(closed);
             return Attempt::Over(Err(error.during(Operation::TagSend)));
         }
-        if !self.sync && self.buffer.is_run_within(peer.eager) {
-            return match try_eager(peer, self.tag, self.buffer.len(), || host(&self.buffer)) {
+        let buffer = self.buffer.get();
+        if !self.sync && buffer.is_run_within(peer.eager) {
+            return match try_eager(peer, self.tag, buffer.len(), || host(buffer)) {
                 Ok(()) => Attempt::Over(Ok(())),
                 Err(Some(SendError::Full)) => Attempt::Full,
                 Err(Some(SendError::Failed(error))) => Attempt::Over(Err(error)),
@@ -210,7 +211,7 @@ impl TagSend<'_> {
         match admit_source(
             &self.endpoint.shared().context,
             peer,
-            &self.buffer,
+            buffer,
             self.unstaged,
             Operation::TagSend,
         ) {
@@ -232,7 +233,7 @@ impl Future for TagSend<'_> {
                 if let Attempt::Over(result) = attempt {
                     return First::Over(result);
                 }
-                let buffer = std::mem::take(&mut this.buffer);
+                let buffer = this.buffer.take();
                 let how = (this.sync, this.unstaged, this.priority);
                 First::Entered(enter(engine, this.endpoint, this.tag, buffer, how))
             })?;
@@ -254,7 +255,7 @@ impl fmt::Debug for TagSend<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TagSend")
             .field("tag", &self.tag)
-            .field("len", &self.buffer.len())
+            .field("len", &self.buffer.get().len())
             .finish_non_exhaustive()
     }
 }

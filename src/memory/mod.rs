@@ -25,6 +25,7 @@ mod rcache;
 pub(crate) mod region;
 mod registrar;
 pub(crate) mod run;
+mod source;
 mod type_cache;
 pub(crate) mod waiters;
 
@@ -53,6 +54,7 @@ pub use rcache::{
 };
 pub use region::Region;
 pub use registrar::{Registrar, RegistrarAttributes};
+pub use source::SendBuffer;
 pub use type_cache::MemoryTypeMetrics;
 pub(crate) use type_cache::MemoryTypes;
 pub use type_cache::announce_device_runtime;

@@ -76,7 +76,7 @@ impl Ends {
             "tag" => {
                 let mut buffer = vec![0; SIZE];
                 for _ in 0..times {
-                    here.tag_send(TAG, message.clone()).await?;
+                    here.tag_send(TAG, &message).await?;
                     buffer = there.tag_recv(TAG, Mask::ALL, buffer).await?.buffer;
                 }
                 black_box(buffer);
@@ -85,7 +85,7 @@ impl Ends {
                 let mut buffer = vec![0; SIZE];
                 for _ in 0..times {
                     let posted = there.tag_recv(TAG, Mask::ALL, buffer).post();
-                    here.tag_send(TAG, message.clone()).await?;
+                    here.tag_send(TAG, &message).await?;
                     buffer = posted.await?.buffer;
                 }
                 black_box(buffer);
@@ -93,14 +93,14 @@ impl Ends {
             "am" => {
                 let mut inbox = there.active_messages(AM).open()?;
                 for _ in 0..times {
-                    here.am_send(AM, wharf::Buffer::new(), message.clone()).await?;
+                    here.am_send(AM, wharf::Buffer::new(), &message).await?;
                     drop(black_box(inbox.recv().await.ok_or("no message")?));
                 }
             }
             "put" => {
                 let remote = self.remote().await?;
                 for _ in 0..times {
-                    here.put(message.clone(), remote.clone()).await?;
+                    here.put(&message, remote.clone()).await?;
                 }
             }
             "get" => {
