@@ -1,6 +1,7 @@
 //! An endpoint: one connection, as the user holds it.
 
 use std::{
+    borrow::Cow,
     fmt,
     future::Future,
     pin::Pin,
@@ -186,7 +187,7 @@ impl Endpoint {
     pub fn put<'a>(
         &'a self,
         buffer: impl Into<SendBuffer<'a>>,
-        remote: impl Into<RemoteLayout>,
+        remote: impl Into<Cow<'a, RemoteLayout>>,
     ) -> Put<'a> {
         Put::new(self, buffer.into(), remote.into())
     }
@@ -196,11 +197,11 @@ impl Endpoint {
     /// # Errors
     /// As [`Endpoint::put`]; the buffer comes back where it can.
     #[doc(alias = "ucp_get_nbx")]
-    pub fn get<B: ReceiveBuffer + Unpin>(
-        &self,
-        remote: impl Into<RemoteLayout>,
+    pub fn get<'a, B: ReceiveBuffer + Unpin>(
+        &'a self,
+        remote: impl Into<Cow<'a, RemoteLayout>>,
         buffer: B,
-    ) -> Get<'_, B> {
+    ) -> Get<'a, B> {
         Get::new(self, remote.into(), buffer)
     }
 

@@ -1,6 +1,6 @@
 //! Blocks of remote memory, as one put or get takes them.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
@@ -49,6 +49,29 @@ impl From<RemoteRegion> for RemoteLayout {
             region,
             shape: None,
         }
+    }
+}
+
+// A put or a get takes any of these; one that is lent is neither counted nor moved.
+
+impl From<RemoteRegion> for Cow<'_, RemoteLayout> {
+    #[inline]
+    fn from(region: RemoteRegion) -> Self {
+        Self::Owned(region.into())
+    }
+}
+
+impl From<RemoteLayout> for Cow<'_, RemoteLayout> {
+    #[inline]
+    fn from(layout: RemoteLayout) -> Self {
+        Self::Owned(layout)
+    }
+}
+
+impl<'a> From<&'a RemoteLayout> for Cow<'a, RemoteLayout> {
+    #[inline]
+    fn from(layout: &'a RemoteLayout) -> Self {
+        Self::Borrowed(layout)
     }
 }
 

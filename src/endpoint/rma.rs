@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::{
+    borrow::Cow,
     fmt,
     future::Future,
     marker::PhantomData,
@@ -299,7 +300,7 @@ const GATHER: usize = 8 << 10;
 #[doc(alias("ucp_put", "ucp_put_nb", "ucp_put_nbi"))]
 pub struct Put<'a> {
     endpoint: &'a Endpoint,
-    remote: RemoteLayout,
+    remote: Cow<'a, RemoteLayout>,
     buffer: SendBuffer<'a>,
     local: bool,
     unstaged: bool,
@@ -341,7 +342,7 @@ impl<'a> Put<'a> {
     pub(crate) fn new(
         endpoint: &'a Endpoint,
         buffer: SendBuffer<'a>,
-        remote: RemoteLayout,
+        remote: Cow<'a, RemoteLayout>,
     ) -> Self {
         Self {
             endpoint,
@@ -403,29 +404,30 @@ impl<'a> Put<'a> {
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
     pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
-        let mut buffer = self.buffer.take();
-        if let Err(error) = self.check(&buffer) {
-            return Err(OpError::new(error, Some(buffer)));
-        }
-        let signal = match self.signal.take().transpose() {
+        let checked = self.check(self.buffer.get());
+        let signal = match checked.and_then(|()| self.signal.take().transpose()) {
             Ok(signal) => signal,
-            Err(error) => return Err(OpError::new(error, Some(buffer))),
+            Err(error) => return Err(OpError::new(error, Some(self.buffer.take()))),
         };
         let begun = self.endpoint.shared().begin(Operation::Put, |engine| {
             window(engine, self.endpoint, Operation::Put)?;
-            // Dropped after the lock is gone, if it stays here.
-            let take = std::mem::take::<Buffer>;
-            Ok(match self.at_once(engine, &buffer) {
+            Ok(match self.at_once(engine, self.buffer.get()) {
                 Some(Ok(())) => self
                     .follow(engine, signal)
                     .unwrap_or_else(|| Entered::over(Outcome::Done(Ok(())))),
-                Some(Err(error)) => self.enter_failed(engine, take(&mut buffer), error),
-                None => self.enter(engine, take(&mut buffer), signal),
+                Some(Err(error)) => {
+                    let buffer = self.buffer.take();
+                    self.enter_failed(engine, buffer, error)
+                }
+                None => {
+                    let buffer = self.buffer.take();
+                    self.enter(engine, buffer, signal)
+                }
             })
         });
         let entered = match begun.and_then(|(entered, _)| entered) {
             Ok(entered) => entered,
-            Err(error) => return Err(OpError::new(error, Some(buffer))),
+            Err(error) => return Err(OpError::new(error, Some(self.buffer.take()))),
         };
         Ok(Op {
             entered,
@@ -634,7 +636,7 @@ impl<B> fmt::Debug for Fetched<B> {
 #[doc(alias("ucp_get", "ucp_get_nb", "ucp_get_nbi"))]
 pub struct Get<'a, B: ReceiveBuffer + Unpin> {
     endpoint: &'a Endpoint,
-    remote: RemoteLayout,
+    remote: Cow<'a, RemoteLayout>,
     buffer: BufferMut,
     unstaged: bool,
     priority: Priority,
@@ -644,7 +646,7 @@ pub struct Get<'a, B: ReceiveBuffer + Unpin> {
 }
 
 impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
-    pub(crate) fn new(endpoint: &'a Endpoint, remote: RemoteLayout, buffer: B) -> Self {
+    pub(crate) fn new(endpoint: &'a Endpoint, remote: Cow<'a, RemoteLayout>, buffer: B) -> Self {
         Self {
             endpoint,
             remote,

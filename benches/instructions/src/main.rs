@@ -98,16 +98,16 @@ impl Ends {
                 }
             }
             "put" => {
-                let remote = self.remote().await?;
+                let remote = wharf::RemoteLayout::from(self.remote().await?);
                 for _ in 0..times {
-                    here.put(&message, remote.clone()).await?;
+                    here.put(&message, &remote).await?;
                 }
             }
             "get" => {
-                let remote = self.remote().await?.slice(..SIZE);
+                let remote = wharf::RemoteLayout::from(self.remote().await?.slice(..SIZE));
                 let mut buffer = vec![0; SIZE];
                 for _ in 0..times {
-                    buffer = here.get(remote.clone(), buffer).await?;
+                    buffer = here.get(&remote, buffer).await?;
                 }
                 black_box(buffer);
             }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wharf::{
     Access, AmId, AmInbox, Buffer, Context, Descriptor, Endpoint, HostBufferMut, Listener, Mask,
-    Op, Progress, ReceiveBuffer, Received, RemoteRegion, Tag, Tls, Worker,
+    Op, Progress, ReceiveBuffer, Received, RemoteLayout, RemoteRegion, Tag, Tls, Worker,
 };
 
 use crate::certificates::Authority;
@@ -224,7 +224,7 @@ impl Side {
         let mut laps = Laps::start(&self.spec);
         loop {
             for _ in 0..laps.batch() {
-                endpoint.tag_send(DATA, message.clone()).await?;
+                endpoint.tag_send(DATA, &message).await?;
                 answer = self.worker.tag_recv(DATA, Mask::ALL, answer).await?.buffer;
             }
             if !laps.lap() {
@@ -242,7 +242,7 @@ impl Side {
                 return Ok(0.0);
             }
             buffer = received.buffer;
-            endpoint.tag_send(DATA, message.clone()).await?;
+            endpoint.tag_send(DATA, &message).await?;
         }
     }
 
@@ -251,7 +251,7 @@ impl Side {
         let mut laps = Laps::start(&self.spec);
         loop {
             for _ in 0..laps.batch() {
-                endpoint.am_send(AM, Buffer::new(), message.clone()).await?;
+                endpoint.am_send(AM, Buffer::new(), &message).await?;
                 drop(inbox.recv().await.ok_or("no answer")?);
             }
             if !laps.lap() {
@@ -270,7 +270,7 @@ impl Side {
                 return Ok(0.0);
             }
             drop(received);
-            endpoint.am_send(AM, Buffer::new(), message.clone()).await?;
+            endpoint.am_send(AM, Buffer::new(), &message).await?;
         }
     }
 
@@ -280,7 +280,7 @@ impl Side {
         let mut laps = Laps::start(&self.spec);
         loop {
             for _ in 0..laps.batch() {
-                let send = endpoint.am_send(AM, Buffer::new(), message.clone());
+                let send = endpoint.am_send(AM, Buffer::new(), &message);
                 window.add(send.post()?).await?;
             }
             if !laps.lap() {
@@ -306,7 +306,7 @@ impl Side {
         let mut laps = Laps::start(&self.spec);
         loop {
             for _ in 0..laps.batch() {
-                endpoint.tag_send(DATA, message.clone()).await?;
+                endpoint.tag_send(DATA, &message).await?;
             }
             if !laps.lap() {
                 break;
@@ -339,7 +339,7 @@ impl Side {
         loop {
             for _ in 0..laps.batch() {
                 window
-                    .add(endpoint.tag_send(DATA, message.clone()).post()?)
+                    .add(endpoint.tag_send(DATA, &message).post()?)
                     .await?;
             }
             if !laps.lap() {
@@ -417,15 +417,13 @@ impl Side {
     }
 
     async fn put(&self, endpoint: &Endpoint) -> Outcome<f64> {
-        let remote = self.borrow(endpoint).await?;
+        let remote = RemoteLayout::from(self.borrow(endpoint).await?);
         let message = self.owned().await?.freeze();
         let mut window = Window::new(&self.spec);
         let mut laps = Laps::start(&self.spec);
         loop {
             for _ in 0..laps.batch() {
-                window
-                    .add(endpoint.put(message.clone(), remote.clone()).post()?)
-                    .await?;
+                window.add(endpoint.put(&message, &remote).post()?).await?;
             }
             if !laps.lap() {
                 break;
@@ -490,12 +488,12 @@ impl Side {
     }
 
     async fn get(&self, endpoint: &Endpoint) -> Outcome<f64> {
-        let remote = self.borrow(endpoint).await?;
+        let remote = RemoteLayout::from(self.borrow(endpoint).await?);
         let mut buffer = self.owned().await?;
         let mut laps = Laps::start(&self.spec);
         loop {
             for _ in 0..laps.batch() {
-                buffer = endpoint.get(remote.clone(), buffer).await?;
+                buffer = endpoint.get(&remote, buffer).await?;
             }
             if !laps.lap() {
                 break;
