@@ -5,10 +5,10 @@
 //! arrived message that it accepts. Uses `types`. Tests: `tests.rs` here, against a plain list.
 //!
 //! ```text
-//! buckets   [ ●  |    |  ● | ... ]     hash of the exact tag
+//! buckets   [ ●  |    |  ● | ... ]     hash of the tag and the mask
 //!             │          │
 //!  chain      ▼          ▼
-//!           tag 7 ──▶  tag 9           first of each group: one group for each tag that is present
+//!           tag 7 ──▶  tag 9           first of each group: one group for each tag (and mask) that is present
 //!             │
 //!  group      ▼  in order
 //!           tag 7 ──▶ tag 7 ──▶ ...

@@ -1,6 +1,6 @@
 //! Receives that wait for a message.
 
-use super::store::{List, NONE, Store};
+use super::store::{NONE, Store};
 use crate::types::{Mask, Tag};
 
 /// A posted receive, for [`PostedQueue::cancel`]. Refers to nothing once the receive has matched or was cancelled.
@@ -12,11 +12,12 @@ pub(crate) struct PostId {
 
 /// The posted receives of a worker, in the order in which they were posted.
 ///
-/// Receives of an exact tag ([`Mask::ALL`]) are found by hash; the others are looked through in order.
+/// Receives are found by hash of their tag under their mask: one look for each mask that is present, of which programs have few.
 #[derive(Debug)]
 pub(crate) struct PostedQueue<T> {
-    store: Store<T>,
-    wild: List,
+    pub(super) store: Store<T>,
+    /// The masks that are present, but for [`Mask::ALL`], and how many receives have each.
+    masks: Vec<(u64, usize)>,
     next_order: u64,
 }
 
@@ -24,7 +25,7 @@ impl<T> PostedQueue<T> {
     pub(crate) fn new() -> Self {
         Self {
             store: Store::new(),
-            wild: List::new(),
+            masks: Vec::new(),
             next_order: 0,
         }
     }
@@ -44,12 +45,15 @@ impl<T> PostedQueue<T> {
     /// Adds a receive behind all others.
     #[inline]
     pub(crate) fn post(&mut self, tag: Tag, mask: Mask, receive: T) -> PostId {
-        let slot = self.store.insert(tag.0, mask.0, self.next_order, receive);
+        let (tag, mask) = (tag.0 & mask.0, mask.0);
+        let slot = self.store.insert(tag, mask, self.next_order, receive);
         self.next_order += 1;
-        if mask == Mask::ALL {
-            self.store.index(slot);
-        } else {
-            self.wild.insert(&mut self.store, slot);
+        self.store.index(slot);
+        if mask != u64::MAX {
+            match self.masks.iter_mut().find(|(other, _)| *other == mask) {
+                Some((_, count)) => *count += 1,
+                None => self.masks.push((mask, 1)),
+            }
         }
         PostId {
             slot,
@@ -63,25 +67,20 @@ impl<T> PostedQueue<T> {
         if self.is_empty() {
             return None;
         }
-        let exact = self.store.find(message.0);
-        if self.wild.oldest != NONE {
-            let limit = if exact == NONE {
-                u64::MAX
-            } else {
-                self.store.node(exact).order
-            };
-            // Stops at the first that matches, or that is later than the exact one.
-            let wild = self.wild.find(&self.store, |node| {
-                node.order > limit || Mask(node.mask).matches(Tag(node.tag), message)
-            });
-            if wild != NONE && self.store.node(wild).order < limit {
-                return self.take(wild);
+        let mut earliest = self.store.find(message.0, u64::MAX);
+        for &(mask, _) in &self.masks {
+            let found = self.store.find(message.0 & mask, mask);
+            if found != NONE
+                && (earliest == NONE
+                    || self.store.node(found).order < self.store.node(earliest).order)
+            {
+                earliest = found;
             }
         }
-        if exact == NONE {
+        if earliest == NONE {
             None
         } else {
-            self.take(exact)
+            self.take(earliest)
         }
     }
 
@@ -119,10 +118,15 @@ impl<T> PostedQueue<T> {
 
     #[inline]
     fn take(&mut self, slot: u32) -> Option<T> {
-        if self.store.node(slot).mask == u64::MAX {
-            self.store.unindex(slot);
-        } else {
-            self.wild.unlink(&mut self.store, slot);
+        let mask = self.store.node(slot).mask;
+        self.store.unindex(slot);
+        if mask != u64::MAX
+            && let Some(at) = self.masks.iter().position(|(other, _)| *other == mask)
+        {
+            self.masks[at].1 -= 1;
+            if self.masks[at].1 == 0 {
+                self.masks.swap_remove(at);
+            }
         }
         self.store.remove(slot)
     }

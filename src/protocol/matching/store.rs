@@ -1,5 +1,7 @@
-//! The slab under both queues: nodes, the index by exact tag, and lists in order.
+//! The slab under both queues: nodes, the index by tag and mask, and lists in order.
 
+#[cfg(test)]
+use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 
 /// No node.
@@ -12,13 +14,14 @@ const FIRST_BUCKETS: usize = 64;
 pub(super) struct Node<V> {
     /// `None`: the place is free.
     pub(super) value: Option<V>,
+    /// Has no bits that the mask leaves out.
     pub(super) tag: u64,
     pub(super) mask: u64,
     /// Place among all nodes: lower is earlier.
     pub(super) order: u64,
     /// Counts the uses of this place.
     pub(super) generation: u32,
-    /// Neighbours in the group of this tag.
+    /// Neighbours in the group of this tag and mask.
     prev: u32,
     next: u32,
     /// In the first of a group: its last node, and the first of the next group in the bucket.
@@ -37,10 +40,13 @@ pub(super) struct Store<V> {
     len: usize,
     /// First group of each bucket; the length is a power of two.
     buckets: Box<[u32]>,
-    /// How many tags are in the index.
+    /// How many tags are in the index, each counted for each of its masks.
     groups: usize,
     /// Random and odd.
     multiplier: u64,
+    /// Groups that were looked at to find one.
+    #[cfg(test)]
+    pub(super) looked_at: Cell<usize>,
 }
 
 impl<V> Store<V> {
@@ -52,6 +58,8 @@ impl<V> Store<V> {
             buckets: vec![NONE; FIRST_BUCKETS].into(),
             groups: 0,
             multiplier: RandomState::new().hash_one(0u64) | 1,
+            #[cfg(test)]
+            looked_at: Cell::new(0),
         }
     }
 
@@ -116,13 +124,15 @@ impl<V> Store<V> {
         Some(value)
     }
 
-    /// The earliest node of this very tag in the index, or [`NONE`].
+    /// The earliest node of this very tag and mask in the index, or [`NONE`].
     #[inline]
-    pub(super) fn find(&self, tag: u64) -> u32 {
-        let mut index = self.buckets[self.bucket(tag)];
+    pub(super) fn find(&self, tag: u64, mask: u64) -> u32 {
+        let mut index = self.buckets[self.bucket(tag, mask)];
         while index != NONE {
+            #[cfg(test)]
+            self.looked_at.set(self.looked_at.get() + 1);
             let node = self.node(index);
-            if node.tag == tag {
+            if node.tag == tag && node.mask == mask {
                 break;
             }
             index = node.chain;
@@ -133,10 +143,12 @@ impl<V> Store<V> {
     /// Puts a node into the group of its tag, by its order.
     #[inline]
     pub(super) fn index(&mut self, index: u32) {
-        let Node { tag, order, .. } = *self.node(index);
-        let head = self.find(tag);
+        let Node {
+            tag, mask, order, ..
+        } = *self.node(index);
+        let head = self.find(tag, mask);
         if head == NONE {
-            return self.open_group(index, tag);
+            return self.open_group(index);
         }
         let mut before = self.node(head).tail;
         while before != NONE && self.node(before).order > order {
@@ -166,6 +178,7 @@ impl<V> Store<V> {
     pub(super) fn unindex(&mut self, index: u32) {
         let Node {
             tag,
+            mask,
             prev,
             next,
             chain,
@@ -183,15 +196,15 @@ impl<V> Store<V> {
         }
         self.node_mut(prev).next = next;
         if next == NONE {
-            let head = self.find(tag);
+            let head = self.find(tag, mask);
             self.node_mut(head).tail = prev;
         } else {
             self.node_mut(next).prev = prev;
         }
     }
 
-    fn open_group(&mut self, index: u32, tag: u64) {
-        let bucket = self.bucket(tag);
+    fn open_group(&mut self, index: u32) {
+        let bucket = self.bucket_of(index);
         let chain = self.buckets[bucket];
         let node = self.node_mut(index);
         node.prev = NONE;
@@ -210,12 +223,8 @@ impl<V> Store<V> {
         let wider = vec![NONE; self.buckets.len() * 2].into();
         for mut head in std::mem::replace(&mut self.buckets, wider) {
             while head != NONE {
-                let Node {
-                    tag,
-                    chain: following,
-                    ..
-                } = *self.node(head);
-                let bucket = self.bucket(tag);
+                let following = self.node(head).chain;
+                let bucket = self.bucket_of(head);
                 self.node_mut(head).chain = self.buckets[bucket];
                 self.buckets[bucket] = head;
                 head = following;
@@ -234,7 +243,7 @@ impl<V> Store<V> {
 
     /// The link that points to the first node `head` of a group.
     fn link_to(&mut self, head: u32) -> &mut u32 {
-        let bucket = self.bucket(self.node(head).tag);
+        let bucket = self.bucket_of(head);
         let mut before = NONE;
         let mut index = self.buckets[bucket];
         while index != head {
@@ -247,11 +256,18 @@ impl<V> Store<V> {
         }
     }
 
+    fn bucket_of(&self, index: u32) -> usize {
+        let Node { tag, mask, .. } = *self.node(index);
+        self.bucket(tag, mask)
+    }
+
+    /// The bits that a mask leaves out are zero in its tags; set, they tell masks apart.
+    ///
     /// Multiply and shift: with a random odd multiplier any two tags share a bucket with probability at most 2 / buckets,
     /// so a peer cannot choose tags that all meet in one.
     #[inline]
-    fn bucket(&self, tag: u64) -> usize {
-        let mixed = tag.wrapping_mul(self.multiplier);
+    fn bucket(&self, tag: u64, mask: u64) -> usize {
+        let mixed = (tag | !mask).wrapping_mul(self.multiplier);
         (mixed >> (64 - self.buckets.len().trailing_zeros())) as usize
     }
 }

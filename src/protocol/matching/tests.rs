@@ -207,3 +207,20 @@ fn many_tags_are_all_found_again() {
     }
     assert!(queue.is_empty());
 }
+
+#[test]
+fn masked_receives_do_not_hold_each_other_up() {
+    const NUMBER: u64 = 20_000;
+    let (even, mut queue) = (Mask(!1), PostedQueue::new());
+    for number in 0..NUMBER {
+        queue.post(Tag(number << 1), even, number);
+    }
+    queue.store.looked_at.set(0);
+    for number in (0..NUMBER).rev() {
+        assert_eq!(queue.take_match(Tag(number << 1 | 1)), Some(number));
+    }
+    assert!(queue.is_empty());
+    // Some two for each match, of which each is looked for again when it is taken.
+    let looked_at = queue.store.looked_at.get() as u64;
+    assert!(looked_at < 16 * NUMBER, "{looked_at} for {NUMBER} matches");
+}

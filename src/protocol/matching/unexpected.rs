@@ -181,7 +181,7 @@ impl<M: Message> UnexpectedQueue<M> {
         if self.is_empty() {
             NONE
         } else if mask == Mask::ALL {
-            self.store.find(tag.0)
+            self.store.find(tag.0, u64::MAX)
         } else {
             self.arrived
                 .find(&self.store, |node| mask.matches(tag, Tag(node.tag)))
