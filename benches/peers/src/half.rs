@@ -5,7 +5,9 @@
 //! The one unsafe block takes ownership of a descriptor that the kernel has just installed for us.
 #![allow(unsafe_code)]
 
-use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
+#[cfg(feature = "ucx")]
+use std::io::Read;
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -96,12 +98,14 @@ impl Link {
         Ok(line.trim_end().to_owned())
     }
 
+    #[cfg(feature = "ucx")]
     pub(crate) fn send_bytes(&mut self, bytes: &[u8]) -> Outcome<()> {
         self.send(&bytes.len().to_string())?;
         self.writer.write_all(bytes)?;
         Ok(())
     }
 
+    #[cfg(feature = "ucx")]
     pub(crate) fn receive_bytes(&mut self) -> Outcome<Vec<u8>> {
         let mut bytes = vec![0; self.receive()?.parse()?];
         self.reader.read_exact(&mut bytes)?;

@@ -11,6 +11,7 @@ mod cases;
 #[path = "../../../tests/tls/certificates.rs"]
 mod certificates;
 mod floor;
+mod growth;
 mod half;
 mod iox;
 mod pair;
@@ -28,6 +29,7 @@ mod ucx;
 mod wharf_side;
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -39,6 +41,7 @@ pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
 const USAGE: &str = "wharf-peers [--quick] [--json] [--case SUBSTRING] [--rounds N] [--millis N] [--cpus A,B] [--list]
+wharf-peers --growth [--quick] [--case SUBSTRING] [--rounds N] [--millis N] [--figures FOLDER] [--list]
 
   --quick          three short rounds at most, within 60 s
   --json           one object a line instead of the table
@@ -46,12 +49,18 @@ const USAGE: &str = "wharf-peers [--quick] [--json] [--case SUBSTRING] [--rounds
   --rounds N       how often everything is measured (7; 3 with --quick)
   --millis N       how long each measurement lasts (300; 60 with --quick)
   --cpus A,B       where the two processes run (0,1)
-  --list           the names of the cases";
+  --list           the names of the cases
+  --growth         what a message costs with more and more connections, receives, operations, tasks and threads beside it, in time and,
+                   where valgrind is and without --quick, in instructions
+  --figures FOLDER an SVG file for each growth";
 
 /// How the run goes.
 pub(crate) struct Options {
     json: bool,
     list: bool,
+    quick: bool,
+    growth: bool,
+    figures: Option<PathBuf>,
     case: String,
     rounds: usize,
     millis: u64,
@@ -65,6 +74,9 @@ impl Options {
         let mut options = Self {
             json: false,
             list: false,
+            quick: false,
+            growth: false,
+            figures: None,
             case: String::new(),
             rounds: 7,
             millis: 300,
@@ -77,6 +89,7 @@ impl Options {
             let mut value = || words.next().ok_or_else(|| format!("{word} wants a value"));
             match word.as_str() {
                 "--quick" => {
+                    options.quick = true;
                     options.rounds = 3;
                     options.millis = 60;
                     options.idle_millis = 2_000;
@@ -84,6 +97,8 @@ impl Options {
                 }
                 "--json" => options.json = true,
                 "--list" => options.list = true,
+                "--growth" => options.growth = true,
+                "--figures" => options.figures = Some(value()?.into()),
                 "--case" => options.case = value()?,
                 "--rounds" => rounds = Some(value()?.parse()?),
                 "--millis" => millis = Some(value()?.parse()?),
@@ -115,11 +130,10 @@ impl Options {
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1).peekable();
-    let result = if words.peek().is_some_and(|word| word == "--half") {
-        words.next();
-        one_half(words)
-    } else {
-        coordinate(words)
+    let result = match words.peek().map(String::as_str) {
+        Some("--half") => one_half(words.skip(1)),
+        Some("--growth-one") => growth::one(words.skip(1)),
+        _ => coordinate(words),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -132,6 +146,9 @@ fn main() -> ExitCode {
 
 fn coordinate(words: impl Iterator<Item = String>) -> Outcome<()> {
     let options = Options::parse(words)?;
+    if options.growth {
+        return growth::run(&options);
+    }
     let full_name = |case: &cases::Case| {
         format!(
             "{}/{}/{}/{}",

@@ -65,9 +65,20 @@ pub(crate) fn run(spec: &Spec, cpus: [usize; 2], environment: &[(String, String)
 /// To be called first in a half: one CPU, an end with the coordinator, all descriptors that are allowed.
 pub(crate) fn settle(cpu: usize) -> Outcome<()> {
     set_pdeathsig(Signal::SIGKILL)?;
+    pin(cpu)?;
+    raise_limits()
+}
+
+/// The calling thread, and those that it starts from now on, stay on one CPU.
+pub(crate) fn pin(cpu: usize) -> Outcome<()> {
     let mut set = CpuSet::new();
     set.set(cpu)?;
     sched_setaffinity(Pid::from_raw(0), &set)?;
+    Ok(())
+}
+
+/// All descriptors that are allowed.
+pub(crate) fn raise_limits() -> Outcome<()> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
     Ok(())
