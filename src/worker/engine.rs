@@ -54,6 +54,8 @@ pub(crate) struct Engine {
     pub(crate) linger: Option<Duration>,
     /// Things that passes have moved, and wakes.
     pub(crate) happened: u64,
+    /// Tasks that were woken, less the times that a future has given way to them since.
+    pub(crate) woken: usize,
     /// For loops that are not Tokio's.
     pub(crate) watch: Watch,
 }
@@ -63,6 +65,7 @@ impl Engine {
         let poll = mio::Poll::new().map_err(|error| Error::io("the worker's poll", error))?;
         Ok(Self {
             happened: 0,
+            woken: 0,
             watch: Watch::new(&poll)?,
             core,
             interfaces: Vec::new(),

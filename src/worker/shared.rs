@@ -196,12 +196,16 @@ impl Shared {
                 self.completed(&spin, cx);
                 return Poll::Ready(result);
             }
-            if self.spin.again(&mut spin) {
+            let looks_on = self.spin.again(&mut spin);
+            if looks_on && engine.woken == 0 {
                 self.leave_lap(engine);
                 continue;
             }
             park(&mut engine, cx.waker());
-            if self.spin.is_busy() {
+            if looks_on || self.spin.is_busy() {
+                // Those who were woken may wait for this thread. Each has its turn before anybody goes on looking; where they run on
+                // another thread, that costs no more than a turn for each.
+                engine.woken = engine.woken.saturating_sub(1);
                 self.leave_lap(engine);
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
@@ -414,6 +418,7 @@ fn leave_and_wake(mut engine: Guard<'_, Engine>) {
     let wakes = std::mem::take(&mut engine.core.wakes);
     engine.core.counts.wakes += wakes.len() as u64;
     engine.happened = engine.happened.wrapping_add(wakes.len() as u64);
+    engine.woken = engine.woken.saturating_add(wakes.len());
     engine.watch.tell();
     // One is the rule: the list keeps its memory.
     let buried = engine.core.buried.pop();

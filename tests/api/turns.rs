@@ -1,10 +1,13 @@
-//! A runtime whose one thread is kept busy by both ends of a connection still looks at its timers in time.
+//! A runtime whose one thread is kept busy by both ends of a connection still looks at its timers in time, and at its tasks.
 
 use std::{
+    future::{Future, IntoFuture},
+    pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
+    task::{Context as TaskContext, Wake, Waker},
     time::Duration,
 };
 
@@ -152,4 +155,47 @@ fn beside_shm() {
 #[test]
 fn beside_tcp() {
     timers_are_looked_at(Way::Tcp);
+}
+
+/// Notes that it was called.
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// Who looks for its own message and finds that of another gives way to it, and does not go on looking.
+#[test]
+fn who_looks_gives_way_to_those_it_woke() {
+    /// As long as the runtime's driver may wait, a millisecond, is how long it would look otherwise.
+    const SHORT: Duration = Duration::from_micros(300);
+    run(async {
+        let context = Way::Shm.builder().progress(Progress::Spin(LATEST)).build();
+        let pair = Pair::of(&context.expect("a context"), Way::Shm).await;
+        let receive = |tag| pair.there.worker.tag_recv(tag, Mask::ALL, vec![0; 8]);
+        let mut least = Duration::MAX;
+        for _ in 0..SLEEPS {
+            let (woken, other) = (Arc::new(Woken::default()), Arc::new(Woken::default()));
+            let wakers = [woken.clone(), other].map(Waker::from);
+            let [mut one, mut another] = wakers.each_ref().map(TaskContext::from_waker);
+            let mut first = pin!(receive(Tag(1)).into_future());
+            assert!(first.as_mut().poll(&mut one).is_pending());
+            // The driver has its turn.
+            tokio::time::sleep(SLEEP).await;
+            woken.0.store(false, Relaxed);
+            let sent = pair.here.endpoint.tag_send(Tag(1), vec![1; 8]).await;
+            sent.expect("sent");
+            let mut second = pin!(receive(Tag(2)).into_future());
+            let before = computed();
+            assert!(second.as_mut().poll(&mut another).is_pending());
+            let took = computed() - before;
+            assert!(woken.0.load(Relaxed), "the message was taken in");
+            least = least.min(took);
+            assert_eq!(first.await.expect("received").len, 8);
+        }
+        assert!(least < SHORT, "it looked for {least:?} at least");
+    });
 }
