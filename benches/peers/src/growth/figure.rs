@@ -56,14 +56,16 @@ pub(super) fn draw(of: &str, lines: &[Line]) -> String {
     );
     rule(&mut svg, 0.0, "");
     rule(&mut svg, FLAT, "stroke-dasharray=\"4 4\"");
-    for ratio in [0.0, 1.0, FLAT, highest / 1.05] {
-        svg += &text(
-            LEFT - 6.0,
-            up(ratio) + 4.0,
-            "end",
-            "black",
-            &format!("{ratio:.1}"),
-        );
+    svg += &text(
+        LEFT + 4.0,
+        up(FLAT) - 4.0,
+        "start",
+        "#888",
+        &format!("{FLAT}"),
+    );
+    for ratio in [0.0, 1.0, highest / 1.05] {
+        let words = format!("{ratio:.1}");
+        svg += &text(LEFT - 6.0, up(ratio) + 4.0, "end", "black", &words);
     }
     let mut numbers: Vec<f64> = values().map(|(number, _)| *number).collect();
     numbers.sort_by(f64::total_cmp);
