@@ -28,7 +28,7 @@
 //! endpoint has for what nobody asked for; up, where a round trip costs more than a copy. `inf` never announces what fits. The last 32 KiB of the window are for messages of up to
 //! 1 KiB: they leave at once while long ones wait to be received.
 //!
-//! On one host an announced message of 16 KiB or more comes in one copy out of the sender's memory, or in fragments that both ends
+//! On one host an announced message of 16 KiB to 2 MiB comes in one copy out of the sender's memory, or in fragments that both ends
 //! copy: which is faster depends on the machine, so each connection measures both, for each power of two of lengths, and takes the
 //! better one. It begins to try the other way after some hundred messages. `explain` prints what the receiver has measured, and
 //! `WHARF_RNDV_SCHEME=get_zcopy` or `am` chooses.

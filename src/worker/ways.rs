@@ -20,8 +20,8 @@ use crate::config::RendezvousScheme;
 const LEAST: usize = 16 << 10;
 /// From this length on one copy is taken until something is known.
 pub(crate) const ONE_COPY_FROM: usize = 128 << 10;
-/// Lengths of which the longest class begins.
-const LONGEST: usize = 64 << 20;
+/// Longer ones always are: two copies of as much pass by the caches of both ends, and a trial would take long.
+const LONGEST: usize = 2 << 20;
 /// Bytes of a run, within its bounds in messages.
 const RUN: usize = 16 << 20;
 const FEWEST: usize = 16;
@@ -153,12 +153,13 @@ impl Ways {
             _ if length < LEAST => Way::Fragments,
             RendezvousScheme::Messages => Way::Fragments,
             RendezvousScheme::Get | RendezvousScheme::Put => Way::OneCopy,
+            RendezvousScheme::Auto if length > LONGEST => Way::OneCopy,
             RendezvousScheme::Auto => self.class(length, mapped).next(length, Instant::now()),
         }
     }
 
     fn class(&mut self, length: usize, mapped: bool) -> &mut Class {
-        let of = (length.min(LONGEST).ilog2(), mapped);
+        let of = (length.ilog2(), mapped);
         let index = self.0.iter().position(|class| class.of == of);
         let index = index.unwrap_or_else(|| {
             self.0.push(Class::new(of, length));
@@ -169,7 +170,7 @@ impl Ways {
 
     /// For people: the better way of messages of this length as far as is known, and the nanoseconds that each takes for 1 KiB.
     pub(crate) fn known(&self, length: usize) -> (Way, Option<String>) {
-        let power = length.clamp(1, LONGEST).ilog2();
+        let power = length.max(1).ilog2();
         let class = self.0.iter().find(|class| class.of.0 == power);
         let best = class.map_or_else(
             || Class::new((power, false), length).best,
@@ -214,7 +215,7 @@ mod tests {
 
     #[test]
     fn the_faster_way_is_found_and_kept() {
-        for length in [16 << 10, 64 << 10, 1 << 20, 64 << 20] {
+        for length in [16 << 10, 64 << 10, LONGEST] {
             for times in [[5000, 2000], [2000, 5000]] {
                 let (mut class, mut now) = (Class::new((0, false), length), Instant::now());
                 send(&mut class, &mut now, length, times, 1000);
