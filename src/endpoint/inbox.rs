@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::AmId,
-    worker::{Handle, core::Core, engine::Engine},
+    worker::{Handle, engine::Engine},
 };
 
 use super::{ActiveMessage, Worker};
@@ -157,7 +157,7 @@ impl Opened {
         };
         begun.drive(
             cx,
-            |engine| match Core::am_now(engine, self.id, self.serial) {
+            |engine| match engine.am_now(self.id, self.serial) {
                 Some(arrived) => Some(Some(ActiveMessage::new(&self.handle, self.id, arrived))),
                 None => engine.closing.then_some(None),
             },

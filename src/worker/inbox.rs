@@ -221,6 +221,36 @@ enum Refused {
     Announced { op: u64 },
 }
 
+impl Engine {
+    /// The next message: one that waits, or one that arrives while this looks, for the length of one lap.
+    #[inline]
+    pub(crate) fn am_now(&mut self, id: AmId, serial: u64) -> Option<Arrived> {
+        let inbox = self.core.inboxes.own(id, serial)?;
+        if !inbox.queue.is_empty() {
+            return self.core.am_take(id, serial);
+        }
+        inbox.running = false;
+        // Its own progress must not wake it.
+        inbox.waker.take();
+        self.core.inboxes.awaited = Some(Awaited {
+            id,
+            capacity: inbox.capacity,
+            arrived: None,
+        });
+        let lent = Looking(self);
+        lent.0.peek(|core| {
+            let awaited = &core.inboxes.awaited;
+            awaited
+                .as_ref()
+                .is_none_or(|awaited| awaited.arrived.is_some())
+        });
+        match lent.0.core.inboxes.awaited.take() {
+            Some(awaited) => awaited.arrived,
+            None => lent.0.core.am_take(id, serial),
+        }
+    }
+}
+
 impl Core {
     /// Opens the inbox of an id. Peers that were refused hear of it.
     pub(crate) fn am_open(&mut self, id: AmId, capacity: u32) -> Result<u64> {
@@ -551,34 +581,6 @@ impl Core {
         }
         self.am_return(arrived.link, id, capacity);
         Some(arrived)
-    }
-
-    /// The next message: one that waits, or one that arrives while this looks, for the length of one lap.
-    #[inline]
-    pub(crate) fn am_now(engine: &mut Engine, id: AmId, serial: u64) -> Option<Arrived> {
-        let inbox = engine.core.inboxes.own(id, serial)?;
-        if !inbox.queue.is_empty() {
-            return engine.core.am_take(id, serial);
-        }
-        inbox.running = false;
-        // Its own progress must not wake it.
-        inbox.waker.take();
-        engine.core.inboxes.awaited = Some(Awaited {
-            id,
-            capacity: inbox.capacity,
-            arrived: None,
-        });
-        let lent = Looking(engine);
-        lent.0.peek(|core| {
-            let awaited = &core.inboxes.awaited;
-            awaited
-                .as_ref()
-                .is_none_or(|awaited| awaited.arrived.is_some())
-        });
-        match lent.0.core.inboxes.awaited.take() {
-            Some(awaited) => awaited.arrived,
-            None => lent.0.core.am_take(id, serial),
-        }
     }
 
     /// A message has left the inbox.
