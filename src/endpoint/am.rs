@@ -215,7 +215,11 @@ impl Future for AmSend<'_> {
             let endpoint = this.endpoint;
             let shared = endpoint.shared();
             let (first, begun) = shared.begin(Operation::AmSend, |engine| {
-                let attempt = persist(engine, |engine| this.message.attempt(endpoint, engine));
+                let mut attempt = this.message.attempt(endpoint, engine);
+                if let Attempt::Full = attempt {
+                    let again = |engine: &mut Engine| this.message.attempt(endpoint, engine);
+                    attempt = persist(engine, again);
+                }
                 if let Attempt::Over(result) = attempt {
                     return First::Over(result);
                 }

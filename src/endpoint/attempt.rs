@@ -22,28 +22,25 @@ pub(super) enum Attempt {
     No,
 }
 
-/// Tries, and again for a moment while there is no room: a full link that the peer is emptying has room again in less time than it takes to
-/// enter the table.
-#[inline]
+/// Tries again for a moment, where there was no room: a full link that the peer is emptying has room again in less time than it takes to enter
+/// the table.
+#[cold]
+#[inline(never)]
 pub(super) fn persist(engine: &mut Engine, attempt: impl Fn(&mut Engine) -> Attempt) -> Attempt {
-    let mut tried = attempt(engine);
     for _ in 0..ROOM_LAPS {
-        if !matches!(tried, Attempt::Full) {
-            break;
-        }
         for _ in 0..ROOM_PAUSES {
             std::hint::spin_loop();
         }
         engine.progress();
-        tried = attempt(engine);
+        let tried = attempt(engine);
+        if !matches!(tried, Attempt::Full) {
+            return tried;
+        }
     }
-    if matches!(tried, Attempt::Full) {
-        // Who only sends never looks at its sockets, where the room that the peer gave back may be waiting to be read.
-        engine.poll_fds();
-        engine.progress();
-        tried = attempt(engine);
-    }
-    tried
+    // Who only sends never looks at its sockets, where the room that the peer gave back may be waiting to be read.
+    engine.poll_fds();
+    engine.progress();
+    attempt(engine)
 }
 
 /// How an operation began.
@@ -54,7 +51,7 @@ pub(super) enum First<T> {
 }
 
 /// Ends the first poll of an operation that is over. When its task is to give way first, what follows is in `entered`.
-#[inline]
+#[inline(always)]
 pub(super) fn conclude(
     begun: Begun<'_>,
     cx: &mut Context<'_>,
@@ -67,6 +64,6 @@ pub(super) fn conclude(
         return Poll::Pending;
     }
     // Polled again by mistake, it must not happen again.
-    *entered = Some(Entered::Over(None));
+    *entered = Some(Entered::Over);
     Poll::Ready(result)
 }

@@ -22,7 +22,7 @@ use crate::{
 
 use super::{
     Fetched, Op, Worker,
-    operation::{Completion, Deadline, Entered, Settled},
+    operation::{Completion, Deadline, Entered, Place, Settled},
 };
 
 /// A copy within the process; made by [`Worker::copy`].
@@ -235,10 +235,10 @@ impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
         let Some(entered) = &mut copy.entered else {
             return Poll::Pending;
         };
-        if let Entered::Waiting {
+        if let Entered::Waiting(Place {
             handle,
             key: Some(key),
-        } = entered
+        }) = entered
         {
             let queued = handle.shared.poll_queued(cx, *key);
             if queued.is_pending() && !copy.deadline.is_over(cx) {

@@ -309,15 +309,6 @@ pub struct Flush<'a> {
     entered: Option<Entered>,
 }
 
-impl fmt::Debug for Entered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Waiting { key, .. } => f.debug_tuple("Waiting").field(key).finish(),
-            Self::Over(_) => f.write_str("Over"),
-        }
-    }
-}
-
 impl Future for Flush<'_> {
     type Output = Result<()>;
 

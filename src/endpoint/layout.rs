@@ -482,7 +482,7 @@ mod tests {
                 let hostile = Hostile::new().await;
                 let layout = hostile.remote().strided(0, 4, 8, 2).unwrap();
                 let get = hostile.endpoint.get(layout, vec![0; 8]).post().unwrap();
-                let crate::endpoint::operation::Entered::Waiting { key, .. } = get.entered else {
+                let crate::endpoint::operation::Entered::Waiting(place) = &get.entered else {
                     panic!("over at once");
                 };
                 let (link, _) = hostile.endpoint.place();
@@ -496,7 +496,7 @@ mod tests {
                     hostile
                         .message(
                             control::LAYOUT_DATA,
-                            key.unwrap().0,
+                            place.key.unwrap().0,
                             &[&prefix, &vec![1; length]],
                         )
                         .is_err()
@@ -505,7 +505,7 @@ mod tests {
                         match engine.core.place(
                             link,
                             control::LAYOUT_DATA,
-                            key.unwrap().0,
+                            place.key.unwrap().0,
                             &prefix,
                             length,
                         ) {

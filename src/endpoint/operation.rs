@@ -141,27 +141,32 @@ impl Deadline {
     }
 }
 
-/// An operation in the table, seen from its future. Dropping it tells the worker.
+/// An operation that has begun, seen from its future.
 pub(crate) enum Entered {
-    Waiting {
-        handle: Arc<Handle>,
-        /// `None` once its outcome has been taken.
-        key: Option<OpKey>,
-    },
+    Waiting(Place),
     /// Over when it was posted: it never entered the table.
-    Over(Option<Outcome>),
+    Ended(Outcome),
+    /// Its outcome has been taken.
+    Over,
+}
+
+/// An operation's place in the table. Dropping it tells the worker.
+pub(crate) struct Place {
+    pub(super) handle: Arc<Handle>,
+    /// `None` once its outcome has been taken.
+    pub(super) key: Option<OpKey>,
 }
 
 impl Entered {
     pub(crate) fn over(outcome: Outcome) -> Self {
-        Self::Over(Some(outcome))
+        Self::Ended(outcome)
     }
 
     pub(crate) fn new(handle: &Arc<Handle>, key: OpKey) -> Self {
-        Self::Waiting {
+        Self::Waiting(Place {
             handle: handle.clone(),
             key: Some(key),
-        }
+        })
     }
 
     pub(crate) fn poll(
@@ -171,10 +176,12 @@ impl Entered {
         operation: Operation,
     ) -> Poll<Outcome> {
         let (shared, place) = match self {
-            Self::Waiting { handle, key } => (&handle.shared, key),
-            Self::Over(outcome) => {
-                let outcome = outcome.take();
-                return Poll::Ready(outcome.unwrap_or_else(|| Outcome::Done(Err(wrong()))));
+            Self::Waiting(Place { handle, key }) => (&handle.shared, key),
+            ended => {
+                return Poll::Ready(match std::mem::replace(ended, Self::Over) {
+                    Self::Ended(outcome) => outcome,
+                    _ => Outcome::Done(Err(wrong())),
+                });
             }
         };
         let Some(key) = *place else {
@@ -231,14 +238,19 @@ impl Entered {
     }
 }
 
-impl Drop for Entered {
+impl std::fmt::Debug for Entered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Waiting(place) => f.debug_tuple("Waiting").field(&place.key).finish(),
+            Self::Ended(_) | Self::Over => f.write_str("Over"),
+        }
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
-        if let Self::Waiting {
-            handle,
-            key: Some(key),
-        } = self
-        {
-            handle.shared.drop_future(*key);
+        if let Some(key) = self.key {
+            self.handle.shared.drop_future(key);
         }
     }
 }
@@ -291,10 +303,10 @@ impl<T: Completion> Op<T> {
     /// As for the operation itself.
     #[doc(alias = "ucp_request_cancel")]
     pub async fn cancel(self) -> T::Output {
-        if let Entered::Waiting {
+        if let Entered::Waiting(Place {
             handle,
             key: Some(key),
-        } = &self.entered
+        }) = &self.entered
         {
             let error = Error::new(ErrorKind::Canceled, "cancelled").during(self.operation);
             handle.shared.ask(|engine| {
@@ -312,7 +324,7 @@ impl<T: Completion> Future for Op<T> {
         let this = &mut *self;
         // Operations that are over when they are posted must not keep others from running.
         match &this.entered {
-            Entered::Waiting { .. } => {}
+            Entered::Waiting(_) => {}
             _ => std::task::ready!(tokio::task::coop::poll_proceed(cx)).made_progress(),
         }
         this.entered

@@ -819,7 +819,7 @@ impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
                         this.entered = Some(Entered::over(this.landed(result, buffer)));
                         return Poll::Pending;
                     }
-                    this.entered = Some(Entered::Over(None));
+                    this.entered = Some(Entered::Over);
                     let buffer = B::restore(buffer);
                     return Poll::Ready(match result {
                         Ok(()) => Ok(buffer),

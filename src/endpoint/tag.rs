@@ -14,13 +14,14 @@ use crate::{
     memory::{Buffer, BufferMut, ReceiveBuffer, SendBuffer},
     protocol::matching::Arrival as Order,
     transport::SendError,
-    types::{EndpointId, Mask, Priority, Tag},
+    types::{EndpointId, Mask, OpKey, Priority, Tag},
     worker::{
         core::truncated,
         device::{admit_source, admit_target},
         direct::DirectOutcome,
         engine::Engine,
         operations::{self, Body, Outcome, RecvStage, SendStage, Unexpected, Work},
+        peer::Peer,
         send::{host, try_eager},
     },
 };
@@ -189,7 +190,7 @@ fn enter(
 }
 
 impl TagSend<'_> {
-    #[inline]
+    #[inline(always)]
     fn attempt(&self, engine: &mut Engine) -> Attempt {
         let (link, id) = self.endpoint.place();
         let Some(peer) = engine.core.endpoint(link, id) else {
@@ -199,6 +200,24 @@ impl TagSend<'_> {
             let error = peer.error().unwrap_or_else(closed);
             return Attempt::Over(Err(error.during(Operation::TagSend)));
         }
+        let buffer = self.buffer.get();
+        if !self.sync
+            && let Some(data) = buffer.as_run()
+            && data.len() <= peer.eager
+        {
+            return match try_eager(peer, self.tag, data.len(), || data) {
+                Ok(()) => Attempt::Over(Ok(())),
+                Err(Some(SendError::Full)) => Attempt::Full,
+                Err(Some(SendError::Failed(error))) => Attempt::Over(Err(error)),
+                Err(None) => Attempt::No,
+            };
+        }
+        self.attempt_other(peer)
+    }
+
+    /// A list, memory of a device, a long message, or one that is to be matched.
+    #[inline(never)]
+    fn attempt_other(&self, peer: &mut Peer) -> Attempt {
         let buffer = self.buffer.get();
         if !self.sync && buffer.is_run_within(peer.eager) {
             return match try_eager(peer, self.tag, buffer.len(), || host(buffer)) {
@@ -229,7 +248,10 @@ impl Future for TagSend<'_> {
         if this.entered.is_none() {
             let shared = this.endpoint.shared();
             let (first, begun) = shared.begin(Operation::TagSend, |engine| {
-                let attempt = persist(engine, |engine| this.attempt(engine));
+                let mut attempt = this.attempt(engine);
+                if let Attempt::Full = attempt {
+                    attempt = persist(engine, |engine| this.attempt(engine));
+                }
                 if let Attempt::Over(result) = attempt {
                     return First::Over(result);
                 }
@@ -330,13 +352,7 @@ fn refused(error: Error, buffer: BufferMut) -> Entered {
 }
 
 /// Enters a receive into the table, and gives it a message that waits for it.
-fn post(
-    engine: &mut Engine,
-    tag: Tag,
-    mask: Mask,
-    buffer: BufferMut,
-    unstaged: bool,
-) -> crate::types::OpKey {
+fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut, unstaged: bool) -> OpKey {
     let core = &mut engine.core;
     let order = core.unexpected.arrival();
     let recv = operations::Recv {
@@ -360,17 +376,78 @@ fn post(
         recv.stage = RecvStage::Posted(post);
     }
     if engine.closing {
-        engine.core.fail_operation(
-            key,
-            Error::new(ErrorKind::Closed, "the worker is shutting down").during(Operation::TagRecv),
-        );
+        engine.core.fail_operation(key, shut_down());
     }
     key
 }
 
-enum Found<B> {
-    Here(Result<Received<B>, OpError<B>>),
-    Entered(crate::types::OpKey),
+/// What a look found.
+enum Found {
+    /// The message is in the buffer, or the receive has failed.
+    Here(Result<operations::Arrival>),
+    Entered(OpKey),
+}
+
+/// One look for a message: among those that wait, then at what arrives.
+#[inline(always)]
+fn look(engine: &mut Engine, tag: Tag, mask: Mask, buffer: &mut BufferMut) -> Option<Found> {
+    if !engine.core.unexpected.is_empty()
+        && let Some(found) = take_waiting(engine, tag, mask, buffer)
+    {
+        return Some(found);
+    }
+    if engine.closing {
+        return Some(Found::Here(Err(shut_down())));
+    }
+    match engine.receive_now(tag, mask, buffer) {
+        DirectOutcome::Waiting => None,
+        DirectOutcome::Done(arrival) => Some(Found::Here(Ok(arrival))),
+        DirectOutcome::Truncated(length) => {
+            let room = buffer.len();
+            Some(Found::Here(Err(truncated(length as u64, room))))
+        }
+        DirectOutcome::Entered(key) => Some(Found::Entered(key)),
+    }
+}
+
+/// Takes a message that has come already.
+#[inline(never)]
+fn take_waiting(
+    engine: &mut Engine,
+    tag: Tag,
+    mask: Mask,
+    buffer: &mut BufferMut,
+) -> Option<Found> {
+    let core = &mut engine.core;
+    let taken = core.take_unexpected(tag, mask)?;
+    let Unexpected {
+        link,
+        from,
+        tag,
+        body,
+    } = taken.message;
+    if let Body::Announced(rts) = body {
+        let key = core.enter_receive(std::mem::take(buffer), link, taken.arrival);
+        core.begin_rendezvous(key, link, from, tag, rts);
+        return Some(Found::Entered(key));
+    }
+    if matches!(body, Body::Arriving { .. }) || body.is_on_device() {
+        let key = core.enter_receive(std::mem::take(buffer), link, taken.arrival);
+        let message = Unexpected {
+            link,
+            from,
+            tag,
+            body,
+        };
+        core.hand_over(key, taken.arrival, message);
+        return Some(Found::Entered(key));
+    }
+    Some(Found::Here(core.take_whole(buffer, link, from, tag, body)))
+}
+
+#[cold]
+fn shut_down() -> Error {
+    Error::new(ErrorKind::Closed, "the worker is shutting down").during(Operation::TagRecv)
 }
 
 impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
@@ -391,63 +468,9 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
             Err(error) => refused(error, buffer.unwrap_or_default()),
         }
     }
-
-    /// One look for the message: among those that wait, then at what arrives.
-    #[inline]
-    fn look(engine: &mut Engine, tag: Tag, mask: Mask, buffer: &mut BufferMut) -> Option<Found<B>> {
-        let core = &mut engine.core;
-        if !core.unexpected.is_empty()
-            && let Some(taken) = core.take_unexpected(tag, mask)
-        {
-            let Unexpected {
-                link,
-                from,
-                tag,
-                body,
-            } = taken.message;
-            let mut target = std::mem::take(buffer);
-            if let Body::Announced(rts) = body {
-                let key = core.enter_receive(target, link, taken.arrival);
-                core.begin_rendezvous(key, link, from, tag, rts);
-                return Some(Found::Entered(key));
-            }
-            if matches!(body, Body::Arriving { .. }) || body.is_on_device() {
-                let key = core.enter_receive(target, link, taken.arrival);
-                let message = Unexpected {
-                    link,
-                    from,
-                    tag,
-                    body,
-                };
-                core.hand_over(key, taken.arrival, message);
-                return Some(Found::Entered(key));
-            }
-            let result = core.take_whole(&mut target, link, from, tag, body);
-            return Some(Found::Here(finish(result, target)));
-        }
-        if engine.closing {
-            let error = Error::new(ErrorKind::Closed, "the worker is shutting down")
-                .during(Operation::TagRecv);
-            return Some(Found::Here(Err(OpError::new(
-                error,
-                Some(B::restore(std::mem::take(buffer))),
-            ))));
-        }
-        match engine.receive_now(tag, mask, buffer) {
-            DirectOutcome::Waiting => None,
-            DirectOutcome::Done(arrival) => {
-                Some(Found::Here(finish(Ok(arrival), std::mem::take(buffer))))
-            }
-            DirectOutcome::Truncated(length) => Some(Found::Here(finish(
-                Err(truncated(length as u64, buffer.len())),
-                std::mem::take(buffer),
-            ))),
-            DirectOutcome::Entered(key) => Some(Found::Entered(key)),
-        }
-    }
 }
 
-#[inline]
+#[inline(always)]
 fn finish<B: ReceiveBuffer>(
     result: Result<operations::Arrival>,
     buffer: BufferMut,
@@ -483,7 +506,7 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
                     return Some(Found::Entered(post(engine, tag, mask, buffer, false)));
                 }
                 // The message may be here already: the hot path of a stream of short ones.
-                Self::look(engine, tag, mask, &mut this.buffer)
+                look(engine, tag, mask, &mut this.buffer)
             });
             let (first, begun) = match begun {
                 Ok(begun) => begun,
@@ -495,7 +518,7 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
             let mut first = match first {
                 Some(Found::Here(result)) => {
                     begun.count(cx);
-                    return Poll::Ready(result);
+                    return Poll::Ready(finish(result, std::mem::take(&mut this.buffer)));
                 }
                 first => first,
             };
@@ -517,7 +540,7 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
                     }
                     None => first
                         .take()
-                        .or_else(|| Self::look(engine, tag, mask, &mut buffer.borrow_mut())),
+                        .or_else(|| look(engine, tag, mask, &mut buffer.borrow_mut())),
                 },
                 |engine, waker| {
                     let entered = match key.get() {
@@ -545,7 +568,9 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
                 },
             );
             match found {
-                Poll::Ready(Found::Here(result)) => return Poll::Ready(result),
+                Poll::Ready(Found::Here(result)) => {
+                    return Poll::Ready(finish(result, std::mem::take(&mut this.buffer)));
+                }
                 Poll::Ready(Found::Entered(key)) => this.entered = Some(Entered::new(handle, key)),
                 Poll::Pending => {
                     this.entered = key.get().map(|key| Entered::new(handle, key));

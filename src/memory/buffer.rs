@@ -264,6 +264,16 @@ impl Buffer {
         }
     }
 
+    /// The bytes, if they are in one run of the host's memory and no list.
+    #[inline]
+    pub(crate) fn as_run(&self) -> Option<&[u8]> {
+        match &self.0 {
+            Shared::Bytes(bytes) => Some(bytes),
+            Shared::List(_) => None,
+            _ => self.as_slice(),
+        }
+    }
+
     /// Whether its bytes are sent as one run: the host reaches them, and they are in one already or no more than `limit`.
     #[inline]
     pub(crate) fn is_run_within(&self, limit: usize) -> bool {
@@ -719,6 +729,29 @@ impl BufferMut {
         matches!(&self.0, Unique::Host(buffer) if buffer.lent_to().is_some())
     }
 
+    /// Where a message that comes whole goes.
+    #[inline]
+    pub(crate) fn room(&mut self) -> Room {
+        match &mut self.0 {
+            Unique::Vec(bytes) => Room::Run(bytes.as_mut_ptr(), bytes.len()),
+            _ => self.other_room(),
+        }
+    }
+
+    #[inline(never)]
+    fn other_room(&mut self) -> Room {
+        if self.is_lent() {
+            return Room::Lent;
+        }
+        if self.is_list() {
+            return Room::Pieces;
+        }
+        match self.as_mut_slice() {
+            Some(bytes) => Room::Run(bytes.as_mut_ptr(), bytes.len()),
+            None => Room::Unreachable,
+        }
+    }
+
     /// Whether another process has mapped it, and keeps the mapping.
     pub(crate) fn was_given(&self) -> bool {
         matches!(&self.0, Unique::Host(buffer) if buffer.was_given())
@@ -758,6 +791,19 @@ impl BufferMut {
         self.copy_to(&mut bytes);
         bytes
     }
+}
+
+/// Where a message goes that comes whole.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Room {
+    /// One run of the host's memory: its address and length.
+    Run(*mut u8, usize),
+    /// A list.
+    Pieces,
+    /// Memory that a connection was lent for writing: whose message it may take depends on where that comes from.
+    Lent,
+    /// The host does not reach it.
+    Unreachable,
 }
 
 impl fmt::Debug for BufferMut {
@@ -836,6 +882,7 @@ impl ReceiveBuffer for BufferListMut {
 }
 
 impl ReceiveBuffer for Vec<u8> {
+    #[inline]
     fn restore(buffer: BufferMut) -> Self {
         match buffer.0 {
             Unique::Vec(bytes) => bytes,

@@ -29,6 +29,7 @@ mod source;
 mod type_cache;
 pub(crate) mod waiters;
 
+pub(crate) use buffer::Room;
 pub use buffer::{Buffer, BufferMut, ReceiveBuffer};
 pub(crate) use domain::allocate;
 pub use domain::{

@@ -187,6 +187,14 @@ impl ReceiveWindow {
     #[inline]
     pub(crate) fn due(&mut self, terms: &Terms) -> Due {
         let owed = self.owed(terms);
+        if owed < terms.step && owed < self.left && terms.grain <= self.left {
+            return Due::Nothing;
+        }
+        self.due_now(owed, terms)
+    }
+
+    #[inline(never)]
+    fn due_now(&mut self, owed: u64, terms: &Terms) -> Due {
         if owed >= terms.step || owed >= self.left.max(terms.grain) {
             Due::Now
         } else if owed > 0 && self.left < terms.grain && !self.noted {

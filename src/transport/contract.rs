@@ -380,6 +380,13 @@ pub trait Interface: Send + fmt::Debug {
     /// Takes what has arrived, at most about `budget` messages, reporting to `sink`. Returns how many things happened.
     fn progress(&mut self, budget: usize, sink: &mut dyn Sink) -> usize;
 
+    /// Takes one message, if one is there, of the link that brought the last one, and looks at nothing else. `true`: it did. For who waits for
+    /// messages in a row: now and then it is `false` all the same, so that [`Interface::progress`], which follows then, has its turn.
+    fn glance(&mut self, sink: &mut dyn Sink) -> bool {
+        let _ = sink;
+        false
+    }
+
     /// Asks to be woken through the fds by the next arrival. `false`: something has arrived already, drain and ask again.
     fn arm(&mut self) -> bool;
 

@@ -12,6 +12,23 @@ const PIECE: usize = 2048;
 /// From this size on memory is not in the nearest cache, and one long copy is as fast.
 const LONG: usize = 32 << 10;
 
+/// Copies a few bytes, those of the commonest lengths without a call into the C library.
+///
+/// # Safety
+/// As for [`ptr::copy_nonoverlapping`].
+#[inline(always)]
+pub(crate) unsafe fn copy_small(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the caller's promise; constant lengths become plain moves.
+    unsafe {
+        match length {
+            0 => {}
+            8 => ptr::copy_nonoverlapping(from, to, 8),
+            16 => ptr::copy_nonoverlapping(from, to, 16),
+            length => ptr::copy_nonoverlapping(from, to, length),
+        }
+    }
+}
+
 /// Copies `length` bytes.
 ///
 /// # Safety

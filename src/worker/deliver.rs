@@ -57,30 +57,29 @@ fn operation(body: &[u8]) -> Result<(u64, &[u8])> {
 }
 
 impl Core {
-    /// An eager message, whole. The way of a short message to a receive that waits for it is all here.
-    #[inline]
-    fn eager(&mut self, link: LinkId, tag: Tag, data: &[u8]) -> Result<()> {
-        let Some(peer) = at(&mut self.peers, link) else {
-            return Ok(());
+    /// The way of a short message to a receive that is being polled. `false`: it goes another.
+    #[inline(always)]
+    fn eager_direct(&mut self, link: LinkId, tag: Tag, data: &[u8]) -> bool {
+        let Some(direct) = &mut self.direct else {
+            return false;
         };
-        if let Some(direct) = &mut self.direct
-            && self.posted.is_empty()
-            && direct.accepts(tag)
-        {
-            direct.fill(data, tag, peer.id);
-            if !peer.receive_window.pass(eager_cost(data.len())) {
-                return Err(violation("the peer exceeded the eager window"));
-            }
-            match peer.receive_window.due(&Terms::EAGER) {
-                Due::Nothing => {}
-                due => self.give_back(Window::Eager(link), due),
-            }
-            return Ok(());
+        let Some(peer) = at(&mut self.peers, link) else {
+            return false;
+        };
+        let cost = eager_cost(data.len());
+        if !self.posted.is_empty() || !direct.accepts(tag) || !peer.receive_window.admits(cost) {
+            return false;
         }
-        self.eager_message(link, tag, data, None)
+        direct.fill(data, tag, peer.id);
+        peer.receive_window.pass(cost);
+        match peer.receive_window.due(&Terms::EAGER) {
+            Due::Nothing => {}
+            due => self.give_back(Window::Eager(link), due),
+        }
+        true
     }
 
-    /// An eager message in all other cases.
+    /// An eager message, whole, in all other cases.
     fn eager_message(
         &mut self,
         link: LinkId,
@@ -903,12 +902,11 @@ impl Sink for Core {
     #[inline]
     fn message(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()> {
         self.counts.received.add(body.len());
-        let result = if id == control::TAG_EAGER {
-            self.eager(from, Tag(header), body)
-        } else {
-            self.dispatch(from, id, header, body)
-        };
-        result.map_err(|error| self.broken(from, error))
+        if id == control::TAG_EAGER && self.eager_direct(from, Tag(header), body) {
+            return Ok(());
+        }
+        self.dispatch(from, id, header, body)
+            .map_err(|error| self.broken(from, error))
     }
 
     fn place(
@@ -1034,6 +1032,7 @@ impl Core {
 
     fn dispatch(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()> {
         match id {
+            control::TAG_EAGER => self.eager_message(from, Tag(header), body, None)?,
             control::TAG_EAGER_SYNC => {
                 let (op, data) = operation(body)?;
                 self.eager_message(from, Tag(header), data, Some(op))?;

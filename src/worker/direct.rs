@@ -7,8 +7,9 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    memory::BufferMut,
+    memory::{BufferMut, Room},
     types::{EndpointId, Mask, OpKey, Tag},
+    util::copy::copy_small,
     worker::{engine::Engine, operations::Arrival},
 };
 
@@ -38,28 +39,25 @@ pub(crate) enum DirectOutcome {
 }
 
 impl Direct {
-    /// For a buffer that the caller lends for as long as this value exists.
+    /// For a buffer that the caller lends for as long as this value exists. `None` for memory that a connection was lent for writing.
     #[inline]
-    fn new(tag: Tag, mask: Mask, lent: &mut BufferMut) -> Self {
+    fn new(tag: Tag, mask: Mask, lent: &mut BufferMut) -> Option<Self> {
         let buffer: *mut BufferMut = lent;
         // SAFETY: the caller's own, and by way of the address that is kept: what was borrowed beside it would end its right to the buffer.
-        let lent = unsafe { &mut *buffer };
-        let (room, length) = match lent.is_list() {
-            // Piece by piece: `fill_list`.
-            true => (std::ptr::NonNull::dangling().as_ptr(), 0),
-            false => match lent.as_mut_slice() {
-                Some(slice) => (slice.as_mut_ptr(), slice.len()),
-                None => (std::ptr::null_mut(), 0),
-            },
+        let (room, length) = match unsafe { &mut *buffer }.room() {
+            Room::Run(address, length) => (address, length),
+            // Piece by piece, `fill_list`; or not at all.
+            Room::Pieces | Room::Unreachable => (std::ptr::NonNull::dangling().as_ptr(), 0),
+            Room::Lent => return None,
         };
-        Self {
+        Some(Self {
             tag,
             mask,
             room,
             length,
             buffer,
             outcome: DirectOutcome::Waiting,
-        }
+        })
     }
 
     /// Whether a message is for it.
@@ -78,7 +76,7 @@ impl Direct {
     pub(crate) fn fill(&mut self, data: &[u8], tag: Tag, from: EndpointId) {
         self.outcome = if data.len() <= self.length {
             // SAFETY: the buffer has room for `length` bytes and is the caller's of `receive_now`; `data` is the link's.
-            unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.room, data.len()) };
+            unsafe { copy_small(data.as_ptr(), self.room, data.len()) };
             DirectOutcome::Done(Arrival {
                 length: data.len(),
                 tag,
@@ -132,19 +130,19 @@ impl Drop for Lent<'_> {
 
 impl Engine {
     /// Looks at what arrives for a message, for the length of one lap.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn receive_now(
         &mut self,
         tag: Tag,
         mask: Mask,
         buffer: &mut BufferMut,
     ) -> DirectOutcome {
-        if buffer.is_lent() {
+        self.core.direct = Direct::new(tag, mask, buffer);
+        if self.core.direct.is_none() {
             // Whose it is to be is known in the table only: what comes waits there.
             self.peek(|core| !core.unexpected.is_empty());
             return DirectOutcome::Waiting;
         }
-        self.core.direct = Some(Direct::new(tag, mask, buffer));
         let lent = Lent(self);
         lent.0.peek(|core| {
             core.direct
@@ -169,7 +167,7 @@ mod tests {
     #[test]
     fn a_message_is_in_the_buffer() {
         let mut buffer = BufferMut::from(vec![0; 8]);
-        let mut direct = Direct::new(Tag(1), ANY, &mut buffer);
+        let mut direct = Direct::new(Tag(1), ANY, &mut buffer).expect("room");
         assert!(direct.accepts(Tag(7)) && direct.room() == 8);
         direct.fill(b"bytes", Tag(7), FROM);
         assert!(!direct.accepts(Tag(7)), "it has one");
@@ -180,7 +178,7 @@ mod tests {
     #[test]
     fn a_message_that_is_too_long_leaves_the_buffer() {
         let mut buffer = BufferMut::from(vec![0; 4]);
-        let mut direct = Direct::new(Tag(1), ANY, &mut buffer);
+        let mut direct = Direct::new(Tag(1), ANY, &mut buffer).expect("room");
         direct.fill(b"bytes", Tag(1), FROM);
         assert!(matches!(direct.outcome, DirectOutcome::Truncated(5)));
         assert_eq!(buffer.as_slice().expect("the host's"), [0; 4]);
@@ -189,7 +187,7 @@ mod tests {
     #[test]
     fn the_buffer_can_be_taken() {
         let mut buffer = BufferMut::from(vec![3; 8]);
-        let mut direct = Direct::new(Tag(1), ANY, &mut buffer);
+        let mut direct = Direct::new(Tag(1), ANY, &mut buffer).expect("room");
         let taken = direct.take_buffer();
         direct.entered(OpKey(5));
         assert!(matches!(direct.outcome, DirectOutcome::Entered(OpKey(5))));
@@ -201,7 +199,7 @@ mod tests {
     fn a_list_is_filled_piece_by_piece() {
         let list = BufferListMut::from([vec![0; 3], vec![0; 4]]);
         let mut buffer = BufferMut::from(list);
-        let mut direct = Direct::new(Tag(1), ANY, &mut buffer);
+        let mut direct = Direct::new(Tag(1), ANY, &mut buffer).expect("room");
         direct.fill(b"bytes", Tag(1), FROM);
         assert!(matches!(direct.outcome, DirectOutcome::Done(arrival) if arrival.length == 5));
         let pieces = BufferListMut::restore(buffer).into_inner();

@@ -138,24 +138,21 @@ impl Shared {
     }
 
     /// Lets go of the engine and wakes the tasks that its state woke. Wakers are never called under the lock.
-    #[inline]
+    #[inline(always)]
     pub(in crate::worker) fn leave(&self, engine: Guard<'_, Engine>) {
-        if engine.reactor_due {
-            self.leave_lap(engine);
-        } else {
+        if engine.needs_reactor() {
             self.leave_to_reactor(engine);
+        } else {
+            self.leave_lap(engine);
         }
     }
 
-    /// The same, where the reactor may have to be asked.
+    /// The same, where the reactor has to be asked.
     #[inline(never)]
     fn leave_to_reactor(&self, mut engine: Guard<'_, Engine>) {
-        let due = engine.needs_reactor();
-        engine.reactor_due = due;
+        engine.reactor_due = true;
         self.leave_lap(engine);
-        if due {
-            self.wake_reactor();
-        }
+        self.wake_reactor();
     }
 
     /// Makes the reactor run.
@@ -285,40 +282,46 @@ impl Shared {
     /// Between two laps of one future, nobody else needs to be told to look.
     #[inline]
     pub(in crate::worker) fn leave_lap(&self, engine: Guard<'_, Engine>) {
-        if engine.core.wakes.is_empty() && engine.core.buried.is_empty() {
+        if engine.core.wakes.len() | engine.core.buried.len() == 0 {
             drop(engine);
         } else {
             leave_and_wake(engine);
         }
     }
 
-    /// Accounts for a completion that needed no wait.
+    /// Accounts for a completion that needed no wait: now and then the runtime's budget and the time that its driver has waited, so that a
+    /// loop that never sleeps lets others run.
     #[inline]
     pub(in crate::worker) fn count(&self, cx: &mut TaskContext<'_>) {
-        self.completed(&self.spin.begin(), cx);
+        let count = self.completions.load(Ordering::Relaxed).wrapping_add(1);
+        self.completions.store(count, Ordering::Relaxed);
+        if count.is_multiple_of(COOP_EVERY) {
+            self.account(count, cx);
+        }
     }
 
-    /// Accounts for a completion: the mean wait, and now and then the runtime's budget and the time that its driver has waited, so that a loop
-    /// that never sleeps lets others run.
+    #[cold]
+    fn account(&self, count: u32, cx: &mut TaskContext<'_>) {
+        self.spin.learn(std::time::Duration::ZERO);
+        if count.is_multiple_of(COOP_EVERY * 32) {
+            self.with(|engine| {
+                engine.poll_fds();
+                engine.progress()
+            });
+        }
+        // Pending means that the budget is spent; the next poll of any budgeted future yields.
+        let _ = pin!(tokio::task::consume_budget()).poll(cx);
+        turn::completed(Instant::now(), cx);
+    }
+
+    /// Accounts for a completion, and for the wait before it.
     #[inline]
     fn completed(&self, spin: &Spin, cx: &mut TaskContext<'_>) {
-        if let Some((waited, now)) = spin.waited() {
-            self.spin.learn_looking(waited);
-            turn::completed(now, cx);
-        } else {
-            let count = self.completions.load(Ordering::Relaxed).wrapping_add(1);
-            self.completions.store(count, Ordering::Relaxed);
-            if count.is_multiple_of(COOP_EVERY) {
-                self.spin.learn(std::time::Duration::ZERO);
-                if count.is_multiple_of(COOP_EVERY * 32) {
-                    self.with(|engine| {
-                        engine.poll_fds();
-                        engine.progress()
-                    });
-                }
-                // Pending means that the budget is spent; the next poll of any budgeted future yields.
-                let _ = pin!(tokio::task::consume_budget()).poll(cx);
-                turn::completed(Instant::now(), cx);
+        match spin.waited() {
+            None => self.count(cx),
+            Some((waited, now)) => {
+                self.spin.learn_looking(waited);
+                turn::completed(now, cx);
             }
         }
     }

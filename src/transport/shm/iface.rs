@@ -50,6 +50,8 @@ const ALWAYS_HOT: usize = 4;
 const IDLE_LOOKS: usize = 4000;
 /// The least share of the budget that a hot link gets in a pass.
 const LEAST_QUOTA: usize = 8;
+/// Messages taken by glances between two passes.
+const GLANCES: u32 = 16;
 /// Records read from one socket in a pass.
 const RECORDS: usize = 64;
 
@@ -67,6 +69,9 @@ pub(crate) struct ShmInterface {
     hot: Vec<usize>,
     /// Where in `hot` the next pass begins.
     turn: usize,
+    /// The slot that brought the last message, and how many glances at it did since a pass.
+    latest: usize,
+    glances: u32,
     /// The next slot to look at on the round through the cold links.
     round: usize,
     /// Whether all cold links must be looked at: the interface has slept.
@@ -110,6 +115,22 @@ impl Entry {
     }
 }
 
+impl Entry {
+    /// Takes the next message, if one is there. An error ends the link: what is to be reported of it, if the sink does not know it.
+    #[inline(always)]
+    fn take(&mut self, sink: &mut dyn Sink) -> std::result::Result<bool, Option<Error>> {
+        let id = self.id;
+        let mut refused = false;
+        self.consumer
+            .take(|message, header, body| {
+                let outcome = sink.message(id, message, header, body);
+                refused = outcome.is_err();
+                outcome
+            })
+            .map_err(|error| (!refused).then_some(error))
+    }
+}
+
 /// What a look at a hot link showed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Look {
@@ -131,6 +152,8 @@ impl ShmInterface {
             slots: HashMap::new(),
             hot: Vec::new(),
             turn: 0,
+            latest: 0,
+            glances: 0,
             round: 0,
             scan: false,
             armed: false,
@@ -232,21 +255,14 @@ impl ShmInterface {
     #[inline]
     fn look(&mut self, slot: usize, quota: usize, sink: &mut dyn Sink, done: &mut usize) -> Look {
         let entry = &mut self.entries[slot];
-        let id = entry.id;
         let mut taken = 0;
         while taken < quota {
-            let mut refused = false;
-            let outcome = entry.consumer.take(|message, header, body| {
-                let outcome = sink.message(id, message, header, body);
-                refused = outcome.is_err();
-                outcome
-            });
-            match outcome {
+            match entry.take(sink) {
                 Ok(true) => taken += 1,
                 Ok(false) => break,
                 Err(error) => {
                     *done += taken + 1;
-                    return self.give_up(slot, (!refused).then_some(error), sink);
+                    return self.give_up(slot, error, sink);
                 }
             }
         }
@@ -257,6 +273,7 @@ impl ShmInterface {
         }
         if taken > 0 {
             entry.idle = 0;
+            self.latest = slot;
             return Look::Stays;
         }
         if entry.ended.is_some() {
@@ -520,7 +537,31 @@ impl Interface for ShmInterface {
         });
     }
 
+    fn glance(&mut self, sink: &mut dyn Sink) -> bool {
+        if self.glances == GLANCES {
+            return false;
+        }
+        let slot = self.latest;
+        let Some(entry) = self.entries.get_mut(slot).filter(|entry| entry.is_hot) else {
+            return false;
+        };
+        match entry.take(sink) {
+            Ok(true) => {
+                entry.idle = 0;
+                self.glances += 1;
+                true
+            }
+            Ok(false) => false,
+            Err(error) => {
+                self.give_up(slot, error, sink);
+                self.hot.retain(|&hot| hot != slot);
+                true
+            }
+        }
+    }
+
     fn progress(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
+        self.glances = 0;
         let mut done = 0;
         if !self.events.is_empty() {
             done += self.handle_events(sink);

@@ -31,7 +31,10 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    util::loom::{Ordering, prefetch_read, prefetch_write},
+    util::{
+        copy::copy_small,
+        loom::{Ordering, prefetch_read, prefetch_write},
+    },
 };
 
 /// Messages after which the consumer publishes its head: few enough that the producer rarely finds a stale head.
@@ -151,8 +154,8 @@ impl Producer {
             unsafe {
                 (*content).header = header;
                 let body = (&raw mut (*content).body).cast::<u8>();
-                copy_small(prefix, body);
-                copy_small(payload, body.add(prefix.len()));
+                copy_small(prefix.as_ptr(), body, prefix.len());
+                copy_small(payload.as_ptr(), body.add(prefix.len()), payload.len());
             }
         });
         Ok(self.publish(cell_word(self.tail, length, id, Kind::Inline)))
@@ -244,23 +247,6 @@ const fn cell_word(number: u64, length: usize, id: u8, kind: Kind) -> Word {
     Word::new(number, length, id, kind)
 }
 
-/// Copies a short slice without a call into the C library for the commonest lengths.
-///
-/// # Safety
-/// `to` is valid for `from.len()` bytes of writing and does not overlap `from`.
-#[inline(always)]
-unsafe fn copy_small(from: &[u8], to: *mut u8) {
-    // SAFETY: forwarded from the caller; constant lengths become plain moves.
-    unsafe {
-        match from.len() {
-            0 => {}
-            8 => ptr::copy_nonoverlapping(from.as_ptr(), to, 8),
-            16 => ptr::copy_nonoverlapping(from.as_ptr(), to, 16),
-            length => ptr::copy_nonoverlapping(from.as_ptr(), to, length),
-        }
-    }
-}
-
 /// A sender that waits for room, as its interface sees it (the producer itself belongs to the link).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
@@ -338,7 +324,7 @@ impl Consumer {
     ///
     /// # Errors
     /// [`ErrorKind::Protocol`] when the cell makes no sense, or what `f` said. The ring must not be used any more.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&mut self, f: impl FnOnce(u8, u64, &[u8]) -> Result<()>) -> Result<bool> {
         let cell = self.memory.cell(self.head);
         let word = Word(cell.word.load(Ordering::Acquire));
@@ -352,6 +338,7 @@ impl Consumer {
         }
         self.streak += 1;
         let length = word.length();
+        let mut gives_back = self.head + 1 - self.published >= PUBLISH_CELLS;
         match word.kind() {
             Some(Kind::Inline) if length <= MAX_INLINE => cell.content.with(|content| {
                 // SAFETY: the acquire load above saw the word, so the content was written before; `length` fits the body.
@@ -373,13 +360,12 @@ impl Consumer {
                 f(word.id(), header, body)?;
                 self.area_head = end;
                 self.fetch_following();
+                gives_back |= end - self.area_published >= PUBLISH_AREA;
             }
             _ => return Err(garbage(word)),
         }
         self.head += 1;
-        if self.head - self.published >= PUBLISH_CELLS
-            || self.area_head - self.area_published >= PUBLISH_AREA
-        {
+        if gives_back {
             self.publish();
         }
         Ok(true)

@@ -541,6 +541,42 @@ fn a_message_that_the_sink_refuses_closes_the_link_in_silence() {
 }
 
 #[test]
+fn glances_take_one_by_one_and_give_way_to_a_pass() {
+    let (_client, mut one, mut server, _two) = two();
+    for number in 0..CELLS {
+        one.am_short(0, number, &[]).expect("room");
+    }
+    let glance = |server: &mut Side| server.interface.glance(&mut server.inbox);
+    while server.inbox.messages.len() < CELLS as usize {
+        let before = server.inbox.messages.len();
+        while glance(&mut server) {}
+        let taken = server.inbox.messages.len() - before;
+        assert!(
+            taken < 100,
+            "{taken} messages, and nobody else was looked at"
+        );
+        server.progress();
+    }
+    assert!(!glance(&mut server));
+    let numbers = server.inbox.messages.iter().map(|message| message.2);
+    assert!(numbers.eq(0..CELLS));
+}
+
+#[test]
+fn a_glance_closes_the_link_of_a_message_that_the_sink_refuses() {
+    let (mut client, mut one, mut server, _two) = two();
+    server.inbox.refuse = true;
+    one.am_short(0, 0, &[]).expect("room");
+    one.am_short(0, 1, &[]).expect("room");
+    assert!(server.interface.glance(&mut server.inbox));
+    server.inbox.refuse = false;
+    assert!(!server.interface.glance(&mut server.inbox));
+    server.progress();
+    assert!(server.inbox.failed.is_empty() && server.inbox.messages.is_empty());
+    client.progress_until("the sender hears of it", |inbox| !inbox.failed.is_empty());
+}
+
+#[test]
 fn what_was_sent_before_the_end_arrives() {
     let (mut client, mut one, mut server, two) = two();
     for number in 0..500 {
