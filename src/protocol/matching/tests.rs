@@ -10,6 +10,11 @@ use crate::{
 
 const LINK: LinkId = LinkId::new(0, 1);
 
+/// Steps of a script at most; the interpreter takes milliseconds for each.
+const STEPS: usize = if cfg!(miri) { 60 } else { 600 };
+/// Messages or receives that wait at the same time.
+const MANY: u64 = if cfg!(miri) { 300 } else { 20_000 };
+
 /// Every third was announced.
 impl Message for u64 {
     fn name(&self) -> Option<Name> {
@@ -80,7 +85,7 @@ fn unexpected_steps() -> impl Strategy<Value = UnexpectedStep> {
 
 proptest! {
     #[test]
-    fn posted_receives_match_like_a_list(steps in prop::collection::vec(posted_steps(), 0..600)) {
+    fn posted_receives_match_like_a_list(steps in prop::collection::vec(posted_steps(), 0..STEPS)) {
         let mut queue = PostedQueue::new();
         let mut model: Vec<(Tag, Mask, usize)> = Vec::new();
         let mut ids = Vec::new();
@@ -114,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn unexpected_messages_match_like_a_list(steps in prop::collection::vec(unexpected_steps(), 0..600)) {
+    fn unexpected_messages_match_like_a_list(steps in prop::collection::vec(unexpected_steps(), 0..STEPS)) {
         let mut queue = UnexpectedQueue::new();
         let accounts = accounts();
         let account = |number: u64| accounts[(number % 2) as usize];
@@ -194,10 +199,10 @@ fn an_id_does_not_outlive_its_receive() {
 #[test]
 fn many_tags_are_all_found_again() {
     let mut queue = UnexpectedQueue::new();
-    for number in 0..20_000u64 {
+    for number in 0..MANY {
         queue.push(Tag(number << 32), AccountId::NOBODY, number);
     }
-    for number in (0..20_000u64).rev() {
+    for number in (0..MANY).rev() {
         assert_eq!(
             queue
                 .take_match(Tag(number << 32), Mask::ALL)
@@ -210,17 +215,16 @@ fn many_tags_are_all_found_again() {
 
 #[test]
 fn masked_receives_do_not_hold_each_other_up() {
-    const NUMBER: u64 = 20_000;
     let (even, mut queue) = (Mask(!1), PostedQueue::new());
-    for number in 0..NUMBER {
+    for number in 0..MANY {
         queue.post(Tag(number << 1), even, number);
     }
     queue.store.looked_at.set(0);
-    for number in (0..NUMBER).rev() {
+    for number in (0..MANY).rev() {
         assert_eq!(queue.take_match(Tag(number << 1 | 1)), Some(number));
     }
     assert!(queue.is_empty());
     // Some two for each match, of which each is looked for again when it is taken.
     let looked_at = queue.store.looked_at.get() as u64;
-    assert!(looked_at < 16 * NUMBER, "{looked_at} for {NUMBER} matches");
+    assert!(looked_at < 16 * MANY, "{looked_at} for {MANY} matches");
 }
