@@ -7,7 +7,8 @@
 //!
 //! # Safety
 //! While memory is exposed nothing in this process holds a reference into it: [`Region`] copies through raw pointers. `Exposed` holds the
-//! buffer, so its address stays valid for as long as an `Arc<Exposed>` exists, or one of the buffer.
+//! buffer, so its address stays valid for as long as an `Arc<Exposed>` exists, or one of the buffer. A word that is copied by itself is one atomic
+//! store or load: it may be what others poll.
 #![allow(unsafe_code)]
 
 use std::{
@@ -15,7 +16,7 @@ use std::{
     fmt,
     sync::{
         Arc, Weak,
-        atomic::{Ordering, fence},
+        atomic::{AtomicU32, AtomicU64, Ordering, fence},
     },
     task::Waker,
     time::{Duration, Instant},
@@ -124,8 +125,23 @@ impl Exposed {
     /// Copies into the region, for a peer whose access was checked.
     pub(crate) fn write(&self, offset: usize, source: &[u8]) -> Result<()> {
         let target = self.bounds(offset, source.len())?;
-        // SAFETY: `bounds` checked the target; the source is elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+        let (long, short) = (target.cast::<u64>(), target.cast::<u32>());
+        if let Ok(word) = source.try_into()
+            && long.is_aligned()
+        {
+            // SAFETY: `bounds` checked the word, which is aligned.
+            let to = unsafe { AtomicU64::from_ptr(long) };
+            to.store(u64::from_ne_bytes(word), Ordering::Release);
+        } else if let Ok(word) = source.try_into()
+            && short.is_aligned()
+        {
+            // SAFETY: as above.
+            let to = unsafe { AtomicU32::from_ptr(short) };
+            to.store(u32::from_ne_bytes(word), Ordering::Release);
+        } else {
+            // SAFETY: `bounds` checked the target; the source is elsewhere.
+            unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+        }
         Ok(())
     }
 
@@ -470,8 +486,23 @@ impl Region {
     /// `OutOfBounds`; `Unsupported` when the memory is a device's.
     pub fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
         let source = self.exposed().bounds(offset, target.len())?;
-        // SAFETY: `bounds` checked the source; the target is ours alone. A peer may write meanwhile: bytes may be old or new.
-        unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
+        let (long, short) = (source.cast::<u64>(), source.cast::<u32>());
+        if let Ok(word) = <&mut [u8; 8]>::try_from(&mut *target)
+            && long.is_aligned()
+        {
+            // SAFETY: `bounds` checked the word, which is aligned.
+            let from = unsafe { AtomicU64::from_ptr(long) };
+            *word = from.load(Ordering::Acquire).to_ne_bytes();
+        } else if let Ok(word) = <&mut [u8; 4]>::try_from(&mut *target)
+            && short.is_aligned()
+        {
+            // SAFETY: as above.
+            let from = unsafe { AtomicU32::from_ptr(short) };
+            *word = from.load(Ordering::Acquire).to_ne_bytes();
+        } else {
+            // SAFETY: `bounds` checked the source; the target is ours alone. A peer may write meanwhile: bytes may be old or new.
+            unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
+        }
         Ok(())
     }
 
@@ -675,5 +706,50 @@ impl fmt::Debug for Region {
             .field("len", &self.len())
             .field("access", &self.access())
             .finish()
+    }
+}
+
+#[cfg(all(test, not(wharf_loom)))]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// Words, so that the memory begins at one.
+    fn words() -> BufferMut {
+        let mut memory = vec![0_u64; 2];
+        let address = memory.as_mut_ptr().cast();
+        // SAFETY: the vector owns the sixteen bytes, rides along, and is used by nobody else.
+        unsafe { BufferMut::from_raw(address, 16, memory) }
+    }
+
+    /// A put that comes in a message is written by the worker's thread, while the owner looks for it from another.
+    #[test]
+    fn a_word_is_put_whole_under_who_polls_it() {
+        const LAST: u8 = 250;
+        let table = Arc::new(RegionTable::default());
+        let region = table.expose(words(), Access::READ).expect("a region");
+        let exposed = region.exposed();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=LAST {
+                    exposed.write(0, &[round; 8]).expect("within");
+                    exposed.write(8, &[round; 4]).expect("within");
+                    thread::yield_now();
+                }
+            });
+            let mut last = 0;
+            while last < LAST {
+                let (mut long, mut short) = ([0; 8], [0; 4]);
+                // In the order against that of the writer.
+                region.read_at(8, &mut short).expect("within");
+                region.read_at(0, &mut long).expect("within");
+                let word = region.load::<u64>(0).expect("within").to_ne_bytes();
+                assert!(short == [short[0]; 4] && long == [long[0]; 8] && word == [word[0]; 8]);
+                assert!(last <= short[0] && short[0] <= long[0] && long[0] <= word[0]);
+                last = short[0];
+                thread::yield_now();
+            }
+        });
     }
 }
