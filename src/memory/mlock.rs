@@ -249,7 +249,10 @@ mod tests {
         let registrar = MlockRegistrar::new();
         let held = registrar.register(all, Access::READ).expect("locked");
         drop(memory);
-        for range in [all, AddressRange::new(1 << 46, 4096).expect("a range")] {
+        for range in [
+            all,
+            AddressRange::new(0x57c0_0000_0000, 4096).expect("a range"),
+        ] {
             let error = registrar.register(range, Access::READ).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error:?}");
         }

@@ -45,11 +45,11 @@ impl Anonymous {
         Self::map(ptr::null_mut(), len, 0)
     }
 
-    /// At a place of 1 GiB where the kernel maps nothing by itself, so that it stays free afterwards; nor has the address sanitizer anything there.
+    /// At a place of 1 GiB where the kernel maps nothing by itself, so that it stays free afterwards; nor have sanitizers anything there.
     #[cfg(test)]
     pub(crate) fn apart(len: usize) -> io::Result<Self> {
         use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-        static NEXT: AtomicUsize = AtomicUsize::new(0x2800_0000_0000);
+        static NEXT: AtomicUsize = AtomicUsize::new(0x5900_0000_0000);
         let place = NEXT.fetch_add(1 << 30, Relaxed) as *mut libc::c_void;
         Self::map(place, len, libc::MAP_FIXED_NOREPLACE)
     }

@@ -48,9 +48,9 @@ fn map_of(size: usize, flags: libc::c_int, fd: libc::c_int) -> *mut u8 {
     got.cast()
 }
 
-/// Where the kernel maps nothing by itself: other tests' mappings do not come into its holes.
+/// Where the kernel maps nothing by itself: other tests' mappings do not come into its holes. Nor have sanitizers anything there.
 fn map_apart(size: usize) -> *mut u8 {
-    static NEXT: AtomicU64 = AtomicU64::new(0x2000_0000_0000);
+    static NEXT: AtomicU64 = AtomicU64::new(0x5800_0000_0000);
     let place = NEXT.fetch_add(1 << 30, SeqCst) as *mut libc::c_void;
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
