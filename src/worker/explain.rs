@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::{
     Operation,
+    config::RendezvousScheme,
     transport::{DeviceWays, SmallCopies},
     types::MemoryType,
     worker::{
@@ -125,7 +126,12 @@ impl Peer {
     }
 
     /// How an operation of this length goes between host memories.
-    fn explain_host(&self, operation: Operation, length: usize) -> Explanation {
+    fn explain_host(
+        &self,
+        operation: Operation,
+        length: usize,
+        scheme: RendezvousScheme,
+    ) -> Explanation {
         let name = self.attributes.transport;
         let devices = self.device_ways();
         let direct = self.one_copy.as_ref();
@@ -195,7 +201,9 @@ impl Peer {
                 let eager = format!("longer than {} bytes", self.eager);
                 let (best, measured) = direct
                     .filter(|_| cma)
-                    .map_or((Way::Fragments, None), |direct| direct.ways.known(length));
+                    .map_or((Way::Fragments, None), |direct| {
+                        direct.ways.known(scheme, length)
+                    });
                 if best == Way::OneCopy {
                     let way = "rendezvous, both ends copy, mapped memory or cma";
                     let way = Explanation::way(way.to_owned()).not("eager", eager);
@@ -421,9 +429,10 @@ impl Core {
             slot: self.devices.slot_for(&mine).ok(),
             forbidden,
         };
+        let scheme = self.one_sided.scheme;
         let peer = self.peer(link)?;
         if types.is_empty() {
-            return Some(peer.explain_host(operation, length));
+            return Some(peer.explain_host(operation, length, scheme));
         }
         let way = peer.explain_device(operation, (from, to), length, &side);
         Some(match fragment {

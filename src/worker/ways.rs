@@ -142,6 +142,18 @@ impl Class {
     }
 }
 
+/// The way where nothing is measured: one is pinned, or known to be the better one.
+#[inline]
+fn settled(scheme: RendezvousScheme, length: usize) -> Option<Way> {
+    match scheme {
+        _ if length < LEAST => Some(Way::Fragments),
+        RendezvousScheme::Messages => Some(Way::Fragments),
+        RendezvousScheme::Get | RendezvousScheme::Put => Some(Way::OneCopy),
+        RendezvousScheme::Auto if length > LONGEST => Some(Way::OneCopy),
+        RendezvousScheme::Auto => None,
+    }
+}
+
 /// What a connection has learned.
 #[derive(Debug, Default)]
 pub(crate) struct Ways(Vec<Class>);
@@ -149,13 +161,8 @@ pub(crate) struct Ways(Vec<Class>);
 impl Ways {
     /// The way of a message that begins and could be copied directly.
     pub(crate) fn next(&mut self, scheme: RendezvousScheme, length: usize, mapped: bool) -> Way {
-        match scheme {
-            _ if length < LEAST => Way::Fragments,
-            RendezvousScheme::Messages => Way::Fragments,
-            RendezvousScheme::Get | RendezvousScheme::Put => Way::OneCopy,
-            RendezvousScheme::Auto if length > LONGEST => Way::OneCopy,
-            RendezvousScheme::Auto => self.class(length, mapped).next(length, Instant::now()),
-        }
+        settled(scheme, length)
+            .unwrap_or_else(|| self.class(length, mapped).next(length, Instant::now()))
     }
 
     fn class(&mut self, length: usize, mapped: bool) -> &mut Class {
@@ -168,8 +175,14 @@ impl Ways {
         &mut self.0[index]
     }
 
-    /// For people: the better way of messages of this length as far as is known, and the nanoseconds that each takes for 1 KiB.
-    pub(crate) fn known(&self, length: usize) -> (Way, Option<String>) {
+    /// For people: the way of messages of this length as far as is known, and why: the nanoseconds that each takes for 1 KiB, or the choice of the
+    /// user's.
+    pub(crate) fn known(&self, scheme: RendezvousScheme, length: usize) -> (Way, Option<String>) {
+        if let Some(way) = settled(scheme, length) {
+            let chosen = length >= LEAST && scheme != RendezvousScheme::Auto;
+            let said = || "the rendezvous scheme is chosen by configuration".to_owned();
+            return (way, chosen.then(said));
+        }
         let power = length.max(1).ilog2();
         let class = self.0.iter().find(|class| class.of.0 == power);
         let best = class.map_or_else(
@@ -283,18 +296,26 @@ mod tests {
             }
         }
         assert!(ways.0.is_empty(), "nothing is measured");
+        for (scheme, pinned) in [
+            (RendezvousScheme::Get, Way::OneCopy),
+            (RendezvousScheme::Messages, Way::Fragments),
+        ] {
+            let (way, why) = ways.known(scheme, 64 << 10);
+            assert!(way == pinned && why.is_some_and(|why| why.contains("configuration")));
+        }
     }
 
     #[test]
     fn what_is_known_is_said() {
+        const AUTO: RendezvousScheme = RendezvousScheme::Auto;
         let mut ways = Ways::default();
-        assert_eq!(ways.known(64 << 10), (Way::Fragments, None));
-        assert_eq!(ways.known(1 << 20), (Way::OneCopy, None));
+        assert_eq!(ways.known(AUTO, 64 << 10), (Way::Fragments, None));
+        assert_eq!(ways.known(AUTO, 1 << 20), (Way::OneCopy, None));
         for _ in 0..1000 {
-            ways.next(RendezvousScheme::Auto, 64 << 10, false);
+            ways.next(AUTO, 64 << 10, false);
         }
         assert!(
-            ways.known(65 << 10)
+            ways.known(AUTO, 65 << 10)
                 .1
                 .is_some_and(|said| said.starts_with("measured: "))
         );
