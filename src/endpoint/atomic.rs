@@ -379,16 +379,17 @@ impl<T: Completion<Output = Result<T>>> Future for Atomic<'_, T> {
             match first {
                 First::Over(result) => {
                     this.way = Way::Over;
-                    let done = result.is_ok();
-                    let outcome = match result {
-                        Ok(old) => Outcome::Value(old),
-                        Err(error) => Outcome::Done(Err(error.during(operation))),
+                    let gives_way = begun.over(cx).is_pending();
+                    let old = match result {
+                        Ok(old) => old,
+                        // Told at once: nobody else would tell it.
+                        Err(error) => return Poll::Ready(Err(error.during(operation))),
                     };
-                    if begun.over(cx).is_pending() && done {
-                        this.entered = Some(Entered::over(outcome));
+                    if gives_way {
+                        this.entered = Some(Entered::over(Outcome::Value(old)));
                         return Poll::Pending;
                     }
-                    return Poll::Ready(T::settle(Settled(outcome)));
+                    return Poll::Ready(T::settle(Settled(Outcome::Value(old))));
                 }
                 First::Entered(entered) => this.entered = Some(entered),
             }

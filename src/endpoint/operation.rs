@@ -48,6 +48,7 @@ pub(super) fn wrong() -> Error {
 impl sealed::Sealed for () {}
 impl Completion for () {
     type Output = Result<()>;
+    #[inline]
     fn settle(outcome: Settled) -> Result<()> {
         match outcome.0 {
             Outcome::Done(result) => result,
@@ -62,6 +63,7 @@ macro_rules! words {
         impl sealed::Sealed for $word {}
         impl Completion for $word {
             type Output = Result<$word>;
+            #[inline]
             fn settle(outcome: Settled) -> Result<$word> {
                 match outcome.0 {
                     Outcome::Value(value) => Ok(<$word>::narrow(value)),

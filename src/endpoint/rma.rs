@@ -30,6 +30,7 @@ use crate::{
         device::{admit, admit_target, admit_unstaged},
         engine::Engine,
         operations::{self, Arrival, Outcome, Work},
+        peer::Peer,
         rma::Target,
     },
 };
@@ -192,6 +193,8 @@ impl RemoteRegion {
         &self.target
     }
 
+    /// Whether an operation over this endpoint may have so many bytes of it.
+    #[inline]
     pub(crate) fn check(
         &self,
         endpoint: &Endpoint,
@@ -199,9 +202,21 @@ impl RemoteRegion {
         access: Access,
         operation: Operation,
     ) -> Result<()> {
-        let error = if endpoint.id() != self.endpoint.id()
-            || !std::ptr::eq(endpoint.shared(), self.endpoint.shared())
-        {
+        if self.is_of(endpoint) && self.access.contains(access) && length <= self.length {
+            return Ok(());
+        }
+        Err(self.refusal(endpoint, length, access).during(operation))
+    }
+
+    #[inline]
+    fn is_of(&self, endpoint: &Endpoint) -> bool {
+        endpoint.id() == self.endpoint.id()
+            && std::ptr::eq(endpoint.shared(), self.endpoint.shared())
+    }
+
+    #[cold]
+    fn refusal(&self, endpoint: &Endpoint, length: usize, access: Access) -> Error {
+        if !self.is_of(endpoint) {
             Error::new(
                 ErrorKind::InvalidArgument,
                 "the remote region was imported on another endpoint",
@@ -211,15 +226,12 @@ impl RemoteRegion {
                 ErrorKind::AccessDenied,
                 "the region was not exposed for this access",
             )
-        } else if length > self.length {
+        } else {
             Error::new(
                 ErrorKind::OutOfBounds,
                 format!("{length} bytes for {} bytes of remote memory", self.length),
             )
-        } else {
-            return Ok(());
-        };
-        Err(error.during(operation))
+        }
     }
 }
 
@@ -317,25 +329,31 @@ pub(super) fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operat
     let (link, id) = endpoint.place();
     let window = endpoint.shared().context.config().ops_window.value;
     match engine.core.endpoint(link, id) {
-        None => Err(crate::worker::send::closed().during(operation)),
-        Some(peer) if !peer.is_open() => Err(peer
-            .error()
-            .unwrap_or_else(crate::worker::send::closed)
-            .during(operation)),
-        Some(peer) if peer.posted >= window => Err(Error::new(
+        Some(peer) if peer.is_open() && peer.posted >= window => Err(Error::new(
             ErrorKind::WouldBlock,
             "the window of posted operations is full",
         )
         .during(operation)),
-        Some(_) => Ok(()),
+        Some(peer) if peer.is_open() => Ok(()),
+        peer => Err(ended(peer, operation)),
     }
 }
 
+#[inline]
 pub(super) fn alive(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
-    match window(engine, endpoint, operation) {
-        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
-        result => result,
+    let (link, id) = endpoint.place();
+    match engine.core.endpoint(link, id) {
+        Some(peer) if peer.is_open() => Ok(()),
+        peer => Err(ended(peer, operation)),
     }
+}
+
+/// Why nothing begins on a connection any more.
+#[cold]
+fn ended(peer: Option<&mut Peer>, operation: Operation) -> Error {
+    peer.and_then(|peer| peer.error())
+        .unwrap_or_else(crate::worker::send::closed)
+        .during(operation)
 }
 
 impl<'a> Put<'a> {
@@ -498,8 +516,8 @@ impl<'a> Put<'a> {
     /// Whether it goes in pieces. Short lists are gathered instead.
     #[inline]
     fn is_spread(&self, buffer: &Buffer) -> bool {
-        self.remote.shape.is_some()
-            || buffer.run_within(GATHER).is_none() && !self.is_staged(buffer)
+        let is_long = buffer.list().is_some_and(|list| list.len() > GATHER);
+        self.remote.shape.is_some() || is_long && !self.is_staged(buffer)
     }
 
     /// Whether either end is out of its processor's reach.

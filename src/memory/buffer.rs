@@ -283,15 +283,6 @@ impl Buffer {
         }
     }
 
-    /// The bytes, if they are in one run already or no more than `limit`.
-    #[inline]
-    pub(crate) fn run_within(&self, limit: usize) -> Option<&[u8]> {
-        match &self.0 {
-            Shared::List(list) if list.len() > limit => None,
-            _ => self.as_slice(),
-        }
-    }
-
     /// Where its pieces are, for reading.
     pub(crate) fn extents(&self) -> Vec<Extent> {
         match self.list() {
