@@ -16,20 +16,20 @@ use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::{Buffer, SendBuffer},
     protocol::am,
-    transport::SendError,
     types::{AmId, OpKey, Tag},
     worker::{
         am::{refused, takes_header, try_am},
         device::admit_source,
         engine::Engine,
         operations::{self, Outcome, SendStage},
+        peer::Peer,
         send::host,
     },
 };
 
 use super::{
     Endpoint, Op,
-    attempt::{Attempt, First, conclude, persist},
+    attempt::{Attempt, First, conclude, persist, tried},
     operation::{Completion, Deadline, Entered, Settled},
 };
 
@@ -69,24 +69,31 @@ impl Message<'_> {
             )
             .during(Operation::AmSend)));
         }
-        let Some(header) = header
-            .as_slice()
-            .filter(|_| payload.is_run_within(peer.eager))
-        else {
-            let header = header.check_reachable(Operation::AmSend);
-            let context = &endpoint.shared().context;
-            return match header.and_then(|()| {
-                admit_source(context, peer, payload, self.unstaged, Operation::AmSend)
-            }) {
-                Ok(()) => Attempt::No,
-                Err(error) => Attempt::Over(Err(error)),
-            };
-        };
-        match try_am(peer, self.id, header, payload.len(), || host(payload)) {
-            Ok(()) => Attempt::Over(Ok(())),
-            Err(Some(SendError::Full)) => Attempt::Full,
-            Err(Some(SendError::Failed(error))) => Attempt::Over(Err(error)),
-            Err(None) => Attempt::No,
+        if let (Some(header), Some(data)) = (header.as_run(), payload.as_run())
+            && data.len() <= peer.eager
+        {
+            return tried(try_am(peer, self.id, header, data.len(), || data));
+        }
+        self.attempt_other(endpoint, peer)
+    }
+
+    /// One with a list, memory of a device, or a long payload.
+    #[inline(never)]
+    fn attempt_other(&self, endpoint: &Endpoint, peer: &mut Peer) -> Attempt {
+        let (header, payload) = (self.header.get(), self.payload.get());
+        if let Some(header) = header.as_slice()
+            && payload.is_run_within(peer.eager)
+        {
+            let data = || host(payload);
+            return tried(try_am(peer, self.id, header, payload.len(), data));
+        }
+        let header = header.check_reachable(Operation::AmSend);
+        let context = &endpoint.shared().context;
+        match header
+            .and_then(|()| admit_source(context, peer, payload, self.unstaged, Operation::AmSend))
+        {
+            Ok(()) => Attempt::No,
+            Err(error) => Attempt::Over(Err(error)),
         }
     }
 

@@ -4,6 +4,7 @@ use std::task::{Context, Poll};
 
 use crate::{
     error::Result,
+    transport::SendError,
     worker::{door::Begun, engine::Engine, operations::Outcome},
 };
 
@@ -20,6 +21,17 @@ pub(super) enum Attempt {
     Full,
     /// Not a message for this way.
     No,
+}
+
+/// What a message that was tried at once came to.
+#[inline(always)]
+pub(super) fn tried(result: std::result::Result<(), Option<SendError>>) -> Attempt {
+    match result {
+        Ok(()) => Attempt::Over(Ok(())),
+        Err(Some(SendError::Full)) => Attempt::Full,
+        Err(Some(SendError::Failed(error))) => Attempt::Over(Err(error)),
+        Err(None) => Attempt::No,
+    }
 }
 
 /// Tries again for a moment, where there was no room: a full link that the peer is emptying has room again in less time than it takes to enter

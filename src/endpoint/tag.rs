@@ -13,7 +13,6 @@ use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::{Buffer, BufferMut, ReceiveBuffer, SendBuffer},
     protocol::matching::Arrival as Order,
-    transport::SendError,
     types::{EndpointId, Mask, OpKey, Priority, Tag},
     worker::{
         core::truncated,
@@ -28,7 +27,7 @@ use crate::{
 
 use super::{
     Endpoint, Op, Worker,
-    attempt::{Attempt, First, conclude, persist},
+    attempt::{Attempt, First, conclude, persist, tried},
     operation::{Completion, Deadline, Entered, Settled},
 };
 
@@ -205,12 +204,7 @@ impl TagSend<'_> {
             && let Some(data) = buffer.as_run()
             && data.len() <= peer.eager
         {
-            return match try_eager(peer, self.tag, data.len(), || data) {
-                Ok(()) => Attempt::Over(Ok(())),
-                Err(Some(SendError::Full)) => Attempt::Full,
-                Err(Some(SendError::Failed(error))) => Attempt::Over(Err(error)),
-                Err(None) => Attempt::No,
-            };
+            return tried(try_eager(peer, self.tag, data.len(), || data));
         }
         self.attempt_other(peer)
     }
@@ -220,12 +214,7 @@ impl TagSend<'_> {
     fn attempt_other(&self, peer: &mut Peer) -> Attempt {
         let buffer = self.buffer.get();
         if !self.sync && buffer.is_run_within(peer.eager) {
-            return match try_eager(peer, self.tag, buffer.len(), || host(buffer)) {
-                Ok(()) => Attempt::Over(Ok(())),
-                Err(Some(SendError::Full)) => Attempt::Full,
-                Err(Some(SendError::Failed(error))) => Attempt::Over(Err(error)),
-                Err(None) => Attempt::No,
-            };
+            return tried(try_eager(peer, self.tag, buffer.len(), || host(buffer)));
         }
         match admit_source(
             &self.endpoint.shared().context,
