@@ -2,11 +2,12 @@
 //!
 //! # Safety
 //! The addresses lie where neither the kernel nor an allocator puts anything by itself, and are never mapped over something. The two threads
-//! have the page in turns. [`Unchecked`] leaves out what its monitor promises, in a process of its own whose device only reads.
+//! have the page in turns. [`Unchecked`] leaves out what its monitor promises, in a process of its own whose device only reads. The calls to the
+//! scheduler read what they are given, which lives meanwhile.
 #![allow(unsafe_code)]
 
 use std::{
-    hint, ptr,
+    fs, hint, ptr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::SeqCst},
@@ -37,8 +38,9 @@ const TURNS: u64 = if cfg!(debug_assertions) {
 } else {
     100_000
 };
-/// Turns between two signs of life.
+/// Turns between two signs of life, and where each may take some ten milliseconds.
 const ROUND: u64 = 2000;
+const SHORT_ROUND: u64 = 4;
 
 /// A monitor whose question whether all has been told is not asked.
 #[derive(Debug)]
@@ -118,8 +120,8 @@ fn round(
     stale.into_inner()
 }
 
-/// In the child: `turns` turns, with a sign of life now and then.
-fn play(monitor: Arc<dyn MemoryMonitor>, turns: u64, tell: impl Fn(String)) {
+/// In the child: [`TURNS`], or until old bytes were seen where that is `enough`, with a sign of life now and then.
+fn play(monitor: Arc<dyn MemoryMonitor>, enough: bool, tell: impl Fn(String)) {
     let Some(device) = UringRegistrar::or_say(64) else {
         return tell("done: not run: no device".to_owned());
     };
@@ -129,13 +131,16 @@ fn play(monitor: Arc<dyn MemoryMonitor>, turns: u64, tell: impl Fn(String)) {
         RegistrationCacheOptions::default().max_regions(32),
     )
     .expect("a cache");
-    let mut stale = 0;
-    for first in (0..turns).step_by(ROUND as usize) {
-        stale += round(&cache, &device, first, ROUND.min(turns - first));
+    let (mut stale, mut done) = (0, 0);
+    let round_of = if enough { SHORT_ROUND } else { ROUND };
+    while done < TURNS && !(enough && stale > 0) {
+        let next = round_of.min(TURNS - done);
+        stale += round(&cache, &device, done, next);
+        done += next;
         tell("on".to_owned());
     }
     tell(format!(
-        "done: {stale} stale of {turns}; {:?}",
+        "done: {stale} stale of {done}; {:?}",
         cache.statistics()
     ));
 }
@@ -167,7 +172,7 @@ fn no_stale_hit() {
     if let Some(parent) = child("checked") {
         let tell = |line| parent.say(line);
         if let Some(monitor) = userfaultfd(&tell) {
-            play(monitor, TURNS, tell);
+            play(monitor, false, tell);
         }
         return;
     }
@@ -178,13 +183,58 @@ fn no_stale_hit() {
     );
 }
 
+/// Has the thread that reads the events run only when a processor has nothing else to do, and keeps the one busy that it may run on: what it is
+/// told of is then older than the other side's next map.
+fn hold_back_the_reader() {
+    let tasks = fs::read_dir("/proc/self/task").expect("the threads");
+    let reader = tasks
+        .map(|task| task.expect("a thread"))
+        .find(|task| {
+            let name = fs::read_to_string(task.path().join("comm"));
+            name.is_ok_and(|name| name.trim() == "wharf-uffd")
+        })
+        .expect("who reads the events");
+    let reader = reader.file_name().into_string().expect("a number");
+    let reader: i32 = reader.parse().expect("a number");
+    // SAFETY: all zeros are a set without processors, and a policy's least priority.
+    let (mut cpus, least): (libc::cpu_set_t, libc::sched_param) = unsafe { std::mem::zeroed() };
+    let size = size_of::<libc::cpu_set_t>();
+    // SAFETY: the set is written here, and of that size.
+    let asked = unsafe { libc::sched_getaffinity(0, size, &mut cpus) };
+    // SAFETY: the places asked for are within the set.
+    let allowed = |cpu: &usize| unsafe { libc::CPU_ISSET(*cpu, &cpus) };
+    let last = (0..libc::CPU_SETSIZE as usize).rfind(allowed);
+    let last = last.filter(|_| asked == 0).expect("a processor");
+    // SAFETY: as above.
+    unsafe { libc::CPU_ZERO(&mut cpus) };
+    // SAFETY: as above.
+    unsafe { libc::CPU_SET(last, &mut cpus) };
+    let pin = move |thread| {
+        // SAFETY: the set is read only, and of that size.
+        let done = unsafe { libc::sched_setaffinity(thread, size, &cpus) };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    };
+    pin(reader);
+    // SAFETY: the parameters are read only.
+    let done = unsafe { libc::sched_setscheduler(reader, libc::SCHED_IDLE, &least) };
+    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    // It ends with the process.
+    thread::spawn(move || {
+        pin(0);
+        loop {
+            hint::spin_loop();
+        }
+    });
+}
+
 /// The race is one.
 #[test]
 fn stale_hits_without_the_check() {
     if let Some(parent) = child("unchecked") {
         let tell = |line| parent.say(line);
         if let Some(monitor) = userfaultfd(&tell) {
-            play(Arc::new(Unchecked(monitor)), TURNS / 5, tell);
+            hold_back_the_reader();
+            play(Arc::new(Unchecked(monitor)), true, tell);
         }
         return;
     }
