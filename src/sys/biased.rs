@@ -18,8 +18,7 @@
 //!
 //! # Safety
 //! The value is reached through a guard alone. A guard exists while its thread is inside and was the owner after it said so, or while it
-//! holds the slow lock and has seen that there is no owner, or that the owner is outside. Guards are not `Send`. The futex calls read one word, which
-//! lives as long as the lock.
+//! holds the slow lock and has seen that there is no owner, or that the owner is outside. Guards are not `Send`.
 #![allow(unsafe_code)]
 
 use std::{
@@ -28,8 +27,8 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
-use super::membarrier;
-use crate::util::loom::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, UnsafeCell};
+use super::{futex::Futex, membarrier};
+use crate::util::loom::{AtomicU64, Mutex, MutexGuard, Ordering, UnsafeCell, spin_loop};
 
 /// Times in a row that a thread takes the slow lock before it becomes the owner.
 const STREAK: u32 = if cfg!(wharf_loom) { 1 } else { 32 };
@@ -41,7 +40,7 @@ const PAYS: u32 = 1024;
 const OWNERS: usize = if cfg!(wharf_loom) { 2 } else { 16 };
 const PLACES: u64 = OWNERS as u64;
 /// Looks at an owner that is inside before the other thread sleeps.
-const LOOKS: u32 = 64;
+const LOOKS: u32 = if cfg!(wharf_loom) { 1 } else { 64 };
 
 /// How the two sides keep their stores and loads in order.
 pub(crate) trait Barrier {
@@ -76,7 +75,7 @@ pub(crate) struct Biased<T, B = Membarrier> {
     owner: AtomicU64,
     /// Odd while a thread is inside as the owner. Each word is one thread's, for the life of the lock: one that lost the ownership just before it
     /// says that it is inside must not say so for another.
-    inside: [AtomicU32; OWNERS],
+    inside: [Futex; OWNERS],
     slow: Mutex<State>,
     value: UnsafeCell<T>,
     barrier: PhantomData<fn() -> B>,
@@ -142,7 +141,7 @@ impl<T, B: Barrier> Biased<T, B> {
         let needed = if B::available() { STREAK } else { u32::MAX };
         Self {
             owner: AtomicU64::new(0),
-            inside: std::array::from_fn(|_| AtomicU32::new(0)),
+            inside: std::array::from_fn(|_| Futex::new(0)),
             slow: Mutex::new(State {
                 last: 0,
                 streak: 0,
@@ -156,7 +155,7 @@ impl<T, B: Barrier> Biased<T, B> {
     }
 
     #[inline(always)]
-    fn inside(&self, owner: u64) -> &AtomicU32 {
+    fn inside(&self, owner: u64) -> &Futex {
         &self.inside[(owner % PLACES) as usize]
     }
 
@@ -185,7 +184,7 @@ impl<T, B: Barrier> Biased<T, B> {
                 };
             }
             inside.store(count.wrapping_add(2), Ordering::Release);
-            wake(inside);
+            inside.wake();
         }
         self.lock_slowly(name)
     }
@@ -263,7 +262,7 @@ impl<T, B: Barrier> Drop for Guard<'_, T, B> {
         // Taken away meanwhile: somebody may sleep until this thread is outside. Who took it away had every thread pass a barrier after
         // that, so either this look sees it, or the store above was seen.
         if lock.owner.load(Ordering::Relaxed) != self.owner {
-            wake(inside);
+            inside.wake();
         }
     }
 }
@@ -296,52 +295,19 @@ fn twice() -> ! {
     panic!("locked twice by one thread")
 }
 
-/// Wakes who sleeps until this owner is outside.
-#[cfg(not(wharf_loom))]
-#[cold]
-#[inline(never)]
-fn wake(inside: &AtomicU32) {
-    // SAFETY: wakes who waits on the word, which lives; nothing else.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            inside.as_ptr(),
-            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
-            i32::MAX,
-        );
-    }
-}
-
 /// Returns when the owner may be outside.
-#[cfg(not(wharf_loom))]
-fn wait(inside: &AtomicU32) {
-    let mut count = inside.load(Ordering::Relaxed);
+fn wait(inside: &Futex) {
     for _ in 0..LOOKS {
-        if count.is_multiple_of(2) {
+        if inside.load(Ordering::Relaxed).is_multiple_of(2) {
             return;
         }
-        std::hint::spin_loop();
-        count = inside.load(Ordering::Relaxed);
+        spin_loop();
     }
-    // SAFETY: the word lives; the kernel compares it and sleeps only while it is this.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            inside.as_ptr(),
-            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-            count,
-            std::ptr::null::<libc::timespec>(),
-        );
+    let count = inside.load(Ordering::Relaxed);
+    // An owner that went outside at the last moment wakes nobody any more: nobody may sleep until it goes there again.
+    if !count.is_multiple_of(2) {
+        inside.wait(count);
     }
-}
-
-#[cfg(wharf_loom)]
-fn wake(_inside: &AtomicU32) {}
-
-#[cfg(wharf_loom)]
-fn wait(_inside: &AtomicU32) {
-    let _ = LOOKS;
-    loom::thread::yield_now();
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub(crate) mod biased;
 pub(crate) mod eventfd;
 pub(crate) mod fd_passing;
 pub(crate) mod fork;
+pub(crate) mod futex;
 pub(crate) mod identity;
 pub(crate) mod libraries;
 pub(crate) mod mappings;

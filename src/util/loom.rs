@@ -80,6 +80,27 @@ mod model {
             self.0.lock().expect("no panic under a lock")
         }
     }
+
+    /// `loom`'s condition, the same way.
+    #[derive(Debug)]
+    pub(crate) struct Condvar(loom::sync::Condvar);
+
+    impl Condvar {
+        /// Nobody waits.
+        pub(crate) fn new() -> Self {
+            Self(loom::sync::Condvar::new())
+        }
+
+        /// Gives the lock back, and takes it again once it is notified.
+        pub(crate) fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+            self.0.wait(guard).expect("no panic under a lock")
+        }
+
+        /// Wakes all who wait.
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
 }
 
 /// A sequentially consistent fence. On x86-64 a locked instruction on the own stack, which costs half of the `mfence` that `fence` becomes.
