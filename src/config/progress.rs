@@ -28,8 +28,8 @@ use super::{did_you_mean, value};
     "UCP_WAKEUP_EDGE"
 ))]
 pub enum Progress {
-    /// Spins while that pays, as measured over the last waits, for at most 20 µs at a time; then parks. For byte streams the worker looks on
-    /// for up to 50 µs more, between the turns of other tasks, while that pays.
+    /// Looks while that pays, as measured over the last waits: the future itself for some microseconds and 20 µs at the most, and then the
+    /// worker between the turns of other tasks, for 20 µs and for byte streams 50 µs; then it sleeps.
     #[default]
     Adaptive,
     /// Spins for this long, then parks. For a millisecond at the most before the runtime's timers and sockets have their turn.

@@ -7,7 +7,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Instant,
 };
 
 use crate::{
@@ -177,7 +176,6 @@ impl Drop for Wait<'_> {
 pub(crate) struct Waiting {
     /// Its place among those who wait at the region.
     key: Option<usize>,
-    since: Option<Instant>,
 }
 
 impl Waiting {
@@ -196,13 +194,9 @@ impl Waiting {
         let arrived = || exposed.value().filter(|value| reached(*value, at_least));
         if let Some(value) = arrived() {
             begun.count(cx);
-            if let Some(since) = self.since.take() {
-                shared.spin.learn(since.elapsed());
-            }
             return Poll::Ready(Ok(value));
         }
         let key = Cell::new(self.key);
-        let since = Cell::new(self.since);
         let result = begun.drive(
             cx,
             |engine| {
@@ -222,7 +216,6 @@ impl Waiting {
                 }
             },
             |engine, waker| {
-                since.set(since.get().or_else(|| Some(Instant::now())));
                 key.set(Some(exposed.leave_waiter(key.get(), at_least, waker)));
                 if arrived().is_some() {
                     // Raised by another worker, or in memory, which may not have seen the waker.
@@ -231,12 +224,6 @@ impl Waiting {
             },
         );
         self.key = key.get();
-        self.since = since.get();
-        if result.is_ready()
-            && let Some(since) = self.since.take()
-        {
-            shared.spin.learn(since.elapsed());
-        }
         result
     }
 

@@ -548,7 +548,6 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
                     };
                     if let Some(entry) = engine.core.operations.get(entered) {
                         entry.waker.leave(waker);
-                        entry.since.get_or_insert_with(std::time::Instant::now);
                         if entry.outcome.is_some() {
                             // A message that a dropped receive put back during the last look: nobody else will tell.
                             engine.core.wakes.push(waker.clone());

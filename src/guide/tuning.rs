@@ -35,9 +35,10 @@
 //!
 //! # The two questions of a spinning worker
 //!
-//! [`Progress::Adaptive`](crate::Progress::Adaptive) measures its waits and spins while their mean is below 20 µs ([`mean_wait`](crate::WorkerMetrics::mean_wait)).
-//! Otherwise it sleeps, but for one wait in thirty or so, which it looks after for up to 80 µs: two peers that sleep for each
-//! other's messages find out that they need not.
+//! [`Progress::Adaptive`](crate::Progress::Adaptive) measures its waits and looks for what comes while their mean is below 20 µs
+//! ([`mean_wait`](crate::WorkerMetrics::mean_wait)): a future for as long as that has had success of late, and then, parked, leaves it to the worker's own
+//! task, between the turns of others. Otherwise it sleeps, but for a millisecond in each 33 by the clock, in which it looks for up
+//! to 80 µs: two peers that sleep for each other's messages find out that they need not.
 //! So a request and its answer over shared memory never sleep, and a server that waits for the next request sleeps at once. `found_spinning` against `parked`
 //! says which of the two a worker lives in.
 //!

@@ -192,7 +192,7 @@ impl<T, B: Barrier> Biased<T, B> {
     #[cold]
     #[inline(never)]
     fn lock_slowly(&self, name: u64) -> Guard<'_, T, B> {
-        let mut state = self.slow.lock();
+        let mut state = self.wait_for_slow();
         let owner = self.owner.load(Ordering::Relaxed);
         if owner != 0 {
             self.take_away(owner, &mut state);
@@ -208,6 +208,17 @@ impl<T, B: Barrier> Biased<T, B> {
             owner: 0,
             here: PhantomData,
         }
+    }
+
+    /// Whoever has it is through in less than a microsecond as a rule, and falling asleep and being woken takes many.
+    fn wait_for_slow(&self) -> MutexGuard<'_, State> {
+        for _ in 0..LOOKS {
+            if let Some(state) = self.slow.try_lock() {
+                return state;
+            }
+            spin_loop();
+        }
+        self.slow.lock()
     }
 
     #[cold]

@@ -79,6 +79,11 @@ mod model {
         pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
             self.0.lock().expect("no panic under a lock")
         }
+
+        /// Locks it, if nobody else has it.
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.0.try_lock().ok()
+        }
     }
 
     /// `loom`'s condition, the same way.

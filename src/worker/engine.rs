@@ -58,6 +58,8 @@ pub(crate) struct Engine {
     latest: usize,
     /// What was looked for was there at the first look: what is looked for next may be as well.
     runs: bool,
+    /// How often it was not, and came within the lap.
+    pub(crate) late: u64,
     /// Tasks that were woken, less the times that a future has given way to them since.
     pub(crate) woken: usize,
     /// For loops that are not Tokio's.
@@ -71,6 +73,7 @@ impl Engine {
             happened: 0,
             latest: 0,
             runs: false,
+            late: 0,
             woken: 0,
             watch: Watch::new(&poll)?,
             core,
@@ -260,12 +263,15 @@ impl Engine {
 
     #[inline(never)]
     fn passes(&mut self, mut done: impl FnMut(&mut Core) -> bool) {
+        let mut waited = false;
         for pass in 0..PEEKS {
-            self.progress();
+            let moved = self.progress();
             if done(&mut self.core) {
                 self.runs = pass == 0;
+                self.late += u64::from(waited);
                 return;
             }
+            waited |= moved == 0;
             std::hint::spin_loop();
         }
         self.runs = false;

@@ -121,7 +121,7 @@ pub struct WorkerMetrics {
     pub refused_by_check: u64,
     /// Connections of peers that did not say who they are in time, or made way for others while they said nothing.
     pub refused_silent: u64,
-    /// The mean of the last waits, those asleep included; zero unless the worker is [adaptive](crate::Progress::Adaptive).
+    /// The mean of the last waits that were looked after, 80 µs for one in vain; zero unless the worker is [adaptive](crate::Progress::Adaptive).
     pub mean_wait: Duration,
 }
 

@@ -1,6 +1,6 @@
 //! The table of operations in flight. Each entry owns all that its operation touches; a future is only a key into it.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use slab::Slab;
 
@@ -363,7 +363,6 @@ pub(crate) struct Entry {
     place: Option<u32>,
     pub(crate) waker: WakerSlot,
     pub(crate) detached: bool,
-    pub(crate) since: Option<Instant>,
     pub(crate) outcome: Option<Outcome>,
     pub(crate) work: Work,
     pub(crate) priority: Priority,
@@ -421,7 +420,6 @@ impl Operations {
             place: None,
             waker: WakerSlot::default(),
             detached,
-            since: None,
             outcome: None,
             work,
             priority: Priority::Normal,

@@ -101,7 +101,7 @@ impl Reactor {
         let overdue = self.unpolled;
         self.unpolled |= polled;
         let driven = std::mem::replace(&mut self.seen, engine.laps) != engine.laps;
-        if self.linger(&mut engine, rung) {
+        if self.linger(&mut engine, rung, driven) {
             engine.reactor_due = true;
             shared.leave(engine);
             return Next::Again;
@@ -146,9 +146,11 @@ impl Reactor {
 
 impl Reactor {
     /// Looks for those who left that to it. `true`: once more, after the others' turns.
-    fn linger(&mut self, engine: &mut Engine, rung: bool) -> bool {
+    fn linger(&mut self, engine: &mut Engine, rung: bool, driven: bool) -> bool {
         if let Some(window) = engine.linger.take() {
             self.lingering = Some((Instant::now(), window));
+        } else if driven {
+            self.lingering = None;
         }
         let Some((since, window)) = self.lingering else {
             return false;
@@ -164,6 +166,7 @@ impl Reactor {
         // One pass that finds nothing: others may be ready, and over sockets it is a system call.
         if engine.progress() > 0 {
             pass(engine);
+            self.shared.spin.found_lingering(since.elapsed());
             self.lingering = Some((Instant::now(), window));
             return true;
         }
@@ -171,6 +174,7 @@ impl Reactor {
             return true;
         }
         self.lingering = None;
+        self.shared.spin.in_vain();
         false
     }
 }

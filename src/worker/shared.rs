@@ -4,11 +4,11 @@
 //! poll ─▶ lock ─▶ disarm ─▶ is it there? ─▶ one pass ─▶ is it there? ─▶ unlock ─▶ Ready
 //!            ▲                                              │ no
 //!            └───────── lap, while the window lasts ◀───────┤
-//!                                                           ▼ window over
-//!                                     leave the waker in the table, arm, one more look, unlock, Pending
+//!                                                           ▼ window over, or others were woken
+//!                leave the waker in the table; let the reactor linger, or arm and look once more; unlock, Pending
 //! ```
 //!
-//! Whoever parks has armed. Whoever leaves with something else still pending asks the reactor to look after it.
+//! Whoever parks has armed, or has the reactor look ([`SpinPolicy`]). Whoever leaves with something else still pending asks the reactor to look after it.
 
 use std::{
     future::Future,
@@ -19,7 +19,7 @@ use std::{
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     task::{Context as TaskContext, Poll, Waker},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use futures::task::AtomicWaker;
@@ -186,35 +186,50 @@ impl Shared {
             self.begin_lap(&mut engine);
             if let Some(result) = attempt(&mut engine) {
                 match spin.has_spun() {
-                    false => engine.core.counts.found_at_once += 1,
+                    false => {
+                        engine.core.counts.found_at_once += 1;
+                        // Most likely one of those.
+                        engine.woken = engine.woken.saturating_sub(1);
+                    }
                     true => engine.core.counts.found_spinning += 1,
                 }
                 self.leave(engine);
                 self.completed(&spin, cx);
                 return Poll::Ready(result);
             }
-            let looks_on = self.spin.again(&mut spin);
-            if looks_on && engine.woken == 0 {
+            // Those who were woken may wait for this thread.
+            if self.spin.again(&mut spin) && engine.woken == 0 {
                 self.leave_lap(engine);
                 continue;
             }
             park(&mut engine, cx.waker());
-            if looks_on || self.spin.is_busy() {
-                // Those who were woken may wait for this thread. Each has its turn before anybody goes on looking; where they run on
-                // another thread, that costs no more than a turn for each.
-                engine.woken = engine.woken.saturating_sub(1);
+            engine.woken = 0;
+            if self.spin.is_busy() {
                 self.leave_lap(engine);
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            if self.spin.is_thread() || engine.arm() {
-                engine.core.counts.parked += 1;
+            if self.parks(&mut engine, self.spin.lingers()) {
                 self.leave(engine);
                 return Poll::Pending;
             }
             // Something arrived between the last look and the arming.
             self.leave_lap(engine);
         }
+    }
+
+    /// A future is about to sleep, and has left its waker. `false`: something is here already.
+    fn parks(&self, engine: &mut Engine, lingers: Option<Duration>) -> bool {
+        if lingers.is_some() {
+            engine.linger = lingers;
+            engine.disarm();
+            // It may be taking a nap.
+            engine.reactor_due = false;
+        } else if !self.spin.is_thread() && !engine.arm() {
+            return false;
+        }
+        engine.core.counts.parked += 1;
+        true
     }
 
     /// As [`Shared::drive`], for a task that may have other things to do before what it waits for can come: unless looking longer has had
@@ -251,19 +266,12 @@ impl Shared {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            engine.linger = self.linger.parked(luck);
-            if engine.linger.is_some() {
-                engine.disarm();
-                // It may be taking a nap.
-                engine.reactor_due = false;
-            } else if !self.spin.is_thread() && !engine.arm() {
-                // Something arrived between the look and the arming.
-                self.leave_lap(engine);
-                continue;
+            if self.parks(&mut engine, self.linger.parked(luck)) {
+                self.leave(engine);
+                return Poll::Pending;
             }
-            engine.core.counts.parked += 1;
-            self.leave(engine);
-            return Poll::Pending;
+            // Something arrived between the look and the arming.
+            self.leave_lap(engine);
         }
     }
 
@@ -302,7 +310,8 @@ impl Shared {
 
     #[cold]
     fn account(&self, count: u32, cx: &mut TaskContext<'_>) {
-        self.spin.learn(std::time::Duration::ZERO);
+        let late = self.with(|engine| std::mem::take(&mut engine.late));
+        self.spin.found_in_a_lap(late);
         if count.is_multiple_of(COOP_EVERY * 32) {
             self.with(|engine| {
                 engine.poll_fds();
@@ -318,9 +327,14 @@ impl Shared {
     #[inline]
     fn completed(&self, spin: &Spin, cx: &mut TaskContext<'_>) {
         match spin.waited() {
-            None => self.count(cx),
+            None => {
+                if spin.has_spun() {
+                    self.spin.found_looking(Duration::ZERO);
+                }
+                self.count(cx);
+            }
             Some((waited, now)) => {
-                self.spin.learn_looking(waited);
+                self.spin.found_looking(waited);
                 turn::completed(now, cx);
             }
         }
@@ -359,9 +373,6 @@ impl Shared {
                 match engine.core.operations.get(key) {
                     Some(entry) => {
                         entry.outcome.as_ref()?;
-                        if let Some(since) = entry.since {
-                            self.spin.learn(since.elapsed());
-                        }
                         engine.core.take_outcome(key)
                     }
                     // Taken already; a future polled after its end.
@@ -374,7 +385,6 @@ impl Shared {
             |engine, waker| {
                 if let Some(entry) = engine.core.operations.get(key) {
                     entry.waker.leave(waker);
-                    entry.since.get_or_insert_with(Instant::now);
                 }
             },
         )

@@ -1,47 +1,65 @@
-//! How long a future looks before it sleeps.
+//! How long a future looks before it sleeps, and who looks after that.
 //!
-//! A window shorter than the peer's own wake-up (8 to 9 µs, and 45 µs, seen in November 2026 on two virtual machines) makes both
-//! ends sleep on every message, so there is either hardly any window or a long one.
+//! ```text
+//! a future waits ─▶ it looks itself, for some four times as long as such looks have taken of late
+//!                     │ nothing, or it has woken others, or its last looks found nothing
+//!                     ▼
+//!                   it parks ─▶ the reactor lingers: one pass between the turns of other tasks
+//!                                 │ nothing for 20 µs, or that has not paid of late
+//!                                 ▼
+//!                               armed: who sends next rings
+//! ```
 //!
-//! Two peers that sleep for each other's messages wait for long because they sleep, and would go on. So now and then, at random, each looks
-//! for some waits in a row as if it paid; when both happen to do so at once, a few short waits show them that it does.
+//! Whether another task is ready to run is not to be known from Tokio, and what is awaited may have to come from such a task: so a future holds
+//! its thread only while that has had success.
+//!
+//! A window shorter than the peer's own wake-up (8 to 9 µs, and 45 µs, seen in November 2026 on two virtual machines) makes both ends sleep on every
+//! message. And two peers that sleep for each other's messages wait for long because they sleep, and would go on. So at certain times by the clock,
+//! which both have, each lingers as if it paid; a few short waits show them that it does.
 
 use std::{
-    hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use crate::{config::Progress, worker::turn};
 
-/// The window while spinning pays, and the mean wait up to which it does.
+/// The mean wait up to which looking pays, and for how long the worker then looks in all.
 const CAP: Duration = Duration::from_micros(20);
 /// A longer wait counts as this one: a long rest is one wait that did not pay, not a thousand.
 const LONGEST: Duration = Duration::from_micros(80);
-/// The window of a trial: longer than a peer takes to wake up. Of so many waits that are not looked after, one begins a run
-/// of trials, and how many those are.
+/// For how long at least a future looks itself, where it does.
+const LEAST: Duration = Duration::from_micros(2);
+/// Looks of futures that may fail in a row until most futures leave looking to the reactor; of so many waits one tries all the same.
+const CREDIT: u32 = 8;
+const TRIES_EVERY: u32 = 32;
+/// The window of a trial: longer than a peer takes to wake up.
 const TRIAL: Duration = LONGEST;
-const TRIAL_EVERY: u64 = 512;
-const TRIAL_RUN: u32 = 16;
+/// Trials are made in the first millisecond of each 33 by the system's clock, which both ends of a connection have: so they make them
+/// together.
+const MOMENT: u32 = 20;
+const BETWEEN: u32 = 25;
 /// The same for the reactor, which looks between the turns of other tasks and so holds nobody up.
 const LINGER: Duration = Duration::from_micros(50);
 /// Of so many waits on the reactor, this many are looked after for the whole window whatever the mean says: two peers that have both gone to sleep for
 /// each other's messages find out that they need not.
 const TRIALS: (u32, u32) = (16, 256);
-/// The window when it does not.
-const GLANCE: Duration = Duration::from_micros(1);
 /// Laps between two looks at the clock (40 ns each).
 const LAPS: u32 = 4;
 
 #[derive(Debug)]
 pub(crate) struct SpinPolicy {
     progress: Progress,
-    /// Exponential mean of the waits of this worker, parked time included, in nanoseconds.
+    /// Exponential mean of the waits that were looked after, in nanoseconds.
     mean: AtomicU64,
-    /// Waits that are still to be looked after although it does not seem to pay.
-    trials: AtomicU32,
-    /// What says when the next trials begin: never zero.
-    dice: AtomicU64,
+    /// The same of those that ended while their future looked itself.
+    held: AtomicU64,
+    /// How many of these looks may fail.
+    credit: AtomicU32,
+    /// Waits since the last one that was looked after without credit.
+    passed: AtomicU32,
+    /// When a trial has failed: not again at that time.
+    failed: AtomicU64,
 }
 
 impl SpinPolicy {
@@ -49,50 +67,56 @@ impl SpinPolicy {
         Self {
             progress,
             mean: AtomicU64::new(0),
-            trials: AtomicU32::new(0),
-            dice: AtomicU64::new(RandomState::new().hash_one(0) | 1),
+            held: AtomicU64::new(0),
+            credit: AtomicU32::new(CREDIT),
+            passed: AtomicU32::new(0),
+            failed: AtomicU64::new(u64::MAX),
         }
     }
 
-    /// For how long the wait that begins is looked after.
-    fn window(&self) -> Duration {
+    /// For how long a future looks itself, in the wait that begins.
+    fn window(&self, has_luck: impl FnOnce() -> bool) -> Duration {
         match self.progress {
-            Progress::Adaptive if self.mean() <= CAP => CAP,
-            Progress::Adaptive if self.tries() => TRIAL,
-            Progress::Adaptive => GLANCE,
+            Progress::Adaptive if self.pays() && has_luck() => {
+                let held = Duration::from_nanos(self.held.load(Ordering::Relaxed));
+                (held * 4).clamp(LEAST, CAP)
+            }
             Progress::Spin(window) => window,
             Progress::Busy => CAP,
             _ => Duration::ZERO,
         }
     }
 
-    /// Whether this wait is a trial.
-    fn tries(&self) -> bool {
-        let left = self.trials.load(Ordering::Relaxed);
-        if left > 0 {
-            self.trials.store(left - 1, Ordering::Relaxed);
+    fn has_luck(&self) -> bool {
+        if self.credit.load(Ordering::Relaxed) > 0 {
             return true;
         }
-        // Marsaglia's xorshift64 with the triple 13, 7, 17.
-        let mut dice = self.dice.load(Ordering::Relaxed);
-        dice ^= dice << 13;
-        dice ^= dice >> 7;
-        dice ^= dice << 17;
-        self.dice.store(dice, Ordering::Relaxed);
-        let begins = dice.is_multiple_of(TRIAL_EVERY);
-        if begins {
-            self.trials.store(TRIAL_RUN - 1, Ordering::Relaxed);
+        let passed = self.passed.load(Ordering::Relaxed).wrapping_add(1);
+        self.passed.store(passed, Ordering::Relaxed);
+        passed.is_multiple_of(TRIES_EVERY)
+    }
+
+    /// For how long the reactor looks for a future that parks, between the turns of other tasks. `None`: not at all.
+    pub(crate) fn lingers(&self) -> Option<Duration> {
+        self.lingers_at(moment)
+    }
+
+    fn lingers_at(&self, moment: impl FnOnce() -> Option<u64>) -> Option<Duration> {
+        match self.progress {
+            Progress::Adaptive if self.pays() => Some(CAP),
+            Progress::Adaptive => moment()
+                .is_some_and(|moment| moment != self.failed.load(Ordering::Relaxed))
+                .then_some(TRIAL),
+            _ => None,
         }
-        begins
     }
 
     /// Whether looking before sleeping pays, as far as is known.
     #[inline]
     pub(crate) fn pays(&self) -> bool {
         match self.progress {
-            Progress::Thread => false,
             Progress::Adaptive => self.mean() <= CAP,
-            Progress::Spin(window) => window > GLANCE,
+            Progress::Spin(window) => !window.is_zero(),
             Progress::Busy => true,
             _ => false,
         }
@@ -110,31 +134,43 @@ impl SpinPolicy {
 
     #[inline]
     pub(crate) fn begin(&self) -> Spin {
-        Spin {
-            laps: 0,
-            since: None,
-        }
+        Spin::default()
     }
 
     /// One lap is over without success: whether to go for another.
     #[inline]
     pub(crate) fn again(&self, spin: &mut Spin) -> bool {
+        let again = self.goes_on(spin, || self.has_luck());
+        if again == Some(false) {
+            let credit = self.credit.load(Ordering::Relaxed);
+            self.credit
+                .store(credit.saturating_sub(1), Ordering::Relaxed);
+        }
+        again == Some(true)
+    }
+
+    /// `None`: there is no window, or it was cut short.
+    #[inline]
+    fn goes_on(&self, spin: &mut Spin, has_luck: impl FnOnce() -> bool) -> Option<bool> {
         spin.laps += 1;
         if spin.laps % LAPS != 1 {
-            return true;
+            return Some(true);
         }
         match spin.since {
             None => {
-                let window = self.window();
+                let window = self.window(has_luck);
                 if window.is_zero() {
-                    return false;
+                    return None;
                 }
                 spin.since = Some((Instant::now(), window));
-                true
+                Some(true)
             }
             Some((since, window)) => {
                 let now = Instant::now();
-                now.saturating_duration_since(since) < window && !turn::is_over(now)
+                if now.saturating_duration_since(since) >= window {
+                    return Some(false);
+                }
+                (!turn::is_over(now)).then_some(true)
             }
         }
     }
@@ -144,25 +180,64 @@ impl SpinPolicy {
         Duration::from_nanos(self.mean.load(Ordering::Relaxed))
     }
 
-    /// A wait ended after `waited`, part of which its task may have slept.
-    pub(crate) fn learn(&self, waited: Duration) {
-        self.learn_part(waited, 8);
+    /// A wait ended while its future looked, after `waited`.
+    pub(crate) fn found_looking(&self, waited: Duration) {
+        let waited = waited.as_nanos() as u64;
+        let held = self.held.load(Ordering::Relaxed);
+        self.held
+            .store(held - held / 8 + waited / 8, Ordering::Relaxed);
+        self.credit.store(CREDIT, Ordering::Relaxed);
+        self.learn(waited, 8);
     }
 
-    /// A wait ended while it was looked after. Where that was a trial, a few of them are enough to believe.
-    pub(crate) fn learn_looking(&self, waited: Duration) {
-        self.learn_part(waited, if self.pays() { 8 } else { 2 });
-    }
-
-    fn learn_part(&self, waited: Duration, part: u64) {
-        if matches!(self.progress, Progress::Adaptive) {
-            let waited = waited.min(LONGEST).as_nanos() as u64;
+    /// So many waits ended in their first lap, after a pass that had found nothing.
+    pub(crate) fn found_in_a_lap(&self, waits: u64) {
+        if waits > 0 {
+            self.credit.store(CREDIT, Ordering::Relaxed);
             let mean = self.mean.load(Ordering::Relaxed);
-            // A lost update between two tasks costs precision only.
-            let mean = mean - mean / part + waited / part;
-            self.mean.store(mean, Ordering::Relaxed);
+            self.mean
+                .store(mean - mean / 8 * waits.min(8), Ordering::Relaxed);
         }
     }
+
+    /// Something came while the reactor lingered. Where that was a trial, a few of them are enough to believe.
+    pub(crate) fn found_lingering(&self, waited: Duration) {
+        let part = if self.pays() { 8 } else { 2 };
+        self.learn(waited.min(LONGEST).as_nanos() as u64, part);
+    }
+
+    /// The reactor lingered for a whole window, and nothing came.
+    pub(crate) fn in_vain(&self) {
+        self.in_vain_at(moment);
+    }
+
+    fn in_vain_at(&self, moment: impl FnOnce() -> Option<u64>) {
+        if self.pays() {
+            self.learn(LONGEST.as_nanos() as u64, 8);
+        } else if let Some(moment) = moment() {
+            self.failed.store(moment, Ordering::Relaxed);
+        }
+    }
+
+    fn learn(&self, waited: u64, part: u64) {
+        if matches!(self.progress, Progress::Adaptive) {
+            let mean = self.mean.load(Ordering::Relaxed);
+            // A lost update between two tasks costs precision only.
+            self.mean
+                .store(mean - mean / part + waited / part, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The time for trials that this is, if it is one.
+fn moment() -> Option<u64> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    moment_at(now.ok()?.as_nanos() as u64)
+}
+
+/// At so many nanoseconds.
+fn moment_at(now: u64) -> Option<u64> {
+    (now % (1 << BETWEEN) < 1 << MOMENT).then_some(now >> BETWEEN)
 }
 
 /// How long the reactor looks for those who wait with other things to do before an answer can come: a task that drives a protocol over a byte
@@ -266,7 +341,7 @@ impl SpinPolicy {
         if !*look.tries.get_or_insert_with(|| luck.tries()) {
             return false;
         }
-        let again = self.again(&mut look.spin);
+        let again = self.goes_on(&mut look.spin, || true) == Some(true);
         if !again {
             luck.credit = luck.credit.saturating_sub(1);
             look.tries = Some(false);
@@ -295,7 +370,7 @@ impl LingerPolicy {
 }
 
 /// One future's wait.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Spin {
     laps: u32,
     since: Option<(Instant, Duration)>,
@@ -320,51 +395,92 @@ impl Spin {
 mod tests {
     use super::*;
 
-    /// Two peers that answer each other: whoever sleeps takes as long to wake up, and the other waits for that too.
-    fn ping_pong(ends: &[SpinPolicy; 2], rounds: usize) -> Option<usize> {
+    /// Two peers that answer each other: whoever sleeps takes as long to wake up, and the other waits for that too. How long until both linger.
+    fn ping_pong(ends: &[SpinPolicy; 2]) -> Option<Duration> {
         const WAKES: Duration = Duration::from_micros(45);
         const ANSWERS: Duration = Duration::from_micros(2);
         let mut slept = [true; 2];
-        for round in 0..rounds {
-            let end = round % 2;
-            let other = ANSWERS
-                + if slept[1 - end] {
-                    WAKES
-                } else {
-                    Duration::ZERO
-                };
-            slept[end] = ends[end].window() < other;
-            match slept[end] {
-                true => ends[end].learn(other + WAKES),
-                false => ends[end].learn_looking(other),
+        let mut now = Duration::ZERO;
+        for round in 0..1 << 20 {
+            let (end, peer) = (&ends[round % 2], 1 - round % 2);
+            let moment = || moment_at(now.as_nanos() as u64);
+            let other = match slept[peer] {
+                true => ANSWERS + WAKES,
+                false => ANSWERS,
+            };
+            let window = end.lingers_at(moment);
+            slept[1 - peer] = window.is_none_or(|window| window < other);
+            match (window, slept[1 - peer]) {
+                (Some(_), true) => end.in_vain_at(moment),
+                (Some(_), false) => end.found_lingering(other),
+                (None, _) => {}
             }
+            now += other;
             if ends.iter().all(SpinPolicy::pays) {
-                return Some(round);
+                return Some(now);
             }
         }
         None
     }
 
+    /// Until it sleeps.
+    fn tire(policy: &SpinPolicy) -> usize {
+        (0..100)
+            .find(|_| {
+                policy.in_vain();
+                !policy.pays()
+            })
+            .expect("it lingers on in vain")
+    }
+
     #[test]
     fn two_that_sleep_for_each_other_find_out_that_they_need_not() {
-        for _ in 0..100 {
-            let ends = [(); 2].map(|()| SpinPolicy::new(Progress::Adaptive));
-            for end in &ends {
-                end.learn(Duration::from_secs(3600));
-                (0..100).for_each(|_| end.learn(Duration::from_millis(1)));
-                assert!(!end.pays());
-            }
-            let woken = ping_pong(&ends, 1 << 20);
-            assert!(woken.is_some(), "both sleep after a million messages");
-        }
+        let ends = [(); 2].map(|()| SpinPolicy::new(Progress::Adaptive));
+        ends.iter().for_each(|end| assert!(tire(end) < 8));
+        let woken = ping_pong(&ends).expect("both sleep after a million messages");
+        assert!(woken < Duration::from_millis(40), "{woken:?}");
     }
 
     #[test]
     fn long_waits_are_rarely_looked_after() {
         let policy = SpinPolicy::new(Progress::Adaptive);
-        (0..20).for_each(|_| policy.learn(Duration::from_millis(1)));
-        let looked = (0..100_000).filter(|_| policy.window() == TRIAL).count();
-        assert!((1_000..10_000).contains(&looked), "{looked} of 100,000");
+        tire(&policy);
+        let waits = 10_000;
+        let looked = (0..waits).filter(|wait| {
+            let moment = || moment_at(wait * 100_000);
+            let looks = policy.lingers_at(moment).is_some();
+            if looks {
+                policy.in_vain_at(moment);
+            }
+            looks
+        });
+        // Waits of 100 µs, and a moment each 33 ms.
+        let looked = looked.count();
+        assert!((20..40).contains(&looked), "{looked} of {waits}");
+    }
+
+    /// What a future finds while it looks makes the next ones look, and for how long.
+    #[test]
+    fn futures_look_while_they_find_something() {
+        let policy = SpinPolicy::new(Progress::Adaptive);
+        let window = || policy.window(|| policy.has_luck());
+        assert_eq!(window(), LEAST);
+        (0..100).for_each(|_| policy.found_looking(LEAST * 2));
+        assert!(window() > LEAST * 7 && window() <= LEAST * 8);
+        let in_vain = || {
+            let mut spin = policy.begin();
+            while policy.again(&mut spin) {}
+            spin.since.is_some()
+        };
+        assert!((0..CREDIT).all(|_| in_vain()));
+        let tried = (0..10 * TRIES_EVERY).filter(|_| in_vain()).count();
+        assert_eq!(tried, 10);
+        policy.found_in_a_lap(1);
+        assert!((0..CREDIT).all(|_| in_vain()));
+        assert!(policy.pays(), "what futures do not find the reactor may");
+        policy.found_looking(Duration::ZERO);
+        tire(&policy);
+        assert!(!in_vain(), "who sleeps does not look either");
     }
 
     /// Waits of this length; how many of them were looked after.
