@@ -146,8 +146,10 @@ impl Deadline {
 /// An operation that has begun, seen from its future.
 pub(crate) enum Entered {
     Waiting(Place),
-    /// Over when it was posted: it never entered the table.
-    Ended(Outcome),
+    /// Over when it was posted: it never entered the table. The commonest ends by themselves: futures are small.
+    Done,
+    Value(u64),
+    Ended(Box<Outcome>),
     /// Its outcome has been taken.
     Over,
 }
@@ -160,8 +162,13 @@ pub(crate) struct Place {
 }
 
 impl Entered {
+    #[inline]
     pub(crate) fn over(outcome: Outcome) -> Self {
-        Self::Ended(outcome)
+        match outcome {
+            Outcome::Done(Ok(())) => Self::Done,
+            Outcome::Value(value) => Self::Value(value),
+            outcome => Self::Ended(Box::new(outcome)),
+        }
     }
 
     pub(crate) fn new(handle: &Arc<Handle>, key: OpKey) -> Self {
@@ -181,7 +188,9 @@ impl Entered {
             Self::Waiting(Place { handle, key }) => (&handle.shared, key),
             ended => {
                 return Poll::Ready(match std::mem::replace(ended, Self::Over) {
-                    Self::Ended(outcome) => outcome,
+                    Self::Done => Outcome::Done(Ok(())),
+                    Self::Value(value) => Outcome::Value(value),
+                    Self::Ended(outcome) => *outcome,
                     _ => Outcome::Done(Err(wrong())),
                 });
             }
@@ -244,7 +253,7 @@ impl std::fmt::Debug for Entered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Waiting(place) => f.debug_tuple("Waiting").field(&place.key).finish(),
-            Self::Ended(_) | Self::Over => f.write_str("Over"),
+            _ => f.write_str("Over"),
         }
     }
 }

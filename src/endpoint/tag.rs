@@ -18,6 +18,7 @@ use crate::{
         core::truncated,
         device::{admit_source, admit_target},
         direct::DirectOutcome,
+        door::Begun,
         engine::Engine,
         operations::{self, Body, Outcome, RecvStage, SendStage, Unexpected, Work},
         peer::Peer,
@@ -28,7 +29,7 @@ use crate::{
 use super::{
     Endpoint, Op, Worker,
     attempt::{Attempt, First, conclude, persist, tried},
-    operation::{Completion, Deadline, Entered, Settled},
+    operation::{Completion, Deadline, Entered, Settled, wrong},
 };
 
 /// A received message: the buffer, and how much of it is the message.
@@ -61,6 +62,8 @@ pub struct TagSend<'a> {
     unstaged: bool,
     priority: Priority,
     deadline: Deadline,
+    /// It was over at once.
+    over: bool,
     entered: Option<Entered>,
 }
 
@@ -74,6 +77,7 @@ impl<'a> TagSend<'a> {
             unstaged: false,
             priority: Priority::Normal,
             deadline: Deadline::None,
+            over: false,
             entered: None,
         }
     }
@@ -234,6 +238,42 @@ impl Future for TagSend<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
+        if this.entered.is_none()
+            && !this.over
+            && let Some((result, begun)) = this.at_once()
+        {
+            this.over = true;
+            if begun.over(cx).is_pending() && result.is_ok() {
+                this.entered = Some(Entered::Done);
+                return Poll::Pending;
+            }
+            return Poll::Ready(result);
+        }
+        this.begin_and_wait(cx)
+    }
+}
+
+impl<'a> TagSend<'a> {
+    /// Sends what goes inline where there is room.
+    #[inline(always)]
+    fn at_once(&self) -> Option<(Result<()>, Begun<'a>)> {
+        let data = self.buffer.get().as_run()?;
+        if self.sync {
+            return None;
+        }
+        let (endpoint, tag) = (self.endpoint, self.tag);
+        let place = endpoint.place();
+        endpoint
+            .shared()
+            .at_once(|engine| engine.core.send_short(place, tag, data))
+    }
+
+    #[inline(never)]
+    fn begin_and_wait(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = self;
+        if this.over && this.entered.is_none() {
+            return Poll::Ready(Err(wrong()));
+        }
         if this.entered.is_none() {
             let shared = this.endpoint.shared();
             let (first, begun) = shared.begin(Operation::TagSend, |engine| {
@@ -480,6 +520,27 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
+        if this.entered.is_none() && !this.unstaged {
+            let (tag, mask, buffer) = (this.tag, this.mask, &mut this.buffer);
+            let shared = this.worker.shared();
+            if let Some(((arrival, owed), begun)) =
+                shared.at_once(|engine| engine.take_tagged(tag, mask, buffer))
+            {
+                if !owed.is_nothing() {
+                    begun.settle(owed);
+                }
+                begun.count(cx);
+                return Poll::Ready(finish(Ok(arrival), std::mem::take(&mut this.buffer)));
+            }
+        }
+        this.begin_and_wait(cx)
+    }
+}
+
+impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
+    #[inline(never)]
+    fn begin_and_wait(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received<B>, OpError<B>>> {
+        let this = self;
         if this.entered.is_none() && (this.unstaged || this.buffer.is_on_device()) {
             // Messages do not go straight into it, or not in any way.
             this.entered = Some(this.enter());

@@ -178,13 +178,13 @@ impl ReceiveWindow {
         self.left += amount;
     }
 
-    #[inline]
+    #[inline(always)]
     fn owed(&self, terms: &Terms) -> u64 {
         terms.size.saturating_sub(self.left + self.unread)
     }
 
     /// What follows. To be asked after what was taken, and after what arrived and was not.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn due(&mut self, terms: &Terms) -> Due {
         let owed = self.owed(terms);
         if owed < terms.step && owed < self.left && terms.grain <= self.left {

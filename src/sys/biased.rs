@@ -108,6 +108,14 @@ pub(crate) struct Guard<'a, T, B: Barrier = Membarrier> {
     here: PhantomData<*mut ()>,
 }
 
+/// The value for its owner, until it is dropped: two words less to carry than [`Guard`].
+pub(crate) struct OwnerGuard<'a, T, B: Barrier = Membarrier> {
+    lock: &'a Biased<T, B>,
+    owner: u64,
+    /// Not `Send`.
+    here: PhantomData<*mut ()>,
+}
+
 /// A number of this thread that no other has, ever.
 #[cfg(not(wharf_loom))]
 #[inline(always)]
@@ -165,33 +173,80 @@ impl<T, B: Barrier> Biased<T, B> {
     /// This thread has it already.
     #[inline(always)]
     pub(crate) fn lock(&self) -> Guard<'_, T, B> {
-        let name = name();
+        match self.go_inside() {
+            Some(owner) => Guard {
+                lock: self,
+                slow: None,
+                owner,
+                here: PhantomData,
+            },
+            None => self.lock_slowly(),
+        }
+    }
+
+    /// As [`Biased::lock`], for the owner alone. `None`: this thread is not the owner, or has it already.
+    #[inline(always)]
+    pub(crate) fn lock_as_owner(&self) -> Option<OwnerGuard<'_, T, B>> {
+        let owner = self.go_inside()?;
+        Some(OwnerGuard {
+            lock: self,
+            owner,
+            here: PhantomData,
+        })
+    }
+
+    /// Says that this thread is inside as the owner, and sees whether it still is the owner.
+    #[inline(always)]
+    fn go_inside(&self) -> Option<u64> {
         let owner = self.owner.load(Ordering::Relaxed);
-        if owner / PLACES == name {
-            let inside = self.inside(owner);
-            let count = inside.load(Ordering::Relaxed);
-            if !count.is_multiple_of(2) {
-                twice();
-            }
-            inside.store(count.wrapping_add(1), Ordering::Relaxed);
-            B::light();
-            if self.owner.load(Ordering::Relaxed) == owner {
-                return Guard {
-                    lock: self,
-                    slow: None,
-                    owner,
-                    here: PhantomData,
-                };
-            }
-            inside.store(count.wrapping_add(2), Ordering::Release);
+        if owner / PLACES != name() {
+            return None;
+        }
+        let inside = self.inside(owner);
+        let count = inside.load(Ordering::Relaxed);
+        if !count.is_multiple_of(2) {
+            return None;
+        }
+        inside.store(count.wrapping_add(1), Ordering::Relaxed);
+        B::light();
+        if self.owner.load(Ordering::Relaxed) != owner {
+            self.too_late(inside, count);
+            return None;
+        }
+        Some(owner)
+    }
+
+    /// Says that the owner is outside.
+    #[inline(always)]
+    fn go_outside(&self, owner: u64) {
+        let inside = self.inside(owner);
+        inside.store(
+            inside.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Release,
+        );
+        B::light();
+        // Taken away meanwhile: somebody may sleep until this thread is outside. Who took it away had every thread pass a barrier after
+        // that, so either this look sees it, or the store above was seen.
+        if self.owner.load(Ordering::Relaxed) != owner {
             inside.wake();
         }
-        self.lock_slowly(name)
+    }
+
+    /// The ownership was taken away before this thread said that it is inside.
+    #[cold]
+    fn too_late(&self, inside: &Futex, count: u32) {
+        inside.store(count.wrapping_add(2), Ordering::Release);
+        inside.wake();
     }
 
     #[cold]
     #[inline(never)]
-    fn lock_slowly(&self, name: u64) -> Guard<'_, T, B> {
+    fn lock_slowly(&self) -> Guard<'_, T, B> {
+        let name = name();
+        let owner = self.owner.load(Ordering::Relaxed);
+        if owner / PLACES == name && !self.inside(owner).load(Ordering::Relaxed).is_multiple_of(2) {
+            twice();
+        }
         let mut state = self.wait_for_slow();
         let owner = self.owner.load(Ordering::Relaxed);
         if owner != 0 {
@@ -264,17 +319,31 @@ impl<T, B: Barrier> Drop for Guard<'_, T, B> {
             // The slow lock is given back by its own guard.
             return;
         }
-        let inside = lock.inside(self.owner);
-        inside.store(
-            inside.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Release,
-        );
-        B::light();
-        // Taken away meanwhile: somebody may sleep until this thread is outside. Who took it away had every thread pass a barrier after
-        // that, so either this look sees it, or the store above was seen.
-        if lock.owner.load(Ordering::Relaxed) != self.owner {
-            inside.wake();
-        }
+        lock.go_outside(self.owner);
+    }
+}
+
+impl<T, B: Barrier> Drop for OwnerGuard<'_, T, B> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.lock.go_outside(self.owner);
+    }
+}
+
+impl<T, B: Barrier> Deref for OwnerGuard<'_, T, B> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: module docs.
+        self.lock.value.with(|value| unsafe { &*value })
+    }
+}
+
+impl<T, B: Barrier> DerefMut for OwnerGuard<'_, T, B> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: module docs; the guard is borrowed alone.
+        self.lock.value.with_mut(|value| unsafe { &mut *value })
     }
 }
 
@@ -438,6 +507,23 @@ mod tests {
         fn heavy() {
             unreachable!("there is no owner")
         }
+    }
+
+    #[test]
+    fn as_the_owner_only_the_owner_gets_it() {
+        let lock = Biased::<_, Fences>::new(0);
+        assert!(lock.lock_as_owner().is_none(), "nobody owns it");
+        for _ in 0..=STREAK {
+            drop(lock.lock());
+        }
+        let mut guard = lock.lock_as_owner().expect("its owner");
+        *guard += 1;
+        assert!(lock.lock_as_owner().is_none(), "it has it already");
+        drop(guard);
+        let other = || lock.lock_as_owner().map(|guard| *guard);
+        let seen = std::thread::scope(|scope| scope.spawn(other).join().expect("the thread"));
+        assert_eq!(seen, None, "another thread");
+        assert_eq!(lock.lock_as_owner().map(|guard| *guard), Some(1));
     }
 
     #[test]

@@ -298,6 +298,32 @@ pub enum Place {
     Discard,
 }
 
+/// A message that somebody waits for, and the memory that it is to go to.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Its id.
+    pub id: u8,
+    /// Its header, in the bits of `mask`.
+    pub header: u64,
+    /// Which bits of the header count.
+    pub mask: u64,
+    /// Where its body goes.
+    pub address: *mut u8,
+    /// Bytes that there are.
+    pub room: usize,
+}
+
+/// A message that was wanted, and is where it was to go.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    /// The link that brought it.
+    pub from: LinkId,
+    /// Its header.
+    pub header: u64,
+    /// Bytes of its body.
+    pub length: usize,
+}
+
 /// Where an interface reports what arrived. Implemented by the worker; called with its lock held.
 pub trait Sink {
     /// A message. `body` is valid during the call. Nothing here is trusted.
@@ -385,6 +411,17 @@ pub trait Interface: Send + fmt::Debug {
     fn glance(&mut self, sink: &mut dyn Sink) -> bool {
         let _ = sink;
         false
+    }
+
+    /// Takes one message as [`Interface::glance`] does, if it is the one that is wanted, straight to where it is wanted, and tells no sink of it. For
+    /// who waits for one message and knows what it looks like.
+    ///
+    /// # Safety
+    /// `wanted.room` bytes at `wanted.address` may be written, and nobody else reaches them meanwhile.
+    #[allow(unsafe_code)]
+    unsafe fn take(&mut self, wanted: &Wanted) -> Option<Taken> {
+        let _ = wanted;
+        None
     }
 
     /// Asks to be woken through the fds by the next arrival. `false`: something has arrived already, drain and ask again.

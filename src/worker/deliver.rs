@@ -1237,6 +1237,12 @@ impl Core {
     }
 
     /// Counts an eager message against the peer's window.
+    /// A peer has sent more than it may, and that was taken before it was known.
+    #[cold]
+    pub(super) fn exceeded(&mut self, link: LinkId) {
+        self.broken(link, violation("the peer exceeded the eager window"));
+    }
+
     pub(super) fn hold_window(&mut self, link: LinkId, length: usize) -> Result<()> {
         if let Some(peer) = self.peer(link)
             && !peer.receive_window.hold(eager_cost(length))

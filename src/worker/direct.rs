@@ -8,10 +8,19 @@
 
 use crate::{
     memory::{BufferMut, Room},
-    types::{EndpointId, Mask, OpKey, Tag},
+    protocol::{
+        control,
+        window::{Due, Terms, eager_cost},
+    },
+    transport::Wanted,
+    types::{EndpointId, LinkId, Mask, OpKey, Tag},
     util::copy::copy_small,
-    worker::{engine::Engine, operations::Arrival},
+    worker::{engine::Engine, operations::Arrival, windows::Window},
 };
+
+/// Looks at the likeliest link before each pass, and passes in one lap.
+const LOOKS: usize = 4;
+const PASSES: usize = 4;
 
 pub(crate) struct Direct {
     tag: Tag,
@@ -119,6 +128,65 @@ impl Direct {
     }
 }
 
+impl Engine {
+    /// Takes the next message of the link that brought the last one, if it is a short tagged one for this receive: straight into `buffer`, past the
+    /// queues, which have nothing that comes before it.
+    /// What is then to be given back to the peer is left to [`Engine::settle`].
+    #[inline(always)]
+    pub(crate) fn take_tagged(
+        &mut self,
+        tag: Tag,
+        mask: Mask,
+        buffer: &mut BufferMut,
+    ) -> Option<(Arrival, Owed)> {
+        if !self.core.posted.is_empty() || !self.core.unexpected.is_empty() || self.is_armed() {
+            return None;
+        }
+        let Room::Run(address, room) = buffer.room() else {
+            return None;
+        };
+        let wanted = Wanted {
+            id: control::TAG_EAGER,
+            header: tag.0,
+            mask: mask.0,
+            address,
+            room,
+        };
+        // SAFETY: the buffer has that room, and is borrowed for the whole of this call.
+        let taken = unsafe { self.take(&wanted) }?;
+        let peer = self.core.peer(taken.from)?;
+        let arrival = Arrival {
+            length: taken.length,
+            tag: Tag(taken.header),
+            from: peer.id,
+        };
+        let within = peer.receive_window.pass(eager_cost(taken.length));
+        let due = peer.receive_window.due(&Terms::EAGER);
+        if !within {
+            self.core.exceeded(taken.from);
+            return None;
+        }
+        Some((arrival, Owed(taken.from, due)))
+    }
+
+    /// What follows [`Engine::take_tagged`].
+    pub(crate) fn settle(&mut self, owed: Owed) {
+        self.core.give_back(Window::Eager(owed.0), owed.1);
+    }
+}
+
+/// What a message that was taken leaves to be done.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Owed(LinkId, Due);
+
+impl Owed {
+    #[inline(always)]
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.1 == Due::Nothing
+    }
+}
+
 /// Takes the direct receive out of the core, also when something in a pass panics.
 struct Lent<'a>(&'a mut Engine);
 
@@ -129,7 +197,8 @@ impl Drop for Lent<'_> {
 }
 
 impl Engine {
-    /// Looks at what arrives for a message, for the length of one lap.
+    /// Looks at what arrives for a message, for the length of one lap: at what is likeliest, and in fewer passes at everything. The lock is held for
+    /// half a microsecond at most.
     #[inline(always)]
     pub(crate) fn receive_now(
         &mut self,
@@ -137,22 +206,44 @@ impl Engine {
         mask: Mask,
         buffer: &mut BufferMut,
     ) -> DirectOutcome {
+        let mut waited = false;
+        for _ in 0..PASSES {
+            for _ in 0..LOOKS {
+                if let Some((arrival, owed)) = self.take_tagged(tag, mask, buffer) {
+                    if !owed.is_nothing() {
+                        self.settle(owed);
+                    }
+                    self.late += u64::from(waited);
+                    return DirectOutcome::Done(arrival);
+                }
+            }
+            match self.receive_in_a_pass(tag, mask, buffer) {
+                Some(outcome) => return outcome,
+                None => waited = true,
+            }
+            std::hint::spin_loop();
+        }
+        DirectOutcome::Waiting
+    }
+
+    /// One pass for a message. `None`: nothing came.
+    #[inline(never)]
+    fn receive_in_a_pass(
+        &mut self,
+        tag: Tag,
+        mask: Mask,
+        buffer: &mut BufferMut,
+    ) -> Option<DirectOutcome> {
         self.core.direct = Direct::new(tag, mask, buffer);
         if self.core.direct.is_none() {
             // Whose it is to be is known in the table only: what comes waits there.
-            self.peek(|core| !core.unexpected.is_empty());
-            return DirectOutcome::Waiting;
+            self.progress();
+            return (!self.core.unexpected.is_empty()).then_some(DirectOutcome::Waiting);
         }
         let lent = Lent(self);
-        lent.0.peek(|core| {
-            core.direct
-                .as_ref()
-                .is_none_or(|direct| !matches!(direct.outcome, DirectOutcome::Waiting))
-        });
-        match lent.0.core.direct.take() {
-            Some(direct) => direct.outcome,
-            None => DirectOutcome::Waiting,
-        }
+        lent.0.progress();
+        let outcome = lent.0.core.direct.take()?.outcome;
+        (!matches!(outcome, DirectOutcome::Waiting)).then_some(outcome)
     }
 }
 

@@ -6,6 +6,8 @@
 //! ask   ─▶ forked? ─▶ lock ─▶ the answer
 //! ```
 //!
+//! What is short is tried by [`Shared::at_once`] before: the same door, for the thread that owns the lock, without what is only needed by what waits.
+//!
 //! What a first poll promises has begun when it returns, whatever Tokio's budget says: dropped then, the operation happens all the same. So the
 //! budget is reached through [`Begun`] alone, and that is had by beginning. What promises nothing before it is ready (a read, a wait for a
 //! counter) may begin to look at a later poll: [`Shared::look`].
@@ -18,7 +20,7 @@ use std::task::{Context as TaskContext, Poll, Waker};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::{EndpointId, LinkId},
-    worker::{engine::Engine, shared::Shared, spin::Luck},
+    worker::{direct::Owed, engine::Engine, shared::Shared, spin::Luck},
 };
 
 /// An operation has begun, or what waits may look: from here on its task may be made to give way.
@@ -72,6 +74,25 @@ impl Shared {
             None => self.leave_lap(engine),
         }
         Ok((result, Begun { shared: self }))
+    }
+
+    /// What is over in its first poll, for the thread that owns the lock: `act` does all of it or nothing, wakes nobody, arms and disarms nothing,
+    /// and leaves nothing to be done after it: so nobody has to be told. `None`: to be begun by [`Shared::begin`], which says why it cannot, too.
+    #[inline(always)]
+    pub(crate) fn at_once<R>(
+        &self,
+        act: impl FnOnce(&mut Engine) -> Option<R>,
+    ) -> Option<(R, Begun<'_>)> {
+        if self.mark.is_child() {
+            return None;
+        }
+        let mut engine = self.enter_as_owner()?;
+        if engine.closing {
+            return None;
+        }
+        let result = act(&mut engine);
+        drop(engine);
+        Some((result?, Begun { shared: self }))
     }
 
     /// Begins what is done in mapped memory alone, without the engine.
@@ -131,8 +152,7 @@ impl Begun<'_> {
     /// It is over in its first poll: accounts for that. Pending when its task is to give way first; then it is polled again.
     #[inline]
     pub(crate) fn over(self, cx: &mut TaskContext<'_>) -> Poll<()> {
-        self.shared.count(cx);
-        match self.shared.must_yield(cx) {
+        match self.shared.count(cx) && self.shared.must_yield(cx) {
             true => Poll::Pending,
             false => Poll::Ready(()),
         }
@@ -142,6 +162,12 @@ impl Begun<'_> {
     #[inline]
     pub(crate) fn count(self, cx: &mut TaskContext<'_>) {
         self.shared.count(cx);
+    }
+
+    /// What a message leaves to be done that was taken at once.
+    #[cold]
+    pub(crate) fn settle(self, owed: Owed) {
+        self.shared.with(|engine| engine.settle(owed));
     }
 
     /// As [`Shared::drive`].

@@ -1,7 +1,7 @@
 //! The progress engine: one for each worker, behind its one lock. Moves what can be moved, arms, and says when it may sleep.
 //!
 //! # Safety
-//! The one unsafe call borrows the fd of a poll that is alive.
+//! The fd of the poll is borrowed while the poll is alive. Memory that a message is wanted in is the affair of who wants it.
 #![allow(unsafe_code)]
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::fork,
-    transport::{Connected, Interface, Link, Registry},
+    transport::{Connected, Interface, Link, Registry, Taken, Wanted},
     types::LinkId,
     worker::{LaneMetrics, Traffic, core::Core, device::Open, peer::Status, watch::Watch},
 };
@@ -226,7 +226,7 @@ impl Engine {
         moved
     }
 
-    #[inline]
+    #[inline(always)]
     fn moved(&mut self, things: usize) {
         self.happened = self.happened.wrapping_add(things as u64);
         self.watch.tell();
@@ -250,6 +250,22 @@ impl Engine {
         installed.received.join(received);
         self.moved(1);
         true
+    }
+
+    /// Takes the next message of the link that brought the last one, if it is wanted.
+    ///
+    /// # Safety
+    /// As for [`Interface::take`].
+    #[inline(always)]
+    pub(crate) unsafe fn take(&mut self, wanted: &Wanted) -> Option<Taken> {
+        let installed = self.interfaces.get_mut(self.latest)?;
+        // SAFETY: the caller's promise.
+        let taken = unsafe { installed.interface.take(wanted) }?;
+        installed.received.add(taken.length);
+        // As a lap: who takes one message after the other drives.
+        self.laps = self.laps.wrapping_add(1);
+        self.moved(1);
+        Some(taken)
     }
 
     /// A few passes in a row, until `done`; a glance before them where messages come in a run. The lock is held for some 100 ns at most, which is
@@ -369,6 +385,12 @@ impl Engine {
             return false;
         }
         true
+    }
+
+    /// Whether who sends next has to ring.
+    #[inline(always)]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed
     }
 
     /// Whether the reactor has to be asked. Unarmed, the links can bring something of which nobody is told; armed, what can move without

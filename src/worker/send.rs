@@ -8,12 +8,12 @@
 use std::sync::Arc;
 
 use crate::{
-    error::{Error, ErrorKind},
+    error::{Error, ErrorKind, Result},
     memory::{Buffer, Segment},
     protocol::control::{self, Rts},
     trace,
     transport::{Link, LinkAttributes, MAX_PREFIX, RawSlice, RemoteRange, SendError, Zcopy},
-    types::{LinkId, OpKey, Tag},
+    types::{EndpointId, LinkId, OpKey, Tag},
     worker::{
         am,
         atomic::no_atomics,
@@ -87,6 +87,37 @@ pub(crate) fn try_eager<'a>(
 }
 
 impl Core {
+    /// As [`try_eager`], for a message that goes inline where nothing has to be asked for and nothing is in its way. `None`: it goes another way,
+    /// or has to wait.
+    #[inline(always)]
+    pub(crate) fn send_short(
+        &mut self,
+        (link, id): (LinkId, EndpointId),
+        tag: Tag,
+        data: &[u8],
+    ) -> Option<Result<()>> {
+        let peer = self.endpoint(link, id)?;
+        if !peer.is_open()
+            || !peer.queue.is_empty()
+            || data.len() > peer.short
+            || !peer.has_window(data.len())
+        {
+            return None;
+        }
+        match peer
+            .link
+            .as_mut()?
+            .am_short(control::TAG_EAGER, tag.0, data)
+        {
+            Ok(()) => {}
+            Err(SendError::Full) => return None,
+            Err(SendError::Failed(error)) => return Some(Err(error)),
+        }
+        peer.take_window(data.len());
+        trace::operation("tag send", data.len(), "eager");
+        Some(Ok(()))
+    }
+
     /// Puts an operation in the queue of its link, and sends what can go.
     pub(crate) fn submit(&mut self, link: LinkId, key: OpKey) {
         let Some(entry) = self.operations.get(key) else {

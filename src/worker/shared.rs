@@ -30,7 +30,7 @@ use crate::{
     memory::region::{Guest, RegionWatcher},
     protocol::keys::PrivateKey,
     sys::{
-        biased::{Biased, Guard},
+        biased::{Biased, Guard, OwnerGuard},
         eventfd::EventFd,
         fork,
     },
@@ -135,6 +135,12 @@ impl Shared {
     #[inline]
     pub(in crate::worker) fn enter(&self) -> Guard<'_, Engine> {
         self.engine.lock()
+    }
+
+    /// The same, where this thread need not wait for it.
+    #[inline(always)]
+    pub(in crate::worker) fn enter_as_owner(&self) -> Option<OwnerGuard<'_, Engine>> {
+        self.engine.lock_as_owner()
     }
 
     /// Lets go of the engine and wakes the tasks that its state woke. Wakers are never called under the lock.
@@ -298,14 +304,16 @@ impl Shared {
     }
 
     /// Accounts for a completion that needed no wait: now and then the runtime's budget and the time that its driver has waited, so that a
-    /// loop that never sleeps lets others run.
+    /// loop that never sleeps lets others run. `true`: it was now, and the task may have to give way.
     #[inline]
-    pub(in crate::worker) fn count(&self, cx: &mut TaskContext<'_>) {
+    pub(in crate::worker) fn count(&self, cx: &mut TaskContext<'_>) -> bool {
         let count = self.completions.load(Ordering::Relaxed).wrapping_add(1);
         self.completions.store(count, Ordering::Relaxed);
-        if count.is_multiple_of(COOP_EVERY) {
+        let due = count.is_multiple_of(COOP_EVERY);
+        if due {
             self.account(count, cx);
         }
+        due
     }
 
     #[cold]

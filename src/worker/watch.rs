@@ -79,7 +79,7 @@ impl Watch {
     }
 
     /// Somebody else has done something, or woken somebody.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn tell(&mut self) {
         if self.asleep && !self.told {
             self.told = true;

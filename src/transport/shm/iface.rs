@@ -14,8 +14,8 @@
 //! doorbell; a worker that sleeps scans when it wakes, and one that spins meets it on its round through the cold links.
 //!
 //! # Safety
-//! The one `unsafe` step is to make a ring's [`Consumer`]: it lies beside an `Arc` of the peer that owns the mapping, and an
-//! [`Established`] is attached once, because attaching consumes it.
+//! A ring's [`Consumer`] lies beside an `Arc` of the peer that owns the mapping, and an [`Established`] is attached once, because attaching
+//! consumes it. Memory that a message is wanted in is its caller's affair.
 
 use std::{
     collections::HashMap,
@@ -40,7 +40,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::{bell::BellSet, eventfd::EventFd, fd_passing, pidfd::PidFd},
-    transport::contract::{Connected, Interface, Link, Registry, Sink},
+    transport::contract::{Connected, Interface, Link, Registry, Sink, Taken, Wanted},
     types::LinkId,
 };
 
@@ -51,7 +51,7 @@ const IDLE_LOOKS: usize = 4000;
 /// The least share of the budget that a hot link gets in a pass.
 const LEAST_QUOTA: usize = 8;
 /// Messages taken by glances between two passes.
-const GLANCES: u32 = 16;
+const GLANCES: u32 = 64;
 /// Records read from one socket in a pass.
 const RECORDS: usize = 64;
 
@@ -558,6 +558,25 @@ impl Interface for ShmInterface {
                 true
             }
         }
+    }
+
+    unsafe fn take(&mut self, wanted: &Wanted) -> Option<Taken> {
+        if self.glances == GLANCES {
+            return None;
+        }
+        let entry = self.entries.get_mut(self.latest)?;
+        if !entry.is_hot {
+            return None;
+        }
+        // SAFETY: the caller's promise.
+        let (header, length) = unsafe { entry.consumer.take_wanted(wanted) }?;
+        entry.idle = 0;
+        self.glances += 1;
+        Some(Taken {
+            from: entry.id,
+            header,
+            length,
+        })
     }
 
     fn progress(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {

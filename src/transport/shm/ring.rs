@@ -31,8 +31,9 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
+    transport::Wanted,
     util::{
-        copy::copy_small,
+        copy::{copy, copy_small},
         loom::{Ordering, prefetch_read, prefetch_write},
     },
 };
@@ -371,6 +372,89 @@ impl Consumer {
         Ok(true)
     }
 
+    /// Takes the next message into the memory that it is wanted in, if it is there and wanted: its header and length. A cell that makes no
+    /// sense stays, for [`Consumer::take`] to say so.
+    ///
+    /// # Safety
+    /// As for [`Interface::take`](crate::transport::Interface::take).
+    #[inline(always)]
+    pub(crate) unsafe fn take_wanted(&mut self, wanted: &Wanted) -> Option<(u64, usize)> {
+        let cell = self.memory.cell(self.head);
+        let word = Word(cell.word.load(Ordering::Acquire));
+        if !word.is_message(self.head) {
+            self.streak = 0;
+            return None;
+        }
+        let length = word.length();
+        if word.id() != wanted.id || length > wanted.room {
+            return None;
+        }
+        // SAFETY: the acquire load above saw the word, so the content was written before; loaded once.
+        let header = cell
+            .content
+            .with(|content| unsafe { (&raw const (*content).header).read_volatile() });
+        if (header ^ wanted.header) & wanted.mask != 0 {
+            return None;
+        }
+        if length > MAX_INLINE || !matches!(word.kind(), Some(Kind::Inline)) {
+            // SAFETY: the caller's promise.
+            return unsafe { self.take_long(word, header, wanted) };
+        }
+        cell.content.with(|content| {
+            // SAFETY: `length` fits the body, and the memory that it is wanted in.
+            unsafe {
+                let body = (&raw const (*content).body).cast::<u8>();
+                copy_small(body, wanted.address, length);
+            }
+        });
+        self.passed();
+        if self.head - self.published >= PUBLISH_CELLS {
+            self.publish();
+        }
+        Some((header, length))
+    }
+
+    /// The same for a body in the area, whose word and header are wanted.
+    ///
+    /// # Safety
+    /// As for [`Consumer::take_wanted`].
+    #[inline(never)]
+    unsafe fn take_long(
+        &mut self,
+        word: Word,
+        header: u64,
+        wanted: &Wanted,
+    ) -> Option<(u64, usize)> {
+        let length = word.length();
+        if length > MAX_BCOPY || !matches!(word.kind(), Some(Kind::Area)) {
+            return None;
+        }
+        let (offset, end) = place(self.area_head, length);
+        // SAFETY: `place` keeps offset + length within the area for a length checked just now; it fits where it is wanted.
+        unsafe {
+            let body = self.memory.area.as_ptr().add(offset);
+            copy(body, wanted.address, length);
+        }
+        self.area_head = end;
+        self.fetch_following();
+        self.passed();
+        if self.head - self.published >= PUBLISH_CELLS || end - self.area_published >= PUBLISH_AREA
+        {
+            self.publish();
+        }
+        Some((header, length))
+    }
+
+    /// One more is taken. A second message in a row: more are there, and each would cost the way to the sender's cache.
+    #[inline(always)]
+    fn passed(&mut self) {
+        if self.streak > 1 {
+            prefetch_read(self.memory.cell(self.head + AHEAD));
+        }
+        self.streak += 1;
+        self.head += 1;
+    }
+
     /// Gets the first lines of the body that follows, if it is here already, while what was taken is acted upon.
     #[inline]
     fn fetch_following(&self) {
@@ -386,6 +470,7 @@ impl Consumer {
     }
 
     /// Tells the producer what is free. Before parking, and when [`Consumer::room_is_wanted`] calls it.
+    #[inline(never)]
     pub(crate) fn publish(&mut self) {
         let line = self.memory.consumer();
         if self.area_published != self.area_head {

@@ -37,6 +37,7 @@ use crate::{
         channel::Channel,
         contract::{
             Connector, Interface, Link, PeerInfo, Registry, Role, SendError, Sink, Transport,
+            Wanted,
         },
     },
     types::{Identity, LinkId},
@@ -560,6 +561,77 @@ fn glances_take_one_by_one_and_give_way_to_a_pass() {
     assert!(!glance(&mut server));
     let numbers = server.inbox.messages.iter().map(|message| message.2);
     assert!(numbers.eq(0..CELLS));
+}
+
+#[test]
+fn a_wanted_message_goes_where_it_is_wanted_and_others_stay() {
+    const MASK: u64 = 0xff;
+    let (_client, mut one, mut server, _two) = two();
+    let long = vec![7; 3000];
+    one.am_short(3, 0x105, b"short").expect("room");
+    one.am_bcopy(3, 0x205, &[], &long).expect("room");
+    one.am_short(4, 0x305, b"other").expect("room");
+    // Which link brought the last message is known from a pass.
+    one.am_short(3, 0x405, b"late").expect("room");
+    let mut buffer = vec![0; 3000];
+    let mut take = |server: &mut Side, id, header, room| {
+        let address = buffer.as_mut_ptr();
+        let wanted = Wanted {
+            id,
+            header,
+            mask: MASK,
+            address,
+            room,
+        };
+        // SAFETY: no more room is given than the buffer has.
+        let taken = unsafe { server.interface.take(&wanted) }?;
+        assert_eq!(taken.from, LinkId(2));
+        Some((taken.header, buffer[..taken.length].to_vec()))
+    };
+    assert_eq!(take(&mut server, 3, 6, 3000), None, "another header");
+    assert_eq!(take(&mut server, 4, 5, 3000), None, "another id");
+    assert_eq!(take(&mut server, 3, 5, 4), None, "no room");
+    let short = take(&mut server, 3, 5, 5);
+    assert_eq!(short, Some((0x105, b"short".to_vec())));
+    assert_eq!(take(&mut server, 3, 5, 2999), None, "no room");
+    assert_eq!(take(&mut server, 3, 5, 3000), Some((0x205, long)));
+    assert_eq!(take(&mut server, 3, 5, 3000), None, "another is before it");
+    server.interface.progress(1, &mut server.inbox);
+    assert_eq!(
+        server.inbox.messages,
+        [(LinkId(2), 4, 0x305, b"other".to_vec())]
+    );
+    let late = take(&mut server, 3, 5, 3000);
+    assert_eq!(late, Some((0x405, b"late".to_vec())));
+    assert_eq!(take(&mut server, 3, 5, 3000), None, "no more");
+}
+
+#[test]
+fn who_takes_gives_way_to_a_pass_and_gives_room_back() {
+    let (_client, mut one, mut server, _two) = two();
+    let wanted = Wanted {
+        id: 0,
+        header: 0,
+        mask: 0,
+        address: std::ptr::NonNull::dangling().as_ptr(),
+        room: 0,
+    };
+    for _ in 0..3 {
+        for number in 0..CELLS {
+            one.am_short(0, number, &[]).expect("room");
+        }
+        let mut left = CELLS;
+        while left > 0 {
+            let before = left;
+            // SAFETY: no byte is wanted.
+            while unsafe { server.interface.take(&wanted) }.is_some() {
+                left -= 1;
+            }
+            assert!(before - left < 100, "nobody else was looked at");
+            server.interface.progress(0, &mut server.inbox);
+        }
+    }
+    assert!(server.inbox.messages.is_empty());
 }
 
 #[test]
