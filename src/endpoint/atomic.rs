@@ -16,6 +16,7 @@ use crate::{
     transport::DeviceAtomic,
     types::{Access, AtomicOp, AtomicRequest, AtomicWord, OpKey, Width},
     worker::{
+        door::Begun,
         engine::Engine,
         operations::{DeviceWord, Outcome},
         rma::Target,
@@ -26,7 +27,7 @@ use super::{
     Endpoint, Op, RemoteRegion,
     attempt::First,
     operation::{Completion, Deadline, Entered, Settled},
-    rma::{alive, window},
+    rma::{Rare, alive, has_begun, poll_rest, told_later, window, window_of},
 };
 
 /// # Atomic operations
@@ -141,7 +142,7 @@ impl RemoteRegion {
     ) -> Result<Target> {
         let end = offset.saturating_add(width.bytes());
         self.check(endpoint, end, access, Operation::Atomic)?;
-        let mut target = *self.target();
+        let mut target = self.target();
         target.offset += offset as u64;
         let address = target.address.wrapping_add(target.offset);
         if address.is_multiple_of(width.bytes() as u64) {
@@ -189,8 +190,7 @@ pub struct Atomic<'a, T: Completion> {
     offset: usize,
     request: AtomicRequest,
     way: Way,
-    deadline: Deadline,
-    entered: Option<Entered>,
+    rare: Option<Box<Rare>>,
     kind: PhantomData<fn() -> T>,
 }
 
@@ -208,15 +208,14 @@ impl<'a, T: Completion> Atomic<'a, T> {
             offset,
             request,
             way,
-            deadline: Deadline::None,
-            entered: None,
+            rare: None,
             kind: PhantomData,
         }
     }
 
     /// Fails with `DeadlineExceeded` after this long. The operation may still happen.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Deadline::After(after);
+        self.rare.get_or_insert_default().deadline = Deadline::After(after);
         self
     }
 
@@ -224,7 +223,19 @@ impl<'a, T: Completion> Atomic<'a, T> {
     ///
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, and what the checks say.
-    pub fn post(mut self) -> Result<Op<T>> {
+    #[inline]
+    pub fn post(self) -> Result<Op<T>> {
+        match self.quickly(window_of(self.endpoint)) {
+            Some((old, _)) => {
+                let entered = Entered::Value(old);
+                Ok(Op::new(entered, Deadline::None, self.operation()))
+            }
+            None => self.post_slowly(),
+        }
+    }
+
+    #[inline(never)]
+    fn post_slowly(mut self) -> Result<Op<T>> {
         let operation = self.operation();
         let target = self.target()?;
         let begun = self.endpoint.shared().begin(operation, |engine| {
@@ -240,11 +251,30 @@ impl<'a, T: Completion> Atomic<'a, T> {
                 None => self.start(engine, &target),
             })
         });
-        Ok(Op {
-            entered: begun?.0?,
-            deadline: self.deadline,
-            operation,
-            kind: PhantomData,
+        let deadline = self.rare.map_or(Deadline::None, |rare| rare.deadline);
+        Ok(Op::new(begun?.0?, deadline, operation))
+    }
+
+    /// Does it straight in memory that is mapped here; what the word was. `None`: that is not all that there is to do.
+    #[inline(always)]
+    fn quickly(&self, window: usize) -> Option<(u64, Begun<'a>)> {
+        let access = match self.way {
+            Way::Fetch => Access::READ | Access::WRITE,
+            Way::Post => Access::WRITE,
+            Way::Signal | Way::Over => return None,
+        };
+        if self.rare.is_some() || self.is_for_devices() {
+            return None;
+        }
+        let width = self.request.width.bytes();
+        let end = self.offset.saturating_add(width);
+        let endpoint = self.endpoint;
+        let (near, begin) = self.remote.near(endpoint, end, access)?;
+        let offset = begin + self.offset as u64;
+        endpoint.shared().at_once(|engine| {
+            engine
+                .core
+                .atomic_in_mapping(endpoint.place(), near, offset, &self.request, window)
         })
     }
 
@@ -268,6 +298,7 @@ impl<'a, T: Completion> Atomic<'a, T> {
         }
     }
 
+    #[inline]
     fn operation(&self) -> Operation {
         match self.way {
             Way::Signal => Operation::Signal,
@@ -340,7 +371,7 @@ impl<'a, T: Completion> Atomic<'a, T> {
                 // The owner's first.
                 key: self
                     .remote
-                    .route
+                    .route()
                     .iter()
                     .flat_map(|keys| keys.first())
                     .copied()
@@ -361,24 +392,39 @@ impl<'a, T: Completion> Atomic<'a, T> {
 impl<T: Completion<Output = Result<T>>> Future for Atomic<'_, T> {
     type Output = Result<T>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
         let this = &mut *self;
-        let operation = this.operation();
-        if this.entered.is_none() {
-            let shared = this.endpoint.shared();
-            let target = this.target()?;
-            let (first, begun) = shared.begin(operation, |engine| {
-                if let Err(error) = alive(engine, this.endpoint, operation) {
+        if let Some((old, begun)) = this.quickly(usize::MAX) {
+            this.way = Way::Over;
+            if begun.over(cx).is_ready() {
+                return Poll::Ready(T::settle(Settled(Outcome::Value(old))));
+            }
+            this.rare = told_later(Outcome::Value(old));
+            return Poll::Pending;
+        }
+        this.poll_slowly(cx)
+    }
+}
+
+impl<T: Completion<Output = Result<T>>> Atomic<'_, T> {
+    #[inline(never)]
+    fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<T>> {
+        let operation = self.operation();
+        if !has_begun(&self.rare) {
+            let target = self.target()?;
+            let (first, begun) = self.endpoint.shared().begin(operation, |engine| {
+                if let Err(error) = alive(engine, self.endpoint, operation) {
                     return First::Over(Err(error));
                 }
-                match this.at_once(engine, &target) {
+                match self.at_once(engine, &target) {
                     Some(result) => First::Over(result),
-                    None => First::Entered(this.start(engine, &target)),
+                    None => First::Entered(self.start(engine, &target)),
                 }
             })?;
             match first {
                 First::Over(result) => {
-                    this.way = Way::Over;
+                    self.way = Way::Over;
                     let gives_way = begun.over(cx).is_pending();
                     let old = match result {
                         Ok(old) => old,
@@ -386,22 +432,18 @@ impl<T: Completion<Output = Result<T>>> Future for Atomic<'_, T> {
                         Err(error) => return Poll::Ready(Err(error.during(operation))),
                     };
                     if gives_way {
-                        this.entered = Some(Entered::over(Outcome::Value(old)));
+                        self.rare = told_later(Outcome::Value(old));
                         return Poll::Pending;
                     }
                     return Poll::Ready(T::settle(Settled(Outcome::Value(old))));
                 }
-                First::Entered(entered) => this.entered = Some(entered),
+                First::Entered(entered) => {
+                    self.rare.get_or_insert_default().entered = Some(entered);
+                }
             }
         }
-        match &mut this.entered {
-            Some(entered) => entered
-                .poll(cx, &mut this.deadline, operation)
-                .map(|outcome| {
-                    T::settle(Settled(outcome)).map_err(|error| error.during(operation))
-                }),
-            None => Poll::Pending,
-        }
+        poll_rest(&mut self.rare, cx, operation)
+            .map(|outcome| T::settle(Settled(outcome)).map_err(|error| error.during(operation)))
     }
 }
 

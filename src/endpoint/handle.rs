@@ -52,6 +52,11 @@ impl Endpoint {
     pub(crate) fn shared(&self) -> &Shared {
         &self.inner.handle.shared
     }
+    /// Whether it is a clone of this one.
+    #[inline]
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
     #[inline]
     pub(crate) fn handle(&self) -> &Arc<Handle> {
         &self.inner.handle

@@ -161,7 +161,7 @@ impl RemoteLayout {
     /// # Errors
     /// `Unsupported`: device memory at an end without a way that needs no stop, and staging is forbidden.
     pub(super) fn check_blocks(&self, on_device: bool, operation: Operation) -> Result<()> {
-        let there = self.region.target.on_device;
+        let there = self.region.is_on_device();
         if on_device || there {
             // Between two devices there may be a way, for bytes in one run; within a worker to and from pinned memory too.
             let endpoint = self.region.endpoint();
@@ -198,7 +198,7 @@ impl RemoteLayout {
             None => return None,
         };
         Some(Box::new(Plan::new(
-            self.region.target,
+            self.region.target(),
             self.region.len(),
             shape,
         )))

@@ -299,6 +299,16 @@ pub struct Op<T: Completion> {
 }
 
 impl<T: Completion> Op<T> {
+    #[inline]
+    pub(crate) fn new(entered: Entered, deadline: Deadline, operation: Operation) -> Self {
+        Self {
+            entered,
+            deadline,
+            operation,
+            kind: PhantomData,
+        }
+    }
+
     /// Ends the operation with `DeadlineExceeded` when it lasts longer than this, from the first poll on.
     pub fn deadline(mut self, after: Duration) -> Self {
         self.deadline = Deadline::After(after);

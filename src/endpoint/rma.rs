@@ -28,17 +28,18 @@ use crate::{
     types::{Access, DeviceKey, Priority, Tag},
     worker::{
         device::{admit, admit_target, admit_unstaged},
+        door::Begun,
         engine::Engine,
         operations::{self, Arrival, Outcome, Work},
         peer::Peer,
-        rma::Target,
+        rma::{Near, Target},
     },
 };
 
 use super::{
     Endpoint, Op, RemoteLayout,
-    attempt::{First, conclude},
-    operation::{Completion, Deadline, Entered, Settled},
+    attempt::First,
+    operation::{Completion, Deadline, Entered, Settled, wrong},
 };
 
 /// Memory of a peer, as imported from its descriptor, or a part of it.
@@ -48,12 +49,21 @@ use super::{
 #[doc(alias = "ucp_rkey_h")]
 #[doc(alias("ucp_rkey_destroy", "ucp_rkey_compare", "ucp_rkey_compare_params_t"))]
 pub struct RemoteRegion {
+    imported: Arc<Imported>,
+    /// Where it begins in what was imported, and how long it is.
+    offset: u64,
+    length: usize,
+}
+
+/// What a descriptor says, checked.
+struct Imported {
     endpoint: Endpoint,
     access: Access,
-    pub(super) target: Target,
+    target: Target,
+    /// The same, if it may be mapped here.
+    near: Option<Near>,
     /// Keys by which network devices reach it.
-    pub(super) route: Option<Arc<[DeviceKey]>>,
-    length: usize,
+    route: Option<Arc<[DeviceKey]>>,
 }
 
 impl RemoteRegion {
@@ -81,19 +91,25 @@ impl RemoteRegion {
                 core.show_key(link, segment, key.slot, key.generation);
             })?;
         }
-        Ok(Self {
+        let target = Target {
+            slot: key.slot,
+            generation: key.generation,
+            address: descriptor.address(),
+            offset: 0,
+            segment: route.map_or(0, |route| route.segment),
+            segment_offset: route.map_or(0, |route| route.offset),
+            on_device,
+        };
+        let imported = Imported {
             endpoint: endpoint.clone(),
             access: descriptor.access(),
+            target,
+            near: Near::new(target),
             route: (!descriptor.devices().is_empty()).then(|| descriptor.devices().into()),
-            target: Target {
-                slot: key.slot,
-                generation: key.generation,
-                address: descriptor.address(),
-                offset: 0,
-                segment: route.map_or(0, |route| route.segment),
-                segment_offset: route.map_or(0, |route| route.offset),
-                on_device,
-            },
+        };
+        Ok(Self {
+            imported: Arc::new(imported),
+            offset: 0,
             length: usize::try_from(descriptor.len()).map_err(|_| {
                 Error::new(
                     ErrorKind::InvalidArgument,
@@ -119,7 +135,7 @@ impl RemoteRegion {
     /// What the owner allows.
     #[must_use]
     pub fn access(&self) -> Access {
-        self.access
+        self.imported.access
     }
 
     /// A part of it.
@@ -144,18 +160,19 @@ impl RemoteRegion {
             self.length
         );
         let mut part = self.clone();
-        part.target.offset += start as u64;
+        part.offset += start as u64;
         part.length = end - start;
         part
     }
 
     /// Where it begins, in the owner's process.
     pub(crate) fn address(&self) -> u64 {
-        self.target.address.wrapping_add(self.target.offset)
+        self.imported.target.address.wrapping_add(self.offset)
     }
 
+    #[inline]
     pub(super) fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+        &self.imported.endpoint
     }
 
     /// Gives `act` the address at which the first `length` bytes are mapped here, for the time of the call, when they are and lie aligned to 8;
@@ -165,13 +182,16 @@ impl RemoteRegion {
         length: usize,
         act: impl FnOnce(*mut u8) -> R,
     ) -> Option<Result<R>> {
-        if let Err(error) = self.check(&self.endpoint, length, Access::WRITE, Operation::Put) {
+        let endpoint = self.endpoint();
+        if let Err(error) = self.check(endpoint, length, Access::WRITE, Operation::Put) {
             return Some(Err(error));
         }
-        let (link, _) = self.endpoint.place();
-        let begun = self.endpoint.shared().begin(Operation::Put, |engine| {
-            match alive(engine, &self.endpoint, Operation::Put) {
-                Ok(()) => engine.core.within_mapping(link, &self.target, length, act),
+        let (link, _) = endpoint.place();
+        let begun = endpoint.shared().begin(Operation::Put, |engine| {
+            match alive(engine, endpoint, Operation::Put) {
+                Ok(()) => engine
+                    .core
+                    .within_mapping(link, &self.target(), length, act),
                 Err(error) => Some(Err(error)),
             }
         });
@@ -183,14 +203,49 @@ impl RemoteRegion {
 
     /// Whether it lies, at the address of its owner, in the same process and overlaps these bytes.
     pub(crate) fn overlaps(&self, address: u64, length: usize) -> bool {
-        let start = self.target.address.wrapping_add(self.target.offset);
-        self.endpoint.is_own()
+        let start = self.address();
+        self.endpoint().is_own()
             && start < address.saturating_add(length as u64)
             && address < start.saturating_add(self.length as u64)
     }
 
-    pub(super) fn target(&self) -> &Target {
-        &self.target
+    #[inline]
+    pub(super) fn target(&self) -> Target {
+        Target {
+            offset: self.offset,
+            ..self.imported.target
+        }
+    }
+
+    /// Keys by which network devices reach it.
+    #[inline]
+    pub(super) fn route(&self) -> Option<&Arc<[DeviceKey]>> {
+        self.imported.route.as_ref()
+    }
+
+    /// Whether its owner's processor cannot reach it either.
+    #[inline]
+    pub(super) fn is_on_device(&self) -> bool {
+        self.imported.target.on_device
+    }
+
+    /// Where so many bytes of it are, from its beginning on, if an operation over this endpoint may have them and they may be mapped here: of what was
+    /// imported, and how far into it. `None`: that is not so, and [`RemoteRegion::check`] says whether it is an error.
+    #[inline(always)]
+    pub(super) fn near(
+        &self,
+        endpoint: &Endpoint,
+        length: usize,
+        access: Access,
+    ) -> Option<(&Near, u64)> {
+        let imported = &*self.imported;
+        let may = endpoint.is_same(&imported.endpoint)
+            && imported.access.contains(access)
+            && length <= self.length;
+        match &imported.near {
+            Some(near) if may => Some((near, self.offset)),
+            _ => None,
+        }
     }
 
     /// Whether an operation over this endpoint may have so many bytes of it.
@@ -202,7 +257,7 @@ impl RemoteRegion {
         access: Access,
         operation: Operation,
     ) -> Result<()> {
-        if self.is_of(endpoint) && self.access.contains(access) && length <= self.length {
+        if self.is_of(endpoint) && self.access().contains(access) && length <= self.length {
             return Ok(());
         }
         Err(self.refusal(endpoint, length, access).during(operation))
@@ -210,8 +265,9 @@ impl RemoteRegion {
 
     #[inline]
     fn is_of(&self, endpoint: &Endpoint) -> bool {
-        endpoint.id() == self.endpoint.id()
-            && std::ptr::eq(endpoint.shared(), self.endpoint.shared())
+        let of = self.endpoint();
+        endpoint.is_same(of)
+            || endpoint.id() == of.id() && std::ptr::eq(endpoint.shared(), of.shared())
     }
 
     #[cold]
@@ -221,7 +277,7 @@ impl RemoteRegion {
                 ErrorKind::InvalidArgument,
                 "the remote region was imported on another endpoint",
             )
-        } else if !self.access.contains(access) {
+        } else if !self.access().contains(access) {
             Error::new(
                 ErrorKind::AccessDenied,
                 "the region was not exposed for this access",
@@ -257,7 +313,7 @@ impl fmt::Debug for RemoteRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RemoteRegion")
             .field("len", &self.length)
-            .field("access", &self.access)
+            .field("access", &self.access())
             .finish_non_exhaustive()
     }
 }
@@ -314,20 +370,72 @@ pub struct Put<'a> {
     endpoint: &'a Endpoint,
     remote: Cow<'a, RemoteLayout>,
     buffer: SendBuffer<'a>,
+    rare: Option<Box<Rare>>,
     local: bool,
     unstaged: bool,
-    /// An error goes to whoever awaits.
+    priority: Priority,
+    /// It has ended, and its future was told.
+    over: bool,
+}
+
+/// What a one-sided operation that is over in its first poll does without.
+#[derive(Default)]
+pub(super) struct Rare {
+    pub(super) deadline: Deadline,
+    pub(super) entered: Option<Entered>,
+    /// Of a put. An error goes to whoever awaits.
     signal: Option<Result<Signal>>,
     /// The counter, where somebody may wait for it.
     counter: Option<Target>,
-    priority: Priority,
-    deadline: Deadline,
-    entered: Option<Entered>,
+}
+
+/// Whether the operation has begun, and was not over at once.
+#[inline]
+pub(super) fn has_begun(rare: &Option<Box<Rare>>) -> bool {
+    matches!(
+        rare.as_deref(),
+        Some(Rare {
+            entered: Some(_),
+            ..
+        })
+    )
+}
+
+/// Polls an operation that has begun.
+#[inline]
+pub(super) fn poll_rest(
+    rare: &mut Option<Box<Rare>>,
+    cx: &mut Context<'_>,
+    operation: Operation,
+) -> Poll<Outcome> {
+    match rare.as_deref_mut() {
+        Some(Rare {
+            entered: Some(entered),
+            deadline,
+            ..
+        }) => entered.poll(cx, deadline, operation),
+        _ => Poll::Pending,
+    }
+}
+
+/// As [`Rare`] of an operation that is over and was not told so, for its task is to give way first.
+#[cold]
+pub(super) fn told_later(outcome: Outcome) -> Option<Box<Rare>> {
+    Some(Box::new(Rare {
+        entered: Some(Entered::over(outcome)),
+        ..Rare::default()
+    }))
+}
+
+/// Operations of an endpoint that may be posted and not over.
+#[inline]
+pub(super) fn window_of(endpoint: &Endpoint) -> usize {
+    endpoint.shared().context.config().ops_window.value
 }
 
 pub(super) fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
     let (link, id) = endpoint.place();
-    let window = endpoint.shared().context.config().ops_window.value;
+    let window = window_of(endpoint);
     match engine.core.endpoint(link, id) {
         Some(peer) if peer.is_open() && peer.posted >= window => Err(Error::new(
             ErrorKind::WouldBlock,
@@ -366,14 +474,16 @@ impl<'a> Put<'a> {
             endpoint,
             remote,
             buffer,
+            rare: None,
             local: false,
             unstaged: false,
-            signal: None,
-            counter: None,
             priority: Priority::Normal,
-            deadline: Deadline::None,
-            entered: None,
+            over: false,
         }
+    }
+
+    fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
     }
 
     /// Fails with `Unsupported` where its bytes would stop in pinned host memory between two memories, one of them a device's, as
@@ -400,8 +510,10 @@ impl<'a> Put<'a> {
 
     /// As [`Put::signal`], adding `n`.
     pub fn signal_by(mut self, counter: &RemoteRegion, n: u64) -> Self {
-        self.signal = Some(self.endpoint.signal_for_put(counter, n));
-        self.counter = counter.is_counter().then(|| *counter.target());
+        let signal = self.endpoint.signal_for_put(counter, n);
+        let rare = self.rare();
+        rare.signal = Some(signal);
+        rare.counter = counter.is_counter().then(|| counter.target());
         self
     }
 
@@ -413,7 +525,7 @@ impl<'a> Put<'a> {
 
     /// Fails with `DeadlineExceeded` after this long. The bytes may still be written.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Deadline::After(after);
+        self.rare().deadline = Deadline::After(after);
         self
     }
 
@@ -421,9 +533,19 @@ impl<'a> Put<'a> {
     ///
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
-    pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
+    #[inline]
+    pub fn post(self) -> Result<Op<()>, OpError<Buffer>> {
+        match self.quickly(window_of(self.endpoint)) {
+            Some(_) => Ok(Op::new(Entered::Done, Deadline::None, Operation::Put)),
+            None => self.post_slowly(),
+        }
+    }
+
+    #[inline(never)]
+    fn post_slowly(mut self) -> Result<Op<()>, OpError<Buffer>> {
         let checked = self.check(self.buffer.get());
-        let signal = match checked.and_then(|()| self.signal.take().transpose()) {
+        let mut rare = self.rare.take().unwrap_or_default();
+        let signal = match checked.and_then(|()| rare.signal.take().transpose()) {
             Ok(signal) => signal,
             Err(error) => return Err(OpError::new(error, Some(self.buffer.take()))),
         };
@@ -431,7 +553,7 @@ impl<'a> Put<'a> {
             window(engine, self.endpoint, Operation::Put)?;
             Ok(match self.at_once(engine, self.buffer.get()) {
                 Some(Ok(())) => self
-                    .follow(engine, signal)
+                    .follow(engine, signal, rare.counter.as_ref())
                     .unwrap_or_else(|| Entered::over(Outcome::Done(Ok(())))),
                 Some(Err(error)) => {
                     let buffer = self.buffer.take();
@@ -447,12 +569,29 @@ impl<'a> Put<'a> {
             Ok(entered) => entered,
             Err(error) => return Err(OpError::new(error, Some(self.buffer.take()))),
         };
-        Ok(Op {
-            entered,
-            deadline: self.deadline,
-            operation: Operation::Put,
-            kind: PhantomData,
-        })
+        Ok(Op::new(entered, rare.deadline, Operation::Put))
+    }
+
+    /// Copies a short run of bytes straight into memory that is mapped here. `None`: that is not all that there is to do.
+    #[inline(always)]
+    fn quickly(&self, window: usize) -> Option<Begun<'a>> {
+        if self.rare.is_some() || self.over || self.remote.shape.is_some() {
+            return None;
+        }
+        let data = self.buffer.get().as_run()?;
+        let endpoint = self.endpoint;
+        let region = &self.remote.region;
+        let (near, offset) = region.near(endpoint, data.len(), Access::WRITE)?;
+        let local = (data.as_ptr().cast_mut(), data.len());
+        let over = endpoint.shared().at_once(|engine| {
+            // SAFETY: the buffer outlives the call, which only reads it.
+            unsafe {
+                engine
+                    .core
+                    .copy_in_mapping(endpoint.place(), near, offset, local, false, window)
+            }
+        });
+        over.map(|((), begun)| begun)
     }
 
     #[inline]
@@ -462,7 +601,7 @@ impl<'a> Put<'a> {
             admit(context, &buffer.device_types(), Operation::Put)?;
         }
         if self.unstaged {
-            let ends = (buffer.is_on_device(), self.remote.region.target.on_device);
+            let ends = (buffer.is_on_device(), self.remote.region.is_on_device());
             self.endpoint
                 .check_unstaged(ends, &self.remote, Operation::Put)?;
         }
@@ -484,16 +623,21 @@ impl<'a> Put<'a> {
         unsafe {
             engine
                 .core
-                .access_now(link, &self.remote.region.target, address, length, false)
+                .access_now(link, &self.remote.region.target(), address, length, false)
         }
     }
 
     /// Sends the signal behind bytes that are visible. `Some` when it has to wait for room.
     #[inline]
-    fn follow(&self, engine: &mut Engine, signal: Option<Signal>) -> Option<Entered> {
+    fn follow(
+        &self,
+        engine: &mut Engine,
+        signal: Option<Signal>,
+        counter: Option<&Target>,
+    ) -> Option<Entered> {
         let mut signal = signal?;
         let (link, _) = self.endpoint.place();
-        if let Some(counter) = &self.counter
+        if let Some(counter) = counter
             && let Some(Ok(sleeps)) = engine.core.raise_now(link, counter, signal.add)
         {
             if !sleeps {
@@ -523,11 +667,11 @@ impl<'a> Put<'a> {
     /// Whether either end is out of its processor's reach.
     #[inline]
     fn is_staged(&self, buffer: &Buffer) -> bool {
-        self.remote.region.target.on_device || buffer.is_on_device()
+        self.remote.region.is_on_device() || buffer.is_on_device()
     }
 
     fn work(&self, buffer: Buffer, signal: Option<Signal>) -> operations::Put {
-        let target = self.remote.region.target;
+        let target = self.remote.region.target();
         let layout = match self.is_spread(&buffer) {
             true => self.remote.plan(true, buffer.len()),
             false => None,
@@ -564,7 +708,7 @@ impl<'a> Put<'a> {
 
     fn enter(&self, engine: &mut Engine, buffer: Buffer, signal: Option<Signal>) -> Entered {
         let (link, _) = self.endpoint.place();
-        let target = self.remote.region.target;
+        let target = self.remote.region.target();
         let put = self.work(buffer, signal);
         if let Some(peer) = engine.core.peer(link) {
             peer.posted += 1;
@@ -575,7 +719,7 @@ impl<'a> Put<'a> {
                 .start_layout(link, Work::Put(put), self.priority),
             None => {
                 let how = (self.priority, self.unstaged);
-                let route = self.remote.region.route.as_ref();
+                let route = self.remote.region.route();
                 engine.core.start_put(link, target, put, how, route)
             }
         };
@@ -586,41 +730,65 @@ impl<'a> Put<'a> {
 impl Future for Put<'_> {
     type Output = Result<()>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
-        if this.entered.is_none() {
-            let shared = this.endpoint.shared();
-            this.check(this.buffer.get())?;
-            let signal = this.signal.take().transpose()?;
-            let (first, begun) = shared.begin(Operation::Put, |engine| {
-                if let Err(error) = alive(engine, this.endpoint, Operation::Put) {
+        if let Some(begun) = this.quickly(usize::MAX) {
+            this.over = true;
+            if begun.over(cx).is_ready() {
+                return Poll::Ready(Ok(()));
+            }
+            this.rare = told_later(Outcome::Done(Ok(())));
+            return Poll::Pending;
+        }
+        this.poll_slowly(cx)
+    }
+}
+
+impl Put<'_> {
+    #[inline(never)]
+    fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let operation = Operation::Put;
+        if !has_begun(&self.rare) {
+            if self.over {
+                return Poll::Ready(Err(wrong().during(operation)));
+            }
+            self.check(self.buffer.get())?;
+            let (signal, counter) = match &mut self.rare {
+                Some(rare) => (rare.signal.take().transpose()?, rare.counter),
+                None => (None, None),
+            };
+            let (first, begun) = self.endpoint.shared().begin(operation, |engine| {
+                if let Err(error) = alive(engine, self.endpoint, operation) {
                     return First::Over(Err(error));
                 }
-                match this.at_once(engine, this.buffer.get()) {
-                    Some(Ok(())) => match this.follow(engine, signal) {
+                match self.at_once(engine, self.buffer.get()) {
+                    Some(Ok(())) => match self.follow(engine, signal, counter.as_ref()) {
                         None => First::Over(Ok(())),
                         Some(entered) => First::Entered(entered),
                     },
-                    Some(Err(error)) => First::Over(Err(error.during(Operation::Put))),
+                    Some(Err(error)) => First::Over(Err(error.during(operation))),
                     None => {
-                        let buffer = this.buffer.take();
-                        First::Entered(this.enter(engine, buffer, signal))
+                        let buffer = self.buffer.take();
+                        First::Entered(self.enter(engine, buffer, signal))
                     }
                 }
             })?;
             match first {
-                First::Over(result) => return conclude(begun, cx, &mut this.entered, result),
-                First::Entered(entered) => this.entered = Some(entered),
+                First::Over(result) => {
+                    self.over = true;
+                    // An error is told at once: nobody else would tell it.
+                    if begun.over(cx).is_ready() || result.is_err() {
+                        return Poll::Ready(result);
+                    }
+                    self.rare = told_later(Outcome::Done(result));
+                    return Poll::Pending;
+                }
+                First::Entered(entered) => self.rare().entered = Some(entered),
             }
         }
-        match &mut this.entered {
-            Some(entered) => entered
-                .poll(cx, &mut this.deadline, Operation::Put)
-                .map(|outcome| {
-                    <()>::settle(Settled(outcome)).map_err(|error| error.during(Operation::Put))
-                }),
-            None => Poll::Pending,
-        }
+        poll_rest(&mut self.rare, cx, operation)
+            .map(|outcome| <()>::settle(Settled(outcome)).map_err(|error| error.during(operation)))
     }
 }
 
@@ -655,12 +823,11 @@ impl<B> fmt::Debug for Fetched<B> {
 pub struct Get<'a, B: ReceiveBuffer + Unpin> {
     endpoint: &'a Endpoint,
     remote: Cow<'a, RemoteLayout>,
-    buffer: BufferMut,
+    /// `None` once it has begun.
+    buffer: Option<B>,
+    rare: Option<Box<Rare>>,
     unstaged: bool,
     priority: Priority,
-    deadline: Deadline,
-    entered: Option<Entered>,
-    kind: PhantomData<fn() -> B>,
 }
 
 impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
@@ -668,12 +835,10 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
         Self {
             endpoint,
             remote,
-            buffer: buffer.into(),
+            buffer: Some(buffer),
+            rare: None,
             unstaged: false,
             priority: Priority::Normal,
-            deadline: Deadline::None,
-            entered: None,
-            kind: PhantomData,
         }
     }
 
@@ -692,7 +857,7 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
 
     /// Fails with `DeadlineExceeded` after this long; the buffer does not come back then, since bytes may still land in it.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Deadline::After(after);
+        self.rare.get_or_insert_default().deadline = Deadline::After(after);
         self
     }
 
@@ -701,12 +866,16 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
     pub fn post(mut self) -> Result<Op<Fetched<B>>, OpError<B>> {
-        let mut buffer = std::mem::take(&mut self.buffer);
+        let operation = Operation::Get;
+        let mut buffer: BufferMut = match self.buffer.take() {
+            Some(buffer) => buffer.into(),
+            None => return Err(OpError::new(wrong().during(operation), None)),
+        };
         if let Err(error) = self.check(&buffer) {
             return Err(OpError::new(error, Some(B::restore(buffer))));
         }
-        let begun = self.endpoint.shared().begin(Operation::Get, |engine| {
-            window(engine, self.endpoint, Operation::Get)?;
+        let begun = self.endpoint.shared().begin(operation, |engine| {
+            window(engine, self.endpoint, operation)?;
             // Dropped after the lock is gone, if it stays here.
             let take = std::mem::take::<BufferMut>;
             Ok(match self.at_once(engine, &mut buffer) {
@@ -718,19 +887,37 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
             Ok(entered) => entered,
             Err(error) => return Err(OpError::new(error, Some(B::restore(buffer)))),
         };
-        Ok(Op {
-            entered,
-            deadline: self.deadline,
-            operation: Operation::Get,
-            kind: PhantomData,
-        })
+        let deadline = self.rare.map_or(Deadline::None, |rare| rare.deadline);
+        Ok(Op::new(entered, deadline, operation))
+    }
+
+    /// Copies a short run of bytes straight from memory that is mapped here. `None`: that is not all that there is to do.
+    #[inline(always)]
+    fn quickly(&mut self) -> Option<Begun<'a>> {
+        if self.rare.is_some() || self.remote.shape.is_some() {
+            return None;
+        }
+        let data = self.buffer.as_mut()?.own_run()?;
+        let endpoint = self.endpoint;
+        let region = &self.remote.region;
+        let (near, offset) = region.near(endpoint, data.len(), Access::READ)?;
+        let (local, window) = ((data.as_mut_ptr(), data.len()), usize::MAX);
+        let over = endpoint.shared().at_once(|engine| {
+            // SAFETY: the buffer is borrowed alone for the call, which writes it only then.
+            unsafe {
+                engine
+                    .core
+                    .copy_in_mapping(endpoint.place(), near, offset, local, true, window)
+            }
+        });
+        over.map(|((), begun)| begun)
     }
 
     #[inline]
     fn check(&self, buffer: &BufferMut) -> Result<()> {
         admit_target(&self.endpoint.shared().context, buffer, Operation::Get)?;
         if self.unstaged {
-            let ends = (self.remote.region.target.on_device, buffer.is_on_device());
+            let ends = (self.remote.region.is_on_device(), buffer.is_on_device());
             self.endpoint
                 .check_unstaged(ends, &self.remote, Operation::Get)?;
         }
@@ -755,7 +942,7 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
         unsafe {
             engine
                 .core
-                .access_now(link, &self.remote.region.target, address, length, true)
+                .access_now(link, &self.remote.region.target(), address, length, true)
         }
     }
 
@@ -776,7 +963,7 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
 
     fn enter(&self, engine: &mut Engine, buffer: BufferMut) -> Entered {
         let (link, _) = self.endpoint.place();
-        let target = self.remote.region.target;
+        let target = self.remote.region.target();
         let listed = buffer.is_list() && !buffer.is_on_device();
         let layout = self.remote.plan(listed, buffer.len());
         let get = operations::Get {
@@ -797,7 +984,7 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
                 .start_layout(link, Work::Get(get), self.priority),
             None => {
                 let how = (self.priority, self.unstaged);
-                let route = self.remote.region.route.as_ref();
+                let route = self.remote.region.route();
                 engine.core.start_get(link, target, get, how, route)
             }
         };
@@ -808,21 +995,41 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
 impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
     type Output = Result<B, OpError<B>>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if this.entered.is_none() {
-            let shared = this.endpoint.shared();
-            let mut buffer = std::mem::take(&mut this.buffer);
-            if let Err(error) = this.check(&buffer) {
+        if let Some(begun) = this.quickly()
+            && let Some(buffer) = this.buffer.take()
+        {
+            if begun.over(cx).is_ready() {
+                return Poll::Ready(Ok(buffer));
+            }
+            this.rare = told_later(this.landed(Ok(()), buffer.into()));
+            return Poll::Pending;
+        }
+        this.poll_slowly(cx)
+    }
+}
+
+impl<B: ReceiveBuffer + Unpin> Get<'_, B> {
+    #[inline(never)]
+    fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<B, OpError<B>>> {
+        let operation = Operation::Get;
+        if !has_begun(&self.rare) {
+            let Some(buffer) = self.buffer.take() else {
+                return Poll::Ready(Err(OpError::new(wrong().during(operation), None)));
+            };
+            let mut buffer: BufferMut = buffer.into();
+            if let Err(error) = self.check(&buffer) {
                 return Poll::Ready(Err(OpError::new(error, Some(B::restore(buffer)))));
             }
-            let begun = shared.begin(Operation::Get, |engine| {
-                if let Err(error) = alive(engine, this.endpoint, Operation::Get) {
+            let begun = self.endpoint.shared().begin(operation, |engine| {
+                if let Err(error) = alive(engine, self.endpoint, operation) {
                     return First::Over(Err(error));
                 }
-                match this.at_once(engine, &mut buffer) {
+                match self.at_once(engine, &mut buffer) {
                     Some(result) => First::Over(result),
-                    None => First::Entered(this.enter(engine, std::mem::take(&mut buffer))),
+                    None => First::Entered(self.enter(engine, std::mem::take(&mut buffer))),
                 }
             });
             let (first, begun) = match begun {
@@ -834,30 +1041,26 @@ impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
             match first {
                 First::Over(result) => {
                     if begun.over(cx).is_pending() && result.is_ok() {
-                        this.entered = Some(Entered::over(this.landed(result, buffer)));
+                        self.rare = told_later(self.landed(result, buffer));
                         return Poll::Pending;
                     }
-                    this.entered = Some(Entered::Over);
                     let buffer = B::restore(buffer);
                     return Poll::Ready(match result {
                         Ok(()) => Ok(buffer),
-                        Err(error) => Err(OpError::new(error.during(Operation::Get), Some(buffer))),
+                        Err(error) => Err(OpError::new(error.during(operation), Some(buffer))),
                     });
                 }
-                First::Entered(entered) => this.entered = Some(entered),
+                First::Entered(entered) => {
+                    self.rare.get_or_insert_default().entered = Some(entered);
+                }
             }
         }
-        match &mut this.entered {
-            Some(entered) => entered
-                .poll(cx, &mut this.deadline, Operation::Get)
-                .map(|outcome| {
-                    Fetched::settle(Settled(outcome)).map_err(|error| {
-                        let (error, buffer) = error.into_parts();
-                        OpError::new(error.during(Operation::Get), buffer)
-                    })
-                }),
-            None => Poll::Pending,
-        }
+        poll_rest(&mut self.rare, cx, operation).map(|outcome| {
+            Fetched::settle(Settled(outcome)).map_err(|error| {
+                let (error, buffer) = error.into_parts();
+                OpError::new(error.during(operation), buffer)
+            })
+        })
     }
 }
 

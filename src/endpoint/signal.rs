@@ -250,7 +250,7 @@ impl RemoteRegion {
         let (link, _) = self.endpoint().place();
         let shared = self.endpoint().shared();
         shared
-            .ask(|engine| engine.core.mapped_counter(link, self.target()))
+            .ask(|engine| engine.core.mapped_counter(link, &self.target()))
             .flatten()
     }
 }

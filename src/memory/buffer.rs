@@ -267,11 +267,26 @@ impl Buffer {
     /// The bytes, if they are in one run of the host's memory and no list.
     #[inline]
     pub(crate) fn as_run(&self) -> Option<&[u8]> {
-        match &self.0 {
-            Shared::Bytes(bytes) => Some(bytes),
-            Shared::List(_) => None,
-            _ => self.as_slice(),
-        }
+        let (address, len) = match &self.0 {
+            Shared::Bytes(bytes) => return Some(bytes),
+            Shared::Segment {
+                segment,
+                offset,
+                len,
+            } => (
+                segment
+                    .mapping()
+                    .as_ptr()
+                    .wrapping_add(*offset)
+                    .cast_const(),
+                *len,
+            ),
+            Shared::Raw(raw) => (raw.address, raw.len),
+            Shared::Domain { .. } => return self.as_slice(),
+            Shared::List(_) => return None,
+        };
+        // SAFETY: host memory, as in `as_slice`.
+        Some(unsafe { slice::from_raw_parts(address, len) })
     }
 
     /// Whether its bytes are sent as one run: the host reaches them, and they are in one already or no more than `limit`.
@@ -834,12 +849,54 @@ pub trait ReceiveBuffer: Into<BufferMut> + sealed::Sealed + Send + 'static {
 }
 
 mod sealed {
-    pub trait Sealed {}
-    impl Sealed for super::BufferMut {}
-    impl Sealed for super::HostBufferMut {}
-    impl Sealed for Vec<u8> {}
-    impl Sealed for super::BytesMut {}
-    impl Sealed for super::BufferListMut {}
+    use super::{BufferListMut, BufferMut, BytesMut, HostBufferMut, Unique};
+
+    pub trait Sealed {
+        /// Its bytes, where they are one run of the host's memory and nobody else's: not lent to a peer.
+        fn own_run(&mut self) -> Option<&mut [u8]>;
+    }
+
+    impl Sealed for BufferMut {
+        #[inline]
+        fn own_run(&mut self) -> Option<&mut [u8]> {
+            match &mut self.0 {
+                Unique::Vec(bytes) => bytes.own_run(),
+                Unique::Host(buffer) => buffer.own_run(),
+                Unique::Bytes(bytes) => bytes.own_run(),
+                Unique::Raw(_) | Unique::Domain(_) | Unique::List(_) => None,
+            }
+        }
+    }
+
+    impl Sealed for HostBufferMut {
+        #[inline]
+        fn own_run(&mut self) -> Option<&mut [u8]> {
+            match self.lent_to() {
+                None => Some(self),
+                Some(_) => None,
+            }
+        }
+    }
+
+    impl Sealed for Vec<u8> {
+        #[inline]
+        fn own_run(&mut self) -> Option<&mut [u8]> {
+            Some(self)
+        }
+    }
+
+    impl Sealed for BytesMut {
+        #[inline]
+        fn own_run(&mut self) -> Option<&mut [u8]> {
+            Some(self)
+        }
+    }
+
+    impl Sealed for BufferListMut {
+        fn own_run(&mut self) -> Option<&mut [u8]> {
+            None
+        }
+    }
 }
 
 impl ReceiveBuffer for BufferMut {

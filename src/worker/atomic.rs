@@ -12,12 +12,12 @@ use crate::{
     protocol::{atomic, control},
     sys::memfd::Mapping,
     transport::shm::{Pair, Standing},
-    types::{Access, AtomicRequest, LinkId, OpKey},
+    types::{Access, AtomicRequest, EndpointId, LinkId, OpKey},
     worker::{
         core::Core,
         operations::{self, DeviceWord, Outcome, Work},
         peer::at,
-        rma::{Target, stale},
+        rma::{Near, Target, stale},
     },
 };
 
@@ -95,6 +95,28 @@ impl Core {
             // SAFETY: aligned, and checked against the mapping by `mapped_at`; other processes use such words by atomics as well.
             unsafe { execute(word, request) }
         })
+    }
+
+    /// As [`Core::in_mapping`], an atomic operation; what the word was.
+    #[inline(always)]
+    pub(crate) fn atomic_in_mapping(
+        &mut self,
+        place: (LinkId, EndpointId),
+        near: &Near,
+        offset: u64,
+        request: &AtomicRequest,
+        window: usize,
+    ) -> Option<u64> {
+        let width = request.width.bytes();
+        if !near.is_aligned(offset, width as u64) {
+            return None;
+        }
+        self.in_mapping(place, near, (offset, width), window, |word, _| {
+            // A descriptor that contradicts itself: its owner says what it thinks of that.
+            let is_aligned = (word as usize).is_multiple_of(width);
+            // SAFETY: aligned, and checked against the mapping; other processes use such words by atomics as well.
+            is_aligned.then(|| unsafe { execute(word, request) })
+        })?
     }
 
     /// Raises a counter at once. `None`: it is not mapped here; else whether somebody sleeps there, whom only a message wakes.

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
 };
 
 use tracing::Span;
@@ -200,6 +203,23 @@ impl OneCopy {
             bytes -= oldest.len();
             self.mapped.remove(0);
         }
+    }
+
+    /// As [`mapping`](Self::mapping), of a segment that was found in this place the last time.
+    #[inline(always)]
+    pub(crate) fn mapping_near(&self, segment: u64, place: &AtomicU32) -> Option<&Mapping> {
+        match self.mapped.get(place.load(Relaxed) as usize) {
+            Some((id, mapping)) if *id == segment => Some(mapping),
+            _ => self.mapping_elsewhere(segment, place),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn mapping_elsewhere(&self, segment: u64, place: &AtomicU32) -> Option<&Mapping> {
+        let index = self.mapped.iter().rposition(|(id, _)| *id == segment)?;
+        place.store(index as u32, Relaxed);
+        Some(&self.mapped[index].1)
     }
 
     pub(crate) fn mapping(&self, segment: u64) -> Option<&Arc<Mapping>> {

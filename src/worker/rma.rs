@@ -6,18 +6,20 @@
 //! after it revoked the generation and saw this side outside. Local memory is the caller's, for the length of the call.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicU32};
 
 use crate::{
     error::{Error, ErrorKind, Result},
     protocol::control::{self, Join},
+    sys::memfd::Mapping,
     trace,
     transport::shm::{Pair, Standing},
-    types::{DeviceKey, LinkId, OpKey, Priority},
+    types::{DeviceKey, EndpointId, LinkId, OpKey, Priority},
     util::copy::copy,
     worker::{
         copy::{CHUNK, Remote, Transfer},
         core::Core,
+        metrics::Counts,
         operations::{Get, Put, Work},
         peer::{JOIN_FROM, OneCopy, Peer, at},
     },
@@ -40,6 +42,40 @@ pub(crate) struct Target {
     pub(crate) segment_offset: u64,
     /// Out of reach for the owner's processor too.
     pub(crate) on_device: bool,
+}
+
+/// A target that may be mapped here: in a segment, in reach of the owner's processor, and in the table of generations.
+#[derive(Debug)]
+pub(crate) struct Near {
+    target: Target,
+    /// Where its segment was found last.
+    place: AtomicU32,
+}
+
+impl Near {
+    pub(crate) fn new(target: Target) -> Option<Self> {
+        let may_be =
+            target.segment != 0 && !target.on_device && (target.slot as usize) < Pair::GENERATIONS;
+        may_be.then(|| Self {
+            target,
+            place: AtomicU32::new(0),
+        })
+    }
+
+    /// Whether the bytes at this offset begin at a multiple of so many, for their owner.
+    #[inline(always)]
+    pub(crate) fn is_aligned(&self, offset: u64, to: u64) -> bool {
+        let address = self.target.address.wrapping_add(offset);
+        address.is_multiple_of(to)
+    }
+}
+
+/// The address of `length` bytes of a mapping, which must not be sealed against writing: such a one is no exposed memory.
+#[inline(always)]
+fn within(mapping: &Mapping, offset: u64, length: usize) -> Option<*mut u8> {
+    let start = usize::try_from(offset).ok()?;
+    let fits = mapping.is_writable() && start.checked_add(length)? <= mapping.len();
+    fits.then(|| mapping.as_ptr().wrapping_add(start))
 }
 
 impl Peer {
@@ -83,12 +119,11 @@ impl OneCopy {
     #[inline]
     pub(super) fn mapped_at(&self, target: &Target, length: usize) -> Option<*mut u8> {
         let mapping = self.mapping(target.segment)?;
-        // One that is sealed against writing is no exposed memory.
-        if !mapping.is_writable() {
-            return None;
-        }
-        let start = usize::try_from(target.segment_offset.checked_add(target.offset)?).ok()?;
-        (start.checked_add(length)? <= mapping.len()).then(|| mapping.as_ptr().wrapping_add(start))
+        within(
+            mapping,
+            target.segment_offset.checked_add(target.offset)?,
+            length,
+        )
     }
 }
 
@@ -118,6 +153,59 @@ impl Core {
             peer.show_key(target.segment, target.slot, target.generation);
         }
         remote.filter(|_| is_let)
+    }
+
+    /// Does something at once to `length` bytes that are `offset` behind the target, mapped here and exposed there. `None`: they are not, there is no
+    /// connection, or its window is `window` or more operations full. What of `near` the owner allows, the caller has checked.
+    #[inline(always)]
+    pub(crate) fn in_mapping<R>(
+        &mut self,
+        (link, id): (LinkId, EndpointId),
+        near: &Near,
+        (offset, length): (u64, usize),
+        window: usize,
+        act: impl FnOnce(*mut u8, &mut Counts) -> R,
+    ) -> Option<R> {
+        let peer = at(&mut self.peers, link)
+            .filter(|peer| peer.id == id && peer.is_open() && peer.posted < window)?;
+        let one_copy = peer.one_copy.as_ref()?;
+        let target = &near.target;
+        let mapping = one_copy.mapping_near(target.segment, &near.place)?;
+        let address = within(mapping, target.segment_offset.checked_add(offset)?, length)?;
+        let counts = &mut self.counts;
+        one_copy
+            .pair
+            .within(target.slot, target.generation, || act(address, counts))
+    }
+
+    /// Copies a short run of bytes to or from mapped memory at once, as [`Core::in_mapping`].
+    ///
+    /// # Safety
+    /// `local` must be valid for `length` bytes, for writing when `pull`.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_in_mapping(
+        &mut self,
+        place: (LinkId, EndpointId),
+        near: &Near,
+        offset: u64,
+        (local, length): (*mut u8, usize),
+        pull: bool,
+        window: usize,
+    ) -> Option<()> {
+        if length > INLINE {
+            return None;
+        }
+        self.in_mapping(place, near, (offset, length), window, |remote, counts| {
+            let (from, to) = match pull {
+                true => (remote.cast_const(), local),
+                false => (local.cast_const(), remote),
+            };
+            // SAFETY: valid for `length`: one is the caller's, the other was checked against the mapping. At two addresses they do not overlap, even
+            // when they are the same memory within one process.
+            unsafe { copy(from, to, length) };
+            counts.copied(true, length);
+            trace::operation(what(pull), length, "in mapped memory");
+        })
     }
 
     /// Does a short put or get at once. `None`: there is no direct path, or it is too long for the caller's turn.

@@ -6,6 +6,7 @@ use std::{
     collections::BTreeSet,
     fs::{File, read_to_string},
     os::unix::fs::FileExt,
+    pin::pin,
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -112,6 +113,54 @@ scenarios! { everywhere:
                     let got = pair.here.endpoint.get(remote.slice(1..=size), target).await.expect("got");
                     same(got.as_slice().expect("host memory"), pattern(size, seed), size);
                 }
+            }
+        }
+    }
+
+    /// A part of a part, into each kind of memory, which comes back as itself: at first by messages, where there is a way also straight.
+    async fn each_kind_of_memory(way: Way) {
+        let pair = way.pair().await;
+        let endpoint = &pair.here.endpoint;
+        for own in MEMORIES {
+            let (region, remote) = exposed(&pair, memory(&pair.there, own, 64).await, BOTH).await;
+            region.write_at(0, pattern(64, 1)).expect("within");
+            let part = remote.slice(8..56).slice(8..=15);
+            let wanted = &pattern(64, 1)[16..24];
+            for _ in 0..20 {
+                let target = vec![0; 8];
+                let address = target.as_ptr().addr();
+                let got = endpoint.get(part.clone(), target).await.expect("got");
+                assert_eq!((&*got, got.as_ptr().addr()), (wanted, address));
+                let target = bytes::BytesMut::zeroed(8);
+                let address = target.as_ptr().addr();
+                let got = endpoint.get(part.clone(), target).await.expect("got");
+                assert_eq!((&*got, got.as_ptr().addr()), (wanted, address));
+                let target = pair.here.context.allocate(8).await.expect("memory");
+                let address = target.as_ptr().addr();
+                let got = endpoint.get(part.clone(), target).await.expect("got");
+                assert_eq!((&*got, got.as_ptr().addr()), (wanted, address));
+                let error = endpoint.get(part.clone(), vec![0; 9]).await.expect_err("a byte more");
+                assert_eq!(error.into_parts().1.map(|buffer| buffer.len()), Some(9));
+            }
+        }
+    }
+
+    /// Polled once more it is an error, and nothing happens a second time.
+    async fn polled_again(way: Way) {
+        let pair = way.pair().await;
+        let endpoint = &pair.here.endpoint;
+        for own in MEMORIES {
+            let (region, remote) = exposed(&pair, memory(&pair.there, own, 8).await, BOTH).await;
+            for _ in 0..20 {
+                let mut put = pin!(endpoint.put(vec![1; 8], remote.clone()));
+                put.as_mut().await.expect("put");
+                assert_eq!(content(&region), [1; 8]);
+                region.write_at(0, &[0; 8]).expect("within");
+                assert_eq!(put.await.expect_err("over").kind(), ErrorKind::InvalidArgument);
+                assert_eq!(content(&region), [0; 8]);
+                let mut get = pin!(endpoint.get(remote.clone(), vec![7; 8]));
+                assert_eq!(get.as_mut().await.expect("got"), [0; 8]);
+                assert_eq!(get.await.expect_err("over").kind(), ErrorKind::InvalidArgument);
             }
         }
     }

@@ -50,6 +50,9 @@ const QUIET_WITHIN: Duration = Duration::from_micros(200);
 pub struct Pair {
     mapping: Mapping,
     role: Role,
+    /// Where this end's mark of being inside and the peer's generations are, from the beginning of the mapping.
+    inside: usize,
+    generations: usize,
     /// Own transfer words that are free, one bit each.
     free: parking_lot::Mutex<u32>,
     exited: AtomicBool,
@@ -78,6 +81,14 @@ const fn taken_back(generation: u64) -> u64 {
     !generation
 }
 
+#[inline(always)]
+const fn index(role: Role) -> usize {
+    match role {
+        Role::Client => 0,
+        Role::Server => 1,
+    }
+}
+
 impl Pair {
     /// Entries of a generation table.
     pub const GENERATIONS: usize = GENERATIONS;
@@ -95,9 +106,12 @@ impl Pair {
                 "the shared segment has the wrong size",
             ));
         }
+        let mine = index(role);
         Ok(Self {
             mapping,
             role,
+            inside: ACTIVE[mine],
+            generations: GENERATION[1 - mine],
             free: parking_lot::Mutex::new(u32::MAX),
             exited: AtomicBool::new(false),
             is_slow: AtomicBool::new(false),
@@ -136,7 +150,7 @@ impl Pair {
     /// of the loan come after it.
     #[inline]
     pub fn enter(&self) {
-        self.active(self.mine()).inside.store(1, Ordering::Relaxed);
+        self.own_mark().inside.store(1, Ordering::Relaxed);
         if self.calm {
             membarrier::light();
         } else {
@@ -147,7 +161,22 @@ impl Pair {
     /// Says "done": everything that was read or written since [`Pair::enter`] comes before it.
     #[inline]
     pub fn leave(&self) {
-        self.active(self.mine()).inside.store(0, Ordering::Release);
+        self.own_mark().inside.store(0, Ordering::Release);
+    }
+
+    /// Does something to the peer's region of this key, which is over before it could be taken back; `None`: this end is not let at it.
+    #[inline(always)]
+    pub(crate) fn within<R>(
+        &self,
+        slot: u32,
+        generation: u64,
+        act: impl FnOnce() -> R,
+    ) -> Option<R> {
+        self.enter();
+        let is_let = self.theirs(slot).load(Ordering::Acquire) == generation;
+        let result = is_let.then(act);
+        self.leave();
+        result
     }
 
     /// Whether the peer may be touching this end's memory under a loan that was taken back before the call. Seen `false` once, it no
@@ -200,9 +229,7 @@ impl Pair {
     /// What the peer says of its region `slot` (modulo [`Pair::GENERATIONS`]) under this key, for an end that has called [`Pair::enter`].
     #[inline(always)]
     pub(crate) fn standing(&self, slot: u32, generation: u64) -> Standing {
-        let seen = self
-            .generation(1 - self.mine(), slot)
-            .load(Ordering::Acquire);
+        let seen = self.theirs(slot).load(Ordering::Acquire);
         if seen == generation {
             Standing::Let
         } else if seen == taken_back(generation) {
@@ -381,13 +408,10 @@ impl Pair {
         {}
     }
 
-    /// The index of what is this end's (client 0, server 1), and of the ring that it sends into.
+    /// The index of what is this end's, and of the ring that it sends into.
     #[inline(always)]
     fn mine(&self) -> usize {
-        match self.role {
-            Role::Client => 0,
-            Role::Server => 1,
-        }
+        index(self.role)
     }
 
     fn ring(&self, direction: usize) -> RingMemory {
@@ -400,14 +424,36 @@ impl Pair {
     }
 
     fn active(&self, end: usize) -> &Active {
-        // SAFETY: `ACTIVE` lies in the mapping (asserted in `layout`), which `self` keeps; the type is one atomic word.
-        unsafe { self.at::<Active>(ACTIVE[end]).as_ref() }
+        self.mark_at(ACTIVE[end])
+    }
+
+    #[inline(always)]
+    fn own_mark(&self) -> &Active {
+        self.mark_at(self.inside)
+    }
+
+    /// `offset`: one of `ACTIVE`.
+    #[inline(always)]
+    fn mark_at(&self, offset: usize) -> &Active {
+        // SAFETY: `ACTIVE` lies in the mapping (asserted in `layout`), which `self` keeps; the type is atomic words.
+        unsafe { self.at::<Active>(offset).as_ref() }
     }
 
     fn generation(&self, end: usize, slot: u32) -> &AtomicU64 {
+        self.generation_at(GENERATION[end], slot)
+    }
+
+    #[inline(always)]
+    fn theirs(&self, slot: u32) -> &AtomicU64 {
+        self.generation_at(self.generations, slot)
+    }
+
+    /// `offset`: one of `GENERATION`.
+    #[inline(always)]
+    fn generation_at(&self, offset: usize, slot: u32) -> &AtomicU64 {
         // SAFETY: the index is below `GENERATIONS`, so the word lies in the mapping (asserted in `layout`).
         unsafe {
-            self.at::<AtomicU64>(GENERATION[end])
+            self.at::<AtomicU64>(offset)
                 .add(slot as usize % GENERATIONS)
                 .as_ref()
         }
