@@ -13,7 +13,7 @@ use crate::{
     protocol::{
         Descriptor, WorkerAddress, am, atomic,
         control::{self, Announcement},
-        hello::{Acceptance, ClientHello, Elsewhere, Introduction, Message, ServerHello},
+        hello::{Acceptance, Arrival, ClientHello, Elsewhere, Introduction, Message, ServerHello},
         layout::{BLOCK, Block, Indexed, Places, Shape, Strided, decode_blocks, split_blocks},
         offer::Offer,
         registered::Registered,
@@ -113,6 +113,7 @@ fn hello(bytes: &[u8]) {
     goes_round(bytes, Introduction::decode, Introduction::encode);
     goes_round(bytes, Acceptance::decode, Acceptance::encode);
     goes_round(bytes, Elsewhere::decode, Elsewhere::encode);
+    goes_round(bytes, Arrival::decode, Arrival::encode);
 }
 
 fn descriptor(bytes: &[u8]) {

@@ -3,30 +3,47 @@
 //! ```text
 //! client                                            server
 //!    │ ─── hello: versions, a key for this once ─────▶ │
-//!    │ ◀── hello: the same, whose key it has, proof ── │
+//!    │ ◀── hello: the same, whose key it has ───────── │
+//!    │ ◀── proof ───────────────────────────────────── │  both multiply at the same time
 //!    │ ─── introduction, proof ──────────────────────▶ │
 //!    │ ◀── elsewhere: the name of a Unix socket ────── │  perhaps: the client goes there, or stays
 //!    │ ─── stays ────────────────────────────────────▶ │
 //!    │ ◀── acceptance, proof; or a rejection ───────── │
+//!
+//! at the Unix socket, where it went there
+//!    │ ─── arrival ──────────────────────────────────▶ │
+//!    │ ◀── acceptance, proof; or a rejection ───────── │
 //! ```
 //!
 //! # What is proved
-//! Each end makes a key for this handshake alone (the ephemeral one), and has one that its id is a hash of. A proof is an HMAC-SHA256 over all
+//! Each end has a key for this handshake alone (the ephemeral one), and one that its id is a hash of. A proof is an HMAC-SHA256 over all
 //! that was said, the kind of connection and the role of the one who proves. Its key is drawn from all that the two ends have in common so
 //! far, and from what the prover's own key has in common with the other's ephemeral one. So it shows to the other end of this one
 //! handshake who made it; recorded, or given to somebody else, it shows nothing.
 //!
 //! With a shared secret both hellos have a share of a [`pake`](super::pake), and what it gives goes into all keys from the introduction on: it cannot
-//! be opened, nor made, without the secret, and the client is the first to show that it knows it.
+//! be opened, nor made, without the secret, and the client is the first to show that it knows it. Without one nothing of the kind is worked out.
+//!
+//! At the Unix socket the same handshake goes on: what both ends have in common is there already, and both have proved that they have their keys.
+//! The arrival is sealed by it, over all that was said and the kind of the new connection; the listening end finds the handshake by a ticket that it
+//! can be had from, and lets it go on there once. What is said on either connection after that opens nothing on the other.
 //!
 //! # Who gets to know what
-//! Introduction, elsewhere and acceptance are sealed: enciphered by HMAC-SHA256 in counter mode, and authenticated. Whoever connects learns the
+//! Introduction, elsewhere, arrival and acceptance are sealed: enciphered by HMAC-SHA256 in counter mode, and authenticated. Whoever connects learns the
 //! worker's key (and so its id), its version, and whether it wants a secret. Who dials is told to the listening end when that has proved who
 //! it is, and can be read by those alone who know the secret. What the listening end says of itself it says to who has proved a key of their
 //! own, and that they know the secret. Who only listens on the wire learns the listening worker's key.
 //!
+//! What was said under seal stays so should the keys of both workers become known later: an ephemeral key is used for one handshake, and forgotten with
+//! it. A worker makes the next one while it waits for the other end of the last, and so holds one that was not used yet: should all of its memory
+//! become known, the next handshake is known too, which needed no more than the worker's own key and a place in the middle.
+//!
 //! What follows the handshake is neither encrypted nor authenticated: who can alter the bytes of a connection on their way can alter all
 //! after this.
+//!
+//! # What it costs
+//! Three multiplications on the curve at each end, which both ends do at the same time but for the last of the listening one's, and one of the base point
+//! that nobody waits for. Another two at each end where there is a secret.
 
 use std::fmt;
 
@@ -36,8 +53,8 @@ use zeroize::Zeroizing;
 
 use super::{
     hello::{
-        Acceptance, ClientHello, Elsewhere, Introduction, Message, Proof, ServerHello, VERSION_MAX,
-        VERSION_MIN, Vouched,
+        Acceptance, Arrival, ClientHello, Elsewhere, Introduction, Message, Proof, ServerHello,
+        Ticket, VERSION_MAX, VERSION_MIN, Vouched,
     },
     keys::{Agreed, Factor, PrivateKey, PublicKey},
     pake::{Pake, Share},
@@ -45,8 +62,8 @@ use super::{
 };
 use crate::error::{Error, ErrorKind, Result};
 
-/// Random bytes that one end needs.
-pub(crate) type Random = [u8; 96];
+/// Random bytes that one end's share of a secret is made of.
+pub(crate) type Random = [u8; 64];
 
 /// The dialling end, before it has heard anything.
 pub(crate) struct Opening {
@@ -57,11 +74,15 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
-    /// Over a connection of this kind.
-    pub(crate) fn new(medium: &str, secret: Option<&[u8]>, random: &Random) -> Self {
-        let (own, scalar) = split(random);
+    /// Over a connection of this kind, with a key that is used for nothing else.
+    pub(crate) fn new(
+        medium: &str,
+        secret: Option<&[u8]>,
+        own: PrivateKey,
+        random: &Random,
+    ) -> Self {
         let ephemeral = own.public();
-        let pake = secret.map(|secret| Pake::new(secret, &ephemeral.0, scalar));
+        let pake = secret.map(|secret| Pake::new(secret, &ephemeral.0, random));
         let hello = ClientHello {
             version_min: VERSION_MIN,
             version_max: VERSION_MAX,
@@ -83,25 +104,51 @@ impl Opening {
         &self.hello
     }
 
-    /// What the listening end answers.
+    /// What the listening end answers. All is worked out that the holder of `key` needs, while the other end works on its proof.
     ///
     /// # Errors
-    /// `AuthenticationFailed`: it does not hold the key that it says it has, or one end has a secret and the other has none. Why it turned
-    /// the connection down. `Malformed`, `VersionMismatch`.
-    pub(crate) fn answered(self, bytes: &[u8]) -> Result<Client> {
+    /// `AuthenticationFailed`: one end has a secret and the other has none. Why it turned the connection down. `Malformed`, `VersionMismatch`.
+    pub(crate) fn answered(self, key: &PrivateKey, bytes: &[u8]) -> Result<Answered> {
         if let Ok(Message::Rejection { code, reason }) = Message::decode(bytes) {
             return Err(Message::rejection(code, reason));
         }
         let server = ServerHello::decode(bytes)?;
         let mut both = Both::new(self.own, server.ephemeral, self.said)?;
-        both.hear_hello(bytes)?;
+        both.said.hear(bytes);
         both.meet(&server.key)?;
-        both.check(Prover::Server, &server.proof)?;
-        both.share(self.pake.as_ref(), server.share.as_ref(), Prover::Client)?;
-        Ok(Client {
-            both,
-            server: server.key,
+        let secret = shared_key(self.pake.as_ref(), server.share.as_ref(), Prover::Client)?;
+        both.shown = Some((key.public(), key.agree(&both.theirs)?));
+        Ok(Answered {
+            client: Client {
+                both,
+                server: server.key,
+            },
+            secret,
         })
+    }
+}
+
+/// The dialling end, which has been told who answers, and not been shown it.
+pub(crate) struct Answered {
+    client: Client,
+    /// What the secret gives.
+    secret: Option<Agreed>,
+}
+
+impl Answered {
+    /// What the listening end says after its hello.
+    ///
+    /// # Errors
+    /// `AuthenticationFailed`: it does not hold the key that it says it has. Why it turned the connection down. `Malformed`.
+    pub(crate) fn proved(mut self, bytes: &[u8]) -> Result<Client> {
+        let both = &mut self.client.both;
+        match Message::decode(bytes)? {
+            Message::Proof(proof) => both.check(Prover::Server, &proof)?,
+            Message::Rejection { code, reason } => return Err(Message::rejection(code, reason)),
+            _ => return Err(out_of_turn()),
+        }
+        both.share(self.secret);
+        Ok(self.client)
     }
 }
 
@@ -155,8 +202,82 @@ impl Client {
                 Ok(Verdict::Accept(acceptance))
             }
             Message::Rejection { code, reason } => Err(Message::rejection(code, reason)),
-            Message::Introduction(_) | Message::Stays => Err(out_of_turn()),
+            Message::Proof(_)
+            | Message::Introduction(_)
+            | Message::Stays
+            | Message::Arrival(..) => Err(out_of_turn()),
         }
+    }
+
+    /// Goes on over a connection of this kind, to where it was sent; with what to say there first. This one may stay as well.
+    pub(crate) fn arrive(&self, medium: &str, arrival: &Arrival) -> (Self, Vec<u8>) {
+        let (mut both, ticket) = self.both.elsewhere(medium);
+        let sealed = both.seal(Prover::Client, arrival.encode());
+        let server = self.server;
+        (
+            Self { both, server },
+            Message::Arrival(ticket, sealed).encode(),
+        )
+    }
+}
+
+/// The listening end, which has said hello.
+pub(crate) struct Greeting {
+    own: PrivateKey,
+    theirs: PublicKey,
+    said: Said,
+    pake: Option<Pake>,
+    share: Option<Share>,
+}
+
+impl Greeting {
+    /// Takes a client's hello over a connection of this kind, as the holder of `key`, with another that is used for nothing else; with the answer.
+    ///
+    /// # Errors
+    /// `AuthenticationFailed`: one end has a secret and the other has none. `Malformed`, `VersionMismatch`.
+    pub(crate) fn new(
+        medium: &str,
+        key: &PublicKey,
+        secret: Option<&[u8]>,
+        own: PrivateKey,
+        random: &Random,
+        bytes: &[u8],
+    ) -> Result<(Self, Vec<u8>)> {
+        let client = ClientHello::decode(bytes)?;
+        if client.share.is_some() != secret.is_some() {
+            return Err(unequal());
+        }
+        let pake = secret.map(|secret| Pake::new(secret, &client.ephemeral.0, random));
+        let hello = ServerHello {
+            version: client.version()?,
+            key: *key,
+            ephemeral: own.public(),
+            share: pake.as_ref().map(Pake::share),
+        };
+        let hello = hello.encode();
+        let mut said = Said::new(medium, bytes);
+        said.hear(&hello);
+        let this = Self {
+            own,
+            theirs: client.ephemeral,
+            said,
+            pake,
+            share: client.share,
+        };
+        Ok((this, hello))
+    }
+
+    /// Shows that it has the key of its hello; with what to say.
+    ///
+    /// # Errors
+    /// `Malformed`: the client's key, or its share of the secret, is none.
+    pub(crate) fn prove(self, key: &PrivateKey) -> Result<(Server, Vec<u8>)> {
+        let mut both = Both::new(self.own, self.theirs, self.said)?;
+        both.show(key)?;
+        let proof = both.proof(Prover::Server);
+        let secret = shared_key(self.pake.as_ref(), self.share.as_ref(), Prover::Server)?;
+        both.share(secret);
+        Ok((Server { both }, Message::Proof(proof).encode()))
     }
 }
 
@@ -166,37 +287,6 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Takes a client's hello over a connection of this kind, as the holder of `key`; with the answer.
-    ///
-    /// # Errors
-    /// `AuthenticationFailed`: one end has a secret and the other has none. `Malformed`, `VersionMismatch`.
-    pub(crate) fn greet(
-        medium: &str,
-        key: &PrivateKey,
-        secret: Option<&[u8]>,
-        random: &Random,
-        bytes: &[u8],
-    ) -> Result<(Self, Vec<u8>)> {
-        let client = ClientHello::decode(bytes)?;
-        let (own, scalar) = split(random);
-        let pake = secret.map(|secret| Pake::new(secret, &client.ephemeral.0, scalar));
-        let hello = ServerHello {
-            version: client.version()?,
-            key: key.public(),
-            ephemeral: own.public(),
-            share: pake.as_ref().map(Pake::share),
-            proof: Proof::default(),
-        };
-        let mut hello = hello.encode();
-        let mut both = Both::new(own, client.ephemeral, Said::new(medium, bytes))?;
-        let room = both.hear_hello(&hello)?;
-        both.show(key)?;
-        let proof = both.proof(Prover::Server);
-        hello[room..].copy_from_slice(&proof);
-        both.share(pake.as_ref(), client.share.as_ref(), Prover::Server)?;
-        Ok((Self { both }, hello))
-    }
-
     /// Who dials.
     ///
     /// # Errors
@@ -215,6 +305,20 @@ impl Server {
     /// Sends the client to another socket.
     pub(crate) fn elsewhere(&mut self, elsewhere: &Elsewhere) -> Vec<u8> {
         Message::Elsewhere(self.both.seal(Prover::Server, elsewhere.encode())).encode()
+    }
+
+    /// The same handshake for a connection of another kind, where it sent the client; and by what that is told.
+    pub(crate) fn expect(&self, medium: &str) -> (Self, Ticket) {
+        let (both, ticket) = self.both.elsewhere(medium);
+        (Self { both }, ticket)
+    }
+
+    /// Who is expected has come.
+    ///
+    /// # Errors
+    /// `AuthenticationFailed`: it is somebody else. `Malformed`.
+    pub(crate) fn arrived(&mut self, sealed: &[u8]) -> Result<Arrival> {
+        Arrival::decode(&self.both.open(Prover::Client, sealed)?)
     }
 
     /// What a client says that does not go there.
@@ -249,11 +353,12 @@ enum Prover {
 }
 
 /// All that was said.
+#[derive(Clone)]
 struct Said(Sha256);
 
 impl Said {
     fn new(medium: &str, hello: &[u8]) -> Self {
-        let mut this = Self(Sha256::new_with_prefix(b"wharf handshake 3"));
+        let mut this = Self(Sha256::new_with_prefix(b"wharf handshake 4"));
         this.hear(medium.as_bytes());
         this.hear(hello);
         this
@@ -322,28 +427,26 @@ impl Both {
         Ok(())
     }
 
-    /// The server's hello, without the proof at its end; where that is.
-    fn hear_hello(&mut self, hello: &[u8]) -> Result<usize> {
-        let room = hello.len().saturating_sub(size_of::<Proof>());
-        self.said.hear(&hello[..room]);
-        Ok(room)
+    /// The same where the client was sent, after all that was said so far; and by what the listening end knows it there.
+    fn elsewhere(&self, medium: &str) -> (Self, Ticket) {
+        let mut this = Self {
+            said: self.said.clone(),
+            chain: self.chain.clone(),
+            own: self.own.clone(),
+            theirs: self.theirs,
+            met: self.met.clone(),
+            shown: self.shown.clone(),
+        };
+        let ticket = self.key(Prover::Server, b"ticket");
+        this.said.hear(medium.as_bytes());
+        (this, *ticket.first_chunk().expect("16 of 32 bytes"))
     }
 
-    /// What the secret gives, where both have one; this end is `role`.
-    fn share(&mut self, own: Option<&Pake>, theirs: Option<&Share>, role: Prover) -> Result<()> {
-        let key = match (own, theirs) {
-            (None, None) => return Ok(()),
-            (Some(own), Some(theirs)) => match role {
-                Prover::Client => own.key(theirs, (&own.share(), theirs))?,
-                Prover::Server => own.key(theirs, (theirs, &own.share()))?,
-            },
-            _ => {
-                let text = "one end has a shared secret and the other has none";
-                return Err(Error::new(ErrorKind::AuthenticationFailed, text));
-            }
-        };
-        self.mix(&key);
-        Ok(())
+    /// What the secret gives, where both have one.
+    fn share(&mut self, secret: Option<Agreed>) {
+        if let Some(key) = secret {
+            self.mix(&key);
+        }
     }
 
     /// A key for one use at this point.
@@ -410,11 +513,22 @@ impl Both {
     }
 }
 
-/// The ephemeral key, and what the secret's share is made of.
-fn split(random: &Random) -> (PrivateKey, &[u8; 64]) {
-    let (own, scalar) = random.split_first_chunk().expect("96 bytes");
-    let scalar = scalar.first_chunk().expect("64 bytes");
-    (PrivateKey::new(*own), scalar)
+/// What the secret gives, where both have one; this end is `role`.
+fn shared_key(own: Option<&Pake>, theirs: Option<&Share>, role: Prover) -> Result<Option<Agreed>> {
+    match (own, theirs) {
+        (None, None) => Ok(None),
+        (Some(own), Some(theirs)) => match role {
+            Prover::Client => own.key(theirs, (&own.share(), theirs)).map(Some),
+            Prover::Server => own.key(theirs, (theirs, &own.share())).map(Some),
+        },
+        _ => Err(unequal()),
+    }
+}
+
+#[cold]
+fn unequal() -> Error {
+    let text = "one end has a shared secret and the other has none";
+    Error::new(ErrorKind::AuthenticationFailed, text)
 }
 
 fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
@@ -441,10 +555,11 @@ mod tests {
     use super::*;
     use crate::{protocol::wire::tests::identities, types::Identity};
 
-    fn random() -> impl Strategy<Value = Random> {
-        any::<([u8; 32], [u8; 32], [u8; 32])>().prop_map(|(a, b, c)| {
-            let all = [a, b, c].concat();
-            all.try_into().expect("96 bytes")
+    /// A key for one handshake, and what a share of the secret is made of.
+    fn random() -> impl Strategy<Value = ([u8; 32], Random)> {
+        any::<[[u8; 32]; 3]>().prop_map(|[key, one, other]| {
+            let random = [one, other].concat();
+            (key, random.try_into().expect("64 bytes"))
         })
     }
 
@@ -453,9 +568,11 @@ mod tests {
     struct Case {
         media: [&'static str; 2],
         secrets: [Option<Vec<u8>>; 2],
-        randoms: [Random; 2],
+        randoms: [([u8; 32], Random); 2],
         keys: [[u8; 32]; 3],
         identity: Identity,
+        /// To the Unix socket.
+        goes: bool,
     }
 
     prop_compose! {
@@ -464,8 +581,9 @@ mod tests {
             randoms in [random(), random()],
             keys in any::<[[u8; 32]; 3]>(),
             identity in identities(),
+            goes in any::<bool>(),
         ) -> Case {
-            Case { media: ["tcp"; 2], secrets: [secret.clone(), secret], randoms, keys, identity }
+            Case { media: ["tcp"; 2], secrets: [secret.clone(), secret], randoms, keys, identity, goes }
         }
     }
 
@@ -477,37 +595,58 @@ mod tests {
         ) -> Result<(Introduction, Elsewhere, Acceptance)> {
             let [client_key, server_key, taker] = self.keys.map(PrivateKey::new);
             let secret = |at: usize| self.secrets[at].as_deref();
-            let opening = Opening::new(self.media[0], secret(0), &self.randoms[0]);
+            let (own, random) = &self.randoms[0];
+            let own = PrivateKey::new(*own);
+            let opening = Opening::new(self.media[0], secret(0), own, random);
             let hello = wire(0, opening.hello().to_vec());
-            let (medium, random) = (self.media[1], &self.randoms[1]);
-            let (mut server, hello) =
-                Server::greet(medium, &server_key, secret(1), random, &hello)?;
-            let mut client = opening.answered(&wire(1, hello))?;
+            let (own, random) = &self.randoms[1];
+            let own = PrivateKey::new(*own);
+            let public = server_key.public();
+            let (greeting, hello) =
+                Greeting::new(self.media[1], &public, secret(1), own, random, &hello)?;
+            let answered = opening.answered(&client_key, &wire(1, hello))?;
+            let (mut server, proof) = greeting.prove(&server_key)?;
+            let mut client = answered.proved(&wire(2, proof))?;
             assert_eq!(client.server(), server_key.public());
             let introduction = Introduction {
                 key: client_key.public(),
                 identity: self.identity.clone(),
                 transports: vec!["tcp".to_owned()],
                 stays: false,
+                memory: None,
             };
             let bytes = client.introduce(&client_key, &introduction)?;
-            let introduced = server.introduced(&wire(2, bytes))?;
+            let introduced = server.introduced(&wire(3, bytes))?;
             let elsewhere = Elsewhere {
                 unix_name: b"the name of a socket".to_vec(),
                 transports: vec!["shm".to_owned()],
             };
             let bytes = server.elsewhere(&elsewhere);
-            let Verdict::Elsewhere(elsewhere) = client.verdict(&wire(3, bytes))? else {
+            let Verdict::Elsewhere(elsewhere) = client.verdict(&wire(4, bytes))? else {
                 return Err(out_of_turn());
             };
-            Server::stays(&Message::Stays.encode())?;
+            if self.goes {
+                let (there, bytes) = client.arrive("unix", &Arrival { memory: None });
+                let (expected, ticket) = server.expect("unix");
+                let Message::Arrival(shown, sealed) = Message::decode(&wire(5, bytes))? else {
+                    return Err(out_of_turn());
+                };
+                if shown != ticket {
+                    return Err(Error::new(ErrorKind::AuthenticationFailed, "not expected"));
+                }
+                (client, server) = (there, expected);
+                server.arrived(&sealed)?;
+            } else {
+                Server::stays(&wire(5, Message::Stays.encode()))?;
+            }
             let acceptance = Acceptance {
                 key: taker.public(),
                 identity: self.identity.clone(),
                 lanes: vec!["tcp".to_owned()],
+                memory: None,
             };
             let bytes = server.accept(&taker, &acceptance)?;
-            let Verdict::Accept(accepted) = client.verdict(&wire(4, bytes))? else {
+            let Verdict::Accept(accepted) = client.verdict(&wire(6, bytes))? else {
                 return Err(out_of_turn());
             };
             assert_eq!(introduced, introduction);
@@ -538,7 +677,7 @@ mod tests {
 
         /// Whatever is altered is noticed, at the latest by the next who is to prove something.
         #[test]
-        fn no_byte_can_be_altered(case in cases(), message in 0usize..5, at in any::<prop::sample::Index>(), change in 1u8..) {
+        fn no_byte_can_be_altered(case in cases(), message in 0usize..7, at in any::<prop::sample::Index>(), change in 1u8..) {
             let altered = case.run(|number, mut bytes| {
                 if number == message {
                     let at = at.index(bytes.len());
@@ -551,7 +690,7 @@ mod tests {
 
         /// What was said in one handshake, said in another at its place.
         #[test]
-        fn nothing_can_be_said_twice(case in cases(), randoms in [random(), random()], message in 0usize..5) {
+        fn nothing_can_be_said_twice(case in cases(), randoms in [random(), random()], message in 0usize..7) {
             let mut said = Vec::new();
             case.run(|_, bytes| {
                 said.push(bytes.clone());

@@ -14,13 +14,13 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    types::Identity,
+    types::{Identity, Landmark},
 };
 
 /// Oldest version of the wire that this side speaks.
-pub(crate) const VERSION_MIN: u16 = 3;
+pub(crate) const VERSION_MIN: u16 = 4;
 /// Newest version of the wire that this side speaks.
-pub(crate) const VERSION_MAX: u16 = 3;
+pub(crate) const VERSION_MAX: u16 = 4;
 
 /// Longest encoding of any of the messages here, in bytes: what a channel has to take before it can refuse.
 pub(crate) const MAX_HELLO: usize = 32 * 1024;
@@ -84,8 +84,6 @@ pub(crate) struct ServerHello {
     pub(crate) ephemeral: PublicKey,
     /// There when it has a secret.
     pub(crate) share: Option<Share>,
-    /// Of all before it.
-    pub(crate) proof: Proof,
 }
 
 impl ServerHello {
@@ -97,7 +95,6 @@ impl ServerHello {
             if let Some(share) = &self.share {
                 put_field(out, field::SHARE, share);
             }
-            put_field(out, field::PROOF, &self.proof);
         })
     }
 
@@ -114,7 +111,6 @@ impl ServerHello {
             key: required(parts.key)?,
             ephemeral: required(parts.ephemeral)?,
             share: parts.share,
-            proof: required(parts.proof)?,
         })
     }
 }
@@ -126,6 +122,9 @@ pub(crate) struct Vouched {
     pub(crate) proof: Proof,
 }
 
+/// Whether the other end's [`Landmark`] could be read; or why not.
+pub(crate) type Reached = std::result::Result<(), String>;
+
 /// Who dials, told when the listening end has proved who that is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Introduction {
@@ -135,6 +134,8 @@ pub(crate) struct Introduction {
     pub(crate) transports: Vec<String>,
     /// It does not want to hear of a Unix socket.
     pub(crate) stays: bool,
+    /// Memory to try to read, over a Unix socket.
+    pub(crate) memory: Option<Landmark>,
 }
 
 impl Introduction {
@@ -145,6 +146,7 @@ impl Introduction {
         put_field(&mut out, field::IDENTITY, &identity_bytes(&self.identity));
         put_texts(&mut out, field::TRANSPORTS, &self.transports);
         put_field(&mut out, field::STAYS, &[self.stays.into()]);
+        put_memory(&mut out, self.memory);
         out
     }
 
@@ -157,6 +159,7 @@ impl Introduction {
             identity: required(parts.identity)?,
             transports: required(parts.transports)?,
             stays: required(parts.stays)?,
+            memory: parts.memory,
         })
     }
 }
@@ -169,6 +172,8 @@ pub(crate) struct Acceptance {
     pub(crate) identity: Identity,
     /// Transports to set up now, in this order; bounded as in [`Introduction`].
     pub(crate) lanes: Vec<String>,
+    /// Its own memory, and what came of trying the other's: where that was offered.
+    pub(crate) memory: Option<(Landmark, Reached)>,
 }
 
 impl Acceptance {
@@ -178,6 +183,10 @@ impl Acceptance {
         put_field(&mut out, field::KEY, &self.key.0);
         put_field(&mut out, field::IDENTITY, &identity_bytes(&self.identity));
         put_texts(&mut out, field::TRANSPORTS, &self.lanes);
+        if let Some((memory, reached)) = &self.memory {
+            put_memory(&mut out, Some(*memory));
+            put_reached(&mut out, reached);
+        }
         out
     }
 
@@ -189,6 +198,15 @@ impl Acceptance {
             key: required(parts.key)?,
             identity: required(parts.identity)?,
             lanes: required(parts.transports)?,
+            memory: match (parts.memory, parts.reached) {
+                (Some(memory), Some(reached)) => Some((memory, reached)),
+                (None, None) => None,
+                _ => {
+                    return Err(malformed(
+                        "memory and whether the other's was reached go together",
+                    ));
+                }
+            },
         })
     }
 }
@@ -222,14 +240,43 @@ impl Elsewhere {
     }
 }
 
+/// What the dialling end says first at the Unix socket that it was sent to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    pub(crate) memory: Option<Landmark>,
+}
+
+impl Arrival {
+    /// What is to be sealed.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_memory(&mut out, self.memory);
+        out
+    }
+
+    /// # Errors
+    /// `Malformed`.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
+        let memory = Parts::read(Reader::new(bytes))?.memory;
+        Ok(Self { memory })
+    }
+}
+
+/// By what the listening end finds the handshake that goes on at its Unix socket.
+pub(crate) type Ticket = [u8; 16];
+
 /// A message after the hellos.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
+    /// The listening end has the key of its hello.
+    Proof(Proof),
     /// Under seal an [`Introduction`].
     Introduction(Vouched),
     /// Under seal an [`Elsewhere`]; the dialling end goes there, or says that it stays.
     Elsewhere(Vec<u8>),
     Stays,
+    /// Under seal an [`Arrival`], of who was sent with this ticket.
+    Arrival(Ticket, Vec<u8>),
     /// Under seal an [`Acceptance`].
     Acceptance(Vouched),
     /// The connection is turned down, by either part of the listening end's.
@@ -257,9 +304,11 @@ impl Message {
 
     fn kind(&self) -> Kind {
         match self {
+            Self::Proof(_) => Kind::Proof,
             Self::Introduction(_) => Kind::Introduction,
             Self::Elsewhere(_) => Kind::Elsewhere,
             Self::Stays => Kind::Stays,
+            Self::Arrival(..) => Kind::Arrival,
             Self::Acceptance(_) => Kind::Acceptance,
             Self::Rejection { .. } => Kind::Rejection,
         }
@@ -267,12 +316,17 @@ impl Message {
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         frame(self.kind(), |out| match self {
+            Self::Proof(proof) => put_field(out, field::PROOF, proof),
             Self::Introduction(vouched) | Self::Acceptance(vouched) => {
                 put_field(out, field::SEALED, &vouched.sealed);
                 put_field(out, field::PROOF, &vouched.proof);
             }
             Self::Elsewhere(sealed) => put_field(out, field::SEALED, sealed),
             Self::Stays => {}
+            Self::Arrival(ticket, sealed) => {
+                put_field(out, field::TICKET, ticket);
+                put_field(out, field::SEALED, sealed);
+            }
             Self::Rejection { code, reason } => {
                 put_field(out, field::CODE, &code.to_le_bytes());
                 let end = reason.floor_char_boundary(MAX_NAME);
@@ -297,10 +351,15 @@ impl Message {
             })
         };
         match kind {
+            Kind::Proof => required(parts.proof).map(Self::Proof),
             Kind::Introduction => vouched(parts).map(Self::Introduction),
             Kind::Acceptance => vouched(parts).map(Self::Acceptance),
             Kind::Elsewhere => required(parts.sealed).map(Self::Elsewhere),
             Kind::Stays => Ok(Self::Stays),
+            Kind::Arrival => Ok(Self::Arrival(
+                required(parts.ticket)?,
+                required(parts.sealed)?,
+            )),
             Kind::Rejection => Ok(Self::Rejection {
                 code: required(parts.code)?,
                 reason: required(parts.reason)?,
@@ -325,6 +384,9 @@ struct Parts {
     code: Option<u16>,
     reason: Option<String>,
     stays: Option<bool>,
+    ticket: Option<Ticket>,
+    memory: Option<Landmark>,
+    reached: Option<Reached>,
 }
 
 impl Parts {
@@ -350,6 +412,9 @@ impl Parts {
                 field::CODE => once(&mut parts.code, body.whole(Reader::u16)?)?,
                 field::REASON => once(&mut parts.reason, body.text()?)?,
                 field::STAYS => once(&mut parts.stays, body.whole(Reader::bool)?)?,
+                field::TICKET => once(&mut parts.ticket, body.whole(Reader::array)?)?,
+                field::MEMORY => once(&mut parts.memory, body.whole(memory)?)?,
+                field::REACHED => once(&mut parts.reached, reached(body)?)?,
                 _ => {}
             }
         }
@@ -380,15 +445,52 @@ fn put_versions(out: &mut Vec<u8>, min: u16, max: u16) {
     put_field(out, field::VERSIONS, &[a, b, c, d]);
 }
 
+fn put_memory(out: &mut Vec<u8>, memory: Option<Landmark>) {
+    if let Some(Landmark { address, holds }) = memory {
+        put_field(
+            out,
+            field::MEMORY,
+            &[&address.to_le_bytes()[..], &holds].concat(),
+        );
+    }
+}
+
+fn memory(body: &mut Reader<'_>) -> Result<Landmark> {
+    Ok(Landmark {
+        address: body.u64()?,
+        holds: body.array()?,
+    })
+}
+
+/// Nothing, or why not: not empty, cut after 255 bytes.
+fn put_reached(out: &mut Vec<u8>, reached: &Reached) {
+    let why = match reached {
+        Ok(()) => "",
+        Err(why) if why.is_empty() => "?",
+        Err(why) => &why[..why.floor_char_boundary(MAX_NAME)],
+    };
+    put_field(out, field::REACHED, why.as_bytes());
+}
+
+fn reached(body: Reader<'_>) -> Result<Reached> {
+    let why = body.text()?;
+    match why.is_empty() {
+        true => Ok(Ok(())),
+        false => Ok(Err(why)),
+    }
+}
+
 /// What a message is: a byte of its magic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Kind {
     Client = b'C',
     Server = b'S',
+    Proof = b'P',
     Introduction = b'I',
     Elsewhere = b'E',
     Stays = b'H',
+    Arrival = b'U',
     Acceptance = b'A',
     Rejection = b'R',
 }
@@ -423,9 +525,11 @@ fn kind_of(bytes: &[u8]) -> Result<Kind> {
     let known = [
         Kind::Client,
         Kind::Server,
+        Kind::Proof,
         Kind::Introduction,
         Kind::Elsewhere,
         Kind::Stays,
+        Kind::Arrival,
         Kind::Acceptance,
         Kind::Rejection,
     ];
@@ -461,6 +565,9 @@ mod field {
     pub(super) const CODE: u16 = 10;
     pub(super) const REASON: u16 = 11;
     pub(super) const STAYS: u16 = 12;
+    pub(super) const TICKET: u16 = 13;
+    pub(super) const MEMORY: u16 = 14;
+    pub(super) const REACHED: u16 = 15;
 }
 
 #[cfg(test)]
@@ -485,8 +592,8 @@ mod tests {
     }
 
     prop_compose! {
-        fn server_hellos()(key in keys(), ephemeral in keys(), share in shares(), proof in any::<Proof>()) -> ServerHello {
-            ServerHello { version: VERSION_MAX, key, ephemeral, share, proof }
+        fn server_hellos()(key in keys(), ephemeral in keys(), share in shares()) -> ServerHello {
+            ServerHello { version: VERSION_MAX, key, ephemeral, share }
         }
     }
 
@@ -500,6 +607,9 @@ mod tests {
 
     fn messages() -> impl Strategy<Value = Message> {
         prop_oneof![
+            any::<Proof>().prop_map(Message::Proof),
+            (any::<Ticket>(), sealed())
+                .prop_map(|(ticket, sealed)| Message::Arrival(ticket, sealed)),
             vouched().prop_map(Message::Introduction),
             vouched().prop_map(Message::Acceptance),
             sealed().prop_map(Message::Elsewhere),
@@ -507,6 +617,14 @@ mod tests {
             (any::<u16>(), "[a-zé]{0,60}")
                 .prop_map(|(code, reason)| Message::Rejection { code, reason }),
         ]
+    }
+
+    fn memories() -> impl Strategy<Value = Landmark> {
+        any::<(u64, [u8; 16])>().prop_map(|(address, holds)| Landmark { address, holds })
+    }
+
+    fn reaches() -> impl Strategy<Value = Reached> {
+        prop_oneof![Just(Ok(())), "[a-zé]{1,60}".prop_map(Err)]
     }
 
     /// The message with a field behind its own that nobody knows.
@@ -552,13 +670,17 @@ mod tests {
             identity in identities(),
             transports in names(),
             stays in any::<bool>(),
+            memory in prop::option::of((memories(), reaches())),
             unix_name in prop::collection::vec(any::<u8>(), 0..40),
         ) {
             let elsewhere = Elsewhere { unix_name, transports: transports.clone() };
             prop_assert_eq!(&Elsewhere::decode(&elsewhere.encode()).unwrap(), &elsewhere);
-            let acceptance = Acceptance { key, identity: identity.clone(), lanes: transports.clone() };
+            let acceptance = Acceptance { key, identity: identity.clone(), lanes: transports.clone(), memory: memory.clone() };
             prop_assert_eq!(&Acceptance::decode(&acceptance.encode()).unwrap(), &acceptance);
-            let introduction = Introduction { key, identity, transports, stays };
+            let memory = memory.map(|(memory, _)| memory);
+            let arrival = Arrival { memory };
+            prop_assert_eq!(Arrival::decode(&arrival.encode()).unwrap(), arrival);
+            let introduction = Introduction { key, identity, transports, stays, memory };
             prop_assert_eq!(&Introduction::decode(&introduction.encode()).unwrap(), &introduction);
         }
 
@@ -575,12 +697,13 @@ mod tests {
             let framed = |kind| frame(kind, |out| out.extend_from_slice(&bytes));
             let _ = ServerHello::decode(&framed(Kind::Server));
             let _ = ClientHello::decode(&framed(Kind::Client));
-            for kind in [Kind::Introduction, Kind::Elsewhere, Kind::Acceptance, Kind::Rejection] {
+            for kind in [Kind::Proof, Kind::Introduction, Kind::Elsewhere, Kind::Arrival, Kind::Acceptance, Kind::Rejection] {
                 let _ = Message::decode(&framed(kind));
             }
             let _ = Introduction::decode(&bytes);
             let _ = Acceptance::decode(&bytes);
             let _ = Elsewhere::decode(&bytes);
+            let _ = Arrival::decode(&bytes);
             let mut altered = server.encode();
             let at = at.index(altered.len());
             altered[at] ^= change;
@@ -640,6 +763,10 @@ mod tests {
             },
             transports: vec!["x".repeat(MAX_NAME); 64],
             stays: true,
+            memory: Some(Landmark {
+                address: u64::MAX,
+                holds: [1; 16],
+            }),
         };
         let mut sealed = introduction.encode();
         assert_eq!(Introduction::decode(&sealed).unwrap(), introduction);

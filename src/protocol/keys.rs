@@ -29,6 +29,7 @@ impl PublicKey {
 }
 
 /// A public key, ready to be multiplied.
+#[derive(Clone, Copy)]
 pub(crate) struct Factor {
     key: PublicKey,
     /// The same point on the Edwards curve, where that is faster: its multiplication uses the processor's vectors, which pays for the way there
@@ -64,6 +65,7 @@ fn has_vectors() -> bool {
 }
 
 /// A key pair: a worker's, or that of one handshake.
+#[derive(Clone)]
 pub(crate) struct PrivateKey {
     secret: Zeroizing<[u8; 32]>,
     public: PublicKey,

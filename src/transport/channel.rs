@@ -24,7 +24,8 @@ use crate::{
 
 /// A framed control channel between the two ends of a connection under construction.
 ///
-/// A message is a length (`u32`, little-endian, at most [`Channel::MAX_MESSAGE`]) and that many bytes. Reading takes
+/// A message is a length (`u32`, little-endian, at most [`Channel::MAX_MESSAGE`]) and that many bytes. One message may be a
+/// note, whose length has its highest bit set: it is put aside for who asks for it, so that nobody waits for it. Reading takes
 /// exactly one message and never a byte of what follows, so that the socket can be handed on to a link.
 ///
 /// # Cancel safety
@@ -43,6 +44,7 @@ pub struct Channel {
     /// Both ends know that what was being set up over it cannot be, and nothing of that is left in it.
     given_up: bool,
     activity: Option<Arc<Activity>>,
+    note: Option<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -139,6 +141,8 @@ impl Channel {
     #[must_use]
     pub fn tcp(stream: TcpStream) -> Self {
         let address = stream.peer_addr().ok();
+        // Else the second of two messages waits for the peer's word on the first. One that cannot be set is slow, no more.
+        let _ = stream.set_nodelay(true);
         let peer_name = address.map_or_else(|| "unknown".to_owned(), |address| address.to_string());
         Self::new(Socket::Tcp(stream), peer_name, address)
     }
@@ -178,6 +182,7 @@ impl Channel {
             send_torn: false,
             given_up: false,
             activity: None,
+            note: None,
         }
     }
 
@@ -196,12 +201,15 @@ impl Channel {
         std::mem::take(&mut self.given_up)
     }
 
+    /// What a Unix socket is in the transcript of a handshake.
+    pub(crate) const UNIX: &str = "unix";
+
     /// What carries it, in the transcript of a handshake.
     pub(crate) fn medium(&self) -> &'static str {
         match self.socket {
             Socket::Tcp(_) => "tcp",
             Socket::Tls(..) => "tls",
-            Socket::Unix(_) => "unix",
+            Socket::Unix(_) => Self::UNIX,
             Socket::Rdma(..) => "rdma",
             Socket::Taken => "",
         }
@@ -337,6 +345,23 @@ impl Channel {
     /// `InvalidArgument` for a message that is too long or too many descriptors, `Unsupported` for descriptors over TCP or RDMA,
     /// `Closed` when the socket was taken, `ConnectionReset` when the peer is gone.
     pub async fn send(&mut self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+        self.send_as(0, message, fds).await
+    }
+
+    /// Sends the one note of this side, which comes before the messages after it.
+    ///
+    /// # Errors
+    /// As [`Channel::send`].
+    pub(crate) async fn send_note(&mut self, note: &[u8]) -> Result<()> {
+        self.send_as(NOTE, note, &[]).await
+    }
+
+    /// The peer's note, if it came before the messages that were received.
+    pub(crate) fn take_note(&mut self) -> Option<Vec<u8>> {
+        self.note.take()
+    }
+
+    async fn send_as(&mut self, flag: u32, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         let length = u32::try_from(message.len())
             .ok()
             .filter(|_| message.len() <= Self::MAX_MESSAGE)
@@ -365,7 +390,7 @@ impl Channel {
             ));
         }
         let mut frame = Vec::with_capacity(HEADER + message.len());
-        frame.extend_from_slice(&length.to_le_bytes());
+        frame.extend_from_slice(&(length | flag).to_le_bytes());
         frame.extend_from_slice(message);
         // Taken back when all of it is out; a drop at an await point leaves it standing.
         self.send_torn = true;
@@ -386,12 +411,27 @@ impl Channel {
     /// `ConnectionReset` when the peer hung up, `Protocol` when what came is no message, `Closed` when the socket was
     /// taken.
     pub async fn receive(&mut self) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+        loop {
+            let (is_note, message, fds) = self.receive_any().await?;
+            if !is_note {
+                return Ok((message, fds));
+            }
+            if self.note.is_some() || !fds.is_empty() {
+                return Err(self.broken("a note came that does not belong there"));
+            }
+            self.note = Some(message);
+        }
+    }
+
+    async fn receive_any(&mut self) -> Result<(bool, Vec<u8>, Vec<OwnedFd>)> {
         while self.partial.len() < HEADER {
             self.fill(HEADER).await?;
         }
         let mut header = [0; HEADER];
         header.copy_from_slice(&self.partial[..HEADER]);
-        let wanted = match usize::try_from(u32::from_le_bytes(header)) {
+        let length = u32::from_le_bytes(header);
+        let is_note = length & NOTE != 0;
+        let wanted = match usize::try_from(length & !NOTE) {
             Ok(length) if length <= Self::MAX_MESSAGE => HEADER + length,
             _ if header.starts_with(&TLS_RECORD) => {
                 return Err(Error::new(
@@ -410,7 +450,7 @@ impl Channel {
         if let Some(activity) = &self.activity {
             activity.completed(Instant::now());
         }
-        Ok((message, std::mem::take(&mut self.partial_fds)))
+        Ok((is_note, message, std::mem::take(&mut self.partial_fds)))
     }
 
     /// Reads once, at most up to `wanted` bytes of the message.
@@ -581,6 +621,9 @@ fn taken() -> Error {
         "the channel's socket was handed on to a link",
     )
 }
+
+/// In a length: the message is a note.
+const NOTE: u32 = 1 << 31;
 
 /// Bytes of a message's length.
 const HEADER: usize = 4;
@@ -791,6 +834,7 @@ mod tests {
     }
 
     async fn round_trip((mut one, mut two): (Channel, Channel)) {
+        one.send_note(b"aside").await.expect("send");
         one.send(b"first", &[]).await.expect("send");
         one.send(b"", &[]).await.expect("send");
         let big: Vec<u8> = (0..Channel::MAX_MESSAGE).map(|i| i as u8).collect();

@@ -138,7 +138,7 @@ pub trait Connector: Send + Sync + fmt::Debug + 'static {
         Ok(())
     }
     /// Sets a link up over `channel`. Both ends call it, and both fail or both succeed: each tells the other its verdict
-    /// before it returns. The caller sets the deadline. May take the channel's socket for the link ([`Channel::take_tcp`], [`Channel::take_unix`]).
+    /// before it returns. An end that could not hear what the other would object to finds its link at its end instead. The caller sets the deadline. May take the channel's socket for the link ([`Channel::take_tcp`], [`Channel::take_unix`]).
     ///
     /// # Cancel safety
     /// Dropping it drops the half-made link.

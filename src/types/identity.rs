@@ -25,3 +25,10 @@ impl Identity {
         self.boot == other.boot && self.boot != [0; 16]
     }
 }
+
+/// Where a process has what it drew at random for one connection: who reads that there reaches the right process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Landmark {
+    pub(crate) address: u64,
+    pub(crate) holds: [u8; 16],
+}

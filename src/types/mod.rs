@@ -19,6 +19,7 @@ pub(crate) use atomic::sealed::Sealed as AtomicNarrow;
 pub(crate) use atomic::{AtomicOp, AtomicRequest, Width};
 pub use device_key::DeviceKey;
 pub use identity::Identity;
+pub(crate) use identity::Landmark;
 pub(crate) use ids::OpKey;
 pub use ids::{AmId, EndpointId, LinkId, WorkerId};
 pub use memory_type::MemoryType;

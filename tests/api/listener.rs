@@ -10,7 +10,7 @@ use wharf::{ErrorKind, Listener, Worker};
 
 use crate::{
     fixture::{Way, pattern, run, run_on_threads},
-    stranger::{Key, Stranger, VERSION, hear, say, until_the_end},
+    stranger::{Key, Stranger, VERSION, hear, hear_hello, say, until_the_end},
     support::emulated::in_machine,
 };
 
@@ -126,7 +126,7 @@ scenarios! { between workers:
         while at < length {
             let mut stream = way.stranger(address).await;
             say(&mut stream, &hello).await;
-            let mut introduction = honest.introduction(&hear(&mut stream).await);
+            let mut introduction = honest.introduction(&hear_hello(&mut stream).await);
             length = introduction.len();
             alter(&mut introduction, at);
             say(&mut stream, &introduction).await;
@@ -217,16 +217,16 @@ fn bad_frames() {
             let key = Key::new([0x42; 32]);
             let honest = Stranger::honest("tcp", &key);
             say(&mut stream, &honest.client_hello()).await;
-            let hello = hear(&mut stream).await;
+            let hello = hear_hello(&mut stream).await;
             say(&mut stream, &honest.introduction(&hello)).await;
             let link = async {
                 hear(&mut stream).await;
                 let mut offer = b"wtcp\x02\0\0\x10\0\0".to_vec();
                 offer.extend_from_slice(&crc32fast::hash(&offer).to_le_bytes());
+                // And the verdict.
+                offer.push(1);
+                hear(&mut stream).await;
                 say(&mut stream, &offer).await;
-                hear(&mut stream).await;
-                say(&mut stream, &[1]).await;
-                hear(&mut stream).await;
             };
             let (accepted, ()) = tokio::join!(
                 async { listener.accept().await.expect("a request").await },

@@ -12,15 +12,17 @@ pub(crate) mod field {
     pub(crate) const VERSIONS: u16 = 1;
     pub(crate) const KEY: u16 = 2;
     pub(crate) const IDENTITY: u16 = 3;
+    pub(crate) const UNIX_NAME: u16 = 4;
     pub(crate) const TRANSPORTS: u16 = 5;
     pub(crate) const EPHEMERAL: u16 = 6;
     pub(crate) const SHARE: u16 = 7;
     pub(crate) const PROOF: u16 = 8;
     pub(crate) const SEALED: u16 = 9;
     pub(crate) const STAYS: u16 = 12;
+    pub(crate) const TICKET: u16 = 13;
 }
 
-pub(crate) const VERSION: u16 = 3;
+pub(crate) const VERSION: u16 = 4;
 const CLIENT: u8 = 2;
 const SERVER: u8 = 1;
 
@@ -36,6 +38,11 @@ pub(crate) async fn hear(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
     let mut message = vec![0; length as usize];
     stream.read_exact(&mut message).await.expect("a message");
     message
+}
+
+/// What a server says to a client's hello: its own, and the proof of it.
+pub(crate) async fn hear_hello(stream: &mut (impl AsyncRead + Unpin)) -> [Vec<u8>; 2] {
+    [hear(stream).await, hear(stream).await]
 }
 
 /// Reads until the other end closes.
@@ -166,7 +173,7 @@ impl Both {
     fn new(medium: &str, client_hello: &[u8], own: Key, theirs: [u8; 32]) -> Self {
         let mut this = Self {
             chain: [0; 32],
-            said: Sha256::new_with_prefix(b"wharf handshake 3"),
+            said: Sha256::new_with_prefix(b"wharf handshake 4"),
             own,
             theirs,
             before: [0; 32],
@@ -209,11 +216,16 @@ impl Both {
         }
     }
 
-    fn vouch(&mut self, prover: u8, kind: u8, key: &Key, mut content: Vec<u8>) -> Vec<u8> {
+    fn seal(&mut self, prover: u8, mut content: Vec<u8>) -> Vec<u8> {
         let tag = self.key(prover, b"tag");
         self.encipher(prover, &mut content);
         content.extend_from_slice(&hmac(&tag, &[&content]));
         self.hear(&content);
+        content
+    }
+
+    fn vouch(&mut self, prover: u8, kind: u8, key: &Key, content: Vec<u8>) -> Vec<u8> {
+        let content = self.seal(prover, content);
         self.mix(key.agree(self.theirs));
         let proof = self.key(prover, b"proof");
         message(kind, &[(field::SEALED, &content), (field::PROOF, &proof)])
@@ -236,6 +248,12 @@ impl Both {
         self.hear(&fields(b'I', introduction)[&field::SEALED]);
         self.mix(self.own.agree(key));
     }
+}
+
+/// As though a handshake were to go on that somebody has begun elsewhere.
+pub(crate) fn arrival() -> Vec<u8> {
+    let ticket = (field::TICKET, &[7; 16][..]);
+    message(b'U', &[ticket, (field::SEALED, &[9; 40])])
 }
 
 /// Who says something, and what of it is true.
@@ -293,7 +311,7 @@ impl<'a> Stranger<'a> {
     }
 
     /// Who it says it is, to a server that has said hello.
-    pub(crate) fn introduction(&self, server: &[u8]) -> Vec<u8> {
+    pub(crate) fn introduction(&self, [server, proof]: &[Vec<u8>; 2]) -> Vec<u8> {
         let hello = self.client_hello();
         let theirs = fields(b'S', server);
         let ephemeral = Key::new([0x17; 32]);
@@ -303,10 +321,10 @@ impl<'a> Stranger<'a> {
             ephemeral.clone(),
             bytes_of(&theirs, field::EPHEMERAL),
         );
-        both.hear(&server[..server.len() - 32]);
+        both.hear(server);
         both.mix(ephemeral.agree(bytes_of(&theirs, field::KEY)));
         assert_eq!(
-            bytes_of(&theirs, field::PROOF),
+            bytes_of(&fields(b'P', proof), field::PROOF),
             both.key(SERVER, b"proof"),
             "the server's proof"
         );
@@ -324,8 +342,8 @@ impl<'a> Stranger<'a> {
         both.vouch(CLIENT, b'I', self.key, introduction)
     }
 
-    /// What a server answers to a client's hello; and what both know then.
-    pub(crate) fn server_hello(&self, client: &[u8]) -> (Vec<u8>, Both) {
+    /// What a server answers to a client's hello, in two messages; and what both know then.
+    pub(crate) fn server_hello(&self, client: &[u8]) -> ([Vec<u8>; 2], Both) {
         let ephemeral = Key::new([0x71; 32]);
         let theirs = fields(b'C', client);
         let client_key = bytes_of(&theirs, field::EPHEMERAL);
@@ -342,19 +360,39 @@ impl<'a> Stranger<'a> {
         if let Some(share) = &share {
             fields.push((field::SHARE, share));
         }
-        fields.push((field::PROOF, &[0; 32]));
-        let mut hello = message(b'S', &fields);
+        let hello = message(b'S', &fields);
         let mut both = Both::new(self.medium, client, ephemeral, client_key);
-        let room = hello.len() - 32;
-        both.hear(&hello[..room]);
+        both.hear(&hello);
         both.mix(self.key.agree(client_key));
         let proof = both.key(SERVER, b"proof");
-        hello[room..].copy_from_slice(&proof);
+        let proof = message(b'P', &[(field::PROOF, &proof)]);
         if let Some(own) = &share {
             let theirs = bytes_of(&theirs, field::SHARE);
             both.mix(shared(&Self::scalar(), theirs, &theirs, own));
         }
-        (hello, both)
+        ([hello, proof], both)
+    }
+
+    /// Says that.
+    pub(crate) async fn greet(
+        &self,
+        stream: &mut (impl AsyncWrite + Unpin),
+        client: &[u8],
+    ) -> Both {
+        let (messages, both) = self.server_hello(client);
+        for message in messages {
+            say(stream, &message).await;
+        }
+        both
+    }
+
+    /// Sends a client to another socket.
+    pub(crate) fn elsewhere(&self, mut both: Both, introduction: &[u8], name: &[u8]) -> Vec<u8> {
+        let client = both.open(introduction).expect("sealed for this one");
+        both.introduced(introduction, bytes_of(&client, field::KEY));
+        let elsewhere = content(&[(field::UNIX_NAME, name), (field::TRANSPORTS, b"\x03shm")]);
+        let sealed = both.seal(SERVER, elsewhere);
+        message(b'E', &[(field::SEALED, &sealed)])
     }
 
     /// The yes to a client's introduction.
@@ -376,6 +414,7 @@ impl<'a> Stranger<'a> {
         if server[6] != b'S' {
             return server;
         }
+        let server = [server, hear(stream).await];
         say(stream, &self.introduction(&server)).await;
         hear(stream).await
     }

@@ -11,8 +11,8 @@ use wharf::{Context, ErrorKind, Mask, Worker, WorkerAddress};
 use crate::{
     fixture::{Way, run},
     stranger::{
-        Key, Stranger, bytes_of, field, fields, hear, list, say, share, shared, until_the_end,
-        worker,
+        Key, Stranger, arrival, bytes_of, field, fields, hear, hear_hello, list, say, share,
+        shared, until_the_end, worker,
     },
 };
 
@@ -165,7 +165,7 @@ fn nobody_answers_for_somebody_else() {
                     loop {
                         let mut stream = listening.accept().await;
                         let client = hear(&mut stream).await;
-                        say(&mut stream, &greets.server_hello(&client).0).await;
+                        greets.greet(&mut stream, &client).await;
                         let mut rest = Vec::new();
                         let _ = stream.read_to_end(&mut rest).await;
                         assert!(rest.is_empty(), "said to who is not X: {rest:?}");
@@ -267,11 +267,13 @@ fn a_recorded_handshake_proves_nothing() {
             let mut stream = TcpStream::connect(address).await.expect("it listens");
             let mut rest = &by_client[..];
             let mut said = Vec::new();
-            for _ in 0..2 {
+            for answers in [2, 1] {
                 let (length, bytes) = rest.split_first_chunk().expect("a length");
                 let (message, bytes) = bytes.split_at(u32::from_le_bytes(*length) as usize);
                 say(&mut stream, message).await;
-                said = hear(&mut stream).await;
+                for _ in 0..answers {
+                    said = hear(&mut stream).await;
+                }
                 rest = bytes;
             }
             let (yes, text) = verdict(&said);
@@ -325,8 +327,8 @@ fn a_handshake_cannot_be_handed_on() {
                 let mut server = open(Way::Tcp, &to_there).await;
                 let hello = hear(&mut client).await;
                 say(&mut server, &hello).await;
-                hear(&mut server).await;
-                say(&mut client, &stranger.server_hello(&hello).0).await;
+                hear_hello(&mut server).await;
+                stranger.greet(&mut client, &hello).await;
                 say(&mut server, &hear(&mut client).await).await;
                 let answer = hear(&mut server).await;
                 let (yes, text) = verdict(&answer);
@@ -335,6 +337,55 @@ fn a_handshake_cannot_be_handed_on() {
             });
             let error = result.expect_err("no worker");
             assert_eq!(error.kind(), ErrorKind::AuthenticationFailed, "{error}");
+        }
+    });
+}
+
+/// A handshake goes on at a Unix socket for who has begun it, with who has begun it: a guess is refused, and the socket of another worker is no
+/// place for it.
+#[test]
+fn a_handshake_goes_on_nowhere_else() {
+    run(async {
+        for secret in SECRETS {
+            let builder = Context::builder().transports("tcp,shm").expect("known");
+            let context = match secret {
+                Some(secret) => builder.secret(secret).build(),
+                None => builder.build(),
+            }
+            .expect("a context");
+            let new = || Worker::new(&context).expect("a worker");
+            let (here, there) = (new(), new());
+            let to_there = there.address().expect("an address");
+            for way in [Way::Tcp, Way::Shm] {
+                let mut stream = open(way, &to_there).await;
+                say(&mut stream, &arrival()).await;
+                let answer = hear(&mut stream).await;
+                let (yes, text) = verdict(&answer);
+                assert!(!yes && answer[6] == b'R', "{way:?}: {text:?}");
+                assert_eq!(text.contains("is over"), way == Way::Shm, "{text:?}");
+                tells_nothing(&answer);
+                until_the_end(&mut stream).await;
+            }
+
+            let own = Key::new([0x42; 32]);
+            let stranger = Stranger {
+                secret,
+                ..Stranger::honest("tcp", &own)
+            };
+            let between = TcpListener::bind("127.0.0.1:0").await.expect("a socket");
+            let place = between.local_addr().expect("an address");
+            let (result, ()) = tokio::join!(here.connect(place), async {
+                let (mut client, _) = between.accept().await.expect("a client");
+                let hello = hear(&mut client).await;
+                let both = stranger.greet(&mut client, &hello).await;
+                let introduction = hear(&mut client).await;
+                let name = unix_name(&to_there);
+                say(&mut client, &stranger.elsewhere(both, &introduction, &name)).await;
+                until_the_end(&mut client).await;
+            });
+            let error = result.expect_err("another worker");
+            assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+            assert!(error.to_string().contains("another worker"), "{error}");
         }
     });
 }
@@ -392,8 +443,10 @@ fn strangers_learn_a_key_and_no_more() {
             let early = tokio::time::timeout(Duration::from_millis(100), stream.read(&mut byte));
             assert!(early.await.is_err(), "said before anything was asked");
             say(&mut stream, &stranger.client_hello()).await;
-            let hello = hear(&mut stream).await;
-            let told: Vec<_> = list(12, &hello)
+            let messages = hear_hello(&mut stream).await;
+            let [hello, proof] = &messages;
+            let told: Vec<_> = [list(12, hello), list(12, proof)]
+                .concat()
                 .into_iter()
                 .map(|(id, bytes)| (id, bytes.len()))
                 .collect();
@@ -406,10 +459,10 @@ fn strangers_learn_a_key_and_no_more() {
             expected.push((field::PROOF, 32));
             assert_eq!(told, expected);
             assert_eq!(
-                worker(&bytes_of(&fields(b'S', &hello), field::KEY)),
+                worker(&bytes_of(&fields(b'S', hello), field::KEY)),
                 there.id()
             );
-            tells_nothing(&hello);
+            tells_nothing(&messages.concat());
 
             // With a key that is not its own, and with the wrong secret: why not, and the end.
             let liar = Stranger {
@@ -417,7 +470,7 @@ fn strangers_learn_a_key_and_no_more() {
                 ..stranger.clone()
             };
             let who = if secret.is_some() { &stranger } else { &liar };
-            say(&mut stream, &who.introduction(&hello)).await;
+            say(&mut stream, &who.introduction(&messages)).await;
             let answer = hear(&mut stream).await;
             let (yes, text) = verdict(&answer);
             let why = match secret {
@@ -441,8 +494,7 @@ fn strangers_learn_a_key_and_no_more() {
                 let mut expected = vec![(field::VERSIONS, 4), (field::EPHEMERAL, 32)];
                 expected.extend(secret.map(|_| (field::SHARE, 32)));
                 assert_eq!(told, expected);
-                let (answer, both) = stranger.server_hello(&hello);
-                say(&mut stream, &answer).await;
+                let both = stranger.greet(&mut stream, &hello).await;
                 let introduction = hear(&mut stream).await;
                 tells_nothing(&[hello, introduction.clone()].concat());
                 // Who has proved its key is told, where no secret is asked for.
@@ -472,8 +524,7 @@ fn a_secret_cannot_be_guessed_at_home() {
             let (result, (client, introduction)) = tokio::join!(dial, async {
                 let (mut stream, _) = between.accept().await.expect("a client");
                 let client = hear(&mut stream).await;
-                let (hello, both) = stranger.server_hello(&client);
-                say(&mut stream, &hello).await;
+                let both = stranger.greet(&mut stream, &client).await;
                 let introduction = hear(&mut stream).await;
                 let right = both.open(&introduction).is_some();
                 assert_eq!(

@@ -43,7 +43,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     protocol::{
-        handshake::{Opening, Server, Verdict},
+        handshake::{Greeting, Opening, Verdict},
         hello::{Acceptance, HEAD, Introduction, Message, length_of},
         keys::PrivateKey,
         wire::Reader,
@@ -91,13 +91,17 @@ impl Me {
 
     async fn greet_inner(&self, socket: &Socket) -> Result<()> {
         let (hello, secret) = (read_message(socket).await?, self.secret.as_deref());
-        let (mut server, hello) = Server::greet(PURPOSE, &self.key, secret, &random()?, &hello)?;
+        let (public, own) = (self.key.public(), PrivateKey::new(random()?));
+        let (greeting, hello) = Greeting::new(PURPOSE, &public, secret, own, &random()?, &hello)?;
         socket.write_all(&hello).await?;
+        let (mut server, proof) = greeting.prove(&self.key)?;
+        socket.write_all(&proof).await?;
         server.introduced(&read_message(socket).await?)?;
         let acceptance = Acceptance {
             key: self.key.public(),
             identity: identity().clone(),
             lanes: vec![PURPOSE.to_owned()],
+            memory: None,
         };
         let yes = server.accept(&self.key, &acceptance)?;
         socket.write_all(&yes).await
@@ -105,14 +109,17 @@ impl Me {
 
     /// The handshake of the end that dialled.
     pub(super) async fn meet(&self, socket: &Socket) -> Result<()> {
-        let opening = Opening::new(PURPOSE, self.secret.as_deref(), &random()?);
+        let own = PrivateKey::new(random()?);
+        let opening = Opening::new(PURPOSE, self.secret.as_deref(), own, &random()?);
         socket.write_all(opening.hello()).await?;
-        let mut client = opening.answered(&read_message(socket).await?)?;
+        let answered = opening.answered(&self.key, &read_message(socket).await?)?;
+        let mut client = answered.proved(&read_message(socket).await?)?;
         let introduction = Introduction {
             key: self.key.public(),
             identity: identity().clone(),
             transports: vec![PURPOSE.to_owned()],
             stays: true,
+            memory: None,
         };
         let introduction = client.introduce(&self.key, &introduction)?;
         socket.write_all(&introduction).await?;

@@ -20,6 +20,7 @@ use crate::{
     memory::Extent,
     sys::process_vm,
     transport::channel::Channel,
+    types::Landmark,
 };
 
 /// The name used in configuration and errors.
@@ -57,58 +58,56 @@ impl Cma {
         )
         .over(NAME))
     }
+}
 
-    /// Tries whether each end can reach the other's memory. Both ends call it at once, and both get a peer or both get a
-    /// reason. The caller sets the deadline.
-    ///
-    /// ```text
-    /// offer    where my cookie is            ─▶  the peer reads it there, at the process that the kernel says I am
-    /// echo     what I read at yours, or why  ─▶  the peer compares
-    ///          not
-    /// verdict  yours was right, or why not   ─▶  both know both
-    /// ```
-    ///
+/// What this end has in its memory for the peer to read. The peer does it likewise, and both say what came of it:
+///
+/// ```text
+/// client   where mine is, and what it holds                                          ─▶  the server reads it, at the process that the kernel says
+/// server   where mine is, and what it holds; whether the client's could be read      ─▶  the client reads it likewise
+/// client   whether the server's could be read                                        ─▶  both know both
+/// ```
+#[derive(Debug)]
+pub(crate) struct Trial {
+    /// Stays where it is until the peer has read it.
+    cookie: Box<Cookie>,
+}
+
+impl Trial {
     /// # Errors
-    /// Outer: the channel broke, or what came over it is not this protocol. Inner: the reason why the two cannot use it.
-    ///
-    /// # Cancel safety
-    /// Dropping it leaves the channel in the middle of the exchange: drop that too.
-    pub(crate) async fn probe_peer(
-        channel: &mut Channel,
-    ) -> Result<std::result::Result<CmaPeer, String>> {
-        let peer = CmaPeer::at_other_end_of(channel);
-        // Must stay where it is until the last message came.
+    /// `Io`: there is no randomness to be had.
+    pub(crate) fn new() -> Result<Self> {
         let cookie = new_cookie()?;
-
-        let mut offer = address_of(&cookie).to_le_bytes().to_vec();
-        offer.extend_from_slice(&(COOKIE as u32).to_le_bytes());
-        let offer = exchange(channel, &offer).await?;
-        let remote = parse_offer(&offer)?;
-
-        let read = match &peer {
-            Ok(peer) => peer.read_cookie(remote).map_err(|error| error.to_string()),
-            Err(reason) => Err(reason.clone()),
-        };
-        let echo = exchange(channel, &encode(&read)).await?;
-        let verdict = match decode(&echo)? {
-            Ok(bytes) if bytes == cookie.as_slice() => Ok([]),
-            Ok(_) => Err("read something else than the cookie: not this process".to_owned()),
-            Err(reason) => Err(reason),
-        };
-        let theirs = exchange(channel, &encode(&verdict)).await?;
-        let theirs = decode(&theirs)?;
-        drop(cookie);
-
-        Ok(match (peer, verdict, theirs) {
-            (Ok(peer), Ok(_), Ok(_)) => Ok(peer),
-            (Err(reason), ..) | (Ok(_), Ok(_), Err(reason)) => {
-                Err(format!("this end cannot read the peer's memory: {reason}"))
-            }
-            (Ok(_), Err(reason), _) => {
-                Err(format!("the peer cannot read this end's memory: {reason}"))
-            }
-        })
+        Ok(Self { cookie })
     }
+
+    /// What the peer is told.
+    pub(crate) fn landmark(&self) -> Landmark {
+        Landmark {
+            address: address_of(&self.cookie),
+            holds: *self.cookie,
+        }
+    }
+}
+
+/// What both ends made of it: a peer, where each has reached the other. Else why not.
+pub(crate) fn settled(
+    reached: std::result::Result<CmaPeer, String>,
+    theirs: std::result::Result<(), String>,
+) -> std::result::Result<CmaPeer, String> {
+    match (reached, theirs) {
+        (Ok(peer), Ok(())) => Ok(peer),
+        (Err(reason), _) => Err(format!("this end cannot read the peer's memory: {reason}")),
+        (Ok(_), Err(reason)) => Err(format!(
+            "the peer cannot read this end's memory: {}",
+            printable(&reason)
+        )),
+    }
+}
+
+fn printable(reason: &str) -> String {
+    let reason = reason.chars().filter(|c| !c.is_control());
+    reason.take(MAX_REASON).collect()
 }
 
 /// A process whose memory can be read and written.
@@ -118,6 +117,22 @@ pub(crate) struct CmaPeer {
 }
 
 impl CmaPeer {
+    /// The process at the other end of the channel, where its memory holds what its landmark says.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub(crate) fn reach(
+        channel: &Channel,
+        landmark: &Landmark,
+    ) -> std::result::Result<Self, String> {
+        let peer = Self::at_other_end_of(channel)?;
+        match peer.read_cookie(landmark.address) {
+            Ok(read) if read == landmark.holds => Ok(peer),
+            Ok(_) => Err("read something else than what it said: not this process".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
     fn at_other_end_of(channel: &Channel) -> std::result::Result<Self, String> {
         let Some(peer) = channel.peer_credentials() else {
             return Err("the channel does not tell the peer's process".to_owned());
@@ -256,45 +271,20 @@ fn address_of(cookie: &Cookie) -> u64 {
     cookie.as_ptr().expose_provenance() as u64
 }
 
-async fn exchange(channel: &mut Channel, message: &[u8]) -> Result<Vec<u8>> {
-    channel.send(message, &[]).await?;
-    Ok(channel.receive().await?.0)
-}
-
-fn parse_offer(message: &[u8]) -> Result<u64> {
-    let parsed = message
-        .split_first_chunk::<8>()
-        .and_then(|(address, rest)| Some((address, <[u8; 4]>::try_from(rest).ok()?)));
-    match parsed {
-        Some((address, len)) if u32::from_le_bytes(len) == COOKIE as u32 => {
-            Ok(u64::from_le_bytes(*address))
-        }
-        _ => Err(Error::new(
-            ErrorKind::Protocol,
-            "a malformed offer of memory to try",
-        )),
+/// 0, or 1 and a reason.
+pub(crate) fn encode(reached: std::result::Result<(), &str>) -> Vec<u8> {
+    match reached {
+        Ok(()) => vec![0],
+        Err(reason) => [&[1], reason.as_bytes()].concat(),
     }
 }
 
-/// 0 and bytes, or 1 and a reason.
-fn encode<T: AsRef<[u8]>>(result: &std::result::Result<T, String>) -> Vec<u8> {
-    let (status, rest) = match result {
-        Ok(bytes) => (0, bytes.as_ref()),
-        Err(reason) => (1, reason.as_bytes()),
-    };
-    let mut message = vec![status];
-    message.extend_from_slice(rest);
-    message
-}
-
-fn decode(message: &[u8]) -> Result<std::result::Result<&[u8], String>> {
+/// # Errors
+/// `Protocol`.
+pub(crate) fn decode(message: &[u8]) -> Result<std::result::Result<(), String>> {
     match message {
-        [0, bytes @ ..] => Ok(Ok(bytes)),
-        [1, reason @ ..] => Ok(Err(String::from_utf8_lossy(reason)
-            .chars()
-            .filter(|c| !c.is_control())
-            .take(MAX_REASON)
-            .collect())),
+        [0] => Ok(Ok(())),
+        [1, reason @ ..] => Ok(Err(printable(&String::from_utf8_lossy(reason)))),
         _ => Err(Error::new(
             ErrorKind::Protocol,
             "a malformed answer about memory to try",
@@ -302,28 +292,20 @@ fn decode(message: &[u8]) -> Result<std::result::Result<&[u8], String>> {
     }
 }
 
-/// Gives bytes to the decoders of the probe.
+/// Gives bytes to the decoder of what came of the trial.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(bytes: &[u8]) {
-    let _ = parse_offer(bytes);
     if let Ok(read) = decode(bytes) {
-        let again = encode(&read);
+        let again = encode(read.as_ref().copied().map_err(String::as_str));
         assert_eq!(decode(&again).ok(), Some(read));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use tokio::{
-        net::{TcpListener, TcpStream, UnixStream},
-        time::timeout,
-    };
+    use tokio::net::{TcpListener, TcpStream, UnixStream};
 
     use super::*;
-
-    const WATCHDOG: Duration = Duration::from_secs(60);
 
     fn pair() -> (Channel, Channel) {
         let (one, two) = UnixStream::pair().expect("pair");
@@ -346,11 +328,13 @@ mod tests {
         if !usable() {
             return;
         }
-        let (mut one, mut two) = pair();
-        let both = async { tokio::join!(Cma::probe_peer(&mut one), Cma::probe_peer(&mut two)) };
-        let (first, second) = timeout(WATCHDOG, both).await.expect("the watchdog barked");
-        let peer = first.expect("channel").expect("peer");
-        second.expect("channel").expect("peer");
+        let (one, two) = pair();
+        let trials = [(); 2].map(|()| Trial::new().expect("random"));
+        let first = CmaPeer::reach(&one, &trials[1].landmark());
+        let second = CmaPeer::reach(&two, &trials[0].landmark());
+        let said = decode(&encode(Ok(()))).expect("well formed");
+        settled(second, said.clone()).expect("peer");
+        let peer = settled(first, said).expect("peer");
         assert_eq!(peer.pid, std::process::id());
 
         let mut far = vec![0_u8; 3 << 20];
@@ -370,67 +354,50 @@ mod tests {
         if !usable() {
             return;
         }
-        let (mut one, mut two) = pair();
-        let deaf = async {
-            let cookie = new_cookie().expect("random");
-            let mut offer = address_of(&cookie).to_le_bytes().to_vec();
-            offer.extend_from_slice(&16_u32.to_le_bytes());
-            exchange(&mut two, &offer).await.expect("offer");
-            let denied: std::result::Result<Cookie, _> = Err("denied\n here".to_owned());
-            let echo = exchange(&mut two, &encode(&denied)).await.expect("echo");
-            assert_eq!(
-                decode(&echo).expect("echo").as_deref(),
-                Ok(cookie.as_slice())
-            );
-            let fine: std::result::Result<[u8; 0], String> = Ok([]);
-            let theirs = exchange(&mut two, &encode(&fine)).await.expect("verdict");
-            assert!(decode(&theirs).expect("verdict").is_err());
-        };
-        let both = async { tokio::join!(Cma::probe_peer(&mut one), deaf) };
-        let (result, ()) = timeout(WATCHDOG, both).await.expect("the watchdog barked");
-        let reason = result.expect("channel").expect_err("must fail");
+        let (one, _two) = pair();
+        let trial = Trial::new().expect("random");
+        let peer = CmaPeer::reach(&one, &trial.landmark()).expect("this process");
+        let said = decode(&encode(Err("denied\n here"))).expect("well formed");
+        let reason = settled(Ok(peer), said).expect_err("must fail");
         assert!(reason.contains("denied here"), "{reason}");
+        let reason = settled(Err("no".to_owned()), Ok(())).expect_err("must fail");
+        assert!(
+            reason.contains("this end") && reason.contains("no"),
+            "{reason}"
+        );
     }
 
     #[tokio::test]
     async fn a_lying_peer_gains_nothing() {
-        let (mut one, mut two) = pair();
-        let liar = async {
-            // Nothing is mapped there.
-            let mut offer = 8_u64.to_le_bytes().to_vec();
-            offer.extend_from_slice(&16_u32.to_le_bytes());
-            exchange(&mut two, &offer).await.expect("offer");
-            let guess: std::result::Result<Cookie, String> = Ok([0; COOKIE]);
-            exchange(&mut two, &encode(&guess)).await.expect("echo");
-            let fine: std::result::Result<[u8; 0], String> = Ok([]);
-            exchange(&mut two, &encode(&fine)).await.expect("verdict");
-        };
-        let both = async { tokio::join!(Cma::probe_peer(&mut one), liar) };
-        let (result, ()) = timeout(WATCHDOG, both).await.expect("the watchdog barked");
-        assert!(result.expect("channel").is_err());
+        let (one, _two) = pair();
+        let trial = Trial::new().expect("random");
+        let mut holds = trial.landmark().holds;
+        holds[15] ^= 1;
+        let address = trial.landmark().address;
+        let other = Landmark { address, holds };
+        // Nothing is mapped at the other.
+        let nowhere = Landmark { address: 8, holds };
+        for lie in [other, nowhere] {
+            CmaPeer::reach(&one, &lie).expect_err("a lie");
+        }
     }
 
     #[tokio::test]
-    async fn tcp_gives_a_reason_at_both_ends() {
+    async fn tcp_gives_a_reason() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
         let address = listener.local_addr().expect("address");
-        let (one, two) = tokio::join!(TcpStream::connect(address), listener.accept());
-        let mut one = Channel::tcp(one.expect("connect"));
-        let mut two = Channel::tcp(two.expect("accept").0);
-        let both = async { tokio::join!(Cma::probe_peer(&mut one), Cma::probe_peer(&mut two)) };
-        let (first, second) = timeout(WATCHDOG, both).await.expect("the watchdog barked");
-        assert!(first.expect("channel").is_err() && second.expect("channel").is_err());
+        let (one, _two) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let one = Channel::tcp(one.expect("connect"));
+        let trial = Trial::new().expect("random");
+        let reason = CmaPeer::reach(&one, &trial.landmark()).expect_err("must fail");
+        assert!(reason.contains("the peer's process"), "{reason}");
     }
 
-    #[tokio::test]
-    async fn garbage_is_a_protocol_error() {
+    #[test]
+    fn garbage_is_a_protocol_error() {
         for garbage in [&b""[..], b"short", &[0; 13]] {
-            let (mut one, mut two) = pair();
-            two.send(garbage, &[]).await.expect("send");
-            let result = timeout(WATCHDOG, Cma::probe_peer(&mut one))
-                .await
-                .expect("the watchdog barked");
-            assert_eq!(result.expect_err("garbage").kind(), ErrorKind::Protocol);
+            let error = decode(garbage).expect_err("garbage");
+            assert_eq!(error.kind(), ErrorKind::Protocol);
         }
     }
 
@@ -454,11 +421,5 @@ mod tests {
         }
         let stuck = whole(10, |_| Ok(0)).expect_err("no progress");
         assert_eq!(stuck.kind(), ErrorKind::OutOfBounds);
-    }
-
-    #[test]
-    fn the_future_is_send() {
-        fn is_send<T: Send>(_: T) {}
-        let _ = |channel: &mut Channel| is_send(Cma::probe_peer(channel));
     }
 }

@@ -1,8 +1,12 @@
 //! Turns the channel that a connection was set up over into a link.
 //!
 //! ```text
-//! both ends:  hello {magic, version, longest frame, flags, CRC-32 of these} ⇄ hello,  verdict ⇄ verdict,  then frames on the same socket
+//! server   hello {magic, version, longest frame, flags, CRC-32 of these}  ─▶
+//! client   hello, verdict                                                 ─▶  then frames on the same socket, from it at once
 //! ```
+//!
+//! The client does not wait for a verdict: what the server could object to is seen by both, except a version older than it speaks. Then the client
+//! finds its link at its end.
 
 use async_trait::async_trait;
 use socket2::{Socket, TcpKeepalive};
@@ -83,7 +87,7 @@ impl TcpConnector {
         hello
     }
 
-    /// How both write frames, from the peer's hello. Later versions may append to it.
+    /// How both write frames, from the peer's hello. Later versions may append to it, the client's behind its verdict.
     pub(super) fn agree(&self, hello: &[u8]) -> Result<Format> {
         let &[m0, m1, m2, m3, version, ..] = hello else {
             return Err(too_short());
@@ -151,26 +155,35 @@ impl Connector for TcpConnector {
     async fn connect(
         &self,
         channel: &mut Channel,
-        _role: Role,
+        role: Role,
         peer: &PeerInfo,
     ) -> Result<Connected> {
         let named = |error: Error| error.with_peer(&peer.name).over(Tcp::NAME);
-        channel.send(&self.hello(), &[]).await?;
-        let (hello, _) = channel.receive().await?;
-        let agreed = self.agree(&hello).map_err(named);
-        channel
-            .send(&[if agreed.is_ok() { ACCEPTED } else { REFUSED }], &[])
-            .await?;
-        let (verdict, _) = channel.receive().await?;
+        let agreed = match role {
+            Role::Server => {
+                channel.send(&self.hello(), &[]).await?;
+                let (hello, _) = channel.receive().await?;
+                let agreed = self.agree(&hello).map_err(named)?;
+                if hello.get(HELLO) != Some(&ACCEPTED) {
+                    return Err(named(Error::new(
+                        ErrorKind::VersionMismatch,
+                        "the peer refused this side's offer of a link",
+                    )));
+                }
+                Ok(agreed)
+            }
+            Role::Client => {
+                let (hello, _) = channel.receive().await?;
+                let agreed = self.agree(&hello).map_err(named);
+                let verdict = if agreed.is_ok() { ACCEPTED } else { REFUSED };
+                let hello = [&self.hello()[..], &[verdict]].concat();
+                channel.send(&hello, &[]).await?;
+                agreed
+            }
+        };
         let mut format = agreed?;
         // TLS finds every changed bit by itself.
         format.checksums &= !channel.is_tls();
-        if verdict.first() != Some(&ACCEPTED) {
-            return Err(named(Error::new(
-                ErrorKind::VersionMismatch,
-                "the peer refused this side's offer of a link",
-            )));
-        }
         let (socket, session) = channel.take_secured()?;
         let socket = Socket::from(socket);
         self.prepare(&socket)

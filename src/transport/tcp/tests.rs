@@ -219,8 +219,8 @@ fn what_arrived_before_a_reset_is_delivered() {
     assert_eq!(bed.seen.failed[0].1.kind(), ErrorKind::ConnectionReset);
 }
 
-/// Runs the set-up against a peer that sends `hello` and `verdict`.
-fn set_up(hello: &[u8], verdict: &[u8]) -> Result<Connected> {
+/// Runs the set-up, as this end of it, against a peer that sends `hello`.
+fn set_up(role: Role, hello: &[u8]) -> Result<Connected> {
     let (near, far) = pair();
     let connector = Tcp::new(TcpOptions::default()).open().unwrap().connector;
     let identity = Identity {
@@ -247,8 +247,7 @@ fn set_up(hello: &[u8], verdict: &[u8]) -> Result<Connected> {
         };
         let (mut near, mut far) = (channel(near), channel(far));
         far.send(hello, &[]).await.unwrap();
-        far.send(verdict, &[]).await.unwrap();
-        connector.connect(&mut near, Role::Client, &peer).await
+        connector.connect(&mut near, role, &peer).await
     })
 }
 
@@ -263,35 +262,34 @@ fn offer(magic: &[u8; 4], version: u8, limit: u32, flags: u8) -> Vec<u8> {
 fn set_ups_that_do_not_fit_fail() {
     let good = offer(b"wtcp", 2, 64 << 10, 0);
     let format = |connected: Connected| connected.0.downcast::<Established>().unwrap().format;
-    let agreed = format(set_up(&good, &[1]).unwrap());
-    assert_eq!((agreed.limit, agreed.checksums), (64 << 10, false));
-    // The peer's wish is enough.
-    let wish = offer(b"wtcp", 2, 64 << 10, 1);
-    assert!(format(set_up(&wish, &[1]).unwrap()).checksums);
-    // A later version may say more.
-    let later = [offer(b"wtcp", 3, 64 << 10, 2), b"more".to_vec()].concat();
-    set_up(&later, &[1, 2]).unwrap();
-    for (hello, verdict, kind) in [
-        (good[..13].to_vec(), &[1][..], ErrorKind::Protocol),
-        (offer(b"nope", 2, 64 << 10, 0), &[1], ErrorKind::Protocol),
-        (
-            offer(b"wtcp", 1, 64 << 10, 0),
-            &[1],
-            ErrorKind::VersionMismatch,
-        ),
-        (offer(b"wtcp", 2, 16, 0), &[1], ErrorKind::Protocol),
-        (good.clone(), &[0], ErrorKind::VersionMismatch),
-        (good.clone(), &[], ErrorKind::VersionMismatch),
-    ] {
-        assert_eq!(
-            set_up(&hello, verdict).unwrap_err().kind(),
-            kind,
-            "{hello:?} {verdict:?}"
-        );
+    for (role, verdict) in [(Role::Client, &[][..]), (Role::Server, &[1])] {
+        let set_up = |hello: &[u8]| set_up(role, &[hello, verdict].concat());
+        let agreed = format(set_up(&good).unwrap());
+        assert_eq!((agreed.limit, agreed.checksums), (64 << 10, false));
+        // The peer's wish is enough.
+        let wish = offer(b"wtcp", 2, 64 << 10, 1);
+        assert!(format(set_up(&wish).unwrap()).checksums);
+        for (hello, kind) in [
+            (good[..13].to_vec(), ErrorKind::Protocol),
+            (offer(b"nope", 2, 64 << 10, 0), ErrorKind::Protocol),
+            (offer(b"wtcp", 1, 64 << 10, 0), ErrorKind::VersionMismatch),
+            (offer(b"wtcp", 2, 16, 0), ErrorKind::Protocol),
+        ] {
+            assert_eq!(set_up(&hello).unwrap_err().kind(), kind, "{hello:?}");
+        }
+        for bit in 0..good.len() * 8 {
+            let mut altered = good.clone();
+            altered[bit / 8] ^= 1 << (bit % 8);
+            assert!(set_up(&altered).is_err(), "bit {bit}");
+        }
     }
-    for bit in 0..good.len() * 8 {
-        let mut altered = good.clone();
-        altered[bit / 8] ^= 1 << (bit % 8);
-        assert!(set_up(&altered, &[1]).is_err(), "bit {bit}");
+    // A later version may say more.
+    let later = offer(b"wtcp", 3, 64 << 10, 2);
+    for (role, more) in [(Role::Client, &b"more"[..]), (Role::Server, b"\x01more")] {
+        set_up(role, &[&later[..], more].concat()).unwrap();
+    }
+    for verdict in [&[0][..], &[]] {
+        let error = set_up(Role::Server, &[&good[..], verdict].concat()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::VersionMismatch);
     }
 }

@@ -11,7 +11,7 @@ use tokio::{net::TcpStream, time::timeout};
 use tracing::Instrument;
 
 use super::{
-    handshake::{accepted, establish, greet, introduce, only},
+    handshake::{accepted, arrive, establish, greet, introduce, only, trial},
     lanes::{Refused, attach},
     listen::admits,
     meeting::{Met, arrival, claim},
@@ -22,7 +22,6 @@ use crate::{
         WorkerAddress,
         handshake::{Client, Verdict},
         hello::Message,
-        keys::PublicKey,
     },
     sys::{abstract_socket, identity::identity},
     transport::{PeerInfo, Reach, channel::Channel, loopback, rdmacm},
@@ -294,7 +293,7 @@ async fn go_on(
     try_unix: bool,
 ) -> Result<(LinkId, EndpointId)> {
     only(addressed, &client.server(), &name)?;
-    let mut verdict = introduce(shared, &mut channel, &mut client, !try_unix).await?;
+    let mut verdict = introduce(shared, &mut channel, &mut client, !try_unix, None).await?;
     if let Verdict::Elsewhere(elsewhere) = &verdict
         && try_unix
     {
@@ -305,8 +304,15 @@ async fn go_on(
                     .iter()
                     .any(|offered| offered == transport.name)
         });
-        let named_by = Some(client.server());
-        match dial_unix(shared, &elsewhere.unix_name, named_by, addressed, &name).await {
+        match dial_unix(
+            shared,
+            &elsewhere.unix_name,
+            Some(&client),
+            addressed,
+            &name,
+        )
+        .await
+        {
             Err(error) if tcp && !final_verdict(&error) => {
                 tracing::warn!(target: "wharf::wireup", peer = %name, %error, "shared memory cannot be used: falling back to tcp");
             }
@@ -316,38 +322,54 @@ async fn go_on(
         let (bytes, _) = channel.receive().await?;
         verdict = client.verdict(&bytes)?;
     }
-    establish(shared, channel, accepted(verdict)?, addressed, name).await
+    establish(shared, channel, accepted(verdict)?, addressed, name, None).await
 }
 
-/// Where a worker has named its Unix socket by another way, `named_by` is its key: nobody else's socket will do.
+/// Where a worker has named its Unix socket in a handshake, that goes on there: nobody else's socket will do.
 async fn dial_unix(
     shared: &Arc<Shared>,
     name: &[u8],
-    named_by: Option<PublicKey>,
+    sent: Option<&Client>,
     addressed: Option<WorkerId>,
     peer: &str,
 ) -> Result<(LinkId, EndpointId)> {
-    let stream = abstract_socket::connect(name).await.map_err(|error| {
-        Error::io(
-            "the peer's Unix socket (another network namespace, or the peer is gone)",
-            error,
-        )
-    })?;
-    let mut channel = Channel::unix(stream);
-    admits(shared, &channel)?;
-    let mut client = greet(shared, &mut channel).await?;
-    if named_by.is_some_and(|key| key != client.server()) {
-        let text = "another worker has the Unix socket that the peer named";
-        return Err(Error::new(ErrorKind::Unreachable, text));
-    }
-    only(addressed, &client.server(), peer)?;
-    let verdict = introduce(shared, &mut channel, &mut client, true).await?;
-    establish(
-        shared,
-        channel,
-        accepted(verdict)?,
-        addressed,
-        peer.to_owned(),
-    )
-    .await
+    let open = async || {
+        let stream = abstract_socket::connect(name).await.map_err(|error| {
+            Error::io(
+                "the peer's Unix socket (another network namespace, or the peer is gone)",
+                error,
+            )
+        })?;
+        let channel = Channel::unix(stream);
+        admits(shared, &channel)?;
+        Ok::<_, Error>(channel)
+    };
+    let mut channel = open().await?;
+    let trial = trial(shared, &channel)?;
+    let went_on = match sent {
+        Some(client) => match arrive(client, &mut channel, trial.as_ref()).await {
+            Ok(verdict) => Some(verdict),
+            // Its first connection had to give way in a crowd, and the handshake is forgotten.
+            Err(error) if error.kind() == ErrorKind::Unreachable => {
+                channel = open().await?;
+                None
+            }
+            Err(error) => return Err(error),
+        },
+        None => None,
+    };
+    let verdict = match went_on {
+        Some(verdict) => verdict,
+        None => {
+            let mut client = greet(shared, &mut channel).await?;
+            if sent.is_some_and(|sent| sent.server() != client.server()) {
+                let text = "another worker has the Unix socket that the peer named";
+                return Err(Error::new(ErrorKind::Unreachable, text));
+            }
+            only(addressed, &client.server(), peer)?;
+            introduce(shared, &mut channel, &mut client, true, trial.as_ref()).await?
+        }
+    };
+    let name = peer.to_owned();
+    establish(shared, channel, accepted(verdict)?, addressed, name, trial).await
 }

@@ -5,18 +5,23 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::timeout;
 
 use super::{
-    lanes::{attach, connect_by_one, lane, probe_cma},
+    Wireup,
+    lanes::{attach, connect_by_one, lane, told},
     random, transports,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
     protocol::{
-        handshake::{Client, Opening, Server, Verdict},
-        hello::{Acceptance, Elsewhere, Introduction, Message},
+        handshake::{Client, Greeting, Opening, Server, Verdict},
+        hello::{Acceptance, Arrival, Elsewhere, Introduction, Message, Ticket},
         keys::PublicKey,
     },
     sys::identity::identity,
-    transport::{PeerInfo, Reach, Role, channel::Channel},
+    transport::{
+        PeerInfo, Reach, Role,
+        channel::Channel,
+        cma::{self, CmaPeer, Trial},
+    },
     types::{EndpointId, LinkId, WorkerId},
     worker::shared::Shared,
 };
@@ -44,9 +49,18 @@ async fn introduced(
 ) -> Result<(Introduction, Server)> {
     secure(shared, channel).await?;
     let (bytes, _) = channel.receive().await?;
+    if let Some((client, server)) = arrived(shared, channel, &bytes)? {
+        lane(shared, channel, &client.transports, &info(channel, &client))?;
+        return Ok((client, server));
+    }
     let (medium, secret) = (channel.medium(), shared.context.secret());
-    let (mut server, hello) = Server::greet(medium, &shared.key, secret, &random()?, &bytes)?;
+    let own = shared.wireup.ephemeral()?;
+    let public = shared.key.public();
+    let (greeting, hello) = Greeting::new(medium, &public, secret, own, &random()?, &bytes)?;
     channel.send(&hello, &[]).await?;
+    let (mut server, proof) = greeting.prove(&shared.key)?;
+    channel.send(&proof, &[]).await?;
+    shared.wireup.think_ahead()?;
     let (bytes, _) = channel.receive().await?;
     let client = server.introduced(&bytes)?;
     let can_share = shared.transports.iter().any(|transport| {
@@ -66,13 +80,59 @@ async fn introduced(
             unix_name,
             transports: transports(shared),
         };
-        channel.send(&server.elsewhere(&elsewhere), &[]).await?;
+        let elsewhere = server.elsewhere(&elsewhere);
+        let _expected = Expected::new(&shared.wireup, &server, &client);
+        channel.send(&elsewhere, &[]).await?;
         let (bytes, _) = channel.receive().await?;
         Server::stays(&bytes)?;
     }
     // A peer whose better path ends here takes the next; whoever listens hears of the one that works.
     lane(shared, channel, &client.transports, &info(channel, &client))?;
     Ok((client, server))
+}
+
+/// A handshake that may go on at a Unix socket, for as long as its first connection waits for what becomes of that.
+struct Expected<'a> {
+    wireup: &'a Wireup,
+    ticket: Ticket,
+}
+
+impl<'a> Expected<'a> {
+    fn new(wireup: &'a Wireup, server: &Server, client: &Introduction) -> Self {
+        let (there, ticket) = server.expect(Channel::UNIX);
+        wireup
+            .expected
+            .lock()
+            .insert(ticket, (there, client.clone()));
+        Self { wireup, ticket }
+    }
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        self.wireup.expected.lock().remove(&self.ticket);
+    }
+}
+
+/// Whoever was sent to this socket and says so first. `None`: it says something else.
+fn arrived(
+    shared: &Shared,
+    channel: &Channel,
+    bytes: &[u8],
+) -> Result<Option<(Introduction, Server)>> {
+    if channel.medium() != Channel::UNIX {
+        return Ok(None);
+    }
+    let Ok(Message::Arrival(ticket, sealed)) = Message::decode(bytes) else {
+        return Ok(None);
+    };
+    let expected = shared.wireup.expected.lock().remove(&ticket);
+    let Some((mut server, mut client)) = expected else {
+        let text = "the handshake that was to go on here is over";
+        return Err(Error::new(ErrorKind::Unreachable, text));
+    };
+    client.memory = server.arrived(&sealed)?.memory;
+    Ok(Some((client, server)))
 }
 
 /// The server's part of TLS, where this context has it.
@@ -109,10 +169,21 @@ pub(crate) async fn refuse(channel: &mut Channel, error: &Error) {
 
 /// The client's part, until it is known who answers.
 pub(super) async fn greet(shared: &Shared, channel: &mut Channel) -> Result<Client> {
-    let opening = Opening::new(channel.medium(), shared.context.secret(), &random()?);
+    let own = shared.wireup.ephemeral()?;
+    let secret = shared.context.secret();
+    let opening = Opening::new(channel.medium(), secret, own, &random()?);
     channel.send(opening.hello(), &[]).await?;
+    shared.wireup.think_ahead()?;
     let (bytes, _) = channel.receive().await?;
-    opening.answered(&bytes)
+    let answered = opening.answered(&shared.key, &bytes)?;
+    let (bytes, _) = channel.receive().await?;
+    answered.proved(&bytes)
+}
+
+/// What this end has for the other to read of its memory, where that may come about over this channel.
+pub(super) fn trial(shared: &Shared, channel: &Channel) -> Result<Option<Trial>> {
+    let may = channel.passes_fds() && shared.context.can_use(cma::NAME);
+    may.then(Trial::new).transpose()
 }
 
 /// Where a worker was `addressed`, no other will do.
@@ -132,15 +203,30 @@ pub(super) async fn introduce(
     channel: &mut Channel,
     client: &mut Client,
     stays: bool,
+    trial: Option<&Trial>,
 ) -> Result<Verdict> {
     let introduction = Introduction {
         key: shared.key.public(),
         identity: identity().clone(),
         transports: transports(shared),
         stays,
+        memory: trial.map(Trial::landmark),
     };
     let introduction = client.introduce(&shared.key, &introduction)?;
     channel.send(&introduction, &[]).await?;
+    let (bytes, _) = channel.receive().await?;
+    client.verdict(&bytes)
+}
+
+/// Goes on at the Unix socket that the server has named; with its verdict.
+pub(super) async fn arrive(
+    client: &Client,
+    channel: &mut Channel,
+    trial: Option<&Trial>,
+) -> Result<Verdict> {
+    let memory = trial.map(Trial::landmark);
+    let (mut client, arrival) = client.arrive(channel.medium(), &Arrival { memory });
+    channel.send(&arrival, &[]).await?;
     let (bytes, _) = channel.receive().await?;
     client.verdict(&bytes)
 }
@@ -163,11 +249,13 @@ pub(super) async fn establish(
     acceptance: Acceptance,
     addressed: Option<WorkerId>,
     name: String,
+    trial: Option<Trial>,
 ) -> Result<(LinkId, EndpointId)> {
     let Acceptance {
         key,
         identity,
         lanes,
+        memory,
     } = acceptance;
     only(addressed, &key, &name)?;
     let info = PeerInfo {
@@ -187,9 +275,10 @@ pub(super) async fn establish(
         )
     })?;
     let mut tried = vec![lane];
-    let others = lanes.iter().skip(1).filter(|name| *name != "cma");
     tried.extend(
-        others
+        lanes
+            .iter()
+            .skip(1)
             .map_while(known)
             .filter(|other| other.reach == Reach::Network),
     );
@@ -197,10 +286,14 @@ pub(super) async fn establish(
         // Else its set-up fails at both ends, and the next is taken.
         lane.connector.can_use(&channel, &info)?;
     }
-    let cma = if lanes.iter().any(|lane| lane == "cma") {
-        probe_cma(&mut channel, &info).await?
-    } else {
-        None
+    let cma = match (trial, memory) {
+        (Some(_), Some((landmark, theirs))) => {
+            let reached = CmaPeer::reach(&channel, &landmark);
+            let outcome = reached.as_ref().map(|_| ()).map_err(String::as_str);
+            channel.send_note(&cma::encode(outcome)).await?;
+            told(cma::settled(reached, theirs), &info)
+        }
+        _ => None,
     };
     let (lane, connected, refused) =
         connect_by_one(&tried, &mut channel, Role::Client, &info).await?;

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tracing::Instrument;
 
 use super::{
-    handshake::{info, refuse},
+    handshake::{info, refuse, trial},
     listen::Request,
 };
 use crate::{
@@ -26,7 +26,7 @@ use crate::{
     transport::{
         Connected, PeerInfo, Reach, Role,
         channel::Channel,
-        cma::{Cma, CmaPeer},
+        cma::{self, CmaPeer},
         loopback::Loopback,
     },
     types::{EndpointId, LinkId, WorkerId},
@@ -166,18 +166,15 @@ async fn accept_inner(
             return Err(error);
         }
     };
-    let mut lanes = vec![lane.name.to_owned()];
-    if lane.reach == Reach::Host
-        && shared.context.can_use("cma")
-        && request
-            .client
-            .transports
-            .iter()
-            .any(|offered| offered == "cma")
-    {
-        lanes.push("cma".to_owned());
-    }
-    let probe = lanes.len() > 1;
+    let tried_memory = match request.client.memory {
+        Some(landmark) if lane.reach == Reach::Host => trial(shared, &request.channel)?
+            .map(|trial| (trial, CmaPeer::reach(&request.channel, &landmark))),
+        _ => None,
+    };
+    let memory = tried_memory.as_ref().map(|(trial, reached)| {
+        let reached = reached.as_ref().map(|_| ()).map_err(Clone::clone);
+        (trial.landmark(), reached)
+    });
     let mut tried = vec![lane];
     tried.extend(others(
         shared,
@@ -186,21 +183,24 @@ async fn accept_inner(
         &info,
         lane,
     ));
-    lanes.extend(tried.iter().skip(1).map(|lane| lane.name.to_owned()));
+    let lanes = tried.iter().map(|lane| lane.name.to_owned()).collect();
     let acceptance = Acceptance {
         key: shared.key.public(),
         identity: identity().clone(),
         lanes,
+        memory,
     };
     let yes = request.server.accept(&shared.key, &acceptance)?;
     request.channel.send(&yes, &[]).await?;
-    let cma = if probe {
-        probe_cma(&mut request.channel, &info).await?
-    } else {
-        None
-    };
     let (lane, connected, refused) =
         connect_by_one(&tried, &mut request.channel, Role::Server, &info).await?;
+    let cma = match tried_memory {
+        Some((_, reached)) => {
+            let note = request.channel.take_note().unwrap_or_default();
+            told(cma::settled(reached, cma::decode(&note)?), &info)
+        }
+        None => None,
+    };
     let made = attach(
         shared,
         (lane.name, refused),
@@ -222,15 +222,16 @@ async fn accept_inner(
     Ok(made)
 }
 
-/// Whether both ends can read and write each other's memory. A failure of the probe is a slower connection, said once.
-pub(super) async fn probe_cma(channel: &mut Channel, info: &PeerInfo) -> Result<Option<CmaPeer>> {
-    match Cma::probe_peer(channel).await? {
-        Ok(peer) => Ok(Some(peer)),
-        Err(reason) => {
+/// Whether both ends can read and write each other's memory. Where not it is a slower connection, said once.
+pub(super) fn told(
+    settled: std::result::Result<CmaPeer, String>,
+    info: &PeerInfo,
+) -> Option<CmaPeer> {
+    settled
+        .inspect_err(|reason| {
             tracing::warn!(target: "wharf::wireup", peer = %info.name, %reason, "cma cannot be used: long messages are copied twice through shared memory");
-            Ok(None)
-        }
-    }
+        })
+        .ok()
 }
 
 /// Who is charged for what the peer makes this side hold: the user of a peer on this host, the address of one over a network.

@@ -4,13 +4,14 @@
 //! client                                                server
 //!    │ ── TCP to host:port, or the Unix socket of an address, or an RDMA address ──▶
 //!    │ ─── hello ─────────────────────────────────────────────▶  │
-//!    │ ◀── hello: which worker, proof of it ───────────────────  │
+//!    │ ◀── hello: which worker; and proof of it ───────────────  │
 //!    │ ─── who, where, which transports, proof ───────────────▶  │
-//!    │ ◀── same host? a Unix name: dialled instead ────────────  │  or else Incoming: accepted, on any worker, or rejected
+//!    │ ◀── same host? a Unix name: the same goes on there ─────  │  or else Incoming: accepted, on any worker, or rejected
 //!    │ ◀── who takes it, proof, lanes to set up, best first ───  │
-//!    │ ◀──▶ can each read the other's memory? (cma) ◀────────▶   │
-//!    │ ◀──▶ the lane's own set-up, verdicts exchanged ◀──────▶   │
+//!    │ ◀──▶ the lane's own set-up ◀────────────────────────▶   │
 //! ```
+//!
+//! At a Unix socket both ends try whether each can read the other's memory (cma), and say so with what they say anyway.
 //!
 //! A worker's id is a hash of its key, so every connection is one to and from whom it seems to be: an address leads to its own worker, and what a
 //! peer has dialled is taken for this side's only where it has proved that it is the one meant.
@@ -34,7 +35,12 @@ use parking_lot::Mutex;
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    protocol::{WorkerAddress, keys::PrivateKey},
+    protocol::{
+        WorkerAddress,
+        handshake::Server,
+        hello::{Introduction, Ticket},
+        keys::PrivateKey,
+    },
     types::WorkerId,
     worker::shared::Shared,
 };
@@ -65,6 +71,27 @@ pub(crate) struct Wireup {
     meetings: Mutex<HashMap<WorkerId, Meeting>>,
     /// The listener behind the worker's address, once it was asked for.
     address: Mutex<Option<WorkerAddress>>,
+    /// For the next handshake.
+    ephemeral: Mutex<Option<PrivateKey>>,
+    /// Handshakes that go on at a Unix socket, where the client goes there.
+    expected: Mutex<HashMap<Ticket, (Server, Introduction)>>,
+}
+
+impl Wireup {
+    /// A key for one handshake.
+    fn ephemeral(&self) -> Result<PrivateKey> {
+        let made = self.ephemeral.lock().take();
+        made.map_or_else(new_key, Ok)
+    }
+
+    /// Makes the next one, where there is none. For whoever would wait otherwise.
+    fn think_ahead(&self) -> Result<()> {
+        if self.ephemeral.lock().is_none() {
+            let key = new_key()?;
+            *self.ephemeral.lock() = Some(key);
+        }
+        Ok(())
+    }
 }
 
 fn random<const N: usize>() -> Result<[u8; N]> {
