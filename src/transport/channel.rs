@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, IoSlice, Read, Write},
+    mem::ManuallyDrop,
     net::{Shutdown, SocketAddr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, OnceLock},
@@ -17,7 +18,10 @@ use tokio::{
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    sys::fd_passing::{self, MAX_FDS},
+    sys::{
+        fd_passing::{self, MAX_FDS},
+        fork,
+    },
     transport::tls::{Certificates, Session, explained},
     types::Source,
 };
@@ -131,6 +135,16 @@ pub struct PeerCredentials {
     pub uid: u32,
     /// Effective group id.
     pub gid: u32,
+}
+
+impl Drop for Channel {
+    /// In a child made by `fork` it is the parent's, which may be in the middle of a set-up: the child's drop would take it out of what the
+    /// parent's runtime waits for.
+    fn drop(&mut self) {
+        if fork::forked() {
+            let _kept = ManuallyDrop::new(std::mem::replace(&mut self.socket, Socket::Taken));
+        }
+    }
 }
 
 impl Channel {
