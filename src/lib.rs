@@ -41,7 +41,7 @@
 //! | [`Buffer`], [`BufferMut`], [`HostBufferMut`] | what operations own while they are under way | |
 //! | [`Region`], [`Descriptor`], [`RemoteRegion`] | exposed memory: here, on the way, there | `ucp_mem_h`, packed and unpacked `ucp_rkey_h` |
 //! | [`ByteStream`] | a stream of bytes, like a `TcpStream`; many on one endpoint | `ucp_stream_*` |
-//! | [`AmSend`], [`AmSink`], [`AmInbox`], [`ActiveMessage`] | active messages: sent, received, answered | `ucp_am_*` |
+//! | [`AmSend`], [`AmSink`], [`AmInbox`], [`AmArrival`], [`ActiveMessage`] | active messages: sent, received, answered | `ucp_am_*` |
 //! | [`Counter`] | a word that peers raise by signals and tasks wait for | |
 //! | [`TagSend`], [`TagRecv`], [`Put`], [`Get`], [`Atomic`], [`Flush`], [`Fence`] | operations: futures that do nothing before they are awaited or posted | `ucp_*_nbx` |
 //! | [`BufferList`], [`BufferListMut`] | several buffers as one message or one run of bytes | `UCP_DATATYPE_IOV` |
@@ -157,12 +157,12 @@ pub use context::{
     TransportState, TypeCacheReport, Via,
 };
 pub use endpoint::{
-    AcceptStream, ActiveMessage, ActiveMessages, AmBytes, AmHandler, AmInbox, AmReceive,
-    AmReceived, AmRecv, AmSend, AmSink, Arm, Atomic, ByteReader, ByteStream, ByteWriter, Closed,
-    Completion, CopyBuffer, Counter, Destination, Endpoint, Fence, Fetched, Flush, FlushAll, Get,
-    Matched, MessageInfo, Op, OpenStream, Put, Queued, Reached, ReadChunk, Ready, Received,
-    RemoteLayout, RemoteRegion, ReuniteError, TagMatched, TagRecv, TagSend, Wait, Worker,
-    WriteBuffer,
+    AcceptStream, ActiveMessage, ActiveMessages, AmArrival, AmBytes, AmHandler, AmInbox, AmReceive,
+    AmReceived, AmRecv, AmRecvWith, AmSend, AmSink, Arm, Atomic, ByteReader, ByteStream,
+    ByteWriter, BytesInPlace, Closed, Completion, CopyBuffer, Counter, Destination, Endpoint,
+    Fence, Fetched, Flush, FlushAll, Get, Matched, MessageInfo, Op, OpenStream, Put, Queued,
+    Reached, ReadChunk, Ready, Received, RemoteLayout, RemoteRegion, ReuniteError, TagMatched,
+    TagRecv, TagSend, Wait, Worker, WriteBuffer,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};

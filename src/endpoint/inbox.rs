@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::AmId,
-    worker::{Handle, engine::Engine},
+    worker::{Handle, engine::Engine, inbox::Arrived},
 };
 
-use super::{ActiveMessage, Worker};
+use super::{ActiveMessage, AmArrival, Worker, in_place};
 
 /// Messages of one endpoint that wait in an inbox, unless [`ActiveMessages::capacity`] says otherwise.
 const CAPACITY: usize = 256;
@@ -66,8 +66,8 @@ impl<'a> ActiveMessages<'a> {
     }
 
     /// Calls `act` with each message, in order and one at a time, for the lowest latency: on the thread that drove the worker when the
-    /// message arrived, so that no task is switched to. It may use the worker and its endpoints (to post an answer, say), and
-    /// [`tokio::spawn`]: where a thread of the worker's own or [`Worker::progress`] drives, the worker's runtime is entered for it. It must not block.
+    /// message arrived, so that no task is switched to, and with the bytes where they arrived ([`AmArrival`]), which are kept only if it says so. It may
+    /// use the worker and its endpoints (to post an answer, say), and [`tokio::spawn`]: where a thread of the worker's own or [`Worker::progress`] drives, the worker's runtime is entered for it. It must not block.
     /// Credits return to the sender when a message is handed to it. A panic in it is logged and ends that call alone.
     ///
     /// Dropping the guard ends it as dropping an [`AmInbox`] does; a call that is under way ends by itself.
@@ -83,7 +83,7 @@ impl<'a> ActiveMessages<'a> {
         "UCP_AM_FLAG_WHOLE_MSG",
         "UCP_AM_FLAG_PERSISTENT_DATA"
     ))]
-    pub fn on_message(self, act: impl FnMut(ActiveMessage) + Send + 'static) -> Result<AmHandler> {
+    pub fn on_message(self, act: impl FnMut(AmArrival<'_>) + Send + 'static) -> Result<AmHandler> {
         let (id, handle) = (self.id, self.worker.handle().clone());
         let capacity = self.checked()?;
         let weak = Arc::downgrade(&handle);
@@ -145,20 +145,24 @@ impl Drop for Opened {
 }
 
 impl Opened {
-    #[inline]
-    fn take(&self, engine: &mut Engine) -> Option<ActiveMessage> {
-        let arrived = engine.core.am_take(self.id, self.serial)?;
-        Some(ActiveMessage::new(&self.handle, self.id, arrived))
+    /// A message that has arrived; in place, where that is possible, unless it is to be kept.
+    fn try_take(&self, keeps: bool) -> Option<Arrived> {
+        let shared = &self.handle.shared;
+        shared
+            .ask(|engine| engine.am_try(self.id, self.serial, keeps))
+            .flatten()
     }
 
-    fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
+    /// The next message; in place, where that is possible, unless it is to be kept.
+    #[inline(always)]
+    fn poll(&self, cx: &mut Context<'_>, keeps: bool) -> Poll<Option<Arrived>> {
         let Ok(begun) = ready!(self.handle.shared.look(Operation::AmRecv, cx)) else {
             return Poll::Ready(None);
         };
         begun.drive(
             cx,
-            |engine| match engine.am_now(self.id, self.serial) {
-                Some(arrived) => Some(Some(ActiveMessage::new(&self.handle, self.id, arrived))),
+            |engine| match engine.am_now(self.id, self.serial, keeps) {
+                Some(arrived) => Some(Some(arrived)),
                 None => engine.closing.then_some(None),
             },
             |engine, waker| {
@@ -167,6 +171,17 @@ impl Opened {
                 }
             },
         )
+    }
+
+    fn poll_kept(&self, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
+        let arrived = ready!(self.poll(cx, true));
+        Poll::Ready(arrived.map(|arrived| ActiveMessage::new(&self.handle, self.id, arrived)))
+    }
+
+    /// As [`in_place::lend`].
+    #[inline]
+    fn lend<R>(&self, arrived: Arrived, look: impl FnOnce(AmArrival<'_>) -> R) -> R {
+        in_place::lend(&self.handle, self.id, arrived, look)
     }
 }
 
@@ -196,13 +211,52 @@ impl AmInbox {
 
     /// The next message, if one has arrived.
     pub fn try_recv(&mut self) -> Option<ActiveMessage> {
-        let taken = self.0.handle.shared.ask(|engine| {
-            self.0.take(engine).or_else(|| {
-                engine.progress();
-                self.0.take(engine)
-            })
-        });
-        taken.flatten()
+        let arrived = self.0.try_take(true)?;
+        Some(ActiveMessage::new(&self.0.handle, self.0.id, arrived))
+    }
+
+    /// Waits for the next message and calls `look` with it where it arrived, without a copy where its transport is `shm`: for the lowest latency, and
+    /// for who needs only a part of it, or puts it somewhere by itself. Resolves to what `look` returns; `None`, without calling it, when the
+    /// worker was shut down.
+    ///
+    /// `look` runs in the task that waits. It may use the worker and its endpoints, as a callback may ([`ActiveMessages::on_message`]); its sender gets
+    /// the room of the message back when it returns, or panics, so it should not take long.
+    ///
+    /// ```
+    /// # async fn run() -> wharf::Result<()> {
+    /// # use wharf::{AmId, Context, Worker};
+    /// # let context = Context::builder().transports("self")?.build()?;
+    /// # let worker = Worker::new(&context)?;
+    /// # let endpoint = worker.connect(&worker.address()?).await?;
+    /// let mut inbox = worker.active_messages(AmId(3)).open()?;
+    /// endpoint.am_send(AmId(3), 7_u64.to_le_bytes().to_vec(), vec![1; 1000]).await?;
+    /// let (number, kept) = inbox
+    ///     .recv_with(|message| {
+    ///         let number = message.header().read(0).map(u64::from_le_bytes);
+    ///         (number, (message.len() < 2000).then(|| message.keep()))
+    ///     })
+    ///     .await
+    ///     .unwrap_or_default();
+    /// assert_eq!(number, Some(7));
+    /// # assert_eq!(kept.unwrap().bytes().await?[..], [1; 1000]);
+    /// # Ok(())
+    /// # }
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub fn recv_with<R, F: FnOnce(AmArrival<'_>) -> R>(&mut self, look: F) -> AmRecvWith<'_, F> {
+        AmRecvWith {
+            inbox: self,
+            look: Some(look),
+        }
+    }
+
+    /// As [`AmInbox::recv_with`], of a message that has arrived; `None`, without calling `look`, when none has.
+    pub fn try_recv_with<R>(&mut self, look: impl FnOnce(AmArrival<'_>) -> R) -> Option<R> {
+        let arrived = self.0.try_take(false)?;
+        Some(self.0.lend(arrived, look))
     }
 }
 
@@ -210,7 +264,7 @@ impl Stream for AmInbox {
     type Item = ActiveMessage;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
-        self.0.poll(cx)
+        self.0.poll_kept(cx)
     }
 }
 
@@ -239,7 +293,50 @@ impl Future for AmRecv<'_> {
     type Output = Option<ActiveMessage>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
-        self.inbox.0.poll(cx)
+        self.inbox.0.poll_kept(cx)
+    }
+}
+
+/// Waits for the next message of an inbox and looks at it where it arrived; made by [`AmInbox::recv_with`].
+///
+/// # Completion
+/// Resolves to what the closure returns, which was called once, or to `None`, without calling it, when the worker was shut down.
+///
+/// # Cancel safety
+/// Cancel safe: dropped before it resolves it has taken no message.
+#[must_use = "futures do nothing unless awaited"]
+pub struct AmRecvWith<'a, F> {
+    inbox: &'a mut AmInbox,
+    look: Option<F>,
+}
+
+impl<F> Unpin for AmRecvWith<'_, F> {}
+
+impl<R, F: FnOnce(AmArrival<'_>) -> R> Future for AmRecvWith<'_, F> {
+    type Output = Option<R>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<R>> {
+        let this = &mut *self;
+        if this.look.is_none() {
+            // Polled after its end: no message is for it.
+            return Poll::Ready(None);
+        }
+        let opened = &this.inbox.0;
+        let arrived = ready!(opened.poll(cx, false));
+        let look = this.look.take();
+        Poll::Ready(
+            arrived
+                .zip(look)
+                .map(|(arrived, look)| opened.lend(arrived, look)),
+        )
+    }
+}
+
+impl<F> fmt::Debug for AmRecvWith<'_, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmRecvWith")
+            .field("inbox", &self.inbox)
+            .finish_non_exhaustive()
     }
 }
 
@@ -263,7 +360,7 @@ impl fmt::Debug for AmHandler {
     }
 }
 
-type Act = Box<dyn FnMut(ActiveMessage) + Send>;
+type Act = Box<dyn FnMut(AmArrival<'_>) + Send>;
 
 /// Runs a callback. The inbox wakes it as it would wake a task: by whoever lets go of the worker's lock, after that. While it runs
 /// the inbox wakes nobody, so there is one run at a time.
@@ -283,13 +380,16 @@ impl Wake for Runner {
         for _ in 0..TURN {
             let taken = handle
                 .shared
-                .ask(|engine| engine.core.am_take(self.id, self.serial));
+                .ask(|engine| engine.am_next(self.id, self.serial));
             let Some(arrived) = taken.flatten() else {
                 return;
             };
-            let message = ActiveMessage::new(&handle, self.id, arrived);
+            // Without the worker's lock; what is held in place ends with this.
             let act = &mut *self.act.lock();
-            if catch_unwind(AssertUnwindSafe(|| act(message))).is_err() {
+            let called = catch_unwind(AssertUnwindSafe(|| {
+                in_place::lend(&handle, self.id, arrived, act);
+            }));
+            if called.is_err() {
                 tracing::error!(target: "wharf::worker", id = self.id.0, "a callback for active messages panicked; it goes on with the next message");
             }
         }

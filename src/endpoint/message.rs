@@ -42,6 +42,7 @@ pub struct ActiveMessage {
     link: LinkId,
     from: EndpointId,
     id: AmId,
+    /// Never in place.
     content: Content,
 }
 
@@ -53,7 +54,7 @@ impl ActiveMessage {
             link: arrived.link,
             from: arrived.from,
             id,
-            content: arrived.content,
+            content: arrived.content.kept(),
         }
     }
 
@@ -70,6 +71,7 @@ impl ActiveMessage {
             Content::Inline { header, bytes, .. } => bytes.get(..usize::from(*header)),
             Content::Whole { header, bytes } => bytes.get(..usize::from(*header)),
             Content::Announced(announced) => Some(&announced.header[..]),
+            Content::InPlace { .. } => None,
         }
         .unwrap_or(&[])
     }
@@ -106,7 +108,7 @@ impl ActiveMessage {
                 bytes,
             } => bytes.get(usize::from(*header)..usize::from(*length)),
             Content::Whole { header, bytes } => bytes.get(usize::from(*header)..),
-            Content::Announced(_) => None,
+            Content::Announced(_) | Content::InPlace { .. } => None,
         }
     }
 
@@ -120,13 +122,7 @@ impl ActiveMessage {
     #[must_use]
     #[doc(alias("UCP_AM_SEND_FLAG_REPLY", "UCP_AM_RECV_ATTR_FIELD_REPLY_EP"))]
     pub fn endpoint(&self) -> Option<Endpoint> {
-        let open = self.handle.shared.ask(|engine| {
-            let peer = engine.core.endpoint(self.link, self.from);
-            peer.filter(|peer| peer.is_open())
-                .map(|peer| peer.handles += 1)
-        });
-        open.flatten()
-            .map(|()| Endpoint::new(self.handle.clone(), self.link, self.from))
+        endpoint_of(&self.handle, self.link, self.from)
     }
 
     /// The payload as bytes: without a copy when it is here (save for up to 48 bytes, which were kept in place), else fetched into memory of
@@ -137,7 +133,7 @@ impl ActiveMessage {
     #[doc(alias("ucp_am_data_release", "UCP_AM_RECV_ATTR_FLAG_DATA"))]
     pub fn bytes(mut self) -> AmBytes {
         let announced = match &mut self.content {
-            Content::Inline { .. } => {
+            Content::Inline { .. } | Content::InPlace { .. } => {
                 return AmBytes(Payload::Here(Some(Ok(Bytes::copy_from_slice(
                     self.data().unwrap_or(&[]),
                 )))));
@@ -177,24 +173,28 @@ impl ActiveMessage {
     }
 
     fn refuse(&mut self, reason: &str) {
-        if let Content::Announced(announced) = self.take() {
+        if let Content::Announced(announced) = std::mem::take(&mut self.content) {
             let (link, from) = (self.link, self.from);
             self.handle.shared.ask(|engine| {
                 engine.core.am_reject(link, from, announced.rts.op, reason);
             });
         }
     }
+}
 
-    fn take(&mut self) -> Content {
-        std::mem::replace(
-            &mut self.content,
-            Content::Inline {
-                header: 0,
-                length: 0,
-                bytes: [0; 48],
-            },
-        )
-    }
+/// The endpoint that a message came from, if it is open.
+pub(super) fn endpoint_of(
+    handle: &Arc<Handle>,
+    link: LinkId,
+    from: EndpointId,
+) -> Option<Endpoint> {
+    let open = handle.shared.ask(|engine| {
+        let peer = engine.core.endpoint(link, from);
+        peer.filter(|peer| peer.is_open())
+            .map(|peer| peer.handles += 1)
+    });
+    open.flatten()
+        .map(|()| Endpoint::new(handle.clone(), link, from))
 }
 
 /// Memory for a payload of a length that a peer says.
@@ -347,7 +347,7 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
             let error = truncated(message.len() as u64, buffer.len());
             return over(Err(error), buffer);
         }
-        let Content::Announced(announced) = message.take() else {
+        let Content::Announced(announced) = std::mem::take(&mut message.content) else {
             return None;
         };
         let (link, from, id) = (message.link, message.from, message.id);

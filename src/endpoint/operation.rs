@@ -63,7 +63,7 @@ macro_rules! words {
         impl sealed::Sealed for $word {}
         impl Completion for $word {
             type Output = Result<$word>;
-            #[inline]
+            #[inline(always)]
             fn settle(outcome: Settled) -> Result<$word> {
                 match outcome.0 {
                     Outcome::Value(value) => Ok(<$word>::narrow(value)),

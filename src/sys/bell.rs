@@ -10,6 +10,7 @@ use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
 };
 
 use nix::{
@@ -148,11 +149,14 @@ impl BellSet {
         let _ = self.0.delete(bell);
     }
 
-    /// Waits for a ring since the last call, or for an interruption.
-    pub(crate) fn wait(&self) {
+    /// Waits for a ring since the last call, for so long at the most, or for an interruption.
+    pub(crate) fn wait(&self, longest: Option<Duration>) {
         let mut events = [EpollEvent::empty(); 8];
+        let timeout = longest
+            .and_then(|longest| EpollTimeout::try_from(longest).ok())
+            .unwrap_or(EpollTimeout::NONE);
         // Those that do not fit come with the next call, which returns at once.
-        let _ = self.0.wait(&mut events, EpollTimeout::NONE);
+        let _ = self.0.wait(&mut events, timeout);
     }
 }
 

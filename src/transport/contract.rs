@@ -28,7 +28,7 @@ use async_trait::async_trait;
 use crate::{
     error::{Error, Result},
     transport::{
-        DeviceInfo,
+        DeviceInfo, Hold,
         channel::Channel,
         one_sided::{DeviceWays, OneSided, RemoteMemory},
         tls::Certificates,
@@ -332,6 +332,23 @@ pub trait Sink {
     /// The peer broke the protocol: the interface closes the link and reports nothing more of it.
     fn message(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()>;
 
+    /// As [`Sink::message`], of a message that may stay where it lies: while the sink has what `hold` gives it for `body`. The interface looks
+    /// whether it has.
+    ///
+    /// # Errors
+    /// As [`Sink::message`].
+    fn message_in_place(
+        &mut self,
+        from: LinkId,
+        id: u8,
+        header: u64,
+        body: &[u8],
+        hold: &Arc<Hold>,
+    ) -> Result<()> {
+        let _ = hold;
+        self.message(from, id, header, body)
+    }
+
     /// The beginning of a message whose payload is long and has not been read yet: `prefix` as sent, `length` bytes to come.
     ///
     /// # Errors
@@ -388,7 +405,7 @@ pub trait Interface: Send + fmt::Debug {
     /// What the system said.
     fn attach(&mut self, id: LinkId, connected: Connected) -> Result<Box<dyn Link>>;
 
-    /// Forgets a link; nothing is reported of it any more. The worker drops the [`Link`] right after.
+    /// Forgets a link; nothing is reported of it any more. The worker drops the [`Link`] right after. A message of it that is [`Held`](super::Held) stays.
     fn detach(&mut self, id: LinkId);
 
     /// Registers its fds. `fd` events come back through [`Interface::ready`].
@@ -429,6 +446,11 @@ pub trait Interface: Send + fmt::Debug {
 
     /// Takes back [`Interface::arm`]: this side polls again.
     fn disarm(&mut self);
+
+    /// Whether a message is [`Held`](super::Held). Nothing tells of the end, which may be what a peer without room waits for: who sleeps looks again before long.
+    fn is_held(&self) -> bool {
+        false
+    }
 
     /// The doorbell was rung: the next pass looks everywhere.
     fn rung(&mut self) {}

@@ -12,6 +12,7 @@ mod conformance;
 pub mod contract;
 pub mod cuda;
 pub mod gaudi;
+mod hold;
 mod inventory;
 pub(crate) mod loopback;
 pub mod one_sided;
@@ -29,5 +30,6 @@ pub(crate) mod verbs;
 
 pub use accelerator::*;
 pub use contract::*;
+pub use hold::*;
 pub use inventory::DeviceInfo;
 pub use one_sided::*;

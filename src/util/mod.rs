@@ -3,6 +3,7 @@
 //! Comes in: nothing. Goes out: the atomics and cells that lock-free code uses, the places that wakers wait in, counts. Uses no other room.
 //! Tests: the models of the rooms that use them.
 
+pub(crate) mod by_id;
 pub(crate) mod copy;
 pub(crate) mod loom;
 pub(crate) mod tally;

@@ -17,6 +17,7 @@ use crate::{
     trace,
     transport::{LinkAttributes, MAX_PREFIX, SendError},
     types::{AmId, LinkId, OpKey},
+    util::by_id::ById,
     worker::{
         core::Core,
         operations::{Send, SendStage, Work},
@@ -28,11 +29,11 @@ use crate::{
 /// Ids that a peer was told nobody receives, and that are remembered to tell it when somebody does. Past them it is told of every id.
 const REFUSED: usize = 64;
 
-/// What a connection knows of active messages. Both lists are in the order of ids.
+/// What a connection knows of active messages.
 #[derive(Default)]
 pub(crate) struct AmPeer {
-    outbound: Vec<Outbound>,
-    inbound: Vec<Inbound>,
+    outbound: ById<Outbound>,
+    inbound: ById<Inbound>,
     refused: Vec<AmId>,
     /// More were refused than are remembered.
     many: bool,
@@ -42,7 +43,6 @@ pub(crate) struct AmPeer {
 
 /// One id, on the way to the peer.
 pub(crate) struct Outbound {
-    id: AmId,
     pub(crate) credits: SendWindow,
     /// Nobody receives it there.
     pub(crate) refused: bool,
@@ -52,7 +52,6 @@ pub(crate) struct Outbound {
 
 /// One id, on the way from the peer. Exists for ids only that had an inbox here.
 pub(crate) struct Inbound {
-    id: AmId,
     /// Credits that the peer has, or that are under way, and messages in the inbox.
     pub(crate) window: ReceiveWindow,
 }
@@ -76,50 +75,30 @@ impl Inbound {
 impl AmPeer {
     #[inline]
     pub(crate) fn outbound(&mut self, id: AmId) -> &mut Outbound {
-        let index = match self.outbound.binary_search_by_key(&id, |out| out.id) {
-            Ok(index) => index,
-            Err(index) => {
-                let out = Outbound {
-                    id,
-                    credits: SendWindow::new(u64::from(am::GRANT)),
-                    refused: false,
-                    waiting: VecDeque::new(),
-                };
-                self.outbound.insert(index, out);
-                index
-            }
-        };
-        &mut self.outbound[index]
+        self.outbound.entry(id.0, || Outbound {
+            credits: SendWindow::new(u64::from(am::GRANT)),
+            refused: false,
+            waiting: VecDeque::new(),
+        })
     }
 
     fn known(&mut self, id: AmId) -> Option<&mut Outbound> {
-        let index = self.outbound.binary_search_by_key(&id, |out| out.id);
-        self.outbound.get_mut(index.ok()?)
+        self.outbound.get_mut(id.0)
     }
 
     /// What is known of an id with an inbox, and whether that is new.
     #[inline]
     pub(crate) fn inbound(&mut self, id: AmId) -> (&mut Inbound, bool) {
-        let (index, new) = match self.inbound.binary_search_by_key(&id, |inbound| inbound.id) {
-            Ok(index) => (index, false),
-            Err(index) => {
-                let inbound = Inbound {
-                    id,
-                    window: ReceiveWindow::new(u64::from(am::GRANT)),
-                };
-                self.inbound.insert(index, inbound);
-                (index, true)
-            }
-        };
-        (&mut self.inbound[index], new)
+        let new = self.inbound.get(id.0).is_none();
+        let inbound = self.inbound.entry(id.0, || Inbound {
+            window: ReceiveWindow::new(u64::from(am::GRANT)),
+        });
+        (inbound, new)
     }
 
+    #[inline(always)]
     pub(crate) fn inbound_of(&mut self, id: AmId) -> Option<&mut Inbound> {
-        let index = self
-            .inbound
-            .binary_search_by_key(&id, |inbound| inbound.id)
-            .ok()?;
-        self.inbound.get_mut(index)
+        self.inbound.get_mut(id.0)
     }
 
     /// Remembers that the peer is told that nobody receives `id`.

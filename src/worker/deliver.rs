@@ -1,7 +1,10 @@
 //! What comes in: every message of a peer, acted upon. Nothing in it is trusted: an unknown operation is an echo of one that ended, and is
 //! ignored; what the protocol does not allow closes the connection.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
 
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -14,7 +17,7 @@ use crate::{
     },
     sys::{fd_passing, memfd::Mapping},
     trace,
-    transport::{MAX_PREFIX, Place, Sink},
+    transport::{Hold, MAX_PREFIX, Place, Sink},
     types::{Access, EndpointId, LinkId, OpKey, Priority, Tag},
     worker::{
         copy::{CHUNK, Remote, Transfer, chunks},
@@ -901,12 +904,19 @@ fn whole(data: &[u8], ack: Option<u64>, cost: u64) -> Body {
 impl Sink for Core {
     #[inline]
     fn message(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()> {
-        self.counts.received.add(body.len());
-        if id == control::TAG_EAGER && self.eager_direct(from, Tag(header), body) {
-            return Ok(());
-        }
-        self.dispatch(from, id, header, body)
-            .map_err(|error| self.broken(from, error))
+        self.take_in(from, id, header, body, None)
+    }
+
+    #[inline]
+    fn message_in_place(
+        &mut self,
+        from: LinkId,
+        id: u8,
+        header: u64,
+        body: &[u8],
+        hold: &Arc<Hold>,
+    ) -> Result<()> {
+        self.take_in(from, id, header, body, Some(hold))
     }
 
     fn place(
@@ -1023,6 +1033,25 @@ impl Sink for Core {
 }
 
 impl Core {
+    #[inline(always)]
+    fn take_in(
+        &mut self,
+        from: LinkId,
+        id: u8,
+        header: u64,
+        body: &[u8],
+        hold: Option<&Arc<Hold>>,
+    ) -> Result<()> {
+        self.counts.received.add(body.len());
+        let done = match id {
+            control::TAG_EAGER if self.eager_direct(from, Tag(header), body) => return Ok(()),
+            control::AM_EAGER if self.am_direct(from, header, body, hold) => return Ok(()),
+            control::AM_EAGER => self.am_eager(from, header, body, hold),
+            _ => self.dispatch(from, id, header, body),
+        };
+        done.map_err(|error| self.broken(from, error))
+    }
+
     /// The peer broke the protocol; the interface closes the link, the worker the connection.
     #[cold]
     pub(super) fn broken(&mut self, link: LinkId, error: Error) -> Error {
@@ -1078,7 +1107,6 @@ impl Core {
             control::STREAM_OPEN..=control::STREAM_ACCEPTED | control::STREAM_TAKEN => {
                 self.stream_message(from, id, header, body)?;
             }
-            control::AM_EAGER => self.am_eager(from, header, body)?,
             control::AM_RTS => self.am_announced(from, header, body)?,
             control::AM_CREDIT => self.am_credit(from, header),
             control::AM_REFUSED => self.am_refused(from, header),

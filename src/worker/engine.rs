@@ -38,6 +38,7 @@ struct Installed {
 }
 
 pub(crate) struct Engine {
+    /// Dropped before the interfaces: messages in it may lie with them still.
     pub(crate) core: Core,
     interfaces: Vec<Installed>,
     poll: mio::Poll,
@@ -47,6 +48,8 @@ pub(crate) struct Engine {
     links: usize,
     /// Whether the reactor has been asked to look after what is pending.
     pub(crate) reactor_due: bool,
+    /// Whether it was asked since its last turn.
+    pub(crate) reactor_called: bool,
     /// Laps of futures, so that the reactor sees whether somebody else drives.
     pub(crate) laps: u64,
     pub(crate) closing: bool,
@@ -83,6 +86,7 @@ impl Engine {
             armed: false,
             links: 0,
             reactor_due: false,
+            reactor_called: false,
             laps: 0,
             closing: false,
             linger: None,
@@ -239,7 +243,7 @@ impl Engine {
     /// Takes the next message of the link that brought the last one, which is the likeliest to have another, without all that a pass looks
     /// after. Whether there was one: where there was none, or too many were taken so, a pass is to follow.
     #[inline(always)]
-    fn glance(&mut self) -> bool {
+    pub(super) fn glance(&mut self) -> bool {
         let Some(installed) = self.interfaces.get_mut(self.latest) else {
             return false;
         };
@@ -285,6 +289,9 @@ impl Engine {
             if done(&mut self.core) {
                 self.runs = pass == 0;
                 self.late += u64::from(waited);
+                return;
+            }
+            if self.core.inboxes.has_held() {
                 return;
             }
             waited |= moved == 0;
@@ -385,6 +392,21 @@ impl Engine {
             return false;
         }
         true
+    }
+
+    /// As [`Engine::arm`], for all but the reactor: while a message is read where it lies, it is the reactor that looks for the end of that.
+    pub(crate) fn arm_or_leave(&mut self) -> bool {
+        if self.armed || !self.is_held() {
+            return self.arm();
+        }
+        self.reactor_due = false;
+        true
+    }
+
+    /// Whether a message is read where it lies: who sleeps must not sleep for long.
+    pub(crate) fn is_held(&self) -> bool {
+        let mut interfaces = self.interfaces.iter();
+        interfaces.any(|installed| installed.links > 0 && installed.interface.is_held())
     }
 
     /// Whether who sends next has to ring.

@@ -2,8 +2,15 @@
 //!
 //! A peer can fill an inbox as far as it has credits: the capacity for each connection, [`am::GRANT`] at least. What it sends to an id
 //! without an inbox is thrown away at once, answered by a refusal that returns the credit, and takes no memory here.
+//!
+//! A message for who polls at this moment, or for a callback, stays where it arrived if it can ([`Content::InPlace`]) until it was looked at.
+//!
+//! # Safety
+//! A message that is [`Held`] is dropped before the interface that brought it: those in an inbox go with the [`Core`], which the engine drops before its
+//! interfaces, and who takes one out holds the worker while it is looked at.
+#![allow(unsafe_code)]
 
-use std::{collections::VecDeque, task::Waker};
+use std::{collections::VecDeque, sync::Arc, task::Waker};
 
 use bytes::Bytes;
 
@@ -16,9 +23,9 @@ use crate::{
         ledger::{AccountId, Amount},
         window::{Due, Terms, eager_cost},
     },
-    transport::Place,
+    transport::{Held, Hold, Place},
     types::{AmId, EndpointId, LinkId, OpKey, Tag},
-    util::waker_slot::WakerSlot,
+    util::{by_id::ById, waker_slot::WakerSlot},
     worker::{
         core::Core, deliver::violation, engine::Engine, operations::Work, peer::at, windows::Window,
     },
@@ -38,6 +45,16 @@ pub(crate) struct Arrived {
     /// What it takes of the eager window until it is taken; 0 for an announced one.
     cost: u32,
     pub(crate) content: Content,
+}
+
+impl Arrived {
+    /// All of it; an empty message is left.
+    pub(crate) fn take(&mut self) -> Self {
+        Self {
+            content: std::mem::take(&mut self.content),
+            ..*self
+        }
+    }
 }
 
 /// A place in the queue of an inbox.
@@ -62,6 +79,11 @@ pub(crate) enum Content {
         header: u16,
         bytes: Bytes,
     },
+    /// Where it arrived.
+    InPlace {
+        header: u16,
+        held: Held,
+    },
     Announced(Box<Announced>),
 }
 
@@ -76,7 +98,7 @@ impl Content {
     #[inline]
     fn amount(&self) -> Amount {
         let bytes = match self {
-            Self::Inline { .. } => 0,
+            Self::Inline { .. } | Self::InPlace { .. } => 0,
             Self::Whole { bytes, .. } => bytes.len(),
             Self::Announced(announced) => size_of::<Announced>() + announced.header.len(),
         };
@@ -86,7 +108,6 @@ impl Content {
         }
     }
 
-    #[inline]
     fn eager(header: usize, body: &[u8]) -> Self {
         if body.len() <= INLINE {
             let mut bytes = [0; INLINE];
@@ -103,10 +124,56 @@ impl Content {
             }
         }
     }
+
+    /// Left where it is, if there is a hold for that, else as [`Content::eager`].
+    #[inline(always)]
+    fn in_place(header: usize, body: &[u8], hold: Option<&Arc<Hold>>) -> Self {
+        // SAFETY: within the call of the sink that brought both; the module's docs for the end.
+        match hold.and_then(|hold| unsafe { hold.take(body) }) {
+            Some(held) => Self::InPlace {
+                header: header as u16,
+                held,
+            },
+            None => Self::eager(header, body),
+        }
+    }
+
+    /// The same in memory of its own.
+    #[inline]
+    pub(crate) fn kept(self) -> Self {
+        let Self::InPlace { header, held } = self else {
+            return self;
+        };
+        let length = held.length();
+        if length <= INLINE {
+            let mut bytes = [0; INLINE];
+            held.copy_to(&mut bytes[..length]);
+            Self::Inline {
+                header: header as u8,
+                length: length as u8,
+                bytes,
+            }
+        } else {
+            Self::Whole {
+                header,
+                bytes: held.to_vec().into(),
+            }
+        }
+    }
+}
+
+impl Default for Content {
+    /// Of an empty message.
+    fn default() -> Self {
+        Self::Inline {
+            header: 0,
+            length: 0,
+            bytes: [0; INLINE],
+        }
+    }
 }
 
 struct Inbox {
-    id: AmId,
     /// Never used again: an inbox that was opened later under the same id is another one.
     serial: u64,
     capacity: u32,
@@ -167,6 +234,8 @@ impl Inbox {
 struct Awaited {
     id: AmId,
     capacity: u32,
+    /// It is to be kept: copied at once rather than left in place and copied then.
+    keeps: bool,
     arrived: Option<Arrived>,
 }
 
@@ -174,24 +243,26 @@ struct Awaited {
 struct Looking<'a>(&'a mut Engine);
 
 impl Drop for Looking<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
         self.0.core.inboxes.awaited = None;
     }
 }
 
-/// The inboxes of a worker, in the order of their ids.
+/// The inboxes of a worker.
 #[derive(Default)]
 pub(crate) struct Inboxes {
-    open: Vec<Inbox>,
+    open: ById<Inbox>,
     serial: u64,
     awaited: Option<Awaited>,
+    /// A message waits in place for a callback.
+    is_held: bool,
 }
 
 impl Inboxes {
     #[inline]
     fn find(&mut self, id: AmId) -> Option<&mut Inbox> {
-        let index = self.open.binary_search_by_key(&id, |inbox| inbox.id).ok()?;
-        self.open.get_mut(index)
+        self.open.get_mut(id.0)
     }
 
     /// The capacity of an inbox that is open.
@@ -208,6 +279,19 @@ impl Inboxes {
     pub(super) fn is_awaited(&self) -> bool {
         self.awaited.is_some()
     }
+
+    /// Whether a message has come for who polls, or none can any more.
+    #[inline(always)]
+    fn is_over(&self) -> bool {
+        let awaited = self.awaited.as_ref();
+        awaited.is_none_or(|awaited| awaited.arrived.is_some())
+    }
+
+    /// Whether a message has come, since this was asked, that stays in place until the lock is gone and a callback runs: better soon than late.
+    #[inline]
+    pub(super) fn has_held(&mut self) -> bool {
+        std::mem::take(&mut self.is_held)
+    }
 }
 
 #[cold]
@@ -223,8 +307,28 @@ enum Refused {
 
 impl Engine {
     /// The next message: one that waits, or one that arrives while this looks, for the length of one lap.
-    #[inline]
-    pub(crate) fn am_now(&mut self, id: AmId, serial: u64) -> Option<Arrived> {
+    #[inline(always)]
+    pub(crate) fn am_now(&mut self, id: AmId, serial: u64, keeps: bool) -> Option<Arrived> {
+        self.am_looking(id, serial, keeps, |engine| {
+            engine.peek(|core| core.inboxes.is_over());
+        })
+    }
+
+    /// The same with a single look.
+    pub(crate) fn am_try(&mut self, id: AmId, serial: u64, keeps: bool) -> Option<Arrived> {
+        self.am_looking(id, serial, keeps, |engine| {
+            engine.progress();
+        })
+    }
+
+    #[inline(always)]
+    fn am_looking(
+        &mut self,
+        id: AmId,
+        serial: u64,
+        keeps: bool,
+        look: impl FnOnce(&mut Self),
+    ) -> Option<Arrived> {
         let inbox = self.core.inboxes.own(id, serial)?;
         if !inbox.queue.is_empty() {
             return self.core.am_take(id, serial);
@@ -235,39 +339,40 @@ impl Engine {
         self.core.inboxes.awaited = Some(Awaited {
             id,
             capacity: inbox.capacity,
+            keeps,
             arrived: None,
         });
         let lent = Looking(self);
-        lent.0.peek(|core| {
-            let awaited = &core.inboxes.awaited;
-            awaited
-                .as_ref()
-                .is_none_or(|awaited| awaited.arrived.is_some())
-        });
-        match lent.0.core.inboxes.awaited.take() {
-            Some(awaited) => awaited.arrived,
+        look(lent.0);
+        match &mut lent.0.core.inboxes.awaited {
+            Some(awaited) => awaited.arrived.take(),
             None => lent.0.core.am_take(id, serial),
         }
+    }
+
+    /// The next message for a callback, which runs on while there are some: one that waits, or one that is there where the last one came from.
+    pub(crate) fn am_next(&mut self, id: AmId, serial: u64) -> Option<Arrived> {
+        let inbox = self.core.inboxes.own(id, serial)?;
+        if inbox.queue.is_empty() {
+            // It runs: what comes now stays in place for it, and wakes nobody.
+            self.glance();
+        }
+        self.core.am_take(id, serial)
     }
 }
 
 impl Core {
     /// Opens the inbox of an id. Peers that were refused hear of it.
     pub(crate) fn am_open(&mut self, id: AmId, capacity: u32) -> Result<u64> {
-        let Err(index) = self
-            .inboxes
-            .open
-            .binary_search_by_key(&id, |inbox| inbox.id)
-        else {
+        if self.inboxes.find(id).is_some() {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
                 format!("active messages of id {} are received already", id.0),
             ));
-        };
+        }
         self.inboxes.serial += 1;
         let serial = self.inboxes.serial;
-        let inbox = Inbox {
-            id,
+        let inbox = || Inbox {
             serial,
             capacity,
             queue: VecDeque::new(),
@@ -276,7 +381,7 @@ impl Core {
             runner: None,
             running: false,
         };
-        self.inboxes.open.insert(index, inbox);
+        self.inboxes.open.entry(id.0, inbox);
         for peer in self.peers.iter_mut().flatten() {
             let told = peer.am.admit(id);
             let owed = peer
@@ -307,12 +412,7 @@ impl Core {
     /// Closes an inbox: what waits in it is refused. Gives back what is to be dropped without the lock.
     pub(crate) fn am_close(&mut self, id: AmId, serial: u64) -> Option<Waker> {
         self.inboxes.own(id, serial)?;
-        let index = self
-            .inboxes
-            .open
-            .binary_search_by_key(&id, |inbox| inbox.id)
-            .ok()?;
-        let inbox = self.inboxes.open.remove(index);
+        let inbox = self.inboxes.open.remove(id.0)?;
         // By connection: messages, and whether some were eager.
         let mut refusals: Vec<(LinkId, u32, bool)> = Vec::new();
         for standing in inbox.queue {
@@ -361,42 +461,67 @@ impl Core {
         inbox.runner
     }
 
-    /// An eager message, whole.
-    pub(super) fn am_eager(&mut self, link: LinkId, word: u64, body: &[u8]) -> Result<()> {
-        let (id, header) = am::parse(word, body.len())?;
-        if let Some(awaited) = &mut self.inboxes.awaited
-            && awaited.id == id
-            && awaited.arrived.is_none()
-            && let Some(peer) = at(&mut self.peers, link)
-            && let Some(inbound) = peer.am.inbound_of(id)
-        {
-            awaited.arrived = Some(Arrived {
-                link,
-                from: peer.id,
-                account: AccountId::NOBODY,
-                cost: 0,
-                content: Content::eager(header, body),
-            });
-            if !inbound.window.pass(1) {
-                return Err(too_many());
-            }
-            if !peer.receive_window.pass(eager_cost(body.len())) {
-                return Err(violation("the peer exceeded the eager window"));
-            }
-            let messages = inbound.window.due(&Terms::messages(awaited.capacity));
-            let bytes = peer.receive_window.due(&Terms::EAGER);
-            if messages != Due::Nothing {
-                self.give_back(Window::Messages(link, id), messages);
-            }
-            if bytes != Due::Nothing {
-                self.give_back(Window::Eager(link), bytes);
-            }
-            return Ok(());
+    /// The way of an eager message to who polls for it. `false`: it goes another.
+    #[inline(always)]
+    pub(super) fn am_direct(
+        &mut self,
+        link: LinkId,
+        word: u64,
+        body: &[u8],
+        hold: Option<&Arc<Hold>>,
+    ) -> bool {
+        let Some(awaited) = &mut self.inboxes.awaited else {
+            return false;
+        };
+        let id = awaited.id;
+        if am::id(word) != id || awaited.arrived.is_some() {
+            return false;
         }
+        let Ok((_, header)) = am::parse(word, body.len()) else {
+            return false;
+        };
+        let Some(peer) = at(&mut self.peers, link) else {
+            return false;
+        };
+        let Some(inbound) = peer.am.inbound_of(id) else {
+            return false;
+        };
+        let cost = eager_cost(body.len());
+        if !peer.receive_window.admits(cost) || !inbound.window.pass(1) {
+            return false;
+        }
+        peer.receive_window.pass(cost);
+        let hold = hold.filter(|_| !awaited.keeps);
+        awaited.arrived = Some(Arrived {
+            link,
+            from: peer.id,
+            account: AccountId::NOBODY,
+            cost: 0,
+            content: Content::in_place(header, body, hold),
+        });
+        let messages = inbound.window.due(&Terms::messages(awaited.capacity));
+        let bytes = peer.receive_window.due(&Terms::EAGER);
+        if (messages, bytes) != (Due::Nothing, Due::Nothing) {
+            self.give_back(Window::Messages(link, id), messages);
+            self.give_back(Window::Eager(link), bytes);
+        }
+        true
+    }
+
+    /// An eager message, whole, in all other cases.
+    pub(super) fn am_eager(
+        &mut self,
+        link: LinkId,
+        word: u64,
+        body: &[u8],
+        hold: Option<&Arc<Hold>>,
+    ) -> Result<()> {
+        let (id, header) = am::parse(word, body.len())?;
         self.hold_window(link, body.len())?;
         let cost = eager_cost(body.len());
-        self.am_push(link, id, Refused::Eager { cost }, || {
-            Content::eager(header, body)
+        self.am_push(link, id, Refused::Eager { cost }, |inbox| {
+            let hold = hold.filter(|_| inbox.runner.is_some());
+            Content::in_place(header, body, hold)
         })
     }
 
@@ -433,7 +558,7 @@ impl Core {
         };
         let cost = eager_cost(data.len());
         let pushed = am::parse(word, data.len()).and_then(|(id, header)| {
-            self.am_push(link, id, Refused::Eager { cost }, || Content::Whole {
+            self.am_push(link, id, Refused::Eager { cost }, |_| Content::Whole {
                 header: header as u16,
                 bytes: data.into(),
             })
@@ -458,7 +583,7 @@ impl Core {
         }
         let empty = rts.length == 0 && self.inboxes.find(id).is_some();
         let op = rts.op;
-        self.am_push(link, id, Refused::Announced { op }, || {
+        self.am_push(link, id, Refused::Announced { op }, |_| {
             if empty {
                 // Nothing is left to fetch.
                 Content::eager(header, user)
@@ -480,7 +605,7 @@ impl Core {
         link: LinkId,
         id: AmId,
         refused: Refused,
-        content: impl FnOnce() -> Content,
+        content: impl FnOnce(&Inbox) -> Content,
     ) -> Result<()> {
         let Some(peer) = at(&mut self.peers, link) else {
             return Ok(());
@@ -490,7 +615,7 @@ impl Core {
             return Ok(());
         };
         let account = peer.account.unwrap_or(AccountId::NOBODY);
-        let content = content();
+        let content = content(inbox);
         let op = match &content {
             Content::Announced(announced) => Some(announced.rts.op),
             _ => None,
@@ -514,6 +639,7 @@ impl Core {
             let number = inbox.passed + inbox.queue.len() as u64;
             peer.am.announced.insert(op, (id, number));
         }
+        let is_held = matches!(content, Content::InPlace { .. });
         inbox.queue.push_back(Standing::Message(Arrived {
             link,
             from: peer.id,
@@ -531,6 +657,7 @@ impl Core {
         {
             self.wakes.push(runner.clone());
         }
+        self.inboxes.is_held |= is_held;
         // What comes later waits behind it.
         let awaited = &mut self.inboxes.awaited;
         awaited.take_if(|awaited| awaited.id == id && awaited.arrived.is_none());
@@ -711,8 +838,8 @@ impl Core {
 
     /// Forgets all that was brought under an account.
     pub(super) fn am_forget(&mut self, account: AccountId) {
-        let ids: Vec<AmId> = self.inboxes.open.iter().map(|inbox| inbox.id).collect();
-        for id in ids {
+        let ids: Vec<u16> = self.inboxes.open.iter().map(|(id, _)| id).collect();
+        for id in ids.into_iter().map(AmId) {
             let Some(inbox) = self.inboxes.find(id) else {
                 continue;
             };
@@ -732,7 +859,7 @@ impl Core {
 
     /// The worker has ended: nothing more comes.
     pub(super) fn am_end(&mut self) {
-        for inbox in &mut self.inboxes.open {
+        for inbox in self.inboxes.open.values_mut() {
             self.wakes.extend(inbox.waker.take());
         }
     }

@@ -32,7 +32,8 @@ const PASSES: usize = 64;
 const LONGEST: Duration = Duration::from_micros(250);
 /// Turns, one lap of the scheduler each, in which the reactor looks whether a future still drives.
 const LAPS: u32 = 16;
-/// After them it looks again after this long: on a runtime of several threads the laps cost a core.
+/// After them it looks again after this long: on a runtime of several threads the laps cost a core. So it does, though it has armed, while a message is
+/// read where it lies.
 const NAP: Duration = Duration::from_millis(1);
 
 pub(crate) struct Reactor {
@@ -96,6 +97,7 @@ impl Reactor {
     fn turn(&mut self, rung: bool, polled: bool) -> Next {
         let shared = self.shared.clone();
         let mut engine = shared.enter();
+        engine.reactor_called = false;
         engine.core.counts.doorbells += u64::from(rung);
         engine.core.counts.fd_wakeups += u64::from(polled);
         let overdue = self.unpolled;
@@ -138,9 +140,14 @@ impl Reactor {
         }
         // When there was much, whom it woke goes first and the rest of the fds follows in the next turn.
         more |= self.unpolled || (engine.has_links() && !engine.arm());
+        let naps = !more && engine.is_held();
         engine.reactor_due = more;
         shared.leave(engine);
-        if more { Next::Again } else { Next::Wait }
+        match more {
+            true => Next::Again,
+            false if naps => Next::Nap,
+            false => Next::Wait,
+        }
     }
 }
 
@@ -186,6 +193,9 @@ fn pass(engine: &mut Engine) -> bool {
         if engine.progress() == 0 {
             return false;
         }
+        if engine.core.inboxes.has_held() {
+            break;
+        }
         // Long messages make long passes.
         if lap % 4 == 0 && begun.get_or_insert_with(Instant::now).elapsed() >= LONGEST {
             break;
@@ -222,7 +232,7 @@ impl Future for Reactor {
             && !rung
             && !polled
             && nap.as_mut().poll(cx).is_pending()
-            && this.shared.enter().linger.is_none()
+            && !this.shared.enter().reactor_called
         {
             return Poll::Pending;
         }
@@ -277,12 +287,13 @@ pub(crate) fn run_thread(shared: &Arc<Shared>, bells: &BellSet) {
         engine.rung();
         engine.poll_fds();
         let more = pass(&mut engine) || (engine.has_links() && !engine.arm());
+        let naps = !more && engine.is_held();
         engine.reactor_due = false;
         shared.leave(engine);
         if more {
             continue;
         }
-        bells.wait();
+        bells.wait(naps.then_some(NAP));
         woken = true;
     }
 }

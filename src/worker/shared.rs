@@ -157,6 +157,7 @@ impl Shared {
     #[inline(never)]
     fn leave_to_reactor(&self, mut engine: Guard<'_, Engine>) {
         engine.reactor_due = true;
+        engine.reactor_called = true;
         self.leave_lap(engine);
         self.wake_reactor();
     }
@@ -231,7 +232,7 @@ impl Shared {
             engine.disarm();
             // It may be taking a nap.
             engine.reactor_due = false;
-        } else if !self.spin.is_thread() && !engine.arm() {
+        } else if !self.spin.is_thread() && !engine.arm_or_leave() {
             return false;
         }
         engine.core.counts.parked += 1;

@@ -126,7 +126,7 @@ impl Engine {
     /// Before a loop of the program's goes to sleep. `false`: something is here, or has happened since it looked.
     pub(crate) fn arm_outside(&mut self) -> bool {
         let seen = std::mem::replace(&mut self.watch.seen, self.happened);
-        if seen != self.happened || !self.arm() {
+        if seen != self.happened || !self.arm_or_leave() {
             return false;
         }
         self.watch.asleep = true;

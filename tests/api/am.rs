@@ -1,8 +1,8 @@
 //! Active messages.
 
-use std::{sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
-use futures::{SinkExt, StreamExt, future::join_all, stream};
+use futures::{FutureExt, SinkExt, StreamExt, future::join_all, stream};
 use parking_lot::Mutex;
 use wharf::{AmId, AmInbox, Buffer, Endpoint, ErrorKind, Mask};
 
@@ -29,6 +29,11 @@ fn numbered(number: usize) -> Vec<u8> {
 
 fn number(header: &[u8]) -> usize {
     u64::from_le_bytes(header.try_into().expect("a number")) as usize
+}
+
+/// What a look has seen.
+fn looked<T>(seen: Option<T>) -> T {
+    seen.expect("a message")
 }
 
 /// Sends to an id until the peer's refusal is here.
@@ -305,7 +310,7 @@ scenarios! { everywhere:
         let handler = {
             let seen = seen.clone();
             pair.there.worker.active_messages(ID).capacity(32).on_message(move |message| {
-                let index = number(message.header());
+                let index = number(&message.header().to_vec());
                 seen.lock().push(index);
                 assert!(index % 10 != 7, "a panic that the test wants");
                 if message.is_announced() {
@@ -335,6 +340,113 @@ scenarios! { everywhere:
         assert_eq!(*seen.lock(), (0..200).collect::<Vec<_>>());
         drop(handler);
         until_refused(&pair.here.endpoint, ID).await;
+    }
+
+    /// A look at messages where they arrived, some of which are kept: all are whole and in order.
+    async fn in_place(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 16);
+        let size = |index: usize| [0, 8, 40, 41, 100, 4096, 8000, LONG][index % 8];
+        let sends = async {
+            for index in 0..320 {
+                pair.here.endpoint.am_send(ID, numbered(index), pattern(size(index), index)).await.expect("sent");
+            }
+        };
+        let looks = async {
+            for index in 0..320 {
+                let kept = inbox.recv_with(|message| {
+                    assert_eq!((message.id(), message.len()), (ID, size(index)));
+                    assert_eq!(message.header().read(0).map(u64::from_le_bytes), Some(index as u64));
+                    let Some(data) = message.data() else {
+                        return Some(message.keep());
+                    };
+                    same(&data.to_vec(), pattern(size(index), index), index);
+                    let mut front = [0; 5];
+                    let length = data.copy_to(&mut front);
+                    same(&front[..length], pattern(size(index).min(5), index), index);
+                    assert_eq!(data.read::<1>(data.len()), None);
+                    assert!(data.get(1..data.len() + 1).is_none());
+                    (index % 3 == 0).then(|| message.keep())
+                });
+                if let Some(kept) = looked(kept.await) {
+                    assert_eq!(number(kept.header()), index);
+                    same(&kept.bytes().await.expect("bytes"), pattern(size(index), index), index);
+                }
+            }
+        };
+        tokio::join!(sends, looks);
+        assert!(inbox.try_recv_with(|_| ()).is_none());
+    }
+
+    /// A look that panics takes its message along and nothing else; an announced one that nobody keeps is rejected.
+    async fn looks_that_end_badly(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 16);
+        for (index, size) in [3, 40, 4096, 8000, 3, 4096].into_iter().cycle().take(600).enumerate() {
+            pair.here.endpoint.am_send(ID, numbered(index), pattern(size, index)).await.expect("sent");
+            let look = inbox.recv_with(|message| {
+                let index = number(&message.header().to_vec());
+                assert!(index % 50 != 7, "a panic that the test wants");
+                index
+            });
+            match AssertUnwindSafe(look).catch_unwind().await {
+                Ok(seen) => assert_eq!(seen, Some(index)),
+                Err(_) => assert_eq!(index % 50, 7),
+            }
+        }
+        for panics in [false, true] {
+            let send = pair.here.endpoint.am_send(ID, "", pattern(LONG, 0));
+            let look = inbox.recv_with(|message| {
+                assert!(message.is_announced() && message.data().is_none());
+                assert!(!panics, "a panic that the test wants");
+            });
+            let (sent, seen) = tokio::join!(send, AssertUnwindSafe(look).catch_unwind());
+            assert_eq!(sent.expect_err("rejected").kind(), ErrorKind::Rejected);
+            assert_eq!(seen.is_err(), panics);
+        }
+    }
+
+    /// A look may use the worker, which goes on taking what comes: the message stays as it is meanwhile.
+    async fn a_look_uses_its_worker(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 4096);
+        let mut other = pair.there.worker.active_messages(8).open().expect("an inbox");
+        let mut answers = pair.here.worker.active_messages(9).open().expect("an inbox");
+        let sends: Vec<_> = (0..2000).map(|index| {
+            pair.here.endpoint.am_send(ID, numbered(index), pattern(4000, index)).post().expect("room")
+        }).collect();
+        let other_one = pair.here.endpoint.am_send(8, "", "other").post().expect("room");
+        // Past the eager window they are announced, and rejected since nobody keeps them.
+        let mut announced = std::collections::HashSet::new();
+        for index in 0..2000 {
+            let answer = inbox.recv_with(|message| {
+                assert_eq!(number(&message.header().to_vec()), index);
+                if message.is_announced() {
+                    announced.insert(index);
+                }
+                if index % 100 != 0 {
+                    return None;
+                }
+                for _ in 0..500 {
+                    pair.here.worker.progress();
+                    pair.there.worker.progress();
+                }
+                if let Some(data) = message.data() {
+                    same(&data.to_vec(), pattern(4000, index), index);
+                }
+                let endpoint = message.endpoint().expect("open");
+                Some(endpoint.am_send(9, numbered(index), "").post().expect("room"))
+            });
+            if let Some(answer) = looked(answer.await) {
+                assert_eq!(number(answers.recv().await.expect("an answer").header()), index);
+                answer.await.expect("sent");
+            }
+        }
+        for (index, send) in sends.into_iter().enumerate() {
+            assert_eq!(send.await.is_err(), announced.contains(&index));
+        }
+        other_one.await.expect("sent");
+        assert_eq!(looked(other.recv_with(|message| message.len()).await), 5);
     }
 
     /// A sink is fed by a stream, and says what it could not bring.
@@ -374,7 +486,7 @@ scenarios! { everywhere:
         let mut inbox = inbox(&pair.there, 16);
         let again = pair.there.worker.active_messages(ID).open().expect_err("it is open");
         assert_eq!(again.kind(), ErrorKind::InvalidArgument);
-        let again = pair.there.worker.active_messages(ID).on_message(drop).expect_err("it is open");
+        let again = pair.there.worker.active_messages(ID).on_message(|_| ()).expect_err("it is open");
         assert_eq!(again.kind(), ErrorKind::InvalidArgument);
         for capacity in [0, usize::MAX] {
             let none = pair.there.worker.active_messages(8).capacity(capacity).open().expect_err("no capacity");
@@ -453,6 +565,29 @@ scenarios! { between workers:
         assert!(matches!(error.kind(), ErrorKind::Closed | ErrorKind::ConnectionReset), "{error}");
     }
 
+    /// A connection ends while a message of it is looked at: its bytes stay until the look is over.
+    async fn connection_ends_in_a_look(way: Way) {
+        for size in [8, 4000] {
+            let pair = way.pair().await;
+            let mut inbox = inbox(&pair.there, 16);
+            pair.here.endpoint.am_send(ID, numbered(size), pattern(size, 1)).await.expect("sent");
+            let look = inbox.recv_with(|message| {
+                pair.here.endpoint.abort();
+                pair.there.endpoint.abort();
+                for _ in 0..500 {
+                    pair.here.worker.progress();
+                    pair.there.worker.progress();
+                }
+                assert!(message.endpoint().is_none());
+                assert_eq!(number(&message.header().to_vec()), size);
+                same(&message.data().expect("eager").to_vec(), pattern(size, 1), 1);
+            });
+            looked(look.await);
+            pair.there.endpoint.closed().await;
+            assert!(inbox.try_recv_with(|_| ()).is_none());
+        }
+    }
+
     /// Many endpoints fill one inbox; each keeps its order and its own credits.
     async fn many_senders(way: Way) {
         let context = way.context();
@@ -485,6 +620,48 @@ scenarios! { between workers:
         tokio::join!(sends, receives);
     }
 
+    /// One that takes its time holds nobody back for good: its sender fills what there is, and goes on when it is over.
+    async fn a_long_look(way: Way) {
+        let Pair { here, there } = way.pair().await;
+        let mut inbox = inbox(&there, 256);
+        let (sender, mut messages) = tokio::sync::mpsc::unbounded_channel();
+        let handler = there.worker.active_messages(8).capacity(4000).on_message(move |message| {
+            sender.send(message.keep()).expect("heard");
+        }).expect("a callback");
+        let (begun, waits) = std::sync::mpsc::channel();
+        let (ends, ended) = std::sync::mpsc::channel::<()>();
+        // Looked at on another thread, for longer than the ring has cells for.
+        let looks = tokio::task::spawn_blocking(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            runtime.block_on(inbox.recv_with(|message| {
+                begun.send(()).expect("heard");
+                ended.recv().expect("told");
+                number(&message.data().expect("eager").to_vec())
+            }))
+        });
+        here.endpoint.am_send(ID, "", numbered(77)).await.expect("sent");
+        while waits.try_recv().is_err() {
+            tokio::task::yield_now().await;
+        }
+        let sends = async {
+            for index in 0..3000 {
+                here.endpoint.am_send(8, "", numbered(index)).await.expect("sent");
+            }
+        };
+        let receives = async {
+            for index in 0..3000 {
+                if index == 900 {
+                    ends.send(()).expect("heard");
+                }
+                let message = messages.recv().await.expect("a message");
+                assert_eq!(number(message.data().expect("eager")), index);
+            }
+        };
+        tokio::join!(sends, receives);
+        assert_eq!(looks.await.expect("no panic"), Some(77));
+        drop(handler);
+    }
+
     /// A callback may hold its own worker; dropping the guard lets both go.
     async fn callback_holds_its_worker(way: Way) {
         let Pair { here, there } = way.pair().await;
@@ -502,6 +679,19 @@ scenarios! { between workers:
 }
 
 scenarios! { everywhere:
+    /// Dropped before it resolves, a look has taken no message.
+    async fn a_look_is_cancel_safe(way: Way) {
+        let pair = way.pair().await;
+        let mut inbox = inbox(&pair.there, 256);
+        for index in 0..50 {
+            let look = inbox.recv_with(|_| panic!("it is dropped"));
+            assert!(look.now_or_never().is_none());
+            pair.here.endpoint.am_send(ID, numbered(index), "").await.expect("sent");
+            let seen = inbox.recv_with(|message| number(&message.header().to_vec())).await;
+            assert_eq!(seen, Some(index));
+        }
+    }
+
     /// Messages are kept for as long as their receiver likes, and taken or released in any order; those that come later do not touch them.
     async fn kept(way: Way) {
         let pair = way.pair().await;

@@ -10,6 +10,7 @@ use std::{
     task::{Context as TaskContext, Poll, Wake, Waker},
 };
 
+use futures::FutureExt;
 use tokio::sync::mpsc::unbounded_channel;
 use wharf::{AmId, Mask, Progress, Tag};
 
@@ -47,7 +48,7 @@ fn a_callback_may_spawn() {
                 let (sender, mut heard) = unbounded_channel();
                 let inbox = pair.there.worker.active_messages(AmId(1));
                 let handler = inbox.on_message(move |message| {
-                    let sender = sender.clone();
+                    let (sender, message) = (sender.clone(), message.keep());
                     tokio::spawn(async move {
                         let bytes = message.bytes().await.expect("a payload");
                         let _ = sender.send(bytes.len());
@@ -88,8 +89,9 @@ fn a_callback_that_panics_ends_itself_alone() {
                 let (sender, mut heard) = unbounded_channel();
                 let inbox = pair.there.worker.active_messages(AmId(1));
                 let handler = inbox.on_message(move |message| {
-                    assert_ne!(message.header(), b"panic", "of the test's");
-                    sender.send(message.header().to_vec()).expect("heard");
+                    let header = message.header().to_vec();
+                    assert_ne!(header, b"panic", "of the test's");
+                    sender.send(header).expect("heard");
                 });
                 let handler = handler.expect("a callback");
                 for header in ["panic", "one", "panic", "two"] {
@@ -144,6 +146,41 @@ fn a_waker_that_panics_takes_nobody_along() {
                     panic!("what it was woken for is here");
                 };
                 assert_eq!(received.expect("a message").buffer, [3; 8]);
+            }
+        }
+    });
+}
+
+/// The worker does its part while a message is looked at where it arrived, also for who looks.
+#[test]
+fn a_look_stops_nobody() {
+    run(async {
+        for progress in PROGRESS {
+            for way in WAYS {
+                let pair = pair(way, progress).await;
+                let worker = pair.there.worker.clone();
+                let mut inbox = worker.active_messages(AmId(1)).open().expect("an inbox");
+                let (begun, mut waits) = unbounded_channel();
+                let (ends, ended) = std::sync::mpsc::channel();
+                let looks = tokio::task::spawn_blocking(move || {
+                    let runtime = tokio::runtime::Builder::new_current_thread().build();
+                    runtime
+                        .expect("a runtime")
+                        .block_on(inbox.recv_with(|message| {
+                            let waits = worker.tag_recv(Tag(78), Mask::ALL, vec![0; 8]);
+                            assert!(waits.now_or_never().is_none());
+                            begun.send(()).expect("heard");
+                            ended.recv().expect("told");
+                            message.data().expect("eager").to_vec()
+                        }))
+                });
+                let sent = pair.here.endpoint.am_send(AmId(1), "", vec![7; 1000]);
+                sent.await.expect("sent");
+                waits.recv().await.expect("it looks");
+                expect_works(&pair).await;
+                ends.send(()).expect("heard");
+                assert_eq!(looks.await.expect("no panic"), Some(vec![7; 1000]));
+                expect_works(&pair).await;
             }
         }
     });

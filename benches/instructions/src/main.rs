@@ -7,17 +7,16 @@
 
 use std::{hint::black_box, process::ExitCode};
 
-use wharf::{
-    Access, AmId, Context, Endpoint, Mask, Progress, RemoteRegion, Tag, Worker,
-};
+use wharf::{Access, AmId, Context, Endpoint, Mask, Progress, RemoteRegion, Tag, Worker};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-const OPERATIONS: [&str; 7] = [
+const OPERATIONS: [&str; 8] = [
     "none",
     "tag",
     "tag_posted",
     "am",
+    "am_in_place",
     "put",
     "get",
     "fetch_add",
@@ -90,11 +89,17 @@ impl Ends {
                 }
                 black_box(buffer);
             }
-            "am" => {
+            "am" | "am_in_place" => {
                 let mut inbox = there.active_messages(AM).open()?;
+                let keeps = operation == "am";
                 for _ in 0..times {
                     here.am_send(AM, wharf::Buffer::new(), &message).await?;
-                    drop(black_box(inbox.recv().await.ok_or("no message")?));
+                    if keeps {
+                        drop(black_box(inbox.recv().await.ok_or("no message")?));
+                    } else {
+                        let look = inbox.recv_with(|message| message.data()?.read::<SIZE>(0));
+                        black_box(look.await.flatten().ok_or("no message")?);
+                    }
                 }
             }
             "put" => {
@@ -127,7 +132,10 @@ impl Ends {
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [transport, operation, times] = &words[..] else {
-        eprintln!("wharf-instructions TRANSPORT {} TIMES", OPERATIONS.join("|"));
+        eprintln!(
+            "wharf-instructions TRANSPORT {} TIMES",
+            OPERATIONS.join("|")
+        );
         return ExitCode::FAILURE;
     };
     let done = tokio::runtime::Builder::new_current_thread()

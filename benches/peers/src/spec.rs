@@ -21,6 +21,12 @@ pub(crate) enum Verb {
     AmLatency,
     /// As [`Verb::Stream`], by active messages.
     AmStream,
+    /// The same two, with each byte of a message read where it lies.
+    AmReadLatency,
+    AmReadStream,
+    /// The same two, with each message kept by wharf's receiver.
+    AmKeptLatency,
+    AmKeptStream,
     /// One-sided writes between buffers that the library allocated.
     Put,
     /// One-sided writes there and back, seen by looking at memory; half a round trip.
@@ -49,13 +55,17 @@ pub(crate) enum Verb {
     Many,
 }
 
-const VERBS: [(Verb, &str); 19] = [
+const VERBS: [(Verb, &str); 23] = [
     (Verb::Latency, "latency"),
     (Verb::Rate, "rate"),
     (Verb::Stream, "stream"),
     (Verb::StreamOwned, "stream_owned"),
     (Verb::AmLatency, "am_latency"),
     (Verb::AmStream, "am_stream"),
+    (Verb::AmReadLatency, "am_read_latency"),
+    (Verb::AmReadStream, "am_read_stream"),
+    (Verb::AmKeptLatency, "am_kept_latency"),
+    (Verb::AmKeptStream, "am_kept_stream"),
     (Verb::Put, "put"),
     (Verb::PutLatency, "put_latency"),
     (Verb::Get, "get"),
@@ -72,6 +82,31 @@ const VERBS: [(Verb, &str); 19] = [
 ];
 
 impl Verb {
+    /// Whether active messages are sent there and back.
+    #[cfg(feature = "ucx")]
+    pub(crate) fn is_am_latency(self) -> bool {
+        matches!(
+            self,
+            Self::AmLatency | Self::AmReadLatency | Self::AmKeptLatency
+        )
+    }
+
+    /// Whether active messages are sent.
+    #[cfg(feature = "ucx")]
+    pub(crate) fn is_am(self) -> bool {
+        self.is_am_latency()
+            || matches!(
+                self,
+                Self::AmStream | Self::AmReadStream | Self::AmKeptStream
+            )
+    }
+
+    /// Whether each byte of them is read where it lies.
+    #[cfg(feature = "ucx")]
+    pub(crate) fn is_read(self) -> bool {
+        matches!(self, Self::AmReadLatency | Self::AmReadStream)
+    }
+
     fn word(self) -> &'static str {
         VERBS
             .iter()

@@ -34,7 +34,7 @@ pub(crate) fn run(half: &mut Half) -> Outcome<f64> {
         (Verb::Latency, _) => runtime()?.block_on(latency_in_task(half, &ucx)),
         (Verb::Rate | Verb::Stream | Verb::StreamOwned, _) => stream(half, &ucx),
         (Verb::Put | Verb::Get | Verb::FetchAdd, _) => one_sided(half, &ucx),
-        (Verb::AmLatency | Verb::AmStream, _) => active_messages(half, &ucx),
+        (verb, _) if verb.is_am() => active_messages(half, &ucx),
         (Verb::Parked, _) => parked(half, &ucx),
         (verb, _) => Err(format!("UCX has no {verb:?} here").into()),
     }?;
@@ -136,6 +136,27 @@ unsafe extern "C" fn count(
     sys::ucs_status_t_UCS_OK
 }
 
+/// The same, having read each byte.
+///
+/// # Safety
+/// As for [`count`]; UCX gives as many bytes as it says.
+unsafe extern "C" fn read(
+    arg: *mut std::ffi::c_void,
+    header: *const std::ffi::c_void,
+    header_length: usize,
+    data: *mut std::ffi::c_void,
+    length: usize,
+    param: *const sys::ucp_am_recv_param_t,
+) -> sys::ucs_status_t {
+    // SAFETY: by this function's contract.
+    let bytes = unsafe { std::slice::from_raw_parts(data.cast::<u8>(), length) };
+    let words = bytes.as_chunks().0.iter();
+    let words = words.map(|word| u64::from_ne_bytes(*word));
+    std::hint::black_box(words.fold(0, u64::wrapping_add));
+    // SAFETY: by this function's contract.
+    unsafe { count(arg, header, header_length, data, length, param) }
+}
+
 fn active_messages(half: &Half, ucx: &Ucx) -> Outcome<f64> {
     let got = Box::new(Cell::new(0_u64));
     let fields = sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_ID
@@ -145,7 +166,11 @@ fn active_messages(half: &Half, ucx: &Ucx) -> Outcome<f64> {
         field_mask: u64::from(fields),
         id: 3,
         flags: 0,
-        cb: Some(count),
+        cb: Some(if half.spec.verb.is_read() {
+            read
+        } else {
+            count
+        }),
         arg: (&raw const *got).cast_mut().cast(),
     };
     // SAFETY: the worker lives; the counter outlives the handler, which is taken away below.
@@ -161,7 +186,7 @@ fn active_messages(half: &Half, ucx: &Ucx) -> Outcome<f64> {
 
 fn count_active_messages(half: &Half, ucx: &Ucx, got: &Cell<u64>) -> Outcome<f64> {
     let (buffer, mut words) = (Memory::ordinary(half.spec.size), Memory::ordinary(8));
-    let latency = half.spec.verb == Verb::AmLatency;
+    let latency = half.spec.verb.is_am_latency();
     if half.is_a() {
         let mut laps = Laps::start(&half.spec);
         let mut pending: VecDeque<Request> = VecDeque::new();
@@ -410,7 +435,7 @@ impl Ucx {
         if half.spec.verb == Verb::FetchAdd {
             features |= sys::ucp_feature_UCP_FEATURE_AMO64;
         }
-        if matches!(half.spec.verb, Verb::AmLatency | Verb::AmStream) {
+        if half.spec.verb.is_am() {
             features |= sys::ucp_feature_UCP_FEATURE_AM;
         }
         if half.spec.variant == "asyncfd" {

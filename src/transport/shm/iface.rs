@@ -82,6 +82,8 @@ pub(crate) struct ShmInterface {
     waiting: Arc<WaitList>,
     /// Kept to save an allocation.
     writable: Vec<LinkId>,
+    /// Links that are gone, of which a message is read where it lies.
+    held: Vec<Entry>,
 }
 
 #[derive(Debug)]
@@ -122,8 +124,8 @@ impl Entry {
         let id = self.id;
         let mut refused = false;
         self.consumer
-            .take(|message, header, body| {
-                let outcome = sink.message(id, message, header, body);
+            .take(|message, header, body, hold| {
+                let outcome = sink.message_in_place(id, message, header, body, hold);
                 refused = outcome.is_err();
                 outcome
             })
@@ -160,6 +162,7 @@ impl ShmInterface {
             events: Vec::new(),
             waiting: Arc::default(),
             writable: Vec::new(),
+            held: Vec::new(),
         })
     }
 
@@ -258,7 +261,13 @@ impl ShmInterface {
         let mut taken = 0;
         while taken < quota {
             match entry.take(sink) {
-                Ok(true) => taken += 1,
+                Ok(true) => {
+                    taken += 1;
+                    if entry.consumer.is_held() {
+                        // So that its reader comes before the next one, which could not stay where it is.
+                        break;
+                    }
+                }
                 Ok(false) => break,
                 Err(error) => {
                     *done += taken + 1;
@@ -282,7 +291,10 @@ impl ShmInterface {
             return self.give_up(slot, error, sink);
         }
         entry.idle += 1;
-        if self.hot.len() > ALWAYS_HOT && entry.idle > IDLE_LOOKS / self.hot.len() {
+        if self.hot.len() > ALWAYS_HOT
+            && entry.idle > IDLE_LOOKS / self.hot.len()
+            && !entry.consumer.is_held()
+        {
             self.cool(slot)
         } else {
             Look::Stays
@@ -521,6 +533,10 @@ impl Interface for ShmInterface {
         self.events.retain(|event| event.token >> 1 != slot);
         self.waiting
             .take(|waiter| waiter.link == id, &mut Vec::new());
+        self.held.retain(|entry| entry.consumer.is_held());
+        if entry.consumer.is_held() {
+            self.held.push(entry);
+        }
     }
 
     fn register(&mut self, registry: Registry) -> Result<()> {
@@ -619,6 +635,7 @@ impl Interface for ShmInterface {
     }
 
     fn arm(&mut self) -> bool {
+        self.held.retain(|entry| entry.consumer.is_held());
         if self.scan || !self.events.is_empty() {
             return false;
         }
@@ -651,6 +668,11 @@ impl Interface for ShmInterface {
             self.take_flags_down();
             self.scan = self.has_cold();
         }
+    }
+
+    fn is_held(&self) -> bool {
+        let mut hot = self.hot.iter();
+        hot.any(|&slot| self.entries[slot].consumer.is_held())
     }
 
     fn rung(&mut self) {

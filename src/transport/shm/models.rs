@@ -63,7 +63,7 @@ impl Ring {
 }
 
 fn take(consumer: &mut Consumer, number: u64) -> bool {
-    let taken = consumer.take(|id, header, body| {
+    let taken = consumer.take(|id, header, body, _| {
         assert_eq!(
             (u64::from(id), header, body),
             (number, number * 10, &[number as u8; 8][..])
@@ -99,6 +99,46 @@ fn messages_arrive_whole_and_in_order_over_the_wrap() {
             }
         }
         sender.join().expect("sender");
+    });
+}
+
+#[test]
+fn a_message_that_is_held_stays_until_it_is_let_go_of() {
+    loom::model(|| {
+        let ring = Ring::new();
+        let (mut producer, mut consumer) = (ring.producer(), ring.consumer());
+        for number in 0..CELLS {
+            assert!(push(&mut producer, number).is_ok());
+        }
+        let mut held = None;
+        let taken = consumer.take(|_, _, body, hold| {
+            // SAFETY: let go of before the consumer is.
+            held = unsafe { hold.take(body) };
+            // SAFETY: as above.
+            assert!(unsafe { hold.take(body) }.is_none(), "one at a time");
+            Ok(())
+        });
+        assert!(taken.expect("an honest peer"));
+        let held = held.expect("nobody else reads");
+        let sender = {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || {
+                while push(&mut producer, CELLS).is_err() {
+                    thread::yield_now();
+                }
+                drop(ring);
+            })
+        };
+        let reader = thread::spawn(move || assert_eq!(held.to_vec(), [0; 8]));
+        // What comes behind it is taken all the same.
+        for number in 1..CELLS {
+            assert!(take(&mut consumer, number));
+        }
+        consumer.publish();
+        reader.join().expect("reader");
+        consumer.publish();
+        sender.join().expect("sender");
+        assert!(take(&mut consumer, CELLS));
     });
 }
 

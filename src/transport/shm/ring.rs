@@ -21,7 +21,7 @@
 //! and bytes only). A body given to the closure of [`Consumer::take`] may still change while it is looked at: a reader must
 //! copy each field out once and check the copy. An honest peer does not touch a cell between its publication and its release.
 
-use std::{ptr, ptr::NonNull, slice};
+use std::{ptr, ptr::NonNull, slice, sync::Arc};
 
 use super::{
     doorbell::{Flag, can_be_calm},
@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    transport::Wanted,
+    transport::{Hold, Wanted},
     util::{
         copy::{copy, copy_small},
         loom::{Ordering, prefetch_read, prefetch_write},
@@ -293,6 +293,10 @@ pub(crate) struct Consumer {
     calm: bool,
     /// The head when this end was last about to sleep.
     slept: u64,
+    /// Whether a message is read where it lies.
+    hold: Arc<Hold>,
+    /// Head and area head before that message: what is published while it is.
+    held_at: (u64, u64),
 }
 
 impl Consumer {
@@ -311,7 +315,15 @@ impl Consumer {
             may_be_calm,
             calm: false,
             slept: 0,
+            hold: Hold::new(),
+            held_at: (0, 0),
         }
+    }
+
+    /// Whether a message that was taken is read where it lies. Its room, and what lies behind it, is not given back meanwhile.
+    #[inline(always)]
+    pub(crate) fn is_held(&self) -> bool {
+        self.hold.is_held()
     }
 
     /// Whether a message is there.
@@ -320,13 +332,16 @@ impl Consumer {
         Word(self.memory.cell(self.head).word.load(Ordering::Acquire)).is_message(self.head)
     }
 
-    /// Takes the next message, if there is one, and gives `(id, header, body)` to `f`. `body` is valid during the call and
-    /// may change under its reader's eyes (module docs). `Ok(false)`: none there.
+    /// Takes the next message, if there is one, and gives `(id, header, body, hold)` to `f`. `body` is valid during the call, and while `f` has
+    /// taken the hold for it, and may change under its reader's eyes (module docs). `Ok(false)`: none there.
     ///
     /// # Errors
     /// [`ErrorKind::Protocol`] when the cell makes no sense, or what `f` said. The ring must not be used any more.
     #[inline(always)]
-    pub(crate) fn take(&mut self, f: impl FnOnce(u8, u64, &[u8]) -> Result<()>) -> Result<bool> {
+    pub(crate) fn take(
+        &mut self,
+        f: impl FnOnce(u8, u64, &[u8], &Arc<Hold>) -> Result<()>,
+    ) -> Result<bool> {
         let cell = self.memory.cell(self.head);
         let word = Word(cell.word.load(Ordering::Acquire));
         if !word.is_message(self.head) {
@@ -340,6 +355,9 @@ impl Consumer {
         self.streak += 1;
         let length = word.length();
         let mut gives_back = self.head + 1 - self.published >= PUBLISH_CELLS;
+        if !self.hold.is_held() {
+            self.held_at = (self.head, self.area_head);
+        }
         match word.kind() {
             Some(Kind::Inline) if length <= MAX_INLINE => cell.content.with(|content| {
                 // SAFETY: the acquire load above saw the word, so the content was written before; `length` fits the body.
@@ -349,7 +367,7 @@ impl Consumer {
                         slice::from_raw_parts((&raw const (*content).body).cast::<u8>(), length),
                     )
                 };
-                f(word.id(), header, body)
+                f(word.id(), header, body, &self.hold)
             })?,
             Some(Kind::Area) if length <= MAX_BCOPY => {
                 let (offset, end) = place(self.area_head, length);
@@ -358,7 +376,7 @@ impl Consumer {
                 // SAFETY: `place` keeps offset + length within the area for a length checked just now.
                 let body =
                     unsafe { slice::from_raw_parts(self.memory.area.as_ptr().add(offset), length) };
-                f(word.id(), header, body)?;
+                f(word.id(), header, body, &self.hold)?;
                 self.area_head = end;
                 self.fetch_following();
                 gives_back |= end - self.area_published >= PUBLISH_AREA;
@@ -473,13 +491,17 @@ impl Consumer {
     #[inline(never)]
     pub(crate) fn publish(&mut self) {
         let line = self.memory.consumer();
-        if self.area_published != self.area_head {
-            line.area_head.store(self.area_head, Ordering::Release);
-            self.area_published = self.area_head;
+        let (head, area_head) = match self.hold.is_held() {
+            true => self.held_at,
+            false => (self.head, self.area_head),
+        };
+        if self.area_published != area_head {
+            line.area_head.store(area_head, Ordering::Release);
+            self.area_published = area_head;
         }
-        if self.published != self.head {
-            line.head.store(self.head, Ordering::Release);
-            self.published = self.head;
+        if self.published != head {
+            line.head.store(head, Ordering::Release);
+            self.published = head;
         }
         if self.may_be_calm && !self.calm && self.head - self.slept >= CALM_AFTER && can_be_calm() {
             self.calm = true;
@@ -593,6 +615,64 @@ mod tests {
         [0, 8, MAX_INLINE, MAX_INLINE + 1, 3000, MAX_BCOPY][number as usize % 6]
     }
 
+    /// What the sender may use again is what has been let go of, however much more was taken.
+    #[test]
+    fn a_message_that_is_held_is_not_given_back() {
+        let ring = Ring::new();
+        // SAFETY: the ring is there to the end; one producer and one consumer.
+        let (mut producer, mut consumer) = unsafe {
+            (
+                Producer::new(ring.memory()),
+                Consumer::new(ring.memory(), false),
+            )
+        };
+        let long = bytes(1, 5000);
+        for _ in 0..3 {
+            producer.push(1, 1, &[], &long).expect("room");
+        }
+        let take = |consumer: &mut Consumer, keeps: bool| {
+            let mut taken = None;
+            consumer
+                .take(|_, _, body, hold| {
+                    // SAFETY: let go of before the consumer is.
+                    taken = keeps.then(|| unsafe { hold.take(body) }).flatten();
+                    Ok(())
+                })
+                .expect("an honest peer")
+                .then_some(taken)
+        };
+        assert!(take(&mut consumer, false).is_some_and(|held| held.is_none()));
+        let held = take(&mut consumer, true).flatten();
+        assert!(held.is_some() && consumer.is_held());
+        assert!(
+            take(&mut consumer, true).is_some_and(|held| held.is_none()),
+            "one at a time"
+        );
+        let published = |consumer: &mut Consumer| {
+            consumer.publish();
+            let line = consumer.memory.consumer();
+            (
+                line.head.load(Ordering::Acquire),
+                line.area_head.load(Ordering::Acquire),
+            )
+        };
+        let (head, area) = published(&mut consumer);
+        assert_eq!(head, 1, "the first alone");
+        // All else can be filled and taken, and nothing of it lands on what is held.
+        let mut pushed = 0;
+        while producer.push(2, 2, &[], &bytes(2, 4000)).is_ok() {
+            pushed += 1;
+            assert!(take(&mut consumer, false).is_some());
+        }
+        assert!(pushed > 10);
+        let bytes = held.as_ref().map(crate::transport::Held::to_vec);
+        assert_eq!(bytes, Some(long));
+        assert_eq!(published(&mut consumer), (head, area));
+        drop(held);
+        assert!(published(&mut consumer) > (head, area));
+        assert!(producer.push(2, 2, &[], &[0; 4000]).is_ok());
+    }
+
     #[test]
     fn two_threads_pass_messages_over_the_wrap() {
         const MESSAGES: u64 = if cfg!(miri) { 60 } else { 3 * CELLS };
@@ -617,7 +697,7 @@ mod tests {
         for number in 0..MESSAGES {
             let mut seen = false;
             while !seen {
-                let taken = consumer.take(|id, header, body| {
+                let taken = consumer.take(|id, header, body, _| {
                     assert_eq!((id, header), (number as u8, number));
                     assert_eq!(body, bytes(number, length(number)));
                     Ok(())

@@ -2,7 +2,7 @@
 //! Two interfaces in one process, wired over a socket pair; and one in a process that is killed.
 //!
 //! # Safety
-//! Tests of a hostile peer write the shared segment by its raw addresses, inside its bounds.
+//! Tests of a hostile peer write the shared segment by its raw addresses, inside its bounds. A [`Held`] goes before its interface.
 
 use std::{
     env,
@@ -34,6 +34,7 @@ use crate::{
         memfd::{Mapping, Memfd},
     },
     transport::{
+        Held, Hold,
         channel::Channel,
         contract::{
             Connector, Interface, Link, PeerInfo, Registry, Role, SendError, Sink, Transport,
@@ -52,6 +53,9 @@ struct Inbox {
     writable: Vec<LinkId>,
     failed: Vec<(LinkId, ErrorKind)>,
     refuse: bool,
+    /// Whether the next message stays where it lies.
+    holds: bool,
+    held: Option<Held>,
 }
 
 impl Sink for Inbox {
@@ -61,6 +65,21 @@ impl Sink for Inbox {
         }
         self.messages.push((from, id, header, body.to_vec()));
         Ok(())
+    }
+    fn message_in_place(
+        &mut self,
+        from: LinkId,
+        id: u8,
+        header: u64,
+        body: &[u8],
+        hold: &Arc<Hold>,
+    ) -> Result<()> {
+        if self.holds && self.held.is_none() {
+            // SAFETY: within the call that gave both; a side drops its inbox before its interface.
+            self.held = unsafe { hold.take(body) };
+            return Ok(());
+        }
+        self.message(from, id, header, body)
     }
     fn placed(&mut self, _: LinkId, _: u64) {}
     fn sent(&mut self, _: LinkId, _: u64) {}
@@ -77,10 +96,11 @@ impl Sink for Inbox {
 
 /// A worker reduced to what these tests need.
 struct Side {
+    /// Dropped before the interface: it may hold a message of it.
+    inbox: Inbox,
     interface: ShmInterface,
     connector: Arc<dyn Connector>,
     poll: mio::Poll,
-    inbox: Inbox,
 }
 
 const BELL: mio::Token = mio::Token(usize::MAX >> 1);
@@ -396,6 +416,33 @@ fn only_a_sleeper_is_rung_and_once() {
     assert_eq!(server.progress(), 2);
     one.am_short(0, 3, b"awake again").expect("room");
     assert!(!server.is_rung(Duration::ZERO));
+}
+
+#[test]
+fn a_message_that_is_held_stops_no_sleeper() {
+    let (_client, mut one, mut server, mut two) = two();
+    server.inbox.holds = true;
+    one.am_bcopy(0, 0, &[], &[7; 4000]).expect("room");
+    while server.inbox.held.is_none() {
+        server.progress();
+    }
+    server.sleep();
+    assert!(server.interface.is_held());
+    one.am_short(0, 1, b"asleep").expect("room");
+    assert!(server.is_rung(WATCHDOG), "the watchdog barked");
+    server.interface.disarm();
+    assert_eq!(server.progress(), 1);
+    assert_eq!(
+        server.inbox.messages,
+        [(LinkId(2), 0, 1, b"asleep".to_vec())]
+    );
+    // The memory outlives the link.
+    two.flush(&mut server.inbox);
+    drop(two);
+    server.interface.detach(LinkId(2));
+    assert!(!server.interface.is_held(), "nobody waits for its room");
+    let held = server.inbox.held.take();
+    assert_eq!(held.map(|held| held.to_vec()), Some(vec![7; 4000]));
 }
 
 #[test]

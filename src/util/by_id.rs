@@ -1,0 +1,116 @@
+//! Values by a number of 16 bits, each found by two looks into tables however many there are.
+
+/// Numbers of a page.
+const PAGE: usize = 1 << 8;
+
+/// See the module's text. An empty one takes no memory; one page for each 256 numbers of which some are used.
+#[derive(Debug)]
+pub(crate) struct ById<T> {
+    /// Where in `values` a number's value is, and one more; 0 where there is none.
+    pages: Vec<Option<Box<[u32; PAGE]>>>,
+    values: Vec<(u16, T)>,
+}
+
+impl<T> Default for ById<T> {
+    fn default() -> Self {
+        Self {
+            pages: Vec::new(),
+            values: Vec::new(),
+        }
+    }
+}
+
+impl<T> ById<T> {
+    #[inline(always)]
+    fn place(&self, id: u16) -> Option<usize> {
+        let page = self.pages.get(usize::from(id >> 8))?.as_ref()?;
+        (page[usize::from(id as u8)] as usize).checked_sub(1)
+    }
+
+    /// Notes where a value is; `None` when it is gone.
+    fn note(&mut self, id: u16, place: Option<usize>) {
+        let page = usize::from(id >> 8);
+        if self.pages.len() <= page {
+            self.pages.resize_with(page + 1, || None);
+        }
+        let page = self.pages[page].get_or_insert_with(|| Box::new([0; PAGE]));
+        page[usize::from(id as u8)] = place.map_or(0, |place| place as u32 + 1);
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self, id: u16) -> Option<&T> {
+        let place = self.place(id)?;
+        self.values.get(place).map(|(_, value)| value)
+    }
+
+    #[inline(always)]
+    pub(crate) fn get_mut(&mut self, id: u16) -> Option<&mut T> {
+        let place = self.place(id)?;
+        self.values.get_mut(place).map(|(_, value)| value)
+    }
+
+    /// The value of a number, made where there is none.
+    #[inline(always)]
+    pub(crate) fn entry(&mut self, id: u16, make: impl FnOnce() -> T) -> &mut T {
+        match self.place(id) {
+            Some(place) => &mut self.values[place].1,
+            None => self.insert(id, make()),
+        }
+    }
+
+    #[cold]
+    fn insert(&mut self, id: u16, value: T) -> &mut T {
+        let place = self.values.len();
+        self.note(id, Some(place));
+        self.values.push((id, value));
+        &mut self.values[place].1
+    }
+
+    pub(crate) fn remove(&mut self, id: u16) -> Option<T> {
+        let place = self.place(id)?;
+        self.note(id, None);
+        let (_, value) = self.values.swap_remove(place);
+        if let Some(&(moved, _)) = self.values.get(place) {
+            self.note(moved, Some(place));
+        }
+        Some(value)
+    }
+
+    /// In no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u16, &T)> {
+        self.values.iter().map(|(id, value)| (*id, value))
+    }
+
+    /// In no order.
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.values.iter_mut().map(|(_, value)| value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn it_is_a_map(steps in prop::collection::vec((any::<bool>(), prop_oneof![0_u16..4, 254_u16..259, any::<u16>()]), 0..200)) {
+            let (mut map, mut model) = (ById::default(), BTreeMap::new());
+            for (number, (adds, id)) in steps.into_iter().enumerate() {
+                if adds && map.get(id).is_none() {
+                    map.entry(id, || number);
+                    model.insert(id, number);
+                } else if !adds {
+                    prop_assert_eq!(map.remove(id), model.remove(&id));
+                }
+                prop_assert_eq!(map.get_mut(id).copied(), model.get(&id).copied());
+            }
+            let mut all: Vec<_> = map.iter().map(|(id, value)| (id, *value)).collect();
+            all.sort_unstable();
+            prop_assert_eq!(all, model.into_iter().collect::<Vec<_>>());
+        }
+    }
+}
