@@ -9,6 +9,9 @@ pub(super) const NONE: u32 = u32::MAX;
 
 const FIRST_BUCKETS: usize = 64;
 
+/// 2^64 divided by the golden ratio.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// A place in the slab. Links of a free node mean nothing, except `next`, which chains the free ones.
 #[derive(Debug)]
 pub(super) struct Node<V> {
@@ -264,10 +267,12 @@ impl<V> Store<V> {
     /// The bits that a mask leaves out are zero in its tags; set, they tell masks apart.
     ///
     /// Multiply and shift: with a random odd multiplier any two tags share a bucket with probability at most 2 / buckets,
-    /// so a peer cannot choose tags that all meet in one.
+    /// so a peer cannot choose tags that all meet in one. That bound is a mean: tags that are counted up meet in few buckets
+    /// under an unlucky multiplier. So they are scattered first, each to a place of its own.
     #[inline]
     fn bucket(&self, tag: u64, mask: u64) -> usize {
-        let mixed = (tag | !mask).wrapping_mul(self.multiplier);
+        let scattered = (tag | !mask).wrapping_mul(GOLDEN);
+        let mixed = (scattered ^ scattered >> 32).wrapping_mul(self.multiplier);
         (mixed >> (64 - self.buckets.len().trailing_zeros())) as usize
     }
 }

@@ -224,7 +224,7 @@ fn masked_receives_do_not_hold_each_other_up() {
         assert_eq!(queue.take_match(Tag(number << 1 | 1)), Some(number));
     }
     assert!(queue.is_empty());
-    // Some two for each match, of which each is looked for again when it is taken.
+    // Each is looked for twice, and fewer than 1.4 are looked at each time.
     let looked_at = queue.store.looked_at.get() as u64;
-    assert!(looked_at < 16 * MANY, "{looked_at} for {MANY} matches");
+    assert!(looked_at < 4 * MANY, "{looked_at} for {MANY} matches");
 }
