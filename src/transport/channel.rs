@@ -89,7 +89,7 @@ pub(crate) struct Times {
     pub(crate) heard: bool,
     /// The last bytes, either way; before there are any, the beginning.
     pub(crate) bytes: Instant,
-    /// The peer's last message that is complete; before there is one, the beginning.
+    /// The last message that is complete, either way; before there is one, the beginning.
     pub(crate) message: Instant,
 }
 
@@ -117,11 +117,14 @@ impl Activity {
         (times.heard, times.bytes) = (true, now);
     }
 
+    /// A message was sent whole.
     fn sent(&self, now: Instant) {
-        self.0.lock().bytes = now;
+        let mut times = self.0.lock();
+        (times.bytes, times.message) = (now, now);
     }
 
-    fn completed(&self, now: Instant) {
+    /// A message came whole.
+    pub(crate) fn completed(&self, now: Instant) {
         self.0.lock().message = now;
     }
 }

@@ -30,7 +30,8 @@ const PLACES: usize = 128;
 /// How long a peer may say nothing before another takes its place. A few round trips over any network, and a scheduler's delay.
 const SILENCE: Duration = Duration::from_millis(250);
 
-/// The same, for a message that was begun: drops of single bytes do not keep a place. And for the set-up of a path, which takes time at both ends.
+/// The same, for a message that was begun: drops of single bytes do not keep a place. And for the set-up of a path, which takes time at both ends: from
+/// one message, either way, to the next, of which there are not many.
 const SLOWNESS: Duration = Duration::from_secs(1);
 
 /// How old all that a source holds must be for who comes from there to be sent away instead of waited for.
@@ -204,7 +205,7 @@ impl Held {
         match self.stage {
             Stage::Greeting => Some((times.bytes + SILENCE).min(times.message + SLOWNESS)),
             Stage::Asking => None,
-            Stage::Setup => Some(times.bytes + SLOWNESS),
+            Stage::Setup => Some(times.message + SLOWNESS),
         }
     }
 }
@@ -371,6 +372,7 @@ mod tests {
         assert!(table.held(other).is_some());
     }
 
+    /// Messages that are complete, of which there are not many, keep a place, single bytes do not.
     #[test]
     fn who_makes_progress_stays() {
         let (mut table, begin) = (Table::new(4), Instant::now());
@@ -386,22 +388,24 @@ mod tests {
             set_up.1.received(now);
             assert_eq!(displaced(&mut table, Source::Unknown, now), None);
         }
-        // Complete messages keep a place, single bytes do not.
         while now < begin + SLOWNESS {
             now += SILENCE / 2;
             speaks.1.received(now);
             drips.1.received(now);
+            set_up.1.received(now);
         }
-        table.held(speaks.0).expect("held").activity.restart(now);
+        speaks.1.completed(now);
         assert_eq!(displaced(&mut table, Source::Unknown, now), Some(drips.0));
-        place(&mut table, Source::Unknown, now);
+        place(&mut table, Source::User(5), now);
+        assert_eq!(displaced(&mut table, Source::Unknown, now), Some(set_up.0));
+        place(&mut table, Source::User(6), now);
         assert_eq!(displaced(&mut table, Source::Unknown, now), None);
-        let all = [speaks.0, asks.0, set_up.0];
+        let all = [speaks.0, asks.0];
         assert!(all.into_iter().all(|key| table.held(key).is_some()));
         // In the end all but the one that waits for the program.
         now += SLOWNESS;
         assert_eq!(displaced(&mut table, Source::Unknown, now), Some(speaks.0));
-        place(&mut table, Source::Unknown, now);
+        place(&mut table, Source::User(7), now);
         assert_eq!(displaced(&mut table, Source::Unknown, now), Some(5));
     }
 
@@ -415,7 +419,7 @@ mod tests {
         }
         let mut now = begin;
         while now < begin + STUCK {
-            own.iter().for_each(|(_, activity)| activity.received(now));
+            own.iter().for_each(|(_, activity)| activity.completed(now));
             assert!(matches!(table.enter(ONE, now), Entered::Full(Some(_))));
             now += SILENCE;
         }
