@@ -4,13 +4,17 @@
 //! takes the better one.
 //!
 //! ```text
-//!   │ 16 to 128 messages, timed │ 32 not timed │ 16 to 128 messages, timed │ 32 not timed │ ...
-//!   the better way              the other way: a trial, after 8 runs, or twice as many as last time
+//!   │ 8 to 128 messages, timed │ 8 to 32 not timed │ 8 to 128 messages, timed │ 8 to 32 not timed │ ...
+//!   the better way             the other way: a trial, after 8 runs, or twice as many as last time
 //! ```
 //!
+//! A trial that goes badly ends early, and the next is farther away: where one way takes several times as long as the other, trials
+//! of it are what choosing costs.
+//!
 //! The time from the beginning of one message to that of the next is what one takes, as long as the receiver waits for them. A
-//! run of which a quarter passed between two messages says nothing: there was a pause, or all of them began at once. Of each way
-//! the best time is kept, and forgotten by a quarter with each run that was slower.
+//! run of which a quarter passed between two messages says nothing: there was a pause, or all of them began at once. Nor does the
+//! first of a class, which finds memory that was never touched. Of each way the best time is kept, and forgotten by a quarter with
+//! each run that was slower.
 
 use std::time::{Duration, Instant};
 
@@ -22,17 +26,21 @@ const LEAST: usize = 16 << 10;
 pub(crate) const ONE_COPY_FROM: usize = 128 << 10;
 /// Longer ones always are: two copies of as much pass by the caches of both ends, and a trial would take long.
 const LONGEST: usize = 2 << 20;
-/// Bytes of a run, within its bounds in messages.
-const RUN: usize = 16 << 20;
-const FEWEST: usize = 16;
+/// Bytes of a run, and of what precedes it, within their bounds in messages.
+const RUN: usize = 8 << 20;
+const FEWEST: usize = 8;
 const MOST: usize = 128;
-/// Messages at the beginning of a run that are not timed: as long as those that began before are under way, these wait for them.
+/// The most messages at the beginning of a run that are not timed: as long as those that began before are under way, these wait
+/// for them.
 const SETTLES: usize = 32;
 /// Runs between two trials, at first and at most.
 const SOON: u32 = 8;
 const LATE: u32 = 1 << 10;
 /// How much better the other must be.
 const BETTER: f64 = 0.87;
+/// How much worse it must be for a trial to end early, and by how much its pause grows then.
+const WORSE: f64 = 1.5;
+const FARTHER: u32 = 8;
 /// The part of a run that may pass between two messages.
 const PAUSE: u32 = 4;
 
@@ -68,6 +76,8 @@ struct Class {
     longest: Duration,
     /// When the last message began.
     last: Option<Instant>,
+    /// A run has ended.
+    is_warm: bool,
     /// Runs until the next trial, and from that to the one after it.
     rest: u32,
     pause: u32,
@@ -89,7 +99,8 @@ impl Class {
             time: Duration::ZERO,
             longest: Duration::ZERO,
             last: None,
-            rest: 1,
+            is_warm: false,
+            rest: 2,
             pause: SOON,
         }
     }
@@ -101,22 +112,36 @@ impl Class {
             false => self.best,
         };
         let timed = (RUN / length).clamp(FEWEST, MOST);
+        let settles = timed.min(SETTLES);
         self.messages += 1;
         if let Some(last) = self.last.replace(now)
-            && self.messages > SETTLES
+            && self.messages > settles
         {
             let gap = now.duration_since(last);
             self.time += gap;
             self.longest = self.longest.max(gap);
             self.bytes += length;
         }
-        if self.messages >= SETTLES + timed {
-            let cost = self.time.as_nanos() as f64 / self.bytes as f64;
-            self.over(way, (self.longest < self.time / PAUSE).then_some(cost));
-            (self.messages, self.bytes) = (0, 0);
-            (self.time, self.longest) = (Duration::ZERO, Duration::ZERO);
+        let is_long = self.messages >= settles + timed;
+        if is_long || self.is_trial {
+            let cost = self.cost_so_far();
+            if is_long || cost.is_some_and(|cost| self.is_much_worse(cost)) {
+                self.over(way, cost.filter(|_| self.is_warm));
+                (self.messages, self.bytes, self.is_warm) = (0, 0, true);
+                (self.time, self.longest) = (Duration::ZERO, Duration::ZERO);
+            }
         }
         way
+    }
+
+    /// What a byte took in this run, where that can be said.
+    fn cost_so_far(&self) -> Option<f64> {
+        let steady = self.longest < self.time / PAUSE;
+        steady.then(|| self.time.as_nanos() as f64 / self.bytes as f64)
+    }
+
+    fn is_much_worse(&self, cost: f64) -> bool {
+        self.cost[self.best as usize].is_some_and(|best| cost > best * WORSE)
     }
 
     /// A run has ended. `cost`: what a byte took, where that can be said.
@@ -135,6 +160,9 @@ impl Class {
             Some(best) if cost.is_some_and(|cost| cost < best * BETTER) => {
                 self.best = way;
                 SOON
+            }
+            _ if cost.is_some_and(|cost| self.is_much_worse(cost)) => {
+                (self.pause * FARTHER).min(LATE)
             }
             _ => (self.pause * 2).min(LATE),
         };
