@@ -1,6 +1,6 @@
 //! The doors of the fuzz targets: every decoder of what comes from outside, given any bytes.
 //!
-//! Built for `tests/fuzz` (`--cfg fuzzing`, which cargo-fuzz passes) and for tests; a build for use has
+//! Built for `tests/fuzz` (`--cfg fuzzing`, which `.ci/fuzz` passes) and for tests; a build for use has
 //! nothing of it. Whatever the bytes are, a decoder neither panics nor takes long, and what it takes
 //! comes back from its own encoder. Bytes behind a checksum or a length are given a second time with
 //! one that is right, so that what lies behind it is reached.
