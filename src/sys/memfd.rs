@@ -112,12 +112,20 @@ impl Memfd {
     /// # Errors
     /// `ENOMEM`.
     pub(crate) fn map(&self) -> io::Result<Mapping> {
-        let mapping = Mapping::new(self.fd.as_fd(), self.len, true)?;
+        let mapping = self.map_sparse()?;
         if self.len >= HUGE_PAGE {
             // Advice: a kernel without huge pages for shared memory refuses it, and small pages serve as well.
             let _ = mapping.advise(libc::MADV_HUGEPAGE);
         }
         Ok(mapping)
+    }
+
+    /// The same for what is to stay mostly empty: without huge pages, which fill in 2 MiB for a byte.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn map_sparse(&self) -> io::Result<Mapping> {
+        Mapping::new(self.fd.as_fd(), self.len, true)
     }
 
     /// The descriptor alone.

@@ -20,8 +20,9 @@ use wharf::{Access, Context, Endpoint, Mask, RemoteRegion, Tag, Worker};
 
 use super::{choices, machine::Dice, number};
 
-/// Bytes of the segment, and where what lies in it.
-const SEGMENT: usize = 0xa4000;
+/// Bytes of the segment, those of them in front of the wide areas, and where what lies in it.
+const SEGMENT: usize = 0x4a4000;
+const FRONT: usize = 0xa4000;
 const LINES: [usize; 4] = [0x80, 0x180, 0x100, 0x200];
 const ACTIVE: [usize; 2] = [0x280, 0x300];
 const TRANSFERS: usize = 0x1000;
@@ -111,7 +112,7 @@ impl Segment {
             2 => dice.word(),
             3 => dice.below(4) as u64,
             4 => 1 << dice.below(64),
-            _ => self.word(dice.below(SEGMENT / 8) * 8),
+            _ => self.word(dice.below(FRONT / 8) * 8),
         };
         let word = number.to_le_bytes();
         match dice.below(12) {
@@ -119,7 +120,10 @@ impl Segment {
             2 => self.write(dice.pick(&ACTIVE) + 4 * dice.below(2), &word[..4]),
             3 | 4 => self.write(TRANSFERS + 8 * dice.below(64 * 8), &word),
             5 => self.write(GENERATIONS + 8 * dice.below(2 * 512), &word),
-            6 => self.write(8 * dice.below(SEGMENT / 8), &word),
+            6 => {
+                let end = dice.pick(&[FRONT, SEGMENT]);
+                self.write(8 * dice.below(end / 8), &word);
+            }
             7 => {
                 // The next cell's word, and the content of any.
                 let cell = dice.pick(&CELLS) + 64 * dice.below(64);
@@ -138,7 +142,7 @@ impl Segment {
         };
         let (kind, length) = match dice.below(12) {
             0 => (dice.byte().into(), dice.below(0x10000) as u64),
-            1 => (2, dice.below(9000) as u64),
+            1 => (dice.pick(&[2, 3]), dice.below(9000) as u64),
             _ => (1, dice.below(49) as u64),
         };
         let id = match dice.below(4) {

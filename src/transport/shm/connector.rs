@@ -171,8 +171,8 @@ fn same_user(channel: &Channel) -> Result<()> {
 }
 
 fn make_segment() -> Result<(Memfd, Pair)> {
-    let made =
-        Memfd::create(c"wharf-pair", SEGMENT).and_then(|segment| Ok((segment.map()?, segment)));
+    let made = Memfd::create(c"wharf-pair", SEGMENT)
+        .and_then(|segment| Ok((segment.map_sparse()?, segment)));
     let (mapping, segment) =
         made.map_err(|error| Error::io("making the segment to share with the peer", error))?;
     let pair = Pair::new(mapping, Role::Server)?;

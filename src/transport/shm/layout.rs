@@ -16,7 +16,9 @@
 //! 0x14000   64 Ki  1024 cells, server to client
 //! 0x24000  256 Ki  byte area, client to server
 //! 0x64000  256 Ki  byte area, server to client
-//! 0xa4000          end
+//! 0xa4000    2 Mi  wide area, client to server        not touched by a connection that is quiet
+//! 0x2a4000   2 Mi  wide area, server to client
+//! 0x4a4000         end
 //! ```
 //!
 //! A cell is one cache line. Its word is written last, with release:
@@ -29,9 +31,12 @@
 //! ```
 //!
 //! The sequence of message number `n` (from 0) is `n + 1`, so a fresh cell of zeros holds no message, and what the cell held
-//! a lap ago is never taken for a new one. A body of more than 48 bytes lies in the byte area. Its place is not written
-//! anywhere: both ends work it out from the lengths of the messages before (see [`place`]), so there is no offset to
-//! distrust.
+//! a lap ago is never taken for a new one. A body of more than 48 bytes lies in the byte area, or in the wide one: the kind
+//! says in which. Its place there is not written anywhere: both ends work it out from the lengths of the messages before (see
+//! [`place`]), so there is no offset to distrust.
+//!
+//! The bytes of both areas are counted in one row of positions, of which never more are under way than the first area holds. A sender
+//! that has once gone to the wide area stays there: so what lies in the first one still when it goes is in nobody's way.
 
 use crate::util::loom::{AtomicU32, AtomicU64, UnsafeCell};
 
@@ -43,11 +48,16 @@ pub(crate) const CELLS: u64 = 1024;
 /// Two cells, so that a model of three messages wraps.
 #[cfg(wharf_loom)]
 pub(crate) const CELLS: u64 = 2;
-/// Bytes of a byte area.
-pub(crate) const AREA: u64 = 256 * 1024;
+/// Bytes of the byte area that a connection begins with: what it touches at most as long as it is quiet, and what may be under way.
+pub(crate) const AREA: u64 = 256 << 10;
+/// Bytes of the area that a busy one goes to. What it is for: when the sender comes round again its lines have left the caches
+/// of the cores' own, which else have to give them to each other, line by line. Two processes that only copy 4 KiB in and out do
+/// 8 to 9 GB/s with up to 512 KiB, 13 to 19 with 1 MiB, 34 to 46 with 2 to 8 MiB (AMD EPYC with 1 MiB of second-level cache for
+/// each core, 25 November 2026).
+pub(crate) const WIDE: u64 = 2 << 20;
 /// Longest body within a cell.
 pub(crate) const MAX_INLINE: usize = 48;
-/// Longest body in the area: eight of them fit at once.
+/// Longest body in an area: eight of them fit at once.
 pub(crate) const MAX_BCOPY: usize = 32 * 1024;
 /// Bodies in the area begin on this boundary.
 pub(crate) const AREA_ALIGN: u64 = 64;
@@ -58,9 +68,9 @@ pub(crate) const GENERATIONS: usize = 512;
 pub(crate) const TRANSFERS: usize = 64;
 
 /// Bytes of the whole segment.
-pub(crate) const SEGMENT: usize = 0xa4000;
+pub(crate) const SEGMENT: usize = 0x4a_4000;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"wharfshm");
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 
 /// Byte offsets; `[0]` of the client or client to server, `[1]` of the server or server to client.
 pub(crate) const CONSUMER: [usize; 2] = [0x80, 0x180];
@@ -69,7 +79,8 @@ pub(crate) const ACTIVE: [usize; 2] = [0x280, 0x300];
 pub(crate) const TRANSFER: usize = 0x1000;
 pub(crate) const GENERATION: [usize; 2] = [0x2000, 0x3000];
 pub(crate) const CELL: [usize; 2] = [0x4000, 0x14000];
-pub(crate) const BYTES: [usize; 2] = [0x24000, 0x64000];
+pub(crate) const BYTES: [usize; 2] = [0x2_4000, 0x6_4000];
+pub(crate) const WIDE_BYTES: [usize; 2] = [0xa_4000, 0x2a_4000];
 
 /// One message, or the head of one.
 #[derive(Debug)]
@@ -132,6 +143,7 @@ pub(crate) struct TransferSlot {
 pub(crate) enum Kind {
     Inline = 1,
     Area = 2,
+    Wide = 3,
 }
 
 /// A cell's word, taken apart. Nothing of it is trusted yet.
@@ -165,6 +177,7 @@ impl Word {
         match (self.0 >> 56) as u8 {
             1 => Some(Kind::Inline),
             2 => Some(Kind::Area),
+            3 => Some(Kind::Wide),
             _ => None,
         }
     }
@@ -175,17 +188,17 @@ const fn sequence(number: u64) -> u32 {
     (number as u32).wrapping_add(1)
 }
 
-/// Where in the area a body of `length` bytes goes when the area is used up to position `from` (positions only grow): the
-/// offset of its first byte, and the position after it. A body never wraps: the rest of the lap is left unused instead.
+/// Where in an area of `room` bytes a body of `length` bytes goes when it is used up to position `from` (positions only grow):
+/// the offset of its first byte, and the position after it. A body never wraps: the rest of the lap is left unused instead.
 /// For `length` up to [`MAX_BCOPY`] offset and length stay inside the area, whatever `from` is.
-#[inline]
-pub(crate) const fn place(from: u64, length: usize) -> (usize, u64) {
-    let offset = from % AREA;
+#[inline(always)]
+pub(crate) const fn place(room: u64, from: u64, length: usize) -> (usize, u64) {
+    let offset = from % room;
     let size = (length as u64).next_multiple_of(AREA_ALIGN);
-    if offset + size <= AREA {
+    if offset + size <= room {
         (offset as usize, from + size)
     } else {
-        (0, from + (AREA - offset) + size)
+        (0, from + (room - offset) + size)
     }
 }
 
@@ -205,9 +218,8 @@ const _: () = {
     assert!(offset_of!(Active, inside) == 0 && offset_of!(Active, over) == 4);
     assert!(size_of::<TransferSlot>() == 64 && align_of::<Cell>() == 64);
     assert!(offset_of!(TransferSlot, done) == 8);
-    assert!(
-        CELLS.is_power_of_two() && AREA.is_multiple_of(AREA_ALIGN) && AREA >= 4 * MAX_BCOPY as u64
-    );
+    assert!(CELLS.is_power_of_two() && AREA.is_power_of_two() && AREA >= 4 * MAX_BCOPY as u64);
+    assert!(WIDE.is_power_of_two() && WIDE >= AREA && AREA.is_multiple_of(AREA_ALIGN));
     assert!(MAX_BCOPY <= u16::MAX as usize);
     assert!(ACTIVE[1] + 128 <= TRANSFER && TRANSFER + TRANSFERS * 64 == GENERATION[0]);
     assert!(
@@ -215,5 +227,8 @@ const _: () = {
             && GENERATION[1] + GENERATIONS * 8 == CELL[0]
     );
     assert!(CELL[0] + CELLS as usize * 64 == CELL[1] && CELL[1] + CELLS as usize * 64 == BYTES[0]);
-    assert!(BYTES[0] + AREA as usize == BYTES[1] && BYTES[1] + AREA as usize == SEGMENT);
+    assert!(BYTES[0] + AREA as usize == BYTES[1] && BYTES[1] + AREA as usize == WIDE_BYTES[0]);
+    assert!(
+        WIDE_BYTES[0] + WIDE as usize == WIDE_BYTES[1] && WIDE_BYTES[1] + WIDE as usize == SEGMENT
+    );
 };

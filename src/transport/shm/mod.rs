@@ -87,7 +87,7 @@ impl Transport for Shm {
 
     fn probe(&self) -> Result<()> {
         let segment =
-            Memfd::create(c"wharf-probe", layout::SEGMENT).and_then(|segment| segment.map());
+            Memfd::create(c"wharf-probe", layout::SEGMENT).and_then(|segment| segment.map_sparse());
         segment.map_err(|error| Error::io("making sealed anonymous memory (memfd)", error))?;
         let bell = Bell::pair();
         bell.map_err(|error| Error::io("making a doorbell (a socket pair)", error))?;

@@ -46,6 +46,7 @@ impl Ring {
         RingMemory {
             cells: NonNull::from(&self.cells[0]),
             area: NonNull::dangling(),
+            wide: NonNull::dangling(),
             consumer: NonNull::from(&self.consumer),
             producer: NonNull::from(&self.producer),
         }

@@ -27,7 +27,7 @@ use super::{
     doorbell::before_the_look,
     layout::{
         ACTIVE, Active, BYTES, CELL, CONSUMER, GENERATION, GENERATIONS, PRODUCER, SEGMENT,
-        TRANSFER, TRANSFERS, TransferSlot,
+        TRANSFER, TRANSFERS, TransferSlot, WIDE_BYTES,
     },
     ring::RingMemory,
 };
@@ -418,6 +418,7 @@ impl Pair {
         RingMemory {
             cells: self.at(CELL[direction]),
             area: self.at(BYTES[direction]),
+            wide: self.at(WIDE_BYTES[direction]),
             consumer: self.at(CONSUMER[direction]),
             producer: self.at(PRODUCER[direction]),
         }

@@ -26,7 +26,8 @@ use std::{ptr, ptr::NonNull, slice, sync::Arc};
 use super::{
     doorbell::{Flag, can_be_calm},
     layout::{
-        AREA, CELLS, Cell, ConsumerLine, Kind, MAX_BCOPY, MAX_INLINE, ProducerLine, Word, place,
+        AREA, CELLS, Cell, ConsumerLine, Kind, MAX_BCOPY, MAX_INLINE, ProducerLine, WIDE, Word,
+        place,
     },
 };
 use crate::{
@@ -40,8 +41,11 @@ use crate::{
 
 /// Messages after which the consumer publishes its head: few enough that the producer rarely finds a stale head.
 const PUBLISH_CELLS: u64 = if CELLS < 32 { 1 } else { 32 };
-/// Bytes of the area after which it does.
+/// Bytes of bodies after which it does.
 const PUBLISH_AREA: u64 = AREA / 4;
+/// Bytes of bodies after which the producer goes to the wide area, if the consumer has not slept meanwhile: who waits for
+/// messages now and then is not worth the memory.
+const WIDE_AFTER: u64 = 4 << 20;
 
 /// Where a ring lies in this process.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +54,8 @@ pub(crate) struct RingMemory {
     pub(crate) cells: NonNull<Cell>,
     /// [`AREA`] bytes.
     pub(crate) area: NonNull<u8>,
+    /// [`WIDE`] bytes.
+    pub(crate) wide: NonNull<u8>,
     pub(crate) consumer: NonNull<ConsumerLine>,
     pub(crate) producer: NonNull<ProducerLine>,
 }
@@ -74,6 +80,18 @@ impl RingMemory {
     fn cell(&self, number: u64) -> &Cell {
         // SAFETY: the index is below `CELLS`; the cells are mapped while an end exists (module docs).
         unsafe { self.cells.add((number & (CELLS - 1)) as usize).as_ref() }
+    }
+
+    /// Where a body of at most [`MAX_BCOPY`] bytes lies that follows position `from`, in the first area or the wide one, and the
+    /// position after it. The body stays inside the area.
+    #[inline(always)]
+    fn body(&self, is_wide: bool, from: u64, length: usize) -> (*mut u8, u64) {
+        let (area, room) = match is_wide {
+            false => (self.area, AREA),
+            true => (self.wide, WIDE),
+        };
+        let (offset, end) = place(room, from, length);
+        (area.as_ptr().wrapping_add(offset), end)
     }
 
     #[inline(always)]
@@ -109,10 +127,13 @@ pub(crate) struct Producer {
     tail: u64,
     /// The consumer's head as last seen.
     head: u64,
-    /// Position after the last body in the area.
+    /// Position after the last body.
     area_tail: u64,
     /// The consumer's area head as last seen.
     area_head: u64,
+    /// Whether bodies go to the wide area, and the position from which on they will. Never back.
+    is_wide: bool,
+    wide_from: u64,
 }
 
 impl Producer {
@@ -127,6 +148,8 @@ impl Producer {
             head: 0,
             area_tail: 0,
             area_head: 0,
+            is_wide: false,
+            wide_from: WIDE_AFTER,
         }
     }
 
@@ -175,7 +198,12 @@ impl Producer {
             return self.push_inline(id, header, prefix, payload);
         }
         assert!(length <= MAX_BCOPY, "the caller bounds a buffered body");
-        let (offset, end) = place(self.area_tail, length);
+        if self.area_tail >= self.wide_from {
+            self.is_wide = true;
+            self.wide_from = u64::MAX;
+        }
+        // In the wide area too no more than the first one holds is under way: what follows it does not wait longer.
+        let (body, end) = self.memory.body(self.is_wide, self.area_tail, length);
         let fits = |this: &Self| {
             this.tail.wrapping_sub(this.head) < CELLS && end.wrapping_sub(this.area_head) <= AREA
         };
@@ -185,10 +213,9 @@ impl Producer {
                 return Err(PushError::Full { head: self.head });
             }
         }
-        // SAFETY: `place` keeps offset + length within the area; the consumer has released these bytes (area head); the slices
-        // are the caller's and do not lie in the ring.
+        // SAFETY: the body lies within its area; the consumer has released these bytes (area head); the slices are the caller's and
+        // do not lie in the ring.
         unsafe {
-            let body = self.memory.area.as_ptr().add(offset);
             ptr::copy_nonoverlapping(prefix.as_ptr(), body, prefix.len());
             ptr::copy_nonoverlapping(payload.as_ptr(), body.add(prefix.len()), payload.len());
         }
@@ -198,7 +225,11 @@ impl Producer {
             unsafe { (*content).header = header };
         });
         self.area_tail = end;
-        let ring = self.publish(cell_word(self.tail, length, id, Kind::Area));
+        let kind = match self.is_wide {
+            false => Kind::Area,
+            true => Kind::Wide,
+        };
+        let ring = self.publish(cell_word(self.tail, length, id, kind));
         self.fetch_next(length);
         Ok(ring)
     }
@@ -208,9 +239,8 @@ impl Producer {
     #[inline]
     fn fetch_next(&self, length: usize) {
         let length = length.min(FETCH);
-        let (offset, end) = place(self.area_tail, length);
-        if end.wrapping_sub(self.area_head) <= AREA {
-            let body = self.memory.area.as_ptr().wrapping_add(offset);
+        let (body, end) = self.memory.body(self.is_wide, self.area_tail, length);
+        if self.is_wide || end.wrapping_sub(self.area_head) <= AREA {
             for line in (0..length).step_by(64) {
                 prefetch_write(body.wrapping_add(line));
             }
@@ -225,7 +255,11 @@ impl Producer {
             .word
             .store(word.0, Ordering::Release);
         self.tail += 1;
-        self.memory.consumer().parked.answer()
+        let rings = self.memory.consumer().parked.answer();
+        if rings {
+            self.wide_from = self.wide_from.max(self.area_tail + WIDE_AFTER);
+        }
+        rings
     }
 
     #[cold]
@@ -282,7 +316,7 @@ pub(crate) struct Consumer {
     head: u64,
     /// The head as last published.
     published: u64,
-    /// Position after the last body taken from the area.
+    /// Position after the last body taken.
     area_head: u64,
     area_published: u64,
     /// Messages taken since the ring was last found empty.
@@ -369,13 +403,13 @@ impl Consumer {
                 };
                 f(word.id(), header, body, &self.hold)
             })?,
-            Some(Kind::Area) if length <= MAX_BCOPY => {
-                let (offset, end) = place(self.area_head, length);
+            Some(kind @ (Kind::Area | Kind::Wide)) if length <= MAX_BCOPY => {
+                let is_wide = kind == Kind::Wide;
+                let (body, end) = self.memory.body(is_wide, self.area_head, length);
                 // SAFETY: as above, for the header.
                 let header = cell.content.with(|content| unsafe { (*content).header });
-                // SAFETY: `place` keeps offset + length within the area for a length checked just now.
-                let body =
-                    unsafe { slice::from_raw_parts(self.memory.area.as_ptr().add(offset), length) };
+                // SAFETY: it lies within its area, for a length checked just now.
+                let body = unsafe { slice::from_raw_parts(body, length) };
                 f(word.id(), header, body, &self.hold)?;
                 self.area_head = end;
                 self.fetch_following();
@@ -444,15 +478,17 @@ impl Consumer {
         wanted: &Wanted,
     ) -> Option<(u64, usize)> {
         let length = word.length();
-        if length > MAX_BCOPY || !matches!(word.kind(), Some(Kind::Area)) {
+        let is_wide = match word.kind() {
+            Some(Kind::Area) => false,
+            Some(Kind::Wide) => true,
+            _ => return None,
+        };
+        if length > MAX_BCOPY {
             return None;
         }
-        let (offset, end) = place(self.area_head, length);
-        // SAFETY: `place` keeps offset + length within the area for a length checked just now; it fits where it is wanted.
-        unsafe {
-            let body = self.memory.area.as_ptr().add(offset);
-            copy(body, wanted.address, length);
-        }
+        let (body, end) = self.memory.body(is_wide, self.area_head, length);
+        // SAFETY: it lies within its area, for a length checked just now; it fits where it is wanted.
+        unsafe { copy(body, wanted.address, length) };
         self.area_head = end;
         self.fetch_following();
         self.passed();
@@ -479,8 +515,8 @@ impl Consumer {
         let word = Word(self.memory.cell(self.head + 1).word.load(Ordering::Relaxed));
         if word.is_message(self.head + 1) {
             let length = word.length().min(FETCH_READ);
-            let (offset, _) = place(self.area_head, length);
-            let body = self.memory.area.as_ptr().wrapping_add(offset);
+            let is_wide = word.kind() == Some(Kind::Wide);
+            let (body, _) = self.memory.body(is_wide, self.area_head, length);
             for line in (0..length).step_by(64) {
                 prefetch_read(body.wrapping_add(line));
             }
@@ -561,7 +597,7 @@ mod tests {
     /// A ring in ordinary memory, where it needs no system.
     struct Ring {
         cells: Box<[Cell]>,
-        area: cell::UnsafeCell<Box<[u8]>>,
+        areas: [cell::UnsafeCell<Box<[u8]>>; 2],
         consumer: ConsumerLine,
         producer: ProducerLine,
     }
@@ -580,7 +616,8 @@ mod tests {
             };
             Arc::new(Self {
                 cells: (0..CELLS).map(|_| cell()).collect(),
-                area: cell::UnsafeCell::new(vec![0; AREA as usize].into()),
+                areas: [AREA, WIDE]
+                    .map(|room| cell::UnsafeCell::new(vec![0; room as usize].into())),
                 consumer: ConsumerLine {
                     head: AtomicU64::new(0),
                     area_head: AtomicU64::new(0),
@@ -593,11 +630,13 @@ mod tests {
         }
 
         fn memory(&self) -> RingMemory {
-            // SAFETY: nobody else borrows the box itself.
-            let area = unsafe { &mut *self.area.get() };
+            let [area, wide] = &self.areas;
+            // SAFETY: nobody else borrows the boxes themselves.
+            let (area, wide) = unsafe { (&mut *area.get(), &mut *wide.get()) };
             RingMemory {
                 cells: NonNull::from(&*self.cells).cast(),
                 area: NonNull::from(&mut **area).cast(),
+                wide: NonNull::from(&mut **wide).cast(),
                 consumer: NonNull::from(&self.consumer),
                 producer: NonNull::from(&self.producer),
             }
@@ -671,6 +710,69 @@ mod tests {
         drop(held);
         assert!(published(&mut consumer) > (head, area));
         assert!(producer.push(2, 2, &[], &[0; 4000]).is_ok());
+    }
+
+    /// What was sent before lies where it lay, until it is taken.
+    #[test]
+    fn messages_lie_in_both_areas_when_the_sender_changes() {
+        let ring = Ring::new();
+        // SAFETY: the ring is there to the end; one producer and one consumer.
+        let (mut producer, mut consumer) = unsafe {
+            (
+                Producer::new(ring.memory()),
+                Consumer::new(ring.memory(), false),
+            )
+        };
+        producer.wide_from = AREA + AREA / 2;
+        let messages = if cfg!(miri) { 100 } else { 3 * WIDE / 4096 };
+        let (mut sent, mut most) = (0, 0);
+        for taken in 0..messages {
+            while producer
+                .push(1, sent, &[], &bytes(sent, length(sent)))
+                .is_ok()
+            {
+                sent += 1;
+            }
+            most = most.max(producer.area_tail - consumer.area_head);
+            let found = consumer.take(|_, header, body, _| {
+                assert_eq!(header, taken);
+                assert_eq!(body, bytes(taken, length(taken)));
+                Ok(())
+            });
+            assert!(found.expect("an honest peer"));
+        }
+        assert!((AREA - 2 * MAX_BCOPY as u64..=AREA).contains(&most));
+        assert!(producer.is_wide || cfg!(miri));
+    }
+
+    #[test]
+    fn a_receiver_that_sleeps_is_sent_to_the_first_area() {
+        let ring = Ring::new();
+        // SAFETY: as above.
+        let (mut producer, mut consumer) = unsafe {
+            (
+                Producer::new(ring.memory()),
+                Consumer::new(ring.memory(), false),
+            )
+        };
+        let mut pass = |sleeps: bool| {
+            if sleeps {
+                let _calm = consumer.park();
+            }
+            let rung = producer.push(1, 0, &[], &[0; MAX_BCOPY]).expect("room");
+            assert_eq!(rung, sleeps);
+            assert!(consumer.take(|_, _, _, _| Ok(())).expect("an honest peer"));
+            consumer.publish();
+            producer.is_wide
+        };
+        let enough = WIDE_AFTER / MAX_BCOPY as u64;
+        for _ in 0..3 {
+            assert!((1..enough).all(|_| !pass(false)));
+            assert!(!pass(true));
+        }
+        assert!((0..enough).all(|_| !pass(false)));
+        // Once there it stays.
+        assert!(pass(false) && pass(true) && pass(false));
     }
 
     #[test]

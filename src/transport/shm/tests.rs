@@ -23,7 +23,7 @@ use super::{
     Pair, Shm, ShmOptions, Standing,
     connector::Established,
     iface::ShmInterface,
-    layout::{AREA, CELLS, Kind, MAX_BCOPY, MAX_INLINE, SEGMENT, VERSION, Word, place},
+    layout::{AREA, CELLS, Kind, MAX_BCOPY, MAX_INLINE, SEGMENT, VERSION, WIDE, Word, place},
     ring::Consumer,
 };
 use crate::{
@@ -256,20 +256,22 @@ fn it_works_here() {
 
 #[test]
 fn places_stay_in_the_area_and_never_overlap() {
-    let mut position = 0;
-    for number in 0..10_000_u64 {
-        let length = (number * 7919 % (MAX_BCOPY as u64 + 1)) as usize;
-        let (offset, end) = place(position, length);
-        assert!(
-            offset + length <= AREA as usize
-                && end >= position
-                && end - position <= 2 * MAX_BCOPY as u64
-        );
-        position = end;
+    for room in [AREA, WIDE] {
+        let mut position = 0;
+        for number in 0..10_000_u64 {
+            let length = (number * 7919 % (MAX_BCOPY as u64 + 1)) as usize;
+            let (offset, end) = place(room, position, length);
+            assert!(
+                offset + length <= room as usize
+                    && end >= position
+                    && end - position <= 2 * MAX_BCOPY as u64
+            );
+            position = end;
+        }
+        let (offset, end) = place(room, room - 64, 65);
+        assert_eq!((offset, end), (0, room + 128));
+        assert!(place(room, u64::MAX / 2, MAX_BCOPY).0 + MAX_BCOPY <= room as usize);
     }
-    let (offset, end) = place(AREA - 64, 65);
-    assert_eq!((offset, end), (0, AREA + 128));
-    assert!(place(u64::MAX / 2, MAX_BCOPY).0 + MAX_BCOPY <= AREA as usize);
 }
 
 #[test]
