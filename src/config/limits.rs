@@ -7,8 +7,9 @@ use super::{did_you_mean, value};
 /// Each amount is bounded three times: for one connection, for all connections from one source together, and for the whole worker. A source is
 /// the IP address of a peer over a network (of an IPv6 address the first 64 bits), and the user of a peer on this host. The loopback connection of a worker to itself is not limited.
 ///
-/// Peers that keep to the protocol are held back by its windows long before they reach the default limit of a connection: 1 MiB of messages,
-/// 4096 announced ones, 128 streams of 64 KiB that nobody has accepted. What is beyond a limit is refused with
+/// Peers that keep to the protocol are held back by its windows long before they reach the default limit of a connection: 1 MiB of tagged messages,
+/// 512 KiB of active ones of each id that is received here, 4096 announced ones, 128 streams of 64 KiB that nobody has accepted. Who receives more than some
+/// forty ids, and leaves them all untaken, needs a higher one. What is beyond a limit is refused with
 /// [`ErrorKind::Exhausted`](crate::ErrorKind::Exhausted): a stream or a get alone; a message, of which its sender has no hope to hear, with its
 /// connection.
 ///

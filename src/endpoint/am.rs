@@ -117,8 +117,8 @@ impl Message<'_> {
 /// An active message on its way out; made by [`Endpoint::am_send`].
 ///
 /// # Completion
-/// Resolves when the message is on its way and its memory is free: at once for a short one that has a credit, when the receiver has
-/// fetched it for a long one. A message that nobody receives is refused with an error of kind `Rejected`; where that is known only
+/// Resolves when the message is on its way and its memory is free: at once for a short one that has a credit and finds room, when the receiver
+/// has fetched it for a long one. A message that nobody receives is refused with an error of kind `Rejected`; where that is known only
 /// after a short message has left, a [`Endpoint::flush`] that begins after the refusal has come back tells. A flush does not wait for it.
 ///
 /// # Cancel safety
@@ -161,8 +161,8 @@ impl<'a> AmSend<'a> {
         self
     }
 
-    /// Fails with `DeadlineExceeded` after this long. A message that has left by then is still delivered; one that waits for a credit
-    /// is withdrawn.
+    /// Fails with `DeadlineExceeded` after this long. A message that has left by then is still delivered; one that waits for a credit, or for
+    /// room, is withdrawn.
     pub fn deadline(mut self, after: Duration) -> Self {
         self.deadline = Deadline::After(after);
         self
@@ -436,8 +436,9 @@ impl Endpoint {
     /// Sends an active message: a header of up to [`Endpoint::AM_MAX_HEADER`] bytes, which is there as soon as the message is, and a
     /// payload of any length, which goes along when it is short and is fetched by the receiver when it is long.
     ///
-    /// Messages of one id arrive in the order in which their sends were first polled or posted. Of each id as many go unasked as the receiver
-    /// has given credits for, 16 to begin with; more wait.
+    /// Messages of one id arrive in the order in which their sends were first polled or posted. Of each id as many leave as the receiver has
+    /// given credits for, 16 to begin with, and of those that are not announced no more than 512 KiB that are untaken; more wait, for messages of
+    /// their own id alone.
     ///
     /// # Errors
     /// `Rejected` when nobody receives the id or the receiver does not want the payload, `InvalidArgument` for a header that is too

@@ -33,8 +33,8 @@ use super::{
 /// An active message. Its header is here; so is its payload, unless it is announced: then it is with its sender still, and goes where
 /// [`ActiveMessage::receive`] says.
 ///
-/// Long payloads are announced, and others when much is under way already. Dropping an announced message rejects it: its sender gets an
-/// error of kind `Rejected`.
+/// Long payloads are announced, and those in memory of a device. Dropping an announced message rejects it: its sender gets an error of kind
+/// `Rejected`. A short one always comes whole: with 512 KiB of its id under way or untaken it waits at its sender.
 #[must_use = "dropping an announced message rejects it"]
 #[doc(alias("ucp_am_recv_param_t", "ucp_am_recv_attr_t"))]
 pub struct ActiveMessage {

@@ -25,8 +25,9 @@
 //! What is short goes at once (*eager*), what is long is announced and fetched (*rendezvous*). The limits are fixed when an endpoint is made, from what its
 //! link can do; the target `wharf::protocol` prints them. [`rendezvous_threshold`](crate::ContextBuilder::rendezvous_threshold) or
 //! `WHARF_RNDV_THRESH=intra:SIZE,inter:SIZE` moves the limit: down, where receivers often come late and long messages would fill the window of 1 MiB that an
-//! endpoint has for what nobody asked for; up, where a round trip costs more than a copy. `inf` never announces what fits. The last 32 KiB of the window are for messages of up to
-//! 1 KiB: they leave at once while long ones wait to be received.
+//! endpoint has for tagged messages that nobody asked for; up, where a round trip costs more than a copy. `inf` never announces what fits. The last 32 KiB of the window are for messages of up to
+//! 1 KiB: they leave at once while long ones wait to be received. A tagged message that is short and finds no room is announced; an active one never is, but waits: those of
+//! each id have 512 KiB of their own that may be under way or untaken.
 //!
 //! On one host an announced message of 16 KiB to 2 MiB comes in one copy out of the sender's memory, or in fragments that both ends
 //! copy: which is faster depends on the machine, so each connection measures both, for each power of two of lengths, and takes the

@@ -2,8 +2,13 @@
 //!
 //! ```text
 //! word:    63 .. 32 unused | 31 .. 16 length of the user's header | 15 .. 0 id
-//! credit:  63 eager messages were thrown away | 47 .. 16 messages | 15 .. 0 id
+//! credit:  63 eager messages were thrown away | 47 .. 16 messages | 15 .. 0 id, and in the body u64 bytes
 //! ```
+//!
+//! What a sender may send of an id before its receiver has taken anything is bounded twice: so many messages, announced ones among them, and
+//! so many bytes of those that go unasked. Each id has its own, and tagged messages have theirs: what waits for room waits for the
+//! messages of its own id alone, which are taken in order, so that whoever waits for it can get at it. A short one is never announced for
+//! want of room.
 
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -15,6 +20,10 @@ pub(crate) const MAX_HEADER: usize = 4096;
 
 /// Messages of one id that a sender may send before it has heard of that id. Part of version 1 of the wire.
 pub(crate) const GRANT: u32 = 16;
+
+/// Bytes of eager messages of one id, as [`eager_cost`](super::window::eager_cost) counts them, that may be under way or untaken. Part of
+/// version 1 of the wire.
+pub(crate) const WINDOW: u64 = 512 << 10;
 
 const LOST: u64 = 1 << 63;
 

@@ -30,8 +30,8 @@
 //! | `STREAM_TAKEN` | stream | `u64` bytes taken out of that memory; when they are not all, the rest is to be sent as `STREAM_DATA` |
 //! | `AM_EAGER` | [`am::word`] | the user's header, payload |
 //! | `AM_RTS` | [`am::word`] | [`Rts`], the user's header |
-//! | `AM_CREDIT` | [`am::credit`] | none: so many messages more of that id |
-//! | `AM_REFUSED` | [`am::credit`] | none: nobody receives that id; messages thrown away, their credits returned |
+//! | `AM_CREDIT` | [`am::credit`] | `u64` bytes: so many messages more of that id, and so many bytes of those that go unasked |
+//! | `AM_REFUSED` | [`am::credit`] | `u64` bytes: nobody receives that id; messages thrown away, their credits and bytes returned |
 //! | `ATOMIC` | operation of the initiator | [`Atomic`]; answered by `FETCHED`, or by `DONE` when the old value is not asked for |
 //! | `FETCHED` | operation of the initiator | `u64` old value |
 //! | `SIGNAL` | none | [`Signal`]; not answered |

@@ -50,7 +50,7 @@ pub use address::WorkerAddress;
 pub use descriptor::Descriptor;
 pub use layout::{Block, Blocks};
 
-/// Bytes of eager messages, 64 for each message and its payload, that may be under way to a peer or unmatched there: what an
+/// Bytes of eager tagged messages, 64 for each message and its payload, that may be under way to a peer or unmatched there: what an
 /// endpoint can make its peer hold. Part of version 1 of the wire; past it messages are announced and wait at their sender.
 pub(crate) const EAGER_WINDOW: u64 = 1 << 20;
 

@@ -12,9 +12,9 @@
 //! back as soon as nothing more is being taken: a receiver that empties a full window piece by piece answers once and not for each piece.
 //! So no sender waits for room that is there, and none gets an answer for each message.
 //!
-//! One type for eager messages (bytes), active messages of an id (messages) and streams (bytes).
+//! One type for tagged messages (bytes), active messages of an id (messages, and bytes of those that go unasked) and streams (bytes).
 
-use crate::protocol::{EAGER_WINDOW, stream::STREAM_BYTES};
+use crate::protocol::{EAGER_WINDOW, am, stream::STREAM_BYTES};
 
 /// When a window is given back.
 #[derive(Clone, Copy, Debug)]
@@ -33,10 +33,17 @@ const SHORT: usize = 1 << 10;
 const SHORT_SHARE: u64 = 32 << 10;
 
 impl Terms {
-    /// Eager messages of a connection.
+    /// Eager tagged messages of a connection.
     pub(crate) const EAGER: Self = Self {
         size: EAGER_WINDOW,
         step: EAGER_WINDOW / 4,
+        grain: 4 << 10,
+    };
+
+    /// Bytes of eager active messages of an id.
+    pub(crate) const ACTIVE: Self = Self {
+        size: am::WINDOW,
+        step: am::WINDOW / 4,
         grain: 4 << 10,
     };
 
@@ -370,6 +377,7 @@ mod tests {
     fn terms() -> impl Strategy<Value = Terms> {
         prop_oneof![
             Just(Terms::EAGER),
+            Just(Terms::ACTIVE),
             Just(Terms::STREAM),
             (1u32..2000).prop_map(Terms::messages),
             (2u64..5000, 1u64..=100, 1u64..=100).prop_map(|(size, step, grain)| {

@@ -38,12 +38,6 @@ impl<T> ById<T> {
     }
 
     #[inline(always)]
-    pub(crate) fn get(&self, id: u16) -> Option<&T> {
-        let place = self.place(id)?;
-        self.values.get(place).map(|(_, value)| value)
-    }
-
-    #[inline(always)]
     pub(crate) fn get_mut(&mut self, id: u16) -> Option<&mut T> {
         let place = self.place(id)?;
         self.values.get_mut(place).map(|(_, value)| value)
@@ -100,7 +94,7 @@ mod tests {
         fn it_is_a_map(steps in prop::collection::vec((any::<bool>(), prop_oneof![0_u16..4, 254_u16..259, any::<u16>()]), 0..200)) {
             let (mut map, mut model) = (ById::default(), BTreeMap::new());
             for (number, (adds, id)) in steps.into_iter().enumerate() {
-                if adds && map.get(id).is_none() {
+                if adds && map.get_mut(id).is_none() {
                     map.entry(id, || number);
                     model.insert(id, number);
                 } else if !adds {

@@ -1,21 +1,21 @@
 //! Active messages on their way out, and the credits of both directions.
 //!
 //! A connection has [`am::GRANT`] messages of each id to begin with. The receiver gives more, up to the capacity of its inbox, as its user
-//! takes messages. A message without a credit waits in the queue of its id, behind those that came before it. What the sender has
-//! and what is under way is always what the receiver counts as left in its window.
+//! takes messages. One that goes unasked also takes its bytes of the id's [`am::WINDOW`]. A message that lacks either waits in the queue of
+//! its id, behind those that came before it. What the sender has and what is under way is always what the receiver counts as left in its
+//! windows.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::{
     Operation,
     error::{Error, ErrorKind},
-    memory::Buffer,
     protocol::{
         am, control,
-        window::{ReceiveWindow, SendWindow, Terms, eager_need},
+        window::{ReceiveWindow, SendWindow, Terms, eager_cost},
     },
     trace,
-    transport::{LinkAttributes, MAX_PREFIX, SendError},
+    transport::{MAX_PREFIX, SendError},
     types::{AmId, LinkId, OpKey},
     util::by_id::ById,
     worker::{
@@ -44,9 +44,10 @@ pub(crate) struct AmPeer {
 /// One id, on the way to the peer.
 pub(crate) struct Outbound {
     pub(crate) credits: SendWindow,
+    bytes: SendWindow,
     /// Nobody receives it there.
     pub(crate) refused: bool,
-    /// Sends that have no credit yet, in order.
+    /// Sends that have no credit or no room yet, in order.
     pub(crate) waiting: VecDeque<OpKey>,
 }
 
@@ -54,6 +55,10 @@ pub(crate) struct Outbound {
 pub(crate) struct Inbound {
     /// Credits that the peer has, or that are under way, and messages in the inbox.
     pub(crate) window: ReceiveWindow,
+    /// Bytes that the peer may send unasked.
+    pub(crate) bytes: ReceiveWindow,
+    /// The peer has yet to hear how much the inbox takes.
+    pub(crate) is_new: bool,
 }
 
 impl Outbound {
@@ -61,14 +66,34 @@ impl Outbound {
     pub(crate) fn admits(&self) -> bool {
         self.credits.left() > 0 && self.waiting.is_empty()
     }
+
+    /// Counts a message that leaves, which goes unasked if it has a cost.
+    #[inline]
+    fn take(&mut self, cost: Option<u64>) {
+        self.credits.take(1);
+        self.bytes.take(cost.unwrap_or(0));
+    }
+
+    /// The receiver gives back, or a message that was counted does not leave.
+    fn returned(&mut self, messages: u64, bytes: u64) {
+        self.credits.returned(messages, u64::MAX);
+        self.bytes.returned(bytes, Terms::ACTIVE.size);
+    }
 }
 
 impl Inbound {
-    /// All credits to give for an inbox of this capacity.
-    pub(crate) fn owed(&mut self, capacity: u32) -> Option<u32> {
+    /// All messages and bytes to give for an inbox of this capacity.
+    pub(crate) fn owed(&mut self, capacity: u32) -> Option<(u32, u64)> {
+        self.is_new = false;
+        let messages = self.window.give(&Terms::messages(capacity));
+        let bytes = self.bytes.give(&Terms::ACTIVE);
+        ((messages, bytes) != (0, 0)).then_some((messages as u32, bytes))
+    }
+
+    /// Nobody may be looking at its windows any more.
+    pub(crate) fn overlook(&mut self) {
         self.window.overlook();
-        let owed = self.window.give(&Terms::messages(capacity));
-        (owed > 0).then_some(owed as u32)
+        self.bytes.overlook();
     }
 }
 
@@ -77,6 +102,7 @@ impl AmPeer {
     pub(crate) fn outbound(&mut self, id: AmId) -> &mut Outbound {
         self.outbound.entry(id.0, || Outbound {
             credits: SendWindow::new(u64::from(am::GRANT)),
+            bytes: SendWindow::new(Terms::ACTIVE.size),
             refused: false,
             waiting: VecDeque::new(),
         })
@@ -86,14 +112,14 @@ impl AmPeer {
         self.outbound.get_mut(id.0)
     }
 
-    /// What is known of an id with an inbox, and whether that is new.
+    /// What is known of an id with an inbox.
     #[inline]
-    pub(crate) fn inbound(&mut self, id: AmId) -> (&mut Inbound, bool) {
-        let new = self.inbound.get(id.0).is_none();
-        let inbound = self.inbound.entry(id.0, || Inbound {
+    pub(crate) fn inbound(&mut self, id: AmId) -> &mut Inbound {
+        self.inbound.entry(id.0, || Inbound {
             window: ReceiveWindow::new(u64::from(am::GRANT)),
-        });
-        (inbound, new)
+            bytes: ReceiveWindow::new(Terms::ACTIVE.size),
+            is_new: true,
+        })
     }
 
     #[inline(always)]
@@ -119,15 +145,6 @@ impl AmPeer {
     }
 }
 
-/// Whether an eager message with this header goes over the link in one piece; `length` is that of header and payload.
-pub(crate) fn has_room(
-    header: Option<&Buffer>,
-    length: usize,
-    attributes: &LinkAttributes,
-) -> bool {
-    header.is_none_or(|header| header.len() <= MAX_PREFIX) || length <= attributes.max_bcopy
-}
-
 /// Whether any message with a header this long can go over the link.
 pub(crate) fn takes_header(peer: &Peer, length: usize) -> bool {
     length <= am::MAX_HEADER && control::Rts::SIZE + length <= peer.attributes.max_bcopy
@@ -151,7 +168,8 @@ pub(crate) fn try_am<'a>(
     if !peer.queue.is_empty() || !out.waiting.is_empty() || length > peer.eager {
         return Err(None);
     }
-    if out.credits.left() == 0 || eager_need(length) > peer.send_window.left() {
+    let cost = eager_cost(length);
+    if out.credits.left() == 0 || cost > out.bytes.left() {
         // What comes back may be waiting to be read.
         return Err(Some(SendError::Full));
     }
@@ -169,8 +187,7 @@ pub(crate) fn try_am<'a>(
     } else {
         return Err(None);
     }
-    out.credits.take(1);
-    peer.take_window(length);
+    out.take(Some(cost));
     trace::operation("active message send", length, "eager");
     Ok(())
 }
@@ -186,7 +203,7 @@ pub(crate) fn refused() -> Error {
 }
 
 impl Core {
-    /// Enters a send into the table; it leaves when it has a credit.
+    /// Enters a send into the table; it leaves when it has a credit, and room if it goes unasked.
     pub(crate) fn am_enter(&mut self, link: LinkId, send: Send, unstaged: bool) -> OpKey {
         let id = am::id(send.tag.0);
         let key = self.operations.insert(Some(link), false, Work::Send(send));
@@ -201,25 +218,31 @@ impl Core {
         key
     }
 
-    /// Sends of an id leave as far as there are credits.
+    /// Sends of an id leave as far as there are credits and room.
     fn am_release(&mut self, link: LinkId, id: AmId) {
         while let Some(peer) = at(&mut self.peers, link)
             && let Some(out) = peer.am.known(id)
             && out.credits.left() > 0
-            && let Some(key) = out.waiting.pop_front()
+            && let Some(key) = out.waiting.front().copied()
         {
-            if self
-                .operations
-                .get(key)
-                .is_some_and(|entry| entry.outcome.is_none())
-            {
-                out.credits.take(1);
-                self.submit(link, key);
+            let entry = self.operations.get(key);
+            let waits = entry.filter(|entry| entry.outcome.is_none());
+            let Some(Work::Send(send)) = waits.map(|entry| &entry.work) else {
+                out.waiting.pop_front();
+                continue;
+            };
+            let cost = send.unasked(peer.eager, &peer.attributes);
+            if cost.is_some_and(|cost| cost > out.bytes.left()) {
+                // Announced it would be rejected by who expects it whole, and those behind it wait for it in any case.
+                return;
             }
+            out.waiting.pop_front();
+            out.take(cost);
+            self.submit(link, key);
         }
     }
 
-    /// A send that has not left is cancelled: its credit, or its place in the queue, goes to the next.
+    /// A send that has not left is cancelled: its credit and its room, or its place in the queue, go to the next.
     pub(crate) fn am_withdraw(&mut self, link: Option<LinkId>, key: OpKey) {
         let (Some(link), Some(entry)) = (link, self.operations.get(key)) else {
             return;
@@ -231,9 +254,12 @@ impl Core {
             return;
         }
         let (id, queued) = (am::id(send.tag.0), entry.queued);
-        if let Some(out) = at(&mut self.peers, link).and_then(|peer| peer.am.known(id)) {
+        if let Some(peer) = at(&mut self.peers, link)
+            && let Some(out) = peer.am.known(id)
+        {
             if queued {
-                out.credits.returned(1, u64::MAX);
+                let cost = send.unasked(peer.eager, &peer.attributes);
+                out.returned(1, cost.unwrap_or(0));
             } else {
                 out.waiting.retain(|waiting| *waiting != key);
             }
@@ -241,13 +267,13 @@ impl Core {
         self.am_release(link, id);
     }
 
-    /// The peer takes more messages of an id.
-    pub(crate) fn am_credit(&mut self, link: LinkId, word: u64) {
+    /// The peer takes more messages of an id, and more bytes.
+    pub(crate) fn am_credit(&mut self, link: LinkId, word: u64, bytes: u64) {
         let (id, count, _) = am::parse_credit(word);
         if let Some(peer) = at(&mut self.peers, link)
             && let Some(out) = peer.am.known(id)
         {
-            out.credits.returned(u64::from(count), u64::MAX);
+            out.returned(u64::from(count), bytes);
             out.refused = false;
             peer.ready.take(&mut self.wakes);
             self.am_release(link, id);
@@ -255,7 +281,7 @@ impl Core {
     }
 
     /// The peer receives none of an id.
-    pub(crate) fn am_refused(&mut self, link: LinkId, word: u64) {
+    pub(crate) fn am_refused(&mut self, link: LinkId, word: u64, bytes: u64) {
         let (id, count, lost) = am::parse_credit(word);
         let Some(peer) = at(&mut self.peers, link) else {
             return;
@@ -263,7 +289,7 @@ impl Core {
         let Some(out) = peer.am.known(id) else {
             return;
         };
-        out.credits.returned(u64::from(count), u64::MAX);
+        out.returned(u64::from(count), bytes);
         out.refused = true;
         let waiting = std::mem::take(&mut out.waiting);
         if lost {

@@ -1108,8 +1108,16 @@ impl Core {
                 self.stream_message(from, id, header, body)?;
             }
             control::AM_RTS => self.am_announced(from, header, body)?,
-            control::AM_CREDIT => self.am_credit(from, header),
-            control::AM_REFUSED => self.am_refused(from, header),
+            control::AM_CREDIT | control::AM_REFUSED => {
+                let bytes = body
+                    .first_chunk::<8>()
+                    .ok_or_else(|| violation("short message"))?;
+                let bytes = u64::from_le_bytes(*bytes);
+                match id {
+                    control::AM_CREDIT => self.am_credit(from, header, bytes),
+                    _ => self.am_refused(from, header, bytes),
+                }
+            }
             control::ATOMIC => {
                 self.atomic_request(from, header, &control::Atomic::decode(body)?)?
             }
@@ -1264,13 +1272,13 @@ impl Core {
         }
     }
 
-    /// Counts an eager message against the peer's window.
     /// A peer has sent more than it may, and that was taken before it was known.
     #[cold]
     pub(super) fn exceeded(&mut self, link: LinkId) {
         self.broken(link, violation("the peer exceeded the eager window"));
     }
 
+    /// Counts an eager tagged message against the peer's window.
     pub(super) fn hold_window(&mut self, link: LinkId, length: usize) -> Result<()> {
         if let Some(peer) = self.peer(link)
             && !peer.receive_window.hold(eager_cost(length))

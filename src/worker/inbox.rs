@@ -42,7 +42,7 @@ pub(crate) struct Arrived {
     pub(crate) link: LinkId,
     pub(crate) from: EndpointId,
     account: AccountId,
-    /// What it takes of the eager window until it is taken; 0 for an announced one.
+    /// What it takes of the window of its id until it is taken; 0 for an announced one.
     cost: u32,
     pub(crate) content: Content,
 }
@@ -384,16 +384,17 @@ impl Core {
         self.inboxes.open.entry(id.0, inbox);
         for peer in self.peers.iter_mut().flatten() {
             let told = peer.am.admit(id);
-            let owed = peer
-                .am
-                .inbound_of(id)
-                .and_then(|inbound| inbound.owed(capacity));
+            let owed = peer.am.inbound_of(id).and_then(|inbound| {
+                inbound.overlook();
+                inbound.owed(capacity)
+            });
+            let (messages, bytes) = owed.unwrap_or_default();
             if peer.is_alive()
                 && (told || owed.is_some())
                 && let Err(error) = peer.control(
                     control::AM_CREDIT,
-                    am::credit(id, owed.unwrap_or(0), false),
-                    &[],
+                    am::credit(id, messages, false),
+                    &bytes.to_le_bytes(),
                 )
             {
                 self.failures.push((peer.slot, error));
@@ -413,8 +414,8 @@ impl Core {
     pub(crate) fn am_close(&mut self, id: AmId, serial: u64) -> Option<Waker> {
         self.inboxes.own(id, serial)?;
         let inbox = self.inboxes.open.remove(id.0)?;
-        // By connection: messages, and whether some were eager.
-        let mut refusals: Vec<(LinkId, u32, bool)> = Vec::new();
+        // By connection: messages, and bytes of those that came unasked.
+        let mut refusals: Vec<(LinkId, u32, u64)> = Vec::new();
         for standing in inbox.queue {
             let link = match &standing {
                 Standing::Message(arrived) => {
@@ -431,32 +432,27 @@ impl Core {
                 continue;
             };
             inbound.window.refuse(1);
-            let eager = match standing {
-                Standing::CalledBack { .. } => false,
-                Standing::Message(arrived) => match &arrived.content {
-                    Content::Announced(announced) => {
-                        self.am_reject(link, arrived.from, announced.rts.op, NOBODY);
-                        false
-                    }
-                    _ => {
-                        self.consumed(link, u64::from(arrived.cost));
-                        true
-                    }
-                },
-            };
-            match refusals.iter_mut().find(|(of, ..)| *of == link) {
-                Some((_, count, lost)) => {
-                    *count += 1;
-                    *lost |= eager;
+            let mut bytes = 0;
+            if let Standing::Message(arrived) = &standing {
+                bytes = u64::from(arrived.cost);
+                inbound.bytes.refuse(bytes);
+                if let Content::Announced(announced) = &arrived.content {
+                    self.am_reject(link, arrived.from, announced.rts.op, NOBODY);
                 }
-                None => refusals.push((link, 1, eager)),
+            }
+            match refusals.iter_mut().find(|(of, ..)| *of == link) {
+                Some((_, count, sum)) => {
+                    *count += 1;
+                    *sum += bytes;
+                }
+                None => refusals.push((link, 1, bytes)),
             }
         }
-        for (link, count, lost) in refusals {
+        for (link, count, bytes) in refusals {
             if let Some(peer) = self.peer(link) {
                 peer.am.refuse(id);
             }
-            self.control(link, control::AM_REFUSED, am::credit(id, count, lost), &[]);
+            self.am_tell_refused(link, id, count, bytes);
         }
         inbox.runner
     }
@@ -487,10 +483,10 @@ impl Core {
             return false;
         };
         let cost = eager_cost(body.len());
-        if !peer.receive_window.admits(cost) || !inbound.window.pass(1) {
+        if !inbound.bytes.admits(cost) || !inbound.window.pass(1) {
             return false;
         }
-        peer.receive_window.pass(cost);
+        inbound.bytes.pass(cost);
         let hold = hold.filter(|_| !awaited.keeps);
         awaited.arrived = Some(Arrived {
             link,
@@ -500,10 +496,10 @@ impl Core {
             content: Content::in_place(header, body, hold),
         });
         let messages = inbound.window.due(&Terms::messages(awaited.capacity));
-        let bytes = peer.receive_window.due(&Terms::EAGER);
+        let bytes = inbound.bytes.due(&Terms::ACTIVE);
         if (messages, bytes) != (Due::Nothing, Due::Nothing) {
             self.give_back(Window::Messages(link, id), messages);
-            self.give_back(Window::Eager(link), bytes);
+            self.give_back(Window::Active(link, id), bytes);
         }
         true
     }
@@ -517,8 +513,8 @@ impl Core {
         hold: Option<&Arc<Hold>>,
     ) -> Result<()> {
         let (id, header) = am::parse(word, body.len())?;
-        self.hold_window(link, body.len())?;
         let cost = eager_cost(body.len());
+        self.am_hold(link, id, cost)?;
         self.am_push(link, id, Refused::Eager { cost }, |inbox| {
             let hold = hold.filter(|_| inbox.runner.is_some());
             Content::in_place(header, body, hold)
@@ -535,9 +531,8 @@ impl Core {
     ) -> Result<Place> {
         let total = prefix.len() + length;
         let (id, _) = am::parse(word, total)?;
-        self.hold_window(link, total)?;
-        if self.inboxes.find(id).is_none() {
-            let cost = eager_cost(total);
+        let cost = eager_cost(total);
+        if !self.am_hold(link, id, cost)? {
             self.am_refuse(link, id, Refused::Eager { cost });
             return Ok(Place::Discard);
         }
@@ -558,6 +553,12 @@ impl Core {
         };
         let cost = eager_cost(data.len());
         let pushed = am::parse(word, data.len()).and_then(|(id, header)| {
+            if self.inboxes.find(id).is_none()
+                && let Some(inbound) = self.peer(link).and_then(|peer| peer.am.inbound_of(id))
+            {
+                // It was closed meanwhile.
+                inbound.bytes.refuse(cost);
+            }
             self.am_push(link, id, Refused::Eager { cost }, |_| Content::Whole {
                 header: header as u16,
                 bytes: data.into(),
@@ -578,9 +579,6 @@ impl Core {
                 "an announced message has bytes behind its header",
             ));
         }
-        if rts.length > 0 {
-            self.lacked(link, rts.length.saturating_add(user.len() as u64));
-        }
         let empty = rts.length == 0 && self.inboxes.find(id).is_some();
         let op = rts.op;
         self.am_push(link, id, Refused::Announced { op }, |_| {
@@ -598,7 +596,22 @@ impl Core {
         Ok(())
     }
 
-    /// Puts a message into its inbox, or refuses it.
+    /// Counts an eager message against the window of its id. `false`: nobody receives it, and it is not counted.
+    fn am_hold(&mut self, link: LinkId, id: AmId, cost: u64) -> Result<bool> {
+        if self.inboxes.find(id).is_none() {
+            return Ok(false);
+        }
+        if let Some(peer) = self.peer(link)
+            && !peer.am.inbound(id).bytes.hold(cost)
+        {
+            return Err(violation(
+                "the peer exceeded the window of its active messages",
+            ));
+        }
+        Ok(true)
+    }
+
+    /// Puts a message into its inbox, or refuses it. An eager one was counted.
     #[inline]
     fn am_push(
         &mut self,
@@ -623,18 +636,14 @@ impl Core {
         if op.is_some_and(|op| peer.am.announced.contains_key(&op)) {
             return Err(violation("announced twice"));
         }
-        let (inbound, new) = peer.am.inbound(id);
+        let inbound = peer.am.inbound(id);
         if !inbound.window.hold(1) {
             return Err(too_many());
         }
         self.ledger.take(account, content.amount())?;
-        let owed = if new {
-            inbound.owed(inbox.capacity)
-        } else {
-            None
-        };
-        let due = inbound.window.due(&Terms::messages(inbox.capacity));
-        let is_eager = matches!(refused, Refused::Eager { .. });
+        let is_new = inbound.is_new;
+        let messages = inbound.window.due(&Terms::messages(inbox.capacity));
+        let bytes = inbound.bytes.due(&Terms::ACTIVE);
         if let Some(op) = op {
             let number = inbox.passed + inbox.queue.len() as u64;
             peer.am.announced.insert(op, (id, number));
@@ -661,14 +670,12 @@ impl Core {
         // What comes later waits behind it.
         let awaited = &mut self.inboxes.awaited;
         awaited.take_if(|awaited| awaited.id == id && awaited.arrived.is_none());
-        if let Some(owed) = owed {
-            self.control(link, control::AM_CREDIT, am::credit(id, owed, false), &[]);
+        if is_new {
+            self.give_messages(link, id);
         }
-        if due != Due::Nothing {
-            self.give_back(Window::Messages(link, id), due);
-        }
-        if is_eager {
-            self.kept(link);
+        if (messages, bytes) != (Due::Nothing, Due::Nothing) {
+            self.give_back(Window::Messages(link, id), messages);
+            self.give_back(Window::Active(link, id), bytes);
         }
         Ok(())
     }
@@ -679,17 +686,20 @@ impl Core {
         if let Some(peer) = self.peer(link) {
             peer.am.refuse(id);
         }
-        let lost = match what {
-            Refused::Eager { cost } => {
-                self.consumed(link, cost);
-                true
-            }
+        let bytes = match what {
+            Refused::Eager { cost } => cost,
             Refused::Announced { op } => {
                 self.control(link, control::NACK, op, &rejection(NOBODY));
-                false
+                0
             }
         };
-        self.control(link, control::AM_REFUSED, am::credit(id, 1, lost), &[]);
+        self.am_tell_refused(link, id, 1, bytes);
+    }
+
+    /// Messages are thrown away, with so many bytes that came unasked.
+    fn am_tell_refused(&mut self, link: LinkId, id: AmId, count: u32, bytes: u64) {
+        let credit = am::credit(id, count, bytes > 0);
+        self.control(link, control::AM_REFUSED, credit, &bytes.to_le_bytes());
     }
 
     /// Takes the next message; its credit, and its share of the window, go back to the peer in time.
@@ -703,25 +713,25 @@ impl Core {
         let capacity = inbox.capacity;
         self.am_let_go(id, &arrived);
         self.am_clear(id);
-        if arrived.cost > 0 {
-            self.consumed(arrived.link, u64::from(arrived.cost));
-        }
-        self.am_return(arrived.link, id, capacity);
+        self.am_return(arrived.link, id, capacity, u64::from(arrived.cost));
         Some(arrived)
     }
 
     /// A message has left the inbox.
     #[inline]
-    fn am_return(&mut self, link: LinkId, id: AmId, capacity: u32) {
+    fn am_return(&mut self, link: LinkId, id: AmId, capacity: u32, cost: u64) {
         if let Some(peer) = at(&mut self.peers, link)
             && let is_open = peer.matches_announced()
             && let Some(inbound) = peer.am.inbound_of(id)
         {
             inbound.window.read(1);
+            inbound.bytes.read(cost);
             if is_open {
-                match inbound.window.due(&Terms::messages(capacity)) {
-                    Due::Nothing => {}
-                    due => self.give_back(Window::Messages(link, id), due),
+                let messages = inbound.window.due(&Terms::messages(capacity));
+                let bytes = inbound.bytes.due(&Terms::ACTIVE);
+                if (messages, bytes) != (Due::Nothing, Due::Nothing) {
+                    self.give_back(Window::Messages(link, id), messages);
+                    self.give_back(Window::Active(link, id), bytes);
                 }
             }
         }
@@ -806,7 +816,7 @@ impl Core {
         {
             let capacity = inbox.capacity;
             self.ledger.give(account, PLACE);
-            self.am_return(link, id, capacity);
+            self.am_return(link, id, capacity, 0);
         }
     }
 
@@ -1062,6 +1072,35 @@ pub(super) mod tests {
                 break;
             }
         }
+        violates(&mut core, result);
+    }
+
+    /// Who closes an inbox owes its sender what is thrown away with it, and what had been taken before.
+    #[test]
+    fn a_window_is_whole_again_with_the_next_inbox() {
+        let (mut core, _) = core();
+        let body = vec![0; 8000];
+        let whole = (am::WINDOW / eager_cost(body.len())) as usize;
+        for _ in 0..3 {
+            let serial = core.am_open(ID, 1000).unwrap();
+            let place = core.place(LINK, control::AM_EAGER, am::word(ID, 0), &[], 8000);
+            for _ in 1..whole {
+                eager(&mut core, ID, &body).unwrap();
+            }
+            for _ in 0..5 {
+                assert!(core.am_take(ID, serial).is_some());
+            }
+            core.am_close(ID, serial);
+            let Ok(Place::Memory { token, .. }) = place else {
+                panic!("{place:?}")
+            };
+            core.placed(LINK, token);
+        }
+        core.am_open(ID, 1000).unwrap();
+        for _ in 0..whole {
+            eager(&mut core, ID, &body).unwrap();
+        }
+        let result = eager(&mut core, ID, &body);
         violates(&mut core, result);
     }
 

@@ -12,9 +12,10 @@ use crate::{
         layout::Places,
         ledger::AccountId,
         matching::{self, Arrival as Order, PostId},
+        window::{Terms, eager_cost},
     },
     trace,
-    transport::DeviceAtomic,
+    transport::{DeviceAtomic, LinkAttributes, MAX_PREFIX},
     types::{DeviceKey, EndpointId, LinkId, OpKey, Priority, Tag},
     util::waker_slot::WakerSlot,
     worker::{
@@ -160,6 +161,20 @@ impl Send {
     /// Whether it counts among the announced. Active messages have credits.
     pub(crate) fn counts(&self) -> bool {
         self.am.is_none()
+    }
+
+    /// What it takes of its window when it goes unasked, over a link with these attributes on which `eager` is the longest that does. `None`: it
+    /// is announced, whatever room there is.
+    pub(crate) fn unasked(&self, eager: usize, attributes: &LinkAttributes) -> Option<u64> {
+        let header = self.am.as_ref().map_or(0, Buffer::len);
+        let length = header + self.buffer.len();
+        let in_one_piece = header <= MAX_PREFIX || length <= attributes.max_bcopy;
+        let cost = eager_cost(length);
+        // A tagged message that the window never holds is announced for want of room.
+        let finds_room = self.am.is_none() || cost <= Terms::ACTIVE.size;
+        // What the host does not reach is announced, however short.
+        let unasked = in_one_piece && length <= eager && finds_room && !self.buffer.is_on_device();
+        unasked.then_some(cost)
     }
 }
 

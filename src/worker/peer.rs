@@ -259,7 +259,7 @@ pub(crate) struct Peer {
     pub(crate) status: Status,
     /// The peer has closed: why operations end from here on, while what was sent before goes out.
     pub(crate) reason: Option<Error>,
-    /// Of eager messages: bytes that this side may send, and that the peer may.
+    /// Of eager tagged messages: bytes that this side may send, and that the peer may.
     pub(crate) send_window: SendWindow,
     pub(crate) receive_window: ReceiveWindow,
     /// Messages announced to the peer that it has not matched; messages of the peer announced here and not matched.
@@ -424,7 +424,7 @@ impl Peer {
         }
     }
 
-    /// Whether an eager message of this length has a place in the window.
+    /// Whether an eager tagged message of this length has a place in the window.
     #[inline]
     pub(crate) fn has_window(&self, length: usize) -> bool {
         eager_need(length) <= self.send_window.left()
@@ -446,16 +446,10 @@ impl Peer {
         matches!(self.status, Status::Open | Status::Closing { sent: false })
     }
 
-    /// Counts an eager message that has left.
+    /// Counts an eager tagged message that has left.
     #[inline]
     pub(crate) fn take_window(&mut self, length: usize) {
         self.send_window.take(eager_cost(length));
-    }
-
-    /// Whether a message of this length goes unasked, now.
-    #[inline]
-    pub(crate) fn goes_eager(&self, length: usize) -> bool {
-        length <= self.eager && self.has_window(length)
     }
 
     /// Sends a message of the protocol, or queues it.

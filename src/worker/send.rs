@@ -15,7 +15,6 @@ use crate::{
     transport::{Link, LinkAttributes, MAX_PREFIX, RawSlice, RemoteRange, SendError, Zcopy},
     types::{EndpointId, LinkId, OpKey, Tag},
     worker::{
-        am,
         atomic::no_atomics,
         core::Core,
         list::{announce_list, list_fragment},
@@ -288,17 +287,12 @@ impl Core {
         let attributes = peer.attributes;
         match &mut entry.work {
             Work::Send(send) => {
-                // What the host does not reach is announced, however short.
-                let on_device = send.buffer.is_on_device();
                 let length = send.buffer.len() + send.am.as_ref().map_or(0, Buffer::len);
+                // The room for an active message was taken when it was let go.
+                let unasked = send.unasked(peer.eager, &attributes).is_some()
+                    && (send.am.is_some() || peer.has_window(length));
                 match &mut send.stage {
-                    SendStage::Queued
-                        if peer.reason.is_some()
-                            && (send.sync
-                                || on_device
-                                || !peer.goes_eager(length)
-                                || !am::has_room(send.am.as_ref(), length, &attributes)) =>
-                    {
+                    SendStage::Queued if peer.reason.is_some() && (send.sync || !unasked) => {
                         // No receive will match it any more.
                         let error = peer.error().unwrap_or_else(closed);
                         self.finish(key, Outcome::Done(Err(error)));
@@ -309,12 +303,7 @@ impl Core {
                     {
                         Ok(Step::Held)
                     }
-                    SendStage::Queued
-                        if !on_device
-                            && length <= peer.eager
-                            && peer.has_window(length)
-                            && am::has_room(send.am.as_ref(), length, &attributes) =>
-                    {
+                    SendStage::Queued if unasked => {
                         let Some(link) = peer.link.as_mut() else {
                             return Ok(Step::Parked);
                         };
@@ -335,7 +324,9 @@ impl Core {
                                 transmit(link, &attributes, id, send.tag.0, prefix, data, key.0)
                             }?
                         };
-                        peer.take_window(length);
+                        if send.am.is_none() {
+                            peer.take_window(length);
+                        }
                         let sync = send.sync;
                         send.stage = SendStage::AwaitMatch;
                         entry.in_flight += u32::from(sent == Zcopy::Pending);

@@ -12,16 +12,18 @@ use crate::{
 /// A window of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Window {
-    /// Bytes of eager messages.
+    /// Bytes of eager tagged messages.
     Eager(LinkId),
     /// Active messages of an id.
     Messages(LinkId, AmId),
+    /// Bytes of those of them that go unasked.
+    Active(LinkId, AmId),
     /// Bytes of a stream.
     Stream(StreamKey),
 }
 
 impl Core {
-    /// An eager message has been taken.
+    /// An eager tagged message has been taken.
     #[inline]
     pub(crate) fn consumed(&mut self, link: LinkId, cost: u64) {
         if let Some(peer) = self.peer(link) {
@@ -33,7 +35,7 @@ impl Core {
         }
     }
 
-    /// An eager message has arrived, and waits to be taken.
+    /// An eager tagged message has arrived, and waits to be taken.
     #[inline]
     pub(super) fn kept(&mut self, link: LinkId) {
         self.consumed(link, 0);
@@ -62,17 +64,31 @@ impl Core {
     }
 
     fn give_now(&mut self, window: Window) {
+        if let Window::Messages(link, id) | Window::Active(link, id) = window {
+            // Either takes the other along.
+            return self.give_messages(link, id);
+        }
         let Some((receive, terms)) = self.window(window) else {
             return;
         };
         let owed = receive.give(&terms);
         match window {
             Window::Eager(link) => self.control(link, control::CREDIT, owed, &[]),
-            Window::Messages(link, id) => {
-                let credit = am::credit(id, owed as u32, false);
-                self.control(link, control::AM_CREDIT, credit, &[]);
-            }
             Window::Stream(key) => self.stream_given_back(key, owed),
+            Window::Messages(..) | Window::Active(..) => {}
+        }
+    }
+
+    /// Gives all back that is owed of an id.
+    pub(super) fn give_messages(&mut self, link: LinkId, id: AmId) {
+        let Some(capacity) = self.inboxes.capacity(id) else {
+            return;
+        };
+        let peer = at(&mut self.peers, link).filter(|peer| peer.is_alive());
+        let inbound = peer.and_then(|peer| peer.am.inbound_of(id));
+        if let Some((messages, bytes)) = inbound.and_then(|inbound| inbound.owed(capacity)) {
+            let credit = am::credit(id, messages, false);
+            self.control(link, control::AM_CREDIT, credit, &bytes.to_le_bytes());
         }
     }
 
@@ -88,6 +104,11 @@ impl Core {
                 let peer = at(&mut self.peers, link).filter(|peer| peer.is_alive())?;
                 let inbound = peer.am.inbound_of(id)?;
                 Some((&mut inbound.window, Terms::messages(capacity)))
+            }
+            Window::Active(link, id) => {
+                self.inboxes.capacity(id)?;
+                let peer = at(&mut self.peers, link).filter(|peer| peer.is_alive())?;
+                Some((&mut peer.am.inbound_of(id)?.bytes, Terms::ACTIVE))
             }
             Window::Stream(key) => {
                 let reading = self.streams.open_for_reading(key)?;

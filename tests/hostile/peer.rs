@@ -388,7 +388,10 @@ impl Peer {
                 false => message(CANCELED, ask.header, Body::default()),
             },
             TAG_EAGER => message(CREDIT, ask.body.len() as u64 + 64, Body::default()),
-            AM_EAGER => message(AM_CREDIT, ask.header & 0xffff | 1 << 16, Body::default()),
+            AM_EAGER => {
+                let body = Body::default().u64(ask.body.len() as u64 + 64);
+                message(AM_CREDIT, ask.header & 0xffff | 1 << 16, body)
+            }
             STREAM_OPEN => message(STREAM_ACCEPTED, 1, Body::default()),
             STREAM_DATA => {
                 let body = Body::default().u64(ask.body.len() as u64);
@@ -541,8 +544,8 @@ impl Peer {
             }
             27 => match dice.below(4) {
                 0 => message(CREDIT, Self::number(dice), body()),
-                1 => message(AM_REFUSED, tag | 1 << 16, body()),
-                _ => message(AM_CREDIT, tag | 1 << 16, body()),
+                1 => message(AM_REFUSED, tag | 1 << 16, body().u64(Self::number(dice))),
+                _ => message(AM_CREDIT, tag | 1 << 16, body().u64(Self::number(dice))),
             },
             28 if self.own_streams.len() < 100 || dice.lies() => {
                 let name = self.opened << 1 | 1;
