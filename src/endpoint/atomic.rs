@@ -15,6 +15,7 @@ use crate::{
     protocol::control::Signal,
     transport::DeviceAtomic,
     types::{Access, AtomicOp, AtomicRequest, AtomicWord, OpKey, Width},
+    util::seldom::Seldom,
     worker::{
         door::Begun,
         engine::Engine,
@@ -190,7 +191,7 @@ pub struct Atomic<'a, T: Completion> {
     offset: usize,
     request: AtomicRequest,
     way: Way,
-    rare: Option<Box<Rare>>,
+    rare: Seldom<Rare>,
     kind: PhantomData<fn() -> T>,
 }
 
@@ -208,7 +209,7 @@ impl<'a, T: Completion> Atomic<'a, T> {
             offset,
             request,
             way,
-            rare: None,
+            rare: Seldom::default(),
             kind: PhantomData,
         }
     }
@@ -251,7 +252,10 @@ impl<'a, T: Completion> Atomic<'a, T> {
                 None => self.start(engine, &target),
             })
         });
-        let deadline = self.rare.map_or(Deadline::None, |rare| rare.deadline);
+        let deadline = self
+            .rare
+            .take()
+            .map_or(Deadline::None, |rare| rare.deadline);
         Ok(Op::new(begun?.0?, deadline, operation))
     }
 
@@ -400,7 +404,7 @@ impl<T: Completion<Output = Result<T>>> Future for Atomic<'_, T> {
             if begun.over(cx).is_ready() {
                 return Poll::Ready(T::settle(Settled(Outcome::Value(old))));
             }
-            this.rare = told_later(Outcome::Value(old));
+            *this.rare = told_later(Outcome::Value(old));
             return Poll::Pending;
         }
         this.poll_slowly(cx)
@@ -432,7 +436,7 @@ impl<T: Completion<Output = Result<T>>> Atomic<'_, T> {
                         Err(error) => return Poll::Ready(Err(error.during(operation))),
                     };
                     if gives_way {
-                        self.rare = told_later(Outcome::Value(old));
+                        *self.rare = told_later(Outcome::Value(old));
                         return Poll::Pending;
                     }
                     return Poll::Ready(T::settle(Settled(Outcome::Value(old))));

@@ -13,7 +13,7 @@ use tokio::time::Sleep;
 
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
-    memory::ReceiveBuffer,
+    memory::{BufferMut, ReceiveBuffer},
     types::{AtomicNarrow as _, OpKey},
     worker::{
         Handle,
@@ -34,7 +34,19 @@ pub trait Completion: sealed::Sealed + Unpin {
     type Output;
     #[doc(hidden)]
     fn settle(outcome: Settled) -> Self::Output;
+    /// Of a posted receive whose message lay in front. `None`: it is none.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn front(take: impl FnOnce() -> Option<Front>) -> Option<Self::Output> {
+        let _ = take;
+        None
+    }
 }
+
+/// A message, and the buffer that it is in; opaque to the user.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Front(pub(crate) Arrival, pub(crate) BufferMut);
 
 /// An outcome of the worker, opaque to the user.
 #[doc(hidden)]
@@ -99,12 +111,12 @@ impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Received<B> {}
 impl<B: ReceiveBuffer + Unpin> Completion for Received<B> {
     type Output = Result<Self, OpError<B>>;
     fn settle(outcome: Settled) -> Self::Output {
-        landed(outcome.0, |error| error).map(|(arrival, buffer)| Self {
-            buffer,
-            len: arrival.length,
-            tag: arrival.tag,
-            from: arrival.from,
-        })
+        landed(outcome.0, |error| error).map(|(arrival, buffer)| arrival.into_received(buffer))
+    }
+    #[inline(always)]
+    fn front(take: impl FnOnce() -> Option<Front>) -> Option<Self::Output> {
+        let Front(arrival, buffer) = take()?;
+        Some(Ok(arrival.into_received(B::restore(buffer))))
     }
 }
 
@@ -176,6 +188,18 @@ impl Entered {
             handle: handle.clone(),
             key: Some(key),
         })
+    }
+
+    /// As [`Entered::poll`], for a receive whose message lies in front.
+    #[inline(always)]
+    fn take_posted(&mut self, cx: &mut Context<'_>) -> Option<Front> {
+        let Self::Waiting(Place { handle, key: place }) = self else {
+            return None;
+        };
+        let (arrival, buffer, begun) = handle.shared.take_posted((*place)?)?;
+        *place = None;
+        begun.count(cx);
+        Some(Front(arrival, buffer))
     }
 
     pub(crate) fn poll(
@@ -343,6 +367,9 @@ impl<T: Completion> Future for Op<T> {
     type Output = T::Output;
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T::Output> {
         let this = &mut *self;
+        if let Some(output) = T::front(|| this.entered.take_posted(cx)) {
+            return Poll::Ready(output);
+        }
         // Operations that are over when they are posted must not keep others from running.
         match &this.entered {
             Entered::Waiting(_) => {}

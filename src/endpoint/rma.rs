@@ -26,6 +26,7 @@ use crate::{
     },
     sys::identity::identity,
     types::{Access, DeviceKey, Priority, Tag},
+    util::seldom::Seldom,
     worker::{
         device::{admit, admit_target, admit_unstaged},
         door::Begun,
@@ -370,7 +371,7 @@ pub struct Put<'a> {
     endpoint: &'a Endpoint,
     remote: Cow<'a, RemoteLayout>,
     buffer: SendBuffer<'a>,
-    rare: Option<Box<Rare>>,
+    rare: Seldom<Rare>,
     local: bool,
     unstaged: bool,
     priority: Priority,
@@ -378,7 +379,7 @@ pub struct Put<'a> {
     over: bool,
 }
 
-/// What a one-sided operation that is over in its first poll does without.
+/// What an operation that is over in its first poll does without.
 #[derive(Default)]
 pub(super) struct Rare {
     pub(super) deadline: Deadline,
@@ -474,7 +475,7 @@ impl<'a> Put<'a> {
             endpoint,
             remote,
             buffer,
-            rare: None,
+            rare: Seldom::default(),
             local: false,
             unstaged: false,
             priority: Priority::Normal,
@@ -738,7 +739,7 @@ impl Future for Put<'_> {
             if begun.over(cx).is_ready() {
                 return Poll::Ready(Ok(()));
             }
-            this.rare = told_later(Outcome::Done(Ok(())));
+            *this.rare = told_later(Outcome::Done(Ok(())));
             return Poll::Pending;
         }
         this.poll_slowly(cx)
@@ -754,7 +755,7 @@ impl Put<'_> {
                 return Poll::Ready(Err(wrong().during(operation)));
             }
             self.check(self.buffer.get())?;
-            let (signal, counter) = match &mut self.rare {
+            let (signal, counter) = match &mut *self.rare {
                 Some(rare) => (rare.signal.take().transpose()?, rare.counter),
                 None => (None, None),
             };
@@ -781,7 +782,7 @@ impl Put<'_> {
                     if begun.over(cx).is_ready() || result.is_err() {
                         return Poll::Ready(result);
                     }
-                    self.rare = told_later(Outcome::Done(result));
+                    *self.rare = told_later(Outcome::Done(result));
                     return Poll::Pending;
                 }
                 First::Entered(entered) => self.rare().entered = Some(entered),
@@ -825,7 +826,7 @@ pub struct Get<'a, B: ReceiveBuffer + Unpin> {
     remote: Cow<'a, RemoteLayout>,
     /// `None` once it has begun.
     buffer: Option<B>,
-    rare: Option<Box<Rare>>,
+    rare: Seldom<Rare>,
     unstaged: bool,
     priority: Priority,
 }
@@ -836,7 +837,7 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
             endpoint,
             remote,
             buffer: Some(buffer),
-            rare: None,
+            rare: Seldom::default(),
             unstaged: false,
             priority: Priority::Normal,
         }
@@ -887,7 +888,10 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
             Ok(entered) => entered,
             Err(error) => return Err(OpError::new(error, Some(B::restore(buffer)))),
         };
-        let deadline = self.rare.map_or(Deadline::None, |rare| rare.deadline);
+        let deadline = self
+            .rare
+            .take()
+            .map_or(Deadline::None, |rare| rare.deadline);
         Ok(Op::new(entered, deadline, operation))
     }
 
@@ -1004,7 +1008,7 @@ impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
             if begun.over(cx).is_ready() {
                 return Poll::Ready(Ok(buffer));
             }
-            this.rare = told_later(this.landed(Ok(()), buffer.into()));
+            *this.rare = told_later(this.landed(Ok(()), buffer.into()));
             return Poll::Pending;
         }
         this.poll_slowly(cx)
@@ -1041,7 +1045,7 @@ impl<B: ReceiveBuffer + Unpin> Get<'_, B> {
             match first {
                 First::Over(result) => {
                     if begun.over(cx).is_pending() && result.is_ok() {
-                        self.rare = told_later(self.landed(result, buffer));
+                        *self.rare = told_later(self.landed(result, buffer));
                         return Poll::Pending;
                     }
                     let buffer = B::restore(buffer);

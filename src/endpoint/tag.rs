@@ -14,10 +14,11 @@ use crate::{
     memory::{Buffer, BufferMut, ReceiveBuffer, SendBuffer},
     protocol::matching::Arrival as Order,
     types::{EndpointId, Mask, OpKey, Priority, Tag},
+    util::seldom::Seldom,
     worker::{
-        core::truncated,
+        core::{Core, truncated},
         device::{admit_source, admit_target},
-        direct::DirectOutcome,
+        direct::{DirectOutcome, Owed},
         door::Begun,
         engine::Engine,
         operations::{self, Body, Outcome, RecvStage, SendStage, Unexpected, Work},
@@ -28,8 +29,9 @@ use crate::{
 
 use super::{
     Endpoint, Op, Worker,
-    attempt::{Attempt, First, conclude, persist, tried},
+    attempt::{Attempt, First, persist, tried},
     operation::{Completion, Deadline, Entered, Settled, wrong},
+    rma::{Rare, has_begun, poll_rest, told_later},
 };
 
 /// A received message: the buffer, and how much of it is the message.
@@ -61,13 +63,13 @@ pub struct TagSend<'a> {
     sync: bool,
     unstaged: bool,
     priority: Priority,
-    deadline: Deadline,
     /// It was over at once.
     over: bool,
-    entered: Option<Entered>,
+    rare: Seldom<Rare>,
 }
 
 impl<'a> TagSend<'a> {
+    #[inline]
     pub(crate) fn new(endpoint: &'a Endpoint, tag: Tag, buffer: SendBuffer<'a>) -> Self {
         Self {
             endpoint,
@@ -76,9 +78,8 @@ impl<'a> TagSend<'a> {
             sync: false,
             unstaged: false,
             priority: Priority::Normal,
-            deadline: Deadline::None,
             over: false,
-            entered: None,
+            rare: Seldom::default(),
         }
     }
 
@@ -107,7 +108,7 @@ impl<'a> TagSend<'a> {
 
     /// Fails with `DeadlineExceeded` after this long. A message that has left by then is still delivered.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Deadline::After(after);
+        self.rare.get_or_insert_default().deadline = Deadline::After(after);
         self
     }
 
@@ -144,12 +145,13 @@ impl<'a> TagSend<'a> {
             Ok(enter(engine, self.endpoint, self.tag, buffer, how))
         });
         match entered.and_then(|(entered, _)| entered) {
-            Ok(entered) => Ok(Op {
-                entered,
-                deadline: self.deadline,
-                operation: Operation::TagSend,
-                kind: PhantomData,
-            }),
+            Ok(entered) => {
+                let deadline = self
+                    .rare
+                    .take()
+                    .map_or(Deadline::None, |rare| rare.deadline);
+                Ok(Op::new(entered, deadline, Operation::TagSend))
+            }
             Err(error) => Err(OpError::new(error, Some(self.buffer.take()))),
         }
     }
@@ -236,20 +238,13 @@ impl TagSend<'_> {
 impl Future for TagSend<'_> {
     type Output = Result<()>;
 
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
-        if this.entered.is_none()
-            && !this.over
-            && let Some((result, begun)) = this.at_once()
-        {
-            this.over = true;
-            if begun.over(cx).is_pending() && result.is_ok() {
-                this.entered = Some(Entered::Done);
-                return Poll::Pending;
-            }
-            return Poll::Ready(result);
+        match this.at_once() {
+            Some((result, begun)) => this.conclude(begun, cx, result),
+            None => this.begin_and_wait(cx),
         }
-        this.begin_and_wait(cx)
     }
 }
 
@@ -257,48 +252,62 @@ impl<'a> TagSend<'a> {
     /// Sends what goes inline where there is room.
     #[inline(always)]
     fn at_once(&self) -> Option<(Result<()>, Begun<'a>)> {
-        let data = self.buffer.get().as_run()?;
-        if self.sync {
+        if self.sync || self.over || self.rare.is_some() {
             return None;
         }
-        let (endpoint, tag) = (self.endpoint, self.tag);
-        let place = endpoint.place();
-        endpoint
-            .shared()
-            .at_once(|engine| engine.core.send_short(place, tag, data))
+        let data = self.buffer.get().as_run()?;
+        let mut inside = self.endpoint.shared().owner_inside()?;
+        let place = self.endpoint.place();
+        let result = inside.core.send_short(place, self.tag, data)?;
+        Some((result, inside.over()))
+    }
+
+    /// Ends a first poll after which it is over. When its task is to give way first, it is told then.
+    #[inline(always)]
+    fn conclude(
+        &mut self,
+        begun: Begun<'_>,
+        cx: &mut Context<'_>,
+        result: Result<()>,
+    ) -> Poll<Result<()>> {
+        // Polled again by mistake, it must not happen again.
+        self.over = true;
+        if begun.over(cx).is_pending() && result.is_ok() {
+            // An error is told at once: nobody else would tell it.
+            *self.rare = told_later(Outcome::Done(result));
+            return Poll::Pending;
+        }
+        Poll::Ready(result)
     }
 
     #[inline(never)]
     fn begin_and_wait(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = self;
-        if this.over && this.entered.is_none() {
-            return Poll::Ready(Err(wrong()));
-        }
-        if this.entered.is_none() {
-            let shared = this.endpoint.shared();
+        if !has_begun(&self.rare) {
+            if self.over {
+                return Poll::Ready(Err(wrong()));
+            }
+            let shared = self.endpoint.shared();
             let (first, begun) = shared.begin(Operation::TagSend, |engine| {
-                let mut attempt = this.attempt(engine);
+                let mut attempt = self.attempt(engine);
                 if let Attempt::Full = attempt {
-                    attempt = persist(engine, |engine| this.attempt(engine));
+                    attempt = persist(engine, |engine| self.attempt(engine));
                 }
                 if let Attempt::Over(result) = attempt {
                     return First::Over(result);
                 }
-                let buffer = this.buffer.take();
-                let how = (this.sync, this.unstaged, this.priority);
-                First::Entered(enter(engine, this.endpoint, this.tag, buffer, how))
+                let buffer = self.buffer.take();
+                let how = (self.sync, self.unstaged, self.priority);
+                First::Entered(enter(engine, self.endpoint, self.tag, buffer, how))
             })?;
             match first {
-                First::Over(result) => return conclude(begun, cx, &mut this.entered, result),
-                First::Entered(entered) => this.entered = Some(entered),
+                First::Over(result) => return self.conclude(begun, cx, result),
+                First::Entered(entered) => {
+                    self.rare.get_or_insert_default().entered = Some(entered);
+                }
             }
         }
-        match &mut this.entered {
-            Some(entered) => entered
-                .poll(cx, &mut this.deadline, Operation::TagSend)
-                .map(|outcome| <()>::settle(Settled(outcome))),
-            None => Poll::Pending,
-        }
+        poll_rest(&mut self.rare, cx, Operation::TagSend)
+            .map(|outcome| <()>::settle(Settled(outcome)))
     }
 }
 
@@ -323,24 +332,22 @@ pub struct TagRecv<'a, B: ReceiveBuffer + Unpin> {
     worker: &'a Worker,
     tag: Tag,
     mask: Mask,
-    buffer: BufferMut,
+    /// Until it is entered, or over.
+    buffer: Option<B>,
     unstaged: bool,
-    deadline: Deadline,
-    entered: Option<Entered>,
-    kind: PhantomData<fn() -> B>,
+    rare: Seldom<Rare>,
 }
 
 impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
+    #[inline]
     pub(crate) fn new(worker: &'a Worker, tag: Tag, mask: Mask, buffer: B) -> Self {
         Self {
             worker,
             tag,
             mask,
-            buffer: buffer.into(),
+            buffer: Some(buffer),
             unstaged: false,
-            deadline: Deadline::None,
-            entered: None,
-            kind: PhantomData,
+            rare: Seldom::default(),
         }
     }
 
@@ -355,19 +362,21 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
 
     /// Fails with `DeadlineExceeded` after this long; the buffer comes back unless a message was under way into it.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Deadline::After(after);
+        self.rare.get_or_insert_default().deadline = Deadline::After(after);
         self
     }
 
     /// Posts the receive now: it takes its place before all that are posted later.
     pub fn post(mut self) -> Op<Received<B>> {
-        let entered = self.enter();
-        Op {
-            entered,
-            deadline: std::mem::take(&mut self.deadline),
-            operation: Operation::TagRecv,
-            kind: PhantomData,
-        }
+        let entered = match self.buffer.take() {
+            Some(buffer) => self.enter(buffer.into()),
+            None => Entered::Over,
+        };
+        let deadline = self
+            .rare
+            .take()
+            .map_or(Deadline::None, |rare| rare.deadline);
+        Op::new(entered, deadline, Operation::TagRecv)
     }
 }
 
@@ -383,31 +392,40 @@ fn refused(error: Error, buffer: BufferMut) -> Entered {
 /// Enters a receive into the table, and gives it a message that waits for it.
 fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut, unstaged: bool) -> OpKey {
     let core = &mut engine.core;
-    let order = core.unexpected.arrival();
-    let recv = operations::Recv {
-        buffer,
-        stage: RecvStage::Done,
-        arrival: None,
-        order,
-    };
-    let key = core.operations.insert(None, false, Work::Recv(recv));
-    if unstaged && let Some(entry) = core.operations.get(key) {
-        entry.unstaged = true;
-    }
     if let Some(taken) = core.take_unexpected(tag, mask) {
+        let order = core.unexpected.arrival();
+        let recv = operations::Recv {
+            buffer,
+            stage: RecvStage::Done,
+            arrival: None,
+            order,
+        };
+        let key = core.operations.insert(None, false, Work::Recv(recv));
+        if unstaged && let Some(entry) = core.operations.get(key) {
+            entry.unstaged = true;
+        }
         core.hand_over(key, taken.arrival, taken.message);
         return key;
     }
-    let post = core.posted.post(tag, mask, key);
-    if let Some(entry) = core.operations.get(key)
-        && let Work::Recv(recv) = &mut entry.work
-    {
-        recv.stage = RecvStage::Posted(post);
-    }
+    let key = enter_posted(core, tag, mask, buffer, unstaged);
     if engine.closing {
         engine.core.fail_operation(key, shut_down());
     }
     key
+}
+
+/// The same, where none waits for it.
+#[inline]
+fn enter_posted(core: &mut Core, tag: Tag, mask: Mask, buffer: BufferMut, unstaged: bool) -> OpKey {
+    let order = core.unexpected.arrival();
+    let posted = &mut core.posted;
+    core.operations
+        .insert_receive(unstaged, |key| operations::Recv {
+            buffer,
+            stage: RecvStage::Posted(posted.post(tag, mask, key)),
+            arrival: None,
+            order,
+        })
 }
 
 /// What a look found.
@@ -481,11 +499,19 @@ fn shut_down() -> Error {
 
 impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
     /// Posts it, if its memory can be received into.
-    fn enter(&mut self) -> Entered {
+    fn enter(&self, buffer: BufferMut) -> Entered {
         let shared = self.worker.shared();
-        let buffer = std::mem::take(&mut self.buffer);
         if let Err(error) = admit_target(&shared.context, &buffer, Operation::TagRecv) {
             return refused(error, buffer);
+        }
+        if let Some(mut inside) = shared.owner_inside()
+            && inside.core.unexpected.is_empty()
+            && !inside.needs_reactor()
+        {
+            // Nothing is here for it, and somebody looks for what comes: nobody has to be told.
+            let key = enter_posted(&mut inside.core, self.tag, self.mask, buffer, self.unstaged);
+            drop(inside);
+            return Entered::new(self.worker.handle(), key);
         }
         let mut buffer = Some(buffer);
         let begun = shared.begin(Operation::TagRecv, |engine| {
@@ -499,144 +525,167 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
     }
 }
 
-#[inline(always)]
 fn finish<B: ReceiveBuffer>(
     result: Result<operations::Arrival>,
     buffer: BufferMut,
 ) -> Result<Received<B>, OpError<B>> {
     match result {
-        Ok(arrival) => Ok(Received {
-            buffer: B::restore(buffer),
-            len: arrival.length,
-            tag: arrival.tag,
-            from: arrival.from,
-        }),
+        Ok(arrival) => Ok(arrival.into_received(B::restore(buffer))),
         Err(error) => Err(OpError::new(error, Some(B::restore(buffer)))),
+    }
+}
+
+impl operations::Arrival {
+    #[inline(always)]
+    pub(super) fn into_received<B>(self, buffer: B) -> Received<B> {
+        Received {
+            buffer,
+            len: self.length,
+            tag: self.tag,
+            from: self.from,
+        }
     }
 }
 
 impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
     type Output = Result<Received<B>, OpError<B>>;
 
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if this.entered.is_none() && !this.unstaged {
-            let (tag, mask, buffer) = (this.tag, this.mask, &mut this.buffer);
-            let shared = this.worker.shared();
-            if let Some(((arrival, owed), begun)) =
-                shared.at_once(|engine| engine.take_tagged(tag, mask, buffer))
-            {
-                if !owed.is_nothing() {
-                    begun.settle(owed);
-                }
-                begun.count(cx);
-                return Poll::Ready(finish(Ok(arrival), std::mem::take(&mut this.buffer)));
+        if let Some((arrival, owed, begun)) = this.at_once()
+            && let Some(buffer) = this.buffer.take()
+        {
+            if !owed.is_nothing() {
+                begun.settle(owed);
             }
+            begun.count(cx);
+            return Poll::Ready(Ok(arrival.into_received(buffer)));
         }
         this.begin_and_wait(cx)
     }
 }
 
-impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
+impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
+    /// Takes a short message that lies in front.
+    #[inline(always)]
+    fn at_once(&mut self) -> Option<(operations::Arrival, Owed, Begun<'a>)> {
+        // Nothing is left of one that has begun.
+        let room = self.buffer.as_mut()?.own_run()?;
+        if self.unstaged {
+            return None;
+        }
+        let mut inside = self.worker.shared().owner_inside()?;
+        let (arrival, owed) = inside.take_tagged(self.tag, self.mask, room)?;
+        Some((arrival, owed, inside.over()))
+    }
+
     #[inline(never)]
     fn begin_and_wait(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received<B>, OpError<B>>> {
-        let this = self;
-        if this.entered.is_none() && (this.unstaged || this.buffer.is_on_device()) {
-            // Messages do not go straight into it, or not in any way.
-            this.entered = Some(this.enter());
+        match self.buffer.take() {
+            Some(buffer) => self.begin(cx, buffer.into()),
+            None => self.wait(cx),
         }
-        if this.entered.is_none() {
-            let shared = this.worker.shared();
-            let (tag, mask) = (this.tag, this.mask);
-            let handle = this.worker.handle();
-            let begun = shared.begin_taking(Operation::TagRecv, |engine, spent| {
-                if spent {
-                    // Posted, so that receives match in the order in which they were first polled.
-                    let buffer = std::mem::take(&mut this.buffer);
-                    return Some(Found::Entered(post(engine, tag, mask, buffer, false)));
-                }
-                // The message may be here already: the hot path of a stream of short ones.
-                look(engine, tag, mask, &mut this.buffer)
-            });
-            let (first, begun) = match begun {
-                Ok(begun) => begun,
-                Err(error) => {
-                    let buffer = B::restore(std::mem::take(&mut this.buffer));
-                    return Poll::Ready(Err(OpError::new(error, Some(buffer))));
-                }
-            };
-            let mut first = match first {
-                Some(Found::Here(result)) => {
-                    begun.count(cx);
-                    return Poll::Ready(finish(result, std::mem::take(&mut this.buffer)));
-                }
-                first => first,
-            };
-            let buffer = std::cell::RefCell::new(&mut this.buffer);
-            let key = std::cell::Cell::new(None);
-            let found = begun.drive(
-                cx,
-                |engine| match key.get() {
-                    // Entered at the end of the window, and something arrived while arming.
-                    Some(key) => {
-                        if let Some(entry) = engine.core.operations.get(key)
-                            && entry.outcome.is_none()
-                        {
-                            entry.waker.take();
-                            engine.progress();
-                        }
-                        engine.core.operations.get(key)?.outcome.as_ref()?;
-                        Some(Found::Entered(key))
+    }
+
+    fn begin(
+        &mut self,
+        cx: &mut Context<'_>,
+        mut buffer: BufferMut,
+    ) -> Poll<Result<Received<B>, OpError<B>>> {
+        if self.unstaged || buffer.is_on_device() {
+            // Messages do not go straight into it, or not in any way.
+            let entered = self.enter(buffer);
+            self.rare.get_or_insert_default().entered = Some(entered);
+            return self.wait(cx);
+        }
+        let shared = self.worker.shared();
+        let (tag, mask) = (self.tag, self.mask);
+        let handle = self.worker.handle();
+        let begun = shared.begin_taking(Operation::TagRecv, |engine, spent| {
+            if spent {
+                // Posted, so that receives match in the order in which they were first polled.
+                let buffer = std::mem::take(&mut buffer);
+                return Some(Found::Entered(post(engine, tag, mask, buffer, false)));
+            }
+            // The message may be here already: the hot path of a stream of short ones.
+            look(engine, tag, mask, &mut buffer)
+        });
+        let (first, begun) = match begun {
+            Ok(begun) => begun,
+            Err(error) => return Poll::Ready(Err(OpError::new(error, Some(B::restore(buffer))))),
+        };
+        let mut first = match first {
+            Some(Found::Here(result)) => {
+                begun.count(cx);
+                return Poll::Ready(finish(result, buffer));
+            }
+            first => first,
+        };
+        let lent = std::cell::RefCell::new(&mut buffer);
+        let key = std::cell::Cell::new(None);
+        let found = begun.drive(
+            cx,
+            |engine| match key.get() {
+                // Entered at the end of the window, and something arrived while arming.
+                Some(key) => {
+                    if let Some(entry) = engine.core.operations.get(key)
+                        && entry.outcome.is_none()
+                    {
+                        entry.waker.take();
+                        engine.progress();
                     }
-                    None => first
-                        .take()
-                        .or_else(|| look(engine, tag, mask, &mut buffer.borrow_mut())),
-                },
-                |engine, waker| {
-                    let entered = match key.get() {
-                        Some(entered) => entered,
-                        None => {
-                            let entered = post(
-                                engine,
-                                tag,
-                                mask,
-                                std::mem::take(*buffer.borrow_mut()),
-                                false,
-                            );
-                            key.set(Some(entered));
-                            entered
-                        }
-                    };
-                    if let Some(entry) = engine.core.operations.get(entered) {
-                        entry.waker.leave(waker);
-                        if entry.outcome.is_some() {
-                            // A message that a dropped receive put back during the last look: nobody else will tell.
-                            engine.core.wakes.push(waker.clone());
-                        }
-                    }
-                },
-            );
-            match found {
-                Poll::Ready(Found::Here(result)) => {
-                    return Poll::Ready(finish(result, std::mem::take(&mut this.buffer)));
+                    engine.core.operations.get(key)?.outcome.as_ref()?;
+                    Some(Found::Entered(key))
                 }
-                Poll::Ready(Found::Entered(key)) => this.entered = Some(Entered::new(handle, key)),
-                Poll::Pending => {
-                    this.entered = key.get().map(|key| Entered::new(handle, key));
-                    // The timer starts, and the waker is in the table.
-                    if this.deadline.is_over(cx) {
-                        cx.waker().wake_by_ref();
+                None => first
+                    .take()
+                    .or_else(|| look(engine, tag, mask, &mut lent.borrow_mut())),
+            },
+            |engine, waker| {
+                let entered = match key.get() {
+                    Some(entered) => entered,
+                    None => {
+                        let buffer = std::mem::take(*lent.borrow_mut());
+                        let entered = post(engine, tag, mask, buffer, false);
+                        key.set(Some(entered));
+                        entered
                     }
-                    return Poll::Pending;
+                };
+                if let Some(entry) = engine.core.operations.get(entered) {
+                    entry.waker.leave(waker);
+                    if entry.outcome.is_some() {
+                        // A message that a dropped receive put back during the last look: nobody else will tell.
+                        engine.core.wakes.push(waker.clone());
+                    }
                 }
+            },
+        );
+        match found {
+            Poll::Ready(Found::Here(result)) => Poll::Ready(finish(result, buffer)),
+            Poll::Ready(Found::Entered(key)) => {
+                self.rare.get_or_insert_default().entered = Some(Entered::new(handle, key));
+                self.wait(cx)
+            }
+            Poll::Pending => {
+                let rare = self.rare.get_or_insert_default();
+                rare.entered = key.get().map(|key| Entered::new(handle, key));
+                // The timer starts, and the waker is in the table.
+                if rare.deadline.is_over(cx) {
+                    cx.waker().wake_by_ref();
+                }
+                Poll::Pending
             }
         }
-        match &mut this.entered {
-            Some(entered) => entered
-                .poll(cx, &mut this.deadline, Operation::TagRecv)
-                .map(|outcome| Received::settle(Settled(outcome))),
-            None => Poll::Pending,
+    }
+
+    /// Waits for one that is in the table.
+    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received<B>, OpError<B>>> {
+        if !has_begun(&self.rare) {
+            return Poll::Ready(Err(OpError::new(wrong(), None)));
         }
+        poll_rest(&mut self.rare, cx, Operation::TagRecv)
+            .map(|outcome| Received::settle(Settled(outcome)))
     }
 }
 

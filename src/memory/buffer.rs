@@ -265,28 +265,20 @@ impl Buffer {
     }
 
     /// The bytes, if they are in one run of the host's memory and no list.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn as_run(&self) -> Option<&[u8]> {
-        let (address, len) = match &self.0 {
-            Shared::Bytes(bytes) => return Some(bytes),
-            Shared::Segment {
-                segment,
-                offset,
-                len,
-            } => (
-                segment
-                    .mapping()
-                    .as_ptr()
-                    .wrapping_add(*offset)
-                    .cast_const(),
-                *len,
-            ),
-            Shared::Raw(raw) => (raw.address, raw.len),
-            Shared::Domain { .. } => return self.as_slice(),
-            Shared::List(_) => return None,
-        };
-        // SAFETY: host memory, as in `as_slice`.
-        Some(unsafe { slice::from_raw_parts(address, len) })
+        match &self.0 {
+            Shared::Bytes(bytes) => Some(bytes),
+            _ => self.as_other_run(),
+        }
+    }
+
+    #[inline(never)]
+    fn as_other_run(&self) -> Option<&[u8]> {
+        match &self.0 {
+            Shared::List(_) => None,
+            _ => self.as_slice(),
+        }
     }
 
     /// Whether its bytes are sent as one run: the host reaches them, and they are in one already or no more than `limit`.
@@ -744,6 +736,26 @@ impl BufferMut {
         }
     }
 
+    /// Its bytes, where [`BufferMut::room`] is a run.
+    #[inline]
+    pub(crate) fn run_mut(&mut self) -> Option<&mut [u8]> {
+        match matches!(self.0, Unique::Vec(_)) {
+            true => match &mut self.0 {
+                Unique::Vec(bytes) => Some(bytes),
+                _ => None,
+            },
+            false => self.other_run(),
+        }
+    }
+
+    #[inline(never)]
+    fn other_run(&mut self) -> Option<&mut [u8]> {
+        match self.is_lent() || self.is_list() {
+            true => None,
+            false => self.as_mut_slice(),
+        }
+    }
+
     #[inline(never)]
     fn other_room(&mut self) -> Room {
         if self.is_lent() {
@@ -849,7 +861,7 @@ pub trait ReceiveBuffer: Into<BufferMut> + sealed::Sealed + Send + 'static {
 }
 
 mod sealed {
-    use super::{BufferListMut, BufferMut, BytesMut, HostBufferMut, Unique};
+    use super::{BufferListMut, BufferMut, BytesMut, HostBufferMut};
 
     pub trait Sealed {
         /// Its bytes, where they are one run of the host's memory and nobody else's: not lent to a peer.
@@ -859,12 +871,7 @@ mod sealed {
     impl Sealed for BufferMut {
         #[inline]
         fn own_run(&mut self) -> Option<&mut [u8]> {
-            match &mut self.0 {
-                Unique::Vec(bytes) => bytes.own_run(),
-                Unique::Host(buffer) => buffer.own_run(),
-                Unique::Bytes(bytes) => bytes.own_run(),
-                Unique::Raw(_) | Unique::Domain(_) | Unique::List(_) => None,
-            }
+            self.run_mut()
         }
     }
 

@@ -28,7 +28,7 @@ pub(crate) struct Terms {
 }
 
 /// Payload of messages that go first when there is little room: those that are to leave at once.
-const SHORT: usize = 1 << 10;
+pub(crate) const SHORT: usize = 1 << 10;
 /// Room that longer ones leave to them.
 const SHORT_SHARE: u64 = 32 << 10;
 
@@ -53,6 +53,16 @@ impl Terms {
         step: STREAM_BYTES / 2,
         grain: STREAM_BYTES / 4,
     };
+
+    /// While the sender has more left than this, nothing is due: what is owed is less than a step, and less than what is left.
+    #[inline(always)]
+    const fn plenty(&self) -> u64 {
+        const fn larger(one: u64, other: u64) -> u64 {
+            if one > other { one } else { other }
+        }
+        let short_of_a_step = self.size.saturating_sub(self.step);
+        larger(larger(short_of_a_step, self.size / 2), self.grain)
+    }
 
     /// Active messages of an id, of which `capacity` may wait.
     #[inline]
@@ -98,6 +108,12 @@ impl SendWindow {
     #[inline]
     pub(crate) fn take(&mut self, amount: u64) {
         self.left = self.left.saturating_sub(amount);
+    }
+
+    /// What it is once this much has gone. `None`: there is not enough left for it.
+    #[inline(always)]
+    pub(crate) fn after(&self, amount: u64) -> Option<Self> {
+        self.left.checked_sub(amount).map(Self::new)
     }
 
     /// The receiver gives some back. `false`: more than it had got.
@@ -193,15 +209,16 @@ impl ReceiveWindow {
     /// What follows. To be asked after what was taken, and after what arrived and was not.
     #[inline(always)]
     pub(crate) fn due(&mut self, terms: &Terms) -> Due {
-        let owed = self.owed(terms);
-        if owed < terms.step && owed < self.left && terms.grain <= self.left {
+        // However little of it is unread.
+        if self.left > terms.plenty() {
             return Due::Nothing;
         }
-        self.due_now(owed, terms)
+        self.due_now(terms)
     }
 
     #[inline(never)]
-    fn due_now(&mut self, owed: u64, terms: &Terms) -> Due {
+    fn due_now(&mut self, terms: &Terms) -> Due {
+        let owed = self.owed(terms);
         if owed >= terms.step || owed >= self.left.max(terms.grain) {
             Due::Now
         } else if owed > 0 && self.left < terms.grain && !self.noted {

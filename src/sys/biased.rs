@@ -39,6 +39,8 @@ const PAYS: u32 = 1024;
 /// Threads that may become owners of one lock, in its life: their words fill a line.
 const OWNERS: usize = if cfg!(wharf_loom) { 2 } else { 16 };
 const PLACES: u64 = OWNERS as u64;
+/// There is no owner: no thread's name, and not next to one, nor to 0.
+const NOBODY: u64 = u64::MAX;
 /// Looks at an owner that is inside before the other thread sleeps.
 const LOOKS: u32 = if cfg!(wharf_loom) { 1 } else { 64 };
 
@@ -71,7 +73,7 @@ impl Barrier for Membarrier {
 
 /// See the module's text.
 pub(crate) struct Biased<T, B = Membarrier> {
-    /// The thread that need not lock, above the number of its word; 0 is none. Written by who has the slow lock.
+    /// The name of the thread that need not lock, and the number of its word; or [`NOBODY`]. Written by who has the slow lock.
     owner: AtomicU64,
     /// Odd while a thread is inside as the owner. Each word is one thread's, for the life of the lock: one that lost the ownership just before it
     /// says that it is inside must not say so for another.
@@ -116,24 +118,31 @@ pub(crate) struct OwnerGuard<'a, T, B: Barrier = Membarrier> {
     here: PhantomData<*mut ()>,
 }
 
-/// A number of this thread that no other has, ever.
+#[cfg(not(wharf_loom))]
+thread_local! {
+    static NAME: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// As [`name`], or 0 where this thread has not been asked for it.
 #[cfg(not(wharf_loom))]
 #[inline(always)]
+fn known_name() -> u64 {
+    NAME.get()
+}
+
+/// A multiple of [`PLACES`] that is this thread's and no other's, ever.
+#[cfg(not(wharf_loom))]
 fn name() -> u64 {
-    thread_local! {
-        static NAME: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    if NAME.get() == 0 {
+        NAME.set((LAST.fetch_add(1, Ordering::Relaxed) + 1) * PLACES);
     }
-    #[cold]
-    fn new() -> u64 {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        let name = LAST.fetch_add(1, Ordering::Relaxed) + 1;
-        NAME.set(name);
-        name
-    }
-    match NAME.get() {
-        0 => new(),
-        name => name,
-    }
+    NAME.get()
+}
+
+#[cfg(wharf_loom)]
+fn known_name() -> u64 {
+    name()
 }
 
 #[cfg(wharf_loom)]
@@ -141,14 +150,14 @@ fn name() -> u64 {
     // A model's threads are numbered anew in each of its runs.
     let id = format!("{:?}", loom::thread::current().id());
     let digits: String = id.chars().filter(char::is_ascii_digit).collect();
-    digits.parse::<u64>().expect("a number") + 1
+    (digits.parse::<u64>().expect("a number") + 1) * PLACES
 }
 
 impl<T, B: Barrier> Biased<T, B> {
     pub(crate) fn new(value: T) -> Self {
         let needed = if B::available() { STREAK } else { u32::MAX };
         Self {
-            owner: AtomicU64::new(0),
+            owner: AtomicU64::new(NOBODY),
             inside: std::array::from_fn(|_| Futex::new(0)),
             slow: Mutex::new(State {
                 last: 0,
@@ -199,10 +208,12 @@ impl<T, B: Barrier> Biased<T, B> {
     #[inline(always)]
     fn go_inside(&self) -> Option<u64> {
         let owner = self.owner.load(Ordering::Relaxed);
-        if owner / PLACES != name() {
+        // One subtraction tells whose it is and which word: names are multiples of it.
+        let place = owner.wrapping_sub(known_name());
+        if place >= PLACES {
             return None;
         }
-        let inside = self.inside(owner);
+        let inside = &self.inside[place as usize];
         let count = inside.load(Ordering::Relaxed);
         if !count.is_multiple_of(2) {
             return None;
@@ -244,12 +255,14 @@ impl<T, B: Barrier> Biased<T, B> {
     fn lock_slowly(&self) -> Guard<'_, T, B> {
         let name = name();
         let owner = self.owner.load(Ordering::Relaxed);
-        if owner / PLACES == name && !self.inside(owner).load(Ordering::Relaxed).is_multiple_of(2) {
+        if owner - owner % PLACES == name
+            && !self.inside(owner).load(Ordering::Relaxed).is_multiple_of(2)
+        {
             twice();
         }
         let mut state = self.wait_for_slow();
         let owner = self.owner.load(Ordering::Relaxed);
-        if owner != 0 {
+        if owner != NOBODY {
             self.take_away(owner, &mut state);
         }
         if state.last == name {
@@ -260,7 +273,7 @@ impl<T, B: Barrier> Biased<T, B> {
         Guard {
             lock: self,
             slow: Some(state),
-            owner: 0,
+            owner: NOBODY,
             here: PhantomData,
         }
     }
@@ -278,7 +291,7 @@ impl<T, B: Barrier> Biased<T, B> {
 
     #[cold]
     fn take_away(&self, owner: u64, state: &mut State) {
-        self.owner.store(0, Ordering::Relaxed);
+        self.owner.store(NOBODY, Ordering::Relaxed);
         B::heavy();
         let inside = self.inside(owner);
         while !inside.load(Ordering::Acquire).is_multiple_of(2) {
@@ -302,8 +315,7 @@ impl<T, B: Barrier> Biased<T, B> {
         if let Some(place) = place {
             state.names[place] = name;
             state.since = self.inside[place].load(Ordering::Relaxed);
-            self.owner
-                .store(name * PLACES + place as u64, Ordering::Relaxed);
+            self.owner.store(name + place as u64, Ordering::Relaxed);
         }
     }
 }
@@ -468,7 +480,7 @@ mod tests {
     use super::*;
 
     fn is_owned<T, B>(lock: &Biased<T, B>) -> bool {
-        lock.owner.load(Relaxed) != 0
+        lock.owner.load(Relaxed) != NOBODY
     }
 
     #[test]

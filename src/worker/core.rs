@@ -138,7 +138,9 @@ impl Core {
     /// The connection of an endpoint, if it still is that endpoint's.
     #[inline]
     pub(crate) fn endpoint(&mut self, link: LinkId, id: EndpointId) -> Option<&mut Peer> {
-        self.peer(link).filter(|peer| peer.id == id)
+        // The number of an endpoint is never used again, and so says more than that of its link.
+        let peer = self.peers.get_mut(link.index())?.as_mut()?;
+        (peer.id == id).then_some(peer)
     }
 
     pub(crate) fn one_copy(&mut self, link: LinkId) -> Option<&mut OneCopy> {

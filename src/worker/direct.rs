@@ -12,10 +12,17 @@ use crate::{
         control,
         window::{Due, Terms, eager_cost},
     },
+    trace,
     transport::Wanted,
     types::{EndpointId, LinkId, Mask, OpKey, Tag},
     util::copy::copy_small,
-    worker::{engine::Engine, operations::Arrival, windows::Window},
+    worker::{
+        door::Begun,
+        engine::Engine,
+        operations::{Arrival, RecvStage, Work},
+        shared::Shared,
+        windows::Window,
+    },
 };
 
 /// Looks at the likeliest link before each pass, and passes in one lap.
@@ -129,7 +136,7 @@ impl Direct {
 }
 
 impl Engine {
-    /// Takes the next message of the link that brought the last one, if it is a short tagged one for this receive: straight into `buffer`, past the
+    /// Takes the next message of the link that brought the last one, if it is a tagged one for this receive: straight into its room, past the
     /// queues, which have nothing that comes before it.
     /// What is then to be given back to the peer is left to [`Engine::settle`].
     #[inline(always)]
@@ -137,14 +144,57 @@ impl Engine {
         &mut self,
         tag: Tag,
         mask: Mask,
-        buffer: &mut BufferMut,
+        room: &mut [u8],
     ) -> Option<(Arrival, Owed)> {
         if !self.core.posted.is_empty() || !self.core.unexpected.is_empty() || self.is_armed() {
             return None;
         }
-        let Room::Run(address, room) = buffer.room() else {
+        let wanted = Wanted {
+            id: control::TAG_EAGER,
+            header: tag.0,
+            mask: mask.0,
+            address: room.as_mut_ptr(),
+            room: room.len(),
+        };
+        // SAFETY: the room is that long, and is borrowed alone for the whole of this call.
+        unsafe { self.take_wanted(&wanted) }
+    }
+
+    /// # Safety
+    /// As for [`Engine::take`].
+    #[inline(always)]
+    unsafe fn take_wanted(&mut self, wanted: &Wanted) -> Option<(Arrival, Owed)> {
+        // SAFETY: the caller's promise.
+        let taken = unsafe { self.take(wanted) }?;
+        let peer = self.core.peer(taken.from)?;
+        let arrival = Arrival {
+            length: taken.length,
+            tag: Tag(taken.header),
+            from: peer.id,
+        };
+        if !peer.receive_window.pass(eager_cost(taken.length)) {
+            self.core.exceeded(taken.from);
+            return None;
+        }
+        let due = peer.receive_window.due(&Terms::EAGER);
+        Some((arrival, Owed(taken.from, due)))
+    }
+
+    /// The same for a posted receive, whose buffer lies in the table: it is over then, and gone from it.
+    pub(crate) fn take_posted(&mut self, key: OpKey) -> Option<(Arrival, BufferMut, Owed)> {
+        if self.is_armed() {
+            return None;
+        }
+        let entry = self.core.operations.get(key)?;
+        let Work::Recv(recv) = &mut entry.work else {
             return None;
         };
+        let RecvStage::Posted(post) = recv.stage else {
+            return None;
+        };
+        let room = recv.buffer.run_mut()?;
+        let (address, room) = (room.as_mut_ptr(), room.len());
+        let (tag, mask) = self.core.posted.next_for(post)?;
         let wanted = Wanted {
             id: control::TAG_EAGER,
             header: tag.0,
@@ -152,26 +202,31 @@ impl Engine {
             address,
             room,
         };
-        // SAFETY: the buffer has that room, and is borrowed for the whole of this call.
-        let taken = unsafe { self.take(&wanted) }?;
-        let peer = self.core.peer(taken.from)?;
-        let arrival = Arrival {
-            length: taken.length,
-            tag: Tag(taken.header),
-            from: peer.id,
-        };
-        let within = peer.receive_window.pass(eager_cost(taken.length));
-        let due = peer.receive_window.due(&Terms::EAGER);
-        if !within {
-            self.core.exceeded(taken.from);
-            return None;
-        }
-        Some((arrival, Owed(taken.from, due)))
+        // SAFETY: the room is the buffer's, which the entry owns, and which nobody else reaches during the call: it stays where it is.
+        let (arrival, owed) = unsafe { self.take_wanted(&wanted) }?;
+        self.core.posted.take_next(post);
+        let buffer = self.core.operations.remove_receive(key)?;
+        trace::ended("receive", None);
+        Some((arrival, buffer, owed))
     }
 
     /// What follows [`Engine::take_tagged`].
     pub(crate) fn settle(&mut self, owed: Owed) {
         self.core.give_back(Window::Eager(owed.0), owed.1);
+    }
+}
+
+impl Shared {
+    /// The message of a posted receive, if it lies in front, for the thread that owns the lock.
+    #[inline]
+    pub(crate) fn take_posted(&self, key: OpKey) -> Option<(Arrival, BufferMut, Begun<'_>)> {
+        let mut inside = self.owner_inside()?;
+        let (arrival, buffer, owed) = inside.take_posted(key)?;
+        let begun = inside.over();
+        if !owed.is_nothing() {
+            begun.settle(owed);
+        }
+        Some((arrival, buffer, begun))
     }
 }
 
@@ -209,7 +264,9 @@ impl Engine {
         let mut waited = false;
         for _ in 0..PASSES {
             for _ in 0..LOOKS {
-                if let Some((arrival, owed)) = self.take_tagged(tag, mask, buffer) {
+                if let Some(room) = buffer.run_mut()
+                    && let Some((arrival, owed)) = self.take_tagged(tag, mask, room)
+                {
                     if !owed.is_nothing() {
                         self.settle(owed);
                     }

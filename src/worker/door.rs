@@ -15,10 +15,14 @@
 //! Above this room nothing else leads to the engine, so that a child made by `fork`, which has its parent's connections and a copy of a lock that
 //! nobody may ever let go of, is refused everywhere.
 
-use std::task::{Context as TaskContext, Poll, Waker};
+use std::{
+    ops::{Deref, DerefMut},
+    task::{Context as TaskContext, Poll, Waker},
+};
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
+    sys::biased::OwnerGuard,
     types::{EndpointId, LinkId},
     worker::{direct::Owed, engine::Engine, shared::Shared, spin::Luck},
 };
@@ -83,16 +87,25 @@ impl Shared {
         &self,
         act: impl FnOnce(&mut Engine) -> Option<R>,
     ) -> Option<(R, Begun<'_>)> {
+        let mut inside = self.owner_inside()?;
+        let result = act(&mut inside)?;
+        Some((result, inside.over()))
+    }
+
+    /// The same for those that every instruction counts for: what would be `act` stands between this and [`Inside::over`].
+    #[inline(always)]
+    pub(crate) fn owner_inside(&self) -> Option<Inside<'_>> {
         if self.mark.is_child() {
             return None;
         }
-        let mut engine = self.enter_as_owner()?;
+        let engine = self.enter_as_owner()?;
         if engine.closing {
             return None;
         }
-        let result = act(&mut engine);
-        drop(engine);
-        Some((result?, Begun { shared: self }))
+        Some(Inside {
+            shared: self,
+            engine,
+        })
     }
 
     /// Begins what is done in mapped memory alone, without the engine.
@@ -145,6 +158,37 @@ impl Shared {
     #[cfg(test)]
     pub(crate) fn inside<R>(&self, act: impl FnOnce(&mut Engine) -> R) -> R {
         self.with(act)
+    }
+}
+
+/// The engine, for what [`Shared::at_once`] is for.
+pub(crate) struct Inside<'a> {
+    shared: &'a Shared,
+    engine: OwnerGuard<'a, Engine>,
+}
+
+impl<'a> Inside<'a> {
+    /// It is over.
+    #[inline(always)]
+    pub(crate) fn over(self) -> Begun<'a> {
+        Begun {
+            shared: self.shared,
+        }
+    }
+}
+
+impl Deref for Inside<'_> {
+    type Target = Engine;
+    #[inline(always)]
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl DerefMut for Inside<'_> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut Engine {
+        &mut self.engine
     }
 }
 

@@ -256,7 +256,7 @@ impl Engine {
         true
     }
 
-    /// Takes the next message of the link that brought the last one, if it is wanted.
+    /// Takes the next message of the link that brought the last one, if it is wanted. For an engine that is not armed.
     ///
     /// # Safety
     /// As for [`Interface::take`].
@@ -266,9 +266,10 @@ impl Engine {
         // SAFETY: the caller's promise.
         let taken = unsafe { installed.interface.take(wanted) }?;
         installed.received.add(taken.length);
-        // As a lap: who takes one message after the other drives.
+        // As a lap: who takes one message after the other drives. Not armed, as the caller has seen.
         self.laps = self.laps.wrapping_add(1);
-        self.moved(1);
+        self.happened = self.happened.wrapping_add(1);
+        self.watch.tell();
         Some(taken)
     }
 

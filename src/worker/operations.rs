@@ -1,6 +1,6 @@
 //! The table of operations in flight. Each entry owns all that its operation touches; a future is only a key into it.
 
-use std::sync::Arc;
+use std::{mem::ManuallyDrop, sync::Arc};
 
 use slab::Slab;
 
@@ -420,40 +420,45 @@ pub(crate) struct Operations {
 
 impl Operations {
     pub(crate) fn insert(&mut self, link: Option<LinkId>, detached: bool, work: Work) -> OpKey {
-        trace::operation(work.name(), 0, "entered in the table");
-        self.generation = self.generation.wrapping_add(1);
-        self.entered += 1;
-        let generation = self.generation;
         let stamp = match (link, work.kind()) {
             (Some(link), Some(kind)) => self.epochs.begun(link, kind),
             _ => None,
         };
-        let slot = self.entries.insert(Entry {
-            generation,
+        trace::operation(work.name(), 0, "entered in the table");
+        let key = self.enter(|generation, _| Entry {
             stamp,
-            link: None,
-            place: None,
-            waker: WakerSlot::default(),
             detached,
-            outcome: None,
-            work,
-            priority: Priority::Normal,
-            in_flight: 0,
-            deferred: None,
-            queued: false,
-            copies: 0,
-            keeps_place: false,
-            successor: None,
-            discards: false,
-            unstaged: false,
-            staged: None,
-            one_sided: None,
-            is_short: false,
+            ..Entry::new(generation, work)
         });
         if let Some(link) = link {
-            self.join(slot, link);
+            self.join(key.slot(), link);
         }
-        OpKey::new(slot as u32, generation)
+        key
+    }
+
+    /// Enters a receive of no connection yet, which is told its key.
+    #[inline(always)]
+    pub(crate) fn insert_receive(
+        &mut self,
+        unstaged: bool,
+        receive: impl FnOnce(OpKey) -> Recv,
+    ) -> OpKey {
+        trace::operation("receive", 0, "entered in the table");
+        self.enter(|generation, key| Entry {
+            unstaged,
+            ..Entry::new(generation, Work::Recv(receive(key)))
+        })
+    }
+
+    /// The entry is made where it stays, as far as the compiler sees to that.
+    #[inline(always)]
+    fn enter(&mut self, make: impl FnOnce(u32, OpKey) -> Entry) -> OpKey {
+        self.generation = self.generation.wrapping_add(1);
+        self.entered += 1;
+        let place = self.entries.vacant_entry();
+        let key = OpKey::new(place.key() as u32, self.generation);
+        place.insert(make(self.generation, key));
+        key
     }
 
     /// An operation that belonged to no connection has found its own.
@@ -507,6 +512,29 @@ impl Operations {
         }
         // Last, so that it is moved once.
         Some(self.entries.remove(key.slot()))
+    }
+
+    /// As [`Operations::remove`], for a receive that has not matched: its buffer.
+    #[inline]
+    pub(crate) fn remove_receive(&mut self, key: OpKey) -> Option<BufferMut> {
+        let entry = self.get(key)?;
+        let Work::Recv(recv) = &mut entry.work else {
+            return None;
+        };
+        let buffer = std::mem::take(&mut recv.buffer);
+        drop(entry.waker.take());
+        let is_bare = entry.outcome.is_none()
+            && entry.deferred.is_none()
+            && entry.staged.is_none()
+            && entry.one_sided.is_none()
+            && entry.place.is_none();
+        if is_bare {
+            // It owns nothing: neither its bytes nor a look at all that it could own are needed.
+            let _owns_nothing = ManuallyDrop::new(self.entries.remove(key.slot()));
+        } else {
+            self.remove(key);
+        }
+        Some(buffer)
     }
 
     /// Something has happened to an operation that flushes and fences may wait for: tells them if it is over.
@@ -623,6 +651,32 @@ fn waits(entries: &Slab<Entry>, key: OpKey) -> bool {
 }
 
 impl Entry {
+    #[inline(always)]
+    fn new(generation: u32, work: Work) -> Self {
+        Self {
+            generation,
+            stamp: None,
+            link: None,
+            place: None,
+            waker: WakerSlot::default(),
+            detached: false,
+            outcome: None,
+            work,
+            priority: Priority::Normal,
+            in_flight: 0,
+            deferred: None,
+            queued: false,
+            copies: 0,
+            keeps_place: false,
+            successor: None,
+            discards: false,
+            unstaged: false,
+            staged: None,
+            one_sided: None,
+            is_short: false,
+        }
+    }
+
     /// Whether flushes and fences need not wait for it.
     fn is_over(&self) -> bool {
         match &self.work {

@@ -17,7 +17,7 @@ use crate::{
         ANNOUNCEMENTS, control,
         ledger::AccountId,
         thresholds::Lending,
-        window::{ReceiveWindow, SendWindow, Terms, eager_cost, eager_need},
+        window::{ReceiveWindow, SHORT, SendWindow, Terms, eager_cost, eager_need},
     },
     sys::memfd::Mapping,
     transport::{
@@ -243,6 +243,8 @@ pub(crate) struct Peer {
     /// Longest tagged messages that go inline, and that go unasked.
     pub(crate) short: usize,
     pub(crate) eager: usize,
+    /// Longest that go inline and need leave nothing of the window to others.
+    pub(crate) quick: usize,
     /// What of a stream is announced.
     pub(crate) lending: Lending,
     pub(crate) worker: WorkerId,
@@ -355,6 +357,7 @@ impl Peer {
             link: Some(Counted::new(made.link)),
             seat: None,
             short: made.short,
+            quick: made.short.min(SHORT),
             eager: made.eager,
             lending: made.lending,
             worker: made.worker,

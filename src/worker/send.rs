@@ -10,7 +10,10 @@ use std::sync::Arc;
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::{Buffer, Segment},
-    protocol::control::{self, Rts},
+    protocol::{
+        control::{self, Rts},
+        window::eager_cost,
+    },
     trace,
     transport::{Link, LinkAttributes, MAX_PREFIX, RawSlice, RemoteRange, SendError, Zcopy},
     types::{EndpointId, LinkId, OpKey, Tag},
@@ -96,13 +99,10 @@ impl Core {
         data: &[u8],
     ) -> Option<Result<()>> {
         let peer = self.endpoint(link, id)?;
-        if !peer.is_open()
-            || !peer.queue.is_empty()
-            || data.len() > peer.short
-            || !peer.has_window(data.len())
-        {
+        if !peer.is_open() || !peer.queue.is_empty() || data.len() > peer.quick {
             return None;
         }
+        let left = peer.send_window.after(eager_cost(data.len()))?;
         match peer
             .link
             .as_mut()?
@@ -112,7 +112,7 @@ impl Core {
             Err(SendError::Full) => return None,
             Err(SendError::Failed(error)) => return Some(Err(error)),
         }
-        peer.take_window(data.len());
+        peer.send_window = left;
         trace::operation("tag send", data.len(), "eager");
         Some(Ok(()))
     }

@@ -132,6 +132,36 @@ scenarios! { everywhere:
         }
     }
 
+    /// Posted receives whose messages are here when they are polled, so often that their worker's lock has an owner: of one tag in the order in
+    /// which they were posted, beside such that take any, and awaited in any order. One that was dropped takes none.
+    async fn posted_round_after_round(way: Way) {
+        let pair = way.pair().await;
+        let worker = &pair.there.worker;
+        for round in 0..120 {
+            let post = |tag: u64, mask| worker.tag_recv(tag, mask, vec![0; 60]).post();
+            drop(post(1, Mask::ALL));
+            let last = match round % 3 {
+                0 => (0, Mask::NONE),
+                1 => (1, Mask(0xff)),
+                _ => (1, Mask::ALL),
+            };
+            let mut receives = vec![post(1, Mask::ALL), post(2, Mask::ALL), post(1, Mask::ALL), post(last.0, last.1)];
+            // Longer than a cell now and then, and never longer than the buffer.
+            let length = |index: usize| (round + 17 * index) % 61;
+            for (index, tag) in [1_u64, 2, 1, 1].into_iter().enumerate() {
+                pair.here.endpoint.tag_send(tag, pattern(length(index), index)).await.expect("sent");
+            }
+            while let Some(index) = receives.len().checked_sub(1) {
+                let index = if round % 2 == 0 { 0 } else { index };
+                let received = receives.remove(index).await.expect("a message");
+                let index = if round % 2 == 0 { 3 - receives.len() } else { index };
+                assert_eq!((received.tag, received.from), (Tag([1, 2, 1, 1][index]), pair.there.endpoint.id()));
+                assert_eq!(received.buffer.len(), 60);
+                same(&received.buffer[..received.len], pattern(length(index), index), round);
+            }
+        }
+    }
+
     /// A synchronous send ends when its message was matched, not before.
     async fn synchronous(way: Way) {
         let pair = way.pair().await;

@@ -61,6 +61,20 @@ impl<T> PostedQueue<T> {
         }
     }
 
+    /// What a receive waits for, if it waits and is the one that gets the next message that it accepts. May say no where it is, and other masks
+    /// are present.
+    #[inline]
+    pub(crate) fn next_for(&self, id: PostId) -> Option<(Tag, Mask)> {
+        let node = self.store.nodes.get(id.slot as usize)?;
+        if node.generation != id.generation || node.value.is_none() {
+            return None;
+        }
+        let (tag, mask) = (node.tag, node.mask);
+        let is_next = self.len() == 1
+            || mask == u64::MAX && self.masks.is_empty() && self.store.find(tag, mask) == id.slot;
+        is_next.then_some((Tag(tag), Mask(mask)))
+    }
+
     /// Takes the earliest receive that accepts a message with this tag.
     #[inline]
     pub(crate) fn take_match(&mut self, message: Tag) -> Option<T> {
@@ -82,6 +96,12 @@ impl<T> PostedQueue<T> {
         } else {
             self.take(earliest)
         }
+    }
+
+    /// Takes the receive that [`PostedQueue::next_for`] has told of.
+    #[inline]
+    pub(crate) fn take_next(&mut self, id: PostId) {
+        self.take(id.slot);
     }
 
     /// Takes a receive that has not matched yet.

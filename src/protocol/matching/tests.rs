@@ -112,6 +112,19 @@ proptest! {
             }
             prop_assert_eq!(queue.len(), model.len());
             prop_assert_eq!(queue.is_empty(), model.is_empty());
+            for (number, &id) in ids.iter().enumerate() {
+                let waits = model.iter().any(|&(_, _, other)| other == number);
+                let Some((tag, mask)) = queue.next_for(id) else {
+                    prop_assert!(!waits || model.len() > 1, "the only one is the next");
+                    continue;
+                };
+                prop_assert!(waits);
+                // Whatever the message has where the mask does not look.
+                for message in [tag, Tag(tag.0 | !mask.0), Tag(tag.0 | !mask.0 & 0x5555)] {
+                    let first = model.iter().find(|&&(tag, mask, _)| mask.matches(tag, message));
+                    prop_assert_eq!(first.map(|first| first.2), Some(number));
+                }
+            }
         }
         let mut left: Vec<_> = queue.iter().copied().collect();
         left.sort_unstable();

@@ -113,11 +113,17 @@ impl Flag {
         }
     }
 
+    /// Waker, after publishing: whether [`Flag::answer`] would find nothing to do.
+    #[inline(always)]
+    pub(crate) fn is_calm(&self) -> bool {
+        light();
+        self.0.load(Ordering::Relaxed) == CALM
+    }
+
     /// Waker, steps 2 and 3, after publishing: whether to ring.
     #[inline(always)]
     pub(crate) fn answer(&self) -> bool {
-        light();
-        if self.0.load(Ordering::Relaxed) == CALM {
+        if self.is_calm() {
             return false;
         }
         full_fence();

@@ -35,7 +35,7 @@ use super::{
     connector::Established,
     doorbell::before_the_look,
     link::{Peer, RECORD, ShmLink, WaitList, Waiter},
-    ring::Consumer,
+    ring::{Consumer, Inline},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -446,6 +446,24 @@ impl ShmInterface {
             .for_each(|waiter| waiter.ring.want_room().lower());
     }
 
+    /// As [`Interface::take`], for what is not inline, and where more is to be done.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn take_other(&mut self, wanted: &Wanted) -> Option<Taken> {
+        let entry = self.entries.get_mut(self.latest)?;
+        // SAFETY: the caller's promise.
+        let (header, length) = unsafe { entry.consumer.take_wanted(wanted) }?;
+        entry.idle = 0;
+        self.glances += 1;
+        Some(Taken {
+            from: entry.id,
+            header,
+            length,
+        })
+    }
+
     fn set_armed(&mut self, armed: bool) {
         self.armed = armed;
         self.waiting.armed.store(armed, Ordering::Relaxed);
@@ -585,14 +603,20 @@ impl Interface for ShmInterface {
             return None;
         }
         // SAFETY: the caller's promise.
-        let (header, length) = unsafe { entry.consumer.take_wanted(wanted) }?;
-        entry.idle = 0;
-        self.glances += 1;
-        Some(Taken {
-            from: entry.id,
-            header,
-            length,
-        })
+        match unsafe { entry.consumer.take_inline(wanted) } {
+            Inline::Taken { header, length } => {
+                entry.idle = 0;
+                self.glances += 1;
+                Some(Taken {
+                    from: entry.id,
+                    header,
+                    length,
+                })
+            }
+            Inline::Nothing => None,
+            // SAFETY: the caller's promise.
+            Inline::Other => unsafe { self.take_other(wanted) },
+        }
     }
 
     fn progress(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {

@@ -172,6 +172,11 @@ impl Word {
     pub(crate) const fn id(self) -> u8 {
         (self.0 >> 48) as u8
     }
+    /// Whether it is of this id and kind.
+    #[inline(always)]
+    pub(crate) const fn is(self, id: u8, kind: Kind) -> bool {
+        self.0 >> 48 == (id as u64) | (kind as u64) << 8
+    }
     #[inline(always)]
     pub(crate) const fn kind(self) -> Option<Kind> {
         match (self.0 >> 56) as u8 {

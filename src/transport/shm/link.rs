@@ -21,7 +21,7 @@ use super::{
     NAME,
     layout::{MAX_BCOPY, MAX_INLINE},
     pair::Pair,
-    ring::{Producer, PushError, Waiting},
+    ring::{Producer, PushError, Short, Waiting},
 };
 use crate::{
     error::{Error, ErrorKind},
@@ -158,6 +158,24 @@ impl ShmLink {
         }
     }
 
+    /// After a message that the peer may sleep for.
+    #[inline(never)]
+    fn answer(&self) -> Result<(), SendError> {
+        if self.producer.answer() {
+            self.ring();
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn am_short_slowly(&mut self, id: u8, header: u64, body: &[u8]) -> Result<(), SendError> {
+        if body.len() > MAX_INLINE {
+            return Err(self.too_long());
+        }
+        let outcome = self.producer.push_inline(id, header, body, &[]);
+        self.sent(outcome)
+    }
+
     #[cold]
     fn ring(&self) {
         self.peer.ringer.ring();
@@ -221,11 +239,12 @@ impl Link for ShmLink {
 
     #[inline]
     fn am_short(&mut self, id: u8, header: u64, body: &[u8]) -> Result<(), SendError> {
-        if body.len() > MAX_INLINE {
-            return Err(self.too_long());
+        // No call but in the last place: nothing is to be kept over one.
+        match self.producer.push_short(id, header, body) {
+            Short::Sent if self.producer.is_calm() => Ok(()),
+            Short::Sent => self.answer(),
+            Short::Other => self.am_short_slowly(id, header, body),
         }
-        let outcome = self.producer.push_inline(id, header, body, &[]);
-        self.sent(outcome)
     }
 
     fn am_bcopy(

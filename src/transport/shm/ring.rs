@@ -34,7 +34,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     transport::{Hold, Wanted},
     util::{
-        copy::{copy, copy_small},
+        copy::{SHORTEST, copy, copy_short, copy_small},
         loom::{Ordering, prefetch_read, prefetch_write},
     },
 };
@@ -46,6 +46,8 @@ const PUBLISH_AREA: u64 = AREA / 4;
 /// Bytes of bodies after which the producer goes to the wide area, if the consumer has not slept meanwhile: who waits for
 /// messages now and then is not worth the memory.
 const WIDE_AFTER: u64 = 4 << 20;
+
+const _: () = assert!(MAX_INLINE <= SHORTEST);
 
 /// Where a ring lies in this process.
 #[derive(Clone, Copy, Debug)]
@@ -119,6 +121,15 @@ pub(crate) enum PushError {
     Broken,
 }
 
+/// How [`Producer::push_short`] went.
+#[derive(Debug)]
+pub(crate) enum Short {
+    /// It is published.
+    Sent,
+    /// It is for [`Producer::push_inline`]: too long, or the ring looks full.
+    Other,
+}
+
 /// The sending end.
 #[derive(Debug)]
 pub(crate) struct Producer {
@@ -153,8 +164,38 @@ impl Producer {
         }
     }
 
+    /// Sends a body that is known to have room in a cell. The caller then asks [`Producer::is_calm`] whether that is all.
+    #[inline(always)]
+    pub(crate) fn push_short(&mut self, id: u8, header: u64, body: &[u8]) -> Short {
+        if body.len() > MAX_INLINE || self.tail.wrapping_sub(self.head) >= CELLS {
+            return Short::Other;
+        }
+        prefetch_write(self.memory.cell(self.tail + AHEAD));
+        let cell = self.memory.cell(self.tail);
+        // SAFETY: as in `push_inline`. Not in the closure, so that there is no call.
+        unsafe {
+            let content = cell.content.with_mut(|content| content);
+            (*content).header = header;
+            copy_short(body.as_ptr(), (&raw mut (*content).body).cast(), body.len());
+        }
+        let word = cell_word(self.tail, body.len(), id, Kind::Inline);
+        cell.word.store(word.0, Ordering::Release);
+        self.tail += 1;
+        Short::Sent
+    }
+
+    /// Whether a message that was published wakes nobody.
+    #[inline(always)]
+    pub(crate) fn is_calm(&self) -> bool {
+        self.memory.consumer().parked.is_calm()
+    }
+
+    /// Whether the consumer's doorbell is to be rung for it.
+    pub(crate) fn answer(&self) -> bool {
+        self.memory.consumer().parked.answer()
+    }
+
     /// Sends a body of at most [`MAX_INLINE`] bytes, which the caller has checked. `true`: ring the consumer's doorbell.
-    #[inline]
     pub(crate) fn push_inline(
         &mut self,
         id: u8,
@@ -308,6 +349,19 @@ impl Waiting {
     }
 }
 
+/// What [`Consumer::take_inline`] found.
+#[derive(Debug)]
+pub(crate) enum Inline {
+    /// None there, or not wanted.
+    Nothing,
+    /// Ask [`Consumer::take_wanted`].
+    Other,
+    Taken {
+        header: u64,
+        length: usize,
+    },
+}
+
 /// The receiving end.
 #[derive(Debug)]
 pub(crate) struct Consumer {
@@ -422,6 +476,42 @@ impl Consumer {
             self.publish();
         }
         Ok(true)
+    }
+
+    /// As [`Consumer::take_wanted`], for a message that lies in its cell, and where the head need not be published. Calls nothing: the
+    /// caller has nothing to keep over a call.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn take_inline(&mut self, wanted: &Wanted) -> Inline {
+        let cell = self.memory.cell(self.head);
+        let word = Word(cell.word.load(Ordering::Acquire));
+        if !word.is_message(self.head) {
+            self.streak = 0;
+            return Inline::Nothing;
+        }
+        let length = word.length();
+        if !word.is(wanted.id, Kind::Inline)
+            || length > wanted.room.min(MAX_INLINE)
+            || self.head + 1 - self.published >= PUBLISH_CELLS
+        {
+            return Inline::Other;
+        }
+        // SAFETY: the acquire load above saw the word, so the content was written before; loaded once.
+        let header = cell
+            .content
+            .with(|content| unsafe { (&raw const (*content).header).read_volatile() });
+        if (header ^ wanted.header) & wanted.mask != 0 {
+            return Inline::Nothing;
+        }
+        // SAFETY: `length` fits the body, and the memory that it is wanted in. Not in the closure, so that there is no call.
+        unsafe {
+            let body = cell.content.with(|content| &raw const (*content).body);
+            copy_short(body.cast(), wanted.address, length);
+        }
+        self.passed();
+        Inline::Taken { header, length }
     }
 
     /// Takes the next message into the memory that it is wanted in, if it is there and wanted: its header and length. A cell that makes no
