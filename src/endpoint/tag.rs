@@ -576,7 +576,8 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
             return None;
         }
         let mut inside = self.worker.shared().owner_inside()?;
-        let (arrival, owed) = inside.take_tagged(self.tag, self.mask, room)?;
+        let looks = inside.first_looks;
+        let (arrival, owed) = inside.take_tagged(self.tag, self.mask, room, looks)?;
         Some((arrival, owed, inside.over()))
     }
 

@@ -311,6 +311,8 @@ pub struct Wanted {
     pub address: *mut u8,
     /// Bytes that there are.
     pub room: usize,
+    /// How many more times to look for it before it is said not to be there, where one look is one load.
+    pub looks: u32,
 }
 
 /// A message that was wanted, and is where it was to go.

@@ -25,9 +25,11 @@ use crate::{
     },
 };
 
-/// Looks at the likeliest link before each pass, and passes in one lap.
-const LOOKS: usize = 4;
+/// Looks at the likeliest link before each pass, some 50 ns, and passes in one lap.
+const LOOKS: u32 = 100;
 const PASSES: usize = 4;
+/// Looks of a first poll, where what was waited for before came soon: some 400 ns. What comes meanwhile is taken by the shortest way.
+const FIRST_LOOKS: u32 = 1000;
 
 pub(crate) struct Direct {
     tag: Tag,
@@ -138,13 +140,14 @@ impl Direct {
 impl Engine {
     /// Takes the next message of the link that brought the last one, if it is a tagged one for this receive: straight into its room, past the
     /// queues, which have nothing that comes before it.
-    /// What is then to be given back to the peer is left to [`Engine::settle`].
+    /// What is then to be given back to the peer is left to [`Engine::settle`]. `looks`: of [`Wanted`].
     #[inline(always)]
     pub(crate) fn take_tagged(
         &mut self,
         tag: Tag,
         mask: Mask,
         room: &mut [u8],
+        looks: u32,
     ) -> Option<(Arrival, Owed)> {
         if !self.core.posted.is_empty() || !self.core.unexpected.is_empty() || self.is_armed() {
             return None;
@@ -155,6 +158,7 @@ impl Engine {
             mask: mask.0,
             address: room.as_mut_ptr(),
             room: room.len(),
+            looks,
         };
         // SAFETY: the room is that long, and is borrowed alone for the whole of this call.
         unsafe { self.take_wanted(&wanted) }
@@ -201,6 +205,7 @@ impl Engine {
             mask: mask.0,
             address,
             room,
+            looks: 0,
         };
         // SAFETY: the room is the buffer's, which the entry owns, and which nobody else reaches during the call: it stays where it is.
         let (arrival, owed) = unsafe { self.take_wanted(&wanted) }?;
@@ -261,26 +266,32 @@ impl Engine {
         mask: Mask,
         buffer: &mut BufferMut,
     ) -> DirectOutcome {
+        let mut outcome = DirectOutcome::Waiting;
         let mut waited = false;
         for _ in 0..PASSES {
-            for _ in 0..LOOKS {
-                if let Some(room) = buffer.run_mut()
-                    && let Some((arrival, owed)) = self.take_tagged(tag, mask, room)
-                {
-                    if !owed.is_nothing() {
-                        self.settle(owed);
-                    }
-                    self.late += u64::from(waited);
-                    return DirectOutcome::Done(arrival);
+            let looks = if waited { LOOKS } else { 0 };
+            if let Some(room) = buffer.run_mut()
+                && let Some((arrival, owed)) = self.take_tagged(tag, mask, room, looks)
+            {
+                if !owed.is_nothing() {
+                    self.settle(owed);
                 }
+                outcome = DirectOutcome::Done(arrival);
+                break;
             }
-            match self.receive_in_a_pass(tag, mask, buffer) {
-                Some(outcome) => return outcome,
-                None => waited = true,
+            if let Some(found) = self.receive_in_a_pass(tag, mask, buffer) {
+                outcome = found;
+                break;
             }
-            std::hint::spin_loop();
+            waited = true;
         }
-        DirectOutcome::Waiting
+        if matches!(outcome, DirectOutcome::Waiting) {
+            self.first_looks = 0;
+        } else if waited {
+            self.late += 1;
+            self.first_looks = FIRST_LOOKS;
+        }
+        outcome
     }
 
     /// One pass for a message. `None`: nothing came.

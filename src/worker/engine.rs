@@ -63,6 +63,8 @@ pub(crate) struct Engine {
     runs: bool,
     /// How often it was not, and came within the lap.
     pub(crate) late: u64,
+    /// How many times the first poll of a receive looks for its message: more than once while that comes within a lap.
+    pub(crate) first_looks: u32,
     /// Tasks that were woken, less the times that a future has given way to them since.
     pub(crate) woken: usize,
     /// For loops that are not Tokio's.
@@ -77,6 +79,7 @@ impl Engine {
             latest: 0,
             runs: false,
             late: 0,
+            first_looks: 0,
             woken: 0,
             watch: Watch::new(&poll)?,
             core,

@@ -631,6 +631,7 @@ fn a_wanted_message_goes_where_it_is_wanted_and_others_stay() {
             mask: MASK,
             address,
             room,
+            looks: 3,
         };
         // SAFETY: no more room is given than the buffer has.
         let taken = unsafe { server.interface.take(&wanted) }?;
@@ -664,6 +665,7 @@ fn who_takes_gives_way_to_a_pass_and_gives_room_back() {
         mask: 0,
         address: std::ptr::NonNull::dangling().as_ptr(),
         room: 0,
+        looks: 0,
     };
     for _ in 0..3 {
         for number in 0..CELLS {
