@@ -20,6 +20,7 @@ use crate::{
     worker::{
         am::{refused, takes_header, try_am},
         device::admit_source,
+        door::Begun,
         engine::Engine,
         operations::{self, Outcome, SendStage},
         peer::Peer,
@@ -30,7 +31,7 @@ use crate::{
 use super::{
     Endpoint, Op,
     attempt::{Attempt, First, conclude, persist, tried},
-    operation::{Completion, Deadline, Entered, Settled},
+    operation::{Completion, Deadline, Entered, Settled, wrong},
 };
 
 /// What goes out.
@@ -47,6 +48,16 @@ fn closed() -> Error {
 }
 
 impl Message<'_> {
+    /// Sends what is short where there are a credit and room.
+    #[inline(never)]
+    fn at_once<'e>(&self, endpoint: &'e Endpoint) -> Option<(Result<()>, Begun<'e>)> {
+        let (header, payload) = (self.header.get().as_run()?, self.payload.get().as_run()?);
+        let (place, id) = (endpoint.place(), self.id);
+        endpoint
+            .shared()
+            .at_once(|engine| engine.core.am_at_once(place, id, header, payload))
+    }
+
     #[inline]
     fn attempt(&self, endpoint: &Endpoint, engine: &mut Engine) -> Attempt {
         let (header, payload) = (self.header.get(), self.payload.get());
@@ -129,6 +140,8 @@ pub struct AmSend<'a> {
     endpoint: &'a Endpoint,
     message: Message<'a>,
     deadline: Deadline,
+    /// It was over at once.
+    over: bool,
     entered: Option<Entered>,
 }
 
@@ -148,6 +161,7 @@ impl<'a> AmSend<'a> {
                 unstaged: false,
             },
             deadline: Deadline::None,
+            over: false,
             entered: None,
         }
     }
@@ -175,6 +189,12 @@ impl<'a> AmSend<'a> {
     /// header that is too long, `Closed` and the like when the endpoint is. The payload comes back.
     pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
         let (endpoint, message) = (self.endpoint, &mut self.message);
+        if let Some((result, _)) = message.at_once(endpoint) {
+            return match result {
+                Ok(()) => Ok(Op::new(Entered::Done, self.deadline, Operation::AmSend)),
+                Err(error) => Err(OpError::new(error, Some(message.payload.take()))),
+            };
+        }
         let shared = endpoint.shared();
         let (link, _) = endpoint.place();
         let window = shared.context.config().ops_window.value;
@@ -218,6 +238,28 @@ impl Future for AmSend<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
+        if this.entered.is_none()
+            && !this.over
+            && let Some((result, begun)) = this.message.at_once(this.endpoint)
+        {
+            this.over = true;
+            if begun.over(cx).is_pending() && result.is_ok() {
+                this.entered = Some(Entered::Done);
+                return Poll::Pending;
+            }
+            return Poll::Ready(result);
+        }
+        this.begin_and_wait(cx)
+    }
+}
+
+impl AmSend<'_> {
+    #[inline(never)]
+    fn begin_and_wait(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let this = self;
+        if this.over && this.entered.is_none() {
+            return Poll::Ready(Err(wrong()));
+        }
         if this.entered.is_none() {
             let endpoint = this.endpoint;
             let shared = endpoint.shared();
@@ -351,6 +393,9 @@ impl AmSink {
             unstaged: false,
         };
         let endpoint = &self.endpoint;
+        if let Some((result, _)) = message.at_once(endpoint) {
+            return result;
+        }
         let begun = endpoint.shared().begin(Operation::AmSend, |engine| {
             if let Attempt::Over(result) = message.attempt(endpoint, engine) {
                 return result.map(|()| None);

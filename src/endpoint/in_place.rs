@@ -176,7 +176,7 @@ pub struct AmArrival<'a> {
 
 /// Has a message looked at, without the lock. After that, and when `look` panics, what was held in place is let go of, and what was announced and
 /// not kept is rejected.
-#[inline]
+#[inline(always)]
 pub(super) fn lend<R>(
     handle: &Arc<Handle>,
     id: AmId,

@@ -15,7 +15,12 @@ use parking_lot::Mutex;
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::AmId,
-    worker::{Handle, engine::Engine, inbox::Arrived},
+    worker::{
+        Handle,
+        door::Begun,
+        engine::Engine,
+        inbox::{Arrived, Front},
+    },
 };
 
 use super::{ActiveMessage, AmArrival, Worker, in_place};
@@ -145,6 +150,18 @@ impl Drop for Opened {
 }
 
 impl Opened {
+    /// The next message, if it lies in front of what arrives: for the thread that owns the lock.
+    #[inline(never)]
+    fn at_once(&self) -> Option<(Front, Begun<'_>)> {
+        let (id, serial) = (self.id, self.serial);
+        let shared = &self.handle.shared;
+        let ((front, owed), begun) = shared.at_once(|engine| engine.am_front(id, serial))?;
+        if !owed.is_nothing() {
+            begun.am_settle(owed);
+        }
+        Some((front, begun))
+    }
+
     /// A message that has arrived; in place, where that is possible, unless it is to be kept.
     fn try_take(&self, keeps: bool) -> Option<Arrived> {
         let shared = &self.handle.shared;
@@ -154,7 +171,7 @@ impl Opened {
     }
 
     /// The next message; in place, where that is possible, unless it is to be kept.
-    #[inline(always)]
+    #[inline(never)]
     fn poll(&self, cx: &mut Context<'_>, keeps: bool) -> Poll<Option<Arrived>> {
         let Ok(begun) = ready!(self.handle.shared.look(Operation::AmRecv, cx)) else {
             return Poll::Ready(None);
@@ -173,13 +190,23 @@ impl Opened {
         )
     }
 
+    #[inline]
     fn poll_kept(&self, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
+        if let Some((front, begun)) = self.at_once() {
+            begun.count(cx);
+            return Poll::Ready(Some(self.keep(front)));
+        }
         let arrived = ready!(self.poll(cx, true));
         Poll::Ready(arrived.map(|arrived| ActiveMessage::new(&self.handle, self.id, arrived)))
     }
 
+    #[inline(always)]
+    fn keep(&self, front: Front) -> ActiveMessage {
+        ActiveMessage::of_front(&self.handle, self.id, front)
+    }
+
     /// As [`in_place::lend`].
-    #[inline]
+    #[inline(always)]
     fn lend<R>(&self, arrived: Arrived, look: impl FnOnce(AmArrival<'_>) -> R) -> R {
         in_place::lend(&self.handle, self.id, arrived, look)
     }
@@ -211,6 +238,9 @@ impl AmInbox {
 
     /// The next message, if one has arrived.
     pub fn try_recv(&mut self) -> Option<ActiveMessage> {
+        if let Some((front, _)) = self.0.at_once() {
+            return Some(self.0.keep(front));
+        }
         let arrived = self.0.try_take(true)?;
         Some(ActiveMessage::new(&self.0.handle, self.0.id, arrived))
     }
@@ -255,7 +285,10 @@ impl AmInbox {
 
     /// As [`AmInbox::recv_with`], of a message that has arrived; `None`, without calling `look`, when none has.
     pub fn try_recv_with<R>(&mut self, look: impl FnOnce(AmArrival<'_>) -> R) -> Option<R> {
-        let arrived = self.0.try_take(false)?;
+        let arrived = match self.0.at_once() {
+            Some((front, _)) => front.arrived(),
+            None => self.0.try_take(false)?,
+        };
         Some(self.0.lend(arrived, look))
     }
 }
@@ -322,8 +355,21 @@ impl<R, F: FnOnce(AmArrival<'_>) -> R> Future for AmRecvWith<'_, F> {
             return Poll::Ready(None);
         }
         let opened = &this.inbox.0;
+        if let Some((front, begun)) = opened.at_once() {
+            begun.count(cx);
+            let look = this.look.take();
+            return Poll::Ready(look.map(|look| opened.lend(front.arrived(), look)));
+        }
+        this.wait(cx)
+    }
+}
+
+impl<R, F: FnOnce(AmArrival<'_>) -> R> AmRecvWith<'_, F> {
+    #[inline(never)]
+    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Option<R>> {
+        let opened = &self.inbox.0;
         let arrived = ready!(opened.poll(cx, false));
-        let look = this.look.take();
+        let look = self.look.take();
         Poll::Ready(
             arrived
                 .zip(look)
@@ -372,16 +418,28 @@ struct Runner {
     act: Mutex<Act>,
 }
 
+impl Runner {
+    /// The next message; `None` when there is none, and whoever brings one runs this again.
+    #[inline]
+    fn next(&self, handle: &Handle) -> Option<Arrived> {
+        let (shared, id, serial) = (&handle.shared, self.id, self.serial);
+        if let Some(((front, owed), begun)) = shared.at_once(|engine| engine.am_front(id, serial)) {
+            if !owed.is_nothing() {
+                begun.am_settle(owed);
+            }
+            return Some(front.arrived());
+        }
+        shared.ask(|engine| engine.am_next(id, serial)).flatten()
+    }
+}
+
 impl Wake for Runner {
     fn wake(self: Arc<Self>) {
         let Some(handle) = self.handle.upgrade() else {
             return;
         };
         for _ in 0..TURN {
-            let taken = handle
-                .shared
-                .ask(|engine| engine.am_next(self.id, self.serial));
-            let Some(arrived) = taken.flatten() else {
+            let Some(arrived) = self.next(&handle) else {
                 return;
             };
             // Without the worker's lock; what is held in place ends with this.

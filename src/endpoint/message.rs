@@ -20,7 +20,7 @@ use crate::{
         Handle,
         core::{fill, truncated},
         device::admit_target,
-        inbox::{Arrived, Content},
+        inbox::{Arrived, Content, Front},
         operations::{Arrival, Outcome},
     },
 };
@@ -55,6 +55,18 @@ impl ActiveMessage {
             from: arrived.from,
             id,
             content: arrived.content.kept(),
+        }
+    }
+
+    /// The same of a message that lies where it arrived.
+    #[inline(always)]
+    pub(super) fn of_front(handle: &Arc<Handle>, id: AmId, front: Front) -> Self {
+        Self {
+            handle: handle.clone(),
+            link: front.link,
+            from: front.from,
+            id,
+            content: front.kept(),
         }
     }
 

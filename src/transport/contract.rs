@@ -28,7 +28,7 @@ use async_trait::async_trait;
 use crate::{
     error::{Error, Result},
     transport::{
-        DeviceInfo, Hold,
+        DeviceInfo, Held, Hold,
         channel::Channel,
         one_sided::{DeviceWays, OneSided, RemoteMemory},
         tls::Certificates,
@@ -326,6 +326,17 @@ pub struct Taken {
     pub length: usize,
 }
 
+/// A message that was wanted, and stays where it lies.
+#[derive(Debug)]
+pub struct InPlace {
+    /// The link that brought it.
+    pub from: LinkId,
+    /// Its header.
+    pub header: u64,
+    /// Its body.
+    pub held: Held,
+}
+
 /// Where an interface reports what arrived. Implemented by the worker; called with its lock held.
 pub trait Sink {
     /// A message. `body` is valid during the call. Nothing here is trusted.
@@ -440,6 +451,17 @@ pub trait Interface: Send + fmt::Debug {
     #[allow(unsafe_code)]
     unsafe fn take(&mut self, wanted: &Wanted) -> Option<Taken> {
         let _ = wanted;
+        None
+    }
+
+    /// As [`Interface::take`], of a message of this id, with this header in the bits of `mask`, that stays where it lies until it was looked at. `None`
+    /// as well while an earlier one of that link stays.
+    ///
+    /// # Safety
+    /// The [`Held`] is dropped before the interface.
+    #[allow(unsafe_code)]
+    unsafe fn take_in_place(&mut self, id: u8, header: u64, mask: u64) -> Option<InPlace> {
+        let _ = (id, header, mask);
         None
     }
 

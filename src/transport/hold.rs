@@ -48,13 +48,27 @@ impl Hold {
     #[inline(always)]
     #[must_use]
     pub unsafe fn take(self: &Arc<Self>, body: &[u8]) -> Option<Held> {
+        // SAFETY: the caller's promise.
+        unsafe { self.take_at(body.as_ptr(), body.len()) }
+    }
+
+    /// The same of a body that is known by its address.
+    ///
+    /// # Safety
+    /// As for [`Hold::take`], within a call of the interface; the body stays where it is while it is held.
+    #[inline(always)]
+    pub(in crate::transport) unsafe fn take_at(
+        self: &Arc<Self>,
+        address: *const u8,
+        length: usize,
+    ) -> Option<Held> {
         if self.is_held() {
             return None;
         }
         self.0.store(1, Ordering::Relaxed);
         Some(Held {
-            address: body.as_ptr(),
-            length: body.len(),
+            address,
+            length,
             hold: NonNull::from(&**self),
         })
     }

@@ -16,6 +16,12 @@ impl WakerSlot {
         }
     }
 
+    /// Whether nothing was left.
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_none()
+    }
+
     /// Takes what was left: to be woken after the lock is gone, or, by the waiter itself while it looks, not at all.
     pub(crate) fn take(&mut self) -> Option<Waker> {
         self.0.take()

@@ -16,7 +16,7 @@ use crate::{
     },
     trace,
     transport::{MAX_PREFIX, SendError},
-    types::{AmId, LinkId, OpKey},
+    types::{AmId, EndpointId, LinkId, OpKey},
     util::by_id::ById,
     worker::{
         core::Core,
@@ -152,7 +152,7 @@ pub(crate) fn takes_header(peer: &Peer, length: usize) -> bool {
 
 /// An eager active message, tried at once: the hot path. `Err(None)`: it does not go this way. `data`: its payload of `length` bytes, asked for
 /// when there is room for it: the pieces of a list are put together then.
-#[inline]
+#[inline(always)]
 pub(crate) fn try_am<'a>(
     peer: &mut Peer,
     id: AmId,
@@ -203,6 +203,26 @@ pub(crate) fn refused() -> Error {
 }
 
 impl Core {
+    /// As [`try_am`], for a message that has a credit and room, and nothing in its way. `None`: it goes another way, or has to wait.
+    #[inline(always)]
+    pub(crate) fn am_at_once(
+        &mut self,
+        (link, own): (LinkId, EndpointId),
+        id: AmId,
+        header: &[u8],
+        data: &[u8],
+    ) -> Option<Result<(), Error>> {
+        let peer = self.endpoint(link, own)?;
+        if !peer.is_open() || !header.is_empty() && !takes_header(peer, header.len()) {
+            return None;
+        }
+        match try_am(peer, id, header, data.len(), || data) {
+            Ok(()) => Some(Ok(())),
+            Err(Some(SendError::Failed(error))) => Some(Err(error)),
+            Err(Some(SendError::Full) | None) => None,
+        }
+    }
+
     /// Enters a send into the table; it leaves when it has a credit, and room if it goes unasked.
     pub(crate) fn am_enter(&mut self, link: LinkId, send: Send, unstaged: bool) -> OpKey {
         let id = am::id(send.tag.0);

@@ -24,7 +24,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::biased::OwnerGuard,
     types::{EndpointId, LinkId},
-    worker::{direct::Owed, engine::Engine, shared::Shared, spin::Luck},
+    worker::{direct::Owed, engine::Engine, inbox, shared::Shared, spin::Luck},
 };
 
 /// An operation has begun, or what waits may look: from here on its task may be made to give way.
@@ -212,6 +212,12 @@ impl Begun<'_> {
     #[cold]
     pub(crate) fn settle(self, owed: Owed) {
         self.shared.with(|engine| engine.settle(owed));
+    }
+
+    /// As [`Begun::settle`], for an active message.
+    #[cold]
+    pub(crate) fn am_settle(self, owed: inbox::Owed) {
+        self.shared.with(|engine| engine.am_settle(owed));
     }
 
     /// As [`Shared::drive`].

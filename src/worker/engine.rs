@@ -12,7 +12,7 @@ use std::{
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::fork,
-    transport::{Connected, Interface, Link, Registry, Taken, Wanted},
+    transport::{Connected, InPlace, Interface, Link, Registry, Taken, Wanted},
     types::LinkId,
     worker::{LaneMetrics, Traffic, core::Core, device::Open, peer::Status, watch::Watch},
 };
@@ -274,6 +274,27 @@ impl Engine {
         self.happened = self.happened.wrapping_add(1);
         self.watch.tell();
         Some(taken)
+    }
+
+    /// The same of one that stays where it lies.
+    ///
+    /// # Safety
+    /// As for [`Interface::take_in_place`].
+    #[inline(always)]
+    pub(crate) unsafe fn take_in_place(
+        &mut self,
+        id: u8,
+        header: u64,
+        mask: u64,
+    ) -> Option<InPlace> {
+        let installed = self.interfaces.get_mut(self.latest)?;
+        // SAFETY: the caller's promise.
+        let message = unsafe { installed.interface.take_in_place(id, header, mask) }?;
+        installed.received.add(message.held.length());
+        // As in `take`.
+        self.laps = self.laps.wrapping_add(1);
+        self.moved(1);
+        Some(message)
     }
 
     /// A few passes in a row, until `done`; a glance before them where messages come in a run. The lock is held for some 100 ns at most, which is

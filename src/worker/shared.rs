@@ -437,12 +437,17 @@ impl Shared {
 /// Lets go of the engine, then wakes whom it has woken and drops what is to be dropped outside the lock.
 #[inline(never)]
 fn leave_and_wake(mut engine: Guard<'_, Engine>) {
-    let wakes = std::mem::take(&mut engine.core.wakes);
-    engine.core.counts.wakes += wakes.len() as u64;
-    engine.happened = engine.happened.wrapping_add(wakes.len() as u64);
-    engine.woken = engine.woken.saturating_add(wakes.len());
-    engine.watch.tell();
+    let count = engine.core.wakes.len();
     // One is the rule: the list keeps its memory.
+    let last = engine.core.wakes.pop();
+    let wakes = match engine.core.wakes.is_empty() {
+        true => Vec::new(),
+        false => std::mem::take(&mut engine.core.wakes),
+    };
+    engine.core.counts.wakes += count as u64;
+    engine.happened = engine.happened.wrapping_add(count as u64);
+    engine.woken = engine.woken.saturating_add(count);
+    engine.watch.tell();
     let buried = engine.core.buried.pop();
     let more = if engine.core.buried.is_empty() {
         Vec::new()
@@ -450,7 +455,7 @@ fn leave_and_wake(mut engine: Guard<'_, Engine>) {
         std::mem::take(&mut engine.core.buried)
     };
     drop(engine);
-    wake_all(wakes);
+    wake_all(wakes.into_iter().chain(last));
     drop((buried, more));
 }
 

@@ -40,7 +40,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::{bell::BellSet, eventfd::EventFd, fd_passing, pidfd::PidFd},
-    transport::contract::{Connected, Interface, Link, Registry, Sink, Taken, Wanted},
+    transport::contract::{Connected, InPlace, Interface, Link, Registry, Sink, Taken, Wanted},
     types::LinkId,
 };
 
@@ -617,6 +617,25 @@ impl Interface for ShmInterface {
             // SAFETY: the caller's promise.
             Inline::Other => unsafe { self.take_other(wanted) },
         }
+    }
+
+    unsafe fn take_in_place(&mut self, id: u8, header: u64, mask: u64) -> Option<InPlace> {
+        if self.glances == GLANCES {
+            return None;
+        }
+        let entry = self.entries.get_mut(self.latest)?;
+        if !entry.is_hot {
+            return None;
+        }
+        // SAFETY: the caller's promise; a link that is detached is kept while a message of it is held.
+        let (header, held) = unsafe { entry.consumer.take_in_place(id, header, mask) }?;
+        entry.idle = 0;
+        self.glances += 1;
+        Some(InPlace {
+            from: entry.id,
+            header,
+            held,
+        })
     }
 
     fn progress(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    transport::{Hold, Wanted},
+    transport::{Held, Hold, Wanted},
     util::{
         copy::{SHORTEST, copy, copy_short, copy_small},
         loom::{Ordering, prefetch_read, prefetch_write},
@@ -597,6 +597,64 @@ impl Consumer {
         Some((header, length))
     }
 
+    /// Takes the next message, if it is there and wanted, and has it stay where it lies: its header, and the hold on it. `None` as well while an
+    /// earlier one stays. A cell that makes no sense stays, for [`Consumer::take`] to say so.
+    ///
+    /// # Safety
+    /// What is returned is dropped before this end of the ring, or this end is kept while it [is held](Consumer::is_held).
+    #[inline(always)]
+    pub(crate) unsafe fn take_in_place(
+        &mut self,
+        id: u8,
+        header: u64,
+        mask: u64,
+    ) -> Option<(u64, Held)> {
+        let wanted = header;
+        let cell = self.memory.cell(self.head);
+        let word = Word(cell.word.load(Ordering::Acquire));
+        if !word.is_message(self.head) {
+            self.streak = 0;
+            return None;
+        }
+        if word.id() != id {
+            return None;
+        }
+        // SAFETY: the acquire load above saw the word, so the content was written before; loaded once.
+        let header = cell
+            .content
+            .with(|content| unsafe { (&raw const (*content).header).read_volatile() });
+        if (header ^ wanted) & mask != 0 {
+            return None;
+        }
+        let (length, kind) = (word.length(), word.kind());
+        let before = (self.head, self.area_head);
+        let held = if length <= MAX_INLINE && matches!(kind, Some(Kind::Inline)) {
+            let body = cell
+                .content
+                .with(|content| unsafe { (&raw const (*content).body).cast::<u8>() });
+            // SAFETY: the caller's promise; `length` fits the body, which is given back when the hold has ended.
+            unsafe { self.hold.take_at(body, length) }?
+        } else if length <= MAX_BCOPY && matches!(kind, Some(Kind::Area | Kind::Wide)) {
+            let is_wide = matches!(kind, Some(Kind::Wide));
+            let (body, end) = self.memory.body(is_wide, self.area_head, length);
+            // SAFETY: the caller's promise; it lies within its area, for a length checked just now.
+            let held = unsafe { self.hold.take_at(body, length) }?;
+            self.area_head = end;
+            self.fetch_following();
+            held
+        } else {
+            return None;
+        };
+        self.held_at = before;
+        self.passed();
+        if self.head - self.published >= PUBLISH_CELLS
+            || self.area_head - self.area_published >= PUBLISH_AREA
+        {
+            self.publish();
+        }
+        Some((header, held))
+    }
+
     /// One more is taken. A second message in a row: more are there, and each would cost the way to the sender's cache.
     #[inline(always)]
     fn passed(&mut self) {
@@ -802,7 +860,7 @@ mod tests {
             assert!(take(&mut consumer, false).is_some());
         }
         assert!(pushed > 10);
-        let bytes = held.as_ref().map(crate::transport::Held::to_vec);
+        let bytes = held.as_ref().map(Held::to_vec);
         assert_eq!(bytes, Some(long));
         assert_eq!(published(&mut consumer), (head, area));
         drop(held);

@@ -657,6 +657,44 @@ fn a_wanted_message_goes_where_it_is_wanted_and_others_stay() {
 }
 
 #[test]
+fn a_message_that_is_wanted_in_place_stays_until_it_was_read() {
+    const MASK: u64 = 0xff;
+    let (_client, mut one, mut server, _two) = two();
+    let long = vec![7; 3000];
+    one.am_short(3, 0x105, b"short").expect("room");
+    one.am_bcopy(3, 0x205, &[], &long).expect("room");
+    one.am_short(4, 0x305, b"other").expect("room");
+    // SAFETY: what is held goes before the interface.
+    let take =
+        |server: &mut Side, id, header| unsafe { server.interface.take_in_place(id, header, MASK) };
+    assert!(take(&mut server, 3, 6).is_none(), "another header");
+    assert!(take(&mut server, 4, 5).is_none(), "another id");
+    let short = take(&mut server, 3, 5).expect("it is there");
+    assert_eq!((short.from, short.header), (LinkId(2), 0x105));
+    assert!(take(&mut server, 3, 5).is_none(), "one at a time");
+    assert!(server.interface.is_held());
+    assert_eq!(short.held.to_vec(), b"short");
+    drop(short);
+    let message = take(&mut server, 3, 5).expect("it is there");
+    // All the rest is filled and taken meanwhile; nothing of it lands on what is held.
+    let mut sent = 0;
+    while one.am_bcopy(5, 0, &[], &[1; 3000]).is_ok() {
+        sent += 1;
+        server.interface.progress(64, &mut server.inbox);
+    }
+    // One in a pass, while another is held.
+    server.interface.progress(64, &mut server.inbox);
+    assert!(sent > 10 && server.inbox.messages.len() == sent + 1);
+    assert_eq!(server.inbox.messages[0].1, 4, "in order");
+    assert_eq!((message.header, message.held.to_vec()), (0x205, long));
+    drop(message);
+    server.interface.progress(64, &mut server.inbox);
+    one.am_bcopy(3, 0x405, &[], &[2; 100]).expect("room again");
+    let late = take(&mut server, 3, 5).expect("it is there");
+    assert_eq!(late.held.to_vec(), [2; 100]);
+}
+
+#[test]
 fn who_takes_gives_way_to_a_pass_and_gives_room_back() {
     let (_client, mut one, mut server, _two) = two();
     let wanted = Wanted {
