@@ -311,7 +311,7 @@ pub struct Wanted {
     pub address: *mut u8,
     /// Bytes that there are.
     pub room: usize,
-    /// How many more times to look for it before it is said not to be there, where one look is one load.
+    /// How many more times to look for it before it is said not to be there, where one look is one load and one pause.
     pub looks: u32,
 }
 

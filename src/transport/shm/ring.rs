@@ -490,8 +490,9 @@ impl Consumer {
         if !word.is_message(self.head) {
             self.streak = 0;
             let mut looks = wanted.looks;
-            // No pause: it would last longer than a message takes from the other core.
+            // Pauses: looks that follow each other closely take the line from the sender before it has written all of it.
             while looks > 0 && !word.is_message(self.head) {
+                std::hint::spin_loop();
                 word = Word(cell.word.load(Ordering::Acquire));
                 looks -= 1;
             }
