@@ -300,6 +300,7 @@ impl Core {
             .buffer
             .segment()
             .map(|(segment, offset)| (segment.clone(), offset));
+        let is_owned = segment.is_some();
         let Some(peer) = at(&mut self.peers, link) else {
             return;
         };
@@ -308,7 +309,8 @@ impl Core {
             let (segment, offset) = (rts.segment, rts.segment_offset);
             let remote = one_copy.reach(segment, offset, length, rts.address, false)?;
             let mapped = matches!(remote, Remote::Mapped(..));
-            let way = one_copy.ways.next(scheme, length, mapped);
+            let halved = one_copy.cma.is_some() && rts.slot != control::NONE && is_owned;
+            let way = one_copy.ways.next(scheme, length, mapped, halved);
             (way == Way::OneCopy).then_some(remote)
         });
         let mut rtr = Rtr {

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A trial that goes badly ends early, and the next is farther away: where one way takes several times as long as the other, trials
-//! of it are what choosing costs.
+//! of it are what choosing costs. Where both ends map the memory of both and copy a half each, from 128 KiB on, nothing is tried.
 //!
 //! The time from the beginning of one message to that of the next is what one takes, as long as the receiver waits for them. A
 //! run of which a quarter passed between two messages says nothing: there was a pause, or all of them began at once. Nor does the
@@ -187,10 +187,20 @@ fn settled(scheme: RendezvousScheme, length: usize) -> Option<Way> {
 pub(crate) struct Ways(Vec<Class>);
 
 impl Ways {
-    /// The way of a message that begins and could be copied directly.
-    pub(crate) fn next(&mut self, scheme: RendezvousScheme, length: usize, mapped: bool) -> Way {
-        settled(scheme, length)
-            .unwrap_or_else(|| self.class(length, mapped).next(length, Instant::now()))
+    /// The way of a message that begins and could be copied directly: out of memory that this process has mapped, by both ends, a half each.
+    pub(crate) fn next(
+        &mut self,
+        scheme: RendezvousScheme,
+        length: usize,
+        mapped: bool,
+        halved: bool,
+    ) -> Way {
+        match settled(scheme, length) {
+            Some(way) => way,
+            // Each end copies once, however it goes, and here only half of it: there is nothing to learn.
+            None if mapped && halved && length >= ONE_COPY_FROM => Way::OneCopy,
+            None => self.class(length, mapped).next(length, Instant::now()),
+        }
     }
 
     fn class(&mut self, length: usize, mapped: bool) -> &mut Class {
@@ -316,10 +326,10 @@ mod tests {
         let mut ways = Ways::default();
         for length in [1 << 10, 64 << 10, 1 << 30] {
             let long = length >= LEAST;
-            let one_copy = ways.next(RendezvousScheme::Get, length, false) == Way::OneCopy;
+            let one_copy = ways.next(RendezvousScheme::Get, length, false, false) == Way::OneCopy;
             assert_eq!(one_copy, long);
             for _ in 0..1000 {
-                let way = ways.next(RendezvousScheme::Messages, length, true);
+                let way = ways.next(RendezvousScheme::Messages, length, true, true);
                 assert_eq!(way, Way::Fragments);
             }
         }
@@ -334,13 +344,27 @@ mod tests {
     }
 
     #[test]
+    fn what_both_ends_copy_a_half_of_is_not_tried_otherwise() {
+        let mut ways = Ways::default();
+        for _ in 0..1000 {
+            let way = ways.next(RendezvousScheme::Auto, 1 << 20, true, true);
+            assert_eq!(way, Way::OneCopy);
+        }
+        assert!(ways.0.is_empty(), "nothing is measured");
+        // Short ones are, and where one end copies all of it.
+        ways.next(RendezvousScheme::Auto, 64 << 10, true, true);
+        ways.next(RendezvousScheme::Auto, 1 << 20, true, false);
+        assert_eq!(ways.0.len(), 2);
+    }
+
+    #[test]
     fn what_is_known_is_said() {
         const AUTO: RendezvousScheme = RendezvousScheme::Auto;
         let mut ways = Ways::default();
         assert_eq!(ways.known(AUTO, 64 << 10), (Way::Fragments, None));
         assert_eq!(ways.known(AUTO, 1 << 20), (Way::OneCopy, None));
         for _ in 0..1000 {
-            ways.next(AUTO, 64 << 10, false);
+            ways.next(AUTO, 64 << 10, false, false);
         }
         assert!(
             ways.known(AUTO, 65 << 10)
