@@ -150,12 +150,15 @@ impl Drop for Opened {
 }
 
 impl Opened {
-    /// The next message, if it lies in front of what arrives: for the thread that owns the lock.
+    /// The next message, if it lies in front of what arrives: for the thread that owns the lock. Who `waits` looks for longer where messages come soon.
     #[inline(never)]
-    fn at_once(&self) -> Option<(Front, Begun<'_>)> {
+    fn at_once(&self, waits: bool) -> Option<(Front, Begun<'_>)> {
         let (id, serial) = (self.id, self.serial);
         let shared = &self.handle.shared;
-        let ((front, owed), begun) = shared.at_once(|engine| engine.am_front(id, serial))?;
+        let ((front, owed), begun) = shared.at_once(|engine| {
+            let looks = if waits { engine.first_looks } else { 0 };
+            engine.am_front(id, serial, looks)
+        })?;
         if !owed.is_nothing() {
             begun.am_settle(owed);
         }
@@ -192,7 +195,7 @@ impl Opened {
 
     #[inline]
     fn poll_kept(&self, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
-        if let Some((front, begun)) = self.at_once() {
+        if let Some((front, begun)) = self.at_once(true) {
             begun.count(cx);
             return Poll::Ready(Some(self.keep(front)));
         }
@@ -238,7 +241,7 @@ impl AmInbox {
 
     /// The next message, if one has arrived.
     pub fn try_recv(&mut self) -> Option<ActiveMessage> {
-        if let Some((front, _)) = self.0.at_once() {
+        if let Some((front, _)) = self.0.at_once(false) {
             return Some(self.0.keep(front));
         }
         let arrived = self.0.try_take(true)?;
@@ -285,7 +288,7 @@ impl AmInbox {
 
     /// As [`AmInbox::recv_with`], of a message that has arrived; `None`, without calling `look`, when none has.
     pub fn try_recv_with<R>(&mut self, look: impl FnOnce(AmArrival<'_>) -> R) -> Option<R> {
-        let arrived = match self.0.at_once() {
+        let arrived = match self.0.at_once(false) {
             Some((front, _)) => front.arrived(),
             None => self.0.try_take(false)?,
         };
@@ -355,7 +358,7 @@ impl<R, F: FnOnce(AmArrival<'_>) -> R> Future for AmRecvWith<'_, F> {
             return Poll::Ready(None);
         }
         let opened = &this.inbox.0;
-        if let Some((front, begun)) = opened.at_once() {
+        if let Some((front, begun)) = opened.at_once(true) {
             begun.count(cx);
             let look = this.look.take();
             return Poll::Ready(look.map(|look| opened.lend(front.arrived(), look)));
@@ -423,7 +426,9 @@ impl Runner {
     #[inline]
     fn next(&self, handle: &Handle) -> Option<Arrived> {
         let (shared, id, serial) = (&handle.shared, self.id, self.serial);
-        if let Some(((front, owed), begun)) = shared.at_once(|engine| engine.am_front(id, serial)) {
+        if let Some(((front, owed), begun)) =
+            shared.at_once(|engine| engine.am_front(id, serial, 0))
+        {
             if !owed.is_nothing() {
                 begun.am_settle(owed);
             }

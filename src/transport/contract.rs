@@ -455,13 +455,19 @@ pub trait Interface: Send + fmt::Debug {
     }
 
     /// As [`Interface::take`], of a message of this id, with this header in the bits of `mask`, that stays where it lies until it was looked at. `None`
-    /// as well while an earlier one of that link stays.
+    /// as well while an earlier one of that link stays. `looks`: of [`Wanted`].
     ///
     /// # Safety
     /// The [`Held`] is dropped before the interface.
     #[allow(unsafe_code)]
-    unsafe fn take_in_place(&mut self, id: u8, header: u64, mask: u64) -> Option<InPlace> {
-        let _ = (id, header, mask);
+    unsafe fn take_in_place(
+        &mut self,
+        id: u8,
+        header: u64,
+        mask: u64,
+        looks: u32,
+    ) -> Option<InPlace> {
+        let _ = (id, header, mask, looks);
         None
     }
 

@@ -26,11 +26,11 @@ use crate::{
 };
 
 /// Looks at the likeliest link before each pass, with a pause of the processor's between them, and passes in one lap.
-const LOOKS: u32 = 4;
-const PASSES: usize = 4;
+pub(super) const LOOKS: u32 = 4;
+pub(super) const PASSES: usize = 4;
 /// Looks of a first poll, where what was waited for before came soon: some 400 ns where a pause takes 18, 1 us where it takes 45. What comes meanwhile is
 /// taken by the shortest way.
-const FIRST_LOOKS: u32 = 24;
+pub(super) const FIRST_LOOKS: u32 = 24;
 
 pub(crate) struct Direct {
     tag: Tag,

@@ -286,10 +286,11 @@ impl Engine {
         id: u8,
         header: u64,
         mask: u64,
+        looks: u32,
     ) -> Option<InPlace> {
         let installed = self.interfaces.get_mut(self.latest)?;
         // SAFETY: the caller's promise.
-        let message = unsafe { installed.interface.take_in_place(id, header, mask) }?;
+        let message = unsafe { installed.interface.take_in_place(id, header, mask, looks) }?;
         installed.received.add(message.held.length());
         // As in `take`.
         self.laps = self.laps.wrapping_add(1);

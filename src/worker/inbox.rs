@@ -27,16 +27,18 @@ use crate::{
     types::{AmId, EndpointId, LinkId, OpKey, Tag},
     util::{by_id::ById, waker_slot::WakerSlot},
     worker::{
-        core::Core, deliver::violation, engine::Engine, operations::Work, peer::at, windows::Window,
+        core::Core,
+        deliver::violation,
+        direct::{FIRST_LOOKS, LOOKS, PASSES},
+        engine::Engine,
+        operations::Work,
+        peer::at,
+        windows::Window,
     },
 };
 
 /// Longest message that is kept in place.
 const INLINE: usize = 48;
-
-/// Looks at the likeliest link before each pass, and passes in one lap.
-const LOOKS: usize = 4;
-const PASSES: usize = 4;
 
 /// What a message takes beside its payload.
 const PLACE: Amount = Amount::message(size_of::<Standing>());
@@ -357,9 +359,9 @@ enum Refused {
 
 impl Engine {
     /// Takes the next message of the link that brought the last one, if it is for this inbox and nothing comes before it: where it lies, past the
-    /// queues. What is then to be given back to the peer is left to [`Engine::am_settle`].
+    /// queues. What is then to be given back to the peer is left to [`Engine::am_settle`]. `looks`: of [`Interface::take_in_place`].
     #[inline(always)]
-    pub(crate) fn am_front(&mut self, id: AmId, serial: u64) -> Option<(Front, Owed)> {
+    pub(crate) fn am_front(&mut self, id: AmId, serial: u64, looks: u32) -> Option<(Front, Owed)> {
         if self.is_armed() {
             return None;
         }
@@ -375,6 +377,7 @@ impl Engine {
                 control::AM_EAGER,
                 am::word(id, 0),
                 am::word(AmId(u16::MAX), 0),
+                looks,
             )
         }?;
         let peer = at(&mut self.core.peers, from)?;
@@ -430,28 +433,29 @@ impl Engine {
     #[inline(always)]
     pub(crate) fn am_now(&mut self, id: AmId, serial: u64, keeps: bool) -> Option<Arrived> {
         let mut waited = false;
+        let mut arrived = None;
         for _ in 0..PASSES {
-            for _ in 0..LOOKS {
-                if let Some((front, owed)) = self.am_front(id, serial) {
-                    if !owed.is_nothing() {
-                        self.am_settle(owed);
-                    }
-                    self.late += u64::from(waited);
-                    return Some(front.arrived());
+            let looks = if waited { LOOKS } else { 0 };
+            if let Some((front, owed)) = self.am_front(id, serial, looks) {
+                if !owed.is_nothing() {
+                    self.am_settle(owed);
                 }
+                arrived = Some(front.arrived());
+                break;
             }
-            let arrived = self.am_try(id, serial, keeps);
-            if arrived.is_some() {
-                self.late += u64::from(waited);
-                return arrived;
-            }
-            if self.core.inboxes.has_held() {
-                return None;
+            arrived = self.am_try(id, serial, keeps);
+            if arrived.is_some() || self.core.inboxes.has_held() {
+                break;
             }
             waited = true;
-            std::hint::spin_loop();
         }
-        None
+        if arrived.is_none() {
+            self.first_looks = 0;
+        } else if waited {
+            self.late += 1;
+            self.first_looks = FIRST_LOOKS;
+        }
+        arrived
     }
 
     /// One that waits, or one that a single pass brings.
@@ -1309,7 +1313,13 @@ pub(super) mod tests {
         fn progress(&mut self, _: usize, _: &mut dyn Sink) -> usize {
             0
         }
-        unsafe fn take_in_place(&mut self, id: u8, header: u64, mask: u64) -> Option<InPlace> {
+        unsafe fn take_in_place(
+            &mut self,
+            id: u8,
+            header: u64,
+            mask: u64,
+            _: u32,
+        ) -> Option<InPlace> {
             let (front, body) = *self.messages.front()?;
             assert_eq!(id, control::AM_EAGER);
             if (front ^ header) & mask != 0 {
@@ -1348,8 +1358,8 @@ pub(super) mod tests {
         let word = am::word(ID, 1);
         let messages: Vec<(u64, &'static [u8])> = vec![(word, b"ab"), (word, b"cd"), (other, b"")];
         let (mut engine, serial, sent) = engine(messages, 64);
-        let (front, owed) = engine.am_front(ID, serial).expect("it is there");
-        assert!(engine.am_front(ID, serial).is_none(), "one at a time");
+        let (front, owed) = engine.am_front(ID, serial, 0).expect("it is there");
+        assert!(engine.am_front(ID, serial, 0).is_none(), "one at a time");
         // The first of an id: the peer hears how many more there may be.
         assert!(!owed.is_nothing());
         engine.am_settle(owed);
@@ -1359,13 +1369,16 @@ pub(super) mod tests {
             matches!(front.kept(), Content::Inline { header: 1, length: 2, bytes } if bytes.starts_with(b"ab"))
         );
         eager(&mut engine.core, ID, b"before").unwrap();
-        assert!(engine.am_front(ID, serial).is_none(), "another waits");
+        assert!(engine.am_front(ID, serial, 0).is_none(), "another waits");
         assert!(engine.core.am_take(ID, serial).is_some());
-        assert!(engine.am_front(ID, serial + 1).is_none(), "not its inbox");
-        let (front, owed) = engine.am_front(ID, serial).expect("it is there");
+        assert!(
+            engine.am_front(ID, serial + 1, 0).is_none(),
+            "not its inbox"
+        );
+        let (front, owed) = engine.am_front(ID, serial, 0).expect("it is there");
         assert!(owed.is_nothing());
         drop(front);
-        assert!(engine.am_front(ID, serial).is_none(), "another's");
+        assert!(engine.am_front(ID, serial, 0).is_none(), "another's");
         assert!(engine.core.failures.is_empty());
         let left = engine.core.peer(LINK).unwrap().am.inbound_of(ID).unwrap();
         assert!(left.window.admits(62) && !left.window.admits(63));
@@ -1376,18 +1389,18 @@ pub(super) mod tests {
     fn what_a_peer_may_not_send_is_refused_in_front_too() {
         let long: &'static [u8] = &[0; 8000];
         let plain = am::word(ID, 0);
-        let cases: [(Vec<(u64, &'static [u8])>, usize); 4] = [
-            (vec![(am::word(ID, 3), b"xx")], 0),
+        let cases = [
+            (vec![(am::word(ID, 3), &b"xx"[..])], 0),
             (vec![(am::word(ID, 0xffff), long)], 0),
             // More than it has credits for, when nothing is given back; more than the window.
-            (vec![(plain, b"x"); 20], 16),
+            (vec![(plain, &b"x"[..]); 20], 16),
             (vec![(plain, long); 200], 66),
         ];
         for (messages, allowed) in cases {
             let capacity = if allowed > 16 { 1000 } else { 1 };
             let (mut engine, serial, _) = engine(messages, capacity);
             let mut taken = 0;
-            while let Some((front, owed)) = engine.am_front(ID, serial) {
+            while let Some((front, owed)) = engine.am_front(ID, serial, 0) {
                 if capacity > 1 && taken == 0 {
                     engine.am_settle(owed);
                 }

@@ -619,7 +619,13 @@ impl Interface for ShmInterface {
         }
     }
 
-    unsafe fn take_in_place(&mut self, id: u8, header: u64, mask: u64) -> Option<InPlace> {
+    unsafe fn take_in_place(
+        &mut self,
+        id: u8,
+        header: u64,
+        mask: u64,
+        looks: u32,
+    ) -> Option<InPlace> {
         if self.glances == GLANCES {
             return None;
         }
@@ -628,7 +634,7 @@ impl Interface for ShmInterface {
             return None;
         }
         // SAFETY: the caller's promise; a link that is detached is kept while a message of it is held.
-        let (header, held) = unsafe { entry.consumer.take_in_place(id, header, mask) }?;
+        let (header, held) = unsafe { entry.consumer.take_in_place(id, header, mask, looks) }?;
         entry.idle = 0;
         self.glances += 1;
         Some(InPlace {

@@ -485,21 +485,10 @@ impl Consumer {
     /// As there.
     #[inline(always)]
     pub(crate) unsafe fn take_inline(&mut self, wanted: &Wanted) -> Inline {
+        let Some(word) = self.look(wanted.looks) else {
+            return Inline::Nothing;
+        };
         let cell = self.memory.cell(self.head);
-        let mut word = Word(cell.word.load(Ordering::Acquire));
-        if !word.is_message(self.head) {
-            self.streak = 0;
-            let mut looks = wanted.looks;
-            // Pauses: looks that follow each other closely take the line from the sender before it has written all of it.
-            while looks > 0 && !word.is_message(self.head) {
-                std::hint::spin_loop();
-                word = Word(cell.word.load(Ordering::Acquire));
-                looks -= 1;
-            }
-            if !word.is_message(self.head) {
-                return Inline::Nothing;
-            }
-        }
         let length = word.length();
         if !word.is(wanted.id, Kind::Inline)
             || length > wanted.room.min(MAX_INLINE)
@@ -598,6 +587,23 @@ impl Consumer {
         Some((header, length))
     }
 
+    /// The word of the next message, once it is there; looked for so many times more before it is said not to be.
+    #[inline(always)]
+    fn look(&mut self, mut looks: u32) -> Option<Word> {
+        let cell = self.memory.cell(self.head);
+        let mut word = Word(cell.word.load(Ordering::Acquire));
+        if !word.is_message(self.head) {
+            self.streak = 0;
+            // Pauses: looks that follow each other closely take the line from the sender before it has written all of it.
+            while looks > 0 && !word.is_message(self.head) {
+                std::hint::spin_loop();
+                word = Word(cell.word.load(Ordering::Acquire));
+                looks -= 1;
+            }
+        }
+        word.is_message(self.head).then_some(word)
+    }
+
     /// Takes the next message, if it is there and wanted, and has it stay where it lies: its header, and the hold on it. `None` as well while an
     /// earlier one stays. A cell that makes no sense stays, for [`Consumer::take`] to say so.
     ///
@@ -609,14 +615,11 @@ impl Consumer {
         id: u8,
         header: u64,
         mask: u64,
+        looks: u32,
     ) -> Option<(u64, Held)> {
         let wanted = header;
+        let word = self.look(looks)?;
         let cell = self.memory.cell(self.head);
-        let word = Word(cell.word.load(Ordering::Acquire));
-        if !word.is_message(self.head) {
-            self.streak = 0;
-            return None;
-        }
         if word.id() != id {
             return None;
         }
@@ -630,6 +633,7 @@ impl Consumer {
         let (length, kind) = (word.length(), word.kind());
         let before = (self.head, self.area_head);
         let held = if length <= MAX_INLINE && matches!(kind, Some(Kind::Inline)) {
+            // SAFETY: the cell is mapped; its address alone is made.
             let body = cell
                 .content
                 .with(|content| unsafe { (&raw const (*content).body).cast::<u8>() });

@@ -665,8 +665,9 @@ fn a_message_that_is_wanted_in_place_stays_until_it_was_read() {
     one.am_bcopy(3, 0x205, &[], &long).expect("room");
     one.am_short(4, 0x305, b"other").expect("room");
     // SAFETY: what is held goes before the interface.
-    let take =
-        |server: &mut Side, id, header| unsafe { server.interface.take_in_place(id, header, MASK) };
+    let take = |server: &mut Side, id, header| unsafe {
+        server.interface.take_in_place(id, header, MASK, 3)
+    };
     assert!(take(&mut server, 3, 6).is_none(), "another header");
     assert!(take(&mut server, 4, 5).is_none(), "another id");
     let short = take(&mut server, 3, 5).expect("it is there");
