@@ -418,7 +418,7 @@ pub trait Interface: Send + fmt::Debug {
     /// What the system said.
     fn attach(&mut self, id: LinkId, connected: Connected) -> Result<Box<dyn Link>>;
 
-    /// Forgets a link; nothing is reported of it any more. The worker drops the [`Link`] right after. A message of it that is [`Held`](super::Held) stays.
+    /// Forgets a link; nothing is reported of it any more. The worker drops the [`Link`] right after. A message of it that is [`Held`] stays.
     fn detach(&mut self, id: LinkId);
 
     /// Registers its fds. `fd` events come back through [`Interface::ready`].
@@ -477,7 +477,7 @@ pub trait Interface: Send + fmt::Debug {
     /// Takes back [`Interface::arm`]: this side polls again.
     fn disarm(&mut self);
 
-    /// Whether a message is [`Held`](super::Held). Nothing tells of the end, which may be what a peer without room waits for: who sleeps looks again before long.
+    /// Whether a message is [`Held`]. Nothing tells of the end, which may be what a peer without room waits for: who sleeps looks again before long.
     fn is_held(&self) -> bool {
         false
     }

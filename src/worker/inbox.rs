@@ -359,7 +359,7 @@ enum Refused {
 
 impl Engine {
     /// Takes the next message of the link that brought the last one, if it is for this inbox and nothing comes before it: where it lies, past the
-    /// queues. What is then to be given back to the peer is left to [`Engine::am_settle`]. `looks`: of [`Interface::take_in_place`].
+    /// queues. What is then to be given back to the peer is left to [`Engine::am_settle`]. `looks`: of [`Wanted`](crate::transport::Wanted).
     #[inline(always)]
     pub(crate) fn am_front(&mut self, id: AmId, serial: u64, looks: u32) -> Option<(Front, Owed)> {
         if self.is_armed() {
