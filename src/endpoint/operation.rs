@@ -34,6 +34,12 @@ pub trait Completion: sealed::Sealed + Unpin {
     type Output;
     #[doc(hidden)]
     fn settle(outcome: Settled) -> Self::Output;
+    /// Of an operation that is over at once: a word, or nothing. The outcome that it stands for is not made.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn of_value(value: u64) -> Self::Output {
+        Self::settle(Settled(Outcome::Value(value)))
+    }
     /// Of a posted receive whose message lay in front. `None`: it is none.
     #[doc(hidden)]
     #[inline(always)]
@@ -60,6 +66,10 @@ pub(super) fn wrong() -> Error {
 impl sealed::Sealed for () {}
 impl Completion for () {
     type Output = Result<()>;
+    #[inline(always)]
+    fn of_value(_value: u64) -> Result<()> {
+        Ok(())
+    }
     #[inline]
     fn settle(outcome: Settled) -> Result<()> {
         match outcome.0 {
@@ -75,6 +85,10 @@ macro_rules! words {
         impl sealed::Sealed for $word {}
         impl Completion for $word {
             type Output = Result<$word>;
+            #[inline(always)]
+            fn of_value(value: u64) -> Result<$word> {
+                Ok(<$word>::narrow(value))
+            }
             #[inline(always)]
             fn settle(outcome: Settled) -> Result<$word> {
                 match outcome.0 {
@@ -196,7 +210,9 @@ impl Entered {
         let Self::Waiting(Place { handle, key: place }) = self else {
             return None;
         };
-        let (arrival, buffer, begun) = handle.shared.take_posted((*place)?)?;
+        let key = (*place)?;
+        key.as_posted()?;
+        let (arrival, buffer, begun) = handle.shared.take_posted(key)?;
         *place = None;
         begun.count(cx);
         Some(Front(arrival, buffer))
@@ -229,12 +245,7 @@ impl Entered {
         if deadline.is_over(cx) {
             let outcome = shared.ask(|engine| {
                 engine.progress();
-                if engine
-                    .core
-                    .operations
-                    .get(key)
-                    .is_some_and(|entry| entry.outcome.is_none())
-                {
+                if !engine.core.is_over(key) {
                     engine.core.cancel(key, Deadline::error(operation));
                 }
                 engine.core.take_outcome(key)
@@ -365,6 +376,7 @@ impl<T: Completion> Op<T> {
 
 impl<T: Completion> Future for Op<T> {
     type Output = T::Output;
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T::Output> {
         let this = &mut *self;
         if let Some(output) = T::front(|| this.entered.take_posted(cx)) {

@@ -12,17 +12,18 @@ use std::{
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::{Buffer, BufferMut, ReceiveBuffer, SendBuffer},
-    protocol::matching::Arrival as Order,
+    protocol::{matching::Arrival as Order, window::SHORT},
     types::{EndpointId, Mask, OpKey, Priority, Tag},
-    util::seldom::Seldom,
+    util::{seldom::Seldom, waker_slot::WakerSlot},
     worker::{
-        core::{Core, truncated},
+        core::truncated,
         device::{admit_source, admit_target},
         direct::{DirectOutcome, Owed},
         door::Begun,
         engine::Engine,
         operations::{self, Body, Outcome, RecvStage, SendStage, Unexpected, Work},
         peer::Peer,
+        receive::Posted,
         send::{host, try_eager},
     },
 };
@@ -116,7 +117,17 @@ impl<'a> TagSend<'a> {
     ///
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, `Closed` and the like when the endpoint is; the buffer comes back.
+    #[inline]
     pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
+        match self.at_once() {
+            Some((Ok(()), _)) => Ok(Op::new(Entered::Done, Deadline::None, Operation::TagSend)),
+            Some((Err(error), _)) => Err(OpError::new(error, Some(self.buffer.take()))),
+            None => self.post_to_wait(),
+        }
+    }
+
+    #[inline(never)]
+    fn post_to_wait(mut self) -> Result<Op<()>, OpError<Buffer>> {
         let shared = self.endpoint.shared();
         let (link, _) = self.endpoint.place();
         let window = shared.context.config().ops_window.value;
@@ -249,7 +260,7 @@ impl Future for TagSend<'_> {
 }
 
 impl<'a> TagSend<'a> {
-    /// Sends what goes inline where there is room.
+    /// Sends what goes unasked where there is room.
     #[inline(always)]
     fn at_once(&self) -> Option<(Result<()>, Begun<'a>)> {
         if self.sync || self.over || self.rare.is_some() {
@@ -258,7 +269,10 @@ impl<'a> TagSend<'a> {
         let data = self.buffer.get().as_run()?;
         let mut inside = self.endpoint.shared().owner_inside()?;
         let place = self.endpoint.place();
-        let result = inside.core.send_short(place, self.tag, data)?;
+        let result = match data.len() <= SHORT {
+            true => inside.core.send_short(place, self.tag, data)?,
+            false => inside.core.send_eager(place, self.tag, data)?,
+        };
         Some((result, inside.over()))
     }
 
@@ -367,7 +381,18 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
     }
 
     /// Posts the receive now: it takes its place before all that are posted later.
+    #[inline(always)]
     pub fn post(mut self) -> Op<Received<B>> {
+        if self.rare.is_none()
+            && let Some(entered) = self.post_at_once()
+        {
+            return Op::new(entered, Deadline::None, Operation::TagRecv);
+        }
+        self.post_slowly()
+    }
+
+    #[inline(never)]
+    fn post_slowly(mut self) -> Op<Received<B>> {
         let entered = match self.buffer.take() {
             Some(buffer) => self.enter(buffer.into()),
             None => Entered::Over,
@@ -407,7 +432,7 @@ fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut, unstaged: 
         core.hand_over(key, taken.arrival, taken.message);
         return key;
     }
-    let key = enter_posted(core, tag, mask, buffer, unstaged);
+    let key = core.post_receive(tag, mask, buffer, unstaged);
     if engine.closing {
         engine.core.fail_operation(key, shut_down());
     }
@@ -415,19 +440,6 @@ fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut, unstaged: 
 }
 
 /// The same, where none waits for it.
-#[inline]
-fn enter_posted(core: &mut Core, tag: Tag, mask: Mask, buffer: BufferMut, unstaged: bool) -> OpKey {
-    let order = core.unexpected.arrival();
-    let posted = &mut core.posted;
-    core.operations
-        .insert_receive(unstaged, |key| operations::Recv {
-            buffer,
-            stage: RecvStage::Posted(posted.post(tag, mask, key)),
-            arrival: None,
-            order,
-        })
-}
-
 /// What a look found.
 enum Found {
     /// The message is in the buffer, or the receive has failed.
@@ -498,20 +510,29 @@ fn shut_down() -> Error {
 }
 
 impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
+    /// Posts it where nothing is here for it, and somebody looks for what comes: nobody has to be told. The buffer goes where it stays; moved from
+    /// one function to the next, it would be waited for each time.
+    #[inline(always)]
+    fn post_at_once(&mut self) -> Option<Entered> {
+        // Ordinary memory of the host's: it can be received into.
+        self.buffer.as_mut()?.own_run()?;
+        let mut inside = self.worker.shared().owner_inside()?;
+        if !inside.core.unexpected.is_empty() || inside.needs_reactor() {
+            return None;
+        }
+        let buffer = self.buffer.take()?;
+        let core = &mut inside.core;
+        let key = core.post_receive(self.tag, self.mask, buffer.into(), self.unstaged);
+        drop(inside);
+        Some(Entered::new(self.worker.handle(), key))
+    }
+
     /// Posts it, if its memory can be received into.
+    #[inline(never)]
     fn enter(&self, buffer: BufferMut) -> Entered {
         let shared = self.worker.shared();
         if let Err(error) = admit_target(&shared.context, &buffer, Operation::TagRecv) {
             return refused(error, buffer);
-        }
-        if let Some(mut inside) = shared.owner_inside()
-            && inside.core.unexpected.is_empty()
-            && !inside.needs_reactor()
-        {
-            // Nothing is here for it, and somebody looks for what comes: nobody has to be told.
-            let key = enter_posted(&mut inside.core, self.tag, self.mask, buffer, self.unstaged);
-            drop(inside);
-            return Entered::new(self.worker.handle(), key);
         }
         let mut buffer = Some(buffer);
         let begun = shared.begin(Operation::TagRecv, |engine| {
@@ -630,14 +651,11 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
             |engine| match key.get() {
                 // Entered at the end of the window, and something arrived while arming.
                 Some(key) => {
-                    if let Some(entry) = engine.core.operations.get(key)
-                        && entry.outcome.is_none()
-                    {
-                        entry.waker.take();
+                    if !engine.core.is_over(key) {
+                        drop(engine.core.waker_of(key).and_then(WakerSlot::take));
                         engine.progress();
                     }
-                    engine.core.operations.get(key)?.outcome.as_ref()?;
-                    Some(Found::Entered(key))
+                    engine.core.is_over(key).then_some(Found::Entered(key))
                 }
                 None => first
                     .take()
@@ -653,13 +671,8 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
                         entered
                     }
                 };
-                if let Some(entry) = engine.core.operations.get(entered) {
-                    entry.waker.leave(waker);
-                    if entry.outcome.is_some() {
-                        // A message that a dropped receive put back during the last look: nobody else will tell.
-                        engine.core.wakes.push(waker.clone());
-                    }
-                }
+                // It may be over: a message that a dropped receive put back during the last look, of which nobody else will tell.
+                engine.core.leave_waker(entered, waker);
             },
         );
         match found {
@@ -757,7 +770,8 @@ impl Future for TagMatched<'_> {
                 if let Some(taken) = core.take_unexpected(this.tag, this.mask) {
                     core.hand_over(key, taken.arrival, taken.message);
                 } else {
-                    let post = core.posted.post(this.tag, this.mask, key);
+                    let claim = Posted::Claim(key);
+                    let post = core.posted.post(this.tag, this.mask, claim);
                     if let Some(entry) = core.operations.get(key) {
                         entry.work = Work::Claim(Some(post));
                     }

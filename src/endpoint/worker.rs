@@ -306,7 +306,7 @@ impl Worker {
     pub fn in_flight(&self) -> usize {
         let left = self.shared().ask(|engine| {
             engine.progress();
-            engine.core.operations.len()
+            engine.core.operations.len() + engine.core.receives
         });
         left.unwrap_or(0)
     }

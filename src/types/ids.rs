@@ -62,6 +62,18 @@ impl OpKey {
     pub(crate) const fn new(slot: u32, generation: u32) -> Self {
         Self(slot as u64 | (generation as u64) << 32)
     }
+    /// Of a receive that was posted: it is not in the table, which has no such slot.
+    pub(crate) const fn posted(slot: u32, generation: u32) -> Self {
+        Self::new(slot | Self::POSTED, generation)
+    }
+    /// Where a posted receive is, and its generation.
+    pub(crate) const fn as_posted(self) -> Option<(u32, u32)> {
+        match self.0 as u32 & Self::POSTED {
+            0 => None,
+            _ => Some((self.0 as u32 & !Self::POSTED, self.generation())),
+        }
+    }
+    const POSTED: u32 = 1 << 31;
     /// The slot in the table.
     pub(crate) const fn slot(self) -> usize {
         (self.0 & 0xffff_ffff) as usize

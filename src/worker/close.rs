@@ -192,6 +192,7 @@ impl Core {
                 self.fail_operation(key, error.duplicate());
             }
         }
+        self.fail_receives(error);
         self.wakes.append(&mut self.arrivals);
         self.am_end();
         self.regions.take_waiters(&mut self.wakes);

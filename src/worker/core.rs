@@ -36,6 +36,7 @@ use crate::{
         },
         peer::{OneCopy, Peer, Status, at},
         pressure::Buried,
+        receive::Posted,
         windows::Window,
     },
 };
@@ -54,7 +55,9 @@ const KEPT_PAUSE_MOST: Duration = Duration::from_millis(100);
 pub(crate) struct Core {
     pub(crate) peers: Vec<Option<Peer>>,
     pub(crate) operations: Operations,
-    pub(crate) posted: PostedQueue<OpKey>,
+    pub(crate) posted: PostedQueue<Posted>,
+    /// Receives in it that are not in the table.
+    pub(crate) receives: usize,
     pub(crate) unexpected: UnexpectedQueue<Unexpected>,
     pub(crate) direct: Option<Direct>,
     pub(crate) transfers: Vec<Transfer>,
@@ -101,6 +104,7 @@ impl Core {
             peers: Vec::new(),
             operations: Operations::default(),
             posted: PostedQueue::default(),
+            receives: 0,
             unexpected: UnexpectedQueue::default(),
             direct: None,
             transfers: Vec::new(),
@@ -407,7 +411,7 @@ impl Core {
             return;
         }
         let tag = message.tag;
-        if let Some(key) = self.posted.take_match(tag) {
+        if let Some(key) = self.match_posted(tag) {
             self.hand_over(key, order, message);
         } else {
             self.return_unexpected(order, message);
@@ -553,6 +557,9 @@ impl Core {
 
     /// Ends an operation with an error. The buffer comes back unless the peer may be writing into it at this moment.
     pub(crate) fn fail_operation(&mut self, key: OpKey, error: Error) {
+        let Some(key) = self.entry_of(key) else {
+            return self.fail_receive(key, error);
+        };
         let Err(Err(error)) = self.end_written(key, Err(error)) else {
             return;
         };
@@ -588,16 +595,8 @@ impl Core {
             return;
         };
         let has_buffer = matches!(entry.work, Work::Recv(_) | Work::Get(_));
-        let post = match &entry.work {
-            Work::Recv(recv) => match recv.stage {
-                RecvStage::Posted(post) => Some(post),
-                _ => None,
-            },
-            Work::Claim(post) => *post,
-            _ => None,
-        };
-        if let Some(post) = post {
-            self.posted.cancel(post);
+        if let Work::Claim(Some(post)) = entry.work {
+            self.posted.remove(post);
         }
         if (written || read)
             && entry.staged.is_none()
@@ -701,6 +700,9 @@ impl Core {
 
     /// Takes what a future came for. The entry goes, but for a put whose source is free and whose acknowledgement is not here.
     pub(crate) fn take_outcome(&mut self, key: OpKey) -> Option<Outcome> {
+        if key.as_posted().is_some() {
+            return self.take_received(key);
+        }
         let entry = self.operations.get(key)?;
         let outcome = entry.outcome.take()?;
         if matches!(&entry.work, Work::Put(put) if put.local && !put.acknowledged)
@@ -884,6 +886,9 @@ impl Core {
 
     /// A future was dropped: the operation goes, or goes on without it.
     pub(crate) fn drop_future(&mut self, key: OpKey) {
+        if key.as_posted().is_some() {
+            return self.drop_receive(key);
+        }
         let Some(entry) = self.operations.get(key) else {
             return;
         };
@@ -907,10 +912,6 @@ impl Core {
             return;
         }
         let post = match &entry.work {
-            Work::Recv(recv) => match recv.stage {
-                RecvStage::Posted(post) => Some(post),
-                _ => None,
-            },
             Work::Claim(Some(post)) => Some(*post),
             Work::Flush => {
                 self.operations.remove(key);
@@ -920,7 +921,7 @@ impl Core {
         };
         match post {
             Some(post) => {
-                self.posted.cancel(post);
+                self.posted.remove(post);
                 if let Some(entry) = self.operations.remove(key) {
                     self.bury_entry(entry);
                 }
@@ -948,6 +949,10 @@ impl Core {
 
     /// Tries to stop an operation. `true`: it has ended, or will be told so; `false`: it runs to its end.
     pub(crate) fn cancel(&mut self, key: OpKey, error: Error) -> bool {
+        let Some(key) = self.entry_of(key) else {
+            self.fail_receive(key, error);
+            return true;
+        };
         let Some(entry) = self.operations.get(key) else {
             return true;
         };
@@ -956,9 +961,7 @@ impl Core {
         }
         let (link, copies) = (entry.link, entry.copies);
         match &mut entry.work {
-            Work::Recv(recv)
-                if matches!(recv.stage, RecvStage::Posted(_) | RecvStage::Waiting(_)) =>
-            {
+            Work::Recv(recv) if matches!(recv.stage, RecvStage::Waiting(_)) => {
                 self.fail_operation(key, error);
                 true
             }

@@ -21,7 +21,7 @@ use crate::{
     types::{Access, EndpointId, LinkId, OpKey, Priority, Tag},
     worker::{
         copy::{CHUNK, Remote, Transfer, chunks},
-        core::{Core, fill, truncated},
+        core::{Core, truncated},
         layout::{LEAST, PACK},
         one_sided::OneSided,
         operations::{
@@ -95,7 +95,9 @@ impl Core {
             return Ok(());
         };
         self.hold_window(link, data.len())?;
-        if let Some(key) = self.posted.take_match(tag) {
+        if self.fill_receive((link, from), tag, data) {
+            // It is in the buffer, and whoever waits for it is woken.
+        } else if let Some(key) = self.match_posted(tag) {
             if self.waits_on_device(key) {
                 // Its share of the window is returned when an engine has copied it.
                 let data = Buffer::from(data.to_vec());
@@ -105,7 +107,7 @@ impl Core {
                 self.store_message(key, (link, from, tag), data, cost);
                 return Ok(());
             }
-            self.eager_posted(key, link, from, tag, data);
+            self.eager_claimed(key, (link, from), tag, data);
         } else if let Some(direct) = &mut self.direct
             && direct.accepts(tag)
         {
@@ -136,40 +138,29 @@ impl Core {
         }
     }
 
-    fn eager_posted(&mut self, key: OpKey, link: LinkId, from: EndpointId, tag: Tag, data: &[u8]) {
+    fn eager_claimed(
+        &mut self,
+        key: OpKey,
+        (link, from): (LinkId, EndpointId),
+        tag: Tag,
+        data: &[u8],
+    ) {
         let order = self.unexpected.arrival();
         let Some(entry) = self.operations.get(key) else {
             return;
         };
         // It ends here, and need not be found among those of the connection.
         entry.link = Some(link);
-        match &mut entry.work {
-            Work::Recv(recv) => {
-                recv.order = order;
-                recv.stage = RecvStage::Done;
-                let mut buffer = std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()));
-                let result =
-                    fill(&mut buffer, data, from).map(|length| Arrival { length, tag, from });
-                self.finish(
-                    key,
-                    Outcome::Buffer {
-                        result,
-                        buffer: Some(buffer),
-                    },
-                );
-            }
-            Work::Claim(post) => {
-                *post = None;
-                // Consumed and acknowledged by the caller: a claim is a match.
-                let message = Unexpected {
-                    link,
-                    from,
-                    tag,
-                    body: whole(data, None, 0),
-                };
-                self.finish(key, Outcome::Claimed(Ok(Box::new((order, message)))));
-            }
-            _ => {}
+        if let Work::Claim(post) = &mut entry.work {
+            *post = None;
+            // Consumed and acknowledged by the caller: a claim is a match.
+            let message = Unexpected {
+                link,
+                from,
+                tag,
+                body: whole(data, None, 0),
+            };
+            self.finish(key, Outcome::Claimed(Ok(Box::new((order, message)))));
         }
     }
 
@@ -185,7 +176,7 @@ impl Core {
         let from = peer.id;
         self.hold_announcement(link)?;
         self.lacked(link, rts.length);
-        if let Some(key) = self.posted.take_match(tag) {
+        if let Some(key) = self.match_posted(tag) {
             let order = self.unexpected.arrival();
             self.hand_over(
                 key,
@@ -1205,7 +1196,7 @@ impl Core {
                     let key = self.enter_direct(buffer, from, order);
                     return self.place_receive(from, key, tag, length);
                 }
-                match self.posted.take_match(tag) {
+                match self.match_posted(tag) {
                     Some(key) => self.place_posted(from, key, tag, length),
                     None => Ok(Place::Whole),
                 }

@@ -12,17 +12,10 @@ use crate::{
         control,
         window::{Due, Terms, eager_cost},
     },
-    trace,
     transport::Wanted,
     types::{EndpointId, LinkId, Mask, OpKey, Tag},
     util::copy::copy_small,
-    worker::{
-        door::Begun,
-        engine::Engine,
-        operations::{Arrival, RecvStage, Work},
-        shared::Shared,
-        windows::Window,
-    },
+    worker::{door::Begun, engine::Engine, operations::Arrival, shared::Shared, windows::Window},
 };
 
 /// Looks at the likeliest link before each pass, with a pause of the processor's between them, and passes in one lap.
@@ -185,21 +178,14 @@ impl Engine {
         Some((arrival, Owed(taken.from, due)))
     }
 
-    /// The same for a posted receive, whose buffer lies in the table: it is over then, and gone from it.
+    /// The same for a posted receive, whose buffer lies in the queue: it is over then, and gone from there.
+    #[inline(always)]
     pub(crate) fn take_posted(&mut self, key: OpKey) -> Option<(Arrival, BufferMut, Owed)> {
         if self.is_armed() {
             return None;
         }
-        let entry = self.core.operations.get(key)?;
-        let Work::Recv(recv) = &mut entry.work else {
-            return None;
-        };
-        let RecvStage::Posted(post) = recv.stage else {
-            return None;
-        };
-        let room = recv.buffer.run_mut()?;
+        let (tag, mask, room) = self.core.next_receive(key)?;
         let (address, room) = (room.as_mut_ptr(), room.len());
-        let (tag, mask) = self.core.posted.next_for(post)?;
         let wanted = Wanted {
             id: control::TAG_EAGER,
             header: tag.0,
@@ -208,11 +194,9 @@ impl Engine {
             room,
             looks: 0,
         };
-        // SAFETY: the room is the buffer's, which the entry owns, and which nobody else reaches during the call: it stays where it is.
+        // SAFETY: the room is the buffer's, which the posted receive owns, and which nobody else reaches during the call: it stays where it is.
         let (arrival, owed) = unsafe { self.take_wanted(&wanted) }?;
-        self.core.posted.take_next(post);
-        let buffer = self.core.operations.remove_receive(key)?;
-        trace::ended("receive", None);
+        let buffer = self.core.take_receive(key)?;
         Some((arrival, buffer, owed))
     }
 
@@ -224,7 +208,7 @@ impl Engine {
 
 impl Shared {
     /// The message of a posted receive, if it lies in front, for the thread that owns the lock.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_posted(&self, key: OpKey) -> Option<(Arrival, BufferMut, Begun<'_>)> {
         let mut inside = self.owner_inside()?;
         let (arrival, buffer, owed) = inside.take_posted(key)?;

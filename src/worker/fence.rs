@@ -58,7 +58,7 @@ pub(super) mod tests {
         worker::{
             inbox::tests::{LINK, core},
             metrics::Counted,
-            operations::{self, Get, Put, Recv, RecvStage, Send, SendStage},
+            operations::{self, Get, Put, Send, SendStage},
             rma::Target,
         },
     };
@@ -131,17 +131,8 @@ pub(super) mod tests {
     /// Receives that nothing comes for.
     pub(in crate::worker) fn post_receives(core: &mut Core, count: u64) {
         for tag in 0..count {
-            let recv = Recv {
-                buffer: BufferMut::from(vec![0; 8]),
-                stage: RecvStage::Done,
-                arrival: None,
-                order: core.unexpected.arrival(),
-            };
-            let key = core.operations.insert(None, false, Work::Recv(recv));
-            let post = core.posted.post(Tag(tag), Mask::ALL, key);
-            if let Some(Work::Recv(recv)) = core.operations.get(key).map(|entry| &mut entry.work) {
-                recv.stage = RecvStage::Posted(post);
-            }
+            let buffer = BufferMut::from(vec![0; 8]);
+            core.post_receive(Tag(tag), Mask::ALL, buffer, false);
         }
     }
 

@@ -17,7 +17,7 @@ use crate::{
         core::Core,
         frames::{Bed, LINK},
         layout::Plan,
-        operations::{Get, Outcome, Recv, RecvStage, Work},
+        operations::{Get, Outcome, Work},
         rma::Target,
     },
 };
@@ -114,21 +114,10 @@ fn a_receive_behind_one_that_was_dropped() {
 fn a_receive_of_a_long_frame() {
     for says in [true, false] {
         let mut bed = Bed::new(100);
-        let order = bed.core.unexpected.arrival();
-        let recv = Recv {
-            buffer: canary(6000),
-            stage: RecvStage::Done,
-            arrival: None,
-            order,
-        };
-        let key = bed.core.operations.insert(None, false, Work::Recv(recv));
-        let post = bed.core.posted.post(TAG, Mask::ALL, key);
-        let entry = bed.core.operations.get(key).expect("there");
-        if let Work::Recv(recv) = &mut entry.work {
-            recv.stage = RecvStage::Posted(post);
-        }
+        let key = bed.core.post_receive(TAG, Mask::ALL, canary(6000), false);
         let place = bed.core.place(LINK, control::TAG_EAGER, TAG.0, &[], 6000);
         assert!(matches!(place, Ok(Place::Memory { .. })), "{place:?}");
+        let key = bed.core.entry_of(key).expect("in the table");
         match says {
             true => bed.expect_a_lie(key),
             false => bed.expect_an_error(key),

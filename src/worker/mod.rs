@@ -14,7 +14,7 @@
 //! | `queue`, `pressure` | what waits for room on a link and in which order; who waits for a place; memory let go of under the lock |
 //! | `windows` | what peers get back of their windows, and when |
 //! | `held` | what is held for peers, and by which account |
-//! | `direct` | a receive that is being polled |
+//! | `direct`, `receive` | a receive that is being polled; one that was posted |
 //! | `deliver`, `send`, `copy`, `rma` | what comes in, what goes out, copies without a stop, one-sided access |
 //! | `stream` | byte streams |
 //! | `am`, `inbox` | active messages: what goes out and its credits; what comes in and waits |
@@ -64,6 +64,7 @@ pub(crate) mod peer;
 mod pressure;
 mod queue;
 mod reactor;
+pub(crate) mod receive;
 pub(crate) mod rma;
 pub(crate) mod send;
 pub(crate) mod shared;

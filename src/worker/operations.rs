@@ -1,6 +1,6 @@
 //! The table of operations in flight. Each entry owns all that its operation touches; a future is only a key into it.
 
-use std::{mem::ManuallyDrop, sync::Arc};
+use std::sync::Arc;
 
 use slab::Slab;
 
@@ -179,8 +179,6 @@ impl Send {
 }
 
 pub(crate) enum RecvStage {
-    /// In the queue of posted receives.
-    Posted(PostId),
     /// Matched; the bytes arrive one after the other.
     Landing { expected: usize, got: usize },
     /// Matched; being copied out of the sender's memory.
@@ -425,7 +423,7 @@ impl Operations {
             _ => None,
         };
         trace::operation(work.name(), 0, "entered in the table");
-        let key = self.enter(|generation, _| Entry {
+        let key = self.enter(|generation| Entry {
             stamp,
             detached,
             ..Entry::new(generation, work)
@@ -436,28 +434,14 @@ impl Operations {
         key
     }
 
-    /// Enters a receive of no connection yet, which is told its key.
-    #[inline(always)]
-    pub(crate) fn insert_receive(
-        &mut self,
-        unstaged: bool,
-        receive: impl FnOnce(OpKey) -> Recv,
-    ) -> OpKey {
-        trace::operation("receive", 0, "entered in the table");
-        self.enter(|generation, key| Entry {
-            unstaged,
-            ..Entry::new(generation, Work::Recv(receive(key)))
-        })
-    }
-
     /// The entry is made where it stays, as far as the compiler sees to that.
     #[inline(always)]
-    fn enter(&mut self, make: impl FnOnce(u32, OpKey) -> Entry) -> OpKey {
+    fn enter(&mut self, make: impl FnOnce(u32) -> Entry) -> OpKey {
         self.generation = self.generation.wrapping_add(1);
         self.entered += 1;
         let place = self.entries.vacant_entry();
         let key = OpKey::new(place.key() as u32, self.generation);
-        place.insert(make(self.generation, key));
+        place.insert(make(self.generation));
         key
     }
 
@@ -512,29 +496,6 @@ impl Operations {
         }
         // Last, so that it is moved once.
         Some(self.entries.remove(key.slot()))
-    }
-
-    /// As [`Operations::remove`], for a receive that has not matched: its buffer.
-    #[inline]
-    pub(crate) fn remove_receive(&mut self, key: OpKey) -> Option<BufferMut> {
-        let entry = self.get(key)?;
-        let Work::Recv(recv) = &mut entry.work else {
-            return None;
-        };
-        let buffer = std::mem::take(&mut recv.buffer);
-        drop(entry.waker.take());
-        let is_bare = entry.outcome.is_none()
-            && entry.deferred.is_none()
-            && entry.staged.is_none()
-            && entry.one_sided.is_none()
-            && entry.place.is_none();
-        if is_bare {
-            // It owns nothing: neither its bytes nor a look at all that it could own are needed.
-            let _owns_nothing = ManuallyDrop::new(self.entries.remove(key.slot()));
-        } else {
-            self.remove(key);
-        }
-        Some(buffer)
     }
 
     /// Something has happened to an operation that flushes and fences may wait for: tells them if it is over.

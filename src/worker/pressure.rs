@@ -4,7 +4,7 @@ use std::task::{Context as TaskContext, Poll};
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    memory::Buffer,
+    memory::{Buffer, BufferMut},
     protocol::ANNOUNCEMENTS,
     types::{EndpointId, LinkId, OpKey},
     worker::{
@@ -20,6 +20,7 @@ pub(crate) enum Buried {
     Work(Work),
     Outcome(Outcome),
     Buffer(Buffer),
+    Memory(BufferMut),
     Own(crate::worker::device::Own),
     /// Something that takes long.
     Errand(crate::worker::device::Errand),

@@ -117,6 +117,25 @@ impl Core {
         Some(Ok(()))
     }
 
+    /// The same for a longer message that goes unasked, in one piece.
+    #[inline(never)]
+    pub(crate) fn send_eager(
+        &mut self,
+        (link, id): (LinkId, EndpointId),
+        tag: Tag,
+        data: &[u8],
+    ) -> Option<Result<()>> {
+        let peer = self.endpoint(link, id)?;
+        if !peer.is_open() {
+            return None;
+        }
+        match try_eager(peer, tag, data.len(), || data) {
+            Ok(()) => Some(Ok(())),
+            Err(Some(SendError::Failed(error))) => Some(Err(error)),
+            Err(_) => None,
+        }
+    }
+
     /// Puts an operation in the queue of its link, and sends what can go.
     pub(crate) fn submit(&mut self, link: LinkId, key: OpKey) {
         let Some(entry) = self.operations.get(key) else {

@@ -36,7 +36,7 @@ use crate::{
     },
     transport::{Connector, Reach, shm::Pair},
     types::{LinkId, OpKey, WorkerId},
-    util::wake::wake_all,
+    util::{wake::wake_all, waker_slot::WakerSlot},
     worker::{
         connect::{Accepted, Wireup},
         engine::Engine,
@@ -368,32 +368,22 @@ impl Shared {
         self.drive(
             cx,
             |engine| {
-                if let Some(entry) = engine.core.operations.get(key)
-                    && entry.outcome.is_none()
-                {
+                if !engine.core.is_over(key) {
                     // Its own progress must not wake it.
-                    entry.waker.take();
-                    engine.peek(|core| {
-                        core.operations
-                            .get(key)
-                            .is_none_or(|entry| entry.outcome.is_some())
-                    });
+                    drop(engine.core.waker_of(key).and_then(WakerSlot::take));
+                    engine.peek(|core| core.is_over(key));
                 }
-                match engine.core.operations.get(key) {
-                    Some(entry) => {
-                        entry.outcome.as_ref()?;
-                        engine.core.take_outcome(key)
-                    }
-                    // Taken already; a future polled after its end.
-                    None => Some(Outcome::Done(Err(Error::new(
-                        ErrorKind::InvalidArgument,
-                        "polled after completion",
-                    )))),
+                if !engine.core.is_over(key) {
+                    return None;
                 }
+                let outcome = engine.core.take_outcome(key);
+                // Taken already; a future polled after its end.
+                let again = || Error::new(ErrorKind::InvalidArgument, "polled after completion");
+                Some(outcome.unwrap_or_else(|| Outcome::Done(Err(again()))))
             },
             |engine, waker| {
-                if let Some(entry) = engine.core.operations.get(key) {
-                    entry.waker.leave(waker);
+                if let Some(slot) = engine.core.waker_of(key) {
+                    slot.leave(waker);
                 }
             },
         )

@@ -17,7 +17,7 @@
 //! Everything lives in one slab of nodes linked by index, so nothing is allocated for a message once the slab has grown to
 //! the most that were ever waiting. The array of buckets doubles when there are more groups than buckets.
 //!
-//! For the caller: a message is offered to [`PostedQueue::take_match`] first and pushed only when nothing took it; a
+//! For the caller: a message is offered to [`PostedQueue::first_match`] first and pushed only when nothing took it; a
 //! receive is offered to [`UnexpectedQueue::take_match`] first and posted only when that gave nothing. A message that is
 //! restored is offered to the posted receives first, like a new one. All under one lock.
 

@@ -3,19 +3,24 @@
 use super::store::{NONE, Store};
 use crate::types::{Mask, Tag};
 
-/// A posted receive, for [`PostedQueue::cancel`]. Refers to nothing once the receive has matched or was cancelled.
+/// A posted receive. Refers to nothing once that was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PostId {
-    slot: u32,
-    generation: u32,
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
 }
+
+/// The order of one that has matched, and waits no longer.
+const MATCHED: u64 = u64::MAX;
 
 /// The posted receives of a worker, in the order in which they were posted.
 ///
-/// Receives are found by hash of their tag under their mask: one look for each mask that is present, of which programs have few.
+/// Receives are found by hash of their tag under their mask: one look for each mask that is present, of which programs have few. One that has
+/// matched keeps its place, in which its message is, until it is removed.
 #[derive(Debug)]
 pub(crate) struct PostedQueue<T> {
     pub(super) store: Store<T>,
+    waiting: usize,
     /// The masks that are present, but for [`Mask::ALL`], and how many receives have each.
     masks: Vec<(u64, usize)>,
     next_order: u64,
@@ -25,6 +30,7 @@ impl<T> PostedQueue<T> {
     pub(crate) fn new() -> Self {
         Self {
             store: Store::new(),
+            waiting: 0,
             masks: Vec::new(),
             next_order: 0,
         }
@@ -33,27 +39,30 @@ impl<T> PostedQueue<T> {
     /// How many receives wait.
     #[inline]
     pub(crate) fn len(&self) -> usize {
-        self.store.len()
+        self.waiting
+    }
+
+    /// How many there have ever been.
+    pub(crate) fn entered(&self) -> u64 {
+        self.next_order
     }
 
     /// Whether none waits.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.store.len() == 0
+        self.waiting == 0
     }
 
     /// Adds a receive behind all others.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post(&mut self, tag: Tag, mask: Mask, receive: T) -> PostId {
         let (tag, mask) = (tag.0 & mask.0, mask.0);
         let slot = self.store.insert(tag, mask, self.next_order, receive);
         self.next_order += 1;
+        self.waiting += 1;
         self.store.index(slot);
         if mask != u64::MAX {
-            match self.masks.iter_mut().find(|(other, _)| *other == mask) {
-                Some((_, count)) => *count += 1,
-                None => self.masks.push((mask, 1)),
-            }
+            self.count_mask(mask);
         }
         PostId {
             slot,
@@ -61,23 +70,61 @@ impl<T> PostedQueue<T> {
         }
     }
 
+    fn count_mask(&mut self, mask: u64) {
+        match self.masks.iter_mut().find(|(other, _)| *other == mask) {
+            Some((_, count)) => *count += 1,
+            None => self.masks.push((mask, 1)),
+        }
+    }
+
+    /// One that waits, or has matched.
+    #[inline(always)]
+    pub(crate) fn get(&mut self, id: PostId) -> Option<&mut T> {
+        let node = self.store.nodes.get_mut(id.slot as usize)?;
+        match node.generation == id.generation {
+            true => node.value.as_mut(),
+            false => None,
+        }
+    }
+
+    /// Whether it waits still.
+    #[inline(always)]
+    pub(crate) fn waits(&self, id: PostId) -> bool {
+        let node = self.store.nodes.get(id.slot as usize);
+        node.is_some_and(|node| {
+            node.generation == id.generation && node.value.is_some() && node.order != MATCHED
+        })
+    }
+
+    /// All that wait.
+    pub(crate) fn ids(&self) -> Vec<PostId> {
+        (0..)
+            .zip(&self.store.nodes)
+            .filter(|(_, node)| node.value.is_some() && node.order != MATCHED)
+            .map(|(slot, node)| PostId {
+                slot,
+                generation: node.generation,
+            })
+            .collect()
+    }
+
     /// What a receive waits for, if it waits and is the one that gets the next message that it accepts. May say no where it is, and other masks
     /// are present.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn next_for(&self, id: PostId) -> Option<(Tag, Mask)> {
-        let node = self.store.nodes.get(id.slot as usize)?;
-        if node.generation != id.generation || node.value.is_none() {
+        if !self.waits(id) {
             return None;
         }
+        let node = self.store.node(id.slot);
         let (tag, mask) = (node.tag, node.mask);
-        let is_next = self.len() == 1
+        let is_next = self.waiting == 1
             || mask == u64::MAX && self.masks.is_empty() && self.store.find(tag, mask) == id.slot;
         is_next.then_some((Tag(tag), Mask(mask)))
     }
 
-    /// Takes the earliest receive that accepts a message with this tag.
+    /// The earliest receive that accepts a message with this tag.
     #[inline]
-    pub(crate) fn take_match(&mut self, message: Tag) -> Option<T> {
+    pub(crate) fn first_match(&self, message: Tag) -> Option<PostId> {
         if self.is_empty() {
             return None;
         }
@@ -91,40 +138,46 @@ impl<T> PostedQueue<T> {
                 earliest = found;
             }
         }
-        if earliest == NONE {
-            None
-        } else {
-            self.take(earliest)
+        (earliest != NONE).then(|| PostId {
+            slot: earliest,
+            generation: self.store.node(earliest).generation,
+        })
+    }
+
+    /// One that waits does so no longer, and keeps its place.
+    #[inline]
+    pub(crate) fn matched(&mut self, id: PostId) {
+        if self.waits(id) {
+            self.unlink(id.slot);
         }
     }
 
-    /// Takes the receive that [`PostedQueue::next_for`] has told of.
-    #[inline]
-    pub(crate) fn take_next(&mut self, id: PostId) {
-        self.take(id.slot);
+    /// Takes the earliest receive that accepts a message with this tag.
+    #[cfg(test)]
+    pub(crate) fn take_match(&mut self, message: Tag) -> Option<T> {
+        let id = self.first_match(message)?;
+        self.remove(id)
     }
 
-    /// Takes a receive that has not matched yet.
-    pub(crate) fn cancel(&mut self, id: PostId) -> Option<T> {
+    /// Takes a receive out, whether or not it has matched.
+    #[inline(always)]
+    pub(crate) fn remove(&mut self, id: PostId) -> Option<T> {
         let node = self.store.nodes.get(id.slot as usize)?;
         if node.generation != id.generation || node.value.is_none() {
             return None;
         }
-        self.take(id.slot)
+        if node.order != MATCHED {
+            self.unlink(id.slot);
+        }
+        self.store.remove(id.slot)
     }
 
     /// Takes all of them, in order.
     #[cfg(test)]
     pub(crate) fn drain(&mut self) -> Vec<T> {
-        let mut all: Vec<(u64, u32)> = (0..)
-            .zip(&self.store.nodes)
-            .filter(|(_, node)| node.value.is_some())
-            .map(|(slot, node)| (node.order, slot))
-            .collect();
-        all.sort_unstable();
-        all.into_iter()
-            .filter_map(|(_, slot)| self.take(slot))
-            .collect()
+        let mut all = self.ids();
+        all.sort_unstable_by_key(|id| self.store.node(id.slot).order);
+        all.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
     /// Looks at all of them, in no particular order.
@@ -136,19 +189,26 @@ impl<T> PostedQueue<T> {
             .filter_map(|node| node.value.as_ref())
     }
 
+    /// Takes one that waits out of the index.
     #[inline]
-    fn take(&mut self, slot: u32) -> Option<T> {
-        let mask = self.store.node(slot).mask;
+    fn unlink(&mut self, slot: u32) {
+        self.waiting -= 1;
         self.store.unindex(slot);
-        if mask != u64::MAX
-            && let Some(at) = self.masks.iter().position(|(other, _)| *other == mask)
-        {
+        let node = self.store.node_mut(slot);
+        node.order = MATCHED;
+        if node.mask != u64::MAX {
+            self.uncount_mask(slot);
+        }
+    }
+
+    fn uncount_mask(&mut self, slot: u32) {
+        let mask = self.store.node(slot).mask;
+        if let Some(at) = self.masks.iter().position(|(other, _)| *other == mask) {
             self.masks[at].1 -= 1;
             if self.masks[at].1 == 0 {
                 self.masks.swap_remove(at);
             }
         }
-        self.store.remove(slot)
     }
 }
 

@@ -77,45 +77,51 @@ impl<V> Store<V> {
     }
 
     #[inline]
-    fn node_mut(&mut self, index: u32) -> &mut Node<V> {
+    pub(super) fn node_mut(&mut self, index: u32) -> &mut Node<V> {
         &mut self.nodes[index as usize]
     }
 
     /// Puts a value into a free place, linked nowhere yet.
-    #[inline]
+    #[inline(always)]
     pub(super) fn insert(&mut self, tag: u64, mask: u64, order: u64, value: V) -> u32 {
-        self.len += 1;
-        if self.free != NONE {
-            let index = self.free;
-            let node = self.node_mut(index);
-            let free = node.next;
-            node.value = Some(value);
-            node.tag = tag;
-            node.mask = mask;
-            node.order = order;
-            self.free = free;
-            return index;
+        if self.free == NONE {
+            self.add_place();
         }
+        self.len += 1;
+        let index = self.free;
+        let node = self.node_mut(index);
+        let free = node.next;
+        debug_assert!(node.value.is_none(), "a free place");
+        node.value = Some(value);
+        node.tag = tag;
+        node.mask = mask;
+        node.order = order;
+        self.free = free;
+        index
+    }
+
+    #[cold]
+    fn add_place(&mut self) {
         let index = self.nodes.len() as u32;
         debug_assert!(index != NONE, "no memory holds that many nodes");
         self.nodes.push(Node {
-            value: Some(value),
-            tag,
-            mask,
-            order,
+            value: None,
+            tag: 0,
+            mask: 0,
+            order: 0,
             generation: 0,
             prev: NONE,
-            next: NONE,
+            next: self.free,
             tail: NONE,
             chain: NONE,
             older: NONE,
             newer: NONE,
         });
-        index
+        self.free = index;
     }
 
     /// Frees a place that is linked nowhere any more. `None` when it was free already.
-    #[inline]
+    #[inline(always)]
     pub(super) fn remove(&mut self, index: u32) -> Option<V> {
         let free = self.free;
         let node = self.node_mut(index);
@@ -130,7 +136,12 @@ impl<V> Store<V> {
     /// The earliest node of this very tag and mask in the index, or [`NONE`].
     #[inline]
     pub(super) fn find(&self, tag: u64, mask: u64) -> u32 {
-        let mut index = self.buckets[self.bucket(tag, mask)];
+        self.find_in(self.bucket(tag, mask), tag, mask)
+    }
+
+    #[inline(always)]
+    fn find_in(&self, bucket: usize, tag: u64, mask: u64) -> u32 {
+        let mut index = self.buckets[bucket];
         while index != NONE {
             #[cfg(test)]
             self.looked_at.set(self.looked_at.get() + 1);
@@ -149,9 +160,10 @@ impl<V> Store<V> {
         let Node {
             tag, mask, order, ..
         } = *self.node(index);
-        let head = self.find(tag, mask);
+        let bucket = self.bucket(tag, mask);
+        let head = self.find_in(bucket, tag, mask);
         if head == NONE {
-            return self.open_group(index);
+            return self.open_group(bucket, index);
         }
         let mut before = self.node(head).tail;
         while before != NONE && self.node(before).order > order {
@@ -206,8 +218,8 @@ impl<V> Store<V> {
         }
     }
 
-    fn open_group(&mut self, index: u32) {
-        let bucket = self.bucket_of(index);
+    #[inline]
+    fn open_group(&mut self, bucket: usize, index: u32) {
         let chain = self.buckets[bucket];
         let node = self.node_mut(index);
         node.prev = NONE;
@@ -245,8 +257,17 @@ impl<V> Store<V> {
     }
 
     /// The link that points to the first node `head` of a group.
+    #[inline]
     fn link_to(&mut self, head: u32) -> &mut u32 {
         let bucket = self.bucket_of(head);
+        match self.buckets[bucket] == head {
+            true => &mut self.buckets[bucket],
+            false => self.link_behind(bucket, head),
+        }
+    }
+
+    #[inline(never)]
+    fn link_behind(&mut self, bucket: usize, head: u32) -> &mut u32 {
         let mut before = NONE;
         let mut index = self.buckets[bucket];
         while index != head {

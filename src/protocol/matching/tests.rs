@@ -102,7 +102,7 @@ proptest! {
                 PostedStep::Cancel(pick) if !ids.is_empty() => {
                     let pick = pick % ids.len();
                     let at = model.iter().position(|&(_, _, number)| number == pick);
-                    prop_assert_eq!(queue.cancel(ids[pick]), at.map(|at| model.remove(at).2));
+                    prop_assert_eq!(queue.remove(ids[pick]), at.map(|at| model.remove(at).2));
                 }
                 PostedStep::Cancel(_) => {}
                 PostedStep::Drain => {
@@ -204,8 +204,8 @@ fn an_id_does_not_outlive_its_receive() {
     assert_eq!(queue.take_match(Tag(1)), Some("first"));
     let second = queue.post(Tag(2), Mask::NONE, "second");
     assert_ne!(first, second, "the same place, another use");
-    assert_eq!(queue.cancel(first), None);
-    assert_eq!(queue.cancel(second), Some("second"));
+    assert_eq!(queue.remove(first), None);
+    assert_eq!(queue.remove(second), Some("second"));
     assert!(queue.is_empty());
 }
 
