@@ -402,7 +402,7 @@ impl<T: Completion<Output = Result<T>>> Future for Atomic<'_, T> {
         if let Some((old, begun)) = this.quickly(usize::MAX) {
             this.way = Way::Over;
             if begun.over(cx).is_ready() {
-                return Poll::Ready(T::settle(Settled(Outcome::Value(old))));
+                return Poll::Ready(T::of_value(old));
             }
             *this.rare = told_later(Outcome::Value(old));
             return Poll::Pending;
@@ -439,7 +439,7 @@ impl<T: Completion<Output = Result<T>>> Atomic<'_, T> {
                         *self.rare = told_later(Outcome::Value(old));
                         return Poll::Pending;
                     }
-                    return Poll::Ready(T::settle(Settled(Outcome::Value(old))));
+                    return Poll::Ready(T::of_value(old));
                 }
                 First::Entered(entered) => {
                     self.rare.get_or_insert_default().entered = Some(entered);

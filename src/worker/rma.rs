@@ -15,7 +15,7 @@ use crate::{
     trace,
     transport::shm::{Pair, Standing},
     types::{DeviceKey, EndpointId, LinkId, OpKey, Priority},
-    util::copy::copy,
+    util::copy::{SHORTEST, copy, copy_short},
     worker::{
         copy::{CHUNK, Remote, Transfer},
         core::Core,
@@ -202,7 +202,12 @@ impl Core {
             };
             // SAFETY: valid for `length`: one is the caller's, the other was checked against the mapping. At two addresses they do not overlap, even
             // when they are the same memory within one process.
-            unsafe { copy(from, to, length) };
+            unsafe {
+                match length <= SHORTEST {
+                    true => copy_short(from, to, length),
+                    false => copy(from, to, length),
+                }
+            }
             counts.copied(true, length);
             trace::operation(what(pull), length, "in mapped memory");
         })
