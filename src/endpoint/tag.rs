@@ -434,7 +434,7 @@ fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut, unstaged: 
     }
     let key = core.post_receive(tag, mask, buffer, unstaged);
     if engine.closing {
-        engine.core.fail_operation(key, shut_down());
+        engine.core.fail_receive(key, shut_down());
     }
     key
 }

@@ -557,9 +557,6 @@ impl Core {
 
     /// Ends an operation with an error. The buffer comes back unless the peer may be writing into it at this moment.
     pub(crate) fn fail_operation(&mut self, key: OpKey, error: Error) {
-        let Some(key) = self.entry_of(key) else {
-            return self.fail_receive(key, error);
-        };
         let Err(Err(error)) = self.end_written(key, Err(error)) else {
             return;
         };

@@ -288,7 +288,7 @@ impl Core {
     }
 
     /// Ends one that waits with an error.
-    pub(super) fn fail_receive(&mut self, key: OpKey, error: Error) {
+    pub(crate) fn fail_receive(&mut self, key: OpKey, error: Error) {
         let Some(id) = key.post_id().filter(|id| self.posted.waits(*id)) else {
             return;
         };
