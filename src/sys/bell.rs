@@ -1,101 +1,77 @@
-//! A doorbell between two processes: a pair of sockets, one end for who sleeps and one for who wakes it.
+//! A doorbell between two processes: a timer descriptor, of which who sleeps watches for the ring and the other rings.
 //!
 //! Not an eventfd, whose one file description would be both ends': a peer that clears `O_NONBLOCK` there and fills the counter
-//! makes the next ring wait for ever (writes to an eventfd know no `RWF_NOWAIT`), and one that reads it takes away what others
-//! rang. Each connection has a pair of its own, the sleeper's end is nobody else's, and a send with `MSG_DONTWAIT` returns
-//! whatever the other end does. A ring is a byte that nobody looks at; it is an edge for an edge-triggered poll, also when
-//! the bytes before it are still there.
+//! makes the next ring wait for ever (writes to an eventfd know no `RWF_NOWAIT`). Not a socket either: its ring takes room, and a
+//! microsecond longer. A timer can be told that it has expired (`TFD_IOC_SET_TICKS`): that takes as long as a write to an
+//! eventfd, is an edge for an edge-triggered poll whether or not anybody has read the ones before, and nothing that the other
+//! end does to the same timer makes it wait. Each connection has a timer of its own, so a peer that reads it, or lets it expire,
+//! takes or makes rings of its own connection only.
+//!
+//! # Safety
+//! Calls of the system on descriptors that are owned here, with structures of this file's that live as long as the call. The call that
+//! is not the same for every kind of file (`ioctl`) is made on what has been seen to be a timer, and a description never becomes another kind.
+#![allow(unsafe_code)]
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    sync::atomic::{AtomicUsize, Ordering},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd},
     time::Duration,
 };
 
-use nix::{
-    errno::Errno,
-    sys::{
-        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
-        socket::{
-            AddressFamily, MsgFlags, SockFlag, SockType, getsockopt, recv, send, socketpair,
-            sockopt,
-        },
-    },
+use nix::sys::{
+    epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+    time::TimeSpec,
+    timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
 };
 
-use super::fd_passing::{close_elsewhere, peer_credentials};
+use super::fd_passing::close_elsewhere;
 
-/// What a ring takes of its socket's room is less than this.
-const RING_COST: usize = 4096;
-/// Rings after which the bell is silenced at the latest.
-const MOST_RINGS: usize = 64;
+const TFD_IOC_SET_TICKS: libc::Ioctl = libc::_IOW::<u64>(b'T' as u32, 0);
 
-/// The end of who sleeps. It never leaves this process.
+/// The end of who sleeps. Nobody reads it.
 #[derive(Debug)]
-pub(crate) struct Bell {
-    socket: OwnedFd,
-    /// Rings that may have come since it was silenced.
-    expected: AtomicUsize,
-    /// How many of them its socket has room for, with plenty to spare.
-    limit: usize,
-}
+pub(crate) struct Bell(TimerFd);
 
 /// The end of who wakes the other.
 #[derive(Debug)]
-pub(crate) struct Ringer(OwnedFd);
+pub(crate) struct Ringer(TimerFd);
 
 impl Bell {
-    /// A bell and what rings it.
+    /// A bell that does not ring.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`.
-    pub(crate) fn pair() -> io::Result<(Self, Ringer)> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let (socket, ringer) = socketpair(AddressFamily::Unix, SockType::Stream, None, flags)?;
-        let room = getsockopt(&ringer, sockopt::SndBuf)?;
-        let bell = Self {
-            socket,
-            expected: AtomicUsize::new(0),
-            limit: (room / RING_COST).clamp(1, MOST_RINGS),
-        };
-        Ok((bell, Ringer(ringer)))
+    pub(crate) fn new() -> io::Result<Self> {
+        let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
+        Ok(Self(TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?))
     }
 
-    /// To be called before the peer is asked for a ring: there is room for it. A ring without room would be no edge.
-    #[inline]
-    pub(crate) fn expect(&self) {
-        let expected = self.expected.load(Ordering::Relaxed) + 1;
-        self.expected.store(expected, Ordering::Relaxed);
-        if expected > self.limit {
-            self.silence();
-        }
-    }
-
-    #[cold]
-    fn silence(&self) {
-        self.expected.store(1, Ordering::Relaxed);
-        // Once: a peer that rings more often than it was asked fills its own bell.
-        let mut rings = [0; 4 * MOST_RINGS];
-        let _ = recv(self.socket.as_raw_fd(), &mut rings, MsgFlags::MSG_DONTWAIT);
+    /// What a peer may do with it.
+    #[cfg(test)]
+    pub(crate) fn expire_every(&self, time: Duration) {
+        let every = Expiration::Interval(TimeSpec::from_duration(time));
+        self.0
+            .set(every, TimerSetTimeFlags::empty())
+            .expect("armed");
     }
 }
 
 impl Ringer {
-    /// Takes one that a peer sent.
+    /// Takes one that a peer sent: its [`Bell`].
     ///
     /// # Errors
-    /// `InvalidData` when it is no connected Unix stream socket: a write to something else may block.
+    /// `InvalidData` when it is no timer: what rings a timer may block on something else.
     pub(crate) fn from_received(fd: OwnedFd) -> io::Result<Self> {
-        let is_stream = peer_credentials(fd.as_fd()).is_ok()
-            && getsockopt(&fd, sockopt::SockType) == Ok(SockType::Stream);
-        if is_stream {
-            Ok(Self(fd))
+        // SAFETY: the descriptor is owned, and goes into what owns it from here on.
+        let timer = unsafe { TimerFd::from_raw_fd(fd.into_raw_fd()) };
+        // Refused by the system for anything else.
+        if timer.get().is_ok() {
+            Ok(Self(timer))
         } else {
-            close_elsewhere(vec![fd]);
+            close_elsewhere(vec![timer.into()]);
             Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "the doorbell is no connected Unix stream socket",
+                "the doorbell is no timer",
             ))
         }
     }
@@ -103,19 +79,24 @@ impl Ringer {
     /// Rings. Never blocks.
     #[inline]
     pub(crate) fn ring(&self) {
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        // Full (EAGAIN), it has been rung more often than it was asked for; closed (EPIPE), nobody listens.
-        while send(self.0.as_raw_fd(), &[1], flags) == Err(Errno::EINTR) {}
+        let ticks = 1_u64;
+        let timer = self.0.as_fd().as_raw_fd();
+        // SAFETY: a timer reads eight bytes from there, and it is one.
+        if unsafe { libc::ioctl(timer, TFD_IOC_SET_TICKS, &raw const ticks) } == -1 {
+            self.expire();
+        }
+    }
+
+    /// Rings on kernels that are built without `CONFIG_CHECKPOINT_RESTORE`: the timer expires, by an interrupt.
+    #[cold]
+    fn expire(&self) {
+        let long_ago = Expiration::OneShot(TimeSpec::from_duration(Duration::from_nanos(1)));
+        // It fails only for a kind of clock that the peer may set and this process may not; then the peer has no doorbell.
+        let _ = self.0.set(long_ago, TimerSetTimeFlags::TFD_TIMER_ABSTIME);
     }
 }
 
 impl AsFd for Bell {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
-impl AsFd for Ringer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -168,6 +149,8 @@ impl AsFd for BellSet {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use nix::{
         fcntl::{FcntlArg, OFlag, fcntl},
         sys::eventfd::{EfdFlags, EventFd},
@@ -175,52 +158,87 @@ mod tests {
 
     use super::*;
 
+    fn pair() -> (Bell, Ringer) {
+        let bell = Bell::new().expect("bell");
+        let ringer = Ringer::from_received(duplicate(&bell)).expect("a timer");
+        (bell, ringer)
+    }
+
+    fn duplicate(bell: &Bell) -> OwnedFd {
+        bell.as_fd().try_clone_to_owned().expect("duplicate")
+    }
+
+    /// Whether a ring was to be seen, after so long at the most.
+    fn rang(set: &BellSet, longest: EpollTimeout) -> bool {
+        let mut events = [EpollEvent::empty(); 4];
+        set.0.wait(&mut events, longest) == Ok(1)
+    }
+
+    const SOON: u16 = 10_000;
+
     #[test]
     fn each_ring_is_an_edge_through_a_set_though_nobody_reads() {
-        let (bell, ringer) = Bell::pair().expect("pair");
+        let (bell, ringer) = pair();
         let set = BellSet::new().expect("set");
         set.add(&bell).expect("add");
         let outer = BellSet::new().expect("set");
         outer.add(&set).expect("nested");
-        let mut events = [EpollEvent::empty(); 4];
-        for _ in 0..10 * MOST_RINGS {
-            assert_eq!(outer.0.wait(&mut events, EpollTimeout::ZERO), Ok(0));
-            bell.expect();
+        for _ in 0..1000 {
+            assert!(!rang(&outer, EpollTimeout::ZERO));
             ringer.ring();
-            assert_eq!(outer.0.wait(&mut events, EpollTimeout::ZERO), Ok(1));
+            assert!(rang(&outer, SOON.into()));
         }
         set.remove(&bell);
         ringer.ring();
-        assert_eq!(outer.0.wait(&mut events, EpollTimeout::ZERO), Ok(0));
+        assert!(!rang(&outer, EpollTimeout::ZERO));
     }
 
     #[test]
-    fn a_full_bell_that_blocks_does_not_hold_the_ringer() {
-        let (bell, ringer) = Bell::pair().expect("pair");
-        // What the other end may do with a descriptor of the same file description.
-        let theirs = ringer.0.try_clone().expect("duplicate");
-        let flags = OFlag::from_bits_retain(fcntl(&theirs, FcntlArg::F_GETFL).expect("flags"));
-        fcntl(&theirs, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK)).expect("flags");
-        let bytes = [0; 4096];
-        while send(theirs.as_raw_fd(), &bytes, MsgFlags::MSG_DONTWAIT).is_ok() {}
-        while send(theirs.as_raw_fd(), &[0], MsgFlags::MSG_DONTWAIT).is_ok() {}
-        ringer.ring();
+    fn it_rings_by_expiring_where_it_cannot_be_told_that_it_has() {
+        let (bell, ringer) = pair();
+        let set = BellSet::new().expect("set");
+        set.add(&bell).expect("add");
+        for _ in 0..100 {
+            assert!(!rang(&set, EpollTimeout::ZERO));
+            ringer.expire();
+            assert!(rang(&set, SOON.into()));
+        }
+    }
+
+    #[test]
+    fn nothing_that_the_other_end_does_holds_the_ringer() {
+        let (bell, ringer) = pair();
+        let flags = OFlag::from_bits_retain(fcntl(&bell, FcntlArg::F_GETFL).expect("flags"));
+        fcntl(&bell, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK)).expect("flags");
+        let set = BellSet::new().expect("set");
+        set.add(&bell).expect("add");
+        for _ in 0..100 {
+            bell.expire_every(Duration::from_secs(1000));
+            ringer.ring();
+            assert!(rang(&set, SOON.into()));
+            ringer.ring();
+            // Reads what was rung; it would block here, were it not.
+            bell.0.wait().expect("read");
+        }
+        bell.0.unset().expect("off");
         drop(bell);
         ringer.ring();
     }
 
     #[test]
-    fn only_a_connected_stream_socket_is_a_ringer() {
-        let (_bell, ringer) = Bell::pair().expect("pair");
-        let received = ringer.0.try_clone().expect("duplicate");
-        assert!(Ringer::from_received(received).is_ok());
-        let (datagrams, _other) = std::os::unix::net::UnixDatagram::pair().expect("pair");
-        let refused: [OwnedFd; 4] = [
+    fn only_a_timer_is_a_ringer() {
+        let bell = Bell::new().expect("bell");
+        assert!(Ringer::from_received(duplicate(&bell)).is_ok());
+        let refused: [OwnedFd; 5] = [
             EventFd::from_flags(EfdFlags::empty())
                 .expect("eventfd")
                 .into(),
-            datagrams.into(),
+            std::os::unix::net::UnixStream::pair()
+                .expect("pair")
+                .0
+                .into(),
             nix::unistd::pipe().expect("pipe").1,
+            std::fs::File::open("/dev/null").expect("a device").into(),
             std::net::TcpListener::bind("127.0.0.1:0")
                 .expect("bind")
                 .into(),

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! server                                         client
-//!   offer  [segment, server's ringer]    ──▶       checks size and seals, maps
-//!   keeps the client's ringer            ◀──       answer [client's ringer]     both say whether they are registered for barriers
+//!   offer  [segment, server's bell]      ──▶       checks size and seals, maps
+//!   rings the client's bell              ◀──       answer [client's bell]     both say whether they are registered for barriers
 //!   verdict                              ──▶
 //! ```
 //!
@@ -66,12 +66,12 @@ impl ShmConnector {
 
     async fn serve(channel: &mut Channel) -> Result<(Pair, Bell, Ringer)> {
         let made = make_segment().and_then(|made| Ok((made, make_bell()?)));
-        let ((segment, mut pair), (bell, own)) = give_up_unless(channel, made).await?;
+        let ((segment, mut pair), bell) = give_up_unless(channel, made).await?;
         let mut offer = vec![GO_ON];
         offer.extend_from_slice(&offer_body());
         let own_registered = membarrier::available();
         offer.push(own_registered.into());
-        send(channel, &offer, &[segment.as_fd(), own.as_fd()]).await?;
+        send(channel, &offer, &[segment.as_fd(), bell.as_fd()]).await?;
         let (body, fds) = receive(channel).await?;
         let answer = take_answer(&body, fds);
         let (ringer, registered) = give_up_unless(channel, answer).await?;
@@ -87,9 +87,9 @@ impl ShmConnector {
         let own_registered = membarrier::available();
         let taken =
             take_offer(&body, fds, own_registered).and_then(|taken| Ok((taken, make_bell()?)));
-        let ((pair, ringer), (bell, own)) = give_up_unless(channel, taken).await?;
+        let ((pair, ringer), bell) = give_up_unless(channel, taken).await?;
         let answer = [GO_ON, own_registered.into()];
-        send(channel, &answer, &[own.as_fd()]).await?;
+        send(channel, &answer, &[bell.as_fd()]).await?;
         receive(channel).await?;
         Ok((pair, bell, ringer))
     }
@@ -235,8 +235,8 @@ fn said(body: &[u8]) -> Result<bool> {
     }
 }
 
-fn make_bell() -> Result<(Bell, Ringer)> {
-    Bell::pair().map_err(|error| Error::io("making a doorbell (a socket pair)", error))
+fn make_bell() -> Result<Bell> {
+    Bell::new().map_err(|error| Error::io("making a doorbell (a timer)", error))
 }
 
 fn take_ringer(fd: OwnedFd) -> Result<Ringer> {

@@ -112,7 +112,6 @@ impl Entry {
     /// Asks the peer to ring at its next message. What it returns is for [`before_the_look`].
     #[must_use]
     fn park(&mut self) -> bool {
-        self.peer.bell.expect();
         self.consumer.park()
     }
 }

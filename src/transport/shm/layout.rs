@@ -70,7 +70,7 @@ pub(crate) const TRANSFERS: usize = 64;
 /// Bytes of the whole segment.
 pub(crate) const SEGMENT: usize = 0x4a_4000;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"wharfshm");
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 
 /// Byte offsets; `[0]` of the client or client to server, `[1]` of the server or server to client.
 pub(crate) const CONSUMER: [usize; 2] = [0x80, 0x180];

@@ -67,13 +67,12 @@ pub(crate) struct WaitList {
 pub(crate) struct Waiter {
     pub(crate) link: LinkId,
     pub(crate) ring: Waiting,
-    peer: Arc<Peer>,
+    _peer: Arc<Peer>,
 }
 
 impl Waiter {
     /// Asks the peer to ring when there is room. The caller fences before it looks.
     pub(crate) fn ask(&self) {
-        self.peer.bell.expect();
         self.ring.want_room().raise();
     }
 }
@@ -199,9 +198,8 @@ impl ShmLink {
         if self.waiting.add(Waiter {
             link: self.id,
             ring,
-            peer: Arc::clone(&self.peer),
+            _peer: Arc::clone(&self.peer),
         }) {
-            self.peer.bell.expect();
             ring.want_room().raise();
             fence(Ordering::SeqCst);
             if ring.has_room() {

@@ -89,8 +89,7 @@ impl Transport for Shm {
         let segment =
             Memfd::create(c"wharf-probe", layout::SEGMENT).and_then(|segment| segment.map_sparse());
         segment.map_err(|error| Error::io("making sealed anonymous memory (memfd)", error))?;
-        let bell = Bell::pair();
-        bell.map_err(|error| Error::io("making a doorbell (a socket pair)", error))?;
+        Bell::new().map_err(|error| Error::io("making a doorbell (a timer)", error))?;
         Ok(())
     }
 

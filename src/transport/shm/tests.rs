@@ -1024,7 +1024,7 @@ fn a_channel_without_descriptors_is_refused() {
 #[test]
 fn a_bad_offer_is_refused_and_the_channel_stays_in_step() {
     let memory = Memfd::create(c"wharf-test", 4096).expect("memfd");
-    let (_bell, ringer) = Bell::pair().expect("pair");
+    let ringer = Bell::new().expect("a bell");
     let bell = EventFd::new().expect("eventfd");
     let segment = Memfd::create(c"wharf-test", SEGMENT).expect("memfd");
     Pair::new(segment.map().expect("map"), Role::Server).expect("a segment");
@@ -1077,42 +1077,39 @@ fn a_bad_offer_is_refused_and_the_channel_stays_in_step() {
     }
 }
 
-/// A peer that asks to be rung, and has made the bell that it gave one that blocks and is full.
+/// A peer that asks to be rung, and has made the bell that it gave one that blocks, and has it expire all the time.
 #[test]
 fn a_bell_that_blocks_does_not_hold_the_sender() {
     let mut victim = Side::new(no_pidfd());
-    let (connected, segment, ringer, _bell) = runtime().block_on(async {
+    let (connected, segment, bell) = runtime().block_on(async {
         let (one, two) = UnixStream::pair().expect("pair");
         let (mut one, mut two) = (Channel::unix(one), Channel::unix(two));
         let info = peer();
         let hostile = async {
             let (_, fds) = two.receive().await.expect("offer");
-            let (bell, ringer) = Bell::pair().expect("pair");
+            let bell = Bell::new().expect("a bell");
             // Go on, and no barriers.
-            two.send(&[0, 0], &[ringer.as_fd()]).await.expect("answer");
+            two.send(&[0, 0], &[bell.as_fd()]).await.expect("answer");
             two.receive().await.expect("verdict");
             let segment = fds.into_iter().next().expect("the segment");
-            // The bell stays open, and nobody reads it.
-            let ringer = ringer.as_fd().try_clone_to_owned().expect("kept");
-            (segment, ringer, bell)
+            (segment, bell)
         };
-        let (connected, (segment, ringer, bell)) = tokio::join!(
+        let (connected, (segment, bell)) = tokio::join!(
             victim.connector.connect(&mut one, Role::Server, &info),
             hostile
         );
-        (connected.expect("connect"), segment, ringer, bell)
+        (connected.expect("connect"), segment, bell)
     });
     let mut link = victim
         .interface
         .attach(LinkId(0), connected)
         .expect("attach");
     let flags = nix::fcntl::OFlag::from_bits_retain(
-        nix::fcntl::fcntl(&ringer, nix::fcntl::FcntlArg::F_GETFL).expect("flags"),
+        nix::fcntl::fcntl(&bell, nix::fcntl::FcntlArg::F_GETFL).expect("flags"),
     );
     let blocking = nix::fcntl::FcntlArg::F_SETFL(flags - nix::fcntl::OFlag::O_NONBLOCK);
-    nix::fcntl::fcntl(&ringer, blocking).expect("flags");
-    let full = nix::sys::socket::MsgFlags::MSG_DONTWAIT;
-    while nix::sys::socket::send(ringer.as_raw_fd(), &[0; 64], full).is_ok() {}
+    nix::fcntl::fcntl(&bell, blocking).expect("flags");
+    bell.expire_every(Duration::from_nanos(1));
     let mapping = Mapping::of_received(segment.as_fd(), SEGMENT).expect("map");
     let pair = Pair::new(mapping, Role::Client).expect("pair");
     // SAFETY: the pair outlives it, and is the only one of this end.
