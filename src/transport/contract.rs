@@ -482,6 +482,11 @@ pub trait Interface: Send + fmt::Debug {
         false
     }
 
+    /// Whether a pass that finds nothing makes a system call all the same.
+    fn looks_cost(&self) -> bool {
+        false
+    }
+
     /// The doorbell was rung: the next pass looks everywhere.
     fn rung(&mut self) {}
 

@@ -320,10 +320,22 @@ impl Engine {
             if self.core.inboxes.has_held() {
                 return;
             }
-            waited |= moved == 0;
+            if moved == 0 {
+                if self.looks_cost() {
+                    break;
+                }
+                waited = true;
+            }
             std::hint::spin_loop();
         }
         self.runs = false;
+    }
+
+    /// Whether another pass is a system call: who wants one may as well look at the clock between, or let others run.
+    #[cold]
+    fn looks_cost(&self) -> bool {
+        let mut interfaces = self.interfaces.iter();
+        interfaces.any(|installed| installed.links > 0 && installed.interface.looks_cost())
     }
 
     fn follow_up(&mut self) -> usize {

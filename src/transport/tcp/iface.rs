@@ -2,7 +2,8 @@
 //!
 //! A connection with recent traffic is *hot* and read in every pass, without asking the kernel which one is readable. All others are
 //! read once the worker's poll has said that they are. Polling is edge-triggered: `readable` is cleared by nothing but a read that
-//! found nothing, because only after such a read does the next arrival make an edge.
+//! found nothing, or less than it asked for while the poll has not said anything since: what comes then makes an edge, and after such a read
+//! the next one is left out.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -53,6 +54,8 @@ struct Connection {
     reader: Reader,
     /// Something may be there to read.
     readable: bool,
+    /// The poll has said so, and tells once of the last bytes and of the end behind them: to be read until nothing is found.
+    told: bool,
     /// The socket may have room again.
     writable: bool,
     /// In `ready`.
@@ -60,6 +63,8 @@ struct Connection {
     hot: bool,
     /// Reads in a row that found nothing.
     misses: u8,
+    /// The last read took all that was there: it would find nothing now.
+    rests: bool,
 }
 
 impl TcpInterface {
@@ -93,16 +98,18 @@ impl TcpInterface {
             happened += 1;
         }
         connection.writable = false;
-        if !connection.readable && !connection.hot {
+        if !connection.readable && (!connection.hot || std::mem::take(&mut connection.rests)) {
             return happened;
         }
         match connection
             .reader
             .step(&connection.socket, &mut self.buffer, budget, sink)
         {
-            Ok(Step::Moved(things)) => {
+            Ok(Step::Moved(things, short)) => {
                 happened += things;
-                connection.readable = true;
+                let all = short && !connection.told;
+                connection.readable = !all;
+                connection.rests = all;
                 connection.misses = 0;
                 if !connection.hot && self.hot.len() < HOT {
                     connection.hot = true;
@@ -111,6 +118,8 @@ impl TcpInterface {
             }
             Ok(Step::Drained) => {
                 connection.readable = false;
+                connection.told = false;
+                connection.rests = false;
                 connection.misses = connection.misses.saturating_add(1);
                 if connection.hot && connection.misses >= COLD {
                     connection.hot = false;
@@ -192,7 +201,9 @@ impl Interface for TcpInterface {
             writable: false,
             listed: false,
             hot: false,
+            told: false,
             misses: 0,
+            rests: false,
         });
         self.tokens.insert(id, token);
         self.list(token);
@@ -216,6 +227,7 @@ impl Interface for TcpInterface {
     fn ready(&mut self, token: usize, readable: bool, writable: bool) {
         if let Some(connection) = self.connections.get_mut(token) {
             connection.readable |= readable;
+            connection.told |= readable;
             connection.writable |= writable && connection.socket.waits();
             self.list(token);
         }
@@ -254,6 +266,10 @@ impl Interface for TcpInterface {
     }
 
     fn disarm(&mut self) {}
+
+    fn looks_cost(&self) -> bool {
+        !self.hot.is_empty()
+    }
 }
 
 fn register(registry: &Registry, fd: RawFd, token: usize) -> Result<()> {

@@ -77,8 +77,8 @@ unsafe impl Send for State {}
 /// What a step did.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// This many things happened, at least one; there may be more.
-    Moved(usize),
+    /// This many things happened, at least one; there may be more, unless all was read.
+    Moved(usize, bool),
     /// There is nothing to read now.
     Drained,
 }
@@ -129,7 +129,7 @@ impl Reader {
                 self.reset_backlog();
             }
             if happened > 0 {
-                return Ok(Step::Moved(happened));
+                return Ok(Step::Moved(happened, false));
             }
         }
 
@@ -141,10 +141,11 @@ impl Reader {
             Ok(read) => read,
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock => return Ok(Step::Drained),
-                io::ErrorKind::Interrupted => return Ok(Step::Moved(1)),
+                io::ErrorKind::Interrupted => return Ok(Step::Moved(1, false)),
                 _ => return Err(broken(socket, error)),
             },
         };
+        let short = self.was_short(read, window) && !socket.is_secured();
         let (buffered, mut happened) = self.arrived(read, sink)?;
         if buffered == window {
             self.window = (self.window * 4).min(BUFFER);
@@ -154,7 +155,16 @@ impl Reader {
         happened += messages;
         self.reset_backlog();
         self.backlog.extend_from_slice(&bytes[used..]);
-        Ok(Step::Moved(happened.max(1)))
+        Ok(Step::Moved(happened.max(1), short && !self.more))
+    }
+
+    /// Whether a read that brought `read` bytes, and has not been taken note of, could have brought more.
+    fn was_short(&self, read: usize, window: usize) -> bool {
+        match &self.state {
+            State::Frame | State::Discard { .. } => read < window,
+            State::Memory { left, .. } => read < left + window.min(WINDOW),
+            State::Whole { frame, body } => body.len() < frame.length.min(body.capacity()),
+        }
     }
 
     /// Reads once: first to where the payload under way goes, then into `buffer`. Returns all bytes read.

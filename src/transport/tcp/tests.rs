@@ -15,7 +15,8 @@ use crate::{
     ErrorKind,
     error::{Error, Result},
     transport::{
-        Connected, Interface, Link, PeerInfo, Place, Role, Sink, Transport, channel::Channel,
+        Connected, Interface, Link, PeerInfo, Place, Registry, Role, Sink, Transport,
+        channel::Channel,
     },
     types::{Identity, LinkId},
 };
@@ -292,4 +293,64 @@ fn set_ups_that_do_not_fit_fail() {
         let error = set_up(Role::Server, &[&good[..], verdict].concat()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::VersionMismatch);
     }
+}
+
+/// A connection of which all has been read, and the poll that tells of it, as a worker has one.
+fn told() -> (Bed, mio::Poll, TcpStream) {
+    let mut bed = Bed::new();
+    let mut poll = mio::Poll::new().unwrap();
+    let registry = poll.registry().try_clone().unwrap();
+    bed.interface
+        .register(Registry { registry, base: 0 })
+        .unwrap();
+    let mut peer = bed.attach();
+    peer.set_nodelay(true).unwrap();
+    peer.write_all(&frame(b"first")).unwrap();
+    bed.until(|seen| seen.messages.len() == 1);
+    while !bed.interface.arm() {
+        bed.interface.progress(64, &mut bed.seen);
+    }
+    bed.interface.disarm();
+    let mut events = mio::Events::with_capacity(8);
+    poll.poll(&mut events, Some(Duration::ZERO)).unwrap();
+    (bed, poll, peer)
+}
+
+/// Waits until the poll has said so.
+fn wait(poll: &mut mio::Poll, said: impl Fn(&mio::event::Event) -> bool) {
+    let mut events = mio::Events::with_capacity(8);
+    let start = Instant::now();
+    while !events.iter().any(&said) {
+        assert!(start.elapsed() < Duration::from_secs(60), "waited too long");
+        let rest = Some(Duration::from_secs(60));
+        poll.poll(&mut events, rest).unwrap();
+    }
+}
+
+#[test]
+fn who_has_read_all_need_not_look_again_to_sleep() {
+    let (mut bed, mut poll, mut peer) = told();
+    peer.write_all(&frame(b"second")).unwrap();
+    // It looks by itself, and is not told.
+    wait(&mut poll, mio::event::Event::is_readable);
+    bed.interface.progress(64, &mut bed.seen);
+    assert_eq!(bed.seen.messages.len(), 2);
+    assert!(bed.interface.arm(), "it would look in vain");
+    peer.write_all(&frame(b"third")).unwrap();
+    wait(&mut poll, mio::event::Event::is_readable);
+}
+
+#[test]
+fn an_end_that_was_told_with_the_last_bytes_is_found() {
+    let (mut bed, mut poll, mut peer) = told();
+    peer.write_all(&frame(b"last words")).unwrap();
+    drop(peer);
+    // One event may be all that says both.
+    wait(&mut poll, mio::event::Event::is_read_closed);
+    bed.interface.ready(0, true, false);
+    while !bed.interface.arm() {
+        bed.interface.progress(64, &mut bed.seen);
+    }
+    assert_eq!(bed.seen.messages.len(), 2);
+    assert_eq!(bed.seen.failed.len(), 1, "it sleeps, and nobody tells it");
 }
