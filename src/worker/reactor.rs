@@ -172,7 +172,10 @@ impl Reactor {
         }
         // One pass that finds nothing: others may be ready, and over sockets it is a system call.
         if engine.progress() > 0 {
-            pass(engine);
+            // Whom it woke goes first.
+            if engine.core.wakes.is_empty() {
+                pass(engine);
+            }
             self.shared.spin.found_lingering(since.elapsed());
             self.lingering = Some((Instant::now(), window));
             return true;

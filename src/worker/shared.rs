@@ -253,7 +253,11 @@ impl Shared {
             let mut engine = self.enter();
             if let Some(result) = attempt(&mut engine) {
                 match look.has_spun() {
-                    false => engine.core.counts.found_at_once += 1,
+                    false => {
+                        engine.core.counts.found_at_once += 1;
+                        // Most likely one of those.
+                        engine.woken = engine.woken.saturating_sub(1);
+                    }
                     true => engine.core.counts.found_spinning += 1,
                 }
                 self.leave(engine);
@@ -261,12 +265,14 @@ impl Shared {
                 self.count(cx);
                 return Poll::Ready(result);
             }
-            if self.spin.look_again(&mut look, luck) {
+            // Those who were woken may wait for this thread.
+            if engine.woken == 0 && self.spin.look_again(&mut look, luck) {
                 self.begin_lap(&mut engine);
                 self.leave_lap(engine);
                 continue;
             }
             park(&mut engine, cx.waker());
+            engine.woken = 0;
             if self.spin.is_busy() {
                 self.begin_lap(&mut engine);
                 self.leave_lap(engine);
