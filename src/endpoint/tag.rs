@@ -439,7 +439,6 @@ fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut, unstaged: 
     key
 }
 
-/// The same, where none waits for it.
 /// What a look found.
 enum Found {
     /// The message is in the buffer, or the receive has failed.
