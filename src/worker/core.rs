@@ -506,6 +506,7 @@ impl Core {
             self.fail_operation(key, error);
             return;
         }
+        let link = entry.link;
         match &mut entry.work {
             Work::Recv(recv) => {
                 recv.stage = RecvStage::Done;
@@ -513,6 +514,7 @@ impl Core {
                 let result = recv
                     .arrival
                     .ok_or_else(|| Error::new(ErrorKind::Protocol, "complete before it began"));
+                self.way_over(link, key, true);
                 self.finish(
                     key,
                     Outcome::Buffer {
@@ -540,6 +542,15 @@ impl Core {
             Work::Put(_) => self.put_visible(key),
             Work::Send(_) => self.finish(key, Outcome::Done(Ok(()))),
             _ => self.helped(key),
+        }
+    }
+
+    /// What a receive's way took is known, if that was measured.
+    fn way_over(&mut self, link: Option<LinkId>, key: OpKey, has_come: bool) {
+        if let Some(link) = link
+            && let Some(one_copy) = self.one_copy(link)
+        {
+            one_copy.ways.over(key, has_come);
         }
     }
 
@@ -588,6 +599,7 @@ impl Core {
         let read = matches!(&entry.work, Work::Send(send)
             if matches!(send.stage, SendStage::Announced | SendStage::AwaitMatch))
             && link.is_some_and(|link| self.peer(link).is_some_and(|peer| !peer.is_alive()));
+        self.way_over(link, key, false);
         let Some(entry) = self.operations.get(key) else {
             return;
         };

@@ -301,7 +301,7 @@ impl Core {
             let remote = one_copy.reach(segment, offset, length, rts.address, false)?;
             let mapped = matches!(remote, Remote::Mapped(..));
             let halved = one_copy.cma.is_some() && rts.slot != control::NONE && is_owned;
-            let way = one_copy.ways.next(scheme, length, mapped, halved);
+            let way = one_copy.ways.next(scheme, (key, length), mapped, halved);
             (way == Way::OneCopy).then_some(remote)
         });
         let mut rtr = Rtr {

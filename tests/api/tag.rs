@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use wharf::{Context, ErrorKind, Mask, Progress, Tag};
+use wharf::{Context, ErrorKind, Mask, MemoryType, Operation, Progress, Tag};
 
 use crate::fixture::{Pair, SIZES, Way, a_while, pattern, run, run_on_threads, same};
 
@@ -440,6 +440,44 @@ scenarios! { everywhere:
 }
 
 /// The fd of a worker, for a loop that is not Tokio's: quiet while nothing happens, readable when a message is here for `progress`.
+/// Of several long messages under way at once the parts take turns, so that all end at once: what their ways take is measured all the same.
+#[test]
+fn ways_of_messages_that_end_together_are_measured() {
+    const LENGTH: usize = 1 << 20;
+    const ROUNDS: usize = 60;
+    run(async {
+        let pair = Way::Shm.pair().await;
+        let sends = async {
+            for _ in 0..ROUNDS {
+                let send = |tag| pair.here.endpoint.tag_send(tag, pattern(LENGTH, 0)).post();
+                let sends: Vec<_> = (0..4_u64).map(|tag| send(tag).expect("room")).collect();
+                for sent in join_all(sends).await {
+                    sent.expect("sent");
+                }
+            }
+        };
+        let receives = async {
+            let mut buffers = vec![vec![0; LENGTH]; 4];
+            for _ in 0..ROUNDS {
+                let post =
+                    |(tag, buffer)| pair.there.worker.tag_recv(tag, Mask::ALL, buffer).post();
+                let receives: Vec<_> = (0..4_u64).zip(buffers.drain(..)).map(post).collect();
+                for received in join_all(receives).await {
+                    buffers.push(received.expect("a message").buffer);
+                }
+            }
+        };
+        tokio::join!(sends, receives);
+        let host = MemoryType::Host;
+        let said = pair
+            .there
+            .endpoint
+            .explain(Operation::TagSend, host, host, LENGTH);
+        let said = format!("{said:?}");
+        assert!(said.contains("measured: "), "{said}");
+    });
+}
+
 #[test]
 fn worker_fd() {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
