@@ -74,8 +74,7 @@ const CALM_AFTER: u64 = if cfg!(wharf_loom) { 1 } else { 4096 };
 const AHEAD: u64 = 8;
 
 /// Bytes of a body that are fetched before its turn, at most: of a longer one the processor fetches the rest by itself.
-const FETCH: usize = 4096;
-const FETCH_READ: usize = 1024;
+const FETCH: usize = 1024;
 
 impl RingMemory {
     #[inline(always)]
@@ -270,22 +269,8 @@ impl Producer {
             false => Kind::Area,
             true => Kind::Wide,
         };
-        let ring = self.publish(cell_word(self.tail, length, id, kind));
-        self.fetch_next(length);
-        Ok(ring)
-    }
-
-    /// Gets the lines of the next body, should it be as long as this one, while the receiver looks at this one: it
-    /// has read them a lap ago, and each store would wait for its line.
-    #[inline]
-    fn fetch_next(&self, length: usize) {
-        let length = length.min(FETCH);
-        let (body, end) = self.memory.body(self.is_wide, self.area_tail, length);
-        if self.is_wide || end.wrapping_sub(self.area_head) <= AREA {
-            for line in (0..length).step_by(64) {
-                prefetch_write(body.wrapping_add(line));
-            }
-        }
+        // The lines of the next body are not fetched here: that keeps those of this one from its reader.
+        Ok(self.publish(cell_word(self.tail, length, id, kind)))
     }
 
     /// Writes the word of the next cell and looks at `parked`.
@@ -644,8 +629,8 @@ impl Consumer {
             let (body, end) = self.memory.body(is_wide, self.area_head, length);
             // SAFETY: the caller's promise; it lies within its area, for a length checked just now.
             let held = unsafe { self.hold.take_at(body, length) }?;
+            // Not the lines of the one that follows: nobody may want to read it, and its sender would have to take them back.
             self.area_head = end;
-            self.fetch_following();
             held
         } else {
             return None;
@@ -675,7 +660,7 @@ impl Consumer {
     fn fetch_following(&self) {
         let word = Word(self.memory.cell(self.head + 1).word.load(Ordering::Relaxed));
         if word.is_message(self.head + 1) {
-            let length = word.length().min(FETCH_READ);
+            let length = word.length().min(FETCH);
             let is_wide = word.kind() == Some(Kind::Wide);
             let (body, _) = self.memory.body(is_wide, self.area_head, length);
             for line in (0..length).step_by(64) {
