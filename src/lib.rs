@@ -159,10 +159,10 @@ pub use context::{
 pub use endpoint::{
     AcceptStream, ActiveMessage, ActiveMessages, AmArrival, AmBytes, AmHandler, AmInbox, AmReceive,
     AmReceived, AmRecv, AmRecvWith, AmSend, AmSink, Arm, Atomic, ByteReader, ByteStream,
-    ByteWriter, BytesInPlace, Closed, Completion, CopyBuffer, Counter, Destination, Endpoint,
-    Fence, Fetched, Flush, FlushAll, Get, Matched, MessageInfo, Op, OpenStream, Put, Queued,
-    Reached, ReadChunk, Ready, Received, RemoteLayout, RemoteRegion, ReuniteError, TagMatched,
-    TagRecv, TagSend, Wait, Worker, WriteBuffer,
+    ByteWriter, BytesInPlace, ChunksInPlace, Closed, Completion, CopyBuffer, Counter, Destination,
+    Endpoint, Fence, Fetched, Flush, FlushAll, Get, Matched, MessageInfo, Op, OpenStream, Put,
+    Queued, Reached, ReadChunk, Ready, Received, RemoteLayout, RemoteRegion, ReuniteError,
+    TagMatched, TagRecv, TagSend, Wait, Worker, WriteBuffer,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};

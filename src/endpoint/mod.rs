@@ -46,7 +46,7 @@ pub use atomic::Atomic;
 pub use copy::{CopyBuffer, Queued, Reached};
 pub use fence::{Fence, FlushAll};
 pub use handle::{Closed, Endpoint, Flush, Ready};
-pub use in_place::{AmArrival, BytesInPlace};
+pub use in_place::{AmArrival, BytesInPlace, ChunksInPlace};
 pub use inbox::{ActiveMessages, AmHandler, AmInbox, AmRecv, AmRecvWith};
 pub use layout::RemoteLayout;
 pub use message::{ActiveMessage, AmBytes, AmReceive, AmReceived};
