@@ -385,7 +385,14 @@ impl<T: Completion> Future for Op<T> {
         // Operations that are over when they are posted must not keep others from running.
         match &this.entered {
             Entered::Waiting(_) => {}
-            _ => std::task::ready!(tokio::task::coop::poll_proceed(cx)).made_progress(),
+            ended => {
+                let is_done = matches!(ended, Entered::Done);
+                std::task::ready!(tokio::task::coop::poll_proceed(cx)).made_progress();
+                if is_done {
+                    this.entered = Entered::Over;
+                    return Poll::Ready(T::settle(Settled(Outcome::Done(Ok(())))));
+                }
+            }
         }
         this.entered
             .poll(cx, &mut this.deadline, this.operation)

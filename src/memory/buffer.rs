@@ -140,6 +140,15 @@ impl Buffer {
         self.len() == 0
     }
 
+    /// Nothing of one of [`Bytes`] that has none: [`Buffer::new`] is gone by that without a call.
+    #[inline(always)]
+    pub(crate) fn unless_empty(self) -> Option<Self> {
+        match self.0 {
+            Shared::Bytes(bytes) if bytes.is_empty() => None,
+            other => Some(Self(other)),
+        }
+    }
+
     /// First byte. Valid while any clone lives. Of a list, that of a copy in one run, made by the first call. Of memory that the host does not
     /// reach ([`as_slice`](Self::as_slice) is `None`), dangling: see [`device_range`](Self::device_range).
     #[inline]

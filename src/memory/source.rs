@@ -1,6 +1,11 @@
 //! What is sent from: a buffer that is given away, or one that is lent for as long as the future lives.
 
+use std::mem::ManuallyDrop;
+
 use super::Buffer;
+
+/// Lent in place of one that has no bytes.
+static EMPTY: Buffer = Buffer::new();
 
 /// The bytes of a send or a put: a [`Buffer`], whatever becomes one, or `&Buffer`.
 ///
@@ -27,15 +32,37 @@ pub struct SendBuffer<'a>(Given<'a>);
 
 #[derive(Debug)]
 enum Given<'a> {
-    Away(Buffer),
+    Away(Away),
     Lent(&'a Buffer),
+}
+
+/// Dropped by a call only where there is one: an operation that is over at once with what it was lent makes none.
+#[derive(Debug)]
+struct Away(ManuallyDrop<Buffer>);
+
+impl Away {
+    fn take(&mut self) -> Buffer {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl Drop for Away {
+    #[inline(always)]
+    fn drop(&mut self) {
+        drop_away(self);
+    }
+}
+
+#[inline(never)]
+fn drop_away(away: &mut Away) {
+    drop(away.take());
 }
 
 impl SendBuffer<'_> {
     #[inline]
     pub(crate) fn get(&self) -> &Buffer {
         match &self.0 {
-            Given::Away(buffer) => buffer,
+            Given::Away(away) => &away.0,
             Given::Lent(buffer) => buffer,
         }
     }
@@ -43,7 +70,7 @@ impl SendBuffer<'_> {
     /// The buffer, for an operation that keeps it. Nothing is left of one that was given away.
     pub(crate) fn take(&mut self) -> Buffer {
         match &mut self.0 {
-            Given::Away(buffer) => std::mem::take(buffer),
+            Given::Away(away) => away.take(),
             Given::Lent(buffer) => buffer.clone(),
         }
     }
@@ -52,7 +79,10 @@ impl SendBuffer<'_> {
 impl<B: Into<Buffer>> From<B> for SendBuffer<'_> {
     #[inline]
     fn from(buffer: B) -> Self {
-        Self(Given::Away(buffer.into()))
+        Self(match buffer.into().unless_empty() {
+            None => Given::Lent(&EMPTY),
+            Some(buffer) => Given::Away(Away(ManuallyDrop::new(buffer))),
+        })
     }
 }
 
@@ -73,6 +103,8 @@ mod tests {
         let mut lent = SendBuffer::from(&buffer);
         assert_eq!(lent.take().as_slice(), Some(&b"bytes"[..]));
         assert_eq!(lent.get().len(), 5);
+        let mut nothing = SendBuffer::from(Buffer::new());
+        assert!(nothing.get().is_empty() && nothing.take().is_empty());
         let mut given = SendBuffer::from(buffer);
         assert_eq!(given.take().len(), 5);
         assert!(given.get().is_empty());
