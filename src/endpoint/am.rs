@@ -4,7 +4,6 @@ use std::{
     collections::VecDeque,
     fmt,
     future::Future,
-    marker::PhantomData,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -17,6 +16,7 @@ use crate::{
     memory::{Buffer, SendBuffer},
     protocol::am,
     types::{AmId, OpKey, Tag},
+    util::seldom::Seldom,
     worker::{
         am::{refused, takes_header, try_am},
         device::admit_source,
@@ -30,8 +30,9 @@ use crate::{
 
 use super::{
     Endpoint, Op,
-    attempt::{Attempt, First, conclude, persist, tried},
+    attempt::{Attempt, First, persist, tried},
     operation::{Completion, Deadline, Entered, Settled, wrong},
+    rma::{Rare, has_begun, poll_rest, told_later},
 };
 
 /// What goes out.
@@ -49,16 +50,15 @@ fn closed() -> Error {
 
 impl Message<'_> {
     /// Sends what is short where there are a credit and room.
-    #[inline(never)]
+    #[inline(always)]
     fn at_once<'e>(&self, endpoint: &'e Endpoint) -> Option<(Result<()>, Begun<'e>)> {
         let (header, payload) = (self.header.get().as_run()?, self.payload.get().as_run()?);
-        let (place, id) = (endpoint.place(), self.id);
-        endpoint
-            .shared()
-            .at_once(|engine| engine.core.am_at_once(place, id, header, payload))
+        let mut inside = endpoint.shared().owner_inside()?;
+        let place = endpoint.place();
+        let result = inside.core.am_at_once(place, self.id, header, payload)?;
+        Some((result, inside.over()))
     }
 
-    #[inline]
     fn attempt(&self, endpoint: &Endpoint, engine: &mut Engine) -> Attempt {
         let (header, payload) = (self.header.get(), self.payload.get());
         let (link, id) = endpoint.place();
@@ -139,13 +139,13 @@ impl Message<'_> {
 pub struct AmSend<'a> {
     endpoint: &'a Endpoint,
     message: Message<'a>,
-    deadline: Deadline,
     /// It was over at once.
     over: bool,
-    entered: Option<Entered>,
+    rare: Seldom<Rare>,
 }
 
 impl<'a> AmSend<'a> {
+    #[inline]
     pub(crate) fn new(
         endpoint: &'a Endpoint,
         id: AmId,
@@ -160,9 +160,8 @@ impl<'a> AmSend<'a> {
                 payload,
                 unstaged: false,
             },
-            deadline: Deadline::None,
             over: false,
-            entered: None,
+            rare: Seldom::default(),
         }
     }
 
@@ -178,7 +177,7 @@ impl<'a> AmSend<'a> {
     /// Fails with `DeadlineExceeded` after this long. A message that has left by then is still delivered; one that waits for a credit, or for
     /// room, is withdrawn.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Deadline::After(after);
+        self.rare.get_or_insert_default().deadline = Deadline::After(after);
         self
     }
 
@@ -187,13 +186,20 @@ impl<'a> AmSend<'a> {
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, `Rejected` when the peer has refused this id, `InvalidArgument` for a
     /// header that is too long, `Closed` and the like when the endpoint is. The payload comes back.
-    pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
+    #[inline]
+    pub fn post(self) -> Result<Op<()>, OpError<Buffer>> {
+        match self.message.at_once(self.endpoint) {
+            Some((Ok(()), _)) => Ok(Op::new(Entered::Done, Deadline::None, Operation::AmSend)),
+            at_once => self.post_slowly(at_once.and_then(|(result, _)| result.err())),
+        }
+    }
+
+    /// `failed`: why it could not be sent at once, where it cannot be sent at all.
+    #[inline(never)]
+    fn post_slowly(mut self, failed: Option<Error>) -> Result<Op<()>, OpError<Buffer>> {
         let (endpoint, message) = (self.endpoint, &mut self.message);
-        if let Some((result, _)) = message.at_once(endpoint) {
-            return match result {
-                Ok(()) => Ok(Op::new(Entered::Done, self.deadline, Operation::AmSend)),
-                Err(error) => Err(OpError::new(error, Some(message.payload.take()))),
-            };
+        if let Some(error) = failed {
+            return Err(OpError::new(error, Some(message.payload.take())));
         }
         let shared = endpoint.shared();
         let (link, _) = endpoint.place();
@@ -222,12 +228,11 @@ impl<'a> AmSend<'a> {
             Ok(Entered::new(endpoint.handle(), key))
         });
         match entered.and_then(|(entered, _)| entered) {
-            Ok(entered) => Ok(Op {
-                entered,
-                deadline: self.deadline,
-                operation: Operation::AmSend,
-                kind: PhantomData,
-            }),
+            Ok(entered) => {
+                let rare = self.rare.take();
+                let deadline = rare.map_or(Deadline::None, |rare| rare.deadline);
+                Ok(Op::new(entered, deadline, Operation::AmSend))
+            }
             Err(error) => Err(OpError::new(error, Some(self.message.payload.take()))),
         }
     }
@@ -236,31 +241,50 @@ impl<'a> AmSend<'a> {
 impl Future for AmSend<'_> {
     type Output = Result<()>;
 
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
-        if this.entered.is_none()
-            && !this.over
-            && let Some((result, begun)) = this.message.at_once(this.endpoint)
-        {
-            this.over = true;
-            if begun.over(cx).is_pending() && result.is_ok() {
-                this.entered = Some(Entered::Done);
-                return Poll::Pending;
-            }
-            return Poll::Ready(result);
+        match this.at_once() {
+            Some((result, begun)) => this.conclude(begun, cx, result),
+            None => this.begin_and_wait(cx),
         }
-        this.begin_and_wait(cx)
     }
 }
 
-impl AmSend<'_> {
+impl<'a> AmSend<'a> {
+    #[inline(always)]
+    fn at_once(&self) -> Option<(Result<()>, Begun<'a>)> {
+        if self.over || self.rare.is_some() {
+            return None;
+        }
+        self.message.at_once(self.endpoint)
+    }
+
+    /// Ends a first poll after which it is over. When its task is to give way first, it is told then.
+    #[inline(always)]
+    fn conclude(
+        &mut self,
+        begun: Begun<'_>,
+        cx: &mut Context<'_>,
+        result: Result<()>,
+    ) -> Poll<Result<()>> {
+        // Polled again by mistake, it must not happen again.
+        self.over = true;
+        if begun.over(cx).is_pending() && result.is_ok() {
+            // An error is told at once: nobody else would tell it.
+            *self.rare = told_later(Outcome::Done(result));
+            return Poll::Pending;
+        }
+        Poll::Ready(result)
+    }
+
     #[inline(never)]
     fn begin_and_wait(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = self;
-        if this.over && this.entered.is_none() {
-            return Poll::Ready(Err(wrong()));
-        }
-        if this.entered.is_none() {
+        if !has_begun(&this.rare) {
+            if this.over {
+                return Poll::Ready(Err(wrong()));
+            }
             let endpoint = this.endpoint;
             let shared = endpoint.shared();
             let (first, begun) = shared.begin(Operation::AmSend, |engine| {
@@ -276,16 +300,14 @@ impl AmSend<'_> {
                 First::Entered(Entered::new(endpoint.handle(), key))
             })?;
             match first {
-                First::Over(result) => return conclude(begun, cx, &mut this.entered, result),
-                First::Entered(entered) => this.entered = Some(entered),
+                First::Over(result) => return this.conclude(begun, cx, result),
+                First::Entered(entered) => {
+                    this.rare.get_or_insert_default().entered = Some(entered);
+                }
             }
         }
-        match &mut this.entered {
-            Some(entered) => entered
-                .poll(cx, &mut this.deadline, Operation::AmSend)
-                .map(|outcome| <()>::settle(Settled(outcome))),
-            None => Poll::Pending,
-        }
+        poll_rest(&mut this.rare, cx, Operation::AmSend)
+            .map(|outcome| <()>::settle(Settled(outcome)))
     }
 }
 
@@ -495,6 +517,7 @@ impl Endpoint {
         "UCP_AM_SEND_FLAG_RNDV",
         "UCP_AM_SEND_FLAG_COPY_HEADER"
     ))]
+    #[inline]
     pub fn am_send<'a>(
         &'a self,
         id: impl Into<AmId>,

@@ -151,16 +151,14 @@ impl Drop for Opened {
 
 impl Opened {
     /// The next message, if it lies in front of what arrives: for the thread that owns the lock. Who `waits` looks for longer where messages come soon.
-    #[inline(never)]
+    #[inline(always)]
     fn at_once(&self, waits: bool) -> Option<(Front, Begun<'_>)> {
-        let (id, serial) = (self.id, self.serial);
-        let shared = &self.handle.shared;
-        let ((front, owed), begun) = shared.at_once(|engine| {
-            let looks = if waits { engine.first_looks } else { 0 };
-            engine.am_front(id, serial, looks)
-        })?;
-        if !owed.is_nothing() {
-            begun.am_settle(owed);
+        let mut inside = self.handle.shared.owner_inside()?;
+        let looks = if waits { inside.first_looks } else { 0 };
+        let front = inside.am_front(self.id, self.serial, looks)?;
+        let begun = inside.over();
+        if front.owes {
+            begun.am_settle(front.link, self.id);
         }
         Some((front, begun))
     }
@@ -174,7 +172,6 @@ impl Opened {
     }
 
     /// The next message; in place, where that is possible, unless it is to be kept.
-    #[inline(never)]
     fn poll(&self, cx: &mut Context<'_>, keeps: bool) -> Poll<Option<Arrived>> {
         let Ok(begun) = ready!(self.handle.shared.look(Operation::AmRecv, cx)) else {
             return Poll::Ready(None);
@@ -193,12 +190,17 @@ impl Opened {
         )
     }
 
-    #[inline]
+    #[inline(always)]
     fn poll_kept(&self, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
         if let Some((front, begun)) = self.at_once(true) {
             begun.count(cx);
             return Poll::Ready(Some(self.keep(front)));
         }
+        self.wait_kept(cx)
+    }
+
+    #[inline(never)]
+    fn wait_kept(&self, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
         let arrived = ready!(self.poll(cx, true));
         Poll::Ready(arrived.map(|arrived| ActiveMessage::new(&self.handle, self.id, arrived)))
     }
@@ -235,6 +237,7 @@ impl AmInbox {
     ///
     /// # Cancel safety
     /// Cancel safe.
+    #[inline]
     pub fn recv(&mut self) -> AmRecv<'_> {
         AmRecv { inbox: self }
     }
@@ -328,6 +331,7 @@ pub struct AmRecv<'a> {
 impl Future for AmRecv<'_> {
     type Output = Option<ActiveMessage>;
 
+    #[inline(always)]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<ActiveMessage>> {
         self.inbox.0.poll_kept(cx)
     }
@@ -351,6 +355,7 @@ impl<F> Unpin for AmRecvWith<'_, F> {}
 impl<R, F: FnOnce(AmArrival<'_>) -> R> Future for AmRecvWith<'_, F> {
     type Output = Option<R>;
 
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<R>> {
         let this = &mut *self;
         if this.look.is_none() {
@@ -426,11 +431,9 @@ impl Runner {
     #[inline]
     fn next(&self, handle: &Handle) -> Option<Arrived> {
         let (shared, id, serial) = (&handle.shared, self.id, self.serial);
-        if let Some(((front, owed), begun)) =
-            shared.at_once(|engine| engine.am_front(id, serial, 0))
-        {
-            if !owed.is_nothing() {
-                begun.am_settle(owed);
+        if let Some((front, begun)) = shared.at_once(|engine| engine.am_front(id, serial, 0)) {
+            if front.owes {
+                begun.am_settle(front.link, id);
             }
             return Some(front.arrived());
         }

@@ -77,6 +77,7 @@ impl ActiveMessage {
     }
 
     /// The header that its sender gave.
+    #[inline]
     #[must_use]
     pub fn header(&self) -> &[u8] {
         match &self.content {
@@ -89,6 +90,7 @@ impl ActiveMessage {
     }
 
     /// Length of the payload in bytes. Of an announced one as its sender says; nothing is allocated for it before it is received.
+    #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.content {
@@ -98,12 +100,14 @@ impl ActiveMessage {
     }
 
     /// Whether the payload is empty.
+    #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Whether the payload is still with its sender.
+    #[inline]
     #[must_use]
     #[doc(alias = "UCP_AM_RECV_ATTR_FLAG_RNDV")]
     pub fn is_announced(&self) -> bool {
@@ -111,6 +115,7 @@ impl ActiveMessage {
     }
 
     /// The payload where it lies; `None` when it is announced.
+    #[inline]
     #[must_use]
     pub fn data(&self) -> Option<&[u8]> {
         match &self.content {
@@ -184,6 +189,8 @@ impl ActiveMessage {
         self.refuse(reason);
     }
 
+    #[cold]
+    #[inline(never)]
     fn refuse(&mut self, reason: &str) {
         if let Content::Announced(announced) = std::mem::take(&mut self.content) {
             let (link, from) = (self.link, self.from);
@@ -227,6 +234,7 @@ fn zeroes(length: u64) -> Result<Vec<u8>> {
 }
 
 impl Drop for ActiveMessage {
+    #[inline]
     fn drop(&mut self) {
         if self.is_announced() {
             self.refuse("");

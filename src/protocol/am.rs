@@ -39,10 +39,16 @@ pub(crate) const fn id(word: u64) -> AmId {
     AmId(word as u16)
 }
 
+/// The length that a word says its message's user header has.
+#[inline(always)]
+pub(crate) const fn header(word: u64) -> usize {
+    (word >> 16) as u16 as usize
+}
+
 /// The id of a message and the length of its user header, of which `room` bytes are there.
 #[inline]
 pub(crate) fn parse(word: u64, room: usize) -> Result<(AmId, usize)> {
-    let header = (word >> 16) as u16 as usize;
+    let header = header(word);
     if header > MAX_HEADER || header > room {
         return Err(Error::new(
             ErrorKind::Protocol,

@@ -56,7 +56,7 @@ impl Terms {
 
     /// While the sender has more left than this, nothing is due: what is owed is less than a step, and less than what is left.
     #[inline(always)]
-    const fn plenty(&self) -> u64 {
+    pub(crate) const fn plenty(&self) -> u64 {
         const fn larger(one: u64, other: u64) -> u64 {
             if one > other { one } else { other }
         }
@@ -206,11 +206,17 @@ impl ReceiveWindow {
         terms.size.saturating_sub(self.left + self.unread)
     }
 
+    /// Whether the peer may send more than this: with [`Terms::plenty`], whether nothing is due.
+    #[inline(always)]
+    pub(crate) fn has_more_than(&self, amount: u64) -> bool {
+        self.left > amount
+    }
+
     /// What follows. To be asked after what was taken, and after what arrived and was not.
     #[inline(always)]
     pub(crate) fn due(&mut self, terms: &Terms) -> Due {
         // However little of it is unread.
-        if self.left > terms.plenty() {
+        if self.has_more_than(terms.plenty()) {
             return Due::Nothing;
         }
         self.due_now(terms)

@@ -1,4 +1,4 @@
-//! Values by a number of 16 bits, each found by two looks into tables however many there are.
+//! Values by a number of 16 bits, each found by two looks into tables however many there are, and the last one again by one.
 
 /// Numbers of a page.
 const PAGE: usize = 1 << 8;
@@ -9,6 +9,8 @@ pub(crate) struct ById<T> {
     /// Where in `values` a number's value is, and one more; 0 where there is none.
     pages: Vec<Option<Box<[u32; PAGE]>>>,
     values: Vec<(u16, T)>,
+    /// Where the value is that was asked for last: as a rule the next one, too.
+    last: usize,
 }
 
 impl<T> Default for ById<T> {
@@ -16,12 +18,12 @@ impl<T> Default for ById<T> {
         Self {
             pages: Vec::new(),
             values: Vec::new(),
+            last: 0,
         }
     }
 }
 
 impl<T> ById<T> {
-    #[inline(always)]
     fn place(&self, id: u16) -> Option<usize> {
         let page = self.pages.get(usize::from(id >> 8))?.as_ref()?;
         (page[usize::from(id as u8)] as usize).checked_sub(1)
@@ -39,25 +41,38 @@ impl<T> ById<T> {
 
     #[inline(always)]
     pub(crate) fn get_mut(&mut self, id: u16) -> Option<&mut T> {
-        let place = self.place(id)?;
-        self.values.get_mut(place).map(|(_, value)| value)
+        let place = match self.values.get(self.last) {
+            Some((of, _)) if *of == id => self.last,
+            _ => return self.find(id),
+        };
+        Some(&mut self.values[place].1)
+    }
+
+    #[inline(never)]
+    fn find(&mut self, id: u16) -> Option<&mut T> {
+        self.last = self.place(id)?;
+        Some(&mut self.values[self.last].1)
     }
 
     /// The value of a number, made where there is none.
     #[inline(always)]
     pub(crate) fn entry(&mut self, id: u16, make: impl FnOnce() -> T) -> &mut T {
-        match self.place(id) {
-            Some(place) => &mut self.values[place].1,
-            None => self.insert(id, make()),
-        }
+        let place = match self.values.get(self.last) {
+            Some((of, _)) if *of == id => self.last,
+            _ => self.find_or_insert(id, make),
+        };
+        &mut self.values[place].1
     }
 
-    #[cold]
-    fn insert(&mut self, id: u16, value: T) -> &mut T {
-        let place = self.values.len();
-        self.note(id, Some(place));
-        self.values.push((id, value));
-        &mut self.values[place].1
+    #[inline(never)]
+    fn find_or_insert(&mut self, id: u16, make: impl FnOnce() -> T) -> usize {
+        self.last = self.place(id).unwrap_or_else(|| {
+            let place = self.values.len();
+            self.note(id, Some(place));
+            self.values.push((id, make()));
+            place
+        });
+        self.last
     }
 
     pub(crate) fn remove(&mut self, id: u16) -> Option<T> {

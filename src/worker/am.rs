@@ -108,6 +108,7 @@ impl AmPeer {
         })
     }
 
+    #[inline(always)]
     fn known(&mut self, id: AmId) -> Option<&mut Outbound> {
         self.outbound.get_mut(id.0)
     }
@@ -150,9 +151,17 @@ pub(crate) fn takes_header(peer: &Peer, length: usize) -> bool {
     length <= am::MAX_HEADER && control::Rts::SIZE + length <= peer.attributes.max_bcopy
 }
 
-/// An eager active message, tried at once: the hot path. `Err(None)`: it does not go this way. `data`: its payload of `length` bytes, asked for
+/// Whether a message goes unasked and is copied by the link.
+fn is_copied(peer: &Peer, header: usize, data: usize) -> bool {
+    let length = header + data;
+    length <= peer.eager
+        && length <= peer.attributes.max_bcopy
+        && takes_header(peer, header)
+        && (peer.attributes.max_zcopy == 0 || data < ZCOPY_FROM || header > MAX_PREFIX)
+}
+
+/// An eager active message, tried at once. `Err(None)`: it does not go this way. `data`: its payload of `length` bytes, asked for
 /// when there is room for it: the pieces of a list are put together then.
-#[inline(always)]
 pub(crate) fn try_am<'a>(
     peer: &mut Peer,
     id: AmId,
@@ -160,6 +169,7 @@ pub(crate) fn try_am<'a>(
     length: usize,
     data: impl FnOnce() -> &'a [u8],
 ) -> Result<(), Option<SendError>> {
+    let copied = is_copied(peer, header.len(), length);
     let length = header.len() + length;
     let out = peer.am.outbound(id);
     if out.refused {
@@ -180,9 +190,7 @@ pub(crate) fn try_am<'a>(
     let data = data();
     if header.is_empty() && length <= peer.short {
         link.am_short(control::AM_EAGER, word, data)?;
-    } else if length <= peer.attributes.max_bcopy
-        && (peer.attributes.max_zcopy == 0 || data.len() < ZCOPY_FROM || header.len() > MAX_PREFIX)
-    {
+    } else if copied {
         link.am_bcopy(control::AM_EAGER, word, header, data)?;
     } else {
         return Err(None);
@@ -203,7 +211,7 @@ pub(crate) fn refused() -> Error {
 }
 
 impl Core {
-    /// As [`try_am`], for a message that has a credit and room, and nothing in its way. `None`: it goes another way, or has to wait.
+    /// As [`try_am`], for a message that has a credit and room, and nothing in its way: the hot path. `None`: it goes another way, or has to wait.
     #[inline(always)]
     pub(crate) fn am_at_once(
         &mut self,
@@ -213,14 +221,33 @@ impl Core {
         data: &[u8],
     ) -> Option<Result<(), Error>> {
         let peer = self.endpoint(link, own)?;
-        if !peer.is_open() || !header.is_empty() && !takes_header(peer, header.len()) {
+        if !peer.is_open() || !peer.queue.is_empty() {
             return None;
         }
-        match try_am(peer, id, header, data.len(), || data) {
-            Ok(()) => Some(Ok(())),
-            Err(Some(SendError::Failed(error))) => Some(Err(error)),
-            Err(Some(SendError::Full) | None) => None,
+        let is_short = header.is_empty() && data.len() <= peer.short;
+        if !is_short && !is_copied(peer, header.len(), data.len()) {
+            return None;
         }
+        // The first of an id goes another way.
+        let out = peer.am.known(id)?;
+        if out.refused || !out.waiting.is_empty() {
+            return None;
+        }
+        let length = header.len() + data.len();
+        let (credits, bytes) = (out.credits.after(1)?, out.bytes.after(eager_cost(length))?);
+        let (link, word) = (peer.link.as_mut()?, am::word(id, header.len()));
+        let sent = match is_short {
+            true => link.am_short(control::AM_EAGER, word, data),
+            false => link.am_bcopy(control::AM_EAGER, word, header, data),
+        };
+        match sent {
+            Ok(()) => {}
+            Err(SendError::Full) => return None,
+            Err(SendError::Failed(error)) => return Some(Err(error)),
+        }
+        (out.credits, out.bytes) = (credits, bytes);
+        trace::operation("active message send", length, "eager");
+        Some(Ok(()))
     }
 
     /// Enters a send into the table; it leaves when it has a credit, and room if it goes unasked.

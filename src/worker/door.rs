@@ -23,8 +23,8 @@ use std::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::biased::OwnerGuard,
-    types::{EndpointId, LinkId},
-    worker::{direct::Owed, engine::Engine, inbox, shared::Shared, spin::Luck},
+    types::{AmId, EndpointId, LinkId},
+    worker::{direct::Owed, engine::Engine, shared::Shared, spin::Luck},
 };
 
 /// An operation has begun, or what waits may look: from here on its task may be made to give way.
@@ -216,8 +216,8 @@ impl Begun<'_> {
 
     /// As [`Begun::settle`], for an active message.
     #[cold]
-    pub(crate) fn am_settle(self, owed: inbox::Owed) {
-        self.shared.with(|engine| engine.am_settle(owed));
+    pub(crate) fn am_settle(self, link: LinkId, id: AmId) {
+        self.shared.with(|engine| engine.am_settle(link, id));
     }
 
     /// As [`Shared::drive`].

@@ -276,7 +276,7 @@ impl Engine {
         Some(taken)
     }
 
-    /// The same of one that stays where it lies.
+    /// The same of one that stays where it lies. For an engine that is not armed, too.
     ///
     /// # Safety
     /// As for [`Interface::take_in_place`].
@@ -294,7 +294,8 @@ impl Engine {
         installed.received.add(message.held.length());
         // As in `take`.
         self.laps = self.laps.wrapping_add(1);
-        self.moved(1);
+        self.happened = self.happened.wrapping_add(1);
+        self.watch.tell();
         Some(message)
     }
 

@@ -35,7 +35,7 @@ use super::{
     connector::Established,
     doorbell::before_the_look,
     link::{Peer, RECORD, ShmLink, WaitList, Waiter},
-    ring::{Consumer, Inline},
+    ring::{Consumer, Inline, InlineInPlace},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -463,6 +463,24 @@ impl ShmInterface {
         })
     }
 
+    /// As [`Interface::take_in_place`], for what is not inline, and where more is to be done.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(never)]
+    unsafe fn hold_other(&mut self, id: u8, header: u64, mask: u64) -> Option<InPlace> {
+        let entry = self.entries.get_mut(self.latest)?;
+        // SAFETY: the caller's promise.
+        let (header, held) = unsafe { entry.consumer.take_in_place(id, header, mask) }?;
+        entry.idle = 0;
+        self.glances += 1;
+        Some(InPlace {
+            from: entry.id,
+            header,
+            held,
+        })
+    }
+
     fn set_armed(&mut self, armed: bool) {
         self.armed = armed;
         self.waiting.armed.store(armed, Ordering::Relaxed);
@@ -633,14 +651,20 @@ impl Interface for ShmInterface {
             return None;
         }
         // SAFETY: the caller's promise; a link that is detached is kept while a message of it is held.
-        let (header, held) = unsafe { entry.consumer.take_in_place(id, header, mask, looks) }?;
-        entry.idle = 0;
-        self.glances += 1;
-        Some(InPlace {
-            from: entry.id,
-            header,
-            held,
-        })
+        match unsafe { entry.consumer.hold_inline(id, header, mask, looks) } {
+            InlineInPlace::Held { header, held } => {
+                entry.idle = 0;
+                self.glances += 1;
+                Some(InPlace {
+                    from: entry.id,
+                    header,
+                    held,
+                })
+            }
+            InlineInPlace::Nothing => None,
+            // SAFETY: the caller's promise.
+            InlineInPlace::Other => unsafe { self.hold_other(id, header, mask) },
+        }
     }
 
     fn progress(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {

@@ -347,6 +347,19 @@ pub(crate) enum Inline {
     },
 }
 
+/// What [`Consumer::hold_inline`] found.
+#[derive(Debug)]
+pub(crate) enum InlineInPlace {
+    /// None there, or not wanted, or an earlier one stays.
+    Nothing,
+    /// Ask [`Consumer::take_in_place`].
+    Other,
+    Held {
+        header: u64,
+        held: Held,
+    },
+}
+
 /// The receiving end.
 #[derive(Debug)]
 pub(crate) struct Consumer {
@@ -589,21 +602,61 @@ impl Consumer {
         word.is_message(self.head).then_some(word)
     }
 
-    /// Takes the next message, if it is there and wanted, and has it stay where it lies: its header, and the hold on it. `None` as well while an
-    /// earlier one stays. A cell that makes no sense stays, for [`Consumer::take`] to say so.
+    /// As [`Consumer::take_in_place`], for a message that lies in its cell, and where the head need not be published. Calls nothing, as
+    /// [`Consumer::take_inline`].
     ///
     /// # Safety
-    /// What is returned is dropped before this end of the ring, or this end is kept while it [is held](Consumer::is_held).
+    /// As there.
     #[inline(always)]
-    pub(crate) unsafe fn take_in_place(
+    pub(crate) unsafe fn hold_inline(
         &mut self,
         id: u8,
         header: u64,
         mask: u64,
         looks: u32,
+    ) -> InlineInPlace {
+        let wanted = header;
+        let Some(word) = self.look(looks) else {
+            return InlineInPlace::Nothing;
+        };
+        let length = word.length();
+        if !word.is(id, Kind::Inline)
+            || length > MAX_INLINE
+            || self.head + 1 - self.published >= PUBLISH_CELLS
+        {
+            return InlineInPlace::Other;
+        }
+        let cell = self.memory.cell(self.head);
+        // SAFETY: the acquire load above saw the word, so the content was written before; loaded once. Of the body the address alone is made.
+        let (header, body) = cell.content.with(|content| unsafe {
+            let header = (&raw const (*content).header).read_volatile();
+            (header, (&raw const (*content).body).cast::<u8>())
+        });
+        if (header ^ wanted) & mask != 0 {
+            return InlineInPlace::Nothing;
+        }
+        // SAFETY: the caller's promise; `length` fits the body, which is given back when the hold has ended.
+        let Some(held) = (unsafe { self.hold.take_at(body, length) }) else {
+            return InlineInPlace::Nothing;
+        };
+        self.held_at = (self.head, self.area_head);
+        self.passed();
+        InlineInPlace::Held { header, held }
+    }
+
+    /// Takes the next message, if it is there and wanted, and has it stay where it lies: its header, and the hold on it. `None` as well while an
+    /// earlier one stays. A cell that makes no sense stays, for [`Consumer::take`] to say so.
+    ///
+    /// # Safety
+    /// What is returned is dropped before this end of the ring, or this end is kept while it [is held](Consumer::is_held).
+    pub(crate) unsafe fn take_in_place(
+        &mut self,
+        id: u8,
+        header: u64,
+        mask: u64,
     ) -> Option<(u64, Held)> {
         let wanted = header;
-        let word = self.look(looks)?;
+        let word = self.look(0)?;
         let cell = self.memory.cell(self.head);
         if word.id() != id {
             return None;
