@@ -56,7 +56,7 @@ use super::{
         Acceptance, Arrival, ClientHello, Elsewhere, Introduction, Message, Proof, ServerHello,
         Ticket, VERSION_MAX, VERSION_MIN, Vouched,
     },
-    keys::{Agreed, Factor, PrivateKey, PublicKey},
+    keys::{Agreed, PrivateKey, PublicKey},
     pake::{Pake, Share},
     wire::malformed,
 };
@@ -378,7 +378,7 @@ struct Both {
     chain: Agreed,
     /// This end's key for this handshake, and the other's.
     own: PrivateKey,
-    theirs: Factor,
+    theirs: PublicKey,
     /// What the other's own key and this end's ephemeral one have in common, and the other way round, of the key that came last: it mostly comes
     /// twice, of a worker that greets and accepts.
     met: Option<(PublicKey, Agreed)>,
@@ -387,7 +387,6 @@ struct Both {
 
 impl Both {
     fn new(own: PrivateKey, theirs: PublicKey, said: Said) -> Result<Self> {
-        let theirs = theirs.into();
         let agreed = own.agree(&theirs)?;
         let mut this = Self {
             said,
@@ -409,7 +408,7 @@ impl Both {
     fn meet(&mut self, key: &PublicKey) -> Result<()> {
         let agreed = match self.met.take() {
             Some((known, agreed)) if known == *key => agreed,
-            _ => self.own.agree(&(*key).into())?,
+            _ => self.own.agree(key)?,
         };
         self.mix(&agreed);
         self.met = Some((*key, agreed));

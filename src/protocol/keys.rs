@@ -3,7 +3,9 @@
 //! A worker makes a key pair (X25519) when it is made. Its id is the beginning of a hash of the public half, so whoever has the id can
 //! tell that key from every other.
 
-use curve25519_dalek::{EdwardsPoint, MontgomeryPoint};
+use curve25519_dalek::MontgomeryPoint;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use graviola::key_agreement::x25519;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
@@ -28,40 +30,34 @@ impl PublicKey {
     }
 }
 
-/// A public key, ready to be multiplied.
-#[derive(Clone, Copy)]
-pub(crate) struct Factor {
-    key: PublicKey,
-    /// The same point on the Edwards curve, where that is faster: its multiplication uses the processor's vectors, which pays for the way there
-    /// and back; the ladder on the Montgomery curve does not. `None` too for a point of the twist, for which the ladder alone is defined.
-    edwards: Option<EdwardsPoint>,
+/// Whether the assembler's X25519 can be had: in less than half of the time that the other takes, on processors that have what it
+/// is written for.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+fn is_fast() -> bool {
+    // What that library asks at each call, it asserts.
+    graviola::util::is_cpu_supported()
 }
 
-impl From<PublicKey> for Factor {
-    fn from(key: PublicKey) -> Self {
-        let point = || MontgomeryPoint(key.0).to_edwards(0);
-        let edwards = has_vectors().then(point).flatten();
-        Self { key, edwards }
+/// X25519 of a secret and a point that need not be one of the curve.
+fn multiplied(secret: &[u8; 32], point: &[u8; 32]) -> [u8; 32] {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    if is_fast() {
+        let theirs = x25519::PublicKey::try_from_slice(point).expect("32 bytes");
+        // It refuses the points that give zero.
+        let agreed = x25519::StaticPrivateKey::from_array(secret).diffie_hellman(&theirs);
+        return agreed.map_or([0; 32], |agreed| agreed.0);
     }
+    MontgomeryPoint(*point).mul_clamped(*secret).to_bytes()
 }
 
-impl Factor {
-    /// X25519: of the two points with this coordinate either gives the same.
-    fn times(&self, secret: [u8; 32]) -> [u8; 32] {
-        let product = match self.edwards {
-            Some(point) => point.mul_clamped(secret).to_montgomery(),
-            None => MontgomeryPoint(self.key.0).mul_clamped(secret),
-        };
-        product.to_bytes()
+/// X25519 of a secret and the base point.
+fn multiplied_base(secret: &[u8; 32]) -> [u8; 32] {
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    if is_fast() {
+        let secret = x25519::StaticPrivateKey::from_array(secret);
+        return secret.public_key().as_bytes();
     }
-}
-
-/// Whether the library multiplies by vectors on this processor.
-fn has_vectors() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    return std::arch::is_x86_feature_detected!("avx2");
-    #[cfg(not(target_arch = "x86_64"))]
-    return false;
+    MontgomeryPoint::mul_base_clamped(*secret).to_bytes()
 }
 
 /// A key pair: a worker's, or that of one handshake.
@@ -77,7 +73,7 @@ pub(crate) type Agreed = Zeroizing<[u8; 32]>;
 impl PrivateKey {
     /// Made of 32 random bytes.
     pub(crate) fn new(random: [u8; 32]) -> Self {
-        let public = PublicKey(MontgomeryPoint::mul_base_clamped(random).to_bytes());
+        let public = PublicKey(multiplied_base(&random));
         Self {
             secret: Zeroizing::new(random),
             public,
@@ -92,8 +88,8 @@ impl PrivateKey {
     ///
     /// # Errors
     /// `Malformed`: the other is no key but a point with which everything has the same in common.
-    pub(crate) fn agree(&self, other: &Factor) -> Result<Agreed> {
-        let agreed = Zeroizing::new(other.times(*self.secret));
+    pub(crate) fn agree(&self, other: &PublicKey) -> Result<Agreed> {
+        let agreed = Zeroizing::new(multiplied(&self.secret, &other.0));
         match *agreed == [0; 32] {
             true => Err(Error::new(
                 ErrorKind::Malformed,
@@ -120,7 +116,7 @@ mod tests {
     proptest! {
         /// Both ways are the same function, for points of the curve and of its twist, of small order and in every spelling.
         #[test]
-        fn vectors_multiply_as_the_ladder_does(
+        fn the_assembler_multiplies_as_the_ladder_does(
             point in prop_oneof![
                 4 => any::<[u8; 32]>(),
                 1 => any::<[u8; 32]>().prop_map(|secret| PrivateKey::new(secret).public().0),
@@ -134,10 +130,9 @@ mod tests {
             secret in any::<[u8; 32]>(),
         ) {
             let ladder = MontgomeryPoint(point).mul_clamped(secret).to_bytes();
-            if let Some(edwards) = MontgomeryPoint(point).to_edwards(0) {
-                prop_assert_eq!(edwards.mul_clamped(secret).to_montgomery().to_bytes(), ladder);
-            }
-            prop_assert_eq!(Factor::from(PublicKey(point)).times(secret), ladder);
+            prop_assert_eq!(multiplied(&secret, &point), ladder);
+            let base = MontgomeryPoint::mul_base_clamped(secret).to_bytes();
+            prop_assert_eq!(multiplied_base(&secret), base);
         }
     }
 
@@ -159,7 +154,7 @@ mod tests {
             "8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a",
         ));
         assert_eq!(
-            *bob.agree(&alice.into()).expect("a key"),
+            *bob.agree(&alice).expect("a key"),
             bytes("4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742")
         );
         assert_ne!(alice.worker(), bob.public().worker());
@@ -167,9 +162,7 @@ mod tests {
         let mut one = [0; 32];
         one[0] = 1;
         for point in [[0; 32], one] {
-            let error = bob
-                .agree(&PublicKey(point).into())
-                .expect_err("of small order");
+            let error = bob.agree(&PublicKey(point)).expect_err("of small order");
             assert_eq!(error.kind(), ErrorKind::Malformed);
         }
     }
