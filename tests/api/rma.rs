@@ -762,7 +762,7 @@ fn pairs() -> BTreeSet<String> {
 }
 
 /// Where the end that dialled says that it is inside the other's memory.
-const DIALLER_INSIDE: u64 = 0x280;
+const DIALLER_INSIDE: u64 = 0x180;
 
 /// Threads of this process with such a name.
 fn threads(name: &str) -> usize {

@@ -21,13 +21,13 @@ use wharf::{Access, Context, Endpoint, Mask, RemoteRegion, Tag, Worker};
 use super::{choices, machine::Dice, number};
 
 /// Bytes of the segment, those of them in front of the wide areas, and where what lies in it.
-const SEGMENT: usize = 0x4a4000;
-const FRONT: usize = 0xa4000;
-const LINES: [usize; 4] = [0x80, 0x180, 0x100, 0x200];
-const ACTIVE: [usize; 2] = [0x280, 0x300];
-const TRANSFERS: usize = 0x1000;
-const GENERATIONS: usize = 0x2000;
-const CELLS: [usize; 2] = [0x4000, 0x14000];
+const SEGMENT: usize = 0x4a5000;
+const FRONT: usize = 0xa5000;
+const LINES: [usize; 4] = [0x80, 0x11080, 0x100, 0x11100];
+const ACTIVE: [usize; 2] = [0x180, 0x11180];
+const TRANSFERS: usize = 0x22000;
+const GENERATIONS: usize = 0x23000;
+const CELLS: [usize; 2] = [0x200, 0x11200];
 
 /// What may take so long hangs.
 const LIMIT: Duration = Duration::from_secs(20);

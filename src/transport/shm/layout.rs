@@ -5,21 +5,20 @@
 //! 0x00000     128  magic, layout version
 //! 0x00080     128  consumer line, client to server    head, area_head, parked    written by the server
 //! 0x00100     128  producer line, client to server    want_room                  written by the client
-//! 0x00180     128  consumer line, server to client                               written by the client
-//! 0x00200     128  producer line, server to client                               written by the server
-//! 0x00280     128  active word of the client          "I am touching your memory now", then its over word, "you may touch none of mine"
-//! 0x00300     128  active word of the server
-//! 0x01000    4 Ki  64 transfer slots of 64 bytes      32 of the client, then 32 of the server
-//! 0x02000    4 Ki  512 region generations of the client
-//! 0x03000    4 Ki  512 region generations of the server
-//! 0x04000   64 Ki  1024 cells, client to server
-//! 0x14000   64 Ki  1024 cells, server to client
-//! 0x24000  256 Ki  byte area, client to server
-//! 0x64000  256 Ki  byte area, server to client
-//! 0xa4000    2 Mi  wide area, client to server        not touched by a connection that is quiet
-//! 0x2a4000   2 Mi  wide area, server to client
-//! 0x4a4000         end
+//! 0x00180     128  active word of the client          "I am touching your memory now", then its over word, "you may touch none of mine"
+//! 0x00200   64 Ki  1024 cells, client to server
+//! 0x11000          the same from server to client: lines, active word of the server, cells
+//! 0x22000    4 Ki  64 transfer slots of 64 bytes      32 of the client, then 32 of the server
+//! 0x23000    4 Ki  512 region generations of the client
+//! 0x24000    4 Ki  512 region generations of the server
+//! 0x25000  256 Ki  byte area, client to server
+//! 0x65000  256 Ki  byte area, server to client
+//! 0xa5000    2 Mi  wide area, client to server        not touched by a connection that is quiet
+//! 0x2a5000   2 Mi  wide area, server to client
+//! 0x4a5000         end
 //! ```
+//!
+//! Lines and first cells of a ring lie in one page: all that its receiver touches of a connection that nothing has come over.
 //!
 //! A cell is one cache line. Its word is written last, with release:
 //!
@@ -68,19 +67,19 @@ pub(crate) const GENERATIONS: usize = 512;
 pub(crate) const TRANSFERS: usize = 64;
 
 /// Bytes of the whole segment.
-pub(crate) const SEGMENT: usize = 0x4a_4000;
+pub(crate) const SEGMENT: usize = 0x4a_5000;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"wharfshm");
 pub(crate) const VERSION: u32 = 7;
 
 /// Byte offsets; `[0]` of the client or client to server, `[1]` of the server or server to client.
-pub(crate) const CONSUMER: [usize; 2] = [0x80, 0x180];
-pub(crate) const PRODUCER: [usize; 2] = [0x100, 0x200];
-pub(crate) const ACTIVE: [usize; 2] = [0x280, 0x300];
-pub(crate) const TRANSFER: usize = 0x1000;
-pub(crate) const GENERATION: [usize; 2] = [0x2000, 0x3000];
-pub(crate) const CELL: [usize; 2] = [0x4000, 0x14000];
-pub(crate) const BYTES: [usize; 2] = [0x2_4000, 0x6_4000];
-pub(crate) const WIDE_BYTES: [usize; 2] = [0xa_4000, 0x2a_4000];
+pub(crate) const CONSUMER: [usize; 2] = [0x80, 0x1_1080];
+pub(crate) const PRODUCER: [usize; 2] = [0x100, 0x1_1100];
+pub(crate) const ACTIVE: [usize; 2] = [0x180, 0x1_1180];
+pub(crate) const CELL: [usize; 2] = [0x200, 0x1_1200];
+pub(crate) const TRANSFER: usize = 0x2_2000;
+pub(crate) const GENERATION: [usize; 2] = [0x2_3000, 0x2_4000];
+pub(crate) const BYTES: [usize; 2] = [0x2_5000, 0x6_5000];
+pub(crate) const WIDE_BYTES: [usize; 2] = [0xa_5000, 0x2a_5000];
 
 /// One message, or the head of one.
 #[derive(Debug)]
@@ -226,12 +225,17 @@ const _: () = {
     assert!(CELLS.is_power_of_two() && AREA.is_power_of_two() && AREA >= 4 * MAX_BCOPY as u64);
     assert!(WIDE.is_power_of_two() && WIDE >= AREA && AREA.is_multiple_of(AREA_ALIGN));
     assert!(MAX_BCOPY <= u16::MAX as usize);
-    assert!(ACTIVE[1] + 128 <= TRANSFER && TRANSFER + TRANSFERS * 64 == GENERATION[0]);
+    assert!(ACTIVE[0] + 128 == CELL[0] && ACTIVE[1] + 128 == CELL[1]);
+    assert!(CONSUMER[0] >> 12 == CELL[0] >> 12 && CONSUMER[1] >> 12 == CELL[1] >> 12);
+    assert!(PRODUCER[0] + 128 == ACTIVE[0] && PRODUCER[1] + 128 == ACTIVE[1]);
+    assert!(CONSUMER[0] + 128 == PRODUCER[0] && CONSUMER[1] + 128 == PRODUCER[1]);
+    assert!(CELL[0] + CELLS as usize * 64 <= CONSUMER[1]);
+    assert!(CELL[1] + CELLS as usize * 64 <= TRANSFER);
+    assert!(TRANSFER + TRANSFERS * 64 == GENERATION[0]);
     assert!(
         GENERATION[0] + GENERATIONS * 8 == GENERATION[1]
-            && GENERATION[1] + GENERATIONS * 8 == CELL[0]
+            && GENERATION[1] + GENERATIONS * 8 == BYTES[0]
     );
-    assert!(CELL[0] + CELLS as usize * 64 == CELL[1] && CELL[1] + CELLS as usize * 64 == BYTES[0]);
     assert!(BYTES[0] + AREA as usize == BYTES[1] && BYTES[1] + AREA as usize == WIDE_BYTES[0]);
     assert!(
         WIDE_BYTES[0] + WIDE as usize == WIDE_BYTES[1] && WIDE_BYTES[1] + WIDE as usize == SEGMENT

@@ -23,7 +23,7 @@ use super::{
     Pair, Shm, ShmOptions, Standing,
     connector::Established,
     iface::ShmInterface,
-    layout::{AREA, CELLS, Kind, MAX_BCOPY, MAX_INLINE, SEGMENT, VERSION, WIDE, Word, place},
+    layout::{AREA, CELL, CELLS, Kind, MAX_BCOPY, MAX_INLINE, SEGMENT, VERSION, WIDE, Word, place},
     ring::Consumer,
 };
 use crate::{
@@ -252,6 +252,38 @@ fn it_works_here() {
     assert_eq!(shm.name(), "shm");
     let opened = shm.open().expect("open");
     assert!(opened.interface.doorbell().is_some());
+}
+
+/// Pages of the segment that there are, whoever has touched them.
+fn pages(link: &dyn Link) -> usize {
+    let pair = link.pair().expect("a pair");
+    let sends = match pair.role() {
+        Role::Client => 0,
+        Role::Server => 1,
+    };
+    let cells: *mut u8 = pair.outgoing().cells.as_ptr().cast();
+    let mut there = vec![0; SEGMENT.div_ceil(4096)];
+    // SAFETY: nothing is read; the segment begins so far before the ring that this end sends into.
+    let result = unsafe {
+        let begin = cells.sub(CELL[sends]);
+        libc::mincore(begin.cast(), SEGMENT, there.as_mut_ptr())
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    there.iter().filter(|page| **page & 1 == 1).count()
+}
+
+#[test]
+fn a_quiet_connection_has_a_page_for_each_direction() {
+    let (mut client, mut one, mut server, two) = two();
+    for side in [&mut client, &mut server] {
+        side.sleep();
+        side.interface.disarm();
+    }
+    assert_eq!((pages(&*one), pages(&*two)), (2, 2), "nothing was sent");
+    one.am_short(9, 1, b"hello").expect("room");
+    server.progress_until("a message", |inbox| !inbox.messages.is_empty());
+    server.sleep();
+    assert_eq!(pages(&*one), 2, "a short message");
 }
 
 #[test]
