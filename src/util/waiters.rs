@@ -2,9 +2,12 @@
 
 use std::{collections::BTreeMap, task::Waker};
 
-/// Wakers of those that wait, by ticket.
+/// Wakers of those that wait, by ticket. Where nobody ever has, it takes a word.
 #[derive(Debug, Default)]
-pub(crate) struct Waiters {
+pub(crate) struct Waiters(Option<Box<Left>>);
+
+#[derive(Debug, Default)]
+struct Left {
     next: u64,
     wakers: BTreeMap<u64, Waker>,
 }
@@ -12,11 +15,12 @@ pub(crate) struct Waiters {
 impl Waiters {
     /// Leaves a waker, in place of the one left under the same ticket.
     pub(crate) fn leave(&mut self, ticket: &mut Option<u64>, waker: &Waker) {
+        let this = self.0.get_or_insert_default();
         let ticket = *ticket.get_or_insert_with(|| {
-            self.next += 1;
-            self.next
+            this.next += 1;
+            this.next
         });
-        self.wakers
+        this.wakers
             .entry(ticket)
             .and_modify(|left| left.clone_from(waker))
             .or_insert_with(|| waker.clone());
@@ -24,20 +28,22 @@ impl Waiters {
 
     /// Takes one out: its future is gone.
     pub(crate) fn forget(&mut self, ticket: u64) -> Option<Waker> {
-        self.wakers.remove(&ticket)
+        self.0.as_mut()?.wakers.remove(&ticket)
     }
 
     /// Takes all, to be woken when the lock is gone.
     #[inline]
     pub(crate) fn take(&mut self, into: &mut Vec<Waker>) {
-        if !self.wakers.is_empty() {
-            into.extend(std::mem::take(&mut self.wakers).into_values());
+        if let Some(this) = &mut self.0
+            && !this.wakers.is_empty()
+        {
+            into.extend(std::mem::take(&mut this.wakers).into_values());
         }
     }
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.wakers.len()
+        self.0.as_ref().map_or(0, |this| this.wakers.len())
     }
 }
 

@@ -129,7 +129,7 @@ impl Core {
     pub(crate) fn answer_failed(&mut self, link: LinkId, op: u64, kind: ErrorKind) {
         self.refuse_blocks(link, op, 0, kind);
         if let Some(peer) = self.peer(link) {
-            peer.requests.serving = peer.requests.serving.saturating_sub(1);
+            peer.requests().serving = peer.requests().serving.saturating_sub(1);
         }
     }
 
@@ -163,10 +163,10 @@ impl Core {
                 let Some(peer) = self.peer(link) else {
                     return Ok(());
                 };
-                if peer.requests.serving >= REQUESTS {
+                if peer.requests().serving >= REQUESTS {
                     return Err(violation("more requests than are allowed at a time"));
                 }
-                peer.requests.serving += 1;
+                peer.requests().serving += 1;
                 let on_device = exposed.device.is_some() && header.length > 0;
                 let blocks = match on_device {
                     true => Asked::Device(Places::new(shape, header.position)),
@@ -319,7 +319,7 @@ impl Core {
         if taken < left {
             return Ok(Step::More);
         }
-        peer.requests.serving = peer.requests.serving.saturating_sub(1);
+        peer.requests().serving = peer.requests().serving.saturating_sub(1);
         self.finish(key, Outcome::Done(Ok(())));
         Ok(Step::Sent)
     }

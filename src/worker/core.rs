@@ -54,6 +54,8 @@ const KEPT_PAUSE_MOST: Duration = Duration::from_millis(100);
 
 pub(crate) struct Core {
     pub(crate) peers: Vec<Option<Peer>>,
+    /// Places among them where there is none.
+    vacant: Vec<usize>,
     pub(crate) operations: Operations,
     pub(crate) posted: PostedQueue<Posted>,
     /// Receives in it that are not in the table.
@@ -102,6 +104,7 @@ impl Core {
     ) -> Self {
         Self {
             peers: Vec::new(),
+            vacant: Vec::new(),
             operations: Operations::default(),
             posted: PostedQueue::default(),
             receives: 0,
@@ -152,8 +155,16 @@ impl Core {
     }
 
     /// A connection has been made; it has the place that its link names.
+    /// The place of the next connection.
+    pub(crate) fn next_place(&self) -> usize {
+        self.vacant.last().copied().unwrap_or(self.peers.len())
+    }
+
     pub(crate) fn add_peer(&mut self, peer: Peer) {
         let index = peer.slot.index();
+        if self.vacant.last() == Some(&index) {
+            self.vacant.pop();
+        }
         self.operations.open(peer.slot);
         if index >= self.peers.len() {
             self.peers.resize_with(index + 1, || None);
@@ -890,6 +901,7 @@ impl Core {
         self.forget_streams(link);
         if at(&mut self.peers, link).is_some_and(|peer| !peer.is_alive()) {
             self.peers[link.index()] = None;
+            self.vacant.push(link.index());
         }
     }
 

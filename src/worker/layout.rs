@@ -402,8 +402,9 @@ impl Core {
         let Some(plan) = &mut get.layout else {
             return Ok(Step::Sent);
         };
-        if peer.requests.asked >= REQUESTS {
-            peer.requests.waiting.push_back(key);
+        let requests = peer.requests.get_or_insert_default();
+        if requests.asked >= REQUESTS {
+            requests.waiting.push_back(key);
             return Ok(Step::Parked);
         }
         let left = total - plan.asked;
@@ -441,7 +442,7 @@ impl Core {
             }
         }
         link.am_bcopy(control::GET_LAYOUT, key.0, &header.encode(), scratch)?;
-        peer.requests.asked += 1;
+        requests.asked += 1;
         plan.cursor = cursor;
         let begin = plan.asked;
         plan.asked += header.length as usize;
@@ -573,8 +574,8 @@ impl Core {
         let Some(peer) = self.peer(link) else {
             return Ok(());
         };
-        peer.requests.asked = peer
-            .requests
+        peer.requests().asked = peer
+            .requests()
             .asked
             .checked_sub(1)
             .ok_or_else(|| violation("an answer to no request"))?;
@@ -592,7 +593,7 @@ impl Core {
             return false;
         }
         if let Some(peer) = self.peer(link) {
-            peer.requests.asked = peer.requests.asked.saturating_sub(1);
+            peer.requests().asked = peer.requests().asked.saturating_sub(1);
         }
         self.ask_next(link);
         true
@@ -602,7 +603,7 @@ impl Core {
     fn ask_next(&mut self, link: LinkId) {
         while let Some(key) = self
             .peer(link)
-            .and_then(|peer| peer.requests.waiting.pop_front())
+            .and_then(|peer| peer.requests().waiting.pop_front())
         {
             if self
                 .operations

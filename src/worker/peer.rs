@@ -24,7 +24,7 @@ use crate::{
         Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, loopback::Loopback, shm::Pair,
     },
     types::{EndpointId, LinkId, OpKey, WorkerId},
-    util::waiters::Waiters,
+    util::{seldom::Seldom, waiters::Waiters},
     worker::{
         am::AmPeer,
         connect::Seat,
@@ -33,6 +33,7 @@ use crate::{
         metrics::Counted,
         queue::{Lane, Queue},
         signal::Signals,
+        stream::PeerStreams,
         ways::Ways,
     },
 };
@@ -278,7 +279,7 @@ pub(crate) struct Peer {
     /// Credits of active messages.
     pub(crate) am: AmPeer,
     pub(crate) signals: Signals,
-    pub(crate) streams: crate::worker::stream::PeerStreams,
+    streams: Seldom<PeerStreams>,
     /// What this side moves for it that stops in pinned memory, or waits to.
     pub(crate) staged: usize,
     /// Copies of its own that this side takes a share in.
@@ -286,7 +287,7 @@ pub(crate) struct Peer {
     /// Why device memory of it is not opened here, once that was tried: by the accelerator's place in the context, each once.
     pub(crate) unrouted: Vec<(usize, Error)>,
     /// Requests for blocks, both ways.
-    pub(crate) requests: Requests,
+    pub(crate) requests: Seldom<Requests>,
     /// Who waits for the end, and who for a place for another operation.
     pub(crate) ending: Waiters,
     pub(crate) ready: Waiters,
@@ -395,6 +396,22 @@ impl Peer {
             unrouted: Vec::new(),
             requests: Default::default(),
         }
+    }
+
+    /// Its streams: most connections have none, and take no memory for them.
+    #[inline]
+    pub(crate) fn streams(&mut self) -> &mut PeerStreams {
+        self.streams.get_or_insert_default()
+    }
+
+    /// The same, where it has ever had one.
+    pub(crate) fn known_streams(&mut self) -> Option<&mut PeerStreams> {
+        self.streams.as_deref_mut()
+    }
+
+    /// Its requests for blocks, as rare.
+    pub(crate) fn requests(&mut self) -> &mut Requests {
+        self.requests.get_or_insert_default()
     }
 
     #[inline]

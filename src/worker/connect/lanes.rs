@@ -266,8 +266,7 @@ pub(super) fn attach(
         if engine.closing {
             return Err(Error::new(ErrorKind::Closed, "the worker is shutting down"));
         }
-        let index = engine.core.peers.iter().position(Option::is_none).unwrap_or(engine.core.peers.len());
-        let place = u32::try_from(index).map_err(|_| Error::new(ErrorKind::Exhausted, "too many connections"))?;
+        let place = u32::try_from(engine.core.next_place()).map_err(|_| Error::new(ErrorKind::Exhausted, "too many connections"))?;
         let slot = LinkId::new(place, engine.core.endpoints as u32);
         let (interface, link) = engine.attach(transport, slot, connected)?;
         engine.core.endpoints += 1;

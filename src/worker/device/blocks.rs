@@ -135,8 +135,9 @@ impl Core {
         let Some(plan) = &mut put.layout else {
             return Ok(Step::Sent);
         };
-        if peer.requests.asked >= REQUESTS {
-            peer.requests.waiting.push_back(key);
+        let requests = peer.requests.get_or_insert_default();
+        if requests.asked >= REQUESTS {
+            requests.waiting.push_back(key);
             return Ok(Step::Parked);
         }
         let left = put.buffer.len() - put.next;
@@ -177,7 +178,7 @@ impl Core {
         }
         prefix[..LayoutHeader::SIZE].copy_from_slice(&header.encode());
         link.am_bcopy(control::LAYOUT_RTS, key.0, &prefix[..length], scratch)?;
-        peer.requests.asked += 1;
+        requests.asked += 1;
         plan.is_unanswered = true;
         plan.cursor = cursor;
         put.next += header.length as usize;
@@ -200,7 +201,7 @@ impl Core {
         if !rest.is_empty() {
             return Err(violation("an announcement that is longer than its blocks"));
         }
-        if at(&mut self.peers, link).is_some_and(|peer| peer.requests.serving >= REQUESTS) {
+        if at(&mut self.peers, link).is_some_and(|peer| peer.requests().serving >= REQUESTS) {
             return Err(violation("more requests than are allowed at a time"));
         }
         let admitted = self
@@ -226,7 +227,7 @@ impl Core {
             return Ok(());
         }
         if let Some(peer) = self.peer(link) {
-            peer.requests.serving += 1;
+            peer.requests().serving += 1;
         }
         let fill = Fill {
             exposed,
@@ -246,7 +247,7 @@ impl Core {
             && fill.places.is_some()
             && let Some(peer) = self.peer(link)
         {
-            peer.requests.serving = peer.requests.serving.saturating_sub(1);
+            peer.requests().serving = peer.requests().serving.saturating_sub(1);
         }
     }
 }

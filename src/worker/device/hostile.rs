@@ -371,7 +371,7 @@ fn announced_blocks_are_checked() {
     let body = rts(header, &[&two[..], &[1; 8]].concat());
     bed.expect_refusal(control::PUT_LAYOUT, &body, ErrorKind::Unsupported);
     let peer = bed.core.peer(LINK).expect("alive");
-    assert_eq!((peer.staged, peer.requests.serving), (0, 0));
+    assert_eq!((peer.staged, peer.requests().serving), (0, 0));
     assert_eq!(bed.core.operations.len(), 0);
     // What is no message.
     let many = list(&[(0, 0); MAX_BLOCKS + 1]);
@@ -396,7 +396,7 @@ fn announced_blocks_are_checked() {
     bed.expect_violation(control::LAYOUT_RTS, OP, &[0; LayoutHeader::SIZE - 1]);
     bed.core.failures.clear();
     // More lists than this side holds.
-    bed.core.peer(LINK).expect("alive").requests.serving = REQUESTS;
+    bed.core.peer(LINK).expect("alive").requests().serving = REQUESTS;
     let body = rts(layout_header(&region, 8, 2), &two);
     bed.expect_violation(control::LAYOUT_RTS, OP, &body);
     bed.core.failures.clear();
@@ -509,7 +509,7 @@ fn announcements_wait_for_their_turn() {
     let _ = bed.say(control::NACK, keys[4].0, &code).expect("refused");
     // One whose next part has to wait.
     let (long, _) = put_list(&mut bed, 2 * MAX_BLOCKS);
-    bed.core.peer(LINK).expect("alive").requests.asked = REQUESTS + 1;
+    bed.core.peer(LINK).expect("alive").requests().asked = REQUESTS + 1;
     let said = bed.say(control::DONE, long.0, &[]).expect("answered");
     assert_eq!(said.len(), 1, "the first part");
     let over = |bed: &mut Bed| bed.core.begin_flush(LINK, true).is_none();

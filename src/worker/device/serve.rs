@@ -259,7 +259,7 @@ impl Core {
         }
         if sent == all {
             if blocks {
-                peer.requests.serving = peer.requests.serving.saturating_sub(1);
+                peer.requests().serving = peer.requests().serving.saturating_sub(1);
             }
             self.finish(key, Outcome::Done(Ok(())));
             return Ok(Step::Sent);

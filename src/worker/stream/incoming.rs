@@ -61,7 +61,7 @@ impl Core {
         let Some(peer) = at(&mut self.peers, link) else {
             return Ok(None);
         };
-        let table = peer.streams.table(!name.of_sender);
+        let table = peer.streams().table(!name.of_sender);
         match table.open.get(&name.id) {
             Some(key) => Ok(Some(*key)),
             None if name.id < table.next => Ok(None),
@@ -249,7 +249,7 @@ impl Core {
             return Ok(());
         };
         let account = peer.account;
-        let streams = &mut peer.streams;
+        let streams = peer.streams();
         if !name.of_sender || name.id != streams.accepted.next {
             return Err(violation("a stream opened out of turn"));
         }
@@ -295,7 +295,7 @@ impl Core {
         let Some(peer) = at(&mut self.peers, link) else {
             return Ok(());
         };
-        let streams = &mut peer.streams;
+        let streams = peer.streams();
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         if count > streams.unaccepted.len() {
             return Err(violation("more streams accepted than were opened"));
@@ -316,11 +316,11 @@ impl Core {
         if refused.is_some()
             && !name.of_sender
             && let Some(peer) = at(&mut self.peers, link)
-            && let Ok(index) = peer.streams.unaccepted.binary_search(&name.id)
+            && let Ok(index) = peer.streams().unaccepted.binary_search(&name.id)
         {
             // It is not among those that will be accepted, in order.
-            peer.streams.unaccepted.remove(index);
-            self.wakes.append(&mut peer.streams.openers);
+            peer.streams().unaccepted.remove(index);
+            self.wakes.append(&mut peer.streams().openers);
         }
         if let Some(stream) = self.streams.get(key)
             && !matches!(stream.writing.end, WriteEnd::Sent)

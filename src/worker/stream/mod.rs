@@ -47,7 +47,10 @@ use crate::{
         window::SendWindow,
     },
     types::{EndpointId, LinkId},
-    worker::{core::Core, peer::at},
+    worker::{
+        core::Core,
+        peer::{Peer, at},
+    },
 };
 
 pub(crate) use incoming::Landing;
@@ -238,7 +241,7 @@ impl Core {
         if let Some(error) = peer.error() {
             return Some(Err(error));
         }
-        let streams = &mut peer.streams;
+        let streams = peer.streams();
         if streams.opened.open.len() >= STREAM_OPEN_MAX
             || streams.unaccepted.len() >= STREAM_BACKLOG
         {
@@ -269,7 +272,7 @@ impl Core {
         let Some(peer) = at(&mut self.peers, link).filter(|peer| peer.id == endpoint) else {
             return Some(Err(crate::worker::send::closed()));
         };
-        if let Some(key) = peer.streams.incoming.pop_front() {
+        if let Some(key) = peer.streams().incoming.pop_front() {
             if peer.is_alive() {
                 self.control(link, control::STREAM_ACCEPTED, 1, &[]);
             }
@@ -310,7 +313,7 @@ impl Core {
         }
         let link = stream.link;
         if let Some(peer) = self.peer(link) {
-            peer.streams.incoming.retain(|waiting| *waiting != key);
+            peer.streams().incoming.retain(|waiting| *waiting != key);
         }
         self.uncharge_stream(key);
         self.discard_unread(key);
@@ -320,13 +323,13 @@ impl Core {
 
     pub(crate) fn wait_to_open(&mut self, link: LinkId, waker: &Waker) {
         if let Some(peer) = self.peer(link) {
-            leave(&mut peer.streams.openers, waker);
+            leave(&mut peer.streams().openers, waker);
         }
     }
 
     pub(crate) fn wait_to_accept(&mut self, link: LinkId, waker: &Waker) {
         if let Some(peer) = self.peer(link) {
-            leave(&mut peer.streams.accepters, waker);
+            leave(&mut peer.streams().accepters, waker);
         }
     }
 
@@ -379,9 +382,9 @@ impl Core {
             stream.named = false;
             let (link, id, opened_here) = (stream.link, stream.id, stream.opened_here);
             if let Some(peer) = at(&mut self.peers, link) {
-                peer.streams.table(opened_here).open.remove(&id);
+                peer.streams().table(opened_here).open.remove(&id);
                 if opened_here {
-                    self.wakes.append(&mut peer.streams.openers);
+                    self.wakes.append(&mut peer.streams().openers);
                 }
             }
         }
@@ -394,8 +397,7 @@ impl Core {
 
     /// The connection has ended: readers get what has arrived, then the reason.
     pub(crate) fn end_streams(&mut self, link: LinkId, error: &Error) {
-        if let Some(peer) = at(&mut self.peers, link) {
-            let streams = &mut peer.streams;
+        if let Some(streams) = at(&mut self.peers, link).and_then(Peer::known_streams) {
             streams.opened.open.clear();
             streams.accepted.open.clear();
             self.wakes.append(&mut streams.accepters);
@@ -420,10 +422,11 @@ impl Core {
 
     /// The record of an ended connection goes, and with it the streams that nobody accepted.
     pub(crate) fn forget_streams(&mut self, link: LinkId) {
-        let Some(peer) = at(&mut self.peers, link).filter(|peer| !peer.is_alive()) else {
+        let peer = at(&mut self.peers, link).filter(|peer| !peer.is_alive());
+        let Some(streams) = peer.and_then(Peer::known_streams) else {
             return;
         };
-        for key in std::mem::take(&mut peer.streams.incoming) {
+        for key in std::mem::take(&mut streams.incoming) {
             self.uncharge_stream(key);
             self.streams.remove(key);
         }

@@ -161,7 +161,7 @@ impl Hostile<'_> {
     fn reads(&mut self) -> Option<Vec<u8>> {
         let link = self.link;
         let peer = self.core().peer(link).expect("a peer");
-        let key = *peer.streams.accepted.open.get(&0).expect("a stream");
+        let key = *peer.streams().accepted.open.get(&0).expect("a stream");
         let chunk = self.engine.read_stream_chunk(key)?;
         chunk.ok()?.map(|chunk| chunk.to_vec())
     }
