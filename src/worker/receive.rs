@@ -216,68 +216,53 @@ impl Core {
                 Some(outcome)
             }
             Stage::Arrived(..) | Stage::Failed(_) => {
-                let (result, buffer, _) = self.remove_receive(id)?;
+                let receive = self.take_out(id)?;
+                let result = match receive.stage {
+                    Stage::Arrived(arrival, ..) => Ok(arrival),
+                    Stage::Failed(error) => Err(error),
+                    Stage::Waiting | Stage::Entered(_) => return None,
+                };
                 Some(Outcome::Buffer {
                     result,
-                    buffer: Some(buffer),
+                    buffer: Some(receive.buffer),
                 })
             }
         }
     }
 
-    /// Takes one out that is over, and not in the table: what it came to, its buffer, and where the message came from and stood.
-    fn remove_receive(
-        &mut self,
-        id: PostId,
-    ) -> Option<(Result<Arrival>, BufferMut, Option<(LinkId, Order)>)> {
+    /// Gives its place to others.
+    fn take_out(&mut self, id: PostId) -> Option<Receive> {
         let Posted::Receive(receive) = self.posted.remove(id)? else {
             return None;
         };
-        self.receives -= 1;
-        let (result, place) = match receive.stage {
-            Stage::Arrived(arrival, link, order) => (Ok(arrival), Some((link, order))),
-            Stage::Failed(error) => (Err(error), None),
-            Stage::Waiting | Stage::Entered(_) => return None,
-        };
-        Some((result, receive.buffer, place))
+        if !matches!(receive.stage, Stage::Entered(_)) {
+            self.receives -= 1;
+        }
+        Some(receive)
     }
 
     /// Its future is gone: it waits no longer, and a message that it had taken goes back.
     pub(super) fn drop_receive(&mut self, key: OpKey) {
-        let Some(id) = key.post_id() else { return };
-        let Some(receive) = self.receive(id) else {
+        let Some(receive) = key.post_id().and_then(|id| self.take_out(id)) else {
             return;
         };
-        drop(receive.waker.take());
         match receive.stage {
-            Stage::Entered(entry) => {
-                self.posted.remove(id);
-                self.drop_future(entry);
+            Stage::Entered(entry) => self.drop_future(entry),
+            Stage::Waiting | Stage::Failed(_) => self.bury_memory(receive.buffer),
+            Stage::Arrived(arrival, link, order) => {
+                let body = Body::Whole {
+                    data: receive.buffer.freeze().slice(..arrival.length),
+                    ack: None,
+                    credit: 0,
+                };
+                let message = Unexpected {
+                    link,
+                    from: arrival.from,
+                    tag: arrival.tag,
+                    body,
+                };
+                self.restore(order, message);
             }
-            Stage::Waiting => {
-                if let Some(Posted::Receive(receive)) = self.posted.remove(id) {
-                    self.receives -= 1;
-                    self.bury_memory(receive.buffer);
-                }
-            }
-            Stage::Arrived(..) | Stage::Failed(_) => match self.remove_receive(id) {
-                Some((Ok(arrival), buffer, Some((link, order)))) => {
-                    let body = Body::Whole {
-                        data: buffer.freeze().slice(..arrival.length),
-                        ack: None,
-                        credit: 0,
-                    };
-                    let message = Unexpected {
-                        link,
-                        from: arrival.from,
-                        tag: arrival.tag,
-                        body,
-                    };
-                    self.restore(order, message);
-                }
-                Some((_, buffer, _)) => self.bury_memory(buffer),
-                None => {}
-            },
         }
     }
 
