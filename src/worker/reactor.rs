@@ -132,14 +132,15 @@ impl Reactor {
         if rung {
             engine.rung();
         }
-        let mut more = pass(&mut engine);
+        // Somebody slept for what has come: whom the first of it wakes goes first, before this looks for more and arms.
+        let mut more = pass(&mut engine, rung || polled);
         if self.unpolled && (!more || overdue) {
             self.unpolled = false;
             engine.poll_fds();
-            more = pass(&mut engine);
+            more = pass(&mut engine, polled);
         }
-        // When there was much, whom it woke goes first and the rest of the fds follows in the next turn.
-        more |= self.unpolled || (engine.has_links() && !engine.arm());
+        // When there was much, whom it woke goes first too, and the rest of the fds follows in the next turn.
+        let more = more || self.unpolled || (engine.has_links() && !engine.arm());
         let naps = !more && engine.is_held();
         engine.reactor_due = more;
         shared.leave(engine);
@@ -174,7 +175,7 @@ impl Reactor {
         if engine.progress() > 0 {
             // Whom it woke goes first.
             if engine.core.wakes.is_empty() {
-                pass(engine);
+                pass(engine, false);
             }
             self.shared.spin.found_lingering(since.elapsed());
             self.lingering = Some((Instant::now(), window));
@@ -189,14 +190,14 @@ impl Reactor {
     }
 }
 
-/// Passes until nothing moves. `true`: stopped before that.
-fn pass(engine: &mut Engine) -> bool {
+/// Passes until nothing moves, or somebody is to be woken who goes first. `true`: stopped before the end.
+fn pass(engine: &mut Engine, wakes_first: bool) -> bool {
     let mut begun = None;
     for lap in 1..=PASSES {
         if engine.progress() == 0 {
             return false;
         }
-        if engine.core.inboxes.has_held() {
+        if engine.core.inboxes.has_held() || wakes_first && !engine.core.wakes.is_empty() {
             break;
         }
         // Long messages make long passes.
@@ -289,7 +290,7 @@ pub(crate) fn run_thread(shared: &Arc<Shared>, bells: &BellSet) {
         }
         engine.rung();
         engine.poll_fds();
-        let more = pass(&mut engine) || (engine.has_links() && !engine.arm());
+        let more = pass(&mut engine, false) || (engine.has_links() && !engine.arm());
         let naps = !more && engine.is_held();
         engine.reactor_due = false;
         shared.leave(engine);
