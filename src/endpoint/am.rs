@@ -203,7 +203,7 @@ impl<'a> AmSend<'a> {
         }
         let shared = endpoint.shared();
         let (link, _) = endpoint.place();
-        let window = shared.context.config().ops_window.value;
+        let window = shared.ops_window;
         let entered = shared.begin(Operation::AmSend, |engine| {
             let mut attempt = message.attempt(endpoint, engine);
             if matches!(attempt, Attempt::Full) {
@@ -373,7 +373,7 @@ impl AmSink {
         } = self;
         let shared = endpoint.shared();
         let begun = ready!(shared.look(Operation::AmSend, cx))?;
-        let window = shared.context.config().ops_window.value;
+        let window = shared.ops_window;
         let (link, own) = endpoint.place();
         let mut first = true;
         begun.drive(

@@ -18,6 +18,7 @@ use crate::{
     worker::{
         Handle,
         operations::{Arrival, Outcome},
+        turn,
     },
 };
 
@@ -387,7 +388,7 @@ impl<T: Completion> Future for Op<T> {
             Entered::Waiting(_) => {}
             ended => {
                 let is_done = matches!(ended, Entered::Done);
-                std::task::ready!(tokio::task::coop::poll_proceed(cx)).made_progress();
+                std::task::ready!(turn::may_be_told(cx));
                 if is_done {
                     this.entered = Entered::Over;
                     return Poll::Ready(T::settle(Settled(Outcome::Done(Ok(())))));

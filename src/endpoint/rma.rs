@@ -431,7 +431,7 @@ pub(super) fn told_later(outcome: Outcome) -> Option<Box<Rare>> {
 /// Operations of an endpoint that may be posted and not over.
 #[inline]
 pub(super) fn window_of(endpoint: &Endpoint) -> usize {
-    endpoint.shared().context.config().ops_window.value
+    endpoint.shared().ops_window
 }
 
 pub(super) fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {

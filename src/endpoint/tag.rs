@@ -130,7 +130,7 @@ impl<'a> TagSend<'a> {
     fn post_to_wait(mut self) -> Result<Op<()>, OpError<Buffer>> {
         let shared = self.endpoint.shared();
         let (link, _) = self.endpoint.place();
-        let window = shared.context.config().ops_window.value;
+        let window = shared.ops_window;
         let entered = shared.begin(Operation::TagSend, |engine| {
             let mut attempt = self.attempt(engine);
             if matches!(attempt, Attempt::Full) {

@@ -72,7 +72,7 @@ pub(crate) mod signal;
 pub(crate) mod spin;
 pub(crate) mod spread;
 pub(crate) mod stream;
-mod turn;
+pub(crate) mod turn;
 pub(crate) mod watch;
 pub(crate) mod ways;
 mod windows;

@@ -161,7 +161,7 @@ impl Shared {
         id: EndpointId,
         ticket: &mut Option<u64>,
     ) -> Poll<Result<()>> {
-        let window = self.context.config().ops_window.value;
+        let window = self.ops_window;
         self.drive(
             cx,
             |engine| {

@@ -51,9 +51,6 @@ use crate::{
 /// new sockets, of room on them, and of peers that went.
 const FDS_EVERY: u64 = 256;
 
-/// Completions between two looks at the runtime's own budget.
-const COOP_EVERY: u32 = 32;
-
 pub(crate) struct Transport {
     pub(crate) name: &'static str,
     pub(crate) reach: Reach,
@@ -66,6 +63,8 @@ pub(crate) struct Shared {
     /// Proves to peers that this is the worker of that id.
     pub(crate) key: PrivateKey,
     pub(crate) context: Context,
+    /// Posted operations that a connection may have under way, as the configuration has it.
+    pub(crate) ops_window: usize,
     pub(crate) transports: Vec<Transport>,
     pub(crate) spin: SpinPolicy,
     pub(crate) linger: LingerPolicy,
@@ -111,6 +110,7 @@ impl Shared {
             id: key.public().worker(),
             key,
             linger: LingerPolicy::new(context.config().progress.value),
+            ops_window: context.config().ops_window.value,
             context,
             transports,
             spin,
@@ -316,7 +316,7 @@ impl Shared {
     pub(in crate::worker) fn count(&self, cx: &mut TaskContext<'_>) -> bool {
         let count = self.completions.load(Ordering::Relaxed).wrapping_add(1);
         self.completions.store(count, Ordering::Relaxed);
-        let due = count.is_multiple_of(COOP_EVERY);
+        let due = count.is_multiple_of(turn::EVERY);
         if due {
             self.account(count, cx);
         }
@@ -327,7 +327,7 @@ impl Shared {
     fn account(&self, count: u32, cx: &mut TaskContext<'_>) {
         let late = self.with(|engine| std::mem::take(&mut engine.late));
         self.spin.found_in_a_lap(late);
-        if count.is_multiple_of(COOP_EVERY * 32) {
+        if count.is_multiple_of(turn::EVERY * 32) {
             self.with(|engine| {
                 engine.poll_fds();
                 engine.progress()
