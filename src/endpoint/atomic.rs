@@ -146,7 +146,7 @@ impl RemoteRegion {
         let mut target = self.target();
         target.offset += offset as u64;
         let address = target.address.wrapping_add(target.offset);
-        if address.is_multiple_of(width.bytes() as u64) {
+        if width.divides(address) {
             Ok(target)
         } else {
             Err(misaligned(width))

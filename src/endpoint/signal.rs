@@ -119,13 +119,10 @@ impl Counter {
     /// Looks so many times whether the value is there, without driving the worker: for values that peers raise in memory.
     #[inline]
     pub(crate) fn look(&self, at_least: u64, looks: u32) -> bool {
-        let exposed = self.inner.region.exposed();
-        let arrived = || {
-            exposed
-                .value()
-                .is_some_and(|value| reached(value, at_least))
-        };
-        (0..looks).any(|_| arrived())
+        self.inner
+            .region
+            .exposed()
+            .comes(|value| reached(value, at_least), looks)
     }
 
     #[inline]

@@ -107,7 +107,7 @@ impl Exposed {
     /// The address of a word of the region.
     pub(crate) fn word(&self, offset: usize, width: Width) -> Result<*mut u8> {
         let address = self.bounds(offset, width.bytes())?;
-        if (address as usize).is_multiple_of(width.bytes()) {
+        if width.divides(address as u64) {
             Ok(address)
         } else {
             Err(misaligned(width))
@@ -138,6 +138,23 @@ impl Exposed {
     #[inline]
     pub(crate) fn value(&self) -> Option<u64> {
         self.load(0, Width::Eight).ok()
+    }
+
+    /// Looks so many times at the value, until it is what is wanted; with a pause of the processor's between two looks, which else take the line from
+    /// who is about to write it.
+    #[inline]
+    pub(crate) fn comes(&self, is_wanted: impl Fn(u64) -> bool, looks: u32) -> bool {
+        let Ok(address) = self.word(0, Width::Eight) else {
+            return false;
+        };
+        // SAFETY: `word` has checked bounds and alignment; the memory is exposed, so all use of it is by copies and atomics.
+        let word = unsafe { AtomicU64::from_ptr(address.cast()) };
+        (0..looks).any(|look| {
+            if look > 0 {
+                std::hint::spin_loop();
+            }
+            is_wanted(word.load(Ordering::SeqCst))
+        })
     }
 
     /// Leaves a waker of who waits for the value, and marks that beside it.

@@ -278,6 +278,15 @@ impl Buffer {
     pub(crate) fn as_run(&self) -> Option<&[u8]> {
         match &self.0 {
             Shared::Bytes(bytes) => Some(bytes),
+            Shared::Segment {
+                segment,
+                offset,
+                len,
+            } => {
+                let address = segment.mapping().as_ptr().wrapping_add(*offset);
+                // SAFETY: as in `as_slice`; `len` bytes of the segment from `offset` on are this buffer's.
+                Some(unsafe { slice::from_raw_parts(address, *len) })
+            }
             _ => self.as_other_run(),
         }
     }

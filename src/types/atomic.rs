@@ -49,6 +49,12 @@ impl Width {
     pub(crate) const fn bytes(self) -> usize {
         self as usize
     }
+
+    /// Whether an address is a multiple of it. Without a division, which takes as long as the atomic operation.
+    #[inline(always)]
+    pub(crate) const fn divides(self, address: u64) -> bool {
+        address & (self as u64 - 1) == 0
+    }
 }
 
 /// What happens to the word.

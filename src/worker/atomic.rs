@@ -47,7 +47,8 @@ impl MappedCounter {
     #[inline]
     pub(crate) fn raise(&self, add: u64) -> Option<bool> {
         let (slot, generation) = self.region;
-        if self.pair.standing(slot, generation) != Standing::Let || self.pair.is_over() {
+        // A peer that has ended the connection has taken its key back as well; its mark of that lies beside one that it writes all the time.
+        if self.pair.standing(slot, generation) != Standing::Let || self.pair.is_over_here() {
             return None;
         }
         // SAFETY: aligned, and checked against the mapping, which is kept.
@@ -107,16 +108,19 @@ impl Core {
         request: &AtomicRequest,
         window: usize,
     ) -> Option<u64> {
-        let width = request.width.bytes();
-        if !near.is_aligned(offset, width as u64) {
+        let width = request.width;
+        if !near.is_aligned(offset, width) {
             return None;
         }
-        self.in_mapping(place, near, (offset, width), window, |word, _| {
+        let (word, inside, _) = self.in_mapping(place, near, (offset, width.bytes()), window)?;
+        if !width.divides(word as u64) {
             // A descriptor that contradicts itself: its owner says what it thinks of that.
-            let is_aligned = (word as usize).is_multiple_of(width);
-            // SAFETY: aligned, and checked against the mapping; other processes use such words by atomics as well.
-            is_aligned.then(|| unsafe { execute(word, request) })
-        })?
+            return None;
+        }
+        // SAFETY: aligned, and checked against the mapping; other processes use such words by atomics as well.
+        let old = unsafe { execute(word, request) };
+        drop(inside);
+        Some(old)
     }
 
     /// Raises a counter at once. `None`: it is not mapped here; else whether somebody sleeps there, whom only a message wakes.

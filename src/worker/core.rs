@@ -34,7 +34,7 @@ use crate::{
         operations::{
             self, Arrival, Body, Entry, Operations, Outcome, RecvStage, SendStage, Unexpected, Work,
         },
-        peer::{OneCopy, Peer, Status, at},
+        peer::{OneCopy, Peer, Status, at, of},
         pressure::Buried,
         receive::Posted,
         windows::Window,
@@ -145,9 +145,7 @@ impl Core {
     /// The connection of an endpoint, if it still is that endpoint's.
     #[inline]
     pub(crate) fn endpoint(&mut self, link: LinkId, id: EndpointId) -> Option<&mut Peer> {
-        // The number of an endpoint is never used again, and so says more than that of its link.
-        let peer = self.peers.get_mut(link.index())?.as_mut()?;
-        (peer.id == id).then_some(peer)
+        of(&mut self.peers, link, id)
     }
 
     pub(crate) fn one_copy(&mut self, link: LinkId) -> Option<&mut OneCopy> {

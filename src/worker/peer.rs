@@ -311,6 +311,13 @@ pub(crate) fn at(peers: &mut [Option<Peer>], link: LinkId) -> Option<&mut Peer> 
         .filter(|peer| peer.slot == link)
 }
 
+/// The connection of an endpoint, if it still is that endpoint's. The number of an endpoint is never used again, and so says more than that of its link.
+#[inline(always)]
+pub(crate) fn of(peers: &mut [Option<Peer>], link: LinkId, id: EndpointId) -> Option<&mut Peer> {
+    let peer = peers.get_mut(link.index())?.as_mut()?;
+    (peer.id == id).then_some(peer)
+}
+
 /// What a connection is made of.
 pub(crate) struct Made {
     pub(crate) id: EndpointId,

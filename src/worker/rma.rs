@@ -13,15 +13,15 @@ use crate::{
     protocol::control::{self, Join},
     sys::memfd::Mapping,
     trace,
-    transport::shm::{Pair, Standing},
-    types::{DeviceKey, EndpointId, LinkId, OpKey, Priority},
+    transport::shm::{Inside, Pair, Standing},
+    types::{DeviceKey, EndpointId, LinkId, OpKey, Priority, Width},
     util::copy::{SHORTEST, copy, copy_short},
     worker::{
         copy::{CHUNK, Remote, Transfer},
         core::Core,
         metrics::Counts,
         operations::{Get, Put, Work},
-        peer::{JOIN_FROM, OneCopy, Peer, at},
+        peer::{JOIN_FROM, OneCopy, Peer, at, of},
     },
 };
 
@@ -62,11 +62,10 @@ impl Near {
         })
     }
 
-    /// Whether the bytes at this offset begin at a multiple of so many, for their owner.
+    /// Whether a word at this offset lies at a multiple of its size, for its owner.
     #[inline(always)]
-    pub(crate) fn is_aligned(&self, offset: u64, to: u64) -> bool {
-        let address = self.target.address.wrapping_add(offset);
-        address.is_multiple_of(to)
+    pub(crate) fn is_aligned(&self, offset: u64, width: Width) -> bool {
+        width.divides(self.target.address.wrapping_add(offset))
     }
 }
 
@@ -155,27 +154,25 @@ impl Core {
         remote.filter(|_| is_let)
     }
 
-    /// Does something at once to `length` bytes that are `offset` behind the target, mapped here and exposed there. `None`: they are not, there is no
-    /// connection, or its window is `window` or more operations full. What of `near` the owner allows, the caller has checked.
+    /// Where `length` bytes lie that are `offset` behind the target, mapped here and exposed there for as long as what comes with them is kept. `None`:
+    /// they are not, there is no connection, or its window is `window` or more operations full. What of `near` the owner allows, the caller has
+    /// checked. Nothing is done here by a closure: one with several uses would be called.
     #[inline(always)]
-    pub(crate) fn in_mapping<R>(
+    pub(crate) fn in_mapping(
         &mut self,
         (link, id): (LinkId, EndpointId),
         near: &Near,
         (offset, length): (u64, usize),
         window: usize,
-        act: impl FnOnce(*mut u8, &mut Counts) -> R,
-    ) -> Option<R> {
-        let peer = at(&mut self.peers, link)
-            .filter(|peer| peer.id == id && peer.is_open() && peer.posted < window)?;
+    ) -> Option<(*mut u8, Inside<'_>, &mut Counts)> {
+        let peer =
+            of(&mut self.peers, link, id).filter(|peer| peer.is_open() && peer.posted < window)?;
         let one_copy = peer.one_copy.as_ref()?;
         let target = &near.target;
         let mapping = one_copy.mapping_near(target.segment, &near.place)?;
         let address = within(mapping, target.segment_offset.checked_add(offset)?, length)?;
-        let counts = &mut self.counts;
-        one_copy
-            .pair
-            .within(target.slot, target.generation, || act(address, counts))
+        let inside = one_copy.pair.inside(target.slot, target.generation)?;
+        Some((address, inside, &mut self.counts))
     }
 
     /// Copies a short run of bytes to or from mapped memory at once, as [`Core::in_mapping`].
@@ -195,22 +192,23 @@ impl Core {
         if length > INLINE {
             return None;
         }
-        self.in_mapping(place, near, (offset, length), window, |remote, counts| {
-            let (from, to) = match pull {
-                true => (remote.cast_const(), local),
-                false => (local.cast_const(), remote),
-            };
-            // SAFETY: valid for `length`: one is the caller's, the other was checked against the mapping. At two addresses they do not overlap, even
-            // when they are the same memory within one process.
-            unsafe {
-                match length <= SHORTEST {
-                    true => copy_short(from, to, length),
-                    false => copy(from, to, length),
-                }
+        let (remote, inside, counts) = self.in_mapping(place, near, (offset, length), window)?;
+        let (from, to) = match pull {
+            true => (remote.cast_const(), local),
+            false => (local.cast_const(), remote),
+        };
+        // SAFETY: valid for `length`: one is the caller's, the other was checked against the mapping, and is exposed while `inside` is kept. At two
+        // addresses they do not overlap, even when they are the same memory within one process.
+        unsafe {
+            match length <= SHORTEST {
+                true => copy_short(from, to, length),
+                false => copy(from, to, length),
             }
-            counts.copied(true, length);
-            trace::operation(what(pull), length, "in mapped memory");
-        })
+        }
+        drop(inside);
+        counts.copied(true, length);
+        trace::operation(what(pull), length, "in mapped memory");
+        Some(())
     }
 
     /// Does a short put or get at once. `None`: there is no direct path, or it is too long for the caller's turn.

@@ -28,11 +28,10 @@ mod wait;
 
 use std::{fmt, sync::Arc, sync::atomic::AtomicU32};
 
-use parking_lot::Mutex;
-
 use crate::{
     endpoint::{Counter, Endpoint, RemoteRegion, Worker},
     error::{Error, ErrorKind, Operation, Result},
+    sys::biased::Biased,
     transport::DevicePlace,
     types::Access,
 };
@@ -77,7 +76,8 @@ struct Inner {
     /// The peer's, raised here.
     remote: RemoteRegion,
     endpoint: Endpoint,
-    line: Mutex<Line>,
+    /// One thread waits and takes as a rule: no locked instruction then.
+    line: Biased<Line>,
     /// The peer's counter as it is mapped here.
     mapped: Mapped,
     /// Looks at the counter before the worker is driven: as many as pay.
@@ -125,7 +125,7 @@ impl Semaphore {
                 counter,
                 remote,
                 endpoint,
-                line: Mutex::default(),
+                line: Biased::new(Line::default()),
                 mapped,
                 looks: AtomicU32::new(MOST_LOOKS),
             }),

@@ -109,8 +109,8 @@ impl fmt::Debug for Signals {
     }
 }
 
-/// Most looks at a counter in memory before the worker is driven: less than a microsecond.
-pub(super) const MOST_LOOKS: u32 = 256;
+/// Most looks at a counter in memory before the worker is driven: some 500 ns where a pause takes 18, 1.5 us where it takes 45.
+pub(super) const MOST_LOOKS: u32 = 32;
 const LEAST_LOOKS: u32 = 4;
 
 impl Inner {

@@ -36,7 +36,7 @@ mod tests;
 use std::sync::Arc;
 
 pub use pair::Pair;
-pub(crate) use pair::Standing;
+pub(crate) use pair::{Inside, Standing};
 
 use crate::{
     error::{Error, Result},

@@ -81,6 +81,18 @@ const fn taken_back(generation: u64) -> u64 {
     !generation
 }
 
+/// This end is inside a region of the peer's, which cannot be taken back until this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Inside<'a>(&'a Pair);
+
+impl Drop for Inside<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
 #[inline(always)]
 const fn index(role: Role) -> usize {
     match role {
@@ -164,19 +176,13 @@ impl Pair {
         self.own_mark().inside.store(0, Ordering::Release);
     }
 
-    /// Does something to the peer's region of this key, which is over before it could be taken back; `None`: this end is not let at it.
+    /// Goes inside the peer's region of this key; `None`: this end is not let at it.
     #[inline(always)]
-    pub(crate) fn within<R>(
-        &self,
-        slot: u32,
-        generation: u64,
-        act: impl FnOnce() -> R,
-    ) -> Option<R> {
+    pub(crate) fn inside(&self, slot: u32, generation: u64) -> Option<Inside<'_>> {
         self.enter();
+        let inside = Inside(self);
         let is_let = self.theirs(slot).load(Ordering::Acquire) == generation;
-        let result = is_let.then(act);
-        self.leave();
-        result
+        is_let.then_some(inside)
     }
 
     /// Whether the peer may be touching this end's memory under a loan that was taken back before the call. Seen `false` once, it no
@@ -247,12 +253,10 @@ impl Pair {
         self.active(1 - self.mine()).over.load(Ordering::Acquire) != 0
     }
 
-    /// Whether either end has taken everything back, or the peer is known to be gone.
+    /// Whether this end has taken everything back, or knows that the peer is gone.
     #[inline]
-    pub(crate) fn is_over(&self) -> bool {
-        self.peer_over()
-            || self.active(self.mine()).over.load(Ordering::Acquire) != 0
-            || self.exited.load(Ordering::Acquire)
+    pub(crate) fn is_over_here(&self) -> bool {
+        self.own_mark().over.load(Ordering::Acquire) != 0 || self.exited.load(Ordering::Acquire)
     }
 
     /// Notes that the peer's process has ended, or the connection by the peer's will: it touches nothing any more.
