@@ -14,6 +14,7 @@ use crate::{
     memory::{ReceiveBuffer, SendBuffer},
     protocol::Descriptor,
     types::{EndpointId, Identity, LinkId, MemoryType, Tag, WorkerId},
+    util::copy::copied,
     worker::{Explanation, Handle, operations::Outcome, shared::Shared},
 };
 
@@ -171,7 +172,7 @@ impl Endpoint {
     /// # Errors
     /// As [`Endpoint::tag_send`].
     pub fn tag_send_copy(&self, tag: impl Into<Tag>, bytes: &[u8]) -> TagSend<'_> {
-        TagSend::new(self, tag.into(), bytes.to_vec().into())
+        TagSend::new(self, tag.into(), copied(bytes).into())
     }
 
     /// Makes exposed memory of this endpoint's peer accessible.

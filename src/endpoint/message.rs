@@ -16,6 +16,7 @@ use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::{BufferMut, ReceiveBuffer},
     types::{AmId, EndpointId, LinkId},
+    util::copy::copied,
     worker::{
         Handle,
         core::{fill, truncated},
@@ -151,9 +152,8 @@ impl ActiveMessage {
     pub fn bytes(mut self) -> AmBytes {
         let announced = match &mut self.content {
             Content::Inline { .. } | Content::InPlace { .. } => {
-                return AmBytes(Payload::Here(Some(Ok(Bytes::copy_from_slice(
-                    self.data().unwrap_or(&[]),
-                )))));
+                let data = copied(self.data().unwrap_or(&[]));
+                return AmBytes(Payload::Here(Some(Ok(data.into()))));
             }
             Content::Whole { header, bytes } => {
                 let header = usize::from(*header).min(bytes.len());
@@ -342,7 +342,7 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
         {
             let data = match &message.content {
                 Content::Whole { header, bytes } => bytes.slice(usize::from(*header)..),
-                _ => Bytes::copy_from_slice(data),
+                _ => copied(data).into(),
             };
             let of = (message.link, message.from);
             let mut target = Some(buffer);

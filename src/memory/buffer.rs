@@ -27,6 +27,7 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::{EndpointId, MemoryType},
+    util::copy::copy_slice,
 };
 
 /// Shared, immutable memory to send from. Cheap to clone and to slice.
@@ -814,7 +815,7 @@ impl BufferMut {
             && at < from.len()
         {
             let end = from.len().min(at + TURN);
-            to[at..end].copy_from_slice(&from[at..end]);
+            copy_slice(&from[at..end], &mut to[at..end]);
             at = end;
             tokio::task::yield_now().await;
         }

@@ -14,6 +14,7 @@ use super::{Buffer, BufferMut};
 use crate::{
     error::Result,
     types::{EndpointId, MemoryType},
+    util::copy::copy_slice,
 };
 
 /// A run of bytes without ownership, as a table of them lies in memory.
@@ -391,7 +392,7 @@ impl ListMut {
         if let Some(staging) = &mut self.staging {
             let to = staging.get_mut(position..).unwrap_or(&mut []);
             let length = to.len().min(data.len());
-            to[..length].copy_from_slice(&data[..length]);
+            copy_slice(&data[..length], &mut to[..length]);
             return;
         }
         let (index, mut within) = find(&self.ends, position);
@@ -405,7 +406,7 @@ impl ListMut {
                         .as_mut_slice()
                         .and_then(|to| to.get_mut(within..within + length))
                     {
-                        to.copy_from_slice(part);
+                        copy_slice(part, to);
                     }
                 }
             }

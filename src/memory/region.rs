@@ -33,6 +33,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::fork,
     types::{Access, DeviceKey, MemoryType},
+    util::copy::copy,
 };
 
 /// Who must know which regions are directly accessible no longer: each worker, for the words it shares with its peers.
@@ -140,7 +141,7 @@ impl Exposed {
             to.store(u32::from_ne_bytes(word), Ordering::Release);
         } else {
             // SAFETY: `bounds` checked the target; the source is elsewhere.
-            unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+            unsafe { copy(source.as_ptr(), target, source.len()) };
         }
         Ok(())
     }
@@ -501,7 +502,7 @@ impl Region {
             *word = from.load(Ordering::Acquire).to_ne_bytes();
         } else {
             // SAFETY: `bounds` checked the source; the target is ours alone. A peer may write meanwhile: bytes may be old or new.
-            unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
+            unsafe { copy(source, target.as_mut_ptr(), target.len()) };
         }
         Ok(())
     }

@@ -15,6 +15,7 @@ use crate::{
     sys::memfd::Mapping,
     transport::shm::Standing,
     types::{LinkId, OpKey},
+    util::copy::copy,
     worker::{core::Core, peer::at, spread::Spread},
 };
 
@@ -172,7 +173,7 @@ impl Core {
                         (local.cast_const(), remote)
                     };
                     // SAFETY: both are valid for `length` bytes; a mapping of the peer's memory and own memory do not overlap.
-                    unsafe { std::ptr::copy_nonoverlapping(from, to, length) };
+                    unsafe { copy(from, to, length) };
                 }
                 (Remote::Address(address), pull) => {
                     let cma = one_copy.cma.as_ref().ok_or_else(|| {

@@ -24,6 +24,7 @@ use crate::{
     trace,
     transport::shm::Pair,
     types::{EndpointId, LinkId, OpKey, Tag},
+    util::copy::copy_slice,
     worker::{
         copy::Transfer,
         device::Devices,
@@ -1082,7 +1083,7 @@ pub(crate) fn fill(buffer: &mut BufferMut, data: &[u8], from: EndpointId) -> Res
         .and_then(|target| target.get_mut(..data.len()))
     {
         Some(target) => {
-            target.copy_from_slice(data);
+            copy_slice(data, target);
             Ok(data.len())
         }
         None => Err(truncated(data.len() as u64, room)),

@@ -19,6 +19,7 @@ use crate::{
     trace,
     transport::{Hold, MAX_PREFIX, Place, Sink},
     types::{Access, EndpointId, LinkId, OpKey, Priority, Tag},
+    util::copy::{copied, copy_slice},
     worker::{
         copy::{CHUNK, Remote, Transfer, chunks},
         core::{Core, truncated},
@@ -100,7 +101,7 @@ impl Core {
         } else if let Some(key) = self.match_posted(tag) {
             if self.waits_on_device(key) {
                 // Its share of the window is returned when an engine has copied it.
-                let data = Buffer::from(data.to_vec());
+                let data = Buffer::from(copied(data));
                 if let Some(op) = ack {
                     self.control(link, control::DONE, op, &[]);
                 }
@@ -511,7 +512,7 @@ impl Core {
         }
         if let Some(address) = self.landing(link, key, data.len())? {
             if let Some(slice) = self.landing_slice(key, address, data.len()) {
-                slice.copy_from_slice(data);
+                copy_slice(data, slice);
             }
             self.after_fragment(key);
         }
@@ -887,7 +888,7 @@ fn whole(data: &[u8], ack: Option<u64>, cost: u64) -> Body {
         }
     } else {
         Body::Whole {
-            data: Buffer::from(data.to_vec()),
+            data: Buffer::from(copied(data)),
             ack,
             credit: cost as u32,
         }

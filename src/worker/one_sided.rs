@@ -33,6 +33,7 @@ use crate::{
         SendError, Zcopy,
     },
     types::{Access, DeviceKey, LinkId, OpKey},
+    util::copy::{copy, copy_slice},
     worker::{
         core::Core,
         deliver::violation,
@@ -553,7 +554,7 @@ impl Core {
         let result = match data.len() == moves.length {
             true => {
                 // SAFETY: `local` has `length` bytes, owned by the entry; `data` is the link's.
-                unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), moves.local, data.len()) };
+                unsafe { copy(data.as_ptr(), moves.local, data.len()) };
                 Ok(())
             }
             false => Err(violation("a get brought another number of bytes")),
@@ -576,7 +577,7 @@ impl Core {
             let error = violation("a get brought another number of bytes");
             return self.short_over(link, key, Err(error));
         };
-        room.copy_from_slice(data);
+        copy_slice(data, room);
         entry.is_short = false;
         self.got(key);
     }

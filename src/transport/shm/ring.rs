@@ -21,7 +21,7 @@
 //! and bytes only). A body given to the closure of [`Consumer::take`] may still change while it is looked at: a reader must
 //! copy each field out once and check the copy. An honest peer does not touch a cell between its publication and its release.
 
-use std::{ptr, ptr::NonNull, slice, sync::Arc};
+use std::{ptr::NonNull, slice, sync::Arc};
 
 use super::{
     doorbell::{Flag, can_be_calm},
@@ -256,8 +256,8 @@ impl Producer {
         // SAFETY: the body lies within its area; the consumer has released these bytes (area head); the slices are the caller's and
         // do not lie in the ring.
         unsafe {
-            ptr::copy_nonoverlapping(prefix.as_ptr(), body, prefix.len());
-            ptr::copy_nonoverlapping(payload.as_ptr(), body.add(prefix.len()), payload.len());
+            copy(prefix.as_ptr(), body, prefix.len());
+            copy(payload.as_ptr(), body.add(prefix.len()), payload.len());
         }
         prefetch_write(self.memory.cell(self.tail + AHEAD));
         self.memory.cell(self.tail).content.with_mut(|content| {

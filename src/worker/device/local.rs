@@ -27,6 +27,7 @@ use crate::{
     },
     transport::CopyEnd,
     types::{MemoryType, OpKey},
+    util::copy::copy,
     worker::{core::Core, operations::Work},
 };
 
@@ -173,9 +174,7 @@ impl Core {
                     let (stage, from, to) = match from.at {
                         Location::Host { address, .. } => {
                             // SAFETY: the run is that long, and the fragment, which is this operation's alone.
-                            unsafe {
-                                ptr::copy_nonoverlapping(address, fragment.address(), length)
-                            };
+                            unsafe { copy(address, fragment.address(), length) };
                             (Stage::Storing, stop, end(to.at, pinned_to))
                         }
                         Location::Device { .. } => {
@@ -245,7 +244,7 @@ impl Core {
             return;
         };
         // SAFETY: both are at least that long, of two pools, and this part's alone; the engine has reported that it is done with the first.
-        unsafe { ptr::copy_nonoverlapping(came.address(), fragment.address(), length) };
+        unsafe { copy(came.address(), fragment.address(), length) };
         let from = CopyEnd::Host {
             address: fragment.address(),
             pinned: fragment.is_pinned(),
@@ -284,9 +283,7 @@ impl Core {
                 && let Location::Host { address, .. } = run.at
             {
                 // SAFETY: the part is within one run, and the engine has reported that it is done with the fragment.
-                unsafe {
-                    ptr::copy_nonoverlapping(fragment.address(), address, length.min(run.length))
-                };
+                unsafe { copy(fragment.address(), address, length.min(run.length)) };
             }
         }
         self.part_over(key, id);

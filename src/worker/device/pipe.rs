@@ -22,6 +22,7 @@ use crate::{
     protocol::control,
     transport::CopyEnd,
     types::{LinkId, OpKey},
+    util::copy::copy,
     worker::{
         core::Core,
         operations::{Entry, Outcome, Source, Work},
@@ -364,7 +365,7 @@ impl Core {
                         (stop, address)
                     };
                     // SAFETY: the run is that long, and so is the rest of the fragment, which nothing else uses in this stage.
-                    unsafe { std::ptr::copy_nonoverlapping(from, to, count) };
+                    unsafe { copy(from, to, count) };
                 }
                 Location::Device { .. } => {
                     let (there, here) = (

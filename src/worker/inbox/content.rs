@@ -15,6 +15,7 @@ use crate::{
     },
     transport::{Held, Hold},
     types::{EndpointId, LinkId},
+    util::copy::copied,
 };
 
 use super::PLACE;
@@ -126,7 +127,7 @@ impl Content {
         } else {
             Self::Whole {
                 header: header as u16,
-                bytes: Bytes::copy_from_slice(body),
+                bytes: copied(body).into(),
             }
         }
     }

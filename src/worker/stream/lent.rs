@@ -343,7 +343,7 @@ unsafe fn copy(one_copy: &OneCopy, lent: &LentBuffer, room: *mut u8, length: usi
                 // SAFETY: `reach` has checked the range against the mapping.
                 let from = unsafe { mapping.as_ptr().add(start) };
                 // SAFETY: both are valid for `length` bytes; a mapping of the peer's memory and own memory do not overlap.
-                unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), room, length) };
+                unsafe { crate::util::copy::copy(from.cast_const(), room, length) };
                 Ok(())
             }
             Remote::Address(address) => match &one_copy.cma {

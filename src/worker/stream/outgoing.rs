@@ -14,7 +14,7 @@ use crate::{
     protocol::{control, stream::STREAM_BYTES, window::SendWindow},
     transport::{RawSlice, SendError, Zcopy},
     types::{LinkId, OpKey},
-    util::waker_slot::WakerSlot,
+    util::{copy::append, waker_slot::WakerSlot},
     worker::{
         core::Core,
         device,
@@ -167,10 +167,12 @@ impl Writing {
         }
         self.gathered += count;
         if let Some(Piece::Gathered { bytes, .. }) = self.pieces.back_mut() {
-            bytes.extend_from_slice(&data[..count]);
+            bytes.reserve(count);
+            append(bytes, &data[..count]);
         } else {
             let mut bytes = std::mem::take(&mut self.spare);
-            bytes.extend_from_slice(&data[..count]);
+            bytes.reserve(count);
+            append(&mut bytes, &data[..count]);
             self.pieces.push_back(Piece::Gathered { bytes, done: 0 });
         }
         count

@@ -4,7 +4,7 @@
 //! # Safety
 //! [`Direct`] holds the address of the unfilled part of a buffer that the caller of [`Engine::read_stream`] borrows for the whole call, and it
 //! is taken out of the core before that returns. Nothing else reads or writes that part meanwhile. It counts the bytes that it has
-//! written, and only those are declared initialised.
+//! written, and only those are declared initialised. So does [`put`].
 #![allow(unsafe_code)]
 
 use std::{collections::VecDeque, task::Waker};
@@ -18,7 +18,10 @@ use crate::{
         control,
         window::{Due, ReceiveWindow, Terms},
     },
-    util::waker_slot::WakerSlot,
+    util::{
+        copy::{append, copy},
+        waker_slot::WakerSlot,
+    },
     worker::{core::Core, engine::Engine, windows::Window},
 };
 
@@ -91,7 +94,7 @@ impl Reading {
             }
             self.tail.reserve(data.len().max(BLOCK));
         }
-        self.tail.extend_from_slice(data);
+        append(&mut self.tail, data);
     }
 
     /// Keeps bytes that have arrived in memory of their own.
@@ -105,7 +108,7 @@ impl Reading {
     /// Copies of what comes before all else.
     pub(super) fn copy_ahead(&mut self, buf: &mut ReadBuf<'_>) -> usize {
         let count = self.ahead.len().min(buf.remaining());
-        buf.put_slice(&self.ahead.split_to(count));
+        put(buf, &self.ahead.split_to(count));
         count
     }
 
@@ -114,7 +117,7 @@ impl Reading {
         let before = buf.filled().len();
         while let Some(chunk) = self.chunks.front_mut() {
             let count = chunk.len().min(buf.remaining());
-            buf.put_slice(&chunk[..count]);
+            put(buf, &chunk[..count]);
             if count < chunk.len() {
                 chunk.advance(count);
                 return buf.filled().len() - before;
@@ -123,7 +126,7 @@ impl Reading {
         }
         let count = self.tail.len().min(buf.remaining());
         if count > 0 {
-            buf.put_slice(&self.tail[..count]);
+            put(buf, &self.tail[..count]);
             if count == self.tail.len() {
                 self.tail.clear();
             } else {
@@ -139,6 +142,21 @@ impl Reading {
             .pop_front()
             .or_else(|| (!self.tail.is_empty()).then(|| self.tail.split().freeze()))
     }
+}
+
+/// Puts bytes that it has room for behind what is in it.
+fn put(buf: &mut ReadBuf<'_>, bytes: &[u8]) {
+    assert!(
+        bytes.len() <= buf.remaining(),
+        "the caller has looked at the room"
+    );
+    // SAFETY: as much room as was looked at just now; nothing that was initialised is made uninitialised.
+    let room = unsafe { buf.unfilled_mut() };
+    // SAFETY: as above; the room is borrowed alone.
+    unsafe { copy(bytes.as_ptr(), room.as_mut_ptr().cast(), bytes.len()) };
+    // SAFETY: they were written just now.
+    unsafe { buf.assume_init(bytes.len()) };
+    buf.advance(bytes.len());
 }
 
 impl Stream {
@@ -171,7 +189,7 @@ impl Direct {
         let count = data.len().min(self.length - self.filled);
         // SAFETY: `filled + count` is at most `length`, and the buffer is lent by the caller of `read_stream`; `data` is the link's.
         unsafe {
-            std::ptr::copy_nonoverlapping(data.as_ptr(), self.room.add(self.filled), count);
+            copy(data.as_ptr(), self.room.add(self.filled), count);
         }
         self.filled += count;
         count
