@@ -16,7 +16,7 @@
 //! that ended meanwhile. Pauses are no part of it, and it does not matter which began or ended together: the fragments of messages
 //! that are under way at once take turns, so such messages end at once. What is under way when the timing begins and when it ends is
 //! not counted alike; so a run has several times as many messages as are under way, and is timed once those of the run before have
-//! ended. The first run of a class, which finds memory that was never touched, is not timed, nor is any but the last before a
+//! ended. The first run of each way, which finds memory that was never touched, is not timed, nor is any but the last before a
 //! trial: the clock takes its time. Of each way the best time is kept, and forgotten by a quarter with each run that was slower.
 
 use std::time::{Duration, Instant};
@@ -72,6 +72,8 @@ struct Class {
     is_trial: bool,
     /// Nanoseconds for each byte, each way.
     cost: [Option<f64>; 2],
+    /// Whether a run has gone each way.
+    taken: [bool; 2],
     /// Messages under way, and the most at a time in this run.
     under_way: usize,
     most: usize,
@@ -106,6 +108,7 @@ impl Class {
             best,
             is_trial: false,
             cost: [None; 2],
+            taken: [false; 2],
             under_way: 0,
             most: 0,
             run: 0,
@@ -154,7 +157,7 @@ impl Class {
         self.ended += 1;
         let few = self.most.saturating_sub(1) * TURNS;
         let enough = (RUN / length.max(1)).clamp(FEWEST, MOST).max(few);
-        let is_watched = self.is_trial || self.rest == 1;
+        let is_watched = (self.is_trial || self.rest == 1) && self.taken[self.way() as usize];
         let Some(timed) = &mut self.timed else {
             if !is_watched && self.ended >= enough {
                 self.over(None);
@@ -185,9 +188,14 @@ impl Class {
         let way = self.way();
         self.run = self.run.wrapping_add(1);
         (self.earlier, self.ended, self.timed) = (self.under_way, 0, None);
+        let is_first = !std::mem::replace(&mut self.taken[way as usize], true);
         if let Some(cost) = cost {
             let known = &mut self.cost[way as usize];
             *known = Some(known.map_or(cost, |known| cost.min(known * 1.25)));
+        }
+        if self.is_trial && is_first {
+            // The next run is the trial.
+            return;
         }
         if !self.is_trial {
             self.rest -= 1;
@@ -297,7 +305,9 @@ impl Ways {
             return (way, chosen.then(said));
         }
         let power = length.max(1).ilog2();
-        let class = self.classes.iter().find(|class| class.of.0 == power);
+        // Of memory that is mapped by both only where nothing is known of other memory.
+        let of_length = self.classes.iter().filter(|class| class.of.0 == power);
+        let class = of_length.min_by_key(|class| class.of.1);
         let best = class.map_or_else(
             || Class::new((power, false), length).best,
             |class| class.best,
@@ -420,6 +430,24 @@ mod tests {
                     "{worse} of 100,000 go the worse way: {shape}"
                 );
                 assert!(worse > 0, "it is never tried again: {shape}");
+            }
+        }
+    }
+
+    /// What goes a way for the first time waits for pages of its buffers.
+    #[test]
+    fn a_cold_start_decides_nothing() {
+        for (length, window, turns) in shapes() {
+            let mut sim = Sim::new(length, [2000, 5000], window, turns);
+            let better = Way::Fragments;
+            let mut sent = 0;
+            while sim.class.best != better || sim.class.is_trial {
+                // Five times as long until one run has gone that way.
+                let is_cold = !sim.class.taken[better as usize];
+                sim.times[better as usize] = if is_cold { 10_000 } else { 2000 };
+                sim.send(1);
+                sent += 1;
+                assert!(sent < 3000, "{length}, {window} at a time, {turns}");
             }
         }
     }
