@@ -29,7 +29,7 @@
 //! 1 KiB: they leave at once while long ones wait to be received. A tagged message that is short and finds no room is announced; an active one never is, but waits: those of
 //! each id have 512 KiB of their own that may be under way or untaken.
 //!
-//! On one host an announced message of 16 KiB to 2 MiB comes in one copy out of the sender's memory, or in fragments that both ends
+//! On one host an announced message of 16 KiB to 64 MiB comes in one copy out of the sender's memory, or in fragments that both ends
 //! copy: which is faster depends on the machine, so each connection measures both, for each power of two of lengths, and takes the
 //! better one. It begins to try the other way after some hundred messages. `explain` prints what the receiver has measured, and
 //! `WHARF_RNDV_SCHEME=get_zcopy` or `am` chooses.

@@ -21,6 +21,9 @@ use crate::{
 /// Looks at the likeliest link before each pass, with a pause of the processor's between them, and passes in one lap.
 pub(super) const LOOKS: u32 = 4;
 pub(super) const PASSES: usize = 4;
+/// Passes where what was waited for before came within them, and of each so many-th wait: where a look is a system call, an answer takes longer than a few.
+const PATIENT: usize = 16;
+const TRIES_EVERY: u32 = 32;
 /// Looks of a first poll, where what was waited for before came soon: some 400 ns where a pause takes 18, 1 us where it takes 45. What comes meanwhile is
 /// taken by the shortest way.
 pub(super) const FIRST_LOOKS: u32 = 24;
@@ -253,7 +256,12 @@ impl Engine {
     ) -> DirectOutcome {
         let mut outcome = DirectOutcome::Waiting;
         let mut waited = false;
-        for _ in 0..PASSES {
+        self.waits = self.waits.wrapping_add(1);
+        let passes = match self.first_looks > 0 || self.waits.is_multiple_of(TRIES_EVERY) {
+            true => PATIENT,
+            false => PASSES,
+        };
+        for _ in 0..passes {
             let looks = if waited { LOOKS } else { 0 };
             if let Some(room) = buffer.run_mut()
                 && let Some((arrival, owed)) = self.take_tagged(tag, mask, room, looks)

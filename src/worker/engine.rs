@@ -65,6 +65,8 @@ pub(crate) struct Engine {
     pub(crate) late: u64,
     /// How many times the first poll of a receive looks for its message: more than once while that comes within a lap.
     pub(crate) first_looks: u32,
+    /// Laps of receives.
+    pub(super) waits: u32,
     /// Tasks that were woken, less the times that a future has given way to them since.
     pub(crate) woken: usize,
     /// For loops that are not Tokio's.
@@ -80,6 +82,7 @@ impl Engine {
             runs: false,
             late: 0,
             first_looks: 0,
+            waits: 0,
             woken: 0,
             watch: Watch::new(&poll)?,
             core,

@@ -25,6 +25,7 @@ use crate::{
     error::Error,
     transport::{Place, Sink, tls::explained},
     types::LinkId,
+    util::copy::{copy, copy_slice},
 };
 
 /// Bytes of the buffer that all readers of an interface share.
@@ -212,7 +213,7 @@ impl Reader {
                 let room = buffer.len();
                 let mut filled = 0;
                 socket.read_secured(room, &mut |piece| {
-                    buffer[filled..filled + piece.len()].copy_from_slice(piece);
+                    copy_slice(piece, &mut buffer[filled..filled + piece.len()]);
                     filled += piece.len();
                 })
             }
@@ -226,10 +227,10 @@ impl Reader {
                         // SAFETY: no more than `left` bytes were filled, and the sink gave so many.
                         let place = unsafe { address.add(filled) };
                         // SAFETY: within the same bytes, lent until `placed`, which has not been called; the piece is TLS's own.
-                        unsafe { place.copy_from_nonoverlapping(direct.as_ptr(), direct.len()) };
+                        unsafe { copy(direct.as_ptr(), place, direct.len()) };
                     }
                     let past = (filled + direct.len()).saturating_sub(left);
-                    buffer[past..past + behind.len()].copy_from_slice(behind);
+                    copy_slice(behind, &mut buffer[past..past + behind.len()]);
                     filled += piece.len();
                 })
             }
