@@ -43,7 +43,7 @@ pub(crate) enum RendezvousScheme {
     Auto,
     /// The receiver reads it out of the sender's memory.
     Get,
-    /// The sender writes it into the receiver's memory.
+    /// The sender writes it into the receiver's memory, which is cleared before: the receiver cannot tell what was written. As the receiver has it.
     Put,
     /// In messages.
     Messages,

@@ -57,7 +57,7 @@ variables! {
     "WHARF_RNDV_THRESH" or "UCX_RNDV_THRESH": "`auto`, `inf`, or a size; `intra:SIZE,inter:SIZE` for peers on this host and on others", else "`auto`",
         "from which size on a tag message goes by rendezvous; as `ContextBuilder::rendezvous_threshold`";
     "WHARF_RNDV_SCHEME" or "UCX_RNDV_SCHEME": "`get_zcopy` (the receiver reads), `put_zcopy` (the sender writes), `am` (in messages) or `auto`", else "`auto`: `get_zcopy` between devices, what was measured on one host",
-        "how a long message travels where network devices reach memory; on one host the first two are one copy by the receiver";
+        "how a long message travels where network devices reach memory, as its receiver has it; where the sender writes, the receiver clears its buffer before, as it cannot tell what was written; on one host the first two are one copy by the receiver";
     "WHARF_CONNECT_TIMEOUT": "a time", else "`10s`",
         "for the whole of a connect; as `ContextBuilder::connect_timeout`";
     "WHARF_HANDSHAKE_TIMEOUT": "a time", else "`5s`",

@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use super::{Endpoint, RemoteRegion, Worker};
 use crate::{
     Context, ContextBuilder,
+    config::RendezvousScheme,
     error::{Error, ErrorKind, Result},
     memory::{AddressRange, Buffer, BufferMut, DmaBuf, Region},
     transport::{
@@ -53,6 +54,10 @@ struct Device {
     /// Registers nothing for writing before this is taken back; and how often it was asked to.
     waits: AtomicBool,
     writers: AtomicUsize,
+    /// Says of puts that they are done, and writes nothing.
+    lies: AtomicBool,
+    /// It was to register for writing what was not clear.
+    uncleared: AtomicBool,
     /// Has no room for short puts, for which these links wait.
     full: AtomicBool,
     waiting: Mutex<Vec<LinkId>>,
@@ -138,11 +143,16 @@ impl RemoteMemory for Memory {
 
     fn register_for_writing(&self, range: AddressRange, _: &[u64]) -> Registering<LocalKeys> {
         let device = self.0.clone();
-        device.writers.fetch_add(1, SeqCst);
         Box::pin(async move {
+            device.writers.fetch_add(1, SeqCst);
             while device.waits.load(SeqCst) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
+            let (start, length) = (range.start(), range.len() as usize);
+            // SAFETY: the memory is a receive's that stays until this has ended.
+            let memory = unsafe { std::slice::from_raw_parts(at(start), length) };
+            let is_clear = memory.iter().all(|byte| *byte == 0);
+            device.uncleared.fetch_or(!is_clear, SeqCst);
             Ok(local_keys(range, device.key(range, Access::WRITE)?))
         })
     }
@@ -174,6 +184,7 @@ impl RemoteMemory for Memory {
 /// What the device has to do.
 #[derive(Debug)]
 enum Job {
+    Put { from: u64, to: u64, length: usize },
     Copy { from: u64, to: u64, length: usize },
     Write(u64, Vec<u8>),
     Read(u64, usize),
@@ -281,7 +292,8 @@ impl Interface for Face {
             moved += 1;
             match job {
                 Err(error) => sink.refused(link, token, error),
-                Ok(Job::Copy { from, to, length }) => {
+                Ok(Job::Put { .. }) if self.device.lies.load(SeqCst) => sink.sent(link, token),
+                Ok(Job::Put { from, to, length } | Job::Copy { from, to, length }) => {
                     // SAFETY: both registered when it was posted, and to be kept until now.
                     unsafe { std::ptr::copy_nonoverlapping(at(from), at(to), length) };
                     sink.sent(link, token);
@@ -403,7 +415,7 @@ impl OneSided for Lane {
         let checked =
             mine.and_then(|()| device.check(remote.keys, remote.address, length, Access::WRITE));
         let (from, to) = (local.address, remote.address);
-        self.post(token, checked.map(|()| Job::Copy { from, to, length }));
+        self.post(token, checked.map(|()| Job::Put { from, to, length }));
         Ok(Zcopy::Pending)
     }
     fn put_short(
@@ -793,13 +805,64 @@ fn memory_that_is_being_registered_is_given_back_after_that() {
     });
 }
 
+/// A peer that would rather write gets no keys to write with, unless this side would have it so: it cannot tell what was written.
+#[test]
+fn who_would_rather_write_is_read() {
+    run(async {
+        for receiver in [RendezvousScheme::Auto, RendezvousScheme::Get] {
+            let bed = Bed::new().await;
+            bed.schemes(RendezvousScheme::Put, receiver);
+            bed.device.lies.store(true, SeqCst);
+            for (round, length) in [PIECE / 2, 5 * PIECE].into_iter().enumerate() {
+                bed.carry(length, round as u8).await;
+            }
+            assert_eq!(bed.counts(), (0, 0, 1 + 5), "{receiver:?}");
+            // What cannot be registered for that comes in messages.
+            bed.device.refuses.store(true, SeqCst);
+            bed.carry(PIECE, 2).await;
+            assert_eq!(bed.device.writers.load(SeqCst), 0);
+        }
+    });
+}
+
+/// A peer that was asked to write, writes nothing and says that it has: nothing of what was in the buffer is taken for its message, or was there
+/// to be seen when it got the keys.
+#[test]
+fn what_was_not_written_is_nothing() {
+    const CANARY: u8 = 0xc5;
+    run(async {
+        let bed = Bed::new().await;
+        bed.prefer_writing();
+        bed.device.lies.store(true, SeqCst);
+        for length in [PIECE / 2, 9 * PIECE + 5] {
+            let send = bed.to.tag_send(1, bytes(length, 1));
+            let buffer = vec![CANARY; length + 3];
+            let receive = bed.there.tag_recv(1, Mask::ALL, buffer);
+            let (sent, received) = tokio::join!(send, receive);
+            sent.expect("sent");
+            let received = received.expect("received");
+            assert_eq!(received.len, length);
+            let (message, rest) = received.buffer.split_at(length);
+            assert!(message.iter().all(|byte| *byte == 0), "{length}: old bytes");
+            assert_eq!(rest, [CANARY; 3], "not the message's");
+        }
+        assert!(
+            !bed.device.uncleared.load(SeqCst),
+            "keys before it is clear"
+        );
+    });
+}
+
 impl Bed {
     fn prefer_writing(&self) {
-        use crate::config::RendezvousScheme;
-        for worker in [&self._here, &self.there] {
+        self.schemes(RendezvousScheme::Put, RendezvousScheme::Put);
+    }
+
+    fn schemes(&self, sender: RendezvousScheme, receiver: RendezvousScheme) {
+        for (worker, scheme) in [(&self._here, sender), (&self.there, receiver)] {
             worker
                 .shared()
-                .inside(|engine| engine.core.one_sided.scheme = RendezvousScheme::Put);
+                .inside(|engine| engine.core.one_sided.scheme = scheme);
         }
     }
 }

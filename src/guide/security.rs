@@ -10,7 +10,7 @@
 //! | `self` | this worker | nobody | its own |
 //! | `shm`, `cma` | a process of the **same user** in the same network namespace; the kernel tells who it is (`SO_PEERCRED`) before a place is taken | the two ends; root, and whoever may trace them | the rings of its own connection; exposed memory whose [`Descriptor`](crate::Descriptor) it has, with the [`Access`](crate::Access) given |
 //! | `tcp` | whoever reaches the port, and passes the secret, the certificates and [`admit`](crate::ContextBuilder::admit) | whoever is on the way, unless [`tls`](crate::guide::tls) is set; [`tcp_checksums`](crate::ContextBuilder::tcp_checksums) notice accidents, not attackers | exposed memory whose descriptor it has, checked for each operation |
-//! | `rc_verbs` | as `tcp`, for the set-up goes by it | whoever is on the fabric: **there is no encryption**, and it is refused where TLS is demanded | as `tcp`; the device checks the rkey of a registered region |
+//! | `rc_verbs` | as `tcp`, for the set-up goes by it | whoever is on the fabric: **there is no encryption**, and it is refused where TLS is demanded | as `tcp`; the device checks the rkey of a registered region. A long message is read by its receiver. Only where the receiver's own `WHARF_RNDV_SCHEME` is `put_zcopy` does the sender write it, unobserved: so the receiver clears its buffer before it gives the keys, and what a peer did not write arrives as zeros |
 //! | `cuda_ipc`, `rocm_ipc`, `gaudi_ipc` | as `shm` | as `shm` | the exposed device memory that was opened for it |
 //!
 //! The right to a region is the possession of its descriptor, which holds a random key: give it to whom it is meant for, and to nobody else. A

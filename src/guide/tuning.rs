@@ -34,6 +34,9 @@
 //! better one. It begins to try the other way after some hundred messages. `explain` prints what the receiver has measured, and
 //! `WHARF_RNDV_SCHEME=get_zcopy` or `am` chooses.
 //!
+//! Between network devices the receiver reads an announced message out of the sender's memory. With `WHARF_RNDV_SCHEME=put_zcopy` at the receiver the sender
+//! writes it instead; the receiver clears its buffer first, at the speed of memory, because it cannot tell afterwards what was written.
+//!
 //! # The two questions of a spinning worker
 //!
 //! [`Progress::Adaptive`](crate::Progress::Adaptive) measures its waits and looks for what comes while their mean is below 20 µs

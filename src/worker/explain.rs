@@ -220,8 +220,13 @@ impl Peer {
                     };
                     let fragments = format!("fragments over {name}");
                     let way = match devices.map(|ways| ways.rails) {
+                        Some(Ok(_)) if scheme == RendezvousScheme::Messages => {
+                            let why = "WHARF_RNDV_SCHEME says so";
+                            Explanation::way(format!("rendezvous, {fragments}"))
+                                .not("network devices", why)
+                        }
                         Some(Ok(rails)) => Explanation::way(format!(
-                            "rendezvous, one end's devices read or write the other's memory where that can be registered: {rails}; else {fragments}"
+                            "rendezvous, the receiver's devices read the sender's memory where that can be registered (where the receiver's WHARF_RNDV_SCHEME is put_zcopy, the sender's write the receiver's, which is cleared before): {rails}; else {fragments}"
                         )),
                         Some(Err(why)) => Explanation::way(format!("rendezvous, {fragments}"))
                             .not("network devices", why),

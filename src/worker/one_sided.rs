@@ -5,8 +5,11 @@
 //!                     ─▶ registered ─▶ pieces, some in flight at a time, over all rails ─▶ over
 //!                     ─▶ cannot be registered ─▶ by messages
 //! announced, read     ─▶ keys came with it, or are asked for ─▶ pieces ─▶ DONE to the sender
-//! announced, written  ─▶ the receiver registers, WRITE ─▶ the sender: pieces ─▶ DONE to the receiver ─▶ deregistered ─▶ over
+//! announced, written  ─▶ the receiver clears and registers, WRITE ─▶ the sender: pieces ─▶ DONE to the receiver ─▶ deregistered ─▶ over
 //! ```
+//!
+//! A receiver reads, and cannot say afterwards whether a peer has written: so it has a message written only where its own configuration says so,
+//! whatever the sender would rather do, and then into memory that holds nothing of anybody's. A peer that writes less than it says delivers zeros.
 //!
 //! A put that carries a signal sends it as a message after its last piece has ended: rails are not ordered among each other, and a piece that was
 //! refused is then known before the signal goes.
@@ -49,8 +52,8 @@ use crate::{
 /// Pieces of one operation that each rail may have in flight.
 const IN_FLIGHT: u32 = 4;
 
-/// In [`Rts::slot`] of a registered message: the sender would rather write.
-const PREFERS_WRITE: u32 = 1;
+/// Bytes of a receive that are cleared at a time, under the lock: some ten microseconds.
+const CLEARED: usize = 256 << 10;
 
 /// What network devices do for an operation.
 pub(crate) enum OneSided {
@@ -208,10 +211,7 @@ pub(super) fn offer(
         true => count.min(control::MAX_KEYS) as u64,
         false => 0,
     };
-    rts.slot = match scheme {
-        RendezvousScheme::Put => PREFERS_WRITE,
-        _ => 0,
-    };
+    rts.slot = 0;
     Some(Offer {
         keys,
         ..Offer::default()
@@ -696,15 +696,20 @@ impl Core {
             return;
         };
         let waits = offer.keys.is_none();
-        let Work::Send(send) = &entry.work else {
+        entry.one_sided = Some(Box::new(OneSided::Offers(offer)));
+        // Who would rather write makes none before it is asked for them.
+        if waits && self.one_sided.scheme != RendezvousScheme::Put {
+            self.register_offered(link, key);
+        }
+    }
+
+    /// Makes the keys of a message that was announced without.
+    fn register_offered(&mut self, link: LinkId, key: OpKey) {
+        let Some(Work::Send(send)) = self.operations.get(key).map(|entry| &entry.work) else {
             return;
         };
         let range = send.buffer.as_slice().map(AddressRange::of);
         let whole = whole(send.buffer.segment());
-        entry.one_sided = Some(Box::new(OneSided::Offers(offer)));
-        if !waits || self.one_sided.scheme == RendezvousScheme::Put {
-            return;
-        }
         let peer = at(&mut self.peers, link).and_then(|peer| peer.link.as_mut());
         if let (Some(ways), Some(range)) = (peer.and_then(|link| link.one_sided()), range) {
             let made = ways
@@ -754,10 +759,9 @@ impl Core {
             expected: length,
             got: 0,
         };
-        let writes = scheme == RendezvousScheme::Put
-            || scheme == RendezvousScheme::Auto && rts.slot == PREFERS_WRITE;
-        if writes {
-            let Ok(range) = AddressRange::new(local as u64, length as u64) else {
+        if scheme == RendezvousScheme::Put {
+            let range = AddressRange::new(local as u64, length as u64);
+            let (Ok(range), true) = (range, recv.buffer.as_mut_slice().is_some()) else {
                 return false;
             };
             recv.stage = landing;
@@ -765,7 +769,7 @@ impl Core {
             let made = memory.register_for_writing(range, ways.devices());
             let (keys, op) = (None, rts.op);
             entry.one_sided = Some(Box::new(OneSided::Written { memory, keys, op }));
-            self.have_registered(link, key, made);
+            self.have_cleared(link, key, made);
         } else if rts.keys.is_empty() {
             recv.stage = landing;
             let (op, address) = (rts.op, rts.address);
@@ -802,13 +806,15 @@ impl Core {
         if entry.was_announced() {
             self.announcement_over(link);
         }
-        match self.one_sided_of(link, key) {
-            Some(OneSided::Offers(offer)) => {
-                offer.asked = Some(to);
-                self.answer_keys(link, key);
-            }
-            _ => return Err(violation("keys of what devices do not reach")),
+        let writes = self.one_sided.scheme == RendezvousScheme::Put;
+        let Some(OneSided::Offers(offer)) = self.one_sided_of(link, key) else {
+            return Err(violation("keys of what devices do not reach"));
+        };
+        offer.asked = Some(to);
+        if writes && offer.keys.is_none() && !offer.waiting {
+            self.register_offered(link, key);
         }
+        self.answer_keys(link, key);
         Ok(())
     }
 
@@ -922,6 +928,53 @@ impl Core {
         };
         self.buried
             .push(Buried::Registering(RegisterErrand::new(worker, work)));
+    }
+
+    /// Has the memory of a receive registered for the peer's devices, which the receive cannot watch: after nothing is left in it that they could
+    /// leave standing, or read.
+    fn have_cleared(&mut self, link: LinkId, key: OpKey, made: Registering<LocalKeys>) {
+        let worker = self.one_sided.worker.clone();
+        let going = worker.clone();
+        let work = async move {
+            let mut next = 0;
+            let result = loop {
+                let clear = |shared: Arc<Shared>| {
+                    shared.with(|engine| engine.core.clear_written(link, key, next))
+                };
+                match going.upgrade().and_then(clear) {
+                    Some(0) => break made.await,
+                    Some(cleared) => next += cleared,
+                    None => {
+                        let text = "the receive has ended";
+                        break Err(Error::new(ErrorKind::Canceled, text));
+                    }
+                }
+                tokio::task::yield_now().await;
+            };
+            Some(Box::new(move |core: &mut Self| core.registered(link, key, result)) as Told)
+        };
+        self.buried
+            .push(Buried::Registering(RegisterErrand::new(worker, work)));
+    }
+
+    /// Clears the next bytes of such a receive, from `next` on; how many: none at its end. `None`: it has ended.
+    fn clear_written(&mut self, link: LinkId, key: OpKey, next: usize) -> Option<usize> {
+        if !matches!(
+            self.one_sided_of(link, key),
+            Some(OneSided::Written { keys: None, .. })
+        ) {
+            return None;
+        }
+        let Work::Recv(recv) = &mut self.operations.get(key)?.work else {
+            return None;
+        };
+        let length = recv.arrival?.length;
+        let part = recv
+            .buffer
+            .as_mut_slice()?
+            .get_mut(next..length.min(next + CLEARED))?;
+        part.fill(0);
+        Some(part.len())
     }
 
     /// Memory of an operation is registered, or cannot be.
