@@ -5,7 +5,8 @@ use super::{did_you_mean, value};
 /// What peers may make a worker hold before they are held back, and then refused.
 ///
 /// Each amount is bounded three times: for one connection, for all connections from one source together, and for the whole worker. A source is
-/// the IP address of a peer over a network (of an IPv6 address the first 64 bits), and the user of a peer on this host. The loopback connection of a worker to itself is not limited.
+/// the IP address of a peer over a network (of an IPv6 address the first 64 bits), and over a Unix socket the user that the kernel knows a peer to be,
+/// whatever it says of itself. The loopback connection of a worker to itself is not limited.
 ///
 /// Peers that keep to the protocol are held back by its windows long before they reach the default limit of a connection: 1 MiB of tagged messages,
 /// 512 KiB of active ones of each id that is received here, 4096 announced ones, 128 streams of 64 KiB that nobody has accepted. Who receives more than some

@@ -4,22 +4,14 @@
 //! An account outlives its connection for as long as something is held under it: messages that had arrived whole. They go on counting for
 //! their source and the worker.
 
-use std::{collections::HashMap, net::IpAddr};
+use std::collections::HashMap;
 
 use slab::Slab;
 
-use crate::error::{Error, ErrorKind, Result};
-
-/// Where a connection comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Source {
-    /// From the worker itself: counted, and not limited.
-    Itself,
-    /// From a user of this host.
-    User(u32),
-    /// From this address.
-    Address(IpAddr),
-}
+use crate::{
+    error::{Error, ErrorKind, Result},
+    types::Source,
+};
 
 /// An account of a connection. The first is nobody's: what cannot be told to have come from a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,6 +207,12 @@ impl Ledger {
         self.sources.len() - 1
     }
 
+    /// Where an account's connection comes from.
+    #[cfg(test)]
+    pub(crate) fn source_of(&self, id: AccountId) -> Source {
+        self.sources[self.accounts[id.index()].source as usize].source
+    }
+
     /// A connection begins.
     pub(crate) fn open(&mut self, source: Source) -> AccountId {
         let sources = &mut self.sources;
@@ -334,10 +332,12 @@ fn exhausted(what: &str, limit: u64, whose: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     fn address(last: u8) -> Source {
-        Source::Address(IpAddr::from([10, 0, 0, last]))
+        IpAddr::from([10, 0, 0, last]).into()
     }
 
     fn ledger(connection: u64, source: u64, worker: u64) -> Ledger {

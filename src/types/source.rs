@@ -8,7 +8,9 @@ use std::{
 /// Where a connection comes from, as far as it cannot be made up: whose shares of what is limited are counted together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
-    /// A user of this host.
+    /// The worker itself: counted, and not limited.
+    Itself,
+    /// A user of this host, as the kernel knows it; not as a peer calls itself.
     User(u32),
     V4(Ipv4Addr),
     /// The first 64 bits: who has one address of such a network has all of them.
@@ -28,6 +30,7 @@ impl From<IpAddr> for Source {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Itself => f.write_str("the worker itself"),
             Self::User(user) => write!(f, "user {user}"),
             Self::V4(ip) => ip.fmt(f),
             Self::V6(network) => {

@@ -83,7 +83,7 @@ impl Bed {
             sent: sent.clone(),
             room,
         };
-        let account = core.ledger.open(crate::protocol::ledger::Source::User(1));
+        let account = core.ledger.open(crate::types::Source::User(1));
         core.add_peer(Peer::new(Made {
             id: EndpointId(1),
             slot: LINK,

@@ -260,10 +260,7 @@ mod tests {
         let mut bed = Bed::new(100);
         let limits = Limits::default().each_connection(|quota| quota.unexpected_bytes(connection));
         bed.core.ledger = Ledger::new(quotas(&limits));
-        let account = bed
-            .core
-            .ledger
-            .open(crate::protocol::ledger::Source::User(1));
+        let account = bed.core.ledger.open(crate::types::Source::User(1));
         bed.core.peer(LINK).expect("there").account = Some(account);
         bed
     }

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    protocol::ledger::{AccountId, Ledger, Source},
-    types::{LinkId, Mask, Tag},
+    protocol::ledger::{AccountId, Ledger},
+    types::{LinkId, Mask, Source, Tag},
 };
 
 const LINK: LinkId = LinkId::new(0, 1);

@@ -25,7 +25,7 @@ use crate::{
     },
     sys::{abstract_socket, identity::identity},
     transport::{PeerInfo, Reach, channel::Channel, loopback, rdmacm},
-    types::{EndpointId, LinkId, WorkerId},
+    types::{EndpointId, LinkId, Source, WorkerId},
     worker::shared::Shared,
 };
 
@@ -111,7 +111,7 @@ async fn dial_worker(
             ("self", Refused::new()),
             loopback::Loopback::connected(),
             worker,
-            info,
+            (info, Source::Itself),
             None,
             true,
         );
@@ -267,7 +267,12 @@ async fn dial_rdma(
 ) -> Result<(LinkId, EndpointId)> {
     let mut last = None;
     for (index, address) in addresses.iter().enumerate() {
-        let opening = rdmacm::dial(*address, limit, *shared.context.config().keepalive);
+        let opening = async {
+            let keepalive = *shared.context.config().keepalive;
+            let mut channel = rdmacm::dial(*address, limit, keepalive).await?;
+            channel.set_peer_address(Some(*address));
+            Ok(channel)
+        };
         let (channel, client) = match greeted(shared, (index, addresses.len()), opening).await {
             Ok(greeted) => greeted,
             Err(error) => {

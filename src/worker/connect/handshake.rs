@@ -22,7 +22,7 @@ use crate::{
         channel::Channel,
         cma::{self, CmaPeer, Trial},
     },
-    types::{EndpointId, LinkId, WorkerId},
+    types::{EndpointId, Identity, LinkId, WorkerId},
     worker::shared::Shared,
 };
 
@@ -152,9 +152,24 @@ async fn secure(shared: &Shared, channel: &mut Channel) -> Result<()> {
 
 pub(super) fn info(channel: &Channel, client: &Introduction) -> PeerInfo {
     PeerInfo {
-        identity: client.identity.clone(),
+        identity: believed(channel, client.identity.clone()),
         name: channel.peer_name(),
         certificates: channel.certificates(),
+    }
+}
+
+/// Where a peer says that it lives, but for its user, of which the kernel tells where it can. Who was another user when it began says so in good
+/// faith, and so does who lives in another user namespace: what it says of that is put right, and not held against it.
+fn believed(channel: &Channel, said: Identity) -> Identity {
+    let Some(known) = channel.peer_credentials() else {
+        return said;
+    };
+    if known.uid != said.user {
+        tracing::debug!(target: "wharf::wireup", peer = %channel.peer_name(), says = said.user, "the peer says that it is another user");
+    }
+    Identity {
+        user: known.uid,
+        ..said
     }
 }
 
@@ -258,8 +273,9 @@ pub(super) async fn establish(
         memory,
     } = acceptance;
     only(addressed, &key, &name)?;
+    let source = channel.source();
     let info = PeerInfo {
-        identity,
+        identity: believed(&channel, identity),
         name,
         certificates: channel.certificates(),
     };
@@ -298,5 +314,6 @@ pub(super) async fn establish(
     let (lane, connected, refused) =
         connect_by_one(&tried, &mut channel, Role::Client, &info).await?;
     let transport = (lane.name, refused);
+    let info = (info, source);
     attach(shared, transport, connected, key.worker(), info, cma, true)
 }

@@ -1,11 +1,8 @@
 //! Lanes: which transport a connection takes, its set-up, and the finished link.
 
-use std::{
-    net::{IpAddr, Ipv6Addr, SocketAddr},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use tokio::time::timeout;
@@ -19,7 +16,6 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     protocol::{
         hello::Acceptance,
-        ledger::Source,
         thresholds::{Lending, Thresholds},
     },
     sys::identity::identity,
@@ -27,9 +23,8 @@ use crate::{
         Connected, PeerInfo, Reach, Role,
         channel::Channel,
         cma::{self, CmaPeer},
-        loopback::Loopback,
     },
-    types::{EndpointId, LinkId, WorkerId},
+    types::{EndpointId, LinkId, Source, WorkerId},
     worker::{
         peer::{Made, OneCopy, Peer},
         shared::{Shared, Transport},
@@ -151,7 +146,8 @@ async fn accept_inner(
     claimed: bool,
 ) -> Result<(LinkId, EndpointId)> {
     let limits = &shared.context.config().limits;
-    let seat = match shared.accepted.enter(request.channel.source(), limits) {
+    let source = request.channel.source();
+    let seat = match shared.accepted.enter(source, limits) {
         Ok(seat) => seat,
         Err(error) => {
             refuse(&mut request.channel, &error).await;
@@ -206,7 +202,7 @@ async fn accept_inner(
         (lane.name, refused),
         connected,
         request.worker(),
-        info,
+        (info, source),
         cma,
         claimed,
     )?;
@@ -234,31 +230,16 @@ pub(super) fn told(
         .ok()
 }
 
-/// Who is charged for what the peer makes this side hold: the user of a peer on this host, the address of one over a network.
-fn source(transport: &str, info: &PeerInfo) -> Source {
-    if transport == Loopback::NAME {
-        return Source::Itself;
-    }
-    match info.name.parse::<SocketAddr>() {
-        Ok(address) => Source::Address(match address.ip().to_canonical() {
-            // Who has one address of a network has all of them.
-            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
-            ip => ip,
-        }),
-        Err(_) => Source::User(info.identity.user),
-    }
-}
-
 /// The next endpoint of any worker of this process: memory that one has is no other's.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Puts a finished link to work.
+/// Puts a finished link to work. What its peer makes this side hold is charged to `source`.
 pub(super) fn attach(
     shared: &Arc<Shared>,
     (transport, refused): (&'static str, Refused),
     connected: Connected,
     worker: WorkerId,
-    info: PeerInfo,
+    (info, source): (PeerInfo, Source),
     cma: Option<CmaPeer>,
     claimed: bool,
 ) -> Result<(LinkId, EndpointId)> {
@@ -285,7 +266,7 @@ pub(super) fn attach(
             threshold.bytes()
         };
         let limits = Thresholds::new(&attributes, threshold);
-        let account = engine.core.ledger.open(source(transport, &info));
+        let account = engine.core.ledger.open(source);
         let mut peer = Peer::new(Made {
             id,
             slot,

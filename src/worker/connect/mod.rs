@@ -51,6 +51,8 @@ mod bind;
 mod dial;
 mod handshake;
 mod lanes;
+#[cfg(test)]
+mod liars;
 mod listen;
 mod meeting;
 

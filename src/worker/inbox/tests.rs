@@ -54,7 +54,7 @@ pub(in crate::worker) fn core() -> (Core, Sent) {
     let sent = Sent::default();
     let mut core = Core::new(Arc::default(), RendezvousThreshold::default());
     let link = Wire(sent.clone());
-    let account = core.ledger.open(crate::protocol::ledger::Source::User(1));
+    let account = core.ledger.open(crate::types::Source::User(1));
     core.add_peer(Peer::new(Made {
         id: EndpointId(1),
         slot: LINK,
