@@ -12,7 +12,7 @@ use super::{did_you_mean, value};
 /// 512 KiB of active ones of each id that is received here, 4096 announced ones, 128 streams of 64 KiB that nobody has accepted. Who receives more than some
 /// forty ids, and leaves them all untaken, needs a higher one. What is beyond a limit is refused with
 /// [`ErrorKind::Exhausted`](crate::ErrorKind::Exhausted): a stream or a get alone; a message, of which its sender has no hope to hear, with its
-/// connection.
+/// connection. Who leaves more than 32,768 answers unread is cut off whatever the limits.
 ///
 /// Messages that had arrived whole when their connection ended stay to be received, and count for their source and the worker until then.
 /// Nothing is kept of a peer that broke the protocol or went beyond a limit. What is held now,
@@ -56,15 +56,15 @@ pub struct Limits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Quota {
-    /// Bytes of memory in messages that arrived before anybody received them, with what is needed to keep them, and in streams before
-    /// anybody accepted them.
+    /// Bytes of memory in messages that arrived before anybody received them, or of which a part is here, with what is needed to keep them; in streams
+    /// before anybody accepted them; in answers that wait until the peer reads; and in lists of blocks that it gets or puts.
     pub unexpected_bytes: u64,
     /// Messages that arrived, or were announced, before anybody received them.
     pub unexpected_messages: u64,
     /// Streams that peers have opened and nobody has accepted. Of one connection at most 128, which is the protocol's limit.
     pub unaccepted_streams: u64,
-    /// Gets of peers that are being served in messages. Of gets of many blocks at most 64 for each connection are served at a time, which is the
-    /// protocol's limit.
+    /// What peers ask for and is being served in messages: gets, puts into device memory, parts of announced messages. Of gets of many blocks, and puts
+    /// of many into device memory, at most 64 for each connection are served at a time, which is the protocol's limit.
     pub requests: u64,
     /// Connections that peers have made; not those that the worker itself has dialled, and not those whose peers have yet to say who they are, which
     /// have [places of their own](crate::ContextBuilder::handshake_timeout). Of one connection it means nothing.

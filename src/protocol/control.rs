@@ -139,6 +139,15 @@ pub(crate) const fn is_answer(id: u8) -> bool {
     )
 }
 
+/// Whether a message answers what the peer says, as often as the peer says it: what waits of these is bounded and charged to the connection, as the
+/// peer decides how many there are. Of the others this side decides, or a window.
+pub(crate) const fn is_owed(id: u8) -> bool {
+    matches!(
+        id,
+        DONE | NACK | CANCELED | FETCHED | KEYS | AM_REFUSED | STREAM_STOP | LAYOUT_DATA
+    )
+}
+
 /// No slot, no segment.
 pub(crate) const NONE: u32 = u32::MAX;
 

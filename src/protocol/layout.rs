@@ -300,6 +300,14 @@ impl Cursor {
 }
 
 impl Shape {
+    /// Bytes of memory that its list takes, where it is one.
+    pub(crate) fn weight(&self) -> usize {
+        match self {
+            Self::Strided(_) => 0,
+            Self::Indexed(indexed) => size_of_val(indexed.blocks.as_slice()),
+        }
+    }
+
     /// One block.
     pub(crate) fn block(length: u64) -> Self {
         Self::Strided(Strided::new(0, length, 0, 1))
@@ -489,6 +497,11 @@ pub(crate) struct Places {
 }
 
 impl Places {
+    /// Bytes of memory that its list takes.
+    pub(crate) fn weight(&self) -> usize {
+        self.shape.weight() + size_of_val(&*self.ends)
+    }
+
     /// What lies behind `position` in the stream of loops; a list is as long as the part.
     pub(crate) fn new(shape: Shape, position: u64) -> Self {
         let indexed = match shape {

@@ -44,13 +44,15 @@ impl Amount {
         requests: 0,
     };
 
-    /// A request that is being served.
-    pub(crate) const REQUEST: Self = Self {
-        bytes: 0,
-        messages: 0,
-        streams: 0,
-        requests: 1,
-    };
+    /// A request that is being served, with as many bytes of memory beside its place.
+    pub(crate) const fn request(bytes: usize) -> Self {
+        Self {
+            bytes: bytes as u64,
+            messages: 0,
+            streams: 0,
+            requests: 1,
+        }
+    }
 
     /// A message that takes as many bytes of memory.
     #[inline]
@@ -275,7 +277,22 @@ impl Ledger {
         Ok(())
     }
 
-    /// The same for what is here already, and comes back: it is never refused.
+    /// Takes room for a request that takes as many bytes of memory, where there is somebody to charge.
+    ///
+    /// # Errors
+    /// As [`Ledger::take`].
+    pub(crate) fn charge(
+        &mut self,
+        id: Option<AccountId>,
+        bytes: usize,
+    ) -> Result<Option<AccountId>> {
+        if let Some(id) = id {
+            self.take(id, Amount::request(bytes))?;
+        }
+        Ok(id)
+    }
+
+    /// As [`Ledger::take`], for what is here already, and comes back: it is never refused.
     pub(crate) fn hold(&mut self, id: AccountId, amount: Amount) {
         if let Some(account) = self.accounts.get_mut(id.index()) {
             account.held.add(amount);

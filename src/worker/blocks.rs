@@ -49,6 +49,14 @@ enum Asked {
 }
 
 impl Answer {
+    /// Bytes of memory that its list takes.
+    pub(crate) fn weight(&self) -> usize {
+        match &self.blocks {
+            Asked::Host(shape, _) => shape.weight(),
+            Asked::Device(places) => places.weight(),
+        }
+    }
+
     /// The blocks, of device memory.
     pub(crate) fn places(&self) -> Option<&Places> {
         match &self.blocks {
@@ -160,13 +168,12 @@ impl Core {
             });
         match admitted {
             Ok(exposed) => {
-                let Some(peer) = self.peer(link) else {
+                let Some(peer) = at(&mut self.peers, link) else {
                     return Ok(());
                 };
                 if peer.requests().serving >= REQUESTS {
                     return Err(violation("more requests than are allowed at a time"));
                 }
-                peer.requests().serving += 1;
                 let on_device = exposed.device.is_some() && header.length > 0;
                 let blocks = match on_device {
                     true => Asked::Device(Places::new(shape, header.position)),
@@ -175,16 +182,25 @@ impl Core {
                         Asked::Host(shape, cursor)
                     }
                 };
+                let answer = Answer {
+                    blocks,
+                    position: header.position,
+                };
+                let charged = match self.ledger.charge(peer.account, answer.weight()) {
+                    Ok(charged) => charged,
+                    Err(error) => {
+                        self.refuse_blocks(link, op, header.position, error.kind());
+                        return Ok(());
+                    }
+                };
+                peer.requests().serving += 1;
                 let serve = Serve {
-                    charged: None,
+                    charged,
                     source: Source::Region(exposed),
                     offset: 0,
                     length: header.length as usize,
                     out: Outgoing { to: op, next: 0 },
-                    answer: Some(Box::new(Answer {
-                        blocks,
-                        position: header.position,
-                    })),
+                    answer: Some(Box::new(answer)),
                 };
                 if on_device {
                     self.start_serve(link, serve, None, Priority::Normal);

@@ -173,9 +173,12 @@ impl Core {
 
     /// Sends a message of the protocol to a peer.
     pub(crate) fn control(&mut self, link: LinkId, id: u8, header: u64, body: &[u8]) {
-        if let Some(peer) = self.peer(link)
-            && let Err(error) = peer.control(id, header, body)
-        {
+        let Some(peer) = self.peer(link) else { return };
+        let queued = peer.control(id, header, body);
+        if let Err(error) = queued.and_then(|is_owed| match is_owed {
+            true => self.owe(link),
+            false => Ok(()),
+        }) {
             self.failures.push((link, error));
         }
     }
@@ -873,6 +876,7 @@ impl Core {
             self.forget_all_of(account);
         }
         if let Some(account) = account {
+            self.forgive(link, account);
             self.ledger.close(account);
         }
         if let Some(peer) = at(&mut self.peers, link) {

@@ -11,7 +11,6 @@ use crate::{
     memory::{Buffer, BufferMut},
     protocol::{
         control::{self, Announcement, GetRequest, Join, PutHeader, Rtr, Signal},
-        ledger::Amount,
         matching::{Arrival as Order, Name},
         window::{Due, Terms, eager_cost},
     },
@@ -28,7 +27,7 @@ use crate::{
         operations::{
             Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Source, Unexpected, Work,
         },
-        peer::{ANSWERS, OneCopy, at},
+        peer::{OneCopy, at},
         send::{FRAGMENT, SHARE_FROM, give, lend},
         signal::put_parts,
         ways::Way,
@@ -40,6 +39,9 @@ use crate::{
 /// acted upon.
 const LONGEST: usize = FRAGMENT + MAX_PREFIX;
 const WORDS: usize = PACK + LEAST;
+
+/// Messages up to this length come at once: none of them is buffered in parts.
+const AT_ONCE: usize = 4096;
 
 /// Transfers of one peer that this side helps with at a time; of more the peer does all by itself.
 const HELP: usize = 32;
@@ -672,14 +674,6 @@ impl Core {
     }
 
     fn get_request(&mut self, link: LinkId, op: u64, request: GetRequest) {
-        if self
-            .peer(link)
-            .is_some_and(|peer| peer.queue.len() >= ANSWERS)
-        {
-            let error = violation("the peer asks for more than it reads");
-            self.failures.push((link, error));
-            return;
-        }
         match self.regions.check_any(
             request.slot,
             request.generation,
@@ -688,9 +682,13 @@ impl Core {
             Access::READ,
         ) {
             Ok(exposed) => {
+                let charged = match self.charge_request(link, 0) {
+                    Ok(charged) => charged,
+                    Err(error) => return self.refuse(link, op, error.kind()),
+                };
                 let on_device = exposed.device.is_some();
-                let mut serve = Serve {
-                    charged: None,
+                let serve = Serve {
+                    charged,
                     source: Source::Region(exposed),
                     offset: request.offset as usize,
                     length: request.length as usize,
@@ -700,12 +698,6 @@ impl Core {
                 if on_device {
                     self.start_serve(link, serve, None, Priority::Normal);
                     return;
-                }
-                serve.charged = self.peer(link).and_then(|peer| peer.account);
-                if let Some(account) = serve.charged
-                    && let Err(error) = self.ledger.take(account, Amount::REQUEST)
-                {
-                    return self.refuse(link, op, error.kind());
                 }
                 let key = self.operations.insert(Some(link), true, Work::Serve(serve));
                 self.submit(link, key);
@@ -898,6 +890,9 @@ fn whole(data: &[u8], ack: Option<u64>, cost: u64) -> Body {
 impl Sink for Core {
     #[inline]
     fn message(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()> {
+        if body.len() > AT_ONCE {
+            self.end_arriving(from, body.len());
+        }
         self.take_in(from, id, header, body, None)
     }
 
@@ -921,7 +916,13 @@ impl Sink for Core {
         prefix: &[u8],
         length: usize,
     ) -> Result<Place> {
-        let place = self.place_payload(from, id, header, prefix, length);
+        let mut place = self.place_payload(from, id, header, prefix, length);
+        // What answers a request of this side is its own affair.
+        let is_unasked = !matches!(id, control::FRAGMENT | control::LAYOUT_DATA);
+        if is_unasked && length > AT_ONCE && matches!(place, Ok(Place::Whole)) {
+            let charged = self.begin_arriving(from, prefix.len() + length);
+            place = charged.map(|()| Place::Whole);
+        }
         if !matches!(place, Ok(Place::Whole)) {
             // The others follow as messages.
             self.counts.received.add(prefix.len() + length);

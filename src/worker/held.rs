@@ -14,7 +14,8 @@ use crate::{
     worker::{
         Held,
         core::Core,
-        operations::{Body, Serve, Unexpected, Work},
+        operations::{Body, Unexpected, Work},
+        peer::{ANSWER, at},
     },
 };
 
@@ -67,15 +68,103 @@ impl Core {
             .unwrap_or(AccountId::NOBODY)
     }
 
+    /// Charges a request that a peer has made, until it is over, with the bytes of its list.
+    ///
+    /// # Errors
+    /// `Exhausted`: there are as many as may be.
+    pub(crate) fn charge_request(
+        &mut self,
+        link: LinkId,
+        bytes: usize,
+    ) -> Result<Option<AccountId>> {
+        let account = self.peer(link).and_then(|peer| peer.account);
+        self.ledger.charge(account, bytes)
+    }
+
     /// A request is over.
     #[inline]
     pub(crate) fn served(&mut self, work: &Work) {
-        if let Work::Serve(Serve {
-            charged: Some(account),
-            ..
-        }) = work
+        let (charged, bytes) = match work {
+            Work::Serve(serve) => {
+                let list = serve.answer.as_ref();
+                (serve.charged, list.map_or(0, |answer| answer.weight()))
+            }
+            Work::Fill(fill) => {
+                let list = fill.places.as_ref();
+                (fill.charged, list.map_or(0, |places| places.weight()))
+            }
+            Work::Lent(lent) => (lent.charged, 0),
+            _ => return,
+        };
+        if let Some(account) = charged {
+            self.ledger.give(account, Amount::request(bytes));
+        }
+    }
+
+    /// An answer waits for room on the link.
+    ///
+    /// # Errors
+    /// `Exhausted`: as many wait as may.
+    #[cold]
+    pub(crate) fn owe(&mut self, link: LinkId) -> Result<()> {
+        let Some(peer) = at(&mut self.peers, link) else {
+            return Ok(());
+        };
+        if let Some(account) = peer.account {
+            self.ledger.take(account, Amount::bytes(ANSWER))?;
+            peer.owed += 1;
+        }
+        Ok(())
+    }
+
+    /// One of them has gone.
+    pub(crate) fn pay(&mut self, link: LinkId) {
+        if let Some(peer) = at(&mut self.peers, link)
+            && let Some(account) = peer.account
+            && peer.owed > 0
         {
-            self.ledger.give(*account, Amount::REQUEST);
+            peer.owed -= 1;
+            self.ledger.give(account, Amount::bytes(ANSWER));
+        }
+    }
+
+    /// A long message begins, of which the rest is to come: what is to hold it is charged before it is there.
+    ///
+    /// # Errors
+    /// `Exhausted`: there is no room for it.
+    pub(crate) fn begin_arriving(&mut self, link: LinkId, bytes: usize) -> Result<()> {
+        let Some(peer) = at(&mut self.peers, link) else {
+            return Ok(());
+        };
+        if let Some(account) = peer.account
+            && let Some(arriving) = u32::try_from(bytes)
+                .ok()
+                .and_then(|bytes| peer.arriving.checked_add(bytes))
+        {
+            self.ledger.take(account, Amount::bytes(bytes))?;
+            peer.arriving = arriving;
+        }
+        Ok(())
+    }
+
+    /// A message of so many bytes is here: if it came in parts, what holds them is charged otherwise now, or goes.
+    pub(crate) fn end_arriving(&mut self, link: LinkId, bytes: usize) {
+        if let Some(peer) = at(&mut self.peers, link)
+            && let Some(account) = peer.account
+            && peer.arriving > 0
+        {
+            let bytes = bytes.min(peer.arriving as usize);
+            peer.arriving -= bytes as u32;
+            self.ledger.give(account, Amount::bytes(bytes));
+        }
+    }
+
+    /// A connection ends: its answers go nowhere, and what was on its way does not come.
+    pub(crate) fn forgive(&mut self, link: LinkId, account: AccountId) {
+        if let Some(peer) = at(&mut self.peers, link) {
+            let owed = std::mem::take(&mut peer.owed) as usize * ANSWER;
+            let arriving = std::mem::take(&mut peer.arriving) as usize;
+            self.ledger.give(account, Amount::bytes(owed + arriving));
         }
     }
 
@@ -151,7 +240,6 @@ mod tests {
         protocol::{
             am,
             control::{self, Rts},
-            ledger::Ledger,
         },
         transport::Sink,
         types::{AmId, EndpointId},
@@ -258,10 +346,7 @@ mod tests {
 
     fn limited(connection: u64) -> Bed {
         let mut bed = Bed::new(100);
-        let limits = Limits::default().each_connection(|quota| quota.unexpected_bytes(connection));
-        bed.core.ledger = Ledger::new(quotas(&limits));
-        let account = bed.core.ledger.open(crate::types::Source::User(1));
-        bed.core.peer(LINK).expect("there").account = Some(account);
+        bed.limit(|limits| limits.each_connection(|quota| quota.unexpected_bytes(connection)));
         bed
     }
 

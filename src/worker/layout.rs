@@ -494,8 +494,9 @@ impl Core {
             .filter(|entry| entry.link == Some(link))
             .map(|entry| &mut entry.work)
         else {
-            // Whole, so that its end is taken note of in one place.
-            return Ok(Place::Whole);
+            // Of one that has ended, or never was: its end is taken note of, its bytes are not kept.
+            self.answered(link, &answer)?;
+            return Ok(Place::Discard);
         };
         let base = get.layout.as_ref().map_or(0, |plan| plan.base());
         let at = within(&answer, base);

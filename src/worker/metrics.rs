@@ -53,8 +53,8 @@ pub struct LaneMetrics {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Held {
-    /// Bytes of memory in messages that nobody has received and streams that nobody has accepted. Those of a connection that is over are
-    /// among them, until they are received.
+    /// Bytes of memory in messages that nobody has received and streams that nobody has accepted, and what else counts as
+    /// [such](crate::config::Quota::unexpected_bytes). Messages of a connection that is over are among them, until they are received.
     pub unexpected_bytes: u64,
     /// Such messages, those that are only announced among them.
     pub unexpected_messages: u64,

@@ -36,6 +36,8 @@
 pub(crate) mod am;
 pub(crate) mod atomic;
 pub(crate) mod blocks;
+#[cfg(test)]
+mod charged;
 mod close;
 pub(crate) mod connect;
 pub(crate) mod copy;

@@ -278,6 +278,8 @@ pub(crate) struct Fill {
     pub(crate) signal: Option<Box<Raise>>,
     /// The blocks of the region that it goes to.
     pub(crate) places: Option<Box<Places>>,
+    /// Who is charged for it.
+    pub(crate) charged: Option<AccountId>,
 }
 
 pub(crate) enum Work {

@@ -252,6 +252,10 @@ pub(crate) struct Peer {
     pub(crate) info: PeerInfo,
     /// Who is charged for what it makes this side hold, until the connection is over.
     pub(crate) account: Option<AccountId>,
+    /// Charged of answers that wait for room on the link, each [`ANSWER`] bytes.
+    pub(crate) owed: u32,
+    /// Bytes charged of a message of which a part is here.
+    pub(crate) arriving: u32,
     pub(crate) transports: Vec<&'static str>,
     /// Transports that were to be set up first and could not be, and why.
     pub(crate) refused: Vec<(&'static str, String)>,
@@ -280,8 +284,6 @@ pub(crate) struct Peer {
     pub(crate) am: AmPeer,
     pub(crate) signals: Signals,
     streams: Seldom<PeerStreams>,
-    /// What this side moves for it that stops in pinned memory, or waits to.
-    pub(crate) staged: usize,
     /// Copies of its own that this side takes a share in.
     pub(crate) helped: usize,
     /// Why device memory of it is not opened here, once that was tried: by the accelerator's place in the context, each once.
@@ -293,8 +295,13 @@ pub(crate) struct Peer {
     pub(crate) ready: Waiters,
 }
 
-/// What may wait for room on a link before the peer, which reads none of it, is cut off.
-pub(crate) const ANSWERS: usize = 1 << 17;
+/// Answers that may wait for room on a link before the peer, which reads none of them, is cut off: 2 MiB. A peer that only stands still has as many
+/// requests under way as link and kernel buffer, and the answers, which are shorter, find room in the buffers of the way back.
+pub(crate) const ANSWERS: u32 = 1 << 15;
+
+/// What each of them takes.
+pub(crate) const ANSWER: usize = size_of::<Queued>();
+const _: () = assert!(ANSWER <= 64);
 
 /// Operations and messages that may wait for room on a link while `ready()` still says yes.
 const READY: usize = 16;
@@ -379,6 +386,8 @@ impl Peer {
             ),
             info: made.info,
             account: Some(made.account),
+            owed: 0,
+            arriving: 0,
             transports: made.transports,
             refused: Vec::new(),
             one_copy: made.one_copy,
@@ -398,7 +407,6 @@ impl Peer {
             ending: Default::default(),
             ready: Default::default(),
             streams: Default::default(),
-            staged: 0,
             helped: 0,
             unrouted: Vec::new(),
             requests: Default::default(),
@@ -479,18 +487,19 @@ impl Peer {
         self.send_window.take(eager_cost(length));
     }
 
-    /// Sends a message of the protocol, or queues it.
-    pub(crate) fn control(&mut self, id: u8, header: u64, body: &[u8]) -> Result<(), Error> {
+    /// Sends a message of the protocol, or queues it. `true`: it is an answer that waits, and is to be charged.
+    pub(crate) fn control(&mut self, id: u8, header: u64, body: &[u8]) -> Result<bool, Error> {
         if self.queue.active() == 0
             && let Some(link) = &mut self.link
         {
             match link.am_short(id, header, body) {
-                Ok(()) => return Ok(()),
+                Ok(()) => return Ok(false),
                 Err(SendError::Full) => {}
                 Err(SendError::Failed(error)) => return Err(error),
             }
         }
-        if self.queue.len() >= ANSWERS {
+        let is_owed = control::is_owed(id);
+        if is_owed && self.owed >= ANSWERS && !self.is_own() {
             return Err(Error::new(
                 ErrorKind::Protocol,
                 "the peer asks for more than it reads",
@@ -513,6 +522,6 @@ impl Peer {
                 body: bytes,
             },
         );
-        Ok(())
+        Ok(is_owed)
     }
 }

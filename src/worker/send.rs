@@ -210,8 +210,13 @@ impl Core {
                 }
                 Queued::Stream(key) => self.advance_stream(*key),
             };
+            let is_paid = result.is_ok()
+                && matches!(&front, Queued::Control { id, .. } if control::is_owed(*id));
             if !self.advanced(link, front, lane, result) {
                 return;
+            }
+            if is_paid {
+                self.pay(link);
             }
         }
         self.runnable.push_back(link);

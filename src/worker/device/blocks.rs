@@ -223,18 +223,24 @@ impl Core {
                 return Ok(());
             }
         };
-        if !self.hold_staged(link) {
-            return Ok(());
-        }
+        let places = Places::new(shape, header.position);
+        let charged = match self.charge_request(link, places.weight()) {
+            Ok(charged) => charged,
+            Err(error) => {
+                self.refuse(link, op, error.kind());
+                return Ok(());
+            }
+        };
         if let Some(peer) = self.peer(link) {
             peer.requests().serving += 1;
         }
         let fill = Fill {
+            charged,
             exposed,
             offset: 0,
             op,
             signal,
-            places: Some(Box::new(Places::new(shape, header.position))),
+            places: Some(Box::new(places)),
         };
         let way = (header.position, Route::Staged);
         self.start_fill(link, fill, slot, header.length as usize, way);

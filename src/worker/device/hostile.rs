@@ -12,13 +12,13 @@ use crate::{
             self, GetRequest, LayoutAnswer, LayoutHeader, Pull, PutHeader, PutRts, Rtr, StridedForm,
         },
         layout::{Block, Indexed, MAX_BLOCKS, Shape, Strided, encode_block},
+        ledger::Amount,
     },
     types::{Access, MemoryType, OpKey, Priority, Tag},
     worker::{
         frames::{Bed, LINK, OP},
         layout::{Plan, REQUESTS},
         operations::{Get, Put, RecvStage, Send, SendStage, Work},
-        peer::ANSWERS,
         rma::Target,
     },
 };
@@ -185,7 +185,7 @@ fn announced_puts_are_checked() {
         ErrorKind::AccessDenied,
     );
     // Each gave its place back.
-    assert_eq!(bed.core.peer(LINK).map(|peer| peer.staged), Some(0));
+    assert_eq!(bed.core.ledger.held(), Amount::default());
     for last in [0, 2, 4] {
         bed.expect_violation(control::PUT_RTS, OP, &put_rts(&region, 0, 8, last));
         bed.core.failures.clear();
@@ -193,11 +193,12 @@ fn announced_puts_are_checked() {
     // A signal is said to follow, and does not.
     bed.expect_violation(control::PUT_RTS, OP, &put_rts(&region, 0, 8, 3));
     bed.core.failures.clear();
-    bed.core.peer(LINK).expect("alive").staged = ANSWERS;
-    let _ = bed
-        .say(control::PUT_RTS, OP, &put_rts(&host, 64, 0, 1))
-        .expect("cut off");
-    assert_eq!(bed.core.failures.len(), 1);
+    bed.limit(|limits| limits.each_connection(|quota| quota.requests(0)));
+    bed.expect_refusal(
+        control::PUT_RTS,
+        &put_rts(&host, 64, 0, 1),
+        ErrorKind::Exhausted,
+    );
 }
 
 #[test]
@@ -371,7 +372,8 @@ fn announced_blocks_are_checked() {
     let body = rts(header, &[&two[..], &[1; 8]].concat());
     bed.expect_refusal(control::PUT_LAYOUT, &body, ErrorKind::Unsupported);
     let peer = bed.core.peer(LINK).expect("alive");
-    assert_eq!((peer.staged, peer.requests().serving), (0, 0));
+    assert_eq!(peer.requests().serving, 0);
+    assert_eq!(bed.core.ledger.held(), Amount::default());
     assert_eq!(bed.core.operations.len(), 0);
     // What is no message.
     let many = list(&[(0, 0); MAX_BLOCKS + 1]);

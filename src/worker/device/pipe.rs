@@ -59,8 +59,6 @@ pub(crate) struct Staged {
     pub(super) sender: Option<u64>,
     /// The other end of a put or get of this worker's own memory.
     pub(super) own: Option<Own>,
-    /// It counts among what is staged for its peer.
-    pub(super) held: bool,
     /// Where such a message lands whose payload is not here yet.
     pub(crate) landing: Vec<u8>,
     pub(super) pipe: Option<Pipe>,
@@ -445,14 +443,10 @@ impl Core {
         if let Some(pipe) = staged.pipe {
             self.end_route(link, pipe.route);
         }
-        let Some(link) = link else { return };
-        if staged.credit > 0 {
-            self.consumed(link, staged.credit);
-        }
-        if staged.held
-            && let Some(peer) = self.peer(link)
+        if let Some(link) = link
+            && staged.credit > 0
         {
-            peer.staged = peer.staged.saturating_sub(1);
+            self.consumed(link, staged.credit);
         }
     }
 

@@ -23,7 +23,6 @@ use crate::{
         core::{Core, truncated},
         deliver::violation,
         operations::{Arrival, Body, Fill, Get, Outcome, RecvStage, Work},
-        peer::{ANSWERS, at},
         rma::Target,
     },
 };
@@ -137,12 +136,17 @@ impl Core {
                 return Ok(());
             }
         };
-        if !self.hold_staged(link) {
-            return Ok(());
-        }
+        let charged = match self.charge_request(link, 0) {
+            Ok(charged) => charged,
+            Err(error) => {
+                self.refuse(link, op, error.kind());
+                return Ok(());
+            }
+        };
         let (total, offset) = (rts.length as usize, rts.offset as usize);
         let routed = rts.last & control::OF_DEVICE != 0 && exposed.device.is_some();
         let fill = Fill {
+            charged,
             exposed,
             offset,
             op,
@@ -169,7 +173,7 @@ impl Core {
         let op = fill.op;
         let key = self.operations.insert(Some(link), true, Work::Fill(fill));
         if let Some(entry) = self.operations.get(key) {
-            entry.staged.get_or_insert_default().held = true;
+            entry.staged.get_or_insert_default();
         }
         let mut pipe = Pipe::new(Kind::Pull { op, first }, slot, total);
         pipe.route = route;
@@ -181,20 +185,6 @@ impl Core {
         } else {
             self.begin_staged(key, pipe);
         }
-    }
-
-    /// Counts what this side stages for a peer. `false`: the peer asks for more than it reads, and is cut off.
-    pub(super) fn hold_staged(&mut self, link: LinkId) -> bool {
-        let Some(peer) = at(&mut self.peers, link) else {
-            return false;
-        };
-        if peer.staged >= ANSWERS {
-            let error = violation("the peer asks for more than it reads");
-            self.failures.push((link, error));
-            return false;
-        }
-        peer.staged += 1;
-        true
     }
 
     /// Asks for as many parts as there are fragments.

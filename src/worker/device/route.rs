@@ -20,7 +20,10 @@ use std::sync::Weak;
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::run::Location,
-    protocol::control::{self, Pull, Route as Asked},
+    protocol::{
+        control::{self, Pull, Route as Asked},
+        ledger::AccountId,
+    },
     sys::fork,
     transport::{Export, ImportedMemory, SendError},
     types::{Access, Identity, LinkId, OpKey},
@@ -70,6 +73,8 @@ pub(crate) struct Lent {
     /// The peer's operation.
     to: u64,
     answer: Answer,
+    /// Who is charged for it.
+    pub(crate) charged: Option<AccountId>,
 }
 
 enum Answer {
@@ -201,9 +206,13 @@ impl Core {
             }
             _ => return Err(violation("a route to what there is not")),
         };
-        if !self.hold_staged(link) {
-            return Ok(());
-        }
+        let charged = match self.charge_request(link, 0) {
+            Ok(charged) => charged,
+            Err(error) => {
+                self.refuse(link, asked.to, error.kind());
+                return Ok(());
+            }
+        };
         let exported = found.and_then(|(run, source)| match run.at {
             Location::Device {
                 address,
@@ -224,13 +233,14 @@ impl Core {
             Err(error) => (None, Answer::Impossible(error.to_string()), None),
         };
         let lent = Lent {
+            charged,
             _source: source.clone(),
             to: asked.to,
             answer,
         };
         let key = self.operations.insert(Some(link), true, Work::Lent(lent));
         if let Some(entry) = self.operations.get(key) {
-            entry.staged.get_or_insert_default().held = true;
+            entry.staged.get_or_insert_default();
         }
         let (Some((slot, address)), Some(source)) = (place, source) else {
             self.submit(link, key);

@@ -50,6 +50,7 @@ impl Core {
             false => match self.devices.slot_for(&types) {
                 Ok(slot) => Some(slot),
                 Err(error) => {
+                    self.served(&Work::Serve(serve));
                     self.refuse(link, to, error.kind());
                     if let Some(send) = parent {
                         self.fail_operation(send, error);
@@ -58,15 +59,11 @@ impl Core {
                 }
             },
         };
-        if !self.hold_staged(link) {
-            return;
-        }
         let key = self.operations.insert(Some(link), true, Work::Serve(serve));
         if let Some(entry) = self.operations.get(key) {
             entry.priority = priority;
             let staged = entry.staged.get_or_insert_default();
             staged.parent = parent.map(|send| (send, 0));
-            staged.held = true;
         }
         match slot {
             Some(slot) => self.begin_staged(key, Pipe::new(Kind::Serve, slot, total)),
@@ -87,7 +84,19 @@ impl Core {
             self.refuse(link, pull.to, ErrorKind::Unsupported);
             return Ok(());
         }
-        self.start_serve(link, of(part, pull.to), None, priority);
+        // As often as it likes.
+        let charged = match self.charge_request(link, 0) {
+            Ok(charged) => charged,
+            Err(error) => {
+                self.refuse(link, pull.to, error.kind());
+                return Ok(());
+            }
+        };
+        let serve = Serve {
+            charged,
+            ..of(part, pull.to)
+        };
+        self.start_serve(link, serve, None, priority);
         Ok(())
     }
 

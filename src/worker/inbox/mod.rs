@@ -341,6 +341,7 @@ impl Core {
             self.am_refuse(link, id, Refused::Eager { cost });
             return Ok(Place::Discard);
         }
+        self.begin_arriving(link, total)?;
         let mut data = vec![0; total];
         data[..prefix.len()].copy_from_slice(prefix);
         let address = data[prefix.len()..].as_mut_ptr();
@@ -356,6 +357,7 @@ impl Core {
         else {
             return;
         };
+        self.end_arriving(link, data.len());
         let cost = eager_cost(data.len());
         let pushed = am::parse(word, data.len()).and_then(|(id, header)| {
             if self.inboxes.find(id).is_none()
