@@ -39,7 +39,8 @@ impl fmt::Debug for CommunicatorId {
 
 /// A group of processes with a worker in each. A cheap clone.
 ///
-/// Made by all ranks together from a [`Bootstrap`]; connections between the workers are made when they are asked for.
+/// Made by all ranks together from a [`Bootstrap`]; connections between the workers are made when they are asked for. In a child made by `fork` every call
+/// that reaches another rank fails with `Forked`.
 #[derive(Clone)]
 #[doc(alias = "mscclpp::Communicator")]
 pub struct Communicator {
@@ -146,6 +147,7 @@ impl Communicator {
     /// Cancel safe: another call begins anew.
     #[doc(alias = "mscclpp::Communicator::connect")]
     pub async fn endpoint(&self, rank: usize) -> Result<Endpoint> {
+        self.admits()?;
         let address = self.address(rank)?;
         let deadline = self.inner.bootstrap.deadline();
         let named = |error: Error| error.with_peer(format!("rank {rank}"));
@@ -189,6 +191,7 @@ impl Communicator {
     /// # Cancel safety
     /// As [`Bootstrap::send_until`].
     pub async fn send(&self, to: usize, tag: u32, bytes: impl Into<Bytes>) -> Result<()> {
+        self.admits()?;
         let bootstrap = &self.inner.bootstrap;
         bootstrap
             .send_until(to, self.tag(tag), bytes.into(), after(bootstrap.deadline()))
@@ -215,6 +218,7 @@ impl Communicator {
     /// # Cancel safety
     /// Cancel safe: no message is lost.
     pub async fn receive_until(&self, from: usize, tag: u32, deadline: Instant) -> Result<Bytes> {
+        self.admits()?;
         self.inner
             .bootstrap
             .receive_until(from, self.tag(tag), deadline)
@@ -230,6 +234,7 @@ impl Communicator {
     /// As [`Bootstrap::all_gather_until`].
     #[doc(alias = "allGather")]
     pub async fn all_gather(&self, bytes: impl Into<Bytes>) -> Result<Vec<Bytes>> {
+        self.admits()?;
         self.inner.bootstrap.all_gather(bytes.into()).await
     }
 
@@ -241,7 +246,13 @@ impl Communicator {
     /// # Cancel safety
     /// As [`Bootstrap::barrier_until`].
     pub async fn barrier(&self) -> Result<()> {
+        self.admits()?;
         self.inner.bootstrap.barrier().await
+    }
+
+    /// Whether this process may use it: not a child made by `fork`, whatever the bootstrap is.
+    fn admits(&self) -> Result<()> {
+        self.inner.worker.shared().admits(Operation::Connect)
     }
 
     /// The bootstrap's tag of a communicator's: the range of what is built on it, 29 bits of the identity, the tag.

@@ -21,10 +21,13 @@ use futures::task::AtomicWaker;
 #[cfg(wharf_loom)]
 use loom::future::AtomicWaker;
 
-use crate::util::{
-    loom::{AtomicBool, AtomicU64, Mutex, Ordering, spin_loop},
-    waiters::Waiters,
-    wake::wake_all,
+use crate::{
+    sys::fork,
+    util::{
+        loom::{AtomicBool, AtomicU64, Mutex, Ordering, spin_loop},
+        waiters::Waiters,
+        wake::wake_all,
+    },
 };
 
 /// Bit 63 of the second word.
@@ -233,7 +236,10 @@ impl Place<'_> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        if let Some(ticket) = self.ticket {
+        // In a child made by `fork` the lock is as it was, perhaps taken for good, and nobody looks at who waits.
+        if let Some(ticket) = self.ticket
+            && !fork::forked()
+        {
             let waker = self.fifo.room.lock().forget(ticket);
             drop(waker);
         }

@@ -9,13 +9,21 @@ use std::{
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
+    sync::Arc,
     task::{Context as TaskContext, Poll, Waker},
     time::Duration,
 };
 
 use futures::{FutureExt, Sink};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use wharf::{Access, Buffer, Endpoint, ErrorKind, Mask, OpError, Tag, Worker, channel::Semaphore};
+use wharf::{
+    Access, Buffer, Endpoint, ErrorKind, Mask, OpError, Tag, Worker,
+    channel::{
+        Bootstrap, Communicator, DeviceChannel, MemoryChannel, PacketWidth, ProxyService,
+        RegisteredMemory, Semaphore, Trigger, TriggerKind, bootstrap::MemoryBootstrap,
+    },
+    transport::cuda::CudaStream,
+};
 
 use crate::{
     common::Path,
@@ -96,10 +104,10 @@ fn in_a_child(act: impl FnOnce() -> Vec<(&'static str, bool)>) {
         let asked = catch_unwind(AssertUnwindSafe(act));
         let code = match asked {
             Ok(answers) => {
-                let wrong = answers.iter().position(|(_, refused)| !refused);
-                if let Some(at) = wrong {
-                    eprintln!("in the child: {} is not refused", answers[at].0);
+                for (name, _) in answers.iter().filter(|(_, refused)| !refused) {
+                    eprintln!("in the child: {name} is not refused");
                 }
+                let wrong = answers.iter().position(|(_, refused)| !refused);
                 wrong.map_or(0, |at| at as i32 + 1)
             }
             Err(_) => 255,
@@ -280,20 +288,201 @@ async fn refused_at_every_entrance(path: Path) {
     endpoint.flush().await.expect("flushed");
 }
 
-fn run(path: Path) {
+/// Two ranks of one process, and a memory channel between them with packets.
+struct Ranks {
+    ranks: [Communicator; 2],
+    bootstrap: Arc<dyn Bootstrap>,
+    memory: [RegisteredMemory; 2],
+    here: MemoryChannel,
+    there: MemoryChannel,
+}
+
+const AREA: usize = 64;
+const WIDTH: PacketWidth = PacketWidth::Sixteen;
+
+async fn ranks(path: Path) -> Ranks {
+    let group = MemoryBootstrap::group(2).expect("a group");
+    let group: Vec<Arc<dyn Bootstrap>> =
+        group.into_iter().map(|rank| Arc::new(rank) as _).collect();
+    let workers = [(); 2].map(|()| Worker::new(&path.context()).expect("a worker"));
+    let (one, two) = tokio::join!(
+        Communicator::new(group[0].clone(), &workers[0]),
+        Communicator::new(group[1].clone(), &workers[1]),
+    );
+    let (one, two) = (one.expect("a rank"), two.expect("a rank"));
+    let access = Access::READ | Access::WRITE;
+    let memory = [
+        one.register(vec![1; 4096], access).await.expect("memory"),
+        two.register(vec![2; 4096], access).await.expect("memory"),
+    ];
+    let connect = async |rank: &Communicator, peer, memory| {
+        let channel = MemoryChannel::connect(rank, peer, 1, memory).await;
+        let channel = channel.expect("a channel");
+        let channel = channel.with_packets(rank, 2, AREA).await;
+        channel.expect("with packets")
+    };
+    let (here, there) = tokio::join!(connect(&one, 1, &memory[0]), connect(&two, 0, &memory[1]));
+    Ranks {
+        ranks: [one, two],
+        bootstrap: group[0].clone(),
+        memory,
+        here,
+        there,
+    }
+}
+
+async fn channels_are_refused(path: Path) {
+    let Ranks {
+        ranks: [one, two],
+        bootstrap,
+        memory: [mine, theirs],
+        here,
+        there,
+    } = &ranks(path).await;
+    let proxy = ProxyService::new().expect("a proxy");
+    let (semaphore, remote) = (here.semaphore(), here.remote());
+    let port = proxy.channel(semaphore.clone(), remote.clone(), mine.clone());
+    let port = port.expect("a channel");
+    // There is no such device, so that a task of the host's does what is asked.
+    // SAFETY: nothing is ever in the stream.
+    let stream = unsafe { CudaStream::from_raw(std::ptr::null_mut(), 0) };
+    let (device, far) = tokio::join!(
+        DeviceChannel::connect(here, one, 3, stream, AREA),
+        DeviceChannel::connect(there, two, 3, stream, AREA),
+    );
+    let (device, _far) = (device.expect("a channel"), far.expect("a channel"));
+    assert!(device.reason().is_some());
+    port.put_with_signal_and_flush(0, 0, 8).await.expect("put");
+    there.wait().await.expect("signalled");
+    there.signal().await.expect("signalled");
+    while here.semaphore().pending() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let packets = there.put_packets(0, 0, 8, WIDTH, 7);
+    packets.await.expect("packets");
+    // Nothing is taken out while this task goes on, so one more waits for room.
+    let trigger = Trigger {
+        kind: TriggerKind::SIGNAL,
+        ..port.trigger()
+    };
+    let mut asked = 1;
+    while proxy.push(trigger).is_ok() {
+        asked += 1;
+    }
+    let mut waits = pin!(port.signal());
+    let mut cx = TaskContext::from_waker(Waker::noop());
+    assert!(waits.as_mut().poll(&mut cx).is_pending());
+    let memory = theirs.serialize().expect("a descriptor");
+
+    in_a_child(|| {
+        let waited = waits.as_mut().poll(&mut cx);
+        let flushed = port.put_with_signal_and_flush(8, 8, 8);
+        let added = [
+            post(proxy.add_memory(mine.clone())),
+            post(proxy.add_remote(remote.clone())),
+            post(proxy.add_semaphore(semaphore.clone())),
+            post(proxy.channel(semaphore.clone(), remote.clone(), mine.clone())),
+        ];
+        vec![
+            (
+                "port, waits for room",
+                matches!(waited, Poll::Ready(waited) if waited.is_refused()),
+            ),
+            ("port, put", poll(port.put(8, 8, 8))),
+            ("port, with signal", poll(port.put_with_signal(8, 8, 8))),
+            ("port, and flush", poll(flushed)),
+            ("port, signal", poll(port.signal())),
+            ("port, flush", poll(port.flush())),
+            ("port, wait", poll(port.wait())),
+            ("proxy, push", post(proxy.push(trigger))),
+            ("proxy, memory", added[0]),
+            ("proxy, remote memory", added[1]),
+            ("proxy, semaphore", added[2]),
+            ("proxy, channel", added[3]),
+            ("channel, put", poll(here.put(8, 8, 8))),
+            ("channel, with signal", poll(here.put_with_signal(8, 8, 8))),
+            ("channel, posted", post(here.post_put(8, 8, 8, true))),
+            ("channel, get", poll(here.get(8, 8, 8))),
+            ("channel, signal", poll(here.signal())),
+            ("channel, wait", poll(here.wait())),
+            ("channel, flush", poll(here.flush())),
+            ("packets", poll(here.put_packets(0, 0, 8, WIDTH, 9))),
+            ("unpack", poll(here.unpack_packets(0, 8, 8, WIDTH, 7))),
+            ("semaphore, poll", !here.semaphore().poll()),
+            ("semaphore, pending", here.semaphore().pending() == 0),
+            ("rank, send", poll(one.send(1, 5, "no"))),
+            ("rank, receive", poll(one.receive(1, 5))),
+            ("rank, all_gather", poll(one.all_gather("no"))),
+            ("rank, barrier", poll(one.barrier())),
+            ("rank, endpoint", poll(one.endpoint(1))),
+            ("rank, memory", poll(one.deserialize(&memory))),
+            ("bootstrap, send", poll(bootstrap.send(1, 5, "no".into()))),
+            ("bootstrap, receive", poll(bootstrap.receive(1, 5))),
+            (
+                "bootstrap, all_gather",
+                poll(bootstrap.all_gather("no".into())),
+            ),
+            ("bootstrap, barrier", poll(bootstrap.barrier())),
+            ("device, put", post(device.put(8, 8, 8))),
+            ("device, with signal", post(device.put_with_signal(8, 8, 8))),
+            ("device, signal", post(device.signal())),
+            ("device, wait", post(device.wait(1))),
+            (
+                "device, packets",
+                post(device.put_packets(0, 0, 8, WIDTH, 9)),
+            ),
+            (
+                "device, unpack",
+                post(device.unpack_packets(0, 0, 8, WIDTH, 9, 1)),
+            ),
+        ]
+    });
+
+    // The parent goes on as if nothing had happened.
+    waits.await.expect("asked");
+    port.flush().await.expect("flushed");
+    for _ in 0..asked {
+        there.wait().await.expect("signalled");
+    }
+    assert_eq!(there.semaphore().pending(), 0);
+    let mut bytes = [0; 24];
+    theirs.read_at(0, &mut bytes).expect("in bounds");
+    assert_eq!(bytes[..8], [1; 8]);
+    assert_eq!(bytes[8..], [2; 16]);
+    assert!(here.semaphore().poll(), "a signal was taken");
+    let unpacked = here.unpack_packets(0, 8, 8, WIDTH, 7);
+    unpacked.await.expect("unpacked");
+    let (sent, received) = tokio::join!(one.send(1, 5, "here"), two.receive(0, 5));
+    sent.expect("sent");
+    assert_eq!(received.expect("received"), "here");
+    let (here, there) = tokio::join!(one.barrier(), two.barrier());
+    here.and(there).expect("met");
+}
+
+fn run(test: impl Future<Output = ()>) {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime")
-        .block_on(watchdog(LIMIT, refused_at_every_entrance(path)));
+        .block_on(watchdog(LIMIT, test));
 }
 
 #[test]
 fn refused_over_shm() {
-    run(Path::Shm);
+    run(refused_at_every_entrance(Path::Shm));
 }
 
 #[test]
 fn refused_over_tcp() {
-    run(Path::Tcp);
+    run(refused_at_every_entrance(Path::Tcp));
+}
+
+#[test]
+fn channels_are_refused_over_shm() {
+    run(channels_are_refused(Path::Shm));
+}
+
+#[test]
+fn channels_are_refused_over_tcp() {
+    run(channels_are_refused(Path::Tcp));
 }

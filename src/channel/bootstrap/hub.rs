@@ -28,7 +28,10 @@ use super::{
     collector::{self, Collector, MAX_ROUNDS, Verdict},
     frame::{Frame, Gone, ROOM, cost, decode_verdict},
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Operation, Result},
+    sys::fork,
+};
 
 /// How much longer than its deadline a rank waits for rank 0's verdict, which says more than its own clock.
 const GRACE: Duration = Duration::from_secs(2);
@@ -154,7 +157,8 @@ impl Hub {
 
     /// Says goodbye to all. What waits here ends with `Closed`.
     pub(super) fn leave(&self) {
-        if self.left.send_replace(true) {
+        // A child made by `fork` has nobody to say it to, and its parent stays.
+        if fork::forked() || self.left.send_replace(true) {
             return;
         }
         let (open, incoming) = {
@@ -180,6 +184,9 @@ impl Hub {
 
     /// Says goodbye to all, and waits until they have read what was sent before; as long as the group's deadline at most.
     pub(super) async fn leave_in_order(&self) {
+        if fork::forked() {
+            return;
+        }
         self.leave();
         let mut under_way = self.under_way.subscribe();
         let ended = under_way.wait_for(|lanes| *lanes == 0);
@@ -200,7 +207,9 @@ impl Hub {
             .filter_map(|(rank, lane)| Some((rank, lane.get()?)))
     }
 
+    /// Whether this rank is one of the group still; a child that it has made by `fork`, in which nothing carries frames, is not.
     fn check_here(&self) -> Result<()> {
+        fork::check(Operation::Connect)?;
         if *self.left.borrow() {
             return Err(Error::new(
                 ErrorKind::Closed,
@@ -213,6 +222,7 @@ impl Hub {
     /// Waits until `look` finds something in the state.
     async fn wait<T>(&self, mut look: impl FnMut(&mut State) -> Option<Result<T>>) -> Result<T> {
         loop {
+            fork::check(Operation::Connect)?;
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             self.check_here()?;
@@ -232,6 +242,7 @@ impl Hub {
     ) -> Result<()> {
         check_rank(to, self.size)?;
         check_length(&bytes)?;
+        self.check_here()?;
         let needed = cost(bytes.len());
         let sent = async {
             // Before a connection to one that is gone is tried.

@@ -60,7 +60,7 @@ pub const MAX_SIZE: usize = 1 << 16;
 /// # Errors
 /// Of all waits: `DeadlineExceeded`, which names the ranks that did not come; `PeerDied` when a rank that is waited for has ended without
 /// saying so, `Closed` when it has left; the rank is named in the text. `InvalidArgument` for a rank outside the group and a
-/// message longer than [`MAX_MESSAGE`].
+/// message longer than [`MAX_MESSAGE`]. `Forked` in a child made by `fork`.
 #[async_trait]
 #[doc(alias = "mscclpp::Bootstrap")]
 pub trait Bootstrap: fmt::Debug + Send + Sync {

@@ -33,6 +33,7 @@ mod side;
 use std::{
     fmt,
     future::Future,
+    mem::ManuallyDrop,
     pin::{Pin, pin},
     sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll, Waker},
@@ -42,6 +43,7 @@ use std::{
 use crate::{
     driver::cuda::{ContextGuard, DevicePtr},
     error::{Error, ErrorKind, Operation, Result},
+    sys::fork,
     transport::cuda::CudaStream,
     types::Access,
 };
@@ -115,6 +117,11 @@ impl Drop for Path {
         if let Self::Device(side) = self
             && let Some(side) = side.take()
         {
+            if fork::forked() {
+                // A driver does nothing in a child made by `fork`, and the kernels are its parent's.
+                let _kept = ManuallyDrop::new(side);
+                return;
+            }
             side.bury();
         }
     }
@@ -193,7 +200,7 @@ impl DeviceChannel {
     ///
     /// # Errors
     /// `OutOfBounds` at either end, `AccessDenied`, `StaleKey` when the lease is over, `DeviceLost`, `InvalidArgument` when both ranges are of one memory and overlap or
-    /// the stream is capturing a graph, `WouldBlock` when 256 operations of the channel are under way, and what the driver said.
+    /// the stream is capturing a graph, `WouldBlock` when 256 operations of the channel are under way, `Forked` in a child made by `fork`, and what the driver said.
     ///
     /// # Panics
     /// Outside a Tokio runtime with timers, as all that waits for time.
@@ -356,6 +363,8 @@ impl DeviceChannel {
         launch: impl FnOnce(&Side, &ContextGuard<'_>, DevicePtr) -> Result<()>,
     ) -> Result<Enqueued> {
         let inner = &self.inner;
+        let endpoint = inner.channel.remote().endpoint();
+        endpoint.shared().admits(Operation::Put)?;
         let side = match &inner.path {
             Path::Device(side) => side,
             Path::Host(hosted) => {

@@ -235,6 +235,9 @@ impl MemoryChannel {
     }
 
     fn packets(&self, at: usize, width: PacketWidth, flag: u32) -> Result<&Packets> {
+        // The areas are shared memory, which a child made by `fork` has as well.
+        let endpoint = self.inner.semaphore.endpoint();
+        endpoint.shared().admits(Operation::Put)?;
         let packets = self.inner.packets.as_ref();
         let packets = packets.ok_or_else(|| refused("the channel has no area for packets"))?;
         if flag == 0 {

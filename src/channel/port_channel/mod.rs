@@ -62,7 +62,7 @@ struct Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.shared.fifo.close();
+        self.shared.close();
     }
 }
 
@@ -70,7 +70,7 @@ impl ProxyService {
     /// Starts a proxy on the current Tokio runtime.
     ///
     /// # Errors
-    /// `InvalidArgument` outside a runtime.
+    /// `InvalidArgument` outside a runtime. A child made by `fork` is refused by every call of a proxy of its parent's, and its channels': `Forked`.
     pub fn new() -> Result<Self> {
         let runtime = tokio::runtime::Handle::try_current();
         let runtime = runtime.map_err(|_| refused("a proxy needs a Tokio runtime"))?;
@@ -86,7 +86,8 @@ impl ProxyService {
     /// # Errors
     /// `Exhausted` after [`MAX_MEMORIES`].
     pub fn add_memory(&self, memory: RegisteredMemory) -> Result<u16> {
-        add(&self.inner.shared.memories, memory, MAX_MEMORIES)
+        let shared = &self.inner.shared;
+        add(shared, &shared.memories, memory, MAX_MEMORIES)
     }
 
     /// Gives memory of a peer a number.
@@ -94,7 +95,8 @@ impl ProxyService {
     /// # Errors
     /// As [`ProxyService::add_memory`].
     pub fn add_remote(&self, memory: RemoteMemory) -> Result<u16> {
-        add(&self.inner.shared.remotes, memory, MAX_MEMORIES)
+        let shared = &self.inner.shared;
+        add(shared, &shared.remotes, memory, MAX_MEMORIES)
     }
 
     /// Gives a semaphore a number.
@@ -102,7 +104,8 @@ impl ProxyService {
     /// # Errors
     /// `Exhausted` after [`MAX_SEMAPHORES`].
     pub fn add_semaphore(&self, semaphore: Semaphore) -> Result<u16> {
-        add(&self.inner.shared.semaphores, semaphore, MAX_SEMAPHORES)
+        let shared = &self.inner.shared;
+        add(shared, &shared.semaphores, semaphore, MAX_SEMAPHORES)
     }
 
     /// A channel over a semaphore and memory, which get numbers.
@@ -136,7 +139,7 @@ impl ProxyService {
     /// Hands over a trigger as it is. Its position in the ring, counted from 0.
     ///
     /// # Errors
-    /// `WouldBlock` when the ring is full, `InvalidArgument` for numbers that a trigger has no bits for. What else is wrong with it, the next
+    /// `WouldBlock` when the ring is full, `InvalidArgument` for numbers that a trigger has no bits for; `Forked` in a child made by `fork`. What else is wrong with it, the next
     /// [`PortChannel::flush`] of its channel says: a flush that is handed over so has nobody to say it to.
     pub fn push(&self, trigger: Trigger) -> Result<u64> {
         self.inner.shared.try_push(trigger)
@@ -153,7 +156,7 @@ impl fmt::Debug for ProxyService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ProxyService")
             .field("done", &self.done())
-            .field("waiting", &self.inner.shared.fifo.len())
+            .field("waiting", &self.inner.shared.waiting())
             .finish_non_exhaustive()
     }
 }
@@ -178,7 +181,7 @@ impl PortChannel {
     /// Asks for a put.
     ///
     /// # Errors
-    /// `InvalidArgument` for 4 GiB and more; `Closed` when the proxy has ended. What is wrong with the put itself, the next flush says; until then
+    /// `InvalidArgument` for 4 GiB and more; `Closed` when the proxy has ended; `Forked` in a child made by `fork`. What is wrong with the put itself, the next flush says; until then
     /// nothing else of the channel is done.
     ///
     /// # Completion
@@ -248,7 +251,7 @@ impl PortChannel {
     /// Waits until all that was asked of this channel is done: puts are visible at the peer, signals applied.
     ///
     /// # Errors
-    /// The first of what went wrong since the last flush. What came behind it was not done.
+    /// The first of what went wrong since the last flush. What came behind it was not done. `Closed` and `Forked` as [`PortChannel::put`].
     ///
     /// # Cancel safety
     /// Dropped before it was asked for, it is not. Dropped before the proxy has done it, the next flush says what was wrong; after that its outcome is
@@ -335,7 +338,8 @@ impl Drop for Flushed<'_> {
     }
 }
 
-fn add<T>(list: &RwLock<Vec<T>>, what: T, most: usize) -> Result<u16> {
+fn add<T>(shared: &Shared, list: &RwLock<Vec<T>>, what: T, most: usize) -> Result<u16> {
+    shared.admits(Operation::Memory)?;
     let mut list = list.write();
     if list.len() >= most {
         let text = format!("a proxy has {most} of these at most");

@@ -2,7 +2,8 @@
 
 use std::{
     collections::HashMap,
-    future::poll_fn,
+    future::{Future, poll_fn},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -20,6 +21,7 @@ use crate::{
     },
     endpoint::Op,
     error::{Error, ErrorKind, Operation, Result},
+    sys::fork,
     util::wake::wake_all,
 };
 
@@ -29,14 +31,18 @@ use super::{Trigger, TriggerKind};
 const UNDER_WAY: usize = 64;
 
 /// What producers and the proxy share.
+///
+/// A child made by `fork` has a copy of all of it, the ring among it, which no proxy empties, and locks as they were: it is refused before it touches any.
 pub(super) struct Shared {
-    pub(super) fifo: Fifo,
+    fifo: Fifo,
     pub(super) memories: RwLock<Vec<RegisteredMemory>>,
     pub(super) remotes: RwLock<Vec<RemoteMemory>>,
     pub(super) semaphores: RwLock<Vec<Semaphore>>,
     flushes: Mutex<Flushes>,
     /// Triggers that were done.
     done: AtomicU64,
+    /// The process that it is of.
+    mark: fork::Mark,
 }
 
 #[derive(Default)]
@@ -62,7 +68,29 @@ impl Shared {
             semaphores: RwLock::default(),
             flushes: Mutex::default(),
             done: AtomicU64::new(0),
+            mark: fork::Mark::here(),
         })
+    }
+
+    /// Whether this process may use it.
+    ///
+    /// # Errors
+    /// `Forked`.
+    #[inline]
+    pub(super) fn admits(&self, operation: Operation) -> Result<()> {
+        self.mark.check(operation)
+    }
+
+    /// Takes no more triggers.
+    pub(super) fn close(&self) {
+        if !self.mark.is_child() {
+            self.fifo.close();
+        }
+    }
+
+    /// Triggers that wait in the ring.
+    pub(super) fn waiting(&self) -> usize {
+        self.fifo.len()
     }
 
     pub(super) fn done(&self) -> u64 {
@@ -70,8 +98,7 @@ impl Shared {
     }
 
     pub(super) async fn push(&self, trigger: Trigger) -> Result<u64> {
-        let pushed = self.fifo.push_when_room(trigger.to_words()?, |_| ());
-        pushed.await.map_err(refusal)
+        self.push_noted(trigger, |_| ()).await
     }
 
     /// The same with a flush whose outcome is wanted, until [`Shared::forget_flush`].
@@ -80,16 +107,27 @@ impl Shared {
             let mut flushes = self.flushes.lock();
             flushes.wanted.insert(position, Wanted::default());
         };
-        let pushed = self.fifo.push_when_room(trigger.to_words()?, want);
-        pushed.await.map_err(refusal)
+        self.push_noted(trigger, want).await
+    }
+
+    async fn push_noted(&self, trigger: Trigger, note: impl Fn(u64)) -> Result<u64> {
+        let mut pushed = pin!(self.fifo.push_when_room(trigger.to_words()?, note));
+        // Also what waited for room when its process was copied.
+        poll_fn(|cx| match self.admits(Operation::Put) {
+            Ok(()) => pushed.as_mut().poll(cx).map_err(refusal),
+            Err(error) => Poll::Ready(Err(error)),
+        })
+        .await
     }
 
     pub(super) fn try_push(&self, trigger: Trigger) -> Result<u64> {
+        self.admits(Operation::Put)?;
         self.fifo.push(trigger.to_words()?).map_err(refusal)
     }
 
     /// The outcome of a flush that is wanted, by its position.
     pub(super) fn poll_flush(&self, position: u64, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.admits(Operation::Flush)?;
         let mut flushes = self.flushes.lock();
         let over = flushes.over;
         if let Some(wanted) = flushes.wanted.get_mut(&position) {
@@ -108,6 +146,9 @@ impl Shared {
     }
 
     pub(super) fn forget_flush(&self, position: u64) {
+        if self.mark.is_child() {
+            return;
+        }
         let forgotten = self.flushes.lock().wanted.remove(&position);
         drop(forgotten);
     }
@@ -127,6 +168,9 @@ impl Shared {
     }
 
     fn end(&self) {
+        if self.mark.is_child() {
+            return;
+        }
         self.fifo.close();
         let woken: Vec<Waker> = {
             let mut flushes = self.flushes.lock();

@@ -175,6 +175,9 @@ impl Semaphore {
     #[must_use = "whether a signal was taken"]
     #[doc(alias = "try_wait")]
     pub fn poll(&self) -> bool {
+        if self.is_forked() {
+            return false;
+        }
         let value = self.inner.counter.value();
         self.inner.line.lock().try_take(value).is_some()
     }
@@ -187,6 +190,9 @@ impl Semaphore {
     /// Signals that have come and were not taken.
     #[must_use]
     pub fn pending(&self) -> u64 {
+        if self.is_forked() {
+            return 0;
+        }
         let value = self.inner.counter.value();
         self.inner.line.lock().pending(value)
     }
@@ -194,7 +200,16 @@ impl Semaphore {
     /// Futures that wait now.
     #[must_use]
     pub fn waiting(&self) -> usize {
+        if self.is_forked() {
+            return 0;
+        }
         self.inner.line.lock().waiting()
+    }
+
+    /// Whether this process is a child made by `fork`, which has a copy of the line and its lock, and takes nothing.
+    #[inline]
+    fn is_forked(&self) -> bool {
+        self.endpoint().shared().admits(Operation::Signal).is_err()
     }
 
     /// The connection to the peer.
