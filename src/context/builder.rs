@@ -185,8 +185,8 @@ impl ContextBuilder {
         self
     }
 
-    /// Whether to copy between processes by `process_vm_readv` (the default) or through shared rings only. Variable:
-    /// `WHARF_CMA`.
+    /// Whether to copy between processes by `process_vm_readv` (the default) or through shared rings only. It takes a peer
+    /// [on trust](crate::guide::security#what-cma-takes-on-trust), in two ways. Variable: `WHARF_CMA`.
     pub fn cma(mut self, yes: bool) -> Self {
         self.given.cma = Some(yes);
         self

@@ -1,7 +1,9 @@
 //! Security: who is trusted with what on each way, what is proved, encrypted, limited and logged, and what to set where many tenants meet.
 //!
 //! wharf holds that a peer can harm its own connection and nothing else. That is about what a peer *sends* or *writes into memory that it shares with
-//! this process*; what the system lets it do beside wharf (a debugger of the same user, root) is the system's to say.
+//! this process*; what the system lets it do beside wharf (a debugger of the same user, root) is the system's to say. It holds on every way but one:
+//! `cma`, which is used where the kernel lets the two processes at each other's memory, has [two exceptions](#what-cma-takes-on-trust), and is turned off
+//! by a word.
 //!
 //! # Who is trusted with what
 //!
@@ -30,6 +32,23 @@
 //! A process of the same user that the kernel lets trace this one (Yama's `ptrace_scope` 0, or `CAP_SYS_PTRACE`) can read and write all of it without wharf;
 //! `cma` works by that very right. Tenants that must not see each other run under users of their own, or with `ptrace_scope` at 1 or more.
 //!
+//! # What `cma` takes on trust
+//!
+//! Over `cma` the kernel copies out of and into the peer's own memory (`process_vm_readv`). Two things cannot be held down there:
+//!
+//! * **A peer can make such a copy wait.** Its memory may be a file of a file system that it serves itself (FUSE), or have a handler of its own for page
+//!   faults (`userfaultfd`); the copy waits for as long as these do, and holds the worker's lock meanwhile. So all connections of *this worker* stand
+//!   still until whoever serves that memory goes on, or is killed. No byte of theirs is lost, or seen.
+//! * **A peer is believed what it says to have copied.** Both ends copy a share of a long message, put or get; each counts the chunks that it has moved, and
+//!   the other cannot look. One that counts what it has not moved has a receive or a get end well over bytes that the buffer held before: another
+//!   peer's, perhaps, where the program uses buffers again.
+//!
+//! Neither gives a peer more than it has: whoever the kernel lets at this process's memory can stop it, and read and write all of it. But it is more than
+//! harm to its own connection. Where a peer on this host is not to be trusted so far, turn `cma` off: [`cma(false)`](crate::ContextBuilder::cma),
+//! `WHARF_CMA=n`, or `WHARF_TLS=^cma` (among the names of transports `shm` means both, as it does for UCX). One end without it is enough. Long messages
+//! are then copied through the rings, or by this end alone out of memory that both map. Or let the kernel keep the two apart, for all programs: users of
+//! their own, or Yama's `ptrace_scope` at 1 or more. [`Endpoint::transports`](crate::Endpoint::transports) says whether a connection has `cma`.
+//!
 //! # What is proved
 //!
 //! * **Which worker answers.** Each worker has an X25519 key of its own, and its id is a hash of the public half. Both ends prove in the handshake that
@@ -47,7 +66,7 @@
 //! # What is limited
 //!
 //! [`Limits`](crate::config::Limits) bound for each connection, each source and the whole worker what peers may make a worker hold; beyond them peers are held back, then refused with
-//! [`ErrorKind::Exhausted`](crate::ErrorKind::Exhausted). A listener gives places for handshakes by kind of socket and by source, 2 seconds for the first bytes, and lets the oldest silent peer
+//! [`ErrorKind::Exhausted`](crate::ErrorKind::Exhausted). A source is what the kernel or the network says, never what a peer says of itself. A listener gives places for handshakes by kind of socket and by source, 2 seconds for the first bytes, and lets the oldest silent peer
 //! make way. No message costs more than its length paid for: what is long is done in parts, between which other connections have their turn.
 //!
 //! # What is logged
@@ -82,6 +101,7 @@
 //! # }
 //! ```
 //!
+//! * No [`cma`](#what-cma-takes-on-trust) where processes of one user are tenants: `WHARF_CMA=n`, or `ptrace_scope` at 1 or more.
 //! * A context for each tenant, with a secret of its own: workers share nothing that a peer can reach.
 //! * [`tls`](crate::guide::tls) between hosts, with client certificates demanded; `WHARF_TLS=^rc_verbs` says the same of RDMA without a program's change.
 //! * A process forked from one that uses wharf is refused at every operation ([`ErrorKind::Forked`](crate::ErrorKind::Forked)); `exec` first.
