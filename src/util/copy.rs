@@ -83,7 +83,8 @@ pub(crate) unsafe fn copy_short(from: *const u8, to: *mut u8, length: usize) {
 /// As for [`ptr::copy_nonoverlapping`].
 #[inline]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
-    #[cfg(target_arch = "x86_64")]
+    // Not in builds that look for mistakes: sanitizers see what the C library's copy is given, and the loop is slow unoptimised.
+    #[cfg(all(target_arch = "x86_64", not(any(debug_assertions, fuzzing, miri))))]
     if (LOOP..LONG).contains(&length) && is_x86_feature_detected!("avx") {
         // SAFETY: the caller's promise; the processor has the vectors, and there are no fewer bytes than the loop takes at a time.
         return unsafe { by_vectors(from, to, length) };

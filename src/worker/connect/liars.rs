@@ -111,7 +111,8 @@ fn who_is_met_on_this_host_is_a_user() {
             let request = requests.recv().await.expect("a request");
             super::accept(&there.shared, request, true).await
         });
-        (dialled.expect("dialled"), accepted.expect("accepted"));
+        dialled.expect("dialled");
+        accepted.expect("accepted");
         let me = nix::unistd::geteuid().as_raw();
         for shared in [&here.shared, &there.shared] {
             assert_eq!(sources(shared), [(Source::User(me), me)]);
