@@ -13,9 +13,14 @@ use std::ptr;
 
 use bytes::BufMut;
 
+/// Not in builds that look for mistakes: sanitizers see what the C library's copy is given, and the loop is slow unoptimised.
+#[cfg(target_arch = "x86_64")]
+const IN_USE: bool = cfg!(not(any(debug_assertions, fuzzing, miri)));
 /// From this length on the loop is used: a shorter copy is made by vectors in the C library too.
+#[cfg(target_arch = "x86_64")]
 const LOOP: usize = 1024;
 /// From this length on the C library writes past the caches.
+#[cfg(target_arch = "x86_64")]
 const LONG: usize = 8 << 20;
 
 /// Copies a few bytes, those of the commonest lengths without a call into the C library.
@@ -83,9 +88,8 @@ pub(crate) unsafe fn copy_short(from: *const u8, to: *mut u8, length: usize) {
 /// As for [`ptr::copy_nonoverlapping`].
 #[inline]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
-    // Not in builds that look for mistakes: sanitizers see what the C library's copy is given, and the loop is slow unoptimised.
-    #[cfg(all(target_arch = "x86_64", not(any(debug_assertions, fuzzing, miri))))]
-    if (LOOP..LONG).contains(&length) && is_x86_feature_detected!("avx") {
+    #[cfg(target_arch = "x86_64")]
+    if IN_USE && (LOOP..LONG).contains(&length) && is_x86_feature_detected!("avx") {
         // SAFETY: the caller's promise; the processor has the vectors, and there are no fewer bytes than the loop takes at a time.
         return unsafe { by_vectors(from, to, length) };
     }
@@ -166,22 +170,23 @@ pub(crate) fn append(to: &mut impl BufMut, from: &[u8]) {
 mod tests {
     use super::*;
 
+    #[cfg(target_arch = "x86_64")]
     #[test]
     fn a_copy_of_any_length_copies_all_and_nothing_else() {
-        let lengths =
-            (0..300)
-                .chain(LOOP - 3..LOOP + 300)
-                .chain([5000, 65_535, 65_536, LONG - 1, LONG]);
+        let lengths = (0..300).chain(LOOP - 3..LOOP + 300);
+        let lengths = lengths.chain([5000, 65_535, 65_536, LONG - 1, LONG]);
         let from: Vec<u8> = (0..LONG + 16).map(|at| (at % 251) as u8).collect();
         let mut to = vec![0; LONG + 64];
         for (round, length) in lengths.enumerate() {
             let (source, place) = (&from[round % 16..][..length], round * 7 % 32);
             to[..place + length + 32].fill(255);
-            copy_slice(source, &mut to[place..place + length]);
+            match length >= LOOP && is_x86_feature_detected!("avx") {
+                // SAFETY: the processor has the vectors; both are that long, and two.
+                true => unsafe { by_vectors(source.as_ptr(), to[place..].as_mut_ptr(), length) },
+                false => copy_slice(source, &mut to[place..place + length]),
+            }
             assert_eq!(to[place..place + length], *source);
-            let around = to[..place]
-                .iter()
-                .chain(&to[place + length..place + length + 32]);
+            let around = to[..place].iter().chain(&to[place + length..][..32]);
             assert!(around.copied().all(|byte| byte == 255), "{length} bytes");
             assert_eq!(copied(source), source);
         }
