@@ -97,7 +97,7 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     unsafe { ptr::copy_nonoverlapping(from, to, length) }
 }
 
-/// Copies at least [`BLOCK`] bytes.
+/// Copies no fewer bytes than a turn of the loop takes.
 ///
 /// # Safety
 /// As for [`copy`].
