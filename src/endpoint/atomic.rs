@@ -275,11 +275,10 @@ impl<'a, T: Completion> Atomic<'a, T> {
         let endpoint = self.endpoint;
         let (near, begin) = self.remote.near(endpoint, end, access)?;
         let offset = begin + self.offset as u64;
-        endpoint.shared().at_once(|engine| {
-            engine
-                .core
-                .atomic_in_mapping(endpoint.place(), near, offset, &self.request, window)
-        })
+        let mut inside = endpoint.shared().owner_inside()?;
+        let (core, place) = (&mut inside.core, endpoint.place());
+        let old = core.atomic_in_mapping(place, near, offset, &self.request, window)?;
+        Some((old, inside.over()))
     }
 
     /// Whether the word is one of network devices, and of no processor.

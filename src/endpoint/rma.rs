@@ -584,15 +584,11 @@ impl<'a> Put<'a> {
         let region = &self.remote.region;
         let (near, offset) = region.near(endpoint, data.len(), Access::WRITE)?;
         let local = (data.as_ptr().cast_mut(), data.len());
-        let over = endpoint.shared().at_once(|engine| {
-            // SAFETY: the buffer outlives the call, which only reads it.
-            unsafe {
-                engine
-                    .core
-                    .copy_in_mapping(endpoint.place(), near, offset, local, false, window)
-            }
-        });
-        over.map(|((), begun)| begun)
+        let mut inside = endpoint.shared().owner_inside()?;
+        let (core, place) = (&mut inside.core, endpoint.place());
+        // SAFETY: the buffer outlives the call, which only reads it.
+        unsafe { core.copy_in_mapping(place, near, offset, local, false, window) }?;
+        Some(inside.over())
     }
 
     #[inline]
@@ -906,15 +902,11 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
         let region = &self.remote.region;
         let (near, offset) = region.near(endpoint, data.len(), Access::READ)?;
         let (local, window) = ((data.as_mut_ptr(), data.len()), usize::MAX);
-        let over = endpoint.shared().at_once(|engine| {
-            // SAFETY: the buffer is borrowed alone for the call, which writes it only then.
-            unsafe {
-                engine
-                    .core
-                    .copy_in_mapping(endpoint.place(), near, offset, local, true, window)
-            }
-        });
-        over.map(|((), begun)| begun)
+        let mut inside = endpoint.shared().owner_inside()?;
+        let (core, place) = (&mut inside.core, endpoint.place());
+        // SAFETY: the buffer is borrowed alone for the call, which writes it only then.
+        unsafe { core.copy_in_mapping(place, near, offset, local, true, window) }?;
+        Some(inside.over())
     }
 
     #[inline]

@@ -14,13 +14,10 @@ use std::ptr;
 use bytes::BufMut;
 
 /// Not in builds that look for mistakes: sanitizers see what the C library's copy is given, and the loop is slow unoptimised.
-#[cfg(target_arch = "x86_64")]
 const IN_USE: bool = cfg!(not(any(debug_assertions, fuzzing, miri)));
 /// From this length on the loop is used: a shorter copy is made by vectors in the C library too.
-#[cfg(target_arch = "x86_64")]
 const LOOP: usize = 1024;
 /// From this length on the C library writes past the caches.
-#[cfg(target_arch = "x86_64")]
 const LONG: usize = 8 << 20;
 
 /// Copies a few bytes, those of the commonest lengths without a call into the C library.
@@ -88,8 +85,23 @@ pub(crate) unsafe fn copy_short(from: *const u8, to: *mut u8, length: usize) {
 /// As for [`ptr::copy_nonoverlapping`].
 #[inline]
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match IN_USE && (LOOP..LONG).contains(&length) {
+            true => copy_long(from, to, length),
+            false => ptr::copy_nonoverlapping(from, to, length),
+        }
+    }
+}
+
+/// As [`copy`], of a length for the loop. Not in line: who copies a few bytes has nothing to keep for it.
+///
+/// # Safety
+/// As for [`copy`].
+#[inline(never)]
+unsafe fn copy_long(from: *const u8, to: *mut u8, length: usize) {
     #[cfg(target_arch = "x86_64")]
-    if IN_USE && (LOOP..LONG).contains(&length) && is_x86_feature_detected!("avx") {
+    if is_x86_feature_detected!("avx") {
         // SAFETY: the caller's promise; the processor has the vectors, and there are no fewer bytes than the loop takes at a time.
         return unsafe { by_vectors(from, to, length) };
     }
