@@ -32,7 +32,7 @@ unsafe impl DomainMemory for Device {
         AddressRange::new(0x4000_0000_0000, 4096).expect("a range")
     }
     fn memory_type(&self) -> MemoryType {
-        MemoryType::Gaudi(7)
+        MemoryType::Cuda(7)
     }
 }
 
