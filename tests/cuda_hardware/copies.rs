@@ -112,17 +112,9 @@ pub(crate) fn nothing_is_left(case: &mut Case) -> Verdict {
     // What stays for good, such as contexts, streams and fragments, comes with the first.
     round(300);
     let start = Instant::now();
-    let (fds, used) = (open_fds(), current.used());
+    let (fds, used) = at_rest(&current);
     round(rounds);
-    let mut after = (open_fds(), current.used());
-    // Memory of dropped operations is freed on another thread.
-    for _ in 0..100 {
-        if after.1 <= used {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-        after = (open_fds(), current.used());
-    }
+    let after = at_rest(&current);
     case.figure("operations", rounds as f64, "operations");
     case.figure("time", start.elapsed().as_secs_f64(), "s");
     case.figure(
@@ -143,6 +135,20 @@ pub(crate) fn nothing_is_left(case: &mut Case) -> Verdict {
     child.finish();
     assert_eq!(said, "forked", "what a child made by fork is told");
     Verdict::Ran
+}
+
+/// Descriptors of this process and bytes of the device in use, once neither has changed for a while: memory of dropped operations, and what a worker
+/// that was dropped had of the device, go on another thread.
+fn at_rest(current: &Current) -> (usize, usize) {
+    let mut last = (open_fds(), current.used());
+    let (mut same, end) = (0, Instant::now() + Duration::from_secs(5));
+    while same < 10 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = (open_fds(), current.used());
+        same = if now == last { same + 1 } else { 0 };
+        last = now;
+    }
+    last
 }
 
 /// A second process, which uses the device and then forks.
