@@ -27,7 +27,7 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
-use super::{futex::Futex, membarrier};
+use super::{futex::Futex, membarrier, threads};
 use crate::util::loom::{AtomicU64, Mutex, MutexGuard, Ordering, UnsafeCell, spin_loop};
 
 /// Times in a row that a thread takes the slow lock before it becomes the owner.
@@ -36,8 +36,12 @@ const STREAK: u32 = if cfg!(wharf_loom) { 1 } else { 32 };
 const LONGEST: u32 = 1 << 20;
 /// Uses of an ownership that pay for taking it away: some 3 µs against some 10 ns each.
 const PAYS: u32 = 1024;
-/// Threads that may become owners of one lock, in its life: their words fill a line.
-const OWNERS: usize = if cfg!(wharf_loom) { 2 } else { 16 };
+/// Threads that may be owners of one lock in turn, while all of them live: their words fill four lines.
+const OWNERS: usize = if cfg!(wharf_loom) {
+    2
+} else {
+    threads::SPACING as usize
+};
 const PLACES: u64 = OWNERS as u64;
 /// There is no owner: no thread's name, and not next to one, nor to 0.
 const NOBODY: u64 = u64::MAX;
@@ -75,7 +79,7 @@ impl Barrier for Membarrier {
 pub(crate) struct Biased<T, B = Membarrier> {
     /// The name of the thread that need not lock, and the number of its word; or [`NOBODY`]. Written by who has the slow lock.
     owner: AtomicU64,
-    /// Odd while a thread is inside as the owner. Each word is one thread's, for the life of the lock: one that lost the ownership just before it
+    /// Odd while a thread is inside as the owner. Each word is one thread's, for the life of the thread: one that lost the ownership just before it
     /// says that it is inside must not say so for another.
     inside: [Futex; OWNERS],
     slow: Mutex<State>,
@@ -91,7 +95,7 @@ struct State {
     needed: u32,
     /// The owner's word when it became the owner.
     since: u32,
-    /// Whose word is which.
+    /// Whose word is which; 0: nobody's.
     names: [u64; OWNERS],
 }
 
@@ -118,26 +122,28 @@ pub(crate) struct OwnerGuard<'a, T, B: Barrier = Membarrier> {
     here: PhantomData<*mut ()>,
 }
 
-#[cfg(not(wharf_loom))]
-thread_local! {
-    static NAME: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
-}
-
 /// As [`name`], or 0 where this thread has not been asked for it.
 #[cfg(not(wharf_loom))]
 #[inline(always)]
 fn known_name() -> u64 {
-    NAME.get()
+    threads::known()
 }
 
 /// A multiple of [`PLACES`] that is this thread's and no other's, ever.
 #[cfg(not(wharf_loom))]
 fn name() -> u64 {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    if NAME.get() == 0 {
-        NAME.set((LAST.fetch_add(1, Ordering::Relaxed) + 1) * PLACES);
-    }
-    NAME.get()
+    threads::own()
+}
+
+/// Whether a thread will never again say that it is inside, or outside.
+#[cfg(not(wharf_loom))]
+fn has_ended(name: u64) -> bool {
+    threads::has_ended(name)
+}
+
+#[cfg(wharf_loom)]
+fn has_ended(_name: u64) -> bool {
+    false
 }
 
 #[cfg(wharf_loom)]
@@ -311,7 +317,9 @@ impl<T, B: Barrier> Biased<T, B> {
     fn give(&self, state: &mut State) {
         state.streak = 0;
         let name = state.last;
-        let place = state.names.iter().position(|&of| of == name || of == 0);
+        let mut names = state.names.iter();
+        let place = names.position(|&of| of == name || of == 0);
+        let place = place.or_else(|| state.names.iter().position(|&of| has_ended(of)));
         if let Some(place) = place {
             state.names[place] = name;
             state.since = self.inside[place].load(Ordering::Relaxed);
@@ -519,6 +527,26 @@ mod tests {
         fn heavy() {
             unreachable!("there is no owner")
         }
+    }
+
+    /// However many threads have come and gone.
+    #[test]
+    fn the_word_of_a_thread_that_has_ended_is_anothers() {
+        let lock = Biased::<_, Fences>::new(0);
+        for _ in 0..2 * OWNERS {
+            let own = || {
+                *lock.lock() += 1;
+                // It asks for more after each that did not pay.
+                lock.slow.lock().needed = STREAK;
+                for _ in 0..STREAK {
+                    *lock.lock() += 1;
+                }
+                assert!(lock.lock_as_owner().is_some(), "it owns it");
+            };
+            // Joined, so that the thread has ended and not its closure alone.
+            std::thread::scope(|scope| scope.spawn(own).join().expect("a thread"));
+        }
+        assert_eq!(*lock.lock(), 2 * OWNERS as u32 * (STREAK + 1));
     }
 
     #[test]

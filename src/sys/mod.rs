@@ -20,6 +20,11 @@ pub(crate) mod pages;
 pub(crate) mod pidfd;
 pub(crate) mod process;
 pub(crate) mod process_vm;
+#[cfg_attr(
+    wharf_loom,
+    allow(dead_code, reason = "models have names of their own")
+)]
+pub(crate) mod threads;
 pub(crate) mod timerfd;
 pub(crate) mod topology;
 pub(crate) mod userfaultfd;
