@@ -501,9 +501,10 @@ impl Both {
 
     /// There and back.
     fn encipher(&self, prover: Prover, content: &mut [u8]) {
-        let key = self.key(prover, b"cipher");
+        let keyed = keyed(&*self.key(prover, b"cipher"));
         for (index, block) in content.chunks_mut(32).enumerate() {
-            let stream = Zeroizing::new(hmac(&*key, &[&(index as u64).to_le_bytes()]));
+            let mac = keyed.clone().chain_update((index as u64).to_le_bytes());
+            let stream = Zeroizing::<[u8; 32]>::new(mac.finalize().into_bytes().into());
             block
                 .iter_mut()
                 .zip(stream.iter())
@@ -530,8 +531,12 @@ fn unequal() -> Error {
     Error::new(ErrorKind::AuthenticationFailed, text)
 }
 
+fn keyed(key: &[u8]) -> Hmac<Sha256> {
+    Hmac::new_from_slice(key).expect("HMAC takes keys of any length")
+}
+
 fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; 32] {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("HMAC takes keys of any length");
+    let mut mac = keyed(key);
     parts.iter().for_each(|part| mac.update(part));
     mac.finalize().into_bytes().into()
 }

@@ -22,7 +22,10 @@ use crate::{
         fd_passing::{self, MAX_FDS},
         fork,
     },
-    transport::tls::{Certificates, Session, explained},
+    transport::{
+        patience::Patience,
+        tls::{Certificates, Session, explained},
+    },
     types::Source,
 };
 
@@ -48,6 +51,7 @@ pub struct Channel {
     /// Both ends know that what was being set up over it cannot be, and nothing of that is left in it.
     given_up: bool,
     activity: Option<Arc<Activity>>,
+    patience: Option<Arc<Patience>>,
     note: Option<Vec<u8>>,
 }
 
@@ -199,6 +203,7 @@ impl Channel {
             send_torn: false,
             given_up: false,
             activity: None,
+            patience: None,
             note: None,
         }
     }
@@ -206,6 +211,11 @@ impl Channel {
     /// Notes in it from now on when something goes over the channel.
     pub(crate) fn watch(&mut self, activity: Arc<Activity>) {
         self.activity = Some(activity);
+    }
+
+    /// Looks for the peer's messages from now on, for a moment, before it sleeps.
+    pub(crate) fn look(&mut self, patience: &Arc<Patience>) {
+        self.patience = Some(patience.clone());
     }
 
     /// What was being set up cannot be, as both ends know; they are between messages, and may set up something else.
@@ -480,7 +490,11 @@ impl Channel {
             partial: &mut self.partial,
             to: have,
         };
-        let result = self.socket.read(&mut guard.partial[have..]).await;
+        let read = self.socket.read(&mut guard.partial[have..]);
+        let result = match &self.patience {
+            Some(patience) => patience.wait(read).await,
+            None => read.await,
+        };
         if let Ok((count, _)) = &result {
             guard.to = have + count;
         }

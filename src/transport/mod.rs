@@ -16,6 +16,7 @@ mod hold;
 mod inventory;
 pub(crate) mod loopback;
 pub mod one_sided;
+pub(crate) mod patience;
 pub(crate) mod rdmacm;
 pub(crate) mod registry;
 pub mod rocm;

@@ -65,7 +65,7 @@ impl Handle {
             context.clone(),
             transports,
             runtime,
-            Wireup::default(),
+            Wireup::new(context.config().progress.value),
         )?);
         let state = OneSidedState {
             worker: Arc::downgrade(&shared),

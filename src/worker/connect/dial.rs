@@ -186,6 +186,7 @@ async fn dial(
             let stream = stream.map_err(|error| Error::io("connecting", error))?;
             stood = true;
             let mut channel = Channel::tcp(stream);
+            channel.look(&shared.wireup.patience);
             if let Some(tls) = shared.context.tls() {
                 let session = tls.dial(addressed.is_some(), host, socket.ip())?;
                 channel.secure(session).await?;
@@ -270,6 +271,7 @@ async fn dial_rdma(
         let opening = async {
             let keepalive = *shared.context.config().keepalive;
             let mut channel = rdmacm::dial(*address, limit, keepalive).await?;
+            channel.look(&shared.wireup.patience);
             channel.set_peer_address(Some(*address));
             Ok(channel)
         };
@@ -345,7 +347,8 @@ async fn dial_unix(
                 error,
             )
         })?;
-        let channel = Channel::unix(stream);
+        let mut channel = Channel::unix(stream);
+        channel.look(&shared.wireup.patience);
         admits(shared, &channel)?;
         Ok::<_, Error>(channel)
     };

@@ -153,7 +153,8 @@ impl Place {
             let (greeter, backlog) = (greeter.clone(), backlog.clone());
             tasks.push(shared.runtime.spawn(async move {
                 loop {
-                    match listener.accept().await {
+                    let patience = &greeter.shared.wireup.patience;
+                    match patience.wait(listener.accept()).await {
                         Ok((stream, _)) => greeter.greet(Channel::tcp(stream), &backlog).await,
                         Err(error) => not_accepted(error, &backlog).await,
                     }
@@ -180,7 +181,7 @@ impl Place {
                 let backlog = Backlog::new();
                 loop {
                     let accepted = tokio::select! {
-                        accepted = listener.accept() => accepted,
+                        accepted = greeter.shared.wireup.patience.wait(listener.accept()) => accepted,
                         _ = &mut ended => return,
                     };
                     let channel = match accepted {
@@ -295,6 +296,7 @@ impl Greeter {
     async fn talk(self, mut channel: Channel, pending: Pending) {
         let limit = self.shared.context.config().handshake_timeout.value;
         channel.watch(pending.activity());
+        channel.look(&self.shared.wireup.patience);
         let greeted = tokio::select! {
             biased;
             greeted = handshake(&self.shared, &mut channel, self.unix_name) => greeted,

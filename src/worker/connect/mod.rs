@@ -29,11 +29,12 @@
 //! | `handshake` | who is at the other end |
 //! | `lanes` | which transport, its set-up, the finished link |
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 
 use crate::{
+    config::Progress,
     error::{Error, ErrorKind, Result},
     protocol::{
         WorkerAddress,
@@ -41,6 +42,7 @@ use crate::{
         hello::{Introduction, Ticket},
         keys::PrivateKey,
     },
+    transport::patience::Patience,
     types::WorkerId,
     worker::shared::Shared,
 };
@@ -77,9 +79,23 @@ pub(crate) struct Wireup {
     ephemeral: Mutex<Option<PrivateKey>>,
     /// Handshakes that go on at a Unix socket, where the client goes there.
     expected: Mutex<HashMap<Ticket, (Server, Introduction)>>,
+    pub(super) patience: Arc<Patience>,
 }
 
 impl Wireup {
+    /// Of a worker that waits in this way.
+    pub(crate) fn new(progress: Progress) -> Self {
+        let looks = match progress {
+            Progress::Adaptive | Progress::Busy => true,
+            Progress::Spin(window) => !window.is_zero(),
+            Progress::EventDriven | Progress::Thread => false,
+        };
+        Self {
+            patience: Arc::new(Patience::new(looks)),
+            ..Self::default()
+        }
+    }
+
     /// A key for one handshake.
     fn ephemeral(&self) -> Result<PrivateKey> {
         let made = self.ephemeral.lock().take();
