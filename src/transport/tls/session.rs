@@ -1,10 +1,15 @@
 //! One connection's TLS, between a socket that does not block and those who read and write it.
 //!
-//! What waits in here is bounded: one record that was received in part, one that was decrypted and not yet taken, and 64 KiB that were encrypted and
-//! that the socket has not taken.
+//! What waits in here is bounded: what one read of the socket brought and was not looked at, one record that was received in part, one that was decrypted and
+//! not yet taken, and 64 KiB that were encrypted and that the socket has not taken.
+//!
+//! rustls asks its socket for 4 KiB at a time, which is five calls into the kernel for each record of 16 KiB. So the socket is read into a buffer of this
+//! file's, which a session has only while something is left in it, and rustls reads that.
 
 use std::{
+    cell::Cell,
     io::{self, BufRead, IoSlice, Read, Write},
+    mem,
     sync::Arc,
 };
 
@@ -23,10 +28,63 @@ const READS: usize = 16;
 /// What is kept of a peer's first bytes, to tell what it speaks.
 const HEARD: usize = 16;
 
+/// Most bytes of one read of the socket: four records and what belongs to them.
+const READ: usize = 66 << 10;
+
+thread_local! {
+    /// A buffer for the next read of a session on this thread.
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// Bytes of the socket that TLS has not looked at.
+#[derive(Debug, Default)]
+struct Arrived {
+    buffer: Vec<u8>,
+    /// Which of them, in it.
+    start: usize,
+    end: usize,
+}
+
+impl Arrived {
+    fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Reads once, where nothing is left. How many bytes came, and whether there may be more.
+    fn fill(&mut self, from: &mut dyn Read) -> io::Result<(usize, bool)> {
+        let mut buffer = SPARE.take();
+        buffer.resize(READ, 0);
+        match from.read(&mut buffer) {
+            Ok(count) if count > 0 => {
+                (self.buffer, self.start, self.end) = (buffer, 0, count);
+                Ok((count, count == READ))
+            }
+            nothing => {
+                SPARE.set(buffer);
+                nothing.map(|count| (count, false))
+            }
+        }
+    }
+}
+
+impl Read for Arrived {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let count = to.len().min(self.end - self.start);
+        to[..count].copy_from_slice(&self.buffer[self.start..][..count]);
+        self.start += count;
+        if self.is_empty() {
+            (self.start, self.end) = (0, 0);
+            SPARE.set(mem::take(&mut self.buffer));
+        }
+        Ok(count)
+    }
+}
+
 /// A session, from its first byte on.
 #[derive(Debug)]
 pub(crate) struct Session {
     connection: Connection,
+    arrived: Arrived,
     /// The first bytes that came.
     heard: Vec<u8>,
     /// Why nothing more can be read.
@@ -47,6 +105,7 @@ impl Session {
     fn new(connection: Connection) -> Self {
         Self {
             connection,
+            arrived: Arrived::default(),
             heard: Vec::new(),
             failed: None,
         }
@@ -75,6 +134,7 @@ impl Session {
     /// [`flush`](Self::flush) writes.
     pub(crate) fn shake(&mut self, from: &mut dyn Read) -> io::Result<()> {
         self.fetch(from)?;
+        while self.decrypt()? && self.connection.is_handshaking() {}
         match self.connection.reader().fill_buf() {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
             _ => self
@@ -106,14 +166,25 @@ impl Session {
         let mut taken = 0;
         let mut dry = false;
         for _ in 0..READS {
-            match self.take(room - taken, put) {
-                Ok(0) => return Ok(taken),
-                Ok(count) => taken += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) if taken > 0 => return Ok(taken),
-                Err(error) => return Err(error),
+            loop {
+                match self.take(room - taken, put) {
+                    Ok(0) => return Ok(taken),
+                    Ok(count) => taken += count,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(_) if taken > 0 => return Ok(taken),
+                    Err(error) => return Err(error),
+                }
+                if taken == room {
+                    return Ok(taken);
+                }
+                match self.decrypt() {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(_) if taken > 0 => return Ok(taken),
+                    Err(error) => return Err(error),
+                }
             }
-            if taken == room || (dry && taken > 0) {
+            if dry && taken > 0 {
                 return Ok(taken);
             }
             match self.fetch(from) {
@@ -149,21 +220,37 @@ impl Session {
         Ok(taken)
     }
 
-    /// Reads once, and decrypts what has come of which all was taken before. Whether there may be more.
+    /// Reads once, where all that came before was decrypted. Whether there may be more.
     fn fetch(&mut self, from: &mut dyn Read) -> io::Result<bool> {
         if let Some(error) = &self.failed {
             return Err(invalid(error.clone()));
         }
-        let mut tap = Tap {
-            from,
-            asked: 0,
-            heard: self.connection.is_handshaking().then_some(&mut self.heard),
-        };
-        let count = self.connection.read_tls(&mut tap)?;
-        let more = count == tap.asked;
+        let (count, more) = self.arrived.fill(from)?;
+        if count == 0 {
+            // The end, which TLS is to know of.
+            self.connection.read_tls(&mut io::empty())?;
+            self.failed = self.connection.process_new_packets().err();
+        }
+        let wanted = HEARD.saturating_sub(self.heard.len());
+        if wanted > 0 && self.connection.is_handshaking() {
+            let heard = &self.arrived.buffer[..count.min(wanted)];
+            self.heard.extend_from_slice(heard);
+        }
+        Ok(more)
+    }
+
+    /// Decrypts the next piece of what has come, of which all was taken before. Whether there was one.
+    fn decrypt(&mut self) -> io::Result<bool> {
+        if let Some(error) = &self.failed {
+            return Err(invalid(error.clone()));
+        }
+        if self.arrived.is_empty() {
+            return Ok(false);
+        }
+        self.connection.read_tls(&mut self.arrived)?;
         // What came before the fault is delivered before it is told.
         self.failed = self.connection.process_new_packets().err();
-        Ok(more)
+        Ok(true)
     }
 
     /// Encrypts what is in `parts` and writes it, until all of them are taken or `to` takes no more. Returns how many bytes were taken: the
@@ -211,26 +298,6 @@ impl Session {
         self.connection.send_close_notify();
         // Who does not hear of it takes the connection for a broken one, as it is then.
         let _ = self.flush(to);
-    }
-}
-
-/// Looks at what is read.
-struct Tap<'a> {
-    from: &'a mut dyn Read,
-    /// The room of the last read.
-    asked: usize,
-    heard: Option<&'a mut Vec<u8>>,
-}
-
-impl Read for Tap<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.asked = buffer.len();
-        let count = self.from.read(buffer)?;
-        if let Some(heard) = &mut self.heard {
-            let wanted = HEARD.saturating_sub(heard.len());
-            heard.extend_from_slice(&buffer[..count.min(wanted)]);
-        }
-        Ok(count)
     }
 }
 
