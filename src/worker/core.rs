@@ -150,7 +150,7 @@ impl Core {
     }
 
     pub(crate) fn one_copy(&mut self, link: LinkId) -> Option<&mut OneCopy> {
-        self.peer(link)?.one_copy.as_mut()
+        self.peer(link)?.one_copy.as_deref_mut()
     }
 
     /// A connection has been made; it has the place that its link names.
@@ -792,7 +792,7 @@ impl Core {
         let error = error
             .with_peer(&peer.info.name)
             .over(peer.attributes.transport);
-        tracing::debug!(target: "wharf::endpoint", parent: &peer.span, peer = %peer.info.name, %error, "connection ended");
+        tracing::debug!(target: "wharf::endpoint", parent: peer.span(), peer = %peer.info.name, %error, "connection ended");
         let broke = matches!(error.kind(), ErrorKind::Protocol | ErrorKind::Exhausted);
         let account = peer.account.take();
         peer.status = Status::Closed(error.duplicate());

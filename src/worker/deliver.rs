@@ -805,7 +805,8 @@ impl Core {
             return;
         };
         let Some(peer) = self.peer(link) else { return };
-        let has_cma = matches!(&peer.one_copy, Some(OneCopy { cma: Some(_), .. }));
+        let direct = peer.one_copy.as_ref();
+        let has_cma = direct.is_some_and(|one_copy| one_copy.cma.is_some());
         if !has_cma || join.length == 0 || peer.helped >= HELP {
             return;
         }

@@ -109,6 +109,12 @@ impl Waiting {
 struct Connection {
     /// `None`: there is none in this place.
     link: Option<LinkId>,
+    /// Most connections stand idle, and take no memory for this before their first operation.
+    counts: Option<Box<Counts>>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
     left: [Left; KINDS],
     waiting: [Waiting; WAITS],
     is_due: bool,
@@ -126,9 +132,21 @@ pub(super) struct Epochs {
 
 impl Epochs {
     #[inline]
-    fn at(&mut self, link: LinkId) -> Option<&mut Connection> {
+    fn connection(&mut self, link: LinkId) -> Option<&mut Connection> {
         let connection = self.connections.get_mut(link.index())?;
         (connection.link == Some(link)).then_some(connection)
+    }
+
+    /// Its counts, if there were any.
+    #[inline]
+    fn at(&mut self, link: LinkId) -> Option<&mut Counts> {
+        self.connection(link)?.counts.as_deref_mut()
+    }
+
+    #[inline]
+    fn at_or_new(&mut self, link: LinkId) -> Option<&mut Counts> {
+        let counts = &mut self.connection(link)?.counts;
+        Some(counts.get_or_insert_default())
     }
 
     /// Counts for a new connection.
@@ -137,13 +155,13 @@ impl Epochs {
         self.connections.resize_with(places, Connection::default);
         self.connections[link.index()] = Connection {
             link: Some(link),
-            ..Connection::default()
+            counts: None,
         };
     }
 
     /// Counts no more: the connection has ended, and whoever waited has been told.
     pub(super) fn close(&mut self, link: LinkId) {
-        if let Some(connection) = self.at(link) {
+        if let Some(connection) = self.connection(link) {
             *connection = Connection::default();
         }
     }
@@ -152,24 +170,24 @@ impl Epochs {
     #[inline]
     pub(super) fn begun(&mut self, link: LinkId, kind: Kind) -> Option<Stamp> {
         let epoch = self.now;
-        self.at(link)?.left[kind as usize].begun(epoch);
+        self.at_or_new(link)?.left[kind as usize].begun(epoch);
         Some(Stamp { epoch, kind })
     }
 
     /// An operation is over.
     #[inline]
     pub(super) fn ended(&mut self, link: LinkId, stamp: Stamp) {
-        let Some(connection) = self.at(link) else {
+        let Some(counts) = self.at(link) else {
             return;
         };
-        if connection.left[stamp.kind as usize].ended(stamp.epoch)
-            && !connection.is_due
-            && connection
+        if counts.left[stamp.kind as usize].ended(stamp.epoch)
+            && !counts.is_due
+            && counts
                 .waiting
                 .iter()
                 .any(|waiting| !waiting.keys.is_empty())
         {
-            connection.is_due = true;
+            counts.is_due = true;
             self.due.push(link);
         }
     }
@@ -177,7 +195,7 @@ impl Epochs {
     /// Whether an operation of this kind is left.
     pub(super) fn has(&mut self, link: LinkId, kind: Kind) -> bool {
         self.at(link)
-            .is_some_and(|connection| !connection.left[kind as usize].0.is_empty())
+            .is_some_and(|counts| !counts.left[kind as usize].0.is_empty())
     }
 
     /// Ends the epoch: `key` waits for what was begun so far. `waits` tells who still does. `false`: there is no such connection.
@@ -189,23 +207,23 @@ impl Epochs {
         waits: impl Fn(OpKey) -> bool,
     ) -> bool {
         let epoch = self.now;
-        let Some(connection) = self.at(link) else {
+        let Some(counts) = self.at_or_new(link) else {
             return false;
         };
-        connection.waiting[wait as usize].push(epoch, key, waits);
+        counts.waiting[wait as usize].push(epoch, key, waits);
         self.now += 1;
         true
     }
 
     /// The next that need not wait any more.
     pub(super) fn next_over(&mut self, link: LinkId, wait: Wait) -> Option<OpKey> {
-        let connection = self.at(link)?;
-        let (epoch, key) = *connection.waiting[wait as usize].keys.front()?;
-        let is_over = |kind: &Kind| connection.left[*kind as usize].is_over(epoch);
+        let counts = self.at(link)?;
+        let (epoch, key) = *counts.waiting[wait as usize].keys.front()?;
+        let is_over = |kind: &Kind| counts.left[*kind as usize].is_over(epoch);
         if !wait.kinds().iter().all(is_over) {
             return None;
         }
-        connection.waiting[wait as usize].keys.pop_front();
+        counts.waiting[wait as usize].keys.pop_front();
         Some(key)
     }
 
@@ -217,8 +235,8 @@ impl Epochs {
     /// The next connection to look at.
     pub(super) fn next_due(&mut self) -> Option<LinkId> {
         let link = self.due.pop()?;
-        if let Some(connection) = self.at(link) {
-            connection.is_due = false;
+        if let Some(counts) = self.at(link) {
+            counts.is_due = false;
         }
         Some(link)
     }
@@ -226,13 +244,9 @@ impl Epochs {
     /// How many places those that wait on a connection take.
     #[cfg(test)]
     pub(super) fn waiting(&mut self, link: LinkId) -> usize {
-        let connection = self.at(link);
-        connection.map_or(0, |connection| {
-            connection
-                .waiting
-                .iter()
-                .map(|waiting| waiting.keys.len())
-                .sum()
+        self.at(link).map_or(0, |counts| {
+            let waiting = counts.waiting.iter();
+            waiting.map(|waiting| waiting.keys.len()).sum()
         })
     }
 }

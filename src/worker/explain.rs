@@ -402,7 +402,8 @@ impl Core {
         length: usize,
     ) -> Option<Explanation> {
         let way = self.explain_way(link, what, length)?;
-        let refused = self.peer(link)?.refused.iter();
+        let odd = self.peer(link)?.odd.as_ref();
+        let refused = odd.iter().flat_map(|odd| &odd.refused);
         Some(refused.fold(way, |way, (name, why)| {
             way.not(name, format!("it could not be set up: {why}"))
         }))

@@ -71,7 +71,7 @@ pub(crate) struct OneCopy {
     pub(crate) cma: Option<CmaPeer>,
     /// Segments of the peer that are mapped here, the newest last.
     pub(crate) mapped: Vec<(u64, Arc<Mapping>)>,
-    pub(crate) told: Box<Told>,
+    pub(crate) told: Told,
     pub(crate) ways: Ways,
 }
 
@@ -121,14 +121,14 @@ impl OneCopy {
             pair,
             cma,
             mapped: Vec::new(),
-            told: Box::new(Told {
+            told: Told {
                 id,
                 asked: Vec::new(),
                 shown: BTreeMap::new(),
                 given: Vec::new(),
                 seen: Vec::new(),
                 loans: Loans::default(),
-            }),
+            },
             ways: Ways::default(),
         }
     }
@@ -232,6 +232,15 @@ impl OneCopy {
     }
 }
 
+/// What went another way than it was to go; with most connections nothing has.
+#[derive(Default)]
+pub(crate) struct Odd {
+    /// Transports that were to be set up first and could not be, and why.
+    pub(crate) refused: Vec<(&'static str, String)>,
+    /// Why device memory of it is not opened here, once that was tried: by the accelerator's place in the context, each once.
+    pub(crate) unrouted: Vec<(usize, Error)>,
+}
+
 pub(crate) struct Peer {
     pub(crate) id: EndpointId,
     pub(crate) slot: LinkId,
@@ -257,11 +266,10 @@ pub(crate) struct Peer {
     /// Bytes charged of a message of which a part is here.
     pub(crate) arriving: u32,
     pub(crate) transports: Vec<&'static str>,
-    /// Transports that were to be set up first and could not be, and why.
-    pub(crate) refused: Vec<(&'static str, String)>,
+    pub(crate) odd: Seldom<Odd>,
     /// From the set-up to the end.
-    pub(crate) span: Span,
-    pub(crate) one_copy: Option<OneCopy>,
+    span: Option<Box<Span>>,
+    pub(crate) one_copy: Option<Box<OneCopy>>,
     pub(crate) queue: Queue,
     pub(crate) status: Status,
     /// The peer has closed: why operations end from here on, while what was sent before goes out.
@@ -286,8 +294,6 @@ pub(crate) struct Peer {
     streams: Seldom<PeerStreams>,
     /// Copies of its own that this side takes a share in.
     pub(crate) helped: usize,
-    /// Why device memory of it is not opened here, once that was tried: by the accelerator's place in the context, each once.
-    pub(crate) unrouted: Vec<(usize, Error)>,
     /// Requests for blocks, both ways.
     pub(crate) requests: Seldom<Requests>,
     /// Who waits for the end, and who for a place for another operation.
@@ -355,15 +361,29 @@ impl Peer {
         self.attributes.transport == Loopback::NAME
     }
 
+    /// What is logged of it belongs to this.
+    pub(crate) fn span(&self) -> &Span {
+        static NOWHERE: Span = Span::none();
+        self.span.as_deref().unwrap_or(&NOWHERE)
+    }
+
     /// Why the engine in this place does not open its device memory, if that was tried.
     pub(crate) fn unrouted(&self, slot: usize) -> Option<&Error> {
-        let mut unrouted = self.unrouted.iter();
+        let mut unrouted = self.odd.as_ref()?.unrouted.iter();
         unrouted
             .find(|(tried, _)| *tried == slot)
             .map(|(_, error)| error)
     }
 
     pub(crate) fn new(made: Made) -> Self {
+        let span = tracing::debug_span!(
+            target: "wharf::endpoint",
+            parent: None,
+            "endpoint",
+            id = made.id.0,
+            peer = %made.info.name,
+            transports = ?made.transports,
+        );
         Self {
             id: made.id,
             slot: made.slot,
@@ -376,21 +396,14 @@ impl Peer {
             eager: made.eager,
             lending: made.lending,
             worker: made.worker,
-            span: tracing::debug_span!(
-                target: "wharf::endpoint",
-                parent: None,
-                "endpoint",
-                id = made.id.0,
-                peer = %made.info.name,
-                transports = ?made.transports,
-            ),
+            span: (!span.is_disabled()).then(|| Box::new(span)),
             info: made.info,
             account: Some(made.account),
             owed: 0,
             arriving: 0,
             transports: made.transports,
-            refused: Vec::new(),
-            one_copy: made.one_copy,
+            odd: Seldom::default(),
+            one_copy: made.one_copy.map(Box::new),
             queue: Default::default(),
             status: Status::Open,
             reason: None,
@@ -408,7 +421,6 @@ impl Peer {
             ready: Default::default(),
             streams: Default::default(),
             helped: 0,
-            unrouted: Vec::new(),
             requests: Default::default(),
         }
     }

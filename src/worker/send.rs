@@ -742,7 +742,7 @@ fn announce(peer: &mut Peer, buffer: &Buffer, key: OpKey, slot: &mut Option<u32>
         return rts;
     }
     if buffer.list().is_some() {
-        announce_list(peer.one_copy.as_ref(), buffer, &mut rts);
+        announce_list(peer.one_copy.as_deref(), buffer, &mut rts);
         return rts;
     }
     rts.address = buffer.address() as u64;

@@ -282,9 +282,11 @@ pub(super) fn attach(
             one_copy,
             handles: usize::from(claimed),
         });
-        peer.refused = refused;
-        tracing::debug!(target: "wharf::endpoint", parent: &peer.span, peer = %peer.info.name, transports = ?peer.transports, "connected");
-        tracing::debug!(target: "wharf::protocol", parent: &peer.span, inline = peer.short, eager = peer.eager, direct_copies = peer.one_copy.is_some(), "longest messages");
+        if !refused.is_empty() {
+            peer.odd.get_or_insert_default().refused = refused;
+        }
+        tracing::debug!(target: "wharf::endpoint", parent: peer.span(), peer = %peer.info.name, transports = ?peer.transports, "connected");
+        tracing::debug!(target: "wharf::protocol", parent: peer.span(), inline = peer.short, eager = peer.eager, direct_copies = peer.one_copy.is_some(), "longest messages");
         engine.core.add_peer(peer);
         if !claimed {
             engine.core.unclaimed.push(slot);

@@ -413,7 +413,10 @@ impl Core {
             target: "wharf::worker", peer = peer.info.name, %error,
             "device memory of this peer cannot be opened: it is copied through host memory from now on"
         );
-        peer.unrouted.push((slot, error.duplicate()));
+        peer.odd
+            .get_or_insert_default()
+            .unrouted
+            .push((slot, error.duplicate()));
     }
 
     /// Gives a loan back.
