@@ -7,11 +7,11 @@
 
 use std::{hint::black_box, process::ExitCode};
 
-use wharf::{Access, AmId, Context, Endpoint, Mask, Progress, RemoteRegion, Tag, Worker};
+use wharf::{Access, AmId, Context, Endpoint, Listener, Mask, Progress, RemoteRegion, Tag, Worker};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-const OPERATIONS: [&str; 8] = [
+const OPERATIONS: [&str; 9] = [
     "none",
     "tag",
     "tag_posted",
@@ -20,6 +20,7 @@ const OPERATIONS: [&str; 8] = [
     "put",
     "get",
     "fetch_add",
+    "connect",
 ];
 const TAG: Tag = Tag(7);
 const AM: AmId = AmId(3);
@@ -29,10 +30,11 @@ const SIZE: usize = 8;
 struct Ends {
     here: Endpoint,
     there: Worker,
+    listener: Listener,
     /// The other direction, for regions.
     back: Endpoint,
     context: Context,
-    _worker: Worker,
+    worker: Worker,
 }
 
 impl Ends {
@@ -50,9 +52,10 @@ impl Ends {
         Ok(Self {
             here: here?,
             there,
+            listener,
             back: back?,
             context,
-            _worker: worker,
+            worker,
         })
     }
 
@@ -67,7 +70,7 @@ impl Ends {
         Ok(remote)
     }
 
-    async fn repeat(&self, operation: &str, times: usize) -> Outcome<()> {
+    async fn repeat(&mut self, operation: &str, times: usize) -> Outcome<()> {
         let (here, there) = (&self.here, &self.there);
         let message = wharf::Buffer::from(vec![1; SIZE]);
         match operation {
@@ -122,6 +125,16 @@ impl Ends {
                     black_box(remote.fetch_add(0, 1_u64).await?);
                 }
             }
+            "connect" => {
+                let address = self.listener.local_addr();
+                let mut all = Vec::new();
+                for _ in 0..times {
+                    all.push(tokio::try_join!(self.worker.connect(address), async {
+                        self.listener.accept().await?.accept().await
+                    })?);
+                }
+                black_box(all);
+            }
             other => return Err(format!("no operation {other:?} among {OPERATIONS:?}").into()),
         }
         black_box(&self.back);
@@ -145,7 +158,7 @@ fn main() -> ExitCode {
         .and_then(|runtime| {
             let times = times.parse()?;
             runtime.block_on(async {
-                let ends = Ends::new(transport).await?;
+                let mut ends = Ends::new(transport).await?;
                 ends.repeat(operation, times).await
             })
         });
