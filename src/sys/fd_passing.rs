@@ -12,10 +12,14 @@ use std::{
     ptr, thread,
 };
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::sys::socket::{MsgFlags, Shutdown, getsockopt, shutdown, sockopt::PeerCredentials};
 
 /// Most descriptors that go with one message.
 pub(crate) const MAX_FDS: usize = 8;
+
+/// Most that the system lets go with one (`SCM_MAX_FD`). Those that a receiver has no room for are closed by the system in the receiver's
+/// call, which blocks where that close does.
+const SYSTEM_MAX_FDS: usize = 253;
 
 /// Who is at the other end of a Unix socket, as the kernel recorded it when the two were connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +68,7 @@ pub(crate) fn send(
     for (slot, fd) in raw.iter_mut().zip(fds) {
         *slot = fd.as_raw_fd();
     }
-    let mut control = Control([0; CONTROL_WORDS]);
+    let mut control = Control([0; words(MAX_FDS)]);
     let mut vector = libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),
@@ -77,7 +81,7 @@ pub(crate) fn send(
         // SAFETY: arithmetic on the length only.
         message.msg_controllen = unsafe { libc::CMSG_SPACE(length) } as _;
         // SAFETY: `message` has a control buffer with room for one header and `payload` bytes (at most MAX_FDS
-        // descriptors, which is what CONTROL_WORDS was made for), aligned for the header; `raw` holds `payload` bytes.
+        // descriptors, which is what `words` was asked for), aligned for the header; `raw` holds `payload` bytes.
         unsafe {
             let first = libc::CMSG_FIRSTHDR(&raw const message);
             (*first).cmsg_level = libc::SOL_SOCKET;
@@ -101,20 +105,20 @@ pub(crate) fn recv(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<(usiz
     if bytes.is_empty() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let mut control = Control([0; CONTROL_WORDS]);
+    let mut control = Control([0; words(SYSTEM_MAX_FDS)]);
     let mut vector = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: bytes.len(),
     };
     let mut message = header(&mut vector);
     message.msg_control = control.0.as_mut_ptr().cast();
-    message.msg_controllen = CONTROL_BYTES as _;
+    message.msg_controllen = size_of_val(&control) as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: every pointer in `message` is to memory that outlives the call and is writable for the sizes given.
     let count = retry(|| unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) })?;
     // SAFETY: recvmsg succeeded and filled `message` in.
     let fds = unsafe { take_fds(&message) };
-    if message.msg_flags & libc::MSG_CTRUNC != 0 {
+    if message.msg_flags & libc::MSG_CTRUNC != 0 || fds.len() > MAX_FDS {
         close_elsewhere(fds);
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
@@ -131,6 +135,17 @@ pub(crate) fn close_elsewhere(fds: Vec<OwnedFd>) {
         // Without a thread the closure, and the descriptors with it, are dropped here.
         let closing = thread::Builder::new().name("wharf-close".into());
         let _ = closing.spawn(move || drop(fds));
+    }
+}
+
+/// Closes a socket over which descriptors may have come. Those that are in it still are closed with it: elsewhere then, as
+/// [`close_elsewhere`] does. Not for a child made by `fork`: it would end its parent's connection.
+pub(crate) fn close(socket: OwnedFd) {
+    // Nothing comes any more from here on.
+    let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
+    let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+    if nix::sys::socket::recv(socket.as_raw_fd(), &mut [0], flags).is_ok_and(|count| count > 0) {
+        close_elsewhere(vec![socket]);
     }
 }
 
@@ -158,16 +173,17 @@ unsafe fn take_fds(message: &libc::msghdr) -> Vec<OwnedFd> {
     fds
 }
 
-/// Room for one control message with [`MAX_FDS`] descriptors.
-// SAFETY: arithmetic on the length only.
-const CONTROL_BYTES: usize =
-    unsafe { libc::CMSG_SPACE((MAX_FDS * size_of::<RawFd>()) as libc::c_uint) } as usize;
-const CONTROL_WORDS: usize = CONTROL_BYTES.div_ceil(size_of::<u64>());
+/// Words of a buffer for one control message with so many descriptors.
+const fn words(fds: usize) -> usize {
+    // SAFETY: arithmetic on the length only.
+    let bytes = unsafe { libc::CMSG_SPACE((fds * size_of::<RawFd>()) as libc::c_uint) };
+    (bytes as usize).div_ceil(size_of::<u64>())
+}
 
 /// A buffer aligned for control messages.
-struct Control([u64; CONTROL_WORDS]);
+struct Control<const WORDS: usize>([u64; WORDS]);
 
-const _: () = assert!(align_of::<Control>() >= align_of::<libc::cmsghdr>());
+const _: () = assert!(align_of::<Control<1>>() >= align_of::<libc::cmsghdr>());
 
 fn header(vector: &mut libc::iovec) -> libc::msghdr {
     // SAFETY: a C struct of integers and pointers, for all of which zero is a value.
@@ -254,7 +270,7 @@ mod tests {
             one.as_raw_fd(),
             &[io::IoSlice::new(b"x")],
             &[nix::sys::socket::ControlMessage::ScmRights(&raw)],
-            nix::sys::socket::MsgFlags::empty(),
+            MsgFlags::empty(),
             None,
         )
         .expect("send nine");

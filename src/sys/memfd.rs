@@ -186,6 +186,14 @@ impl Mapping {
         Self::new(fd, size, is_writable)
     }
 
+    /// The checks of [`of_received`](Self::of_received) alone.
+    ///
+    /// # Errors
+    /// `InvalidData`.
+    pub(crate) fn check(fd: BorrowedFd<'_>, expected_len: usize) -> io::Result<()> {
+        checked(fd, expected_len).map(drop)
+    }
+
     /// Parts from all others that map the file, `fd`: what this process writes from here on is seen by nobody else. The bytes stay, and so does the
     /// address; a page is copied when it is written, and shows what the file holds until then. Accesses meanwhile by other threads of this
     /// process are as good as before or after.

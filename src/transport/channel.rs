@@ -146,10 +146,18 @@ pub struct PeerCredentials {
 
 impl Drop for Channel {
     /// In a child made by `fork` it is the parent's, which may be in the middle of a set-up: the child's drop would take it out of what the
-    /// parent's runtime waits for.
+    /// parent's runtime waits for. Descriptors that came and belong nowhere are closed where that may block.
     fn drop(&mut self) {
+        let socket = std::mem::replace(&mut self.socket, Socket::Taken);
         if fork::forked() {
-            let _kept = ManuallyDrop::new(std::mem::replace(&mut self.socket, Socket::Taken));
+            let _kept = ManuallyDrop::new(socket);
+            return;
+        }
+        fd_passing::close_elsewhere(std::mem::take(&mut self.partial_fds));
+        if let Socket::Unix(stream) = socket
+            && let Ok(stream) = stream.into_std()
+        {
+            fd_passing::close(stream.into());
         }
     }
 }
@@ -444,10 +452,24 @@ impl Channel {
                 return Ok((message, fds));
             }
             if self.note.is_some() || !fds.is_empty() {
+                fd_passing::close_elsewhere(fds);
                 return Err(self.broken("a note came that does not belong there"));
             }
             self.note = Some(message);
         }
+    }
+
+    /// Receives one message that no descriptors belong to.
+    ///
+    /// # Errors
+    /// As [`Channel::receive`]; `Protocol` when some came with it.
+    pub(crate) async fn receive_alone(&mut self) -> Result<Vec<u8>> {
+        let (message, fds) = self.receive().await?;
+        if fds.is_empty() {
+            return Ok(message);
+        }
+        fd_passing::close_elsewhere(fds);
+        Err(self.broken("file descriptors came with a message that takes none"))
     }
 
     async fn receive_any(&mut self) -> Result<(bool, Vec<u8>, Vec<OwnedFd>)> {

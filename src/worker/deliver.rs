@@ -1008,12 +1008,15 @@ impl Sink for Core {
     }
 
     fn shared(&mut self, from: LinkId, segment: u64, fd: OwnedFd, length: u64) {
-        if length > OneCopy::MAX_MAPPED_BYTES as u64 {
-            tracing::warn!(target: "wharf::memory", length, "a peer's memory segment is too long to be mapped; its memory is reached the slow way");
-            return;
-        }
-        match Mapping::of_lent(fd.as_fd(), length as usize) {
-            Ok(mapping) => self.map_segment(from, segment, mapping),
+        let mapped = match length > OneCopy::MAX_MAPPED_BYTES as u64 {
+            true => Mapping::check(fd.as_fd(), length as usize).map(|()| None),
+            false => Mapping::of_lent(fd.as_fd(), length as usize).map(Some),
+        };
+        match mapped {
+            Ok(Some(mapping)) => self.map_segment(from, segment, mapping),
+            Ok(None) => {
+                tracing::warn!(target: "wharf::memory", length, "a peer's memory segment is too long to be mapped; its memory is reached the slow way");
+            }
             // It is no segment of ours: no honest peer sends it.
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
                 fd_passing::close_elsewhere(vec![fd]);

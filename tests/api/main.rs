@@ -19,6 +19,7 @@ mod atomic;
 mod checksums;
 mod config;
 mod connect;
+mod descriptors;
 mod device;
 mod ends;
 mod flush;

@@ -6,7 +6,7 @@ use curve25519_dalek::{MontgomeryPoint, RistrettoPoint, Scalar, ristretto::Compr
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256, Sha512};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use wharf::WorkerId;
+use wharf::{WorkerAddress, WorkerId};
 
 pub(crate) mod field {
     pub(crate) const VERSIONS: u16 = 1;
@@ -76,6 +76,33 @@ impl Key {
 pub(crate) fn worker(public: &[u8; 32]) -> WorkerId {
     let hash = Sha256::new_with_prefix(b"wharf worker").chain_update(public);
     WorkerId(hash.finalize()[..16].try_into().expect("16 bytes"))
+}
+
+/// The address of a worker, but that it leads to who has this key, at this Unix socket and nowhere else.
+pub(crate) fn led_to(address: &WorkerAddress, key: &Key, unix_name: &[u8]) -> WorkerAddress {
+    let bytes = address.to_bytes();
+    let mut out = bytes[..8].to_vec();
+    // A checksum is its end.
+    for (id, body) in list(8, &bytes[..bytes.len() - 4]) {
+        match id {
+            1 => put(&mut out, id, &worker(&key.public).0),
+            3 => put(&mut out, id, unix_name),
+            4 => put(&mut out, id, &[]),
+            _ => put(&mut out, id, &body),
+        }
+    }
+    let length = (out.len() + 4) as u16;
+    out[6..8].copy_from_slice(&length.to_le_bytes());
+    let sum = crc32fast::hash(&out);
+    out.extend_from_slice(&sum.to_le_bytes());
+    WorkerAddress::from_bytes(&out).expect("an address")
+}
+
+/// The abstract name of the Unix socket in a worker's address, and where that says it is.
+pub(crate) fn unix_part(address: &WorkerAddress) -> (Vec<u8>, Vec<u8>) {
+    let bytes = address.to_bytes();
+    let parts: HashMap<_, _> = list(8, &bytes[..bytes.len() - 4]).into_iter().collect();
+    (parts[&3].clone(), parts[&2].clone())
 }
 
 fn put(out: &mut Vec<u8>, id: u16, bytes: &[u8]) {
@@ -396,15 +423,28 @@ impl<'a> Stranger<'a> {
     }
 
     /// The yes to a client's introduction.
-    pub(crate) fn acceptance(&self, mut both: Both, introduction: &[u8]) -> Vec<u8> {
+    pub(crate) fn acceptance(&self, both: Both, introduction: &[u8]) -> Vec<u8> {
+        self.acceptance_over(both, introduction, b"\x03tcp", &[])
+    }
+
+    /// The same over these transports, with more fields, or others in their place.
+    pub(crate) fn acceptance_over(
+        &self,
+        mut both: Both,
+        introduction: &[u8],
+        transports: &[u8],
+        more: &[(u16, &[u8])],
+    ) -> Vec<u8> {
         let client = both.open(introduction).expect("sealed for this one");
         both.introduced(introduction, bytes_of(&client, field::KEY));
-        let acceptance = content(&[
+        let mut fields: Vec<(u16, &[u8])> = vec![
             (field::KEY, &self.claims),
             (field::IDENTITY, &NOWHERE),
-            (field::TRANSPORTS, b"\x03tcp"),
-        ]);
-        both.vouch(SERVER, b'A', self.key, acceptance)
+            (field::TRANSPORTS, transports),
+        ];
+        fields.retain(|(id, _)| more.iter().all(|(other, _)| other != id));
+        fields.extend(more);
+        both.vouch(SERVER, b'A', self.key, content(&fields))
     }
 
     /// As a client, to the verdict.

@@ -12,7 +12,7 @@ use crate::{
     fixture::{Way, run},
     stranger::{
         Key, Stranger, arrival, bytes_of, field, fields, hear, hear_hello, list, say, share,
-        shared, until_the_end, worker,
+        shared, unix_part, until_the_end, worker,
     },
 };
 
@@ -34,15 +34,6 @@ fn medium(way: Way) -> &'static str {
     }
 }
 
-/// The abstract name in a worker's address.
-fn unix_name(address: &WorkerAddress) -> Vec<u8> {
-    let bytes = address.to_bytes();
-    // A checksum is its end.
-    let parts = list(8, &bytes[..bytes.len() - 4]);
-    let name = parts.into_iter().find(|(id, _)| *id == 3);
-    name.expect("a Unix socket").1
-}
-
 fn abstract_address(name: &[u8]) -> std::os::unix::net::SocketAddr {
     std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name")
 }
@@ -56,7 +47,7 @@ async fn open(way: Way, address: &WorkerAddress) -> Box<dyn Stream> {
         let stream = TcpStream::connect(address.sockets()).await;
         return Box::new(stream.expect("it listens"));
     }
-    let name = abstract_address(&unix_name(address));
+    let name = abstract_address(&unix_part(address).0);
     let stream = std::os::unix::net::UnixStream::connect_addr(&name).expect("it listens");
     stream.set_nonblocking(true).expect("a socket");
     Box::new(UnixStream::from_std(stream).expect("a socket"))
@@ -198,7 +189,7 @@ impl Listening {
                     return Self::Tcp(listener);
                 }
             } else {
-                let name = abstract_address(&unix_name(address));
+                let name = abstract_address(&unix_part(address).0);
                 if let Ok(listener) = std::os::unix::net::UnixListener::bind_addr(&name) {
                     listener.set_nonblocking(true).expect("a socket");
                     return Self::Unix(UnixListener::from_std(listener).expect("a socket"));
@@ -379,7 +370,7 @@ fn a_handshake_goes_on_nowhere_else() {
                 let hello = hear(&mut client).await;
                 let both = stranger.greet(&mut client, &hello).await;
                 let introduction = hear(&mut client).await;
-                let name = unix_name(&to_there);
+                let (name, _) = unix_part(&to_there);
                 say(&mut client, &stranger.elsewhere(both, &introduction, &name)).await;
                 until_the_end(&mut client).await;
             });

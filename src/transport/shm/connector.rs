@@ -12,10 +12,7 @@
 
 use std::{
     fmt,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use async_trait::async_trait;
@@ -23,6 +20,7 @@ use async_trait::async_trait;
 use super::{
     NAME, ShmOptions,
     layout::{MAGIC, SEGMENT, VERSION},
+    link::Socket,
     pair::Pair,
 };
 use crate::{
@@ -47,7 +45,7 @@ pub(crate) struct Established {
     pub(crate) bell: Bell,
     /// Rings the peer's.
     pub(crate) ringer: Ringer,
-    pub(crate) socket: UnixStream,
+    pub(crate) socket: Socket,
     /// The peer's process, when it is watched.
     pub(crate) process: Option<PidFd>,
     pub(crate) name: String,
@@ -90,7 +88,8 @@ impl ShmConnector {
         let ((pair, ringer), bell) = give_up_unless(channel, taken).await?;
         let answer = [GO_ON, own_registered.into()];
         send(channel, &answer, &[bell.as_fd()]).await?;
-        receive(channel).await?;
+        let (_, fds) = receive(channel).await?;
+        let [] = exactly(fds)?;
         Ok((pair, bell, ringer))
     }
 }
@@ -129,7 +128,7 @@ impl Connector for ShmConnector {
         }
         .await
         .map_err(place)?;
-        let socket = channel.take_unix().map_err(place)?;
+        let socket = Socket::new(channel.take_unix().map_err(place)?);
         if let Ok(process) = PidFd::of_peer(socket.as_fd()) {
             pair.set_peer(process);
         }
@@ -210,17 +209,18 @@ fn take_offer(body: &[u8], fds: Vec<OwnedFd>, own_registered: bool) -> Result<(P
             return Err(Error::io("mapping the peer's segment", error));
         }
     };
+    let ringer = take_ringer(ringer)?;
     let mut pair = Pair::new(mapping, Role::Client)?;
     if registered && own_registered {
         pair.both_registered();
     }
-    Ok((pair, take_ringer(ringer)?))
+    Ok((pair, ringer))
 }
 
 fn take_answer(body: &[u8], fds: Vec<OwnedFd>) -> Result<(Ringer, bool)> {
     let [ringer] = exactly(fds)?;
-    let registered = said(body)?;
-    Ok((take_ringer(ringer)?, registered))
+    let ringer = take_ringer(ringer)?;
+    Ok((ringer, said(body)?))
 }
 
 /// Whether the peer's process has registered for barriers.
@@ -269,11 +269,12 @@ async fn send(channel: &mut Channel, frame: &[u8], fds: &[BorrowedFd<'_>]) -> Re
 /// The rest of a frame that says "go on".
 async fn receive(channel: &mut Channel) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
     let (mut frame, fds) = channel.receive().await?;
+    if frame.first() == Some(&GO_ON) {
+        frame.remove(0);
+        return Ok((frame, fds));
+    }
+    fd_passing::close_elsewhere(fds);
     match frame.first() {
-        Some(&GO_ON) => {
-            frame.remove(0);
-            Ok((frame, fds))
-        }
         Some(&REFUSED) => Err(refusal(&frame[1..])),
         _ => Err(Error::new(
             ErrorKind::Protocol,

@@ -162,7 +162,7 @@ impl Connector for TcpConnector {
         let agreed = match role {
             Role::Server => {
                 channel.send(&self.hello(), &[]).await?;
-                let (hello, _) = channel.receive().await?;
+                let hello = channel.receive_alone().await?;
                 let agreed = self.agree(&hello).map_err(named)?;
                 if hello.get(HELLO) != Some(&ACCEPTED) {
                     return Err(named(Error::new(
@@ -173,7 +173,7 @@ impl Connector for TcpConnector {
                 Ok(agreed)
             }
             Role::Client => {
-                let (hello, _) = channel.receive().await?;
+                let hello = channel.receive_alone().await?;
                 let agreed = self.agree(&hello).map_err(named);
                 let verdict = if agreed.is_ok() { ACCEPTED } else { REFUSED };
                 let hello = [&self.hello()[..], &[verdict]].concat();

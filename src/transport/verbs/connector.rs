@@ -383,7 +383,7 @@ impl Connector for RcConnector {
             Err(error) => Offer::refuse(&error.to_string()),
         };
         channel.send(&message, &[]).await?;
-        let (message, _) = channel.receive().await?;
+        let message = channel.receive_alone().await?;
         let offer = Offer::decode(&message);
         let refused = offer
             .as_ref()
@@ -406,7 +406,7 @@ impl Connector for RcConnector {
             }
         };
         channel.send(&verdict(&joined), &[]).await?;
-        let (message, _) = channel.receive().await?;
+        let message = channel.receive_alone().await?;
         let verdict = read_verdict(&message);
         let refused = |error: &Error| error.kind() == ErrorKind::Unreachable;
         if joined.is_err() || verdict.as_ref().is_err_and(refused) {

@@ -326,7 +326,7 @@ async fn go_on(
             result => return result,
         }
         channel.send(&Message::Stays.encode(), &[]).await?;
-        let (bytes, _) = channel.receive().await?;
+        let bytes = channel.receive_alone().await?;
         verdict = client.verdict(&bytes)?;
     }
     establish(shared, channel, accepted(verdict)?, addressed, name, None).await

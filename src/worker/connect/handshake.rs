@@ -48,7 +48,7 @@ async fn introduced(
     unix_name: Option<Vec<u8>>,
 ) -> Result<(Introduction, Server)> {
     secure(shared, channel).await?;
-    let (bytes, _) = channel.receive().await?;
+    let bytes = channel.receive_alone().await?;
     if let Some((client, server)) = arrived(shared, channel, &bytes)? {
         lane(shared, channel, &client.transports, &info(channel, &client))?;
         return Ok((client, server));
@@ -61,7 +61,7 @@ async fn introduced(
     let (mut server, proof) = greeting.prove(&shared.key)?;
     channel.send(&proof, &[]).await?;
     shared.wireup.think_ahead()?;
-    let (bytes, _) = channel.receive().await?;
+    let bytes = channel.receive_alone().await?;
     let client = server.introduced(&bytes)?;
     let can_share = shared.transports.iter().any(|transport| {
         transport.reach == Reach::Host
@@ -83,7 +83,7 @@ async fn introduced(
         let elsewhere = server.elsewhere(&elsewhere);
         let _expected = Expected::new(&shared.wireup, &server, &client);
         channel.send(&elsewhere, &[]).await?;
-        let (bytes, _) = channel.receive().await?;
+        let bytes = channel.receive_alone().await?;
         Server::stays(&bytes)?;
     }
     // A peer whose better path ends here takes the next; whoever listens hears of the one that works.
@@ -189,9 +189,9 @@ pub(super) async fn greet(shared: &Shared, channel: &mut Channel) -> Result<Clie
     let opening = Opening::new(channel.medium(), secret, own, &random()?);
     channel.send(opening.hello(), &[]).await?;
     shared.wireup.think_ahead()?;
-    let (bytes, _) = channel.receive().await?;
+    let bytes = channel.receive_alone().await?;
     let answered = opening.answered(&shared.key, &bytes)?;
-    let (bytes, _) = channel.receive().await?;
+    let bytes = channel.receive_alone().await?;
     answered.proved(&bytes)
 }
 
@@ -229,7 +229,7 @@ pub(super) async fn introduce(
     };
     let introduction = client.introduce(&shared.key, &introduction)?;
     channel.send(&introduction, &[]).await?;
-    let (bytes, _) = channel.receive().await?;
+    let bytes = channel.receive_alone().await?;
     client.verdict(&bytes)
 }
 
@@ -242,7 +242,7 @@ pub(super) async fn arrive(
     let memory = trial.map(Trial::landmark);
     let (mut client, arrival) = client.arrive(channel.medium(), &Arrival { memory });
     channel.send(&arrival, &[]).await?;
-    let (bytes, _) = channel.receive().await?;
+    let bytes = channel.receive_alone().await?;
     client.verdict(&bytes)
 }
 

@@ -54,7 +54,7 @@ async fn dial_as(shared: &Arc<Shared>, name: &[u8], user: u32) -> Result<(LinkId
     };
     let introduction = client.introduce(&shared.key, &introduction)?;
     channel.send(&introduction, &[]).await?;
-    let (bytes, _) = channel.receive().await?;
+    let bytes = channel.receive_alone().await?;
     let acceptance = accepted(client.verdict(&bytes)?)?;
     let name = "a liar".to_owned();
     establish(shared, channel, acceptance, None, name, None).await
