@@ -208,6 +208,12 @@ impl Begun<'_> {
         self.shared.count(cx);
     }
 
+    /// Counts something that was found at once, where [`Shared::is_count_due`] has said no.
+    #[inline(always)]
+    pub(crate) fn count_one(self) {
+        self.shared.count_one();
+    }
+
     /// What a message leaves to be done that was taken at once.
     #[cold]
     pub(crate) fn settle(self, owed: Owed) {

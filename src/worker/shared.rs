@@ -323,6 +323,20 @@ impl Shared {
         due
     }
 
+    /// Whether the next completion is to be accounted for.
+    #[inline(always)]
+    pub(crate) fn is_count_due(&self) -> bool {
+        let count = self.completions.load(Ordering::Relaxed).wrapping_add(1);
+        count.is_multiple_of(turn::EVERY)
+    }
+
+    /// Counts a completion that is not the one.
+    #[inline(always)]
+    pub(in crate::worker) fn count_one(&self) {
+        let count = self.completions.load(Ordering::Relaxed).wrapping_add(1);
+        self.completions.store(count, Ordering::Relaxed);
+    }
+
     #[cold]
     fn account(&self, count: u32, cx: &mut TaskContext<'_>) {
         let late = self.with(|engine| std::mem::take(&mut engine.late));

@@ -593,4 +593,31 @@ scenarios! { between workers:
         fill(&mut idle, 10_000).await;
         tokio::join!(sends, reads);
     }
+
+    /// Two connections name their streams alike. What comes on one while the other is read is not that one's.
+    async fn of_one_name(way: Way) {
+        let context = way.context();
+        let hub = wharf::Worker::new(&context).expect("a worker");
+        let mut ends = Vec::new();
+        for _ in 0..2 {
+            let worker = wharf::Worker::new(&context).expect("a worker");
+            let (dialled, accepted) = crate::fixture::connect(&worker, &hub).await;
+            let stream = dialled.stream().await.expect("opened");
+            let other = accepted.accept_stream().await.expect("accepted");
+            ends.push((worker, dialled, accepted, stream, other));
+        }
+        for round in 0..300_usize {
+            let length = [64, 1, 200, 5000][round % 4];
+            for (index, end) in ends.iter_mut().enumerate() {
+                end.3.write_all(&pattern(length, 2 * round + index)).await.expect("written");
+                end.3.flush().await.expect("flushed");
+            }
+            for place in 0..2 {
+                let index = (place + round / 3) % 2;
+                let mut bytes = vec![0; length];
+                ends[index].4.read_exact(&mut bytes).await.expect("read");
+                same(&bytes, pattern(length, 2 * round + index), length);
+            }
+        }
+    }
 }

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
-    error::{ErrorKind, Result},
+    error::{Error, ErrorKind, Result},
     protocol::{
         control,
         ledger::Amount,
@@ -25,6 +25,11 @@ pub(crate) struct Landing {
     stream: StreamKey,
     data: Vec<u8>,
     length: usize,
+}
+
+#[cold]
+fn exceeded() -> Error {
+    violation("the peer exceeded the window of a stream")
 }
 
 impl Core {
@@ -93,9 +98,15 @@ impl Core {
             ));
         }
         if !stream.reading.hold(length) {
-            return Err(violation("the peer exceeded the window of a stream"));
+            return Err(exceeded());
         }
         Ok(key)
+    }
+
+    /// The peer has sent more of a stream than it may.
+    #[cold]
+    pub(super) fn exceeded_stream(&mut self, link: LinkId) {
+        self.broken(link, exceeded());
     }
 
     #[inline]
@@ -137,6 +148,14 @@ impl Core {
         self.streams.direct = direct;
         self.read_from(key, read);
         Ok(())
+    }
+
+    /// A message of one connection that was taken for another's of the same name.
+    #[cold]
+    pub(super) fn stream_taken_for_another(&mut self, link: LinkId, header: u64, data: &[u8]) {
+        if let Err(error) = self.stream_data(link, header, data) {
+            self.broken(link, error);
+        }
     }
 
     /// Where the payload of a long frame goes.

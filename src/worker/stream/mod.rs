@@ -105,6 +105,16 @@ impl Stream {
         name.header()
     }
 
+    /// How the peer's messages name it.
+    #[inline]
+    fn header_of_peer(&self) -> u64 {
+        let name = StreamName {
+            id: self.id,
+            of_sender: !self.opened_here,
+        };
+        name.header()
+    }
+
     fn is_over(&self) -> bool {
         self.reading.end.is_some() && matches!(self.writing.end, WriteEnd::Sent)
     }

@@ -265,6 +265,30 @@ impl Core {
         Ok(0)
     }
 
+    /// As [`Core::write_stream`], of what leaves at once, over a link that copies all of it itself. `None`: it is not so, and nothing has happened.
+    #[inline]
+    pub(crate) fn write_stream_now(&mut self, key: StreamKey, data: &[u8]) -> Option<usize> {
+        let stream = self.streams.get(key)?;
+        if stream.write_error().is_some() || !stream.writing.pieces.is_empty() {
+            return None;
+        }
+        let header = stream.header();
+        let peer = at(&mut self.peers, stream.link)?;
+        let is_short = data.len() as u64 <= stream.writing.window.left()
+            && data.len() <= peer.attributes.max_bcopy.min(COPIED);
+        if !is_short || peer.attributes.max_zcopy != 0 || !peer.queue.is_empty() || !peer.is_open()
+        {
+            return None;
+        }
+        let link = peer.link.as_mut()?;
+        // What it could not take, and why, is found once more.
+        link.am_bcopy(control::STREAM_DATA, header, &[], data)
+            .ok()?;
+        stream.writing.waker.take();
+        stream.writing.window.take(data.len() as u64);
+        Some(data.len())
+    }
+
     /// Takes a buffer to be sent from where it is. The number by which [`Core::has_left`] knows it.
     pub(crate) fn write_stream_buffer(
         &mut self,

@@ -4,7 +4,8 @@
 //! # Safety
 //! [`Direct`] holds the address of the unfilled part of a buffer that the caller of [`Engine::read_stream`] borrows for the whole call, and it
 //! is taken out of the core before that returns. Nothing else reads or writes that part meanwhile. It counts the bytes that it has
-//! written, and only those are declared initialised. So does [`put`].
+//! written, and only those are declared initialised. So does [`put`]. [`Engine::read_next`] lends that part for a call that says how many bytes it has
+//! written.
 #![allow(unsafe_code)]
 
 use std::{collections::VecDeque, task::Waker};
@@ -18,11 +19,12 @@ use crate::{
         control,
         window::{Due, ReceiveWindow, Terms},
     },
+    transport::Wanted,
     util::{
-        copy::{append, copy},
+        copy::{append, copied, copy},
         waker_slot::WakerSlot,
     },
-    worker::{core::Core, engine::Engine, windows::Window},
+    worker::{core::Core, direct::FIRST_LOOKS, engine::Engine, windows::Window},
 };
 
 use super::{
@@ -160,6 +162,18 @@ fn put(buf: &mut ReadBuf<'_>, bytes: &[u8]) {
 }
 
 impl Stream {
+    /// Whether nothing of it waits here, and what comes may be read as it is: it is accepted, and neither end has ended that.
+    #[inline]
+    fn is_quiet(&self) -> bool {
+        let reading = &self.reading;
+        reading.is_empty()
+            && reading.is_held
+            && reading.lent.is_none()
+            && reading.end.is_none()
+            && self.ended.is_none()
+            && self.charged.is_none()
+    }
+
     /// How reading ends, once nothing is left to read.
     fn read_end(&self) -> Option<Result<usize, Broken>> {
         match (self.reading.end, &self.ended) {
@@ -206,6 +220,67 @@ impl Drop for Lent<'_> {
 }
 
 impl Engine {
+    /// Reads the next messages of the link that brought the last one, where they are this stream's, nothing of it waits here, and there is room for
+    /// each: straight into that, past all queues. How many bytes. `looks`: of [`Wanted`].
+    #[inline]
+    fn read_next(&mut self, key: StreamKey, buf: &mut ReadBuf<'_>, looks: u32) -> usize {
+        if self.is_armed() {
+            return 0;
+        }
+        let Some(stream) = self.core.streams.get(key) else {
+            return 0;
+        };
+        if !stream.is_quiet() {
+            return 0;
+        }
+        let link = stream.link;
+        let mut wanted = Wanted {
+            id: control::STREAM_DATA,
+            header: stream.header_of_peer(),
+            mask: u64::MAX,
+            address: std::ptr::null_mut(),
+            room: 0,
+            looks,
+        };
+        let mut read = 0;
+        for _ in 0..=MORE {
+            // SAFETY: only bytes that are initialised are written, and none is taken away.
+            let unfilled = unsafe { buf.unfilled_mut() };
+            if unfilled.is_empty() {
+                break;
+            }
+            (wanted.address, wanted.room) = (unfilled.as_mut_ptr().cast(), unfilled.len());
+            // SAFETY: the room is that long, and is borrowed alone for the whole of this call.
+            let Some(taken) = (unsafe { self.take(&wanted) }) else {
+                break;
+            };
+            wanted.looks = 0;
+            // SAFETY: so many bytes were written at its beginning.
+            unsafe { buf.assume_init(taken.length) };
+            if taken.from != link {
+                // Of a stream of another connection that has the same name there.
+                let bytes = copied(&buf.initialized()[buf.filled().len()..][..taken.length]);
+                self.core
+                    .stream_taken_for_another(taken.from, taken.header, &bytes);
+                break;
+            }
+            buf.advance(taken.length);
+            read += taken.length;
+            let Some(stream) = self.core.streams.get(key) else {
+                break;
+            };
+            if !stream.reading.window.pass(taken.length as u64) {
+                self.core.exceeded_stream(link);
+                break;
+            }
+            match stream.reading.window.due(&Terms::STREAM) {
+                Due::Nothing => {}
+                due => self.core.give_back(Window::Stream(key), due),
+            }
+        }
+        read
+    }
+
     /// Reads what there is, or what arrives within a lap. `None`: nothing yet; `Ok(0)`: the end.
     pub(crate) fn read_stream(
         &mut self,
@@ -223,6 +298,11 @@ impl Engine {
         if let Some(read) = self.core.read_here(key, buf) {
             return Some(read);
         }
+        let looks = self.first_looks;
+        let read = self.read_next(key, buf, looks);
+        if read > 0 {
+            return Some(Ok(read));
+        }
         // SAFETY: only bytes that are initialised are written, and none is taken away.
         let unfilled = unsafe { buf.unfilled_mut() };
         self.core.streams.direct = Some(Direct {
@@ -232,7 +312,11 @@ impl Engine {
             filled: 0,
         });
         let lent = Lent(self);
-        lent.0.peek(|core| core.streams.is_read(key));
+        match looks {
+            0 => lent.0.peek(|core| core.streams.is_read(key)),
+            // It has looked already.
+            _ => drop(lent.0.progress()),
+        }
         let mut passes = 0;
         while passes < MORE && lent.0.core.streams.wants_more() && lent.0.progress() > 0 {
             passes += 1;
@@ -240,6 +324,8 @@ impl Engine {
         let direct = lent.0.core.streams.direct.take();
         drop(lent);
         let count = direct.map_or(0, |direct| direct.filled);
+        // Whether it came soon: the next one may be looked for where it arrives.
+        self.first_looks = if count > 0 { FIRST_LOOKS } else { 0 };
         if count > 0 {
             // SAFETY: `fill` wrote the first `count` bytes of the unfilled part.
             unsafe { buf.assume_init(count) };
