@@ -8,6 +8,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod asleep;
 mod atomics;
 mod barriers;
 mod common;

@@ -7,11 +7,12 @@
 
 use std::{hint::black_box, process::ExitCode};
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wharf::{Access, AmId, Context, Endpoint, Listener, Mask, Progress, RemoteRegion, Tag, Worker};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-const OPERATIONS: [&str; 9] = [
+const OPERATIONS: [&str; 10] = [
     "none",
     "tag",
     "tag_posted",
@@ -20,11 +21,14 @@ const OPERATIONS: [&str; 9] = [
     "put",
     "get",
     "fetch_add",
+    "stream",
     "connect",
 ];
 const TAG: Tag = Tag(7);
 const AM: AmId = AmId(3);
 const SIZE: usize = 8;
+/// Bytes of a write and a read of a stream.
+const STREAMED: usize = 64;
 
 /// Two workers that are connected.
 struct Ends {
@@ -124,6 +128,17 @@ impl Ends {
                 for _ in 0..times {
                     black_box(remote.fetch_add(0, 1_u64).await?);
                 }
+            }
+            "stream" => {
+                let (opened, accepted) =
+                    tokio::try_join!(self.here.stream(), self.back.accept_stream())?;
+                let (mut from, mut to) = (opened, accepted);
+                let mut bytes = [1; STREAMED];
+                for _ in 0..times {
+                    from.write_all(&bytes).await?;
+                    to.read_exact(&mut bytes).await?;
+                }
+                black_box(bytes);
             }
             "connect" => {
                 let address = self.listener.local_addr();
