@@ -19,7 +19,10 @@ use rustls::{
 };
 
 use super::Certificates;
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    util::copy::copy_slice,
+};
 
 /// Most slices that are encrypted at once.
 const BATCH: usize = 64;
@@ -70,7 +73,7 @@ impl Arrived {
 impl Read for Arrived {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let count = to.len().min(self.end - self.start);
-        to[..count].copy_from_slice(&self.buffer[self.start..][..count]);
+        copy_slice(&self.buffer[self.start..][..count], &mut to[..count]);
         self.start += count;
         if self.is_empty() {
             (self.start, self.end) = (0, 0);
