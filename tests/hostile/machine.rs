@@ -75,7 +75,7 @@ impl<'a> Dice<'a> {
     }
 
     /// From now on a lie is as rare as the next choice says: where all lie often, no play is long.
-    fn settle_honesty(&mut self) {
+    pub(crate) fn settle_honesty(&mut self) {
         self.honesty = self.pick(&[8, 64, 512, 4096]);
     }
 
@@ -84,7 +84,7 @@ impl<'a> Dice<'a> {
         self.one_in(self.honesty)
     }
 
-    fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.bytes.is_empty()
     }
 

@@ -7,9 +7,17 @@
 mod heap;
 mod link;
 mod machine;
+mod outside;
 mod peer;
 mod segment;
 mod wire;
+
+// Not all of it is used here.
+#[allow(dead_code)]
+#[path = "../api/stranger.rs"]
+mod stranger;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::{
     env,

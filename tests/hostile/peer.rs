@@ -16,9 +16,9 @@ const GRANT: u32 = 16;
 
 /// Exposed memory of the worker, as its descriptor says.
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
-    slot: u32,
-    generation: u64,
+pub(crate) struct Known {
+    pub(crate) slot: u32,
+    pub(crate) generation: u64,
 }
 
 /// Fragments that an operation waits for.
@@ -42,7 +42,9 @@ pub(crate) struct Peer {
     announced: Vec<(u64, usize)>,
     /// Active messages that the worker takes of each id, and what it has said of that.
     credits: [u32; 4],
-    regions: Vec<Known>,
+    pub(crate) regions: Vec<Known>,
+    /// Where the peer has memory that the worker may reach by the kernel, and how much.
+    pub(crate) memory: Option<(u64, usize)>,
     /// Streams by the headers that the peer gives them, and the bytes that were sent on each.
     own_streams: Vec<u64>,
     opened: u64,
@@ -262,6 +264,16 @@ impl Peer {
         }
     }
 
+    /// Where there is memory; or where there may be none.
+    fn address(&self, dice: &mut Dice<'_>) -> u64 {
+        match self.memory {
+            Some((address, length)) if !dice.one_in(8) => {
+                address + dice.below(length.min(0x1_0000)) as u64
+            }
+            _ => Self::number(dice),
+        }
+    }
+
     fn number(dice: &mut Dice<'_>) -> u64 {
         match dice.below(8) {
             0 => dice.pick(&[0, 1, u64::MAX, 1 << 63, 1 << 32, u64::from(NONE), 4097]),
@@ -410,7 +422,7 @@ impl Peer {
     }
 
     fn ready(&mut self, op: u64, dice: &mut Dice<'_>) -> Message {
-        let body = Body::default().u64(self.own_op()).u64(Self::number(dice));
+        let body = Body::default().u64(self.own_op()).u64(self.address(dice));
         let body = body
             .u64(dice.pick(&[0, 0, 1, u64::MAX]))
             .u64(Self::number(dice));
@@ -454,14 +466,14 @@ impl Peer {
             7..=10 => {
                 let (op, length) = (self.own_op(), Self::number(dice));
                 self.announce(op, length);
-                message(TAG_RTS, tag, Self::rts(op, length, dice))
+                message(TAG_RTS, tag, self.rts(op, length, dice))
             }
             11..=13 if !self.may_send(tag, dice) => return None,
             11 => {
                 let (op, length) = (self.own_op(), Self::number(dice));
                 self.announce(op, length);
                 let header = self.payload(7);
-                let rts = Self::rts(op, length, dice).bytes(&header);
+                let rts = self.rts(op, length, dice).bytes(&header);
                 message(AM_RTS, tag | 7 << 16, rts)
             }
             12 | 13 => {
@@ -534,7 +546,7 @@ impl Peer {
                 let join = body().u64(known.generation).u64(Self::offset(dice));
                 let join = join
                     .u64(Self::number(dice))
-                    .u64(Self::number(dice))
+                    .u64(self.address(dice))
                     .u32(known.slot);
                 message(JOIN, self.own_op(), join.u32(0).u32(dice.pick(&[0, 1])))
             }
@@ -605,7 +617,7 @@ impl Peer {
         }
     }
 
-    fn rts(op: u64, length: u64, dice: &mut Dice<'_>) -> Body {
+    fn rts(&self, op: u64, length: u64, dice: &mut Dice<'_>) -> Body {
         let (segment, count) = match if dice.lies() { dice.below(3) } else { 3 } {
             // A table, keys, a segment that nobody has.
             0 => (u64::MAX, Self::number(dice)),
@@ -620,7 +632,7 @@ impl Peer {
             2 => (1, Self::number(dice)),
             _ => (0, 0),
         };
-        let rts = Body::default().u64(op).u64(length).u64(Self::number(dice));
+        let rts = Body::default().u64(op).u64(length).u64(self.address(dice));
         let rts = rts.u64(segment).u64(count).u32(dice.pick(&[NONE, NONE, 0]));
         match segment == u64::MAX - 1 {
             true => rts.bytes(&[7; 24][..12 * (count as usize).min(2)]),
