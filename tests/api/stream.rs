@@ -609,7 +609,7 @@ scenarios! { between workers:
         for round in 0..300_usize {
             let length = [64, 1, 200, 5000][round % 4];
             for (index, end) in ends.iter_mut().enumerate() {
-                end.3.write_all(&pattern(length, 2 * round + index)).await.expect("written");
+                end.3.write_all(pattern(length, 2 * round + index)).await.expect("written");
                 end.3.flush().await.expect("flushed");
             }
             for place in 0..2 {
