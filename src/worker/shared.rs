@@ -314,8 +314,7 @@ impl Shared {
     /// loop that never sleeps lets others run. `true`: it was now, and the task may have to give way.
     #[inline]
     pub(in crate::worker) fn count(&self, cx: &mut TaskContext<'_>) -> bool {
-        let count = self.completions.load(Ordering::Relaxed).wrapping_add(1);
-        self.completions.store(count, Ordering::Relaxed);
+        let count = self.count_one();
         let due = count.is_multiple_of(turn::EVERY);
         if due {
             self.account(count, cx);
@@ -330,11 +329,12 @@ impl Shared {
         count.is_multiple_of(turn::EVERY)
     }
 
-    /// Counts a completion that is not the one.
+    /// Counts a completion, and accounts for nothing: how many there have been.
     #[inline(always)]
-    pub(in crate::worker) fn count_one(&self) {
+    pub(in crate::worker) fn count_one(&self) -> u32 {
         let count = self.completions.load(Ordering::Relaxed).wrapping_add(1);
         self.completions.store(count, Ordering::Relaxed);
+        count
     }
 
     #[cold]
