@@ -250,7 +250,10 @@ impl Session {
         if self.arrived.is_empty() {
             return Ok(false);
         }
-        self.connection.read_tls(&mut self.arrived)?;
+        if self.connection.read_tls(&mut self.arrived)? == 0 {
+            // Past the peer's goodbye it takes nothing: asked again, it would not either.
+            return Ok(false);
+        }
         // What came before the fault is delivered before it is told.
         self.failed = self.connection.process_new_packets().err();
         Ok(true)
