@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wharf::{
-    Access, AmId, AmInbox, Buffer, BytesInPlace, Context, Descriptor, Endpoint, HostBufferMut, Listener, Mask,
-    Op, Progress, ReceiveBuffer, Received, RemoteLayout, RemoteRegion, Tag, Tls, Worker,
+    Access, AmId, AmInbox, Buffer, BytesInPlace, Context, Descriptor, Endpoint, HostBufferMut,
+    Listener, Mask, Op, Progress, ReceiveBuffer, Received, RemoteLayout, RemoteRegion, Tag, Tls,
+    Worker,
 };
 
 use crate::certificates::Authority;
