@@ -18,8 +18,9 @@ use crate::{
     worker::{
         core::Core,
         device,
+        metrics::Counted,
         operations::{Operations, Outcome, Work},
-        peer::at,
+        peer::{Peer, at},
         pressure::Buried,
         queue::Lane,
         send::Step,
@@ -159,6 +160,15 @@ impl Writing {
         lent
     }
 
+    /// The link, where what is written goes past everything: nothing of the stream waits, nor anything else of its peer.
+    #[inline(always)]
+    fn straight<'a>(&self, peer: &'a mut Peer) -> Option<&'a mut Counted> {
+        if !self.pieces.is_empty() || !peer.queue.is_empty() {
+            return None;
+        }
+        peer.link.as_mut()
+    }
+
     /// Takes a copy of as much as may wait.
     fn gather(&mut self, data: &[u8]) -> usize {
         let count = data.len().min(GATHERED - self.gathered);
@@ -196,35 +206,49 @@ impl Stream {
 }
 
 impl Core {
+    /// A stream that takes bytes, and its peer. `None`: [`Core::unwritable`] says why.
+    ///
+    /// Asked for each write, so always inlined, without what only a refusal needs.
+    #[inline(always)]
+    fn writable(&mut self, key: StreamKey) -> Option<(&mut Stream, &mut Peer)> {
+        let stream = self.streams.get(key)?;
+        if stream.write_error().is_some() {
+            return None;
+        }
+        let peer = at(&mut self.peers, stream.link)?;
+        peer.is_open().then_some((stream, peer))
+    }
+
+    /// Why a stream takes no bytes.
+    #[cold]
+    fn unwritable(&mut self, key: StreamKey) -> Broken {
+        let Some(stream) = self.streams.get(key) else {
+            return Broken::Ended(crate::worker::send::closed());
+        };
+        if let Some(error) = stream.write_error() {
+            return error;
+        }
+        let link = stream.link;
+        let error = at(&mut self.peers, link).and_then(|peer| peer.error());
+        Broken::Ended(error.unwrap_or_else(crate::worker::send::closed))
+    }
+
     /// Writes some of `data`. `Ok(0)`: no room now.
     #[inline]
     pub(crate) fn write_stream(&mut self, key: StreamKey, data: &[u8]) -> Result<usize, Broken> {
         for attempt in 0..2 {
-            let Some(stream) = self.streams.get(key) else {
-                return Err(Broken::Ended(crate::worker::send::closed()));
+            let Some((stream, peer)) = self.writable(key) else {
+                return Err(self.unwritable(key));
             };
-            if let Some(error) = stream.write_error() {
-                return Err(error);
-            }
             let header = stream.header();
             let link_id = stream.link;
             let writing = &mut stream.writing;
             // Its own progress must not wake it.
             writing.waker.take();
-            let Some(peer) = at(&mut self.peers, link_id) else {
-                return Err(Broken::Ended(crate::worker::send::closed()));
-            };
-            if let Some(error) = peer.error() {
-                return Err(Broken::Ended(error));
-            }
             // A link that copies everything itself needs no gathering before it.
             let at_once = data.len() >= SHORT || peer.attributes.max_zcopy == 0;
-            if at_once
-                && writing.pieces.is_empty()
-                && peer.queue.is_empty()
-                && let Some(link) = &mut peer.link
-            {
-                let longest = peer.attributes.max_bcopy.min(COPIED);
+            let longest = peer.attributes.max_bcopy.min(COPIED);
+            if at_once && let Some(link) = writing.straight(peer) {
                 let mut done = 0;
                 while done < data.len() {
                     let room = usize::try_from(writing.window.left()).unwrap_or(usize::MAX);
@@ -268,24 +292,20 @@ impl Core {
     /// As [`Core::write_stream`], of what leaves at once, over a link that copies all of it itself. `None`: it is not so, and nothing has happened.
     #[inline]
     pub(crate) fn write_stream_now(&mut self, key: StreamKey, data: &[u8]) -> Option<usize> {
-        let stream = self.streams.get(key)?;
-        if stream.write_error().is_some() || !stream.writing.pieces.is_empty() {
-            return None;
-        }
+        let (stream, peer) = self.writable(key)?;
         let header = stream.header();
-        let peer = at(&mut self.peers, stream.link)?;
-        let is_short = data.len() as u64 <= stream.writing.window.left()
+        let writing = &mut stream.writing;
+        let is_short = data.len() as u64 <= writing.window.left()
             && data.len() <= peer.attributes.max_bcopy.min(COPIED);
-        if !is_short || peer.attributes.max_zcopy != 0 || !peer.queue.is_empty() || !peer.is_open()
-        {
+        if !is_short || peer.attributes.max_zcopy != 0 {
             return None;
         }
-        let link = peer.link.as_mut()?;
+        let link = writing.straight(peer)?;
         // What it could not take, and why, is found once more.
         link.am_bcopy(control::STREAM_DATA, header, &[], data)
             .ok()?;
-        stream.writing.waker.take();
-        stream.writing.window.take(data.len() as u64);
+        writing.waker.take();
+        writing.window.take(data.len() as u64);
         Some(data.len())
     }
 
@@ -295,16 +315,10 @@ impl Core {
         key: StreamKey,
         buffer: Buffer,
     ) -> Result<u64, Broken> {
-        let Some(stream) = self.streams.get(key) else {
-            return Err(Broken::Ended(crate::worker::send::closed()));
+        let Some((stream, _)) = self.writable(key) else {
+            return Err(self.unwritable(key));
         };
-        if let Some(error) = stream.write_error() {
-            return Err(error);
-        }
         let link = stream.link;
-        if let Some(error) = at(&mut self.peers, link).and_then(|peer| peer.error()) {
-            return Err(Broken::Ended(error));
-        }
         stream.writing.taken += 1;
         let number = stream.writing.taken;
         if buffer.is_on_device() && !buffer.is_empty() {
