@@ -1,10 +1,11 @@
-//! Tests of what the other tests lean on: the watchdog barks, the second process is one, the log is heard.
+//! Tests of what the other tests lean on: the watchdog barks, the second process is one, a test that fails in a process of its own fails, the log is
+//! heard.
 
 mod support;
 
 use std::{future::pending, time::Duration};
 
-use support::{Child, LIMIT, Logs, this_test, watchdog};
+use support::{Child, LIMIT, Logs, again, is_alone, passes, this_test, watchdog};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread()
@@ -44,6 +45,21 @@ fn watchdog_aborts_what_blocks() {
         Some(6),
         "{status}"
     );
+}
+
+#[test]
+fn what_fails_in_a_process_of_its_own_fails() {
+    assert!(!is_alone(), "as it is meant to");
+    let failed = std::panic::catch_unwind(|| passes(&mut again(this_test!())));
+    let said = failed.expect_err("it failed").downcast::<String>();
+    let said = said.expect("a text");
+    assert!(said.contains("as it is meant to"), "{said}");
+}
+
+#[test]
+#[should_panic(expected = "ran no test")]
+fn what_is_not_there_does_not_pass() {
+    passes(&mut again("no_such_test"));
 }
 
 #[test]

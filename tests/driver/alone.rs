@@ -1,31 +1,16 @@
-//! A test again, alone in a process of its own.
+//! A test again, alone in a process of its own, with the libraries that it names.
 
-use std::process::Command;
-
-use crate::driver::{cuda, scal, synapse};
+pub(crate) use crate::support::is_alone as is_child;
+use crate::{
+    driver::{cuda, scal, synapse},
+    support::{again, passes},
+};
 
 /// Runs this program for one test with more variables, and demands success. The variables that name libraries are unset unless given.
 pub(crate) fn child_with(test: &str, variables: &[(&str, &str)]) {
-    let output = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", test, "--nocapture"])
-        .env_remove(cuda::VARIABLE)
-        .env_remove(synapse::VARIABLE)
-        .env_remove(scal::VARIABLE)
-        .env("WHARFTEST_PART", "child")
-        .envs(variables.iter().copied())
-        .output()
-        .expect("a second process");
-    let (out, err) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    assert!(
-        output.status.success(),
-        "{test} with {variables:?}:\n{out}\n{err}"
-    );
-}
-
-/// Whether this is that process.
-pub(crate) fn is_child() -> bool {
-    std::env::var("WHARFTEST_PART").is_ok_and(|part| part == "child")
+    let mut command = again(test);
+    for library in [cuda::VARIABLE, synapse::VARIABLE, scal::VARIABLE] {
+        command.env_remove(library);
+    }
+    passes(command.envs(variables.iter().copied()));
 }

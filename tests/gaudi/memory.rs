@@ -11,7 +11,7 @@ use wharf::{
 use crate::{
     fixture::run,
     machine::{DEVICE, Machine, OTHER, Random, bytes, until},
-    support::{open_fds, this_test},
+    support::{again, is_alone, open_fds, passes, this_test},
 };
 
 fn range(start: u64, length: u64) -> AddressRange {
@@ -183,15 +183,8 @@ fn a_pool_is_exported_once() {
 #[test]
 fn ten_thousand_queries_leave_no_descriptor() {
     // Other tests of this program open some as well.
-    let alone = std::env::var_os("WHARFTEST_ALONE").is_some();
-    if !alone {
-        let output = std::process::Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", this_test!(), "--nocapture"])
-            .env("WHARFTEST_ALONE", "1")
-            .output()
-            .expect("a second process");
-        let said = String::from_utf8_lossy(&output.stderr);
-        return assert!(output.status.success(), "{said}");
+    if !is_alone() {
+        return passes(&mut again(this_test!()));
     }
     let machine = Machine::new(&[]);
     let context = Context::builder()

@@ -23,7 +23,7 @@ use wharf::{
 
 use crate::{
     fakes::{READ, Space, block_on, fakes_with, roomy},
-    support::{FakeRegistrar, LIMIT, this_test, watchdog},
+    support::{FakeRegistrar, LIMIT, again, is_alone, passes, this_test, watchdog},
 };
 
 /// The result of a future that has to be ready at its first poll: a child has no runtime whose threads would run.
@@ -55,26 +55,9 @@ fn asked_in_the_child(context: &Context, worker: &Worker) -> i32 {
         .map_or(0, |index| index as i32 + 1)
 }
 
-/// Whether this process runs `test` alone. Otherwise it did, in a process of its own, and passed.
-fn alone(test: &str) -> bool {
-    const ALONE: &str = "WHARFTEST_ALONE";
-    if std::env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let output = std::process::Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env(ALONE, "1")
-        .output()
-        .expect("a second process");
-    let said =
-        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    assert!(output.status.success(), "{}", said.concat());
-    assert!(
-        said[0].contains("1 passed"),
-        "{test} did not run:\n{}",
-        said[0]
-    );
-    false
+/// Runs a test in a process where no other thread allocates.
+fn on_one_thread(test: &str) {
+    passes(again(test).arg("--test-threads=1"));
 }
 
 enum How {
@@ -111,8 +94,8 @@ fn child(how: &How, act: impl FnOnce() -> i32) {
 /// The places of a pool are memory that both would have.
 #[test]
 fn a_child_has_nothing_of_a_pool() {
-    if !alone(this_test!()) {
-        return;
+    if !is_alone() {
+        return on_one_thread(this_test!());
     }
     let pool = BufferPool::new(FakeRegistrar::new(), Access::READ, 100, 2).expect("a pool");
     let held = pool.try_lease().expect("free");
@@ -154,8 +137,8 @@ fn a_child_waits_for_no_thread_of_its_parents() {
 
 #[test]
 fn a_child_is_refused_and_the_parent_goes_on() {
-    if !alone(this_test!()) {
-        return;
+    if !is_alone() {
+        return on_one_thread(this_test!());
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -196,8 +179,8 @@ fn a_child_is_refused_and_the_parent_goes_on() {
 
 #[test]
 fn a_child_that_drops_everything_takes_nothing_from_its_parent() {
-    if !alone(this_test!()) {
-        return;
+    if !is_alone() {
+        return on_one_thread(this_test!());
     }
     for transports in ["shm", "tcp"] {
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -12,7 +12,9 @@ use wharf::{
 use crate::{
     error::{Error, ErrorKind},
     fixture::{Bench, accelerator, calls, control, device_end, live, own, pattern, until},
-    support::{Child, LIMIT, Parent, child, open_fds, this_test, watchdog},
+    support::{
+        Child, LIMIT, Parent, again, child, is_alone, open_fds, passes, this_test, watchdog,
+    },
     sys::identity::identity,
 };
 
@@ -203,23 +205,9 @@ fn peer_of(word: &str) -> Identity {
     }
 }
 
-/// Whether the test ran in a process of its own, which has the emulator's state to itself and starts the second one.
-fn alone(test: &str) -> bool {
-    const VARIABLE: &str = "WHARFTEST_ALONE";
-    if std::env::var_os(VARIABLE).is_some() {
-        return false;
-    }
-    let output = std::process::Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", test, "--nocapture"])
-        .env(VARIABLE, "1")
-        .output()
-        .expect("a process");
-    let (out, err) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    assert!(output.status.success(), "{test}:\n{out}\n{err}");
-    true
+/// Runs a test in a process of its own, which has the emulator's state to itself and starts the second one.
+fn alone(test: &str) {
+    passes(&mut again(test));
 }
 
 /// The bytes that the emulator's `fill` writes, by a second fill here.
@@ -238,8 +226,8 @@ fn the_other_process_reads_and_writes_it_and_opens_it_once() {
     if let Some(parent) = child("agent") {
         return serve(parent);
     }
-    if alone(this_test!()) {
-        return;
+    if !is_alone() {
+        return alone(this_test!());
     }
     for way in WAYS {
         let mut near = Agent::new();
@@ -317,8 +305,8 @@ fn an_exporter_that_is_killed_harms_nobody() {
     if let Some(parent) = child("agent") {
         return serve(parent);
     }
-    if alone(this_test!()) {
-        return;
+    if !is_alone() {
+        return alone(this_test!());
     }
     for way in WAYS {
         let mut near = Agent::new();
@@ -491,8 +479,8 @@ fn each_call_may_fail() {
     if let Some(parent) = child("agent") {
         return serve(parent);
     }
-    if alone(this_test!()) {
-        return;
+    if !is_alone() {
+        return alone(this_test!());
     }
     for way in WAYS {
         let mut far = Far::start(this_test!(), &[way]);

@@ -17,7 +17,7 @@ mod watchdog;
 pub(crate) use logs::Logs;
 pub(crate) use monitor::FakeMonitor;
 pub(crate) use place::{own_place, own_port};
-pub(crate) use process::{Child, Parent, child, is_child, this_test};
+pub(crate) use process::{Child, Parent, again, child, is_alone, is_child, passes, this_test};
 pub(crate) use registrar::{FakeRegistrar, Key};
 pub(crate) use watchdog::{LIMIT, watchdog};
 

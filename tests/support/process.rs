@@ -12,6 +12,18 @@
 //!     child.finish();
 //! }
 //! ```
+//!
+//! Or the test again, in a process that it has to itself:
+//!
+//! ```ignore
+//! #[test]
+//! fn leaves_no_descriptor() {
+//!     if !is_alone() {
+//!         return passes(&mut again(this_test!()));
+//!     }
+//!     ...                                            // this is the second process
+//! }
+//! ```
 
 use std::{
     ffi::OsStr,
@@ -28,6 +40,8 @@ use super::{LIMIT, watchdog};
 
 /// The variable that tells a child its part. Not `WHARF_…`: wharf warns of those that it does not know.
 const PART: &str = "WHARFTEST_PART";
+/// The variable that tells a process that it runs one test alone.
+const ALONE: &str = "WHARFTEST_ALONE";
 /// Begins every line of the child's that is for the parent: the test harness writes to the same output.
 const MARK: &str = "@@ ";
 
@@ -62,6 +76,37 @@ pub(crate) fn child(part: &str) -> Option<Parent> {
 /// Whether this process was started by a test.
 pub(crate) fn is_child() -> bool {
     std::env::var_os(PART).is_some()
+}
+
+/// Whether this process runs one test alone, as [`again`] starts it.
+pub(crate) fn is_alone() -> bool {
+    std::env::var_os(ALONE).is_some()
+}
+
+/// This program once more, for the test `test` ([`this_test`]) alone.
+pub(crate) fn again(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program's path"));
+    command
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
+        .env(ALONE, "1");
+    command
+}
+
+/// Waits for such a process, and demands that its test ran and passed.
+pub(crate) fn passes(command: &mut Command) {
+    let output = command.output().expect("a second process");
+    let [said, complained] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{said}\n{complained}",
+        output.status
+    );
+    // Not by the last line, which one that ends its process itself has not.
+    assert!(
+        said.contains("running 1 test\n"),
+        "{command:?} ran no test:\n{said}"
+    );
 }
 
 /// A child's line to the test that started it.

@@ -4,9 +4,7 @@
 //! Copies are between memory that outlives them, or that the test means to break; functions of the library are called with the signatures of the header.
 #![allow(unsafe_code)]
 
-use std::{
-    os::unix::process::ExitStatusExt, process::Command, ptr::NonNull, sync::Arc, time::Duration,
-};
+use std::{os::unix::process::ExitStatusExt, ptr::NonNull, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
@@ -15,7 +13,7 @@ use crate::{
     alone::{child_with, is_child},
     driver::hsa::{Fault, FaultKind, FreedCallback, Grain, SignalCallback, Status},
     error::{ErrorKind, Result},
-    support::this_test,
+    support::{again, this_test},
 };
 
 struct Nothing;
@@ -343,11 +341,7 @@ fn without_a_watcher_the_process_ends_as_before() {
         wait(&done);
         return;
     }
-    let output = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", this_test!(), "--nocapture"])
-        .env("WHARFTEST_PART", "child")
-        .output()
-        .expect("a second process");
+    let output = again(this_test!()).output().expect("a second process");
     assert_eq!(output.status.signal(), Some(6), "{output:?}");
 }
 
