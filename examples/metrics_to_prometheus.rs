@@ -164,6 +164,23 @@ pub(crate) fn render(worker: &Worker) -> String {
         one(seconds),
     );
 
+    let refused = done.refused.iter().map(|(whose, limit, count)| {
+        let labels = format!("{{whose=\"{whose}\",limit=\"{limit}\"}}");
+        (labels, count)
+    });
+    page.counter("wharf_refused_total", "What each limit refused.", refused);
+    let turned_down = [
+        ("limit", done.refused_over_limit),
+        ("check", done.refused_by_check),
+        ("silence", done.refused_silent),
+    ];
+    let turned_down = turned_down.map(|(by, count)| (format!("{{by=\"{by}\"}}"), count));
+    page.counter(
+        "wharf_connections_refused_total",
+        "Connections of peers turned down.",
+        turned_down,
+    );
+
     let memory = worker.context().metrics();
     let types = [
         ("hit", memory.memory_types.hits),

@@ -180,4 +180,4 @@ pub use types::{
     Access, AmId, AtomicWord, EndpointId, Identity, LinkId, Mask, MemoryType, Priority, Tag,
     WorkerId,
 };
-pub use worker::{Explanation, Held, LaneMetrics, Traffic, WorkerMetrics};
+pub use worker::{Explanation, Held, LaneMetrics, RefusalCounts, Refusals, Traffic, WorkerMetrics};

@@ -8,9 +8,9 @@ use wharf::{
     ErrorKind, Explanation, Fence, Fetched, Flush, FlushAll, Get, Held, HostBufferMut, Incoming,
     IncomingInfo, LaneMetrics, Listener, Mask, Matched, MemoryType, MessageInfo, NumaNode, Op,
     OpError, OpenStream, Operation, Priority, Progress, Put, Queued, Reached, ReadChunk, Ready,
-    Received, Region, RemoteLayout, RemoteRegion, Report, ReuniteError, Tag, TagMatched, TagRecv,
-    TagSend, Traffic, TransportReport, TransportState, TypeCacheReport, Via, Wait, Worker,
-    WorkerAddress, WorkerId, WorkerMetrics, WriteBuffer,
+    Received, RefusalCounts, Refusals, Region, RemoteLayout, RemoteRegion, Report, ReuniteError,
+    Tag, TagMatched, TagRecv, TagSend, Traffic, TransportReport, TransportState, TypeCacheReport,
+    Via, Wait, Worker, WorkerAddress, WorkerId, WorkerMetrics, WriteBuffer,
     channel::{
         Bootstrap, Communicator, CommunicatorId, DeviceChannel, DeviceChannelHandle, Enqueued,
         Lease as MemoryLease, MemoryChannel, PacketWidth, PortChannel, ProxyService,
@@ -121,6 +121,8 @@ all! {
     LaneMetrics: Send + Sync + Unpin + Clone + 'static;
     Traffic: Send + Sync + Unpin + Copy + 'static;
     Held: Send + Sync + Unpin + Copy + 'static;
+    Refusals: Send + Sync + Unpin + Copy + 'static;
+    RefusalCounts: Send + Sync + Unpin + Copy + 'static;
     MemoryTypeMetrics: Send + Sync + Unpin + Copy + 'static;
     RegistrationCacheMetrics: Send + Sync + Unpin + Clone + 'static;
 

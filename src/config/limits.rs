@@ -16,7 +16,7 @@ use super::{did_you_mean, value};
 ///
 /// Messages that had arrived whole when their connection ended stay to be received, and count for their source and the worker until then.
 /// Nothing is kept of a peer that broke the protocol or went beyond a limit. What is held now,
-/// [`WorkerMetrics::held`](crate::WorkerMetrics::held) tells.
+/// [`WorkerMetrics::held`](crate::WorkerMetrics::held) tells; how often each limit was met, [`WorkerMetrics::refused`](crate::WorkerMetrics::refused).
 ///
 /// A count of [`u64::MAX`] is no limit. The variable `WHARF_LIMITS` sets single amounts, as in `connection.unexpected_bytes=1M,worker.connections=100`.
 ///

@@ -58,7 +58,8 @@
 //! # Counters
 //!
 //! [`Worker::metrics`](crate::Worker::metrics) is a snapshot: bytes and messages by transport, copies in mapped memory, by `cma`, by network devices and by
-//! the engines of accelerators, waits that found at once, spun or slept, wake-ups, connections and the time that they took.
+//! the engines of accelerators, waits that found at once, spun or slept, wake-ups, connections and the time that they took, what is held for peers and what
+//! [each limit](crate::Refusals) refused.
 //! [`Context::metrics`](crate::Context::metrics) has what is known of memory: questions about its owner, and each
 //! [registration cache](crate::memory::registration_caches) with hits, misses, evictions and the time that registrations took.
 //! They are always on: an addition under a lock that is held anyway, no clock. `examples/metrics_to_prometheus.rs` serves them in Prometheus' text format.

@@ -72,7 +72,8 @@
 //! # What is logged
 //!
 //! Refused and ended connections are `tracing` events of the target `wharf::wireup`, once for each cause, with the peer's name; no secret, key or payload is
-//! ever logged. [`Worker::metrics`](crate::Worker::metrics) counts who was accepted, and who was refused by a limit, by `admit` or for silence. [Observing](crate::guide::observing) has the rest.
+//! ever logged. [`Worker::metrics`](crate::Worker::metrics) counts who was accepted, who was refused by `admit` or for silence, and what each limit refused, by the limit's name
+//! ([`Refusals`](crate::Refusals)). [Observing](crate::guide::observing) has the rest.
 //!
 //! # For an operator of many tenants
 //!
@@ -105,6 +106,7 @@
 //! * A context for each tenant, with a secret of its own: workers share nothing that a peer can reach.
 //! * [`tls`](crate::guide::tls) between hosts, with client certificates demanded; `WHARF_TLS=^rc_verbs` says the same of RDMA without a program's change.
 //! * A process forked from one that uses wharf is refused at every operation ([`ErrorKind::Forked`](crate::ErrorKind::Forked)); `exec` first.
-//! * Alarms on `refused_over_limit` and `refused_by_check` of [`Worker::metrics`](crate::Worker::metrics).
+//! * Alarms on `refused_by_check` and [`refused`](crate::WorkerMetrics::refused) of [`Worker::metrics`](crate::Worker::metrics). What `refused.source` counts is a tenant that asks for
+//!   too much; what `refused.worker` counts are tenants together, of which each kept to its own bound: those of the worker are too low for them, or those of a source too high.
 //!
 //! Point by point, with the test that fails without it: `tests/SECURITY.md` in the repository.

@@ -54,6 +54,7 @@
 //! | `the remote region was imported on another endpoint` | a mix of endpoints | [`import`](crate::Endpoint::import) on each |
 //! | `the peer receives no active messages of this id` | nobody opened it there | [`active_messages`](crate::Worker::active_messages) before the peer sends |
 //! | `active messages of id … are received already` | opened twice | one receiver for each id; clone what it gets |
+//! | `…: the limit of … (…) is reached` | who refuses holds as much as it may: for this connection, for its source, or for all | it receives or accepts; higher [`Limits`](crate::config::Limits) there, of which its [`refused`](crate::WorkerMetrics::refused) names the one |
 //! | `polled after completion` | a future was polled again after it had ended | `fuse()` in `select!` loops |
 //!
 //! # It is slower than it should be

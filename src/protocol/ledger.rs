@@ -26,7 +26,7 @@ impl AccountId {
     }
 }
 
-/// What is held.
+/// What is held, may be held, or was refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) bytes: u64,
@@ -107,20 +107,49 @@ impl Amount {
         requests: u64::MAX,
     };
 
-    /// What of `quota` there would be too much of with `more`, and how much is allowed.
+    /// What of `quota` there would be too much of with `more`.
     #[inline]
-    fn exceeds(&self, more: &Self, quota: &Self) -> Option<(&'static str, u64)> {
+    fn exceeds(&self, more: &Self, quota: &Self) -> Option<What> {
         let over = |held: u64, more: u64, limit: u64| more > 0 && held.saturating_add(more) > limit;
         if over(self.bytes, more.bytes, quota.bytes) {
-            Some(("unexpected bytes", quota.bytes))
+            Some(What::Bytes)
         } else if over(self.messages, more.messages, quota.messages) {
-            Some(("unexpected messages", quota.messages))
+            Some(What::Messages)
         } else if over(self.streams, more.streams, quota.streams) {
-            Some(("unaccepted streams", quota.streams))
+            Some(What::Streams)
         } else if over(self.requests, more.requests, quota.requests) {
-            Some(("requests", quota.requests))
+            Some(What::Requests)
         } else {
             None
+        }
+    }
+
+    fn of(&mut self, what: What) -> &mut u64 {
+        match what {
+            What::Bytes => &mut self.bytes,
+            What::Messages => &mut self.messages,
+            What::Streams => &mut self.streams,
+            What::Requests => &mut self.requests,
+        }
+    }
+}
+
+/// One of the counts of an [`Amount`].
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Bytes,
+    Messages,
+    Streams,
+    Requests,
+}
+
+impl What {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Bytes => "unexpected bytes",
+            Self::Messages => "unexpected messages",
+            Self::Streams => "unaccepted streams",
+            Self::Requests => "requests",
         }
     }
 }
@@ -140,21 +169,45 @@ struct SourceAccount {
     accounts: usize,
 }
 
-/// How much may be held: of a connection, a source, and the worker.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Quotas {
+/// One of these amounts for a connection, a source, and the worker: how much each may hold, or how often it could not hold more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amounts {
     pub(crate) connection: Amount,
     pub(crate) source: Amount,
     pub(crate) worker: Amount,
 }
 
-impl Default for Quotas {
+impl Amounts {
     /// No limits.
-    fn default() -> Self {
-        Self {
-            connection: Amount::ANY,
-            source: Amount::ANY,
-            worker: Amount::ANY,
+    const ANY: Self = Self {
+        connection: Amount::ANY,
+        source: Amount::ANY,
+        worker: Amount::ANY,
+    };
+
+    fn of(&mut self, whose: Whose) -> &mut Amount {
+        match whose {
+            Whose::Connection => &mut self.connection,
+            Whose::Source => &mut self.source,
+            Whose::Worker => &mut self.worker,
+        }
+    }
+}
+
+/// One of the three that have limits.
+#[derive(Clone, Copy, Debug)]
+enum Whose {
+    Connection,
+    Source,
+    Worker,
+}
+
+impl Whose {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Connection => "a connection",
+            Self::Source => "a source",
+            Self::Worker => "a worker",
         }
     }
 }
@@ -162,18 +215,18 @@ impl Default for Quotas {
 /// The accounts of a worker.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    limits: Quotas,
+    limits: Amounts,
     held: Amount,
     accounts: Slab<Account>,
     sources: Slab<SourceAccount>,
     places: HashMap<Source, u32>,
     connections: u64,
-    /// What was refused.
-    refused: u64,
+    /// How often each limit was met.
+    refused: Amounts,
 }
 
 impl Ledger {
-    pub(crate) fn new(limits: Quotas) -> Self {
+    pub(crate) fn new(limits: Amounts) -> Self {
         let mut ledger = Self {
             limits,
             held: Amount::default(),
@@ -181,7 +234,7 @@ impl Ledger {
             sources: Slab::new(),
             places: HashMap::new(),
             connections: 0,
-            refused: 0,
+            refused: Amounts::default(),
         };
         let nobody = ledger.open(Source::Itself);
         debug_assert_eq!(nobody, AccountId::NOBODY);
@@ -199,8 +252,9 @@ impl Ledger {
         self.connections
     }
 
-    /// How often something was refused for want of room.
-    pub(crate) fn refused(&self) -> u64 {
+    /// How often something was refused for want of room, by what there was no room for: once for each refusal, of the connection before the
+    /// source and the worker.
+    pub(crate) fn refused(&self) -> Amounts {
         self.refused
     }
 
@@ -260,21 +314,32 @@ impl Ledger {
         if source.source != Source::Itself {
             let limits = &self.limits;
             let exceeded = [
-                (&account.held, &limits.connection, "a connection"),
-                (&source.held, &limits.source, "a source"),
-                (&self.held, &limits.worker, "a worker"),
+                (&account.held, &limits.connection, Whose::Connection),
+                (&source.held, &limits.source, Whose::Source),
+                (&self.held, &limits.worker, Whose::Worker),
             ]
             .into_iter()
             .find_map(|(held, quota, whose)| Some((held.exceeds(&amount, quota)?, whose)));
-            if let Some(((what, limit), whose)) = exceeded {
-                self.refused += 1;
-                return Err(exhausted(what, limit, whose));
+            if let Some((what, whose)) = exceeded {
+                return Err(self.refuse(what, whose));
             }
         }
         account.held.add(amount);
         source.held.add(amount);
         self.held.add(amount);
         Ok(())
+    }
+
+    /// Counts a refusal. The reason of it.
+    #[cold]
+    fn refuse(&mut self, what: What, whose: Whose) -> Error {
+        *self.refused.of(whose).of(what) += 1;
+        let limit = *self.limits.of(whose).of(what);
+        let (what, whose) = (what.name(), whose.name());
+        Error::new(
+            ErrorKind::Exhausted,
+            format!("{what}: the limit of {whose} ({limit}) is reached"),
+        )
     }
 
     /// Takes room for a request that takes as many bytes of memory, where there is somebody to charge.
@@ -335,16 +400,8 @@ impl Ledger {
 
 impl Default for Ledger {
     fn default() -> Self {
-        Self::new(Quotas::default())
+        Self::new(Amounts::ANY)
     }
-}
-
-#[cold]
-fn exhausted(what: &str, limit: u64, whose: &str) -> Error {
-    Error::new(
-        ErrorKind::Exhausted,
-        format!("{what}: the limit of {whose} ({limit}) is reached"),
-    )
 }
 
 #[cfg(test)]
@@ -362,7 +419,7 @@ mod tests {
             bytes,
             ..Amount::ANY
         };
-        Ledger::new(Quotas {
+        Ledger::new(Amounts {
             connection: bytes(connection),
             source: bytes(source),
             worker: bytes(worker),
@@ -370,13 +427,14 @@ mod tests {
     }
 
     #[track_caller]
-    fn refused(ledger: &mut Ledger, id: AccountId, bytes: usize, whose: &str) {
-        let before = (ledger.held(), ledger.refused());
+    fn refused(ledger: &mut Ledger, id: AccountId, bytes: usize, whose: Whose) {
+        let (held, mut counted) = (ledger.held(), ledger.refused());
         let error = ledger.take(id, Amount::message(bytes));
         let error = error.expect_err("too much");
         assert_eq!(error.kind(), ErrorKind::Exhausted);
-        assert!(error.to_string().contains(whose), "{error}");
-        assert_eq!((ledger.held(), ledger.refused()), (before.0, before.1 + 1));
+        assert!(error.to_string().contains(whose.name()), "{error}");
+        counted.of(whose).bytes += 1;
+        assert_eq!((ledger.held(), ledger.refused()), (held, counted));
     }
 
     #[test]
@@ -386,11 +444,11 @@ mod tests {
         let c = ledger.open(Source::User(1000));
         let own = ledger.open(Source::Itself);
         ledger.take(a, Amount::message(100)).expect("room");
-        refused(&mut ledger, a, 1, "a connection");
+        refused(&mut ledger, a, 1, Whose::Connection);
         ledger.take(b, Amount::message(50)).expect("room");
-        refused(&mut ledger, b, 1, "a source");
+        refused(&mut ledger, b, 1, Whose::Source);
         ledger.take(c, Amount::message(70)).expect("room");
-        refused(&mut ledger, c, 1, "a worker");
+        refused(&mut ledger, c, 1, Whose::Worker);
         ledger.take(own, Amount::message(1000)).expect("its own");
         assert_eq!(ledger.held().bytes, 1220);
         ledger.give(a, Amount::message(100));
@@ -407,7 +465,7 @@ mod tests {
             ledger.take(first, Amount::message(100)).expect("room");
             ledger.close(first);
             let next = ledger.open(address(1));
-            refused(&mut ledger, next, 51, "a source");
+            refused(&mut ledger, next, 51, Whose::Source);
             ledger.close(next);
             let other = ledger.open(address(2));
             ledger.take(other, Amount::message(100)).expect("another");

@@ -16,6 +16,7 @@ use crate::{
     transport::{Place, Sink},
     types::{Access, AmId, Mask, MemoryType, Tag},
     worker::{
+        Refusals,
         frames::{Bed, LINK, OP},
         operations::{Send, SendStage, Work},
         peer::{ANSWER, ANSWERS, Queued},
@@ -141,7 +142,9 @@ fn requests_of_every_kind() {
             let answers = 3 * ANSWER as u64;
             assert_eq!(held.bytes, list + answers, "kind {kind}");
             assert_eq!(held.requests, LIMIT as u64, "kind {kind}");
-            assert_eq!(bed.core.ledger.refused(), 3, "kind {kind}");
+            let mut counted = Refusals::default();
+            counted.connection.requests = 3;
+            assert_eq!(bed.core.refused(), counted, "kind {kind}");
             assert_eq!(bed.core.operations.len(), 1 + LIMIT, "kind {kind}");
             if reads {
                 let answers = bed.make_room();
@@ -206,6 +209,9 @@ fn who_does_not_read_is_cut_off() {
     let failures: Vec<_> = bed.core.failures.drain(..).collect();
     assert_eq!(failures.len(), 1);
     assert_eq!(failures[0].1.kind(), ErrorKind::Protocol);
+    let mut counted = Refusals::default();
+    counted.unread_answers = 1;
+    assert_eq!(bed.core.refused(), counted);
     over(&mut bed);
 }
 
@@ -227,6 +233,9 @@ fn answers_count_for_their_source() {
         .expect("told by the worker");
     let failures: Vec<_> = bed.core.failures.drain(..).collect();
     assert_eq!(failures[0].1.kind(), ErrorKind::Exhausted);
+    let mut counted = Refusals::default();
+    counted.source.unexpected_bytes = 1;
+    assert_eq!(bed.core.refused(), counted);
     over(&mut bed);
 }
 

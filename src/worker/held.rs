@@ -5,17 +5,17 @@
 
 use crate::{
     config::{Limits, Quota},
-    error::Result,
+    error::{Error, ErrorKind, Result},
     protocol::{
-        ledger::{AccountId, Amount, Quotas},
+        ledger::{AccountId, Amount, Amounts},
         matching::{Arrival, Name, Taken},
     },
     types::{LinkId, Mask, Tag},
     worker::{
-        Held,
+        Held, RefusalCounts, Refusals,
         core::Core,
         operations::{Body, Unexpected, Work},
-        peer::{ANSWER, at},
+        peer::{ANSWER, ANSWERS, at},
     },
 };
 
@@ -23,14 +23,14 @@ use crate::{
 const PLACE: usize = size_of::<Unexpected>() + 80;
 
 /// The limits, as the ledger wants them.
-pub(crate) fn quotas(limits: &Limits) -> Quotas {
+pub(crate) fn quotas(limits: &Limits) -> Amounts {
     let amount = |quota: &Quota| Amount {
         bytes: quota.unexpected_bytes,
         messages: quota.unexpected_messages,
         streams: quota.unaccepted_streams,
         requests: quota.requests,
     };
-    Quotas {
+    Amounts {
         connection: amount(&limits.connection),
         source: amount(&limits.source),
         worker: amount(&limits.worker),
@@ -57,7 +57,25 @@ impl Core {
             requests: held.requests,
             connections: self.ledger.connections(),
             sources: self.ledger.sources(),
-            refused: self.ledger.refused(),
+            refused: self.refused().total(),
+        }
+    }
+
+    /// How often a limit on what is held was met.
+    pub(crate) fn refused(&self) -> Refusals {
+        let refused = self.ledger.refused();
+        let counts = |amount: Amount| RefusalCounts {
+            unexpected_bytes: amount.bytes,
+            unexpected_messages: amount.messages,
+            unaccepted_streams: amount.streams,
+            requests: amount.requests,
+            connections: 0,
+        };
+        Refusals {
+            connection: counts(refused.connection),
+            source: counts(refused.source),
+            worker: counts(refused.worker),
+            unread_answers: self.counts.unread_answers,
         }
     }
 
@@ -104,13 +122,18 @@ impl Core {
     /// An answer waits for room on the link.
     ///
     /// # Errors
-    /// `Exhausted`: as many wait as may.
+    /// `Exhausted`, or `Protocol` of a peer that reads none of so many: as many wait as may.
     #[cold]
     pub(crate) fn owe(&mut self, link: LinkId) -> Result<()> {
         let Some(peer) = at(&mut self.peers, link) else {
             return Ok(());
         };
         if let Some(account) = peer.account {
+            if peer.owed >= ANSWERS && !peer.is_own() {
+                self.counts.unread_answers += 1;
+                let text = "the peer asks for more than it reads";
+                return Err(Error::new(ErrorKind::Protocol, text));
+            }
             self.ledger.take(account, Amount::bytes(ANSWER))?;
             peer.owed += 1;
         }
@@ -236,7 +259,6 @@ mod tests {
 
     use super::*;
     use crate::{
-        error::{Error, ErrorKind},
         protocol::{
             am,
             control::{self, Rts},

@@ -66,8 +66,71 @@ pub struct Held {
     pub connections: u64,
     /// Where they come from, or something that earlier ones left: addresses of other hosts, users of this one.
     pub sources: usize,
-    /// How often something was refused, or a connection ended, because of a limit. This only grows.
+    /// How often something was refused, or a connection ended, because of a limit on these, all limits together:
+    /// [`WorkerMetrics::refused`] tells them apart. This only grows.
     pub refused: u64,
+}
+
+/// How often each limit was met ([`Limits`](crate::config::Limits)): something was refused, or a connection ended. Each limit has a
+/// counter of its name: what `source.requests` turned away is in `refused.source.requests`.
+///
+/// A refusal is counted once. Where several limits leave no room it is that of the connection before that of the source, and that of the source
+/// before the worker's, in the order in which a [`Quota`](crate::config::Quota) names them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Refusals {
+    /// By what a single connection may hold.
+    pub connection: RefusalCounts,
+    /// By what all connections from one source may hold together.
+    pub source: RefusalCounts,
+    /// By what all connections of the worker may hold together.
+    pub worker: RefusalCounts,
+    /// Answers that a peer asked for beyond 32,768 that it had left unread, which no configuration changes. Its connection ended.
+    pub unread_answers: u64,
+}
+
+impl Refusals {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.iter().map(|(_, _, count)| count).sum()
+    }
+
+    /// Each counter, with whose limit and which it is, as `WHARF_LIMITS` names them: `("source", "requests", 3)`.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+        let scopes = [
+            ("connection", self.connection),
+            ("source", self.source),
+            ("worker", self.worker),
+        ];
+        let limits = scopes.into_iter().flat_map(|(whose, counts)| {
+            [
+                (whose, "unexpected_bytes", counts.unexpected_bytes),
+                (whose, "unexpected_messages", counts.unexpected_messages),
+                (whose, "unaccepted_streams", counts.unaccepted_streams),
+                (whose, "requests", counts.requests),
+                (whose, "connections", counts.connections),
+            ]
+        });
+        limits.chain([("connection", "unread_answers", self.unread_answers)])
+    }
+}
+
+/// How often the limits of one connection, one source or a worker were met, each by the name that it has in a
+/// [`Quota`](crate::config::Quota).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RefusalCounts {
+    /// There was no room for the bytes of a message or an answer, which ended its connection, or for those of a stream or a request, which alone was
+    /// refused.
+    pub unexpected_bytes: u64,
+    /// There was no place for a message, which ended its connection.
+    pub unexpected_messages: u64,
+    /// There was no place for a stream, which alone was refused.
+    pub unaccepted_streams: u64,
+    /// There was no place for a request, which alone was refused.
+    pub requests: u64,
+    /// There was no place for a connection, which was turned down. Of a single connection always 0.
+    pub connections: u64,
 }
 
 /// What a [`Worker`](crate::Worker) has done since it was made; a snapshot, by [`Worker::metrics`](crate::Worker::metrics).
@@ -93,6 +156,8 @@ pub struct WorkerMetrics {
     pub in_flight: usize,
     /// What is held for peers, now.
     pub held: Held,
+    /// What was refused, or ended, because of a limit: which limit, and whose.
+    pub refused: Refusals,
     /// Waits that found what they waited for at the first look of a poll. One of a task that was woken is among them.
     pub found_at_once: u64,
     /// Waits that found it while they looked, before they slept.
@@ -115,7 +180,8 @@ pub struct WorkerMetrics {
     pub connects_failed: u64,
     /// Connections that peers made to this worker.
     pub accepted: u64,
-    /// Connections of peers that were turned down because of a limit ([`Limits`](crate::config::Limits)).
+    /// Connections of peers that were turned down because of a limit ([`Limits`](crate::config::Limits)): of a source or of the worker, which
+    /// [`refused`](Self::refused) tells apart.
     pub refused_over_limit: u64,
     /// Connections of peers that the program's check turned down ([`ContextBuilder::admit`](crate::ContextBuilder::admit)).
     pub refused_by_check: u64,
@@ -141,6 +207,7 @@ pub(crate) struct Counts {
     pub(crate) doorbells: u64,
     pub(crate) fd_wakeups: u64,
     pub(crate) arms: u64,
+    pub(crate) unread_answers: u64,
 }
 
 impl Counts {
@@ -252,7 +319,10 @@ impl Shared {
         metrics.connect_time = Duration::from_nanos(dialling.nanoseconds.load(Relaxed));
         let accepted = &self.accepted;
         metrics.accepted = accepted.made.load(Relaxed);
-        metrics.refused_over_limit = accepted.over_limit.load(Relaxed);
+        let over_limit = accepted.over_limit();
+        metrics.refused.source.connections = over_limit.source;
+        metrics.refused.worker.connections = over_limit.worker;
+        metrics.refused_over_limit = over_limit.source + over_limit.worker;
         metrics.refused_by_check = accepted.not_admitted.load(Relaxed);
         metrics.refused_silent = accepted.silent.load(Relaxed);
         metrics.mean_wait = self.spin.mean();
@@ -278,6 +348,7 @@ impl Engine {
             operations: self.core.operations.entered() + self.core.posted.entered(),
             in_flight: self.core.operations.len() + self.core.receives,
             held: self.core.held(),
+            refused: self.core.refused(),
             found_at_once: counts.found_at_once,
             found_spinning: counts.found_spinning,
             parked: counts.parked,

@@ -81,4 +81,4 @@ mod windows;
 
 pub use explain::Explanation;
 pub(crate) use handle::Handle;
-pub use metrics::{Held, LaneMetrics, Traffic, WorkerMetrics};
+pub use metrics::{Held, LaneMetrics, RefusalCounts, Refusals, Traffic, WorkerMetrics};

@@ -5,11 +5,14 @@ use std::io;
 use futures::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wharf::{
-    Access, ErrorKind, Held, Mask, Tag, Worker,
-    config::{Limits, Source},
+    Access, ErrorKind, Held, Mask, Refusals, Tag, Worker,
+    config::{Limits, Quota, Source},
 };
 
-use crate::fixture::{Pair, Way, connect, run, run_on_threads};
+use crate::{
+    fixture::{Pair, Way, connect, run, run_on_threads},
+    support::{LIMIT, watchdog},
+};
 
 #[test]
 fn the_configuration_tells_them() {
@@ -85,7 +88,9 @@ fn gets_that_are_not_read() {
             served >= 4 && refused > 0,
             "{served} served, {refused} refused"
         );
-        assert_eq!(pair.there.worker.metrics().held.refused, refused);
+        let metrics = pair.there.worker.metrics();
+        assert_eq!(metrics.held.refused, refused);
+        assert_eq!(metrics.refused.connection.requests, refused);
         get().await.expect("room again");
         holds_nothing(&pair.there.worker).await;
     });
@@ -116,6 +121,9 @@ fn what_connections_leave() {
         assert!(held.unexpected_bytes <= LIMIT, "{held:?}");
         assert!(held.unexpected_bytes > LIMIT / 2, "{held:?}");
         assert!(held.refused > 0, "{held:?}");
+        let refused = there.metrics().refused;
+        assert_eq!(refused.source.unexpected_bytes, held.refused);
+        assert_eq!(refused.total(), held.refused, "{refused:?}");
         // 57 MB were sent.
         let grown = resident().saturating_sub(before);
         assert!(grown < 40 << 20, "{grown} bytes more are resident");
@@ -172,6 +180,85 @@ fn streams_that_are_filled() {
         let Held { refused, .. } = pair.there.worker.metrics().held;
         assert_eq!(refused, 0, "they kept to the protocol");
     });
+}
+
+/// Sets one amount of a connection, a source or the worker to nothing.
+fn without(whose: &str, amount: fn(Quota, u64) -> Quota) -> Limits {
+    let none = |quota| amount(quota, 0);
+    let limits = Limits::default();
+    match whose {
+        "connection" => limits.each_connection(none),
+        "source" => limits.each_source(none),
+        _ => limits.whole_worker(none),
+    }
+}
+
+/// The counters that are not zero.
+fn counted(refused: &Refusals) -> Vec<(&'static str, &'static str, u64)> {
+    refused.iter().filter(|(_, _, count)| *count > 0).collect()
+}
+
+type Amount = (&'static str, fn(Quota, u64) -> Quota);
+
+/// What is one too many is counted once, where the limit is that it met: of what, and whose.
+#[test]
+fn each_limit_has_a_counter() {
+    const HELD: [Amount; 4] = [
+        ("unexpected_bytes", Quota::unexpected_bytes),
+        ("unexpected_messages", Quota::unexpected_messages),
+        ("unaccepted_streams", Quota::unaccepted_streams),
+        ("requests", Quota::requests),
+    ];
+    for whose in ["connection", "source", "worker"] {
+        for (amount, set) in HELD {
+            run(async {
+                let pair = limited(Way::Tcp, without(whose, set)).await;
+                let (here, there) = (&pair.here.endpoint, &pair.there);
+                match amount {
+                    "unaccepted_streams" => {
+                        let mut stream = here.stream().await.expect("opened");
+                        let refused = stream.read(&mut [0]).await.expect_err("refused");
+                        assert_eq!(refused.kind(), io::ErrorKind::ConnectionReset);
+                    }
+                    "requests" => {
+                        let region = there.context.expose(vec![7_u8; 64], Access::READ).await;
+                        let region = region.expect("exposed");
+                        let descriptor = region.descriptor().expect("a descriptor");
+                        let remote = here.import(&descriptor).expect("imported");
+                        let refused = here.get(remote, vec![0; 64]).await;
+                        let refused = refused.expect_err("refused");
+                        assert_eq!(refused.kind(), ErrorKind::Exhausted, "{refused}");
+                    }
+                    _ => {
+                        here.tag_send(Tag(7), vec![1; 64]).await.expect("sent");
+                        let ended = watchdog(LIMIT, there.endpoint.closed()).await;
+                        assert_eq!(ended.kind(), ErrorKind::Exhausted, "{ended}");
+                    }
+                }
+                let metrics = there.worker.metrics();
+                assert_eq!(counted(&metrics.refused), [(whose, amount, 1)]);
+                assert_eq!((metrics.held.refused, metrics.refused_over_limit), (1, 0));
+                assert_eq!(metrics.refused.total(), 1);
+            });
+        }
+    }
+    for whose in ["source", "worker"] {
+        run(async {
+            let limits = without(whose, Quota::connections);
+            let context = Way::Tcp.builder().limits(limits).build();
+            let there = Worker::new(&context.expect("a context")).expect("a worker");
+            let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+            let here = Way::Tcp.worker();
+            let (refused, _) = tokio::join!(here.connect(listener.local_addr()), async {
+                listener.accept().await.expect("a request").accept().await
+            });
+            let refused = refused.expect_err("refused");
+            assert_eq!(refused.kind(), ErrorKind::Exhausted, "{refused}");
+            let metrics = there.metrics();
+            assert_eq!(counted(&metrics.refused), [(whose, "connections", 1)]);
+            assert_eq!((metrics.held.refused, metrics.refused_over_limit), (0, 1));
+        });
+    }
 }
 
 scenarios! { between workers:

@@ -39,6 +39,13 @@ fn prometheus_scrapes_counters() {
         assert_eq!(value(&page, "wharf_connections{transport=\"shm\"}"), 1.0);
         assert_eq!(value(&page, "wharf_connects_total"), 1.0);
         assert!(value(&page, "wharf_connect_seconds_total") > 0.0);
+        for series in [
+            "wharf_refused_total{whose=\"source\",limit=\"unexpected_bytes\"}",
+            "wharf_refused_total{whose=\"worker\",limit=\"connections\"}",
+            "wharf_connections_refused_total{by=\"limit\"}",
+        ] {
+            assert_eq!(value(&page, series), 0.0);
+        }
         let line = page
             .lines()
             .find(|line| line.contains("registrar=\"mlock\"") && line.contains("event=\"hit\""));

@@ -2,10 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::AtomicU64},
 };
 
 use parking_lot::Mutex;
@@ -23,7 +20,6 @@ pub(crate) struct Accepted {
     pub(crate) made: AtomicU64,
     /// By the program's own check.
     pub(crate) not_admitted: AtomicU64,
-    pub(crate) over_limit: AtomicU64,
     /// In the handshake.
     pub(crate) silent: AtomicU64,
 }
@@ -32,6 +28,16 @@ pub(crate) struct Accepted {
 struct Counts {
     sources: HashMap<Source, u64>,
     total: u64,
+    over: OverLimit,
+}
+
+/// How many were turned down because as many are open as may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OverLimit {
+    /// With their source.
+    pub(crate) source: u64,
+    /// On the worker.
+    pub(crate) worker: u64,
 }
 
 impl Accepted {
@@ -43,25 +49,32 @@ impl Accepted {
         let mut counts = self.counts.lock();
         let total = counts.total;
         let own = counts.sources.get(&source).copied().unwrap_or(0);
-        let full = if total >= limits.worker.connections {
-            Some(format!(
-                "the worker has {total} connections, which is its limit"
-            ))
-        } else if own >= limits.source.connections {
+        // As in the ledger, the source before the worker.
+        let full = if own >= limits.source.connections {
+            counts.over.source += 1;
             Some(format!(
                 "the worker has {own} connections from {source}, which is its limit for one source"
+            ))
+        } else if total >= limits.worker.connections {
+            counts.over.worker += 1;
+            Some(format!(
+                "the worker has {total} connections, which is its limit"
             ))
         } else {
             None
         };
         if let Some(text) = full {
-            self.over_limit.fetch_add(1, Relaxed);
             return Err(Error::new(ErrorKind::Exhausted, text));
         }
         *counts.sources.entry(source).or_default() += 1;
         counts.total += 1;
         let accepted = self.clone();
         Ok(Seat { accepted, source })
+    }
+
+    /// Who was not counted in.
+    pub(crate) fn over_limit(&self) -> OverLimit {
+        self.counts.lock().over
     }
 }
 
@@ -106,7 +119,11 @@ mod tests {
         assert!(!refused.to_string().contains("user"), "{refused}");
         drop(one);
         let again = enter(1).expect("a place came back");
-        assert_eq!(accepted.over_limit.load(Relaxed), 2);
+        let over = OverLimit {
+            source: 1,
+            worker: 1,
+        };
+        assert_eq!(accepted.over_limit(), over);
         drop((again, other));
         let counts = accepted.counts.lock();
         assert_eq!(
