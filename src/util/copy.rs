@@ -109,6 +109,10 @@ unsafe fn copy_long(from: *const u8, to: *mut u8, length: usize) {
     unsafe { ptr::copy_nonoverlapping(from, to, length) }
 }
 
+/// Bytes of each turn of the loop, in four vectors.
+#[cfg(target_arch = "x86_64")]
+const BLOCK: usize = 128;
+
 /// Copies no fewer bytes than a turn of the loop takes.
 ///
 /// # Safety
@@ -116,32 +120,41 @@ unsafe fn copy_long(from: *const u8, to: *mut u8, length: usize) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx")]
 unsafe fn by_vectors(from: *const u8, to: *mut u8, length: usize) {
-    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_storeu_si256};
-
-    /// Bytes of each turn, in four vectors.
-    const BLOCK: usize = 128;
     const _: () = assert!(BLOCK <= LOOP);
-
-    let block = |at: usize| {
-        let (from, to) = (
-            from.wrapping_add(at).cast::<__m256i>(),
-            to.wrapping_add(at).cast::<__m256i>(),
-        );
-        // SAFETY: the caller's promise: `at` leaves room for a block behind it. Neither need be aligned.
-        unsafe {
-            let vectors = [0, 1, 2, 3].map(|vector| _mm256_loadu_si256(from.add(vector)));
-            for (vector, bytes) in vectors.into_iter().enumerate() {
-                _mm256_storeu_si256(to.add(vector), bytes);
-            }
-        }
-    };
     let mut at = 0;
     while at + BLOCK <= length {
-        block(at);
+        // SAFETY: the caller's promise: there is room for a block from here on.
+        unsafe { copy_block(from.add(at), to.add(at)) };
         at += BLOCK;
     }
-    // The last ones, and some a second time.
-    block(length - BLOCK);
+    let last = length - BLOCK;
+    // SAFETY: as above. The last ones, and some a second time.
+    unsafe { copy_block(from.add(last), to.add(last)) };
+}
+
+/// Copies one block. Word by word, not by iterators: those are not made for the vectors, and whether they are compiled into this depends on how the
+/// program is built.
+///
+/// # Safety
+/// As for [`copy`], of a block.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn copy_block(from: *const u8, to: *mut u8) {
+    use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_storeu_si256};
+
+    let (from, to) = (from.cast::<__m256i>(), to.cast::<__m256i>());
+    // SAFETY: the caller's promise: four vectors each. Neither need be aligned.
+    unsafe {
+        let first = _mm256_loadu_si256(from);
+        let second = _mm256_loadu_si256(from.add(1));
+        let third = _mm256_loadu_si256(from.add(2));
+        let fourth = _mm256_loadu_si256(from.add(3));
+        _mm256_storeu_si256(to, first);
+        _mm256_storeu_si256(to.add(1), second);
+        _mm256_storeu_si256(to.add(2), third);
+        _mm256_storeu_si256(to.add(3), fourth);
+    }
 }
 
 /// Fills a slice with another of the same length.
