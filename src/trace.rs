@@ -4,15 +4,21 @@
 
 use std::fmt::Display;
 
-use tracing::Level;
+use tracing::{Level, level_filters::LevelFilter};
 
 /// Target of these events.
 const OPERATION: &str = "wharf::operation";
 
+/// Whether anybody may be asking: the static word. The events themselves ask who it is.
+#[inline(always)]
+fn is_asked() -> bool {
+    LevelFilter::current() >= Level::TRACE
+}
+
 /// Says that an operation of `length` bytes goes this way.
-#[inline]
+#[inline(always)]
 pub(crate) fn operation(what: &'static str, length: usize, way: &'static str) {
-    if tracing::enabled!(target: OPERATION, Level::TRACE) {
+    if is_asked() {
         chosen(what, length, way);
     }
 }
@@ -24,9 +30,9 @@ fn chosen(what: &'static str, length: usize, way: &'static str) {
 }
 
 /// Says that an operation that was entered in the table has ended.
-#[inline]
+#[inline(always)]
 pub(crate) fn ended(what: &'static str, error: Option<&dyn Display>) {
-    if tracing::enabled!(target: OPERATION, Level::TRACE) {
+    if is_asked() {
         over(what, error);
     }
 }
