@@ -1,27 +1,36 @@
 //! One connection's TLS, between a socket that does not block and those who read and write it.
 //!
-//! What waits in here is bounded: what one read of the socket brought and was not looked at, one record that was received in part, one that was decrypted and
-//! not yet taken, and 64 KiB that were encrypted and that the socket has not taken.
+//! ```text
+//! read:  socket ─▶ arrived ─▶ rustls ─▶ put        the rest of a record that there was no room for: `rest`
+//! write: parts ─▶ rustls ─▶ unsent ─▶ socket
+//! ```
 //!
-//! rustls asks its socket for 4 KiB at a time, which is five calls into the kernel for each record of 16 KiB. So the socket is read into a buffer of this
-//! file's, which a session has only while something is left in it, and rustls reads that.
+//! What waits in here is bounded: what one read of the socket brought and was not looked at, the rest of one record that was decrypted, or, where something
+//! was written before all was read, of what one read brought; and some 80 KiB that were encrypted and that the socket has not taken. A session has its
+//! buffers only while something is in them.
+//!
+//! rustls keeps no bytes itself here: by its other interface it would ask the socket for 4 KiB at a time, or copy what was read once more.
 
 use std::{
     cell::Cell,
-    io::{self, BufRead, IoSlice, Read, Write},
+    fmt,
+    io::{self, IoSlice, Read, Write},
     mem,
     sync::Arc,
 };
 
 use rustls::{
-    ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection,
+    ClientConfig, CommonState, ServerConfig,
+    client::UnbufferedClientConnection,
     pki_types::ServerName,
+    server::UnbufferedServerConnection,
+    unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus},
 };
 
 use super::Certificates;
 use crate::{
     error::{Error, ErrorKind, Result},
-    util::copy::copy_slice,
+    util::copy::append,
 };
 
 /// Most slices that are encrypted at once.
@@ -30,103 +39,261 @@ const BATCH: usize = 64;
 const READS: usize = 16;
 /// What is kept of a peer's first bytes, to tell what it speaks.
 const HEARD: usize = 16;
-
-/// Most bytes of one read of the socket: four records and what belongs to them.
+/// Most bytes that have arrived and were not decrypted: four records and what belongs to them. No message of a handshake is longer.
 const READ: usize = 66 << 10;
+/// Most bytes of content of a record (RFC 8446, 5.1).
+const RECORD: usize = 16 << 10;
+/// Bytes of a record before its content, in all versions.
+const HEAD: usize = 5;
+/// What a record is longer by than its content, at most, with the ciphers that there are: TLS 1.2 has 8 bytes more in each than TLS 1.3.
+const AROUND: usize = 40;
+/// What is encrypted at once: four records, and the little that a message of 64 KiB is longer by.
+const WRITE: usize = 5 * (RECORD + AROUND);
+/// A page, and how far into its page the target of a copy lies further than the source where the C library's copy is slow: see [`crate::util::copy`].
+const PAGE: usize = 4096;
+const SLOW: usize = 64;
+/// How much the place of the next record is moved by: further than that, also for those behind it, each of which lies 22 bytes further into its page.
+const SHIFT: usize = 256;
 
 thread_local! {
-    /// A buffer for the next read of a session on this thread.
-    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    /// Buffers for the next session on this thread that needs them: for what arrives, and for what is to be sent.
+    static ARRIVING: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    static LEAVING: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// Bytes of the socket that TLS has not looked at.
-#[derive(Debug, Default)]
+/// Bytes of the socket that TLS has not decrypted.
+#[derive(Default)]
 struct Arrived {
+    buffer: Vec<u8>,
+    /// Which of them, in it.
+    start: usize,
+    end: usize,
+    /// Where the first of them goes.
+    base: usize,
+}
+
+impl Arrived {
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.start..self.end]
+    }
+
+    /// The first of them are not needed any more.
+    fn discard(&mut self, count: usize) {
+        self.start = (self.start + count).min(self.end);
+        if self.start == self.end && !self.buffer.is_empty() {
+            ARRIVING.set(mem::take(&mut self.buffer));
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Reads once, behind the part of a record that there may be. How many bytes came, and whether there may be more.
+    fn fill(&mut self, from: &mut dyn Read) -> io::Result<(usize, bool)> {
+        let held = self.end - self.start;
+        if held >= READ {
+            let text = "a message of the TLS handshake is too long";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        if held == 0 {
+            self.buffer = ARRIVING.take();
+        }
+        self.buffer.resize(PAGE + READ, 0);
+        self.buffer.copy_within(self.start..self.end, self.base);
+        (self.start, self.end) = (self.base, self.base + held);
+        let room = READ - held;
+        let read = from.read(&mut self.buffer[self.end..][..room]);
+        let count = *read.as_ref().unwrap_or(&0);
+        self.end += count;
+        // Gives the buffer away again where there is nothing.
+        self.discard(0);
+        read.map(|count| (count, count == room))
+    }
+
+    /// A record's content was copied from where it was decrypted, in the front, to here.
+    fn copied_to(&mut self, content: *const u8) {
+        let from = self.buffer.as_ptr().addr() + self.start + HEAD;
+        let further = content.addr().wrapping_sub(from) % PAGE;
+        if (1..=SLOW).contains(&further) {
+            self.base = (self.base + SHIFT) % PAGE;
+        }
+    }
+}
+
+/// Encrypted bytes that the socket has not taken.
+#[derive(Default)]
+struct Unsent {
     buffer: Vec<u8>,
     /// Which of them, in it.
     start: usize,
     end: usize,
 }
 
-impl Arrived {
+impl Unsent {
     fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Reads once, where nothing is left. How many bytes came, and whether there may be more.
-    fn fill(&mut self, from: &mut dyn Read) -> io::Result<(usize, bool)> {
-        let mut buffer = SPARE.take();
-        buffer.resize(READ, 0);
-        match from.read(&mut buffer) {
-            Ok(count) if count > 0 => {
-                (self.buffer, self.start, self.end) = (buffer, 0, count);
-                Ok((count, count == READ))
-            }
-            nothing => {
-                SPARE.set(buffer);
-                nothing.map(|count| (count, false))
-            }
+    /// Where this many more go.
+    fn room(&mut self, count: usize) -> &mut [u8] {
+        if self.is_empty() && self.buffer.is_empty() {
+            self.buffer = LEAVING.take();
         }
+        let needed = self.end + count;
+        if self.buffer.len() < needed {
+            self.buffer.resize(needed.max(WRITE), 0);
+        }
+        &mut self.buffer[self.end..]
     }
-}
 
-impl Read for Arrived {
-    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let count = to.len().min(self.end - self.start);
-        copy_slice(&self.buffer[self.start..][..count], &mut to[..count]);
+    /// The first of them were taken.
+    fn advance(&mut self, count: usize) {
         self.start += count;
         if self.is_empty() {
             (self.start, self.end) = (0, 0);
-            SPARE.set(mem::take(&mut self.buffer));
+            let buffer = mem::take(&mut self.buffer);
+            // A longer one had held what was unusually long.
+            if buffer.len() <= WRITE {
+                LEAVING.set(buffer);
+            }
         }
-        Ok(count)
     }
 }
 
+/// What was decrypted and not taken.
+#[derive(Default)]
+struct Rest {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Rest {
+    /// Gives some of it to `put`. How many bytes.
+    fn take(&mut self, room: usize, put: &mut dyn FnMut(&[u8])) -> usize {
+        let count = room.min(self.bytes.len() - self.start);
+        if count > 0 {
+            put(&self.bytes[self.start..][..count]);
+            self.start += count;
+            if self.start == self.bytes.len() {
+                *self = Self::default();
+            }
+        }
+        count
+    }
+}
+
+/// What this end has to say.
+#[derive(Clone, Copy)]
+enum Say<'a> {
+    Nothing,
+    Bytes(&'a [u8]),
+    /// That it says no more.
+    Goodbye,
+}
+
+/// rustls's part.
+enum Side {
+    Client(UnbufferedClientConnection),
+    Server(UnbufferedServerConnection),
+}
+
+impl Side {
+    /// What a step of rustls came to, and how many of the bytes that have arrived are not needed any more.
+    fn step(
+        &mut self,
+        arrived: &mut [u8],
+        say: Say<'_>,
+        unsent: &mut Unsent,
+        put: &mut dyn FnMut(&[u8]),
+    ) -> (std::result::Result<Step, rustls::Error>, usize) {
+        match self {
+            Self::Client(client) => follow(client.process_tls_records(arrived), say, unsent, put),
+            Self::Server(server) => match server.process_tls_records(arrived) {
+                UnbufferedStatus {
+                    discard,
+                    state: Ok(ConnectionState::ReadEarlyData(mut early)),
+                } => {
+                    // No worker sends any.
+                    while early.next_record().is_some() {}
+                    (Ok(Step::More), discard)
+                }
+                status => follow(status, say, unsent, put),
+            },
+        }
+    }
+}
+
+/// What a step of rustls came to.
+enum Step {
+    /// Something, perhaps of the content of a record, and there may be more.
+    More,
+    /// Nothing: it needs more bytes of the peer's.
+    Blocked,
+    /// The peer has announced the end.
+    Ended,
+    Encrypted,
+}
+
 /// A session, from its first byte on.
-#[derive(Debug)]
 pub(crate) struct Session {
-    connection: Connection,
+    side: Side,
     arrived: Arrived,
+    rest: Rest,
+    unsent: Unsent,
     /// The first bytes that came.
     heard: Vec<u8>,
+    /// The peer has announced the end.
+    ended: bool,
     /// Why nothing more can be read.
     failed: Option<rustls::Error>,
 }
 
 impl Session {
     pub(super) fn client(config: Arc<ClientConfig>, name: ServerName<'static>) -> Result<Self> {
-        let connection = ClientConnection::new(config, name).map_err(|error| refusal(&error))?;
-        Ok(Self::new(connection.into()))
+        let connection =
+            UnbufferedClientConnection::new(config, name).map_err(|error| refusal(&error))?;
+        let mut this = Self::new(Side::Client(connection));
+        // Its first words.
+        this.say();
+        Ok(this)
     }
 
     pub(super) fn server(config: Arc<ServerConfig>) -> Result<Self> {
-        let connection = ServerConnection::new(config).map_err(|error| refusal(&error))?;
-        Ok(Self::new(connection.into()))
+        let connection =
+            UnbufferedServerConnection::new(config).map_err(|error| refusal(&error))?;
+        Ok(Self::new(Side::Server(connection)))
     }
 
-    fn new(connection: Connection) -> Self {
+    fn new(side: Side) -> Self {
         Self {
-            connection,
+            side,
             arrived: Arrived::default(),
+            rest: Rest::default(),
+            unsent: Unsent::default(),
             heard: Vec::new(),
+            ended: false,
             failed: None,
+        }
+    }
+
+    fn state(&self) -> &CommonState {
+        match &self.side {
+            Side::Client(client) => client,
+            Side::Server(server) => server,
         }
     }
 
     /// Both ends have not agreed yet.
     pub(crate) fn is_handshaking(&self) -> bool {
-        self.connection.is_handshaking()
+        self.state().is_handshaking()
     }
 
     /// Something is encrypted that the socket has not taken.
     pub(crate) fn wants_write(&self) -> bool {
-        self.connection.wants_write()
+        !self.unsent.is_empty()
     }
 
     /// What the peer has shown.
     pub(crate) fn certificates(&self) -> Option<Certificates> {
-        let chain = self.connection.peer_certificates()?;
+        let chain = self.state().peer_certificates()?;
         Some(chain.iter().map(|one| one.clone().into_owned()).collect())
     }
 
@@ -137,14 +304,14 @@ impl Session {
     /// [`flush`](Self::flush) writes.
     pub(crate) fn shake(&mut self, from: &mut dyn Read) -> io::Result<()> {
         self.fetch(from)?;
-        while self.decrypt()? && self.connection.is_handshaking() {}
-        match self.connection.reader().fill_buf() {
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            _ => self
-                .failed
-                .as_ref()
-                .map_or(Ok(()), |error| Err(invalid(error.clone()))),
+        while self.is_handshaking() {
+            match self.step(Say::Nothing, 0, &mut |_| {})? {
+                (Step::More, _) => {}
+                (Step::Ended, _) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                _ => break,
+            }
         }
+        Ok(())
     }
 
     /// The peer has begun with wharf's own words instead of TLS.
@@ -166,28 +333,19 @@ impl Session {
         room: usize,
         put: &mut dyn FnMut(&[u8]),
     ) -> io::Result<usize> {
-        let mut taken = 0;
+        let mut taken = self.rest.take(room, put);
         let mut dry = false;
         for _ in 0..READS {
-            loop {
-                match self.take(room - taken, put) {
-                    Ok(0) => return Ok(taken),
-                    Ok(count) => taken += count,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(_) if taken > 0 => return Ok(taken),
-                    Err(error) => return Err(error),
-                }
-                if taken == room {
-                    return Ok(taken);
-                }
-                match self.decrypt() {
-                    Ok(true) => {}
-                    Ok(false) => break,
+            while taken < room && !self.ended {
+                match self.step(Say::Nothing, room - taken, put) {
+                    Ok((Step::Blocked, _)) => break,
+                    Ok((_, count)) => taken += count,
+                    // What came before the fault is delivered before it is told.
                     Err(_) if taken > 0 => return Ok(taken),
                     Err(error) => return Err(error),
                 }
             }
-            if dry && taken > 0 {
+            if taken == room || self.ended || dry && taken > 0 {
                 return Ok(taken);
             }
             match self.fetch(from) {
@@ -202,61 +360,79 @@ impl Session {
         }
     }
 
-    /// Gives what is decrypted to `put`, at most `room` bytes.
-    fn take(&mut self, room: usize, put: &mut dyn FnMut(&[u8])) -> io::Result<usize> {
-        let mut taken = 0;
-        let mut reader = self.connection.reader();
-        while taken < room {
-            let chunk = match reader.fill_buf() {
-                Ok(chunk) => chunk,
-                Err(_) if taken > 0 => break,
-                Err(error) => return Err(error),
-            };
-            if chunk.is_empty() {
-                break;
-            }
-            let count = chunk.len().min(room - taken);
-            put(&chunk[..count]);
-            reader.consume(count);
-            taken += count;
-        }
-        Ok(taken)
-    }
-
-    /// Reads once, where all that came before was decrypted. Whether there may be more.
+    /// Reads once, where nothing can be decrypted of what came before. Whether there may be more.
     fn fetch(&mut self, from: &mut dyn Read) -> io::Result<bool> {
         if let Some(error) = &self.failed {
             return Err(invalid(error.clone()));
         }
         let (count, more) = self.arrived.fill(from)?;
         if count == 0 {
-            // The end, which TLS is to know of.
-            self.connection.read_tls(&mut io::empty())?;
-            self.failed = self.connection.process_new_packets().err();
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let wanted = HEARD.saturating_sub(self.heard.len());
-        if wanted > 0 && self.connection.is_handshaking() {
-            let heard = &self.arrived.buffer[..count.min(wanted)];
-            self.heard.extend_from_slice(heard);
+        if wanted > 0 && self.is_handshaking() {
+            let new = &self.arrived.buffer[self.arrived.end - count..self.arrived.end];
+            self.heard.extend_from_slice(&new[..count.min(wanted)]);
         }
         Ok(more)
     }
 
-    /// Decrypts the next piece of what has come, of which all was taken before. Whether there was one.
-    fn decrypt(&mut self) -> io::Result<bool> {
+    /// One step of rustls: with what has arrived, or, where that says nothing more and there is something to `say`, with that. Of the content of a record
+    /// `room` bytes go to `put`, and are counted.
+    fn step(
+        &mut self,
+        say: Say<'_>,
+        room: usize,
+        put: &mut dyn FnMut(&[u8]),
+    ) -> io::Result<(Step, usize)> {
         if let Some(error) = &self.failed {
             return Err(invalid(error.clone()));
         }
-        if self.arrived.is_empty() {
-            return Ok(false);
+        let (rest, mut taken, mut at) = (&mut self.rest, 0, None);
+        let mut put = |content: &[u8]| {
+            at = Some(content.as_ptr());
+            let (now, later) = content.split_at(content.len().min(room));
+            if !now.is_empty() {
+                put(now);
+                taken += now.len();
+            }
+            append(&mut rest.bytes, later);
+        };
+        let (step, discard) = self
+            .side
+            .step(self.arrived.bytes(), say, &mut self.unsent, &mut put);
+        if let Some(content) = at {
+            self.arrived.copied_to(content);
         }
-        if self.connection.read_tls(&mut self.arrived)? == 0 {
-            // Past the peer's goodbye it takes nothing: asked again, it would not either.
-            return Ok(false);
+        self.arrived.discard(discard);
+        match step {
+            Ok(step) => {
+                self.ended |= matches!(step, Step::Ended);
+                Ok((step, taken))
+            }
+            Err(error) => {
+                self.say();
+                self.failed = Some(error.clone());
+                Err(invalid(error))
+            }
         }
-        // What came before the fault is delivered before it is told.
-        self.failed = self.connection.process_new_packets().err();
-        Ok(true)
+    }
+
+    /// Encrypts what rustls itself has to say.
+    fn say(&mut self) {
+        while self.state().wants_write() {
+            // It comes before whatever has arrived.
+            let (step, discard) = self.side.step(
+                self.arrived.bytes(),
+                Say::Nothing,
+                &mut self.unsent,
+                &mut |_| {},
+            );
+            self.arrived.discard(discard);
+            if step.is_err() {
+                return;
+            }
+        }
     }
 
     /// Encrypts what is in `parts` and writes it, until all of them are taken or `to` takes no more. Returns how many bytes were taken: the
@@ -276,9 +452,46 @@ impl Session {
             if rest.is_empty() || self.wants_write() {
                 return Ok(taken);
             }
-            let count = self.connection.writer().write_vectored(rest)?;
-            taken += count;
-            IoSlice::advance_slices(&mut rest, count);
+            while !rest.is_empty() && self.unsent.end < WRITE - RECORD - AROUND {
+                let count = self.encrypt(rest)?;
+                if count == 0 {
+                    return Ok(taken);
+                }
+                taken += count;
+                IoSlice::advance_slices(&mut rest, count);
+            }
+        }
+    }
+
+    /// Encrypts the next records of what is in `parts`. How many bytes; 0: reading has failed, and will tell.
+    fn encrypt(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let room = (WRITE - self.unsent.end) / (RECORD + AROUND) * RECORD;
+        let first = &*parts[0];
+        if first.len() >= RECORD || parts.len() == 1 {
+            // Whole records; what is left over goes with what follows.
+            let whole = match parts.len() {
+                1 => first.len(),
+                _ => first.len() / RECORD * RECORD,
+            };
+            return self.encrypt_run(&first[..whole.min(room)]);
+        }
+        let mut record = Vec::with_capacity(RECORD);
+        for part in parts {
+            let count = part.len().min(RECORD - record.len());
+            append(&mut record, &part[..count]);
+        }
+        self.encrypt_run(&record)
+    }
+
+    fn encrypt_run(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.step(Say::Bytes(bytes), 0, &mut |_| {}) {
+                Ok((Step::More | Step::Ended, _)) => {}
+                Ok((Step::Encrypted, _)) => return Ok(bytes.len()),
+                Ok((Step::Blocked, _)) => return Err(io::ErrorKind::NotConnected.into()),
+                Err(error) if self.failed.is_none() => return Err(error),
+                Err(_) => return Ok(0),
+            }
         }
     }
 
@@ -287,10 +500,10 @@ impl Session {
     /// # Errors
     /// As [`write`](Self::write).
     pub(crate) fn flush(&mut self, to: &mut dyn Write) -> io::Result<()> {
-        while self.connection.wants_write() {
-            match self.connection.write_tls(to) {
+        while self.wants_write() {
+            match to.write(&self.unsent.buffer[self.unsent.start..self.unsent.end]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(_) => {}
+                Ok(count) => self.unsent.advance(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
@@ -301,10 +514,82 @@ impl Session {
 
     /// Announces the end, if `to` takes it now.
     pub(crate) fn close(&mut self, to: &mut dyn Write) {
-        self.connection.send_close_notify();
+        while let Ok((Step::More | Step::Ended, _)) = self.step(Say::Goodbye, 0, &mut |_| {}) {}
         // Who does not hear of it takes the connection for a broken one, as it is then.
         let _ = self.flush(to);
     }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("handshaking", &self.is_handshaking())
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Does what rustls asks for. With how many of the bytes that have arrived are not needed any more.
+fn follow<Data>(
+    status: UnbufferedStatus<'_, '_, Data>,
+    say: Say<'_>,
+    unsent: &mut Unsent,
+    put: &mut dyn FnMut(&[u8]),
+) -> (std::result::Result<Step, rustls::Error>, usize) {
+    let mut discard = status.discard;
+    let step = status.state.and_then(|state| match state {
+        ConnectionState::ReadTraffic(mut traffic) => {
+            while let Some(record) = traffic.next_record() {
+                let record = record?;
+                discard += record.discard;
+                put(record.payload);
+            }
+            Ok(Step::More)
+        }
+        ConnectionState::EncodeTlsData(mut data) => {
+            let mut needed = 0;
+            let count = loop {
+                match data.encode(unsent.room(needed)) {
+                    Ok(count) => break count,
+                    Err(EncodeError::InsufficientSize(size)) => needed = size.required_size,
+                    Err(EncodeError::AlreadyEncoded) => break 0,
+                }
+            };
+            unsent.end += count;
+            Ok(Step::More)
+        }
+        // It is on its way with all that is said after it.
+        ConnectionState::TransmitTlsData(data) => {
+            data.done();
+            Ok(Step::More)
+        }
+        ConnectionState::PeerClosed => Ok(Step::Ended),
+        ConnectionState::WriteTraffic(mut traffic) => {
+            let mut needed = match say {
+                Say::Nothing => return Ok(Step::Blocked),
+                Say::Bytes(bytes) => bytes.len() + (bytes.len() / RECORD + 1) * AROUND,
+                Say::Goodbye => 0,
+            };
+            let count = loop {
+                let room = unsent.room(needed);
+                let said = match say {
+                    Say::Bytes(bytes) => traffic.encrypt(bytes, room),
+                    _ => traffic.queue_close_notify(room),
+                };
+                match said {
+                    Ok(count) => break count,
+                    Err(EncryptError::InsufficientSize(size)) => needed = size.required_size,
+                    Err(EncryptError::EncryptExhausted) => {
+                        return Err(rustls::Error::EncryptError);
+                    }
+                }
+            };
+            unsent.end += count;
+            Ok(Step::Encrypted)
+        }
+        _ => Ok(Step::Blocked),
+    });
+    (step, discard)
 }
 
 fn invalid(error: rustls::Error) -> io::Error {
