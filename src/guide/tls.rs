@@ -76,6 +76,6 @@
 //! | [groups](crate::channel::bootstrap) | they meet in plain text, with a secret that is proved and not sent; their members' workers go by their own contexts |
 //!
 //! # What it costs
-//! Each byte is encrypted once and decrypted once by the threads that drive the worker, and copied once more at either end; a message is at least 22
-//! bytes longer. Up to 64 KiB for each connection wait encrypted for a socket that is full. The keys are made by the runtime's threads, as with
+//! Each byte is encrypted once and decrypted once by the threads that drive the worker, and copied twice more at the end that sends, once at the other; a message is at least 22
+//! bytes longer. Up to 80 KiB for each connection wait encrypted for a socket that is full. The keys are made by the runtime's threads, as with
 //! `tokio-rustls`. Without TLS, [checksums](crate::ContextBuilder::tcp_checksums) find what faulty hardware changes.
