@@ -7,7 +7,7 @@
 //!
 //! What waits in here is bounded: what one read of the socket brought and was not looked at, the rest of one record that was decrypted, or, where something
 //! was written before all was read, of what one read brought; and some 80 KiB that were encrypted and that the socket has not taken. A session has its
-//! buffers only while something is in them.
+//! buffers only while something is in them, and for a record of which the rest has not come no more than there is of it.
 //!
 //! rustls keeps no bytes itself here: by its other interface it would ask the socket for 4 KiB at a time, or copy what was read once more.
 
@@ -30,7 +30,7 @@ use rustls::{
 use super::Certificates;
 use crate::{
     error::{Error, ErrorKind, Result},
-    util::copy::append,
+    util::copy::{append, copied, copy_slice},
 };
 
 /// Most slices that are encrypted at once.
@@ -80,8 +80,11 @@ impl Arrived {
     /// The first of them are not needed any more.
     fn discard(&mut self, count: usize) {
         self.start = (self.start + count).min(self.end);
-        if self.start == self.end && !self.buffer.is_empty() {
-            ARRIVING.set(mem::take(&mut self.buffer));
+        if self.start == self.end {
+            let buffer = mem::take(&mut self.buffer);
+            if !buffer.is_empty() {
+                ARRIVING.set(buffer);
+            }
             (self.start, self.end) = (0, 0);
         }
     }
@@ -93,19 +96,40 @@ impl Arrived {
             let text = "a message of the TLS handshake is too long";
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
-        if held == 0 {
-            self.buffer = ARRIVING.take();
-        }
-        self.buffer.resize(PAGE + READ, 0);
-        self.buffer.copy_within(self.start..self.end, self.base);
-        (self.start, self.end) = (self.base, self.base + held);
         let room = READ - held;
-        let read = from.read(&mut self.buffer[self.end..][..room]);
-        let count = *read.as_ref().unwrap_or(&0);
-        self.end += count;
-        // Gives the buffer away again where there is nothing.
-        self.discard(0);
-        read.map(|count| (count, count == room))
+        let is_wide = self.buffer.len() == PAGE + READ;
+        if is_wide {
+            self.buffer.copy_within(self.start..self.end, self.base);
+            (self.start, self.end) = (self.base, self.base + held);
+        }
+        let mut other = match is_wide {
+            true => mem::take(&mut self.buffer),
+            false => ARRIVING.take(),
+        };
+        other.resize(PAGE + READ, 0);
+        let read = from.read(&mut other[self.base + held..][..room]);
+        match read {
+            Ok(count) if count > 0 => {
+                if !is_wide {
+                    copy_slice(
+                        &self.buffer[self.start..self.end],
+                        &mut other[self.base..][..held],
+                    );
+                }
+                self.buffer = other;
+                (self.start, self.end) = (self.base, self.base + held + count);
+                Ok((count, count == room))
+            }
+            nothing => {
+                if is_wide {
+                    // Who waits for the rest of a record has no more than there is of it.
+                    self.buffer = copied(&other[self.start..self.end]);
+                    (self.start, self.end) = (0, held);
+                }
+                ARRIVING.set(other);
+                nothing.map(|count| (count, false))
+            }
+        }
     }
 
     /// A record's content was copied from where it was decrypted, in the front, to here.
@@ -311,6 +335,8 @@ impl Session {
                 _ => break,
             }
         }
+        // Its last words, too.
+        self.say();
         Ok(())
     }
 
