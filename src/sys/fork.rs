@@ -36,6 +36,10 @@ static TABLE: [AtomicPtr<()>; HANDLERS] = [const { AtomicPtr::new(ptr::null_mut(
 /// the first call.
 #[inline]
 pub(crate) fn forked() -> bool {
+    if cfg!(miri) {
+        // The interpreter makes no children, and has neither the page nor the handler.
+        return false;
+    }
     let word = WORD.load(Acquire);
     if word.is_null() {
         prepare();
