@@ -501,7 +501,8 @@ impl Session {
             };
             return self.encrypt_run(&first[..whole.min(room)]);
         }
-        let mut record = Vec::with_capacity(RECORD);
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        let mut record = Vec::with_capacity(length.min(RECORD));
         for part in parts {
             let count = part.len().min(RECORD - record.len());
             append(&mut record, &part[..count]);
@@ -648,4 +649,66 @@ fn refusal(error: &rustls::Error) -> Error {
         _ => ErrorKind::Protocol,
     };
     Error::new(kind, format!("TLS: {error}")).with_source(error.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    /// Says what is in here, one piece for each read.
+    struct Socket(VecDeque<Vec<u8>>);
+
+    impl Read for Socket {
+        fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+            let Some(piece) = self.0.pop_front() else {
+                return Err(io::ErrorKind::WouldBlock.into());
+            };
+            to[..piece.len()].copy_from_slice(&piece);
+            Ok(piece.len())
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_record_is_all_that_is_held() {
+        let mut socket = Socket([vec![1, 2, 3], vec![4]].into());
+        let mut arrived = Arrived::default();
+        for count in [3, 1] {
+            let came = arrived.fill(&mut socket).expect("some");
+            assert_eq!(came, (count, false));
+        }
+        assert_eq!(arrived.bytes(), [1, 2, 3, 4]);
+        for _ in 0..2 {
+            let error = arrived.fill(&mut socket).expect_err("nothing there");
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+            assert_eq!(arrived.bytes(), [1, 2, 3, 4]);
+            assert_eq!(arrived.buffer.len(), 4);
+        }
+        socket.0.push_back(vec![5]);
+        assert_eq!(arrived.fill(&mut socket).expect("the rest"), (1, false));
+        assert_eq!(arrived.bytes(), [1, 2, 3, 4, 5]);
+        arrived.discard(4);
+        assert_eq!(arrived.bytes(), [5]);
+        arrived.discard(1);
+        assert_eq!((arrived.bytes().len(), arrived.buffer.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_record_that_would_be_copied_slowly_lies_elsewhere_next_time() {
+        let mut arrived = Arrived::default();
+        for (further, base) in [
+            (0, 0),
+            (11, SHIFT),
+            (SLOW, 2 * SHIFT),
+            (SLOW + 1, 2 * SHIFT),
+        ] {
+            let mut socket = Socket([vec![7; 100]].into());
+            arrived.fill(&mut socket).expect("some");
+            let record = arrived.buffer.as_ptr().wrapping_add(arrived.start + HEAD);
+            arrived.copied_to(record.wrapping_add(5 * PAGE + further));
+            assert_eq!(arrived.base, base, "{further} bytes further");
+            arrived.discard(100);
+        }
+    }
 }
