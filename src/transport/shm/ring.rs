@@ -785,7 +785,7 @@ fn garbage(word: Word) -> Error {
 
 #[cfg(all(test, not(wharf_loom)))]
 mod tests {
-    use std::{cell, sync::Arc, thread};
+    use std::{sync::Arc, thread};
 
     use super::*;
     use crate::{
@@ -796,13 +796,25 @@ mod tests {
     /// A ring in ordinary memory, where it needs no system.
     struct Ring {
         cells: Box<[Cell]>,
-        areas: [cell::UnsafeCell<Box<[u8]>>; 2],
+        /// Boxes, of which nobody has more than the address.
+        areas: [NonNull<[u8]>; 2],
         consumer: ConsumerLine,
         producer: ProducerLine,
     }
 
-    // SAFETY: the ends keep each other out of the bytes, as in a segment.
+    // SAFETY: the ends keep each other out of the bytes, as in a segment; the boxes are freed by whichever thread drops them.
+    unsafe impl Send for Ring {}
+    // SAFETY: as above.
     unsafe impl Sync for Ring {}
+
+    impl Drop for Ring {
+        fn drop(&mut self) {
+            for area in self.areas {
+                // SAFETY: leaked in `new`, and both ends are gone.
+                drop(unsafe { Box::from_raw(area.as_ptr()) });
+            }
+        }
+    }
 
     impl Ring {
         fn new() -> Arc<Self> {
@@ -815,8 +827,9 @@ mod tests {
             };
             Arc::new(Self {
                 cells: (0..CELLS).map(|_| cell()).collect(),
-                areas: [AREA, WIDE]
-                    .map(|room| cell::UnsafeCell::new(vec![0; room as usize].into())),
+                areas: [AREA, WIDE].map(|room| {
+                    NonNull::from(Box::leak(vec![0; room as usize].into_boxed_slice()))
+                }),
                 consumer: ConsumerLine {
                     head: AtomicU64::new(0),
                     area_head: AtomicU64::new(0),
@@ -829,13 +842,11 @@ mod tests {
         }
 
         fn memory(&self) -> RingMemory {
-            let [area, wide] = &self.areas;
-            // SAFETY: nobody else borrows the boxes themselves.
-            let (area, wide) = unsafe { (&mut *area.get(), &mut *wide.get()) };
+            let [area, wide] = self.areas;
             RingMemory {
                 cells: NonNull::from(&*self.cells).cast(),
-                area: NonNull::from(&mut **area).cast(),
-                wide: NonNull::from(&mut **wide).cast(),
+                area: area.cast(),
+                wide: wide.cast(),
                 consumer: NonNull::from(&self.consumer),
                 producer: NonNull::from(&self.producer),
             }
