@@ -209,8 +209,10 @@ fn who_does_not_read_is_cut_off() {
     let failures: Vec<_> = bed.core.failures.drain(..).collect();
     assert_eq!(failures.len(), 1);
     assert_eq!(failures[0].1.kind(), ErrorKind::Protocol);
-    let mut counted = Refusals::default();
-    counted.unread_answers = 1;
+    let counted = Refusals {
+        unread_answers: 1,
+        ..Refusals::default()
+    };
     assert_eq!(bed.core.refused(), counted);
     over(&mut bed);
 }

@@ -934,7 +934,7 @@ mod tests {
             )
         };
         producer.wide_from = AREA + AREA / 2;
-        let messages = if cfg!(miri) { 100 } else { 3 * WIDE / 4096 };
+        let messages = if cfg!(miri) { 10 } else { 3 * WIDE / 4096 };
         let (mut sent, mut most) = (0, 0);
         for taken in 0..messages {
             while producer

@@ -98,7 +98,7 @@ impl Arrived {
         }
         let room = READ - held;
         let is_wide = self.buffer.len() == PAGE + READ;
-        if is_wide {
+        if is_wide && self.start != self.base {
             self.buffer.copy_within(self.start..self.end, self.base);
             (self.start, self.end) = (self.base, self.base + held);
         }
