@@ -5,7 +5,8 @@
 //!    │ ─── hello: versions, a key for this once ─────▶ │
 //!    │ ◀── hello: the same, whose key it has ───────── │
 //!    │ ◀── proof ───────────────────────────────────── │  both multiply at the same time
-//!    │ ─── introduction, proof ──────────────────────▶ │
+//!    │ ─── introduction ─────────────────────────────▶ │
+//!    │ ─── proof ────────────────────────────────────▶ │  both multiply at the same time
 //!    │ ◀── elsewhere: the name of a Unix socket ────── │  perhaps: the client goes there, or stays
 //!    │ ─── stays ────────────────────────────────────▶ │
 //!    │ ◀── acceptance, proof; or a rejection ───────── │
@@ -42,8 +43,8 @@
 //! after this.
 //!
 //! # What it costs
-//! Three multiplications on the curve at each end, which both ends do at the same time but for the last of the listening one's, and one of the base point
-//! that nobody waits for. Another two at each end where there is a secret.
+//! Three multiplications on the curve at each end, which both ends do at the same time, and one of the base point that nobody waits for. Another two at
+//! each end where there is a secret. So that the third is done at both ends at once, the client says who it is before it proves that.
 
 use std::fmt;
 
@@ -54,7 +55,7 @@ use zeroize::Zeroizing;
 use super::{
     hello::{
         Acceptance, Arrival, ClientHello, Elsewhere, Introduction, Message, Proof, ServerHello,
-        Ticket, VERSION_MAX, VERSION_MIN, Vouched,
+        Ticket, VERSION_MAX, VERSION_MIN,
     },
     keys::{Agreed, PrivateKey, PublicKey},
     pake::{Pake, Share},
@@ -104,11 +105,11 @@ impl Opening {
         &self.hello
     }
 
-    /// What the listening end answers. All is worked out that the holder of `key` needs, while the other end works on its proof.
+    /// What the listening end answers. What its proof is checked with is worked out while it works on that.
     ///
     /// # Errors
     /// `AuthenticationFailed`: one end has a secret and the other has none. Why it turned the connection down. `Malformed`, `VersionMismatch`.
-    pub(crate) fn answered(self, key: &PrivateKey, bytes: &[u8]) -> Result<Answered> {
+    pub(crate) fn answered(self, bytes: &[u8]) -> Result<Answered> {
         if let Ok(Message::Rejection { code, reason }) = Message::decode(bytes) {
             return Err(Message::rejection(code, reason));
         }
@@ -117,7 +118,6 @@ impl Opening {
         both.said.hear(bytes);
         both.meet(&server.key)?;
         let secret = shared_key(self.pake.as_ref(), server.share.as_ref(), Prover::Client)?;
-        both.shown = Some((key.public(), key.agree(&both.theirs)?));
         Ok(Answered {
             client: Client {
                 both,
@@ -171,16 +171,19 @@ impl Client {
         self.server
     }
 
-    /// Says who this is, `key`'s holder.
-    pub(crate) fn introduce(
-        &mut self,
-        key: &PrivateKey,
-        introduction: &Introduction,
-    ) -> Result<Vec<u8>> {
-        let vouched = self
-            .both
-            .vouch(Prover::Client, key, introduction.encode())?;
-        Ok(Message::Introduction(vouched).encode())
+    /// Says who this is. To be sent before it is proved.
+    pub(crate) fn introduce(&mut self, introduction: &Introduction) -> Vec<u8> {
+        let sealed = self.both.seal(Prover::Client, introduction.encode());
+        Message::Introduction(sealed).encode()
+    }
+
+    /// Shows that it is the holder of `key`, as it has said.
+    ///
+    /// # Errors
+    /// `Malformed`: the listening end's key for this handshake is none.
+    pub(crate) fn prove(&mut self, key: &PrivateKey) -> Result<Vec<u8>> {
+        self.both.show(key)?;
+        Ok(Message::Proof(self.both.proof(Prover::Client)).encode())
     }
 
     /// What the listening end says to that.
@@ -194,11 +197,11 @@ impl Client {
                 let opened = self.both.open(Prover::Server, &sealed)?;
                 Elsewhere::decode(&opened).map(Verdict::Elsewhere)
             }
-            Message::Acceptance(vouched) => {
-                let opened = self.both.open(Prover::Server, &vouched.sealed)?;
+            Message::Acceptance { sealed, proof } => {
+                let opened = self.both.open(Prover::Server, &sealed)?;
                 let acceptance = Acceptance::decode(&opened)?;
                 self.both.meet(&acceptance.key)?;
-                self.both.check(Prover::Server, &vouched.proof)?;
+                self.both.check(Prover::Server, &proof)?;
                 Ok(Verdict::Accept(acceptance))
             }
             Message::Rejection { code, reason } => Err(Message::rejection(code, reason)),
@@ -271,37 +274,64 @@ impl Greeting {
     ///
     /// # Errors
     /// `Malformed`: the client's key, or its share of the secret, is none.
-    pub(crate) fn prove(self, key: &PrivateKey) -> Result<(Server, Vec<u8>)> {
+    pub(crate) fn prove(self, key: &PrivateKey) -> Result<(Proved, Vec<u8>)> {
         let mut both = Both::new(self.own, self.theirs, self.said)?;
         both.show(key)?;
         let proof = both.proof(Prover::Server);
         let secret = shared_key(self.pake.as_ref(), self.share.as_ref(), Prover::Server)?;
         both.share(secret);
-        Ok((Server { both }, Message::Proof(proof).encode()))
+        Ok((Proved { both }, Message::Proof(proof).encode()))
     }
 }
 
-/// The listening end.
+/// The listening end, which has shown who it is.
+pub(crate) struct Proved {
+    both: Both,
+}
+
+impl Proved {
+    /// Who dials, as they say. All is worked out that their proof is checked with.
+    ///
+    /// # Errors
+    /// `AuthenticationFailed`: they do not know the secret. `Malformed`.
+    pub(crate) fn introduced(mut self, bytes: &[u8]) -> Result<Introduced> {
+        let Message::Introduction(sealed) = Message::decode(bytes)? else {
+            return Err(out_of_turn());
+        };
+        let opened = self.both.open(Prover::Client, &sealed)?;
+        let said = Introduction::decode(&opened)?;
+        self.both.meet(&said.key)?;
+        let both = self.both;
+        Ok(Introduced { both, said })
+    }
+}
+
+/// The listening end, which has been told who dials, and not been shown it.
+pub(crate) struct Introduced {
+    both: Both,
+    said: Introduction,
+}
+
+impl Introduced {
+    /// Who dials.
+    ///
+    /// # Errors
+    /// `AuthenticationFailed`: they do not hold the key that they say they have. `Malformed`.
+    pub(crate) fn proved(self, bytes: &[u8]) -> Result<(Server, Introduction)> {
+        let Message::Proof(proof) = Message::decode(bytes)? else {
+            return Err(out_of_turn());
+        };
+        self.both.check(Prover::Client, &proof)?;
+        Ok((Server { both: self.both }, self.said))
+    }
+}
+
+/// The listening end, which knows who dials.
 pub(crate) struct Server {
     both: Both,
 }
 
 impl Server {
-    /// Who dials.
-    ///
-    /// # Errors
-    /// `AuthenticationFailed`: they do not know the secret, or not hold the key that they say they have. `Malformed`.
-    pub(crate) fn introduced(&mut self, bytes: &[u8]) -> Result<Introduction> {
-        let Message::Introduction(vouched) = Message::decode(bytes)? else {
-            return Err(out_of_turn());
-        };
-        let opened = self.both.open(Prover::Client, &vouched.sealed)?;
-        let introduction = Introduction::decode(&opened)?;
-        self.both.meet(&introduction.key)?;
-        self.both.check(Prover::Client, &vouched.proof)?;
-        Ok(introduction)
-    }
-
     /// Sends the client to another socket.
     pub(crate) fn elsewhere(&mut self, elsewhere: &Elsewhere) -> Vec<u8> {
         Message::Elsewhere(self.both.seal(Prover::Server, elsewhere.encode())).encode()
@@ -334,8 +364,10 @@ impl Server {
 
     /// The connection stands, with the holder of `key`.
     pub(crate) fn accept(&mut self, key: &PrivateKey, acceptance: &Acceptance) -> Result<Vec<u8>> {
-        let vouched = self.both.vouch(Prover::Server, key, acceptance.encode())?;
-        Ok(Message::Acceptance(vouched).encode())
+        let sealed = self.both.seal(Prover::Server, acceptance.encode());
+        self.both.show(key)?;
+        let proof = self.both.proof(Prover::Server);
+        Ok(Message::Acceptance { sealed, proof }.encode())
     }
 }
 
@@ -358,7 +390,7 @@ struct Said(Sha256);
 
 impl Said {
     fn new(medium: &str, hello: &[u8]) -> Self {
-        let mut this = Self(Sha256::new_with_prefix(b"wharf handshake 4"));
+        let mut this = Self(Sha256::new_with_prefix(b"wharf handshake 5"));
         this.hear(medium.as_bytes());
         this.hear(hello);
         this
@@ -466,13 +498,6 @@ impl Both {
                 "the peer did not prove that it is who it says",
             )),
         }
-    }
-
-    fn vouch(&mut self, prover: Prover, key: &PrivateKey, content: Vec<u8>) -> Result<Vouched> {
-        let sealed = self.seal(prover, content);
-        self.show(key)?;
-        let proof = self.proof(prover);
-        Ok(Vouched { sealed, proof })
     }
 
     /// Enciphered, with a tag at the end.
@@ -608,8 +633,8 @@ mod tests {
             let public = server_key.public();
             let (greeting, hello) =
                 Greeting::new(self.media[1], &public, secret(1), own, random, &hello)?;
-            let answered = opening.answered(&client_key, &wire(1, hello))?;
-            let (mut server, proof) = greeting.prove(&server_key)?;
+            let answered = opening.answered(&wire(1, hello))?;
+            let (server, proof) = greeting.prove(&server_key)?;
             let mut client = answered.proved(&wire(2, proof))?;
             assert_eq!(client.server(), server_key.public());
             let introduction = Introduction {
@@ -619,20 +644,22 @@ mod tests {
                 stays: false,
                 memory: None,
             };
-            let bytes = client.introduce(&client_key, &introduction)?;
-            let introduced = server.introduced(&wire(3, bytes))?;
+            let bytes = client.introduce(&introduction);
+            let server = server.introduced(&wire(3, bytes))?;
+            let bytes = client.prove(&client_key)?;
+            let (mut server, introduced) = server.proved(&wire(4, bytes))?;
             let elsewhere = Elsewhere {
                 unix_name: b"the name of a socket".to_vec(),
                 transports: vec!["shm".to_owned()],
             };
             let bytes = server.elsewhere(&elsewhere);
-            let Verdict::Elsewhere(elsewhere) = client.verdict(&wire(4, bytes))? else {
+            let Verdict::Elsewhere(elsewhere) = client.verdict(&wire(5, bytes))? else {
                 return Err(out_of_turn());
             };
             if self.goes {
                 let (there, bytes) = client.arrive("unix", &Arrival { memory: None });
                 let (expected, ticket) = server.expect("unix");
-                let Message::Arrival(shown, sealed) = Message::decode(&wire(5, bytes))? else {
+                let Message::Arrival(shown, sealed) = Message::decode(&wire(6, bytes))? else {
                     return Err(out_of_turn());
                 };
                 if shown != ticket {
@@ -641,7 +668,7 @@ mod tests {
                 (client, server) = (there, expected);
                 server.arrived(&sealed)?;
             } else {
-                Server::stays(&wire(5, Message::Stays.encode()))?;
+                Server::stays(&wire(6, Message::Stays.encode()))?;
             }
             let acceptance = Acceptance {
                 key: taker.public(),
@@ -650,7 +677,7 @@ mod tests {
                 memory: None,
             };
             let bytes = server.accept(&taker, &acceptance)?;
-            let Verdict::Accept(accepted) = client.verdict(&wire(6, bytes))? else {
+            let Verdict::Accept(accepted) = client.verdict(&wire(7, bytes))? else {
                 return Err(out_of_turn());
             };
             assert_eq!(introduced, introduction);
@@ -681,7 +708,7 @@ mod tests {
 
         /// Whatever is altered is noticed, at the latest by the next who is to prove something.
         #[test]
-        fn no_byte_can_be_altered(case in cases(), message in 0usize..7, at in any::<prop::sample::Index>(), change in 1u8..) {
+        fn no_byte_can_be_altered(case in cases(), message in 0usize..8, at in any::<prop::sample::Index>(), change in 1u8..) {
             let altered = case.run(|number, mut bytes| {
                 if number == message {
                     let at = at.index(bytes.len());
@@ -694,7 +721,7 @@ mod tests {
 
         /// What was said in one handshake, said in another at its place.
         #[test]
-        fn nothing_can_be_said_twice(case in cases(), randoms in [random(), random()], message in 0usize..7) {
+        fn nothing_can_be_said_twice(case in cases(), randoms in [random(), random()], message in 0usize..8) {
             let mut said = Vec::new();
             case.run(|_, bytes| {
                 said.push(bytes.clone());

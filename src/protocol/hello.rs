@@ -18,9 +18,9 @@ use crate::{
 };
 
 /// Oldest version of the wire that this side speaks.
-pub(crate) const VERSION_MIN: u16 = 4;
+pub(crate) const VERSION_MIN: u16 = 5;
 /// Newest version of the wire that this side speaks.
-pub(crate) const VERSION_MAX: u16 = 4;
+pub(crate) const VERSION_MAX: u16 = 5;
 
 /// Longest encoding of any of the messages here, in bytes: what a channel has to take before it can refuse.
 pub(crate) const MAX_HELLO: usize = 32 * 1024;
@@ -113,13 +113,6 @@ impl ServerHello {
             share: parts.share,
         })
     }
-}
-
-/// What an end says under seal, and proves with the key that it names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Vouched {
-    pub(crate) sealed: Vec<u8>,
-    pub(crate) proof: Proof,
 }
 
 /// Whether the other end's [`Landmark`] could be read; or why not.
@@ -268,17 +261,20 @@ pub(crate) type Ticket = [u8; 16];
 /// A message after the hellos.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// The listening end has the key of its hello.
+    /// The listening end has the key of its hello; the dialling one that of its introduction.
     Proof(Proof),
     /// Under seal an [`Introduction`].
-    Introduction(Vouched),
+    Introduction(Vec<u8>),
     /// Under seal an [`Elsewhere`]; the dialling end goes there, or says that it stays.
     Elsewhere(Vec<u8>),
     Stays,
     /// Under seal an [`Arrival`], of who was sent with this ticket.
     Arrival(Ticket, Vec<u8>),
-    /// Under seal an [`Acceptance`].
-    Acceptance(Vouched),
+    /// Under seal an [`Acceptance`], and that the worker which it names has its key.
+    Acceptance {
+        sealed: Vec<u8>,
+        proof: Proof,
+    },
     /// The connection is turned down, by either part of the listening end's.
     Rejection {
         /// The kind of error, as [`Message::reject`] writes it.
@@ -309,7 +305,7 @@ impl Message {
             Self::Elsewhere(_) => Kind::Elsewhere,
             Self::Stays => Kind::Stays,
             Self::Arrival(..) => Kind::Arrival,
-            Self::Acceptance(_) => Kind::Acceptance,
+            Self::Acceptance { .. } => Kind::Acceptance,
             Self::Rejection { .. } => Kind::Rejection,
         }
     }
@@ -317,11 +313,13 @@ impl Message {
     pub(crate) fn encode(&self) -> Vec<u8> {
         frame(self.kind(), |out| match self {
             Self::Proof(proof) => put_field(out, field::PROOF, proof),
-            Self::Introduction(vouched) | Self::Acceptance(vouched) => {
-                put_field(out, field::SEALED, &vouched.sealed);
-                put_field(out, field::PROOF, &vouched.proof);
+            Self::Introduction(sealed) | Self::Elsewhere(sealed) => {
+                put_field(out, field::SEALED, sealed);
             }
-            Self::Elsewhere(sealed) => put_field(out, field::SEALED, sealed),
+            Self::Acceptance { sealed, proof } => {
+                put_field(out, field::SEALED, sealed);
+                put_field(out, field::PROOF, proof);
+            }
             Self::Stays => {}
             Self::Arrival(ticket, sealed) => {
                 put_field(out, field::TICKET, ticket);
@@ -344,16 +342,13 @@ impl Message {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
         let kind = kind_of(bytes)?;
         let parts = Parts::read(unframe(kind, bytes)?)?;
-        let vouched = |parts: Parts| {
-            Ok(Vouched {
-                sealed: required(parts.sealed)?,
-                proof: required(parts.proof)?,
-            })
-        };
         match kind {
             Kind::Proof => required(parts.proof).map(Self::Proof),
-            Kind::Introduction => vouched(parts).map(Self::Introduction),
-            Kind::Acceptance => vouched(parts).map(Self::Acceptance),
+            Kind::Introduction => required(parts.sealed).map(Self::Introduction),
+            Kind::Acceptance => Ok(Self::Acceptance {
+                sealed: required(parts.sealed)?,
+                proof: required(parts.proof)?,
+            }),
             Kind::Elsewhere => required(parts.sealed).map(Self::Elsewhere),
             Kind::Stays => Ok(Self::Stays),
             Kind::Arrival => Ok(Self::Arrival(
@@ -601,17 +596,14 @@ mod tests {
         prop::collection::vec(any::<u8>(), 0..100)
     }
 
-    fn vouched() -> impl Strategy<Value = Vouched> {
-        (sealed(), any::<Proof>()).prop_map(|(sealed, proof)| Vouched { sealed, proof })
-    }
-
     fn messages() -> impl Strategy<Value = Message> {
         prop_oneof![
             any::<Proof>().prop_map(Message::Proof),
             (any::<Ticket>(), sealed())
                 .prop_map(|(ticket, sealed)| Message::Arrival(ticket, sealed)),
-            vouched().prop_map(Message::Introduction),
-            vouched().prop_map(Message::Acceptance),
+            sealed().prop_map(Message::Introduction),
+            (sealed(), any::<Proof>())
+                .prop_map(|(sealed, proof)| Message::Acceptance { sealed, proof }),
             sealed().prop_map(Message::Elsewhere),
             Just(Message::Stays),
             (any::<u16>(), "[a-zé]{0,60}")
@@ -772,8 +764,7 @@ mod tests {
         assert_eq!(Introduction::decode(&sealed).unwrap(), introduction);
         // With its tag.
         sealed.extend_from_slice(&[0; 32]);
-        let proof = [1; 32];
-        let message = Message::Introduction(Vouched { sealed, proof });
+        let message = Message::Introduction(sealed);
         let bytes = message.encode();
         assert!(bytes.len() <= MAX_HELLO);
         assert_eq!(Message::decode(&bytes).unwrap(), message);

@@ -30,7 +30,9 @@ use wharf::{Context, ErrorKind, Mask, Worker, WorkerAddress};
 
 use crate::{
     fixture::run,
-    stranger::{Key, Stranger, hear, hear_hello, led_to, unix_part, until_the_end},
+    stranger::{
+        Key, Stranger, hear, hear_hello, hear_introduction, led_to, unix_part, until_the_end,
+    },
     support::{Child, LIMIT, child, open_fds, this_test},
 };
 
@@ -271,7 +273,7 @@ const INTERRUPTIONS: [At; 6] = [
 ];
 
 /// What one that dials may say with descriptors.
-const BY_CLIENT: [At; 3] = [At::Hello, At::Introduction, At::Answer];
+const BY_CLIENT: [At; 4] = [At::Hello, At::Introduction, At::Proof, At::Answer];
 /// And one that is dialled.
 const BY_SERVER: [At; 5] = [At::Hello, At::Proof, At::Acceptance, At::Offer, At::Verdict];
 
@@ -299,7 +301,8 @@ async fn begin(stream: &mut UnixStream, with: &mut With) {
         return;
     }
     let server = hear_hello(stream).await;
-    if with.say(At::Introduction, stream, &stranger.introduction(&server)) {
+    let [introduction, proof] = stranger.introduction(&server);
+    if with.say(At::Introduction, stream, &introduction) || with.say(At::Proof, stream, &proof) {
         return;
     }
     let verdict = hear(stream).await;
@@ -331,7 +334,7 @@ async fn answer(listener: &UnixListener, own: &Key, at: At, fds: Vec<OwnedFd>) {
     if with.say(At::Hello, stream, &first) || with.say(At::Proof, stream, &proof) {
         return until_the_end(stream).await;
     }
-    let introduction = hear(stream).await;
+    let introduction = hear_introduction(stream).await;
     let yes = stranger.acceptance_over(both, &introduction, b"\x03shm", &[]);
     if with.say(At::Acceptance, stream, &yes) {
         return until_the_end(stream).await;

@@ -126,10 +126,14 @@ scenarios! { between workers:
         while at < length {
             let mut stream = way.stranger(address).await;
             say(&mut stream, &hello).await;
-            let mut introduction = honest.introduction(&hear_hello(&mut stream).await);
-            length = introduction.len();
-            alter(&mut introduction, at);
+            let [mut introduction, mut proof] = honest.introduction(&hear_hello(&mut stream).await);
+            length = introduction.len() + proof.len();
+            match at.checked_sub(introduction.len()) {
+                None => alter(&mut introduction, at),
+                Some(at) => alter(&mut proof, at),
+            }
             say(&mut stream, &introduction).await;
+            say(&mut stream, &proof).await;
             at += 3;
         }
         // Those that were harmless ask to be let in, and are gone.
@@ -218,7 +222,7 @@ fn bad_frames() {
             let honest = Stranger::honest("tcp", &key);
             say(&mut stream, &honest.client_hello()).await;
             let hello = hear_hello(&mut stream).await;
-            say(&mut stream, &honest.introduction(&hello)).await;
+            honest.introduce(&mut stream, &hello).await;
             let link = async {
                 hear(&mut stream).await;
                 let mut offer = b"wtcp\x02\0\0\x10\0\0".to_vec();

@@ -22,7 +22,7 @@ pub(crate) mod field {
     pub(crate) const TICKET: u16 = 13;
 }
 
-pub(crate) const VERSION: u16 = 4;
+pub(crate) const VERSION: u16 = 5;
 const CLIENT: u8 = 2;
 const SERVER: u8 = 1;
 
@@ -43,6 +43,14 @@ pub(crate) async fn hear(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
 /// What a server says to a client's hello: its own, and the proof of it.
 pub(crate) async fn hear_hello(stream: &mut (impl AsyncRead + Unpin)) -> [Vec<u8>; 2] {
     [hear(stream).await, hear(stream).await]
+}
+
+/// Who a client says it is, behind which comes the proof of it.
+pub(crate) async fn hear_introduction(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
+    let introduction = hear(stream).await;
+    let proof = hear(stream).await;
+    assert_eq!(fields(b'P', &proof).len(), 1, "{proof:?}");
+    introduction
 }
 
 /// Reads until the other end closes.
@@ -200,7 +208,7 @@ impl Both {
     fn new(medium: &str, client_hello: &[u8], own: Key, theirs: [u8; 32]) -> Self {
         let mut this = Self {
             chain: [0; 32],
-            said: Sha256::new_with_prefix(b"wharf handshake 4"),
+            said: Sha256::new_with_prefix(b"wharf handshake 5"),
             own,
             theirs,
             before: [0; 32],
@@ -251,11 +259,9 @@ impl Both {
         content
     }
 
-    fn vouch(&mut self, prover: u8, kind: u8, key: &Key, content: Vec<u8>) -> Vec<u8> {
-        let content = self.seal(prover, content);
+    fn prove(&mut self, prover: u8, key: &Key) -> [u8; 32] {
         self.mix(key.agree(self.theirs));
-        let proof = self.key(prover, b"proof");
-        message(kind, &[(field::SEALED, &content), (field::PROOF, &proof)])
+        self.key(prover, b"proof")
     }
 
     /// What a client has sealed, for who can open it.
@@ -337,8 +343,8 @@ impl<'a> Stranger<'a> {
         message(b'C', &fields)
     }
 
-    /// Who it says it is, to a server that has said hello.
-    pub(crate) fn introduction(&self, [server, proof]: &[Vec<u8>; 2]) -> Vec<u8> {
+    /// Who it says it is, to a server that has said hello, and the proof of it.
+    pub(crate) fn introduction(&self, [server, proof]: &[Vec<u8>; 2]) -> [Vec<u8>; 2] {
         let hello = self.client_hello();
         let theirs = fields(b'S', server);
         let ephemeral = Key::new([0x17; 32]);
@@ -366,7 +372,23 @@ impl<'a> Stranger<'a> {
             (field::TRANSPORTS, b"\x03tcp\x03shm"),
             (field::STAYS, &[1]),
         ]);
-        both.vouch(CLIENT, b'I', self.key, introduction)
+        let sealed = both.seal(CLIENT, introduction);
+        let proof = both.prove(CLIENT, self.key);
+        [
+            message(b'I', &[(field::SEALED, &sealed)]),
+            message(b'P', &[(field::PROOF, &proof)]),
+        ]
+    }
+
+    /// Says that.
+    pub(crate) async fn introduce(
+        &self,
+        stream: &mut (impl AsyncWrite + Unpin),
+        server: &[Vec<u8>; 2],
+    ) {
+        for message in self.introduction(server) {
+            say(stream, &message).await;
+        }
     }
 
     /// What a server answers to a client's hello, in two messages; and what both know then.
@@ -444,7 +466,9 @@ impl<'a> Stranger<'a> {
         ];
         fields.retain(|(id, _)| more.iter().all(|(other, _)| other != id));
         fields.extend(more);
-        both.vouch(SERVER, b'A', self.key, content(&fields))
+        let sealed = both.seal(SERVER, content(&fields));
+        let proof = both.prove(SERVER, self.key);
+        message(b'A', &[(field::SEALED, &sealed), (field::PROOF, &proof)])
     }
 
     /// As a client, to the verdict.
@@ -455,7 +479,7 @@ impl<'a> Stranger<'a> {
             return server;
         }
         let server = [server, hear(stream).await];
-        say(stream, &self.introduction(&server)).await;
+        self.introduce(stream, &server).await;
         hear(stream).await
     }
 }

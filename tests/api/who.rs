@@ -11,8 +11,8 @@ use wharf::{Context, ErrorKind, Mask, Worker, WorkerAddress};
 use crate::{
     fixture::{Way, run},
     stranger::{
-        Key, Stranger, arrival, bytes_of, field, fields, hear, hear_hello, list, say, share,
-        shared, unix_part, until_the_end, worker,
+        Key, Stranger, arrival, bytes_of, field, fields, hear, hear_hello, hear_introduction, list,
+        say, share, shared, unix_part, until_the_end, worker,
     },
 };
 
@@ -253,12 +253,12 @@ fn a_recorded_handshake_proves_nothing() {
             drop((dialled, accepted));
             let (by_client, by_server) = recorder.await.expect("to its end");
 
-            // Its hello and its introduction.
+            // Its hello, its introduction, and its proof.
             let address = listener.local_addr();
             let mut stream = TcpStream::connect(address).await.expect("it listens");
             let mut rest = &by_client[..];
             let mut said = Vec::new();
-            for answers in [2, 1] {
+            for answers in [2, 0, 1] {
                 let (length, bytes) = rest.split_first_chunk().expect("a length");
                 let (message, bytes) = bytes.split_at(u32::from_le_bytes(*length) as usize);
                 say(&mut stream, message).await;
@@ -320,6 +320,8 @@ fn a_handshake_cannot_be_handed_on() {
                 say(&mut server, &hello).await;
                 hear_hello(&mut server).await;
                 stranger.greet(&mut client, &hello).await;
+                // Who it is, and the proof of it.
+                say(&mut server, &hear(&mut client).await).await;
                 say(&mut server, &hear(&mut client).await).await;
                 let answer = hear(&mut server).await;
                 let (yes, text) = verdict(&answer);
@@ -369,7 +371,7 @@ fn a_handshake_goes_on_nowhere_else() {
                 let (mut client, _) = between.accept().await.expect("a client");
                 let hello = hear(&mut client).await;
                 let both = stranger.greet(&mut client, &hello).await;
-                let introduction = hear(&mut client).await;
+                let introduction = hear_introduction(&mut client).await;
                 let (name, _) = unix_part(&to_there);
                 say(&mut client, &stranger.elsewhere(both, &introduction, &name)).await;
                 until_the_end(&mut client).await;
@@ -461,7 +463,7 @@ fn strangers_learn_a_key_and_no_more() {
                 ..stranger.clone()
             };
             let who = if secret.is_some() { &stranger } else { &liar };
-            say(&mut stream, &who.introduction(&messages)).await;
+            who.introduce(&mut stream, &messages).await;
             let answer = hear(&mut stream).await;
             let (yes, text) = verdict(&answer);
             let why = match secret {
@@ -486,7 +488,7 @@ fn strangers_learn_a_key_and_no_more() {
                 expected.extend(secret.map(|_| (field::SHARE, 32)));
                 assert_eq!(told, expected);
                 let both = stranger.greet(&mut stream, &hello).await;
-                let introduction = hear(&mut stream).await;
+                let introduction = hear_introduction(&mut stream).await;
                 tells_nothing(&[hello, introduction.clone()].concat());
                 // Who has proved its key is told, where no secret is asked for.
                 assert_eq!(both.open(&introduction).is_some(), secret.is_none());
@@ -516,7 +518,7 @@ fn a_secret_cannot_be_guessed_at_home() {
                 let (mut stream, _) = between.accept().await.expect("a client");
                 let client = hear(&mut stream).await;
                 let both = stranger.greet(&mut stream, &client).await;
-                let introduction = hear(&mut stream).await;
+                let introduction = hear_introduction(&mut stream).await;
                 let right = both.open(&introduction).is_some();
                 assert_eq!(
                     right,

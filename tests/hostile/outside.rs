@@ -36,7 +36,7 @@ use super::{
     number,
     peer::{Known, Peer, is_told},
     segment::{Bed, Certain, Memory, Program, Running, SEGMENT, Segment, context, run},
-    stranger::{Key, Stranger, field, hear, led_to, say, unix_part},
+    stranger::{Key, Stranger, field, hear, hear_introduction, led_to, say, unix_part},
     support::{Child, Parent, child, this_test},
     wire::{DONE, GET, TAG_RTR, word},
 };
@@ -243,7 +243,7 @@ impl Hostile {
         let stranger = Stranger::honest("unix", &self.key);
         let hello = hear(&mut stream).await;
         let both = stranger.greet(&mut stream, &hello).await;
-        let introduction = hear(&mut stream).await;
+        let introduction = hear_introduction(&mut stream).await;
         let client = both.open(&introduction).expect("sealed for this one");
         let at = self.landmark.as_ptr() as u64;
         let landmark = [&at.to_le_bytes()[..], &self.landmark[..]].concat();

@@ -94,9 +94,12 @@ impl Me {
         let (public, own) = (self.key.public(), PrivateKey::new(random()?));
         let (greeting, hello) = Greeting::new(PURPOSE, &public, secret, own, &random()?, &hello)?;
         socket.write_all(&hello).await?;
-        let (mut server, proof) = greeting.prove(&self.key)?;
+        let (proved, proof) = greeting.prove(&self.key)?;
         socket.write_all(&proof).await?;
-        server.introduced(&read_message(socket).await?)?;
+        let introduced = proved.introduced(&read_message(socket).await?);
+        // Heard in any case, so that nothing lies unread behind a refusal.
+        let proof = read_message(socket).await?;
+        let (mut server, _) = introduced?.proved(&proof)?;
         let acceptance = Acceptance {
             key: self.key.public(),
             identity: identity().clone(),
@@ -112,7 +115,7 @@ impl Me {
         let own = PrivateKey::new(random()?);
         let opening = Opening::new(PURPOSE, self.secret.as_deref(), own, &random()?);
         socket.write_all(opening.hello()).await?;
-        let answered = opening.answered(&self.key, &read_message(socket).await?)?;
+        let answered = opening.answered(&read_message(socket).await?)?;
         let mut client = answered.proved(&read_message(socket).await?)?;
         let introduction = Introduction {
             key: self.key.public(),
@@ -121,8 +124,8 @@ impl Me {
             stays: true,
             memory: None,
         };
-        let introduction = client.introduce(&self.key, &introduction)?;
-        socket.write_all(&introduction).await?;
+        socket.write_all(&client.introduce(&introduction)).await?;
+        socket.write_all(&client.prove(&self.key)?).await?;
         match client.verdict(&read_message(socket).await?)? {
             Verdict::Accept(_) => Ok(()),
             Verdict::Elsewhere(_) => Err(malformed("there is no other way to a group")),

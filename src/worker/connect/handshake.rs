@@ -58,11 +58,12 @@ async fn introduced(
     let public = shared.key.public();
     let (greeting, hello) = Greeting::new(medium, &public, secret, own, &random()?, &bytes)?;
     channel.send(&hello, &[]).await?;
-    let (mut server, proof) = greeting.prove(&shared.key)?;
+    let (proved, proof) = greeting.prove(&shared.key)?;
     channel.send(&proof, &[]).await?;
-    shared.wireup.think_ahead()?;
-    let bytes = channel.receive_alone().await?;
-    let client = server.introduced(&bytes)?;
+    let introduced = proved.introduced(&channel.receive_alone().await?);
+    // Heard in any case: a connection that is closed with something unread on it loses the refusal, too.
+    let proof = channel.receive_alone().await?;
+    let (mut server, client) = introduced?.proved(&proof)?;
     let can_share = shared.transports.iter().any(|transport| {
         transport.reach == Reach::Host
             && client
@@ -190,7 +191,7 @@ pub(super) async fn greet(shared: &Shared, channel: &mut Channel) -> Result<Clie
     channel.send(opening.hello(), &[]).await?;
     shared.wireup.think_ahead()?;
     let bytes = channel.receive_alone().await?;
-    let answered = opening.answered(&shared.key, &bytes)?;
+    let answered = opening.answered(&bytes)?;
     let bytes = channel.receive_alone().await?;
     answered.proved(&bytes)
 }
@@ -227,8 +228,8 @@ pub(super) async fn introduce(
         stays,
         memory: trial.map(Trial::landmark),
     };
-    let introduction = client.introduce(&shared.key, &introduction)?;
-    channel.send(&introduction, &[]).await?;
+    channel.send(&client.introduce(&introduction), &[]).await?;
+    channel.send(&client.prove(&shared.key)?, &[]).await?;
     let bytes = channel.receive_alone().await?;
     client.verdict(&bytes)
 }

@@ -52,8 +52,8 @@ async fn dial_as(shared: &Arc<Shared>, name: &[u8], user: u32) -> Result<(LinkId
         stays: true,
         memory: None,
     };
-    let introduction = client.introduce(&shared.key, &introduction)?;
-    channel.send(&introduction, &[]).await?;
+    channel.send(&client.introduce(&introduction), &[]).await?;
+    channel.send(&client.prove(&shared.key)?, &[]).await?;
     let bytes = channel.receive_alone().await?;
     let acceptance = accepted(client.verdict(&bytes)?)?;
     let name = "a liar".to_owned();
