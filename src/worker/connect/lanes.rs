@@ -188,7 +188,7 @@ async fn accept_inner(
     };
     let yes = request.server.accept(&shared.key, &acceptance)?;
     request.channel.send(&yes, &[]).await?;
-    // Before this no end of a handshake waits for the other without something to work out.
+    // Not earlier: until here this end works while it waits for the other, and would keep it waiting.
     request.shared.wireup.think_ahead()?;
     let (lane, connected, refused) =
         connect_by_one(&tried, &mut request.channel, Role::Server, &info).await?;
