@@ -290,39 +290,43 @@ pub(crate) struct Proved {
 }
 
 impl Proved {
-    /// Who dials, as they say. All is worked out that their proof is checked with.
-    ///
-    /// # Errors
-    /// `AuthenticationFailed`: they do not know the secret. `Malformed`.
-    pub(crate) fn introduced(mut self, bytes: &[u8]) -> Result<Introduced> {
+    /// Who dials, as they say. All is worked out that their proof is checked with. What is wrong with it is said by
+    /// [`Introduced::proved`], so that nobody refuses before the proof was read: a connection that is closed with something
+    /// unread on it loses the refusal, too.
+    pub(crate) fn introduced(mut self, bytes: &[u8]) -> Introduced {
+        Introduced {
+            said: self.hear(bytes).map(|said| (self.both, said)),
+        }
+    }
+
+    fn hear(&mut self, bytes: &[u8]) -> Result<Introduction> {
         let Message::Introduction(sealed) = Message::decode(bytes)? else {
             return Err(out_of_turn());
         };
         let opened = self.both.open(Prover::Client, &sealed)?;
         let said = Introduction::decode(&opened)?;
         self.both.meet(&said.key)?;
-        let both = self.both;
-        Ok(Introduced { both, said })
+        Ok(said)
     }
 }
 
 /// The listening end, which has been told who dials, and not been shown it.
 pub(crate) struct Introduced {
-    both: Both,
-    said: Introduction,
+    said: Result<(Both, Introduction)>,
 }
 
 impl Introduced {
     /// Who dials.
     ///
     /// # Errors
-    /// `AuthenticationFailed`: they do not hold the key that they say they have. `Malformed`.
+    /// `AuthenticationFailed`: they do not know the secret, or do not hold the key that they say they have. `Malformed`.
     pub(crate) fn proved(self, bytes: &[u8]) -> Result<(Server, Introduction)> {
+        let (both, said) = self.said?;
         let Message::Proof(proof) = Message::decode(bytes)? else {
             return Err(out_of_turn());
         };
-        self.both.check(Prover::Client, &proof)?;
-        Ok((Server { both: self.both }, self.said))
+        both.check(Prover::Client, &proof)?;
+        Ok((Server { both }, said))
     }
 }
 
@@ -645,7 +649,7 @@ mod tests {
                 memory: None,
             };
             let bytes = client.introduce(&introduction);
-            let server = server.introduced(&wire(3, bytes))?;
+            let server = server.introduced(&wire(3, bytes));
             let bytes = client.prove(&client_key)?;
             let (mut server, introduced) = server.proved(&wire(4, bytes))?;
             let elsewhere = Elsewhere {

@@ -97,9 +97,7 @@ impl Me {
         let (proved, proof) = greeting.prove(&self.key)?;
         socket.write_all(&proof).await?;
         let introduced = proved.introduced(&read_message(socket).await?);
-        // Heard in any case, so that nothing lies unread behind a refusal.
-        let proof = read_message(socket).await?;
-        let (mut server, _) = introduced?.proved(&proof)?;
+        let (mut server, _) = introduced.proved(&read_message(socket).await?)?;
         let acceptance = Acceptance {
             key: self.key.public(),
             identity: identity().clone(),

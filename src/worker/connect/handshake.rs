@@ -61,9 +61,7 @@ async fn introduced(
     let (proved, proof) = greeting.prove(&shared.key)?;
     channel.send(&proof, &[]).await?;
     let introduced = proved.introduced(&channel.receive_alone().await?);
-    // Heard in any case: a connection that is closed with something unread on it loses the refusal, too.
-    let proof = channel.receive_alone().await?;
-    let (mut server, client) = introduced?.proved(&proof)?;
+    let (mut server, client) = introduced.proved(&channel.receive_alone().await?)?;
     let can_share = shared.transports.iter().any(|transport| {
         transport.reach == Reach::Host
             && client
