@@ -14,6 +14,7 @@ mod floor;
 mod growth;
 mod half;
 mod iox;
+mod line;
 mod pair;
 mod perftest;
 mod process;
@@ -29,6 +30,7 @@ mod ucx;
 mod wharf_side;
 
 use std::io::IsTerminal;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -40,7 +42,8 @@ use crate::spec::Spec;
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) type Outcome<T> = Result<T, Failure>;
 
-const USAGE: &str = "wharf-peers [--quick] [--json] [--case SUBSTRING] [--rounds N] [--millis N] [--cpus A,B] [--list]
+const USAGE: &str = "wharf-peers [--quick] [--json] [--case SUBSTRING] [--rounds N] [--millis N] [--cpus A,B]
+            [--line LEAST,MOST] [--before PROGRAM] [--list]
 wharf-peers --growth [--quick] [--case SUBSTRING] [--rounds N] [--millis N] [--figures FOLDER] [--list]
 
   --quick          three short rounds at most, within 60 s
@@ -49,6 +52,9 @@ wharf-peers --growth [--quick] [--case SUBSTRING] [--rounds N] [--millis N] [--f
   --rounds N       how often everything is measured (7; 3 with --quick)
   --millis N       how long each measurement lasts (300; 60 with --quick)
   --cpus A,B       where the two processes run (0,1)
+  --line LEAST,MOST
+                   only what is measured while a cache line takes so many nanoseconds from one CPU to the other counts
+  --before PROGRAM another build of this program: its wharf is measured in turn with this one's
   --list           the names of the cases
   --growth         what a message costs with more and more connections, receives, operations, tasks and threads beside it, in time and,
                    where valgrind is and without --quick, in instructions
@@ -67,6 +73,8 @@ pub(crate) struct Options {
     idle_millis: u64,
     limit: Option<Duration>,
     cpus: [usize; 2],
+    line: Option<RangeInclusive<f64>>,
+    before: Option<PathBuf>,
 }
 
 impl Options {
@@ -83,6 +91,8 @@ impl Options {
             idle_millis: 10_000,
             limit: None,
             cpus: [0, 1],
+            line: None,
+            before: None,
         };
         let (mut rounds, mut millis) = (None, None);
         while let Some(word) = words.next() {
@@ -107,6 +117,12 @@ impl Options {
                     let (a, b) = text.split_once(',').ok_or("--cpus wants two numbers")?;
                     options.cpus = [a.parse()?, b.parse()?];
                 }
+                "--line" => {
+                    let text = value()?;
+                    let (least, most) = text.split_once(',').ok_or("--line wants two numbers")?;
+                    options.line = Some(least.parse()?..=most.parse()?);
+                }
+                "--before" => options.before = Some(value()?.into()),
                 _ => return Err(format!("what is `{word}`?\n\n{USAGE}").into()),
             }
         }

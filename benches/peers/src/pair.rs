@@ -1,8 +1,9 @@
-//! Two pinned processes of this very program, and the watchdog over them.
+//! Two pinned processes of this program, and the watchdog over them.
 
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,8 +17,13 @@ use nix::unistd::Pid;
 use crate::spec::Spec;
 use crate::{Outcome, rdma_core};
 
-/// Runs both halves of a measurement and gives what `A` printed.
-pub(crate) fn run(spec: &Spec, cpus: [usize; 2], environment: &[(String, String)]) -> Outcome<f64> {
+/// Runs both halves of a measurement, by a build of this program, and gives what `A` printed.
+pub(crate) fn run(
+    program: &Path,
+    spec: &Spec,
+    cpus: [usize; 2],
+    environment: &[(String, String)],
+) -> Outcome<f64> {
     let (a_end, b_end) = UnixStream::pair()?;
     let devices = match spec.transport.as_str() {
         rdma_core::TRANSPORT => Some(rdma_core::devices().ok_or("no two RDMA devices")?),
@@ -27,7 +33,7 @@ pub(crate) fn run(spec: &Spec, cpus: [usize; 2], environment: &[(String, String)
         let device = devices
             .as_ref()
             .map(|[a, b]| if role == "a" { a } else { b });
-        Command::new("/proc/self/exe")
+        Command::new(program)
             .envs(device.map(|name| ("WHARF_NET_DEVICES", format!("{name}:1"))))
             .args(["--half", role, &cpu.to_string(), &spec.to_string()])
             // UCX's hooks into mmap serve registration caches, which none of these transports has. They cost half a second at the

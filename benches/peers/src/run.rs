@@ -1,9 +1,11 @@
 //! The coordinator: rounds over cases over contestants, so that each is measured beside its floor again and again.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::cases::{Case, Peer};
+use crate::line::Line;
 use crate::report::Row;
 use crate::spec::{Spec, Verb};
 use crate::{Options, Outcome, pair, perftest, process, rdma_core, stats, wharf_side};
@@ -18,6 +20,9 @@ enum Ucx {
     Absent,
 }
 
+/// This program.
+const OWN: &str = "/proc/self/exe";
+
 /// A contestant of one case: its measurement, its surroundings, and by which program.
 #[derive(Clone, Debug)]
 struct Contestant {
@@ -27,17 +32,19 @@ struct Contestant {
 }
 
 /// What measures.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Program {
     /// Two processes of this one.
     Own,
+    /// Of another build of it.
+    Before(PathBuf),
     UcxPerftest,
     RdmaCore,
 }
 
 impl Contestant {
     fn key(&self) -> String {
-        format!("{} {:?}", self.spec, self.environment)
+        format!("{} {:?} {:?}", self.spec, self.environment, self.by)
     }
 }
 
@@ -45,6 +52,7 @@ pub(crate) fn all(options: &Options, cases: &[&Case]) -> Vec<Row> {
     let ucx = find_ucx();
     let started = Instant::now();
     let load = process::Load::now();
+    let mut line = Line::new(options.cpus, options.line.clone());
     let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     let mut failed: BTreeMap<String, String> = BTreeMap::new();
     let mut done = 0;
@@ -60,7 +68,7 @@ pub(crate) fn all(options: &Options, cases: &[&Case]) -> Vec<Row> {
                 {
                     continue;
                 }
-                match measure(&contestant, options) {
+                match line.beside(|| measure(&contestant, options)) {
                     Ok(value) => samples.entry(key).or_default().push(value),
                     Err(failure) => {
                         eprintln!("{}: {failure}", contestant.spec);
@@ -86,6 +94,9 @@ pub(crate) fn all(options: &Options, cases: &[&Case]) -> Vec<Row> {
             }
         );
     }
+    if let Some([least, most]) = line.seen() {
+        eprintln!("a cache line took {least:.0} to {most:.0} ns from one CPU to the other");
+    }
     let value = |contestant: &Contestant| {
         let key = contestant.key();
         samples.get(&key).map(|values| stats::median(values))
@@ -109,6 +120,20 @@ fn rows(
         let wharf = wharf_side::READY
             .then(|| value(&wharf_of(case, options)))
             .flatten();
+        let row = |peer, peer_name| Row {
+            case: case.name,
+            transport: case.transport,
+            mode: case.mode,
+            size: case.size,
+            wharf,
+            peer,
+            peer_name,
+            unit: case.unit.word(),
+            ratio: case.unit.ratio(wharf, peer),
+        };
+        if let Some(before) = before_of(case, options) {
+            rows.push(row(value(&before), "before".to_owned()));
+        }
         for peer in case.peers {
             let known = match peer {
                 Peer::Limit(limit) => Some(*limit),
@@ -117,17 +142,7 @@ fn rows(
             if known.is_none() && (wharf.is_none() || !matches!(peer, Peer::Alone)) {
                 continue;
             }
-            rows.push(Row {
-                case: case.name,
-                transport: case.transport,
-                mode: case.mode,
-                size: case.size,
-                wharf,
-                peer: known,
-                peer_name: name_of(*peer, case, ucx),
-                unit: case.unit.word(),
-                ratio: case.unit.ratio(wharf, known),
-            });
+            rows.push(row(known, name_of(*peer, case, ucx)));
         }
     }
     rows
@@ -135,8 +150,9 @@ fn rows(
 
 fn measure(contestant: &Contestant, options: &Options) -> Outcome<f64> {
     let (spec, environment) = (&contestant.spec, &contestant.environment);
-    match contestant.by {
-        Program::Own => pair::run(spec, options.cpus, environment),
+    match &contestant.by {
+        Program::Own => pair::run(Path::new(OWN), spec, options.cpus, environment),
+        Program::Before(program) => pair::run(program, spec, options.cpus, environment),
         Program::UcxPerftest => perftest::run(spec, options.cpus, environment),
         Program::RdmaCore => rdma_core::run(spec, options.cpus),
     }
@@ -148,7 +164,16 @@ fn contestants(case: &Case, ucx: &Ucx, options: &Options) -> Vec<Contestant> {
         .peers
         .iter()
         .filter_map(|peer| contestant_of(case, *peer, ucx, options));
-    wharf.into_iter().chain(peers).collect()
+    let before = before_of(case, options);
+    wharf.into_iter().chain(before).chain(peers).collect()
+}
+
+fn before_of(case: &Case, options: &Options) -> Option<Contestant> {
+    let program = options.before.clone()?;
+    Some(Contestant {
+        by: Program::Before(program),
+        ..wharf_of(case, options)
+    })
 }
 
 fn wharf_of(case: &Case, options: &Options) -> Contestant {
