@@ -167,7 +167,7 @@ impl<'a> AmSend<'a> {
 
     /// Fails with `Unsupported` where its bytes would stop in pinned host memory between two memories, one of them a device's, as
     /// [`ContextBuilder::forbid_staging`](crate::ContextBuilder::forbid_staging) has it for all operations.
-    /// Between processes a payload shorter than 32 KiB finds the way to the receiver's device only where the receiver forbids it too. A receiver
+    /// Between processes a payload of up to 66 KiB finds the way to the receiver's device only where the receiver forbids it too. A receiver
     /// without such a way fails as well.
     pub fn forbid_staging(mut self) -> Self {
         self.message.unstaged = true;

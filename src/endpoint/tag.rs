@@ -94,7 +94,7 @@ impl<'a> TagSend<'a> {
 
     /// Fails with `Unsupported` where its bytes would stop in pinned host memory between two memories, one of them a device's, as
     /// [`ContextBuilder::forbid_staging`](crate::ContextBuilder::forbid_staging) has it for all operations.
-    /// Between processes a message shorter than 32 KiB finds the way to the receiver's device only where the receiver forbids it too. A receiver
+    /// Between processes a message of up to 66 KiB finds the way to the receiver's device only where the receiver forbids it too. A receiver
     /// without such a way fails as well. What the receiver does with a message out of host memory is its own affair.
     pub fn forbid_staging(mut self) -> Self {
         self.unstaged = true;

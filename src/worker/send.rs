@@ -35,6 +35,8 @@ use crate::{
 pub(super) const ZCOPY_FROM: usize = 8 << 10;
 /// Longest fragment: what a small message waits behind at most.
 pub(super) const FRAGMENT: usize = 256 << 10;
+/// Longest one that is copied: both ends copy at the same time, each another one.
+const COPIED: usize = 32 << 10;
 /// Bytes that one turn of a link's queue hands over, about: a peer that asks for a lot is answered between everything else.
 const TURN: u64 = 512 << 10;
 /// Fragments of one operation that a link may hold at a time.
@@ -660,7 +662,7 @@ pub(crate) fn fragment_size(attributes: &LinkAttributes, prefix: usize) -> usize
     if attributes.max_zcopy > 0 {
         FRAGMENT.min(attributes.max_zcopy)
     } else {
-        attributes.max_bcopy - prefix
+        COPIED.min(attributes.max_bcopy - prefix)
     }
 }
 

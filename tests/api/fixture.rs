@@ -240,7 +240,7 @@ impl Side {
 }
 
 /// Sizes on both sides of every threshold.
-pub(crate) const SIZES: [usize; 28] = [
+pub(crate) const SIZES: [usize; 31] = [
     0,
     1,
     7,
@@ -260,6 +260,9 @@ pub(crate) const SIZES: [usize; 28] = [
     (64 << 10) - 1,
     64 << 10,
     (64 << 10) + 1,
+    (66 << 10) - 9,
+    66 << 10,
+    (66 << 10) + 1,
     (128 << 10) - 1,
     128 << 10,
     (128 << 10) + 1,

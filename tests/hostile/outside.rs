@@ -57,7 +57,7 @@ const GENERATIONS: usize = 0x2_4000;
 const CELLS: u64 = 1024;
 const AREAS: [u64; 2] = [256 << 10, 2 << 20];
 const INLINE: usize = 48;
-const LONGEST: usize = 32 << 10;
+const LONGEST: usize = 66 << 10;
 
 /// Bytes of memory of the peer's that the worker may reach: from the addresses that it is told, more than any of its operations moves.
 const FAR: usize = 8 << 20;
@@ -131,9 +131,10 @@ impl Rings {
         }
         self.segment.write(cell + 8, &message.header.to_le_bytes());
         let word = u64::from(place.count as u32 + 1)
-            | (body.len() as u64) << 32
+            | (body.len() as u64 & 0xffff) << 32
             | u64::from(message.id) << 48
-            | kind << 56;
+            | kind << 56
+            | (body.len() as u64 >> 16) << 60;
         self.segment.write(cell, &word.to_le_bytes());
         place.count += 1;
         true
@@ -147,11 +148,12 @@ impl Rings {
         if word as u32 != place.count as u32 + 1 {
             return None;
         }
-        let mut body = vec![0; (word >> 32) as u16 as usize];
+        let length = (word >> 32) as u16 as usize | (word >> 60 << 16) as usize;
+        let mut body = vec![0; length];
         if body.len() > INLINE {
             // Where this side has scribbled over it, anything.
             body.truncate(LONGEST);
-            let wide = usize::from(word >> 56 == 3);
+            let wide = usize::from(word >> 56 & 0xf == 3);
             let (offset, end) = place.next(AREAS[wide], body.len());
             self.segment.read(HEARS.areas[wide] + offset, &mut body);
             place.position = end;
@@ -270,7 +272,7 @@ impl Hostile {
         let timer = timer.expect("a timer");
         let mut offer = vec![0];
         offer.extend_from_slice(b"wharfshm");
-        offer.extend_from_slice(&7_u32.to_le_bytes());
+        offer.extend_from_slice(&8_u32.to_le_bytes());
         offer.extend_from_slice(&(SEGMENT as u32).to_le_bytes());
         offer.push(0);
         let framed = [&(offer.len() as u32).to_le_bytes()[..], &offer].concat();

@@ -23,10 +23,11 @@
 //! A cell is one cache line. Its word is written last, with release:
 //!
 //! ```text
-//!   63     56 55     48 47          32 31                 0
-//!  ┌─────────┬─────────┬──────────────┬────────────────────┐
-//!  │ kind    │ id      │ body length  │ sequence           │   + header (8 bytes) + inline body (48 bytes)
-//!  └─────────┴─────────┴──────────────┴────────────────────┘
+//!   63     60 59  56 55    48 47          32 31               0
+//!  ┌─────────┬──────┬────────┬──────────────┬──────────────────┐
+//!  │ length, │ kind │ id     │ body length, │ sequence         │   + header (8 bytes) + inline body (48 bytes)
+//!  │ its top │      │        │ low 16 bits  │                  │
+//!  └─────────┴──────┴────────┴──────────────┴──────────────────┘
 //! ```
 //!
 //! The sequence of message number `n` (from 0) is `n + 1`, so a fresh cell of zeros holds no message, and what the cell held
@@ -56,8 +57,8 @@ pub(crate) const AREA: u64 = 256 << 10;
 pub(crate) const WIDE: u64 = 2 << 20;
 /// Longest body within a cell.
 pub(crate) const MAX_INLINE: usize = 48;
-/// Longest body in an area: eight of them fit at once.
-pub(crate) const MAX_BCOPY: usize = 32 * 1024;
+/// Longest body in an area, of which three fit at once: a message of 64 KiB and what is said with it.
+pub(crate) const MAX_BCOPY: usize = 66 * 1024;
 /// Bodies in the area begin on this boundary.
 pub(crate) const AREA_ALIGN: u64 = 64;
 
@@ -69,7 +70,7 @@ pub(crate) const TRANSFERS: usize = 64;
 /// Bytes of the whole segment.
 pub(crate) const SEGMENT: usize = 0x4a_5000;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"wharfshm");
-pub(crate) const VERSION: u32 = 7;
+pub(crate) const VERSION: u32 = 8;
 
 /// Byte offsets; `[0]` of the client or client to server, `[1]` of the server or server to client.
 pub(crate) const CONSUMER: [usize; 2] = [0x80, 0x1_1080];
@@ -154,9 +155,10 @@ impl Word {
     pub(crate) const fn new(number: u64, length: usize, id: u8, kind: Kind) -> Self {
         Self(
             sequence(number) as u64
-                | (length as u64) << 32
+                | (length as u64 & 0xffff) << 32
                 | (id as u64) << 48
-                | (kind as u64) << 56,
+                | (kind as u64) << 56
+                | (length as u64 >> 16) << 60,
         )
     }
     #[inline(always)]
@@ -165,20 +167,25 @@ impl Word {
     }
     #[inline(always)]
     pub(crate) const fn length(self) -> usize {
+        (self.0 >> 32) as u16 as usize | (self.0 >> 60 << 16) as usize
+    }
+    /// The length, of one that [is](Self::is) of a kind.
+    #[inline(always)]
+    pub(crate) const fn short_length(self) -> usize {
         (self.0 >> 32) as u16 as usize
     }
     #[inline(always)]
     pub(crate) const fn id(self) -> u8 {
         (self.0 >> 48) as u8
     }
-    /// Whether it is of this id and kind.
+    /// Whether it is of this id and kind, and no longer than 65,535 bytes.
     #[inline(always)]
     pub(crate) const fn is(self, id: u8, kind: Kind) -> bool {
         self.0 >> 48 == (id as u64) | (kind as u64) << 8
     }
     #[inline(always)]
     pub(crate) const fn kind(self) -> Option<Kind> {
-        match (self.0 >> 56) as u8 {
+        match (self.0 >> 56) as u8 & 0xf {
             1 => Some(Kind::Inline),
             2 => Some(Kind::Area),
             3 => Some(Kind::Wide),
@@ -222,9 +229,9 @@ const _: () = {
     assert!(offset_of!(Active, inside) == 0 && offset_of!(Active, over) == 4);
     assert!(size_of::<TransferSlot>() == 64 && align_of::<Cell>() == 64);
     assert!(offset_of!(TransferSlot, done) == 8);
-    assert!(CELLS.is_power_of_two() && AREA.is_power_of_two() && AREA >= 4 * MAX_BCOPY as u64);
+    assert!(CELLS.is_power_of_two() && AREA.is_power_of_two() && AREA >= 3 * MAX_BCOPY as u64);
     assert!(WIDE.is_power_of_two() && WIDE >= AREA && AREA.is_multiple_of(AREA_ALIGN));
-    assert!(MAX_BCOPY <= u16::MAX as usize);
+    assert!(MAX_BCOPY < 1 << 20 && MAX_INLINE <= u16::MAX as usize);
     assert!(ACTIVE[0] + 128 == CELL[0] && ACTIVE[1] + 128 == CELL[1]);
     assert!(CONSUMER[0] >> 12 == CELL[0] >> 12 && CONSUMER[1] >> 12 == CELL[1] >> 12);
     assert!(PRODUCER[0] + 128 == ACTIVE[0] && PRODUCER[1] + 128 == ACTIVE[1]);

@@ -13,7 +13,7 @@
 //! | `connector` | the handshake that makes and passes the segment |
 //! | `link`, `iface` | the two halves that the worker drives |
 //!
-//! Limits: 48 bytes short, 32 KiB buffered, 4.6 MiB of addresses for each connection, of which a quiet one touches two pages. Nothing has a name in the file system, so a crash leaves
+//! Limits: 48 bytes short, 66 KiB buffered, 4.6 MiB of addresses for each connection, of which a quiet one touches two pages. Nothing has a name in the file system, so a crash leaves
 //! nothing behind. Each end trusts the other with nothing but the content of messages: a peer that scribbles over the segment
 //! harms its own link only.
 //!
