@@ -30,7 +30,7 @@ use crate::{
 
 use super::{
     Endpoint, Op,
-    attempt::{Attempt, First, persist, tried},
+    attempt::{Attempt, First, persist, tried, try_posted},
     operation::{Completion, Deadline, Entered, Settled, wrong},
     rma::{Rare, has_begun, poll_rest, told_later},
 };
@@ -205,11 +205,7 @@ impl<'a> AmSend<'a> {
         let (link, _) = endpoint.place();
         let window = shared.ops_window;
         let entered = shared.begin(Operation::AmSend, |engine| {
-            let mut attempt = message.attempt(endpoint, engine);
-            if matches!(attempt, Attempt::Full) {
-                engine.progress();
-                attempt = message.attempt(endpoint, engine);
-            }
+            let attempt = try_posted(engine, |engine| message.attempt(endpoint, engine));
             if let Attempt::Over(result) = attempt {
                 return result.map(|()| Entered::over(Outcome::Done(Ok(()))));
             }

@@ -13,6 +13,8 @@ use super::operation::Entered;
 /// Looks for room before a send waits in the table, and pauses between two of them.
 const ROOM_LAPS: u32 = 16;
 const ROOM_PAUSES: u32 = 96;
+/// Passes for one that is posted.
+const POSTED_LAPS: u32 = 4;
 
 /// How trying to send at once went.
 pub(super) enum Attempt {
@@ -53,6 +55,22 @@ pub(super) fn persist(engine: &mut Engine, attempt: impl Fn(&mut Engine) -> Atte
     engine.poll_fds();
     engine.progress();
     attempt(engine)
+}
+
+/// Tries one that is posted; it must not be held up, so a few passes are all that it is worth to find room. Without, it takes a place in the table,
+/// and a message without credit is announced, at the price of a round trip, while the credit that the peer gave back may lie in a socket. The first
+/// pass leaves a socket alone that has just been read empty.
+#[inline]
+pub(super) fn try_posted(engine: &mut Engine, attempt: impl Fn(&mut Engine) -> Attempt) -> Attempt {
+    let mut tried = attempt(engine);
+    for _ in 0..POSTED_LAPS {
+        if !matches!(tried, Attempt::Full) {
+            break;
+        }
+        engine.progress();
+        tried = attempt(engine);
+    }
+    tried
 }
 
 /// How an operation began.

@@ -30,7 +30,7 @@ use crate::{
 
 use super::{
     Endpoint, Op, Worker,
-    attempt::{Attempt, First, persist, tried},
+    attempt::{Attempt, First, persist, tried, try_posted},
     operation::{Completion, Deadline, Entered, Settled, wrong},
     rma::{Rare, has_begun, poll_rest, told_later},
 };
@@ -132,11 +132,7 @@ impl<'a> TagSend<'a> {
         let (link, _) = self.endpoint.place();
         let window = shared.ops_window;
         let entered = shared.begin(Operation::TagSend, |engine| {
-            let mut attempt = self.attempt(engine);
-            if matches!(attempt, Attempt::Full) {
-                engine.progress();
-                attempt = self.attempt(engine);
-            }
+            let attempt = try_posted(engine, |engine| self.attempt(engine));
             if let Attempt::Over(result) = attempt {
                 return result.map(|()| Entered::over(Outcome::Done(Ok(()))));
             }
