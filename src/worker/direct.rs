@@ -24,6 +24,9 @@ pub(super) const PASSES: usize = 4;
 /// Passes where what was waited for before came within them, and of each so many-th wait: where a look is a system call, an answer takes longer than a few.
 const PATIENT: usize = 16;
 const TRIES_EVERY: u32 = 32;
+/// Waits in vain, one after the other, after which that does not pay any more. A peer whose task has given way once answers late once: who armed for its
+/// next answers, too, would have both ends sleep for each other until a look of each is patient at the same time.
+const IN_VAIN: u32 = 8;
 /// Looks of a first poll, where what was waited for before came soon: some 400 ns where a pause takes 18, 1 us where it takes 45. What comes meanwhile is
 /// taken by the shortest way.
 pub(super) const FIRST_LOOKS: u32 = 24;
@@ -279,9 +282,13 @@ impl Engine {
             waited = true;
         }
         if matches!(outcome, DirectOutcome::Waiting) {
-            self.first_looks = 0;
+            self.in_vain = self.in_vain.saturating_add(1);
+            if self.in_vain >= IN_VAIN {
+                self.first_looks = 0;
+            }
         } else if waited {
             self.late += 1;
+            self.in_vain = 0;
             self.first_looks = FIRST_LOOKS;
         }
         outcome

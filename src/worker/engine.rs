@@ -65,6 +65,8 @@ pub(crate) struct Engine {
     pub(crate) late: u64,
     /// How many times the first poll of a receive looks for its message: more than once while that comes within a lap.
     pub(crate) first_looks: u32,
+    /// Receives in a row that looked for a message and found none.
+    pub(in crate::worker) in_vain: u32,
     /// Laps of receives.
     pub(super) waits: u32,
     /// Tasks that were woken, less the times that a future has given way to them since.
@@ -82,6 +84,7 @@ impl Engine {
             runs: false,
             late: 0,
             first_looks: 0,
+            in_vain: 0,
             waits: 0,
             woken: 0,
             watch: Watch::new(&poll)?,
@@ -337,7 +340,7 @@ impl Engine {
 
     /// Whether another pass is a system call: who wants one may as well look at the clock between, or let others run.
     #[cold]
-    fn looks_cost(&self) -> bool {
+    pub(in crate::worker) fn looks_cost(&self) -> bool {
         let mut interfaces = self.interfaces.iter();
         interfaces.any(|installed| installed.links > 0 && installed.interface.looks_cost())
     }
