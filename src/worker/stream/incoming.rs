@@ -5,6 +5,8 @@
 //! [`Landing`] declares bytes initialised that the interface says it has placed.
 #![allow(unsafe_code)]
 
+use bytes::BytesMut;
+
 use crate::{
     error::{Error, ErrorKind, Result},
     protocol::{
@@ -23,7 +25,7 @@ use super::{ReadEnd, StreamKey, WriteEnd, violation};
 /// A long frame on its way into memory of its own.
 pub(crate) struct Landing {
     stream: StreamKey,
-    data: Vec<u8>,
+    data: BytesMut,
     length: usize,
 }
 
@@ -183,8 +185,8 @@ impl Core {
             return Ok(Place::Discard);
         }
         // At most a window, or it would not have been expected.
-        let mut data = Vec::with_capacity(length);
-        let address = data.as_mut_ptr();
+        let mut data = self.streams.spares.take(length);
+        let address = data.spare_capacity_mut().as_mut_ptr().cast();
         let landing = Landing {
             stream: key,
             data,

@@ -36,6 +36,7 @@ use std::{
     task::Waker,
 };
 
+use bytes::{Bytes, BytesMut};
 use slab::Slab;
 
 use crate::{
@@ -131,9 +132,53 @@ pub(crate) struct Streams {
     generation: u32,
     /// The read that is being polled at this moment.
     direct: Option<Direct>,
+    spares: Spares,
+}
+
+/// Memory of frames that have been read, for those that come: a long one arrives in memory of its own, and where the allocator gives that back to the
+/// system each time, its pages are made anew for each frame, which takes longer than copying it.
+#[derive(Default)]
+struct Spares(Vec<BytesMut>);
+
+impl Spares {
+    /// Frames in a stream's window, if they are as long as those of a socket.
+    const MOST: usize = 8;
+
+    /// Room for so many bytes, of which none is there.
+    fn take(&mut self, length: usize) -> BytesMut {
+        match self
+            .0
+            .iter_mut()
+            .position(|spare| spare.try_reclaim(length))
+        {
+            Some(index) => self.0.swap_remove(index),
+            None => {
+                // The place of one that is too small.
+                self.0.pop();
+                BytesMut::with_capacity(length)
+            }
+        }
+    }
+
+    /// Keeps what was read, unless somebody else has a part of it.
+    fn keep(&mut self, read: Bytes) {
+        if self.0.len() < Self::MOST
+            && let Ok(mut spare) = read.try_into_mut()
+        {
+            spare.clear();
+            self.0.push(spare);
+        }
+    }
 }
 
 impl Streams {
+    /// The stream, and where memory goes that has been read.
+    #[inline]
+    fn with_spares(&mut self, key: StreamKey) -> Option<(&mut Stream, &mut Spares)> {
+        let stream = self.entries.get_mut(key.slot as usize)?;
+        (stream.generation == key.generation).then_some((stream, &mut self.spares))
+    }
+
     #[inline]
     fn get(&mut self, key: StreamKey) -> Option<&mut Stream> {
         self.entries
@@ -162,7 +207,11 @@ impl Streams {
 
     fn remove(&mut self, key: StreamKey) -> Option<Stream> {
         self.get(key)?;
-        Some(self.entries.remove(key.slot as usize))
+        let stream = self.entries.remove(key.slot as usize);
+        if self.entries.is_empty() {
+            self.spares = Spares::default();
+        }
+        Some(stream)
     }
 
     pub(crate) fn mark_queued(&mut self, key: StreamKey) {

@@ -28,7 +28,7 @@ use crate::{
 };
 
 use super::{
-    Broken, Stream, StreamKey,
+    Broken, Spares, Stream, StreamKey,
     lent::{LentBuffer, PULL},
 };
 
@@ -100,11 +100,11 @@ impl Reading {
     }
 
     /// Keeps bytes that have arrived in memory of their own.
-    pub(super) fn push(&mut self, data: Vec<u8>) {
+    pub(super) fn push(&mut self, data: BytesMut) {
         if !self.tail.is_empty() {
             self.chunks.push_back(self.tail.split().freeze());
         }
-        self.chunks.push_back(data.into());
+        self.chunks.push_back(data.freeze());
     }
 
     /// Copies of what comes before all else.
@@ -115,7 +115,7 @@ impl Reading {
     }
 
     /// Copies what is there.
-    fn copy_to(&mut self, buf: &mut ReadBuf<'_>) -> usize {
+    fn copy_to(&mut self, buf: &mut ReadBuf<'_>, spares: &mut Spares) -> usize {
         let before = buf.filled().len();
         while let Some(chunk) = self.chunks.front_mut() {
             let count = chunk.len().min(buf.remaining());
@@ -124,7 +124,9 @@ impl Reading {
                 chunk.advance(count);
                 return buf.filled().len() - before;
             }
-            self.chunks.pop_front();
+            if let Some(read) = self.chunks.pop_front() {
+                spares.keep(read);
+            }
         }
         let count = self.tail.len().min(buf.remaining());
         if count > 0 {
@@ -413,12 +415,12 @@ impl Core {
         key: StreamKey,
         buf: &mut ReadBuf<'_>,
     ) -> Option<Result<usize, Broken>> {
-        let stream = self.streams.get(key)?;
+        let (stream, spares) = self.streams.with_spares(key)?;
         if !stream.reading.ahead.is_empty() {
             return Some(Ok(stream.reading.copy_ahead(buf)));
         }
         if !stream.reading.is_empty() {
-            let count = stream.reading.copy_to(buf);
+            let count = stream.reading.copy_to(buf, spares);
             self.read_from(key, count);
             return Some(Ok(count));
         }

@@ -1,5 +1,7 @@
 //! A peer that breaks the rules of streams. Its messages are given to the core of a worker with a connection to itself, as its link would.
 
+use bytes::{Buf, Bytes, BytesMut};
+
 use crate::{
     Context,
     error::{Error, ErrorKind, Result},
@@ -17,7 +19,7 @@ use crate::{
 };
 
 use super::{
-    StreamKey,
+    Spares, StreamKey,
     outgoing::{Loan, Piece},
 };
 
@@ -438,4 +440,34 @@ breaches! { over "shm":
         words.into_iter().for_each(|word| pair.release(word));
         peer.leaves(key);
     }
+}
+
+#[test]
+fn what_was_read_leaves_its_memory_to_what_comes() {
+    const LENGTH: usize = 70_000;
+    let address = |memory: &mut BytesMut| memory.spare_capacity_mut().as_ptr();
+    let mut spares = Spares::default();
+    let mut memory = spares.take(LENGTH);
+    let first = address(&mut memory);
+    memory.extend_from_slice(&[1; LENGTH]);
+    let mut read = memory.freeze();
+    read.advance(LENGTH / 2);
+    spares.keep(read);
+    let mut memory = spares.take(LENGTH);
+    assert_eq!(address(&mut memory), first);
+    assert!(memory.is_empty());
+    // Who has a part of it keeps it.
+    memory.extend_from_slice(&[2; LENGTH]);
+    let read = memory.freeze();
+    let part = read.slice(..8);
+    spares.keep(read);
+    assert_ne!(address(&mut spares.take(LENGTH)), first);
+    assert_eq!(part[..], [2; 8]);
+    // There is an end to what is kept, and what is too small for what comes goes.
+    for _ in 0..2 * Spares::MOST {
+        spares.keep(Bytes::from(vec![3; 100]));
+    }
+    assert_eq!(spares.0.len(), Spares::MOST);
+    assert!(spares.take(LENGTH).capacity() >= LENGTH);
+    assert_eq!(spares.0.len(), Spares::MOST - 1);
 }
