@@ -266,7 +266,11 @@ impl Shared {
                 return Poll::Ready(result);
             }
             // Those who were woken may wait for this thread.
-            if engine.woken == 0 && self.spin.look_again(&mut look, luck) {
+            if engine.woken == 0
+                && self
+                    .spin
+                    .look_again(&mut look, luck, || engine.looks_cost())
+            {
                 self.begin_lap(&mut engine);
                 self.leave_lap(engine);
                 continue;

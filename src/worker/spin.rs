@@ -80,12 +80,33 @@ impl SpinPolicy {
     }
 
     /// For how long a future looks itself, in the wait that begins.
-    fn window(&self, has_luck: impl FnOnce() -> bool) -> Duration {
+    fn window(&self) -> Duration {
         match self.progress {
-            Progress::Adaptive if self.pays() && has_luck() => {
+            Progress::Adaptive if self.pays() && self.has_luck() => {
                 let held = Duration::from_nanos(self.held.load(Ordering::Relaxed));
                 (held * 4).clamp(LEAST, CAP)
             }
+            Progress::Adaptive => Duration::ZERO,
+            _ => self.always(),
+        }
+    }
+
+    /// The same for half a stream. Over sockets its own waits say for how long: what comes there takes longer than the least window. Over shared memory
+    /// it comes sooner or is not asked for yet, and who looks for it holds up those who would ask.
+    fn window_of(&self, luck: &Luck, is_socket: bool) -> Duration {
+        match self.progress {
+            Progress::Adaptive if !self.pays() => Duration::ZERO,
+            Progress::Adaptive if is_socket && luck.mean <= CAP => {
+                (luck.mean * 2).clamp(LEAST, CAP)
+            }
+            Progress::Adaptive => LEAST,
+            _ => self.always(),
+        }
+    }
+
+    /// By a policy that learns nothing.
+    fn always(&self) -> Duration {
+        match self.progress {
             Progress::Spin(window) => window,
             Progress::Busy => CAP,
             _ => Duration::ZERO,
@@ -145,7 +166,7 @@ impl SpinPolicy {
     /// One lap is over without success: whether to go for another.
     #[inline]
     pub(crate) fn again(&self, spin: &mut Spin) -> bool {
-        let again = self.goes_on(spin, || self.has_luck());
+        let again = self.goes_on(spin, || self.window());
         if again == Some(false) {
             let credit = self.credit.load(Ordering::Relaxed);
             self.credit
@@ -156,14 +177,14 @@ impl SpinPolicy {
 
     /// `None`: there is no window, or it was cut short.
     #[inline]
-    fn goes_on(&self, spin: &mut Spin, has_luck: impl FnOnce() -> bool) -> Option<bool> {
+    fn goes_on(&self, spin: &mut Spin, window: impl FnOnce() -> Duration) -> Option<bool> {
         spin.laps += 1;
         if spin.laps % LAPS != 1 {
             return Some(true);
         }
         match spin.since {
             None => {
-                let window = self.window(has_luck);
+                let window = window();
                 if window.is_zero() {
                     return None;
                 }
@@ -297,6 +318,8 @@ pub(crate) struct Luck {
     passed: u8,
     /// When the last wait began, if it is not over.
     since: Option<Instant>,
+    /// Exponential mean of the waits.
+    mean: Duration,
 }
 
 impl Default for Luck {
@@ -305,6 +328,7 @@ impl Default for Luck {
             credit: 2,
             passed: 0,
             since: None,
+            mean: Duration::ZERO,
         }
     }
 }
@@ -314,6 +338,10 @@ impl Luck {
     fn tries(&mut self) -> bool {
         self.passed = self.passed.wrapping_add(1);
         self.credit > 0 || self.passed.is_multiple_of(32)
+    }
+
+    fn learn(&mut self, waited: Duration) {
+        self.mean = self.mean * 7 / 8 + waited.min(LONGEST) / 8;
     }
 }
 
@@ -342,11 +370,17 @@ impl SpinPolicy {
 
     /// One look is over without success: whether to go for another inside the poll.
     #[inline]
-    pub(crate) fn look_again(&self, look: &mut Look, luck: &mut Luck) -> bool {
+    pub(crate) fn look_again(
+        &self,
+        look: &mut Look,
+        luck: &mut Luck,
+        is_socket: impl FnOnce() -> bool,
+    ) -> bool {
         if !*look.tries.get_or_insert_with(|| luck.tries()) {
             return false;
         }
-        let again = self.goes_on(&mut look.spin, || true) == Some(true);
+        let again =
+            self.goes_on(&mut look.spin, || self.window_of(luck, is_socket())) == Some(true);
         if !again {
             luck.credit = luck.credit.saturating_sub(VAIN);
             look.tries = Some(false);
@@ -363,7 +397,11 @@ impl LingerPolicy {
             luck.credit = (luck.credit + 1).min(MOST);
         }
         if let Some(since) = luck.since.take() {
-            self.learn(since.elapsed());
+            let waited = since.elapsed();
+            luck.learn(waited);
+            self.learn(waited);
+        } else if let Some((waited, _)) = look.spin.waited() {
+            luck.learn(waited);
         }
     }
 
@@ -468,7 +506,7 @@ mod tests {
     #[test]
     fn futures_look_while_they_find_something() {
         let policy = SpinPolicy::new(Progress::Adaptive);
-        let window = || policy.window(|| policy.has_luck());
+        let window = || policy.window();
         assert_eq!(window(), LEAST);
         (0..100).for_each(|_| policy.found_looking(LEAST * 2));
         assert!(window() > LEAST * 7 && window() <= LEAST * 8);
@@ -532,7 +570,7 @@ mod tests {
         let mut vain = || {
             let mut look = spin.look();
             let mut looks = 0_u32;
-            while spin.look_again(&mut look, &mut luck) {
+            while spin.look_again(&mut look, &mut luck, || false) {
                 looks += 1;
             }
             u32::from(looks > 0)
@@ -543,7 +581,7 @@ mod tests {
         let find = |luck: &mut Luck| {
             let mut look = spin.look();
             luck.passed = 31;
-            assert!(spin.look_again(&mut look, luck));
+            assert!(spin.look_again(&mut look, luck, || false));
             linger.found(&look, luck);
         };
         find(&mut luck);
@@ -553,8 +591,8 @@ mod tests {
         for _ in 0..100 {
             find(&mut luck);
             let mut look = spin.look();
-            tried += u32::from(spin.look_again(&mut look, &mut luck));
-            while spin.look_again(&mut look, &mut luck) {}
+            tried += u32::from(spin.look_again(&mut look, &mut luck, || false));
+            while spin.look_again(&mut look, &mut luck, || false) {}
             assert_eq!(luck.credit, 0);
         }
         assert_eq!(tried, 100);
@@ -562,7 +600,22 @@ mod tests {
         (0..100).for_each(|_| find(&mut luck));
         assert_eq!(luck.credit, MOST);
         let mut look = spin.look();
-        while spin.look_again(&mut look, &mut luck) {}
+        while spin.look_again(&mut look, &mut luck, || false) {}
         assert_eq!(luck.credit, MOST - VAIN);
+    }
+
+    #[test]
+    fn over_sockets_the_waits_say_for_how_long_to_look() {
+        let spin = SpinPolicy::new(Progress::Adaptive);
+        let mut luck = Luck::default();
+        let window = |luck: &Luck, is_socket| spin.window_of(luck, is_socket);
+        assert_eq!(window(&luck, true), LEAST);
+        let wait = Duration::from_micros(8);
+        (0..50).for_each(|_| luck.learn(wait));
+        assert!((wait..CAP).contains(&window(&luck, true)));
+        assert_eq!(window(&luck, false), LEAST);
+        // Too long to be looked after.
+        (0..50).for_each(|_| luck.learn(CAP * 3));
+        assert_eq!(window(&luck, true), LEAST);
     }
 }
