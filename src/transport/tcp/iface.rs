@@ -9,6 +9,7 @@ use std::{
     collections::{HashMap, VecDeque},
     os::fd::RawFd,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use mio::{Interest, unix::SourceFd};
@@ -31,6 +32,9 @@ use crate::{
 const HOT: usize = 4;
 /// Passes without an arrival after which a hot connection is so no longer.
 const COLD: u8 = 64;
+/// For how long at most a hot connection is left alone in the pass after a read that took all: an answer takes longer. Who only sends, and looks
+/// when the window is empty, would wait in vain for what has come long ago.
+const REST: Duration = Duration::from_micros(4);
 /// Every how many passes a hot connection that waits for room tries again without being told.
 const RETRY: u8 = 16;
 
@@ -63,8 +67,8 @@ struct Connection {
     hot: bool,
     /// Reads in a row that found nothing.
     misses: u8,
-    /// The last read took all that was there: it would find nothing now.
-    rests: bool,
+    /// When the last read took all that was there: right after it, it would find nothing.
+    rests: Option<Instant>,
 }
 
 impl TcpInterface {
@@ -98,7 +102,10 @@ impl TcpInterface {
             happened += 1;
         }
         connection.writable = false;
-        if !connection.readable && (!connection.hot || std::mem::take(&mut connection.rests)) {
+        let rested = connection.rests.take();
+        if !connection.readable
+            && (!connection.hot || rested.is_some_and(|since| since.elapsed() < REST))
+        {
             return happened;
         }
         match connection
@@ -109,7 +116,7 @@ impl TcpInterface {
                 happened += things;
                 let all = short && !connection.told;
                 connection.readable = !all;
-                connection.rests = all;
+                connection.rests = all.then(Instant::now);
                 connection.misses = 0;
                 if !connection.hot && self.hot.len() < HOT {
                     connection.hot = true;
@@ -119,7 +126,7 @@ impl TcpInterface {
             Ok(Step::Drained) => {
                 connection.readable = false;
                 connection.told = false;
-                connection.rests = false;
+                connection.rests = None;
                 connection.misses = connection.misses.saturating_add(1);
                 if connection.hot && connection.misses >= COLD {
                     connection.hot = false;
@@ -203,7 +210,7 @@ impl Interface for TcpInterface {
             hot: false,
             told: false,
             misses: 0,
-            rests: false,
+            rests: None,
         });
         self.tokens.insert(id, token);
         self.list(token);
