@@ -58,7 +58,11 @@ pub(crate) fn all(options: &Options, cases: &[&Case]) -> Vec<Row> {
     let mut done = 0;
     for round in 0..options.rounds {
         for case in cases {
-            for contestant in contestants(case, &ucx, options) {
+            let mut contestants = contestants(case, &ucx, options);
+            // Each is first once: who comes after whom has been seen to matter.
+            let first = round % contestants.len().max(1);
+            contestants.rotate_left(first);
+            for contestant in contestants {
                 let key = contestant.key();
                 let once = matches!(case.verb, Verb::Idle | Verb::Memory | Verb::Many);
                 let late = options.limit.is_some_and(|limit| started.elapsed() > limit);
