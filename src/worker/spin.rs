@@ -96,8 +96,8 @@ impl SpinPolicy {
     fn window_of(&self, luck: &Luck, is_socket: bool) -> Duration {
         match self.progress {
             Progress::Adaptive if !self.pays() => Duration::ZERO,
-            Progress::Adaptive if is_socket && luck.mean <= CAP => {
-                (luck.mean * 2).clamp(LEAST, CAP)
+            Progress::Adaptive if is_socket && luck.mean() <= CAP => {
+                (luck.mean() * 2).clamp(LEAST, CAP)
             }
             Progress::Adaptive => LEAST,
             _ => self.always(),
@@ -318,8 +318,8 @@ pub(crate) struct Luck {
     passed: u8,
     /// When the last wait began, if it is not over.
     since: Option<Instant>,
-    /// Exponential mean of the waits.
-    mean: Duration,
+    /// Exponential mean of the waits, in nanoseconds.
+    mean: u32,
 }
 
 impl Default for Luck {
@@ -328,7 +328,7 @@ impl Default for Luck {
             credit: 2,
             passed: 0,
             since: None,
-            mean: Duration::ZERO,
+            mean: 0,
         }
     }
 }
@@ -341,7 +341,12 @@ impl Luck {
     }
 
     fn learn(&mut self, waited: Duration) {
-        self.mean = self.mean * 7 / 8 + waited.min(LONGEST) / 8;
+        let waited = waited.min(LONGEST).as_nanos() as u32;
+        self.mean = self.mean - self.mean / 8 + waited / 8;
+    }
+
+    fn mean(&self) -> Duration {
+        Duration::from_nanos(self.mean.into())
     }
 }
 
