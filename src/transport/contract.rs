@@ -197,6 +197,11 @@ pub trait Link: Send + fmt::Debug {
     /// [`SendError::Full`] or [`SendError::Failed`].
     fn am_short(&mut self, id: u8, header: u64, body: &[u8]) -> Result<(), SendError>;
 
+    /// Whether [`Link::am_bcopy`] would give a message to the system from where it lies now, and copy no more than what that has no room for.
+    fn sends_in_place(&self) -> bool {
+        false
+    }
+
     /// Sends a message with body `prefix` + `payload`, copied before the call returns.
     ///
     /// # Errors

@@ -79,7 +79,7 @@ pub(crate) fn try_eager<'a>(
     if data.len() <= peer.short {
         link.am_short(control::TAG_EAGER, tag.0, data)?;
     } else if data.len() <= peer.eager.min(peer.attributes.max_bcopy)
-        && (peer.attributes.max_zcopy == 0 || data.len() < ZCOPY_FROM)
+        && (peer.attributes.max_zcopy == 0 || data.len() < ZCOPY_FROM || link.sends_in_place())
     {
         link.am_bcopy(control::TAG_EAGER, tag.0, &[], data)?;
     } else {

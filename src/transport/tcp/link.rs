@@ -266,6 +266,10 @@ impl Link for TcpLink {
         }
     }
 
+    fn sends_in_place(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     fn am_short(&mut self, id: u8, header: u64, body: &[u8]) -> Result<(), SendError> {
         self.send(id, header, &[], body, None).map(|_| ())
     }

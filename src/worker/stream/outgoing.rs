@@ -289,7 +289,7 @@ impl Core {
         Ok(0)
     }
 
-    /// As [`Core::write_stream`], of what leaves at once, over a link that copies all of it itself. `None`: it is not so, and nothing has happened.
+    /// As [`Core::write_stream`], of what leaves at once. `None`: it is not so, and nothing has happened.
     #[inline]
     pub(crate) fn write_stream_now(&mut self, key: StreamKey, data: &[u8]) -> Option<usize> {
         let (stream, peer) = self.writable(key)?;
@@ -297,7 +297,8 @@ impl Core {
         let writing = &mut stream.writing;
         let is_short = data.len() as u64 <= writing.window.left()
             && data.len() <= peer.attributes.max_bcopy.min(COPIED);
-        if !is_short || peer.attributes.max_zcopy != 0 {
+        let gathers = data.len() < SHORT && peer.attributes.max_zcopy != 0;
+        if !is_short || gathers {
             return None;
         }
         let link = writing.straight(peer)?;
