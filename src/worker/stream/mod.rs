@@ -136,28 +136,24 @@ pub(crate) struct Streams {
 }
 
 /// Memory of frames that have been read, for those that come: a long one arrives in memory of its own, and where the allocator gives that back to the
-/// system each time, its pages are made anew for each frame, which takes longer than copying it.
+/// system each time, its pages are made anew for each frame, which takes longer than copying it. Of one size alone, and for frames of more than half of
+/// that: who leaves short frames unread must not have long memory kept for them. 512 KiB in all.
 #[derive(Default)]
 struct Spares(Vec<BytesMut>);
 
 impl Spares {
     /// Frames in a stream's window, if they are as long as those of a socket.
     const MOST: usize = 8;
+    /// Bytes of each.
+    const SIZE: usize = 64 << 10;
 
     /// Room for so many bytes, of which none is there.
     fn take(&mut self, length: usize) -> BytesMut {
-        match self
-            .0
-            .iter_mut()
-            .position(|spare| spare.try_reclaim(length))
-        {
-            Some(index) => self.0.swap_remove(index),
-            None => {
-                // The place of one that is too small.
-                self.0.pop();
-                BytesMut::with_capacity(length)
-            }
+        if !(Self::SIZE / 2 + 1..=Self::SIZE).contains(&length) {
+            return BytesMut::with_capacity(length);
         }
+        let spare = self.0.pop();
+        spare.unwrap_or_else(|| BytesMut::with_capacity(Self::SIZE))
     }
 
     /// Keeps what was read, unless somebody else has a part of it.
@@ -166,7 +162,9 @@ impl Spares {
             && let Ok(mut spare) = read.try_into_mut()
         {
             spare.clear();
-            self.0.push(spare);
+            if spare.try_reclaim(Self::SIZE) && !spare.try_reclaim(Self::SIZE + 1) {
+                self.0.push(spare);
+            }
         }
     }
 }
@@ -181,9 +179,7 @@ impl Streams {
 
     #[inline]
     fn get(&mut self, key: StreamKey) -> Option<&mut Stream> {
-        self.entries
-            .get_mut(key.slot as usize)
-            .filter(|stream| stream.generation == key.generation)
+        self.with_spares(key).map(|(stream, _)| stream)
     }
 
     fn insert(&mut self, link: LinkId, id: u64, opened_here: bool) -> StreamKey {

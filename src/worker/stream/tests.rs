@@ -444,7 +444,7 @@ breaches! { over "shm":
 
 #[test]
 fn what_was_read_leaves_its_memory_to_what_comes() {
-    const LENGTH: usize = 70_000;
+    const LENGTH: usize = Spares::SIZE - 100;
     let address = |memory: &mut BytesMut| memory.spare_capacity_mut().as_ptr();
     let mut spares = Spares::default();
     let mut memory = spares.take(LENGTH);
@@ -463,11 +463,26 @@ fn what_was_read_leaves_its_memory_to_what_comes() {
     spares.keep(read);
     assert_ne!(address(&mut spares.take(LENGTH)), first);
     assert_eq!(part[..], [2; 8]);
-    // There is an end to what is kept, and what is too small for what comes goes.
+    // There is an end to what is kept, and it is of one size, however much of it was read first.
     for _ in 0..2 * Spares::MOST {
-        spares.keep(Bytes::from(vec![3; 100]));
+        spares.keep(Bytes::from(vec![3; Spares::SIZE]));
     }
     assert_eq!(spares.0.len(), Spares::MOST);
-    assert!(spares.take(LENGTH).capacity() >= LENGTH);
-    assert_eq!(spares.0.len(), Spares::MOST - 1);
+    spares.0.clear();
+    for size in [100, Spares::SIZE - 1, Spares::SIZE + 1, 8 * Spares::SIZE] {
+        let mut read = Bytes::from(vec![3; size]);
+        read.advance(size / 2);
+        spares.keep(read);
+    }
+    assert!(spares.0.is_empty());
+}
+
+#[test]
+fn short_frames_do_not_hold_the_memory_of_long_ones() {
+    let mut spares = Spares::default();
+    spares.keep(Bytes::from(vec![1; Spares::SIZE]));
+    for length in [1, Spares::SIZE / 2, Spares::SIZE + 1] {
+        assert!(spares.take(length).capacity() < 2 * length.max(64));
+    }
+    assert_eq!(spares.0.len(), 1);
 }
