@@ -185,7 +185,7 @@ impl Reactor {
             return true;
         }
         self.lingering = None;
-        self.shared.spin.in_vain();
+        self.shared.spin.in_vain(engine.looks_cost());
         false
     }
 }

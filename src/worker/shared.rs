@@ -205,7 +205,7 @@ impl Shared {
                 return Poll::Ready(result);
             }
             // Those who were woken may wait for this thread.
-            if self.spin.again(&mut spin) && engine.woken == 0 {
+            if self.spin.again(&mut spin, || engine.looks_cost()) && engine.woken == 0 {
                 self.leave_lap(engine);
                 continue;
             }
@@ -216,7 +216,8 @@ impl Shared {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            if self.parks(&mut engine, self.spin.lingers()) {
+            let lingers = self.spin.lingers(|| engine.looks_cost());
+            if self.parks(&mut engine, lingers) {
                 self.leave(engine);
                 return Poll::Pending;
             }

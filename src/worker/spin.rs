@@ -26,6 +26,9 @@ use crate::{config::Progress, worker::turn};
 
 /// The mean wait up to which looking pays, and for how long the worker then looks in all.
 const CAP: Duration = Duration::from_micros(20);
+/// The same over sockets: a look is a system call, the next of many long messages takes some 20 us, and who sleeps for each of them has two
+/// wake-ups and ten calls more for it.
+const SOCKET_CAP: Duration = Duration::from_micros(40);
 /// A longer wait counts as this one: a long rest is one wait that did not pay, not a thousand.
 const LONGEST: Duration = Duration::from_micros(80);
 /// For how long at least a future looks itself, where it does.
@@ -80,13 +83,17 @@ impl SpinPolicy {
     }
 
     /// For how long a future looks itself, in the wait that begins.
-    fn window(&self) -> Duration {
+    fn window(&self, is_socket: bool) -> Duration {
         match self.progress {
-            Progress::Adaptive if self.pays() && self.has_luck() => {
+            // The mean of waits that ended while their futures looked says little there: of many messages the most are found at once.
+            Progress::Adaptive if self.mean() > cap(is_socket) || !self.has_luck() => {
+                Duration::ZERO
+            }
+            Progress::Adaptive if is_socket => SOCKET_CAP,
+            Progress::Adaptive => {
                 let held = Duration::from_nanos(self.held.load(Ordering::Relaxed));
                 (held * 4).clamp(LEAST, CAP)
             }
-            Progress::Adaptive => Duration::ZERO,
             _ => self.always(),
         }
     }
@@ -95,10 +102,10 @@ impl SpinPolicy {
     /// it comes sooner or is not asked for yet, and who looks for it holds up those who would ask.
     fn window_of(&self, luck: &Luck, is_socket: bool) -> Duration {
         match self.progress {
-            Progress::Adaptive if !self.pays() => Duration::ZERO,
-            Progress::Adaptive if is_socket && luck.mean() <= CAP => {
-                (luck.mean() * 2).clamp(LEAST, CAP)
+            Progress::Adaptive if is_socket && self.mean().max(luck.mean()) <= SOCKET_CAP => {
+                (luck.mean() * 2).clamp(LEAST, SOCKET_CAP)
             }
+            Progress::Adaptive if !self.pays() => Duration::ZERO,
             Progress::Adaptive => LEAST,
             _ => self.always(),
         }
@@ -123,13 +130,18 @@ impl SpinPolicy {
     }
 
     /// For how long the reactor looks for a future that parks, between the turns of other tasks. `None`: not at all.
-    pub(crate) fn lingers(&self) -> Option<Duration> {
-        self.lingers_at(moment)
+    pub(crate) fn lingers(&self, is_socket: impl FnOnce() -> bool) -> Option<Duration> {
+        self.lingers_at(is_socket, moment)
     }
 
-    fn lingers_at(&self, moment: impl FnOnce() -> Option<u64>) -> Option<Duration> {
+    fn lingers_at(
+        &self,
+        is_socket: impl FnOnce() -> bool,
+        moment: impl FnOnce() -> Option<u64>,
+    ) -> Option<Duration> {
         match self.progress {
             Progress::Adaptive if self.pays() => Some(CAP),
+            Progress::Adaptive if self.mean() <= SOCKET_CAP && is_socket() => Some(SOCKET_CAP),
             Progress::Adaptive => moment()
                 .is_some_and(|moment| moment != self.failed.load(Ordering::Relaxed))
                 .then_some(TRIAL),
@@ -165,8 +177,8 @@ impl SpinPolicy {
 
     /// One lap is over without success: whether to go for another.
     #[inline]
-    pub(crate) fn again(&self, spin: &mut Spin) -> bool {
-        let again = self.goes_on(spin, || self.window());
+    pub(crate) fn again(&self, spin: &mut Spin, is_socket: impl FnOnce() -> bool) -> bool {
+        let again = self.goes_on(spin, || self.window(is_socket()));
         if again == Some(false) {
             let credit = self.credit.load(Ordering::Relaxed);
             self.credit
@@ -233,12 +245,12 @@ impl SpinPolicy {
     }
 
     /// The reactor lingered for a whole window, and nothing came.
-    pub(crate) fn in_vain(&self) {
-        self.in_vain_at(moment);
+    pub(crate) fn in_vain(&self, is_socket: bool) {
+        self.in_vain_at(is_socket, moment);
     }
 
-    fn in_vain_at(&self, moment: impl FnOnce() -> Option<u64>) {
-        if self.pays() {
+    fn in_vain_at(&self, is_socket: bool, moment: impl FnOnce() -> Option<u64>) {
+        if self.pays() || self.mean() <= cap(is_socket) {
             self.learn(LONGEST.as_nanos() as u64, 8);
         } else if let Some(moment) = moment() {
             self.failed.store(moment, Ordering::Relaxed);
@@ -253,6 +265,11 @@ impl SpinPolicy {
                 .store(mean - mean / part + waited / part, Ordering::Relaxed);
         }
     }
+}
+
+/// The mean wait up to which looking pays.
+fn cap(is_socket: bool) -> Duration {
+    if is_socket { SOCKET_CAP } else { CAP }
 }
 
 /// The time for trials that this is, if it is one.
@@ -456,10 +473,10 @@ mod tests {
                 true => ANSWERS + WAKES,
                 false => ANSWERS,
             };
-            let window = end.lingers_at(moment);
+            let window = end.lingers_at(|| false, moment);
             slept[1 - peer] = window.is_none_or(|window| window < other);
             match (window, slept[1 - peer]) {
-                (Some(_), true) => end.in_vain_at(moment),
+                (Some(_), true) => end.in_vain_at(false, moment),
                 (Some(_), false) => end.found_lingering(other),
                 (None, _) => {}
             }
@@ -475,7 +492,7 @@ mod tests {
     fn tire(policy: &SpinPolicy) -> usize {
         (0..100)
             .find(|_| {
-                policy.in_vain();
+                policy.in_vain(false);
                 !policy.pays()
             })
             .expect("it lingers on in vain")
@@ -496,9 +513,9 @@ mod tests {
         let waits = 10_000;
         let looked = (0..waits).filter(|wait| {
             let moment = || moment_at(wait * 100_000);
-            let looks = policy.lingers_at(moment).is_some();
+            let looks = policy.lingers_at(|| false, moment).is_some();
             if looks {
-                policy.in_vain_at(moment);
+                policy.in_vain_at(false, moment);
             }
             looks
         });
@@ -511,13 +528,13 @@ mod tests {
     #[test]
     fn futures_look_while_they_find_something() {
         let policy = SpinPolicy::new(Progress::Adaptive);
-        let window = || policy.window();
+        let window = || policy.window(false);
         assert_eq!(window(), LEAST);
         (0..100).for_each(|_| policy.found_looking(LEAST * 2));
         assert!(window() > LEAST * 7 && window() <= LEAST * 8);
         let in_vain = || {
             let mut spin = policy.begin();
-            while policy.again(&mut spin) {}
+            while policy.again(&mut spin, || false) {}
             spin.since.is_some()
         };
         assert!((0..CREDIT).all(|_| in_vain()));
@@ -619,8 +636,27 @@ mod tests {
         (0..50).for_each(|_| luck.learn(wait));
         assert!((wait..CAP).contains(&window(&luck, true)));
         assert_eq!(window(&luck, false), LEAST);
+        (0..50).for_each(|_| luck.learn(CAP * 3 / 2));
+        assert_eq!(window(&luck, true), SOCKET_CAP);
         // Too long to be looked after.
         (0..50).for_each(|_| luck.learn(CAP * 3));
         assert_eq!(window(&luck, true), LEAST);
+    }
+
+    /// Where the next message takes some 30 us, who waits for one over a socket looks for it, and over shared memory sleeps; in vain, neither goes on.
+    #[test]
+    fn over_sockets_longer_waits_are_looked_after() {
+        let policy = SpinPolicy::new(Progress::Adaptive);
+        (0..100).for_each(|_| policy.found_looking(CAP * 3 / 2));
+        assert_eq!(policy.window(true), SOCKET_CAP);
+        assert_eq!(policy.window(false), Duration::ZERO);
+        let lingers = |is_socket: bool| policy.lingers_at(|| is_socket, || None);
+        assert_eq!((lingers(true), lingers(false)), (Some(SOCKET_CAP), None));
+        let tired = (0..100).find(|_| {
+            policy.in_vain(true);
+            lingers(true).is_none()
+        });
+        assert!(tired.is_some_and(|times| times < 8), "{tired:?}");
+        assert_eq!(policy.window(true), Duration::ZERO);
     }
 }
