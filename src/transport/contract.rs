@@ -28,24 +28,20 @@ use async_trait::async_trait;
 use crate::{
     error::{Error, Result},
     transport::{
-        DeviceInfo, Held, Hold,
+        DeviceInfo, Hold,
         channel::Channel,
         one_sided::{DeviceWays, OneSided, RemoteMemory},
+        shm::Pair,
         tls::Certificates,
     },
     types::{Identity, LinkId},
 };
 
-/// What a path is between.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reach {
-    /// Within one worker.
-    Worker,
-    /// Between processes of one host.
-    Host,
-    /// Between hosts.
-    Network,
-}
+pub use super::{
+    path::{Reach, Role},
+    send::{SendError, Zcopy},
+    wanted::{InPlace, Taken, Wanted},
+};
 
 /// A transport: a way to move bytes. Lives as long as the context.
 pub trait Transport: Send + Sync + fmt::Debug + 'static {
@@ -91,15 +87,6 @@ pub struct Opened {
     pub interface: Box<dyn Interface>,
     /// The control path.
     pub connector: Arc<dyn Connector>,
-}
-
-/// Which end of a connection this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// The end that dialled.
-    Client,
-    /// The end that listened.
-    Server,
 }
 
 /// What is known of the peer when a link is set up.
@@ -166,24 +153,6 @@ pub struct LinkAttributes {
 /// Longest prefix of [`Link::am_zcopy`], in bytes.
 pub const MAX_PREFIX: usize = 64;
 
-/// Why a send did not happen.
-#[derive(Debug)]
-pub enum SendError {
-    /// No room now. Nothing was taken; [`Sink::writable`] will tell.
-    Full,
-    /// The link is dead.
-    Failed(Error),
-}
-
-/// What became of a zero-copy send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Zcopy {
-    /// The source may be reused at once; no completion follows.
-    Done,
-    /// [`Sink::sent`] will be called with the token.
-    Pending,
-}
-
 /// The sending half. Called with the worker's lock held.
 ///
 /// Messages of one link arrive in the order in which they were accepted.
@@ -246,7 +215,7 @@ pub trait Link: Send + fmt::Debug {
     fn is_flushed(&self) -> bool;
 
     /// The shared segment under the link, for one-copy transfers; `None` where there is none.
-    fn pair(&self) -> Option<Arc<crate::transport::shm::Pair>> {
+    fn pair(&self) -> Option<Arc<Pair>> {
         None
     }
 
@@ -301,50 +270,6 @@ pub enum Place {
     Whole,
     /// Read it and throw it away; nothing follows.
     Discard,
-}
-
-/// A message that somebody waits for, and the memory that it is to go to.
-///
-/// No two words stand here as they stand beside each other where they come from, or go to: the compiler would move both by one load, and a load of two words
-/// that were written one by one just before waits until the processor has written them out.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Wanted {
-    /// Its header, in the bits of `mask`.
-    pub header: u64,
-    /// Where its body goes.
-    pub address: *mut u8,
-    /// Which bits of the header count.
-    pub mask: u64,
-    /// Bytes that there are.
-    pub room: usize,
-    /// How many more times to look for it before it is said not to be there, where one look is one load and one pause.
-    pub looks: u32,
-    /// Its id.
-    pub id: u8,
-}
-
-/// A message that was wanted, and is where it was to go. In this order for the same reason as [`Wanted`].
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Taken {
-    /// Its header.
-    pub header: u64,
-    /// The link that brought it.
-    pub from: LinkId,
-    /// Bytes of its body.
-    pub length: usize,
-}
-
-/// A message that was wanted, and stays where it lies.
-#[derive(Debug)]
-pub struct InPlace {
-    /// The link that brought it.
-    pub from: LinkId,
-    /// Its header.
-    pub header: u64,
-    /// Its body.
-    pub held: Held,
 }
 
 /// Where an interface reports what arrived. Implemented by the worker; called with its lock held.
@@ -428,7 +353,7 @@ pub trait Interface: Send + fmt::Debug {
     /// What the system said.
     fn attach(&mut self, id: LinkId, connected: Connected) -> Result<Box<dyn Link>>;
 
-    /// Forgets a link; nothing is reported of it any more. The worker drops the [`Link`] right after. A message of it that is [`Held`] stays.
+    /// Forgets a link; nothing is reported of it any more. The worker drops the [`Link`] right after. A message of it that is [`Held`](super::Held) stays.
     fn detach(&mut self, id: LinkId);
 
     /// Registers its fds. `fd` events come back through [`Interface::ready`].
@@ -468,7 +393,7 @@ pub trait Interface: Send + fmt::Debug {
     /// as well while an earlier one of that link stays. `looks`: of [`Wanted`].
     ///
     /// # Safety
-    /// The [`Held`] is dropped before the interface.
+    /// The [`Held`](super::Held) is dropped before the interface.
     #[allow(unsafe_code)]
     unsafe fn take_in_place(
         &mut self,
@@ -487,7 +412,7 @@ pub trait Interface: Send + fmt::Debug {
     /// Takes back [`Interface::arm`]: this side polls again.
     fn disarm(&mut self);
 
-    /// Whether a message is [`Held`]. Nothing tells of the end, which may be what a peer without room waits for: who sleeps looks again before long.
+    /// Whether a message is [`Held`](super::Held). Nothing tells of the end, which may be what a peer without room waits for: who sleeps looks again before long.
     fn is_held(&self) -> bool {
         false
     }

@@ -16,10 +16,12 @@ mod hold;
 mod inventory;
 pub(crate) mod loopback;
 pub mod one_sided;
+mod path;
 pub(crate) mod patience;
 pub(crate) mod rdmacm;
 pub(crate) mod registry;
 pub mod rocm;
+mod send;
 pub mod shm;
 pub(crate) mod tcp;
 #[cfg(feature = "tls")]
@@ -28,9 +30,22 @@ pub(crate) mod tls;
 #[path = "tls/absent.rs"]
 pub(crate) mod tls;
 pub(crate) mod verbs;
+mod wanted;
 
-pub use accelerator::*;
-pub use contract::*;
-pub use hold::*;
+pub use accelerator::{
+    Accelerator, CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, DevicePlace,
+    DeviceStream, Export, Import, ImportedMemory, SmallCopies,
+};
+pub use contract::{
+    Connected, Connector, Interface, Link, LinkAttributes, MAX_PREFIX, Opened, PeerInfo, Place,
+    RawSlice, Registry, Sink, Transport,
+};
+pub use hold::{Held, Hold};
 pub use inventory::DeviceInfo;
-pub use one_sided::*;
+pub use one_sided::{
+    DeviceAtomic, DeviceKey, DeviceWays, Exposure, LocalKeys, LocalRange, MAX_DEVICES, OneSided,
+    OneSidedAttributes, Registering, RemoteMemory, RemoteRange,
+};
+pub use path::{Reach, Role};
+pub use send::{SendError, Zcopy};
+pub use wanted::{InPlace, Taken, Wanted};
