@@ -5,8 +5,8 @@ use std::{collections::HashMap, sync::Arc};
 use parking_lot::Mutex;
 
 use super::{
-    Sharing, Tickets,
     descriptor::{Allocation, Descriptor, Origin, Way},
+    sharing::{Sharing, Tickets},
 };
 use crate::{
     error::{Error, ErrorKind, Result},

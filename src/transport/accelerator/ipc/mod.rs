@@ -6,6 +6,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `sharing` | what a vendor gives |
 //! | `descriptor` | the bytes |
 //! | `export` | what is exported, and how it is remembered |
 //! | `handover` | file descriptors that cross by a socket, for a ticket |
@@ -28,124 +29,28 @@ pub(crate) mod descriptor;
 mod export;
 pub(crate) mod handover;
 pub(crate) mod lazy;
+mod sharing;
 
 use std::{
-    fmt::{self, Debug},
-    io,
-    os::fd::OwnedFd,
+    fmt, io,
     sync::{Arc, OnceLock},
 };
 
 use cache::{Cache, Counts, Key, Lease};
 use descriptor::{Allocation, Descriptor, Origin, Way};
 use export::Exporter;
-use handover::{Service, Ticket, Wanted};
-use parking_lot::Mutex;
+use handover::Wanted;
+pub(crate) use sharing::{Shared, Sharing, Tickets};
 
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::{identity::identity, process},
     transport::accelerator::{Export, Import, ImportedMemory},
-    types::{Identity, MemoryType},
+    types::Identity,
 };
 
 /// Most allocations of other processes that are open at once.
 pub(crate) const MOST: usize = 256;
-
-/// How a vendor's memory crosses.
-pub(crate) trait Sharing: Send + Sync + Debug + 'static {
-    /// The ways that it has.
-    type Way: Way;
-    /// What the driver says of an address.
-    type Seen;
-    /// An allocation of another process, open here until it is dropped, which may block.
-    type Opened: Send + Sync + Debug + 'static;
-
-    /// What lies at an address now: its id, which no other allocation of this process ever has, or 0 where the vendor gives none; and what else
-    /// there is to say. A short call.
-    ///
-    /// # Errors
-    /// What the driver said.
-    fn look(&self, address: u64) -> Result<(u64, Self::Seen)>;
-
-    /// Makes the allocation at `address` ready for other processes. May take long. `Ok(Err(why))`: such memory cannot be given.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no memory of this vendor's; what the driver said.
-    fn share(
-        &self,
-        address: u64,
-        id: u64,
-        seen: &Self::Seen,
-        tickets: &Tickets<Self>,
-    ) -> Result<std::result::Result<Shared<Self::Way>, String>>
-    where
-        Self: Sized;
-
-    /// The descriptor that a ticket of this process stands for, if the memory still is the same. May block.
-    ///
-    /// # Errors
-    /// `StaleKey`: it is not; what the driver said.
-    fn hand_over(&self, wanted: Wanted) -> Result<OwnedFd>;
-
-    /// Opens an allocation of another process, with the descriptor where the way has a ticket. It has at least the bytes that are said, or that is
-    /// an error. Blocks.
-    ///
-    /// # Errors
-    /// `Unsupported`: the device is not visible here; `Malformed`; what the driver said.
-    fn open(&self, allocation: &Allocation<Self::Way>, fd: Option<OwnedFd>)
-    -> Result<Self::Opened>;
-
-    /// Where an allocation begins here, and what it is.
-    fn place(opened: &Self::Opened) -> (u64, MemoryType);
-
-    /// What memory of this process itself is, where `id` still lies at `address`.
-    ///
-    /// # Errors
-    /// What the driver said.
-    fn own(&self, address: u64, id: u64) -> Result<Option<MemoryType>>;
-}
-
-/// An allocation as it is given.
-pub(crate) struct Shared<W> {
-    /// Which device, in words that are the same in all processes of the host.
-    pub(crate) device: [u8; 16],
-    pub(crate) base: u64,
-    pub(crate) length: u64,
-    pub(crate) way: W,
-}
-
-/// Where tickets for descriptors are had: a service, started by the first.
-#[derive(Debug)]
-pub(crate) struct Tickets<S> {
-    sharing: Arc<S>,
-    service: Mutex<Option<Service>>,
-}
-
-impl<S: Sharing> Tickets<S> {
-    fn new(sharing: &Arc<S>) -> Self {
-        Self {
-            sharing: Arc::clone(sharing),
-            service: Mutex::new(None),
-        }
-    }
-
-    /// What lets another process fetch a descriptor.
-    ///
-    /// # Errors
-    /// As of [`Service::start`].
-    pub(crate) fn ticket(&self, wanted: Wanted) -> Result<Ticket> {
-        let mut service = self.service.lock();
-        let service = match &mut *service {
-            Some(service) => service,
-            none => {
-                let sharing = Arc::clone(&self.sharing);
-                none.insert(Service::start(move |wanted| sharing.hand_over(wanted))?)
-            }
-        };
-        Ok(service.ticket(wanted))
-    }
-}
 
 /// See the module. One for each accelerator of a context.
 #[derive(Debug)]

@@ -9,25 +9,22 @@
 
 use std::os::fd::OwnedFd;
 
-use super::{
-    CudaSharing,
-    way::{CudaWay, MEMORY, POOL},
-};
+use super::way::{CudaWay, MEMORY, POOL};
 use crate::{
     driver::cuda::{Cuda, CudaContext, DevicePtr, PointerInfo, PointerKind},
     error::{Error, ErrorKind, Result},
     transport::accelerator::ipc::{
-        Shared, Tickets,
+        Shared, Sharing, Tickets,
         handover::{Wanted, stale},
     },
 };
 
-/// See [`Sharing::share`](crate::transport::accelerator::ipc::Sharing::share).
+/// See [`Sharing::share`].
 pub(super) fn share(
     cuda: &'static Cuda,
     at: DevicePtr,
     info: &PointerInfo,
-    tickets: &Tickets<CudaSharing>,
+    tickets: &Tickets<impl Sharing>,
 ) -> Result<Result<Shared<CudaWay>, String>> {
     let ticket = |kind, base: DevicePtr| {
         tickets.ticket(Wanted {

@@ -2,16 +2,13 @@
 
 use std::os::fd::OwnedFd;
 
-use super::{
-    RocmSharing,
-    way::{DMA_BUF, RocmWay},
-};
+use super::way::{DMA_BUF, RocmWay};
 use crate::{
     driver::hsa::Agent,
     error::{Error, ErrorKind, Result},
     transport::{
         accelerator::ipc::{
-            Shared, Tickets,
+            Shared, Sharing, Tickets,
             handover::{Wanted, stale},
         },
         rocm::{known::Seen, shared::Machine},
@@ -19,12 +16,12 @@ use crate::{
     types::MemoryType,
 };
 
-/// See [`Sharing::share`](crate::transport::accelerator::ipc::Sharing::share).
+/// See [`Sharing::share`].
 pub(super) fn share(
     machine: &Machine,
     address: u64,
     seen: Option<&Seen>,
-    tickets: &Tickets<RocmSharing>,
+    tickets: &Tickets<impl Sharing>,
 ) -> Result<Result<Shared<RocmWay>, String>> {
     let Some(seen) = seen else {
         let text = format!(
