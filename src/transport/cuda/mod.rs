@@ -57,9 +57,6 @@ use crate::{
     types::{Identity, MemoryType},
 };
 
-/// The name in configuration, where `cuda` is short for all that CUDA has.
-pub(crate) const NAME: &str = "cuda_copy";
-
 /// CUDA devices, by the driver of this machine.
 #[derive(Clone, Debug)]
 pub struct CudaCopy {
@@ -142,7 +139,7 @@ impl Default for CudaCopy {
 
 impl Accelerator for CudaCopy {
     fn name(&self) -> &'static str {
-        NAME
+        shared::NAME
     }
 
     fn probe(&self) -> Result<()> {

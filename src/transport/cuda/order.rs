@@ -6,7 +6,7 @@
 
 use std::ffi::c_void;
 
-use super::NAME;
+use super::shared::NAME;
 use crate::{
     driver::cuda::{Cuda, Event, RawEvent, RawStream, Stream, Waiting},
     error::{Error, ErrorKind, Result},

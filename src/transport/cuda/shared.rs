@@ -13,6 +13,9 @@ use crate::{
     transport::accelerator::{Loader, Reaper, driver},
 };
 
+/// The accelerator's name in configuration, where `cuda` is short for all that CUDA has.
+pub(super) const NAME: &str = "cuda_copy";
+
 /// What they share.
 #[derive(Debug)]
 pub(super) struct Shared {

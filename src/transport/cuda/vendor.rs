@@ -3,10 +3,9 @@
 use std::sync::{Arc, atomic::Ordering::Release};
 
 use super::{
-    NAME,
     home::Home,
     order::{self, Mark},
-    shared::Shared,
+    shared::{NAME, Shared},
 };
 use crate::{
     driver::cuda::{CudaContext, Stream},

@@ -5,11 +5,10 @@ use std::{net::SocketAddr, time::Duration};
 use super::{
     events::Events,
     greeting::Greeting,
-    manager,
+    manager::{manager, unavailable},
     offload::{Offloaded, off},
     pair::Pair,
     pump::{self, End},
-    unavailable,
 };
 use crate::{
     driver::{

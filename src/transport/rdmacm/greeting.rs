@@ -4,7 +4,7 @@
 //! "wharfcm"  version 1  receives posted (u8)  0  bytes in each (u16)  0 …          little-endian; later versions may append
 //! ```
 
-use super::pair::{RECEIVES, SLOT};
+use super::{pair::SLOT, window::RECEIVES};
 use crate::error::{Error, ErrorKind, Result};
 
 const MAGIC: &[u8; 7] = b"wharfcm";

@@ -18,6 +18,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `manager` | the libraries, or why they are not there |
 //! | `greeting` | what the two ends tell each other with request and answer |
 //! | `events` | events of a connection manager, awaited |
 //! | `pair` | the queue pair and its memory |
@@ -34,6 +35,7 @@
 mod connect;
 mod events;
 mod greeting;
+mod manager;
 mod offload;
 mod pair;
 mod pump;
@@ -43,30 +45,6 @@ mod watch;
 mod window;
 
 pub(crate) use connect::{Listening, dial};
-
-use crate::{
-    driver::{rdmacm::RdmaCm, verbs::Verbs},
-    error::{Error, Result},
-};
-
-/// The libraries, loaded at the first call. May take milliseconds.
-///
-/// # Errors
-/// Why connections by RDMA address are not available here.
-fn manager() -> Result<(&'static RdmaCm, &'static Verbs)> {
-    let find = || {
-        let verbs = Verbs::load(None)?;
-        Ok((RdmaCm::load(None, verbs)?, verbs))
-    };
-    find().map_err(unavailable)
-}
-
-/// Says what is not available.
-#[cold]
-fn unavailable(error: Error) -> Error {
-    let text = format!("connections by RDMA address are not available: {error}");
-    Error::new(error.kind(), text).with_source(error)
-}
 
 /// Gives bytes to the decoder of this transport.
 #[cfg(any(test, fuzzing))]

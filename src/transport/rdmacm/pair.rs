@@ -14,7 +14,7 @@ use std::{
     slice,
 };
 
-use super::window::HEADER;
+use super::window::{HEADER, RECEIVES};
 use crate::{
     driver::verbs::{
         Access, Capacity, Completion, CompletionChannel, CompletionQueue, MemoryRegion, QueuePair,
@@ -25,11 +25,10 @@ use crate::{
 
 /// Bytes of a slot.
 pub(super) const SLOT: usize = 4096;
-/// Slots to receive into.
-pub(super) const RECEIVES: usize = 8;
 /// Slots to send from.
 pub(super) const SENDS: usize = 4;
 
+/// Those to receive into come first.
 const SLOTS: usize = RECEIVES + SENDS;
 
 /// Zeroed pages, registered.

@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     driver::{
         rdmacm::{Connect, EventKind, Id},
-        verbs::State,
+        verbs::{State, Verbs},
     },
     error::ErrorKind,
     transport::channel::Channel,
@@ -224,7 +224,7 @@ fn a_dial_that_is_dropped_disturbs_nobody() {
 
 /// An identifier of one that is no wharf, which asks or is asked.
 fn raw() -> (Id, Events, &'static Verbs) {
-    let (cm, verbs) = manager().expect("the libraries");
+    let (cm, verbs) = manager::manager().expect("the libraries");
     let channel = cm.event_channel().expect("a channel");
     let id = channel.id().expect("an identifier");
     (id, Events::new(channel).expect("events"), verbs)

@@ -3,11 +3,13 @@
 //! Every message begins with how many receives its sender has posted anew. One that says only that is sent when half of them are due;
 //! the last place is kept for it, so that two ends that both have much to say do not wait for each other.
 
-use super::pair::RECEIVES;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Bytes before what a message carries: receives posted anew (`u16`, little-endian), then zeros.
 pub(super) const HEADER: usize = 4;
+
+/// Receives of an end.
+pub(super) const RECEIVES: usize = 8;
 
 /// Receives that are due before they are told of by themselves.
 const HALF: usize = RECEIVES / 2;

@@ -9,17 +9,11 @@ mod session;
 use std::{fmt, net::IpAddr, sync::Arc};
 
 use parking_lot::RwLock;
-use rustls::{
-    ClientConfig, ServerConfig,
-    pki_types::{CertificateDer, ServerName},
-};
+use rustls::{ClientConfig, ServerConfig, pki_types::ServerName};
 
 use crate::error::{Error, ErrorKind, Result};
 
-pub(crate) use session::{Session, explained};
-
-/// What a peer has shown, its own certificate first.
-pub(crate) type Certificates = Arc<[CertificateDer<'static>]>;
+pub(crate) use session::{Certificates, Session, explained};
 
 /// How a context's TCP connections are encrypted: rustls's configurations, one for connections that it dials, one for those that it takes.
 ///

@@ -22,16 +22,18 @@ use std::{
 use rustls::{
     ClientConfig, CommonState, ServerConfig,
     client::UnbufferedClientConnection,
-    pki_types::ServerName,
+    pki_types::{CertificateDer, ServerName},
     server::UnbufferedServerConnection,
     unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus},
 };
 
-use super::Certificates;
 use crate::{
     error::{Error, ErrorKind, Result},
     util::copy::{append, copied, copy_slice},
 };
+
+/// What a peer has shown, its own certificate first.
+pub(crate) type Certificates = Arc<[CertificateDer<'static>]>;
 
 /// Most slices that are encrypted at once.
 const BATCH: usize = 64;
