@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     memory::{MonitorKind, RegistrationCacheOptions},
-    transport::verbs::domain::RelaxedOrdering,
+    transport::verbs::RelaxedOrdering,
 };
 
 /// An option in force.

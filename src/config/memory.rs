@@ -1,7 +1,7 @@
 //! Who watches memory, and how much of it stays registered.
 
 use super::{Environment, Overrides, Setting, Source, value};
-use crate::{error::Result, memory::MonitorKind, transport::verbs::domain::RelaxedOrdering};
+use crate::{error::Result, memory::MonitorKind, transport::verbs::RelaxedOrdering};
 
 /// The monitor: by its own name, or by UCX's `y` or `n`.
 pub(super) fn monitor(

@@ -38,7 +38,7 @@ use std::{fmt, ops::Deref, time::Duration};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::MonitorKind,
-    transport::verbs::domain::RelaxedOrdering,
+    transport::verbs::RelaxedOrdering,
 };
 
 pub(crate) use devices::{NetDevices, interface_addresses, system_interfaces};

@@ -17,7 +17,7 @@ use crate::{
         RegistrationCacheOptions, region::DeviceReach,
     },
     sys::fork,
-    transport::{Transport, verbs::domain::MemoryOptions},
+    transport::{Transport, verbs::MemoryOptions},
     types::{Access, MemoryType},
 };
 

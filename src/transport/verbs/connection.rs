@@ -21,15 +21,15 @@ use parking_lot::Mutex;
 use socket2::Socket;
 
 use super::{
-    Devices, Graveyard, RcVerbs,
-    buffers::Memory,
+    devices::{Devices, Graveyard},
     domain::Domain,
-    queues::{Reservation, SEGMENT},
-    retired::retire,
+    options::NAME,
+    queues::SEGMENT,
+    rail::{Rail, retire},
     wire::{HEADER, Header, Kind},
 };
 use crate::{
-    driver::verbs::{AtomicSupport, QueuePair, SendFlags, SendRequest, Sge},
+    driver::verbs::{SendFlags, SendRequest, Sge},
     error::{Error, ErrorKind, Result},
     transport::SendError,
 };
@@ -41,57 +41,6 @@ pub(super) const SPARE_SLOTS: u32 = 8;
 /// At the latest each so manieth request has its completion told.
 const SIGNAL: u32 = 64;
 const LINE: u64 = 64;
-
-/// One queue pair with what it sends from. The fields end in this order.
-pub(super) struct Rail {
-    pub(super) queue_pair: Arc<QueuePair>,
-    pub(super) ring: Memory,
-    pub(super) reservation: Reservation,
-    /// The number of its port.
-    pub(super) port: u8,
-    /// Bytes that can be sent inline.
-    pub(super) inline: usize,
-    /// The peer's device at the other end.
-    pub(super) peer_device: u64,
-    /// For one-sided operations alone.
-    pub(super) data: bool,
-    /// Nothing is posted any more, of a rail for one-sided operations. Of others the connection says that.
-    pub(super) over: AtomicBool,
-}
-
-impl Rail {
-    /// The device at this end.
-    pub(super) fn device(&self) -> u64 {
-        self.reservation.queues.device.id
-    }
-
-    /// Nothing more is posted.
-    pub(super) fn end(&self) {
-        self.over.store(true, Relaxed);
-    }
-
-    /// Whether requests may be posted.
-    pub(super) fn is_live(&self) -> bool {
-        !self.over.load(Relaxed)
-    }
-
-    /// Whether one-sided operations may go over it.
-    #[inline]
-    pub(super) fn is_usable(&self) -> bool {
-        self.data && self.is_live()
-    }
-
-    /// Whether that does atomics.
-    pub(super) fn does_atomics(&self) -> bool {
-        self.reservation.queues.device.attributes.atomics != AtomicSupport::None
-    }
-}
-
-impl fmt::Debug for Rail {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Rail").field(&self.queue_pair).finish()
-    }
-}
 
 /// What a slot of the send queue holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -333,7 +282,7 @@ impl Connection {
 
     /// Adds peer and transport to an error.
     pub(super) fn named(&self, error: Error) -> Error {
-        error.with_peer(&self.peer).over(RcVerbs::NAME)
+        error.with_peer(&self.peer).over(NAME)
     }
 
     /// Nothing more is sent.
@@ -1012,7 +961,7 @@ fn too_long(length: usize, most: usize) -> SendError {
 }
 
 /// # Safety
-/// As [`QueuePair::post_send`].
+/// As [`QueuePair::post_send`](crate::driver::verbs::QueuePair::post_send).
 #[inline]
 unsafe fn post(rail: &Rail, request: SendRequest<'_>) -> Result<(), Unposted> {
     // SAFETY: the caller vouches for it.

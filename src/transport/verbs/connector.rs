@@ -14,13 +14,14 @@ use async_trait::async_trait;
 use socket2::{Socket, TcpKeepalive};
 
 use super::{
-    OpenDevice, RcOptions, RcVerbs,
     buffers::Memory,
-    connection::{Connection, RING, Rail, SPARE_SLOTS},
-    devices::Port,
+    connection::{Connection, RING, SPARE_SLOTS},
+    devices::{OpenDevice, Port},
+    options::{NAME, RcOptions},
     pairs::pairs,
-    queues::{Room, SEGMENT},
-    retired::retire,
+    queues::SEGMENT,
+    rail::{Rail, retire},
+    room::Room,
     wire::{HEADER, Offer, RailOffer, read_verdict, verdict},
 };
 use crate::{
@@ -287,6 +288,7 @@ fn rail(room: &Room, device: &Arc<OpenDevice>, port: &Port, messages: bool) -> R
         peer_device: 0,
         over: AtomicBool::new(false),
         data: !messages,
+        retired: Arc::clone(&room.retired),
     })
 }
 
@@ -362,10 +364,7 @@ impl Connector for RcConnector {
         let devices = self.room.devices.open()?;
         match devices.iter().any(|device| !device.is_lost()) {
             true => Ok(()),
-            false => {
-                Err(Error::new(ErrorKind::DeviceLost, "all devices have failed")
-                    .over(RcVerbs::NAME))
-            }
+            false => Err(Error::new(ErrorKind::DeviceLost, "all devices have failed").over(NAME)),
         }
     }
 
@@ -375,7 +374,7 @@ impl Connector for RcConnector {
         role: Role,
         peer: &PeerInfo,
     ) -> Result<Connected> {
-        let named = |error: Error| error.with_peer(&peer.name).over(RcVerbs::NAME);
+        let named = |error: Error| error.with_peer(&peer.name).over(NAME);
         let room = Arc::clone(&self.room);
         let made = elsewhere(move || Half::make(&room)).await;
         let message = match &made {

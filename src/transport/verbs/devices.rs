@@ -16,8 +16,8 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    Graveyard, RcOptions,
     domain::{Domain, MemoryDevice},
+    options::RcOptions,
     served::Served,
 };
 use crate::{
@@ -26,40 +26,14 @@ use crate::{
         Mtu, PortState, ProtectionDomain, Subject, Transport, Verbs, choose_gid,
     },
     error::{Error, ErrorKind, Result},
-    transport::DeviceInfo,
+    transport::{DeviceInfo, accelerator::Reaper},
 };
 
 /// Events of queue pairs that nobody has asked for yet; more are forgotten (their completions tell too).
 const MOST_EVENTS: usize = 1024;
 
-/// A selection of devices and ports.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum DeviceChoice {
-    /// Any.
-    #[default]
-    All,
-    /// Only these: `rxe0`, or one port of it, `rxe0:1`.
-    Only(Vec<String>),
-    /// Any but these.
-    Except(Vec<String>),
-}
-
-impl DeviceChoice {
-    /// Whether a port may be used.
-    pub(crate) fn allows(&self, device: &str, port: u8) -> bool {
-        let named = |names: &[String]| {
-            names.iter().any(|name| match name.split_once(':') {
-                Some((name, number)) => name == device && number.parse() == Ok(port),
-                None => name == device,
-            })
-        };
-        match self {
-            Self::All => true,
-            Self::Only(names) => named(names),
-            Self::Except(names) => !named(names),
-        }
-    }
-}
+/// Destroys queue pairs and ends registrations where it may take its time.
+pub(super) type Graveyard = Arc<Reaper>;
 
 /// A port that can be used.
 #[derive(Clone, Debug)]

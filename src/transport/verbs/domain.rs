@@ -24,42 +24,20 @@ use std::{fmt, future::Future, pin::Pin, sync::Arc};
 
 use parking_lot::Mutex;
 
-use super::served::Served;
+use super::{
+    options::{self, MemoryOptions, RelaxedOrdering},
+    served::Served,
+};
 use crate::{
     driver::verbs::{self, MemoryRegion, ProtectionDomain},
     error::{Error, ErrorKind, Operation, Result},
     memory::{
-        AddressRange, DmaBuf, MonitorKind, Registrar, RegistrarAttributes, Registration,
-        RegistrationCache, RegistrationCacheOptions, monitor,
+        AddressRange, DmaBuf, Registrar, RegistrarAttributes, Registration, RegistrationCache,
+        monitor,
     },
     transport::{DeviceKey, Exposure, LocalKeys, Registering, RemoteMemory},
     types::Access,
 };
-
-/// When writes may overtake each other on the bus.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum RelaxedOrdering {
-    /// Where completions tell of the bytes.
-    #[default]
-    Auto,
-    /// Everywhere but in words of device atomics.
-    On,
-    /// Nowhere.
-    Off,
-}
-
-/// How memory is registered.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct MemoryOptions {
-    /// What caches keep.
-    pub(crate) cache: RegistrationCacheOptions,
-    /// Who tells them when memory goes away.
-    pub(crate) monitor: MonitorKind,
-    /// `WHARF_IB_PCI_RELAXED_ORDERING`.
-    pub(crate) relaxed_ordering: RelaxedOrdering,
-    /// Pages are fetched when a device wants them, where it can (`WHARF_IB_ON_DEMAND`).
-    pub(crate) on_demand: bool,
-}
 
 /// A device that memory is registered with.
 #[derive(Clone, Debug)]
@@ -420,7 +398,7 @@ impl Registrar for Pins {
     type Handle = Reached;
 
     fn name(&self) -> &'static str {
-        super::RcVerbs::NAME
+        options::NAME
     }
 
     /// Never in the thread that asks, which is a runtime's: every page is touched and pinned.

@@ -20,11 +20,14 @@ use mio::{Interest, unix::SourceFd};
 use slab::Slab;
 
 use super::{
-    OpenDevice,
-    connection::{Connection, Ended, MARK, Rail},
+    connection::{Connection, Ended, MARK},
     connector::Established,
+    devices::OpenDevice,
     link::RcLink,
-    queues::{BATCH, EARLY, Queues, Room, receive_of},
+    options::NAME,
+    queues::{BATCH, EARLY, Queues, receive_of},
+    rail::Rail,
+    room::Room,
     wire::{Drained, FRAME, Header, Kind},
 };
 use crate::{
@@ -531,7 +534,7 @@ impl RcInterface {
             return;
         };
         if completion.status() != Status::WR_FLUSH_ERR {
-            tracing::warn!(target: "wharf::verbs", transport = super::RcVerbs::NAME, %error, "a rail for one-sided operations has failed: what went over it goes in messages");
+            tracing::warn!(target: "wharf::verbs", transport = NAME, %error, "a rail for one-sided operations has failed: what went over it goes in messages");
         }
         for token in entry.connection.rail_failed(rail, completion.id()) {
             let error = entry.connection.named(error.duplicate());

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::{
-    RcVerbs,
     connection::Connection,
     one_sided::{Ways, explain},
+    options::NAME,
     queues::BODY,
     wire::HEADER,
 };
@@ -17,9 +17,9 @@ const SHORT: usize = 112;
 /// A link.
 #[derive(Debug)]
 pub(super) struct RcLink {
-    pub(super) connection: Arc<Connection>,
+    connection: Arc<Connection>,
     attributes: LinkAttributes,
-    pub(super) ways: Option<Ways>,
+    ways: Option<Ways>,
 }
 
 impl RcLink {
@@ -28,7 +28,7 @@ impl RcLink {
         let inline = connection.rails.first().map_or(0, |rail| rail.inline);
         let longest = connection.longest.min(BODY);
         let attributes = LinkAttributes {
-            transport: RcVerbs::NAME,
+            transport: NAME,
             max_short: inline.saturating_sub(HEADER).max(SHORT).min(longest),
             max_bcopy: longest,
             max_zcopy: 0,
@@ -75,10 +75,8 @@ impl Link for RcLink {
     }
 
     fn one_sided(&mut self) -> Option<&mut dyn OneSided> {
-        match self.ways {
-            Some(_) => Some(self),
-            None => None,
-        }
+        let ways = self.ways.as_mut()?;
+        Some(ways)
     }
 }
 

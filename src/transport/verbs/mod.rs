@@ -15,6 +15,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `options` | its name, and what can be set |
 //! | `devices` | which devices and ports are used, and with which address |
 //! | `buffers` | memory that the device knows |
 //! | `queues` | what the connections of a worker to a device share |
@@ -22,7 +23,8 @@
 //! | `connector` | setting up |
 //! | `pairs` | which rails of the two ends belong together |
 //! | `connection` | what both halves of a link share: send queue, credits |
-//! | `retired` | rails that end without a connection |
+//! | `rail` | a queue pair with what it sends from, and those that end without a connection |
+//! | `room` | what a worker has of the devices |
 //! | `served` | queue pairs by which peers reach memory of this side |
 //! | `link` | the sending half |
 //! | `one_sided` | puts, gets and atomics over a connection |
@@ -49,71 +51,30 @@ mod buffers;
 mod connection;
 mod connector;
 mod devices;
-pub(crate) mod domain;
+mod domain;
 mod iface;
 mod link;
 mod one_sided;
+mod options;
 mod pairs;
 mod queues;
-mod retired;
+mod rail;
+mod room;
 pub(crate) mod served;
 #[cfg(test)]
 mod tests;
 mod wire;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::sync::Arc;
 
-pub(crate) use devices::{DeviceChoice, Devices, OpenDevice};
-use domain::MemoryOptions;
+use devices::Devices;
+pub(crate) use options::{DeviceChoice, MemoryOptions, RcOptions, RelaxedOrdering};
 
 use crate::{
-    driver::{
-        rdmacm::RdmaCm,
-        verbs::{Mtu, Verbs},
-    },
+    driver::{rdmacm::RdmaCm, verbs::Verbs},
     error::Result,
-    transport::{DeviceInfo, Opened, Reach, RemoteMemory, Transport, accelerator::Reaper},
+    transport::{DeviceInfo, Opened, Reach, RemoteMemory, Transport},
 };
-
-/// What can be set.
-#[derive(Clone, Debug)]
-pub(crate) struct RcOptions {
-    /// The library; `None`: the one that `WHARF_LIBIBVERBS` names, or the system's.
-    pub(crate) library: Option<PathBuf>,
-    /// Devices and ports that may be used.
-    pub(crate) devices: DeviceChoice,
-    /// Where in a port's table the address to use stands; `None`: the best of them.
-    pub(crate) gid_index: Option<u8>,
-    /// How long a packet may go unanswered, as the device's code: 4.096 µs × 2^t.
-    pub(crate) timeout: u8,
-    /// How often such a packet is sent again, at most 7.
-    pub(crate) retries: u8,
-    /// The largest packets; `None`: as large as both ports take.
-    pub(crate) mtu: Option<Mtu>,
-    /// Silence after which the kernel asks over the control lane whether the peer's host is still there. `None`: it never does.
-    pub(crate) keepalive: Option<Duration>,
-    /// Messages of a connection that may be on their way to the device, 32 to 1024.
-    pub(crate) sends: u32,
-    /// How memory is registered.
-    pub(crate) memory: MemoryOptions,
-}
-
-impl Default for RcOptions {
-    /// 16 is 268 ms: with 7 retries an unreachable peer is told after 2 s (soft-RoCE) to 8 s (devices that wait up to four times as long).
-    fn default() -> Self {
-        Self {
-            library: None,
-            devices: DeviceChoice::All,
-            gid_index: None,
-            timeout: 16,
-            retries: 7,
-            mtu: None,
-            keepalive: Some(Duration::from_secs(10)),
-            sends: 128,
-            memory: MemoryOptions::default(),
-        }
-    }
-}
 
 /// The transport `rc_verbs`.
 #[derive(Debug)]
@@ -123,7 +84,7 @@ pub(crate) struct RcVerbs {
 
 impl RcVerbs {
     /// The name in configuration.
-    pub(crate) const NAME: &'static str = "rc_verbs";
+    pub(crate) const NAME: &'static str = options::NAME;
 
     /// With these options. Loads nothing yet.
     pub(crate) fn new(options: RcOptions) -> Self {
@@ -174,16 +135,13 @@ impl Transport for RcVerbs {
     }
 
     fn open(&self) -> Result<Opened> {
-        let room = Arc::new(queues::Room::new(Arc::clone(&self.devices))?);
+        let room = Arc::new(room::Room::new(Arc::clone(&self.devices))?);
         Ok(Opened {
             interface: Box::new(iface::RcInterface::new(Arc::clone(&room))),
             connector: Arc::new(connector::RcConnector::new(room)),
         })
     }
 }
-
-/// Destroys queue pairs and ends registrations where it may take its time.
-type Graveyard = Arc<Reaper>;
 
 /// Gives bytes to the decoders of this transport.
 #[cfg(any(test, fuzzing))]

@@ -14,11 +14,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    connection::{Connection, Rail},
-    link::RcLink,
-    queues::BODY,
-};
+use super::{connection::Connection, queues::BODY, rail::Rail};
 use crate::{
     driver::verbs::{SendRequest, Sge},
     error::{Error, ErrorKind},
@@ -33,9 +29,10 @@ const PIECE: usize = 512 << 10;
 /// The longest single request, in bytes. The header of InfiniBand has 2^31.
 const LONGEST: usize = 1 << 30;
 
-/// What a link needs for them.
+/// Those of a link.
 #[derive(Debug)]
 pub(super) struct Ways {
+    connection: Arc<Connection>,
     memory: Arc<dyn RemoteMemory>,
     /// Devices of this side.
     devices: Vec<u64>,
@@ -48,7 +45,7 @@ pub(super) struct Ways {
 
 impl Ways {
     /// `None`: memory cannot be registered, or the ends have no rail for it.
-    pub(super) fn new(connection: &Connection) -> Option<Self> {
+    pub(super) fn new(connection: &Arc<Connection>) -> Option<Self> {
         let first = connection.rails.iter().position(|rail| rail.data)?;
         let memory: Arc<dyn RemoteMemory> = connection.memory.clone()?;
         let data_rails = || usable(&connection.rails[first..]);
@@ -69,6 +66,7 @@ impl Ways {
             atomics,
         };
         Some(Self {
+            connection: Arc::clone(connection),
             memory,
             devices,
             attributes,
@@ -121,17 +119,16 @@ fn unreached() -> SendError {
     SendError::Failed(Error::new(ErrorKind::Unsupported, text))
 }
 
-impl RcLink {
+impl Ways {
     /// The next rail that these keys allow, its key at the peer, and here. Without local keys any rail will do.
     fn rail(
         &mut self,
         local: Option<&[DeviceKey]>,
         remote: &[DeviceKey],
     ) -> Result<(usize, u32, u32), SendError> {
-        let ways = self.ways.as_mut().ok_or_else(unreached)?;
-        let rails = &self.connection.rails[ways.first..];
+        let rails = &self.connection.rails[self.first..];
         for step in 0..rails.len() {
-            let turn = match ways.turn + step {
+            let turn = match self.turn + step {
                 turn if turn < rails.len() => turn,
                 turn => turn - rails.len(),
             };
@@ -144,8 +141,8 @@ impl RcLink {
                 None => Some(0),
             };
             if let (Some(there), Some(here)) = (key_of(remote, rail.peer_device), here) {
-                ways.turn = turn + 1;
-                return Ok((ways.first + turn, there, here));
+                self.turn = turn + 1;
+                return Ok((self.first + turn, there, here));
             }
         }
         Err(unreached())
@@ -160,35 +157,22 @@ impl RcLink {
     }
 }
 
-impl OneSided for RcLink {
+impl OneSided for Ways {
     fn attributes(&self) -> OneSidedAttributes {
-        match &self.ways {
-            Some(ways) => ways.attributes,
-            None => OneSidedAttributes {
-                max_put: 0,
-                max_get: 0,
-                max_short: 0,
-                piece: PIECE,
-                rails: 0,
-                atomics: false,
-            },
-        }
+        self.attributes
     }
 
     fn memory(&self) -> &Arc<dyn RemoteMemory> {
-        // `Link::one_sided` gives out links that have it alone.
-        &self.ways.as_ref().expect("memory is registered").memory
+        &self.memory
     }
 
     fn devices(&self) -> &[u64] {
-        self.ways.as_ref().map_or(&[], |ways| &ways.devices)
+        &self.devices
     }
 
     fn reaches(&self, remote: &[DeviceKey]) -> bool {
-        self.ways.as_ref().is_some_and(|ways| {
-            usable(&self.connection.rails[ways.first..])
-                .any(|rail| key_of(remote, rail.peer_device).is_some())
-        })
+        usable(&self.connection.rails[self.first..])
+            .any(|rail| key_of(remote, rail.peer_device).is_some())
     }
 
     unsafe fn put(

@@ -15,7 +15,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{Devices, OpenDevice, buffers::Memory, retired::Retired, wire::HEADER};
+use super::{buffers::Memory, devices::OpenDevice, wire::HEADER};
 use crate::{
     driver::verbs::{
         Access, Completion, CompletionChannel, CompletionQueue, ReceiveRequest, Sge,
@@ -63,8 +63,6 @@ pub(super) struct Queues {
     /// [`OpenDevice::failed_queues`] when they were made.
     made_at: u64,
     pub(super) device: Arc<OpenDevice>,
-    /// Of the worker.
-    pub(super) retired: Arc<Retired>,
 }
 
 impl fmt::Debug for Queues {
@@ -85,7 +83,7 @@ struct Left {
 
 impl Queues {
     /// Makes them, and posts all receives. May take milliseconds.
-    fn new(device: &Arc<OpenDevice>, sends: u32, retired: &Arc<Retired>) -> Result<Self> {
+    pub(super) fn new(device: &Arc<OpenDevice>, sends: u32) -> Result<Self> {
         let most = device.attributes.max_shared_receives.min(RECEIVES);
         let mut count = most;
         // A low limit on locked memory takes fewer.
@@ -133,7 +131,6 @@ impl Queues {
             failed: AtomicBool::new(false),
             made_at,
             device: Arc::clone(device),
-            retired: Arc::clone(retired),
         };
         let all: Vec<u32> = (0..count).collect();
         for some in all.chunks(BATCH) {
@@ -157,7 +154,11 @@ impl Queues {
     }
 
     /// Takes a part of what is left: completions for so many sends, and for `messages` a window.
-    fn reserve(self: &Arc<Self>, completions: u32, messages: bool) -> Option<Reservation> {
+    pub(super) fn reserve(
+        self: &Arc<Self>,
+        completions: u32,
+        messages: bool,
+    ) -> Option<Reservation> {
         let mut left = self.left.lock();
         let (window, receives) = match messages {
             true => {
@@ -282,82 +283,5 @@ impl Drop for Reservation {
         let mut left = self.queues.left.lock();
         left.receives += self.receives;
         left.completions += self.completions;
-    }
-}
-
-/// What a worker has of the devices.
-#[derive(Debug)]
-pub(super) struct Room {
-    pub(super) devices: Arc<Devices>,
-    queues: Mutex<Vec<Arc<Queues>>>,
-    pub(super) retired: Arc<Retired>,
-}
-
-impl Room {
-    /// # Errors
-    /// What the system said.
-    pub(super) fn new(devices: Arc<Devices>) -> Result<Self> {
-        let retired = Retired::new(Arc::clone(&devices.graveyard))
-            .map_err(|error| Error::io("an eventfd", error))?;
-        Ok(Self {
-            retired: Arc::new(retired),
-            devices,
-            queues: Mutex::default(),
-        })
-    }
-
-    /// Room for one more rail of a connection, of `messages` or of one-sided operations alone. May take milliseconds.
-    ///
-    /// # Errors
-    /// What the device said.
-    pub(super) fn reserve(
-        &self,
-        device: &Arc<OpenDevice>,
-        completions: u32,
-        messages: bool,
-    ) -> Result<Reservation> {
-        let mut all = self.queues.lock();
-        all.retain(|queues| !queues.has_failed());
-        let same = all
-            .iter()
-            .filter(|queues| Arc::ptr_eq(&queues.device, device));
-        if let Some(found) = same
-            .into_iter()
-            .find_map(|queues| queues.reserve(completions, messages))
-        {
-            return Ok(found);
-        }
-        let queues = Arc::new(Queues::new(device, completions, &self.retired)?);
-        let found = queues.reserve(completions, messages);
-        all.push(queues);
-        found.ok_or_else(|| {
-            Error::new(
-                ErrorKind::Exhausted,
-                "the device's queues are too short for a connection",
-            )
-        })
-    }
-}
-
-impl Room {
-    /// Lets go of queues that have failed.
-    pub(super) fn let_go(&self, mut queues: Vec<Arc<Queues>>) {
-        // Who holds the lock does so for milliseconds. What is left there goes with the next connection.
-        if let Some(mut all) = self.queues.try_lock() {
-            queues.extend(all.extract_if(.., |queues| queues.has_failed()));
-        }
-        if !queues.is_empty() {
-            self.devices.graveyard.bury(queues);
-        }
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        self.retired.close();
-        let queues = std::mem::take(self.queues.get_mut());
-        if !queues.is_empty() {
-            self.devices.graveyard.bury(queues);
-        }
     }
 }

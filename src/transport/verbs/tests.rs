@@ -12,11 +12,12 @@ use std::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{
-    DeviceChoice, Devices, RcOptions,
+    DeviceChoice, RcOptions,
     connection::Connection,
     connector::{Established, RcConnector},
+    devices::Devices,
     iface::RcInterface,
-    queues::Room,
+    room::Room,
     wire::Drained,
 };
 use crate::{

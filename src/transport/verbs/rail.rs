@@ -1,4 +1,4 @@
-//! Rails that end without a connection: those of a set-up that was given up, and those that were too many.
+//! A rail, and those that end without a connection: of a set-up that was given up, and those that were too many.
 //!
 //! The worker's interface polls what came for them before they are destroyed: only it polls the queues, and what a destroyed queue pair leaves there
 //! is thrown away by providers (libmlx5), with the receives that it lies in.
@@ -6,13 +6,72 @@
 use std::{
     fmt, io,
     os::fd::{AsRawFd, RawFd},
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use parking_lot::Mutex;
 
-use super::{Graveyard, connection::Rail};
-use crate::sys::eventfd::EventFd;
+use super::{buffers::Memory, devices::Graveyard, queues::Reservation};
+use crate::{
+    driver::verbs::{AtomicSupport, QueuePair},
+    sys::eventfd::EventFd,
+};
+
+/// One queue pair with what it sends from. The fields end in this order.
+pub(super) struct Rail {
+    pub(super) queue_pair: Arc<QueuePair>,
+    pub(super) ring: Memory,
+    pub(super) reservation: Reservation,
+    /// The number of its port.
+    pub(super) port: u8,
+    /// Bytes that can be sent inline.
+    pub(super) inline: usize,
+    /// The peer's device at the other end.
+    pub(super) peer_device: u64,
+    /// For one-sided operations alone.
+    pub(super) data: bool,
+    /// Nothing is posted any more, of a rail for one-sided operations. Of others the connection says that.
+    pub(super) over: AtomicBool,
+    /// Where it ends without a connection.
+    pub(super) retired: Arc<Retired>,
+}
+
+impl Rail {
+    /// The device at this end.
+    pub(super) fn device(&self) -> u64 {
+        self.reservation.queues.device.id
+    }
+
+    /// Nothing more is posted.
+    pub(super) fn end(&self) {
+        self.over.store(true, Relaxed);
+    }
+
+    /// Whether requests may be posted.
+    pub(super) fn is_live(&self) -> bool {
+        !self.over.load(Relaxed)
+    }
+
+    /// Whether one-sided operations may go over it.
+    #[inline]
+    pub(super) fn is_usable(&self) -> bool {
+        self.data && self.is_live()
+    }
+
+    /// Whether that does atomics.
+    pub(super) fn does_atomics(&self) -> bool {
+        self.reservation.queues.device.attributes.atomics != AtomicSupport::None
+    }
+}
+
+impl fmt::Debug for Rail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Rail").field(&self.queue_pair).finish()
+    }
+}
 
 /// Rails that wait for a worker's interface.
 pub(super) struct Retired {
@@ -87,7 +146,7 @@ impl Retired {
 /// Ends rails that no connection has been attached with.
 pub(super) fn retire(rails: impl IntoIterator<Item = Rail>) {
     for rail in rails {
-        let retired = std::sync::Arc::clone(&rail.reservation.queues.retired);
+        let retired = Arc::clone(&rail.retired);
         retired.add(rail);
     }
 }
