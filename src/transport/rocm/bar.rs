@@ -78,7 +78,7 @@ impl InlineCopy for Bar {
         };
         // The engine tells that the device is lost.
         let machine = self.shared.machine()?;
-        if super::home::fault(machine, ordinal)?.is_some() {
+        if super::failure::fault(machine, ordinal)?.is_some() {
             return Ok(false);
         }
         let window = ptr::with_exposed_provenance_mut::<u8>(copy.device as usize);

@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 use super::{
     known::{Seen, type_of},
+    machine::{Machine, NAME},
     memory,
-    shared::{Machine, Shared},
+    shared::Shared,
 };
 use crate::{
     driver::hsa::{PointerInfo, PointerKind},
@@ -34,7 +35,7 @@ pub(super) struct RocmDomain(pub(super) Arc<Shared>);
 
 impl MemoryDomain for RocmDomain {
     fn name(&self) -> &'static str {
-        super::NAME
+        NAME
     }
 
     /// Before the runtime is initialised, the types of 64 devices; then those of the devices there are.

@@ -30,13 +30,14 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
+    failure::{failure, fault, is_end, lost},
     locked::{Locker, translate},
     order::Mark,
-    shared::{Machine, Shared},
+    shared::Shared,
     staged::{Staged, stage},
 };
 use crate::{
-    driver::hsa::{Agent, CopyEnd, Fault, FaultKind, FaultWatch, Signal, SignalCallback},
+    driver::hsa::{Agent, CopyEnd, Fault, FaultWatch, Signal, SignalCallback},
     error::{Error, ErrorKind, Result},
     memory::{AddressRange, Registration, RegistrationCache},
     transport::accelerator::{
@@ -129,14 +130,6 @@ impl Flying {
             value => Some(Err(failure(value))),
         }
     }
-}
-
-#[cold]
-pub(super) fn failure(value: i64) -> Error {
-    let text = format!(
-        "the device could not make the copy (hsa_amd_memory_async_copy: its signal became {value})"
-    );
-    Error::new(ErrorKind::Io, text)
 }
 
 impl Home {
@@ -581,21 +574,4 @@ const fn place(route: Route) -> usize {
         Route::ToHost => 1,
         Route::Across => 2,
     }
-}
-
-/// How a device failed for good, if it did while an engine was there.
-pub(super) fn fault(machine: &Machine, ordinal: u16) -> Result<Option<Fault>> {
-    let agent = machine.device(ordinal)?.agent;
-    Ok(machine.hsa.fault_of(agent.raw()).filter(is_end))
-}
-
-/// Whether the device is of no more use after it.
-fn is_end(fault: &Fault) -> bool {
-    matches!(fault.kind, FaultKind::Memory { .. } | FaultKind::Hardware)
-}
-
-/// The error that ends everything on a device.
-fn lost(ordinal: u16, error: &Error) -> Error {
-    let text = format!("{} is lost: {error}", MemoryType::Rocm(ordinal));
-    Error::new(ErrorKind::DeviceLost, text)
 }

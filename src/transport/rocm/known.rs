@@ -21,7 +21,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::shared::{Machine, Reach};
+use super::machine::{Machine, Reach};
 use crate::{
     driver::hsa::{FreeWatch, FreedCallback, PointerInfo, PointerKind},
     error::{Error, ErrorKind, Result},

@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, ptr::NonNull, sync::Arc};
 
 use parking_lot::Mutex;
 
-use super::shared::Shared;
+use super::machine::{Machine, NAME};
 use crate::{
     driver::hsa::LockedMemory,
     error::{Error, ErrorKind, Result},
@@ -20,7 +20,7 @@ use crate::{
 
 /// Locks host memory for all devices.
 pub(super) struct Locker {
-    shared: Arc<Shared>,
+    machine: Arc<Machine>,
     /// By their first address.
     locked: Mutex<BTreeMap<u64, Locks>>,
 }
@@ -37,9 +37,9 @@ struct Locks {
 pub(super) struct AgentAddress(u64);
 
 impl Locker {
-    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+    pub(super) fn new(machine: &Arc<Machine>) -> Self {
         Self {
-            shared: Arc::clone(shared),
+            machine: Arc::clone(machine),
             locked: Mutex::default(),
         }
     }
@@ -60,7 +60,7 @@ impl Registrar for Locker {
     type Handle = AgentAddress;
 
     fn name(&self) -> &'static str {
-        super::NAME
+        NAME
     }
 
     /// Never in the thread that asks, which is a runtime's: every page is touched.
@@ -73,7 +73,7 @@ impl Registrar for Locker {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(range.start() as usize);
         let start = NonNull::new(start).ok_or_else(none)?;
         let length = usize::try_from(range.len()).map_err(|_| none())?;
-        let machine = self.shared.machine()?;
+        let machine = &self.machine;
         self.locked.lock().entry(range.start()).or_default().needed += 1;
         // SAFETY: whoever has it registered has it mapped now, and the cache hears when it no more is.
         let made = unsafe {

@@ -7,7 +7,7 @@
 
 use std::{mem::ManuallyDrop, sync::Arc};
 
-use super::shared::{Machine, Shared};
+use super::{machine::Machine, shared::Shared};
 use crate::{
     driver::hsa::{Allocation, Status},
     error::{Error, ErrorKind, Result},

@@ -14,7 +14,9 @@
 //! | `staged` | copies of host memory that cannot be locked |
 //! | `bar` | copies that the processor makes by itself, through a large BAR |
 //! | `order` | the program's own HIP streams |
-//! | `shared` | the runtime and its agents |
+//! | `machine` | the agents of the runtime that matter here |
+//! | `failure` | how copies fail, and devices |
+//! | `shared` | what all of one accelerator share |
 //! | `ipc` | `rocm_ipc`: memory of other processes of the host |
 //!
 //! # What a copy costs
@@ -37,10 +39,12 @@
 
 mod bar;
 mod domain;
+mod failure;
 mod home;
 mod ipc;
 mod known;
 mod locked;
+mod machine;
 mod memory;
 mod order;
 mod shared;
@@ -61,9 +65,6 @@ use crate::{
     transport::DeviceInfo,
     types::{Identity, MemoryType},
 };
-
-/// The name in configuration, where `rocm` is short for all that ROCm has.
-pub(crate) const NAME: &str = "rocm_copy";
 
 /// AMD's devices, by the HSA runtime of this machine.
 #[derive(Clone, Debug)]
@@ -106,7 +107,7 @@ impl RocmCopy {
     /// `Unsupported`: no runtime, or no device; and what the runtime said.
     pub fn device_names(&self) -> Result<Vec<String>> {
         let devices = &self.shared.machine()?.devices;
-        let name = |device: &shared::Device| {
+        let name = |device: &machine::Device| {
             let agent = &device.agent;
             match agent.product_name() {
                 Ok(name) if !name.is_empty() => Ok(name),
@@ -133,7 +134,7 @@ impl Default for RocmCopy {
 
 impl Accelerator for RocmCopy {
     fn name(&self) -> &'static str {
-        NAME
+        machine::NAME
     }
 
     fn probe(&self) -> Result<()> {

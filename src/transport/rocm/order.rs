@@ -8,7 +8,7 @@
 
 use std::{ffi::c_void, sync::Arc};
 
-use super::NAME;
+use super::machine::NAME;
 use crate::{
     driver::hip::{Hip, HipEvent},
     error::{Error, ErrorKind, Result},

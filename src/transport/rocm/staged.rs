@@ -7,7 +7,7 @@
 
 use std::{mem::ManuallyDrop, ptr, time::Duration};
 
-use super::shared::Shared;
+use super::{failure::failure, shared::Shared};
 use crate::{
     driver::hsa::{Allocation, CopyEnd, Signal},
     error::Result,
@@ -88,7 +88,7 @@ pub(super) fn stage(shared: &Shared, copy: &Staged, alive: &Alive) -> Result<()>
         };
         block.busy = false;
         if value < 0 {
-            return Err(super::home::failure(value));
+            return Err(failure(value));
         }
         if !copy.to_device {
             touch(host, here)?;

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::{
-    NAME, bar,
+    bar,
     home::Home,
+    machine::NAME,
     order::{self, Mark},
     shared::Shared,
 };

@@ -11,7 +11,7 @@ use crate::{
             Shared, Sharing, Tickets,
             handover::{Wanted, stale},
         },
-        rocm::{known::Seen, shared::Machine},
+        rocm::{known::Seen, machine::Machine},
     },
     types::MemoryType,
 };

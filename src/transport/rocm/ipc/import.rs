@@ -14,7 +14,8 @@ use crate::{
         accelerator::ipc::{self, descriptor::Allocation},
         rocm::{
             known::Known,
-            shared::{Device, Machine, Reach, Shared},
+            machine::{Device, Machine, Reach},
+            shared::Shared,
         },
     },
     types::MemoryType,
