@@ -10,10 +10,10 @@
 use std::{fmt, sync::Arc};
 
 use super::{
-    NAME,
     card::{self, OpenCard, range_of},
     guest,
     host::{self, PinnedMemory},
+    options::NAME,
     shared::Shared,
 };
 use crate::{

@@ -5,6 +5,7 @@
 //!
 //! | file | holds |
 //! |---|---|
+//! | `options` | its name, and what a program chooses |
 //! | `shared` | the library, the cards there are, which of them are opened |
 //! | `cards`, `mapping` | which cards there are, and their numbers |
 //! | `card` | a card that is open: one in the process |
@@ -18,7 +19,8 @@
 //! | `vendor` | what the engine that all vendors share is given |
 //! | `home` | a card as one engine uses it |
 //! | `staged` | copies that no engine makes alone |
-//! | `peers` | memory of other cards in reach of a card |
+//! | `peers` | what a card reaches of other cards |
+//! | `window` | a part of that, open |
 //! | `ipc` | `gaudi_ipc`: memory of other processes of the host |
 //! | `paths` | how bytes go between two places |
 //!
@@ -60,18 +62,22 @@ mod home;
 mod host;
 mod ipc;
 mod mapping;
+mod options;
 mod own;
 mod paths;
 mod peers;
 mod shared;
 mod staged;
 mod vendor;
+mod window;
 
 use std::{path::PathBuf, sync::Arc};
 
 use super::accelerator::{
     Accelerator, CopyEngine, Engine, Export, Import, ImportedMemory, ipc::lazy::LazyIpc,
 };
+use options::{Options, Owning};
+
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::MemoryDomain,
@@ -82,9 +88,6 @@ use crate::{
 pub use cards::GaudiCard;
 pub use paths::GaudiPath;
 
-/// The name in configuration, where `gaudi` is short for all that Gaudi has.
-pub(crate) const NAME: &str = "gaudi_copy";
-
 /// Gaudi cards, by the library of this machine.
 #[derive(Clone, Debug)]
 pub struct GaudiCopy {
@@ -93,29 +96,18 @@ pub struct GaudiCopy {
     ipc: LazyIpc<ipc::GaudiSharing>,
 }
 
-/// What a program chooses.
-#[derive(Clone, Debug)]
-struct Options {
-    library: Option<PathBuf>,
-    synapse: Option<PathBuf>,
-    scal: Option<PathBuf>,
-    owning: shared::Owning,
-    exports: bool,
-    ipc: bool,
-}
-
 impl GaudiCopy {
     /// With the library in the file that `WHARF_LIBHLTHUNK` names, else in `libhl-thunk.so`, and the cards that `WHARF_GAUDI_OWN` names. Loads nothing.
     #[must_use]
     pub fn new() -> Self {
-        let owning = std::env::var(shared::OWN).unwrap_or_default();
-        Self::of(Options::new(None, shared::Owning::parse(&owning)))
+        let owning = std::env::var(options::OWN).unwrap_or_default();
+        Self::of(Options::new(None, Owning::parse(&owning)))
     }
 
     /// With the library in this file, and cards opened by the first allocation. Loads nothing.
     #[must_use]
     pub fn with_library(path: impl Into<PathBuf>) -> Self {
-        Self::of(Options::new(Some(path.into()), shared::Owning::default()))
+        Self::of(Options::new(Some(path.into()), Owning::default()))
     }
 
     /// With Synapse in this file, else the one that the process has loaded, that `WHARF_LIBSYNAPSE` names, or `libSynapse.so`. It is loaded for a card that it is to
@@ -172,7 +164,7 @@ impl GaudiCopy {
     #[must_use]
     pub fn own_cards(self, cards: &str) -> Self {
         Self::of(Options {
-            owning: shared::Owning::parse(cards),
+            owning: Owning::parse(cards),
             ..self.options
         })
     }
@@ -229,6 +221,15 @@ impl GaudiCopy {
         Ok(card.map(|card| MemoryType::Gaudi(card.ordinal())))
     }
 
+    /// How bytes go from memory to memory, each of a card or the host's. What one learns only by a try (whether the driver lets cards reach each other) is known after
+    /// the first copy of 4 MiB between two cards. Opens no card.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: no such card, or two memories of the host; and those of [`GaudiCopy::cards`].
+    pub fn path(&self, from: MemoryType, to: MemoryType) -> Result<GaudiPath> {
+        paths::path(&self.shared, from, to)
+    }
+
     fn of(options: Options) -> Self {
         let mut ipc = LazyIpc::new("gaudi_ipc");
         ipc.choose(options.ipc);
@@ -236,19 +237,6 @@ impl GaudiCopy {
             shared: Arc::new(shared::Shared::new(options.clone())),
             ipc,
             options,
-        }
-    }
-}
-
-impl Options {
-    fn new(library: Option<PathBuf>, owning: shared::Owning) -> Self {
-        Self {
-            library,
-            synapse: None,
-            scal: None,
-            owning,
-            exports: true,
-            ipc: true,
         }
     }
 }
@@ -261,7 +249,7 @@ impl Default for GaudiCopy {
 
 impl Accelerator for GaudiCopy {
     fn name(&self) -> &'static str {
-        NAME
+        options::NAME
     }
 
     /// Looks at the control nodes; opens the cards that the program chose to have from the start.
@@ -326,7 +314,7 @@ impl Accelerator for GaudiCopy {
 
     /// Opens no card for it: one that is open here reaches the other's memory, or none does.
     fn import(&self, descriptor: &[u8], peer: &Identity) -> Import {
-        if let Some(error) = self.cannot_open() {
+        if let Some(error) = ipc::cannot_open(&self.shared) {
             return Box::pin(std::future::ready(Err(error)));
         }
         let shared = Arc::clone(&self.shared);

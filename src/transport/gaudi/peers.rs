@@ -9,7 +9,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt, io, mem,
+    io, mem,
     os::fd::{AsRawFd as _, BorrowedFd},
     sync::{Arc, Weak},
 };
@@ -17,8 +17,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    backend::Mapping,
-    card::OpenCard,
+    backend::{Backend, Mapping},
     heap::{Taken, next_id},
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -58,32 +57,21 @@ impl Peers {
     pub(super) fn known(&self) -> Known {
         self.state.lock().clone()
     }
-}
 
-/// A part of another card's memory that a card's engines reach. Dropped when no copy uses it any more; that may take long.
-pub(super) struct Window {
-    card: Arc<OpenCard>,
-    part: Taken,
-    _mapped: Arc<dyn Mapping>,
-}
-
-impl Window {
-    /// Opens `length` bytes at `offset` of a dma-buf. May take long.
+    /// Opens `length` bytes at `offset` of a dma-buf for the card that `backend` is of: the part, until [`Peers::close`], and what keeps it in reach. May take
+    /// long.
     ///
     /// # Errors
     /// `Unsupported`: the card cannot; `Malformed`: the dma-buf is shorter; and what the kernel said.
     pub(super) fn open(
-        card: &Arc<OpenCard>,
+        &self,
+        backend: &dyn Backend,
         dma_buf: BorrowedFd<'_>,
         offset: u64,
         length: u64,
-    ) -> Result<Self> {
-        let peers = card.peers();
-        if let Some(error) = card.lost() {
-            return Err(error.duplicate());
-        }
+    ) -> Result<(Taken, Arc<dyn Mapping>)> {
         // Asked once: the driver does not change.
-        if let Known::Cannot(why) = peers.known() {
+        if let Known::Cannot(why) = self.known() {
             return Err(Error::new(ErrorKind::Unsupported, why));
         }
         let (inode, size) = measure(dma_buf)?;
@@ -97,13 +85,13 @@ impl Window {
             return Err(Error::new(ErrorKind::Malformed, text));
         }
         let mapped = {
-            let mut mapped = peers.mapped.lock();
+            let mut mapped = self.mapped.lock();
             mapped.retain(|_, mapping| mapping.strong_count() > 0);
             match mapped.get(&inode).and_then(Weak::upgrade) {
                 Some(mapping) => mapping,
                 None => {
-                    let made = card.backend().reach(dma_buf, size);
-                    peers.learn(&made);
+                    let made = backend.reach(dma_buf, size);
+                    self.learn(&made);
                     let made: Arc<dyn Mapping> = Arc::from(made?);
                     mapped.insert(inode, Arc::downgrade(&made));
                     made
@@ -117,25 +105,15 @@ impl Window {
             length,
             id: next_id(),
         };
-        peers.windows.lock().insert((start, part.id), part);
-        Ok(Self {
-            card: Arc::clone(card),
-            part,
-            _mapped: mapped,
-        })
+        self.windows.lock().insert((start, part.id), part);
+        Ok((part, mapped))
     }
 
-    pub(super) fn card(&self) -> &Arc<OpenCard> {
-        &self.card
+    /// No copy uses the part any more.
+    pub(super) fn close(&self, part: &Taken) {
+        self.windows.lock().remove(&(part.start, part.id));
     }
 
-    /// Where it begins, as the engines have it.
-    pub(super) fn start(&self) -> u64 {
-        self.part.start
-    }
-}
-
-impl Peers {
     fn learn<T>(&self, made: &Result<T>) {
         let known = match made {
             Ok(_) => Known::Can,
@@ -146,19 +124,6 @@ impl Peers {
             Err(_) => return,
         };
         *self.state.lock() = known;
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        let key = (self.part.start, self.part.id);
-        self.card.peers().windows.lock().remove(&key);
-    }
-}
-
-impl fmt::Debug for Window {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} of another card", self.part)
     }
 }
 

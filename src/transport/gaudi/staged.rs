@@ -12,7 +12,8 @@ use std::{mem::ManuallyDrop, ops::Range, os::fd::AsFd as _, ptr, sync::Arc};
 use super::{
     backend::Mapping,
     card::{OpenCard, Pending},
-    peers::{Known, Window},
+    peers::Known,
+    window::Window,
 };
 use crate::{
     error::{Error, ErrorKind, Result},

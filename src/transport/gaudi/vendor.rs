@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::{
-    NAME, card,
+    card,
     home::{Home, Never},
+    options::NAME,
     shared::Shared,
 };
 use crate::{

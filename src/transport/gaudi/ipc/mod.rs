@@ -8,7 +8,7 @@
 //! An allocation's id is wharf's own number. A dma-buf that is open elsewhere keeps the card from being given back by the exporter, and its pool from being freed: both end when
 //! the importer closes it, at the latest when it ends.
 //!
-//! Comes in and goes out: what [`Sharing`] says. Uses `card`, `peers`. Tests: `tests/gaudi/ipc.rs`.
+//! Comes in and goes out: what [`Sharing`] says. Uses `card`, `window`. Tests: `tests/gaudi/ipc.rs`.
 
 mod way;
 
@@ -19,7 +19,7 @@ use std::{
 
 use way::{DMA_BUF, GaudiWay};
 
-use super::{card, heap::Taken, peers::Window, shared::Shared};
+use super::{card, heap::Taken, peers::Known, shared::Shared, window::Window};
 use crate::{
     error::{Error, ErrorKind, Result},
     transport::accelerator::ipc::{
@@ -152,22 +152,20 @@ impl Sharing for GaudiSharing {
     }
 }
 
-impl super::GaudiCopy {
-    /// Why nothing of other processes is opened here, if that is known before the peer is asked for a descriptor.
-    pub(super) fn cannot_open(&self) -> Option<Error> {
-        let thunk = self.shared.loaded()?;
-        let cards = card::ordinals(thunk).into_iter();
-        let mut why = None;
-        for card in cards.filter_map(|ordinal| card::find(thunk, ordinal)) {
-            match card.peers().known() {
-                super::peers::Known::Cannot(text) => {
-                    why = Some(Error::new(ErrorKind::Unsupported, text));
-                }
-                _ => return None,
+/// Why nothing of other processes is opened here, if that is known before the peer is asked for a descriptor.
+pub(super) fn cannot_open(shared: &Shared) -> Option<Error> {
+    let thunk = shared.loaded()?;
+    let cards = card::ordinals(thunk).into_iter();
+    let mut why = None;
+    for card in cards.filter_map(|ordinal| card::find(thunk, ordinal)) {
+        match card.peers().known() {
+            Known::Cannot(text) => {
+                why = Some(Error::new(ErrorKind::Unsupported, text));
             }
+            _ => return None,
         }
-        why
     }
+    why
 }
 
 /// Gives bytes to the decoder of exported memory.
