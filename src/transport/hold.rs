@@ -57,7 +57,7 @@ impl Hold {
     /// # Safety
     /// As for [`Hold::take`], within a call of the interface; the body stays where it is while it is held.
     #[inline(always)]
-    pub(in crate::transport) unsafe fn take_at(
+    pub(super) unsafe fn take_at(
         self: &Arc<Self>,
         address: *const u8,
         length: usize,

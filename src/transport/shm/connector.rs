@@ -18,9 +18,9 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    NAME, ShmOptions,
     layout::{MAGIC, SEGMENT, VERSION},
     link::Socket,
+    options::{NAME, ShmOptions},
     pair::Pair,
 };
 use crate::{

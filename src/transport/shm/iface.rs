@@ -31,10 +31,10 @@ use mio::{Interest, unix::SourceFd};
 use slab::Slab;
 
 use super::{
-    NAME,
     connector::Established,
     doorbell::before_the_look,
     link::{Peer, RECORD, ShmLink, WaitList, Waiter},
+    options::NAME,
     ring::{Consumer, Inline, InlineInPlace},
 };
 use crate::{

@@ -22,8 +22,8 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    NAME,
     layout::{MAX_BCOPY, MAX_INLINE},
+    options::NAME,
     pair::Pair,
     ring::{Producer, PushError, Short, Waiting},
 };

@@ -6,6 +6,7 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | `options` | its name, and what can be chosen |
 //! | `layout` | the drawing of the segment |
 //! | `ring` | one direction: producer, consumer |
 //! | `doorbell` | the flags that ask for a ring of the bell, and why nothing is lost |
@@ -25,6 +26,7 @@ mod doorbell;
 mod iface;
 mod layout;
 mod link;
+mod options;
 mod pair;
 mod ring;
 
@@ -35,6 +37,7 @@ mod tests;
 
 use std::sync::Arc;
 
+pub use options::ShmOptions;
 pub use pair::Pair;
 pub(crate) use pair::{Inside, Standing};
 
@@ -43,24 +46,6 @@ use crate::{
     sys::{bell::Bell, memfd::Memfd},
     transport::contract::{Opened, Reach, Transport},
 };
-
-/// The transport's name in configuration.
-pub(crate) const NAME: &str = "shm";
-
-/// What can be chosen.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ShmOptions {
-    /// Watch the peer's process by a pidfd, so that its death is told apart from a closed connection. Default: yes, where the
-    /// kernel has it.
-    pub use_pidfd: bool,
-}
-
-impl Default for ShmOptions {
-    fn default() -> Self {
-        Self { use_pidfd: true }
-    }
-}
 
 /// The shared-memory transport.
 #[derive(Debug, Default)]
@@ -78,7 +63,7 @@ impl Shm {
 
 impl Transport for Shm {
     fn name(&self) -> &'static str {
-        NAME
+        options::NAME
     }
 
     fn reach(&self) -> Reach {

@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use socket2::{Socket, TcpKeepalive};
 
 use super::{
-    Tcp, TcpOptions,
     frame::{Format, LONG, MAX_PREFIX},
+    options::{NAME, TcpOptions},
 };
 use crate::{
     ErrorKind,
@@ -149,7 +149,7 @@ impl Connector for TcpConnector {
             (false, true) => "TLS is demanded, and the connection has none",
             (false, false) => "the connection was not set up over TCP",
         };
-        Err(Error::new(ErrorKind::Unsupported, why).over(Tcp::NAME))
+        Err(Error::new(ErrorKind::Unsupported, why).over(NAME))
     }
 
     async fn connect(
@@ -158,7 +158,7 @@ impl Connector for TcpConnector {
         role: Role,
         peer: &PeerInfo,
     ) -> Result<Connected> {
-        let named = |error: Error| error.with_peer(&peer.name).over(Tcp::NAME);
+        let named = |error: Error| error.with_peer(&peer.name).over(NAME);
         let agreed = match role {
             Role::Server => {
                 channel.send(&self.hello(), &[]).await?;

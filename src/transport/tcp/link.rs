@@ -13,8 +13,8 @@ use std::{
 };
 
 use super::{
-    Tcp,
     frame::{Format, Frame, LONG, MAX_PREFIX, SUMMED},
+    options::NAME,
     socket::Socket,
 };
 use crate::{
@@ -259,7 +259,7 @@ impl TcpLink {
 impl Link for TcpLink {
     fn attributes(&self) -> LinkAttributes {
         LinkAttributes {
-            transport: Tcp::NAME,
+            transport: NAME,
             max_short: LONG.min(self.format.limit),
             max_bcopy: QUEUE.min(self.format.limit),
             max_zcopy: self.format.limit - MAX_PREFIX,
@@ -356,5 +356,5 @@ fn too_long() -> Error {
         ErrorKind::InvalidArgument,
         "the message is longer than the link's attributes allow",
     )
-    .over(Tcp::NAME)
+    .over(NAME)
 }

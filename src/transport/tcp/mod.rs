@@ -29,42 +29,20 @@ mod connector;
 mod frame;
 mod iface;
 mod link;
+mod options;
 mod reader;
 mod socket;
 #[cfg(test)]
 mod tests;
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc};
+
+pub(crate) use options::TcpOptions;
 
 use crate::{
     error::{Error, Result},
     transport::{DeviceInfo, Opened, Reach, Transport},
 };
-
-/// What can be set.
-#[derive(Clone, Debug)]
-pub(crate) struct TcpOptions {
-    /// Silence after which the kernel asks whether the peer is still there, and after which it asks again; whole seconds. `None`: it never
-    /// does.
-    pub(crate) keepalive: Option<Duration>,
-    /// Longest message, prefix included, in bytes. The smaller of both ends' values is used.
-    pub(crate) max_frame: usize,
-    /// Frames carry checksums, where either end says so.
-    pub(crate) checksums: bool,
-    /// No link without TLS.
-    pub(crate) tls: bool,
-}
-
-impl Default for TcpOptions {
-    fn default() -> Self {
-        Self {
-            keepalive: Some(Duration::from_secs(10)),
-            max_frame: 64 << 20,
-            checksums: false,
-            tls: false,
-        }
-    }
-}
 
 /// The transport `tcp`.
 #[derive(Debug)]
@@ -74,7 +52,7 @@ pub(crate) struct Tcp {
 
 impl Tcp {
     /// The name in configuration.
-    pub(crate) const NAME: &'static str = "tcp";
+    pub(crate) const NAME: &'static str = options::NAME;
 
     /// With these options.
     pub(crate) fn new(options: TcpOptions) -> Self {

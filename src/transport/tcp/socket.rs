@@ -9,7 +9,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::Tcp;
+use super::options::NAME;
 use crate::{ErrorKind, error::Error, transport::tls::Session};
 
 /// A connected, non-blocking socket. Both halves run under the worker's lock, so the flags need no order.
@@ -153,7 +153,7 @@ impl Socket {
 
     /// Adds peer and transport to an error.
     pub(super) fn named(&self, error: Error) -> Error {
-        error.with_peer(&self.peer).over(Tcp::NAME)
+        error.with_peer(&self.peer).over(NAME)
     }
 
     /// Ends both directions, and says so where there is TLS. What has arrived can still be read; the kernel wakes whoever polls the socket.
