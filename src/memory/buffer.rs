@@ -22,7 +22,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::{
     AddressRange, DomainMemory, HostBufferMut, Segment,
-    list::{BufferListMut, Extent, List, ListMut},
+    pieces::{Extent, List, ListMut, Piece, PieceMut},
 };
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
@@ -53,7 +53,7 @@ enum Shared {
         offset: usize,
         len: usize,
     },
-    List(Arc<List>),
+    List(Arc<List<Buffer>>),
 }
 
 /// Memory that its owner keeps valid.
@@ -257,17 +257,30 @@ impl Buffer {
                 offset: offset + start,
                 len: end - start,
             },
-            Shared::List(list) => return list.slice(start, end),
+            Shared::List(list) => return Self::of_pieces(list.parts(start, end)),
         })
     }
 
-    pub(crate) fn of_list(list: List) -> Self {
-        Self(Shared::List(Arc::new(list)))
+    /// Several as one; none of them is empty, or a list itself.
+    pub(super) fn of_pieces(mut pieces: Vec<Self>) -> Self {
+        match pieces.len() {
+            0 | 1 => pieces.pop().unwrap_or_default(),
+            _ => Self(Shared::List(Arc::new(List::new(pieces)))),
+        }
+    }
+
+    /// Appends it to the pieces of a list: its own, if it is several, and nothing if it has no bytes.
+    pub(super) fn add_to(self, pieces: &mut Vec<Self>) {
+        match self.list() {
+            Some(list) => pieces.extend_from_slice(list.pieces()),
+            None if self.is_empty() => {}
+            None => pieces.push(self),
+        }
     }
 
     /// The pieces, if it is several.
     #[inline]
-    pub(crate) fn list(&self) -> Option<&List> {
+    pub(crate) fn list(&self) -> Option<&List<Self>> {
         match &self.0 {
             Shared::List(list) => Some(list),
             _ => None,
@@ -358,6 +371,28 @@ impl Buffer {
     }
 }
 
+impl Piece for Buffer {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn address(&self) -> *const u8 {
+        self.address()
+    }
+
+    fn as_slice(&self) -> Option<&[u8]> {
+        self.as_slice()
+    }
+
+    fn memory_type(&self) -> MemoryType {
+        self.memory_type()
+    }
+
+    fn part(&self, start: usize, end: usize) -> Self {
+        self.slice(start..end)
+    }
+}
+
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buffer({} bytes, {})", self.len(), self.memory_type())
@@ -411,6 +446,14 @@ impl From<&'static str> for Buffer {
     }
 }
 
+impl HostBufferMut {
+    /// Makes it shared and immutable, without a copy.
+    #[must_use]
+    pub fn freeze(self) -> Buffer {
+        self.into()
+    }
+}
+
 impl From<HostBufferMut> for Buffer {
     fn from(buffer: HostBufferMut) -> Self {
         Self(match buffer.into_segment() {
@@ -427,7 +470,8 @@ impl From<HostBufferMut> for Buffer {
 /// Unique memory to receive into. Its length is the most that it takes; spare capacity of a `Vec` is not used.
 ///
 /// An operation in flight owns it and gives it back with its result, with an error too. Made by `From` of `Vec<u8>`,
-/// [`BytesMut`], [`HostBufferMut`], and of several at once by [`BufferListMut`].
+/// [`BytesMut`], [`HostBufferMut`], and of several at once by
+/// [`BufferListMut`](crate::BufferListMut).
 pub struct BufferMut(Unique);
 
 /// Bytes copied between two turns of others.
@@ -439,7 +483,7 @@ enum Unique {
     Bytes(BytesMut),
     Raw(RawUnique),
     Domain(Arc<dyn DomainMemory>),
-    List(Box<ListMut>),
+    List(Box<ListMut<BufferMut>>),
 }
 
 /// What an operation answers that is given memory which the host does not reach, on a path that copies by the host.
@@ -657,17 +701,27 @@ impl BufferMut {
                 len: memory.range().len() as usize,
                 memory,
             }),
-            Unique::List(list) => list
-                .into_pieces()
-                .into_iter()
-                .map(Self::freeze)
-                .collect::<super::BufferList>()
-                .into(),
+            Unique::List(list) => {
+                let mut pieces = Vec::new();
+                for piece in list.into_pieces() {
+                    piece.freeze().add_to(&mut pieces);
+                }
+                Buffer::of_pieces(pieces)
+            }
         }
     }
 
-    pub(crate) fn of_list(list: ListMut) -> Self {
-        Self(Unique::List(Box::new(list)))
+    /// Several as one.
+    pub(super) fn of_pieces(pieces: Vec<Self>) -> Self {
+        Self(Unique::List(Box::new(ListMut::new(pieces))))
+    }
+
+    /// The buffers that it was made of; itself, if it is one.
+    pub(super) fn into_pieces(self) -> Vec<Self> {
+        match self.0 {
+            Unique::List(list) => list.into_pieces(),
+            other => vec![Self(other)],
+        }
     }
 
     /// Whether it is several.
@@ -678,7 +732,7 @@ impl BufferMut {
 
     /// The pieces, if it is several.
     #[inline]
-    pub(crate) fn list_mut(&mut self) -> Option<&mut ListMut> {
+    pub(crate) fn list_mut(&mut self) -> Option<&mut ListMut<Self>> {
         match &mut self.0 {
             Unique::List(list) => Some(list),
             _ => None,
@@ -686,7 +740,7 @@ impl BufferMut {
     }
 
     #[inline]
-    pub(crate) fn list_ref(&self) -> Option<&ListMut> {
+    pub(crate) fn list_ref(&self) -> Option<&ListMut<Self>> {
         match &self.0 {
             Unique::List(list) => Some(list),
             _ => None,
@@ -830,6 +884,40 @@ impl BufferMut {
     }
 }
 
+impl PieceMut for BufferMut {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn address(&mut self) -> *mut u8 {
+        self.address()
+    }
+
+    fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
+        self.as_mut_slice()
+    }
+
+    fn memory_type(&self) -> MemoryType {
+        self.memory_type()
+    }
+
+    fn list_ref(&self) -> Option<&ListMut<Self>> {
+        self.list_ref()
+    }
+
+    fn list_mut(&mut self) -> Option<&mut ListMut<Self>> {
+        self.list_mut()
+    }
+
+    fn copy_to(&self, bytes: &mut Vec<u8>) {
+        self.copy_to(bytes);
+    }
+
+    fn takes_from(&mut self, from: EndpointId) -> Result<()> {
+        self.takes_from(from)
+    }
+}
+
 /// Where a message goes that comes whole.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Room {
@@ -879,49 +967,41 @@ pub trait ReceiveBuffer: Into<BufferMut> + sealed::Sealed + Send + 'static {
     fn restore(buffer: BufferMut) -> Self;
 }
 
-mod sealed {
-    use super::{BufferListMut, BufferMut, BytesMut, HostBufferMut};
-
+pub(super) mod sealed {
     pub trait Sealed {
         /// Its bytes, where they are one run of the host's memory and nobody else's: not lent to a peer.
         fn own_run(&mut self) -> Option<&mut [u8]>;
     }
+}
 
-    impl Sealed for BufferMut {
-        #[inline]
-        fn own_run(&mut self) -> Option<&mut [u8]> {
-            self.run_mut()
+impl sealed::Sealed for BufferMut {
+    #[inline]
+    fn own_run(&mut self) -> Option<&mut [u8]> {
+        self.run_mut()
+    }
+}
+
+impl sealed::Sealed for HostBufferMut {
+    #[inline]
+    fn own_run(&mut self) -> Option<&mut [u8]> {
+        match self.lent_to() {
+            None => Some(self),
+            Some(_) => None,
         }
     }
+}
 
-    impl Sealed for HostBufferMut {
-        #[inline]
-        fn own_run(&mut self) -> Option<&mut [u8]> {
-            match self.lent_to() {
-                None => Some(self),
-                Some(_) => None,
-            }
-        }
+impl sealed::Sealed for Vec<u8> {
+    #[inline]
+    fn own_run(&mut self) -> Option<&mut [u8]> {
+        Some(self)
     }
+}
 
-    impl Sealed for Vec<u8> {
-        #[inline]
-        fn own_run(&mut self) -> Option<&mut [u8]> {
-            Some(self)
-        }
-    }
-
-    impl Sealed for BytesMut {
-        #[inline]
-        fn own_run(&mut self) -> Option<&mut [u8]> {
-            Some(self)
-        }
-    }
-
-    impl Sealed for BufferListMut {
-        fn own_run(&mut self) -> Option<&mut [u8]> {
-            None
-        }
+impl sealed::Sealed for BytesMut {
+    #[inline]
+    fn own_run(&mut self) -> Option<&mut [u8]> {
+        Some(self)
     }
 }
 
@@ -943,15 +1023,6 @@ impl ReceiveBuffer for HostBufferMut {
             copy.copy_from_slice(&source);
         }
         copy
-    }
-}
-
-impl ReceiveBuffer for BufferListMut {
-    fn restore(buffer: BufferMut) -> Self {
-        match buffer.0 {
-            Unique::List(list) => list.into_pieces().into(),
-            other => Self::from([BufferMut(other)]),
-        }
     }
 }
 

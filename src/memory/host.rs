@@ -21,7 +21,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{AddressRange, Buffer, Cause, invalidate, mlock};
+use super::{AddressRange, Cause, invalidate, mlock};
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::{
@@ -249,12 +249,6 @@ impl HostBufferMut {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
-    }
-
-    /// Makes it shared and immutable, without a copy.
-    #[must_use]
-    pub fn freeze(self) -> Buffer {
-        self.into()
     }
 
     /// Where a peer finds it: the segment, and the first byte's place in it. `None` when it has no bytes.

@@ -2,170 +2,13 @@
 //!
 //! Paths that can take pieces take them one by one. Those that need all bytes in one run ask for them as of any other buffer, and get a
 //! copy that the list makes then: of what is sent, once; of what is received into, with the bytes going to the pieces in the end.
-//!
-//! # Safety
-//! The addresses of [`Extent`]s are those of buffers that the list owns, in which nothing moves while the list lives. Those of a
-//! [`ListMut`] are reached through it alone.
-#![allow(unsafe_code)]
 
-use std::{fmt, ops::Deref, sync::OnceLock};
+use std::ops::Deref;
 
-use super::{Buffer, BufferMut};
-use crate::{
-    error::Result,
-    types::{EndpointId, MemoryType},
-    util::copy::copy_slice,
+use super::{
+    Buffer, BufferMut,
+    buffer::{ReceiveBuffer, sealed::Sealed},
 };
-
-/// A run of bytes without ownership, as a table of them lies in memory.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Extent {
-    pub(crate) address: *mut u8,
-    pub(crate) length: usize,
-}
-
-// SAFETY: plain numbers; whoever uses the address vouches for it.
-unsafe impl Send for Extent {}
-// SAFETY: as above.
-unsafe impl Sync for Extent {}
-
-/// Which piece holds the byte at `position`, and where in it. `ends` are the pieces' ends in the whole.
-fn find(ends: &[usize], position: usize) -> (usize, usize) {
-    let index = ends.partition_point(|end| *end <= position);
-    let start = index.checked_sub(1).map_or(0, |before| ends[before]);
-    (index, position - start)
-}
-
-/// The pieces of a [`Buffer`] that is several; none of them is empty or a list itself.
-pub(crate) struct List {
-    pieces: Vec<Buffer>,
-    table: Vec<Extent>,
-    ends: Vec<usize>,
-    memory_type: MemoryType,
-    whole: OnceLock<Box<[u8]>>,
-}
-
-/// The type of the first that the host does not reach, or the host's.
-fn type_of(mut types: impl Iterator<Item = MemoryType>) -> MemoryType {
-    types
-        .find(|memory_type| !memory_type.is_host_accessible())
-        .unwrap_or(MemoryType::Host)
-}
-
-impl List {
-    fn new(pieces: Vec<Buffer>) -> Self {
-        let table: Vec<Extent> = pieces
-            .iter()
-            .map(|piece| Extent {
-                address: piece.address().cast_mut(),
-                length: piece.len(),
-            })
-            .collect();
-        let ends = ends(pieces.iter().map(Buffer::len));
-        let memory_type = type_of(pieces.iter().map(Buffer::memory_type));
-        Self {
-            pieces,
-            table,
-            ends,
-            memory_type,
-            whole: OnceLock::new(),
-        }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.ends.last().copied().unwrap_or(0)
-    }
-
-    pub(crate) fn memory_type(&self) -> MemoryType {
-        self.memory_type
-    }
-
-    /// Whether the host does not reach a piece.
-    pub(crate) fn is_on_device(&self) -> bool {
-        !self.memory_type.is_host_accessible()
-    }
-
-    /// Where the pieces are. For reading only.
-    pub(crate) fn table(&self) -> &[Extent] {
-        &self.table
-    }
-
-    /// The piece that holds `position`, and where in it.
-    pub(crate) fn piece(&self, position: usize) -> Option<(&Buffer, usize)> {
-        let (index, within) = find(&self.ends, position);
-        Some((self.pieces.get(index)?, within))
-    }
-
-    /// The types of memory in it that the host does not reach.
-    pub(crate) fn device_types(&self) -> Vec<MemoryType> {
-        self.pieces.iter().flat_map(Buffer::device_types).collect()
-    }
-
-    /// What is left, from `position` on, of the piece there.
-    pub(crate) fn run(&self, position: usize) -> &[u8] {
-        let (index, within) = find(&self.ends, position);
-        self.pieces
-            .get(index)
-            .and_then(Buffer::as_slice)
-            .and_then(|piece| piece.get(within..))
-            .unwrap_or(&[])
-    }
-
-    /// Appends `length` bytes from `position` on to `to`.
-    pub(crate) fn gather(&self, position: usize, mut length: usize, to: &mut Vec<u8>) {
-        let (index, mut within) = find(&self.ends, position);
-        for piece in self.pieces.get(index..).unwrap_or(&[]) {
-            let piece = piece
-                .as_slice()
-                .and_then(|piece| piece.get(within..))
-                .unwrap_or(&[]);
-            let part = piece.get(..length).unwrap_or(piece);
-            to.extend_from_slice(part);
-            length -= part.len();
-            within = 0;
-            if length == 0 {
-                return;
-            }
-        }
-    }
-
-    /// All bytes in one run: a copy, made once.
-    #[cold]
-    pub(crate) fn whole(&self) -> &[u8] {
-        self.whole.get_or_init(|| {
-            let mut whole = Vec::with_capacity(self.len());
-            self.gather(0, self.len(), &mut whole);
-            whole.into_boxed_slice()
-        })
-    }
-
-    /// The bytes from `start` to `end`, without a copy.
-    pub(crate) fn slice(&self, start: usize, end: usize) -> Buffer {
-        let mut start = start;
-        let mut list = BufferList::new();
-        while start < end {
-            let (index, within) = find(&self.ends, start);
-            let Some(piece) = self.pieces.get(index) else {
-                break;
-            };
-            let part = piece.slice(within..piece.len().min(within + end - start));
-            start += part.len();
-            list.push(part);
-        }
-        list.into()
-    }
-}
-
-/// Ends of pieces in the whole. More bytes than there can be addresses saturate; no path can move them.
-fn ends(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
-    lengths
-        .scan(0_usize, |end, length| {
-            *end = end.saturating_add(length);
-            Some(*end)
-        })
-        .collect()
-}
 
 /// Buffers to send as one message or put as one run of bytes, in this order, without a copy into one first.
 ///
@@ -191,12 +34,7 @@ impl BufferList {
 
     /// Appends a piece; the pieces of a piece that is a list itself.
     pub fn push(&mut self, piece: impl Into<Buffer>) {
-        let piece = piece.into();
-        match piece.list() {
-            Some(list) => self.0.extend(list.pieces.iter().cloned()),
-            None if piece.is_empty() => {}
-            None => self.0.push(piece),
-        }
+        piece.into().add_to(&mut self.0);
     }
 
     /// Bytes of all pieces.
@@ -243,11 +81,8 @@ impl<B: Into<Buffer>> Extend<B> for BufferList {
 }
 
 impl From<BufferList> for Buffer {
-    fn from(mut list: BufferList) -> Self {
-        match list.0.len() {
-            0 | 1 => list.0.pop().unwrap_or_default(),
-            _ => Self::of_list(List::new(list.0)),
-        }
+    fn from(list: BufferList) -> Self {
+        Self::of_pieces(list.0)
     }
 }
 
@@ -299,186 +134,36 @@ impl<B: Into<BufferMut>> FromIterator<B> for BufferListMut {
 
 impl From<BufferListMut> for BufferMut {
     fn from(list: BufferListMut) -> Self {
-        Self::of_list(ListMut::new(list.0))
+        Self::of_pieces(list.0)
     }
 }
 
-/// The pieces of a [`BufferMut`] that is several.
-pub(crate) struct ListMut {
-    pieces: Vec<BufferMut>,
-    ends: Vec<usize>,
-    memory_type: MemoryType,
-    /// The bytes in one run, while some path wants them so. They are what counts then.
-    staging: Option<Vec<u8>>,
-}
-
-impl ListMut {
-    /// As [`BufferMut::takes_from`], of every piece.
-    ///
-    /// # Errors
-    /// As there.
-    pub(crate) fn takes_from(&mut self, from: EndpointId) -> Result<()> {
-        let mut pieces = self.pieces.iter_mut();
-        pieces.try_for_each(|piece| piece.takes_from(from))
-    }
-
-    fn new(pieces: Vec<BufferMut>) -> Self {
-        let ends = ends(pieces.iter().map(BufferMut::len));
-        let memory_type = type_of(pieces.iter().map(BufferMut::memory_type));
-        Self {
-            pieces,
-            ends,
-            memory_type,
-            staging: None,
-        }
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.ends.last().copied().unwrap_or(0)
-    }
-
-    pub(crate) fn memory_type(&self) -> MemoryType {
-        self.memory_type
-    }
-
-    /// Whether the host does not reach a piece.
-    pub(crate) fn is_on_device(&self) -> bool {
-        !self.memory_type.is_host_accessible()
-    }
-
-    /// Where the pieces are, for writing.
-    pub(crate) fn table(&mut self) -> Vec<Extent> {
-        self.unstage();
-        let mut table = Vec::with_capacity(self.pieces.len());
-        for piece in &mut self.pieces {
-            if let Some(list) = piece.list_mut() {
-                table.append(&mut list.table());
-            } else if !piece.is_empty() {
-                table.push(Extent {
-                    address: piece.address(),
-                    length: piece.len(),
-                });
-            }
-        }
-        table
-    }
-
-    /// The piece that holds `position`, and where in it.
-    pub(crate) fn piece_mut(&mut self, position: usize) -> Option<(&mut BufferMut, usize)> {
-        self.unstage();
-        let (index, within) = find(&self.ends, position);
-        Some((self.pieces.get_mut(index)?, within))
-    }
-
-    /// The types of memory in it that the host does not reach.
-    pub(crate) fn device_types(&self) -> Vec<MemoryType> {
-        let types = self.pieces.iter().flat_map(BufferMut::device_types);
-        types.collect()
-    }
-
-    /// What is left, from `position` on, of the piece there. Empty for a piece that is a list itself.
-    pub(crate) fn run(&mut self, position: usize) -> &mut [u8] {
-        let (index, within) = find(&self.ends, position);
-        self.pieces
-            .get_mut(index)
-            .filter(|piece| self.staging.is_none() && !piece.is_list())
-            .and_then(BufferMut::as_mut_slice)
-            .and_then(|piece| piece.get_mut(within..))
-            .unwrap_or(&mut [])
-    }
-
-    /// Copies `data` to where it belongs, from `position` on, as far as there is room.
-    pub(crate) fn scatter(&mut self, position: usize, mut data: &[u8]) {
-        if let Some(staging) = &mut self.staging {
-            let to = staging.get_mut(position..).unwrap_or(&mut []);
-            let length = to.len().min(data.len());
-            copy_slice(&data[..length], &mut to[..length]);
-            return;
-        }
-        let (index, mut within) = find(&self.ends, position);
-        for piece in self.pieces.get_mut(index..).unwrap_or(&mut []) {
-            let length = (piece.len() - within).min(data.len());
-            let (part, rest) = data.split_at(length);
-            match piece.list_mut() {
-                Some(list) => list.scatter(within, part),
-                None => {
-                    if let Some(to) = piece
-                        .as_mut_slice()
-                        .and_then(|to| to.get_mut(within..within + length))
-                    {
-                        copy_slice(part, to);
-                    }
-                }
-            }
-            data = rest;
-            within = 0;
-            if data.is_empty() {
-                return;
-            }
-        }
-    }
-
-    /// The bytes in one run, if they are.
-    pub(crate) fn staged(&self) -> Option<&[u8]> {
-        self.staging.as_deref()
-    }
-
-    /// Takes the bytes into one run.
-    #[cold]
-    pub(crate) fn stage(&mut self) -> &mut [u8] {
-        if self.staging.is_none() {
-            self.staging = Some(self.copied());
-        }
-        self.staging.as_deref_mut().unwrap_or(&mut [])
-    }
-
-    /// Returns them to the pieces.
-    fn unstage(&mut self) {
-        if let Some(staging) = self.staging.take() {
-            self.scatter(0, &staging);
-        }
-    }
-
-    /// The bytes in a new `Vec`.
-    pub(crate) fn copied(&self) -> Vec<u8> {
-        match &self.staging {
-            Some(staging) => staging.clone(),
-            None => {
-                let mut bytes = Vec::with_capacity(self.len());
-                for piece in &self.pieces {
-                    piece.copy_to(&mut bytes);
-                }
-                bytes
-            }
-        }
-    }
-
-    pub(crate) fn into_pieces(mut self) -> Vec<BufferMut> {
-        self.unstage();
-        self.pieces
+impl Sealed for BufferListMut {
+    fn own_run(&mut self) -> Option<&mut [u8]> {
+        None
     }
 }
 
-impl fmt::Debug for ListMut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} pieces", self.pieces.len())
+impl ReceiveBuffer for BufferListMut {
+    fn restore(buffer: BufferMut) -> Self {
+        Self(buffer.into_pieces())
     }
-}
-
-/// Copies from an extent.
-///
-/// # Safety
-/// The extent must be valid for reading, and nothing may write it meanwhile.
-#[cfg(test)]
-unsafe fn bytes_of(extent: &Extent) -> &[u8] {
-    // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts(extent.address, extent.length) }
 }
 
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod tests {
     use super::*;
-    use crate::memory::ReceiveBuffer;
+    use crate::memory::Extent;
+
+    /// Copies from an extent.
+    ///
+    /// # Safety
+    /// The extent must be valid for reading, and nothing may write it meanwhile.
+    unsafe fn bytes_of(extent: &Extent) -> &[u8] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(extent.address, extent.length) }
+    }
 
     fn list() -> Buffer {
         let inner = BufferList::from(["cd", "", "efg"]);

@@ -18,6 +18,7 @@ mod host;
 pub(crate) mod keeper;
 mod list;
 mod mlock;
+mod pieces;
 mod pool;
 mod radix;
 mod range;
@@ -43,9 +44,9 @@ pub use events::{
 };
 pub use host::HostBufferMut;
 pub(crate) use host::Segment;
-pub(crate) use list::Extent;
 pub use list::{BufferList, BufferListMut};
 pub use mlock::MlockRegistrar;
+pub(crate) use pieces::Extent;
 pub use pool::{BufferPool, Lease, Leasing, PoolStats};
 pub use range::AddressRange;
 pub(crate) use rcache::quarter_of_memory;

@@ -80,7 +80,7 @@ impl Buffer {
     /// The types of memory in it that the host does not reach.
     pub(crate) fn device_types(&self) -> Vec<MemoryType> {
         match self.list() {
-            Some(list) => list.device_types(),
+            Some(list) => device_types(list.pieces(), Self::device_types),
             None if self.is_on_device() => vec![self.memory_type()],
             None => Vec::new(),
         }
@@ -113,11 +113,15 @@ impl BufferMut {
     /// The types of memory in it that the host does not reach.
     pub(crate) fn device_types(&self) -> Vec<MemoryType> {
         match self.list_ref() {
-            Some(list) => list.device_types(),
+            Some(list) => device_types(list.pieces(), Self::device_types),
             None if self.is_on_device() => vec![self.memory_type()],
             None => Vec::new(),
         }
     }
+}
+
+fn device_types<P>(pieces: &[P], of_each: fn(&P) -> Vec<MemoryType>) -> Vec<MemoryType> {
+    pieces.iter().flat_map(of_each).collect()
 }
 
 /// Past the end.
