@@ -1,6 +1,12 @@
 //! A result that several futures wait for.
 
-use std::task::{Context, Poll};
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
 use parking_lot::Mutex;
 use slab::Slab;
@@ -73,5 +79,42 @@ impl<T> Flight<T> {
             state.waiters.try_remove(key)
         };
         drop(waker);
+    }
+}
+
+/// Resolves when a registration has no user any more and is deregistered. Made by [`Registration::invalidate`](super::Registration::invalidate).
+///
+/// # Cancel safety
+/// Cancel safe: the registration ends all the same.
+#[must_use = "the registration ends without it; it tells when"]
+pub struct Released {
+    flight: Arc<Flight<()>>,
+    key: Option<usize>,
+}
+
+impl Released {
+    pub(super) fn new(flight: Arc<Flight<()>>) -> Self {
+        Self { flight, key: None }
+    }
+}
+
+impl Future for Released {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        this.flight.poll(&mut this.key, cx)
+    }
+}
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        self.flight.leave(self.key);
+    }
+}
+
+impl fmt::Debug for Released {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Released").finish_non_exhaustive()
     }
 }

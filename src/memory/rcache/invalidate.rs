@@ -1,17 +1,8 @@
-//! Events in, and the end of registrations out.
+//! Events in.
 
-use std::{
-    fmt,
-    future::Future,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    task::{Context, Poll},
-};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use super::{Inner, flight::Flight};
+use super::inner::Inner;
 use crate::{
     memory::{AddressRange, Cause, Registrar, Sink},
     sys::fork::forked,
@@ -42,46 +33,5 @@ impl<R: Registrar> Inner<R> {
         if met.ring {
             self.bell.ring();
         }
-    }
-
-    pub(super) fn count(&self, counter: &AtomicU64) {
-        counter.fetch_add(1, Relaxed);
-    }
-}
-
-/// Resolves when a registration has no user any more and is deregistered. Made by [`Registration::invalidate`](super::Registration::invalidate).
-///
-/// # Cancel safety
-/// Cancel safe: the registration ends all the same.
-#[must_use = "the registration ends without it; it tells when"]
-pub struct Released {
-    flight: Arc<Flight<()>>,
-    key: Option<usize>,
-}
-
-impl Released {
-    pub(super) fn new(flight: Arc<Flight<()>>) -> Self {
-        Self { flight, key: None }
-    }
-}
-
-impl Future for Released {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let this = self.get_mut();
-        this.flight.poll(&mut this.key, cx)
-    }
-}
-
-impl Drop for Released {
-    fn drop(&mut self) {
-        self.flight.leave(self.key);
-    }
-}
-
-impl fmt::Debug for Released {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Released").finish_non_exhaustive()
     }
 }

@@ -12,7 +12,6 @@
 #![allow(unsafe_code)]
 
 use std::{
-    collections::HashMap,
     fmt,
     future::Future,
     mem,
@@ -26,9 +25,11 @@ use std::{
 };
 
 use super::{
-    Inner, OverLimit, Registration, RegistrationCache,
     flight::Flight,
+    handle::Handle,
+    inner::{End, Inner, Registration, Table},
     lookup::Hit,
+    options::OverLimit,
     slot::{Commit, Entry, OWNED, Slot, UNCACHED},
 };
 use crate::{
@@ -50,47 +51,6 @@ const SETTLE: Duration = Duration::from_millis(1);
 /// How long a registration that found no room waits for others that are being given back, where it may block. A busy machine may let a
 /// thread wait for tens of milliseconds.
 const GIVE_BACK: Duration = Duration::from_secs(1);
-
-/// What misses and the reaper keep under one lock.
-pub(super) struct Table<R: Registrar> {
-    /// Slots that were made.
-    pub(super) made: u32,
-    /// Those of them that are Empty.
-    pub(super) free: Vec<u32>,
-    /// Slots that are not Empty, and their bytes.
-    pub(super) regions: u64,
-    pub(super) bytes: u64,
-    /// Where the clock's hand is.
-    hand: u32,
-    /// Who waits for the Pending slots.
-    pub(super) flights: HashMap<u32, Arc<Flight<End<R>>>>,
-}
-
-impl<R: Registrar> Default for Table<R> {
-    fn default() -> Self {
-        Self {
-            made: 0,
-            free: Vec::new(),
-            regions: 0,
-            bytes: 0,
-            hand: 0,
-            flights: HashMap::new(),
-        }
-    }
-}
-
-/// How a job ended.
-pub(super) enum End<R: Registrar> {
-    Ready(Registration<R>),
-    /// The registrar's error, and the range that it is about.
-    Failed(Error, AddressRange),
-    /// A union could not be registered. Who asked for its part asks again, for that alone.
-    UnionFailed,
-    /// The monitor cannot watch it.
-    Unwatchable,
-    /// The memory changed meanwhile, or the runtime that should have done it is gone.
-    Again,
-}
 
 /// What was asked for.
 #[derive(Clone, Copy)]
@@ -128,7 +88,8 @@ impl Request {
     }
 }
 
-/// Resolves to a [`Registration`]. Made by [`RegistrationCache::get`], where its behaviour is described.
+/// Resolves to a [`Registration`]. Made by
+/// [`RegistrationCache::get`](super::RegistrationCache::get), where its behaviour is described.
 #[must_use = "futures do nothing unless polled"]
 pub struct GetRegistration<R: Registrar>(State<R>);
 
@@ -140,7 +101,7 @@ enum State<R: Registrar> {
 
 /// A request that was no hit.
 struct Miss<R: Registrar> {
-    cache: RegistrationCache<R>,
+    cache: Arc<Handle<R>>,
     request: Request,
     waiting: Option<Waiting<R>>,
     /// Begun so often.
@@ -177,9 +138,9 @@ impl<R: Registrar> GetRegistration<R> {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn miss(cache: &RegistrationCache<R>, request: Request) -> Self {
+    pub(super) fn miss(cache: &Arc<Handle<R>>, request: Request) -> Self {
         Self(State::Miss(Box::new(Miss {
-            cache: cache.clone(),
+            cache: Arc::clone(cache),
             request,
             waiting: None,
             tries: 0,
@@ -266,7 +227,7 @@ impl<R: Registrar> Miss<R> {
         let waiting = self.waiting.take()?;
         self.tries += 1;
         let (leader, last) = (waiting.leader, self.tries > RETRIES);
-        let own = self.cache.0.inner.exact(&self.request).ok();
+        let own = self.cache.inner.exact(&self.request).ok();
         let result = waiting.flight.end(|end| match end {
             End::Ready(registration) => Some(Ok(registration.clone())),
             // An error of a longer range need not be its own.
@@ -290,7 +251,7 @@ impl<R: Registrar> Miss<R> {
             Ok(registration) if registration.slot().is_dead() => None,
             // It joined when the pages were registered already: what changed before it did must have been told.
             Ok(registration) => {
-                let inner = &self.cache.0.inner;
+                let inner = &self.cache.inner;
                 if inner.is_strict(&registration) && inner.strict_check(&registration).is_some() {
                     return None;
                 }
@@ -302,7 +263,7 @@ impl<R: Registrar> Miss<R> {
     /// Looks once more, joins, or begins.
     fn begin(&mut self) -> Result<Try<R>> {
         fork::check(Operation::Memory)?;
-        let inner = Arc::clone(&self.cache.0.inner);
+        let inner = Arc::clone(&self.cache.inner);
         let exact = inner.exact(&self.request)?;
         inner.start_reaper()?;
         if inner.core.unreleased_bytes.load(Ordering::Relaxed) > inner.options.max_unreleased {
@@ -350,14 +311,14 @@ impl<R: Registrar> Miss<R> {
 
     fn count_get(&mut self) {
         if !mem::replace(&mut self.counted, true) {
-            let stats = &self.cache.0.inner.stats;
+            let stats = &self.cache.inner.stats;
             stats.gets.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// With the table's lock: a hit, a registration to wait for, or a slot of its own in the index.
     fn join_or_open(&mut self, exact: AddressRange, owned: bool) -> Result<Opened<R>> {
-        let inner = Arc::clone(&self.cache.0.inner);
+        let inner = Arc::clone(&self.cache.inner);
         let Request { range, access, .. } = self.request;
         let mut ring = false;
         // Everything that is found is opened in this order: look, make room, open, retire, publish.
@@ -593,7 +554,7 @@ impl<R: Registrar> Inner<R> {
             }
         }
         Some(Job {
-            cache: miss.cache.clone(),
+            cache: Arc::clone(&miss.cache),
             slot: NonNull::from(slot),
             range: union,
             access,
@@ -651,7 +612,7 @@ impl<R: Registrar> Inner<R> {
 
 /// One registration to be made.
 struct Job<R: Registrar> {
-    cache: RegistrationCache<R>,
+    cache: Arc<Handle<R>>,
     slot: NonNull<Slot<R::Handle>>,
     range: AddressRange,
     access: Access,
@@ -673,11 +634,11 @@ unsafe impl<R: Registrar> Send for Job<R> {}
 
 impl<R: Registrar> Job<R> {
     /// For itself, not in the cache.
-    fn uncached(cache: &RegistrationCache<R>, range: AddressRange, access: Access) -> Self {
-        cache.0.inner.live.fetch_add(1, Ordering::SeqCst);
+    fn uncached(cache: &Arc<Handle<R>>, range: AddressRange, access: Access) -> Self {
+        cache.inner.live.fetch_add(1, Ordering::SeqCst);
         let slot = Box::into_raw(Slot::uncached(range, access));
         Self {
-            cache: cache.clone(),
+            cache: Arc::clone(cache),
             // SAFETY: of a box.
             slot: unsafe { NonNull::new_unchecked(slot) },
             range,
@@ -698,7 +659,7 @@ impl<R: Registrar> Job<R> {
 
     /// Runs it here, or where it may block. When it cannot be run there it ends as it is dropped, and the request comes again.
     fn dispatch(mut self, patient: bool) {
-        let short = self.range.len() <= self.cache.0.inner.attributes.inline_max;
+        let short = self.range.len() <= self.cache.inner.attributes.inline_max;
         let end = match patient {
             false => self.register(true),
             true if short => self.register(false),
@@ -736,7 +697,7 @@ impl<R: Registrar> Job<R> {
 
     /// `None`: there is no room, and it may not wait for any here.
     fn register(&mut self, may_wait: bool) -> Option<End<R>> {
-        let inner = Arc::clone(&self.cache.0.inner);
+        let inner = Arc::clone(&self.cache.inner);
         if self.watch {
             inner.settle();
             if let Err(error) = inner.monitor.watch(self.range) {
@@ -805,7 +766,7 @@ impl<R: Registrar> Job<R> {
 
     fn discard_with(&mut self, handle: Option<R::Handle>) {
         self.open = false;
-        let inner = &self.cache.0.inner;
+        let inner = &self.cache.inner;
         if let Some(handle) = handle {
             inner.deregister(handle, self.range);
         }

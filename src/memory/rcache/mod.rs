@@ -12,11 +12,13 @@
 //! |---|---|
 //! | `slot` | a registration's state in one word, the slots, the dead stack |
 //! | `core` | index, slots and dead stack together; events |
-//! | `lookup` | the hit and the guard |
+//! | `inner` | what lives as long as anything of the cache does, and the guard |
+//! | `lookup` | the hit |
 //! | `miss` | `get`: joining, opening, replacing, the job that registers, room |
-//! | `flight` | what several futures wait for |
-//! | `invalidate` | events in, [`Released`] out |
+//! | `flight` | what several futures wait for, [`Released`] |
+//! | `invalidate` | events in |
 //! | `reaper` | the thread that deregisters |
+//! | `handle` | what all clones share: its end is the cache's |
 //! | `options`, `stats` | limits, counters |
 //! | `models` | every interleaving of small scenes, under `loom` |
 //!
@@ -29,6 +31,8 @@
 
 mod core;
 mod flight;
+mod handle;
+mod inner;
 mod invalidate;
 mod lookup;
 mod miss;
@@ -42,12 +46,10 @@ mod stats;
 use std::{
     collections::HashMap,
     fmt,
-    mem::ManuallyDrop,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    task::Waker,
 };
 
 use parking_lot::Mutex;
@@ -55,24 +57,23 @@ use parking_lot::Mutex;
 pub(crate) use self::options::quarter_of_memory;
 use self::{
     core::Core,
-    flight::Flight,
+    handle::Handle,
+    inner::{Inner, Table},
     invalidate::CacheSink,
     lookup::Hit,
-    miss::{Request, Table},
+    miss::Request,
     stats::Stats,
 };
 pub use self::{
-    invalidate::Released,
-    lookup::Registration,
+    flight::Released,
+    inner::Registration,
     miss::GetRegistration,
     options::{OverLimit, RegistrationCacheOptions},
     stats::{RegistrationCacheMetrics, RegistrationCacheStatistics},
 };
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    memory::{
-        AddressRange, MemoryMonitor, Registrar, RegistrarAttributes, Subscription, radix, subscribe,
-    },
+    memory::{AddressRange, MemoryMonitor, Registrar, radix, subscribe},
     sys::{eventfd::EventFd, fork},
     types::Access,
 };
@@ -149,7 +150,7 @@ impl<R: Registrar> RegistrationCache<R> {
     /// A registration that covers `range` and allows `access`, found or made.
     ///
     /// A hit is taken at the call. Otherwise the first poll begins a registration, or joins one that covers the request. Ranges up to the
-    /// registrar's [`inline_max`](RegistrarAttributes::inline_max) are registered in that poll, longer ones in a thread that may block.
+    /// registrar's [`inline_max`](super::RegistrarAttributes::inline_max) are registered in that poll, longer ones in a thread that may block.
     ///
     /// # Cancel safety
     /// Cancel safe. A registration that was begun goes on, for the others who wait and for later.
@@ -162,7 +163,7 @@ impl<R: Registrar> RegistrationCache<R> {
     pub fn get(&self, range: AddressRange, access: Access) -> GetRegistration<R> {
         match self.lookup(range, access) {
             Some(registration) => GetRegistration::hit(registration),
-            None => GetRegistration::miss(self, Request::foreign(range, access)),
+            None => GetRegistration::miss(&self.0, Request::foreign(range, access)),
         }
     }
 
@@ -183,7 +184,7 @@ impl<R: Registrar> RegistrationCache<R> {
     ) -> GetRegistration<R> {
         match self.lookup(range, access) {
             Some(registration) => GetRegistration::hit(registration),
-            None => GetRegistration::miss(self, Request::owned(range, whole, access)),
+            None => GetRegistration::miss(&self.0, Request::owned(range, whole, access)),
         }
     }
 
@@ -251,57 +252,6 @@ impl<R: Registrar> fmt::Debug for RegistrationCache<R> {
 /// More regions than this are not kept, whatever the options say.
 const MAX_REGIONS: usize = 1 << 20;
 
-/// What all clones of a cache share. Its end is the end of the cache; guards and the reaper hold `Inner` beyond it.
-struct Handle<R: Registrar> {
-    inner: Arc<Inner<R>>,
-    /// Ends before the regions are given up. The sink holds `Inner`, never this.
-    subscription: Option<Subscription>,
-}
-
-impl<R: Registrar> Drop for Handle<R> {
-    fn drop(&mut self) {
-        if fork::forked() {
-            // The parent's: nothing here is given back by a child.
-            let _ = ManuallyDrop::new(self.subscription.take());
-            return;
-        }
-        drop(self.subscription.take());
-        self.inner.close();
-    }
-}
-
-/// What lives as long as anything of the cache does: its handles, its jobs, its reaper. The reaper lives until no slot is open, so a guard, which has
-/// one, may rely on it.
-struct Inner<R: Registrar> {
-    core: Core<R::Handle>,
-    /// The monitor is asked at each hit on memory of unknown owners.
-    strict: bool,
-    /// Memory of unknown owners may be kept.
-    keeps_foreign: bool,
-    /// Ranges are rounded out to this.
-    alignment: u64,
-    attributes: RegistrarAttributes,
-    max_regions: u64,
-    options: RegistrationCacheOptions,
-    /// Held by misses and the reaper for moments; never by hits and events.
-    table: Mutex<Table<R>>,
-    stats: Stats,
-    /// Wakes the reaper.
-    bell: EventFd,
-    /// Slots that are not Empty, uncached ones too.
-    live: AtomicUsize,
-    /// No handle is left.
-    closed: AtomicBool,
-    /// Whether the reaper runs.
-    reaper: Mutex<bool>,
-    /// Who waits for the end of which slot, by its address.
-    released: Mutex<HashMap<usize, Arc<Flight<()>>>>,
-    /// Who waits until nothing is unreleased.
-    drained: Mutex<Vec<Waker>>,
-    monitor: Arc<dyn MemoryMonitor>,
-    registrar: R,
-}
-
 /// The caches of this process.
 static CACHES: Mutex<Vec<Weak<dyn Observed>>> = Mutex::new(Vec::new());
 
@@ -329,27 +279,4 @@ pub fn registration_caches() -> Vec<RegistrationCacheMetrics> {
     }
     let caches: Vec<_> = CACHES.lock().iter().filter_map(Weak::upgrade).collect();
     caches.iter().filter_map(|cache| cache.observe()).collect()
-}
-
-impl<R: Registrar> Inner<R> {
-    fn statistics(&self) -> RegistrationCacheStatistics {
-        let mut now = self.stats.read();
-        now.unreleased_regions = self.core.unreleased_regions.load(Ordering::Relaxed);
-        now.unreleased_bytes = self.core.unreleased_bytes.load(Ordering::Relaxed);
-        (now.regions, now.bytes) = self.kept(&self.table.lock());
-        now
-    }
-
-    /// Regions and bytes that are kept and not dead.
-    fn kept(&self, table: &Table<R>) -> (u64, u64) {
-        // The dead are counted a moment after they died, and perhaps after they were closed.
-        let less = |all: u64, dead: u64| (all.wrapping_sub(dead) as i64).max(0) as u64;
-        (
-            less(
-                table.regions,
-                self.core.dead_regions.load(Ordering::Relaxed),
-            ),
-            less(table.bytes, self.core.dead_bytes.load(Ordering::Relaxed)),
-        )
-    }
 }

@@ -16,7 +16,7 @@ use std::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{
-    Inner,
+    inner::Inner,
     slot::{Slot, UNCACHED},
 };
 use crate::{
