@@ -9,8 +9,8 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
-    MAX_GATHER,
     frame::{Gone, encode_verdict},
+    limits::MAX_GATHER,
 };
 use crate::error::{Error, ErrorKind, Result};
 

@@ -15,7 +15,15 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
-use super::{Bootstrap, BootstrapOptions, Meeting, TcpBootstrap, UniqueId, UnixBootstrap};
+use super::{
+    contract::Bootstrap,
+    limits::MAX_SIZE,
+    memory::MemoryBootstrap,
+    options::BootstrapOptions,
+    tcp::{Meeting, TcpBootstrap},
+    unique_id::UniqueId,
+    unix::UnixBootstrap,
+};
 use crate::error::{Error, ErrorKind, Result};
 
 /// The port where rank 0 listens when nothing says another: torchrun's.
@@ -163,7 +171,7 @@ impl Launch {
         let (rank, size) = (self.rank, self.size);
         let meeting: Meeting = match &self.place {
             Place::Nowhere => {
-                let group = super::MemoryBootstrap::group_with_deadline(1, options.deadline)?;
+                let group = MemoryBootstrap::group_with_deadline(1, options.deadline)?;
                 let alone = group.into_iter().next();
                 return alone
                     .map(|alone| Box::new(alone) as Box<dyn Bootstrap>)
@@ -528,12 +536,10 @@ impl Reading<'_> {
             local_size,
             place,
         } = found;
-        if size.1 == 0 || size.1 > super::MAX_SIZE {
+        if size.1 == 0 || size.1 > MAX_SIZE {
             return Err(wrong(format!(
                 "{} is {}: a group has 1 to {} ranks",
-                size.0,
-                size.1,
-                super::MAX_SIZE
+                size.0, size.1, MAX_SIZE
             )));
         }
         if rank.1 >= size.1 {

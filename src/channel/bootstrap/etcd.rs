@@ -32,8 +32,12 @@ use tokio::{
 };
 
 use super::{
-    Bootstrap, BootstrapOptions, TcpBootstrap, TcpRoot, UniqueId, after, check_rank, check_size,
+    contract::Bootstrap,
+    limits::{MAX_SIZE, after, check_rank, check_runtime, check_size},
+    options::BootstrapOptions,
     socket::random,
+    tcp::{TcpBootstrap, TcpRoot},
+    unique_id::UniqueId,
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -42,7 +46,7 @@ const NUMBER: usize = 16;
 /// Longest value that is taken for a member's.
 const MAX_VALUE: usize = 64 << 10;
 /// Most members that are watched at once.
-const MAX_MEMBERS: usize = super::MAX_SIZE;
+const MAX_MEMBERS: usize = MAX_SIZE;
 /// Members that are fetched at once.
 const PAGE: i64 = 256;
 /// Longest lease that etcd gives, in seconds.
@@ -225,7 +229,7 @@ impl Membership {
         deadline: Instant,
         patient: bool,
     ) -> Result<Self> {
-        super::check_runtime()?;
+        check_runtime()?;
         let folder = options.folder(group)?;
         if name.is_empty() || name.len() > 255 || name.contains('/') {
             return Err(Error::new(
@@ -495,7 +499,7 @@ impl Members {
     /// # Errors
     /// `InvalidArgument` for a group's name that is none, and outside a Tokio runtime.
     pub fn of(options: &EtcdOptions, group: &str) -> Result<Self> {
-        super::check_runtime()?;
+        check_runtime()?;
         let folder = options.folder(group)?;
         Ok(Self::start(options.clone(), folder))
     }

@@ -13,7 +13,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use super::{MAX_GATHER, MAX_MESSAGE};
+use super::limits::{MAX_GATHER, MAX_MESSAGE};
 use crate::{
     error::{Error, ErrorKind, Result},
     protocol::{

@@ -24,9 +24,10 @@ use tokio::{
 };
 
 use super::{
-    Bootstrap, MAX_MESSAGE, check_rank,
     collector::{self, Collector, MAX_ROUNDS, Verdict},
+    contract::Bootstrap,
     frame::{Frame, Gone, ROOM, cost, decode_verdict},
+    limits::{MAX_MESSAGE, after, check_rank},
 };
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
@@ -190,10 +191,7 @@ impl Hub {
         self.leave();
         let mut under_way = self.under_way.subscribe();
         let ended = under_way.wait_for(|lanes| *lanes == 0);
-        if timeout_at(super::after(self.deadline), ended)
-            .await
-            .is_err()
-        {
+        if timeout_at(after(self.deadline), ended).await.is_err() {
             tracing::debug!(target: "wharf::bootstrap", rank = self.rank, "not all had read what was sent when this rank left");
         }
     }
@@ -626,7 +624,7 @@ impl Bootstrap for Member {
 macro_rules! bootstrap_by_member {
     ($name:ty) => {
         #[async_trait::async_trait]
-        impl super::Bootstrap for $name {
+        impl crate::channel::bootstrap::contract::Bootstrap for $name {
             fn rank(&self) -> usize {
                 self.member.rank()
             }

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    DEADLINE,
     hub::{Hub, LocalLane, Member, bootstrap_by_member},
+    limits::{DEADLINE, check_runtime, check_size},
     rendezvous::NoRoads,
 };
 use crate::error::Result;
@@ -41,8 +41,8 @@ impl MemoryBootstrap {
     /// # Errors
     /// As [`MemoryBootstrap::group`].
     pub fn group_with_deadline(size: usize, deadline: Duration) -> Result<Vec<Self>> {
-        super::check_size(size)?;
-        super::check_runtime()?;
+        check_size(size)?;
+        check_runtime()?;
         let hubs: Vec<Arc<Hub>> = (0..size)
             .map(|rank| Hub::new(rank, size, deadline, Box::new(NoRoads)))
             .collect();

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::DEADLINE;
+use super::limits::DEADLINE;
 
 /// Options of a bootstrap between processes.
 #[derive(Clone)]

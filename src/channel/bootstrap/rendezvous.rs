@@ -34,10 +34,10 @@ use tokio::{
 };
 
 use super::{
-    after, check_rank, check_size,
     collector::missing,
-    frame::{MAX_FRAME, decode_error, encode_error, malformed},
+    frame::{Gone, MAX_FRAME, decode_error, encode_error, malformed},
     hub::{Hub, Lane, Roads},
+    limits::{after, check_rank, check_size},
     socket::{Acceptor, Address, Socket, SocketLane, random},
 };
 use crate::{
@@ -258,7 +258,7 @@ pub(super) async fn lead(
     for (_, arrival) in waiting {
         if arrival.answer.send(Ok(standing.clone())).is_err() {
             // It went in this moment.
-            hub.gone(arrival.rank, super::frame::Gone::Died);
+            hub.gone(arrival.rank, Gone::Died);
             expected -= 1;
         }
     }

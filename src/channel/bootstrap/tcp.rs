@@ -10,10 +10,12 @@ use futures::FutureExt;
 use tokio::net::TcpListener;
 
 use super::{
-    BootstrapOptions, UniqueId,
     hub::{Member, bootstrap_by_member},
+    limits::{check_rank, check_runtime, check_size},
+    options::BootstrapOptions,
     rendezvous::{Me, Tasks, follow, lead},
     socket::{Acceptor, Address},
+    unique_id::UniqueId,
 };
 use crate::{
     config::interface_addresses,
@@ -81,7 +83,7 @@ impl TcpRoot {
     /// # Cancel safety
     /// Cancel safe.
     pub async fn bind(address: &str) -> Result<Self> {
-        super::check_runtime()?;
+        check_runtime()?;
         let listener = listen(address).await?;
         let here = listener
             .local_addr()
@@ -167,9 +169,9 @@ impl TcpBootstrap {
         options: BootstrapOptions,
         later: Duration,
     ) -> Result<Self> {
-        super::check_runtime()?;
-        super::check_size(size)?;
-        super::check_rank(rank, size)?;
+        check_runtime()?;
+        check_size(size)?;
+        check_rank(rank, size)?;
         let wait = (options.deadline, later);
         let (hub, tasks) = match meeting.into() {
             Meeting::Id(_) if rank == 0 => {

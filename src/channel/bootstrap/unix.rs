@@ -3,8 +3,9 @@
 use futures::FutureExt;
 
 use super::{
-    BootstrapOptions,
     hub::{Member, bootstrap_by_member},
+    limits::{check_rank, check_runtime, check_size},
+    options::BootstrapOptions,
     rendezvous::{Me, Tasks, follow, lead},
     socket::{Acceptor, Address},
 };
@@ -35,9 +36,9 @@ impl UnixBootstrap {
         size: usize,
         options: &BootstrapOptions,
     ) -> Result<Self> {
-        super::check_runtime()?;
-        super::check_size(size)?;
-        super::check_rank(rank, size)?;
+        check_runtime()?;
+        check_size(size)?;
+        check_rank(rank, size)?;
         if name.is_empty() || name.len() > 80 {
             return Err(Error::new(
                 ErrorKind::InvalidArgument,
