@@ -14,7 +14,7 @@
 use std::{any::Any, sync::Arc};
 
 use crate::{
-    channel::{Communicator, MemoryChannel, RegisteredMemory, Semaphore},
+    channel::{Communicator, MemoryChannel, RegisteredMemory, semaphore::meet},
     driver::cuda::{CudaContext, DevicePtr, PinnedAllocation, Stream},
     error::{Error, ErrorKind, Operation, Result},
     sys::identity::identity,
@@ -76,7 +76,7 @@ impl DeviceChannel {
             Ok(prepared) => prepared.message()?,
             Err(reason) => refusal(reason),
         };
-        let paired = Semaphore::pair_with(communicator, peer, tag, mine).await?;
+        let paired = meet(communicator, peer, tag, mine).await?;
         if !matches!(paired.along.first(), Some(0 | 1)) {
             let text =
                 format!("rank {peer} makes something else than a device channel under tag {tag}");

@@ -39,15 +39,15 @@ const STATUS: usize = 4 * WINDOW;
 /// Where things are in a block of counters, which both ends have: each in a line of its own.
 pub(super) mod block {
     /// Raised by the peer, 8 bytes.
-    pub(in super::super) const ARRIVED: u64 = 0;
+    pub(crate) const ARRIVED: u64 = 0;
     /// Signals that were taken, 8 bytes.
-    pub(in super::super) const TAKEN: u64 = 128;
+    pub(crate) const TAKEN: u64 = 128;
     /// Signals that were sent by stores, 8 bytes.
-    pub(in super::super) const SENT: u64 = 256;
+    pub(crate) const SENT: u64 = 256;
     /// Blocks of a put that have ended, 4 bytes.
-    pub(in super::super) const DONE: u64 = 384;
+    pub(crate) const DONE: u64 = 384;
     /// The peer's packets.
-    pub(in super::super) const PACKETS: u64 = 512;
+    pub(crate) const PACKETS: u64 = 512;
 }
 
 /// Where a channel's memory is, as this device has it.

@@ -2,8 +2,8 @@
 //!
 //! | file | is |
 //! |---|---|
-//! | `mod.rs` | [`MemoryChannel`]: put, get, signal, wait, flush |
-//! | `packets.rs` | its packets: put and unpack |
+//! | `mod.rs` | [`MemoryChannel`]: put, get, signal, wait, flush, packets |
+//! | `packets.rs` | its areas for packets: how they are filled and read |
 
 mod packets;
 
@@ -18,9 +18,10 @@ use crate::{
 };
 
 use super::{
-    Communicator, RegisteredMemory, RemoteMemory, Semaphore, SemaphoreSignal, SemaphoreWait,
+    Communicator, PacketWidth, RegisteredMemory, RemoteMemory, Semaphore, SemaphoreSignal,
+    SemaphoreWait, semaphore::meet,
 };
-use packets::Packets;
+use packets::{Packets, Row, refused};
 
 /// A channel to one peer: registered memory here, the peer's registered memory, and a semaphore. A cheap clone.
 ///
@@ -69,9 +70,9 @@ impl MemoryChannel {
         local: &RegisteredMemory,
     ) -> Result<Self> {
         let mine = local.serialize_for(communicator)?;
-        let paired = Semaphore::pair_with(communicator, peer, tag, mine).await?;
+        let paired = meet(communicator, peer, tag, mine).await?;
         let remote = communicator.memory_of(peer, &paired.along).await?;
-        Self::new(paired.semaphore, local.clone(), remote)
+        Self::new(Semaphore::of(paired), local.clone(), remote)
     }
 
     /// A channel from its parts. Several channels may share memory, and a semaphore.
@@ -192,6 +193,107 @@ impl MemoryChannel {
     /// As [`Endpoint::flush`](crate::Endpoint::flush).
     pub fn flush(&self) -> Flush<'_> {
         self.inner.remote.endpoint().flush()
+    }
+
+    /// Gives the channel areas of `bytes` for packets, one at each end, zeroed. The peer does the same, with the same size, under the same `tag` of the
+    /// communicator.
+    ///
+    /// # Errors
+    /// As [`MemoryChannel::connect`]; `Exhausted` when there is no memory for it.
+    ///
+    /// # Cancel safety
+    /// Dropped, the other rank's attempt ends at its deadline, or with `InvalidArgument` when this rank begins another one under the same tag.
+    pub async fn with_packets(
+        self,
+        communicator: &Communicator,
+        tag: u32,
+        bytes: usize,
+    ) -> Result<Self> {
+        let inner = &self.inner;
+        let peer = inner.remote.owner();
+        let packets = Packets::open(communicator, peer, tag, bytes).await?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                semaphore: inner.semaphore.clone(),
+                local: inner.local.clone(),
+                remote: inner.remote.clone(),
+                kept: Arc::clone(&inner.kept),
+                packets: Some(packets),
+            }),
+        })
+    }
+
+    /// Puts `length` bytes of this rank's memory into the peer's area as packets, from its byte `packets_at` on, which is a multiple of the packets'
+    /// width.
+    ///
+    /// The flag is not 0, and not that of what was last put to the same place; nothing is put to a place whose packets the peer may not have unpacked.
+    /// So two areas and two flags in turn do. Memory of a device goes through the host's.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: a flag of 0, an offset that is no multiple, a channel without [packets](MemoryChannel::with_packets). `OutOfBounds` at either
+    /// end; what ends the connection.
+    ///
+    /// # Completion
+    /// Resolves when the packets are in the peer's area.
+    ///
+    /// # Cancel safety
+    /// Dropped, some of the packets may have been put.
+    #[doc(alias = "putPackets")]
+    pub async fn put_packets(
+        &self,
+        packets_at: usize,
+        local_at: usize,
+        length: usize,
+        width: PacketWidth,
+        flag: u32,
+    ) -> Result<()> {
+        let packets = self.packets()?;
+        let row = Row::new(packets_at, length, width, flag)?;
+        packets.check_remote(&row)?;
+        let worker = self.inner.semaphore.worker();
+        let data = self.inner.local.copy_out(worker, local_at, length).await?;
+        packets.put(row, &data).await
+    }
+
+    /// Waits for packets that one [`put_packets`](MemoryChannel::put_packets) of the peer's with the same place, length, width and flag has put into this rank's area, and writes
+    /// their data into this rank's memory. Looks for them for some microseconds, then sleeps until the peer has put some.
+    ///
+    /// One wait at a time unpacks from a channel.
+    ///
+    /// # Errors
+    /// As [`put_packets`](MemoryChannel::put_packets); what ended the connection.
+    ///
+    /// # Completion
+    /// Resolves when all the data is in this rank's memory.
+    ///
+    /// # Cancel safety
+    /// Cancel safe while the packets have not come; after that into host memory, too. Dropped while the data goes into memory of a device, the packets
+    /// count as unpacked.
+    #[doc(alias = "unpackPackets")]
+    pub async fn unpack_packets(
+        &self,
+        packets_at: usize,
+        local_at: usize,
+        length: usize,
+        width: PacketWidth,
+        flag: u32,
+    ) -> Result<()> {
+        let packets = self.packets()?;
+        let row = Row::new(packets_at, length, width, flag)?;
+        packets.check_local(&row)?;
+        // Before anything is waited for.
+        drop(self.inner.local.target(local_at, length)?);
+        let data = packets.unpack(row, length).await?;
+        let worker = self.inner.semaphore.worker();
+        self.inner.local.copy_in(worker, local_at, data).await
+    }
+
+    fn packets(&self) -> Result<&Packets> {
+        // The areas are shared memory, which a child made by `fork` has as well.
+        let endpoint = self.inner.semaphore.endpoint();
+        endpoint.shared().admits(Operation::Put)?;
+        let packets = self.inner.packets.as_ref();
+        packets.ok_or_else(|| refused("the channel has no area for packets"))
     }
 
     /// The semaphore of the channel.

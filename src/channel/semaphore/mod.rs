@@ -13,12 +13,14 @@
 //! | file | is |
 //! |---|---|
 //! | `mod.rs` | [`Semaphore`] |
+//! | `end.rs` | one rank's end: the counter here, the peer's, the line |
 //! | `pairing.rs` | how two ranks make one together |
 //! | `line.rs` | who waits, in order, and the tickets |
 //! | `signal.rs` | the future that signals: [`SemaphoreSignal`] |
 //! | `wait.rs` | the futures that wait: [`SemaphoreWait`], [`Signals`] |
 //! | `models.rs` | every interleaving of signals and waits, by `loom` |
 
+mod end;
 mod line;
 #[cfg(all(test, wharf_loom))]
 mod models;
@@ -26,23 +28,22 @@ mod pairing;
 mod signal;
 mod wait;
 
-use std::{fmt, sync::Arc, sync::atomic::AtomicU32};
+use std::{fmt, sync::Arc};
 
 use crate::{
     endpoint::{Counter, Endpoint, RemoteRegion, Worker},
-    error::{Error, ErrorKind, Operation, Result},
-    sys::biased::Biased,
+    error::Result,
     transport::DevicePlace,
-    types::Access,
 };
 
+pub(crate) use pairing::meet;
 pub use signal::SemaphoreSignal;
 pub use wait::{SemaphoreWait, Signals};
 
 use super::Communicator;
-use line::Line;
-use signal::Mapped;
-use wait::{MOST_LOOKS, Ticket};
+use end::{End, Mapped};
+use pairing::Paired;
+use wait::Ticket;
 
 /// A semaphore between this rank and another (or itself): what one signals lets waits of the other pass. A cheap clone.
 ///
@@ -67,21 +68,7 @@ use wait::{MOST_LOOKS, Ticket};
     "ucp_device_counter_inc"
 ))]
 pub struct Semaphore {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
-    /// Raised by the peer.
-    counter: Counter,
-    /// The peer's, raised here.
-    remote: RemoteRegion,
-    endpoint: Endpoint,
-    /// One thread waits and takes as a rule: no locked instruction then.
-    line: Biased<Line>,
-    /// The peer's counter as it is mapped here.
-    mapped: Mapped,
-    /// Looks at the counter before the worker is driven: as many as pay.
-    looks: AtomicU32,
+    inner: Arc<End>,
 }
 
 impl Semaphore {
@@ -97,8 +84,15 @@ impl Semaphore {
     /// those to one that was given up. Dropped in the last moment, the other may have made its end already: its signals fail with `StaleKey`.
     #[doc(alias("buildSemaphore", "SemaphoreStub"))]
     pub async fn pair(communicator: &Communicator, peer: usize, tag: u32) -> Result<Self> {
-        let paired = Self::pair_with(communicator, peer, tag, Vec::new()).await?;
-        Ok(paired.semaphore)
+        let paired = meet(communicator, peer, tag, Vec::new()).await?;
+        Ok(Self::of(paired))
+    }
+
+    /// The semaphore of this end.
+    pub(crate) fn of(paired: Paired) -> Self {
+        Self {
+            inner: Arc::new(paired.end),
+        }
     }
 
     /// A semaphore from its parts: what the peer raises, and what is raised at the peer. For programs that exchange descriptors by other means.
@@ -106,29 +100,9 @@ impl Semaphore {
     /// # Errors
     /// `InvalidArgument` when `remote` was imported on another endpoint, or is no counter; `AccessDenied` when it may not be written.
     pub fn new(counter: Counter, endpoint: Endpoint, remote: RemoteRegion) -> Result<Self> {
-        Self::from_parts(counter, endpoint, remote, Mapped::never())
-    }
-
-    fn from_parts(
-        counter: Counter,
-        endpoint: Endpoint,
-        remote: RemoteRegion,
-        mapped: Mapped,
-    ) -> Result<Self> {
-        if !remote.is_counter() {
-            let text = format!("a counter is not of {} bytes", remote.len());
-            return Err(Error::new(ErrorKind::InvalidArgument, text).during(Operation::Signal));
-        }
-        remote.check(&endpoint, remote.len(), Access::WRITE, Operation::Signal)?;
+        let end = End::new(counter, endpoint, remote, Mapped::never())?;
         Ok(Self {
-            inner: Arc::new(Inner {
-                counter,
-                remote,
-                endpoint,
-                line: Biased::new(Line::default()),
-                mapped,
-                looks: AtomicU32::new(MOST_LOOKS),
-            }),
+            inner: Arc::new(end),
         })
     }
 
@@ -141,7 +115,7 @@ impl Semaphore {
     /// answered: the next flush of the endpoint says what was wrong with it.
     #[doc(alias("updateAndSync", "relaxedSignal"))]
     pub fn signal(&self) -> SemaphoreSignal<'_> {
-        SemaphoreSignal::new(self)
+        SemaphoreSignal::new(&self.inner)
     }
 
     /// Signals when the program's work up to a place in one of its device streams is done, without making the program wait for the device:
@@ -166,7 +140,7 @@ impl Semaphore {
     #[doc(alias = "relaxedWait")]
     pub fn wait(&self) -> SemaphoreWait<'_> {
         SemaphoreWait {
-            semaphore: self,
+            end: &self.inner,
             ticket: Ticket::default(),
         }
     }
@@ -175,7 +149,7 @@ impl Semaphore {
     #[must_use = "whether a signal was taken"]
     #[doc(alias = "try_wait")]
     pub fn poll(&self) -> bool {
-        if self.is_forked() {
+        if self.inner.is_forked() {
             return false;
         }
         let value = self.inner.counter.value();
@@ -184,32 +158,19 @@ impl Semaphore {
 
     /// The signals, one after the other, as a stream that takes each. It ends with an error, after which it gives `None`.
     pub fn signals(&self) -> Signals {
-        Signals::new(self.clone())
+        Signals::new(Arc::clone(&self.inner))
     }
 
     /// Signals that have come and were not taken.
     #[must_use]
     pub fn pending(&self) -> u64 {
-        if self.is_forked() {
-            return 0;
-        }
-        let value = self.inner.counter.value();
-        self.inner.line.lock().pending(value)
+        self.inner.pending()
     }
 
     /// Futures that wait now.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        if self.is_forked() {
-            return 0;
-        }
-        self.inner.line.lock().waiting()
-    }
-
-    /// Whether this process is a child made by `fork`, which has a copy of the line and its lock, and takes nothing.
-    #[inline]
-    fn is_forked(&self) -> bool {
-        self.endpoint().shared().admits(Operation::Signal).is_err()
+        self.inner.waiting()
     }
 
     /// The connection to the peer.
@@ -237,10 +198,6 @@ impl Semaphore {
 
 impl fmt::Debug for Semaphore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Semaphore")
-            .field("pending", &self.pending())
-            .field("waiting", &self.waiting())
-            .field("endpoint", &self.inner.endpoint)
-            .finish_non_exhaustive()
+        self.inner.fmt(f)
     }
 }

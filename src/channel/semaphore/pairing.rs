@@ -21,15 +21,15 @@ use crate::{
 
 use super::{
     super::{Communicator, bootstrap::after},
-    Mapped, Semaphore,
+    end::{End, Mapped},
 };
 
 /// What an attempt came to.
 #[derive(Debug)]
-pub(in crate::channel) struct Paired {
-    pub(in crate::channel) semaphore: Semaphore,
+pub(crate) struct Paired {
+    pub(super) end: End,
     /// What the peer gave.
-    pub(in crate::channel) along: Vec<u8>,
+    pub(crate) along: Vec<u8>,
     mine: Attempt,
     theirs: Attempt,
 }
@@ -48,7 +48,7 @@ impl Paired {
     ///
     /// # Errors
     /// `InvalidArgument` when the peer has given this attempt up for another.
-    pub(in crate::channel) async fn last_word(
+    pub(crate) async fn last_word(
         &self,
         communicator: &Communicator,
         peer: usize,
@@ -75,66 +75,64 @@ impl Paired {
     }
 }
 
-impl Semaphore {
-    /// Makes a semaphore with a rank, and gives it these bytes.
-    pub(in crate::channel) async fn pair_with(
-        communicator: &Communicator,
-        peer: usize,
-        tag: u32,
-        along: Vec<u8>,
-    ) -> Result<Paired> {
-        if along.len() > MAX_ALONG {
-            return Err(refused(format!("{} bytes of descriptors", along.len())));
-        }
-        let counter = communicator.worker().counter().await?;
-        let endpoint = communicator.endpoint(peer).await?;
-        let mut attempt: Attempt = [0; 16];
-        getrandom::fill(&mut attempt)
-            .map_err(|error| Error::new(ErrorKind::Io, "no random bytes").with_source(error))?;
-        let mut mine = Offer {
-            attempt,
-            answers: None,
-            counter: Registered {
-                communicator: communicator.id().to_bytes(),
-                rank: u32::try_from(communicator.rank()).unwrap_or(u32::MAX),
-                expires: None,
-                descriptor: counter.descriptor()?,
-            },
-            along,
-        };
-        let deadline = after(communicator.bootstrap().deadline());
-        communicator.send(peer, tag, mine.to_bytes()).await?;
-        let theirs = loop {
-            let bytes = communicator.receive_until(peer, tag, deadline).await?;
-            if last_word(&bytes).is_some() {
-                // Of an attempt that was given up after it.
-                continue;
-            }
-            let theirs = Offer::from_bytes(&bytes)?;
-            if theirs.counter.communicator != mine.counter.communicator
-                || theirs.counter.rank as usize != peer
-            {
-                let text = format!("rank {peer} sent what is not its own semaphore");
-                return Err(refused(text));
-            }
-            if mine.answers != Some(theirs.attempt) {
-                mine.answers = Some(theirs.attempt);
-                communicator.send(peer, tag, mine.to_bytes()).await?;
-            }
-            if theirs.answers == Some(attempt) {
-                break theirs;
-            }
-        };
-        let remote = endpoint.import(&theirs.counter.descriptor)?;
-        // What the peer made by the same call is a counter.
-        let semaphore = Self::from_parts(counter, endpoint, remote, Mapped::default())?;
-        Ok(Paired {
-            semaphore,
-            along: theirs.along,
-            mine: attempt,
-            theirs: theirs.attempt,
-        })
+/// Makes the end of a semaphore with a rank, which does the same, and gives it these bytes.
+pub(crate) async fn meet(
+    communicator: &Communicator,
+    peer: usize,
+    tag: u32,
+    along: Vec<u8>,
+) -> Result<Paired> {
+    if along.len() > MAX_ALONG {
+        return Err(refused(format!("{} bytes of descriptors", along.len())));
     }
+    let counter = communicator.worker().counter().await?;
+    let endpoint = communicator.endpoint(peer).await?;
+    let mut attempt: Attempt = [0; 16];
+    getrandom::fill(&mut attempt)
+        .map_err(|error| Error::new(ErrorKind::Io, "no random bytes").with_source(error))?;
+    let mut mine = Offer {
+        attempt,
+        answers: None,
+        counter: Registered {
+            communicator: communicator.id().to_bytes(),
+            rank: u32::try_from(communicator.rank()).unwrap_or(u32::MAX),
+            expires: None,
+            descriptor: counter.descriptor()?,
+        },
+        along,
+    };
+    let deadline = after(communicator.bootstrap().deadline());
+    communicator.send(peer, tag, mine.to_bytes()).await?;
+    let theirs = loop {
+        let bytes = communicator.receive_until(peer, tag, deadline).await?;
+        if last_word(&bytes).is_some() {
+            // Of an attempt that was given up after it.
+            continue;
+        }
+        let theirs = Offer::from_bytes(&bytes)?;
+        if theirs.counter.communicator != mine.counter.communicator
+            || theirs.counter.rank as usize != peer
+        {
+            let text = format!("rank {peer} sent what is not its own semaphore");
+            return Err(refused(text));
+        }
+        if mine.answers != Some(theirs.attempt) {
+            mine.answers = Some(theirs.attempt);
+            communicator.send(peer, tag, mine.to_bytes()).await?;
+        }
+        if theirs.answers == Some(attempt) {
+            break theirs;
+        }
+    };
+    let remote = endpoint.import(&theirs.counter.descriptor)?;
+    // What the peer made by the same call is a counter.
+    let end = End::new(counter, endpoint, remote, Mapped::default())?;
+    Ok(Paired {
+        end,
+        along: theirs.along,
+        mine: attempt,
+        theirs: theirs.attempt,
+    })
 }
 
 fn refused(text: impl Into<std::borrow::Cow<'static, str>>) -> Error {
@@ -170,16 +168,14 @@ mod tests {
     #[tokio::test]
     async fn a_last_word_of_another_attempt_is_none() {
         let [zero, one] = ranks().await;
-        let (first, given_up) = tokio::join!(
-            Semaphore::pair_with(&zero, 1, 5, Vec::new()),
-            Semaphore::pair_with(&one, 0, 5, Vec::new()),
-        );
+        let (first, given_up) =
+            tokio::join!(meet(&zero, 1, 5, Vec::new()), meet(&one, 0, 5, Vec::new()),);
         let first = first.expect("paired");
         drop(given_up.expect("paired"));
-        let (again, refused) = tokio::join!(Semaphore::pair_with(&one, 0, 5, Vec::new()), async {
+        let (again, refused) = tokio::join!(meet(&one, 0, 5, Vec::new()), async {
             let refused = first.last_word(&zero, 1, 5, &[1]).await;
             let error = refused.expect_err("another attempt");
-            let second = Semaphore::pair_with(&zero, 1, 5, Vec::new()).await;
+            let second = meet(&zero, 1, 5, Vec::new()).await;
             (error, second.expect("paired"))
         });
         let (error, second) = refused;
@@ -221,7 +217,7 @@ mod tests {
                 alter(&mut lie);
                 one.send(0, tag, lie.to_bytes()).await.expect("sent");
             };
-            let (refused, ()) = tokio::join!(Semaphore::pair(&zero, 1, tag), lying);
+            let (refused, ()) = tokio::join!(meet(&zero, 1, tag, Vec::new()), lying);
             let error = refused.expect_err("not its counter");
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
         }

@@ -4,25 +4,17 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::{
-        OnceLock,
-        atomic::{AtomicU32, Ordering},
-    },
     task::{Context, Poll, ready},
 };
 
 use crate::{
-    endpoint::{Atomic, Op, RemoteRegion},
+    endpoint::{Atomic, Op},
     error::{Error, ErrorKind, Operation, Result},
-    worker::atomic::MappedCounter,
 };
 
-use super::{Inner, Semaphore};
+use super::end::End;
 
-/// Signals that look whether the peer's counter has been mapped meanwhile. It was asked for when the semaphore was made.
-const TRIES: u32 = 64;
-
-/// A signal; made by [`Semaphore::signal`].
+/// A signal; made by [`Semaphore::signal`](super::Semaphore::signal).
 ///
 /// # Completion
 /// Resolves when the peer's counter was raised, or the message that raises it is on its way.
@@ -31,7 +23,7 @@ const TRIES: u32 = 64;
 /// Before the first poll nothing happens. After it the peer is signalled whether or not this is dropped.
 #[must_use = "a signal does nothing unless awaited or posted"]
 pub struct SemaphoreSignal<'a> {
-    semaphore: &'a Semaphore,
+    end: &'a End,
     at: At<'a>,
 }
 
@@ -46,20 +38,16 @@ enum At<'a> {
 }
 
 impl<'a> SemaphoreSignal<'a> {
-    pub(super) fn new(semaphore: &'a Semaphore) -> Self {
-        Self {
-            semaphore,
-            at: At::Start,
-        }
+    pub(super) fn new(end: &'a End) -> Self {
+        Self { end, at: At::Start }
     }
 
     /// Signals now, to be awaited later or not at all.
     ///
     /// # Errors
-    /// `WouldBlock` when the window of posted operations is full, and as [`Semaphore::signal`].
+    /// `WouldBlock` when the window of posted operations is full, and as [`Semaphore::signal`](super::Semaphore::signal).
     pub fn post(self) -> Result<Op<()>> {
-        let inner = &*self.semaphore.inner;
-        inner.endpoint.signal(&inner.remote, 1).post()
+        self.end.endpoint.signal(&self.end.remote, 1).post()
     }
 }
 
@@ -68,11 +56,10 @@ impl Future for SemaphoreSignal<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
-        let semaphore = this.semaphore;
+        let end = this.end;
         if let At::Start = this.at {
-            let inner = &*semaphore.inner;
-            let shared = inner.endpoint.shared();
-            let (raised, begun) = shared.begin_in_memory(Operation::Signal, || inner.raise())?;
+            let shared = end.endpoint.shared();
+            let (raised, begun) = shared.begin_in_memory(Operation::Signal, || end.raise())?;
             let add = match raised {
                 Some(false) => {
                     let over = begun.over(cx);
@@ -86,7 +73,7 @@ impl Future for SemaphoreSignal<'_> {
                 Some(true) => 0,
                 None => 1,
             };
-            this.at = At::Rest(inner.endpoint.signal(&inner.remote, add));
+            this.at = At::Rest(end.endpoint.signal(&end.remote, add));
         }
         let result = match &mut this.at {
             At::Rest(rest) => ready!(Pin::new(rest).poll(cx)),
@@ -105,47 +92,7 @@ impl Future for SemaphoreSignal<'_> {
 impl fmt::Debug for SemaphoreSignal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SemaphoreSignal")
-            .field("semaphore", self.semaphore)
+            .field("semaphore", self.end)
             .finish_non_exhaustive()
-    }
-}
-
-/// A peer's counter in this process's memory, when it is there.
-#[derive(Default)]
-pub(super) struct Mapped {
-    counter: OnceLock<MappedCounter>,
-    tries: AtomicU32,
-}
-
-impl Mapped {
-    /// It is not raised but by the endpoint.
-    pub(super) fn never() -> Self {
-        Self {
-            counter: OnceLock::new(),
-            tries: AtomicU32::new(TRIES),
-        }
-    }
-
-    #[inline]
-    fn get(&self, remote: &RemoteRegion) -> Option<&MappedCounter> {
-        self.counter.get().or_else(|| self.find(remote))
-    }
-
-    #[cold]
-    fn find(&self, remote: &RemoteRegion) -> Option<&MappedCounter> {
-        if self.tries.load(Ordering::Relaxed) >= TRIES {
-            return None;
-        }
-        self.tries.fetch_add(1, Ordering::Relaxed);
-        let found = remote.mapped_counter()?;
-        Some(self.counter.get_or_init(|| found))
-    }
-}
-
-impl Inner {
-    /// Raises the peer's counter in memory. `None`: it is not there.
-    #[inline]
-    fn raise(&self) -> Option<bool> {
-        self.mapped.get(&self.remote)?.raise(1)
     }
 }

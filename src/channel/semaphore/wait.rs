@@ -4,7 +4,7 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
-    sync::atomic::Ordering,
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
 
@@ -16,9 +16,9 @@ use crate::{
     util::wake::wake_all,
 };
 
-use super::{Inner, Semaphore};
+use super::end::End;
 
-/// Waits for a signal; made by [`Semaphore::wait`].
+/// Waits for a signal; made by [`Semaphore::wait`](super::Semaphore::wait).
 ///
 /// # Completion
 /// Resolves when a signal was taken, to its number, counted from 1 over all that take signals of this semaphore. What the peer had put before it
@@ -28,7 +28,7 @@ use super::{Inner, Semaphore};
 /// Cancel safe: a signal is taken at the moment when this resolves. Dropped before, it takes none, and gives up its place in the line.
 #[must_use = "futures do nothing unless awaited"]
 pub struct SemaphoreWait<'a> {
-    pub(super) semaphore: &'a Semaphore,
+    pub(super) end: &'a End,
     pub(super) ticket: Ticket,
 }
 
@@ -37,40 +37,40 @@ impl Future for SemaphoreWait<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<u64>> {
         let this = &mut *self;
-        this.ticket.poll(&this.semaphore.inner, cx)
+        this.ticket.poll(this.end, cx)
     }
 }
 
 impl Drop for SemaphoreWait<'_> {
     fn drop(&mut self) {
-        self.ticket.end(&self.semaphore.inner);
+        self.ticket.end(self.end);
     }
 }
 
 impl fmt::Debug for SemaphoreWait<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SemaphoreWait")
-            .field("semaphore", self.semaphore)
+            .field("semaphore", self.end)
             .field("ticket", &self.ticket)
             .finish_non_exhaustive()
     }
 }
 
-/// A semaphore's signals as a stream; made by [`Semaphore::signals`]. Each item is the number of the signal that was taken.
+/// A semaphore's signals as a stream; made by [`Semaphore::signals`](super::Semaphore::signals). Each item is the number of the signal that was taken.
 ///
 /// # Cancel safety
 /// Cancel safe: nothing is taken that is not given out. Dropping the stream gives up its place in the line.
 #[must_use = "streams do nothing unless polled"]
 pub struct Signals {
-    semaphore: Semaphore,
+    end: Arc<End>,
     ticket: Ticket,
     over: bool,
 }
 
 impl Signals {
-    pub(super) fn new(semaphore: Semaphore) -> Self {
+    pub(super) fn new(end: Arc<End>) -> Self {
         Self {
-            semaphore,
+            end,
             ticket: Ticket::default(),
             over: false,
         }
@@ -85,9 +85,9 @@ impl Stream for Signals {
         if this.over {
             return Poll::Ready(None);
         }
-        let item = this.ticket.poll(&this.semaphore.inner, cx);
+        let item = this.ticket.poll(&this.end, cx);
         if let Poll::Ready(result) = &item {
-            this.ticket.end(&this.semaphore.inner);
+            this.ticket.end(&this.end);
             this.over = result.is_err();
         }
         item.map(Some)
@@ -96,37 +96,16 @@ impl Stream for Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        self.ticket.end(&self.semaphore.inner);
+        self.ticket.end(&self.end);
     }
 }
 
 impl fmt::Debug for Signals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Signals")
-            .field("semaphore", &self.semaphore)
+            .field("semaphore", &self.end)
             .field("ticket", &self.ticket)
             .finish_non_exhaustive()
-    }
-}
-
-/// Most looks at a counter in memory before the worker is driven: some 500 ns where a pause takes 18, 1.5 us where it takes 45.
-pub(super) const MOST_LOOKS: u32 = 32;
-const LEAST_LOOKS: u32 = 4;
-
-impl Inner {
-    /// Looks at the counter for a moment. Signals that come as messages, or late, are not found so: then it looks less the next time.
-    #[inline]
-    fn look(&self, at_least: u64) -> bool {
-        let looks = self.looks.load(Ordering::Relaxed);
-        let found = self.counter.look(at_least, looks);
-        let next = match found {
-            true => MOST_LOOKS.min(looks * 2),
-            false => LEAST_LOOKS.max(looks / 2),
-        };
-        if next != looks {
-            self.looks.store(next, Ordering::Relaxed);
-        }
-        found
     }
 }
 
@@ -141,31 +120,31 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    fn poll(&mut self, inner: &Inner, cx: &mut Context<'_>) -> Poll<Result<u64>> {
-        let shared = inner.endpoint.shared();
+    fn poll(&mut self, end: &End, cx: &mut Context<'_>) -> Poll<Result<u64>> {
+        let shared = end.endpoint.shared();
         let begun = ready!(shared.look(Operation::Signal, cx))?;
         loop {
-            let at_least = match self.claim(inner) {
+            let at_least = match self.claim(end) {
                 Ok(ticket) => {
                     begun.count(cx);
                     return Poll::Ready(Ok(ticket));
                 }
                 Err(at_least) => at_least,
             };
-            if shared.spin.pays() && inner.look(at_least) {
+            if shared.spin.pays() && end.look(at_least) {
                 continue;
             }
-            match self.waiting.poll(&inner.counter, at_least, cx) {
+            match self.waiting.poll(&end.counter, at_least, cx) {
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending if !self.leave_waker(inner, at_least, cx.waker()) => {}
+                Poll::Pending if !self.leave_waker(end, at_least, cx.waker()) => {}
                 Poll::Pending => {
-                    let place = inner.endpoint.place();
+                    let place = end.endpoint.place();
                     let Poll::Ready(reason) = begun.poll_closed(cx, place, &mut self.closed) else {
                         return Poll::Pending;
                     };
                     // What came before the end counts.
-                    return Poll::Ready(self.claim(inner).map_err(|_| {
+                    return Poll::Ready(self.claim(end).map_err(|_| {
                         let closed = || Error::new(ErrorKind::Closed, "the endpoint is closed");
                         reason.unwrap_or_else(closed).during(Operation::Signal)
                     }));
@@ -174,27 +153,27 @@ impl Ticket {
         }
     }
 
-    fn claim(&mut self, inner: &Inner) -> Result<u64, u64> {
-        let mut line = inner.line.lock();
+    fn claim(&mut self, end: &End) -> Result<u64, u64> {
+        let mut line = end.line.lock();
         // Read under the lock: a later look never sees less.
-        line.claim(&mut self.number, inner.counter.value())
+        line.claim(&mut self.number, end.counter.value())
     }
 
-    fn leave_waker(&self, inner: &Inner, at_least: u64, waker: &Waker) -> bool {
-        let mut line = inner.line.lock();
+    fn leave_waker(&self, end: &End, at_least: u64, waker: &Waker) -> bool {
+        let mut line = end.line.lock();
         self.number
             .is_some_and(|number| line.leave_waker(number, at_least, waker))
     }
 
-    pub(super) fn end(&mut self, inner: &Inner) {
-        self.waiting.end(&inner.counter);
+    pub(super) fn end(&mut self, end: &End) {
+        self.waiting.end(&end.counter);
         if let Some(ticket) = self.closed.take() {
-            let (link, id) = inner.endpoint.place();
-            let shared = inner.endpoint.shared();
+            let (link, id) = end.endpoint.place();
+            let shared = end.endpoint.shared();
             shared.forget_waiter(link, id, ticket, true);
         }
         if let Some(number) = self.number.take() {
-            let moved = inner.line.lock().leave(number);
+            let moved = end.line.lock().leave(number);
             wake_all(moved);
         }
     }
