@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::did_you_mean;
+use super::{nearest::did_you_mean, value::Text};
 use crate::{
     driver::verbs::Verbs,
     error::{Error, Result},
@@ -117,6 +117,16 @@ impl NetDevices {
                 names => DeviceChoice::Only(names),
             },
             Self::Except(names) => DeviceChoice::Except(devices(names)),
+        }
+    }
+}
+
+impl Text for NetDevices {
+    fn text(&self) -> String {
+        match self {
+            Self::All => "all".to_owned(),
+            Self::Only(names) => names.join(","),
+            Self::Except(names) => format!("^{}", names.join(",")),
         }
     }
 }

@@ -1,9 +1,34 @@
 //! The variables, taken from the process or made up by a test.
 
-use parking_lot::Mutex;
-
-use super::{Setting, Source, UnknownVariable, Variable, invalid};
+use super::{
+    setting::{Setting, Source, invalid},
+    variables::Variable,
+};
 use crate::error::Result;
+
+/// What a value may name.
+#[derive(Clone, Copy)]
+pub(super) struct Names<'a> {
+    /// The program's own transports.
+    pub(super) own: &'a [&'a str],
+    /// Lists the machine's interfaces.
+    pub(super) interfaces: &'a dyn Fn() -> Result<Vec<String>>,
+}
+
+impl Names<'_> {
+    /// For options that name nothing.
+    pub(super) const NONE: Self = Names {
+        own: &[],
+        interfaces: &|| Ok(Vec::new()),
+    };
+}
+
+/// A variable that is set.
+pub(super) struct Word<'a> {
+    pub(super) name: &'static str,
+    pub(super) text: &'a str,
+    pub(super) names: Names<'a>,
+}
 
 /// A set of variables.
 pub(crate) struct Environment<'a> {
@@ -38,13 +63,14 @@ impl<'a> Environment<'a> {
         (self.get)(name).filter(|text| !text.trim().is_empty())
     }
 
-    /// What was given, else the first of `names` that is set and not empty, else the default.
+    /// What was given, else the first of `variables` that is set and not empty, else the default.
     pub(super) fn choose<T>(
         &self,
         given: Option<T>,
-        names: &[&'static str],
-        parse: impl Fn(&str) -> Result<T, String>,
-        default: impl FnOnce() -> T,
+        variables: &[&'static str],
+        parse: fn(&Word<'_>) -> Result<T, String>,
+        default: fn(&Names<'_>) -> T,
+        names: Names<'_>,
     ) -> Result<Setting<T>> {
         if let Some(value) = given {
             return Ok(Setting {
@@ -52,46 +78,25 @@ impl<'a> Environment<'a> {
                 source: Source::Builder,
             });
         }
-        for &name in names {
+        for &name in variables {
             debug_assert!(Variable::find(name).is_some(), "{name} is not in the table");
             let Some(text) = self.get(name) else {
                 continue;
             };
-            let value = parse(&text).map_err(|why| invalid(format!("{name}={text}: {why}")))?;
+            let word = Word {
+                name,
+                text: &text,
+                names,
+            };
+            let value = parse(&word).map_err(|why| invalid(format!("{name}={text}: {why}")))?;
             return Ok(Setting {
                 value,
                 source: Source::Env(name),
             });
         }
         Ok(Setting {
-            value: default(),
+            value: default(&names),
             source: Source::Default,
         })
-    }
-}
-
-/// Tells of variables that nobody reads: each is a misspelling, and would silently do nothing. Of each once in a process.
-pub(super) fn warn_unknown(unknown: &[UnknownVariable]) {
-    /// Names that were told of. The environment has an end; who changes it while the process runs hears no more after so many.
-    static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    const MOST: usize = 64;
-    for UnknownVariable { name, nearest } in unknown {
-        let mut told = TOLD.lock();
-        if told.len() >= MOST || told.contains(name) {
-            continue;
-        }
-        told.push(name.clone());
-        drop(told);
-        match nearest {
-            Some(nearest) => tracing::warn!(
-                target: "wharf::config",
-                "{name} is not a variable of wharf, and does nothing; did you mean {}?",
-                nearest.name
-            ),
-            None => tracing::warn!(
-                target: "wharf::config",
-                "{name} is not a variable of wharf, and does nothing"
-            ),
-        }
     }
 }

@@ -1,15 +1,37 @@
-//! The configuration in force, for people and programs: each variable, its value as the variable takes it, and where that came from.
+//! The configuration in force: what is read, and for people and programs each variable, its value as the variable takes it, and where that came from.
 
-use std::time::Duration;
+use std::{ops::Deref, time::Duration};
 
 use super::{
-    Config, Environment, Limits, NetDevices, Progress, RendezvousScheme, RendezvousThreshold,
-    Setting, Source, Threshold, TransportSet, VARIABLES, Variable, nearest,
+    environment::{Environment, Names},
+    options::{Options, Overrides},
+    rdma::Rc,
+    setting::{Source, invalid},
+    table::Told,
+    unknown::{UnknownVariable, warn_unknown},
+    variables::{VARIABLES, Variable},
 };
-use crate::{
-    memory::{MonitorKind, RegistrationCacheOptions},
-    transport::verbs::RelaxedOrdering,
-};
+use crate::error::Result;
+
+/// All options, complete and possible. Dereferences to those of a context.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Config {
+    options: Options,
+    /// How connections over RDMA devices are made.
+    pub(crate) rc: Rc,
+    /// Variables that other rooms read, and that were set.
+    pub(crate) others: Vec<(&'static str, String)>,
+    /// Variables that nobody reads.
+    pub(crate) unknown: Vec<UnknownVariable>,
+}
+
+impl Deref for Config {
+    type Target = Options;
+
+    fn deref(&self) -> &Options {
+        &self.options
+    }
+}
 
 /// An option in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,94 +45,85 @@ pub struct Entry {
     pub source: Source,
 }
 
-/// A `WHARF_` variable that is set and that nobody reads.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct UnknownVariable {
-    /// Its name.
-    pub name: String,
-    /// The variable that was most likely meant.
-    pub nearest: Option<&'static Variable>,
-}
-
-impl UnknownVariable {
-    /// Of these names those that begin as wharf's do and are none.
-    pub(super) fn among(environment: &Environment<'_>) -> Vec<Self> {
-        let known = || VARIABLES.iter().map(|variable| variable.name);
-        let stranger =
-            |name: &&str| name.starts_with("WHARF_") && !known().any(|known| known == *name);
-        environment
-            .names()
-            .filter(stranger)
-            .map(|name| Self {
-                name: name.to_owned(),
-                nearest: nearest(name, known()).and_then(Variable::find),
-            })
-            .collect()
-    }
-}
-
 impl Config {
-    /// Every option of a context as text, by its variable.
-    pub(super) fn describe(&self) -> Vec<(&'static str, String, Source)> {
-        fn row<T: Text>(
-            name: &'static str,
-            setting: &Setting<T>,
-        ) -> (&'static str, String, Source) {
-            (name, setting.value.text(), setting.source)
+    /// Longest time that a timeout may be.
+    const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
+
+    /// Puts together what the builder was given, the environment and the defaults. `own` are the names of the program's
+    /// own transports, `interfaces` lists the machine's.
+    ///
+    /// # Errors
+    /// `Configuration`: a variable's value is unknown or impossible.
+    pub(crate) fn load(
+        given: Overrides,
+        environment: &Environment<'_>,
+        own: &[&str],
+        interfaces: &dyn Fn() -> Result<Vec<String>>,
+    ) -> Result<Self> {
+        let unknown = UnknownVariable::among(environment);
+        warn_unknown(&unknown);
+        let names = Names { own, interfaces };
+        let config = Self {
+            options: Options::load(given, environment, names)?,
+            rc: Rc::load(environment, names)?,
+            others: read_elsewhere(environment),
+            unknown,
+        };
+        config.check()?;
+        for (name, value, source) in config.describe() {
+            if source != Source::Default {
+                tracing::debug!(target: "wharf::config", "{name} = {value} (from {source})");
+            }
         }
-        // Where nothing was set, what the cache takes then.
-        fn limit(
-            name: &'static str,
-            setting: &Setting<Option<usize>>,
-            default: u64,
-        ) -> (&'static str, String, Source) {
-            let text = match setting.value {
-                Some(usize::MAX) => "inf".to_owned(),
-                Some(count) => count.to_string(),
-                None => default.to_string(),
-            };
-            (name, text, setting.source)
-        }
-        let cache = RegistrationCacheOptions::default();
-        let regions = u64::try_from(cache.max_regions).unwrap_or(u64::MAX);
-        let mut rows = vec![
-            row("WHARF_TLS", &self.transports),
-            row("WHARF_NET_DEVICES", &self.net_devices),
-            row("WHARF_PROGRESS", &self.progress),
-            row("WHARF_RNDV_THRESH", &self.rendezvous_threshold),
-            row("WHARF_RNDV_SCHEME", &self.rendezvous_scheme),
-            row("WHARF_CONNECT_TIMEOUT", &self.connect_timeout),
-            row("WHARF_HANDSHAKE_TIMEOUT", &self.handshake_timeout),
-            row("WHARF_KEEPALIVE_INTERVAL", &self.keepalive),
-            row("WHARF_TCP_CHECKSUMS", &self.tcp_checksums),
-            row("WHARF_PIDFD", &self.pidfd),
-            row("WHARF_CMA", &self.cma),
-            row("WHARF_STAGING", &self.staging),
-            row("WHARF_OPS_WINDOW", &self.ops_window),
-            row("WHARF_LIMITS", &self.limits),
-            row("WHARF_MEM_MONITOR", &self.memory_monitor),
-            row("WHARF_RCACHE_ENABLE", &self.rcache),
-            limit(
-                "WHARF_RCACHE_MAX_REGIONS",
-                &self.rcache_max_regions,
-                regions,
+        Ok(config)
+    }
+
+    /// Refuses what each parser alone lets pass.
+    fn check(&self) -> Result<()> {
+        let times = [
+            (
+                "connect timeout",
+                Some(&*self.connect_timeout),
+                self.connect_timeout.source,
             ),
-            limit(
-                "WHARF_RCACHE_MAX_SIZE",
-                &self.rcache_max_size,
-                cache.max_bytes,
+            (
+                "handshake timeout",
+                Some(&*self.handshake_timeout),
+                self.handshake_timeout.source,
             ),
-            limit(
-                "WHARF_RCACHE_MAX_UNRELEASED",
-                &self.rcache_max_unreleased,
-                cache.max_unreleased,
+            (
+                "keepalive interval",
+                self.keepalive.as_ref(),
+                self.keepalive.source,
             ),
-            row("WHARF_IB_PCI_RELAXED_ORDERING", &self.relaxed_ordering),
-            row("WHARF_IB_ON_DEMAND", &self.on_demand),
         ];
-        rows.extend(self.rc.describe());
-        rows
+        for (what, time, source) in times {
+            if time.is_some_and(|time| time.is_zero() || *time > Self::MAX_TIME) {
+                return Err(invalid(format!(
+                    "{what} ({source}): must be above zero and at most 365 days"
+                )));
+            }
+        }
+        if *self.ops_window == 0 {
+            return Err(invalid(format!(
+                "operations window ({}): at least 1",
+                self.ops_window.source
+            )));
+        }
+        if *self.rcache_max_regions == Some(0) {
+            return Err(invalid(format!(
+                "registrations that are kept ({}): at least 1; WHARF_RCACHE_ENABLE=n keeps none",
+                self.rcache_max_regions.source
+            )));
+        }
+        Ok(())
+    }
+
+    /// Every option of a context as text, by its variable.
+    pub(super) fn describe(&self) -> Vec<Told> {
+        let mut told = self.options.describe();
+        told.extend(self.rc.describe());
+        told
     }
 
     /// Every variable, in the table's order.
@@ -136,7 +149,7 @@ impl Config {
 }
 
 /// The variables that other rooms read, as they are set now; of a secret only that it is.
-pub(super) fn read_elsewhere(environment: &Environment<'_>) -> Vec<(&'static str, String)> {
+fn read_elsewhere(environment: &Environment<'_>) -> Vec<(&'static str, String)> {
     let own = Config::default().describe();
     VARIABLES
         .iter()
@@ -152,118 +165,6 @@ pub(super) fn read_elsewhere(environment: &Environment<'_>) -> Vec<(&'static str
             Some((variable.name, value))
         })
         .collect()
-}
-
-/// A value as its variable takes it.
-trait Text {
-    fn text(&self) -> String;
-}
-
-impl Text for TransportSet {
-    fn text(&self) -> String {
-        let names: Vec<&str> = self.names().chain(self.absent()).collect();
-        names.join(",")
-    }
-}
-
-impl Text for Limits {
-    fn text(&self) -> String {
-        Self::text(self)
-    }
-}
-
-impl Text for NetDevices {
-    fn text(&self) -> String {
-        match self {
-            Self::All => "all".to_owned(),
-            Self::Only(names) => names.join(","),
-            Self::Except(names) => format!("^{}", names.join(",")),
-        }
-    }
-}
-
-impl Text for Progress {
-    fn text(&self) -> String {
-        match self {
-            Self::Adaptive => "adaptive".to_owned(),
-            Self::Spin(time) => format!("spin:{time:?}"),
-            Self::Busy => "busy".to_owned(),
-            Self::EventDriven => "event".to_owned(),
-            Self::Thread => "thread".to_owned(),
-        }
-    }
-}
-
-impl Text for Threshold {
-    fn text(&self) -> String {
-        match self {
-            Self::Auto => "auto".to_owned(),
-            Self::Bytes(bytes) => bytes.to_string(),
-            Self::Never => "inf".to_owned(),
-        }
-    }
-}
-
-impl Text for RendezvousThreshold {
-    fn text(&self) -> String {
-        match self.intra == self.inter {
-            true => self.intra.text(),
-            false => format!("intra:{},inter:{}", self.intra.text(), self.inter.text()),
-        }
-    }
-}
-
-impl Text for RendezvousScheme {
-    fn text(&self) -> String {
-        let text = match self {
-            Self::Auto => "auto",
-            Self::Get => "get_zcopy",
-            Self::Put => "put_zcopy",
-            Self::Messages => "am",
-        };
-        text.to_owned()
-    }
-}
-
-impl Text for RelaxedOrdering {
-    fn text(&self) -> String {
-        let text = match self {
-            Self::Auto => "auto",
-            Self::On => "y",
-            Self::Off => "n",
-        };
-        text.to_owned()
-    }
-}
-
-impl Text for MonitorKind {
-    fn text(&self) -> String {
-        self.name().to_owned()
-    }
-}
-
-impl Text for Duration {
-    fn text(&self) -> String {
-        format!("{self:?}")
-    }
-}
-
-impl Text for Option<Duration> {
-    fn text(&self) -> String {
-        self.map_or_else(|| "inf".to_owned(), |time| time.text())
-    }
-}
-
-impl Text for bool {
-    fn text(&self) -> String {
-        if *self { "y" } else { "n" }.to_owned()
-    }
-}
-
-impl Text for usize {
-    fn text(&self) -> String {
-        self.to_string()
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,9 @@
 //! What peers may make a worker hold: of memory, messages, streams, requests and connections.
 
-use super::{did_you_mean, value};
+use super::{
+    nearest::did_you_mean,
+    value::{self, Text},
+};
 
 /// What peers may make a worker hold before they are held back, and then refused.
 ///
@@ -155,9 +158,11 @@ impl Limits {
         }
         Ok(limits)
     }
+}
 
+impl Text for Limits {
     /// As [`Limits::parse`] takes it, complete.
-    pub(super) fn text(&self) -> String {
+    fn text(&self) -> String {
         let scopes = [
             ("connection", &self.connection),
             ("source", &self.source),

@@ -1,23 +1,17 @@
 //! Who watches memory, and how much of it stays registered.
 
-use super::{Environment, Overrides, Setting, Source, value};
-use crate::{error::Result, memory::MonitorKind, transport::verbs::RelaxedOrdering};
+use super::{
+    environment::Word,
+    value::{self, Text},
+};
+use crate::{memory::MonitorKind, transport::verbs::RelaxedOrdering};
 
 /// The monitor: by its own name, or by UCX's `y` or `n`.
-pub(super) fn monitor(
-    given: &Overrides,
-    environment: &Environment<'_>,
-) -> Result<Setting<MonitorKind>> {
-    let own = environment.choose(
-        given.memory_monitor,
-        &["WHARF_MEM_MONITOR"],
-        named,
-        MonitorKind::default,
-    )?;
-    if own.source != Source::Default {
-        return Ok(own);
+pub(super) fn monitor(word: &Word<'_>) -> Result<MonitorKind, String> {
+    match word.name {
+        "UCX_MEM_EVENTS" => events(word.text),
+        _ => named(word.text),
     }
-    environment.choose(None, &["UCX_MEM_EVENTS"], events, MonitorKind::default)
 }
 
 fn named(text: &str) -> Result<MonitorKind, String> {
@@ -73,5 +67,31 @@ pub(super) fn relaxed_ordering(text: &str) -> Result<RelaxedOrdering, String> {
             Ok(false) => Ok(RelaxedOrdering::Off),
             Err(_) => Err("expected auto, y or n".to_owned()),
         },
+    }
+}
+
+/// Such a limit as its variable takes it; where nothing was set, what the cache takes then.
+pub(super) fn told(limit: Option<usize>, default: u64) -> String {
+    match limit {
+        Some(usize::MAX) => "inf".to_owned(),
+        Some(count) => count.to_string(),
+        None => default.to_string(),
+    }
+}
+
+impl Text for RelaxedOrdering {
+    fn text(&self) -> String {
+        let text = match self {
+            Self::Auto => "auto",
+            Self::On => "y",
+            Self::Off => "n",
+        };
+        text.to_owned()
+    }
+}
+
+impl Text for MonitorKind {
+    fn text(&self) -> String {
+        self.name().to_owned()
     }
 }

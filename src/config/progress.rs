@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::{did_you_mean, value};
+use super::{
+    nearest::did_you_mean,
+    value::{self, Text},
+};
 
 /// How a worker waits for what has not arrived yet.
 ///
@@ -65,6 +68,18 @@ impl Progress {
                     did_you_mean(other, known)
                 )),
             },
+        }
+    }
+}
+
+impl Text for Progress {
+    fn text(&self) -> String {
+        match self {
+            Self::Adaptive => "adaptive".to_owned(),
+            Self::Spin(time) => format!("spin:{time:?}"),
+            Self::Busy => "busy".to_owned(),
+            Self::EventDriven => "event".to_owned(),
+            Self::Thread => "thread".to_owned(),
         }
     }
 }

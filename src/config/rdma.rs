@@ -2,22 +2,37 @@
 
 use std::time::Duration;
 
-use super::{Environment, Setting, Source, value};
+use super::{
+    environment::{Environment, Names},
+    setting::Setting,
+    table::{Told, options},
+    value::{self, Text},
+};
 use crate::{driver::verbs::Mtu, error::Result, transport::verbs::RcOptions};
 
-/// What can be set of `rc_verbs`, beside its devices.
-#[derive(Clone, Debug)]
-pub(crate) struct Rc {
-    /// How long a packet may go unanswered; rounded up to a power of two times 4.096 µs, of which the device takes 1 to 31.
-    pub(crate) timeout: Setting<Duration>,
-    /// How often such a packet is sent again, at most 7.
-    pub(crate) retries: Setting<u8>,
-    /// The largest packets; `None`: as large as both ports take.
-    pub(crate) mtu: Setting<Option<Mtu>>,
-    /// Messages of a connection that may be on their way to the device.
-    pub(crate) sends: Setting<usize>,
-    /// Where in a port's table the GID stands; `None`: chosen.
-    pub(crate) gid_index: Setting<Option<u8>>,
+options! {
+    /// What can be set of `rc_verbs`, beside its devices.
+    struct Rc;
+
+    read {
+        /// Where in a port's table the GID stands; `None`: chosen.
+        gid_index: Option<u8> = |_| RcOptions::default().gid_index,
+            "WHARF_IB_GID_INDEX" or "UCX_IB_GID_INDEX" by |word| gid_index(word.text),
+            told by |index| index.map_or_else(|| "auto".to_owned(), |index| index.to_string());
+        /// How long a packet may go unanswered; rounded up to a power of two times 4.096 µs, of which the device takes 1 to 31.
+        timeout: Duration = |_| time_of(RcOptions::default().timeout),
+            "WHARF_RC_TIMEOUT" or "UCX_RC_TIMEOUT" by |word| timeout(word.text);
+        /// How often such a packet is sent again, at most 7.
+        retries: u8 = |_| RcOptions::default().retries,
+            "WHARF_RC_RETRY_COUNT" or "UCX_RC_RETRY_COUNT" by |word| small(word.text, 7);
+        /// The largest packets; `None`: as large as both ports take.
+        mtu: Option<Mtu> = |_| RcOptions::default().mtu,
+            "WHARF_RC_PATH_MTU" or "UCX_RC_PATH_MTU" by |word| mtu(word.text),
+            told by |mtu| mtu.map_or_else(|| "default".to_owned(), |mtu| mtu.bytes().to_string());
+        /// Messages of a connection that may be on their way to the device.
+        sends: usize = |_| RcOptions::default().sends as usize,
+            "WHARF_RC_TX_QUEUE_LEN" or "UCX_RC_TX_QUEUE_LEN" by |word| sends(word.text);
+    }
 }
 
 /// 4.096 µs × 2^t.
@@ -30,88 +45,7 @@ fn code_of(time: Duration) -> u8 {
     (1..31).find(|code| time_of(*code) >= time).unwrap_or(31)
 }
 
-impl Default for Rc {
-    fn default() -> Self {
-        let options = RcOptions::default();
-        Self {
-            timeout: time_of(options.timeout).into(),
-            retries: options.retries.into(),
-            mtu: options.mtu.into(),
-            sends: (options.sends as usize).into(),
-            gid_index: options.gid_index.into(),
-        }
-    }
-}
-
 impl Rc {
-    pub(super) fn load(environment: &Environment<'_>) -> Result<Self> {
-        let default = Self::default();
-        Ok(Self {
-            timeout: environment.choose(
-                None,
-                &["WHARF_RC_TIMEOUT", "UCX_RC_TIMEOUT"],
-                timeout,
-                || *default.timeout,
-            )?,
-            retries: environment.choose(
-                None,
-                &["WHARF_RC_RETRY_COUNT", "UCX_RC_RETRY_COUNT"],
-                |text| small(text, 7),
-                || *default.retries,
-            )?,
-            mtu: environment.choose(
-                None,
-                &["WHARF_RC_PATH_MTU", "UCX_RC_PATH_MTU"],
-                mtu,
-                || *default.mtu,
-            )?,
-            sends: environment.choose(
-                None,
-                &["WHARF_RC_TX_QUEUE_LEN", "UCX_RC_TX_QUEUE_LEN"],
-                sends,
-                || *default.sends,
-            )?,
-            gid_index: environment.choose(
-                None,
-                &["WHARF_IB_GID_INDEX", "UCX_IB_GID_INDEX"],
-                gid_index,
-                || *default.gid_index,
-            )?,
-        })
-    }
-
-    pub(super) fn describe(&self) -> [(&'static str, String, Source); 5] {
-        [
-            (
-                "WHARF_RC_TIMEOUT",
-                format!("{:?}", *self.timeout),
-                self.timeout.source,
-            ),
-            (
-                "WHARF_RC_RETRY_COUNT",
-                self.retries.to_string(),
-                self.retries.source,
-            ),
-            (
-                "WHARF_RC_PATH_MTU",
-                self.mtu
-                    .map_or_else(|| "default".to_owned(), |mtu| mtu.bytes().to_string()),
-                self.mtu.source,
-            ),
-            (
-                "WHARF_RC_TX_QUEUE_LEN",
-                self.sends.to_string(),
-                self.sends.source,
-            ),
-            (
-                "WHARF_IB_GID_INDEX",
-                self.gid_index
-                    .map_or_else(|| "auto".to_owned(), |index| index.to_string()),
-                self.gid_index.source,
-            ),
-        ]
-    }
-
     /// For the transport; the devices are chosen apart.
     pub(crate) fn options(&self) -> RcOptions {
         RcOptions {

@@ -1,6 +1,6 @@
 //! Which transports may be used, by UCX's names.
 
-use super::did_you_mean;
+use super::{nearest::did_you_mean, value::Text};
 use crate::transport::registry;
 
 /// Names that stand for several transports, or for one under another name.
@@ -118,6 +118,13 @@ impl TransportSet {
     /// Whether each was asked for by name, so that its absence deserves a warning.
     pub(crate) fn is_named(&self) -> bool {
         self.named
+    }
+}
+
+impl Text for TransportSet {
+    fn text(&self) -> String {
+        let names: Vec<&str> = self.names().chain(self.absent()).collect();
+        names.join(",")
     }
 }
 

@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+/// A value as its variable takes it.
+pub(super) trait Text {
+    fn text(&self) -> String;
+}
+
 /// From which size on a message goes by rendezvous.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Threshold {
@@ -166,6 +171,67 @@ fn split_unit(text: &str) -> (&str, String) {
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());
     (&text[..end], text[end..].trim().to_lowercase())
+}
+
+impl Text for Threshold {
+    fn text(&self) -> String {
+        match self {
+            Self::Auto => "auto".to_owned(),
+            Self::Bytes(bytes) => bytes.to_string(),
+            Self::Never => "inf".to_owned(),
+        }
+    }
+}
+
+impl Text for RendezvousThreshold {
+    fn text(&self) -> String {
+        match self.intra == self.inter {
+            true => self.intra.text(),
+            false => format!("intra:{},inter:{}", self.intra.text(), self.inter.text()),
+        }
+    }
+}
+
+impl Text for RendezvousScheme {
+    fn text(&self) -> String {
+        let text = match self {
+            Self::Auto => "auto",
+            Self::Get => "get_zcopy",
+            Self::Put => "put_zcopy",
+            Self::Messages => "am",
+        };
+        text.to_owned()
+    }
+}
+
+impl Text for Duration {
+    fn text(&self) -> String {
+        format!("{self:?}")
+    }
+}
+
+impl Text for Option<Duration> {
+    fn text(&self) -> String {
+        self.map_or_else(|| "inf".to_owned(), |time| time.text())
+    }
+}
+
+impl Text for bool {
+    fn text(&self) -> String {
+        if *self { "y" } else { "n" }.to_owned()
+    }
+}
+
+impl Text for usize {
+    fn text(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Text for u8 {
+    fn text(&self) -> String {
+        self.to_string()
+    }
 }
 
 #[cfg(test)]

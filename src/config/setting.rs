@@ -1,0 +1,56 @@
+//! A value with where it came from, and what is said where it is impossible.
+
+use std::{fmt, ops::Deref};
+
+use crate::error::{Error, ErrorKind, Operation};
+
+/// Where a value came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Source {
+    /// Nobody asked for anything else.
+    Default,
+    /// The program, by the builder.
+    Builder,
+    /// This variable.
+    Env(&'static str),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Builder => f.write_str("builder"),
+            Self::Env(name) => f.write_str(name),
+        }
+    }
+}
+
+/// A value and where it came from. Dereferences to the value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Setting<T> {
+    pub(crate) value: T,
+    pub(crate) source: Source,
+}
+
+impl<T> Deref for Setting<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> From<T> for Setting<T> {
+    /// A default.
+    fn from(value: T) -> Self {
+        Self {
+            value,
+            source: Source::Default,
+        }
+    }
+}
+
+/// An error about the configuration.
+pub(crate) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Configuration, message.into()).during(Operation::Configure)
+}
