@@ -3,7 +3,10 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::{
-    Admission, Context, IncomingInfo, Inner, admission::Admit, memory::Memory, report::reason,
+    admission::{Admission, Admit, IncomingInfo},
+    handle::{Context, Inner},
+    memory::{Memory, device_memory},
+    reason::reason,
 };
 use crate::{
     config::{
@@ -41,6 +44,15 @@ pub struct ContextBuilder {
     own: Vec<Arc<dyn Transport>>,
     domains: Vec<Arc<dyn MemoryDomain>>,
     accelerators: Vec<Arc<dyn Accelerator>>,
+}
+
+impl Context {
+    /// Starts to build one. Without any option it takes all transports that work here.
+    #[doc(alias = "ucp_init")]
+    #[doc(alias("ucp_init_version", "ucp_params_t"))]
+    pub fn builder() -> ContextBuilder {
+        ContextBuilder::default()
+    }
 }
 
 impl ContextBuilder {
@@ -263,7 +275,7 @@ impl ContextBuilder {
             *config.pidfd,
             RcOptions {
                 devices: config.net_devices.rdma(),
-                memory: super::memory::device_memory(&config),
+                memory: device_memory(&config),
                 ..config.rc.options()
             },
             TcpOptions {

@@ -1,9 +1,9 @@
 //! What a context found: every transport with its devices, or the reason why it is not used; the place of things.
 
-use super::Context;
+use super::{handle::Context, reason::reason};
 use crate::{
     config::{Config, Source},
-    error::Error,
+    memory::MemoryTypes,
     sys::topology::{self, NumaNode},
     transport::{DeviceInfo, Reach, cma, registry},
 };
@@ -71,7 +71,10 @@ impl Context {
         Report {
             transports: self.transport_reports(),
             numa_nodes: topology::nodes(),
-            type_cache: self.inner.memory.type_cache(),
+            type_cache: TypeCacheReport {
+                is_in_use: self.memory().types.is_in_use(),
+                capacity: MemoryTypes::CAPACITY,
+            },
         }
     }
 
@@ -183,20 +186,6 @@ impl Context {
             }
         }
     }
-}
-
-/// An error with its causes, in one line, each said once.
-pub(super) fn reason(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        let said = cause.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        source = cause.source();
-    }
-    text
 }
 
 #[cfg(test)]
