@@ -32,7 +32,7 @@ use super::{
     Endpoint, Op,
     attempt::{Attempt, First, persist, tried, try_posted},
     operation::{Completion, Deadline, Entered, Settled, wrong},
-    rma::{Rare, has_begun, poll_rest, told_later},
+    rare::{Rare, has_begun, poll_rest, told_later},
 };
 
 /// What goes out.

@@ -25,10 +25,11 @@ use crate::{
 };
 
 use super::{
-    Endpoint, Op, RemoteRegion,
     attempt::First,
-    operation::{Completion, Deadline, Entered, Settled},
-    rma::{Rare, alive, has_begun, poll_rest, told_later, window, window_of},
+    handle::{Endpoint, alive, window, window_of},
+    operation::{Completion, Deadline, Entered, Op, Settled},
+    rare::{Rare, has_begun, poll_rest, told_later},
+    region::RemoteRegion,
 };
 
 /// # Atomic operations

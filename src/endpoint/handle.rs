@@ -1,7 +1,6 @@
 //! An endpoint: one connection, as the user holds it.
 
 use std::{
-    borrow::Cow,
     fmt,
     future::Future,
     pin::Pin,
@@ -11,17 +10,13 @@ use std::{
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    memory::{ReceiveBuffer, SendBuffer},
-    protocol::Descriptor,
-    types::{EndpointId, Identity, LinkId, MemoryType, Tag, WorkerId},
-    util::copy::copied,
-    worker::{Explanation, Handle, operations::Outcome, shared::Shared},
+    types::{EndpointId, Identity, LinkId, MemoryType, WorkerId},
+    worker::{
+        Explanation, Handle, engine::Engine, operations::Outcome, peer::Peer, shared::Shared,
+    },
 };
 
-use super::{
-    Get, Put, RemoteLayout, RemoteRegion, TagSend,
-    operation::{Completion, Deadline, Entered, Settled},
-};
+use super::operation::{Completion, Deadline, Entered, Settled};
 
 /// A connection to one peer. A cheap clone; the last clone's drop closes it once all that was sent has gone.
 #[derive(Clone)]
@@ -67,7 +62,7 @@ impl Endpoint {
         (self.inner.link, self.inner.id)
     }
 
-    fn ask<R>(&self, question: impl FnOnce(&crate::worker::peer::Peer) -> R) -> Option<R> {
+    fn ask<R>(&self, question: impl FnOnce(&Peer) -> R) -> Option<R> {
         let (link, id) = self.place();
         self.shared()
             .ask(|engine| engine.core.endpoint(link, id).map(|peer| question(peer)))
@@ -81,13 +76,12 @@ impl Endpoint {
 
     /// Whether there may be a way between device memories of both ends.
     pub(crate) fn reaches_devices(&self) -> bool {
-        self.ask(crate::worker::peer::Peer::reaches_devices)
-            .unwrap_or(false)
+        self.ask(Peer::reaches_devices).unwrap_or(false)
     }
 
     /// Whether the other end is the worker itself.
     pub(crate) fn is_own(&self) -> bool {
-        self.ask(crate::worker::peer::Peer::is_own).unwrap_or(false)
+        self.ask(Peer::is_own).unwrap_or(false)
     }
 
     /// The name by which received messages call this endpoint.
@@ -153,69 +147,11 @@ impl Endpoint {
         explained.with_unavailable(&self.transports(), self.shared().context.unavailable())
     }
 
-    /// Sends `buffer` under `tag`.
-    ///
-    /// # Errors
-    /// What ends the connection; `Closed` on a closed endpoint.
-    #[doc(alias = "ucp_tag_send_nbx")]
-    #[doc(alias("ucp_tag_send_nb", "ucp_tag_send_nbr"))]
-    pub fn tag_send<'a>(
-        &'a self,
-        tag: impl Into<Tag>,
-        buffer: impl Into<SendBuffer<'a>>,
-    ) -> TagSend<'a> {
-        TagSend::new(self, tag.into(), buffer.into())
-    }
-
-    /// Sends a copy of `bytes` under `tag`. The borrow ends here, before the first poll.
-    ///
-    /// # Errors
-    /// As [`Endpoint::tag_send`].
-    pub fn tag_send_copy(&self, tag: impl Into<Tag>, bytes: &[u8]) -> TagSend<'_> {
-        TagSend::new(self, tag.into(), copied(bytes).into())
-    }
-
-    /// Makes exposed memory of this endpoint's peer accessible.
-    ///
-    /// # Errors
-    /// `InvalidArgument` when it is another process's.
-    #[doc(alias = "ucp_ep_rkey_unpack")]
-    pub fn import(&self, descriptor: &Descriptor) -> Result<RemoteRegion> {
-        RemoteRegion::import(self, descriptor)
-    }
-
-    /// Writes `buffer` to `remote`: to the beginning of a region, or to the blocks of a [`RemoteLayout`], in their order.
-    ///
-    /// # Errors
-    /// `OutOfBounds`, `AccessDenied`, `StaleKey` when the memory is not exposed any more, `InvalidArgument` for a layout of another length
-    /// than the buffer, and what ends the connection.
-    #[doc(alias = "ucp_put_nbx")]
-    pub fn put<'a>(
-        &'a self,
-        buffer: impl Into<SendBuffer<'a>>,
-        remote: impl Into<Cow<'a, RemoteLayout>>,
-    ) -> Put<'a> {
-        Put::new(self, buffer.into(), remote.into())
-    }
-
-    /// Fills `buffer` from `remote`: from the beginning of a region, or from the blocks of a [`RemoteLayout`], in their order.
-    ///
-    /// # Errors
-    /// As [`Endpoint::put`]; the buffer comes back where it can.
-    #[doc(alias = "ucp_get_nbx")]
-    pub fn get<'a, B: ReceiveBuffer + Unpin>(
-        &'a self,
-        remote: impl Into<Cow<'a, RemoteLayout>>,
-        buffer: B,
-    ) -> Get<'a, B> {
-        Get::new(self, remote.into(), buffer)
-    }
-
     /// Waits until all operations of this endpoint that were begun before are over: puts are visible at the target, gets have landed, long
     /// sends have been read. A short send is over when it was accepted; [`Endpoint::close`] waits until the peer has read those as well.
     ///
     /// # Errors
-    /// What ends the connection; why a put was refused whose future was dropped, or had ended as [`Put::local`] does.
+    /// What ends the connection; why a put was refused whose future was dropped, or had ended as [`Put::local`](crate::Put::local) does.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -305,6 +241,43 @@ impl fmt::Debug for Endpoint {
             .field("transports", &self.transports())
             .finish_non_exhaustive()
     }
+}
+
+/// Operations of an endpoint that may be posted and not over.
+#[inline]
+pub(super) fn window_of(endpoint: &Endpoint) -> usize {
+    endpoint.shared().ops_window
+}
+
+pub(super) fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
+    let (link, id) = endpoint.place();
+    let window = window_of(endpoint);
+    match engine.core.endpoint(link, id) {
+        Some(peer) if peer.is_open() && peer.posted >= window => Err(Error::new(
+            ErrorKind::WouldBlock,
+            "the window of posted operations is full",
+        )
+        .during(operation)),
+        Some(peer) if peer.is_open() => Ok(()),
+        peer => Err(ended(peer, operation)),
+    }
+}
+
+#[inline]
+pub(super) fn alive(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
+    let (link, id) = endpoint.place();
+    match engine.core.endpoint(link, id) {
+        Some(peer) if peer.is_open() => Ok(()),
+        peer => Err(ended(peer, operation)),
+    }
+}
+
+/// Why nothing begins on a connection any more.
+#[cold]
+fn ended(peer: Option<&mut Peer>, operation: Operation) -> Error {
+    peer.and_then(|peer| peer.error())
+        .unwrap_or_else(crate::worker::send::closed)
+        .during(operation)
 }
 
 /// Waits for earlier operations; made by [`Endpoint::flush`].

@@ -9,7 +9,8 @@
 //! | `handle` | [`Endpoint`]: one connection |
 //! | `tag` | tagged sends and receives, probes |
 //! | `am`, `inbox`, `message` | active messages: sending, receiving, one of them |
-//! | `rma` | [`RemoteRegion`], put, get |
+//! | `region` | [`RemoteRegion`]: memory of a peer |
+//! | `rma` | put, get |
 //! | `stream` | [`ByteStream`]: streams of bytes, opened and accepted on an endpoint |
 //! | `atomic`, `signal` | atomic operations; [`Counter`] and its waits |
 //! | `copy` | copies within the process |
@@ -17,6 +18,7 @@
 //! | `layout` | [`RemoteLayout`]: blocks of remote memory |
 //! | `attempt` | sends that are tried before they are entered into the table |
 //! | `operation` | [`Op`]: an operation that was posted |
+//! | `rare` | what few operations have |
 //!
 //! Tests: `tests/api/`, `tests/cancel/`, `tests/process/`.
 
@@ -35,6 +37,8 @@ mod inbox;
 mod layout;
 mod message;
 mod operation;
+mod rare;
+mod region;
 mod rma;
 mod signal;
 mod stream;
@@ -51,7 +55,8 @@ pub use inbox::{ActiveMessages, AmHandler, AmInbox, AmRecv, AmRecvWith};
 pub use layout::RemoteLayout;
 pub use message::{ActiveMessage, AmBytes, AmReceive, AmReceived};
 pub use operation::{Completion, Op};
-pub use rma::{Fetched, Get, Put, RemoteRegion};
+pub use region::RemoteRegion;
+pub use rma::{Fetched, Get, Put};
 pub(crate) use signal::Waiting;
 pub use signal::{Counter, Wait};
 pub use stream::{

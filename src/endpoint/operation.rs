@@ -22,13 +22,11 @@ use crate::{
     },
 };
 
-use super::{rma::Fetched, tag::Received};
-
 pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// What an [`Op`] resolves to. Implemented for `()` (sends and puts), `u32` and `u64` (atomic operations), [`Received`], [`Fetched`] and
+/// What an [`Op`] resolves to. Implemented for `()` (sends and puts), `u32` and `u64` (atomic operations), [`Received`](super::Received), [`Fetched`](super::Fetched) and
 /// [`AmReceived`](super::AmReceived).
 pub trait Completion: sealed::Sealed + Unpin {
     /// The result.
@@ -119,27 +117,6 @@ pub(super) fn landed<B: ReceiveBuffer>(
         )),
         Outcome::Done(Err(error)) => Err(OpError::new(error, None)),
         _ => Err(OpError::new(wrong(), None)),
-    }
-}
-
-impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Received<B> {}
-impl<B: ReceiveBuffer + Unpin> Completion for Received<B> {
-    type Output = Result<Self, OpError<B>>;
-    fn settle(outcome: Settled) -> Self::Output {
-        landed(outcome.0, |error| error).map(|(arrival, buffer)| arrival.into_received(buffer))
-    }
-    #[inline(always)]
-    fn front(take: impl FnOnce() -> Option<Front>) -> Option<Self::Output> {
-        let Front(arrival, buffer) = take()?;
-        Some(Ok(arrival.into_received(B::restore(buffer))))
-    }
-}
-
-impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Fetched<B> {}
-impl<B: ReceiveBuffer + Unpin> Completion for Fetched<B> {
-    type Output = Result<B, OpError<B>>;
-    fn settle(outcome: Settled) -> Self::Output {
-        landed(outcome.0, |error| error).map(|(_, buffer)| buffer)
     }
 }
 

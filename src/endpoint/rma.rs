@@ -1,4 +1,4 @@
-//! One-sided operations on memory that a peer has exposed.
+//! Puts and gets.
 //!
 //! # Safety
 //! A short access hands the address of a buffer that this future owns to `Core::access_now`, which uses it during the call only.
@@ -9,290 +9,63 @@ use std::{
     fmt,
     future::Future,
     marker::PhantomData,
-    ops::{Bound, RangeBounds},
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use crate::{
-    error::{Error, ErrorKind, OpError, Operation, Result},
-    memory::{Buffer, BufferMut, ReceiveBuffer, Region, SendBuffer},
-    protocol::{
-        Descriptor,
-        control::Signal,
-        descriptor::{RegionKey, ShmRoute},
-    },
-    sys::identity::identity,
-    types::{Access, DeviceKey, Priority, Tag},
+    error::{Error, OpError, Operation, Result},
+    memory::{Buffer, BufferMut, ReceiveBuffer, SendBuffer},
+    protocol::control::Signal,
+    types::{Access, Priority, Tag},
     util::seldom::Seldom,
     worker::{
         device::{admit, admit_target, admit_unstaged},
         door::Begun,
         engine::Engine,
         operations::{self, Arrival, Outcome, Work},
-        peer::Peer,
-        rma::{Near, Target},
+        rma::Target,
     },
 };
 
 use super::{
-    Endpoint, Op, RemoteLayout,
     attempt::First,
-    operation::{Completion, Deadline, Entered, Settled, wrong},
+    handle::{Endpoint, alive, window, window_of},
+    layout::RemoteLayout,
+    operation::{Completion, Deadline, Entered, Op, Settled, landed, sealed, wrong},
+    rare::{Rare, has_begun, poll_rest, told_later},
+    region::RemoteRegion,
 };
 
-/// Memory of a peer, as imported from its descriptor, or a part of it.
-///
-/// A cheap clone. Bounds and rights are checked before anything moves; the owner checks them again, and that the memory is still exposed.
-#[derive(Clone)]
-#[doc(alias = "ucp_rkey_h")]
-#[doc(alias("ucp_rkey_destroy", "ucp_rkey_compare", "ucp_rkey_compare_params_t"))]
-pub struct RemoteRegion {
-    imported: Arc<Imported>,
-    /// Where it begins in what was imported, and how long it is.
-    offset: u64,
-    length: usize,
-}
-
-/// What a descriptor says, checked.
-struct Imported {
-    endpoint: Endpoint,
-    access: Access,
-    target: Target,
-    /// The same, if it may be mapped here.
-    near: Option<Near>,
-    /// Keys by which network devices reach it.
-    route: Option<Arc<[DeviceKey]>>,
-}
-
-impl RemoteRegion {
-    pub(crate) fn import(endpoint: &Endpoint, descriptor: &Descriptor) -> Result<Self> {
-        endpoint.shared().admits(Operation::Memory)?;
-        let owner = endpoint.identity()?;
-        let named = descriptor.identity();
-        if (owner.boot, owner.pid, owner.pid_namespace)
-            != (named.boot, named.pid, named.pid_namespace)
-        {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "the descriptor is of another process than this endpoint leads to",
-            )
-            .during(Operation::Memory));
-        }
-        let key = descriptor.key();
-        let route = descriptor.shm();
-        let on_device = !descriptor.memory_type().is_host_accessible();
-        if !on_device {
-            let (link, _) = endpoint.place();
-            let segment = route.map_or(0, |route| route.segment);
-            endpoint.shared().begin(Operation::Memory, |engine| {
-                let core = &mut engine.core;
-                core.show_key(link, segment, key.slot, key.generation);
-            })?;
-        }
-        let target = Target {
-            slot: key.slot,
-            generation: key.generation,
-            address: descriptor.address(),
-            offset: 0,
-            segment: route.map_or(0, |route| route.segment),
-            segment_offset: route.map_or(0, |route| route.offset),
-            on_device,
-        };
-        let imported = Imported {
-            endpoint: endpoint.clone(),
-            access: descriptor.access(),
-            target,
-            near: Near::new(target),
-            route: (!descriptor.devices().is_empty()).then(|| descriptor.devices().into()),
-        };
-        Ok(Self {
-            imported: Arc::new(imported),
-            offset: 0,
-            length: usize::try_from(descriptor.len()).map_err(|_| {
-                Error::new(
-                    ErrorKind::InvalidArgument,
-                    "a region longer than this machine's addresses",
-                )
-                .during(Operation::Memory)
-            })?,
-        })
-    }
-
-    /// Bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.length
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// What the owner allows.
-    #[must_use]
-    pub fn access(&self) -> Access {
-        self.imported.access
-    }
-
-    /// A part of it.
-    ///
-    /// # Panics
-    /// When the range leaves the region, as with a slice.
-    #[must_use]
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
-        let start = match range.start_bound() {
-            Bound::Included(start) => *start,
-            Bound::Excluded(start) => start + 1,
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(end) => end + 1,
-            Bound::Excluded(end) => *end,
-            Bound::Unbounded => self.length,
-        };
-        assert!(
-            start <= end && end <= self.length,
-            "range {start}..{end} of a region of {} bytes",
-            self.length
-        );
-        let mut part = self.clone();
-        part.offset += start as u64;
-        part.length = end - start;
-        part
-    }
-
-    /// Where it begins, in the owner's process.
-    pub(crate) fn address(&self) -> u64 {
-        self.imported.target.address.wrapping_add(self.offset)
-    }
-
-    #[inline]
-    pub(super) fn endpoint(&self) -> &Endpoint {
-        &self.imported.endpoint
-    }
-
-    /// Gives `act` the address at which the first `length` bytes are mapped here, for the time of the call, when they are and lie aligned to 8;
-    /// `None` when not. What it does there is seen by the owner at once.
-    pub(crate) fn within_mapping<R>(
-        &self,
-        length: usize,
-        act: impl FnOnce(*mut u8) -> R,
-    ) -> Option<Result<R>> {
-        let endpoint = self.endpoint();
-        if let Err(error) = self.check(endpoint, length, Access::WRITE, Operation::Put) {
-            return Some(Err(error));
-        }
-        let (link, _) = endpoint.place();
-        let begun = endpoint.shared().begin(Operation::Put, |engine| {
-            match alive(engine, endpoint, Operation::Put) {
-                Ok(()) => engine
-                    .core
-                    .within_mapping(link, &self.target(), length, act),
-                Err(error) => Some(Err(error)),
-            }
-        });
-        match begun {
-            Ok((result, _)) => result,
-            Err(error) => Some(Err(error)),
-        }
-    }
-
-    /// Whether it lies, at the address of its owner, in the same process and overlaps these bytes.
-    pub(crate) fn overlaps(&self, address: u64, length: usize) -> bool {
-        let start = self.address();
-        self.endpoint().is_own()
-            && start < address.saturating_add(length as u64)
-            && address < start.saturating_add(self.length as u64)
-    }
-
-    #[inline]
-    pub(super) fn target(&self) -> Target {
-        Target {
-            offset: self.offset,
-            ..self.imported.target
-        }
-    }
-
-    /// Keys by which network devices reach it.
-    #[inline]
-    pub(super) fn route(&self) -> Option<&Arc<[DeviceKey]>> {
-        self.imported.route.as_ref()
-    }
-
-    /// Whether its owner's processor cannot reach it either.
-    #[inline]
-    pub(super) fn is_on_device(&self) -> bool {
-        self.imported.target.on_device
-    }
-
-    /// Where so many bytes of it are, from its beginning on, if an operation over this endpoint may have them and they may be mapped here: of what was
-    /// imported, and how far into it. `None`: that is not so, and [`RemoteRegion::check`] says whether it is an error.
-    #[inline(always)]
-    pub(super) fn near(
-        &self,
-        endpoint: &Endpoint,
-        length: usize,
-        access: Access,
-    ) -> Option<(&Near, u64)> {
-        let imported = &*self.imported;
-        let may = endpoint.is_same(&imported.endpoint)
-            && imported.access.contains(access)
-            && length <= self.length;
-        match &imported.near {
-            Some(near) if may => Some((near, self.offset)),
-            _ => None,
-        }
-    }
-
-    /// Whether an operation over this endpoint may have so many bytes of it.
-    #[inline]
-    pub(crate) fn check(
-        &self,
-        endpoint: &Endpoint,
-        length: usize,
-        access: Access,
-        operation: Operation,
-    ) -> Result<()> {
-        if self.is_of(endpoint) && self.access().contains(access) && length <= self.length {
-            return Ok(());
-        }
-        Err(self.refusal(endpoint, length, access).during(operation))
-    }
-
-    #[inline]
-    fn is_of(&self, endpoint: &Endpoint) -> bool {
-        let of = self.endpoint();
-        endpoint.is_same(of)
-            || endpoint.id() == of.id() && std::ptr::eq(endpoint.shared(), of.shared())
-    }
-
-    #[cold]
-    fn refusal(&self, endpoint: &Endpoint, length: usize, access: Access) -> Error {
-        if !self.is_of(endpoint) {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                "the remote region was imported on another endpoint",
-            )
-        } else if !self.access().contains(access) {
-            Error::new(
-                ErrorKind::AccessDenied,
-                "the region was not exposed for this access",
-            )
-        } else {
-            Error::new(
-                ErrorKind::OutOfBounds,
-                format!("{length} bytes for {} bytes of remote memory", self.length),
-            )
-        }
-    }
-}
-
 impl Endpoint {
+    /// Writes `buffer` to `remote`: to the beginning of a region, or to the blocks of a [`RemoteLayout`], in their order.
+    ///
+    /// # Errors
+    /// `OutOfBounds`, `AccessDenied`, `StaleKey` when the memory is not exposed any more, `InvalidArgument` for a layout of another length
+    /// than the buffer, and what ends the connection.
+    #[doc(alias = "ucp_put_nbx")]
+    pub fn put<'a>(
+        &'a self,
+        buffer: impl Into<SendBuffer<'a>>,
+        remote: impl Into<Cow<'a, RemoteLayout>>,
+    ) -> Put<'a> {
+        Put::new(self, buffer.into(), remote.into())
+    }
+
+    /// Fills `buffer` from `remote`: from the beginning of a region, or from the blocks of a [`RemoteLayout`], in their order.
+    ///
+    /// # Errors
+    /// As [`Endpoint::put`]; the buffer comes back where it can.
+    #[doc(alias = "ucp_get_nbx")]
+    pub fn get<'a, B: ReceiveBuffer + Unpin>(
+        &'a self,
+        remote: impl Into<Cow<'a, RemoteLayout>>,
+        buffer: B,
+    ) -> Get<'a, B> {
+        Get::new(self, remote.into(), buffer)
+    }
+
     /// Whether an operation between memories that devices have on these sides goes without a stop.
     #[cold]
     fn check_unstaged(
@@ -307,50 +80,6 @@ impl Endpoint {
         }
         let reaches = remote.shape.is_none() && self.reaches_devices();
         admit_unstaged(ends, reaches, operation)
-    }
-}
-
-impl fmt::Debug for RemoteRegion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteRegion")
-            .field("len", &self.length)
-            .field("access", &self.access())
-            .finish_non_exhaustive()
-    }
-}
-
-impl Region {
-    /// What a peer needs to access the region, to be sent to it by any means.
-    ///
-    /// # Errors
-    /// None in practice: the region's own range is always one that a descriptor can hold.
-    #[doc(alias = "ucp_rkey_pack")]
-    pub fn descriptor(&self) -> Result<Descriptor> {
-        let exposed = self.exposed();
-        let shm = exposed.segment.as_ref().map(|(segment, offset)| ShmRoute {
-            segment: segment.id(),
-            offset: *offset as u64,
-            segment_length: segment.mapping().len() as u64,
-        });
-        let key = RegionKey {
-            slot: exposed.slot,
-            generation: exposed.generation,
-        };
-        let length = exposed.length as u64;
-        let address = match exposed.device {
-            Some((_, address)) => address,
-            None => exposed.address as u64,
-        };
-        let descriptor = Descriptor::new(
-            identity().clone(),
-            exposed.memory_type(),
-            exposed.access,
-            address,
-            length,
-            key,
-            shm,
-        )?;
-        Ok(descriptor.with_devices(&self.device_keys()))
     }
 }
 
@@ -377,92 +106,6 @@ pub struct Put<'a> {
     priority: Priority,
     /// It has ended, and its future was told.
     over: bool,
-}
-
-/// What an operation that is over in its first poll does without.
-#[derive(Default)]
-pub(super) struct Rare {
-    pub(super) deadline: Deadline,
-    pub(super) entered: Option<Entered>,
-    /// Of a put. An error goes to whoever awaits.
-    signal: Option<Result<Signal>>,
-    /// The counter, where somebody may wait for it.
-    counter: Option<Target>,
-}
-
-/// Whether the operation has begun, and was not over at once.
-#[inline]
-pub(super) fn has_begun(rare: &Option<Box<Rare>>) -> bool {
-    matches!(
-        rare.as_deref(),
-        Some(Rare {
-            entered: Some(_),
-            ..
-        })
-    )
-}
-
-/// Polls an operation that has begun.
-#[inline]
-pub(super) fn poll_rest(
-    rare: &mut Option<Box<Rare>>,
-    cx: &mut Context<'_>,
-    operation: Operation,
-) -> Poll<Outcome> {
-    match rare.as_deref_mut() {
-        Some(Rare {
-            entered: Some(entered),
-            deadline,
-            ..
-        }) => entered.poll(cx, deadline, operation),
-        _ => Poll::Pending,
-    }
-}
-
-/// As [`Rare`] of an operation that is over and was not told so, for its task is to give way first.
-#[cold]
-pub(super) fn told_later(outcome: Outcome) -> Option<Box<Rare>> {
-    Some(Box::new(Rare {
-        entered: Some(Entered::over(outcome)),
-        ..Rare::default()
-    }))
-}
-
-/// Operations of an endpoint that may be posted and not over.
-#[inline]
-pub(super) fn window_of(endpoint: &Endpoint) -> usize {
-    endpoint.shared().ops_window
-}
-
-pub(super) fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
-    let (link, id) = endpoint.place();
-    let window = window_of(endpoint);
-    match engine.core.endpoint(link, id) {
-        Some(peer) if peer.is_open() && peer.posted >= window => Err(Error::new(
-            ErrorKind::WouldBlock,
-            "the window of posted operations is full",
-        )
-        .during(operation)),
-        Some(peer) if peer.is_open() => Ok(()),
-        peer => Err(ended(peer, operation)),
-    }
-}
-
-#[inline]
-pub(super) fn alive(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
-    let (link, id) = endpoint.place();
-    match engine.core.endpoint(link, id) {
-        Some(peer) if peer.is_open() => Ok(()),
-        peer => Err(ended(peer, operation)),
-    }
-}
-
-/// Why nothing begins on a connection any more.
-#[cold]
-fn ended(peer: Option<&mut Peer>, operation: Operation) -> Error {
-    peer.and_then(|peer| peer.error())
-        .unwrap_or_else(crate::worker::send::closed)
-        .during(operation)
 }
 
 impl<'a> Put<'a> {
@@ -804,6 +447,14 @@ pub struct Fetched<B>(PhantomData<fn() -> B>);
 impl<B> fmt::Debug for Fetched<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Fetched")
+    }
+}
+
+impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Fetched<B> {}
+impl<B: ReceiveBuffer + Unpin> Completion for Fetched<B> {
+    type Output = Result<B, OpError<B>>;
+    fn settle(outcome: Settled) -> Self::Output {
+        landed(outcome.0, |error| error).map(|(_, buffer)| buffer)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::{
     memory::{Buffer, BufferMut, ReceiveBuffer, SendBuffer},
     protocol::{matching::Arrival as Order, window::SHORT},
     types::{EndpointId, Mask, OpKey, Priority, Tag},
-    util::{seldom::Seldom, waker_slot::WakerSlot},
+    util::{copy::copied, seldom::Seldom, waker_slot::WakerSlot},
     worker::{
         core::truncated,
         device::{admit_source, admit_target},
@@ -29,10 +29,11 @@ use crate::{
 };
 
 use super::{
-    Endpoint, Op, Worker,
     attempt::{Attempt, First, persist, tried, try_posted},
-    operation::{Completion, Deadline, Entered, Settled, wrong},
-    rma::{Rare, has_begun, poll_rest, told_later},
+    handle::Endpoint,
+    operation::{Completion, Deadline, Entered, Front, Op, Settled, landed, sealed, wrong},
+    rare::{Rare, has_begun, poll_rest, told_later},
+    worker::Worker,
 };
 
 /// A received message: the buffer, and how much of it is the message.
@@ -46,6 +47,95 @@ pub struct Received<B> {
     pub tag: Tag,
     /// Who sent it: [`Worker::endpoint`] turns it into an endpoint to answer on.
     pub from: EndpointId,
+}
+
+impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Received<B> {}
+impl<B: ReceiveBuffer + Unpin> Completion for Received<B> {
+    type Output = Result<Self, OpError<B>>;
+    fn settle(outcome: Settled) -> Self::Output {
+        landed(outcome.0, |error| error).map(|(arrival, buffer)| arrival.into_received(buffer))
+    }
+    #[inline(always)]
+    fn front(take: impl FnOnce() -> Option<Front>) -> Option<Self::Output> {
+        let Front(arrival, buffer) = take()?;
+        Some(Ok(arrival.into_received(B::restore(buffer))))
+    }
+}
+
+impl Endpoint {
+    /// Sends `buffer` under `tag`.
+    ///
+    /// # Errors
+    /// What ends the connection; `Closed` on a closed endpoint.
+    #[doc(alias = "ucp_tag_send_nbx")]
+    #[doc(alias("ucp_tag_send_nb", "ucp_tag_send_nbr"))]
+    pub fn tag_send<'a>(
+        &'a self,
+        tag: impl Into<Tag>,
+        buffer: impl Into<SendBuffer<'a>>,
+    ) -> TagSend<'a> {
+        TagSend::new(self, tag.into(), buffer.into())
+    }
+
+    /// Sends a copy of `bytes` under `tag`. The borrow ends here, before the first poll.
+    ///
+    /// # Errors
+    /// As [`Endpoint::tag_send`].
+    pub fn tag_send_copy(&self, tag: impl Into<Tag>, bytes: &[u8]) -> TagSend<'_> {
+        TagSend::new(self, tag.into(), copied(bytes).into())
+    }
+}
+
+impl Worker {
+    /// Receives the next message whose tag agrees with `tag` in the bits of `mask`, from any endpoint.
+    ///
+    /// # Errors
+    /// `Truncated` when the message is longer than the buffer; what ended the connection in the middle of it. The buffer comes back.
+    #[doc(alias = "ucp_tag_recv_nbx")]
+    #[doc(alias("ucp_tag_recv_nb", "ucp_tag_recv_nbr", "ucp_tag_recv_request_test"))]
+    pub fn tag_recv<B: ReceiveBuffer + Unpin>(
+        &self,
+        tag: impl Into<Tag>,
+        mask: Mask,
+        buffer: B,
+    ) -> TagRecv<'_, B> {
+        TagRecv::new(self, tag.into(), mask, buffer)
+    }
+
+    /// Waits for such a message and claims it, to be received later with a buffer of its size.
+    ///
+    /// # Errors
+    /// `Closed` when the worker shuts down.
+    pub fn tag_matched(&self, tag: impl Into<Tag>, mask: Mask) -> TagMatched<'_> {
+        TagMatched::new(self, tag.into(), mask)
+    }
+
+    /// Looks for such a message without taking it.
+    #[must_use]
+    #[doc(alias = "ucp_tag_probe_nb")]
+    pub fn tag_probe(&self, tag: impl Into<Tag>, mask: Mask) -> Option<MessageInfo> {
+        let tag = tag.into();
+        let found = self.shared().ask(|engine| {
+            engine.progress();
+            engine
+                .core
+                .unexpected
+                .peek_match(tag, mask)
+                .map(|(_, message)| info(message))
+        });
+        found.flatten()
+    }
+
+    /// Claims such a message if one has arrived.
+    #[must_use]
+    pub fn tag_take(&self, tag: impl Into<Tag>, mask: Mask) -> Option<Matched> {
+        let tag = tag.into();
+        let taken = self.shared().ask(|engine| {
+            engine.progress();
+            engine.core.take_unexpected(tag, mask)
+        })??;
+        Some(Matched::new(self.clone(), taken.arrival, taken.message))
+    }
 }
 
 /// A tagged send; made by [`Endpoint::tag_send`].
@@ -892,7 +982,7 @@ impl Matched {
     }
 }
 
-pub(crate) fn info(message: &Unexpected) -> MessageInfo {
+fn info(message: &Unexpected) -> MessageInfo {
     MessageInfo {
         len: message.len(),
         tag: message.tag,

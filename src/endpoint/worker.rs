@@ -11,17 +11,13 @@ use std::{
 use crate::{
     Context,
     error::{Error, ErrorKind, Operation, Result},
-    memory::ReceiveBuffer,
     protocol::WorkerAddress,
     sys::fork,
-    types::{EndpointId, Mask, Tag, WorkerId},
+    types::{EndpointId, WorkerId},
     worker::{Handle, WorkerMetrics, connect, engine::Engine, peer::Status, shared::Shared},
 };
 
-use super::{
-    Endpoint, MessageInfo, TagMatched, TagRecv,
-    tag::{Matched, info},
-};
+use super::handle::Endpoint;
 
 /// A progress engine with its connections. A cheap clone; several may live in one process, on any Tokio runtime.
 ///
@@ -248,56 +244,6 @@ impl Worker {
             Some(peer.slot)
         })??;
         Some(self.endpoint_of((link, id)))
-    }
-
-    /// Receives the next message whose tag agrees with `tag` in the bits of `mask`, from any endpoint.
-    ///
-    /// # Errors
-    /// `Truncated` when the message is longer than the buffer; what ended the connection in the middle of it. The buffer comes back.
-    #[doc(alias = "ucp_tag_recv_nbx")]
-    #[doc(alias("ucp_tag_recv_nb", "ucp_tag_recv_nbr", "ucp_tag_recv_request_test"))]
-    pub fn tag_recv<B: ReceiveBuffer + Unpin>(
-        &self,
-        tag: impl Into<Tag>,
-        mask: Mask,
-        buffer: B,
-    ) -> TagRecv<'_, B> {
-        TagRecv::new(self, tag.into(), mask, buffer)
-    }
-
-    /// Waits for such a message and claims it, to be received later with a buffer of its size.
-    ///
-    /// # Errors
-    /// `Closed` when the worker shuts down.
-    pub fn tag_matched(&self, tag: impl Into<Tag>, mask: Mask) -> TagMatched<'_> {
-        TagMatched::new(self, tag.into(), mask)
-    }
-
-    /// Looks for such a message without taking it.
-    #[must_use]
-    #[doc(alias = "ucp_tag_probe_nb")]
-    pub fn tag_probe(&self, tag: impl Into<Tag>, mask: Mask) -> Option<MessageInfo> {
-        let tag = tag.into();
-        let found = self.shared().ask(|engine| {
-            engine.progress();
-            engine
-                .core
-                .unexpected
-                .peek_match(tag, mask)
-                .map(|(_, message)| info(message))
-        });
-        found.flatten()
-    }
-
-    /// Claims such a message if one has arrived.
-    #[must_use]
-    pub fn tag_take(&self, tag: impl Into<Tag>, mask: Mask) -> Option<Matched> {
-        let tag = tag.into();
-        let taken = self.shared().ask(|engine| {
-            engine.progress();
-            engine.core.take_unexpected(tag, mask)
-        })??;
-        Some(Matched::new(self.clone(), taken.arrival, taken.message))
     }
 
     /// How many operations are under way: futures that wait, what was posted or dropped and goes on, and what peers' requests still
