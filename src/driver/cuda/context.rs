@@ -6,7 +6,7 @@
 //! many calls as belong together, and drop guards in the opposite order of their making.
 //!
 //! # Safety
-//! A [`CudaContext`] of [`primary`] holds one reference of the driver's own count, given back when the last clone is dropped; everything
+//! A [`CudaContext`] of [`Device::primary_context`] holds one reference of the driver's own count, given back when the last clone is dropped; everything
 //! made in it holds a clone. An adopted one (`unsafe`) is the program's, who vouches that it outlives this value.
 #![allow(unsafe_code)]
 
@@ -15,6 +15,8 @@ use std::{
     marker::PhantomData,
     sync::{Arc, Weak},
 };
+
+use parking_lot::Mutex;
 
 use super::{Cuda, Device, RawContext, Status};
 use crate::error::{Error, ErrorKind, Result};
@@ -36,57 +38,79 @@ struct Inner {
 }
 
 /// A primary context that somebody may hold.
-pub(super) struct Primary {
+struct Primary {
     device: Device,
     context: Weak<Inner>,
 }
 
-/// See [`Device::primary_context`].
-pub(super) fn primary(device: &Device) -> Result<CudaContext> {
-    let cuda = device.cuda;
-    cuda.usable()?;
-    if let Some(context) = held(device) {
-        if context.is_alive()? {
-            return Ok(context);
+/// Primary contexts that somebody holds, of every driver.
+static PRIMARIES: Mutex<Vec<Primary>> = Mutex::new(Vec::new());
+
+impl Device {
+    /// Its primary context, the one that the runtime library and all frameworks use. Made if there is none, which takes hundreds of
+    /// milliseconds and of megabytes of device memory. Held once however often it is asked for, and let go with the last clone.
+    ///
+    /// # Errors
+    /// `Exhausted`, `DeviceLost`, `Forked`.
+    pub(crate) fn primary_context(&self) -> Result<CudaContext> {
+        let cuda = self.cuda;
+        cuda.usable()?;
+        if let Some(context) = held(self) {
+            if context.is_alive()? {
+                return Ok(context);
+            }
+            // The program reset the device: whoever holds the old context has nothing in it any more.
+            PRIMARIES
+                .lock()
+                .retain(|entry| !std::ptr::eq(entry.context.as_ptr(), Arc::as_ptr(&context.0)));
         }
-        // The program reset the device: whoever holds the old context has nothing in it any more.
-        let mut primaries = cuda.primaries.lock();
-        primaries.retain(|entry| !std::ptr::eq(entry.context.as_ptr(), Arc::as_ptr(&context.0)));
+        let mut raw = RawContext::NULL;
+        // Slow, so outside the lock: who comes second gives its reference back below.
+        // SAFETY: writes one handle.
+        let status = unsafe { (cuda.api.cuDevicePrimaryCtxRetain)(&raw mut raw, self.raw) };
+        status.check("cuDevicePrimaryCtxRetain")?;
+        // From here on a drop releases it.
+        let mut inner = Inner {
+            device: *self,
+            raw,
+            id: ContextId(raw.0 as u64),
+            retained: true,
+        };
+        inner.id = id_of(cuda, raw)?;
+        let mut primaries = PRIMARIES.lock();
+        let other = primaries
+            .iter()
+            .find(|entry| entry.device == *self)
+            .and_then(|entry| entry.context.upgrade());
+        if let Some(other) = other {
+            drop(primaries);
+            return Ok(CudaContext(other));
+        }
+        let inner = Arc::new(inner);
+        primaries.retain(|entry| entry.device != *self);
+        primaries.push(Primary {
+            device: *self,
+            context: Arc::downgrade(&inner),
+        });
+        Ok(CudaContext(inner))
     }
-    let mut raw = RawContext::NULL;
-    // Slow, so outside the lock: who comes second gives its reference back below.
-    // SAFETY: writes one handle.
-    let status = unsafe { (cuda.api.cuDevicePrimaryCtxRetain)(&raw mut raw, device.raw) };
-    status.check("cuDevicePrimaryCtxRetain")?;
-    // From here on a drop releases it.
-    let mut inner = Inner {
-        device: *device,
-        raw,
-        id: ContextId(raw.0 as u64),
-        retained: true,
-    };
-    inner.id = id_of(cuda, raw)?;
-    let mut primaries = cuda.primaries.lock();
-    let other = primaries
-        .iter()
-        .find(|entry| entry.device == *device)
-        .and_then(|entry| entry.context.upgrade());
-    if let Some(other) = other {
-        drop(primaries);
-        return Ok(CudaContext(other));
+
+    /// As [`Device::primary_context`], but only if somebody uses the device already: `None` otherwise.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn active_context(&self) -> Result<Option<CudaContext>> {
+        if self.is_active()? {
+            self.primary_context().map(Some)
+        } else {
+            Ok(None)
+        }
     }
-    let inner = Arc::new(inner);
-    primaries.retain(|entry| entry.device != *device);
-    primaries.push(Primary {
-        device: *device,
-        context: Arc::downgrade(&inner),
-    });
-    Ok(CudaContext(inner))
 }
 
 /// The primary context of a device if somebody holds it.
 fn held(device: &Device) -> Option<CudaContext> {
-    let primaries = device.cuda.primaries.lock();
+    let primaries = PRIMARIES.lock();
     let entry = primaries.iter().find(|entry| entry.device == *device)?;
     entry.context.upgrade().map(CudaContext)
 }
@@ -216,7 +240,7 @@ impl Drop for Inner {
         if !self.retained || cuda.usable().is_err() {
             return;
         }
-        // SAFETY: gives back the one reference that `primary` took.
+        // SAFETY: gives back the one reference that `primary_context` took.
         let status = unsafe { (cuda.api.cuDevicePrimaryCtxRelease_v2)(self.device.raw) };
         if let Err(error) = status.check("cuDevicePrimaryCtxRelease_v2") {
             tracing::debug!(target: "wharf::cuda", "{error}");

@@ -9,7 +9,7 @@ use std::{
     fmt,
 };
 
-use super::{Attribute, Cuda, CudaContext, Status, Uuid, context, sys::RawDevice};
+use super::{Attribute, Cuda, Status, Uuid, sys::RawDevice};
 use crate::error::Result;
 
 /// A device of the driver. A cheap copy.
@@ -18,6 +18,32 @@ pub(crate) struct Device {
     pub(super) cuda: &'static Cuda,
     pub(super) raw: RawDevice,
     ordinal: u16,
+}
+
+impl Cuda {
+    /// The devices that the driver shows, in its order. Initialises it.
+    ///
+    /// # Errors
+    /// As of [`Cuda::initialise`].
+    pub(crate) fn devices(&'static self) -> Result<Vec<Device>> {
+        self.initialise()?;
+        let mut count = 0;
+        // SAFETY: writes one number.
+        let status = unsafe { (self.api.cuDeviceGetCount)(&raw mut count) };
+        status.check("cuDeviceGetCount")?;
+        (0..count)
+            .map(|ordinal| Device::new(self, ordinal))
+            .collect()
+    }
+
+    /// One device. Initialises the driver.
+    ///
+    /// # Errors
+    /// As of [`Cuda::initialise`]; `InvalidArgument`: there is no such device.
+    pub(crate) fn device(&'static self, ordinal: u16) -> Result<Device> {
+        self.initialise()?;
+        Device::new(self, i32::from(ordinal))
+    }
 }
 
 impl Device {
@@ -138,27 +164,6 @@ impl Device {
         };
         status.check("cuDevicePrimaryCtxGetState")?;
         Ok(active != 0)
-    }
-
-    /// Its primary context, the one that the runtime library and all frameworks use. Made if there is none, which takes hundreds of
-    /// milliseconds and of megabytes of device memory. Held once however often it is asked for, and let go with the last clone.
-    ///
-    /// # Errors
-    /// `Exhausted`, `DeviceLost`, `Forked`.
-    pub(crate) fn primary_context(&self) -> Result<CudaContext> {
-        context::primary(self)
-    }
-
-    /// As [`Device::primary_context`], but only if somebody uses the device already: `None` otherwise.
-    ///
-    /// # Errors
-    /// As there.
-    pub(crate) fn active_context(&self) -> Result<Option<CudaContext>> {
-        if self.is_active()? {
-            self.primary_context().map(Some)
-        } else {
-            Ok(None)
-        }
     }
 
     /// Whether it can read and write the memory of another.
