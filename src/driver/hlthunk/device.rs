@@ -22,9 +22,9 @@ use parking_lot::RwLock;
 
 use super::{
     HlThunk,
-    memory::Physical,
+    flights::Flights,
+    physical::Physical,
     status::{Asked, Errno, check},
-    submit::Flights,
     sys,
 };
 use crate::error::{Error, ErrorKind, Result};
@@ -482,7 +482,7 @@ impl Card {
             fd: RwLock::new(Some(fd)),
             owned,
             process: std::process::id(),
-            physical: Physical::new(&hw),
+            physical: Physical::new(hw.dram_base, hw.dram_size, hw.dram_page),
             bus_id,
             chip,
             hw,

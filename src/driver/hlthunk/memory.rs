@@ -1,8 +1,8 @@
 //! Memory of a card, host memory that its engines reach, and dma-bufs.
 //!
 //! Device addresses are numbers: the host can never read them. On Gaudi 2 an allocation is a multiple of hundreds of MiB, so what is
-//! allocated here is to be divided by whoever wants less. The first Gaudi's memory has no page table: there this process has all of it, and the
-//! ranges are handed out here.
+//! allocated here is to be divided by whoever wants less. The first Gaudi's memory has no page table: there this process has all of it, and
+//! `physical` hands the ranges out.
 //!
 //! # Safety
 //! Numbers alone go to the kernel, which checks them. What is unmapped is what was mapped, once. That no copy is under way to or from a
@@ -10,66 +10,14 @@
 #![allow(unsafe_code)]
 
 use std::{
-    collections::BTreeMap,
     fmt,
     os::fd::{FromRawFd, OwnedFd},
     ptr,
     sync::Arc,
 };
 
-use parking_lot::Mutex;
-
-use super::{Card, Chip, HwInfo, status::Errno, sys};
+use super::{Card, Chip, physical::PHYSICAL_PAGE, status::Errno, sys};
 use crate::error::{Error, ErrorKind, Result};
-
-/// What the first Gaudi's memory is handed out in, where the driver names no page.
-const PHYSICAL_PAGE: u64 = 2 << 20;
-
-/// The ranges of the first Gaudi's memory that are in use: start and length.
-#[derive(Debug)]
-pub(super) struct Physical {
-    base: u64,
-    size: u64,
-    page: u64,
-    used: Mutex<BTreeMap<u64, u64>>,
-}
-
-impl Physical {
-    pub(super) fn new(hw: &HwInfo) -> Self {
-        Self {
-            base: hw.dram_base,
-            size: hw.dram_size,
-            page: match hw.dram_page {
-                0 => PHYSICAL_PAGE,
-                page => page,
-            },
-            used: Mutex::new(BTreeMap::new()),
-        }
-    }
-
-    /// The first range that fits, and its length.
-    fn take(&self, len: u64) -> Option<(u64, u64)> {
-        let len = len.checked_next_multiple_of(self.page)?;
-        let end = self.base.checked_add(self.size)?;
-        let mut used = self.used.lock();
-        let mut at = self.base;
-        for (start, taken) in used.iter() {
-            if start - at >= len {
-                break;
-            }
-            at = start + taken;
-        }
-        if end.checked_sub(at)? < len {
-            return None;
-        }
-        used.insert(at, len);
-        Some((at, len))
-    }
-
-    fn give_back(&self, start: u64) {
-        self.used.lock().remove(&start);
-    }
-}
 
 /// Device memory that this process has allocated and mapped. Dropping it gives it back, which may block.
 pub(crate) struct Allocation {

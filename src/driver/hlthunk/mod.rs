@@ -7,9 +7,13 @@
 //! | file | holds |
 //! |---|---|
 //! | `sys` | what the headers say |
+//! | `driver` | the library: found, refused, its functions |
 //! | `status` | what each error number means, with a remedy |
+//! | `physical` | which ranges of the first Gaudi's memory are in use |
+//! | `flights` | the submissions whose end nobody has read |
 //! | `device` | what a card is; control nodes; opening and closing |
 //! | `memory` | device memory, mapped host memory, dma-bufs |
+//! | `import` | memory of other cards |
 //! | `packets` | the packet that copies, for each chip |
 //! | `submit` | command buffers, submissions and waits |
 //! | `notifier` | what tells of faults and resets |
@@ -36,194 +40,23 @@
 #![allow(unsafe_code)]
 
 mod device;
+mod driver;
+mod flights;
 mod import;
 mod memory;
 mod notifier;
 mod packets;
+mod physical;
 mod status;
 mod submit;
 mod sys;
 
-use std::{
-    ffi::{CStr, c_void},
-    fmt,
-    path::Path,
-    ptr,
-};
-
-use parking_lot::Mutex;
-
 pub(crate) use device::{BusId, Card, CardInfo, Chip, ControlNode, HwInfo, State};
+pub(crate) use driver::{HlThunk, VARIABLE};
+pub(crate) use flights::IN_FLIGHT;
 pub(crate) use import::PeerMemory;
 pub(crate) use memory::{Allocation, HostMapping};
 pub(crate) use notifier::{Events, Notifier};
 pub(crate) use packets::{LARGEST, LinDma, PACKET};
 pub(crate) use status::Errno;
-pub(crate) use submit::{CommandRing, IN_FLIGHT, Queue, Submission};
-
-use super::{
-    library::{Library, Search, names},
-    loaded::Loaded,
-};
-use crate::error::{Error, ErrorKind, Result};
-
-/// The variable that names the library.
-pub(crate) const VARIABLE: &str = "WHARF_LIBHLTHUNK";
-
-/// Without a version: the library has no other soname. The folder is where the vendor's packages put it.
-const NAMES: &[&str] = &["libhl-thunk.so", "/usr/lib/habanalabs/libhl-thunk.so"];
-
-/// libhl-thunk in this process.
-pub(crate) struct HlThunk {
-    api: sys::Symbols,
-    library: Library,
-    version: String,
-}
-
-/// Every library that was loaded.
-static LOADED: Loaded<HlThunk> = Loaded::new();
-
-/// A function that every such library has.
-const ANCHOR: &str = "hlthunk_open";
-
-impl HlThunk {
-    /// The library at `path`, else the one that `WHARF_LIBHLTHUNK` names, else `libhl-thunk.so`, there or in `/usr/lib/habanalabs`. Opens no
-    /// card. The first call for a file may take milliseconds.
-    ///
-    /// # Errors
-    /// `Unsupported`: no such library, with all that was tried and the loader's words; one without a required function; one of 2021.
-    pub(crate) fn load(path: Option<&Path>) -> Result<&'static Self> {
-        LOADED.load(&search(path), || Ok(()), ANCHOR, Self::with_library)
-    }
-
-    /// The library if this process has it loaded already, because somebody in it uses it. Loads nothing.
-    pub(crate) fn resident(path: Option<&Path>) -> Option<&'static Self> {
-        LOADED.resident(&search(path), ANCHOR, Self::with_library)
-    }
-
-    fn with_library(library: Library) -> Result<Self> {
-        if library.find("hlthunk_open").is_some() && library.find(sys::GENERATION).is_none() {
-            return Err(of_2021(&library));
-        }
-        let find = |name: &'static str, _| library.find(name);
-        // SAFETY: exact names; the generation was just asked for.
-        let api = unsafe { sys::Symbols::resolve(&find) };
-        let api = api.map_err(|missing| {
-            let text = format!(
-                "{} is no libhl-thunk of 2023 or newer: it has no {}",
-                library.name(),
-                names(&missing)
-            );
-            Error::new(ErrorKind::Unsupported, text)
-        })?;
-        // SAFETY: both functions are of this library.
-        let version = unsafe { version(api.hlthunk_get_version, api.hlthunk_free) };
-        tracing::debug!(target: "wharf::gaudi", "loaded {} ({version})", library.name());
-        Ok(Self {
-            api,
-            library,
-            version,
-        })
-    }
-
-    /// The name by which the library was found.
-    pub(crate) fn library(&self) -> &str {
-        self.library.name()
-    }
-
-    /// The library's version in its own words, `major.minor.patch-commit`; `unknown` where it says nothing.
-    pub(crate) fn version(&self) -> &str {
-        &self.version
-    }
-
-    /// All functions that are looked for: exported name, the year of the interface, and whether it is required.
-    pub(crate) fn functions() -> impl Iterator<Item = (&'static str, u32, bool)> {
-        sys::Symbols::NAMES.iter().copied()
-    }
-
-    /// Those that this library does not have; all of them optional.
-    pub(crate) fn absent_functions(&self) -> impl Iterator<Item = &'static str> {
-        Self::functions()
-            .map(|(name, ..)| name)
-            .filter(|name| self.library.find(name).is_none())
-    }
-
-    /// An optional function, or the error that names it.
-    fn optional<F>(&self, function: Option<F>, name: &'static str) -> Result<F> {
-        function.ok_or_else(|| {
-            let text = format!("{} ({}) has no {name}", self.library(), self.version);
-            Error::new(ErrorKind::Unsupported, text)
-        })
-    }
-}
-
-impl fmt::Debug for HlThunk {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HlThunk")
-            .field("library", &self.library())
-            .field("version", &self.version)
-            .finish_non_exhaustive()
-    }
-}
-
-fn search(given: Option<&Path>) -> Search<'_> {
-    Search {
-        what: "libhl-thunk",
-        given,
-        variable: VARIABLE,
-        names: NAMES,
-    }
-}
-
-type GetVersion = unsafe extern "C" fn() -> *mut std::ffi::c_char;
-type Free = unsafe extern "C" fn(*mut c_void);
-
-/// What the library says of itself.
-///
-/// # Safety
-/// The functions are `hlthunk_get_version` and `hlthunk_free` of one library.
-unsafe fn version(get: GetVersion, free: Free) -> String {
-    // SAFETY: takes nothing; its signature is the same in every release.
-    let text = unsafe { get() };
-    if text.is_null() {
-        return "unknown".to_owned();
-    }
-    // SAFETY: a string of the library's that ends with a zero.
-    let copy = unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned();
-    // SAFETY: given back once, to the library that made it.
-    unsafe { free(text.cast()) };
-    if copy.trim().is_empty() {
-        return "unknown".to_owned();
-    }
-    copy
-}
-
-/// The refusal of a library with the older interface.
-#[cold]
-fn of_2021(library: &Library) -> Error {
-    let found = library
-        .find("hlthunk_get_version")
-        .zip(library.find("hlthunk_free"));
-    let version = found.map_or_else(
-        || "unknown".to_owned(),
-        |(get, free)| {
-            // SAFETY: both have had these signatures in every release.
-            let (get, free): (GetVersion, Free) = unsafe {
-                (
-                    super::library::function(get),
-                    super::library::function(free),
-                )
-            };
-            // SAFETY: both are of this library.
-            unsafe { version(get, free) }
-        },
-    );
-    let text = format!(
-        "{} is a libhl-thunk with the interface of 2021 (version {version}, without {}): its calls take other arguments; install the Gaudi software of 2023 (1.10) or newer, or name another library by {VARIABLE}",
-        library.name(),
-        sys::GENERATION
-    );
-    Error::new(ErrorKind::Unsupported, text)
-}
+pub(crate) use submit::{CommandRing, Queue, Submission};

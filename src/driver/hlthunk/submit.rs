@@ -5,9 +5,8 @@
 //!      submit ──► Submission (number) ── poll / wait ──► done: the slot is free again
 //! Card ── the numbers whose end nobody has read: at most 32 running, and none older than the kernel remembers
 //! ```
-//! The kernel remembers how a submission ended until 64 newer ones have come; after that it says that it went well. And when 64 are running, the
-//! library spins inside the next submission until one is done. So both are counted here: what is too much is `WouldBlock`, and an end that would be
-//! forgotten is read in time, and kept for who asks.
+//! What is too much for the kernel to remember, or for the library not to spin, is `WouldBlock` (`flights`); an end that would be forgotten is
+//! read in time, and kept for who asks.
 //!
 //! Submissions on one queue run in their order; across queues there is none but by waiting.
 //!
@@ -17,7 +16,6 @@
 #![allow(unsafe_code)]
 
 use std::{
-    collections::BTreeMap,
     ffi::c_void,
     fmt,
     num::NonZeroUsize,
@@ -30,13 +28,9 @@ use std::{
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use parking_lot::Mutex;
 
-use super::{Card, Chip, HostMapping, LinDma, PACKET, status::Errno, sys};
+use super::{Card, Chip, HostMapping, LinDma, PACKET, flights::Outcome, status::Errno, sys};
 use crate::error::{Error, ErrorKind, Result};
 
-/// How many submissions of one card are running at most.
-pub(crate) const IN_FLIGHT: usize = 32;
-/// How many newer submissions may come before an end must have been read: fewer than the 64 that the kernel of a Gaudi 2 remembers.
-const REMEMBERED: u64 = 60;
 /// Longest single wait. The kernel's own arithmetic ends at 2³² µs.
 const LONGEST: Duration = Duration::from_secs(1);
 /// Bytes of a slot: a page.
@@ -199,114 +193,6 @@ impl Card {
 fn micros(timeout: Duration) -> u64 {
     // At most a million.
     timeout.min(LONGEST).as_micros() as u64
-}
-
-/// How a submission ended.
-type Outcome = Result<(), Errno>;
-
-/// The submissions of a card whose end nobody has read.
-#[derive(Debug, Default)]
-pub(super) struct Flights {
-    /// Held while one is made, so that numbers come in order.
-    submitting: Mutex<()>,
-    table: Mutex<Table>,
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    newest: u64,
-    unread: BTreeMap<u64, Flight>,
-}
-
-#[derive(Debug)]
-struct Flight {
-    outcome: Option<Outcome>,
-    /// Somebody will ask.
-    awaited: bool,
-}
-
-impl Flights {
-    fn has_room(&self) -> bool {
-        let table = self.table.lock();
-        let mut running = table
-            .unread
-            .iter()
-            .filter(|(_, flight)| flight.outcome.is_none());
-        let oldest = running.next().map(|(seq, _)| *seq);
-        let count = running.count() + usize::from(oldest.is_some());
-        count < IN_FLIGHT && oldest.is_none_or(|oldest| table.newest - oldest < REMEMBERED)
-    }
-
-    fn running(&self) -> Vec<u64> {
-        let table = self.table.lock();
-        let running = table.unread.iter().filter(|(_, f)| f.outcome.is_none());
-        running.map(|(seq, _)| *seq).collect()
-    }
-
-    fn begin(&self, seq: u64) {
-        let mut table = self.table.lock();
-        table.newest = table.newest.max(seq);
-        table.unread.insert(
-            seq,
-            Flight {
-                outcome: None,
-                awaited: true,
-            },
-        );
-    }
-
-    /// Keeps how it ended for who asks, or for nobody.
-    fn end(&self, seq: u64, outcome: Outcome) {
-        let mut table = self.table.lock();
-        match table.unread.get_mut(&seq) {
-            Some(flight) if flight.awaited => flight.outcome = Some(outcome),
-            Some(_) => {
-                table.unread.remove(&seq);
-            }
-            None => {}
-        }
-    }
-
-    /// What is known of its end, without a call.
-    fn known(&self, seq: u64) -> Option<Outcome> {
-        self.table.lock().unread.get(&seq)?.outcome
-    }
-
-    /// Its end has been read.
-    fn read(&self, seq: u64) {
-        self.table.lock().unread.remove(&seq);
-    }
-
-    /// Nobody will ask for it. Whether it has ended.
-    fn forget(&self, seq: u64) -> bool {
-        let mut table = self.table.lock();
-        match table.unread.get_mut(&seq) {
-            Some(flight) if flight.outcome.is_none() => {
-                flight.awaited = false;
-                false
-            }
-            _ => {
-                table.unread.remove(&seq);
-                true
-            }
-        }
-    }
-
-    /// Whether it is running, as far as was heard.
-    fn is_running(&self, seq: u64) -> bool {
-        let table = self.table.lock();
-        table
-            .unread
-            .get(&seq)
-            .is_some_and(|flight| flight.outcome.is_none())
-    }
-
-    fn ended(&self, seqs: &[u64]) -> u32 {
-        let table = self.table.lock();
-        let ended = |seq: &u64| table.unread.get(seq).is_some_and(|f| f.outcome.is_some());
-        let bits = seqs.iter().enumerate();
-        bits.fold(0, |set, (bit, seq)| set | u32::from(ended(seq)) << bit)
-    }
 }
 
 /// Command buffers of a card, a page each: what is submitted stands there until the card is done with it. A cheap clone; may be used by many threads.
