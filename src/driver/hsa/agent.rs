@@ -7,7 +7,7 @@
 
 use std::{ffi::c_void, fmt, ptr::NonNull};
 
-use super::{Allocation, Hsa, RawAgent, RawPool, Status, sys};
+use super::{Hsa, RawAgent, RawPool, Status, sys};
 use crate::error::{Error, ErrorKind, Result};
 
 /// What an agent is.
@@ -57,34 +57,36 @@ impl Hsa {
     ///
     /// # Errors
     /// As of [`Hsa::initialise`]; and what the runtime reports.
-    pub(crate) fn agents(&'static self) -> Result<&'static [Agent]> {
+    pub(crate) fn agents(&'static self) -> Result<Vec<Agent>> {
         unsafe extern "C" fn each(agent: RawAgent, list: *mut c_void) -> Status {
             // SAFETY: the list that `agents` passed, which nobody else uses during the call.
             unsafe { (*list.cast::<Vec<RawAgent>>()).push(agent) };
             Status::SUCCESS
         }
         self.initialise()?;
-        if let Some(agents) = self.agents.get() {
-            return Ok(agents);
-        }
-        let mut found: Vec<RawAgent> = Vec::new();
-        // SAFETY: `each` gets the list, on this thread, within the call.
-        let status = unsafe { (self.api.hsa_iterate_agents)(each, (&raw mut found).cast()) };
-        status.check("hsa_iterate_agents")?;
-        let mut agents = Vec::with_capacity(found.len());
-        for raw in found {
-            let kind = match self.agent_number(raw, sys::agent::DEVICE)? {
+        let known = match self.agents.get() {
+            Some(known) => known,
+            None => {
+                let mut found: Vec<RawAgent> = Vec::new();
+                // SAFETY: `each` gets the list, on this thread, within the call.
+                let status =
+                    unsafe { (self.api.hsa_iterate_agents)(each, (&raw mut found).cast()) };
+                status.check("hsa_iterate_agents")?;
+                let kind = |raw| Ok((raw, self.agent_number(raw, sys::agent::DEVICE)?));
+                let found = found.into_iter().map(kind).collect::<Result<_>>()?;
+                self.agents.get_or_init(|| found)
+            }
+        };
+        let agent = |(raw, kind): &(RawAgent, u32)| Agent {
+            hsa: self,
+            raw: *raw,
+            kind: match *kind {
                 sys::DEVICE_CPU => AgentKind::Cpu,
                 sys::DEVICE_GPU => AgentKind::Gpu,
                 other => AgentKind::Other(other),
-            };
-            agents.push(Agent {
-                hsa: self,
-                raw,
-                kind,
-            });
-        }
-        Ok(self.agents.get_or_init(|| agents))
+            },
+        };
+        Ok(known.iter().map(agent).collect())
     }
 
     /// The devices, in the order by which programs count them. Initialises the runtime.
@@ -104,8 +106,9 @@ impl Hsa {
     }
 
     fn of_kind(&'static self, kind: AgentKind) -> Result<Vec<Agent>> {
-        let agents = self.agents()?.iter();
-        Ok(agents.filter(|agent| agent.kind == kind).copied().collect())
+        let mut agents = self.agents()?;
+        agents.retain(|agent| agent.kind == kind);
+        Ok(agents)
     }
 
     /// One device. Initialises the runtime.
@@ -512,14 +515,6 @@ impl Pool {
                 other => Link::Other(other),
             })
             .collect())
-    }
-
-    /// Allocates at least 1 byte. For the pool's agent, and for those of the host where it is theirs; others are to be allowed. May block.
-    ///
-    /// # Errors
-    /// `Exhausted`; `InvalidArgument`: no bytes, or more than the pool gives at once.
-    pub(crate) fn allocate(&self, len: usize) -> Result<Allocation> {
-        Allocation::new(self, len)
     }
 
     fn reach(&self, by: &Agent, what: u32) -> Result<u32> {

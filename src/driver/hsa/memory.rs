@@ -23,26 +23,6 @@ pub(crate) struct Allocation {
 }
 
 impl Allocation {
-    pub(super) fn new(pool: &Pool, len: usize) -> Result<Self> {
-        let hsa = pool.agent().hsa();
-        hsa.usable()?;
-        let mut address = ptr::null_mut();
-        // SAFETY: writes one pointer.
-        let status =
-            unsafe { (hsa.api.hsa_amd_memory_pool_allocate)(pool.raw(), len, 0, &raw mut address) };
-        match status {
-            Status::SUCCESS if !address.is_null() => Ok(Self {
-                hsa,
-                address: address.expose_provenance() as u64,
-                len,
-            }),
-            Status::SUCCESS => {
-                Err(Status::ERROR_OUT_OF_RESOURCES.error("hsa_amd_memory_pool_allocate"))
-            }
-            status => Err(status.error("hsa_amd_memory_pool_allocate")),
-        }
-    }
-
     /// Where it begins: for every agent, and for the host where it reaches it.
     pub(crate) fn address(&self) -> u64 {
         self.address
@@ -86,6 +66,32 @@ impl Drop for Allocation {
 impl fmt::Debug for Allocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes at {:#x}", self.len, self.address)
+    }
+}
+
+impl Pool {
+    /// Allocates at least 1 byte. For the pool's agent, and for those of the host where it is theirs; others are to be allowed. May block.
+    ///
+    /// # Errors
+    /// `Exhausted`; `InvalidArgument`: no bytes, or more than the pool gives at once.
+    pub(crate) fn allocate(&self, len: usize) -> Result<Allocation> {
+        let hsa = self.agent().hsa();
+        hsa.usable()?;
+        let mut address = ptr::null_mut();
+        // SAFETY: writes one pointer.
+        let status =
+            unsafe { (hsa.api.hsa_amd_memory_pool_allocate)(self.raw(), len, 0, &raw mut address) };
+        match status {
+            Status::SUCCESS if !address.is_null() => Ok(Allocation {
+                hsa,
+                address: address.expose_provenance() as u64,
+                len,
+            }),
+            Status::SUCCESS => {
+                Err(Status::ERROR_OUT_OF_RESOURCES.error("hsa_amd_memory_pool_allocate"))
+            }
+            status => Err(status.error("hsa_amd_memory_pool_allocate")),
+        }
     }
 }
 

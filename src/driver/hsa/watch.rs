@@ -1,14 +1,13 @@
 //! Being told: that memory is freed, that a device failed.
 //!
 //! The runtime keeps a list of callbacks with each allocation, and takes one off by address and function alone, whoever put it there. So each allocation
-//! gets one callback of this room, which tells all who watch the allocation here.
+//! gets one callback of this room, which tells all who watch the allocation here (`watchers`).
 //!
 //! # Safety
 //! What the runtime is given with a callback is the `&'static` runtime itself, or a number that is looked up: nothing that can have gone.
 #![allow(unsafe_code)]
 
 use std::{
-    collections::BTreeMap,
     ffi::c_void,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -19,23 +18,13 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
-
-use super::{Hsa, RawAgent, Status, memory::pointer_to, sys};
+use super::{
+    Hsa, RawAgent, Status,
+    memory::pointer_to,
+    sys,
+    watchers::{Fault, FaultKind, FreedCallback, OnFault},
+};
 use crate::error::{Error, ErrorKind, Result};
-
-/// Something to do when an allocation is freed.
-pub(crate) trait FreedCallback: Send + Sync + 'static {
-    /// Runs on the thread that frees, before the memory is gone: forget it and return. It must not free or watch memory of the runtime.
-    fn freed(&self);
-}
-
-/// Who watches one allocation, each by the number of its watch.
-type Watchers = Vec<(u64, Arc<dyn FreedCallback>)>;
-
-/// Who watches which allocation, by its first address.
-#[derive(Default)]
-pub(super) struct FreedTable(Mutex<BTreeMap<u64, Watchers>>);
 
 /// Numbers of watches, never given twice.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
@@ -153,68 +142,6 @@ fn guarded(run: impl FnOnce()) {
         tracing::error!(target: "wharf::rocm", "a callback panicked");
     }
 }
-
-/// How a device failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FaultKind {
-    /// It met an address that it cannot reach; the reasons are the header's bits.
-    Memory {
-        /// The address, to a page.
-        address: u64,
-        /// `HSA_AMD_MEMORY_FAULT_*`.
-        reasons: u32,
-    },
-    /// It hung, or its memory failed, and it was reset.
-    Hardware,
-    /// Memory could not be freed because the device uses it.
-    InUse {
-        /// The address.
-        address: u64,
-    },
-    /// One that came later.
-    Other(u32),
-}
-
-/// That a device failed. What was under way on it is never reported done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Fault {
-    /// Which device.
-    pub(crate) agent: RawAgent,
-    /// How.
-    pub(crate) kind: FaultKind,
-}
-
-impl Fault {
-    /// The error for what was under way.
-    pub(crate) fn error(&self) -> Error {
-        let why = match self.kind {
-            FaultKind::Memory { address, reasons } => format!(
-                "the device met address {address:#x}, which it cannot reach (reasons {reasons:#x})"
-            ),
-            FaultKind::Hardware => "the device hung or failed, and was reset".to_owned(),
-            FaultKind::InUse { address } => {
-                format!("memory at {address:#x} could not be freed: the device uses it")
-            }
-            FaultKind::Other(number) => format!("the runtime reports event {number}"),
-        };
-        Error::new(ErrorKind::DeviceLost, why)
-    }
-}
-
-type OnFault = Arc<dyn Fn(&Fault) + Send + Sync>;
-
-#[derive(Default)]
-struct FaultTable {
-    /// Whether the runtime was given the handler; what it said.
-    registered: Option<Status>,
-    watchers: Vec<(u64, OnFault)>,
-    /// The first fault of each device.
-    seen: Vec<Fault>,
-}
-
-/// Devices that failed, and who wants to know.
-#[derive(Default)]
-pub(super) struct Faults(Mutex<FaultTable>);
 
 /// While it lives, somebody is told when a device fails.
 #[must_use = "nobody is told any more when it is dropped"]
