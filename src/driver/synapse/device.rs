@@ -5,17 +5,36 @@
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::c_void,
+    ffi::{CString, c_void},
     fmt,
     ptr::{self, NonNull},
     sync::Arc,
 };
 
 use super::{
-    Status, Synapse, forked,
+    Status, Synapse,
+    driver::forked,
     sys::{self, DeviceId},
 };
 use crate::error::{Error, ErrorKind, Result};
+
+/// Which device to acquire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice<'a> {
+    /// By the number of its module, which stays the same over restarts of the machine.
+    Module(u32),
+    /// By its PCI address, as in `0000:33:00.0`.
+    Pci(&'a str),
+}
+
+impl fmt::Display for Choice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Module(module) => write!(f, "module {module}"),
+            Self::Pci(address) => f.write_str(address),
+        }
+    }
+}
 
 /// The device. A cheap clone; one that was acquired here is released with the last of them and of what was made from it.
 #[derive(Clone)]
@@ -73,7 +92,7 @@ impl DeviceInfo {
     ///
     /// # Errors
     /// `Io`: it cannot be.
-    pub(super) fn new(raw: &sys::RawInfo) -> Result<Self> {
+    fn new(raw: &sys::RawInfo) -> Result<Self> {
         let wrong = |what: String| {
             Error::new(
                 ErrorKind::Io,
@@ -104,8 +123,67 @@ impl DeviceInfo {
     }
 }
 
+impl Synapse {
+    /// The device that this process has acquired already, by whomever. Initialises and acquires nothing; `None` when there is none, or when Synapse is not
+    /// initialised. It is never released here, and its file descriptor is not ours to close.
+    ///
+    /// # Errors
+    /// What Synapse reports beyond that: `DeviceLost` after a reset, `Io`.
+    pub(crate) fn attach(&'static self) -> Result<Option<Device>> {
+        let mut room = sys::InfoRoom::ZERO;
+        // SAFETY: writes a struct into room of 4,096 bytes.
+        let status =
+            unsafe { (self.api.synDeviceGetInfoV2)(sys::THE_DEVICE, (&raw mut room).cast()) };
+        match status {
+            Status::UNINITIALIZED | Status::FAIL | Status::NO_DEVICE_FOUND => Ok(None),
+            status => {
+                status.check("synDeviceGetInfoV2")?;
+                // Checked now, so that nothing is built on an answer that cannot be.
+                DeviceInfo::new(&room.info)?;
+                // The number that every runtime gives to the one device.
+                Ok(Some(Device::new(self, 0, false)))
+            }
+        }
+    }
+
+    /// Takes a device for this process and gives it back with the last of what was made from it. Initialises Synapse if nobody has. Takes the whole card
+    /// from every other process: call it only for a program that asked for it.
+    ///
+    /// # Errors
+    /// `Unsupported`: no such device, or another process has it; no device at all; `Exhausted`: this process has a device already
+    /// ([`Synapse::attach`]); `InvalidArgument`; `Io`.
+    pub(crate) fn acquire(&'static self, choice: Choice<'_>) -> Result<Device> {
+        let mut id = 0;
+        let (status, call) = match choice {
+            Choice::Module(module) => {
+                self.initialise()?;
+                // SAFETY: writes one number.
+                let status = unsafe { (self.api.synDeviceAcquireByModuleId)(&raw mut id, module) };
+                (status, "synDeviceAcquireByModuleId")
+            }
+            Choice::Pci(address) => {
+                // An empty address means any device to Synapse.
+                let text = CString::new(address).ok().filter(|text| !text.is_empty());
+                let text = text.ok_or_else(|| {
+                    let text = format!("{address:?} is no PCI address");
+                    Error::new(ErrorKind::InvalidArgument, text)
+                })?;
+                self.initialise()?;
+                // SAFETY: writes one number; the string lives through the call.
+                let status = unsafe { (self.api.synDeviceAcquire)(&raw mut id, text.as_ptr()) };
+                (status, "synDeviceAcquire")
+            }
+        };
+        if status != Status::SUCCESS {
+            let what = format!("{call} of {choice}");
+            return Err(status.error(&what));
+        }
+        Ok(Device::new(self, id, true))
+    }
+}
+
 impl Device {
-    pub(super) fn new(synapse: &'static Synapse, id: DeviceId, owned: bool) -> Self {
+    fn new(synapse: &'static Synapse, id: DeviceId, owned: bool) -> Self {
         Self(Arc::new(Inner {
             synapse,
             id,
