@@ -88,6 +88,15 @@ impl Verbs {
         }
         Ok(devices)
     }
+
+    /// The name of a device that the library knows.
+    ///
+    /// # Safety
+    /// The device is one of this library's, and lives.
+    pub(in crate::driver) unsafe fn name_of(&self, device: *mut sys::RawDevice) -> String {
+        // SAFETY: the caller says so.
+        unsafe { text((self.api.ibv_get_device_name)(device)) }
+    }
 }
 
 impl Device {
@@ -137,7 +146,7 @@ impl fmt::Debug for Device {
 ///
 /// # Safety
 /// Null, or a text that ends with a zero.
-pub(in crate::driver) unsafe fn text(raw: *const c_char) -> String {
+unsafe fn text(raw: *const c_char) -> String {
     if raw.is_null() {
         return String::new();
     }
