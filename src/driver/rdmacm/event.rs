@@ -10,8 +10,11 @@ use std::{
     slice,
 };
 
-use super::{EventChannel, Id, IdKey, NO_DEVICE, failure};
-use crate::error::{Error, ErrorKind, Result};
+use super::{EventChannel, Id, IdKey, driver::NO_DEVICE};
+use crate::{
+    driver::verbs::failure,
+    error::{Error, ErrorKind, Result},
+};
 
 /// `enum rdma_cm_event_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
