@@ -1,7 +1,11 @@
+//! Two things about `src/`: what rooms use of each other (here), and that files do not use each other in circles (`circles`).
+//!
 //! Holds the table of rooms against `src/`: a room may use itself and rooms on lower floors, never one above or beside it.
 //!
 //! The files are read as text: every path that begins with `crate::` or leaves the room by `super::` counts, in imports
 //! and in code alike. Comments and strings do not.
+
+mod circles;
 
 use std::{
     collections::BTreeMap,
