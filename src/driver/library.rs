@@ -229,10 +229,11 @@ macro_rules! symbols {
         }
 
         impl $Table {
-            /// Every name with the version that brought it and whether it is required.
-            pub(super) const NAMES: &'static [(&'static str, u32, bool)] = &[
-                $( (stringify!($name), $since, true), )*
-                $( (stringify!($oname), $osince, false), )*
+            /// Every name with the version that brought it.
+            #[allow(dead_code, reason = "CUDA alone says which version a function needs")]
+            pub(super) const SINCE: &'static [(&'static str, u32)] = &[
+                $( (stringify!($name), $since), )*
+                $( (stringify!($oname), $osince), )*
             ];
 
             /// Looks every function up.

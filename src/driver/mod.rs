@@ -18,16 +18,10 @@
 //! | `rdmacm` | `librdmacm.so.1`, their connections by IP address | `WHARF_LIBRDMACM` |
 //!
 //! What they share: `library` finds a library and its functions, `loaded` has each once, `forks` keeps children made by `fork` away, `status` is what all
-//! status codes have. In each folder `sys.rs` holds what the library's header says, and `mod.rs` is the face that the rest of the crate sees. Nothing of a
-//! vendor is initialised before a device is first used. A library is never unloaded: its functions may be called from any thread until
+//! status codes have. In each folder `sys.rs` holds what the library's header says, as far as it is used, and `mod.rs` is the face that the rest of the
+//! crate sees; where it is a door alone, `driver.rs` below it finds the library and its functions. Nothing of a vendor is initialised before a device is
+//! first used. A library is never unloaded: its functions may be called from any thread until
 //! the process ends.
-
-// The transports that use these rooms come one by one.
-#![allow(
-    dead_code,
-    unused_imports,
-    reason = "the transports that call it come after it"
-)]
 
 pub(crate) mod cuda;
 mod forks;

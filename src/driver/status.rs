@@ -30,6 +30,7 @@ macro_rules! status {
             }
 
             /// The status that an error stems from, if it stems from one.
+            #[allow(dead_code, reason = "not asked of every library")]
             pub(crate) fn of(error: &$crate::error::Error) -> Option<Self> {
                 ::std::error::Error::source(error)?.downcast_ref::<Self>().copied()
             }
@@ -48,6 +49,7 @@ macro_rules! status {
 /// Names, numbers, kinds and phrases of a newtype `Status`: a constant for each, and `fn known`.
 macro_rules! statuses {
     ($( $name:ident = $code:literal, $kind:ident, $phrase:literal; )+) => {
+        #[allow(dead_code, reason = "the names of the header, whether somebody compares with them or not")]
         impl Status {
             $( #[doc = concat!("`", stringify!($name), "`: ", $phrase, ".")]
             pub(crate) const $name: Self = Self($code); )+

@@ -15,7 +15,8 @@ use wharf::{
 use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
-    fixture::{Bench, accelerator, calls, context, control, cuda, live, until},
+    fixture::{Bench, accelerator, calls, context, control, live, raw, until},
+    kinds::{Pooled, Virtual},
     support::this_test,
 };
 
@@ -88,7 +89,7 @@ fn a_runtime_that_the_program_loads_is_noticed() {
     // Not by wharf, which is told nothing.
     let own = crate::fixture::context(0);
     let memory = own.enter().expect("enters").allocate(64).expect("memory");
-    let place = range(memory.ptr().0, 64);
+    let place = range(memory.at(), 64);
     let found = context.memory_attributes(place).expect("known");
     assert_eq!(found.memory_type, MemoryType::Cuda(0));
     let found = context
@@ -119,7 +120,7 @@ fn each_kind_of_memory_is_told() {
 
     // Device memory: from its first byte to its last, and not beyond.
     let device = guard.allocate(10_000).expect("memory");
-    let at = device.ptr().0;
+    let at = device.at();
     for (offset, length) in [(0, 10_000), (5_000, 1), (9_999, 1), (1, 20_000)] {
         let told = told(at + offset, length);
         assert_eq!(told, Some((MemoryType::Cuda(1), (at, 10_000), true)));
@@ -128,13 +129,13 @@ fn each_kind_of_memory_is_told() {
     // Small allocations share a block of the driver's and are two all the same.
     let other = guard.allocate(10_000).expect("memory");
     let id = |at| detect(at, 1).expect("known").id;
-    assert_ne!(id(at), id(other.ptr().0));
+    assert_ne!(id(at), id(other.at()));
     drop(device);
     assert_eq!(told(at, 1), None, "freed");
 
     // Managed, wherever it is.
     let managed = guard.allocate_managed(1 << 20).expect("memory");
-    let at = managed.ptr().0;
+    let at = managed.at();
     let whole = (at, 1 << 20);
     assert_eq!(
         told(at + 77, 8),
@@ -143,15 +144,14 @@ fn each_kind_of_memory_is_told() {
 
     // Pinned: the driver's, and the program's with what is registered of it.
     let pinned = guard.allocate_pinned(8192).expect("memory");
-    let at = pinned.as_ptr().as_ptr() as u64;
+    let at = pinned.at();
     let whole = (at, 8192);
     assert_eq!(
         told(at + 1, 8),
         Some((MemoryType::HostPinned, whole, false))
     );
     let middle = NonNull::new((start + 4096) as *mut u8).expect("not null");
-    // SAFETY: `plain` outlives the registration.
-    let registration = unsafe { guard.register_host(middle, 4096, true) }.expect("registers");
+    let registration = guard.register_host(middle, 4096).expect("registers");
     let whole = (start + 4096, 4096);
     let inside = Some((MemoryType::HostPinned, whole, false));
     assert_eq!(told(start + 4096, 4096), inside);
@@ -178,19 +178,16 @@ fn each_kind_of_memory_is_told() {
     assert_eq!(told(start + 4096, 4096), None);
 
     // Virtual memory of one piece.
-    let virtually = guard.allocate_virtual(100).expect("memory");
-    let at = virtually.ptr().0;
-    let whole = (at, virtually.len() as u64);
+    let virtually = Virtual::new(raw(), 1, 100);
+    let at = virtually.at;
+    let whole = (at, virtually.len as u64);
     assert_eq!(told(at + 5, 5), Some((MemoryType::Cuda(1), whole, true)));
     drop(virtually);
     assert_eq!(told(at, 1), None);
 
     // Of a pool.
-    let stream = guard.stream(false).expect("a stream");
-    let pool = guard.memory_pool().expect("a pool");
-    let pooled = pool.allocate(&guard, 1 << 16, &stream).expect("memory");
-    stream.synchronize(&guard).expect("done");
-    let at = pooled.ptr().0;
+    let pooled = Pooled::new(raw(), 1, 1 << 16);
+    let at = pooled.at;
     let whole = (at, 1 << 16);
     assert_eq!(told(at + 9, 1), Some((MemoryType::Cuda(1), whole, false)));
 }
@@ -324,11 +321,11 @@ fn exports_tell_where_the_range_lies() {
     assert_eq!(exported.offset, 5000 % 4096);
     assert!(exported.fd.as_raw_fd() >= 0);
     let own = context(0);
-    let guard = own.enter().expect("enters");
-    let virtually = guard.allocate_virtual(4096).expect("memory");
+    let _guard = own.enter().expect("enters");
+    let virtually = Virtual::new(raw(), 0, 4096);
     bench
         .domain
-        .export(range(virtually.ptr().0, 4096))
+        .export(range(virtually.at, 4096))
         .expect("exports what is of no context");
     let managed = bench.allocate(MemoryType::CudaManaged, 4096);
     let host = vec![0_u8; 4096];
@@ -444,7 +441,7 @@ fn questions_may_come_from_anywhere() {
             });
         }
     });
-    let _ = cuda();
+    let _ = raw();
 }
 
 #[test]

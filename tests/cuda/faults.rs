@@ -20,10 +20,10 @@ use wharf::{
 use crate::{
     alone::{child_with, is_child},
     domain::reset,
-    driver::cuda::{Cuda, Stream},
     error::{Error, ErrorKind, Result},
     fixture::{Bench, Memory, Parked, Sink, accelerator, context, control, live, until},
-    support::{LIMIT, this_test},
+    program::Stream,
+    support::{LIMIT, table, this_test},
 };
 
 /// One of everything: what failed.
@@ -108,7 +108,7 @@ fn engine_of(bench: &mut Bench, memory: &[Option<Memory>; 4], stream: &Stream, r
     }
     // SAFETY: the stream outlives the engine.
     let handle = unsafe {
-        let raw = std::ptr::with_exposed_provenance_mut(stream.raw().0);
+        let raw = std::ptr::with_exposed_provenance_mut(stream.raw() as usize);
         CudaStream::from_raw(raw, 0)
     };
     match bench.engine.after(handle.into(), 1000) {
@@ -227,20 +227,17 @@ fn each_call_of_every_function_may_fail() {
         return child_with(this_test!(), &[]);
     }
     let own = context(0);
-    let stream = own
-        .enter()
-        .expect("enters")
-        .stream(false)
-        .expect("a stream");
+    let stream = own.enter().expect("enters").stream().expect("a stream");
     let run = everything(&stream);
     assert!(run.errors.is_empty(), "{:?}", run.errors);
     control("reset");
     everything(&stream);
     let counts = names();
     assert!(counts.len() > 25, "{counts:?}");
-    let known: Vec<&str> = Cuda::functions().map(|(name, ..)| name).collect();
+    let functions = table::functions("cuda").into_iter();
+    let known: Vec<_> = functions.map(|function| function.name).collect();
     for (name, count) in &counts {
-        assert!(known.contains(&name.as_str()), "{name}");
+        assert!(known.contains(name), "{name}");
         let mut told = is_quiet(name);
         // Memory of the run before is freed in a thread of its own, which may take the blow: its errors go to the log. Not each time.
         for round in 0..5 {
@@ -267,11 +264,7 @@ fn the_device_may_die_at_each_call() {
     }
     let counts = {
         let own = context(0);
-        let stream = own
-            .enter()
-            .expect("enters")
-            .stream(false)
-            .expect("a stream");
+        let stream = own.enter().expect("enters").stream().expect("a stream");
         everything(&stream);
         control("reset");
         everything(&stream);
@@ -281,11 +274,7 @@ fn the_device_may_die_at_each_call() {
         for nth in (1..=count.min(MOST)).step_by(3) {
             for late in ["die", "late"] {
                 let own = context(0);
-                let stream = own
-                    .enter()
-                    .expect("enters")
-                    .stream(false)
-                    .expect("a stream");
+                let stream = own.enter().expect("enters").stream().expect("a stream");
                 control("reset");
                 control(&format!("fault {name}:0@{nth}={late}:700"));
                 let run = everything(&stream);
@@ -305,11 +294,7 @@ fn the_device_may_die_at_each_call() {
         }
     }
     let own = context(0);
-    let stream = own
-        .enter()
-        .expect("enters")
-        .stream(false)
-        .expect("a stream");
+    let stream = own.enter().expect("enters").stream().expect("a stream");
     let run = everything(&stream);
     assert!(run.errors.is_empty(), "{:?}", run.errors);
 }

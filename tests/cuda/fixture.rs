@@ -8,7 +8,10 @@ use wharf::{
 };
 
 pub(crate) use crate::bench::{Memory, Parked, Sink, pattern, pinned_end, until};
-use crate::driver::cuda::{Cuda, CudaContext};
+use crate::{
+    program::CudaContext,
+    raw::{self, Raw},
+};
 
 /// The emulated driver's file.
 pub(crate) fn library() -> PathBuf {
@@ -20,20 +23,19 @@ pub(crate) fn accelerator() -> CudaCopy {
     CudaCopy::with_library(library())
 }
 
-/// The program's own view of the driver.
-pub(crate) fn cuda() -> &'static Cuda {
-    Cuda::load(Some(&library())).expect("the emulated driver loads")
+/// The driver's functions, as it exports them.
+pub(crate) fn raw() -> &'static Raw {
+    raw::load(&library()).expect("the emulated driver loads")
 }
 
 /// The program's own hold on a primary context.
 pub(crate) fn context(ordinal: u16) -> CudaContext {
-    let device = cuda().device(ordinal).expect("a device");
-    device.primary_context().expect("a context")
+    CudaContext::primary(ordinal)
 }
 
 /// Tells the emulator something, and has its answer.
 pub(crate) fn control(text: &str) -> String {
-    let _ = cuda();
+    let _ = raw();
     crate::support::emulated::control(text)
 }
 

@@ -10,12 +10,12 @@ use wharf::{
 
 use crate::{
     alone::{child_with, is_child},
-    driver::cuda::DeviceAllocation,
     error::ErrorKind,
     fixture::{
         Bench, Memory, accelerator, calls, context, control, device_end, live, number, pattern,
         until,
     },
+    program,
     support::{emulated, this_test},
 };
 
@@ -65,7 +65,7 @@ fn clean(bench: Bench) {
 }
 
 /// The program's own memory, of which nobody tells when it ends.
-fn own(len: usize) -> DeviceAllocation {
+fn own(len: usize) -> program::Memory {
     let context = context(0);
     let guard = context.enter().expect("enters");
     guard.allocate(len).expect("memory")
@@ -171,7 +171,7 @@ fn memory_that_takes_the_place_of_other() {
         let mut at = None;
         for round in 0..20 {
             let memory = own(len);
-            let address = memory.ptr().0;
+            let address = memory.at();
             assert!(at.is_none_or(|at| at == address), "the same address");
             at = Some(address);
             let before = through_windows();
@@ -186,7 +186,7 @@ fn memory_that_takes_the_place_of_other() {
                 .copy(device_end(address + 9, 0), room.end(0), 100)
                 .expect("copies");
             assert!(room.bytes()[..100] == bytes);
-            memory.free().expect("frees");
+            drop(memory);
         }
     }
     clean(bench);
@@ -268,7 +268,7 @@ fn what_cannot_be_mapped_is_copied_by_streams() {
     // What fits still does.
     drop(device);
     let small = own(512);
-    warm(&mut bench, &pinned, device_end(small.ptr().0, 0));
+    warm(&mut bench, &pinned, device_end(small.at(), 0));
     clean(bench);
 }
 
@@ -370,7 +370,7 @@ fn the_driver_maps_by_itself() {
     for round in 0..5 {
         const LEN: usize = 600_000;
         let memory = own(LEN);
-        let at = memory.ptr().0;
+        let at = memory.at();
         assert!(
             address.is_none_or(|address| address == at),
             "the same address"
@@ -415,7 +415,7 @@ fn the_driver_maps_by_itself() {
             }
         }
         assert_eq!(mapped(), 1);
-        memory.free().expect("frees");
+        drop(memory);
     }
     drop(bench);
     until("the window's end", || mapped() == 0);

@@ -35,8 +35,8 @@ fn addresses_that_are_not_what_they_are_said_to_be() {
     // Freed: by this program's own call.
     let own = context(0);
     let freed = own.enter().expect("enters").allocate(4096).expect("memory");
-    let gone = freed.ptr().0;
-    freed.free().expect("frees");
+    let gone = freed.at();
+    drop(freed);
     for (from, to) in [
         (device_end(host, 0), pinned.end(0)),
         (pinned.end(0), device_end(host, 0)),
@@ -87,13 +87,13 @@ fn memory_freed_under_a_copy_ends_the_device_and_nothing_else() {
     let own = context(0);
     let freed = own.enter().expect("enters").allocate(4096).expect("memory");
     control("hold 0");
-    let end = device_end(freed.ptr().0, 0);
+    let end = device_end(freed.at(), 0);
     bench.begin(pinned.end(0), end, 4096, 1).expect("begins");
     bench
         .begin(pinned.end(0), other.end(0), 64, 2)
         .expect("begins");
     bench.engine.flush();
-    freed.free().expect("frees");
+    drop(freed);
     control("release");
     bench.drain(2);
     for (_, result) in bench.sink.done.drain(..) {
@@ -273,12 +273,15 @@ fn a_stream_that_is_blocked_gives_no_device_up() {
         .copy(pinned.end(0), device.end(0), 4096)
         .expect("copies");
     let word = guard.allocate_pinned(8).expect("memory");
-    let stream = guard.stream(false).expect("a stream");
-    // SAFETY: the word outlives the stream's wait.
-    unsafe { stream.wait_value(&guard, word.device_ptr(), 1) }.expect("waits");
+    let stream = guard.stream().expect("a stream");
+    stream.wait_value(&guard, word.at(), 1).expect("waits");
     // SAFETY: the stream outlives the engine's use of it.
-    let handle =
-        unsafe { CudaStream::from_raw(std::ptr::with_exposed_provenance_mut(stream.raw().0), 0) };
+    let handle = unsafe {
+        CudaStream::from_raw(
+            std::ptr::with_exposed_provenance_mut(stream.raw() as usize),
+            0,
+        )
+    };
     for token in 0..7 {
         let after = bench.engine.after(handle.into(), token);
         assert!(after.is_ok(), "{after:?}");
@@ -293,7 +296,7 @@ fn a_stream_that_is_blocked_gives_no_device_up() {
     let late = bench.pinned(4096);
     let before = live("registered");
     drop((pinned, late));
-    let open = word.as_ptr().as_ptr().cast::<u64>();
+    let open = std::ptr::with_exposed_provenance_mut::<u64>(word.at() as usize);
     // SAFETY: eight aligned bytes that are accessed atomically alone.
     unsafe { std::sync::atomic::AtomicU64::from_ptr(open) }
         .store(1, std::sync::atomic::Ordering::SeqCst);

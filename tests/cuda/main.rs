@@ -1,10 +1,8 @@
 //! `cuda_copy` on the emulated CUDA driver, by the real loader: its memory domain and its engine, driven by hand.
 //!
-//! The program's own use of CUDA (streams, contexts, memory of other kinds) goes by the driver room, which this program compiles into itself, so that
-//! it shares nothing with the library but the driver. Whatever sets the driver's state runs in a process of its own.
+//! The program's own use of CUDA (streams, contexts, memory of other kinds) goes by the functions that the driver exports (`program`), so that it shares
+//! nothing with the library but the driver. Whatever sets the driver's state runs in a process of its own.
 
-#[path = "../../src/driver/mod.rs"]
-mod driver;
 mod error {
     pub(crate) use wharf::{Error, ErrorKind, Result};
 }
@@ -21,8 +19,14 @@ mod domain;
 mod faults;
 mod fixture;
 mod gdr;
+#[path = "../driver/kinds.rs"]
+mod kinds;
 mod lost;
 mod old;
 mod order;
+mod program;
+#[allow(dead_code)]
+#[path = "../cuda_hardware/raw.rs"]
+mod raw;
 mod streams;
 mod wake;

@@ -89,15 +89,11 @@ fn streams_that_write_no_words() {
     assert_eq!(number("calls"), 8 + 3, "{}", control("counts"));
     // Streams wait for events: no words are needed for that.
     let own = context(0);
-    let stream = own
-        .enter()
-        .expect("enters")
-        .stream(false)
-        .expect("a stream");
+    let stream = own.enter().expect("enters").stream().expect("a stream");
     #[allow(unsafe_code)]
     // SAFETY: the stream outlives the engine's use of it.
     let handle = unsafe {
-        let raw = std::ptr::with_exposed_provenance_mut(stream.raw().0);
+        let raw = std::ptr::with_exposed_provenance_mut(stream.raw() as usize);
         wharf::transport::cuda::CudaStream::from_raw(raw, 0)
     };
     bench

@@ -15,16 +15,16 @@ use wharf::{
 
 use crate::{
     alone::{child_with, is_child},
-    driver::cuda::{CudaContext, DevicePtr, RawStream, Stream, Waiting},
     error::{Error, ErrorKind, Result},
-    fixture::{Bench, Parked, context, control, cuda, until},
+    fixture::{Bench, Parked, context, control, until},
+    program::{CudaContext, Stream},
     support::this_test,
 };
 
 /// A stream as a program has it.
-fn handle(raw: RawStream, device: u16) -> CudaStream {
+fn handle(raw: u64, device: u16) -> CudaStream {
     // SAFETY: the tests' streams outlive their benches' use of them.
-    unsafe { CudaStream::from_raw(std::ptr::with_exposed_provenance_mut(raw.0), device) }
+    unsafe { CudaStream::from_raw(std::ptr::with_exposed_provenance_mut(raw as usize), device) }
 }
 
 fn after(bench: &mut Bench, place: impl Into<DevicePlace>, token: u64) -> Result<()> {
@@ -36,13 +36,9 @@ fn after(bench: &mut Bench, place: impl Into<DevicePlace>, token: u64) -> Result
 }
 
 /// Queues a "kernel" in a stream: after `micros` it writes the pattern of `seed`.
-fn kernel(own: &CudaContext, raw: RawStream, micros: u64, at: DevicePtr, length: u64, seed: u64) {
+fn kernel(own: &CudaContext, raw: u64, micros: u64, at: u64, length: u64, seed: u64) {
     let _guard = own.enter().expect("enters");
-    let at = at.0;
-    control(&format!(
-        "kernel {} {micros} fill {at} {length} {seed}",
-        raw.0
-    ));
+    control(&format!("kernel {raw} {micros} fill {at} {length} {seed}"));
 }
 
 #[test]
@@ -54,22 +50,14 @@ fn what_a_kernel_writes_is_copied_after_it() {
     let mut bench = Bench::new();
     let mut parked = Parked::new(&mut bench);
     let own = context(1);
-    let stream = own
-        .enter()
-        .expect("enters")
-        .stream(false)
-        .expect("a stream");
-    let event = own
-        .enter()
-        .expect("enters")
-        .event(Waiting::Spin)
-        .expect("an event");
+    let stream = own.enter().expect("enters").stream().expect("a stream");
+    let event = own.enter().expect("enters").event().expect("an event");
     let (device, pinned) = (bench.allocate(MemoryType::Cuda(1), LEN), bench.pinned(LEN));
-    let at = DevicePtr(device.address());
+    let at = device.address();
     let mut stale = 0;
     for seed in 1..60_u64 {
         let raw = match seed % 3 {
-            0 => RawStream::NULL,
+            0 => 0,
             _ => stream.raw(),
         };
         kernel(&own, raw, 3000, at, LEN as u64, seed);
@@ -78,7 +66,10 @@ fn what_a_kernel_writes_is_copied_after_it() {
             stream.record(&guard, &event).expect("records");
             // SAFETY: the event outlives the engine's use of it.
             unsafe {
-                CudaEvent::from_raw(std::ptr::with_exposed_provenance_mut(raw_event(&event)), 1)
+                CudaEvent::from_raw(
+                    std::ptr::with_exposed_provenance_mut(event.raw() as usize),
+                    1,
+                )
             }
             .into()
         } else {
@@ -109,13 +100,6 @@ fn what_a_kernel_writes_is_copied_after_it() {
     assert!(stale > 0, "a kernel that is never late shows nothing");
 }
 
-pub(crate) fn raw_event(event: &crate::driver::cuda::Event) -> usize {
-    // As it is shown: `event 0x… of …`.
-    let text = format!("{event:?}");
-    let digits = text.split_whitespace().nth(1).expect("a handle");
-    usize::from_str_radix(digits.trim_start_matches("0x"), 16).expect("a number")
-}
-
 /// The emulator's pattern.
 pub(crate) fn expected(seed: u64, length: usize) -> Vec<u8> {
     let byte =
@@ -133,13 +117,10 @@ fn a_stream_that_waits_holds_up_no_copies() {
     let guard = own.enter().expect("enters");
     let (device, pinned) = (bench.allocate(MemoryType::Cuda(0), 64), bench.pinned(64));
     let word = guard.allocate_pinned(8).expect("memory");
-    let streams: Vec<Stream> = (0..5)
-        .map(|_| guard.stream(false).expect("a stream"))
-        .collect();
+    let streams: Vec<Stream> = (0..5).map(|_| guard.stream().expect("a stream")).collect();
     // Each of them waits for what the host has yet to write.
     for stream in &streams {
-        // SAFETY: the word outlives the streams' wait.
-        unsafe { stream.wait_value(&guard, word.device_ptr(), 1) }.expect("waits");
+        stream.wait_value(&guard, word.at(), 1).expect("waits");
     }
     bench
         .copy(pinned.end(0), device.end(0), 64)
@@ -155,7 +136,7 @@ fn a_stream_that_waits_holds_up_no_copies() {
             .copy(device.end(0), pinned.end(0), 64)
             .expect("goes on");
     }
-    let open = word.as_ptr().as_ptr().cast::<u64>();
+    let open = std::ptr::with_exposed_provenance_mut::<u64>(word.at() as usize);
     // SAFETY: eight aligned bytes that are accessed atomically alone.
     unsafe { std::sync::atomic::AtomicU64::from_ptr(open) }
         .store(1, std::sync::atomic::Ordering::SeqCst);
@@ -182,10 +163,9 @@ fn places_that_are_never_reached_hold_up_no_others() {
     let guard = own.enter().expect("enters");
     let (device, pinned) = (bench.allocate(MemoryType::Cuda(0), 64), bench.pinned(64));
     let word = guard.allocate_pinned(8).expect("memory");
-    let stream = || guard.stream(false).expect("a stream");
+    let stream = || guard.stream().expect("a stream");
     let (blocked, free) = (stream(), stream());
-    // SAFETY: the word outlives the stream's wait.
-    unsafe { blocked.wait_value(&guard, word.device_ptr(), 1) }.expect("waits");
+    blocked.wait_value(&guard, word.at(), 1).expect("waits");
     bench
         .copy(pinned.end(0), device.end(0), 64)
         .expect("opens the device");
@@ -195,14 +175,7 @@ fn places_that_are_never_reached_hold_up_no_others() {
         after(&mut bench, handle(blocked.raw(), 0), token).expect("waits");
     }
     for token in (PLACES..).take(9) {
-        kernel(
-            &own,
-            free.raw(),
-            3000,
-            DevicePtr(device.address()),
-            64,
-            token,
-        );
+        kernel(&own, free.raw(), 3000, device.address(), 64, token);
         after(&mut bench, handle(free.raw(), 0), token).expect("waits");
         if token % 2 == 0 {
             parked.drain(&mut bench, 1);
@@ -215,9 +188,9 @@ fn places_that_are_never_reached_hold_up_no_others() {
             "{told:?}"
         );
     }
-    let event = guard.event(Waiting::Spin).expect("an event");
+    let event = guard.event().expect("an event");
     free.record(&guard, &event).expect("records");
-    let raw = std::ptr::with_exposed_provenance_mut(raw_event(&event));
+    let raw = std::ptr::with_exposed_provenance_mut(event.raw() as usize);
     // SAFETY: the event outlives the engine's use of it.
     let event = unsafe { CudaEvent::from_raw(raw, 0) };
     after(&mut bench, event, PLACES).expect("has room");
@@ -226,7 +199,7 @@ fn places_that_are_never_reached_hold_up_no_others() {
     bench
         .copy(pinned.end(0), device.end(0), 64)
         .expect("goes on");
-    let open = word.as_ptr().as_ptr().cast::<u64>();
+    let open = std::ptr::with_exposed_provenance_mut::<u64>(word.at() as usize);
     // SAFETY: eight aligned bytes that are accessed atomically alone.
     unsafe { std::sync::atomic::AtomicU64::from_ptr(open) }
         .store(1, std::sync::atomic::Ordering::SeqCst);
@@ -241,21 +214,10 @@ fn a_place_on_a_device_that_is_not_open_yet() {
     }
     let mut bench = Bench::new();
     let own = context(1);
-    let stream = own
-        .enter()
-        .expect("enters")
-        .stream(false)
-        .expect("a stream");
+    let stream = own.enter().expect("enters").stream().expect("a stream");
     let device = bench.allocate(MemoryType::Cuda(1), 64);
     for seed in 0..6 {
-        kernel(
-            &own,
-            stream.raw(),
-            2000,
-            DevicePtr(device.address()),
-            64,
-            seed,
-        );
+        kernel(&own, stream.raw(), 2000, device.address(), 64, seed);
         after(&mut bench, handle(stream.raw(), 1), seed).expect("waits");
     }
     bench.drain(6);
@@ -274,11 +236,7 @@ fn a_stream_waits_for_copies_and_for_nobody_else() {
     const LEN: usize = 4096;
     let mut bench = Bench::new();
     let own = context(0);
-    let stream = own
-        .enter()
-        .expect("enters")
-        .stream(false)
-        .expect("a stream");
+    let stream = own.enter().expect("enters").stream().expect("a stream");
     let (device, target) = (bench.allocate(MemoryType::Cuda(0), LEN), bench.pinned(LEN));
     let mut source = bench.pinned(LEN);
     bench
@@ -292,11 +250,7 @@ fn a_stream_waits_for_copies_and_for_nobody_else() {
     bench.engine.flush();
     bench.drain(1);
     for round in 1..=40_u8 {
-        let raw = if round % 2 == 0 {
-            stream.raw()
-        } else {
-            RawStream::NULL
-        };
+        let raw = if round % 2 == 0 { stream.raw() } else { 0 };
         source.bytes_mut().fill(round);
         control("hold 0");
         bench
@@ -306,11 +260,9 @@ fn a_stream_waits_for_copies_and_for_nobody_else() {
         assert!(then.is_ok(), "round {round}");
         // The program's own work behind: it reads what the copy brings.
         let guard = own.enter().expect("enters");
-        let (to, from) = (DevicePtr(target.address()), DevicePtr(device.address()));
-        // SAFETY: both live until the stream was waited for.
-        let adopted = unsafe { own.adopt_stream(raw) }.expect("adopts");
-        // SAFETY: as above.
-        unsafe { adopted.copy(&guard, to, from, LEN) }.expect("enqueued");
+        let (to, from) = (target.address(), device.address());
+        let adopted = Stream::adopt(&own, raw);
+        adopted.copy(&guard, to, from, LEN).expect("enqueued");
         control("release 0");
         adopted.synchronize(&guard).expect("goes on");
         assert!(target.bytes().iter().all(|byte| *byte == round));
@@ -337,11 +289,7 @@ fn streams_that_take_no_part_are_refused() {
     }
     let mut bench = Bench::new();
     let own = context(0);
-    let stream = own
-        .enter()
-        .expect("enters")
-        .stream(false)
-        .expect("a stream");
+    let stream = own.enter().expect("enters").stream().expect("a stream");
     // One that captures a graph, or would be drawn into another's capture.
     control("fault cuStreamIsCapturing@1=906");
     let error = bench.engine.then(handle(stream.raw(), 0).into(), &[1]);
@@ -355,11 +303,10 @@ fn streams_that_take_no_part_are_refused() {
     assert!(error.to_string().contains("graph"), "{error}");
     // No stream at all; another thread's default stream; a device that nobody uses; no such device.
     for (raw, device) in [(0x1234_5678, 0), (2, 0), (0, 1), (0, 9)] {
-        let error = after(&mut bench, handle(RawStream(raw), device), 1).expect_err("none");
+        let error = after(&mut bench, handle(raw, device), 1).expect_err("none");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     }
     assert_eq!(bench.engine.progress(1, &mut bench.sink), 0);
     let place = DeviceStream::from(handle(stream.raw(), 0));
     assert_eq!(place.accelerator(), "cuda_copy");
-    let _ = cuda();
 }

@@ -19,9 +19,9 @@ use wharf::{
 
 use crate::{
     alone::{child_with, is_child},
-    driver::cuda::{CudaContext, DevicePtr, RawStream, Stream, Waiting},
     fixture::{accelerator, calls, control, pattern, until},
-    order::{expected, raw_event},
+    order::expected,
+    program::{CudaContext, Stream},
     support::{LIMIT, this_test, watchdog},
 };
 
@@ -46,11 +46,7 @@ fn run<F: Future<Output = ()>>(test: impl FnOnce(Program) -> F) {
         let context = builder.build().expect("a context");
         let worker = Worker::new(&context).expect("a worker");
         let own = crate::fixture::context(0);
-        let stream = own
-            .enter()
-            .expect("enters")
-            .stream(false)
-            .expect("a stream");
+        let stream = own.enter().expect("enters").stream().expect("a stream");
         test(Program {
             worker,
             context,
@@ -78,19 +74,14 @@ impl Program {
     /// Queues work that writes the pattern of `seed`, after so many microseconds.
     fn kernel(&self, micros: u64, memory: &Buffer, seed: u64) {
         let _guard = self.own.enter().expect("enters");
-        let (raw, at) = (self.stream.raw().0, address(memory));
+        let (raw, at) = (self.stream.raw(), address(memory));
         control(&format!("kernel {raw} {micros} fill {at} {LEN} {seed}"));
     }
 
     /// Queues work that reads device memory into pinned memory.
     fn reads(&self, from: u64, to: u64) {
         let guard = self.own.enter().expect("enters");
-        // SAFETY: both live until the stream was waited for.
-        unsafe {
-            self.stream
-                .copy(&guard, DevicePtr(to), DevicePtr(from), LEN)
-        }
-        .expect("enqueued");
+        self.stream.copy(&guard, to, from, LEN).expect("enqueued");
     }
 
     fn synchronize(&self) {
@@ -99,9 +90,9 @@ impl Program {
     }
 }
 
-fn handle(raw: RawStream) -> CudaStream {
+fn handle(raw: u64) -> CudaStream {
     // SAFETY: the tests' streams outlive their workers.
-    unsafe { CudaStream::from_raw(std::ptr::with_exposed_provenance_mut(raw.0), 0) }
+    unsafe { CudaStream::from_raw(std::ptr::with_exposed_provenance_mut(raw as usize), 0) }
 }
 
 /// Where memory that the host may not touch is.
@@ -141,7 +132,7 @@ fn a_copy_begins_behind_a_kernel() {
             .own
             .enter()
             .expect("enters")
-            .event(Waiting::Spin)
+            .event()
             .expect("an event");
         let mut stale = 0;
         for seed in 1..40 {
@@ -158,7 +149,7 @@ fn a_copy_begins_behind_a_kernel() {
             let copy = if seed % 3 == 0 {
                 let guard = program.own.enter().expect("enters");
                 program.stream.record(&guard, &event).expect("records");
-                let raw = std::ptr::with_exposed_provenance_mut(raw_event(&event));
+                let raw = std::ptr::with_exposed_provenance_mut(event.raw() as usize);
                 // SAFETY: the event outlives the worker's use of it.
                 copy.after(unsafe { CudaEvent::from_raw(raw, 0) })
             } else {
@@ -252,7 +243,7 @@ fn what_the_processor_ends_is_waited_for_by_the_host() {
         assert_eq!(none.await.expect("queued").await.expect("copied"), b"abc");
         control("hold all");
         let _guard = program.own.enter().expect("enters");
-        control(&format!("kernel {} 1", program.stream.raw().0));
+        control(&format!("kernel {} 1", program.stream.raw()));
         let mut copy = worker.copy("abc", vec![0; 3]).after(program.handle());
         waits(&mut copy).await;
         let mut reached = worker.reached(program.handle());
@@ -318,7 +309,7 @@ fn no_stream_is_left_waiting() {
         control("hold all");
         {
             let _guard = program.own.enter().expect("enters");
-            control(&format!("kernel {} 1", program.stream.raw().0));
+            control(&format!("kernel {} 1", program.stream.raw()));
         }
         let copy = worker.copy(pattern(1, LEN), target);
         let mut copy = copy
@@ -361,7 +352,7 @@ fn streams_that_take_no_part() {
             .expect_err("captures");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
         assert!(error.to_string().contains("graph"), "{error}");
-        let wrong = handle(RawStream(0x1234_5678));
+        let wrong = handle(0x1234_5678);
         let copy = worker.copy(vec![1; 8], vec![0; 8]).after(wrong).await;
         let (error, buffer) = copy.expect_err("no stream").into_parts();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");

@@ -10,9 +10,9 @@ use wharf::MemoryType;
 
 use crate::{
     alone::{child_with, is_child},
-    driver::cuda::{DevicePtr, RawStream},
     error::ErrorKind,
-    fixture::{Bench, Parked, calls, context, control, cuda, live, until},
+    fixture::{Bench, Parked, calls, context, control, live, until},
+    program::Stream,
     support::this_test,
 };
 
@@ -84,13 +84,13 @@ fn the_next_completion_wakes_not_the_last() {
         .expect("named");
     let stream = words[name + 4];
     let stream = match stream.strip_prefix("0x") {
-        Some(digits) => usize::from_str_radix(digits, 16),
+        Some(digits) => u64::from_str_radix(digits, 16),
         None => stream.parse(),
     }
     .expect("a handle");
-    // SAFETY: the engine's stream, which lives as long as the engine.
-    let stream = unsafe { cuda().adopt_stream(RawStream(stream)) }.expect("adopts");
     let own = context(0);
+    // The engine's stream, which lives as long as the engine.
+    let stream = Stream::adopt(&own, stream);
     let word = own
         .enter()
         .expect("enters")
@@ -98,17 +98,16 @@ fn the_next_completion_wakes_not_the_last() {
         .expect("memory");
     let opens = |value| {
         // SAFETY: eight aligned bytes that are accessed atomically alone.
-        unsafe { AtomicU64::from_ptr(word.as_ptr().as_ptr().cast()) }
+        unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(word.at() as usize)) }
             .store(value, Ordering::Release);
     };
-    let gate = |at: DevicePtr, value| {
+    let gate = |at: u64, value| {
         let guard = own.enter().expect("enters");
-        // SAFETY: the word outlives the stream's wait.
-        unsafe { stream.wait_value(&guard, at, value) }.expect("waits");
+        stream.wait_value(&guard, at, value).expect("waits");
     };
     for round in 1..20_u64 {
         for token in 0..3 {
-            gate(word.device_ptr(), 3 * round + token);
+            gate(word.at(), 3 * round + token);
             bench
                 .begin(pinned.end(0), device.end(0), 8, token)
                 .expect("begins");

@@ -9,10 +9,9 @@ use wharf::{Progress, Worker};
 
 use crate::{
     device::{self, Current, DEVICE, guarded, pattern, read},
-    driver::cuda::Cuda,
     raw,
     suite::{self, Case, Verdict},
-    support::Parent,
+    support::{Parent, table},
 };
 
 /// T1. All functions of the crate's table by the loader and by the driver's own search, at the version that brought them.
@@ -20,13 +19,14 @@ pub(crate) fn loader(case: &mut Case) -> Verdict {
     let raw = suite::raw();
     let mut version = 0;
     raw.ok(raw.cuDriverGetVersion(&mut version));
-    let path = suite::library();
-    let cuda =
-        Cuda::load(path.is_absolute().then_some(path.as_path())).expect("the crate loads it");
-    assert_eq!(i64::from(cuda.version().0), i64::from(version));
     let (mut found, mut other, mut absent) = (0, Vec::new(), Vec::new());
-    for (name, since, required) in Cuda::functions() {
-        let Some(exported) = raw.address(name) else {
+    for table::Function {
+        name,
+        since,
+        required,
+    } in table::functions("cuda")
+    {
+        let Some(exported) = raw.address(&name) else {
             assert!(!required, "{name} is required, and missing");
             absent.push(name);
             continue;
@@ -35,7 +35,7 @@ pub(crate) fn loader(case: &mut Case) -> Verdict {
         let base =
             CString::new(name.trim_end_matches("_v2").trim_end_matches("_v3")).expect("no zero");
         let (mut at, mut status) = (std::ptr::null_mut(), 9);
-        let since = i32::try_from(since.0).expect("a version").max(2000);
+        let since = i32::try_from(since).expect("a version").max(2000);
         match raw.cuGetProcAddress_v2(base.as_ptr(), &mut at, since, 0, &mut status) {
             0 if at.addr() == exported => {}
             0 => other.push(format!(

@@ -34,11 +34,6 @@
 //! | `channels` | T21 |
 //! | `questions` | T17 |
 
-#[path = "../../src/driver/mod.rs"]
-mod driver;
-mod error {
-    pub(crate) use wharf::{Error, ErrorKind, Result};
-}
 #[path = "../support/mod.rs"]
 mod support;
 

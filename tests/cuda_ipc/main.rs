@@ -4,6 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
 
+#[allow(dead_code, unused_imports, reason = "no test uses all of the room")]
 #[path = "../../src/driver/mod.rs"]
 mod driver;
 mod error {

@@ -20,11 +20,12 @@ use crate::{
     alone::{child_with, is_child},
     driver::cuda::{
         Attribute, ContextGuard, CudaContext, DeviceAllocation, DevicePtr, Event, HostCallback,
-        IpcHandle, PinnedAllocation, PointerKind, Status, Stream, Waiting,
+        IpcHandle, PinnedAllocation, PointerKind, RawPool, Status, Stream, Waiting,
     },
-    emulated::{calls, context, control, cuda, library},
+    emulated::{calls, context, control, cuda, library, raw},
     error::{ErrorKind, Result},
-    support::{Child, LIMIT, this_test, watchdog},
+    kinds::{Pooled, Virtual},
+    support::{Child, LIMIT, table, this_test, watchdog},
 };
 
 /// Waits for something that comes by itself.
@@ -45,8 +46,7 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 
 /// Puts bytes into pinned memory.
 fn fill(pinned: &PinnedAllocation, bytes: &[u8]) {
-    assert!(bytes.len() <= pinned.len());
-    // SAFETY: within the allocation, which no stream uses now.
+    // SAFETY: within the allocation, as the callers see to, which no stream uses now.
     unsafe {
         pinned
             .as_ptr()
@@ -55,10 +55,10 @@ fn fill(pinned: &PinnedAllocation, bytes: &[u8]) {
     };
 }
 
-/// What is in pinned memory.
-fn content(pinned: &PinnedAllocation) -> Vec<u8> {
-    // SAFETY: the whole of the allocation, which no stream uses now.
-    unsafe { std::slice::from_raw_parts(pinned.as_ptr().as_ptr(), pinned.len()) }.to_vec()
+/// What is in the first `len` bytes of pinned memory.
+fn content(pinned: &PinnedAllocation, len: usize) -> Vec<u8> {
+    // SAFETY: within the allocation, as the callers see to, which no stream uses now.
+    unsafe { std::slice::from_raw_parts(pinned.as_ptr().as_ptr(), len) }.to_vec()
 }
 
 /// Copies and waits.
@@ -110,7 +110,10 @@ fn loading_initialises_nothing() {
     assert!(cuda.is_initialised());
     assert_eq!(calls("cuInit"), 1);
     assert_eq!(calls("cuDevicePrimaryCtxRetain"), 0);
-    let absent: Vec<_> = cuda.absent_functions().collect();
+    let absent: Vec<_> = table::functions("cuda")
+        .into_iter()
+        .filter(|function| !raw().has(&function.name))
+        .collect();
     assert!(absent.is_empty(), "the emulated driver lacks {absent:?}");
 }
 
@@ -121,24 +124,18 @@ fn devices_say_who_they_are() {
     for (ordinal, device) in devices.iter().enumerate() {
         assert_eq!(usize::from(device.ordinal()), ordinal);
         assert!(!device.name().expect("a name").is_empty());
-        assert!(device.total_memory().expect("a number") > 0);
-        assert_eq!(
-            device
-                .attribute(Attribute::UnifiedAddressing)
-                .expect("known"),
-            1
-        );
-        assert!(
-            device.has(Attribute::AsyncEngines).expect("an answer")
-                && device.has(Attribute::StreamMemoryOps64).expect("an answer")
-        );
+        assert!(device.has(Attribute::StreamMemoryOps64).expect("an answer"));
         let pci = device.pci_bus_id().expect("an address");
-        let numbers = [
-            Attribute::PciDomain,
-            Attribute::PciBus,
-            Attribute::PciDevice,
-        ];
-        let [domain, bus, slot] = numbers.map(|number| device.attribute(number).expect("known"));
+        // Its place by numbers: domain, bus and device.
+        let [domain, bus, slot] = [50, 33, 34].map(|attribute| {
+            let mut value = 0;
+            raw().ok(raw().cuDeviceGetAttribute(
+                &mut value,
+                attribute,
+                i32::from(device.ordinal()),
+            ));
+            value
+        });
         assert_eq!(pci, format!("{domain:04x}:{bus:02x}:{slot:02x}.0"));
     }
     let uuids: Vec<_> = devices
@@ -254,28 +251,25 @@ fn addresses_are_told_apart() {
         cuda.buffer_id(inside).expect("an answer"),
         Some(info.buffer_id)
     );
-    assert!(!cuda.is_virtual(inside));
     cuda.set_sync_memops(memory.ptr()).expect("is set");
     let at = memory.ptr();
-    memory.free().expect("is freed");
+    drop(memory);
     assert_eq!(kind(at), PointerKind::Unknown);
     assert_eq!(cuda.buffer_id(at).expect("an answer"), None);
     let error = guard.address_range(at).expect_err("is freed");
     assert!(error.to_string().contains(&at.to_string()), "{error}");
 
     let pinned = guard.allocate_pinned(4096).expect("memory");
-    assert!(content(&pinned).iter().all(|byte| *byte == 0));
+    assert!(content(&pinned, 4096).iter().all(|byte| *byte == 0));
     assert_eq!(
         kind(DevicePtr::of_host(pinned.as_ptr().as_ptr()) + 4095),
         PointerKind::HostPinned
     );
     let managed = guard.allocate_managed(4096).expect("memory");
     assert_eq!(kind(managed.ptr() + 1), PointerKind::Managed);
-    let virtually = guard.allocate_virtual(100).expect("memory");
-    assert_eq!(kind(virtually.ptr()), PointerKind::DeviceVirtual);
-    assert!(cuda.is_virtual(virtually.ptr()));
-    assert_eq!(virtually.len() % (2 << 20), 0);
-    let at = virtually.ptr();
+    let virtually = Virtual::new(raw(), 0, 100);
+    let at = DevicePtr(virtually.at);
+    assert_eq!(kind(at), PointerKind::DeviceVirtual);
     drop(virtually);
     assert_eq!(kind(at), PointerKind::Unknown);
     let plain = [0_u8; 64];
@@ -291,23 +285,23 @@ fn pools_are_told_and_shared() {
     let context = context(1);
     let guard = context.enter().expect("enters");
     let stream = guard.stream(false).expect("a stream");
-    let pool = guard.memory_pool().expect("a pool");
-    let memory = pool.allocate(&guard, 1 << 16, &stream).expect("memory");
-    stream.synchronize(&guard).expect("done");
-    let info = cuda().inspect(memory.ptr()).expect("an answer");
+    let memory = Pooled::new(raw(), 1, 1 << 16);
+    let at = DevicePtr(memory.at);
+    let info = cuda().inspect(at).expect("an answer");
     assert_eq!((info.kind, info.device), (PointerKind::DevicePool, Some(1)));
     assert!(!info.legacy_ipc);
-    let fd = pool.export().expect("a descriptor");
+    let fd = cuda()
+        .export_pool_fd(RawPool(memory.pool as usize))
+        .expect("a descriptor");
     let imported = guard.import_pool(fd.as_fd()).expect("imports");
-    let there = imported
-        .import(&guard, &memory.export().expect("exports"), &stream)
-        .expect("imports");
+    let pointer = cuda().export_pool_pointer(at).expect("exports");
+    let there = imported.open(&guard, &pointer).expect("imports");
     // SAFETY: allocations of this test, which wait for the stream.
-    unsafe { stream.fill(&guard, memory.ptr(), 0x5a, 256) }.expect("enqueued");
+    unsafe { stream.fill(&guard, at, 0x5a, 256) }.expect("enqueued");
     stream.synchronize(&guard).expect("done");
     let back = guard.allocate_pinned(256).expect("memory");
     copy_now(&guard, back.device_ptr(), there.ptr(), 256).expect("copies");
-    assert_eq!(content(&back), [0x5a; 256]);
+    assert_eq!(content(&back, 256), [0x5a; 256]);
 }
 
 #[test]
@@ -318,7 +312,6 @@ fn host_memory_is_registered_once() {
     let start = NonNull::from(memory.as_mut_slice()).cast::<u8>();
     // SAFETY: `memory` outlives the registrations.
     let first = unsafe { guard.register_host(start, memory.len(), true) }.expect("registers");
-    assert!(first.is_owned());
     let kind = |at: NonNull<u8>| {
         cuda()
             .inspect(DevicePtr::of_host(at.as_ptr()))
@@ -328,7 +321,6 @@ fn host_memory_is_registered_once() {
     assert_eq!(kind(start), PointerKind::HostPinned);
     // SAFETY: as above; within `memory`.
     let second = unsafe { guard.register_host(start.add(100), 100, true) }.expect("no error");
-    assert!(!second.is_owned());
     drop(second);
     assert_eq!(
         kind(start),
@@ -385,7 +377,7 @@ fn copies_arrive_in_the_order_of_their_stream() {
     down.record(&guard, &all).expect("enqueued");
     all.wait(&guard).expect("done");
     assert!(all.is_done(&guard).expect("an answer") && up.is_idle(&guard).expect("an answer"));
-    assert!(content(&target) == data, "other bytes came back");
+    assert!(content(&target, LEN) == data, "other bytes came back");
 }
 
 #[test]
@@ -422,7 +414,7 @@ fn a_word_tells_without_a_call() {
         let before = calls("cuStreamQuery") + calls("cuEventQuery");
         until("the word", || seen.load(Ordering::Acquire) == number);
         assert!(
-            content(&target) == pattern(number, LEN),
+            content(&target, LEN) == pattern(number, LEN),
             "the word came before the bytes"
         );
         assert_eq!(calls("cuStreamQuery") + calls("cuEventQuery"), before);
@@ -509,23 +501,26 @@ fn memory_is_shared_by_descriptor() {
     use std::os::fd::AsFd as _;
     let (context, other) = (context(0), context(1));
     let guard = context.enter().expect("enters");
-    let memory = guard.allocate_virtual(1 << 20).expect("memory");
-    let fd = memory.export().expect("a descriptor");
+    let memory = Virtual::new(raw(), 0, 1 << 20);
+    let at = DevicePtr(memory.at);
+    let fd = cuda()
+        .export_virtual_fd(at, || Ok(()))
+        .expect("a descriptor");
     let stream = guard.stream(false).expect("a stream");
     // SAFETY: an allocation of this test, which waits for the stream.
-    unsafe { stream.fill(&guard, memory.ptr(), 0xa7, 4096) }.expect("enqueued");
+    unsafe { stream.fill(&guard, at, 0xa7, 4096) }.expect("enqueued");
     stream.synchronize(&guard).expect("done");
     drop(stream);
     let guard = other.enter().expect("enters");
     let imported = guard
-        .import_virtual(fd.as_fd(), memory.len())
+        .import_virtual(fd.as_fd(), memory.len)
         .expect("imports");
-    assert_ne!(imported.ptr(), memory.ptr());
+    assert_ne!(imported.ptr(), at);
     // The memory lives as long as somebody has it mapped.
     drop(memory);
     let back = guard.allocate_pinned(4096).expect("memory");
     copy_now(&guard, back.device_ptr(), imported.ptr(), 4096).expect("copies");
-    assert!(content(&back).iter().all(|byte| *byte == 0xa7));
+    assert!(content(&back, 4096).iter().all(|byte| *byte == 0xa7));
     // What is no memory is refused, and the process goes on.
     let file = std::fs::File::open("/dev/null").expect("there");
     assert!(guard.import_virtual(file.as_fd(), 2 << 20).is_err());
@@ -555,7 +550,7 @@ async fn memory_is_shared_by_handle() {
         let guard = context.enter().expect("enters");
         copy_now(&guard, source.device_ptr(), memory.ptr(), LEN).expect("copies");
         assert!(
-            content(&source) == pattern(2, LEN),
+            content(&source, LEN) == pattern(2, LEN),
             "the importer's bytes are not here"
         );
         return;
@@ -573,7 +568,7 @@ async fn memory_is_shared_by_handle() {
         let pinned = guard.allocate_pinned(LEN).expect("memory");
         copy_now(&guard, pinned.device_ptr(), mapping.ptr(), LEN).expect("copies");
         assert!(
-            content(&pinned) == pattern(1, LEN),
+            content(&pinned, LEN) == pattern(1, LEN),
             "the exporter's bytes are not here"
         );
         fill(&pinned, &pattern(2, LEN));
@@ -590,7 +585,7 @@ async fn memory_is_shared_by_handle() {
 fn running_out_is_told() {
     let context = context(0);
     let guard = context.enter().expect("enters");
-    let total = usize::try_from(guard.memory_info().expect("numbers").1).expect("fits");
+    let (_, total) = memory_info();
     let error = guard.allocate(total + 1).expect_err("more than there is");
     assert_eq!(error.kind(), ErrorKind::Exhausted);
     assert!(
@@ -670,18 +665,23 @@ impl Drop for Settled<'_> {
     }
 }
 
-/// One call of everything that can fail; the first error ends it.
-fn everything(context: &CudaContext) -> Result<()> {
+/// Bytes of the current context's device: free, and all.
+fn memory_info() -> (usize, usize) {
+    let (mut free, mut total) = (0, 0);
+    raw().ok(raw().cuMemGetInfo_v2(&mut free, &mut total));
+    (free, total)
+}
+
+/// One call of everything that can fail; the first error ends it. Of what is shared the memory is the program's.
+fn everything(context: &CudaContext, shared: &Virtual, piece: &Pooled) -> Result<()> {
     use std::os::fd::AsFd as _;
     let cuda = context.cuda();
     let device = context.device();
     device.name()?;
     device.pci_bus_id()?;
     device.uuid()?;
-    device.total_memory()?;
     device.is_active()?;
     let guard = context.enter()?;
-    guard.memory_info()?;
     let memory = guard.allocate(4096)?;
     let pinned = guard.allocate_pinned(4096)?;
     let managed = guard.allocate_managed(4096)?;
@@ -694,7 +694,6 @@ fn everything(context: &CudaContext) -> Result<()> {
     cuda.set_sync_memops(memory.ptr())?;
     cuda.preferred_location(managed.ptr(), 4096)?;
     guard.set_sync_memops()?;
-    guard.flush_gpu_direct_writes()?;
     guard.address_range(memory.ptr())?;
     guard.export_dma_buf(memory.ptr(), 4096, false)?;
     guard.ipc_export(memory.ptr())?;
@@ -716,17 +715,13 @@ fn everything(context: &CudaContext) -> Result<()> {
     sleep.is_done(&guard)?;
     stream.is_idle(&guard)?;
     urgent.synchronize(&guard)?;
-    let shared = guard.allocate_virtual(4096)?;
-    drop(guard.import_virtual(shared.export()?.as_fd(), shared.len())?);
-    let pool = guard.memory_pool()?;
-    let piece = pool.allocate(&guard, 4096, &stream)?;
-    stream.synchronize(&guard)?;
-    let imported = guard.import_pool(pool.export()?.as_fd())?;
-    drop(imported.import(&guard, &piece.export()?, &stream)?);
-    drop(piece);
-    stream.synchronize(&guard)?;
+    let fd = cuda.export_virtual_fd(DevicePtr(shared.at), || Ok(()))?;
+    drop(guard.import_virtual(fd.as_fd(), shared.len)?);
+    let fd = cuda.export_pool_fd(RawPool(piece.pool as usize))?;
+    let pointer = cuda.export_pool_pointer(DevicePtr(piece.at))?;
+    drop(guard.import_pool(fd.as_fd())?.open(&guard, &pointer)?);
     drop(registration);
-    memory.free()
+    Ok(())
 }
 
 #[test]
@@ -735,24 +730,21 @@ fn every_function_that_fails_is_one_clear_error() {
         return child_with(this_test!(), &[]);
     }
     let context = context(0);
-    everything(&context).expect("without a fault");
-    let free = || {
-        context
-            .enter()
-            .and_then(|guard| guard.memory_info())
-            .expect("numbers")
-            .0
-    };
+    let _guard = context.enter().expect("enters");
+    let (shared, piece) = (Virtual::new(raw(), 0, 4096), Pooled::new(raw(), 0, 4096));
+    let everything = || everything(&context, &shared, &piece);
+    everything().expect("without a fault");
+    let free = || memory_info().0;
     let before = free();
     let mut seen = Vec::new();
-    for (function, _, _) in crate::driver::cuda::Cuda::functions() {
+    for table::Function { name: function, .. } in table::functions("cuda") {
         control("reset");
         control(&format!("fault {function}@1=999"));
-        let result = everything(&context);
-        if calls(function) == 0 {
+        let result = everything();
+        if calls(&function) == 0 {
             continue; // Used elsewhere: by loading, initialising, adopting.
         }
-        seen.push(function);
+        seen.push(function.clone());
         match result {
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Io, "{function}: {error}");
@@ -780,7 +772,7 @@ fn every_function_that_fails_is_one_clear_error() {
     }
     assert!(seen.len() > 40, "{seen:?}");
     control("reset");
-    everything(&context).expect("after all the faults");
+    everything().expect("after all the faults");
     // What faults of freeing left behind is all that may be gone.
     assert!(
         before - free() < 64 << 20,

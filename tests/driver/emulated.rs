@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use crate::driver::cuda::{Cuda, CudaContext};
+use crate::{
+    driver::cuda::{Cuda, CudaContext},
+    raw::{self, Raw},
+};
 
 /// Where the build puts it: beside this program.
 pub(crate) fn library() -> PathBuf {
@@ -18,6 +21,11 @@ pub(crate) fn cuda() -> &'static Cuda {
 pub(crate) fn context(ordinal: u16) -> CudaContext {
     let device = cuda().device(ordinal).expect("a device");
     device.primary_context().expect("a context")
+}
+
+/// The emulated driver's functions, as it exports them.
+pub(crate) fn raw() -> &'static Raw {
+    raw::load(&library()).expect("the emulated driver loads")
 }
 
 /// Tells the emulator something, and has its answer.

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use crate::driver::cuda::Cuda;
+use crate::support::table;
 
 /// A folder of libraries that is removed with it. What was loaded stays loaded.
 pub(crate) struct Fakes(tempfile::TempDir);
@@ -46,18 +46,26 @@ impl Fakes {
     #[allow(dead_code, reason = "tests of other libraries use the compiler alone")]
     pub(crate) fn driver(&self, name: &str, version: u32, own: &[&str], more: &str) -> PathBuf {
         let mut source = String::new();
-        let version = format!(
-            "pub unsafe extern \"C\" fn cuDriverGetVersion(v: *mut i32) -> u32 {{ unsafe {{ *v = {version} }}; 0 }}"
-        );
-        for (function, _, required) in Cuda::functions() {
-            if !required || own.contains(&function) {
-                continue;
+        let mut export = |name: &str, body: &str| {
+            if !own.contains(&name) {
+                writeln!(source, "#[unsafe(no_mangle)] {body}").expect("a string takes it");
             }
-            let body = match function {
-                "cuDriverGetVersion" => version.clone(),
-                _ => format!("pub extern \"C\" fn {function}() -> u32 {{ 0 }}"),
-            };
-            writeln!(source, "#[unsafe(no_mangle)] {body}").expect("a string takes it");
+        };
+        // Asked for before there is a table.
+        export(
+            "cuDriverGetVersion",
+            &format!(
+                "pub unsafe extern \"C\" fn cuDriverGetVersion(v: *mut i32) -> u32 {{ unsafe {{ *v = {version} }}; 0 }}"
+            ),
+        );
+        for table::Function { name, .. } in table::functions("cuda")
+            .into_iter()
+            .filter(|function| function.required)
+        {
+            export(
+                &name,
+                &format!("pub extern \"C\" fn {name}() -> u32 {{ 0 }}"),
+            );
         }
         source.push_str(more);
         self.compile(name, &source)

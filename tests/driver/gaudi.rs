@@ -11,7 +11,7 @@ use crate::{
     driver::{
         hlthunk::HlThunk,
         scal::{GLOBAL_HBM, Scal},
-        synapse::{Choice, Synapse},
+        synapse::Synapse,
     },
     error::ErrorKind,
     support::{emulated, open_fds, this_test},
@@ -25,18 +25,18 @@ fn a_card_of_synapse_is_exported_and_owned_once() {
         return child_with(this_test!(), &[("EMULATED_HLTHUNK_FOLDER", path)]);
     }
     let thunk = HlThunk::load(Some(&emulated::hlthunk())).expect("loads");
-    let scal = Scal::load(Some(&emulated::scal())).expect("loads");
     let synapse = Synapse::load(Some(&emulated::synapse())).expect("loads");
+    // As Synapse does.
+    emulated::bring(&emulated::scal());
+    let scal = Scal::resident(Some(&emulated::scal())).expect("is there");
     let bus_id = "0000:33:00.0".parse().expect("a place");
 
     // Who has opened it keeps the other from it.
     let owned = thunk.open(&bus_id, Duration::ZERO).expect("a card");
-    synapse
-        .acquire(Choice::Pci("0000:33:00.0"))
-        .expect_err("is taken");
-    let other = synapse.acquire(Choice::Module(6)).expect("the other card");
+    synapse.acquire("0000:33:00.0").expect_err("is taken");
+    let other = synapse.acquire("0000:44:00.0").expect("the other card");
     drop((owned, other));
-    let device = synapse.acquire(Choice::Module(7)).expect("a device");
+    let device = synapse.acquire("0000:33:00.0").expect("a device");
     thunk.open(&bus_id, Duration::ZERO).expect_err("is taken");
 
     let info = device.info().expect("an answer");
@@ -45,7 +45,6 @@ fn a_card_of_synapse_is_exported_and_owned_once() {
     let fds = open_fds();
     // SAFETY: the device outlives the card.
     let card = unsafe { thunk.borrow(info.fd) }.expect("a card");
-    assert!(!card.is_owned());
     assert_eq!(card.bus_id().as_str(), "0000:33:00.0");
     let dmabuf = card
         .export(
@@ -95,9 +94,9 @@ fn a_card_of_synapse_is_exported_and_owned_once() {
         .open(&bus_id, Duration::ZERO)
         .expect_err("a dma-buf is open");
     synapse
-        .acquire(Choice::Module(7))
+        .acquire("0000:33:00.0")
         .expect_err("a dma-buf is open");
     drop(dmabuf);
-    synapse.acquire(Choice::Module(7)).expect("is free");
+    synapse.acquire("0000:33:00.0").expect("is free");
     thunk.open(&bus_id, Duration::ZERO).expect("is free");
 }

@@ -6,23 +6,24 @@
 
 use std::{
     fs::File,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd},
-    os::unix::fs::FileExt,
+    os::fd::{AsRawFd, BorrowedFd},
     path::Path,
 };
 
 use crate::{
     alone::{child_with, is_child},
     driver::{
-        scal::{Code, GLOBAL_HBM, Scal, VARIABLE},
-        synapse::{Choice, Device, Synapse},
+        scal::{Code, GLOBAL_HBM, Scal},
+        synapse::{Device, Synapse},
     },
     error::ErrorKind,
-    support::{emulated, open_fds, this_test},
+    support::{emulated, open_fds, table, this_test},
 };
 
 fn scal() -> &'static Scal {
-    Scal::load(Some(&emulated::scal())).expect("the emulated SCAL loads")
+    // As Synapse does.
+    emulated::bring(&emulated::scal());
+    Scal::resident(Some(&emulated::scal())).expect("the emulated SCAL is there")
 }
 
 fn control(text: &str) -> String {
@@ -31,90 +32,24 @@ fn control(text: &str) -> String {
 
 fn device() -> Device {
     let synapse = Synapse::load(Some(&emulated::synapse())).expect("loads");
-    synapse.acquire(Choice::Module(7)).expect("a device")
-}
-
-/// A descriptor of a card that this process has opened and nobody has set up, as the emulated libraries know it.
-fn fresh_card() -> File {
-    let stat = std::fs::read_to_string("/proc/self/stat").expect("a mounted /proc");
-    let (_, rest) = stat.rsplit_once(')').expect("a name");
-    let start = rest.split_ascii_whitespace().nth(19).expect("a start");
-    let start: u64 = start.parse().expect("a number");
-    // SAFETY: the name lives through the call, and the new descriptor is nobody else's.
-    let file =
-        unsafe { File::from_raw_fd(libc::memfd_create(c"card".as_ptr(), libc::MFD_CLOEXEC)) };
-    file.set_len(8192).expect("a size");
-    let (base, len) = (0x1001_5000_0200_0000, 1 << 30);
-    let process = u64::from(std::process::id());
-    let words = [
-        u64::from_le_bytes(*b"EMUGAUDI"),
-        1,
-        2,
-        base,
-        len,
-        len,
-        base - (32 << 20),
-        process,
-        start,
-    ];
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    file.write_all_at(&bytes, 4096).expect("written");
-    file
+    synapse.acquire("0000:33:00.0").expect("a device")
 }
 
 #[test]
-fn absence_is_told() {
-    let error = Scal::load(Some(Path::new("/nowhere/libscal.so"))).expect_err("is not there");
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(
-        error
-            .to_string()
-            .starts_with("SCAL is not here: /nowhere/libscal.so: cannot open"),
-        "{error}"
-    );
-    let error = Scal::load(Some(Path::new("libm.so.6"))).expect_err("is another");
-    assert!(
-        error.to_string().starts_with(
-            "libm.so.6 has no scal_get_handle_from_fd, scal_get_pool_handle_by_name, "
-        ),
-        "{error}"
-    );
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = emulated::without(&emulated::scal(), &["scal_pool_get_infoV2"], folder.path());
-    let error = Scal::load(Some(&path.expect("a copy"))).expect_err("lacks one");
-    assert!(
-        error
-            .to_string()
-            .ends_with("liblacking.so has no scal_pool_get_infoV2"),
-        "{error}"
-    );
-}
-
-#[test]
-fn it_is_found_by_variable_or_where_it_is_loaded() {
+fn what_is_not_loaded_or_lacks_a_function_counts_as_none() {
     if !is_child() {
-        child_with(this_test!(), &[]);
-        return child_with(this_test!(), &[(VARIABLE, "/named/by/variable.so")]);
+        return child_with(this_test!(), &[]);
     }
-    let error = Scal::load(None).expect_err("is not there");
-    if std::env::var_os(VARIABLE).is_some() {
-        assert!(
-            error.to_string().contains("/named/by/variable.so: "),
-            "{error}"
-        );
-        return;
-    }
-    assert!(
-        error
-            .to_string()
-            .contains("/usr/lib/habanalabs/libscal.so: "),
-        "{error}"
-    );
-    assert!(Scal::resident(None).is_none());
-    // Somebody brings it.
+    assert!(Scal::resident(Some(Path::new("/nowhere/libscal.so"))).is_none());
+    assert!(Scal::resident(Some(&emulated::scal())).is_none());
+    // Somebody brings one; and then one that lacks a function.
     let there = scal();
     assert!(std::ptr::eq(there, Scal::resident(None).expect("is there")));
-    assert!(std::ptr::eq(there, Scal::load(None).expect("is there")));
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = emulated::without(&emulated::scal(), &["scal_pool_get_infoV2"], folder.path());
+    let path = path.expect("a copy");
+    emulated::bring(&path);
+    assert!(Scal::resident(Some(&path)).is_none());
     assert_eq!(control("counts"), "");
 }
 
@@ -139,12 +74,6 @@ fn the_pool_is_the_one_that_synapse_allocates_in() {
         handle.pool(GLOBAL_HBM).expect("the pool").free,
         (1 << 30) - 4096
     );
-    assert_eq!(
-        pool.offset_of(memory.address()),
-        Some(memory.address() - pool.base)
-    );
-    assert_eq!(pool.offset_of(pool.base - 1), None);
-    assert_eq!(pool.offset_of(pool.base + pool.total), None);
     drop(memory);
 
     let error = handle.pool("local_hbm").expect_err("no such pool");
@@ -168,63 +97,11 @@ fn the_pool_is_the_one_that_synapse_allocates_in() {
             "{error}"
         );
     }
-    // SAFETY: as above.
-    let error = scal
-        .take_over(unsafe { BorrowedFd::borrow_raw(info.fd) }, None)
-        .expect_err("is set up");
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert_eq!(control("count scal_init"), "0");
-
     // When Synapse lets the device go, what was attached says so.
     drop(device);
     let error = handle.pool(GLOBAL_HBM).expect_err("has gone");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    drop(handle);
-    assert_eq!(control("count scal_destroy"), "0", "it was not ours");
     assert_eq!(control("misused"), "0", "{}", control("misuses"));
-}
-
-#[test]
-fn taking_over_is_asked_for_and_undone() {
-    if !is_child() {
-        return child_with(this_test!(), &[]);
-    }
-    let scal = scal();
-    let card = fresh_card();
-    let error = scal
-        .attach(card.as_raw_fd())
-        .expect_err("nobody has set it up");
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert_eq!(
-        control("count scal_init"),
-        "0",
-        "attaching takes nothing over"
-    );
-    let handle = scal.take_over(card.as_fd(), None).expect("is set up");
-    assert_eq!(handle.pool(GLOBAL_HBM).expect("a pool").total, 1 << 30);
-    scal.attach(card.as_raw_fd()).expect("for everybody here");
-    scal.take_over(card.as_fd(), None).expect_err("once");
-    drop(handle);
-    scal.attach(card.as_raw_fd()).expect_err("was taken down");
-    let error = scal
-        .take_over(card.as_fd(), Some(Path::new("a\0b")))
-        .expect_err("no path");
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    let null = File::open("/dev/null").expect("a file");
-    let error = scal.take_over(null.as_fd(), None).expect_err("no card");
-    assert_eq!(Code::of(&error), Some(Code(-4)));
-    assert_eq!(control("misused"), "0", "{}", control("misuses"));
-    // A library that cannot undo it is not asked to do it.
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = emulated::without(&emulated::scal(), &["scal_destroy"], folder.path());
-    let other = Scal::load(Some(&path.expect("a copy"))).expect("enough for attaching");
-    let error = other.take_over(card.as_fd(), None).expect_err("cannot");
-    assert!(
-        error
-            .to_string()
-            .ends_with("liblacking.so has no scal_destroy"),
-        "{error}"
-    );
 }
 
 #[test]
@@ -274,45 +151,33 @@ fn each_call_may_fail() {
     if !is_child() {
         return child_with(this_test!(), &[]);
     }
-    let card = fresh_card();
-    let scenario = || {
-        let handle = scal().take_over(card.as_fd(), None)?;
-        handle.pool(GLOBAL_HBM)?;
-        scal().attach(card.as_raw_fd())?.pool(GLOBAL_HBM)
-    };
+    let device = device();
+    let fd = device.info().expect("an answer").fd;
+    let scenario = || scal().attach(fd)?.pool(GLOBAL_HBM);
     scenario().expect("no fault");
-    for (name, _) in Scal::functions().filter(|(name, _)| *name != "scal_destroy") {
+    for table::Function { name, .. } in table::functions("scal") {
         for (code, kind) in [
             (5, ErrorKind::Exhausted),
             (7, ErrorKind::DeviceLost),
             (77, ErrorKind::Io),
         ] {
-            // The first look for a handle only asks whether there is one already.
-            let nth = if name == "scal_get_handle_from_fd" {
-                2
-            } else {
-                1
-            };
-            control(&format!("fault {name}@{nth}={code}"));
+            control(&format!("fault {name}@1={code}"));
             let error = scenario().expect_err("a fault");
             assert_eq!(
                 (error.kind(), Code::of(&error)),
                 (kind, Some(Code(-code))),
                 "{error}"
             );
-            assert!(error.to_string().starts_with(name), "{error}");
+            assert!(error.to_string().starts_with(&name), "{error}");
             scenario().expect("all is well again");
         }
     }
-    assert_eq!(control("live"), "0");
     control("failing 6");
-    let error = scal().attach(card.as_raw_fd()).expect_err("fails");
+    let error = scal().attach(fd).expect_err("fails");
     assert!(
         error.to_string().ends_with("(SCAL_NOT_READY, -6)"),
         "{error}"
     );
-    let error = scal().take_over(card.as_fd(), None).expect_err("fails");
-    assert!(error.to_string().starts_with("scal_"), "{error}");
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn only_memory_that_is_known() {
     assert_eq!(calls("hsa_amd_memory_async_copy"), 1);
     bench.copy(pinned.end(0), end, 64).expect("known now");
     assert_eq!(calls("hsa_amd_memory_async_copy"), 1);
-    memory.free().expect("frees");
+    drop(memory);
     bench.copy(pinned.end(0), end, 64).expect_err("freed");
 }
 

@@ -1,7 +1,5 @@
 //! Whose memory it is, for every kind that the runtime knows; what is allocated, and when it ends.
 
-use std::ptr::NonNull;
-
 use wharf::{
     Context, MemoryType,
     memory::{AddressRange, DomainCapabilities},
@@ -10,9 +8,9 @@ use wharf::{
 
 use crate::{
     alone::{child_with, is_child},
-    driver::hsa::Grain,
     error::ErrorKind,
-    fixture::{Bench, accelerator, calls, control, hsa, live, own, pattern, until},
+    fixture::{Bench, accelerator, calls, control, live, own, pattern, until},
+    program,
     support::this_test,
 };
 
@@ -73,9 +71,7 @@ fn every_kind_of_memory_is_what_it_is() {
     let found = detect(pinned.address(), 4096).expect("detects");
     assert_eq!(found.expect("known").memory_type, MemoryType::HostPinned);
     assert!(pinned.bytes().iter().all(|byte| *byte == 0));
-    let cpu = hsa().cpus().expect("the host")[0];
-    let pool = cpu.pool(Grain::Coarse).expect("a pool");
-    let host = pool.allocate(4096).expect("memory");
+    let host = program::on_host(4096);
     let found = detect(host.address(), 64).expect("detects").expect("known");
     assert_eq!(found.memory_type, MemoryType::HostPinned);
     assert!(!found.dma_buf);
@@ -87,12 +83,9 @@ fn every_kind_of_memory_is_what_it_is() {
     );
     // Locked: at the host's address ordinary, at the devices' nothing that could be used.
     let mut page = vec![0_u8; 4096];
-    let start = NonNull::new(page.as_mut_ptr()).expect("not null");
-    #[allow(unsafe_code)]
-    // SAFETY: the page outlives the lock.
-    let locked = unsafe { hsa().lock(start, 4096, &[]) }.expect("locks");
+    let locked = program::lock(&mut page);
     assert_eq!(type_of(page.as_ptr() as u64), None);
-    let error = detect(locked.agent_address(), 1).expect_err("nobody's");
+    let error = detect(locked.agent_address, 1).expect_err("nobody's");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     drop(locked);
     // Freed.

@@ -10,10 +10,9 @@ use wharf::{
 
 use crate::{
     alone::{child_with, is_child},
-    driver::hsa::Hsa,
     error::{Error, ErrorKind, Result},
     fixture::{Bench, Memory, Parked, Sink, accelerator, control, live, until},
-    support::{LIMIT, this_test},
+    support::{LIMIT, table, this_test},
 };
 
 /// One of everything: what failed.
@@ -199,10 +198,11 @@ fn each_call_of_every_function_may_fail() {
     everything();
     let counts = names();
     assert!(counts.len() > 12, "{counts:?}");
-    let known: Vec<&str> = Hsa::functions().map(|(name, _)| name).collect();
+    let functions = table::functions("hsa").into_iter();
+    let known: Vec<_> = functions.map(|function| function.name).collect();
     let mut before = vec![0; left().len()];
     for (name, count) in &counts {
-        assert!(known.contains(&name.as_str()), "{name}");
+        assert!(known.contains(name), "{name}");
         let mut told = is_quiet(name);
         for nth in 1..=(*count).min(MOST) {
             until("the end of the former", || leaks(name) || left() <= before);

@@ -9,7 +9,7 @@ use wharf::{
 
 pub(crate) use crate::bench::{Memory, Parked, Sink, pattern, pinned_end, until};
 use crate::{
-    driver::hsa::{Allocation, Grain, Hsa},
+    program::{self, Allocation},
     support::emulated,
 };
 
@@ -22,21 +22,14 @@ pub(crate) fn library() -> PathBuf {
     emulated::hsa()
 }
 
-/// The program's own view of the runtime.
-pub(crate) fn hsa() -> &'static Hsa {
-    Hsa::load(Some(&library())).expect("the emulated runtime loads")
-}
-
 /// The program's own memory, of a device's pool.
 pub(crate) fn own(device: u16, length: usize) -> Allocation {
-    let agent = hsa().gpu(device).expect("a device");
-    let pool = agent.pool(Grain::Coarse).expect("a pool");
-    pool.allocate(length).expect("memory")
+    program::on_device(device, length)
 }
 
 /// Tells the emulator something, and has its answer.
 pub(crate) fn control(text: &str) -> String {
-    let _ = hsa();
+    let _ = program::library();
     emulated::control_of(&library(), text)
 }
 

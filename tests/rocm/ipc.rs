@@ -26,7 +26,7 @@ struct Agent {
     bench: Bench,
     runtime: Runtime,
     held: Vec<ImportedMemory>,
-    allocated: Vec<crate::driver::hsa::Allocation>,
+    allocated: Vec<crate::program::Allocation>,
 }
 
 impl Agent {

@@ -1,12 +1,10 @@
 //! `rocm_copy` and `rocm_ipc` on the emulated HSA runtime, by the real loader and wharf's public interface: memory domain, engine and sharing, driven by hand.
 //!
-//! The program's own use of the runtime goes by the driver room, which this program compiles into itself, so that it shares nothing with the library but the
+//! The program's own use of the runtime goes by the functions that the runtime exports (`program`), so that it shares nothing with the library but the
 //! runtime. Whatever sets the runtime's state runs in a process of its own.
 
 #![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]
 
-#[path = "../../src/driver/mod.rs"]
-mod driver;
 mod error {
     pub(crate) use wharf::{Error, ErrorKind, Result};
 }
@@ -35,5 +33,6 @@ mod lost;
 mod old;
 mod order;
 mod pageable;
+mod program;
 mod verbs;
 mod wake;

@@ -95,6 +95,14 @@ pub(crate) fn control_of(library: &Path, text: &str) -> String {
     }
 }
 
+/// Loads a library for as long as this process lives, as a program does that brings it.
+pub(crate) fn bring(library: &Path) {
+    // SAFETY: the emulators run nothing when they are loaded.
+    let library = unsafe { libloading::Library::new(library) }.expect("the emulated library");
+    // Never unloaded.
+    let _ = Box::leak(Box::new(library));
+}
+
 /// A file in the `deps` folder of the profile that this program was built with. Examples stand in a folder beside it.
 fn beside(name: &str) -> PathBuf {
     let this = std::env::current_exe().expect("this program's path");

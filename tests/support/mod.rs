@@ -12,6 +12,7 @@ mod monitor;
 mod place;
 mod process;
 mod registrar;
+pub(crate) mod table;
 mod watchdog;
 
 pub(crate) use logs::Logs;

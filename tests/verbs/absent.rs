@@ -12,6 +12,7 @@ use crate::{
     },
     error::ErrorKind,
     fake::Fakes,
+    support::table,
 };
 
 fn refusal(path: &Path) -> String {
@@ -23,7 +24,9 @@ fn refusal(path: &Path) -> String {
 /// A library with every required function, all of which answer 0, but for `own`, which has some of them.
 fn stub(fakes: &Fakes, name: &str, own: &str) -> PathBuf {
     let mut source = String::new();
-    for (function, ..) in Verbs::functions().filter(|(.., required)| *required) {
+    let functions = table::functions("verbs").into_iter();
+    for function in functions.filter(|function| function.required) {
+        let function = function.name;
         if !own.contains(&format!("fn {function}(")) {
             writeln!(
                 source,

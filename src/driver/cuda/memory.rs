@@ -9,7 +9,6 @@
 use std::{
     ffi::c_void,
     fmt,
-    mem::ManuallyDrop,
     os::fd::{FromRawFd, OwnedFd, RawFd},
     ptr::{self, NonNull},
 };
@@ -39,17 +38,6 @@ impl DeviceAllocation {
     /// The context in which it was made.
     pub(crate) fn context(&self) -> &CudaContext {
         &self.context
-    }
-    /// Frees it and says how that went.
-    ///
-    /// # Errors
-    /// `DeviceLost`: the context is gone, and the memory with it.
-    pub(crate) fn free(self) -> Result<()> {
-        let this = ManuallyDrop::new(self);
-        // SAFETY: read once; the original is not dropped.
-        let context = unsafe { ptr::read(&raw const this.context) };
-        let guard = context.enter()?;
-        free(&guard, this.start)
     }
 }
 
@@ -99,10 +87,6 @@ impl PinnedAllocation {
     pub(crate) fn device_ptr(&self) -> DevicePtr {
         self.device
     }
-    /// Its bytes, at least 1.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
 }
 
 impl Drop for PinnedAllocation {
@@ -136,10 +120,6 @@ unsafe impl Send for HostRegistration {}
 unsafe impl Sync for HostRegistration {}
 
 impl HostRegistration {
-    /// Whether this registration pinned it. Otherwise the program had done so before, in whole or in part, and may undo it at any time.
-    pub(crate) fn is_owned(&self) -> bool {
-        self.owned
-    }
     /// Where the device sees the first byte.
     pub(crate) fn device_ptr(&self) -> DevicePtr {
         self.device
@@ -432,8 +412,6 @@ pub(crate) struct PointerInfo {
     pub(crate) posix_fd: bool,
     /// Whether it can be exported as a fabric handle.
     pub(crate) fabric: bool,
-    /// Whether network cards can reach it.
-    pub(crate) gpu_direct: bool,
     /// The pool that it is of.
     pub(crate) pool: Option<RawPool>,
 }
@@ -448,13 +426,12 @@ impl PointerInfo {
         legacy_ipc: false,
         posix_fd: false,
         fabric: false,
-        gpu_direct: false,
         pool: None,
     };
 }
 
 /// What is asked for, the most important first. A driver that does not know one refuses all, so older ones are asked for less.
-const ASKED: [u32; 11] = [
+const ASKED: [u32; 10] = [
     pointer::MEMORY_TYPE,
     pointer::IS_MANAGED,
     pointer::DEVICE_ORDINAL,
@@ -464,7 +441,6 @@ const ASKED: [u32; 11] = [
     pointer::RANGE_SIZE,
     pointer::LEGACY_IPC,
     pointer::ALLOWED_HANDLE_TYPES,
-    pointer::GPU_DIRECT_RDMA,
     pointer::MEMPOOL,
 ];
 
@@ -573,31 +549,6 @@ impl Cuda {
         // Below 0 are the host and "nobody said".
         Ok(u16::try_from(ordinal).ok())
     }
-
-    /// Whether an address was mapped by the virtual memory calls.
-    pub(crate) fn is_virtual(&self, at: DevicePtr) -> bool {
-        let (Some(retain), Some(release)) =
-            (self.api.cuMemRetainAllocationHandle, self.api.cuMemRelease)
-        else {
-            return false;
-        };
-        if self.usable().is_err() {
-            return false;
-        }
-        let mut memory = 0;
-        let address = ptr::without_provenance_mut(at.0 as usize);
-        // SAFETY: writes one handle; the address is only looked up.
-        let status = unsafe { retain(&raw mut memory, address) };
-        if status != Status::SUCCESS {
-            return false;
-        }
-        // SAFETY: gives back the reference just taken.
-        let status = unsafe { release(memory) };
-        if let Err(error) = status.check("cuMemRelease") {
-            tracing::debug!(target: "wharf::cuda", "{error}");
-        }
-        true
-    }
 }
 
 /// What the values of [`ASKED`] mean.
@@ -612,13 +563,12 @@ fn decide(values: &[u64; ASKED.len()]) -> PointerInfo {
         len,
         ipc,
         handles,
-        direct,
         pool,
     ] = *values;
     // The driver writes 4 bytes, or 1 for a yes or no, into zeroed words.
     let yes = |value: u64| value as u32 != 0;
-    let context = Some(RawContext(context as usize)).filter(|raw| !raw.is_null());
-    let pool = Some(RawPool(pool as usize)).filter(|raw| !raw.is_null());
+    let context = Some(RawContext(context as usize)).filter(|raw| *raw != RawContext::NULL);
+    let pool = Some(RawPool(pool as usize)).filter(|raw| *raw != RawPool::NULL);
     let kind = match kind as u32 {
         _ if yes(managed) => PointerKind::Managed,
         sys::MEMORY_HOST => PointerKind::HostPinned,
@@ -638,7 +588,6 @@ fn decide(values: &[u64; ASKED.len()]) -> PointerInfo {
         legacy_ipc: yes(ipc),
         posix_fd: handles & u64::from(sys::HANDLE_POSIX_FD) != 0,
         fabric: handles & u64::from(sys::HANDLE_FABRIC) != 0,
-        gpu_direct: yes(direct),
         pool,
     }
 }
@@ -666,14 +615,14 @@ mod tests {
     fn values(first: [u64; 5], pool: u64) -> [u64; ASKED.len()] {
         let [kind, managed, ordinal, context, id] = first;
         [
-            kind, managed, ordinal, context, id, 0x1000, 4096, 1, 1, 1, pool,
+            kind, managed, ordinal, context, id, 0x1000, 4096, 1, 1, pool,
         ]
     }
 
     #[test]
     fn the_decision_table() {
         // Ordinal -2 (`CU_DEVICE_INVALID`), 4 bytes wide, for what the driver does not know.
-        let unknown = decide(&[0, 0, 0xffff_fffe, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let unknown = decide(&[0, 0, 0xffff_fffe, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!((unknown.kind, unknown.device), (PointerKind::Unknown, None));
         for (first, pool, kind) in [
             ([1, 0, 0, 5, 9], 0, PointerKind::HostPinned),
@@ -691,7 +640,7 @@ mod tests {
         assert_eq!(device.device, Some(1));
         assert_eq!(device.context, Some(RawContext(5)));
         assert_eq!(device.range, Some((DevicePtr(0x1000), 4096)));
-        assert!(device.legacy_ipc && device.posix_fd && device.gpu_direct);
+        assert!(device.legacy_ipc && device.posix_fd);
     }
 
     #[test]

@@ -14,7 +14,8 @@
 //! | `memory` | device, pinned and managed memory; what an address is; dma-bufs |
 //! | `stream` | streams and events: copies, order, completion |
 //! | `module` | kernels: loaded from text, and launched |
-//! | `ipc` | legacy handles, memory by file descriptor, pools |
+//! | `ipc` | another process's memory: by legacy handles, by file descriptor, pools |
+//! | `share` | the program's own memory, given to other processes |
 //!
 //! # What may block
 //! Loading, [`Cuda::initialise`], [`Device::primary_context`] and the drop of its last clone, allocating, freeing and registering memory,
@@ -41,16 +42,12 @@ mod sys;
 
 pub(crate) use context::{ContextGuard, ContextId, CudaContext};
 pub(crate) use device::Device;
-pub(crate) use driver::{Cuda, VARIABLE, Version};
-pub(crate) use ipc::{IpcMapping, MemoryPool, PoolAllocation, PoolMapping, VirtualMemory};
+pub(crate) use driver::{Cuda, Version};
+pub(crate) use ipc::{IpcMapping, MemoryPool, VirtualMemory};
 pub(crate) use memory::{
-    DeviceAllocation, DmaBuf, HostRegistration, PinnedAllocation, PointerInfo, PointerKind,
+    DeviceAllocation, HostRegistration, PinnedAllocation, PointerInfo, PointerKind,
 };
-#[allow(
-    unused_imports,
-    reason = "tests of rooms that launch no kernels compile this one too"
-)]
-pub(crate) use module::{Argument, Kernel, Module};
+pub(crate) use module::{Argument, Kernel};
 pub(crate) use share::PoolImport;
 pub(crate) use status::Status;
 pub(crate) use stream::{Event, HostCallback, Route, Stream, Waiting};

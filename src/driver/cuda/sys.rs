@@ -21,10 +21,6 @@ use crate::driver::library::symbols;
 pub(crate) struct DevicePtr(pub(crate) u64);
 
 impl DevicePtr {
-    /// Whether it is no address at all.
-    pub(crate) const fn is_null(self) -> bool {
-        self.0 == 0
-    }
     /// The address of host memory, which the driver knows under the same number (unified addressing).
     pub(crate) fn of_host<T>(pointer: *const T) -> Self {
         Self(pointer.addr() as u64)
@@ -62,10 +58,6 @@ macro_rules! handles {
         impl $name {
             /// No such object; for a stream, the default stream.
             pub(crate) const NULL: Self = Self(0);
-            /// Whether it is [`Self::NULL`].
-            pub(crate) const fn is_null(self) -> bool {
-                self.0 == 0
-            }
         }
     )+ };
 }
@@ -151,39 +143,12 @@ impl Location {
     }
 }
 
-/// `CUmemAllocationProp`, with `allocFlags` taken apart.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct AllocationProperties {
-    pub(super) kind: u32,
-    pub(super) handle_types: u32,
-    pub(super) location: Location,
-    pub(super) win32_meta_data: usize,
-    pub(super) compression: u8,
-    pub(super) gpu_direct_rdma: u8,
-    pub(super) usage: u16,
-    pub(super) reserved: [u8; 4],
-}
-
 /// `CUmemAccessDesc`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct AccessDescription {
     pub(super) location: Location,
     pub(super) flags: u32,
-}
-
-/// `CUmemPoolProps`. CUDA 13 took one byte of `reserved` for a flag.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct PoolProperties {
-    pub(super) kind: u32,
-    pub(super) handle_types: u32,
-    pub(super) location: Location,
-    pub(super) win32_attributes: usize,
-    pub(super) max_size: usize,
-    pub(super) usage: u16,
-    pub(super) reserved: [u8; 54],
 }
 
 const _: () = {
@@ -194,77 +159,23 @@ const _: () = {
     assert!(size_of::<PoolPointer>() == 64 && align_of::<PoolPointer>() == 1);
     assert!(size_of::<FabricHandle>() == 64 && align_of::<FabricHandle>() == 1);
     assert!(size_of::<Location>() == 8 && offset_of!(Location, id) == 4);
-    assert!(size_of::<AllocationProperties>() == 32 && align_of::<AllocationProperties>() == 8);
-    assert!(offset_of!(AllocationProperties, handle_types) == 4);
-    assert!(offset_of!(AllocationProperties, location) == 8);
-    assert!(offset_of!(AllocationProperties, win32_meta_data) == 16);
-    assert!(offset_of!(AllocationProperties, compression) == 24);
-    assert!(offset_of!(AllocationProperties, gpu_direct_rdma) == 25);
-    assert!(offset_of!(AllocationProperties, usage) == 26);
     assert!(size_of::<AccessDescription>() == 12 && offset_of!(AccessDescription, flags) == 8);
-    assert!(size_of::<PoolProperties>() == 88 && align_of::<PoolProperties>() == 8);
-    assert!(offset_of!(PoolProperties, location) == 8);
-    assert!(offset_of!(PoolProperties, max_size) == 24 && offset_of!(PoolProperties, usage) == 32);
 };
 
 /// `CUdevice_attribute`, as far as it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub(crate) enum Attribute {
-    /// PCI bus number.
-    PciBus = 33,
-    /// PCI device number.
-    PciDevice = 34,
-    /// Number of copy engines.
-    AsyncEngines = 40,
-    /// Host and devices share one address space.
-    UnifiedAddressing = 41,
-    /// PCI domain.
-    PciDomain = 50,
-    /// Compute capability, before the dot.
-    ComputeMajor = 75,
-    /// Compute capability, behind the dot.
-    ComputeMinor = 76,
-    /// Managed memory can be allocated.
-    ManagedMemory = 83,
     /// Host and device may access managed memory at once.
     ConcurrentManagedAccess = 89,
-    /// Registered host memory has the same address on the device.
-    HostPointerForRegistered = 91,
-    /// Host memory can be registered.
-    HostRegister = 99,
-    /// The device uses the host's page tables.
-    HostPageTables = 100,
-    /// Virtual memory management.
-    VirtualMemory = 102,
-    /// Memory can be shared as a file descriptor.
-    PosixFd = 103,
-    /// Virtual memory can be made fit for network cards.
-    GpuDirectWithVirtualMemory = 110,
     /// Read-only host memory can be registered.
     ReadOnlyHostRegister = 113,
-    /// Stream-ordered memory pools.
-    MemoryPools = 115,
-    /// Network cards can reach the device's memory.
-    GpuDirect = 116,
-    /// How writes of network cards are flushed.
-    GpuDirectFlushOptions = 117,
     /// To whom writes of network cards are visible without a flush.
     GpuDirectWritesOrdering = 118,
-    /// In which ways pools can be shared; a mask of handle types.
-    PoolHandleTypes = 119,
     /// Streams can write and wait for 64-bit words.
     StreamMemoryOps64 = 122,
     /// Memory can be exported as a dma-buf.
     DmaBuf = 124,
-    /// IPC by handles.
-    Ipc = 125,
-    /// Fabric handles.
-    Fabric = 128,
-    /// The node of host memory nearest to it.
-    HostNumaNode = 134,
-    /// Pinned host memory can be exported as a dma-buf.
-    HostDmaBuf = 146,
     /// A dma-buf of device memory can be mapped by the host.
     DmaBufMmap = 152,
 }
@@ -281,7 +192,6 @@ pub(super) mod pointer {
     pub(in super::super) const RANGE_START: u32 = 11;
     pub(in super::super) const RANGE_SIZE: u32 = 12;
     pub(in super::super) const ALLOWED_HANDLE_TYPES: u32 = 14;
-    pub(in super::super) const GPU_DIRECT_RDMA: u32 = 15;
     pub(in super::super) const MEMPOOL: u32 = 17;
     pub(in super::super) const MAPPING_SIZE: u32 = 18;
     pub(in super::super) const MAPPING_BASE: u32 = 19;
@@ -293,16 +203,12 @@ pub(super) const MEMORY_DEVICE: u32 = 2;
 pub(super) const MEMORY_UNIFIED: u32 = 4;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub(super) const LOCATION_DEVICE: u32 = 1;
-/// `CU_MEM_ALLOCATION_TYPE_PINNED`.
-pub(super) const ALLOCATION_PINNED: u32 = 1;
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 pub(super) const HANDLE_POSIX_FD: u32 = 1;
 /// `CU_MEM_HANDLE_TYPE_FABRIC`.
 pub(super) const HANDLE_FABRIC: u32 = 8;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 pub(super) const ACCESS_READ_WRITE: u32 = 3;
-/// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`.
-pub(super) const GRANULARITY_MINIMUM: u32 = 0;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 pub(super) const RANGE_DMA_BUF_FD: u32 = 1;
 /// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`.
@@ -329,9 +235,6 @@ pub(super) const CTX_SYNC_MEMOPS: u32 = 0x80;
 pub(super) const RANGE_PREFERRED_LOCATION: u32 = 2;
 /// `CU_DEVICE_CPU`: a managed range prefers the host.
 pub(super) const DEVICE_CPU: i32 = -1;
-/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX` and `.._TO_OWNER`.
-pub(super) const FLUSH_CURRENT_CONTEXT: u32 = 0;
-pub(super) const FLUSH_TO_OWNER: u32 = 100;
 /// `CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED`.
 pub(super) const P2P_NATIVE_ATOMICS: u32 = 3;
 
@@ -340,19 +243,16 @@ symbols! {
     struct Symbols;
     required {
         cuInit(u32) -> Status, since 2000;
-        cuDriverGetVersion(*mut i32) -> Status, since 2020;
         cuDeviceGetCount(*mut i32) -> Status, since 2000;
         cuDeviceGet(*mut RawDevice, i32) -> Status, since 2000;
         cuDeviceGetAttribute(*mut i32, u32, RawDevice) -> Status, since 2000;
         cuDeviceGetName(*mut c_char, i32, RawDevice) -> Status, since 2000;
-        cuDeviceTotalMem_v2(*mut usize, RawDevice) -> Status, since 3020;
         cuDeviceGetPCIBusId(*mut c_char, i32, RawDevice) -> Status, since 4010;
         cuDevicePrimaryCtxGetState(RawDevice, *mut u32, *mut i32) -> Status, since 7000;
         cuDevicePrimaryCtxRetain(*mut RawContext, RawDevice) -> Status, since 7000;
         cuDevicePrimaryCtxRelease_v2(RawDevice) -> Status, since 11000;
         cuCtxPushCurrent_v2(RawContext) -> Status, since 4000;
         cuCtxPopCurrent_v2(*mut RawContext) -> Status, since 4000;
-        cuCtxGetCurrent(*mut RawContext) -> Status, since 4000;
         cuCtxGetDevice(*mut RawDevice) -> Status, since 2000;
         cuMemGetAddressRange_v2(*mut DevicePtr, *mut usize, DevicePtr) -> Status, since 3020;
         cuPointerGetAttributes(u32, *mut u32, *mut *mut c_void, DevicePtr) -> Status, since 7000;
@@ -386,7 +286,6 @@ symbols! {
         cuDeviceGetUuid_v2(*mut Uuid, RawDevice) -> Status, since 11040;
         cuDeviceCanAccessPeer(*mut i32, RawDevice, RawDevice) -> Status, since 4000;
         cuDeviceGetP2PAttribute(*mut i32, u32, RawDevice, RawDevice) -> Status, since 8000;
-        cuDeviceGetDefaultMemPool(*mut RawPool, RawDevice) -> Status, since 11020;
         cuCtxGetId(RawContext, *mut u64) -> Status, since 12000;
         cuCtxGetFlags(*mut u32) -> Status, since 7000;
         cuCtxSetFlags(u32) -> Status, since 12010;
@@ -394,7 +293,6 @@ symbols! {
         cuCtxEnablePeerAccess(RawContext, u32) -> Status, since 4000;
         cuMemAllocManaged(*mut DevicePtr, usize, u32) -> Status, since 6000;
         cuMemRangeGetAttribute(*mut c_void, usize, u32, DevicePtr, usize) -> Status, since 8000;
-        cuMemGetInfo_v2(*mut usize, *mut usize) -> Status, since 3020;
         cuMemsetD8Async(DevicePtr, u8, usize, RawStream) -> Status, since 3020;
         cuMemcpyHtoDAsync_v2(DevicePtr, DevicePtr, usize, RawStream) -> Status, since 3020;
         cuMemcpyDtoHAsync_v2(DevicePtr, DevicePtr, usize, RawStream) -> Status, since 3020;
@@ -408,25 +306,19 @@ symbols! {
         cuStreamWaitValue64_v2(RawStream, DevicePtr, u64, u32) -> Status, since 11070;
         cuMemAddressReserve(*mut DevicePtr, usize, usize, DevicePtr, u64) -> Status, since 10020;
         cuMemAddressFree(DevicePtr, usize) -> Status, since 10020;
-        cuMemCreate(*mut RawMemory, usize, *const AllocationProperties, u64) -> Status, since 10020;
         cuMemRelease(RawMemory) -> Status, since 10020;
         cuMemMap(DevicePtr, usize, usize, RawMemory, u64) -> Status, since 10020;
         cuMemUnmap(DevicePtr, usize) -> Status, since 10020;
         cuMemSetAccess(DevicePtr, usize, *const AccessDescription, usize) -> Status, since 10020;
         cuMemExportToShareableHandle(*mut c_void, RawMemory, u32, u64) -> Status, since 10020;
         cuMemImportFromShareableHandle(*mut RawMemory, *mut c_void, u32) -> Status, since 10020;
-        cuMemGetAllocationGranularity(*mut usize, *const AllocationProperties, u32) -> Status, since 10020;
         cuMemRetainAllocationHandle(*mut RawMemory, *mut c_void) -> Status, since 11000;
-        cuMemPoolCreate(*mut RawPool, *const PoolProperties) -> Status, since 11020;
         cuMemPoolDestroy(RawPool) -> Status, since 11020;
         cuMemPoolSetAccess(RawPool, *const AccessDescription, usize) -> Status, since 11020;
         cuMemPoolExportToShareableHandle(*mut c_void, RawPool, u32, u64) -> Status, since 11020;
         cuMemPoolImportFromShareableHandle(*mut RawPool, *mut c_void, u32, u64) -> Status, since 11020;
         cuMemPoolExportPointer(*mut PoolPointer, DevicePtr) -> Status, since 11020;
         cuMemPoolImportPointer(*mut DevicePtr, RawPool, *mut PoolPointer) -> Status, since 11020;
-        cuMemAllocFromPoolAsync(*mut DevicePtr, usize, RawPool, RawStream) -> Status, since 11020;
-        cuMemFreeAsync(DevicePtr, RawStream) -> Status, since 11020;
-        cuFlushGPUDirectRDMAWrites(u32, u32) -> Status, since 11030;
         cuModuleLoadData(*mut RawModule, *const c_void) -> Status, since 2000;
         cuModuleUnload(RawModule) -> Status, since 2000;
         cuModuleGetFunction(*mut RawFunction, RawModule, *const c_char) -> Status, since 2000;

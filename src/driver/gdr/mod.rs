@@ -18,8 +18,6 @@ mod sys;
 
 use std::{ffi::c_void, fmt, io, path::Path, ptr, sync::Arc};
 
-use parking_lot::Mutex;
-
 pub(crate) use direct::DirectWindow;
 
 use super::{
@@ -263,21 +261,6 @@ impl Window {
     /// Its bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
-    }
-
-    /// Whether the driver took the pages away, because the memory was freed.
-    ///
-    /// # Errors
-    /// What the library reports.
-    pub(crate) fn is_revoked(&self) -> Result<bool> {
-        let mut flag = 0;
-        let session = &self.session;
-        // SAFETY: a handle of this session; writes one number.
-        let code = unsafe {
-            (session.gdr.api.gdr_get_callback_flag)(session.raw, self.handle, &raw mut flag)
-        };
-        session.check(code, "gdr_get_callback_flag")?;
-        Ok(flag != 0)
     }
 
     /// Stores host bytes into device memory. They are on their way when this returns, in order with later copies through this window.

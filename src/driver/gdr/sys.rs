@@ -41,7 +41,6 @@ symbols! {
         gdr_close(RawGdr) -> i32, since 2000;
         gdr_pin_buffer(RawGdr, u64, usize, u64, u32, *mut RawHandle) -> i32, since 2000;
         gdr_unpin_buffer(RawGdr, RawHandle) -> i32, since 2000;
-        gdr_get_callback_flag(RawGdr, RawHandle, *mut i32) -> i32, since 2000;
         gdr_get_info_v2(RawGdr, RawHandle, *mut Info) -> i32, since 2000;
         gdr_map(RawGdr, RawHandle, *mut *mut c_void, usize) -> i32, since 2000;
         gdr_unmap(RawGdr, RawHandle, *mut c_void, usize) -> i32, since 2000;
@@ -50,7 +49,5 @@ symbols! {
         gdr_runtime_get_version(*mut i32, *mut i32), since 2000;
     }
     optional {
-        gdr_driver_get_version(RawGdr, *mut i32, *mut i32) -> i32, since 2000;
-        gdr_pin_buffer_v2(RawGdr, u64, usize, u32, *mut RawHandle) -> i32, since 2050;
     }
 }

@@ -277,26 +277,6 @@ impl HlThunk {
         }
     }
 
-    /// Opens the card in a place of the server, found by its control node. As [`HlThunk::open`].
-    ///
-    /// # Errors
-    /// As of [`HlThunk::open`].
-    pub(crate) fn open_module(
-        &'static self,
-        module_id: u32,
-        patience: Duration,
-    ) -> Result<Arc<Card>> {
-        let mut known = Vec::new();
-        for card in self.discover().into_iter().flatten() {
-            if card.hw.module_id == module_id {
-                return self.open(&card.bus_id, patience);
-            }
-            known.push(card.hw.module_id);
-        }
-        let text = format!("no Gaudi card has module id {module_id}; there are {known:?}");
-        Err(Error::new(ErrorKind::InvalidArgument, text))
-    }
-
     /// A card that somebody else in this process has opened, Synapse as a rule. It is never closed here.
     ///
     /// # Errors
@@ -413,14 +393,6 @@ impl ControlNode {
             hw: ask.hw()?,
             state,
         })
-    }
-
-    /// How the card is now.
-    ///
-    /// # Errors
-    /// What the library reports; `Unsupported`: it does not have the question.
-    pub(crate) fn state(&self) -> Result<State> {
-        self.ask().state()
     }
 }
 
@@ -543,49 +515,6 @@ impl Card {
         if !self.lost.swap(true, Ordering::AcqRel) {
             tracing::warn!(target: "wharf::gaudi", "{self}: lost; it must be closed and opened again");
         }
-    }
-
-    /// How it is now.
-    ///
-    /// # Errors
-    /// `Closed`; what the library reports; `Unsupported`: it does not have the question.
-    pub(crate) fn state(&self) -> Result<State> {
-        self.with_fd(|fd| {
-            let (thunk, name) = (self.thunk, self);
-            Asking { thunk, fd, name }.state()
-        })?
-    }
-
-    /// Bytes of device memory that are free, and those that this process has.
-    ///
-    /// # Errors
-    /// `Closed`; what the library reports; `Unsupported`: it does not have the question.
-    pub(crate) fn dram_usage(&self) -> Result<(u64, u64)> {
-        let call = "hlthunk_get_dram_usage";
-        let usage = self
-            .thunk
-            .optional(self.thunk.api.hlthunk_get_dram_usage, call)?;
-        // SAFETY: numbers alone: all zeros is a value.
-        let mut info: sys::Oversized<sys::DramUsage> = unsafe { std::mem::zeroed() };
-        // SAFETY: larger than what is written.
-        let result = self.with_fd(|fd| unsafe { usage(fd, &raw mut info) })?;
-        check(result, Asked::Info, self, call)?;
-        Ok((info.value.free, info.value.context))
-    }
-
-    /// Bit `n`: device memory may be had in pages of 2ⁿ bytes. 0: the driver chooses.
-    ///
-    /// # Errors
-    /// `Closed`; what the library reports; `Unsupported`: it does not have the question.
-    pub(crate) fn page_orders(&self) -> Result<u64> {
-        let call = "hlthunk_get_dev_memalloc_page_orders";
-        let orders = self.thunk.api.hlthunk_get_dev_memalloc_page_orders;
-        let orders = self.thunk.optional(orders, call)?;
-        let mut mask = 0;
-        // SAFETY: writes one number.
-        let result = self.with_fd(|fd| unsafe { orders(fd, &raw mut mask) })?;
-        check(result, Asked::Info, self, call)?;
-        Ok(mask)
     }
 
     /// Gives the card up now, whoever still holds it or something made from it: their calls fail with `Closed`, and their drops do nothing. Waits

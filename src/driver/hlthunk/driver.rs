@@ -48,11 +48,6 @@ impl HlThunk {
         LOADED.load(&search(path), || Ok(()), ANCHOR, Self::with_library)
     }
 
-    /// The library if this process has it loaded already, because somebody in it uses it. Loads nothing.
-    pub(crate) fn resident(path: Option<&Path>) -> Option<&'static Self> {
-        LOADED.resident(&search(path), ANCHOR, Self::with_library)
-    }
-
     fn with_library(library: Library) -> Result<Self> {
         if library.find("hlthunk_open").is_some() && library.find(sys::GENERATION).is_none() {
             return Err(of_2021(&library));
@@ -81,23 +76,6 @@ impl HlThunk {
     /// The name by which the library was found.
     pub(crate) fn library(&self) -> &str {
         self.library.name()
-    }
-
-    /// The library's version in its own words, `major.minor.patch-commit`; `unknown` where it says nothing.
-    pub(crate) fn version(&self) -> &str {
-        &self.version
-    }
-
-    /// All functions that are looked for: exported name, the year of the interface, and whether it is required.
-    pub(crate) fn functions() -> impl Iterator<Item = (&'static str, u32, bool)> {
-        sys::Symbols::NAMES.iter().copied()
-    }
-
-    /// Those that this library does not have; all of them optional.
-    pub(crate) fn absent_functions(&self) -> impl Iterator<Item = &'static str> {
-        Self::functions()
-            .map(|(name, ..)| name)
-            .filter(|name| self.library.find(name).is_none())
     }
 
     /// An optional function, or the error that names it.

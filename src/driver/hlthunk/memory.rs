@@ -185,10 +185,6 @@ impl Card {
 }
 
 impl Allocation {
-    /// The card.
-    pub(crate) fn card(&self) -> &Arc<Card> {
-        &self.card
-    }
     /// Its first address, as the card's engines take it.
     pub(crate) fn address(&self) -> u64 {
         self.address
@@ -196,12 +192,6 @@ impl Allocation {
     /// Its bytes, rounded up as the driver does.
     pub(crate) fn len(&self) -> u64 {
         self.len
-    }
-    /// Whether `len` bytes at `address` lie in it.
-    pub(crate) fn holds(&self, address: u64, len: u64) -> bool {
-        address >= self.address
-            && address - self.address <= self.len
-            && self.len - (address - self.address) >= len
     }
 
     /// A dma-buf of a part of it, whole pages.
@@ -251,21 +241,9 @@ impl Drop for Allocation {
 }
 
 impl HostMapping {
-    /// The card.
-    pub(crate) fn card(&self) -> &Arc<Card> {
-        &self.card
-    }
-    /// Its first address in this process.
-    pub(crate) fn host(&self) -> u64 {
-        self.host
-    }
     /// Its first address for the card's engines.
     pub(crate) fn device(&self) -> u64 {
         self.device
-    }
-    /// Its bytes.
-    pub(crate) fn len(&self) -> u64 {
-        self.len
     }
 
     /// The card's address of `len` bytes at the host's address `host`, if they lie in it.

@@ -51,12 +51,11 @@ mod status;
 mod submit;
 mod sys;
 
-pub(crate) use device::{BusId, Card, CardInfo, Chip, ControlNode, HwInfo, State};
-pub(crate) use driver::{HlThunk, VARIABLE};
+pub(crate) use device::{BusId, Card, CardInfo, Chip, State};
+pub(crate) use driver::HlThunk;
 pub(crate) use flights::IN_FLIGHT;
 pub(crate) use import::PeerMemory;
 pub(crate) use memory::{Allocation, HostMapping};
-pub(crate) use notifier::{Events, Notifier};
-pub(crate) use packets::{LARGEST, LinDma, PACKET};
-pub(crate) use status::Errno;
+pub(crate) use notifier::Notifier;
+pub(crate) use packets::{LinDma, PACKET};
 pub(crate) use submit::{CommandRing, Queue, Submission};

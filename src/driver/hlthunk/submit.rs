@@ -264,11 +264,6 @@ impl Card {
 }
 
 impl CommandRing {
-    /// The card.
-    pub(crate) fn card(&self) -> &Arc<Card> {
-        &self.0.card
-    }
-
     /// Submits packets, at most [`PACKETS`], to a queue. Without further calls where the card has room; microseconds.
     ///
     /// # Errors
@@ -413,10 +408,6 @@ pub(crate) struct Submission {
 }
 
 impl Submission {
-    /// The card.
-    pub(crate) fn card(&self) -> &Arc<Card> {
-        &self.ring.card
-    }
     /// Its number: larger than that of every earlier one of the card.
     pub(crate) fn seq(&self) -> u64 {
         self.seq

@@ -56,14 +56,6 @@ pub(super) struct Oversized<T: Copy> {
     pub(super) room: [u64; 512],
 }
 
-/// `struct hlthunk_dram_usage_info`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(super) struct DramUsage {
-    pub(super) free: u64,
-    pub(super) context: u64,
-}
-
 /// `struct hl_cs_chunk`: one command buffer of a submission.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -140,7 +132,6 @@ const _: () = {
     assert!(offset_of!(HwIpInfo, revision_id) == 302);
     assert!(offset_of!(HwIpInfo, reserved_dram_size) == 328);
     assert!(size_of::<Oversized<HwIpInfo>>() >= 4096);
-    assert!(size_of::<DramUsage>() == 16 && offset_of!(DramUsage, context) == 8);
     assert!(size_of::<CsChunk>() == 64 && offset_of!(CsChunk, queue_index) == 8);
     assert!(offset_of!(CsChunk, cb_size) == 12 && offset_of!(CsChunk, cs_chunk_flags) == 16);
     assert!(offset_of!(CsChunk, collective_engine_id) == 20);
@@ -197,8 +188,6 @@ symbols! {
     }
     optional {
         hlthunk_get_device_status_info(i32) -> i32, since 2021;
-        hlthunk_get_dram_usage(i32, *mut Oversized<DramUsage>) -> i32, since 2023;
-        hlthunk_get_dev_memalloc_page_orders(i32, *mut u64) -> i32, since 2023;
         hlthunk_request_command_buffer(i32, u32, *mut u64) -> i32, since 2021;
         hlthunk_destroy_command_buffer(i32, u64) -> i32, since 2021;
         hlthunk_wait_for_multi_cs(i32, *mut WaitMultiIn, *mut WaitMultiOut) -> i32, since 2023;

@@ -111,23 +111,6 @@ impl Hsa {
         Ok(agents)
     }
 
-    /// One device. Initialises the runtime.
-    ///
-    /// # Errors
-    /// As of [`Hsa::agents`]; `InvalidArgument`: there is no such device.
-    pub(crate) fn gpu(&'static self, ordinal: u16) -> Result<Agent> {
-        let gpus = self.gpus()?;
-        gpus.get(usize::from(ordinal)).copied().ok_or_else(|| {
-            Error::new(
-                ErrorKind::InvalidArgument,
-                format!(
-                    "there is no ROCm device {ordinal}: there are {}",
-                    gpus.len()
-                ),
-            )
-        })
-    }
-
     fn agent_number(&self, agent: RawAgent, what: u32) -> Result<u32> {
         let mut number = 0_u32;
         // SAFETY: the callers' attributes are u32.
@@ -146,11 +129,6 @@ impl Agent {
     /// The runtime's handle.
     pub(crate) fn raw(&self) -> RawAgent {
         self.raw
-    }
-
-    /// What it is.
-    pub(crate) fn kind(&self) -> AgentKind {
-        self.kind
     }
 
     /// The name of its kind, as compilers call it: `gfx942`.
@@ -195,34 +173,6 @@ impl Agent {
             device: (bdf >> 3 & 0x1F) as u8,
             function: (bdf & 7) as u8,
         })
-    }
-
-    /// The kernel's number of its node.
-    ///
-    /// # Errors
-    /// What the runtime reports.
-    pub(crate) fn node(&self) -> Result<u32> {
-        self.number(sys::agent::NODE)
-    }
-
-    /// The PCI number of its kind.
-    ///
-    /// # Errors
-    /// What the runtime reports.
-    pub(crate) fn chip_id(&self) -> Result<u32> {
-        self.number(sys::agent::CHIP_ID)
-    }
-
-    /// How many copy engines it has; `None` where the runtime cannot be asked.
-    ///
-    /// # Errors
-    /// `Forked`, and what else the runtime reports.
-    pub(crate) fn copy_engines(&self) -> Result<Option<u32>> {
-        match self.number(sys::agent::SDMA_ENGINES) {
-            Ok(count) => Ok(Some(count)),
-            Err(error) if Status::of(&error) == Some(Status::ERROR_INVALID_ARGUMENT) => Ok(None),
-            Err(error) => Err(error),
-        }
     }
 
     /// Its global pools in which programs allocate.
@@ -323,8 +273,6 @@ impl PartialEq for Agent {
     }
 }
 
-impl Eq for Agent {}
-
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} agent {:#x}", self.kind, self.raw.0)
@@ -384,17 +332,6 @@ pub(crate) enum Access {
     OnDemand,
 }
 
-/// What is between an agent and a pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Link {
-    /// PCI Express.
-    Pcie,
-    /// xGMI, also called Infinity Fabric.
-    Xgmi,
-    /// Another, by the header's number.
-    Other(u32),
-}
-
 /// Memory of an agent, of one kind. A small value, good until the process ends.
 #[derive(Clone, Copy)]
 pub(crate) struct Pool {
@@ -403,8 +340,6 @@ pub(crate) struct Pool {
     grain: Grain,
     for_arguments: bool,
     size: usize,
-    granule: usize,
-    alignment: usize,
 }
 
 impl Pool {
@@ -432,8 +367,6 @@ impl Pool {
             grain: Grain::of(flags),
             for_arguments: flags & sys::POOL_KERNARG != 0,
             size: ask(sys::pool::SIZE)? as usize,
-            granule: ask(sys::pool::GRANULE)? as usize,
-            alignment: ask(sys::pool::ALIGNMENT)? as usize,
         }))
     }
 
@@ -447,29 +380,9 @@ impl Pool {
         self.raw
     }
 
-    /// Its grain.
-    pub(crate) fn grain(&self) -> Grain {
-        self.grain
-    }
-
-    /// Whether it is meant for the arguments of kernels.
-    pub(crate) fn is_for_arguments(&self) -> bool {
-        self.for_arguments
-    }
-
     /// Its bytes.
     pub(crate) fn size(&self) -> usize {
         self.size
-    }
-
-    /// To what allocations are rounded up, in bytes.
-    pub(crate) fn granule(&self) -> usize {
-        self.granule
-    }
-
-    /// To what allocations are aligned, in bytes.
-    pub(crate) fn alignment(&self) -> usize {
-        self.alignment
     }
 
     /// Whether an agent reaches its memory.
@@ -482,39 +395,6 @@ impl Pool {
             2 => Access::OnDemand,
             _ => Access::Never,
         })
-    }
-
-    /// The links between an agent and it, in their order; none for its own agent, or where there is no way.
-    ///
-    /// # Errors
-    /// What the runtime reports.
-    pub(crate) fn links(&self, from: &Agent) -> Result<Vec<Link>> {
-        /// More is no machine.
-        const MOST: u32 = 64;
-        let hops = self.reach(from, sys::reach::HOPS)?.min(MOST);
-        if hops == 0 {
-            return Ok(Vec::new());
-        }
-        let mut links = vec![sys::RawLink::default(); MOST as usize];
-        // SAFETY: writes one entry for each hop, for which there is room.
-        let status = unsafe {
-            (self.agent.hsa.api.hsa_amd_agent_memory_pool_get_info)(
-                from.raw,
-                self.raw,
-                sys::reach::LINKS,
-                links.as_mut_ptr().cast(),
-            )
-        };
-        status.check("hsa_amd_agent_memory_pool_get_info")?;
-        links.truncate(hops as usize);
-        Ok(links
-            .into_iter()
-            .map(|link| match link.link_type {
-                2 => Link::Pcie,
-                4 => Link::Xgmi,
-                other => Link::Other(other),
-            })
-            .collect())
     }
 
     fn reach(&self, by: &Agent, what: u32) -> Result<u32> {

@@ -100,19 +100,6 @@ impl Hsa {
         self.library.name()
     }
 
-    /// All functions that are looked for: exported name, and whether it is required.
-    pub(crate) fn functions() -> impl Iterator<Item = (&'static str, bool)> {
-        let names = sys::Symbols::NAMES.iter();
-        names.map(|(name, _, required)| (*name, *required))
-    }
-
-    /// Those that this library does not have; all of them optional.
-    pub(crate) fn absent_functions(&self) -> impl Iterator<Item = &'static str> {
-        Self::functions()
-            .map(|(name, _)| name)
-            .filter(|name| self.library.find(name).is_none())
-    }
-
     /// Whether [`Hsa::initialise`] has been done in this process.
     pub(crate) fn is_initialised(&self) -> bool {
         self.initialised.is_here()
@@ -146,24 +133,6 @@ impl Hsa {
                 status => Err(not_initialised(status)),
             }
         })
-    }
-
-    /// The version of the HSA specification that the runtime serves. Initialises it.
-    ///
-    /// # Errors
-    /// As of [`Hsa::initialise`].
-    pub(crate) fn version(&self) -> Result<(u16, u16)> {
-        self.initialise()?;
-        let number = |what: u32| {
-            let mut number = 0_u16;
-            // SAFETY: writes a u16.
-            let status = unsafe { (self.api.hsa_system_get_info)(what, (&raw mut number).cast()) };
-            status.check("hsa_system_get_info").map(|()| number)
-        };
-        Ok((
-            number(system::VERSION_MAJOR)?,
-            number(system::VERSION_MINOR)?,
-        ))
     }
 
     /// Whether memory can be exported as a dma-buf: the library has the function, and the runtime does not say that the kernel cannot.
@@ -229,6 +198,7 @@ impl fmt::Debug for Hsa {
         f.debug_struct("Hsa")
             .field("library", &self.library.name())
             .field("initialised", &self.is_initialised())
+            .field("functions", &self.api)
             .finish_non_exhaustive()
     }
 }

@@ -8,7 +8,7 @@
 use std::{
     ffi::{c_int, c_void},
     fmt,
-    mem::{ManuallyDrop, offset_of},
+    mem::offset_of,
     ptr::{self, NonNull},
 };
 
@@ -39,18 +39,6 @@ impl Allocation {
     /// As there.
     pub(crate) fn allow(&self, agents: &[Agent]) -> Result<()> {
         self.hsa.allow_access(self.address, agents)
-    }
-
-    /// Frees it and says how that went.
-    ///
-    /// # Errors
-    /// What the runtime reports.
-    pub(crate) fn free(self) -> Result<()> {
-        let this = ManuallyDrop::new(self);
-        this.hsa.usable()?;
-        // SAFETY: allocated once, freed once.
-        let status = unsafe { (this.hsa.api.hsa_amd_memory_pool_free)(pointer_to(this.address)) };
-        status.check("hsa_amd_memory_pool_free")
     }
 }
 
@@ -109,19 +97,9 @@ unsafe impl Send for LockedMemory {}
 unsafe impl Sync for LockedMemory {}
 
 impl LockedMemory {
-    /// Where the host has it.
-    pub(crate) fn host(&self) -> NonNull<u8> {
-        self.host
-    }
-
     /// Where agents have it: for copies. **It may differ from the host's address.**
     pub(crate) fn agent_address(&self) -> u64 {
         self.agent_address
-    }
-
-    /// Its bytes.
-    pub(crate) fn len(&self) -> usize {
-        self.len
     }
 }
 

@@ -41,10 +41,10 @@ mod sys;
 mod watch;
 mod watchers;
 
-pub(crate) use agent::{Access, Agent, AgentKind, Grain, HdpFlush, Link, PciAddress, Pool};
-pub(crate) use driver::{Hsa, VARIABLE};
+pub(crate) use agent::{Access, Agent, Grain, HdpFlush, Pool};
+pub(crate) use driver::Hsa;
 pub(crate) use memory::{Allocation, LockedMemory, PointerInfo, PointerKind};
-pub(crate) use share::{DmaBuf, DmaBufMapping, IpcMapping};
+pub(crate) use share::{DmaBufMapping, IpcMapping};
 pub(crate) use signal::{CopyEnd, Signal, SignalCallback};
 pub(crate) use status::Status;
 pub(crate) use sys::{IpcHandle, RawAgent, RawPool, RawSignal};

@@ -33,11 +33,6 @@ impl IpcMapping {
     pub(crate) fn address(&self) -> u64 {
         self.address
     }
-
-    /// Its bytes.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
 }
 
 impl Drop for IpcMapping {

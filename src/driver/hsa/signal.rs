@@ -102,62 +102,6 @@ impl Hsa {
         status.check("hsa_amd_memory_async_copy")
     }
 
-    /// [`Hsa::copy`] on one copy engine, a single bit of what [`Hsa::free_engines`] gives.
-    ///
-    /// # Errors
-    /// As there; `Unsupported`: the library cannot.
-    ///
-    /// # Safety
-    /// As there.
-    pub(crate) unsafe fn copy_on_engine(
-        &self,
-        to: CopyEnd,
-        from: CopyEnd,
-        len: usize,
-        after: &[&Signal],
-        done: &Signal,
-        engine: u32,
-    ) -> Result<()> {
-        let after = Dependencies::new(len, after)?;
-        self.usable()?;
-        let function = self.api.hsa_amd_memory_async_copy_on_engine;
-        let call = self.optional(function, "hsa_amd_memory_async_copy_on_engine")?;
-        // SAFETY: as above.
-        let status = unsafe {
-            call(
-                pointer_to(to.address),
-                to.agent.raw,
-                pointer_to(from.address),
-                from.agent.raw,
-                len,
-                after.count,
-                after.list(),
-                done.0.raw,
-                engine,
-                false,
-            )
-        };
-        status.check("hsa_amd_memory_async_copy_on_engine")
-    }
-
-    /// The copy engines between two agents that are free now, a bit each; 0 when all are busy.
-    ///
-    /// # Errors
-    /// `Unsupported`: the library cannot say; `InvalidArgument`: the two are one.
-    pub(crate) fn free_engines(&self, to: &Agent, from: &Agent) -> Result<u32> {
-        self.usable()?;
-        let function = self.api.hsa_amd_memory_copy_engine_status;
-        let call = self.optional(function, "hsa_amd_memory_copy_engine_status")?;
-        let mut engines = 0;
-        // SAFETY: writes one number.
-        match unsafe { call(to.raw, from.raw, &raw mut engines) } {
-            Status::ERROR_OUT_OF_RESOURCES => Ok(0),
-            status => status
-                .check("hsa_amd_memory_copy_engine_status")
-                .map(|()| engines),
-        }
-    }
-
     /// For how many signals a copy can wait.
     pub(crate) const MAX_AFTER: usize = 8;
 }
@@ -198,11 +142,6 @@ impl Dependencies {
 }
 
 impl Signal {
-    /// The runtime's handle.
-    pub(crate) fn raw(&self) -> RawSignal {
-        self.0.raw
-    }
-
     /// Its value now. What a device wrote before it counted down is visible behind this. No lock, no system call.
     pub(crate) fn load(&self) -> i64 {
         // SAFETY: the signal lives.
@@ -213,12 +152,6 @@ impl Signal {
     pub(crate) fn store(&self, value: i64) {
         // SAFETY: the signal lives.
         unsafe { (self.0.hsa.api.hsa_signal_store_screlease)(self.0.raw, value) }
-    }
-
-    /// Counts it down, as a device does.
-    pub(crate) fn subtract(&self, count: i64) {
-        // SAFETY: the signal lives.
-        unsafe { (self.0.hsa.api.hsa_signal_subtract_screlease)(self.0.raw, count) }
     }
 
     /// Blocks this thread until the value is below `bound`, or about `limit` has passed; the value then. For threads that may block: never
@@ -252,7 +185,7 @@ impl Signal {
     pub(crate) fn notify<C: SignalCallback>(&self, bound: i64, callback: Arc<C>) -> Result<()> {
         self.0.hsa.usable()?;
         let handler = Box::into_raw(Box::new(Handler {
-            signal: self.clone(),
+            _signal: self.clone(),
             callback,
         }));
         // SAFETY: `trampoline` gets what it expects, alive until it ran; it says that it is not to be called again.
@@ -290,7 +223,8 @@ impl Drop for Inner {
 
 /// What a handler has: the callback, and the signal, which must not be destroyed before.
 struct Handler<C> {
-    signal: Signal,
+    /// Held until the callback has run.
+    _signal: Signal,
     callback: Arc<C>,
 }
 

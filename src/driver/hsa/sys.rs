@@ -2,7 +2,7 @@
 //! came later; sizes and offsets were printed by a C compiler.
 
 use std::{
-    ffi::{c_char, c_int, c_void},
+    ffi::{c_int, c_void},
     mem::offset_of,
 };
 
@@ -77,21 +77,6 @@ impl IpcHandle {
     }
 }
 
-/// `hsa_amd_memory_pool_link_info_t`: one hop on the way from an agent to a pool.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(super) struct RawLink {
-    pub(super) min_latency: u32,
-    pub(super) max_latency: u32,
-    pub(super) min_bandwidth: u32,
-    pub(super) max_bandwidth: u32,
-    pub(super) atomics_32: u8,
-    pub(super) atomics_64: u8,
-    pub(super) coherent: u8,
-    pub(super) link_type: u32,
-    pub(super) numa_distance: u32,
-}
-
 /// `hsa_amd_event_t` with the members of its union, which all have these fields first.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -116,8 +101,6 @@ const _: () = {
     assert!(offset_of!(RawPointerInfo, owner) == 40);
     assert!(offset_of!(RawPointerInfo, flags) == 48);
     assert!(size_of::<IpcHandle>() == 32 && align_of::<IpcHandle>() == 4);
-    assert!(size_of::<RawLink>() == 28 && offset_of!(RawLink, atomics_32) == 16);
-    assert!(offset_of!(RawLink, link_type) == 20 && offset_of!(RawLink, numa_distance) == 24);
     assert!(size_of::<RawEvent>() == 32 && offset_of!(RawEvent, agent) == 8);
     assert!(offset_of!(RawEvent, address) == 16 && offset_of!(RawEvent, reason) == 24);
 };
@@ -126,12 +109,8 @@ const _: () = {
 pub(super) mod agent {
     /// 64 characters.
     pub(in super::super) const NAME: u32 = 0;
-    /// u32.
-    pub(in super::super) const NODE: u32 = 16;
     /// u32: `DEVICE_CPU`, `DEVICE_GPU` or another.
     pub(in super::super) const DEVICE: u32 = 17;
-    /// u32.
-    pub(in super::super) const CHIP_ID: u32 = 0xA000;
     /// u32: bus 8 bits, device 5, function 3.
     pub(in super::super) const BDF: u32 = 0xA006;
     /// 64 characters.
@@ -142,8 +121,6 @@ pub(super) mod agent {
     pub(in super::super) const DOMAIN: u32 = 0xA00F;
     /// 21 characters: `GPU-` and 16 hexadecimal digits, or `GPU-XX` for none.
     pub(in super::super) const UUID: u32 = 0xA011;
-    /// u32.
-    pub(in super::super) const SDMA_ENGINES: u32 = 0xA10A;
 }
 
 /// `HSA_DEVICE_TYPE_CPU` and `.._GPU`.
@@ -160,10 +137,6 @@ pub(super) mod pool {
     pub(in super::super) const SIZE: u32 = 2;
     /// bool.
     pub(in super::super) const ALLOC_ALLOWED: u32 = 5;
-    /// usize.
-    pub(in super::super) const GRANULE: u32 = 6;
-    /// usize.
-    pub(in super::super) const ALIGNMENT: u32 = 7;
 }
 
 /// `HSA_AMD_SEGMENT_GLOBAL`.
@@ -177,10 +150,6 @@ pub(super) const POOL_COARSE: u32 = 4;
 pub(super) mod reach {
     /// u32.
     pub(in super::super) const ACCESS: u32 = 0;
-    /// u32.
-    pub(in super::super) const HOPS: u32 = 1;
-    /// A [`RawLink`](super::RawLink) for each hop.
-    pub(in super::super) const LINKS: u32 = 2;
 }
 
 /// `hsa_amd_pointer_type_t`.
@@ -197,8 +166,6 @@ pub(super) mod pointer {
 pub(super) mod system {
     /// u16.
     pub(in super::super) const VERSION_MAJOR: u32 = 0;
-    /// u16.
-    pub(in super::super) const VERSION_MINOR: u32 = 1;
     /// bool; `INVALID_ARGUMENT` where it is not known.
     pub(in super::super) const DMABUF_SUPPORTED: u32 = 0x204;
 }
@@ -230,8 +197,6 @@ symbols! {
     struct Symbols;
     required {
         hsa_init() -> Status, since 1000;
-        hsa_shut_down() -> Status, since 1000;
-        hsa_status_string(Status, *mut *const c_char) -> Status, since 1000;
         hsa_system_get_info(u32, *mut c_void) -> Status, since 1000;
         hsa_iterate_agents(OnAgent, *mut c_void) -> Status, since 1000;
         hsa_agent_get_info(RawAgent, u32, *mut c_void) -> Status, since 1000;
@@ -239,7 +204,6 @@ symbols! {
         hsa_signal_destroy(RawSignal) -> Status, since 1000;
         hsa_signal_load_scacquire(RawSignal) -> i64, since 1000;
         hsa_signal_store_screlease(RawSignal, i64), since 1000;
-        hsa_signal_subtract_screlease(RawSignal, i64), since 1000;
         hsa_signal_wait_scacquire(RawSignal, u32, i64, u64, u32) -> i64, since 1000;
         hsa_amd_agent_iterate_memory_pools(RawAgent, OnPool, *mut c_void) -> Status, since 1000;
         hsa_amd_memory_pool_get_info(RawPool, u32, *mut c_void) -> Status, since 1000;
@@ -265,7 +229,5 @@ symbols! {
         hsa_amd_interop_unmap_buffer(*mut c_void) -> Status, since 1000;
         hsa_amd_portable_export_dmabuf(*const c_void, usize, *mut c_int, *mut u64) -> Status, since 1001;
         hsa_amd_portable_close_dmabuf(c_int) -> Status, since 1001;
-        hsa_amd_memory_async_copy_on_engine(*mut c_void, RawAgent, *const c_void, RawAgent, usize, u32, *const RawSignal, RawSignal, u32, bool) -> Status, since 1002;
-        hsa_amd_memory_copy_engine_status(RawAgent, RawAgent, *mut u32) -> Status, since 1002;
     }
 }

@@ -37,15 +37,6 @@ pub(crate) struct FreeWatch {
     number: u64,
 }
 
-impl FreeWatch {
-    /// Whether the allocation is there still, as far as it was told.
-    pub(crate) fn is_live(&self) -> bool {
-        let table = self.hsa.freed.0.lock();
-        let watchers = table.get(&self.base);
-        watchers.is_some_and(|watchers| watchers.iter().any(|(number, _)| *number == self.number))
-    }
-}
-
 impl Drop for FreeWatch {
     fn drop(&mut self) {
         let gone = {

@@ -10,7 +10,7 @@ use std::{
     slice,
 };
 
-use super::{EventChannel, Id, IdKey, driver::NO_DEVICE};
+use super::{EventChannel, Id, driver::NO_DEVICE};
 use crate::{
     driver::verbs::failure,
     error::{Error, ErrorKind, Result},
@@ -24,6 +24,7 @@ pub(crate) struct EventKind(pub(crate) u32);
 /// Names and phrases.
 macro_rules! kinds {
     ($( $name:ident = $number:literal, $phrase:literal; )+) => {
+        #[allow(dead_code, reason = "the names of the header, whether somebody compares with them or not")]
         impl EventKind {
             $( #[doc = concat!("`", stringify!($name), "`: ", $phrase, ".")]
             pub(crate) const $name: Self = Self($number); )+
@@ -68,12 +69,6 @@ impl fmt::Debug for EventKind {
 /// What came with a request, or with its answer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
-    /// The other side's queue pair.
-    pub(crate) queue_pair: u32,
-    /// Reads and atomics that this side is asked to serve at once.
-    pub(crate) reads_served: u8,
-    /// Reads and atomics that this side may start at once.
-    pub(crate) reads_started: u8,
     /// The other side's bytes; zeros may follow them.
     pub(crate) data: Vec<u8>,
 }
@@ -85,8 +80,6 @@ pub(crate) struct Event {
     pub(crate) kind: EventKind,
     /// Why; 0, a negative error number, or with a rejection its reason (28: by the program; 8: nobody listens).
     pub(crate) status: i32,
-    /// Of which identifier; of a request: the listener's.
-    pub(crate) id: IdKey,
     /// Of a request: the new end of the connection. Dropping it turns the request down.
     pub(crate) incoming: Option<Id>,
     /// What came with it.
@@ -144,7 +137,7 @@ impl EventChannel {
         }
         // SAFETY: an event that was just got, until it is acknowledged below. The union holds a connection's parameters, as all
         // identifiers here are of reliable connections; the pointer and its length belong together.
-        let (id, listener, kind, status, mut request) = unsafe {
+        let (id, kind, status, data) = unsafe {
             let event = &*raw;
             let conn = &event.conn;
             let data = match conn.private_data_len {
@@ -155,19 +148,7 @@ impl EventChannel {
                         .to_vec()
                 }
             };
-            let request = Request {
-                queue_pair: conn.qp_num,
-                reads_served: conn.responder_resources,
-                reads_started: conn.initiator_depth,
-                data,
-            };
-            (
-                event.id,
-                event.listen_id,
-                EventKind(event.event),
-                event.status,
-                request,
-            )
+            (event.id, EventKind(event.event), event.status, data)
         };
         let carries = matches!(
             kind,
@@ -176,24 +157,20 @@ impl EventChannel {
                 | EventKind::ESTABLISHED
                 | EventKind::REJECTED
         );
-        if !carries {
-            request = Request::default();
-        }
+        let request = if carries {
+            Request { data }
+        } else {
+            Request::default()
+        };
         // SAFETY: acknowledged once; nothing points into it.
         unsafe { (api.rdma_ack_cm_event)(raw) };
         let incoming = match kind {
             EventKind::CONNECT_REQUEST => NonNull::new(id).map(|id| self.adopt(id)),
             _ => None,
         };
-        let about = if kind == EventKind::CONNECT_REQUEST {
-            listener
-        } else {
-            id
-        };
         Ok(Some(Event {
             kind,
             status,
-            id: IdKey(about.addr()),
             incoming,
             request,
         }))

@@ -30,10 +30,6 @@ pub(crate) const ANSWER_BYTES: usize = 196;
 /// `RDMA_PS_TCP`: reliable connections.
 const PORT_SPACE: u32 = 0x0106;
 
-/// What an identifier is named by in events.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct IdKey(pub(super) usize);
-
 /// What is said to the other side when connecting or accepting.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Connect<'a> {
@@ -136,11 +132,6 @@ impl Id {
         &self.channel.0.cm.api
     }
 
-    /// What events name it by, as long as it lives.
-    pub(crate) fn key(&self) -> IdKey {
-        IdKey(self.raw.as_ptr().addr())
-    }
-
     /// Has its events told by another channel from now on, also those that were told and not taken yet.
     ///
     /// # Errors
@@ -236,12 +227,6 @@ impl Id {
             let verbs = self.channel.0.cm.verbs;
             Some(verbs.name_of(device))
         }
-    }
-
-    /// The port of that device; 0: none yet.
-    pub(crate) fn device_port(&self) -> u8 {
-        // SAFETY: a field of the live identifier.
-        unsafe { (&raw const (*self.raw.as_ptr()).port_num).read() }
     }
 
     /// The address of this side.

@@ -37,6 +37,6 @@ mod id;
 mod sys;
 
 pub(crate) use channel::EventChannel;
-pub(crate) use driver::{RdmaCm, VARIABLE};
+pub(crate) use driver::RdmaCm;
 pub(crate) use event::{Event, EventKind, Request};
-pub(crate) use id::{ANSWER_BYTES, Connect, Id, IdKey, REQUEST_BYTES};
+pub(crate) use id::{Connect, Id};

@@ -97,12 +97,10 @@ symbols! {
         rdma_disconnect(*mut RawId) -> c_int, since 1000;
         rdma_get_cm_event(*mut RawEventChannel, *mut *mut RawEvent) -> c_int, since 1000;
         rdma_ack_cm_event(*mut RawEvent) -> c_int, since 1000;
-        rdma_get_src_port(*mut RawId) -> u16, since 1000;
         rdma_migrate_id(*mut RawId, *mut RawEventChannel) -> c_int, since 1000;
         rdma_establish(*mut RawId) -> c_int, since 1002;
         rdma_init_qp_attr(*mut RawId, *mut RawQpAttr, *mut c_int) -> c_int, since 1002;
     }
     optional {
-        rdma_set_option(*mut RawId, c_int, c_int, *mut c_void, usize) -> c_int, since 1000;
     }
 }

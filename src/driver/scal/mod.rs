@@ -3,27 +3,17 @@
 //! Comes in: the path of a library, or none, and the file descriptor of a device. Goes out: [`Scal`]; from it a [`Handle`], from that what a pool is ([`PoolInfo`]).
 //! Uses `library`. Tests: `tests/driver/scal.rs`.
 //!
-//! A handle is there in the process alone in which SCAL was set up on just this descriptor, by Synapse in the usual case ([`Scal::attach`]).
-//! [`Scal::take_over`] sets it up on a descriptor that nobody has set up: it loads firmware, and takes the card's interrupts and all of its memory.
+//! A handle is there in the process alone in which SCAL was set up on just this descriptor, by Synapse ([`Scal::attach`]); nothing is set up here.
 //!
 //! # Safety
 //! The functions called here are those of `sys`, found by exact name, in a library that is never unloaded. A call gets live local variables, larger than
-//! the header says where the library writes a struct. A handle of somebody else's is looked up again for each use, so it is not used after it has gone,
-//! unless that happens at the very moment; one of our own is destroyed by drop.
+//! the header says where the library writes a struct. A handle is somebody else's, and looked up again for each use, so it is not used after it has
+//! gone, unless that happens at the very moment.
 #![allow(unsafe_code)]
 
 mod sys;
 
-use std::{
-    error::Error as StdError,
-    ffi::CString,
-    fmt,
-    os::fd::{AsRawFd, BorrowedFd, RawFd},
-    path::Path,
-    ptr,
-};
-
-use parking_lot::Mutex;
+use std::{ffi::CString, fmt, os::fd::RawFd, path::Path};
 
 use super::{
     library::{Library, Search, names},
@@ -121,17 +111,6 @@ static LOADED: Loaded<Scal> = Loaded::new();
 const ANCHOR: &str = "scal_get_handle_from_fd";
 
 impl Scal {
-    /// The library that this process has loaded already (Synapse brings it), else the one at `path`, the one that `WHARF_LIBSCAL` names, or `libscal.so`.
-    ///
-    /// # Errors
-    /// `Unsupported`: none, with the loader's words, or one without a required function.
-    pub(crate) fn load(path: Option<&Path>) -> Result<&'static Self> {
-        match Self::resident(path) {
-            Some(scal) => Ok(scal),
-            None => LOADED.load(&Self::search(path), || Ok(()), ANCHOR, Self::with_library),
-        }
-    }
-
     /// The library if this process has it loaded already. Loads nothing: where Synapse has not, no descriptor has a handle.
     pub(crate) fn resident(path: Option<&Path>) -> Option<&'static Self> {
         LOADED.resident(&Self::search(path), ANCHOR, Self::with_library)
@@ -158,17 +137,6 @@ impl Scal {
         Ok(Self { api, library })
     }
 
-    /// The name by which the library was found.
-    pub(crate) fn library(&self) -> &str {
-        self.library.name()
-    }
-
-    /// All functions that are looked for, and whether each is required.
-    pub(crate) fn functions() -> impl Iterator<Item = (&'static str, bool)> {
-        let names = sys::Symbols::NAMES.iter();
-        names.map(|(name, _, required)| (*name, *required))
-    }
-
     /// What was set up on this very descriptor (a duplicate will not do), in this process. Sets nothing up.
     ///
     /// # Errors
@@ -178,55 +146,6 @@ impl Scal {
         Ok(Handle {
             scal: self,
             fd,
-            own: None,
-            process: std::process::id(),
-        })
-    }
-
-    /// Sets SCAL up on a card that this process has just opened: takes the card over, its firmware, interrupts and memory. Undone when the result is
-    /// dropped. Seconds. `config` names SCAL's own configuration file; without one it takes its built-in one.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: it is set up already, or `config` is no path; `Unsupported` by libraries without the call; what SCAL reports.
-    pub(crate) fn take_over(
-        &'static self,
-        fd: BorrowedFd<'_>,
-        config: Option<&Path>,
-    ) -> Result<Handle> {
-        let absent = |name: &str| {
-            let text = format!("{} has no {name}", self.library());
-            Error::new(ErrorKind::Unsupported, text)
-        };
-        let init = self.api.scal_init.ok_or_else(|| absent("scal_init"))?;
-        // Without it the card would stay taken.
-        self.api
-            .scal_destroy
-            .ok_or_else(|| absent("scal_destroy"))?;
-        let config =
-            config.map_or_else(Default::default, |path| path.as_os_str().as_encoded_bytes());
-        let config = CString::new(config)
-            .map_err(|_| Error::new(ErrorKind::InvalidArgument, "a path with a zero byte"))?;
-        if self.find(fd.as_raw_fd()).is_ok() {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "SCAL is set up on this card already: attach to it",
-            ));
-        }
-        let mut raw = 0;
-        // SAFETY: the descriptor is open, the string lives through the call, no firmware configuration is given; writes one handle.
-        let code = unsafe {
-            init(
-                fd.as_raw_fd(),
-                config.as_ptr(),
-                &raw mut raw,
-                ptr::null_mut(),
-            )
-        };
-        Code(code).check("scal_init")?;
-        Ok(Handle {
-            scal: self,
-            fd: fd.as_raw_fd(),
-            own: Some(raw),
             process: std::process::id(),
         })
     }
@@ -268,8 +187,6 @@ impl fmt::Debug for Scal {
 pub(crate) struct Handle {
     scal: &'static Scal,
     fd: RawFd,
-    /// Set up here.
-    own: Option<sys::RawHandle>,
     process: u32,
 }
 
@@ -288,10 +205,7 @@ impl Handle {
         let text = CString::new(name).map_err(|_| {
             Error::new(ErrorKind::InvalidArgument, "a pool's name with a zero byte")
         })?;
-        let raw = match self.own {
-            Some(raw) => raw,
-            None => self.scal.find(self.fd)?,
-        };
+        let raw = self.scal.find(self.fd)?;
         let api = &self.scal.api;
         let mut pool = 0;
         // SAFETY: a handle that was just found, and a string that lives through the call; writes one handle.
@@ -302,18 +216,6 @@ impl Handle {
         let code = unsafe { (api.scal_pool_get_infoV2)(pool, (&raw mut room).cast()) };
         Code(code).check("scal_pool_get_infoV2")?;
         PoolInfo::new(&room.info)
-    }
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        let (Some(raw), Some(destroy)) = (self.own, self.scal.api.scal_destroy) else {
-            return;
-        };
-        if self.process == std::process::id() {
-            // SAFETY: set up here, taken down once.
-            unsafe { destroy(raw) };
-        }
     }
 }
 
@@ -356,12 +258,5 @@ impl PoolInfo {
             free: raw.free,
             allocated_base: raw.device_allocated_base,
         })
-    }
-
-    /// Where an address lies in it, in bytes from `base`; nothing when it does not.
-    pub(crate) fn offset_of(&self, address: u64) -> Option<u64> {
-        address
-            .checked_sub(self.base)
-            .filter(|offset| *offset < self.total)
     }
 }

@@ -1,9 +1,6 @@
 //! What `scal.h` says. The source is the public header of Intel's SCAL (2024) and its copy in HCL (2025); sizes were printed by a C compiler.
 
-use std::{
-    ffi::{c_char, c_void},
-    mem::offset_of,
-};
+use std::{ffi::c_char, mem::offset_of};
 
 use crate::driver::library::symbols;
 
@@ -64,7 +61,5 @@ symbols! {
         scal_pool_get_infoV2(RawPool, *mut RawPoolInfo) -> i32, since 0;
     }
     optional {
-        scal_init(i32, *const c_char, *mut RawHandle, *mut c_void) -> i32, since 0;
-        scal_destroy(RawHandle), since 0;
     }
 }

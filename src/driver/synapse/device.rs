@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::{CString, c_void},
+    ffi::CString,
     fmt,
     ptr::{self, NonNull},
     sync::Arc,
@@ -17,24 +17,6 @@ use super::{
     sys::{self, DeviceId},
 };
 use crate::error::{Error, ErrorKind, Result};
-
-/// Which device to acquire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Choice<'a> {
-    /// By the number of its module, which stays the same over restarts of the machine.
-    Module(u32),
-    /// By its PCI address, as in `0000:33:00.0`.
-    Pci(&'a str),
-}
-
-impl fmt::Display for Choice<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Module(module) => write!(f, "module {module}"),
-            Self::Pci(address) => f.write_str(address),
-        }
-    }
-}
 
 /// The device. A cheap clone; one that was acquired here is released with the last of them and of what was made from it.
 #[derive(Clone)]
@@ -146,37 +128,25 @@ impl Synapse {
         }
     }
 
-    /// Takes a device for this process and gives it back with the last of what was made from it. Initialises Synapse if nobody has. Takes the whole card
-    /// from every other process: call it only for a program that asked for it.
+    /// Takes the device at a PCI address, as in `0000:33:00.0`, for this process and gives it back with the last of what was made from it. Initialises
+    /// Synapse if nobody has. Takes the whole card from every other process: call it only for a program that asked for it.
     ///
     /// # Errors
     /// `Unsupported`: no such device, or another process has it; no device at all; `Exhausted`: this process has a device already
     /// ([`Synapse::attach`]); `InvalidArgument`; `Io`.
-    pub(crate) fn acquire(&'static self, choice: Choice<'_>) -> Result<Device> {
+    pub(crate) fn acquire(&'static self, address: &str) -> Result<Device> {
+        // An empty address means any device to Synapse.
+        let text = CString::new(address).ok().filter(|text| !text.is_empty());
+        let text = text.ok_or_else(|| {
+            let text = format!("{address:?} is no PCI address");
+            Error::new(ErrorKind::InvalidArgument, text)
+        })?;
+        self.initialise()?;
         let mut id = 0;
-        let (status, call) = match choice {
-            Choice::Module(module) => {
-                self.initialise()?;
-                // SAFETY: writes one number.
-                let status = unsafe { (self.api.synDeviceAcquireByModuleId)(&raw mut id, module) };
-                (status, "synDeviceAcquireByModuleId")
-            }
-            Choice::Pci(address) => {
-                // An empty address means any device to Synapse.
-                let text = CString::new(address).ok().filter(|text| !text.is_empty());
-                let text = text.ok_or_else(|| {
-                    let text = format!("{address:?} is no PCI address");
-                    Error::new(ErrorKind::InvalidArgument, text)
-                })?;
-                self.initialise()?;
-                // SAFETY: writes one number; the string lives through the call.
-                let status = unsafe { (self.api.synDeviceAcquire)(&raw mut id, text.as_ptr()) };
-                (status, "synDeviceAcquire")
-            }
-        };
+        // SAFETY: writes one number; the string lives through the call.
+        let status = unsafe { (self.api.synDeviceAcquire)(&raw mut id, text.as_ptr()) };
         if status != Status::SUCCESS {
-            let what = format!("{call} of {choice}");
-            return Err(status.error(&what));
+            return Err(status.error(&format!("synDeviceAcquire of {address}")));
         }
         Ok(Device::new(self, id, true))
     }
@@ -190,16 +160,6 @@ impl Device {
             owned,
             process: std::process::id(),
         }))
-    }
-
-    /// The runtime.
-    pub(crate) fn synapse(&self) -> &'static Synapse {
-        self.0.synapse
-    }
-
-    /// Whether it was acquired here; else it is somebody else's in this process, who may release it.
-    pub(crate) fn is_owned(&self) -> bool {
-        self.0.owned
     }
 
     pub(super) fn api(&self) -> &'static sys::Symbols {
@@ -269,27 +229,6 @@ impl Device {
         })
     }
 
-    /// Allocates host memory that is mapped for the device.
-    ///
-    /// # Errors
-    /// As of [`Device::allocate`].
-    pub(crate) fn allocate_host(&self, len: u64) -> Result<HostAllocation> {
-        self.usable()?;
-        some(len)?;
-        let mut start: *mut c_void = ptr::null_mut();
-        // SAFETY: writes one pointer.
-        let status = unsafe { (self.api().synHostMalloc)(self.id(), len, 0, &raw mut start) };
-        status.check("synHostMalloc")?;
-        let start = NonNull::new(start.cast()).ok_or_else(|| {
-            Error::new(ErrorKind::Io, "synHostMalloc succeeded without an address")
-        })?;
-        Ok(HostAllocation {
-            device: self.clone(),
-            start,
-            len,
-        })
-    }
-
     /// Maps host memory for the device, which pins its pages. Ranges that overlap a mapped one are refused by some runtimes.
     ///
     /// # Errors
@@ -349,10 +288,6 @@ pub(crate) struct DeviceAllocation {
 }
 
 impl DeviceAllocation {
-    /// The device.
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
     /// Its address, as the device counts.
     pub(crate) fn address(&self) -> u64 {
         self.address
@@ -374,50 +309,6 @@ impl Drop for DeviceAllocation {
     }
 }
 
-/// Host memory of Synapse's, mapped for the device. Dropping it frees it: no copy may be under way then.
-pub(crate) struct HostAllocation {
-    device: Device,
-    start: NonNull<u8>,
-    len: u64,
-}
-
-// SAFETY: memory of the process, which any thread may use and free.
-unsafe impl Send for HostAllocation {}
-// SAFETY: shared, it gives out an address and a length alone.
-unsafe impl Sync for HostAllocation {}
-
-impl HostAllocation {
-    /// Where it begins.
-    pub(crate) fn start(&self) -> NonNull<u8> {
-        self.start
-    }
-    /// Its bytes.
-    pub(crate) fn len(&self) -> u64 {
-        self.len
-    }
-}
-
-impl fmt::Debug for HostAllocation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} bytes at {:p} from synHostMalloc",
-            self.len, self.start
-        )
-    }
-}
-
-impl Drop for HostAllocation {
-    fn drop(&mut self) {
-        if self.device.usable().is_ok() {
-            let start = self.start.as_ptr().cast_const().cast();
-            // SAFETY: allocated once, freed once.
-            let status = unsafe { (self.device.api().synHostFree)(self.device.id(), start, 0) };
-            warn(status, "synHostFree");
-        }
-    }
-}
-
 /// Host memory of the program's, mapped for the device. Dropping it unmaps it: no copy may be under way then.
 pub(crate) struct HostMapping {
     device: Device,
@@ -429,17 +320,6 @@ pub(crate) struct HostMapping {
 unsafe impl Send for HostMapping {}
 // SAFETY: as for Send.
 unsafe impl Sync for HostMapping {}
-
-impl HostMapping {
-    /// Where it begins.
-    pub(crate) fn start(&self) -> NonNull<u8> {
-        self.start
-    }
-    /// Its bytes.
-    pub(crate) fn len(&self) -> u64 {
-        self.len
-    }
-}
 
 impl fmt::Debug for HostMapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -98,30 +98,6 @@ impl Synapse {
         self.library.name()
     }
 
-    /// All functions that are looked for, and whether each is required.
-    pub(crate) fn functions() -> impl Iterator<Item = (&'static str, bool)> {
-        let names = sys::Symbols::NAMES.iter();
-        names.map(|(name, _, required)| (*name, *required))
-    }
-
-    /// Whether many copies go in one call.
-    pub(crate) fn copies_lists(&self) -> bool {
-        self.api.synMemCopyAsyncMultiple.is_some()
-    }
-
-    /// How many devices the machine shows to Synapse. Initialises nothing.
-    ///
-    /// # Errors
-    /// `Unsupported`; what Synapse reports, before it is initialised too.
-    pub(crate) fn device_count(&self) -> Result<u32> {
-        let call = self.optional(self.api.synDeviceGetCount, "synDeviceGetCount")?;
-        let mut count = 0;
-        // SAFETY: writes one number.
-        let status = unsafe { call(&raw mut count) };
-        status.check("synDeviceGetCount")?;
-        Ok(count)
-    }
-
     /// Initialises Synapse if nobody has. Never where there is no device file, unless somebody named the library: on such a machine it may hang.
     ///
     /// # Errors
@@ -145,16 +121,6 @@ impl Synapse {
         }
         *initialised_in = this;
         Ok(())
-    }
-
-    /// An optional function, or the error that names it.
-    pub(super) fn optional<F>(&self, function: Option<F>, name: &'static str) -> Result<F> {
-        function.ok_or_else(|| {
-            Error::new(
-                ErrorKind::Unsupported,
-                format!("{} has no {name}", self.library()),
-            )
-        })
     }
 }
 

@@ -32,10 +32,7 @@ mod status;
 mod stream;
 mod sys;
 
-pub(crate) use device::{
-    Choice, Device, DeviceAllocation, DeviceInfo, DeviceType, HostAllocation, HostMapping,
-    MemoryInfo,
-};
-pub(crate) use driver::{Synapse, VARIABLE};
+pub(crate) use device::{Device, DeviceAllocation, DeviceType, HostMapping};
+pub(crate) use driver::Synapse;
 pub(crate) use status::Status;
-pub(crate) use stream::{CopyList, Direction, Event, MAX_COPY, Stream};
+pub(crate) use stream::{Direction, Event, MAX_COPY, Stream};

@@ -15,6 +15,7 @@ pub(crate) struct Status(pub(crate) i32);
 /// Names, numbers, kinds and phrases; names and numbers are those of `synStatus` in `synapse_common_types.h`.
 macro_rules! statuses {
     ($( $name:ident $header:literal = $code:literal, $kind:ident, $phrase:literal; )+) => {
+        #[allow(dead_code, reason = "the names of the header, whether somebody compares with them or not")]
         impl Status {
             $( #[doc = concat!("`", $header, "`: ", $phrase, ".")]
             pub(crate) const $name: Self = Self($code); )+

@@ -36,49 +36,6 @@ pub(crate) enum Direction {
     Within = 2,
 }
 
-/// Copies of one direction for one call, in the form that Synapse takes.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct CopyList {
-    sources: Vec<u64>,
-    lens: Vec<u64>,
-    targets: Vec<u64>,
-}
-
-impl CopyList {
-    /// None yet, and room for `count`.
-    pub(crate) fn with_capacity(count: usize) -> Self {
-        Self {
-            sources: Vec::with_capacity(count),
-            lens: Vec::with_capacity(count),
-            targets: Vec::with_capacity(count),
-        }
-    }
-
-    /// Adds a copy.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: longer than [`MAX_COPY`].
-    pub(crate) fn push(&mut self, source: u64, len: u64, target: u64) -> Result<()> {
-        fits(len)?;
-        self.sources.push(source);
-        self.lens.push(len);
-        self.targets.push(target);
-        Ok(())
-    }
-
-    /// How many there are.
-    pub(crate) fn len(&self) -> usize {
-        self.lens.len()
-    }
-
-    /// Drops all of them.
-    pub(crate) fn clear(&mut self) {
-        self.sources.clear();
-        self.lens.clear();
-        self.targets.clear();
-    }
-}
-
 /// A queue of copies. Safe to use from several threads; whose copy comes first is then left open.
 pub(crate) struct Stream {
     device: Device,
@@ -126,11 +83,6 @@ impl Device {
 }
 
 impl Stream {
-    /// The device.
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
-
     /// Enqueues a copy of at most [`MAX_COPY`] bytes. An address of the host's is the number that its pointer is.
     ///
     /// # Errors
@@ -169,52 +121,10 @@ impl Stream {
         status.check("synMemsetD8Async")
     }
 
-    /// Enqueues many copies in one call. An error means that some may be under way: synchronise before their memory goes.
-    ///
-    /// # Errors
-    /// As of [`Stream::copy`]; `Unsupported` by libraries without the call ([`super::Synapse::copies_lists`]).
-    ///
-    /// # Safety
-    /// As of [`Stream::copy`], for each.
-    pub(crate) unsafe fn copy_list(&self, direction: Direction, list: &CopyList) -> Result<()> {
-        self.device.usable()?;
-        let call = self.device.api().synMemCopyAsyncMultiple;
-        let call = self
-            .device
-            .synapse()
-            .optional(call, "synMemCopyAsyncMultiple")?;
-        if list.len() == 0 {
-            return Ok(());
-        }
-        // SAFETY: three lists of so many numbers; the caller vouches for the ranges.
-        let status = unsafe {
-            call(
-                self.raw,
-                list.sources.as_ptr(),
-                list.lens.as_ptr(),
-                list.targets.as_ptr(),
-                direction as u32,
-                list.len() as u64,
-            )
-        };
-        status.check("synMemCopyAsyncMultiple")
-    }
-
-    /// What is enqueued later waits until the event's last record is reached, whatever its stream.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: an event of another device; `DeviceLost`, `Forked`.
-    pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
-        self.check(event)?;
-        // SAFETY: both handles live.
-        let status = unsafe { (self.device.api().synStreamWaitEvent)(self.raw, event.raw, 0) };
-        status.check("synStreamWaitEvent")
-    }
-
     /// Marks, with the event, the end of all that is enqueued so far.
     ///
     /// # Errors
-    /// As of [`Stream::wait_for`].
+    /// `InvalidArgument`: an event of another device; `DeviceLost`, `Forked`.
     pub(crate) fn record(&self, event: &Event) -> Result<()> {
         self.check(event)?;
         // SAFETY: both handles live.
@@ -231,17 +141,6 @@ impl Stream {
         // SAFETY: the handle lives.
         let status = unsafe { (self.device.api().synStreamQuery)(self.raw) };
         status.done("synStreamQuery")
-    }
-
-    /// Waits, on this thread, until all that was enqueued is done.
-    ///
-    /// # Errors
-    /// `DeviceLost`, `Forked`, `Io`, `DeadlineExceeded`.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        self.device.usable()?;
-        // SAFETY: the handle lives.
-        let status = unsafe { (self.device.api().synStreamSynchronize)(self.raw) };
-        status.check("synStreamSynchronize")
     }
 
     fn check(&self, event: &Event) -> Result<()> {
@@ -266,17 +165,6 @@ impl Event {
         // SAFETY: the handle lives.
         let status = unsafe { (self.device.api().synEventQuery)(self.raw) };
         status.done("synEventQuery")
-    }
-
-    /// Waits, on this thread, until its last record is reached.
-    ///
-    /// # Errors
-    /// `DeviceLost`, `Forked`, `Io`, `DeadlineExceeded`.
-    pub(crate) fn synchronize(&self) -> Result<()> {
-        self.device.usable()?;
-        // SAFETY: the handle lives.
-        let status = unsafe { (self.device.api().synEventSynchronize)(self.raw) };
-        status.check("synEventSynchronize")
     }
 }
 

@@ -84,31 +84,23 @@ symbols! {
     required {
         synInitialize() -> Status, since 0;
         synDeviceAcquire(*mut DeviceId, *const c_char) -> Status, since 0;
-        synDeviceAcquireByModuleId(*mut DeviceId, u32) -> Status, since 0;
         synDeviceRelease(DeviceId) -> Status, since 0;
         synDeviceGetInfoV2(DeviceId, *mut RawInfo) -> Status, since 0;
         synDeviceGetMemoryInfo(DeviceId, *mut u64, *mut u64) -> Status, since 0;
         synDeviceMalloc(DeviceId, u64, u64, u32, *mut u64) -> Status, since 0;
         synDeviceFree(DeviceId, u64, u32) -> Status, since 0;
-        synHostMalloc(DeviceId, u64, u32, *mut *mut c_void) -> Status, since 0;
-        synHostFree(DeviceId, *const c_void, u32) -> Status, since 0;
         synHostMap(DeviceId, u64, *const c_void) -> Status, since 0;
         synHostUnmap(DeviceId, *const c_void) -> Status, since 0;
         synStreamCreateGeneric(*mut RawStream, DeviceId, u32) -> Status, since 0;
         synStreamDestroy(RawStream) -> Status, since 0;
-        synStreamSynchronize(RawStream) -> Status, since 0;
         synStreamQuery(RawStream) -> Status, since 0;
-        synStreamWaitEvent(RawStream, RawEvent, u32) -> Status, since 0;
         synEventCreate(*mut RawEvent, DeviceId, u32) -> Status, since 0;
         synEventDestroy(RawEvent) -> Status, since 0;
         synEventRecord(RawEvent, RawStream) -> Status, since 0;
         synEventQuery(RawEvent) -> Status, since 0;
-        synEventSynchronize(RawEvent) -> Status, since 0;
         synMemCopyAsync(RawStream, u64, u64, u64, u32) -> Status, since 0;
         synMemsetD8Async(u64, u8, usize, RawStream) -> Status, since 0;
     }
     optional {
-        synDeviceGetCount(*mut u32) -> Status, since 0;
-        synMemCopyAsyncMultiple(RawStream, *const u64, *const u64, *const u64, u32, u64) -> Status, since 0;
     }
 }

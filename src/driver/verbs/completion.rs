@@ -70,7 +70,7 @@ impl Context {
     }
 
     /// A queue for `entries` completions (there may be more), which tells `channel` when it was armed. `token` comes back in events;
-    /// `vector` is below [`Context::completion_vectors`].
+    /// `vector` is below the number of the device's completion vectors.
     ///
     /// More completions than it has room for make the queue fail, and with it all that uses it.
     ///

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::{c_int, c_void},
+    ffi::c_int,
     fmt,
     mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
@@ -189,13 +189,6 @@ impl Context {
         &self.0.name
     }
 
-    /// How many interrupt vectors completions can be spread over, at least 1.
-    pub(crate) fn completion_vectors(&self) -> u32 {
-        // SAFETY: a field of the live context.
-        let count = unsafe { (&raw const (*self.0.raw()).num_comp_vectors).read() };
-        u32::try_from(count).unwrap_or(1).max(1)
-    }
-
     /// What the device can do.
     ///
     /// # Errors
@@ -253,22 +246,6 @@ impl Context {
         };
         open.check("ibv_query_port", answer)?;
         Ok(PortAttributes::of(&raw))
-    }
-
-    /// A key of partitions of a port; index 0 is the default one.
-    ///
-    /// # Errors
-    /// `InvalidArgument`: no such entry.
-    pub(crate) fn partition_key(&self, port: u8, index: u16) -> Result<u16> {
-        let open = &*self.0;
-        open.usable()?;
-        let mut key = 0;
-        // SAFETY: writes one number.
-        let answer = unsafe {
-            (open.verbs.api.ibv_query_pkey)(open.raw(), port, c_int::from(index), &raw mut key)
-        };
-        open.check("ibv_query_pkey", answer)?;
-        Ok(u16::from_be(key))
     }
 
     /// The next thing that the device tells, or `None` when there is none now; the descriptor is then readable again when there is.
@@ -414,24 +391,8 @@ pub(crate) struct OnDemand {
 pub(crate) struct DeviceAttributes {
     /// The version of its firmware.
     pub(crate) firmware: String,
-    /// Its maker.
-    pub(crate) vendor_id: u32,
-    /// Its model.
-    pub(crate) vendor_part_id: u32,
-    /// The longest registration, in bytes.
-    pub(crate) max_region: u64,
-    /// Queue pairs.
-    pub(crate) max_queue_pairs: u32,
-    /// Work requests in a queue.
-    pub(crate) max_work_requests: u32,
-    /// Pieces of memory in a work request.
-    pub(crate) max_sge: u32,
-    /// The same for a read.
-    pub(crate) max_sge_read: u32,
     /// Entries of a completion queue.
     pub(crate) max_completions: u32,
-    /// Registrations.
-    pub(crate) max_regions: u32,
     /// Reads and atomics of a peer's that a queue pair serves at once.
     pub(crate) max_reads_served: u8,
     /// Reads and atomics that a queue pair may have under way.
@@ -461,15 +422,7 @@ impl DeviceAttributes {
             .collect();
         Self {
             firmware: String::from_utf8_lossy(&firmware).into_owned(),
-            vendor_id: orig.vendor_id,
-            vendor_part_id: orig.vendor_part_id,
-            max_region: orig.max_mr_size,
-            max_queue_pairs: count(orig.max_qp),
-            max_work_requests: count(orig.max_qp_wr),
-            max_sge: count(orig.max_sge),
-            max_sge_read: count(orig.max_sge_rd),
             max_completions: count(orig.max_cqe),
-            max_regions: count(orig.max_mr),
             max_reads_served: few(orig.max_qp_rd_atom),
             max_reads_started: few(orig.max_qp_init_rd_atom),
             max_shared_receive_queues: count(orig.max_srq),
@@ -498,56 +451,23 @@ pub(crate) struct PortAttributes {
     pub(crate) link_layer: LinkLayer,
     /// The largest packets now; `None` when the number is unknown.
     pub(crate) mtu: Option<Mtu>,
-    /// The longest message in bytes.
-    pub(crate) max_message: u32,
     /// Its address within an InfiniBand subnet; 0 on Ethernet.
     pub(crate) lid: u16,
-    /// How many low bits of the LID address paths.
-    pub(crate) lmc: u8,
     /// Entries of its table of GIDs.
     pub(crate) gids: u32,
-    /// Entries of its table of partitions.
-    pub(crate) partitions: u16,
     /// Whether every path needs GIDs.
     pub(crate) needs_gid: bool,
-    /// Gbit/s on the wire; 0 when unknown.
-    pub(crate) gigabits: f64,
 }
 
 impl PortAttributes {
     fn of(raw: &sys::RawPortAttr) -> Self {
-        let lanes = match raw.active_width {
-            1 => 1.0,
-            2 => 4.0,
-            4 => 8.0,
-            8 => 12.0,
-            16 => 2.0,
-            _ => 0.0,
-        };
-        // The numbers of SDR, DDR, QDR, FDR10, FDR, EDR, HDR, NDR and XDR, in Gbit/s of data a lane.
-        let lane = match raw.active_speed {
-            1 => 2.5,
-            2 => 5.0,
-            4 => 10.0,
-            8 => 10.0,
-            16 => 14.0,
-            32 => 25.0,
-            64 => 50.0,
-            128 => 100.0,
-            _ if raw.active_speed_ex == 256 => 200.0,
-            _ => 0.0,
-        };
         Self {
             state: PortState(raw.state),
             link_layer: LinkLayer(u32::from(raw.link_layer)),
             mtu: Mtu::from_code(raw.active_mtu),
-            max_message: raw.max_msg_sz,
             lid: raw.lid,
-            lmc: raw.lmc,
             gids: u32::try_from(raw.gid_tbl_len).unwrap_or(0),
-            partitions: raw.pkey_tbl_len,
             needs_gid: raw.flags & 1 != 0,
-            gigabits: lanes * lane,
         }
     }
 

@@ -8,7 +8,7 @@ use std::{fmt, path::Path, ptr};
 
 use parking_lot::Mutex;
 
-use super::{failure, sys};
+use super::sys;
 use crate::{
     driver::library::{Library, MissingSymbol, Search, listed},
     error::{Error, ErrorKind, Result},
@@ -62,32 +62,6 @@ impl Verbs {
     /// The address of [`ANCHOR`] in it.
     pub(in crate::driver) fn anchor(&self) -> usize {
         (self.api.ibv_open_device as *const ()).addr()
-    }
-
-    /// All functions that are looked for: exported name, the version that brought it (1000 × major + minor), whether it is required.
-    pub(crate) fn functions() -> impl Iterator<Item = (&'static str, u32, bool)> {
-        sys::Symbols::NAMES.iter().copied()
-    }
-
-    /// Whether it can register memory by a file descriptor (rdma-core 34 and newer); a device may still refuse.
-    pub(crate) fn has_dmabuf(&self) -> bool {
-        self.api.ibv_reg_dmabuf_mr.is_some()
-    }
-
-    /// Makes memory that is registered from now on stay usable in this process when it forks, where the kernel does not do so by itself.
-    /// Not called by default: each registration then costs a system call more, and a child that touches such a page dies.
-    ///
-    /// # Errors
-    /// `Unsupported`: the library is too old; `InvalidArgument`: something is registered already.
-    pub(crate) fn protect_forks(&self) -> Result<()> {
-        let Some(call) = self.api.ibv_fork_init else {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!("{} has no ibv_fork_init", self.library()),
-            ));
-        };
-        // SAFETY: takes nothing.
-        failure::check("ibv_fork_init", self.library(), unsafe { call() })
     }
 }
 

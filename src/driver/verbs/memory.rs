@@ -20,7 +20,7 @@ use super::{
     Access, Context, Sge,
     context::Open,
     failure,
-    sys::{self, RawMr, RawPd},
+    sys::{RawMr, RawPd},
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -109,23 +109,11 @@ impl ProtectionDomain {
         Ok(self.region(raw, address as u64, length))
     }
 
-    /// Lets the device reach everything this process has mapped and will map, each page when it is wanted.
-    ///
-    /// # Errors
-    /// `Unsupported`, `InvalidArgument`: the device does not offer it ([`super::OnDemand::implicit`]).
-    ///
-    /// # Safety
-    /// As of [`ProtectionDomain::register`], for all memory of the process.
-    pub(crate) unsafe fn register_everything(&self, access: Access) -> Result<MemoryRegion> {
-        // SAFETY: the caller's duty.
-        unsafe { self.register(0, usize::MAX, access | Access::ON_DEMAND) }
-    }
-
     /// Lets the device reach `length` bytes at `offset` in a dma-buf, under the addresses from `iova` on. The descriptor may be closed
     /// after.
     ///
     /// # Errors
-    /// `Unsupported`: the library, kernel or device cannot ([`ProtectionDomain::takes_dmabuf`]). `InvalidArgument`: not a dma-buf, or not
+    /// `Unsupported`: the library, kernel or device cannot. `InvalidArgument`: not a dma-buf, or not
     /// in it.
     ///
     /// # Safety
@@ -157,30 +145,6 @@ impl ProtectionDomain {
             return Err(self.refused("ibv_reg_dmabuf_mr", offset as usize, length, access));
         };
         Ok(self.region(raw, iova, length))
-    }
-
-    /// Whether the device takes dma-bufs: it is asked with a descriptor that is none, and names just that as the reason.
-    pub(crate) fn takes_dmabuf(&self) -> bool {
-        /// One page of the smallest kind.
-        const LENGTH: usize = 4096;
-        let open = &self.0.open;
-        let Ok(call) = self.dmabuf_call() else {
-            return false;
-        };
-        if open.usable().is_err() {
-            return false;
-        }
-        let access = Access::LOCAL_WRITE.bits().cast_signed();
-        // SAFETY: numbers; no descriptor is −1.
-        let raw = unsafe { call(self.0.raw(), 0, LENGTH, 0, -1, access) };
-        match NonNull::new(raw) {
-            None => failure::last() == libc::EBADF,
-            Some(raw) => {
-                // It cannot have registered what does not exist. Let it forget.
-                drop(self.region(raw, 0, LENGTH));
-                false
-            }
-        }
     }
 
     fn dmabuf_call(
@@ -276,16 +240,6 @@ impl MemoryRegion {
         self.rkey
     }
 
-    /// The first address, as requests name it.
-    pub(crate) fn start(&self) -> u64 {
-        self.start
-    }
-
-    /// How many bytes.
-    pub(crate) fn length(&self) -> usize {
-        self.length
-    }
-
     /// A piece of it, as requests name it.
     ///
     /// # Errors
@@ -303,27 +257,6 @@ impl MemoryRegion {
                 format!("{range:?} is not within {} registered bytes", self.length),
             )),
         }
-    }
-
-    /// Has a piece of an on-demand registration fetched beforehand, to be written or only read.
-    ///
-    /// # Errors
-    /// `Unsupported`: there is no such call here; `Exhausted`: try again (the kernel was taking pages away).
-    pub(crate) fn prefetch(&self, range: Range<usize>, write: bool) -> Result<()> {
-        let open = &self.domain.open;
-        open.usable()?;
-        let mut sge = self.piece(range)?;
-        // SAFETY: the function's type is that of the header.
-        let call = unsafe { open.extended::<sys::AdviseMr>(sys::before::ADVISE_MR) };
-        let Some(call) = call else {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!("{} has no ibv_advise_mr", open.name()),
-            ));
-        };
-        // SAFETY: one entry.
-        let answer = unsafe { call(self.domain.raw(), u32::from(write), 0, &raw mut sge, 1) };
-        open.check("ibv_advise_mr", answer)
     }
 }
 

@@ -53,9 +53,7 @@ mod work;
 
 pub(crate) use completion::{CompletionChannel, CompletionQueue};
 pub(in crate::driver) use context::set_nonblocking;
-pub(crate) use context::{
-    AsyncEvent, AtomicSupport, Context, DeviceAttributes, OnDemand, PortAttributes, Subject,
-};
+pub(crate) use context::{AtomicSupport, Context, DeviceAttributes, Subject};
 pub(crate) use device::Device;
 pub(in crate::driver) use driver::{ANCHOR, lacking};
 pub(crate) use driver::{VARIABLE, Verbs};
@@ -64,11 +62,10 @@ pub(crate) use gid::{GidEntry, choose_gid};
 pub(crate) use memory::{MemoryRegion, ProtectionDomain};
 pub(crate) use queue::{
     Capacity, GlobalRoute, InitAttributes, PathAttributes, QueuePair, QueuePairOptions,
-    ReceiveAttributes, Refused, SendAttributes, SharedReceiveQueue,
+    ReceiveAttributes, SendAttributes, SharedReceiveQueue,
 };
 pub(crate) use sys::Sge;
 pub(crate) use values::{
-    Access, EventKind, Gid, GidKind, LinkLayer, Mtu, Opcode, PortState, SendFlags, State, Status,
-    Transport,
+    Access, EventKind, Gid, GidKind, LinkLayer, Mtu, PortState, SendFlags, State, Status, Transport,
 };
 pub(crate) use work::{Completion, ReceiveRequest, SendRequest};

@@ -237,25 +237,6 @@ impl SharedReceiveQueue {
         };
         posted(answer, requests, bad.cast_const().cast())
     }
-
-    /// Has an event told, once, when fewer than `limit` receives are left.
-    ///
-    /// # Errors
-    /// As of any call.
-    pub(crate) fn tell_below(&self, limit: u32) -> Result<()> {
-        /// `IBV_SRQ_LIMIT`.
-        const LIMIT: c_int = 2;
-        let open = &self.0.domain.open;
-        open.usable()?;
-        let mut attr = RawSrqAttr {
-            srq_limit: limit,
-            ..RawSrqAttr::default()
-        };
-        // SAFETY: reads the struct.
-        let answer =
-            unsafe { (open.verbs.api.ibv_modify_srq)(self.0.raw.as_ptr(), &raw mut attr, LIMIT) };
-        open.check("ibv_modify_srq", answer)
-    }
 }
 
 impl fmt::Debug for SharedReceiveQueue {
@@ -533,36 +514,6 @@ impl QueuePair {
     /// As of any call.
     pub(crate) fn to_error(&self) -> Result<()> {
         self.modify(RawQpAttr::of(State::ERR.0), mask::STATE)
-    }
-
-    /// Its state, as the device knows it.
-    ///
-    /// # Errors
-    /// As of any call.
-    pub(crate) fn state(&self) -> Result<State> {
-        let open = self.open();
-        open.usable()?;
-        let mut raw = RawQpAttr::default();
-        let mut init = RawQpInit {
-            qp_context: 0,
-            send_cq: ptr::null_mut(),
-            recv_cq: ptr::null_mut(),
-            srq: ptr::null_mut(),
-            cap: RawQpCap::default(),
-            qp_type: 0,
-            sq_sig_all: 0,
-        };
-        // SAFETY: writes the two structs.
-        let answer = unsafe {
-            (open.verbs.api.ibv_query_qp)(
-                self.raw.as_ptr(),
-                &raw mut raw,
-                mask::STATE.cast_signed(),
-                &raw mut init,
-            )
-        };
-        open.check("ibv_query_qp", answer)?;
-        Ok(State(raw.qp_state))
     }
 
     /// Posts sends, writes, reads and atomics, all with one call. They are linked to each other for it. Nobody is told here that the

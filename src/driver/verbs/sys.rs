@@ -63,7 +63,6 @@ pub(crate) struct RawContext {
 pub(super) mod before {
     pub(crate) const SIZE: usize = 8;
     pub(crate) const QUERY_DEVICE_EX: usize = 104;
-    pub(crate) const ADVISE_MR: usize = 312;
     pub(crate) const QUERY_PORT: usize = 320;
 }
 
@@ -71,7 +70,6 @@ pub(super) type QueryDeviceEx =
     unsafe extern "C" fn(*mut RawContext, *const c_void, *mut RawDeviceAttrEx, usize) -> c_int;
 pub(super) type QueryPort =
     unsafe extern "C" fn(*mut RawContext, u8, *mut RawPortAttr, usize) -> c_int;
-pub(super) type AdviseMr = unsafe extern "C" fn(*mut RawPd, u32, u32, *mut Sge, u32) -> c_int;
 
 /// `ibv_pd`, not looked into.
 #[derive(Debug)]
@@ -562,7 +560,6 @@ symbols! {
         ibv_query_device(*mut RawContext, *mut RawDeviceAttr) -> c_int, since 1001;
         ibv_query_port(*mut RawContext, u8, *mut RawPortAttr) -> c_int, since 1001;
         ibv_query_gid(*mut RawContext, u8, c_int, *mut [u64; 2]) -> c_int, since 1001;
-        ibv_query_pkey(*mut RawContext, u8, c_int, *mut u16) -> c_int, since 1001;
         ibv_alloc_pd(*mut RawContext) -> *mut RawPd, since 1001;
         ibv_dealloc_pd(*mut RawPd) -> c_int, since 1001;
         ibv_reg_mr_iova2(*mut RawPd, *mut c_void, usize, u64, u32) -> *mut RawMr, since 1008;
@@ -574,15 +571,12 @@ symbols! {
         ibv_get_cq_event(*mut RawChannel, *mut *mut RawCq, *mut *mut c_void) -> c_int, since 1001;
         ibv_ack_cq_events(*mut RawCq, u32), since 1001;
         ibv_create_srq(*mut RawPd, *mut RawSrqInit) -> *mut RawSrq, since 1001;
-        ibv_modify_srq(*mut RawSrq, *mut RawSrqAttr, c_int) -> c_int, since 1001;
         ibv_destroy_srq(*mut RawSrq) -> c_int, since 1001;
         ibv_create_qp(*mut RawPd, *mut RawQpInit) -> *mut RawQp, since 1001;
-        ibv_query_qp(*mut RawQp, *mut RawQpAttr, c_int, *mut RawQpInit) -> c_int, since 1001;
         ibv_modify_qp(*mut RawQp, *mut RawQpAttr, c_int) -> c_int, since 1001;
         ibv_destroy_qp(*mut RawQp) -> c_int, since 1001;
     }
     optional {
-        ibv_fork_init() -> c_int, since 1001;
         _ibv_query_gid_table(*mut RawContext, *mut RawGidEntry, usize, u32, usize) -> isize, since 1011;
         ibv_reg_dmabuf_mr(*mut RawPd, u64, usize, u64, c_int, c_int) -> *mut RawMr, since 1012;
     }

@@ -7,7 +7,7 @@
 use std::{marker::PhantomData, ptr};
 
 use super::{
-    Opcode, SendFlags, Sge, Status,
+    SendFlags, Sge, Status,
     sys::{RawCompletion, RawReceive, RawSend, Second},
 };
 use crate::error::Error;
@@ -15,9 +15,7 @@ use crate::error::Error;
 /// `enum ibv_wr_opcode`.
 mod opcode {
     pub(super) const RDMA_WRITE: u32 = 0;
-    pub(super) const RDMA_WRITE_WITH_IMM: u32 = 1;
     pub(super) const SEND: u32 = 2;
-    pub(super) const SEND_WITH_IMM: u32 = 3;
     pub(super) const RDMA_READ: u32 = 4;
     pub(super) const ATOMIC_CMP_AND_SWP: u32 = 5;
     pub(super) const ATOMIC_FETCH_AND_ADD: u32 = 6;
@@ -35,9 +33,6 @@ unsafe impl Send for SendRequest<'_> {}
 unsafe impl Sync for SendRequest<'_> {}
 
 impl<'a> SendRequest<'a> {
-    /// An empty place, to be filled later.
-    pub(crate) const EMPTY: Self = Self(RawSend::EMPTY, PhantomData);
-
     fn new(id: u64, opcode: u32, pieces: &'a [Sge], flags: SendFlags) -> Self {
         let raw = RawSend {
             wr_id: id,
@@ -62,13 +57,6 @@ impl<'a> SendRequest<'a> {
         Self::new(id, opcode::SEND, pieces, flags)
     }
 
-    /// A message with a number.
-    pub(crate) fn send_with(id: u64, pieces: &'a [Sge], flags: SendFlags, number: u32) -> Self {
-        let mut this = Self::new(id, opcode::SEND_WITH_IMM, pieces, flags);
-        this.0.imm_data = number.to_be();
-        this
-    }
-
     /// Writes into the peer's memory at `address` under its `key`.
     pub(crate) fn write(
         id: u64,
@@ -78,21 +66,6 @@ impl<'a> SendRequest<'a> {
         key: u32,
     ) -> Self {
         Self::new(id, opcode::RDMA_WRITE, pieces, flags).remote(address, key)
-    }
-
-    /// Writes, and tells the peer a number: takes a receive of the peer's, without its memory.
-    pub(crate) fn write_with(
-        id: u64,
-        pieces: &'a [Sge],
-        flags: SendFlags,
-        address: u64,
-        key: u32,
-        number: u32,
-    ) -> Self {
-        let this = Self::new(id, opcode::RDMA_WRITE_WITH_IMM, pieces, flags);
-        let mut this = this.remote(address, key);
-        this.0.imm_data = number.to_be();
-        this
     }
 
     /// Reads the peer's memory at `address` under its `key`.
@@ -140,26 +113,6 @@ impl<'a> SendRequest<'a> {
         this.0.atomic_rkey = key;
         this
     }
-
-    /// The number that comes back with the completion.
-    pub(crate) fn id(&self) -> u64 {
-        self.0.wr_id
-    }
-
-    /// Another number.
-    pub(crate) fn set_id(&mut self, id: u64) {
-        self.0.wr_id = id;
-    }
-
-    /// How it is done.
-    pub(crate) fn flags(&self) -> SendFlags {
-        SendFlags::from_bits_retain(self.0.send_flags)
-    }
-
-    /// Done in another way.
-    pub(crate) fn set_flags(&mut self, flags: SendFlags) {
-        self.0.send_flags = flags.bits();
-    }
 }
 
 /// Memory for one message, or for the notice of one write with a number. Does not outlive its pieces, which are read when it is posted.
@@ -182,11 +135,6 @@ impl<'a> ReceiveRequest<'a> {
             num_sge: i32::try_from(pieces.len()).unwrap_or(i32::MAX),
         };
         Self(raw, PhantomData)
-    }
-
-    /// The number that comes back with the completion.
-    pub(crate) fn id(&self) -> u64 {
-        self.0.wr_id
     }
 }
 
@@ -211,21 +159,9 @@ impl Completion {
         self.0.status == Status::SUCCESS.0
     }
 
-    /// What it was.
-    pub(crate) fn opcode(&self) -> Opcode {
-        Opcode(self.0.opcode)
-    }
-
     /// Bytes received.
     pub(crate) fn bytes(&self) -> u32 {
         self.0.byte_len
-    }
-
-    /// The number that came with the message or write, if one did.
-    pub(crate) fn number(&self) -> Option<u32> {
-        /// `IBV_WC_WITH_IMM`.
-        const WITH_IMM: u32 = 2;
-        (self.0.wc_flags & WITH_IMM != 0).then(|| u32::from_be(self.0.imm_data))
     }
 
     /// The queue pair of this side.
@@ -233,12 +169,7 @@ impl Completion {
         self.0.qp_num
     }
 
-    /// What the device's maker says of an error.
-    pub(crate) fn vendor_code(&self) -> u32 {
-        self.0.vendor_err
-    }
-
-    /// The error that it ended with; the status is its source ([`Status::of`]). `None` where it went well.
+    /// The error that it ended with; the [`Status`] is its source. `None` where it went well.
     pub(crate) fn error(&self) -> Option<Error> {
         if self.is_success() {
             return None;

@@ -194,9 +194,8 @@ impl Shared {
     /// Takes a card by Synapse.
     fn acquire(&self, info: &CardInfo) -> Result<synapse::Device> {
         let synapse = Synapse::load(self.synapse.as_deref());
-        let choice = synapse::Choice::Pci(info.bus_id.as_str());
         synapse
-            .and_then(|synapse| synapse.acquire(choice))
+            .and_then(|synapse| synapse.acquire(info.bus_id.as_str()))
             .map_err(|error| {
                 let text = format!("Gaudi card {}: {error}", info.bus_id);
                 Error::new(error.kind(), text).with_source(error)

@@ -1,11 +1,11 @@
 //! Cards: found without being opened, opened by one process at a time, their memory, what tells of a reset.
 
-use std::{os::fd::AsRawFd, sync::Arc, time::Duration};
+use std::{io, os::fd::AsRawFd, sync::Arc, time::Duration};
 
 use super::{Bench, Emulated, finish, patiently};
 use crate::{
     alone::{child_with, is_child},
-    driver::hlthunk::{BusId, Chip, Errno, Events, HlThunk, State},
+    driver::hlthunk::{BusId, Chip, HlThunk, State},
     error::{Error, ErrorKind},
     support::{Child, child, emulated, open_fds, this_test},
 };
@@ -19,6 +19,12 @@ fn refused<T>(result: Result<T, Error>, kind: ErrorKind, words: &[&str]) -> Erro
         assert!(error.to_string().contains(word), "{word:?} in {error}");
     }
     error
+}
+
+/// What an error stems from.
+fn source(error: &Error) -> String {
+    let source = std::error::Error::source(error);
+    source.map(ToString::to_string).unwrap_or_default()
 }
 
 #[test]
@@ -103,22 +109,18 @@ fn places_are_read_in_every_usual_form() {
 }
 
 #[test]
-fn a_card_is_opened_by_place_or_module_and_closed_once() {
+fn a_card_is_opened_by_place_and_closed_once() {
     let own = Emulated::new(&[]);
+    let second = "0000:44:00.0".parse().expect("a place");
     let card = own
         .thunk
-        .open_module(6, Duration::ZERO)
+        .open(&second, Duration::ZERO)
         .expect("the second card");
     assert_eq!(card.bus_id().as_str(), "0000:44:00.0");
     refused(
-        own.thunk.open_module(6, Duration::ZERO),
+        own.thunk.open(&second, Duration::ZERO),
         ErrorKind::Exhausted,
         &["0000:44:00.0", "hlthunk_open", "another process"],
-    );
-    refused(
-        own.thunk.open_module(5, Duration::ZERO),
-        ErrorKind::InvalidArgument,
-        &["module id 5", "[7, 6]"],
     );
     let nowhere = "0000:99:00.0".parse().expect("a place");
     refused(
@@ -163,7 +165,10 @@ fn states_have_their_own_errors() {
     own.control("state 0 0");
     own.control("busy 0 1");
     let error = refused(own.open(0), ErrorKind::Exhausted, &["hl-smi"]);
-    assert_eq!(Errno::of(&error), Some(Errno(libc::EBUSY)));
+    assert_eq!(
+        source(&error),
+        io::Error::from_raw_os_error(libc::EBUSY).to_string()
+    );
     own.open(1).expect("the other card");
     own.control("busy 0 0");
     own.card();
@@ -210,20 +215,6 @@ fn a_borrowed_card_is_not_closed() {
 }
 
 #[test]
-fn questions_to_an_open_card() {
-    let own = Emulated::new(&[]);
-    let card = own.card();
-    assert_eq!(card.state().expect("a state"), State::Operational);
-    assert_eq!(card.page_orders().expect("a mask"), 0);
-    assert_eq!(card.dram_usage().expect("numbers"), (8 * (768 << 20), 0));
-    let _memory = card.allocate(1).expect("memory");
-    assert_eq!(
-        card.dram_usage().expect("numbers"),
-        (7 * (768 << 20), 768 << 20)
-    );
-}
-
-#[test]
 fn device_memory_comes_in_whole_pages_and_ends() {
     let own = Emulated::new(&[("page", 3 << 20), ("memory", 10 << 20)]);
     let card = own.card();
@@ -236,8 +227,6 @@ fn device_memory_comes_in_whole_pages_and_ends() {
     let one = card.allocate(1).expect("a page");
     let two = card.allocate((3 << 20) + 1).expect("two pages");
     assert_eq!((one.len(), two.len()), (3 << 20, 6 << 20));
-    assert!(one.holds(one.address(), one.len()) && !one.holds(one.address() + 1, one.len()));
-    assert!(!one.holds(one.address() - 1, 1) && one.holds(one.address() + one.len(), 0));
     refused(
         card.allocate(1),
         ErrorKind::Exhausted,
@@ -402,7 +391,7 @@ fn the_notifier_tells_of_a_reset() {
         ErrorKind::InvalidArgument,
         &["hlthunk_notifier_create"],
     );
-    assert_eq!(notifier.receive().expect("nothing"), Events::empty());
+    assert_eq!(notifier.receive().expect("nothing").bits(), 0);
     let mut bench = Bench::new(&card, 2, 4096).expect("memory");
     own.control("hold");
     let mut running = bench.put(0, 0, 4096).expect("submitted");
@@ -417,12 +406,13 @@ fn the_notifier_tells_of_a_reset() {
         "it is readable"
     );
     let events = notifier.receive().expect("events");
-    assert_eq!(
-        events,
-        Events::CRITICAL_FIRMWARE_ERROR | Events::DEVICE_RESET
+    let names = format!("{events:?}");
+    assert!(
+        names.contains("CRITICAL_FIRMWARE_ERROR") && names.contains("DEVICE_RESET"),
+        "{names}"
     );
     assert!(events.is_end() && card.is_lost());
-    assert_eq!(notifier.receive().expect("nothing more"), Events::empty());
+    assert_eq!(notifier.receive().expect("nothing more").bits(), 0);
     refused(running.poll(), ErrorKind::DeviceLost, &["0000:33:00.0"]);
     refused(bench.put(0, 0, 1), ErrorKind::DeviceLost, &["reset"]);
     refused(card.allocate(1), ErrorKind::DeviceLost, &["reset"]);
@@ -431,7 +421,6 @@ fn the_notifier_tells_of_a_reset() {
         ErrorKind::DeviceLost,
         &["hlthunk_memory_unmap"],
     );
-    assert_eq!(card.state().expect("a state"), State::InReset);
     own.control("release");
     card.close();
     drop((running, bench, notifier));
@@ -465,15 +454,9 @@ fn optional_functions_are_named_when_they_are_asked_for() {
         "hlthunk_notifier_create",
         "hlthunk_wait_for_multi_cs",
         "hlthunk_get_device_status_info",
-        "hlthunk_get_dram_usage",
     ];
     let path = emulated::without(&emulated::hlthunk(), &names, folder.path()).expect("a copy");
     let thunk = HlThunk::load(Some(&path)).expect("none of them is required");
-    let mut absent: Vec<_> = thunk.absent_functions().collect();
-    absent.sort_unstable();
-    let mut wanted = names;
-    wanted.sort_unstable();
-    assert_eq!(absent, wanted);
     let info = thunk.discover().remove(0).expect("a card");
     assert_eq!(info.state, State::Other(-1));
     let card = thunk.open(&info.bus_id, Duration::ZERO).expect("opens");
@@ -481,16 +464,6 @@ fn optional_functions_are_named_when_they_are_asked_for() {
         card.notifier(),
         ErrorKind::Unsupported,
         &["hlthunk_notifier_create"],
-    );
-    refused(
-        card.dram_usage(),
-        ErrorKind::Unsupported,
-        &["hlthunk_get_dram_usage"],
-    );
-    refused(
-        card.state(),
-        ErrorKind::Unsupported,
-        &["hlthunk_get_device_status_info"],
     );
     // Without the wait for several, the first is waited for.
     let bench = Bench::new(&card, 2, 4096).expect("memory");

@@ -1,7 +1,7 @@
 //! The packet, bit by bit, against the words that the vendor's own software writes.
 
 use crate::{
-    driver::hlthunk::{Chip, LARGEST, LinDma},
+    driver::hlthunk::{Chip, LinDma},
     error::ErrorKind,
 };
 
@@ -13,6 +13,9 @@ fn words(packet: &LinDma, chip: Chip) -> [u32; 6] {
     }
     words
 }
+
+/// What one packet copies at most.
+const LARGEST: u64 = (4 << 30) - 4096;
 
 #[test]
 fn words_are_those_of_the_chips() {

@@ -37,7 +37,7 @@ pub(crate) fn hsa() -> &'static Hsa {
 
 /// A device.
 pub(crate) fn gpu(ordinal: u16) -> Agent {
-    hsa().gpu(ordinal).expect("a device")
+    hsa().gpus().expect("devices")[usize::from(ordinal)]
 }
 
 /// The host.

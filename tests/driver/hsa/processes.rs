@@ -225,8 +225,6 @@ fn only_exact_allocations_get_a_handle() {
     assert_ne!(attached.address(), memory.address());
     put(gpu(0), memory.address(), &[1, 2, 3]);
     assert_eq!(get(gpu(0), attached.address(), 3), [1, 2, 3]);
-    // Only those that it was attached for reach it.
-    assert_eq!(attached.len(), LEN);
 }
 
 #[test]
