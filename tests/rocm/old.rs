@@ -13,11 +13,9 @@ use crate::{
 };
 
 /// What came after 5.2.3, and what is optional besides.
-const NEWER: [&str; 4] = [
+const NEWER: [&str; 2] = [
     "hsa_amd_portable_export_dmabuf",
     "hsa_amd_portable_close_dmabuf",
-    "hsa_amd_memory_async_copy_on_engine",
-    "hsa_amd_memory_copy_engine_status",
 ];
 
 fn lacking(names: &[&str]) -> (tempdir::Folder, RocmCopy) {

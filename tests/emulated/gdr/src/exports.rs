@@ -98,22 +98,6 @@ extern "C" fn gdr_pin_buffer(
     }
 }
 
-/// Flag 1 asks for PCIe, which every mapping is.
-#[unsafe(no_mangle)]
-extern "C" fn gdr_pin_buffer_v2(
-    session: usize,
-    address: u64,
-    size: usize,
-    flags: u32,
-    handle: *mut Handle,
-) -> c_int {
-    match enter!(c"gdr_pin_buffer_v2", session, address, size, flags) {
-        0 if flags & !1 != 0 => libc::EINVAL,
-        0 => pin(session, address, size, handle),
-        fault => fault,
-    }
-}
-
 #[unsafe(no_mangle)]
 extern "C" fn gdr_unpin_buffer(session: usize, handle: Handle) -> c_int {
     match enter!(c"gdr_unpin_buffer", session, handle.number) {
@@ -267,14 +251,4 @@ extern "C" fn gdr_runtime_get_version(major: *mut c_int, minor: *mut c_int) {
         // SAFETY: not null; the caller's room for two numbers.
         unsafe { (*major, *minor) = (2, 6) };
     }
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn gdr_driver_get_version(
-    _session: usize,
-    major: *mut c_int,
-    minor: *mut c_int,
-) -> c_int {
-    gdr_runtime_get_version(major, minor);
-    0
 }

@@ -205,19 +205,6 @@ exports! {
         Ok(if down { 1 } else { state })
     }
 
-    [Some(fd)] fn hlthunk_get_dram_usage(fd: i32, to: *mut [u64; 2]) -> i32 |call| {
-        let (_, session) = emulator().machine.compute(fd)?;
-        let (free, used) = session.tables.lock().memory.usage();
-        put(to, [free, used])?;
-        Ok(0)
-    }
-
-    [Some(fd)] fn hlthunk_get_dev_memalloc_page_orders(fd: i32, to: *mut u64) -> i32 |call| {
-        card_of(fd)?;
-        put(to, 0)?;
-        Ok(0)
-    }
-
     [Some(fd)] fn hlthunk_device_memory_alloc(fd: i32, size: u64, page: u64, contiguous: bool, shared: bool) -> u64 |call| {
         let (_, session) = emulator().machine.compute(fd)?;
         let handle = session.tables()?.memory.allocate(size, page)?;

@@ -72,13 +72,6 @@ impl Memory {
         }
     }
 
-    /// Bytes that are not allocated, and those that are.
-    pub(crate) fn usage(&self) -> (u64, u64) {
-        let used = self.used.iter().filter(|used| **used).count() as u64;
-        let all = self.used.len() as u64;
-        ((all - used) * self.page, used * self.page)
-    }
-
     pub(crate) fn allocate(&mut self, size: u64, page_size: u64) -> Outcome<u64> {
         if self.chip == Chip::Gaudi {
             // Its memory is not virtual: the kernel answers success with the handle 0.

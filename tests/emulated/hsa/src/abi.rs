@@ -5,7 +5,7 @@
 //! [`Out`] and [`In`] are pointers that a C caller passed. The headers make them null or good for the call; null is checked here, the rest is the
 //! caller's duty, as towards the real runtime.
 
-use std::{ffi::CStr, mem::offset_of};
+use std::mem::offset_of;
 
 /// `hsa_status_t`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -15,32 +15,24 @@ pub(crate) struct Status(pub(crate) u32);
 pub(crate) type Outcome<T = ()> = Result<T, Status>;
 
 macro_rules! codes {
-    ($($name:ident $code:literal $text:literal)*) => {
+    ($($name:ident $code:literal)*) => {
         impl Status {
             $(pub(crate) const $name: Self = Self($code);)*
-
-            /// What `hsa_status_string` says.
-            pub(crate) const fn words(self) -> Option<&'static CStr> {
-                match self.0 {
-                    $($code => Some($text),)*
-                    _ => None,
-                }
-            }
         }
     };
 }
 
 codes! {
-    SUCCESS 0 c"HSA_STATUS_SUCCESS: The function has been executed successfully."
-    ERROR 0x1000 c"HSA_STATUS_ERROR: A generic error has occurred."
-    INVALID_ARGUMENT 0x1001 c"HSA_STATUS_ERROR_INVALID_ARGUMENT: One of the actual arguments does not meet a precondition."
-    INVALID_ALLOCATION 0x1003 c"HSA_STATUS_ERROR_INVALID_ALLOCATION: The requested allocation is not valid."
-    INVALID_AGENT 0x1004 c"HSA_STATUS_ERROR_INVALID_AGENT: The agent is invalid."
-    INVALID_SIGNAL 0x1006 c"HSA_STATUS_ERROR_INVALID_SIGNAL: The signal is invalid."
-    OUT_OF_RESOURCES 0x1008 c"HSA_STATUS_ERROR_OUT_OF_RESOURCES: The runtime failed to allocate the necessary resources."
-    RESOURCE_FREE 0x100A c"HSA_STATUS_ERROR_RESOURCE_FREE: An error has been detected while releasing a resource."
-    NOT_INITIALIZED 0x100B c"HSA_STATUS_ERROR_NOT_INITIALIZED: The reference count of the HSA runtime is zero."
-    INVALID_MEMORY_POOL 40 c"HSA_STATUS_ERROR_INVALID_MEMORY_POOL: The memory pool is invalid."
+    SUCCESS 0
+    ERROR 0x1000
+    INVALID_ARGUMENT 0x1001
+    INVALID_ALLOCATION 0x1003
+    INVALID_AGENT 0x1004
+    INVALID_SIGNAL 0x1006
+    OUT_OF_RESOURCES 0x1008
+    RESOURCE_FREE 0x100A
+    NOT_INITIALIZED 0x100B
+    INVALID_MEMORY_POOL 40
 }
 
 /// `hsa_amd_pointer_info_t`.

@@ -6,7 +6,6 @@
 //! called within the call, with the argument that came with them.
 
 use std::{
-    ffi::c_char,
     os::fd::{FromRawFd, OwnedFd, RawFd},
     sync::atomic::Ordering::SeqCst,
 };
@@ -29,10 +28,6 @@ exports! {
     [true, None] fn hsa_init() |_call| { runtime().initialise() }
 
     [false, None] fn hsa_shut_down() |_call| { runtime().shut_down() }
-
-    [true, None] fn hsa_status_string(status: u32, text: Out<*const c_char>) |_call| {
-        text.set(Status(status).words().ok_or(Status::INVALID_ARGUMENT)?.as_ptr())
-    }
 
     [false, None] fn hsa_system_get_info(what: u32, value: Out<u64>) |_call| {
         match what {
@@ -180,24 +175,6 @@ exports! {
         submit(call, (to, to_agent), (from, from_agent), len, (count, &after), done)
     }
 
-    [false, maker_of(to_agent, from_agent)] fn hsa_amd_memory_async_copy_on_engine(
-        to: u64, to_agent: u64, from: u64, from_agent: u64, len: usize,
-        count: u32, after: In<u64>, done: u64, engine: u32, _force: bool,
-    ) |call| {
-        if !engine.is_power_of_two() || u64::from(engine.trailing_zeros()) >= settings::ENGINES.get() {
-            return Err(Status::INVALID_ARGUMENT);
-        }
-        submit(call, (to, to_agent), (from, from_agent), len, (count, &after), done)
-    }
-
-    [false, None] fn hsa_amd_memory_copy_engine_status(to: u64, from: u64, engines: Out<u32>) |_call| {
-        let (to, from) = (agent::find(to)?, agent::find(from)?);
-        if to == from {
-            return Err(Status::INVALID_AGENT);
-        }
-        engines.set((1 << settings::ENGINES.get().min(16)) - 1)
-    }
-
     [false, None] fn hsa_amd_ipc_memory_create(address: u64, len: usize, handle: Out<Handle>) |_call| {
         if !handle.is_wanted() {
             return Err(Status::INVALID_ARGUMENT);
@@ -289,14 +266,6 @@ extern "C" fn hsa_signal_load_scacquire(handle: u64) -> i64 {
 extern "C" fn hsa_signal_store_screlease(handle: u64, value: i64) {
     count("hsa_signal_store_screlease", handle, value);
     signal::change(handle, |word| word.store(value, SeqCst));
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn hsa_signal_subtract_screlease(handle: u64, value: i64) {
-    count("hsa_signal_subtract_screlease", handle, value);
-    signal::change(handle, |word| {
-        word.fetch_sub(value, SeqCst);
-    });
 }
 
 #[unsafe(no_mangle)]

@@ -3,7 +3,6 @@
 //!
 //! It knows a card by its descriptor alone (`gaudi.rs` of the common parts), whichever emulated library opened it:
 //! * a handle is there in the process alone in which SCAL was set up, and for that very descriptor, not for a duplicate (-1);
-//! * `scal_init` takes a card over that its process has opened and nobody has set up (-1), with all of its memory;
 //! * handles and pools are no canonical addresses; a stale or made-up one is -4 and a misuse;
 //! * the info is written in its own 72 bytes and no more.
 //!
@@ -28,7 +27,7 @@ mod control;
 
 use std::{
     collections::HashMap,
-    ffi::{CStr, c_char, c_void},
+    ffi::{CStr, c_char},
     mem::offset_of,
     os::fd::RawFd,
     sync::OnceLock,
@@ -180,41 +179,6 @@ extern "C" fn scal_get_handle_from_fd(fd: i32, handle: *mut u64) -> i32 {
         attached(fd).ok_or(FAILURE)?;
         put(handle, handle_of(fd))
     })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn scal_init(
-    fd: i32,
-    config: *const c_char,
-    handle: *mut u64,
-    firmware: *const c_void,
-) -> i32 {
-    enter("scal_init", [fd as u64, 0, 0, 0], || {
-        if config.is_null() || !firmware.is_null() {
-            return Err(INVALID_PARAM);
-        }
-        let card = Card::of(fd).ok_or(INVALID_PARAM)?;
-        if card.owner != Some(Process::this()) || card.scal.is_some() {
-            return Err(FAILURE);
-        }
-        let taken = Card {
-            scal: Some(Process::this()),
-            scal_fd: fd as u64,
-            ..card
-        };
-        taken.store(fd).map_err(|_| FAILURE)?;
-        put(handle, handle_of(fd))
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn scal_destroy(handle: u64) {
-    enter("scal_destroy", [handle, 0, 0, 0], || {
-        let card = card_of(handle)?;
-        let gone = scal().handles.lock().remove(&handle);
-        let (fd, _) = gone.ok_or(INVALID_PARAM)?;
-        Card { scal: None, ..card }.store(fd).map_err(|_| FAILURE)
-    });
 }
 
 #[unsafe(no_mangle)]

@@ -11,7 +11,6 @@ pub(crate) type Outcome<T = ()> = Result<T, Status>;
 
 impl Status {
     pub(crate) const INVALID_ARGUMENT: Self = Self(1);
-    pub(crate) const OUT_OF_HOST_MEMORY: Self = Self(3);
     pub(crate) const OUT_OF_DEVICE_MEMORY: Self = Self(4);
     pub(crate) const NO_DEVICE_FOUND: Self = Self(8);
     pub(crate) const DEVICE_RESET: Self = Self(17);

@@ -185,7 +185,7 @@ impl Device {
     }
 
     /// How much of everything there is.
-    pub(crate) fn live(&self) -> [(&'static str, u64); 6] {
+    pub(crate) fn live(&self) -> [(&'static str, u64); 5] {
         let (streams, events) = {
             let objects = self.objects.lock();
             (objects.streams.len() as u64, objects.events.len() as u64)
@@ -195,8 +195,7 @@ impl Device {
             ("streams", streams),
             ("events", events),
             ("allocations", memory.allocations.len() as u64),
-            ("mapped", memory.mapped().0),
-            ("pinned", memory.mapped().1),
+            ("mapped", memory.mapped()),
             ("bytes", memory.used),
         ]
     }

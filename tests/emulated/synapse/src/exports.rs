@@ -24,8 +24,6 @@ use crate::{
 
 /// The most bytes of one copy.
 const MAX_COPY: u64 = (4 << 30) - 1;
-/// The most copies of one call.
-const MAX_LIST: u64 = 1 << 16;
 
 /// Writes a result where the caller wants it.
 fn put<T>(to: *mut T, value: T) -> Outcome {
@@ -35,16 +33,6 @@ fn put<T>(to: *mut T, value: T) -> Outcome {
     // SAFETY: not null, and the C caller's duty is that it points to room for a T; it may be unaligned.
     unsafe { to.write_unaligned(value) };
     Ok(())
-}
-
-/// Reads `count` numbers.
-fn list(from: *const u64, count: u64) -> Outcome<Vec<u64>> {
-    if from.is_null() || count > MAX_LIST {
-        return Err(Status::INVALID_ARGUMENT);
-    }
-    // SAFETY: not null, and the C caller's duty is that it points to so many numbers.
-    let read = |index| unsafe { from.add(index).read_unaligned() };
-    Ok((0..count as usize).map(read).collect())
 }
 
 /// Defines exported functions: `[what it needs] fn name(arguments) |call| { work }`.
@@ -75,10 +63,6 @@ exports! {
         runtime().journal.misuse("synDestroy was called: it ends Synapse for everybody in the process".to_owned());
         runtime().initialised_in.store(0, SeqCst);
         Ok(())
-    }
-
-    [Init] fn synDeviceGetCount(count: *mut u32) |_call| {
-        put(count, cards() as u32)
     }
 
     [Init] fn synDeviceAcquire(id: *mut u32, address: *const c_char) |_call| {
@@ -170,17 +154,6 @@ exports! {
         device.bytes.discard(offset, len).map_err(|_| Status::FAIL)
     }
 
-    [Device] fn synHostMalloc(id: u32, len: u64, _flags: u32, start: *mut *mut c_void) |call| {
-        let device = call.numbered(id)?;
-        put(start, std::ptr::null_mut())?;
-        let at = device.memory.lock().allocate_host(len)?;
-        put(start, std::ptr::with_exposed_provenance_mut(at as usize))
-    }
-
-    [Device] fn synHostFree(id: u32, start: *const c_void, _flags: u32) |call| {
-        call.numbered(id)?.memory.lock().free_host(start.expose_provenance() as u64)
-    }
-
     [Device] fn synHostMap(id: u32, len: u64, start: *const c_void) |call| {
         call.numbered(id)?.memory.lock().map(start.expose_provenance() as u64, len)
     }
@@ -216,21 +189,6 @@ exports! {
     [Device] fn synStreamQuery(stream: u64) |call| {
         let stream = find_stream(call.device()?, stream)?;
         if stream.reached(stream.place()) { call.device()?.check() } else { Err(Status::BUSY) }
-    }
-
-    [Device] fn synStreamWaitEvent(stream: u64, event: u64, flags: u32) |call| {
-        let device = call.device()?;
-        let stream = find_stream(device, stream)?;
-        let event = find_event(device, event)?;
-        if flags != 0 {
-            return Err(Status::INVALID_ARGUMENT);
-        }
-        if let Some((other, place)) = event.place("synStreamWaitEvent") {
-            for direction in [Direction::ToDevice, Direction::ToHost, Direction::Within] {
-                stream.push(direction, Op::After(Arc::clone(&other), place))?;
-            }
-        }
-        Ok(())
     }
 
     [Device] fn synEventCreate(event: *mut u64, id: u32, _flags: u32) |call| {
@@ -277,7 +235,7 @@ exports! {
         let stream = find_stream(device, stream)?;
         let direction = Direction::of(direction).ok_or(Status::INVALID_ARGUMENT)?;
         check(device, direction, from, len, to)?;
-        queue(call, &stream, direction, &[(from, len, to)])
+        queue(call, &stream, direction, (from, len, to))
     }
 
     [Device] fn synMemsetD8Async(to: u64, value: u8, count: usize, stream: u64) |call| {
@@ -293,18 +251,6 @@ exports! {
             0 => Ok(()),
             _ => stream.push(Direction::Within, Op::Fill { to, len: count as u64, value }),
         }
-    }
-
-    [Device] fn synMemCopyAsyncMultiple(stream: u64, from: *const u64, len: *const u64, to: *const u64, direction: u32, count: u64) |call| {
-        let device = call.device()?;
-        let stream = find_stream(device, stream)?;
-        let direction = Direction::of(direction).ok_or(Status::INVALID_ARGUMENT)?;
-        let (from, len, to) = (list(from, count)?, list(len, count)?, list(to, count)?);
-        let copies: Vec<_> = from.into_iter().zip(len).zip(to).map(|((from, len), to)| (from, len, to)).collect();
-        for (from, len, to) in &copies {
-            check(device, direction, *from, *len, *to)?;
-        }
-        queue(call, &stream, direction, &copies)
     }
 }
 
@@ -356,15 +302,15 @@ fn queue(
     call: &Call,
     stream: &Arc<Stream>,
     direction: Direction,
-    copies: &[(u64, u64, u64)],
+    (from, len, to): (u64, u64, u64),
 ) -> Outcome {
     if let Some(status) = call.late {
         stream.push(direction, Op::Break(status))?;
     }
-    for (from, len, to) in copies.iter().copied().filter(|(_, len, _)| *len > 0) {
-        stream.push(direction, Op::Copy { from, len, to })?;
+    match len {
+        0 => Ok(()),
+        _ => stream.push(direction, Op::Copy { from, len, to }),
     }
-    Ok(())
 }
 
 fn find_stream(device: &Device, handle: u64) -> Outcome<Arc<Stream>> {

@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, fs};
 
-use wharf_emulated_common::backing::HostPages;
-
 use crate::{
     abi::{Outcome, Status},
     device::Device,
@@ -21,16 +19,10 @@ pub(crate) struct Memory {
     len: u64,
     /// Start and length.
     pub(crate) allocations: BTreeMap<u64, u64>,
-    host: BTreeMap<u64, Host>,
+    /// Start and length of what is mapped.
+    host: BTreeMap<u64, u64>,
     /// Bytes that are allocated.
     pub(crate) used: u64,
-}
-
-#[derive(Debug)]
-struct Host {
-    len: u64,
-    /// Of `synHostMalloc`.
-    pages: Option<HostPages>,
 }
 
 impl Memory {
@@ -98,7 +90,7 @@ impl Memory {
         let end = start.checked_add(len).filter(|_| len > 0 && start != 0);
         let end = end.ok_or(Status::INVALID_ARGUMENT)?;
         let before = self.host.range(..end).next_back();
-        let overlaps = before.is_some_and(|(other, host)| other + host.len > start);
+        let overlaps = before.is_some_and(|(other, len)| other + len > start);
         if self.host.contains_key(&start) || (overlaps && !settings::OVERLAP.on()) {
             return Err(Status::INVALID_ARGUMENT);
         }
@@ -106,42 +98,14 @@ impl Memory {
         if !is_writable(start, end) {
             return Err(Status::FAIL);
         }
-        self.host.insert(start, Host { len, pages: None });
+        self.host.insert(start, len);
         Ok(())
     }
 
     /// Unmaps, by the start.
     pub(crate) fn unmap(&mut self, start: u64) -> Outcome {
-        match self.host.get(&start) {
-            Some(Host { pages: None, .. }) => {
-                self.host.remove(&start);
-                Ok(())
-            }
-            _ => Err(Status::INVALID_ARGUMENT),
-        }
-    }
-
-    /// Host memory of its own, mapped.
-    pub(crate) fn allocate_host(&mut self, len: u64) -> Outcome<u64> {
-        if len == 0 {
-            return Err(Status::INVALID_ARGUMENT);
-        }
-        let pages = HostPages::new(len).map_err(|_| Status::OUT_OF_HOST_MEMORY)?;
-        let start = pages.start();
-        let pages = Some(pages);
-        self.host.insert(start, Host { len, pages });
-        Ok(start)
-    }
-
-    /// Frees it.
-    pub(crate) fn free_host(&mut self, start: u64) -> Outcome {
-        match self.host.get(&start) {
-            Some(Host { pages: Some(_), .. }) => {
-                self.host.remove(&start);
-                Ok(())
-            }
-            _ => Err(Status::INVALID_ARGUMENT),
-        }
+        let gone = self.host.remove(&start);
+        gone.map(drop).ok_or(Status::INVALID_ARGUMENT)
     }
 
     /// Whether a range lies in one mapping.
@@ -151,14 +115,12 @@ impl Memory {
         };
         self.host
             .range(..=start)
-            .any(|(first, host)| end <= first + host.len)
+            .any(|(first, len)| end <= first + len)
     }
 
-    /// How many ranges of the program's are mapped, and how many of its own.
-    pub(crate) fn mapped(&self) -> (u64, u64) {
-        let own = self.host.values().filter(|host| host.pages.is_some());
-        let own = own.count() as u64;
-        (self.host.len() as u64 - own, own)
+    /// How many ranges of the program's are mapped.
+    pub(crate) fn mapped(&self) -> u64 {
+        self.host.len() as u64
     }
 }
 

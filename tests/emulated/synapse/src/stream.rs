@@ -81,8 +81,6 @@ pub(crate) enum Op {
     Copy { from: u64, len: u64, to: u64 },
     /// Writes one value.
     Fill { to: u64, len: u64, value: u8 },
-    /// Waits for a place in a stream.
-    After(Arc<Stream>, Place),
     /// Loses the device.
     Break(Status),
 }
@@ -238,11 +236,6 @@ impl Stream {
             }
             Op::Fill { to, len, value } => {
                 let _ = memory::fill(&self.device, to, len, value);
-            }
-            Op::After(stream, place) => {
-                while !stream.reached(place) && self.device.check().is_ok() {
-                    thread::sleep(Duration::from_micros(20));
-                }
             }
             Op::Break(status) => self.device.lose(status),
         }

@@ -686,13 +686,6 @@ pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut Event) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn rdma_get_src_port(id: *mut Id) -> u16 {
-    let cm = CM.lock();
-    let bound = cm.ids.get(&(id as usize)).and_then(|state| state.bound);
-    bound.map_or(0, |bound| bound.port().to_be())
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
     id: *mut Id,
     attr: *mut QpAttr,

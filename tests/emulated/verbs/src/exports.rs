@@ -314,22 +314,6 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
 }
 
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ibv_query_pkey(
-    _context: *mut Context,
-    port: u8,
-    index: c_int,
-    to: *mut u16,
-) -> c_int {
-    if port != 1 || index != 0 {
-        errno(libc::EINVAL);
-        return -1;
-    }
-    // SAFETY: given for it.
-    unsafe { *to = 0xffff };
-    0
-}
-
-#[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(context: *mut Context) -> *mut Pd {
     plan!("ibv_alloc_pd", pointer);
     let pd = Box::into_raw(Box::new(Pd { context, handle: 0 }));
@@ -645,29 +629,10 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(pd: *mut Pd, init: *mut SrqInit) 
     let state = SrqState {
         pd: pd as usize,
         room: init.max_wr as usize,
-        limit: 0,
         receives: VecDeque::new(),
     };
     WORLD.lock().srqs.insert(srq as usize, state);
     srq
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ibv_modify_srq(
-    srq: *mut Srq,
-    attr: *const [u32; 3],
-    mask: c_int,
-) -> c_int {
-    plan!("ibv_modify_srq", number);
-    let mut world = WORLD.lock();
-    match world.srqs.get_mut(&(srq as usize)) {
-        Some(state) if mask == 2 => {
-            // SAFETY: given for it.
-            state.limit = unsafe { (*attr)[2] } as usize;
-            0
-        }
-        _ => libc::EINVAL,
-    }
 }
 
 #[unsafe(no_mangle)]
@@ -739,26 +704,6 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut Pd, init: *mut QpInit) ->
     };
     world.qps.insert(number, state);
     qp
-}
-
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn ibv_query_qp(
-    qp: *mut Qp,
-    attr: *mut QpAttr,
-    _mask: c_int,
-    _init: *mut QpInit,
-) -> c_int {
-    plan!("ibv_query_qp", number);
-    // SAFETY: a live queue pair, and a struct given for it.
-    let number = unsafe { (*qp).qp_num };
-    match WORLD.lock().qps.get(&number) {
-        Some(state) => {
-            // SAFETY: as above.
-            unsafe { (*attr).qp_state = state.state };
-            0
-        }
-        None => libc::EINVAL,
-    }
 }
 
 /// The bits that each step needs, as in the manual of `ibv_modify_qp`.

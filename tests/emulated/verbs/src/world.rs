@@ -121,7 +121,6 @@ pub(crate) struct Entry {
 pub(crate) struct SrqState {
     pub(crate) pd: usize,
     pub(crate) room: usize,
-    pub(crate) limit: usize,
     pub(crate) receives: VecDeque<Receive>,
 }
 
@@ -386,14 +385,8 @@ impl World {
         if qp.srq == 0 {
             return qp.receives.pop_front();
         }
-        let (context, srq) = (qp.context(), qp.srq);
-        let state = self.srqs.get_mut(&srq)?;
-        let receive = state.receives.pop_front();
-        if state.receives.len() < state.limit {
-            state.limit = 0;
-            self.tell(context, srq, 15);
-        }
-        receive
+        let srq = qp.srq;
+        self.srqs.get_mut(&srq)?.receives.pop_front()
     }
 
     /// Moves a queue pair to its end, and flushes what it has.
