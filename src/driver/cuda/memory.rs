@@ -1,7 +1,7 @@
 //! Memory: of the device, pinned, managed; what an address is; dma-bufs.
 //!
 //! # Safety
-//! An allocation is freed once, by its drop or [`DeviceAllocation::free`], in the context that made it, which it holds. Freeing waits for the
+//! An allocation is freed once, by its drop, in the context that made it, which it holds. Freeing waits for the
 //! work of the device that the driver knows; whoever lets others (another process, a network card) reach it ends that first. Of pinned
 //! memory only the address is given out: the device may write it at any time.
 #![allow(unsafe_code)]

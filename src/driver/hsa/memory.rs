@@ -1,7 +1,7 @@
 //! Memory: of pools, locked host memory, what an address is.
 //!
 //! # Safety
-//! An allocation is freed once, by its drop or [`Allocation::free`]. The runtime does not wait for copies then: whoever started one ends it
+//! An allocation is freed once, by its drop. The runtime does not wait for copies then: whoever started one ends it
 //! first, as they promised where the copy was started. Locked memory is unlocked once, by its drop.
 #![allow(unsafe_code)]
 
