@@ -31,8 +31,8 @@ use super::{
     "UCP_WAKEUP_EDGE"
 ))]
 pub enum Progress {
-    /// Looks while that pays, as measured over the last waits: the future itself for some microseconds and 20 µs at the most, and then the
-    /// worker between the turns of other tasks, for 20 µs and for byte streams 100 µs; then it sleeps.
+    /// Looks while that pays, as measured over the last waits: the future itself for some microseconds and 20 µs at the most (40 over sockets), and
+    /// then the worker between the turns of other tasks, for as long and for byte streams 100 µs; then it sleeps.
     #[default]
     Adaptive,
     /// Spins for this long, then parks. For a millisecond at the most before the runtime's timers and sockets have their turn.

@@ -39,7 +39,7 @@
 //!
 //! # The two questions of a spinning worker
 //!
-//! [`Progress::Adaptive`](crate::Progress::Adaptive) measures its waits and looks for what comes while their mean is below 20 µs
+//! [`Progress::Adaptive`](crate::Progress::Adaptive) measures its waits and looks for what comes while their mean is below 20 µs, over sockets 40
 //! ([`mean_wait`](crate::WorkerMetrics::mean_wait)): a future for as long as that has had success of late, and then, parked, leaves it to the worker's own
 //! task, between the turns of others. Otherwise it sleeps, but for a millisecond in each 33 by the clock, in which it looks for up
 //! to 80 µs: two peers that sleep for each other's messages find out that they need not.

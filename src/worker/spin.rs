@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! a future waits ─▶ it looks itself, for some four times as long as such looks have taken of late
+//!                     │ (over sockets 40 µs)
 //!                     │ nothing, or it has woken others, or its last looks found nothing
 //!                     ▼
 //!                   it parks ─▶ the reactor lingers: one pass between the turns of other tasks
-//!                                 │ nothing for 20 µs, or that has not paid of late
+//!                                 │ nothing for 20 µs (40), or that has not paid of late
 //!                                 ▼
 //!                               armed: who sends next rings
 //! ```
