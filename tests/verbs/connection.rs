@@ -95,7 +95,7 @@ fn queue_pairs_are_connected_by_address() {
             .expect("asks");
 
         let event = expect(&listens, EventKind::CONNECT_REQUEST).await;
-        assert!(event.request.data.starts_with(b"who is there"));
+        assert!(event.data.starts_with(b"who is there"));
         let far = event.incoming.expect("the new end");
         assert_eq!(far.device().as_deref(), Some("rxe1"));
         assert_eq!(
@@ -112,7 +112,7 @@ fn queue_pairs_are_connected_by_address() {
             .expect("accepts");
 
         let event = expect(&asks, EventKind::CONNECT_RESPONSE).await;
-        assert!(event.request.data.starts_with(b"it is me"));
+        assert!(event.data.starts_with(b"it is me"));
         for state in [State::RTR, State::RTS] {
             near.prepare(&pairs[0], state).expect("changes");
         }
@@ -170,7 +170,7 @@ fn a_request_may_be_turned_down_or_reach_nobody() {
             let event = expect(&asks, EventKind::REJECTED).await;
             assert_eq!(event.error().expect("an error").kind(), kind, "{event:?}");
             if to == address {
-                assert!(event.request.data.starts_with(b"no room"), "{event:?}");
+                assert!(event.data.starts_with(b"no room"), "{event:?}");
             }
         }
     });

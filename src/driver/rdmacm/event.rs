@@ -66,13 +66,6 @@ impl fmt::Debug for EventKind {
     }
 }
 
-/// What came with a request, or with its answer.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Request {
-    /// The other side's bytes; zeros may follow them.
-    pub(crate) data: Vec<u8>,
-}
-
 /// One thing told.
 #[derive(Debug)]
 pub(crate) struct Event {
@@ -82,8 +75,8 @@ pub(crate) struct Event {
     pub(crate) status: i32,
     /// Of a request: the new end of the connection. Dropping it turns the request down.
     pub(crate) incoming: Option<Id>,
-    /// What came with it.
-    pub(crate) request: Request,
+    /// The other side's bytes with a request, or with its answer; zeros may follow them.
+    pub(crate) data: Vec<u8>,
 }
 
 impl Event {
@@ -157,11 +150,7 @@ impl EventChannel {
                 | EventKind::ESTABLISHED
                 | EventKind::REJECTED
         );
-        let request = if carries {
-            Request { data }
-        } else {
-            Request::default()
-        };
+        let data = if carries { data } else { Vec::new() };
         // SAFETY: acknowledged once; nothing points into it.
         unsafe { (api.rdma_ack_cm_event)(raw) };
         let incoming = match kind {
@@ -172,7 +161,7 @@ impl EventChannel {
             kind,
             status,
             incoming,
-            request,
+            data,
         }))
     }
 }

@@ -38,5 +38,5 @@ mod sys;
 
 pub(crate) use channel::EventChannel;
 pub(crate) use driver::RdmaCm;
-pub(crate) use event::{Event, EventKind, Request};
+pub(crate) use event::{Event, EventKind};
 pub(crate) use id::{Connect, Id};

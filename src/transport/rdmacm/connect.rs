@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     driver::{
-        rdmacm::{Connect, EventChannel, EventKind, Id, RdmaCm, Request},
+        rdmacm::{Connect, EventChannel, EventKind, Id, RdmaCm},
         verbs::{CompletionChannel, State, Verbs, errno_of},
     },
     error::{Error, ErrorKind, Result},
@@ -128,7 +128,7 @@ impl Listening {
                     return Ok(Asked {
                         id,
                         events,
-                        request: event.request,
+                        data: event.data,
                         from,
                         peer,
                         verbs: self.verbs,
@@ -148,7 +148,8 @@ impl Listening {
 pub(crate) struct Asked {
     id: Offloaded<Id>,
     events: Events,
-    request: Request,
+    /// What it said with that.
+    data: Vec<u8>,
     from: Option<SocketAddr>,
     peer: String,
     verbs: &'static Verbs,
@@ -181,7 +182,7 @@ impl Asked {
     }
 
     async fn answer_inner(self) -> Result<Channel> {
-        let theirs = Greeting::decode(&self.request.data);
+        let theirs = Greeting::decode(&self.data);
         let verbs = self.verbs;
         let made = self.id.then(move |id| {
             match theirs.and_then(|theirs| Ok((serve(&id, verbs)?, theirs))) {
@@ -264,8 +265,8 @@ pub(crate) async fn dial(
         Ok((End { pair, id }, completions))
     });
     let (end, completions) = asked.await?;
-    let request = events.expect(EventKind::CONNECT_RESPONSE).await?;
-    let theirs = Greeting::decode(&request.data)?;
+    let answer = events.expect(EventKind::CONNECT_RESPONSE).await?;
+    let theirs = Greeting::decode(&answer)?;
     let stands = end.then(|end| {
         end.id.prepare(end.pair.queue_pair(), State::RTR)?;
         end.id.prepare(end.pair.queue_pair(), State::RTS)?;

@@ -4,7 +4,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::watch;
 use crate::{
-    driver::rdmacm::{Event, EventChannel, EventKind, Request},
+    driver::rdmacm::{Event, EventChannel, EventKind},
     error::{Error, ErrorKind, Result},
 };
 
@@ -48,7 +48,7 @@ impl Events {
     ///
     /// # Cancel safety
     /// Cancel safe.
-    pub(super) async fn expect(&self, kind: EventKind) -> Result<Request> {
+    pub(super) async fn expect(&self, kind: EventKind) -> Result<Vec<u8>> {
         loop {
             let event = self.next().await?;
             if event.kind == kind {
@@ -57,11 +57,11 @@ impl Events {
                     let why = std::io::Error::from_raw_os_error(event.status.saturating_abs());
                     return Err(Error::io(event.kind.to_string(), why));
                 }
-                return Ok(event.request);
+                return Ok(event.data);
             }
             if let Some(error) = event.error() {
                 return Err(match event.kind {
-                    EventKind::REJECTED => rejected(error, &event.request.data),
+                    EventKind::REJECTED => rejected(error, &event.data),
                     _ => error,
                 });
             }
