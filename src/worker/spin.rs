@@ -87,9 +87,7 @@ impl SpinPolicy {
     fn window(&self, is_socket: bool) -> Duration {
         match self.progress {
             // The mean of waits that ended while their futures looked says little there: of many messages the most are found at once.
-            Progress::Adaptive if self.mean() > cap(is_socket) || !self.has_luck() => {
-                Duration::ZERO
-            }
+            Progress::Adaptive if !self.pays_over(is_socket) || !self.has_luck() => Duration::ZERO,
             Progress::Adaptive if is_socket => SOCKET_CAP,
             Progress::Adaptive => {
                 let held = Duration::from_nanos(self.held.load(Ordering::Relaxed));
@@ -103,7 +101,9 @@ impl SpinPolicy {
     /// it comes sooner or is not asked for yet, and who looks for it holds up those who would ask.
     fn window_of(&self, luck: &Luck, is_socket: bool) -> Duration {
         match self.progress {
-            Progress::Adaptive if is_socket && self.mean().max(luck.mean()) <= SOCKET_CAP => {
+            Progress::Adaptive
+                if is_socket && self.pays_over(true) && luck.mean() <= SOCKET_CAP =>
+            {
                 (luck.mean() * 2).clamp(LEAST, SOCKET_CAP)
             }
             Progress::Adaptive if !self.pays() => Duration::ZERO,
@@ -142,7 +142,7 @@ impl SpinPolicy {
     ) -> Option<Duration> {
         match self.progress {
             Progress::Adaptive if self.pays() => Some(CAP),
-            Progress::Adaptive if self.mean() <= SOCKET_CAP && is_socket() => Some(SOCKET_CAP),
+            Progress::Adaptive if self.pays_over(true) && is_socket() => Some(SOCKET_CAP),
             Progress::Adaptive => moment()
                 .is_some_and(|moment| moment != self.failed.load(Ordering::Relaxed))
                 .then_some(TRIAL),
@@ -153,7 +153,14 @@ impl SpinPolicy {
     /// Whether looking before sleeping pays, as far as is known.
     #[inline]
     pub(crate) fn pays(&self) -> bool {
+        self.pays_over(false)
+    }
+
+    /// The same where the next look may be one at a socket.
+    #[inline]
+    fn pays_over(&self, is_socket: bool) -> bool {
         match self.progress {
+            Progress::Adaptive if is_socket => self.mean() <= SOCKET_CAP,
             Progress::Adaptive => self.mean() <= CAP,
             Progress::Spin(window) => !window.is_zero(),
             Progress::Busy => true,
@@ -251,7 +258,7 @@ impl SpinPolicy {
     }
 
     fn in_vain_at(&self, is_socket: bool, moment: impl FnOnce() -> Option<u64>) {
-        if self.pays() || self.mean() <= cap(is_socket) {
+        if self.pays_over(is_socket) {
             self.learn(LONGEST.as_nanos() as u64, 8);
         } else if let Some(moment) = moment() {
             self.failed.store(moment, Ordering::Relaxed);
@@ -266,11 +273,6 @@ impl SpinPolicy {
                 .store(mean - mean / part + waited / part, Ordering::Relaxed);
         }
     }
-}
-
-/// The mean wait up to which looking pays.
-fn cap(is_socket: bool) -> Duration {
-    if is_socket { SOCKET_CAP } else { CAP }
 }
 
 /// The time for trials that this is, if it is one.
