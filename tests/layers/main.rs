@@ -244,8 +244,8 @@ fn uses(text: &str, depth: usize) -> Vec<String> {
         .match_indices("crate::")
         .chain(text.match_indices("super::"))
     {
-        if text[..start].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':') {
-            continue; // The middle of a path or of a word.
+        if is_within(&text[..start]) {
+            continue;
         }
         let path = text[start..].trim_start_matches("super::");
         let supers = (text.len() - start - path.len()) / "super::".len();
@@ -262,6 +262,11 @@ fn uses(text: &str, depth: usize) -> Vec<String> {
     found.sort();
     found.dedup();
     found
+}
+
+/// Whether what follows such a text is in the middle of a path or of a word.
+fn is_within(before: &str) -> bool {
+    before.ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':')
 }
 
 /// Whether the first part of a path is a room.
