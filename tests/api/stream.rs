@@ -152,6 +152,22 @@ scenarios! { everywhere:
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
     }
 
+    /// Whose peer leaves once it has read everything has flushed all the same; what is written after that fails.
+    async fn reader_leaves_with_all(way: Way) {
+        let pair = way.pair().await;
+        let (mut here, mut there) = streams(&pair).await;
+        here.write_all(b"all").await.expect("written");
+        there.read_exact(&mut [0; 3]).await.expect("read");
+        let (reader, mut writer) = there.into_split();
+        drop(reader);
+        writer.write_all(b"!").await.expect("written");
+        // What says that the reader has gone came before it.
+        here.read_exact(&mut [0; 1]).await.expect("read");
+        here.flush().await.expect("nothing is left to send");
+        let error = here.write(b"more").await.expect_err("nobody reads");
+        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    }
+
     /// A writer that waits for room is told when its reader goes.
     async fn reader_leaves_a_waiting_writer(way: Way) {
         let pair = way.pair().await;

@@ -96,6 +96,8 @@ pub(super) struct Writing {
     pub(super) left: u64,
     /// An announced buffer was taken back, and the reader may have said something about it before it heard.
     pub(super) took_back: bool,
+    /// Something that was written has not left, and never will.
+    lost: bool,
     pub(super) waker: WakerSlot,
     /// Why nothing leaves any more.
     failed: Option<Error>,
@@ -115,6 +117,7 @@ impl Default for Writing {
             taken: 0,
             left: 0,
             took_back: false,
+            lost: false,
             waker: WakerSlot::default(),
             failed: None,
         }
@@ -142,6 +145,7 @@ impl Writing {
     #[must_use = "the reader may be in it"]
     pub(super) fn give_up(&mut self, buried: &mut Vec<Buried>) -> Option<(Buffer, u32)> {
         let mut lent = None;
+        self.lost |= !self.pieces.is_empty();
         for piece in self.pieces.drain(..) {
             match piece {
                 Piece::Owned {
@@ -365,6 +369,8 @@ impl Core {
             stream.writing.waker.take();
             match stream.write_error() {
                 None | Some(Broken::Finished) => {}
+                // Who reads no more may have read all of it.
+                Some(Broken::Stopped) if !stream.writing.lost => {}
                 Some(error) => return Some(Err(error)),
             }
             if stream.writing.pieces.is_empty() {
