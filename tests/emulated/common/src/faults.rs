@@ -7,17 +7,17 @@
 //!   `die:CODE` (the device's context is broken from then on, and the call returns the code); `late:CODE` (the call
 //!   succeeds, and what it queued breaks the context when its turn comes); `skip` (the call does nothing and succeeds).
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use parking_lot::Mutex;
+
+use crate::pace::takes;
 
 /// How a call goes wrong.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fault {
     /// It returns this code and does nothing.
     Code(u32),
-    /// It takes so many microseconds longer.
-    Slow(u64),
     /// The context is broken with this code.
     Die(u32),
     /// What the call queues breaks the context with this code.
@@ -34,7 +34,14 @@ struct Line {
     /// Matching calls until it strikes.
     left: u64,
     always: bool,
-    fault: Fault,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    /// The call takes so much longer.
+    Slow(Duration),
+    Fault(Fault),
 }
 
 /// The plan.
@@ -77,9 +84,9 @@ impl Faults {
         self.0.lock().len()
     }
 
-    /// The faults of this call: every line that matches counts it.
+    /// The faults of this call: every line that matches counts it. A call that is slow takes its time here.
     pub fn strike(&self, name: &str, device: Option<u32>) -> Vec<Fault> {
-        let mut struck = Vec::new();
+        let (mut struck, mut time) = (Vec::new(), Duration::ZERO);
         self.0.lock().retain_mut(|line| {
             if (line.name != "*" && line.name != name)
                 || (line.device.is_some() && line.device != device)
@@ -90,9 +97,13 @@ impl Faults {
             if line.left > 0 {
                 return true;
             }
-            struck.push(line.fault);
+            match line.what {
+                What::Slow(longer) => time += longer,
+                What::Fault(fault) => struck.push(fault),
+            }
             line.always
         });
+        takes(time);
         struck
     }
 }
@@ -122,12 +133,14 @@ impl FromStr for Line {
         };
         let always = nth.ends_with('+');
         let left: u64 = nth.trim_end_matches('+').parse().map_err(|_| wrong())?;
-        let fault = match what.split_once(':') {
-            Some(("slow", micros)) => Fault::Slow(micros.parse().map_err(|_| wrong())?),
-            Some(("die", code)) => Fault::Die(code.parse().map_err(|_| wrong())?),
-            Some(("late", code)) => Fault::Late(code.parse().map_err(|_| wrong())?),
-            None if what == "skip" => Fault::Skip,
-            None => Fault::Code(what.parse().map_err(|_| wrong())?),
+        let what = match what.split_once(':') {
+            Some(("slow", micros)) => {
+                What::Slow(Duration::from_micros(micros.parse().map_err(|_| wrong())?))
+            }
+            Some(("die", code)) => What::Fault(Fault::Die(code.parse().map_err(|_| wrong())?)),
+            Some(("late", code)) => What::Fault(Fault::Late(code.parse().map_err(|_| wrong())?)),
+            None if what == "skip" => What::Fault(Fault::Skip),
+            None => What::Fault(Fault::Code(what.parse().map_err(|_| wrong())?)),
             Some(_) => return Err(wrong()),
         };
         if name.is_empty() || left == 0 {
@@ -138,7 +151,7 @@ impl FromStr for Line {
             device,
             left,
             always,
-            fault,
+            what,
         })
     }
 }
@@ -151,16 +164,18 @@ mod tests {
     fn the_nth_call_is_struck_and_no_other() {
         let faults = Faults::new();
         faults
-            .add("a@2=700, b:1@1+=slow:5 *@4=die:719")
+            .add("a@2=700, b:1@1+=slow:5000 *@4=die:719")
             .expect("a plan");
         assert_eq!(faults.strike("a", None), []);
         assert_eq!(faults.strike("a", None), [Fault::Code(700)]);
         assert_eq!(faults.strike("b", Some(0)), []);
-        assert_eq!(
-            faults.strike("b", Some(1)),
-            [Fault::Slow(5), Fault::Die(719)]
-        );
-        assert_eq!(faults.strike("b", Some(1)), [Fault::Slow(5)]);
+        let is_slow = |expected: &[Fault]| {
+            let start = std::time::Instant::now();
+            assert_eq!(faults.strike("b", Some(1)), expected);
+            assert!(start.elapsed() >= Duration::from_millis(5));
+        };
+        is_slow(&[Fault::Die(719)]);
+        is_slow(&[]);
         assert_eq!(faults.waiting(), 1);
     }
 

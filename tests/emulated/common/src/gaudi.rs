@@ -29,12 +29,12 @@ use std::{
         unix::fs::FileExt,
     },
     path::PathBuf,
-    thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use crate::{
     backing::{Backing, borrow_fd},
+    pace::takes,
     share::{self, Process},
 };
 
@@ -205,7 +205,7 @@ pub fn open(index: u64) -> io::Result<File> {
     let until = Duration::from_millis(u64::from_ne_bytes(until));
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let left = until.saturating_sub(now.unwrap_or_default());
-    thread::sleep(left.min(Duration::from_secs(10)));
+    takes(left.min(Duration::from_secs(10)));
     // What its last owner wrote.
     file.write_all_at(&[0; WORDS * 8], AT)?;
     Ok(file)

@@ -17,6 +17,8 @@ use std::{
 
 use parking_lot::Mutex;
 
+use wharf_emulated_common::pace::takes;
+
 use crate::{
     abi::{Outcome, Status},
     driver::driver,
@@ -212,7 +214,7 @@ pub(crate) fn retain_primary(device: usize) -> Arc<Context> {
     if let Some(context) = &primary.context {
         return Arc::clone(context);
     }
-    std::thread::sleep(Duration::from_micros(settings::RETAIN_US.get()));
+    takes(Duration::from_micros(settings::RETAIN_US.get()));
     let context = Context::create(device, primary.flags, true);
     primary.context = Some(Arc::clone(&context));
     context

@@ -10,6 +10,8 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
+use wharf_emulated_common::pace::takes;
+
 use crate::{
     abi::{Outcome, Status},
     context::Context,
@@ -216,7 +218,7 @@ impl Device {
             *free = Some(end);
             end
         };
-        std::thread::sleep(end.saturating_duration_since(Instant::now()));
+        takes(end.saturating_duration_since(Instant::now()));
     }
 
     /// Lets no more than `permits` queued operations pass; `None`: all.

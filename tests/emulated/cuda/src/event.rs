@@ -3,7 +3,7 @@
 use std::{sync::Arc, sync::OnceLock, time::Instant};
 
 use parking_lot::Mutex;
-use wharf_emulated_common::backing::Backing;
+use wharf_emulated_common::{backing::Backing, pace::Looks};
 
 use crate::{
     abi::{Outcome, Status},
@@ -92,8 +92,9 @@ impl Event {
         if let Some(mark) = mark {
             return mark.stream.wait(mark.place.get().copied().unwrap_or(0));
         }
+        let mut looks = Looks::new();
         while !self.is_done()? {
-            std::thread::sleep(std::time::Duration::from_micros(100));
+            looks.pause();
         }
         Ok(())
     }

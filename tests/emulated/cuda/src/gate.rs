@@ -10,7 +10,6 @@ use std::{
     ffi::c_void,
     sync::Arc,
     sync::atomic::{AtomicBool, Ordering::SeqCst},
-    time::Duration,
 };
 
 use wharf_emulated_common::faults::Fault;
@@ -128,7 +127,6 @@ fn admitted(
         match fault {
             Fault::Code(code) => return Err(Status(code)),
             Fault::Skip => return Ok(()),
-            Fault::Slow(micros) => std::thread::sleep(Duration::from_micros(micros)),
             Fault::Late(code) => late = Some(Status(code)),
             Fault::Die(code) => {
                 if let Some(context) = &context {

@@ -18,6 +18,7 @@ use std::{
 use parking_lot::Mutex;
 use wharf_emulated_common::{
     backing::Backing,
+    pace::Looks,
     share::{self, Process},
 };
 
@@ -258,8 +259,9 @@ fn wait_while_held() {
     HELD.fetch_add(1, Relaxed);
     let start = Instant::now();
     let limit = Duration::from_millis(settings::HANG_MS.get());
+    let mut looks = Looks::new();
     while settings::OPEN_HELD.get() != 0 {
-        std::thread::sleep(Duration::from_millis(1));
+        looks.pause();
         if start.elapsed() > limit {
             eprintln!(
                 "emulated CUDA driver: an opening was held for more than {limit:?} (hang_ms)"

@@ -4,10 +4,10 @@
 //! what it passes them and what it makes of their results; not that the PTX is right, nor anything of a device's memory order. An assembler checks
 //! the text, and a device what it does. Any other text is refused as by a driver whose compiler is missing.
 
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use parking_lot::Mutex;
-use wharf_emulated_common::pattern;
+use wharf_emulated_common::{pace::Looks, pattern};
 
 use crate::{
     abi::{Outcome, Status},
@@ -369,17 +369,15 @@ fn until(
     is_over: impl Fn() -> bool,
     mut so: impl FnMut() -> Outcome<bool>,
 ) -> Outcome<bool> {
-    let (mut looked, mut pause) = (0, 5);
+    let (mut looked, mut pauses) = (Duration::ZERO, Looks::new());
     loop {
         if so()? {
             return Ok(true);
         }
-        if looked >= looks || is_over() {
+        if looked.as_micros() >= u128::from(looks) || is_over() {
             return Ok(false);
         }
-        thread::sleep(Duration::from_micros(pause));
-        looked += pause;
-        pause = (pause * 2).min(500);
+        looked += pauses.pause();
     }
 }
 

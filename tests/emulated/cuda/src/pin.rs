@@ -8,7 +8,6 @@
 use std::{
     ffi::{CStr, c_char, c_int},
     os::fd::IntoRawFd,
-    time::Duration,
 };
 
 use wharf_emulated_common::faults::Fault;
@@ -119,7 +118,6 @@ extern "C" fn wharf_emulated_enter(name: *const c_char, arguments: *const [u64; 
     for fault in driver().faults.strike(name, None) {
         match fault {
             Fault::Code(code) | Fault::Late(code) | Fault::Die(code) => result = code,
-            Fault::Slow(micros) => std::thread::sleep(Duration::from_micros(micros)),
             Fault::Skip => {}
         }
     }

@@ -25,7 +25,13 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use wharf_emulated_common::{backing, backing::Backing, pattern, random::Random};
+use wharf_emulated_common::{
+    backing,
+    backing::Backing,
+    pace::{Looks, takes},
+    pattern,
+    random::Random,
+};
 
 use crate::{
     abi::{Outcome, Status},
@@ -301,7 +307,7 @@ impl Stream {
                 let most = settings::DELAY_US.get();
                 // Half of them go at once, or small delays would all be the timer's resolution.
                 if most > 0 && random.next().is_multiple_of(2) {
-                    thread::sleep(Duration::from_micros(random.up_to(most)));
+                    takes(Duration::from_micros(random.up_to(most)));
                 }
             }
             self.execute(op);
@@ -396,7 +402,7 @@ impl Stream {
                 Ok(())
             }
             Op::Sleep(time) => {
-                thread::sleep(time);
+                takes(time);
                 Ok(())
             }
             Op::Break(status) => Err(status),
@@ -406,13 +412,12 @@ impl Stream {
 
     /// Asks again and again, until it is so or the context is broken.
     fn until(&self, mut so: impl FnMut() -> Outcome<bool>) -> Outcome {
-        let mut pause = Duration::from_micros(5);
+        let mut looks = Looks::new();
         while !so()? {
             if self.context.check().is_err() {
                 return Ok(());
             }
-            thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_micros(500));
+            looks.pause();
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use wharf_emulated_common::backing::copy_host;
+use wharf_emulated_common::{backing::copy_host, pace::takes};
 
 use crate::{
     abi::{CS_TIMEOUT, Chip, Outcome, PAGE_FAULT, SKIP_RESET, UNDEFINED_OPCODE, USER_ENGINE_ERR},
@@ -50,9 +50,7 @@ pub(crate) fn run(session: &Arc<Session>, jobs: &Receiver<Job>) {
     let card = &emulator.machine.cards[session.card];
     while let Ok(job) = jobs.recv() {
         let pause = session.random.lock().up_to(settings::DELAY_US.get());
-        if pause > 0 {
-            std::thread::sleep(Duration::from_micros(pause));
-        }
+        takes(Duration::from_micros(pause));
         let is_over = || !session.tables.lock().fences.is_running(job.seq);
         card.hold
             .wait(|| job.since.elapsed() >= job.limit || is_over());

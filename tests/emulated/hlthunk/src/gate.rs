@@ -4,7 +4,7 @@
 //! # Safety
 //! `__errno_location` gives this thread's own `errno`.
 
-use std::{sync::OnceLock, time::Duration};
+use std::sync::OnceLock;
 
 use wharf_emulated_common::{
     faults::{Fault, Faults},
@@ -120,7 +120,6 @@ fn strike(emulator: &Emulator, name: &str, card: Option<usize>) -> Outcome<Optio
         match fault {
             Fault::Code(code) => return Err(code as i32),
             Fault::Skip => return Ok(None),
-            Fault::Slow(micros) => std::thread::sleep(Duration::from_micros(micros)),
             Fault::Late(events) => call.late = Some(u64::from(events)),
             Fault::Die(events) => {
                 let session = card.and_then(|card| emulator.machine.session(card));

@@ -228,7 +228,7 @@ pub(crate) fn wait(session: &Session, seq: u64, timeout: Duration) -> (Outcome, 
             Ok(End::TimedOut) => return (Err(libc::ETIMEDOUT), TIMED_OUT),
             Ok(End::Running(_)) => {}
         }
-        if !sleep(session, &mut tables, deadline) {
+        if !changes(session, &mut tables, deadline) {
             return (Ok(()), BUSY);
         }
     }
@@ -246,14 +246,14 @@ pub(crate) fn wait_any(session: &Session, seqs: &[u64], timeout: Duration) -> Ou
                 set |= 1 << bit;
             }
         }
-        if set != 0 || !sleep(session, &mut tables, deadline) {
+        if set != 0 || !changes(session, &mut tables, deadline) {
             return Ok(set);
         }
     }
 }
 
 /// Until something has changed; whether there was time left.
-fn sleep(
+fn changes(
     session: &Session,
     tables: &mut parking_lot::MutexGuard<'_, Tables>,
     deadline: Option<Instant>,

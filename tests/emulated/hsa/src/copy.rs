@@ -11,7 +11,7 @@ use std::{
 };
 
 use parking_lot::MutexGuard;
-use wharf_emulated_common::{backing::copy_host, random::Random};
+use wharf_emulated_common::{backing::copy_host, pace::takes, random::Random};
 
 use crate::{
     abi::{OnSignal, Outcome, Status},
@@ -226,9 +226,7 @@ fn run_engine(by: Index, mut random: Random) {
             work.next(by, &mut random)
         });
         let delay = random.up_to(settings::DELAY_US.get()) + settings::COPY_US.get();
-        if delay > 0 {
-            thread::sleep(Duration::from_micros(delay));
-        }
+        takes(Duration::from_micros(delay));
         let moved = match copy.late {
             Some(_) => Ok(()),
             None => carry_out(&copy),
@@ -308,10 +306,7 @@ pub(crate) fn watch(
 fn run_handlers() {
     loop {
         let (handler, value) = wait_for(&mut runtime().work.lock(), Work::next_handler);
-        let delay = settings::HANDLER_US.get();
-        if delay > 0 {
-            thread::sleep(Duration::from_micros(delay));
-        }
+        takes(Duration::from_micros(settings::HANDLER_US.get()));
         let arguments = [handler.signal, value as u64, 0, 0];
         runtime().journal.call("handler", arguments, 0);
         // SAFETY: see the head of the file.

@@ -5,8 +5,6 @@
 //!          0x100b
 //! ```
 
-use std::time::Duration;
-
 use wharf_emulated_common::faults::Fault;
 
 use crate::{
@@ -55,7 +53,6 @@ fn admitted(
         match fault {
             Fault::Code(code) => return Err(Status(code)),
             Fault::Skip => return Ok(()),
-            Fault::Slow(micros) => std::thread::sleep(Duration::from_micros(micros)),
             Fault::Late(number) => call.late = Some(number.max(1)),
             Fault::Die(_) => event::hardware_failed(by.unwrap_or(1)),
         }

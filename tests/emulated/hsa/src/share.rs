@@ -14,6 +14,7 @@ use std::{
 use parking_lot::Mutex;
 use wharf_emulated_common::{
     backing::Backing,
+    pace::takes,
     share::{self, Process},
 };
 
@@ -86,7 +87,7 @@ fn answer(question: &[u8; share::QUESTION]) -> Option<OwnedFd> {
 
 /// `hsa_amd_ipc_memory_attach`: each time another address.
 pub(crate) fn attach(handle: Handle, len: u64, agents: Vec<Index>) -> Outcome<u64> {
-    std::thread::sleep(Duration::from_micros(settings::ATTACH_US.get()));
+    takes(Duration::from_micros(settings::ATTACH_US.get()));
     let whole = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
     let process = Process {
         id: handle[1],

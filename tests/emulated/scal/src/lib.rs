@@ -32,7 +32,6 @@ use std::{
     os::fd::RawFd,
     sync::OnceLock,
     sync::atomic::{AtomicU64, Ordering::SeqCst},
-    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -116,16 +115,11 @@ fn enter(name: &'static str, arguments: [u64; 4], work: impl FnOnce() -> Result<
         if failing != 0 {
             return Err(-(failing as i32));
         }
-        for fault in scal().faults.strike(name, None) {
-            match fault {
-                Fault::Code(code) | Fault::Die(code) | Fault::Late(code) => {
-                    return Err(-(code as i32));
-                }
-                Fault::Skip => return Ok(()),
-                Fault::Slow(micros) => std::thread::sleep(Duration::from_micros(micros)),
-            }
+        match scal().faults.strike(name, None).first() {
+            None => work(),
+            Some(Fault::Skip) => Ok(()),
+            Some(Fault::Code(code) | Fault::Die(code) | Fault::Late(code)) => Err(-(*code as i32)),
         }
-        work()
     };
     let code = admitted().err().unwrap_or(0);
     scal().journal.call(name, arguments, code.unsigned_abs());

@@ -5,12 +5,9 @@
 //! setting       28            28                      8        its code
 //! ```
 
-use std::{
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
-    },
-    time::Duration,
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
 };
 
 use parking_lot::Mutex;
@@ -139,7 +136,6 @@ fn admitted(name: &'static str, needs: Needs, work: impl FnOnce(&Call) -> Outcom
         match fault {
             Fault::Code(code) => return Err(Status(code as i32)),
             Fault::Skip => return Ok(()),
-            Fault::Slow(micros) => std::thread::sleep(Duration::from_micros(micros)),
             Fault::Late(code) => late = Some(Status(code as i32)),
             Fault::Die(code) => {
                 if let Some(device) = &device {

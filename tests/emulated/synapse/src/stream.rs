@@ -16,7 +16,10 @@ use std::{
 };
 
 use parking_lot::{Condvar, Mutex};
-use wharf_emulated_common::random::Random;
+use wharf_emulated_common::{
+    pace::{Looks, takes},
+    random::Random,
+};
 
 use crate::{
     abi::{Outcome, Status},
@@ -212,8 +215,9 @@ impl Stream {
                 }
             };
             let whole = || self.device.check().is_ok();
+            let mut looks = Looks::new();
             while HELD.load(SeqCst) & (1 << direction as u8) != 0 && whole() {
-                thread::sleep(Duration::from_micros(200));
+                looks.pause();
             }
             if whole() {
                 self.execute(direction, op, &mut random);
@@ -229,7 +233,7 @@ impl Stream {
                 let most = settings::DELAY_US.get();
                 // Half of them go at once, or small delays would all be the timer's resolution.
                 if most > 0 && random.next().is_multiple_of(2) {
-                    thread::sleep(Duration::from_micros(random.up_to(most)));
+                    takes(Duration::from_micros(random.up_to(most)));
                 }
                 // The device is lost then, which everybody sees.
                 let _ = memory::execute(&self.device, direction, from, len, to);

@@ -20,8 +20,9 @@ use crate::{
         Srq, SrqInit, Wc,
     },
     world::{
-        ChannelState, ContextState, CqState, ERR, FAULTS, INIT, INLINE, JOURNAL, MrState, QpState,
-        RESET, RTR, RTS, Receive, Send, SrqState, WORLD, World, bytes_at, counter, take,
+        ACKNOWLEDGED, ChannelState, ContextState, CqState, ERR, FAULTS, INIT, INLINE, JOURNAL,
+        MrState, QpState, RESET, RTR, RTS, Receive, Send, SrqState, WORLD, World, bytes_at,
+        counter, take,
     },
 };
 
@@ -58,9 +59,6 @@ pub(crate) fn struck(name: &'static str) -> Option<u32> {
     for fault in FAULTS.strike(name, None) {
         match fault {
             Fault::Code(errno) | Fault::Die(errno) | Fault::Late(errno) => code = Some(errno),
-            Fault::Slow(micros) => {
-                std::thread::sleep(std::time::Duration::from_micros(micros));
-            }
             Fault::Skip => code = Some(0),
         }
     }
@@ -233,6 +231,7 @@ pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut AsyncEvent) {
             JOURNAL.misuse("ibv_ack_async_event of an event that was not got".to_owned())
         }
     }
+    ACKNOWLEDGED.notify_all();
 }
 
 #[unsafe(no_mangle)]
@@ -527,8 +526,8 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut Cq) -> c_int {
     plan!("ibv_destroy_cq", number);
     let at = cq as usize;
+    let mut world = WORLD.lock();
     loop {
-        let mut world = WORLD.lock();
         if world
             .qps
             .values()
@@ -563,9 +562,8 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut Cq) -> c_int {
                 }
             }
         }
-        drop(world);
         // As the library: until somebody acknowledges.
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        ACKNOWLEDGED.wait(&mut world);
     }
 }
 
@@ -609,6 +607,7 @@ pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut Cq, count: u32) {
         Some(state) if state.unacked >= count => state.unacked -= count,
         _ => JOURNAL.misuse("ibv_ack_cq_events of events that were not got".to_owned()),
     }
+    ACKNOWLEDGED.notify_all();
 }
 
 #[unsafe(no_mangle)]

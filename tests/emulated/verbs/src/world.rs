@@ -8,15 +8,16 @@ use std::{
     fs::File,
     io,
     os::unix::fs::FileExt,
-    time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use wharf_emulated_common::{faults::Faults, journal::Journal};
 
 use crate::abi::{AsyncEvent, Cap, Sge, Wc};
 
 pub(crate) static WORLD: Mutex<World> = Mutex::new(World::new());
+/// Events were acknowledged.
+pub(crate) static ACKNOWLEDGED: Condvar = Condvar::new();
 pub(crate) static FAULTS: Faults = Faults::new();
 pub(crate) static JOURNAL: Journal = Journal::new();
 
@@ -231,9 +232,7 @@ impl World {
     pub(crate) fn gone(mut world: MutexGuard<'static, Self>, at: usize) {
         world.forget(at);
         while world.taken.contains_key(&at) {
-            drop(world);
-            std::thread::sleep(Duration::from_millis(1));
-            world = WORLD.lock();
+            ACKNOWLEDGED.wait(&mut world);
         }
     }
 
