@@ -3,9 +3,15 @@
 
 mod support;
 
-use std::{future::pending, time::Duration};
+use std::{
+    future::pending,
+    time::{Duration, Instant},
+};
 
-use support::{Child, LIMIT, Logs, again, is_alone, passes, this_test, watchdog};
+use support::{
+    Child, LIMIT, Logs, Looks, again, at_rest, block_at_rest, block_until, is_alone, passes,
+    this_test, until, watchdog,
+};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread()
@@ -26,11 +32,48 @@ fn watchdog_barks() {
 }
 
 #[test]
+#[should_panic(expected = "watchdog: the moon never came")]
+fn looks_come_to_an_end() {
+    let mut looks = Looks::new("the moon").within(Duration::from_millis(20));
+    loop {
+        looks.block();
+    }
+}
+
+#[test]
+fn waits_end_when_it_is_so() {
+    let mut looked = 0;
+    block_until("five", || {
+        looked += 1;
+        looked == 5
+    });
+    runtime().block_on(until("ten", || {
+        looked += 1;
+        looked == 10
+    }));
+    assert_eq!(looked, 10);
+}
+
+#[test]
+fn at_rest_is_what_has_not_changed_for_so_long() {
+    let quiet = Duration::from_millis(30);
+    let moves = Duration::from_millis(100);
+    let start = Instant::now();
+    // Moves every few milliseconds, with a pause in between that is too short.
+    let look = || start.elapsed().min(moves).as_millis() / 20;
+    assert_eq!(block_at_rest("rest", quiet, look), 5);
+    assert!(start.elapsed() >= moves + quiet);
+    assert_eq!(runtime().block_on(at_rest("rest", quiet, look)), 5);
+    assert!(start.elapsed() >= moves + 2 * quiet);
+}
+
+#[test]
 fn watchdog_aborts_what_blocks() {
     if support::child("blocker").is_some() {
         // Time enough for its first poll: one that comes after the bark panics.
         runtime().block_on(watchdog(Duration::from_secs(1), async {
-            std::thread::sleep(2 * LIMIT)
+            let (_open, never) = std::sync::mpsc::channel::<()>();
+            let _ = never.recv_timeout(2 * LIMIT);
         }));
         return;
     }

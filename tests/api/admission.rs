@@ -1,6 +1,6 @@
 //! Who is let in: the program's own check, and limits on connections.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use futures::FutureExt;
 use parking_lot::Mutex;
@@ -9,7 +9,10 @@ use wharf::{
     config::Limits,
 };
 
-use crate::fixture::{Way, run, run_on_threads};
+use crate::{
+    fixture::{Way, run, run_on_threads},
+    support::Looks,
+};
 
 scenarios! { between workers:
     /// Whom the check refuses hears why, and no listener's program hears of it. It is told what is known for sure.
@@ -117,13 +120,14 @@ scenarios! { between workers:
             let (again, kept) = meet(&late, &mut listener).await;
             let (again, kept) = (again.expect("a place came back"), kept.expect("a place came back"));
             first.close().await.expect("closed");
+            let mut looks = Looks::new("a place");
             loop {
                 // The other end may not have noticed yet.
                 match meet(&late, &mut listener).await.0 {
                     Ok(_) => break,
                     Err(error) => assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}"),
                 }
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                looks.again().await;
             }
             drop((again, kept));
         }

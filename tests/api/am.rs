@@ -6,8 +6,9 @@ use futures::{FutureExt, SinkExt, StreamExt, future::join_all, stream};
 use parking_lot::Mutex;
 use wharf::{AmId, AmInbox, Buffer, Endpoint, ErrorKind, Mask};
 
-use crate::fixture::{
-    Pair, SIZES, Side, Way, a_while, connect, pattern, run, run_on_threads, same,
+use crate::{
+    fixture::{Pair, SIZES, Side, Way, a_while, connect, pattern, run, run_on_threads, same},
+    support::Looks,
 };
 
 const ID: AmId = AmId(7);
@@ -38,9 +39,10 @@ fn looked<T>(seen: Option<T>) -> T {
 
 /// Sends to an id until the peer's refusal is here.
 async fn until_refused(endpoint: &Endpoint, id: AmId) {
+    let mut looks = Looks::new("the refusal");
     loop {
         match endpoint.am_send(id, "", "x").await {
-            Ok(()) => tokio::time::sleep(Duration::from_millis(1)).await,
+            Ok(()) => looks.again().await,
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
                 assert!(error.to_string().contains("id"), "{error}");
@@ -58,12 +60,13 @@ async fn until_answered(pair: &Pair) {
 
 /// Sends to an id until the peer's news of a new inbox is here.
 async fn until_accepted(endpoint: &Endpoint, id: AmId, header: &'static str) {
+    let mut looks = Looks::new("the news");
     loop {
         match endpoint.am_send(id, header, "").await {
             Ok(()) => return,
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Rejected, "{error}");
-                tokio::time::sleep(Duration::from_millis(1)).await;
+                looks.again().await;
             }
         }
     }

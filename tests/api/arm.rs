@@ -25,13 +25,13 @@ const MESSAGES: u64 = 24;
 
 /// A way to sleep until an fd is readable. `false`: it never was.
 trait Sleeper {
-    fn sleep(&mut self) -> bool;
+    fn waits(&mut self) -> bool;
 }
 
 struct ByPoll<'a>(BorrowedFd<'a>);
 
 impl Sleeper for ByPoll<'_> {
-    fn sleep(&mut self) -> bool {
+    fn waits(&mut self) -> bool {
         let timeout = PollTimeout::try_from(LONG).expect("a timeout");
         let mut fds = [PollFd::new(self.0, PollFlags::POLLIN)];
         nix::poll::poll(&mut fds, timeout).expect("waited") == 1
@@ -50,7 +50,7 @@ impl ByEpoll {
 }
 
 impl Sleeper for ByEpoll {
-    fn sleep(&mut self) -> bool {
+    fn waits(&mut self) -> bool {
         let mut events = [EpollEvent::empty()];
         let timeout = PollTimeout::try_from(LONG).expect("a timeout");
         self.0.wait(&mut events, timeout).expect("waited") == 1
@@ -72,7 +72,7 @@ impl ByMio {
 }
 
 impl Sleeper for ByMio {
-    fn sleep(&mut self) -> bool {
+    fn waits(&mut self) -> bool {
         self.0.poll(&mut self.1, Some(LONG)).expect("waited");
         !self.1.is_empty()
     }
@@ -81,7 +81,7 @@ impl Sleeper for ByMio {
 struct ByAsyncIo<'a>(async_io::Async<BorrowedFd<'a>>);
 
 impl Sleeper for ByAsyncIo<'_> {
-    fn sleep(&mut self) -> bool {
+    fn waits(&mut self) -> bool {
         async_io::block_on(async {
             let mut readable = pin!(self.0.readable().fuse());
             let mut timer = FutureExt::fuse(async_io::Timer::after(LONG));
@@ -118,7 +118,7 @@ fn until<T>(worker: &Worker, sleeper: &mut dyn Sleeper, mut look: impl FnMut() -
             return found;
         }
         if worker.arm() == Arm::Armed {
-            assert!(sleeper.sleep(), "slept through what came");
+            assert!(sleeper.waits(), "slept through what came");
         }
     }
 }

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use wharf::{Context, ErrorKind, Worker, WorkerAddress};
 
-use crate::fixture::{Pair, Side, Way, connect, pattern, run, run_on_threads, same};
+use crate::{
+    fixture::{Pair, Side, Way, connect, pattern, run, run_on_threads, same},
+    support::Looks,
+};
 
 fn pair_of(
     context: &Context,
@@ -398,8 +401,9 @@ scenarios! { between workers:
         let pair = pair_of(&context, (here, dialled), (there, accepted));
         works(&pair).await;
         // Its tasks end in their own time.
+        let mut looks = Looks::new("the place");
         while pair.there.worker.listen(address.to_string()).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            looks.again().await;
         }
     }
 }

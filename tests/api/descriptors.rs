@@ -540,17 +540,14 @@ fn shown(at: At, what: &str, start: Instant) {
 
 /// Descriptors of this process when nothing more is closed: what was refused ends on threads of its own.
 async fn at_rest(wanted: Option<usize>) -> usize {
-    let (start, mut last, mut same) = (Instant::now(), open_fds(), 0);
-    while same < 25 && start.elapsed() < LIMIT / 4 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        let now = open_fds();
-        same = match now == last && wanted.is_none_or(|wanted| now <= wanted) {
-            true => same + 1,
-            false => 0,
-        };
-        last = now;
+    let start = Instant::now();
+    loop {
+        let open =
+            crate::support::at_rest("descriptors", Duration::from_millis(250), open_fds).await;
+        if wanted.is_none_or(|wanted| open <= wanted) || start.elapsed() > LIMIT / 4 {
+            return open;
+        }
     }
-    last
 }
 
 fn targets() -> Vec<io::Result<std::path::PathBuf>> {

@@ -4,7 +4,10 @@ use std::time::{Duration, Instant};
 
 use wharf::{Access, ErrorKind, Mask, Operation, Tag};
 
-use crate::fixture::{Way, a_while, pattern, run, run_on_threads, same};
+use crate::{
+    fixture::{Way, a_while, pattern, run, run_on_threads, same},
+    support::until,
+};
 
 /// Always announced: longer than the eager window.
 const LONG: usize = (1 << 20) + 3;
@@ -44,9 +47,7 @@ scenarios! { everywhere:
                 send = send.sync();
             }
             let send = send.post().expect("room");
-            while pair.there.worker.tag_probe(1, Mask::ALL).is_none() {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
+            until("the message", || pair.there.worker.tag_probe(1, Mask::ALL).is_some()).await;
             let error = send.cancel().await.expect_err("cancelled");
             assert_eq!((error.kind(), error.operation()), (ErrorKind::Canceled, Some(Operation::TagSend)));
             assert!(pair.there.worker.tag_probe(1, Mask::ALL).is_none(), "withdrawn");
@@ -94,9 +95,7 @@ scenarios! { everywhere:
         assert_eq!(send.await.expect_err("nobody receives").kind(), ErrorKind::DeadlineExceeded);
         assert!(start.elapsed() >= 4 * time);
         // Neither is there any more.
-        while pair.there.worker.tag_probe(1, Mask::ALL).is_some() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until("the message's end", || pair.there.worker.tag_probe(1, Mask::ALL).is_none()).await;
         // With time enough it is as without.
         let day = Duration::from_secs(86_400);
         let (received, sent) = tokio::join!(
@@ -258,9 +257,7 @@ scenarios! { between workers:
             let long = endpoint.tag_send(1, pattern(LONG, 1)).post().expect("room");
             let sync = endpoint.tag_send(1, pattern(10, 1)).sync().post().expect("room");
             let mut receive = pair.here.worker.tag_recv(Tag(0), Mask::NONE, vec![0; 10]).post();
-            while pair.there.worker.tag_probe(1, Mask::ALL).is_none() {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
+            until("the message", || pair.there.worker.tag_probe(1, Mask::ALL).is_some()).await;
             if abort {
                 pair.there.endpoint.abort();
                 assert_eq!(pair.there.endpoint.closed().await.kind(), ErrorKind::Closed);
@@ -271,9 +268,8 @@ scenarios! { between workers:
                 assert!(error.is_peer_failure(), "{error:?}");
             }
             // An announced message goes with its sender.
-            while pair.there.worker.tag_probe(1, Mask::ALL).is_some_and(|info| info.len == LONG) {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
+            let announced = || pair.there.worker.tag_probe(1, Mask::ALL).is_some_and(|info| info.len == LONG);
+            until("the announced one's end", || !announced()).await;
             tokio::select! {
                 biased;
                 result = &mut receive => panic!("a receive from anybody ended: {result:?}"),

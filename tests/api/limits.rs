@@ -11,7 +11,7 @@ use wharf::{
 
 use crate::{
     fixture::{Pair, Way, connect, run, run_on_threads},
-    support::{LIMIT, watchdog},
+    support::{LIMIT, until, watchdog},
 };
 
 #[test]
@@ -43,16 +43,12 @@ async fn limited(way: Way, limits: Limits) -> Pair {
 
 /// What nobody asked for is given back: all of it.
 async fn holds_nothing(worker: &Worker) {
-    for _ in 0..500 {
+    until("the end of what is held", || {
         let held = worker.metrics().held;
-        if (held.unexpected_bytes, held.unexpected_messages) == (0, 0)
+        (held.unexpected_bytes, held.unexpected_messages) == (0, 0)
             && (held.unaccepted_streams, held.requests) == (0, 0)
-        {
-            return;
-        }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
-    panic!("left behind: {:?}", worker.metrics().held);
+    })
+    .await;
 }
 
 /// Bytes of memory of this process that are in use.

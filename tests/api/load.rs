@@ -1,7 +1,7 @@
 //! Many connections, and connections that do nothing.
 
 use std::{
-    fs, thread,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -9,7 +9,7 @@ use wharf::{Endpoint, Mask, Progress, Worker};
 
 use crate::{
     fixture::{Way, run},
-    support::{Child, child, this_test},
+    support::{Child, LIMIT, are_all, block_at_rest, child, other_threads, this_test},
 };
 
 /// Many endpoints need fds that the other tests of this process may be short of then, so each runs in a process of its own.
@@ -118,58 +118,6 @@ fn thousand_endpoints_tcp() {
     in_a_process(this_test!(), "many tcp", || many(Way::Tcp));
 }
 
-/// Voluntary and other context switches, and ticks of CPU time, of all threads but this one.
-fn activity() -> Vec<(String, u64, u64)> {
-    let own = nix::unistd::gettid().to_string();
-    let mut threads = Vec::new();
-    for task in fs::read_dir("/proc/self/task")
-        .expect("a mounted /proc")
-        .flatten()
-    {
-        if task.file_name().to_string_lossy() == own {
-            continue;
-        }
-        let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
-        let switches = read("status")
-            .lines()
-            .filter_map(|line| {
-                line.split_once("ctxt_switches:")?
-                    .1
-                    .trim()
-                    .parse::<u64>()
-                    .ok()
-            })
-            .sum();
-        let stat = read("stat");
-        let ticks = stat
-            .rsplit(") ")
-            .next()
-            .unwrap_or_default()
-            .split(' ')
-            .skip(11)
-            .take(2)
-            .filter_map(|ticks| ticks.parse::<u64>().ok())
-            .sum();
-        threads.push((read("comm").trim().to_owned(), switches, ticks));
-    }
-    threads
-}
-
-/// Whether all other threads of the process wait.
-fn all_asleep() -> bool {
-    let own = nix::unistd::gettid().to_string();
-    let tasks = fs::read_dir("/proc/self/task").expect("a mounted /proc");
-    tasks
-        .flatten()
-        .filter(|task| task.file_name().to_string_lossy() != own)
-        .all(|task| {
-            let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-            stat.rsplit(") ")
-                .next()
-                .is_some_and(|rest| rest.starts_with('S'))
-        })
-}
-
 /// Sixteen connections on which messages went, and a receive that waits: no thread of the process runs for three seconds.
 fn idle(progress: Progress) {
     let (ready, is_ready) = std::sync::mpsc::channel();
@@ -201,29 +149,27 @@ fn idle(progress: Progress) {
                     let _ = here.tag_recv(99, Mask::ALL, vec![0; 8]).await;
                 });
             }
-            tokio::time::sleep(Duration::from_millis(300)).await;
             ready.send(()).expect("somebody waits");
             std::future::pending::<()>().await;
         });
     });
-    is_ready.recv_timeout(crate::support::LIMIT).expect("ready");
+    is_ready.recv_timeout(LIMIT).expect("ready");
     // Until what was begun is over. A thread that is woken now and then is not asleep for three seconds, whenever they begin.
     let start = Instant::now();
-    let mut last = activity();
     let before = loop {
-        thread::sleep(Duration::from_millis(100));
-        let now = activity();
-        if now == last && all_asleep() {
-            break now;
+        let last = block_at_rest("rest", Duration::from_millis(100), other_threads);
+        if are_all(&last, 'S') {
+            break last;
         }
-        last = now;
-        assert!(
-            start.elapsed() < crate::support::LIMIT,
-            "watchdog: {last:?}"
-        );
+        assert!(start.elapsed() < LIMIT, "watchdog: {last:?}");
     };
+    // The time is what is measured.
     thread::sleep(Duration::from_secs(3));
-    assert_eq!(activity(), before, "threads with their switches and ticks");
+    assert_eq!(
+        other_threads(),
+        before,
+        "threads with their switches and ticks"
+    );
 }
 
 #[test]

@@ -7,7 +7,6 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
 };
 
 use futures::future::join_all;
@@ -15,7 +14,7 @@ use wharf::{Access, Buffer, ErrorKind, Mask, Priority, Region, Worker};
 
 use crate::{
     fixture::{Pair, Way, a_while, pattern, run, run_on_threads, same},
-    support::{LIMIT, watchdog},
+    support::{LIMIT, until, watchdog},
 };
 
 /// Longer than the eager window.
@@ -162,9 +161,7 @@ scenarios! { everywhere:
             count += 1;
         }
         endpoint.abort();
-        while dropped.load(Ordering::Relaxed) < count {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until("the last", || dropped.load(Ordering::Relaxed) >= count).await;
         assert_eq!(dropped.load(Ordering::Relaxed), count);
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     fixture::{Pair, SIZES, Side, Way, connect, pattern, run, run_on_threads, same},
     load::in_a_process,
     loans::{given, mappings_of},
-    support::{Child, child, emulated::in_machine, this_test},
+    support::{Child, child, emulated::in_machine, this_test, until},
 };
 
 pub(crate) const BOTH: Access = Access::READ.union(Access::WRITE);
@@ -844,9 +844,7 @@ fn a_liar_does_not_keep_memory() {
             drop(let_at(&honest, 64).await);
             // At last it goes, and so do the memory and who waited for that.
             scribble(segment, DIALLER_INSIDE, 0);
-            while threads("wharf-keeper") > 0 {
-                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-            }
+            until("the keeper's end", || threads("wharf-keeper") == 0).await;
         });
     });
 }

@@ -7,7 +7,10 @@ use wharf::{
     Access, BufferMut, Counter, ErrorKind, Operation, Progress, Region, RemoteRegion, Worker,
 };
 
-use crate::fixture::{Pair, SIZES, Side, Way, a_while, pattern, run, run_on_threads, same};
+use crate::{
+    fixture::{Pair, SIZES, Side, Way, a_while, pattern, run, run_on_threads, same},
+    support::until,
+};
 
 const BOTH: Access = Access::READ.union(Access::WRITE);
 const MEMORIES: [bool; 2] = [true, false];
@@ -160,9 +163,7 @@ scenarios! { everywhere:
             assert_eq!(counter.add(1), 2 * round);
             pair.here.endpoint.signal(&there, 1).await.expect("signalled");
             for wait in &waits[..2 * round as usize] {
-                while !wait.is_finished() {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
+                until("the signal", || wait.is_finished()).await;
             }
             assert!(waits[2 * round as usize + 2..].iter().all(|wait| !wait.is_finished()));
         }

@@ -5,7 +5,10 @@ use std::time::Duration;
 use futures::future::join_all;
 use wharf::{Context, ErrorKind, Mask, MemoryType, Operation, Progress, Tag};
 
-use crate::fixture::{Pair, SIZES, Way, a_while, pattern, run, run_on_threads, same};
+use crate::{
+    fixture::{Pair, SIZES, Way, a_while, pattern, run, run_on_threads, same},
+    support::{at_rest, until},
+};
 
 scenarios! { everywhere:
     /// A future that is polled after its end, which is a mistake, does nothing again.
@@ -57,9 +60,7 @@ scenarios! { everywhere:
         let receives = async {
             // The last was sent last, and messages keep their order: all are here when it is.
             let last = SIZES.len() as u64 - 1;
-            while pair.there.worker.tag_probe(last, Mask::ALL).is_none() {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
+            until("the last", || pair.there.worker.tag_probe(last, Mask::ALL).is_some()).await;
             for (index, size) in SIZES.into_iter().enumerate().rev() {
                 let info = pair.there.worker.tag_probe(index as u64, Mask::ALL).expect("it is here");
                 assert_eq!((info.len, info.tag, info.from), (size, Tag(index as u64), pair.there.endpoint.id()));
@@ -331,8 +332,9 @@ scenarios! { everywhere:
                 );
                 same(&back, pattern(size, round), format_args!("{progress:?}, {size}"));
                 if round % 8 == 7 {
-                    // Everybody sleeps.
-                    tokio::time::sleep(Duration::from_millis(2)).await;
+                    // Everybody sleeps, who ever does.
+                    let all = || [&pair.here, &pair.there].map(|side| side.worker.metrics());
+                    at_rest("sleep", Duration::from_millis(2), all).await;
                 }
             }
             echo.await.expect("to its end");

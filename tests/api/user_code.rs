@@ -65,15 +65,17 @@ fn a_callback_may_spawn() {
                 // From a loop that is not Tokio's, too.
                 let send = pair.here.endpoint.am_send(AmId(1), "", vec![1; 7]).post();
                 let worker = pair.there.worker.clone();
+                let (over, is_over) = std::sync::mpsc::channel::<()>();
                 let outside = std::thread::spawn(move || {
-                    for _ in 0..50 {
+                    while is_over.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
                         worker.progress();
-                        std::thread::sleep(std::time::Duration::from_millis(1));
+                        std::thread::yield_now();
                     }
                 });
-                outside.join().expect("no panic");
                 send.expect("room").await.expect("sent");
                 assert_eq!(heard.recv().await, Some(7));
+                drop(over);
+                outside.join().expect("no panic");
                 drop(handler);
             }
         }

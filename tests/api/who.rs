@@ -14,6 +14,7 @@ use crate::{
         Key, Stranger, arrival, bytes_of, field, fields, hear, hear_hello, hear_introduction, list,
         say, share, shared, unix_part, until_the_end, worker,
     },
+    support::Looks,
 };
 
 const SECRETS: [Option<&str>; 2] = [None, Some("open sesame")];
@@ -183,7 +184,8 @@ enum Listening {
 impl Listening {
     async fn at(way: Way, address: &WorkerAddress) -> Self {
         // Its connections may linger.
-        for _ in 0..1000 {
+        let mut looks = Looks::new("the place of a worker that is gone");
+        loop {
             if way == Way::Tcp {
                 if let Ok(listener) = TcpListener::bind(address.sockets()[0]).await {
                     return Self::Tcp(listener);
@@ -195,9 +197,8 @@ impl Listening {
                     return Self::Unix(UnixListener::from_std(listener).expect("a socket"));
                 }
             }
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            looks.again().await;
         }
-        panic!("the place of a worker that is gone is not free");
     }
 
     async fn accept(&mut self) -> Box<dyn Stream> {

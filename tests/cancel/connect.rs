@@ -1,5 +1,7 @@
 //! Connection set-up and its end, dropped at every await point.
 
+use std::task::Poll;
+
 use wharf::{ErrorKind, Worker};
 
 use crate::{
@@ -13,6 +15,21 @@ async fn turns(count: usize) {
     for _ in 0..count {
         tokio::task::yield_now().await;
     }
+}
+
+/// Polls once; where that is not the end of it, comes back when it would be polled again.
+async fn woken<F: Future>(mut future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
+    let mut is_polled = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut is_polled, true) {
+            return Poll::Ready(Poll::Pending);
+        }
+        match future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Poll::Ready(output)),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
 }
 
 async fn connects(path: Path) {
@@ -47,11 +64,9 @@ async fn connects(path: Path) {
         let _case = Case(format!("a connect dropped after {polls} polls"));
         let mut connect = Box::pin(a.connect(address));
         for _ in 0..polls {
-            if futures::poll!(connect.as_mut()).is_ready() {
+            if woken(connect.as_mut()).await.is_ready() {
                 break;
             }
-            // The sockets need the runtime's driver.
-            tokio::time::sleep(std::time::Duration::from_micros(200)).await;
         }
         drop(connect);
         if polls % 4 == 0 {
@@ -88,10 +103,10 @@ async fn accepts(path: Path) {
             let a = a.clone();
             tokio::spawn(async move { a.connect(address).await })
         };
-        // The wait for a request may be dropped as well: none is lost.
+        // The wait for a request may be dropped as well, when it was told of one too: none is lost.
         for _ in 0..polls {
             let mut wait = Box::pin(listener.accept());
-            if let std::task::Poll::Ready(incoming) = futures::poll!(wait.as_mut()) {
+            if let Poll::Ready(incoming) = woken(wait.as_mut()).await {
                 drop(wait);
                 let mut accept = Box::pin(incoming.expect("a request").accept());
                 for _ in 0..polls {
@@ -104,7 +119,6 @@ async fn accepts(path: Path) {
                 break;
             }
             drop(wait);
-            tokio::time::sleep(std::time::Duration::from_micros(300)).await;
         }
         // Whoever connects hears of it, whatever became of it.
         if !connect.is_finished() {

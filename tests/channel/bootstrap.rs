@@ -1,7 +1,7 @@
 //! Every bootstrap does the same, and what goes wrong is told to whom it concerns.
 
 use std::{
-    io::Write,
+    io::{Read, Write},
     sync::Arc,
     time::{Duration, Instant as Clock},
 };
@@ -17,7 +17,7 @@ use wharf::{
     },
 };
 
-use crate::support::{Child, LIMIT, child, own_place, this_test, watchdog};
+use crate::support::{Child, LIMIT, Looks, child, own_place, this_test, watchdog};
 
 pub(crate) type Group = Vec<Arc<dyn Bootstrap>>;
 
@@ -230,10 +230,11 @@ mod scenarios {
         let clock = Clock::now();
         let (zero, one) = tokio::join!(group[0].barrier(), group[1].barrier());
         let receive = group[1].receive(2, 4).await.map(drop);
+        let mut looks = Looks::new("the news");
         let send = loop {
             // Rank 0 tells it; until then the message goes nowhere.
             match group[1].send(2, 4, Bytes::new()).await {
-                Ok(()) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Ok(()) => looks.again().await,
                 Err(error) => break Err(error),
             }
         };
@@ -252,10 +253,13 @@ mod scenarios {
     /// So is rank 0, by which all are held together.
     pub(super) async fn rank_zero_left(mut group: Group) {
         let waiting = group.remove(1);
-        let barrier = tokio::spawn(async move { waiting.barrier().await });
-        tokio::time::sleep(Duration::from_millis(50)).await;
+        let mut barrier = waiting.barrier();
+        assert!(futures::poll!(&mut barrier).is_pending());
+        // A message behind it: rank 0 has heard of the barrier.
+        waiting.send(0, 4, Bytes::new()).await.expect("sent");
+        group[0].receive(1, 4).await.expect("received");
         drop(group.remove(0));
-        let error = barrier.await.expect("no panic").expect_err("rank 0 left");
+        let error = barrier.await.expect_err("rank 0 left");
         assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
         assert!(error.to_string().contains("rank 0 has left"), "{error}");
     }
@@ -366,7 +370,7 @@ fn all_that_was_sent_before_leaving_arrives() {
         });
         alone().block_on(watchdog(LIMIT, async {
             let zero = join(&place, 0).await;
-            // The whole runtime: nothing is read meanwhile.
+            // The whole runtime: nothing is read for longer than one that leaves without patience would wait.
             std::thread::sleep(Duration::from_millis(300));
             for tag in [1, 2] {
                 let got = zero.receive(1, tag).await.expect("received");
@@ -450,7 +454,7 @@ fn vanished_while_joining() {
         tokio::time::timeout(Duration::from_millis(300), first)
             .await
             .expect_err("rank 2 is not there");
-        // Its end has to be seen before the next comes.
+        // Its end has to be seen before the next comes, and rank 0 tells nobody that it was.
         tokio::time::sleep(Duration::from_millis(100)).await;
         let (one, two) = tokio::join!(
             TcpBootstrap::join(id.clone(), 1, 3, &options),
@@ -608,7 +612,7 @@ fn foreign_bytes() {
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().expect("a connection");
             let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n");
-            std::thread::sleep(Duration::from_secs(5));
+            let _ = stream.read_to_end(&mut Vec::new());
         });
         let error = TcpBootstrap::join(place.as_str(), 1, 2, &options)
             .await

@@ -545,6 +545,13 @@ fn an_attempt_that_has_succeeded_at_the_peer() {
     Child::start(this_test!(), "apart", &[]).finish();
 }
 
+/// What is under way is let alone by who gives memory back, on a thread of its own: it has time to do it wrong.
+async fn is_let_alone() {
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    control("fault clear");
+    no_misuse();
+}
+
 /// Channels end on threads of their own.
 async fn no_modules() {
     while control("live")
@@ -588,10 +595,7 @@ fn an_end_that_cannot_be_seen() {
                     "a part of the graph"
                 );
             }
-            // Time to do it wrong.
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            control("fault clear");
-            no_misuse();
+            is_let_alone().await;
             control("release 0");
             while content(&ranks[1], &theirs).await != pattern(LENGTH, 1) {
                 tokio::task::yield_now().await;
@@ -637,8 +641,7 @@ fn an_operation_without_a_mark() {
             } = pair;
             control("set free_waits 0");
             drop((one, memory));
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            control("fault clear");
+            is_let_alone().await;
             control("release 0");
             no_misuse();
         });

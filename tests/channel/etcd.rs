@@ -274,17 +274,10 @@ fn forgotten() {
         let mut members = member.members();
         assert_eq!(joined(&mut members).await, "a");
         etcd.kill();
-        while member.is_registered() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        crate::support::until("the loss", || !member.is_registered()).await;
         etcd.data = tempfile::tempdir().expect("a folder");
         etcd.revive();
-        watchdog(LIMIT, async {
-            while !member.is_registered() {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        })
-        .await;
+        crate::support::until("the place", || member.is_registered()).await;
         let mut anew = Members::of(&options, "group").expect("watching");
         assert_eq!(joined(&mut anew).await, "a");
         // Whether the watcher has seen it go depends on who was first.
@@ -332,9 +325,7 @@ fn leaving_between_two_tries() {
             .await
             .expect("joined");
         open.send_replace(false);
-        while member.is_registered() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        crate::support::until("the loss", || !member.is_registered()).await;
         open.send_replace(true);
         member.leave().await;
         // Who is there is told in the order of names.

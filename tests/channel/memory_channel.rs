@@ -7,7 +7,10 @@ use wharf::{
     channel::{MemoryChannel, PacketWidth},
 };
 
-use crate::group::{Carrier, Place, channels, content, group, pattern, run};
+use crate::{
+    group::{Carrier, Place, channels, content, group, pattern, run},
+    support::until,
+};
 
 const LENGTH: usize = 300_000;
 
@@ -145,12 +148,14 @@ fn packets_of_device_memory_and_to_who_sleeps() {
                 let [here, there] = with_packets(&ranks, carrier, [here, there], 1 << 16).await;
                 let width = PacketWidth::Sixteen;
                 for flag in 1..20 {
+                    let parked = || ranks[1].worker().metrics().parked;
+                    let before = parked();
                     let sleeper = tokio::spawn({
                         let there = there.clone();
                         async move { there.unpack_packets(0, 5000, 3001, width, flag).await }
                     });
                     if flag % 4 == 0 {
-                        tokio::time::sleep(Duration::from_millis(3)).await;
+                        until("sleep", || parked() > before).await;
                     }
                     let from = flag as usize;
                     here.put_packets(0, from, 3001, width, flag)

@@ -12,7 +12,7 @@ use wharf::{
 
 use crate::{
     group::{BOTH, pattern, run},
-    support::{Child, Parent, child, emulated::in_machine, this_test},
+    support::{Child, Parent, child, emulated::in_machine, this_test, until},
 };
 
 const LENGTH: usize = 3_000_001;
@@ -203,18 +203,20 @@ fn a_wait_ends_when_the_peer_is_killed() {
                 .await;
             let channel = channel.expect("an area");
             assert_eq!(child.hear().await, "signalled");
-            let waits = tokio::spawn({
-                let semaphore = semaphore.clone();
-                async move { (semaphore.wait().await, semaphore.wait().await) }
-            });
-            let unpacks = tokio::spawn({
+            let mut unpacks = Box::pin({
                 let channel = channel.clone();
                 async move { channel.unpack_packets(0, 0, 8, PacketWidth::Eight, 1).await }
             });
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            assert!(futures::poll!(&mut unpacks).is_pending(), "nothing came");
+            let unpacks = tokio::spawn(unpacks);
+            assert_eq!(semaphore.wait().await.expect("came before"), 1);
+            let waits = tokio::spawn({
+                let semaphore = semaphore.clone();
+                async move { semaphore.wait().await }
+            });
+            until("the second wait", || semaphore.waiting() == 1).await;
             child.kill();
-            let (first, second) = waits.await.expect("ends");
-            assert_eq!(first.expect("came before"), 1);
+            let second = waits.await.expect("ends");
             let gone = [ErrorKind::PeerDied, ErrorKind::ConnectionReset];
             let error = second.expect_err("killed");
             assert!(gone.contains(&error.kind()), "{error}");

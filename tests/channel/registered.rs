@@ -3,11 +3,14 @@
 use std::time::{Duration, Instant};
 
 use wharf::{
-    Access, ErrorKind, RemoteRegion,
+    Access, Error, ErrorKind, RemoteRegion,
     channel::{Communicator, Lease, RegisteredMemory, RemoteMemory},
 };
 
-use crate::group::{BOTH, Carrier, Place, group, pattern, run};
+use crate::{
+    group::{BOTH, Carrier, Place, group, pattern, run},
+    support::Looks,
+};
 
 async fn get(memory: &RemoteMemory, length: usize) -> wharf::Result<Vec<u8>> {
     let part = memory.part(0, length)?;
@@ -80,6 +83,18 @@ fn revoked_memory_is_reached_no_more() {
     }
 }
 
+/// What a get is told when the owner's timer has taken the lease back.
+async fn taken_back(remote: &RemoteMemory, part: RemoteRegion) -> Error {
+    let mut looks = Looks::new("the lease's end");
+    loop {
+        let got = remote.endpoint().get(part.clone(), vec![0; 3000]).await;
+        match got {
+            Ok(_) => looks.again().await,
+            Err(error) => return error.into_parts().0,
+        }
+    }
+}
+
 /// A lease that was good until its end and is over now, what came of it, and a part that was taken in time. Where its use took longer than it lasts,
 /// it is tried with one that lasts twice as long.
 async fn used_in_time(
@@ -94,18 +109,15 @@ async fn used_in_time(
             let remote = user.deserialize(lease.serialize()).await?;
             let part = remote.part(0, 3000)?;
             let got = get(&remote, 3000).await?;
-            Ok::<_, wharf::Error>((remote, part, got))
+            Ok::<_, Error>((remote, part, got))
         };
         let used = used.await;
         let left = lasts.saturating_sub(start.elapsed());
         match used {
             Ok((remote, part, got)) => {
                 assert_eq!(got, pattern(3000, 4));
-                tokio::time::sleep(left).await;
-                // For the owner's timer; in slices, of which a stall of the whole machine takes but one.
-                for _ in 0..20 {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
+                // To its end by this side's clock.
+                tokio::time::sleep(left + Duration::from_millis(2)).await;
                 return (lease, remote, part);
             }
             Err(error) => {
@@ -143,8 +155,7 @@ fn leases_end_by_themselves_and_by_hand() {
                 assert_eq!(error.kind(), ErrorKind::StaleKey);
                 let error = ranks[0].deserialize(second.serialize()).await;
                 assert_eq!(error.expect_err("over").kind(), ErrorKind::StaleKey);
-                let got = brief.endpoint().get(part, vec![0; 3000]).await;
-                let error = got.expect_err("over").into_parts().0;
+                let error = taken_back(&brief, part).await;
                 assert_eq!(error.kind(), ErrorKind::StaleKey, "{error}");
 
                 assert_eq!(get(&remote, 3000).await.expect("got"), pattern(3000, 4));
@@ -185,13 +196,7 @@ fn a_lease_ends_though_its_runtime_has_ended() {
             let part = remote.part(0, 3000).expect("within");
             assert_eq!(get(&remote, 3000).await.expect("got"), pattern(3000, 4));
             // By the owner alone: the part was made when the lease was good.
-            let error = loop {
-                let got = remote.endpoint().get(part.clone(), vec![0; 3000]).await;
-                match got {
-                    Ok(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-                    Err(error) => break error.into_parts().0,
-                }
-            };
+            let error = taken_back(&remote, part).await;
             assert_eq!(error.kind(), ErrorKind::StaleKey, "{error}");
             assert_eq!(get(&long, 3000).await.expect("got"), pattern(3000, 4));
         });

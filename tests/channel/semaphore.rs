@@ -22,7 +22,10 @@ use wharf::{
     transport::cuda::CudaStream,
 };
 
-use crate::group::{Carrier, run};
+use crate::{
+    group::{Carrier, run},
+    support::until,
+};
 
 async fn pair(ranks: &[Communicator; 2]) -> [Semaphore; 2] {
     if ranks[0].size() == 1 {
@@ -167,15 +170,11 @@ fn waits_pass_in_order() {
         }
         assert_eq!(two.waiting(), 4);
         one.signal().await.expect("signalled");
-        while two.pending() == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until("the signal", || two.pending() > 0).await;
         assert!(look(&mut waits[1], &waker).is_pending(), "not its turn");
         assert!(!two.poll(), "the one in front is served first");
         // The first gives up: the second moves up, and is told.
-        while woken.swap(false, Ordering::SeqCst) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until("the last wake", || !woken.swap(false, Ordering::SeqCst)).await;
         drop(waits.remove(0));
         assert!(woken.load(Ordering::SeqCst), "the others moved up");
         assert!(look(&mut waits[1], &waker).is_pending());
@@ -239,7 +238,8 @@ fn sleepers_are_woken_under_every_policy() {
                 for round in 0..200 {
                     one.signal().await.expect("signalled");
                     if round % 20 == 0 {
-                        tokio::time::sleep(Duration::from_millis(1)).await;
+                        // All sleep, or their last have passed.
+                        until("the signal's end", || two.pending() == 0).await;
                     }
                 }
                 for task in tasks {
@@ -260,18 +260,14 @@ fn the_end_of_the_connection_ends_waits() {
             let [one, two] = pair(&ranks).await;
             one.signal().await.expect("signalled");
             one.endpoint().flush().await.expect("flushed");
+            assert_eq!(two.wait().await.expect("came before"), 1);
             let waiting = tokio::spawn({
                 let two = two.clone();
-                async move {
-                    let first = two.wait().await;
-                    (first, two.wait().await)
-                }
+                async move { two.wait().await }
             });
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            until("the second wait", || two.waiting() == 1).await;
             two.endpoint().abort();
-            let (first, second) = waiting.await.expect("ends");
-            assert_eq!(first.expect("came before"), 1);
-            let error = second.expect_err("over");
+            let error = waiting.await.expect("ends").expect_err("over");
             assert_eq!(error.operation(), Some(Operation::Signal), "{error}");
             let mut signals = two.signals();
             assert!(signals.next().await.is_some_and(|signal| signal.is_err()));

@@ -254,7 +254,7 @@ async fn operations(progress: Progress) {
         counted.check(&[(into, COUNT)]);
         kept.push(room.freeze());
     }
-    // At rest nothing is called.
+    // At rest nothing is called, for as long as this.
     control("reset");
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(total(), 0, "{}", control("counts"));

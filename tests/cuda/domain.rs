@@ -15,7 +15,7 @@ use wharf::{
 use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
-    fixture::{Bench, accelerator, calls, context, control, live, raw, until},
+    fixture::{Bench, accelerator, block_until, calls, context, control, live, raw},
     kinds::{Pooled, Virtual},
     support::this_test,
 };
@@ -201,7 +201,7 @@ fn what_is_allocated_is_zeroed_and_freed_elsewhere() {
     // Holds the contexts from here on.
     drop(bench.pinned(1));
     drop(bench.allocate(MemoryType::Cuda(1), 1));
-    until("freeing", || {
+    block_until("freeing", || {
         live("bytes") == 0 && live("registered") == words()
     });
     for memory_type in [
@@ -229,7 +229,7 @@ fn what_is_allocated_is_zeroed_and_freed_elsewhere() {
             }
             let place = memory.0.range();
             drop(memory);
-            until("freeing", || {
+            block_until("freeing", || {
                 bench.domain.detect(place).expect("an answer").is_none()
             });
         }
@@ -243,12 +243,12 @@ fn what_is_allocated_is_zeroed_and_freed_elsewhere() {
             "{error}"
         );
     }
-    until("freeing", || {
+    block_until("freeing", || {
         live("bytes") == 0 && live("registered") == words()
     });
     assert_eq!(live("streams"), 0);
     drop(bench);
-    until("the end", || {
+    block_until("the end", || {
         live("contexts") == 0 && live("registered") == 0
     });
 }

@@ -7,7 +7,8 @@ use wharf::{
     transport::{accelerator::CopyEnd, cuda::CudaCopy},
 };
 
-pub(crate) use crate::bench::{Memory, Parked, Sink, pattern, pinned_end, until};
+pub(crate) use crate::bench::{Memory, Parked, Sink, pattern, pinned_end};
+pub(crate) use crate::support::block_until;
 use crate::{
     program::CudaContext,
     raw::{self, Raw},

@@ -12,8 +12,8 @@ use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
     fixture::{
-        Bench, Memory, accelerator, calls, context, control, device_end, live, number, pattern,
-        until,
+        Bench, Memory, accelerator, block_until, calls, context, control, device_end, live, number,
+        pattern,
     },
     program,
     support::{emulated, this_test},
@@ -45,7 +45,7 @@ fn by_streams() -> u64 {
 /// Copies there until a window is there.
 fn warm(bench: &mut Bench, pinned: &Memory, device: CopyEnd) {
     let before = through_windows();
-    until("a window", || {
+    block_until("a window", || {
         bench.copy(pinned.end(0), device, 8).expect("copies");
         through_windows() > before
     });
@@ -54,7 +54,7 @@ fn warm(bench: &mut Bench, pinned: &Memory, device: CopyEnd) {
 /// Nothing is left of windows, and nothing was done that must not be.
 fn clean(bench: Bench) {
     drop(bench);
-    until("the windows' end", || live("windows") == 0);
+    block_until("the windows' end", || live("windows") == 0);
     // Freeing memory while other memory is copied is one for the emulator.
     let misuses = control("misuses");
     let misuses: Vec<&str> = misuses
@@ -209,7 +209,7 @@ fn windows_onto_freed_memory_go() {
         assert_eq!(live("windows"), 2);
         invalidate(device.0.range(), Cause::Freed);
         drop(device);
-        until("its window's end", || {
+        block_until("its window's end", || {
             bench.copy(other.end(0), pinned.end(0), 8).expect("copies");
             live("windows") == 1
         });
@@ -236,7 +236,7 @@ fn more_memory_than_windows() {
                 .copy(pinned.end(0), memory.end(0), 64)
                 .expect("copies");
         }
-        until("no more windows than 32", || live("windows") <= 32);
+        block_until("no more windows than 32", || live("windows") <= 32);
         for (index, memory) in memories.iter().enumerate() {
             bench
                 .copy(memory.end(0), pinned.end(0), 64)
@@ -402,7 +402,7 @@ fn the_driver_maps_by_itself() {
             }
             if step == 0 {
                 assert_eq!(by_streams(), before + 1, "onto memory that is gone");
-                until("a window", || {
+                block_until("a window", || {
                     let before = by_streams();
                     bench
                         .copy(device_end(at, 0), room.end(0), 8)
@@ -418,7 +418,7 @@ fn the_driver_maps_by_itself() {
         drop(memory);
     }
     drop(bench);
-    until("the window's end", || mapped() == 0);
+    block_until("the window's end", || mapped() == 0);
 }
 
 #[test]

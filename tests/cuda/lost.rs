@@ -15,8 +15,10 @@ use crate::{
     alone::{child_with, is_child},
     domain::reset,
     error::ErrorKind,
-    fixture::{Bench, accelerator, context, control, device_end, live, pattern, pinned_end, until},
-    support::this_test,
+    fixture::{
+        Bench, accelerator, block_until, context, control, device_end, live, pattern, pinned_end,
+    },
+    support::{block_at_rest, this_test},
 };
 
 #[test]
@@ -194,7 +196,7 @@ fn nothing_is_left() {
         }
         drop(bench);
         drop((device, far, pinned));
-        until("the end", || live("contexts") == 0);
+        block_until("the end", || live("contexts") == 0);
         for what in [
             "streams",
             "events",
@@ -209,7 +211,7 @@ fn nothing_is_left() {
     assert_eq!(control("misused"), "0", "{}", control("misuses"));
     if before != crate::support::open_fds() {
         // The emulator's own threads and files go a little later.
-        until("the fds", || crate::support::open_fds() <= before + 1);
+        block_until("the fds", || crate::support::open_fds() <= before + 1);
     }
 }
 
@@ -247,9 +249,11 @@ fn a_device_that_hangs_is_given_up() {
     drop(pinned);
     let domain = bench.accelerator.domain();
     drop(bench);
-    std::thread::sleep(Duration::from_millis(50));
+    block_at_rest("what is left", Duration::from_millis(50), || {
+        control("live")
+    });
     control("release");
-    until("the copy", || {
+    block_until("the copy", || {
         control(&format!("digest {at} 4096")) == digest(&pattern(3, 4096))
     });
     drop((device, domain));
@@ -300,7 +304,7 @@ fn a_stream_that_is_blocked_gives_no_device_up() {
     // SAFETY: eight aligned bytes that are accessed atomically alone.
     unsafe { std::sync::atomic::AtomicU64::from_ptr(open) }
         .store(1, std::sync::atomic::Ordering::SeqCst);
-    until("both", || live("registered") + 2 <= before);
+    block_until("both", || live("registered") + 2 <= before);
     assert_eq!(control("misused"), "0", "{}", control("misuses"));
 }
 

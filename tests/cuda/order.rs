@@ -16,7 +16,7 @@ use wharf::{
 use crate::{
     alone::{child_with, is_child},
     error::{Error, ErrorKind, Result},
-    fixture::{Bench, Parked, context, control, until},
+    fixture::{Bench, Parked, block_until, context, control},
     program::{CudaContext, Stream},
     support::this_test,
 };
@@ -279,7 +279,7 @@ fn a_stream_waits_for_copies_and_for_nobody_else() {
     control("release 0");
     drop(bench);
     let guard = own.enter().expect("enters");
-    until("the stream", || stream.is_idle(&guard).expect("an answer"));
+    block_until("the stream", || stream.is_idle(&guard).expect("an answer"));
 }
 
 #[test]

@@ -9,7 +9,6 @@ use std::{
     pin::pin,
     sync::Arc,
     task::{Context as TaskContext, Poll, Waker},
-    time::Duration,
 };
 
 use wharf::{
@@ -19,10 +18,10 @@ use wharf::{
 
 use crate::{
     alone::{child_with, is_child},
-    fixture::{accelerator, calls, control, pattern, until},
+    fixture::{accelerator, block_until, calls, control, pattern},
     order::expected,
     program::{CudaContext, Stream},
-    support::{LIMIT, this_test, watchdog},
+    support::{LIMIT, Looks, this_test, watchdog},
 };
 
 const LEN: usize = 64 << 10;
@@ -111,9 +110,10 @@ fn look<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
 
 /// Looks for a while: it does not come.
 async fn waits<F: Future + Unpin>(future: &mut F) {
-    for _ in 0..20 {
+    let mut looks = Looks::new("its end");
+    for _ in 0..25 {
         assert!(look(future).is_none(), "it does not wait");
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        looks.again().await;
     }
 }
 
@@ -333,7 +333,7 @@ fn no_stream_is_left_waiting() {
         drop((worker, context));
         let _ = left.await;
         let guard = own.enter().expect("enters");
-        until("the stream", || stream.is_idle(&guard).expect("an answer"));
+        block_until("the stream", || stream.is_idle(&guard).expect("an answer"));
     });
 }
 

@@ -11,7 +11,7 @@ use wharf::MemoryType;
 use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
-    fixture::{Bench, Parked, calls, context, control, live, until},
+    fixture::{Bench, Parked, block_until, calls, context, control, live},
     program::Stream,
     support::this_test,
 };
@@ -47,7 +47,7 @@ fn a_host_function_wakes() {
         .begin(pinned.end(0), device.end(0), 8, 2)
         .expect("begins");
     bench.engine.flush();
-    until("the end of the copy", || !bench.engine.arm());
+    block_until("the end of the copy", || !bench.engine.arm());
     bench.drain(1);
     for (_, result) in &bench.sink.done {
         assert!(result.is_ok());
@@ -117,7 +117,7 @@ fn the_next_completion_wakes_not_the_last() {
             assert!(bench.engine.arm(), "nothing has completed");
             opens(3 * round + token);
             loop {
-                parked.sleep(&mut bench);
+                parked.park(&mut bench);
                 if bench.engine.progress(64, &mut bench.sink) > 0 {
                     break;
                 }

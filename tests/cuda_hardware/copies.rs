@@ -15,7 +15,7 @@ use wharf::{Context, ErrorKind, MemoryType, Progress, Worker, transport::Acceler
 use crate::{
     device::{self, Current, DEVICE, MIB, filled, guarded, pattern, random, read, runtime},
     suite::{Case, Verdict},
-    support::{Parent, open_fds},
+    support::{Parent, block_at_rest, open_fds},
 };
 
 /// T7. To the device, on it, and back, at odd places; what is beside stays.
@@ -140,15 +140,8 @@ pub(crate) fn nothing_is_left(case: &mut Case) -> Verdict {
 /// Descriptors of this process and bytes of the device in use, once neither has changed for a while: memory of dropped operations, and what a worker
 /// that was dropped had of the device, go on another thread.
 fn at_rest(current: &Current) -> (usize, usize) {
-    let mut last = (open_fds(), current.used());
-    let (mut same, end) = (0, Instant::now() + Duration::from_secs(5));
-    while same < 10 && Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(20));
-        let now = (open_fds(), current.used());
-        same = if now == last { same + 1 } else { 0 };
-        last = now;
-    }
-    last
+    let look = || (open_fds(), current.used());
+    block_at_rest("what is in use", Duration::from_millis(200), look)
 }
 
 /// A second process, which uses the device and then forks.

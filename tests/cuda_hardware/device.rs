@@ -10,7 +10,6 @@ use std::{
     future::Future,
     os::fd::AsRawFd,
     sync::{Arc, OnceLock},
-    time::{Duration, Instant},
 };
 
 use tokio::runtime::Runtime;
@@ -252,16 +251,6 @@ pub(crate) fn random(state: &mut u64) -> u64 {
     *state ^= *state >> 7;
     *state ^= *state << 17;
     *state
-}
-
-/// Looks until it is so.
-#[track_caller]
-pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !so() {
-        assert!(start.elapsed() < LIMIT, "watchdog: {what} never came");
-        std::thread::sleep(Duration::from_micros(100));
-    }
 }
 
 /// Kernels for any device since Volta: one writes words after a while, one writes where nothing is.

@@ -16,9 +16,9 @@ use nix::sys::eventfd::EventFd;
 use wharf::{MemoryType, Progress, Worker};
 
 use crate::{
-    device::{self, Current, DEVICE, Kernels, filled, guarded, runtime, until, word},
+    device::{self, Current, DEVICE, Kernels, filled, guarded, runtime, word},
     suite::{Case, Verdict},
-    support::Parent,
+    support::{Looks, Parent, block_until},
 };
 
 /// T9.
@@ -323,11 +323,11 @@ pub(crate) fn broken(parent: Parent) {
         // Refused when the kernel was faster than these calls.
         let queued = raw.cuLaunchHostFunc(stream, called, std::ptr::null_mut());
         let added = raw.cuStreamAddCallback(stream, told, std::ptr::null_mut(), 0);
-        until("the failure", || raw.cuStreamQuery(stream) != 600);
+        block_until("the failure", || raw.cuStreamQuery(stream) != 600);
         if added == 0 {
-            let start = Instant::now();
+            let (start, mut looks) = (Instant::now(), Looks::new("the callback"));
             while TOLD.load(SeqCst) == u32::MAX && start.elapsed() < Duration::from_secs(5) {
-                std::thread::sleep(Duration::from_millis(1));
+                looks.block();
             }
         }
         parent.say(format_args!(

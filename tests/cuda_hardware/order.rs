@@ -9,8 +9,9 @@ use wharf::transport::{
 };
 
 use crate::{
-    device::{self, Current, DEVICE, Kernels, until},
+    device::{self, Current, DEVICE, Kernels},
     suite::{Case, Verdict},
+    support::block_until,
 };
 
 #[derive(Debug, Default)]
@@ -30,7 +31,7 @@ impl CopySink for Reported {
 fn drain(engine: &mut dyn CopyEngine, token: u64) {
     let mut reported = Reported::default();
     engine.flush();
-    until("a report", || engine.progress(16, &mut reported) > 0);
+    block_until("a report", || engine.progress(16, &mut reported) > 0);
     let [(found, result)] = &reported.0[..] else {
         panic!("{reported:?}");
     };

@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     suite::{Case, Verdict},
-    support::LIMIT,
+    support::{LIMIT, Looks, block_until, listens},
 };
 
 const WHEEL: &str = "UCX_WHEEL";
@@ -88,8 +88,9 @@ fn pair(wheel: &Path, words: &str) -> Result<String, String> {
     drop(listener);
     let begin = |peer| start(wheel, words, peer, port).map_err(|error| error.to_string());
     let mut server = begin(None)?;
-    // Nothing says that it listens.
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    block_until("a listener", || {
+        listens(server.id(), port) || !matches!(server.try_wait(), Ok(None))
+    });
     let mut client = match begin(Some("127.0.0.1")) {
         Ok(client) => client,
         Err(error) => {
@@ -98,12 +99,11 @@ fn pair(wheel: &Path, words: &str) -> Result<String, String> {
         }
     };
     let begun = Instant::now();
+    let mut looks = Looks::new("its end").within(5 * LIMIT);
     let status = loop {
         match client.try_wait() {
             Ok(Some(status)) => break Ok(status),
-            Ok(None) if begun.elapsed() < 4 * LIMIT => {
-                std::thread::sleep(std::time::Duration::from_millis(10))
-            }
+            Ok(None) if begun.elapsed() < 4 * LIMIT => looks.block(),
             Ok(None) => break Err("it does not end".to_owned()),
             Err(error) => break Err(error.to_string()),
         }

@@ -13,7 +13,7 @@ use crate::{
     driver::cuda::{Cuda, CudaContext},
     error::{Error, ErrorKind},
     ipc::CudaSharing,
-    support::{Child, Parent, emulated},
+    support::{Child, Parent, block_until, emulated},
     sys::identity::identity,
     transport::accelerator::{Export, ImportedMemory},
     types::{Identity, MemoryType},
@@ -140,11 +140,7 @@ impl Agent {
 
     /// Waits until what is closed elsewhere is closed.
     pub(crate) fn until(&self, what: &str, mut done: impl FnMut(&Self) -> bool) {
-        let start = std::time::Instant::now();
-        while !done(self) {
-            assert!(start.elapsed() < crate::support::LIMIT, "{what} never came");
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        block_until(what, || done(self));
     }
 
     /// Closes all that is open and not used.

@@ -5,7 +5,7 @@ use nix::sys::signal::{Signal, kill};
 use crate::{
     agent::{self, Agent, BLOCK, Far, exported, imported, is, runtime, unhex, who},
     error::ErrorKind,
-    support::{LIMIT, child, this_test, watchdog},
+    support::{LIMIT, are_all, block_until, child, this_test, threads, watchdog},
     sys::identity::identity,
 };
 
@@ -54,11 +54,13 @@ fn an_exporter_that_is_killed_in_the_middle_of_an_opening() {
     kill(pid, Signal::SIGSTOP).expect("it is there");
     wait_until_stopped(far.child.pid());
     let import = near.ipc.import(&unhex(exported(&answer)), &far.who);
-    let killed = async {
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    let ended = runtime().block_on(watchdog(LIMIT, async {
+        let mut import = std::pin::pin!(import);
+        let early = tokio::time::timeout(std::time::Duration::from_millis(100), &mut import).await;
+        assert!(early.is_err(), "nobody answers");
         kill(pid, Signal::SIGKILL).expect("it is there");
-    };
-    let (ended, ()) = runtime().block_on(watchdog(LIMIT, async { tokio::join!(import, killed) }));
+        import.await
+    }));
     let error = ended.expect_err("nobody answers");
     assert_eq!(error.kind(), ErrorKind::PeerDied, "{error:?}");
     assert_eq!(near.ipc.counts().live, 0);
@@ -66,22 +68,7 @@ fn an_exporter_that_is_killed_in_the_middle_of_an_opening() {
 
 /// A signal that stops a process takes some time to reach all its threads.
 fn wait_until_stopped(pid: u32) {
-    let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
-        let stat = std::fs::read_to_string(thread?.path().join("stat"))?;
-        let state = stat
-            .rsplit_once(") ")
-            .map(|(_, rest)| rest.starts_with('T'));
-        std::io::Result::Ok(state == Some(true))
-    };
-    let all_are = || {
-        let mut threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it is there");
-        threads.all(|thread| is_stopped(thread).unwrap_or(false))
-    };
-    let start = std::time::Instant::now();
-    while !all_are() {
-        assert!(start.elapsed() < LIMIT, "it does not stop");
-        std::thread::sleep(std::time::Duration::from_millis(1));
-    }
+    block_until("its stop", || are_all(&threads(pid), 'T'));
 }
 
 /// One that never answers is given up.

@@ -11,7 +11,7 @@ use wharf::{
 use crate::{
     agent::{hex, runtime, unhex},
     api::control,
-    support::{Child, LIMIT, Logs, Parent, child, emulated, this_test, watchdog},
+    support::{Child, LIMIT, Logs, Parent, child, emulated, this_test, until, watchdog},
 };
 
 const DEVICE: MemoryType = MemoryType::Cuda(0);
@@ -147,6 +147,14 @@ impl End {
     }
 }
 
+/// Copies of memory that the driver was asked for.
+fn copies() -> u64 {
+    let counts = control("counts");
+    let copies = counts.lines().filter(|line| line.starts_with("cuMemcpy"));
+    let numbers = copies.filter_map(|line| line.rsplit([' ', '=']).next()?.parse::<u64>().ok());
+    numbers.sum()
+}
+
 fn count(name: &str) -> u64 {
     control(&format!("count {name}")).parse().expect("a number")
 }
@@ -237,12 +245,10 @@ fn a_sender_that_is_killed_in_the_middle() {
             let end = End::listen(|line| parent.say(line)).await;
             let empty = end.memory(vec![0; LENGTH]).await;
             let receive = end.worker.tag_recv(Tag(1), Mask::ALL, empty);
+            let before = copies();
             let started = async {
-                while count("cuIpcOpenMemHandle_v2") == 0 {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                // The copy is under way, or will be, and gets no further.
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                // It is asked for, and gets no further.
+                until("a copy", || copies() > before).await;
                 parent.say("copying");
                 assert_eq!(parent.hear().await, "killed");
                 control("release");
@@ -295,9 +301,7 @@ fn what_is_dropped_while_it_opens_gives_the_loan_back() {
             let descriptor = Descriptor::from_bytes(&descriptor).expect("a descriptor");
             let remote = end.endpoint.import(&descriptor).expect("the peer's");
             let held = async |number: &str| {
-                while control("openings") != number {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
+                until("the opening", || control("openings") == number).await;
             };
             let empty = end.memory(vec![0; LENGTH]).await;
             let get = end.endpoint.get(remote.clone(), empty);
@@ -347,13 +351,11 @@ fn exposed_memory_comes_back_when_the_peer_is_done() {
             let descriptor = Descriptor::from_bytes(&descriptor).expect("a descriptor");
             let remote = end.endpoint.import(&descriptor).expect("the peer's");
             let empty = end.memory(vec![0; LENGTH]).await;
+            let before = copies();
             control("hold");
             let get = end.endpoint.get(remote.clone(), empty);
             let released = async {
-                while count("cuIpcOpenMemHandle_v2") == 0 {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
+                until("a copy", || copies() > before).await;
                 parent.say("copying");
                 assert_eq!(parent.hear().await, "waiting");
                 control("release");
@@ -394,15 +396,13 @@ fn closing_waits_for_what_is_lent() {
         return runtime().block_on(async {
             let end = End::connect(parent.hear().await).await;
             let empty = end.memory(vec![0; LENGTH]).await;
+            let before = copies();
             control("hold");
             let receive = end.worker.tag_recv(Tag(1), Mask::ALL, empty);
             let released = async {
-                while count("cuIpcOpenMemHandle_v2") == 0 {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
+                until("a copy", || copies() > before).await;
                 parent.say("copying");
                 assert_eq!(parent.hear().await, "closing");
-                tokio::time::sleep(Duration::from_millis(100)).await;
                 control("release");
             };
             let both = async { tokio::join!(receive, released) };
@@ -418,8 +418,11 @@ fn closing_waits_for_what_is_lent() {
         let sent = end.endpoint.tag_send(Tag(1), source);
         let closed = async {
             assert_eq!(child.hear().await, "copying");
+            let mut close = Box::pin(async { end.endpoint.clone().close().await });
+            let early = timeout(Duration::from_millis(100), &mut close).await;
+            assert!(early.is_err(), "the peer reads it still");
             child.say("closing");
-            end.endpoint.clone().close().await
+            close.await
         };
         let both = async { tokio::join!(sent, closed) };
         let (sent, closed) = watchdog(LIMIT, both).await;

@@ -84,6 +84,7 @@ async fn killed(way: Way, test: &str) {
             let target = context.allocate_on(DEVICE, SIZE).await.expect("memory");
             gets.push(endpoint.get(remote.clone(), target).post().expect("room"));
         }
+        // At another moment each time.
         tokio::time::sleep(Duration::from_micros(delay)).await;
         child.kill();
         let died = |error: &wharf::Error| assert!(error.is_peer_failure(), "{error}");

@@ -1,6 +1,6 @@
 //! Every verb, with device memory at either end or both, over every path.
 
-use std::future::Future;
+use std::{future::Future, time::Duration};
 
 use wharf::{
     Access, BufferList, BufferListMut, BufferMut, ErrorKind, Mask, MemoryType, Progress, Region,
@@ -10,7 +10,10 @@ use wharf::{
 use crate::{
     common::{DEVICE, Ends, OTHER, SIZES, bytes, context_with, equal, filled},
     fixture::{Pair, Side, Way, pattern, run, run_on_threads},
-    support::accelerator::{FRAGMENT, FakeAccelerator},
+    support::{
+        accelerator::{FRAGMENT, FakeAccelerator},
+        at_rest,
+    },
 };
 
 const BOTH: Access = Access::READ.union(Access::WRITE);
@@ -438,7 +441,11 @@ async fn driven(way: Way, progress: Progress) {
         let target = memory(&ends.there, OTHER, &vec![0; size]).await;
         let (region, remote) = exposed(&ends, target).await;
         let put = ends.here.endpoint.put(source, remote).post().expect("room");
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        let moved = || {
+            let metrics = ends.here.worker.metrics();
+            (metrics.lanes, metrics.one_sided, metrics.device_copies)
+        };
+        at_rest("what goes by itself", Duration::from_millis(5), moved).await;
         put.await.expect("put");
         equal(
             &content(&ends.there, region.unexpose().await).await,

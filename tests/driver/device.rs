@@ -13,7 +13,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
 };
 
 use crate::{
@@ -25,17 +24,8 @@ use crate::{
     emulated::{calls, context, control, cuda, library, raw},
     error::{ErrorKind, Result},
     kinds::{Pooled, Virtual},
-    support::{Child, LIMIT, table, this_test, watchdog},
+    support::{Child, LIMIT, block_until, table, this_test, watchdog},
 };
-
-/// Waits for something that comes by itself.
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < LIMIT, "{what} never came");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// Bytes that tell where they are from.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
@@ -412,7 +402,7 @@ fn a_word_tells_without_a_call() {
                 .expect("enqueued");
         }
         let before = calls("cuStreamQuery") + calls("cuEventQuery");
-        until("the word", || seen.load(Ordering::Acquire) == number);
+        block_until("the word", || seen.load(Ordering::Acquire) == number);
         assert!(
             content(&target, LEN) == pattern(number, LEN),
             "the word came before the bytes"
@@ -454,7 +444,7 @@ fn a_host_function_runs_once_and_gives_back_what_it_had() {
         stream
             .notify(&guard, Arc::clone(&called))
             .expect("enqueued");
-        until("the host function", || {
+        block_until("the host function", || {
             called.ran.load(Ordering::Acquire) && Arc::strong_count(&called) == 1
         });
     }

@@ -10,7 +10,6 @@
 use std::{
     path::{Path, PathBuf},
     ptr::NonNull,
-    time::{Duration, Instant},
 };
 
 use crate::{
@@ -20,7 +19,7 @@ use crate::{
         Stream, Synapse,
     },
     error::{Error, ErrorKind, Result},
-    support::{Child, LIMIT, child, emulated, open_fds, table, this_test},
+    support::{Child, block_until, child, emulated, open_fds, table, this_test},
 };
 
 /// The emulated one, loaded by its path.
@@ -113,21 +112,13 @@ fn address(host: &Host) -> u64 {
 
 /// Waits for all of a stream.
 fn finish(stream: &Stream) {
-    until("the stream", || stream.is_idle().expect("no error"));
+    block_until("the stream", || stream.is_idle().expect("no error"));
 }
 
 /// Copies between memory that the callers keep until they have synchronised.
 fn copy(stream: &Stream, direction: Direction, source: u64, len: u64, target: u64) -> Result<()> {
     // SAFETY: as said.
     unsafe { stream.copy(direction, source, len, target) }
-}
-
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < LIMIT, "{what} never came");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// A function of the emulated library, as a stranger in this process calls it.
@@ -546,7 +537,7 @@ fn every_byte_comes_over_in_each_direction() {
         ] {
             copy(&stream, direction, source, len, target).expect("queued");
             stream.record(&event).expect("recorded");
-            until("the copy", || event.is_done().expect("no error"));
+            block_until("the copy", || event.is_done().expect("no error"));
         }
         assert_eq!(content(&target), bytes);
         finish(&stream);
@@ -600,7 +591,7 @@ fn directions_overtake_each_other_unless_events_order_them() {
     control("hold 0");
     there(&[2; 4096]);
     back(&stream);
-    until("the overtaking copy", || first(&seen) == 1);
+    block_until("the overtaking copy", || first(&seen) == 1);
     assert!(!stream.is_idle().expect("an answer"));
     stream.record(&event).expect("recorded");
     assert!(
@@ -608,13 +599,13 @@ fn directions_overtake_each_other_unless_events_order_them() {
         "what was given before is not done"
     );
     control("release");
-    until("the event", || event.is_done().expect("no error"));
+    block_until("the event", || event.is_done().expect("no error"));
     finish(&stream);
 
     // And without anybody holding anything back: by delays alone, sooner or later.
     control("set delay_us 2000");
     let mut round = 0_u8;
-    until("a copy that overtakes", || {
+    block_until("a copy that overtakes", || {
         round = round.wrapping_add(1);
         there(&[round; 4096]);
         back(&stream);
@@ -713,7 +704,7 @@ fn a_lost_device_fails_everything_and_can_be_let_go() {
             _ => {}
         }
         control("release");
-        until("the loss", || event.is_done().is_err());
+        block_until("the loss", || event.is_done().is_err());
         lost(event.is_done().expect_err("lost"));
         lost(stream.is_idle().expect_err("lost"));
         lost(stream.record(&event).expect_err("lost"));

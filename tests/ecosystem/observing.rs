@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use wharf::{Context, Mask, Progress, Tag, Worker};
 
-use crate::{metrics_to_prometheus, on_one_thread, support::Logs, tokio_console, trace_file};
+use crate::{
+    support::until,
+    {metrics_to_prometheus, on_one_thread, support::Logs, tokio_console, trace_file},
+};
 
 /// With a single one in the process, `tracing` asks the subscriber of whichever thread comes to a place first, and other tests have none.
 fn not_alone() -> tracing::Dispatch {
@@ -174,7 +177,7 @@ fn waits_are_counted() {
         let waiter = there.clone();
         let waiting =
             tokio::spawn(async move { waiter.tag_recv(Tag(1), Mask::ALL, vec![0; 8]).await });
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        until("sleep", || there.metrics().parked > before.parked).await;
         endpoint.tag_send(Tag(1), vec![0; 8]).await.expect("sent");
         waiting.await.expect("a task").expect("received");
         let after = there.metrics();

@@ -38,10 +38,9 @@ use std::{
     path::Path,
     process::{Command, Output, Stdio},
     thread,
-    time::{Duration, Instant},
 };
 
-use support::{LIMIT, emulated, this_test};
+use support::{emulated, end_of, this_test};
 
 const PART: &str = "WHARFTEST_PART";
 const FILE: &str = "WHARFTEST_FILE";
@@ -102,17 +101,7 @@ fn run(test: &str, part: &str, size: usize, driver: bool, more: &[(&str, &str)])
     };
     let out = read(Box::new(child.stdout.take().expect("piped")));
     let err = read(Box::new(child.stderr.take().expect("piped")));
-    let start = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().expect("ours") {
-            break status;
-        }
-        if start.elapsed() > LIMIT {
-            let _ = child.kill();
-            panic!("watchdog: {test} does not end");
-        }
-        thread::sleep(Duration::from_millis(5));
-    };
+    let status = end_of(&mut child, test);
     let bytes = |thread: thread::JoinHandle<std::io::Result<Vec<u8>>>| {
         thread.join().expect("reads").expect("reads")
     };

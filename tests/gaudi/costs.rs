@@ -6,7 +6,8 @@ use wharf::MemoryType;
 
 use crate::{
     fixture::{run, run_on_threads},
-    machine::{DEVICE, Machine, alone, filled, until},
+    machine::{DEVICE, Machine, alone, filled},
+    support::{at_rest, block_until},
 };
 
 const MAP: &str = "hlthunk_host_memory_map";
@@ -21,6 +22,9 @@ fn a_copy_of_known_memory_is_one_submission() {
         for kind in [MemoryType::HostPinned, MemoryType::Host] {
             let mut host = filled(&worker, &context, kind, &[2; 50_000]).await.freeze();
             memory = worker.copy(host.clone(), memory).await.expect("copied");
+            // What was there before is given back in the background.
+            let calls = || machine.number("calls");
+            at_rest("the last call", Duration::from_millis(20), calls).await;
             machine.control("forget");
             for _ in 0..20 {
                 memory = worker.copy(host.clone(), memory).await.expect("copied");
@@ -67,8 +71,10 @@ fn no_call_at_idle() {
         let machine = Machine::new(&[]);
         let (context, worker) = machine.worker();
         let memory = filled(&worker, &context, DEVICE, &[1; 1000]).await;
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        let calls = || machine.number("calls");
+        at_rest("the last call", Duration::from_millis(20), calls).await;
         machine.control("forget");
+        // As long as nothing comes.
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert_eq!(machine.number("calls"), 0, "{}", machine.control("trace"));
         drop((memory, worker, context));
@@ -134,7 +140,7 @@ fn memory_that_changes_under_its_registration_is_mapped_anew() {
             assert!(found[8192..].iter().all(|byte| *byte == round));
         }
         assert!(machine.calls(MAP) >= 10, "one for each");
-        until("old mappings go", || machine.live("mappings") < 20);
+        block_until("old mappings go", || machine.live("mappings") < 20);
         machine.check();
     });
 }

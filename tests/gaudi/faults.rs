@@ -4,7 +4,8 @@ use wharf::{ErrorKind, MemoryType};
 
 use crate::{
     fixture::run_on_threads,
-    machine::{DEVICE, Machine, OTHER, bytes, until},
+    machine::{DEVICE, Machine, OTHER, bytes},
+    support::block_until,
 };
 
 const CALLS: [&str; 14] = [
@@ -101,7 +102,7 @@ fn an_error_from_each_call() {
 
 async fn gone(machine: &Machine) {
     tokio::task::block_in_place(|| {
-        until("all is given back", || {
+        block_until("all is given back", || {
             machine.live("sessions") == 0 && machine.live("exported") == 0
         });
     });

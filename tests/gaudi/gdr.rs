@@ -11,7 +11,7 @@ use wharf::{
 use crate::{
     machine::{DEVICE, Machine},
     stranger::{Stranger, alone, gaudi, thunk_calls},
-    support::{child, emulated, open_fds, this_test},
+    support::{block_until, child, emulated, open_fds, this_test},
 };
 
 const QUERIES: usize = 10_000;
@@ -117,7 +117,7 @@ fn memory_that_is_not_there() {
     }
     let range = memory.range();
     drop(memory);
-    crate::machine::until("it is freed", || {
+    block_until("it is freed", || {
         domain
             .export(range)
             .is_err_and(|error| error.kind() == ErrorKind::InvalidArgument)

@@ -12,8 +12,8 @@ use wharf::{
 };
 
 use crate::{
-    machine::{DEVICE, OTHER, bytes, filled, patiently, until},
-    support::{Child, LIMIT, Parent, child, emulated, this_test, watchdog},
+    machine::{DEVICE, OTHER, bytes, filled, patiently},
+    support::{Child, LIMIT, Parent, block_until, child, emulated, this_test, watchdog},
 };
 
 /// More than a piece of any path, and no multiple of one.
@@ -215,7 +215,7 @@ fn explained(talk: &Talk, from: MemoryType, to: MemoryType) {
 /// Plays a part, and tells that nothing is left of it.
 fn over(part: impl FnOnce() -> Parent, word: &str) {
     let parent = part();
-    until("all cards given back", || live("sessions") == "0");
+    block_until("all cards given back", || live("sessions") == "0");
     check();
     parent.say(word);
 }
@@ -411,7 +411,7 @@ fn between_two_cards_of_one_process() {
             }
             worker.shutdown(LIMIT).await.expect("shut down");
         });
-        until("all cards given back", || live("sessions") == "0");
+        block_until("all cards given back", || live("sessions") == "0");
         return check();
     }
     for driver in DRIVERS {

@@ -1,13 +1,11 @@
 //! A card that is reset, or does not end its work: what was begun fails as lost, the card is closed, others go on.
 
-use std::time::Duration;
-
 use wharf::{BufferMut, Context, ErrorKind, Worker};
 
 use crate::{
     fixture::{run, run_on_threads},
-    machine::{DEVICE, DEVICE_RESET, Machine, OTHER, bytes, filled, until},
-    support::LIMIT,
+    machine::{DEVICE, DEVICE_RESET, Machine, OTHER, bytes, filled},
+    support::{LIMIT, block_until, until},
 };
 
 async fn buffers(context: &Context, count: usize) -> Vec<BufferMut> {
@@ -37,11 +35,7 @@ async fn lose(how: Option<&(dyn Fn(&Machine) + Sync)>) {
         .map(|buffer| worker.copy(vec![1; 1 << 20], buffer).post())
         .collect();
     if let Some(how) = how {
-        let start = std::time::Instant::now();
-        while machine.live("running") < 4 {
-            assert!(start.elapsed() < LIMIT / 2, "nothing runs");
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until("all four", || machine.live("running") >= 4).await;
         how(&machine);
     }
     for copy in copies {
@@ -49,7 +43,7 @@ async fn lose(how: Option<&(dyn Fn(&Machine) + Sync)>) {
         assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error:?}");
     }
     machine.control(&format!("set timeout_ms {USUAL_MS}"));
-    until("the card is closed", || machine.live("sessions") == 1);
+    block_until("the card is closed", || machine.live("sessions") == 1);
     // The other card goes on, and the worker.
     assert_eq!(bytes(&worker, other).await, [4; 1000]);
     machine.control("release");
@@ -66,7 +60,7 @@ async fn lose(how: Option<&(dyn Fn(&Machine) + Sync)>) {
     assert_eq!(bytes(&fresh, again.freeze()).await, [8; 100]);
     drop((worker, fresh, context));
     tokio::task::spawn_blocking(move || {
-        until("all is given back", || machine.live("sessions") == 0);
+        block_until("all is given back", || machine.live("sessions") == 0);
     })
     .await
     .expect("gone");
@@ -110,8 +104,8 @@ fn a_reset_at_idle_closes_the_card() {
         let exported = context.export(memory.device_range().expect("on a device"));
         drop(exported.expect("exported"));
         machine.control(&format!("break 0 {DEVICE_RESET}"));
-        until("the card is closed", || machine.live("sessions") == 0);
-        until("its dma-bufs are", || machine.live("exported") == 0);
+        block_until("the card is closed", || machine.live("sessions") == 0);
+        block_until("its dma-bufs are", || machine.live("exported") == 0);
         let error = worker.copy(memory.clone(), vec![0; 1000]).await;
         let error = error.expect_err("lost");
         assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error:?}");

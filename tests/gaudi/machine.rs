@@ -4,12 +4,7 @@
 //! An emulated library that is loaded stays so; its constructors do nothing.
 #![allow(unsafe_code)]
 
-use std::{
-    fs,
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{fs, path::PathBuf, sync::Arc, time::Instant};
 
 use wharf::{
     Buffer, BufferMut, Context, ContextBuilder, ErrorKind, MemoryType, Worker,
@@ -17,7 +12,7 @@ use wharf::{
     transport::gaudi::GaudiCopy,
 };
 
-use crate::support::{LIMIT, emulated};
+use crate::support::{LIMIT, Looks, block_until, emulated};
 
 pub(crate) const DEVICE: MemoryType = MemoryType::Gaudi(0);
 pub(crate) const OTHER: MemoryType = MemoryType::Gaudi(1);
@@ -95,7 +90,7 @@ impl Machine {
 
     /// Waits until nothing is left of what was opened, and that nothing was done that works by luck.
     pub(crate) fn check_gone(&self) {
-        until("all cards given back", || self.live("sessions") == 0);
+        block_until("all cards given back", || self.live("sessions") == 0);
         self.check();
     }
 
@@ -118,26 +113,16 @@ impl Machine {
 
 /// Tries until a card that was given back is free.
 pub(crate) fn patiently<T>(mut attempt: impl FnMut() -> wharf::Result<T>) -> T {
-    let start = Instant::now();
+    let mut looks = Looks::new("a free card");
     loop {
         match attempt() {
             Ok(value) => return value,
             Err(error) => {
                 let kinds = [ErrorKind::Exhausted, ErrorKind::WouldBlock];
-                let passes = kinds.contains(&error.kind()) && start.elapsed() < LIMIT;
-                assert!(passes, "{error}");
+                assert!(kinds.contains(&error.kind()), "{error}");
             }
         }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Waits for something that comes by itself.
-pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < LIMIT, "watchdog: {what}");
-        std::thread::sleep(Duration::from_micros(200));
+        looks.block();
     }
 }
 

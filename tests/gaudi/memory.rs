@@ -10,8 +10,8 @@ use wharf::{
 
 use crate::{
     fixture::run,
-    machine::{DEVICE, Machine, OTHER, Random, bytes, until},
-    support::{again, is_alone, open_fds, passes, this_test},
+    machine::{DEVICE, Machine, OTHER, Random, bytes},
+    support::{again, block_until, is_alone, open_fds, passes, this_test},
 };
 
 fn range(start: u64, length: u64) -> AddressRange {
@@ -69,7 +69,7 @@ fn allocations_are_divided_from_pages() {
             let memory = held.swap_remove(random.below(held.len()));
             let place = memory.range();
             drop(memory);
-            until("it is freed", || {
+            block_until("it is freed", || {
                 domain.detect(place).expect("no error").is_none()
             });
         } else {
@@ -95,7 +95,7 @@ fn allocations_are_divided_from_pages() {
     let error = domain.allocate(DEVICE, 6 << 30).expect_err("too much");
     assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}");
     drop((large, held));
-    until("memory is given back", || machine.live("allocations") == 2);
+    block_until("memory is given back", || machine.live("allocations") == 2);
     drop((domain, gaudi));
     machine.check_gone();
 }
@@ -177,7 +177,7 @@ fn a_pool_is_exported_once() {
         .expect_err("nobody's");
     drop((one, inner, memory, first, domain, gaudi));
     machine.check_gone();
-    until("no dma-buf is open", || machine.live("exported") == 0);
+    block_until("no dma-buf is open", || machine.live("exported") == 0);
 }
 
 #[test]

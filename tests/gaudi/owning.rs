@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use wharf::{Context, ErrorKind, transport::Accelerator as _};
 
-use crate::machine::{DEVICE, Machine, OTHER, patiently};
+use crate::{
+    machine::{DEVICE, Machine, OTHER, patiently},
+    support::block_at_rest,
+};
 
 #[test]
 fn named_cards_are_opened_at_the_start() {
@@ -79,8 +82,10 @@ fn a_card_is_open_once_however_many_contexts_there_are() {
     let known = one.domain().detect(there.range()).expect("no error");
     assert_eq!(known.expect("known").id, there.id());
     drop((one, here));
-    std::thread::sleep(Duration::from_millis(5));
-    assert_eq!(machine.live("sessions"), 1, "somebody has it still");
+    let left = block_at_rest("cards", Duration::from_millis(5), || {
+        machine.live("sessions")
+    });
+    assert_eq!(left, 1, "somebody has it still");
     drop((other, there));
     machine.check_gone();
 }

@@ -6,11 +6,11 @@ use wharf::{
 
 use crate::{
     fixture::{pattern, run, same},
-    machine::{DEVICE, OTHER, Random, bytes, filled, until},
+    machine::{DEVICE, OTHER, Random, bytes, filled},
     stranger::{
         Bench, Stranger, alone, calls, control, device, gaudi, host, live, number, thunk_calls,
     },
-    support::{child, this_test},
+    support::{Looks, block_until, child, this_test},
 };
 
 fn range(start: u64, length: u64) -> AddressRange {
@@ -71,7 +71,7 @@ fn a_card_of_the_programs_is_used_by_synapse() {
     for call in ["synStreamSynchronize", "synEventSynchronize"] {
         assert_eq!(calls(call), 0, "{call} waits");
     }
-    until("all is given back", || {
+    block_until("all is given back", || {
         ["streams", "events", "allocations", "mapped"]
             .iter()
             .all(|what| live(what) == 0)
@@ -244,9 +244,10 @@ fn nothing_is_called_at_idle_and_a_cached_buffer_is_mapped_once() {
     }
     assert_eq!(calls("synHostMap"), mapped);
     let before = control("counts");
+    let mut looks = Looks::new("a call");
     for _ in 0..50 {
         bench.poll();
-        std::thread::sleep(std::time::Duration::from_millis(1));
+        looks.block();
     }
     assert_eq!(control("counts"), before, "calls without copies");
     nothing_wrong();
@@ -285,7 +286,7 @@ fn synapse_acquires_a_card_that_the_program_names() {
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
         drop((worker, context));
     });
-    until("the card is given back", || control("live") == "devices 0");
+    block_until("the card is given back", || control("live") == "devices 0");
     // A Gaudi 3 is Synapse's in any case, and a process has one.
     let both = gaudi().own_cards("all");
     if chip == "3" {

@@ -57,8 +57,9 @@ fn number(name: &str) -> Option<u64> {
 fn watch(playing: std::sync::Arc<AtomicU64>) {
     std::thread::spawn(move || {
         let (mut last, mut same) = (u64::MAX, 0);
+        // Between looks: nobody unparks it.
         while std::sync::Arc::strong_count(&playing) > 1 {
-            std::thread::sleep(Duration::from_secs(1));
+            std::thread::park_timeout(Duration::from_secs(1));
             let now = playing.load(Relaxed);
             same = if now == last { same + 1 } else { 0 };
             last = now;

@@ -199,6 +199,7 @@ impl Scribbler {
                         return;
                     }
                     segment.scribble(&mut dice);
+                    // Some of them at the worker's pace.
                     if !pause.is_zero() {
                         thread::sleep(pause);
                     }

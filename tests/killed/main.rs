@@ -28,7 +28,7 @@ use std::{
 };
 
 use nix::time::{ClockId, clock_gettime};
-use support::{Child, LIMIT, Parent, child, open_fds, this_test, watchdog};
+use support::{Child, LIMIT, Parent, at_rest, child, open_fds, this_test, until, watchdog};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     task::JoinSet,
@@ -414,28 +414,23 @@ impl Counts {
 
     /// What there is when nothing more ends: threads and connections end in the background.
     async fn settled(before: Option<&Self>) -> Self {
-        let start = Instant::now();
-        let mut last = Self::now();
-        let mut same = 0;
-        while start.elapsed() < LIMIT / 2 {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            let now = Self::now();
-            match before {
-                Some(before) if now.is_flat(before) => return now,
-                Some(_) => {}
-                None => {
-                    let is_same = now.threads == last.threads
-                        && now.descriptors == last.descriptors
-                        && now.mappings == last.mappings;
-                    same = if is_same { same + 1 } else { 0 };
-                    if same == 10 {
-                        return now;
-                    }
-                }
-            }
-            last = now;
-        }
-        last
+        let Some(before) = before else {
+            let kinds = || {
+                let now = Self::now();
+                (now.threads, now.descriptors, now.mappings)
+            };
+            at_rest(
+                "the end of what has ended",
+                Duration::from_millis(500),
+                kinds,
+            )
+            .await;
+            return Self::now();
+        };
+        let is_flat = until("no more than before", || Self::now().is_flat(before));
+        // What there is then tells what there is too much of.
+        let _ = tokio::time::timeout(LIMIT / 2, is_flat).await;
+        Self::now()
     }
 }
 

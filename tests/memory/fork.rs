@@ -13,7 +13,6 @@ use std::{
         atomic::{AtomicBool, Ordering::SeqCst},
     },
     task,
-    time::Duration,
 };
 
 use wharf::{
@@ -23,7 +22,7 @@ use wharf::{
 
 use crate::{
     fakes::{READ, Space, block_on, fakes_with, roomy},
-    support::{FakeRegistrar, LIMIT, again, is_alone, passes, this_test, watchdog},
+    support::{FakeRegistrar, LIMIT, again, block_until, is_alone, passes, this_test, watchdog},
 };
 
 /// The result of a future that has to be ready at its first poll: a child has no runtime whose threads would run.
@@ -117,9 +116,7 @@ fn a_child_waits_for_no_thread_of_its_parents() {
     let goes_on = Arc::new(AtomicBool::new(false));
     let may = Arc::clone(&goes_on);
     registrar.set_rule(move |_, _, _| {
-        while !may.load(SeqCst) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        block_until("the permission", || may.load(SeqCst));
         Ok(())
     });
     // Long enough for a thread of its own.

@@ -30,7 +30,7 @@ use wharf::{
 use crate::{
     fakes::{READ, block_on, roomy},
     prepare::{load_ucx, ucx_watches_memory},
-    support::{Child, FakeMonitor, FakeRegistrar, child, this_test},
+    support::{Child, FakeMonitor, FakeRegistrar, block_until, child, this_test},
 };
 
 const PAGE: usize = 4096;
@@ -159,8 +159,9 @@ const BATCH: usize = 20;
 const THREADS: usize = 8;
 
 /// Calls everything that is patched, over and over.
-fn hammer(stop: &AtomicBool) {
+fn hammer(stop: &AtomicBool, rounds: &AtomicU64) {
     while !stop.load(SeqCst) {
+        rounds.fetch_add(1, SeqCst);
         let memory = map(4 * PAGE);
         // SAFETY: a mapping of our own; the others fail.
         unsafe {
@@ -189,17 +190,25 @@ fn patch_under_load() -> Result<(), String> {
             // SAFETY: ends a child that hangs.
             unsafe { libc::alarm(60) };
             let stop = Arc::new(AtomicBool::new(false));
+            let rounds = Arc::new([const { AtomicU64::new(0) }; THREADS]);
             let threads: Vec<_> = (0..THREADS)
-                .map(|_| {
-                    let stop = stop.clone();
-                    thread::spawn(move || hammer(&stop))
+                .map(|number| {
+                    let (stop, rounds) = (stop.clone(), rounds.clone());
+                    thread::spawn(move || hammer(&stop, &rounds[number]))
                 })
                 .collect();
             // At another moment each time.
             thread::sleep(Duration::from_micros(500 + 37 * (run as u64 % 20)));
             // SAFETY: nothing else changes code.
             let installed = unsafe { install_hooks() }.is_ok();
-            thread::sleep(Duration::from_millis(2));
+            // A whole round by each through what is patched: the first may have begun before.
+            let before = rounds.each_ref().map(|round| round.load(SeqCst));
+            block_until("two rounds of each", || {
+                let pairs = rounds.iter().zip(before);
+                pairs
+                    .into_iter()
+                    .all(|(now, before)| now.load(SeqCst) >= before + 2)
+            });
             stop.store(true, SeqCst);
             let ended = threads.into_iter().all(|thread| thread.join().is_ok());
             // SAFETY: ends the child, without what its parent would do at its end.

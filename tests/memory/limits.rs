@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use wharf::{
     Access, Error, ErrorKind, Result,
@@ -477,9 +477,9 @@ async fn a_waker_that_panics() {
     registrar.wait_deregistered(4);
 }
 
-/// Holds one registration at a time, and takes its time to end it.
+/// Holds one registration at a time, and ends it when another was refused, or nobody asks for one.
 #[derive(Default)]
-struct Tight(Mutex<bool>, AtomicBool);
+struct Tight(Mutex<bool>, AtomicBool, Condvar);
 
 impl Registrar for Tight {
     type Handle = ();
@@ -490,15 +490,19 @@ impl Registrar for Tight {
 
     fn register(&self, _: AddressRange, _: Access) -> Result<()> {
         match std::mem::replace(&mut *self.0.lock(), true) {
-            true => Err(Error::new(ErrorKind::Exhausted, "one is all there is")),
+            true => {
+                self.2.notify_all();
+                Err(Error::new(ErrorKind::Exhausted, "one is all there is"))
+            }
             false => Ok(()),
         }
     }
 
     fn deregister(&self, (): (), _: AddressRange) -> Result<()> {
+        let mut held = self.0.lock();
         self.1.store(true, Ordering::SeqCst);
-        thread::sleep(Duration::from_millis(2));
-        *self.0.lock() = false;
+        self.2.wait_for(&mut held, Duration::from_millis(100));
+        *held = false;
         Ok(())
     }
 }

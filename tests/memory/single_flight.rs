@@ -9,7 +9,6 @@ use std::{
     },
     task::{Context, Poll, Waker},
     thread::{self, ThreadId},
-    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -213,7 +212,8 @@ async fn a_slow_registration_does_not_stop_the_runtime() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
-    tokio::time::sleep(Duration::from_millis(2)).await;
+    registrar.wait_in_register(1);
+    tokio::task::yield_now().await;
     assert!(!get.is_finished());
     registrar.open();
     let done = watchdog(LIMIT, get).await.expect("no panic");

@@ -11,14 +11,14 @@ mod support;
 mod cable;
 mod end;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wharf::{Context, ErrorKind};
 
 use crate::{
     cable::Cable,
     end::{End, Meeting, current_thread, multi_thread},
-    support::{Child, LIMIT, Parent, child, this_test, watchdog},
+    support::{Child, LIMIT, Looks, Parent, child, this_test, until, watchdog},
 };
 
 /// Starts the test's two ends, or is one of them and runs `$role`. Gives back the cable, who listens, and who connects.
@@ -98,8 +98,9 @@ async fn counts(ends: &mut [Child; 2]) -> [u64; 2] {
 /// Waits until both ends have received this many more.
 async fn expect_flow(ends: &mut [Child; 2], more: u64) {
     let before = counts(ends).await;
+    let mut looks = Looks::new("more at both ends");
     while (counts(ends).await.iter().zip(before)).any(|(now, before)| *now < before + more) {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        looks.again().await;
     }
 }
 
@@ -117,14 +118,14 @@ fn cable_pulled_in_a_transfer() {
             expect_flow(&mut ends, 50).await;
             cable.set(listens, "down");
             // What was on its way is still received; then nothing is.
+            let (mut looks, mut since) = (Looks::new("a standstill"), Instant::now());
             let mut before = counts(&mut ends).await;
-            loop {
-                tokio::time::sleep(Duration::from_millis(500)).await;
+            while since.elapsed() < Duration::from_millis(500) {
+                looks.again().await;
                 let now = counts(&mut ends).await;
-                if now == before {
-                    break;
+                if now != before {
+                    (before, since) = (now, Instant::now());
                 }
-                before = now;
             }
             cable.set(listens, "up");
             expect_flow(&mut ends, 50).await;
@@ -140,6 +141,7 @@ fn cable_pulled_in_a_transfer() {
 
 async fn idle(end: End, parent: Parent) {
     end.exchange().await;
+    until("the last acknowledgements", is_acknowledged).await;
     parent.say("idle");
     let error = watchdog(LIMIT, end.endpoint.closed()).await;
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error:?}");
@@ -158,19 +160,30 @@ fn cable_pulled_while_idle() {
         for end in &mut ends {
             assert_eq!(end.hear().await, "idle");
         }
-        // The last acknowledgements are through.
-        tokio::time::sleep(Duration::from_millis(500)).await;
         expect_notice(&cable, &mut ends, "idle").await;
     };
     current_thread().block_on(watchdog(2 * LIMIT, test));
     ends.into_iter().for_each(Child::finish);
 }
 
+/// Whether the other host has acknowledged all that was sent from this one. The children of this program have a network of their own.
+fn is_acknowledged() -> bool {
+    ["tcp", "tcp6"].iter().all(|table| {
+        let table = std::fs::read_to_string(format!("/proc/self/net/{table}"));
+        table.unwrap_or_default().lines().skip(1).all(|line| {
+            let mut words = line.split_ascii_whitespace().skip(3);
+            let (state, queues) = (words.next(), words.next().unwrap_or_default());
+            // Of an established connection: what was sent, and what came and was not read.
+            state != Some("01") || queues.starts_with("00000000:")
+        })
+    })
+}
+
 /// Pulls the cable and waits until both ends have noticed: three seconds with probes every second. Twice that again for a busy machine is
 /// far below what the kernel takes by itself.
 async fn expect_notice(cable: &Cable, ends: &mut [Child; 2], which: &str) {
     cable.set(true, "down");
-    let pulled = std::time::Instant::now();
+    let pulled = Instant::now();
     for end in ends {
         assert_eq!(end.hear().await, "closed");
         let after = pulled.elapsed();
@@ -182,9 +195,14 @@ async fn expect_notice(cable: &Cable, ends: &mut [Child; 2], which: &str) {
 /// Sends a message now and then until the connection is over.
 async fn busy(end: End, parent: Parent) {
     end.exchange().await;
-    parent.say("busy");
     let sends = async {
+        let mut sent = 0;
         while end.endpoint.tag_send(0, vec![1]).await.is_ok() {
+            sent += 1;
+            if sent == 10 {
+                parent.say("busy");
+            }
+            // So slow that there is room until the end is noticed.
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         end.endpoint.closed().await
@@ -203,7 +221,6 @@ fn cable_pulled_while_busy() {
         for end in &mut ends {
             assert_eq!(end.hear().await, "busy");
         }
-        tokio::time::sleep(Duration::from_millis(500)).await;
         expect_notice(&cable, &mut ends, "busy").await;
     };
     current_thread().block_on(watchdog(2 * LIMIT, test));

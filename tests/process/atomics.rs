@@ -7,7 +7,7 @@ use wharf::{Access, Descriptor, RemoteRegion, Tag};
 use crate::{
     common::{First, Second, bytes, expect_bytes, on_every_path},
     paths::SHORTER,
-    support::{LIMIT, watchdog},
+    support::{LIMIT, idle, until, watchdog},
 };
 
 const DESCRIPTOR: u64 = 1;
@@ -46,8 +46,8 @@ async fn first(mut first: First) {
         let target = import(first.receive(DESCRIPTOR, 4096).await);
         for (seed, length) in (0..).zip(SIZES) {
             first.receive(READY, 8).await;
-            // By then it sleeps.
-            tokio::time::sleep(Duration::from_millis(30)).await;
+            // It said that it waits just before it did: it sleeps.
+            idle(child.pid(), Duration::from_millis(5)).await;
             let put = endpoint
                 .put(bytes(seed, length), target.clone())
                 .signal(&counter);
@@ -87,11 +87,11 @@ async fn second(second: Second) {
             region.fetch_add(0, 1_u64).expect("a word");
             region.fetch_add(8, 1_u32).expect("a word");
         }
-        while region.load::<u64>(0).expect("a word") != 2 * EACH
-            || region.load::<u32>(8).expect("a word") != 2 * EACH as u32
-        {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until("the other's", || {
+            region.load::<u64>(0).expect("a word") == 2 * EACH
+                && region.load::<u32>(8).expect("a word") == 2 * EACH as u32
+        })
+        .await;
         endpoint.tag_send(Tag(READY), "all").await.expect("a send");
 
         let counter = worker.counter().await.expect("a counter");

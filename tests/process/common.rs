@@ -260,7 +260,7 @@ pub(crate) fn signal(child: &Child, signal: Signal) {
     signal::kill(pid, signal).expect("the child is there");
 }
 
-/// `kill -9` from another thread, a while later.
+/// `kill -9` from another thread, at a moment that has to do with nothing that either process does.
 pub(crate) fn kill_after(child: &Child, delay: Duration) -> std::thread::JoinHandle<()> {
     let pid = Pid::from_raw(child.pid().try_into().expect("a pid"));
     std::thread::spawn(move || {

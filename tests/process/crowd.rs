@@ -106,6 +106,7 @@ fn dripping_connections_keep_nobody_out() {
                 // The length of what is never sent whole.
                 let mut sent = stream.write_all(&5000_u32.to_le_bytes()).await;
                 while sent.is_ok() {
+                    // Often enough to look alive.
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     sent = stream.write_all(&[0]).await;
                 }

@@ -9,7 +9,7 @@ use crate::{
         First, Path, Second, bytes, expect_bytes, expect_bytes_from, kill_after, on_every_path,
     },
     paths::SHORTER,
-    support::{Child, LIMIT, watchdog},
+    support::{Child, LIMIT, at_rest, watchdog},
 };
 
 /// When to kill, counted from the beginning of the transfers. The last is late enough for all to be under way on a busy machine.
@@ -80,7 +80,7 @@ impl First {
     }
 }
 
-async fn sleep(mut second: Second) {
+async fn live_on(mut second: Second) {
     second.parent.wait_for_death().await;
 }
 
@@ -92,11 +92,12 @@ mod while_idle {
     async fn first(mut first: First) {
         let (mut child, endpoint) = first.second().await;
         // Who waits already learns it as well as who asks later.
-        let waits = {
+        let mut waits = Box::pin({
             let endpoint = endpoint.clone();
-            tokio::spawn(async move { endpoint.closed().await })
-        };
-        tokio::time::sleep(Duration::from_millis(20)).await;
+            async move { endpoint.closed().await }
+        });
+        assert!(futures::poll!(&mut waits).is_pending());
+        let waits = tokio::spawn(waits);
         child.kill();
         let error = watchdog(LIMIT, waits).await.expect("no panic");
         first.path.expect_death(error.kind());
@@ -109,7 +110,7 @@ mod while_idle {
     }
 
     async fn second(second: Second) {
-        sleep(second).await;
+        live_on(second).await;
     }
 }
 
@@ -350,7 +351,9 @@ mod while_much_is_pending {
         }
         let mut flush = std::pin::pin!(endpoint.flush());
         assert!(futures::poll!(&mut flush).is_pending(), "sends are pending");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        // All that goes without the peer's doing has gone.
+        let gone = || first.worker.metrics().lanes;
+        at_rest("the flow", Duration::from_millis(5), gone).await;
         child.kill();
 
         let mut ends = Ends {
@@ -442,7 +445,7 @@ mod of_who_connects {
     }
 
     async fn second(second: Second) {
-        sleep(second).await;
+        live_on(second).await;
     }
 }
 
@@ -457,7 +460,7 @@ mod of_who_listens {
         let address = child.hear().await;
         let worker = first.worker.clone();
         let connects = tokio::spawn(async move { worker.connect(address).await });
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        assert_eq!(child.hear().await, "asked");
         assert!(!connects.is_finished(), "nobody has accepted it");
         child.kill();
         let error = watchdog(LIMIT, connects)
@@ -474,8 +477,10 @@ mod of_who_listens {
 
     async fn second(mut second: Second) {
         let listener = second.worker.listen("127.0.0.1:0").await;
-        let listener = listener.expect("a listener");
+        let mut listener = listener.expect("a listener");
         second.parent.say(listener.local_addr());
+        let _asks = watchdog(LIMIT, listener.accept()).await.expect("a request");
+        second.parent.say("asked");
         second.parent.wait_for_death().await;
     }
 }
@@ -541,7 +546,7 @@ mod leaves_nothing {
             .tag_send(Tag(READY), Vec::new())
             .await
             .expect("a send");
-        sleep(second).await;
+        live_on(second).await;
     }
 }
 

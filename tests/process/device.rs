@@ -10,9 +10,9 @@ use wharf::{
 use crate::{
     common::{First, Path, Second, bytes, expect_bytes, play},
     support::{
-        LIMIT,
+        LIMIT, at_rest,
         emulated::{self, control},
-        watchdog,
+        until, watchdog,
     },
 };
 
@@ -158,8 +158,11 @@ mod killed {
         let gets = places
             .into_iter()
             .map(|empty| endpoint.get(remote.clone(), empty).into_future());
+        let copies = || worker.metrics().device_copies;
+        let before = copies();
         let death = async {
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            until("a copy", || copies() != before).await;
+            at_rest("the copies", Duration::from_millis(10), copies).await;
             child.kill();
             let error = watchdog(LIMIT, endpoint.closed()).await;
             path.expect_death(error.kind());

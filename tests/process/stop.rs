@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use wharf::{ErrorKind, Tag};
+use wharf::{ErrorKind, Tag, Worker};
 
 use crate::{
     common::{First, Second, bytes, expect_bytes, on_every_path, signal},
-    support::{LIMIT, watchdog},
+    support::{LIMIT, at_rest, watchdog},
 };
 
 const DONE: u64 = 1 << 40;
@@ -17,6 +17,13 @@ const COUNT: u64 = 3_000;
 
 fn length(number: u64) -> usize {
     [5, 49, 800, 4_097, 9_000, 70_000][number as usize % 6]
+}
+
+/// Waits until no more goes out: the peer, or what is between, takes no more.
+async fn stands_still(worker: &Worker) {
+    let gone = || worker.metrics().lanes;
+    let gone = at_rest("the flow", Duration::from_millis(20), gone).await;
+    assert!(gone.iter().any(|lane| lane.sent.count > 0), "{gone:?}");
 }
 
 mod and_goes_on {
@@ -32,7 +39,7 @@ mod and_goes_on {
             let send = endpoint.tag_send(Tag(number), bytes(number, length(number)));
             sends.push(send.post().expect("a place in the window"));
         }
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        stands_still(&first.worker).await;
         signal(&child, Signal::SIGCONT);
         for send in sends {
             watchdog(LIMIT, send).await.expect("a send");
@@ -72,7 +79,7 @@ mod for_ever {
             let send = endpoint.tag_send(Tag(number), bytes(number, length(number)));
             sends.push(send.post().expect("a place in the window"));
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        stands_still(&first.worker).await;
         endpoint.abort();
         let mut errors = 0;
         for send in sends {

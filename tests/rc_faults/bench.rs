@@ -13,7 +13,7 @@ use std::{
 
 use wharf::{Context, Endpoint, Error, Mask, Tag, Worker};
 
-use crate::support::{LIMIT, emulated, open_fds, watchdog};
+use crate::support::{LIMIT, emulated, open_fds, until, watchdog};
 
 /// Tells the emulator something, and has its answer.
 pub(crate) fn control(text: &str) -> String {
@@ -92,13 +92,12 @@ pub(crate) fn run(future: impl Future<Output = ()>) {
 
 /// Waits until nothing is left of what was made; nothing may have been done that must not be.
 pub(crate) async fn gone() {
-    let mut passes = 0;
     while control("live") != "0" {
-        passes += 1;
-        if passes % 500 == 0 {
+        let gone = until("the end of all", || control("live") == "0");
+        // Shown where the test fails.
+        if tokio::time::timeout(LIMIT / 6, gone).await.is_err() {
             eprintln!("left: {}", control("left"));
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(control("misuses"), "");
 }

@@ -6,7 +6,7 @@ use wharf::{Access, Error, ErrorKind, MemoryType, Operation, Tag, Worker};
 
 use crate::{
     bench::{Two, context, control, gone, one_device, run},
-    support::{LIMIT, watchdog},
+    support::{LIMIT, at_rest, until, watchdog},
 };
 
 /// Error numbers that calls fail with.
@@ -348,13 +348,12 @@ fn queues_that_failed_go_with_their_connections() {
             control("clear");
             two = two.again().await.expect("works again");
             two.talk(1000).await.expect("talks");
-            let mut passes = 0;
             while control("live") != before {
-                passes += 1;
-                if passes % 500 == 0 {
+                let gone = until("the end of what was made", || control("live") == before);
+                // Shown where the test fails.
+                if tokio::time::timeout(LIMIT / 6, gone).await.is_err() {
                     eprintln!("{before} before, now: {}", control("left"));
                 }
-                tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
         two.end().await;
@@ -395,6 +394,7 @@ fn a_device_that_dies_in_the_set_up_ends_it() {
                 Worker::new(&context).expect("a worker"),
             ];
             let dies = async {
+                // At another step of the set-up each time.
                 tokio::time::sleep(Duration::from_millis(pause)).await;
                 control("event 0 8 0");
                 control("event 1 8 0");
@@ -482,14 +482,15 @@ fn buffers_whose_registration_cannot_be_ended_stay() {
         two.talk(1000).await.expect("talks");
         control(&format!("fault ibv_dereg_mr@1+={}", libc::EBUSY));
         two.end().await;
-        while ["qps", "srqs", "cqs", "channels"]
-            .iter()
-            .any(|kind| control("left").contains(kind))
-        {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        assert_ne!(control("count ibv_dereg_mr"), "0");
+        until("the end of all else", || {
+            let left = control("left");
+            let kinds = ["qps", "srqs", "cqs", "channels"];
+            !kinds.iter().any(|kind| left.contains(kind))
+        })
+        .await;
+        until("an attempt", || control("count ibv_dereg_mr") != "0").await;
+        let all = || ["left", "unmapped", "count ibv_dereg_mr"].map(control);
+        at_rest("what is left", Duration::from_millis(100), all).await;
         assert_eq!(control("unmapped"), "0");
     });
 }

@@ -1,13 +1,13 @@
 //! A link that goes down while much is under way: everything ends, memory comes back, and later connections work.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{cell::Cell, collections::BTreeSet};
 
 use wharf::{Access, Descriptor, Error, Tag};
 
 use crate::{
     common::{First, Path, Second, bytes, play},
     machine::{Down, needs_machine},
-    support::{LIMIT, watchdog},
+    support::{LIMIT, until, watchdog},
 };
 
 const DESCRIPTOR: u64 = 1 << 40;
@@ -60,9 +60,11 @@ async fn first(mut first: First) {
     let remote = endpoint.import(&descriptor).expect("its memory");
     let own = first.context.expose(bytes(1, SIZE), Access::READ).await;
     let own = own.expect("a region");
+    let begun = Cell::new(0);
     let stream = async {
         let mut ends = Ends::default();
         for number in 0.. {
+            begun.set(number);
             let (mut sends, mut gets) = (Vec::new(), Vec::new());
             for length in [8, 5_000, SIZE] {
                 let send = endpoint.tag_send(Tag(number), bytes(number, length));
@@ -97,7 +99,7 @@ async fn first(mut first: First) {
         unreachable!("numbers do not end")
     };
     let pull = async {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        until("some rounds", || begun.get() >= 20).await;
         let pulled = tokio::task::spawn_blocking(Down::new);
         pulled.await.expect("the link is down")
     };

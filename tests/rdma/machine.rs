@@ -1,6 +1,6 @@
 //! The virtual machine: whether this is one, its cable, and what its kernel counts.
 
-use std::{collections::BTreeMap, fs, process::Command};
+use std::{fs, process::Command};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -150,28 +150,4 @@ pub(crate) fn open_devices(process: u32) -> Vec<String> {
     devices.sort();
     devices.dedup();
     devices
-}
-
-/// Of each thread of a process: name, how often it went to sleep or was sent there, and ticks of processor time. A thread of which neither changes
-/// has not run: it called nothing.
-pub(crate) fn activity(process: u32) -> BTreeMap<String, (String, u64, u64)> {
-    let mut threads = BTreeMap::new();
-    let tasks = fs::read_dir(format!("/proc/{process}/task")).expect("it lives");
-    for task in tasks.flatten() {
-        let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
-        let status = read("status");
-        let switches = status.lines().filter_map(|line| {
-            let (_, count) = line.split_once("ctxt_switches:")?;
-            count.trim().parse::<u64>().ok()
-        });
-        let stat = read("stat");
-        let fields = stat.rsplit(") ").next().unwrap_or_default();
-        let ticks = fields.split(' ').skip(11).take(2);
-        let ticks = ticks.filter_map(|ticks| ticks.parse::<u64>().ok());
-        threads.insert(
-            task.file_name().to_string_lossy().into_owned(),
-            (read("comm").trim().to_owned(), switches.sum(), ticks.sum()),
-        );
-    }
-    threads
 }

@@ -6,8 +6,8 @@ use wharf::{Access, Context, Descriptor, Mask, Progress, Tag};
 
 use crate::{
     common::{First, Path, Second, bytes, expect_bytes, play},
-    machine::{activity, needs_machine, packets, tcp_segments},
-    support::{LIMIT, watchdog},
+    machine::{needs_machine, packets, tcp_segments},
+    support::{LIMIT, idle, threads, until, watchdog},
 };
 
 const DESCRIPTOR: u64 = 1 << 40;
@@ -33,21 +33,12 @@ fn until_something_comes() {
     play!(Path::RcVerbs, by_events, told_by_events, second)
 }
 
-async fn asleep(child: u32) {
+async fn parked(child: u32) {
     // It said that it waits just before it did.
-    let mut before = activity(child);
-    let settled = async {
-        loop {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            let now = activity(child);
-            if std::mem::replace(&mut before, now.clone()) == now {
-                break;
-            }
-        }
-    };
-    watchdog(LIMIT, settled).await;
+    let before = idle(child, Duration::from_millis(100)).await;
+    // The time is what is measured.
     tokio::time::sleep(Duration::from_millis(200)).await;
-    assert_eq!(activity(child), before, "threads, switches, ticks");
+    assert_eq!(threads(child), before, "threads, switches, ticks");
 }
 
 async fn first(mut first: First) {
@@ -60,7 +51,7 @@ async fn first(mut first: First) {
     for (seed, length) in (0..).zip(LENGTHS) {
         for put in [false, true] {
             assert_eq!(child.hear().await, "waits");
-            asleep(child.pid()).await;
+            parked(child.pid()).await;
             let (segments, before) = (tcp_segments(), packets("rxe1"));
             if put {
                 let put = endpoint.put(bytes(seed, length), target.slice(..length));
@@ -72,8 +63,7 @@ async fn first(mut first: First) {
             assert_eq!(child.hear().await, "woken");
             assert_eq!(tcp_segments(), segments, "some of it came by TCP");
             // The kernel counts again when what it said last is older than `hw_counters/lifespan`, 10 ms.
-            tokio::time::sleep(Duration::from_millis(30)).await;
-            assert!(packets("rxe1") > before, "nothing came by the device");
+            until("packets by the device", || packets("rxe1") > before).await;
         }
     }
     watchdog(LIMIT, endpoint.close()).await.expect("closed");

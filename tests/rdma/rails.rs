@@ -1,13 +1,13 @@
 //! Two cables between two processes. They list their devices in another order: which belong together is told by their addresses.
 
-use std::time::Duration;
+use std::cell::Cell;
 
 use wharf::{Access, Descriptor, Tag};
 
 use crate::{
     common::{First, Path, Second, bytes, expect_bytes, play},
     machine::{Down, SecondCable, needs_machine, packets},
-    support::{LIMIT, watchdog},
+    support::{LIMIT, until, watchdog},
 };
 
 const DESCRIPTOR: u64 = 1 << 40;
@@ -69,13 +69,15 @@ async fn loses_one(mut first: First) {
     let descriptor = first.receive(DESCRIPTOR, 4096).await;
     let descriptor = Descriptor::from_bytes(&descriptor).expect("a descriptor");
     let remote = endpoint.import(&descriptor).expect("its memory");
+    let begun = Cell::new(0);
     let pull = async {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        until("some rounds", || begun.get() > ROUNDS / 8).await;
         let pulled = tokio::task::spawn_blocking(Down::of_second);
         pulled.await.expect("the link is down")
     };
     let stream = async {
         for round in 1..=ROUNDS {
+            begun.set(round);
             for length in [8, 5_000, 300_000] {
                 let send = endpoint.tag_send(Tag(round), bytes(round, length));
                 watchdog(LIMIT, send).await.expect("a send");

@@ -5,7 +5,7 @@ use wharf::{MemoryType, transport::accelerator::CopyEnd};
 use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
-    fixture::{Bench, control, device_end, live, pattern, pinned_end, until},
+    fixture::{Bench, block_until, control, device_end, live, pattern, pinned_end},
     support::this_test,
 };
 
@@ -129,7 +129,7 @@ fn ten_thousand_random_copies() {
     }
     assert_eq!(control("misused"), "0", "{}", control("misuses"));
     drop((memory, bench));
-    until("the end", || live("allocations") == 0);
+    block_until("the end", || live("allocations") == 0);
     assert_eq!(
         (live("signals"), live("notifiers"), live("handlers")),
         (0, 0, 0)

@@ -9,7 +9,7 @@ use wharf::{
 use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
-    fixture::{Bench, accelerator, calls, control, live, own, pattern, until},
+    fixture::{Bench, accelerator, block_until, calls, control, live, own, pattern},
     program,
     support::this_test,
 };
@@ -135,7 +135,7 @@ fn a_number_is_never_used_again() {
     }
     assert!(again > 50, "the addresses are used again: {again}");
     assert_eq!(seen.len(), 100);
-    until("the end", || live("notifiers") == 0);
+    block_until("the end", || live("notifiers") == 0);
 }
 
 /// Once for each allocation, not for each look or copy.

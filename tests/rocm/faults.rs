@@ -11,8 +11,8 @@ use wharf::{
 use crate::{
     alone::{child_with, is_child},
     error::{Error, ErrorKind, Result},
-    fixture::{Bench, Memory, Parked, Sink, accelerator, control, live, until},
-    support::{LIMIT, table, this_test},
+    fixture::{Bench, Memory, Parked, Sink, accelerator, block_until, control, live},
+    support::{Looks, block_at_rest, table, this_test},
 };
 
 /// One of everything: what failed.
@@ -82,7 +82,7 @@ fn engine_of(bench: &mut Bench, memory: &[Option<Memory>; 3], run: &mut Run) {
         bench.engine.flush();
         if !begun.is_empty() && token % 2 == 0 && bench.engine.arm() {
             // Parks once; the rest is polled.
-            parked.sleep(bench);
+            parked.park(bench);
         }
         settle(bench, &mut begun, run);
     }
@@ -119,7 +119,7 @@ fn engine_of(bench: &mut Bench, memory: &[Option<Memory>; 3], run: &mut Run) {
 
 /// Polls until all that was begun was told, each once.
 fn settle(bench: &mut Bench, begun: &mut BTreeSet<u64>, run: &mut Run) {
-    let start = std::time::Instant::now();
+    let mut looks = Looks::new("the end of what was begun");
     while !begun.is_empty() {
         bench.engine.progress(16, &mut bench.sink);
         for (token, result) in bench.sink.done.drain(..) {
@@ -129,8 +129,7 @@ fn settle(bench: &mut Bench, begun: &mut BTreeSet<u64>, run: &mut Run) {
                 run.errors.push(error);
             }
         }
-        assert!(start.elapsed() < LIMIT, "{begun:?} were never told");
-        std::thread::sleep(Duration::from_micros(20));
+        looks.block();
     }
 }
 
@@ -205,7 +204,7 @@ fn each_call_of_every_function_may_fail() {
         assert!(known.contains(name), "{name}");
         let mut told = is_quiet(name);
         for nth in 1..=(*count).min(MOST) {
-            until("the end of the former", || leaks(name) || left() <= before);
+            block_until("the end of the former", || leaks(name) || left() <= before);
             control("reset");
             control(&format!("fault {name}@{nth}=4096"));
             let run = everything();
@@ -224,8 +223,7 @@ fn each_call_of_every_function_may_fail() {
         }
         assert!(told, "nobody told that {name} failed");
         if leaks(name) {
-            std::thread::sleep(Duration::from_millis(100));
-            before = left();
+            before = block_at_rest("what is left", Duration::from_millis(50), left);
             println!("{name}: left behind {before:?}");
         }
     }

@@ -11,7 +11,7 @@ use wharf::{
 
 use crate::{
     error::{Error, ErrorKind},
-    fixture::{Bench, accelerator, calls, control, device_end, live, own, pattern, until},
+    fixture::{Bench, accelerator, block_until, calls, control, device_end, live, own, pattern},
     support::{
         Child, LIMIT, Parent, again, child, is_alone, open_fds, passes, this_test, watchdog,
     },
@@ -340,7 +340,7 @@ fn an_exporter_that_is_killed_harms_nobody() {
         let inside = near.runtime.enter();
         near.held.clear();
         drop(inside);
-        until("closing", || {
+        block_until("closing", || {
             let _ = near.import(&unopened, &far.who);
             live("mapped") + live("attached") == 0
         });

@@ -8,7 +8,7 @@ use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
     fixture::{Bench, accelerator, control, device_end, own},
-    support::this_test,
+    support::{block_at_rest, this_test},
 };
 
 /// The runtime would take each of them, and the device be lost.
@@ -188,9 +188,11 @@ fn a_device_that_does_not_end_is_given_up() {
     // The device reads it later: it is there still, and so is the signal.
     let at = pinned.address();
     drop((bench, pinned));
-    std::thread::sleep(Duration::from_millis(50));
+    block_at_rest("what is left", Duration::from_millis(50), || {
+        control("live")
+    });
     control("release");
-    crate::fixture::until("the copy", || crate::fixture::live("copies") == 0);
+    crate::fixture::block_until("the copy", || crate::fixture::live("copies") == 0);
     assert_ne!(control(&format!("digest {at} 4096")), "");
     assert_eq!(control("misused"), "0", "{}", control("misuses"));
 }

@@ -5,7 +5,7 @@ use wharf::{MemoryType, transport::accelerator::CopyEnd};
 use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
-    fixture::{Bench, Parked, calls, control, live, pattern, until},
+    fixture::{Bench, Parked, block_until, calls, control, live, pattern},
     support::this_test,
 };
 
@@ -45,7 +45,7 @@ fn it_is_locked_once_and_unlocked_in_the_end() {
     assert_eq!(calls("hsa_amd_memory_lock"), 2, "{}", control("trace"));
     assert_eq!(control("misused"), "0", "{}", control("misuses"));
     drop((bytes, back, bench));
-    until("the end", || live("locked") == 0);
+    block_until("the end", || live("locked") == 0);
     assert_eq!(control("misused"), "0", "{}", control("misuses"));
 }
 
@@ -67,7 +67,7 @@ fn what_cannot_be_locked_is_staged() {
     let error = bench.copy(from, device.end(0), LEN).expect_err("fails");
     assert_eq!(error.kind(), ErrorKind::Io, "{error}");
     drop((device, bench));
-    until("the end", || live("allocations") + live("signals") == 0);
+    block_until("the end", || live("allocations") + live("signals") == 0);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn the_device_fails_while_it_is_staged() {
     control("hold 0");
     let from = end(&mut bytes, 0);
     bench.begin(from, device.end(0), LEN, 1).expect("begins");
-    until("the staged copy", || {
+    block_until("the staged copy", || {
         bench.engine.flush();
         bench.engine.progress(1, &mut bench.sink);
         live("copies") > 0

@@ -6,7 +6,7 @@ use wharf::{Access, Context, Mask, MemoryType, Tag, Worker};
 
 use crate::{
     alone::{child_with, is_child},
-    fixture::{accelerator, control, live, pattern, until},
+    fixture::{accelerator, block_until, control, live, pattern},
     support::{LIMIT, this_test, watchdog},
 };
 
@@ -65,7 +65,7 @@ fn every_verb_between_devices_and_the_host() {
             }
             worker.shutdown(LIMIT).await.expect("ends");
         });
-        until("the end", || live("allocations") == 0);
+        block_until("the end", || live("allocations") == 0);
         assert_eq!(control("misused"), "0", "{}", control("misuses"));
         return;
     }

@@ -7,7 +7,7 @@ use wharf::MemoryType;
 use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
-    fixture::{Bench, Parked, calls, control, live, until},
+    fixture::{Bench, Parked, block_until, calls, control, live},
     support::this_test,
 };
 
@@ -44,7 +44,7 @@ fn nothing_is_called_while_parked_and_one_handler_wakes() {
         assert!(bench.engine.arm());
         assert_eq!(calls("hsa_amd_signal_async_handler"), 0);
         control("release");
-        parked.sleep(&mut bench);
+        parked.park(&mut bench);
         bench.drain(10);
         assert_eq!(calls("handler"), 1);
         bench.sink.done.clear();
@@ -94,14 +94,14 @@ fn each_direction_wakes_by_itself() {
         .begin(pinned.end(0), device.end(0), 8, 4)
         .expect("begins");
     bench.engine.flush();
-    until("the end of the copy", || !bench.engine.arm());
+    block_until("the end of the copy", || !bench.engine.arm());
     bench.drain(1);
     for (_, result) in &bench.sink.done {
         assert!(result.is_ok());
     }
     assert!(bench.sink.lost.is_none());
     drop((device, other, pinned, bench));
-    until("the end", || live("signals") + live("handlers") == 0);
+    block_until("the end", || live("signals") + live("handlers") == 0);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_device_that_fails_rings() {
     assert!(bench.engine.arm());
     assert!(!parked.wakes_within(&mut bench, Duration::from_millis(20)));
     control("break 0");
-    parked.sleep(&mut bench);
+    parked.park(&mut bench);
     bench.drain(1);
     let error = bench.sink.done[0].1.as_ref().expect_err("lost");
     assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use support::{LIMIT, open_fds, watchdog};
+use support::{LIMIT, block_until, open_fds, watchdog};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wharf::{
     Access, AmId, AmInbox, Buffer, BufferList, ByteStream, Context, Counter, Endpoint, Mask,
@@ -465,16 +465,9 @@ fn soak(transports: &str, length: Duration) {
         "memory grows: {begin} KiB half way, {grown} KiB at the end"
     );
     // Queue pairs, and then what they are made in, are given back in the background: on devices that takes a while.
-    let start = Instant::now();
-    while open_fds() > before + 4 && start.elapsed() < LIMIT {
-        std::thread::sleep(Duration::from_millis(10));
-    }
     // What the runtime and the first use of the system's name service keep open is counted in both.
-    assert!(
-        open_fds() <= before + 4,
-        "{before} file descriptors before, {} after",
-        open_fds()
-    );
+    let what = format!("the end of all but {before} file descriptors and 4");
+    block_until(&what, || open_fds() <= before + 4);
 }
 
 #[test]

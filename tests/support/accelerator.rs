@@ -165,19 +165,11 @@ impl FakeAccelerator {
     /// Waits until all engines were brought to rest and all memory was freed.
     #[track_caller]
     pub(crate) fn check_freed(&self) {
-        let end = Instant::now() + super::LIMIT;
-        loop {
-            let (opened, quiesced) = (self.opened(), self.0.quiesced.load(Ordering::Relaxed));
-            if opened == quiesced && self.allocated() == 0 {
-                return self.check();
-            }
-            let left = self.allocated();
-            assert!(
-                Instant::now() < end,
-                "{quiesced} of {opened} engines at rest, {left} allocations left"
-            );
-            thread::sleep(Duration::from_millis(1));
-        }
+        super::block_until("the rest of all engines", || {
+            self.opened() == self.0.quiesced.load(Ordering::Relaxed)
+        });
+        super::block_until("the end of all allocations", || self.allocated() == 0);
+        self.check();
     }
 }
 
@@ -314,7 +306,7 @@ impl Accelerator for FakeAccelerator {
 
     fn open(&self) -> Result<Box<dyn CopyEngine>> {
         // Long enough to be seen by whoever waits for it.
-        thread::sleep(Duration::from_millis(2));
+        takes(Duration::from_millis(2));
         let mut plan = self.0.plan.lock();
         if plan.fail_open > 0 {
             plan.fail_open -= 1;
@@ -461,6 +453,11 @@ struct Engine {
     lost: bool,
 }
 
+/// What the emulated device takes.
+fn takes(time: Duration) {
+    thread::sleep(time);
+}
+
 /// The thread that copies.
 fn run(shared: &Shared, queue: &Queue, fd: &OwnedFd) {
     loop {
@@ -485,13 +482,8 @@ fn run(shared: &Shared, queue: &Queue, fd: &OwnedFd) {
             }
             plan.clone()
         };
-        let late = if plan.late == 0 {
-            0
-        } else {
-            shared.random() % plan.late
-        };
-        if late > 0 {
-            thread::sleep(Duration::from_micros(late));
+        if plan.late > 0 {
+            takes(Duration::from_micros(shared.random() % plan.late));
         }
         let lost = plan.lose.is_some_and(|lose| number >= lose);
         let result = if lost {

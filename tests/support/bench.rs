@@ -26,15 +26,6 @@ use crate::{
     support::LIMIT,
 };
 
-/// Waits for something that comes by itself.
-pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < LIMIT, "{what} never came");
-        std::thread::sleep(Duration::from_micros(200));
-    }
-}
-
 /// What an engine reported.
 #[derive(Debug, Default)]
 pub(crate) struct Sink {
@@ -168,8 +159,8 @@ impl Parked {
         Self(poll, mio::Events::with_capacity(8))
     }
 
-    /// Sleeps until an fd of the engine's is ready, and tells it.
-    pub(crate) fn sleep<A>(&mut self, bench: &mut Bench<A>) {
+    /// Parks until an fd of the engine's is ready, and tells it.
+    pub(crate) fn park<A>(&mut self, bench: &mut Bench<A>) {
         assert!(self.wakes_within(bench, LIMIT), "nothing wakes it");
     }
 
@@ -191,7 +182,7 @@ impl Parked {
         let wanted = bench.sink.done.len() + count;
         while bench.sink.done.len() < wanted {
             if bench.engine.arm() {
-                self.sleep(bench);
+                self.park(bench);
             } else {
                 bench.engine.disarm();
             }

@@ -1,4 +1,4 @@
-//! What tests share: a watchdog for every wait, a second process, a registrar without hardware, a monitor that sees what it is told, and the log.
+//! What tests share: a watchdog for every wait, a way to wait for what tells nobody, a second process, a registrar without hardware, a monitor that sees what it is told, and the log.
 //!
 //! Used by `mod support;` in `tests/x.rs`, and by `#[path = "../support/mod.rs"] mod support;` in `tests/x/main.rs`.
 
@@ -13,13 +13,19 @@ mod place;
 mod process;
 mod registrar;
 pub(crate) mod table;
+mod threads;
+mod until;
 mod watchdog;
 
 pub(crate) use logs::Logs;
 pub(crate) use monitor::FakeMonitor;
 pub(crate) use place::{own_place, own_port};
-pub(crate) use process::{Child, Parent, again, child, is_alone, is_child, passes, this_test};
+pub(crate) use process::{
+    Child, Parent, again, child, end_of, is_alone, is_child, listens, passes, this_test,
+};
 pub(crate) use registrar::{FakeRegistrar, Key};
+pub(crate) use threads::{are_all, idle, other_threads, threads};
+pub(crate) use until::{Looks, at_rest, block_at_rest, block_until, until};
 pub(crate) use watchdog::{LIMIT, watchdog};
 
 /// How many file descriptors this process has open. Other tests of the program open some as well: compare in a child.

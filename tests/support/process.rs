@@ -27,16 +27,18 @@
 
 use std::{
     ffi::OsStr,
+    fs,
     io::{BufRead, BufReader, Write},
     os::unix::process::ExitStatusExt,
+    path::PathBuf,
     process::{ChildStdin, Command, ExitStatus, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::{LIMIT, watchdog};
+use super::{LIMIT, block_until, watchdog};
 
 /// The variable that tells a child its part. Not `WHARF_…`: wharf warns of those that it does not know.
 const PART: &str = "WHARFTEST_PART";
@@ -66,9 +68,8 @@ pub(crate) fn child(part: &str) -> Option<Parent> {
     let (lines, heard) = unbounded_channel();
     thread::spawn(move || {
         forward(std::io::stdin().lock(), "", &lines);
-        // The parent closed the line or is gone: nobody waits for this process any more.
-        thread::sleep(Duration::from_secs(20));
-        std::process::exit(3);
+        // The parent closed the line or is gone: nobody waits for this process any more. What is under way has time to end.
+        nix::unistd::alarm::set(20);
     });
     Some(Parent { heard })
 }
@@ -230,15 +231,54 @@ impl Child {
     }
 
     fn wait(&mut self) -> ExitStatus {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.process.try_wait().expect("the child is ours") {
-                return status;
+        end_of(&mut self.process, "the child's end")
+    }
+}
+
+/// Waits until a process has ended. One that does not is killed when the watchdog has lost its patience.
+#[track_caller]
+pub(crate) fn end_of(process: &mut std::process::Child, what: &str) -> ExitStatus {
+    struct Kills<'a>(&'a mut std::process::Child);
+    impl Drop for Kills<'_> {
+        fn drop(&mut self) {
+            if thread::panicking() {
+                let _ = self.0.kill();
+                let _ = self.0.wait();
             }
-            assert!(start.elapsed() < LIMIT, "watchdog: the child does not end");
-            thread::sleep(Duration::from_millis(2));
         }
     }
+    let process = Kills(process);
+    let mut status = None;
+    block_until(what, || {
+        status = process.0.try_wait().expect("the process is ours");
+        status.is_some()
+    });
+    status.expect("it has ended")
+}
+
+/// Whether a process listens at a port. Looks without connecting: a program may take the first connection for its other end.
+pub(crate) fn listens(process: u32, port: u16) -> bool {
+    let at = format!(":{port:04X}");
+    let own: Vec<PathBuf> = fs::read_dir(format!("/proc/{process}/fd"))
+        .map(|entries| {
+            entries
+                .flatten()
+                .filter_map(|entry| fs::read_link(entry.path()).ok())
+                .collect()
+        })
+        .unwrap_or_default();
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+        let text = fs::read_to_string(table).unwrap_or_default();
+        text.lines().any(|line| {
+            let words: Vec<&str> = line.split_ascii_whitespace().collect();
+            // Column 1 is the local address, 3 the state, in which 0A listens, 9 the socket's inode.
+            let [_, local, _, "0A", _, _, _, _, _, inode, ..] = words[..] else {
+                return false;
+            };
+            let socket = PathBuf::from(format!("socket:[{inode}]"));
+            local.ends_with(&at) && own.contains(&socket)
+        })
+    })
 }
 
 impl Drop for Child {

@@ -210,6 +210,7 @@ impl Registrar for FakeRegistrar {
         }
         let (latency, rule, content) = (state.latency, state.rule.clone(), state.content.clone());
         drop(state);
+        // What the device takes.
         if !latency.is_zero() {
             thread::sleep(latency);
         }

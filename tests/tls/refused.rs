@@ -2,7 +2,10 @@
 
 use wharf::{ErrorKind, Tls, Worker};
 
-use crate::{Authority, listening, run, support::Logs, worker};
+use crate::{
+    support::Looks,
+    {Authority, listening, run, support::Logs, worker},
+};
 
 /// Dials `host`, in vain; both ends must have heard of all `reasons`, the first for who dials and the second for who listens.
 async fn in_vain(workers: [&Worker; 2], host: &str, logs: &Logs, reasons: [&str; 2]) {
@@ -21,6 +24,7 @@ async fn in_vain(workers: [&Worker; 2], host: &str, logs: &Logs, reasons: [&str;
     );
     assert!(error.to_string().contains(reasons[0]), "{error}");
     // The listener's task has its own time.
+    let mut looks = Looks::new("the warning");
     loop {
         let lines = logs.lines();
         let mut turned_down = lines.iter().filter(|line| line.contains("turned down"));
@@ -28,7 +32,7 @@ async fn in_vain(workers: [&Worker; 2], host: &str, logs: &Logs, reasons: [&str;
             assert!(line.contains(reasons[1]), "{line}");
             return;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        looks.again().await;
     }
 }
 

@@ -7,13 +7,12 @@ use std::{
     path::Path,
     process::{Child, ChildStdout, Command, Stdio},
     thread,
-    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
 use wharf::{Context, Mask, Progress, Tag, Worker};
 
-use crate::support::{LIMIT, emulated, watchdog};
+use crate::support::{LIMIT, block_until, emulated, end_of, watchdog};
 
 /// The tests that have a peer, and what they share.
 const WITH_PEER: [&str; 16] = [
@@ -103,14 +102,7 @@ fn ended(mut running: Running) -> Ended {
     };
     let out = running.0.stdout.take().map(|pipe| read(Box::new(pipe)));
     let errors = running.0.stderr.take().map(|pipe| read(Box::new(pipe)));
-    let begin = Instant::now();
-    let status = loop {
-        if let Some(status) = running.0.try_wait().expect("it is ours") {
-            break status;
-        }
-        assert!(begin.elapsed() < LIMIT, "watchdog: wharf perf does not end");
-        thread::sleep(Duration::from_millis(5));
-    };
+    let status = end_of(&mut running.0, "the end of wharf perf");
     let text = |pipe: Option<thread::JoinHandle<String>>| {
         pipe.map(|text| text.join().expect("read"))
             .unwrap_or_default()
@@ -164,12 +156,10 @@ fn children_of(parent: u32) -> Vec<i32> {
     found
 }
 
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < LIMIT, "watchdog: {what}");
-        thread::sleep(Duration::from_millis(5));
-    }
+/// Waits until an end is in the middle of its measurement: to come there costs it a tenth of this.
+fn is_measuring(end: &Running) {
+    let pid = end.0.id() as i32;
+    block_until("the measurement", || processor_time(pid) >= 20);
 }
 
 /// What a process has had of the processors, in the kernel's ticks of 10 ms.
@@ -498,8 +488,7 @@ fn a_peer_that_is_killed_is_an_error() {
     for (test, transport) in [("tag_lat", "shm"), ("put_lat", "shm"), ("tag_bw", "tcp")] {
         let (mut server, address) = server();
         let client = start(command(&[&address, test, "-x", transport, "-d", "600"]));
-        // Into the middle of the measurement.
-        thread::sleep(Duration::from_millis(500));
+        is_measuring(&client);
         server.0.kill().expect("killed");
         ended(client).fails_with(&["error: "]);
     }
@@ -513,7 +502,7 @@ fn a_client_that_is_killed_leaves_nothing_at_its_server() {
     // It has said that it listens, and measures nothing.
     let before = threads();
     assert!(perf(&[&address, "tag_lat", "-x", "shm", "-n", "5"]).is_ok);
-    wait_until("the threads of the first end", || threads() <= before);
+    block_until("the threads of the first end", || threads() <= before);
     for (test, transport) in [
         ("tag_lat", "shm"),
         ("put_lat", "shm"),
@@ -521,10 +510,10 @@ fn a_client_that_is_killed_leaves_nothing_at_its_server() {
         ("tag_bw", "tcp"),
     ] {
         let mut client = start(command(&[&address, test, "-x", transport, "-d", "600"]));
-        wait_until("it measures", || threads() > before);
-        thread::sleep(Duration::from_millis(300));
+        block_until("it measures", || threads() > before);
+        is_measuring(&client);
         client.0.kill().expect("killed");
-        wait_until("its threads end", || threads() <= before);
+        block_until("its threads end", || threads() <= before);
     }
     assert!(perf(&[&address, "tag_lat", "-n", "5"]).is_ok);
 }
@@ -547,19 +536,19 @@ fn a_local_peer_that_is_killed_or_stands_still_is_an_error() {
         ]));
         let parent = client.0.id();
         let mut peer = 0;
-        wait_until("a peer", || {
+        block_until("a peer", || {
             peer = children_of(parent).first().copied().unwrap_or(0);
             peer != 0
         });
         // Into the middle of the measurement: to get ready takes a tenth of this.
-        wait_until("it measures", || processor_time(peer) >= 50);
+        block_until("it measures", || processor_time(peer) >= 50);
         kill(peer, signal);
         let ended = ended(client);
         assert!(!ended.is_ok);
         let says =
             ended.errors.contains(word) || word == "SIGKILL" && ended.errors.contains("peer");
         assert!(says, "{}", ended.errors);
-        wait_until("the peer is gone", || {
+        block_until("the peer is gone", || {
             !Path::new(&format!("/proc/{peer}")).exists()
         });
     }
@@ -570,13 +559,13 @@ fn a_local_peer_ends_with_its_parent() {
     let mut client = start(command(&["--local", "tag_lat", "-x", "shm", "-d", "600"]));
     let parent = client.0.id();
     let mut peer = 0;
-    wait_until("a peer", || {
+    block_until("a peer", || {
         peer = children_of(parent).first().copied().unwrap_or(0);
         peer != 0
     });
     client.0.kill().expect("killed");
     client.0.wait().expect("gone");
-    wait_until("the peer is gone", || {
+    block_until("the peer is gone", || {
         // A zombie, where nobody waits for orphans, has ended too.
         fs::read_to_string(format!("/proc/{peer}/stat")).map_or(true, |stat| {
             stat.rsplit(')')

@@ -4,10 +4,9 @@ use std::{
     io::Read,
     process::{Command, Stdio},
     thread,
-    time::Instant,
 };
 
-use crate::support::LIMIT;
+use crate::support::end_of;
 
 /// What became of it.
 pub(crate) struct Ran {
@@ -50,18 +49,7 @@ pub(crate) fn wharf(arguments: &[&str], variables: &[(&str, &str)]) -> Ran {
     };
     let out = thread::spawn(move || read(&mut out));
     let err = thread::spawn(move || read(&mut err));
-    let start = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().expect("it is ours") {
-            break status;
-        }
-        if start.elapsed() > LIMIT {
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("watchdog: wharf {arguments:?} does not end");
-        }
-        thread::sleep(std::time::Duration::from_millis(5));
-    };
+    let status = end_of(&mut child, &format!("the end of wharf {arguments:?}"));
     Ran {
         code: status.code(),
         out: out.join().expect("read"),

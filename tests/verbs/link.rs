@@ -220,7 +220,7 @@ impl End {
         Memory::new(&self.domain, words, ALL)
     }
 
-    fn poll(&self, to: &mut Vec<Completion>) -> usize {
+    pub(crate) fn poll(&self, to: &mut Vec<Completion>) -> usize {
         let mut some = [Completion::default(); 8];
         self.polls.fetch_add(1, Ordering::Relaxed);
         let found = self.queue.poll(&mut some).expect("polls");

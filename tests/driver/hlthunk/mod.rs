@@ -23,7 +23,7 @@ use crate::{
         Allocation, Card, CommandRing, HlThunk, HostMapping, LinDma, Queue, Submission,
     },
     error::Result,
-    support::{LIMIT, emulated},
+    support::{LIMIT, Looks, emulated},
 };
 
 /// An emulated library of the test's own, with cards that nobody else sees.
@@ -94,12 +94,13 @@ impl Emulated {
 /// Tries until it goes well.
 fn patiently<T>(mut attempt: impl FnMut() -> Result<T>) -> T {
     let start = Instant::now();
+    let mut looks = Looks::new("a free card");
     loop {
         match attempt() {
             Ok(value) => return value,
             Err(error) => assert!(start.elapsed() < LIMIT, "watchdog: {error}"),
         }
-        std::thread::sleep(Duration::from_millis(1));
+        looks.block();
     }
 }
 

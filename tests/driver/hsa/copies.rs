@@ -13,14 +13,12 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    calls, control, copy_now, end, get, gpu, hsa, live, lock, on_gpu, pattern, put, until, wait,
-};
+use super::{calls, control, copy_now, end, get, gpu, hsa, live, lock, on_gpu, pattern, put, wait};
 use crate::{
     alone::{child_with, is_child},
     driver::hsa::{Agent, Hsa, LockedMemory, Signal, SignalCallback},
     error::ErrorKind,
-    support::{LIMIT, this_test},
+    support::{LIMIT, block_at_rest, block_until, this_test},
 };
 
 #[test]
@@ -160,7 +158,7 @@ fn without_an_order_copies_overtake_each_other() {
             done.map(|index| (index, turn))
         };
         let mut found = None;
-        until("a copy's end", || {
+        block_until("a copy's end", || {
             found = fresh();
             found.is_some() && live("copies") == (COUNT - turn - 1) as i64
         });
@@ -204,15 +202,12 @@ fn who_waits_makes_no_call() {
     done.notify(1, Arc::clone(&rings)).expect("watches");
     control("forget");
     control("step 0 9");
-    until("nine copies", || live("copies") == 1);
-    std::thread::sleep(Duration::from_millis(20));
-    assert_eq!(
-        rings.runs.load(Ordering::SeqCst),
-        0,
-        "only when all are done"
-    );
+    block_until("nine copies", || live("copies") == 1);
+    let runs = || rings.runs.load(Ordering::SeqCst);
+    let early = block_at_rest("the handler", Duration::from_millis(20), runs);
+    assert_eq!(early, 0, "only when all are done");
     control("release 0");
-    until("the handler", || rings.runs.load(Ordering::SeqCst) == 1);
+    block_until("the handler", || rings.runs.load(Ordering::SeqCst) == 1);
     assert_eq!(rings.value.load(Ordering::SeqCst), 0);
     assert_eq!(
         (control("calls"), calls("handler")),
@@ -220,12 +215,12 @@ fn who_waits_makes_no_call() {
         "{}",
         control("counts")
     );
-    until("the handler's end", || {
+    block_until("the handler's end", || {
         live("handlers") == 0 && Arc::strong_count(&rings) == 1
     });
     // A signal that has fallen already calls at once, and once.
     done.notify(1, Arc::clone(&rings)).expect("watches");
-    until("the handler", || rings.runs.load(Ordering::SeqCst) == 2);
+    block_until("the handler", || rings.runs.load(Ordering::SeqCst) == 2);
     assert_eq!(calls("hsa_signal_load_scacquire"), 0);
 }
 
@@ -242,8 +237,8 @@ fn a_signal_lives_as_long_as_its_handler_waits() {
     assert_eq!(live("signals"), 1);
     other.store(0);
     drop(other);
-    until("the handler", || rings.runs.load(Ordering::SeqCst) == 1);
-    until("its end", || live("signals") == 0);
+    block_until("the handler", || rings.runs.load(Ordering::SeqCst) == 1);
+    block_until("its end", || live("signals") == 0);
     assert_eq!(control("misused"), "0", "{}", control("misuses"));
 }
 
@@ -262,7 +257,7 @@ fn a_handler_that_panics_does_no_harm() {
     let signal = hsa().signal(0).expect("a signal");
     signal.notify(1, Arc::new(Panics)).expect("watches");
     signal.notify(1, Arc::clone(&rings)).expect("watches");
-    until("the other handler", || {
+    block_until("the other handler", || {
         rings.runs.load(Ordering::SeqCst) == 1
     });
 }

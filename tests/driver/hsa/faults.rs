@@ -8,12 +8,12 @@ use std::{os::unix::process::ExitStatusExt, ptr::NonNull, sync::Arc, time::Durat
 
 use parking_lot::Mutex;
 
-use super::{calls, control, copy_now, end, gpu, hsa, live, lock, on_gpu, until, wait};
+use super::{calls, control, copy_now, end, gpu, hsa, live, lock, on_gpu, wait};
 use crate::{
     alone::{child_with, is_child},
     driver::hsa::{Fault, FaultKind, FreedCallback, Grain, SignalCallback, Status},
     error::{ErrorKind, Result},
-    support::{again, this_test},
+    support::{again, block_until, this_test},
 };
 
 struct Nothing;
@@ -112,7 +112,7 @@ fn each_call_fails_once_and_leaves_nothing() {
             call().unwrap_or_else(|error| panic!("{function} again: {error}"));
         }
     }
-    until("handlers", || live("handlers") == 0 && live("signals") == 0);
+    block_until("handlers", || live("handlers") == 0 && live("signals") == 0);
     for what in [
         "allocations",
         "locked",
@@ -234,7 +234,7 @@ fn the_hosts_address_of_locked_memory_is_a_fault() {
         )
     }
     .expect("is taken");
-    until("the failure", || !told.lock().is_empty());
+    block_until("the failure", || !told.lock().is_empty());
     let fault = told.lock()[0];
     assert_eq!(fault.agent, gpu(0).raw());
     assert_eq!(
@@ -276,7 +276,7 @@ fn memory_that_an_agent_may_not_reach_is_a_fault() {
         4096,
     );
     assert!(done.expect("is taken") < 0);
-    until("the failure", || told.lock().len() == 1);
+    block_until("the failure", || told.lock().len() == 1);
     // Beyond an end, and freed.
     let past = copy_now(
         end(other.address(), gpu(1)),
@@ -284,7 +284,7 @@ fn memory_that_an_agent_may_not_reach_is_a_fault() {
         4096,
     );
     assert!(past.expect("is taken") < 0);
-    until("the failure", || told.lock().len() == 2);
+    block_until("the failure", || told.lock().len() == 2);
     assert!(hsa().fault_of(gpu(1).raw()).is_some());
 }
 
@@ -297,7 +297,7 @@ fn a_device_that_hangs_is_told() {
     let (_, dropped) = watch();
     drop(dropped);
     control("break 1");
-    until("the failure", || !told.lock().is_empty());
+    block_until("the failure", || !told.lock().is_empty());
     let fault = told.lock()[0];
     assert_eq!(
         (fault.agent, fault.kind),
@@ -384,5 +384,5 @@ fn locked_memory_that_has_gone_is_a_fault_and_no_crash() {
     };
     let from = end(locked.agent_address(), gpu(0));
     assert!(copy_now(end(memory.address(), gpu(0)), from, 4096).expect("is taken") < 0);
-    until("the failure", || told.lock().len() == 1);
+    block_until("the failure", || told.lock().len() == 1);
 }

@@ -13,11 +13,7 @@ mod loading;
 mod memory;
 mod processes;
 
-use std::{
-    path::PathBuf,
-    ptr::NonNull,
-    time::{Duration, Instant},
-};
+use std::{path::PathBuf, ptr::NonNull};
 
 use crate::{
     driver::hsa::{Agent, Allocation, CopyEnd, Grain, Hsa, LockedMemory, Signal},
@@ -70,15 +66,6 @@ pub(crate) fn live(name: &str) -> i64 {
     let line = all.lines().find_map(|line| line.strip_prefix(name));
     let number = line.expect("a line of that name").trim();
     number.parse().expect("a number")
-}
-
-/// Waits for something that comes by itself.
-pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < LIMIT, "{what} never came");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Bytes that tell where they are from.

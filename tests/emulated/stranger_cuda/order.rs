@@ -3,10 +3,12 @@
 use std::{
     ffi::c_void,
     sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use super::api::*;
+
+use crate::support::{block_at_rest, block_until};
 
 static CALLED: AtomicU32 = AtomicU32::new(0);
 static INNER: AtomicU32 = AtomicU32::new(0);
@@ -25,17 +27,6 @@ extern "C" fn is_told(_stream: u64, status: u32, _data: *mut c_void) {
 
 extern "C" fn is_skipped(_data: *mut c_void) {
     SKIPPED.store(1, SeqCst);
-}
-
-fn until(what: &str, so: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !so() {
-        assert!(
-            start.elapsed() < Duration::from_secs(30),
-            "{what} never came"
-        );
-        std::thread::sleep(Duration::from_micros(100));
-    }
 }
 
 fn word<'a>(address: u64) -> &'a AtomicU64 {
@@ -69,7 +60,7 @@ fn on_error_host_functions_are_skipped_and_callbacks_are_told() {
         std::ptr::null_mut(),
         0,
     ));
-    until("the callback", || STATUS.load(SeqCst) == 719);
+    block_until("the callback", || STATUS.load(SeqCst) == 719);
     assert_eq!(SKIPPED.load(SeqCst), 0);
     assert_eq!(cuStreamQuery(stream), 719);
 }
@@ -84,7 +75,7 @@ fn words_in_pinned_memory_come_after_the_copies_before_them() {
         bytes(host, 1 << 20).fill(0);
         ok(cuMemcpyAsync(host, device, 1 << 20, stream));
         ok(cuStreamWriteValue64_v2(stream, flag, number, 0));
-        until("the word", || word(flag).load(SeqCst) == number);
+        block_until("the word", || word(flag).load(SeqCst) == number);
         assert_eq!(control(&format!("compare {host} {} 3", 1 << 20)), "same");
     }
     assert_eq!(
@@ -105,8 +96,10 @@ fn a_stream_waits_for_a_word() {
     word(flag).store(u64::MAX, SeqCst);
     ok(cuStreamWaitValue64_v2(stream, flag, 1, 0));
     ok(cuMemsetD8Async(device, 5, 64, stream));
-    std::thread::sleep(Duration::from_millis(5));
-    assert_eq!(cuStreamQuery(stream), 600);
+    let waits = block_at_rest("the stream", Duration::from_millis(5), || {
+        cuStreamQuery(stream)
+    });
+    assert_eq!(waits, 600);
     word(flag).store(1, SeqCst);
     ok(cuStreamSynchronize(stream));
     // The second half, by another stream, in device memory.

@@ -3,9 +3,9 @@
 use std::{
     io::{BufRead, BufReader, Write},
     process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
+
+use crate::support::end_of;
 
 const PART: &str = "EMULATEDTEST_PART";
 const MARK: &str = "@@ ";
@@ -15,10 +15,7 @@ pub(crate) fn plays(part: &str) -> bool {
     let plays = std::env::var(PART).as_deref() == Ok(part);
     if plays {
         // Nobody waits for this process after so long.
-        thread::spawn(|| {
-            thread::sleep(Duration::from_secs(60));
-            std::process::exit(3);
-        });
+        nix::unistd::alarm::set(60);
     }
     plays
 }
@@ -94,17 +91,7 @@ impl Second {
 
     /// How it ended.
     pub(crate) fn end(mut self) -> ExitStatus {
-        let start = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().expect("it is ours") {
-                return status;
-            }
-            assert!(
-                start.elapsed() < Duration::from_secs(60),
-                "the child does not end"
-            );
-            thread::sleep(Duration::from_millis(2));
-        }
+        end_of(&mut self.child, "the child's end")
     }
 }
 

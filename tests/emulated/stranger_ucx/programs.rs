@@ -5,15 +5,11 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Child, Command},
-    thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use super::Ucx;
-use crate::support::own_port;
-
-/// After so long a program counts as hanging.
-const LIMIT: Duration = Duration::from_secs(60);
+use crate::support::{LIMIT, Looks, block_until, listens, own_port};
 
 /// What the emulated driver saw of one process.
 #[derive(Debug, Default)]
@@ -93,11 +89,12 @@ impl Running {
     /// Waits for its end, which must be a success; what it printed, and what the driver saw.
     pub(crate) fn end(mut self) -> (String, Journal) {
         let start = Instant::now();
+        let mut looks = Looks::new("the program's end").within(2 * LIMIT);
         let status = loop {
             match self.child.try_wait().expect("it is ours") {
                 Some(status) => break status,
                 None if start.elapsed() > LIMIT => panic!("hangs: {}\n{}", self.words, self.text()),
-                None => thread::sleep(Duration::from_millis(2)),
+                None => looks.block(),
             }
         };
         let text = self.text();
@@ -134,11 +131,7 @@ pub(crate) fn perftest(
     let port = own_port();
     let words = format!("-p {port} {words}");
     let waiting = Running::start(ucx, "ucx_perftest", &words, variables);
-    let start = Instant::now();
-    while !waiting.is_listening(port) {
-        assert!(start.elapsed() < LIMIT, "{}", waiting.text());
-        thread::sleep(Duration::from_millis(2));
-    }
+    block_until("a listener", || listens(waiting.child.id(), port));
     let calling = Running::start(
         ucx,
         "ucx_perftest",
@@ -147,32 +140,4 @@ pub(crate) fn perftest(
     );
     let second = calling.end();
     [waiting.end(), second]
-}
-
-impl Running {
-    /// Whether it listens at a port. Looks without connecting: the program takes the first connection for its other end.
-    fn is_listening(&self, port: u16) -> bool {
-        let at = format!(":{port:04X}");
-        let folder = format!("/proc/{}/fd", self.child.id());
-        let own: Vec<PathBuf> = fs::read_dir(folder)
-            .map(|entries| {
-                entries
-                    .flatten()
-                    .filter_map(|entry| fs::read_link(entry.path()).ok())
-                    .collect()
-            })
-            .unwrap_or_default();
-        ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
-            let text = fs::read_to_string(table).unwrap_or_default();
-            text.lines().any(|line| {
-                let words: Vec<&str> = line.split_ascii_whitespace().collect();
-                // Column 1 is the local address, 3 the state, in which 0A listens, 9 the socket's inode.
-                let [_, local, _, "0A", _, _, _, _, _, inode, ..] = words[..] else {
-                    return false;
-                };
-                let socket = PathBuf::from(format!("socket:[{inode}]"));
-                local.ends_with(&at) && own.contains(&socket)
-            })
-        })
-    }
 }
