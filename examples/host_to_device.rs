@@ -273,6 +273,7 @@ impl Engine {
             to,
             length,
             token,
+            unstaged: false,
         };
         loop {
             // SAFETY: the callers are in this file: the ends are memory that lives longer than this engine (`by_transport` makes them first),

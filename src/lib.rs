@@ -177,7 +177,7 @@ pub use sys::topology::NumaNode;
 #[cfg(feature = "tls")]
 pub use transport::tls::Tls;
 pub use types::{
-    Access, AmId, AtomicWord, EndpointId, Identity, LinkId, Mask, MemoryType, Priority, Tag,
-    WorkerId,
+    Access, AmId, AtomicWord, EndpointId, Identity, LinkId, Mask, MemoryType, Mover, Party, Plan,
+    Priority, Tag, When, WorkerId,
 };
 pub use worker::{Explanation, Held, LaneMetrics, RefusalCounts, Refusals, Traffic, WorkerMetrics};

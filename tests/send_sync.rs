@@ -6,11 +6,12 @@ use wharf::{
     BufferList, BufferListMut, BufferMut, ByteReader, ByteStream, ByteWriter, Closed, Context,
     ContextBuilder, ContextMetrics, CopyBuffer, Counter, Descriptor, Endpoint, EndpointId, Error,
     ErrorKind, Explanation, Fence, Fetched, Flush, FlushAll, Get, Held, HostBufferMut, Incoming,
-    IncomingInfo, LaneMetrics, Listener, Mask, Matched, MemoryType, MessageInfo, NumaNode, Op,
-    OpError, OpenStream, Operation, Priority, Progress, Put, Queued, Reached, ReadChunk, Ready,
-    Received, RefusalCounts, Refusals, Region, RemoteLayout, RemoteRegion, Report, ReuniteError,
-    Tag, TagMatched, TagRecv, TagSend, Traffic, TransportReport, TransportState, TypeCacheReport,
-    Via, Wait, Worker, WorkerAddress, WorkerId, WorkerMetrics, WriteBuffer,
+    IncomingInfo, LaneMetrics, Listener, Mask, Matched, MemoryType, MessageInfo, Mover, NumaNode,
+    Op, OpError, OpenStream, Operation, Party, Plan, Priority, Progress, Put, Queued, Reached,
+    ReadChunk, Ready, Received, RefusalCounts, Refusals, Region, RemoteLayout, RemoteRegion,
+    Report, ReuniteError, Tag, TagMatched, TagRecv, TagSend, Traffic, TransportReport,
+    TransportState, TypeCacheReport, Via, Wait, When, Worker, WorkerAddress, WorkerId,
+    WorkerMetrics, WriteBuffer,
     channel::{
         Bootstrap, Communicator, CommunicatorId, DeviceChannel, DeviceChannelHandle, Enqueued,
         Lease as MemoryLease, MemoryChannel, PacketWidth, PortChannel, ProxyService,
@@ -116,6 +117,10 @@ all! {
     Blocks: Send + Sync + Unpin + Clone + 'static;
     HostBufferMut: Send + Sync + Unpin + 'static;
     Explanation: Send + Sync + Unpin + Clone + 'static;
+    Plan: Send + Sync + Unpin + Copy + 'static;
+    Mover: Send + Sync + Unpin + Copy + 'static;
+    Party: Send + Sync + Unpin + Copy + 'static;
+    When: Send + Sync + Unpin + Copy + 'static;
     WorkerMetrics: Send + Sync + Unpin + Clone + 'static;
     ContextMetrics: Send + Sync + Unpin + Clone + 'static;
     LaneMetrics: Send + Sync + Unpin + Clone + 'static;

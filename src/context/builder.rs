@@ -206,7 +206,7 @@ impl ContextBuilder {
 
     /// Transfers of device memory for which no path reaches both ends fail with `Unsupported`, instead of stopping in pinned host memory on the way.
     /// So do blocks of a region with device memory at either end, and lists of several pieces of it.
-    /// So does a [copy](crate::Worker::copy) with host memory that is not pinned. Variable: `WHARF_STAGING` (`n`).
+    /// So does a [copy](crate::Worker::copy) with host memory that the engine does not take: what is not pinned for it, or cannot be. Variable: `WHARF_STAGING` (`n`).
     pub fn forbid_staging(mut self) -> Self {
         self.given.staging = Some(false);
         self

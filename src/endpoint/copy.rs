@@ -15,6 +15,7 @@ use crate::{
     transport::{DevicePlace, DeviceStream},
     types::MemoryType,
     worker::{
+        Explanation,
         device::{LocalCopy, Order, admit_each, unknown},
         operations::{Arrival, Outcome},
     },
@@ -337,6 +338,16 @@ impl Worker {
         to: B,
     ) -> CopyBuffer<'_, B> {
         CopyBuffer::new(self, from.into(), to.into())
+    }
+
+    /// How a [copy](Worker::copy) of `length` bytes goes from memory of one type into memory of another, and why no better way. Nothing moves, and nothing is opened
+    /// for it: what an engine does is known once it is open. Said of one run of bytes at either end.
+    #[must_use]
+    pub fn explain_copy(&self, from: MemoryType, to: MemoryType, length: usize) -> Explanation {
+        let explained = self
+            .shared()
+            .ask(|engine| engine.core.explain_copy(from, to, length));
+        explained.unwrap_or_else(|| Explanation::never("the worker was shut down"))
     }
 
     /// Waits, without a thread, until the program's work up to this place is done: all that is in a stream, or what an event was last recorded

@@ -112,13 +112,15 @@ impl Endpoint {
         self.ask(|peer| peer.info.certificates.clone()).flatten()
     }
 
-    /// How an operation of `length` bytes on this endpoint goes from memory of one type into memory of another, and why no better way: for people.
-    /// Of a get `from` is the peer's memory, else this side's. Nothing moves, and nothing is opened for it.
+    /// How an operation of `length` bytes on this endpoint goes from memory of one type into memory of another, and why no better way: what moves the bytes in
+    /// [`Explanation::plans`], and all of it in words. The transfer asks the same functions. Of a get `from` is the peer's memory, else this side's; of a copy
+    /// ([`Worker::explain_copy`](crate::Worker::explain_copy)) both are. Nothing moves, and nothing is opened for it.
     ///
-    /// Said of one run of bytes at either end. Of blocks and of lists with device memory, all are staged.
+    /// Said of one run of bytes at either end, and for messages of no header. Of blocks and of lists with device memory, all are staged.
     ///
-    /// Put and get depend on the memory as well: what the owner allocated by wharf is mapped and copied straight, other memory goes by
-    /// `cma` where that is in use.
+    /// Several plans are given where it depends on what is known only when the bytes are to go: whether wharf allocated the memory and the peer has mapped it, what
+    /// network devices have registered, what the peer's engine can open. Which way of long messages is the faster is measured by their receiver, and
+    /// known to this side of those that it has received.
     #[must_use]
     #[doc(alias(
         "ucp_ep_print_info",

@@ -45,7 +45,8 @@
 //! # Devices
 //!
 //! Memory of a device is a [`BufferMut`](crate::BufferMut) like any other, without a slice view. Where no path reaches both ends, it stops in pinned
-//! host memory, in a pipeline of fragments; [`Endpoint::explain`](crate::Endpoint::explain) says so beforehand and
+//! host memory, in a pipeline of fragments; [`Endpoint::explain`](crate::Endpoint::explain) and
+//! [`Worker::explain_copy`](crate::Worker::explain_copy) say so beforehand, [`staged`](crate::WorkerMetrics::staged) counts it, and
 //! [`forbid_staging`](crate::ContextBuilder::forbid_staging) makes it an error.
 //!
 //! ```

@@ -16,7 +16,7 @@
 //! | a short message behind a long one | | [`Priority`](crate::Priority); a long one is cut, so the wait is one fragment at most |
 //! | memory grows with the number of peers; `Exhausted` | [`held`](crate::WorkerMetrics::held): what nobody has received or accepted; [`refused`](crate::WorkerMetrics::refused): which limit is met | receive it; [`Limits`](crate::config::Limits) for each connection, each source and the worker |
 //! | active messages stall | the receiver is slow: credits | [`ActiveMessages::capacity`](crate::ActiveMessages::capacity), more tasks at the receiver |
-//! | device transfers slow | `explain` says "staged" | [`forbid_staging`](crate::ContextBuilder::forbid_staging) finds where; peers on one host open each other's memory (`cuda_ipc`) |
+//! | device transfers slow | `explain` says "staged"; [`staged`](crate::WorkerMetrics::staged) grows | [`forbid_staging`](crate::ContextBuilder::forbid_staging) finds where; peers on one host open each other's memory (`cuda_ipc`) |
 //! | tcp slower than the network | one connection is one flow | several endpoints; `WHARF_NET_DEVICES` for the right interface |
 //! | connects take long | `connect_time / connects` | the name service: connect to an address; `WHARF_CONNECT_TIMEOUT` bounds it |
 //!

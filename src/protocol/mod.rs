@@ -7,7 +7,8 @@
 //! | file | holds |
 //! |---|---|
 //! | [`matching`] | posted receives and unexpected messages of a worker |
-//! | [`thresholds`] | how a message of a given length travels |
+//! | [`plan`] | which way bytes go: every choice of it |
+//! | [`thresholds`] | the lengths at which messages travel otherwise |
 //! | [`control`] | the messages of a link: their ids, what their header means, their bodies |
 //! | [`window`] | what a peer may send ahead of its receiver, and when it comes back |
 //! | [`stream`] | byte streams: their names in messages and their limits |
@@ -40,6 +41,7 @@ pub(crate) mod ledger;
 pub(crate) mod matching;
 pub(crate) mod offer;
 pub(crate) mod pake;
+pub(crate) mod plan;
 pub(crate) mod registered;
 pub(crate) mod stream;
 pub(crate) mod thresholds;

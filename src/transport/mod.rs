@@ -34,7 +34,7 @@ mod wanted;
 
 pub use accelerator::{
     Accelerator, CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, DevicePlace,
-    DeviceStream, Export, Import, ImportedMemory, SmallCopies,
+    DeviceStream, Export, Import, ImportedMemory, SmallCopies, Stop,
 };
 pub use contract::{
     Connected, Connector, Interface, Link, LinkAttributes, MAX_PREFIX, Opened, PeerInfo, Place,

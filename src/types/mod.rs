@@ -1,6 +1,6 @@
 //! The words that every room uses: small values without behaviour.
 //!
-//! Comes in: nothing. Goes out: tags, memory types, access rights, identifiers, atomic words. Uses no other room.
+//! Comes in: nothing. Goes out: tags, memory types, access rights, identifiers, atomic words, what moves bytes. Uses no other room.
 //! Tests: `tests/api/`, and beside each type.
 
 mod access;
@@ -9,6 +9,7 @@ mod device_key;
 mod identity;
 mod ids;
 mod memory_type;
+mod plan;
 mod priority;
 mod source;
 mod tag;
@@ -23,6 +24,7 @@ pub(crate) use identity::Landmark;
 pub(crate) use ids::OpKey;
 pub use ids::{AmId, EndpointId, LinkId, WorkerId};
 pub use memory_type::MemoryType;
+pub use plan::{Mover, Party, Plan, When};
 pub use priority::Priority;
 pub(crate) use source::Source;
 pub use tag::{Mask, Tag};

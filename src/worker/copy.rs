@@ -11,16 +11,13 @@ use std::sync::Arc;
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    protocol::control,
+    protocol::{control, plan::CHUNK},
     sys::memfd::Mapping,
     transport::shm::Standing,
     types::{LinkId, OpKey},
     util::copy::copy,
     worker::{core::Core, peer::at, spread::Spread},
 };
-
-/// Bytes moved between two looks at anything else: about 5 to 10 µs.
-pub(crate) const CHUNK: usize = 64 << 10;
 
 /// Chunks moved in one pass: what a message waits behind. More transfers than these take turns.
 const STEPS: usize = 4;

@@ -12,6 +12,7 @@ use crate::{
     protocol::{
         control::{self, Announcement, GetRequest, Join, PutHeader, Rtr, Signal},
         matching::{Arrival as Order, Name},
+        plan::{self, Comes},
         window::{Due, Terms, eager_cost},
     },
     sys::{fd_passing, memfd::Mapping},
@@ -20,7 +21,7 @@ use crate::{
     types::{Access, EndpointId, LinkId, OpKey, Priority, Tag},
     util::copy::{copied, copy_slice},
     worker::{
-        copy::{CHUNK, Remote, Transfer, chunks},
+        copy::{Remote, Transfer, chunks},
         core::{Core, truncated},
         layout::{LEAST, PACK},
         one_sided::OneSided,
@@ -28,7 +29,7 @@ use crate::{
             Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Source, Unexpected, Work,
         },
         peer::{OneCopy, at},
-        send::{FRAGMENT, SHARE_FROM, give, lend},
+        send::{FRAGMENT, give, lend},
         signal::put_parts,
         ways::Way,
         windows::Window,
@@ -288,18 +289,13 @@ impl Core {
             return;
         }
         let length = rts.length as usize;
-        let local = recv.buffer.address();
         recv.arrival = Some(Arrival { length, tag, from });
-        let segment = recv
-            .buffer
-            .segment()
-            .map(|(segment, offset)| (segment.clone(), offset));
-        let is_owned = segment.is_some();
+        let is_owned = recv.buffer.segment().is_some();
         let Some(peer) = at(&mut self.peers, link) else {
             return;
         };
         let scheme = self.one_sided.scheme;
-        let remote = peer.one_copy.as_mut().and_then(|one_copy| {
+        let mut remote = peer.one_copy.as_mut().and_then(|one_copy| {
             let (segment, offset) = (rts.segment, rts.segment_offset);
             let remote = one_copy.reach(segment, offset, length, rts.address, false)?;
             let mapped = matches!(remote, Remote::Mapped(..));
@@ -307,73 +303,94 @@ impl Core {
             let way = one_copy.ways.next(scheme, (key, length), mapped, halved);
             (way == Way::OneCopy).then_some(remote)
         });
-        let mut rtr = Rtr {
-            op: key.0,
-            address: local as u64,
-            segment: 0,
-            segment_offset: 0,
-            scheme: 0,
+        for way in plan::comes(false, false, false) {
+            match (way, remote.take()) {
+                (Comes::Copied, Some(remote)) => self.receive_copied(link, key, &rts, remote),
+                (Comes::Devices, _) if self.receive_by_devices(link, key, &rts) => {
+                    trace::operation("tag receive", length, "rendezvous, by network devices");
+                }
+                (Comes::Copied | Comes::Devices, _) => continue,
+                _ => self.receive_fragments(link, key, &rts),
+            }
+            return;
+        }
+    }
+
+    /// A receive copies a message out of its sender's memory.
+    fn receive_copied(&mut self, link: LinkId, key: OpKey, rts: &Announcement, remote: Remote) {
+        let length = rts.length as usize;
+        let (Some(peer), Some(entry)) = (at(&mut self.peers, link), self.operations.get(key))
+        else {
+            return;
         };
-        match remote {
-            Some(remote) => {
-                let way = match remote {
-                    Remote::Mapped(..) => "rendezvous, copied in mapped memory",
-                    Remote::Address(_) => "rendezvous, copied by cma",
-                };
-                trace::operation("tag receive", length, way);
-                // What a peer says it has moved into memory here cannot be checked, so it takes a share only where the kernel lets the
-                // two processes at each other's memory anyway.
-                let is_trusted = peer
-                    .one_copy
-                    .as_ref()
-                    .is_some_and(|one_copy| one_copy.cma.is_some());
-                let chunks =
-                    (is_trusted && rts.slot != control::NONE && length > CHUNK).then_some(rts.slot);
-                recv.stage = chunks.map_or(RecvStage::Copying, RecvStage::Shared);
-                if chunks.is_some() {
-                    rtr.scheme = 1;
-                    if let (Some((segment, offset)), Some(one_copy), Some(to)) =
-                        (segment, &mut peer.one_copy, &mut peer.link)
-                        && length >= SHARE_FROM
-                        && lend(one_copy, &mut **to, &segment)
-                    {
-                        rtr.segment = segment.id();
-                        rtr.segment_offset = offset as u64;
-                    }
-                    self.control(link, control::TAG_RTR, rts.op, &rtr.encode());
-                }
-                self.start_transfer(Transfer {
-                    link,
-                    op: key,
-                    peer_op: Some(rts.op),
-                    local,
-                    length,
-                    remote,
-                    pull: true,
-                    chunks,
-                    region: None,
-                    next: 0,
-                    spread: None,
-                });
+        let Work::Recv(recv) = &mut entry.work else {
+            return;
+        };
+        let way = match remote {
+            Remote::Mapped(..) => "rendezvous, copied in mapped memory",
+            Remote::Address(_) => "rendezvous, copied by cma",
+        };
+        trace::operation("tag receive", length, way);
+        let local = recv.buffer.address();
+        // What a peer says it has moved into memory here cannot be checked, so it takes a share only where the kernel lets the
+        // two processes at each other's memory anyway.
+        let is_trusted = peer
+            .one_copy
+            .as_ref()
+            .is_some_and(|one_copy| one_copy.cma.is_some());
+        let is_counted = rts.slot != control::NONE;
+        let chunks = plan::is_shared(is_trusted, is_counted, length).then_some(rts.slot);
+        recv.stage = chunks.map_or(RecvStage::Copying, RecvStage::Shared);
+        if chunks.is_some() {
+            let mut rtr = ready(key, local);
+            rtr.scheme = 1;
+            let segment = recv
+                .buffer
+                .segment()
+                .map(|(segment, offset)| (segment.clone(), offset));
+            if let (Some((segment, offset)), Some(one_copy), Some(to)) =
+                (segment, &mut peer.one_copy, &mut peer.link)
+                && plan::counts(length)
+                && lend(one_copy, &mut **to, &segment)
+            {
+                rtr.segment = segment.id();
+                rtr.segment_offset = offset as u64;
             }
-            None if self.receive_by_devices(link, key, &rts) => {
-                trace::operation("tag receive", length, "rendezvous, by network devices");
-            }
-            None => {
-                trace::operation("tag receive", length, "rendezvous, in fragments");
-                if let Some(entry) = self.operations.get(key)
-                    && let Work::Recv(recv) = &mut entry.work
-                {
-                    recv.stage = RecvStage::Landing {
-                        expected: length,
-                        got: 0,
-                    };
-                }
-                self.control(link, control::TAG_RTR, rts.op, &rtr.encode());
-                if length == 0 {
-                    self.landed(key);
-                }
-            }
+            self.control(link, control::TAG_RTR, rts.op, &rtr.encode());
+        }
+        self.start_transfer(Transfer {
+            link,
+            op: key,
+            peer_op: Some(rts.op),
+            local,
+            length,
+            remote,
+            pull: true,
+            chunks,
+            region: None,
+            next: 0,
+            spread: None,
+        });
+    }
+
+    /// A receive has a message sent in fragments.
+    fn receive_fragments(&mut self, link: LinkId, key: OpKey, rts: &Announcement) {
+        let length = rts.length as usize;
+        trace::operation("tag receive", length, "rendezvous, in fragments");
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let Work::Recv(recv) = &mut entry.work else {
+            return;
+        };
+        recv.stage = RecvStage::Landing {
+            expected: length,
+            got: 0,
+        };
+        let rtr = ready(key, recv.buffer.address());
+        self.control(link, control::TAG_RTR, rts.op, &rtr.encode());
+        if length == 0 {
+            self.landed(key);
         }
     }
 
@@ -867,6 +884,17 @@ impl Core {
         {
             give(one_copy, &mut **to, segment);
         }
+    }
+}
+
+/// That a receive into this memory is ready for fragments.
+fn ready(key: OpKey, local: *mut u8) -> Rtr {
+    Rtr {
+        op: key.0,
+        address: local as u64,
+        segment: 0,
+        segment_offset: 0,
+        scheme: 0,
     }
 }
 

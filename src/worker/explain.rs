@@ -1,31 +1,36 @@
-//! How an operation goes, and why no better way: for people.
+//! How an operation goes, and why no better way: what the data path would choose, asked of the same functions (`protocol::plan`), and said for people.
 
 use std::fmt;
 
 use crate::{
     Operation,
     config::RendezvousScheme,
-    transport::{DeviceWays, SmallCopies},
-    types::MemoryType,
+    protocol::plan::{self, Accesses, Comes, End, Message, Moves, NoWay},
+    transport::{CopyEngine, DeviceWays, Stop},
+    types::{LinkId, MemoryType, Mover, Party, Plan, When},
     worker::{
         core::Core,
-        device::ROUTE_FROM,
-        peer::{JOIN_FROM, Peer},
+        device::Devices,
+        peer::{OneCopy, Peer},
         ways::Way,
     },
 };
 
-/// How an operation goes between two memories, and what was rejected for it; made by [`Endpoint::explain`](crate::Endpoint::explain).
+/// How an operation goes between two memories, and what was rejected for it; made by [`Endpoint::explain`](crate::Endpoint::explain) and
+/// [`Worker::explain_copy`](crate::Worker::explain_copy).
 ///
-/// Its `Display` is for people: the way in one line, then a line for each better way that is not taken.
+/// Its `Display` is for people: the ways in one line, then a line for each better way that is not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The protocol, and what moves the bytes; why it cannot be done, where it cannot.
+    /// The ways that it may go: the first is taken whose condition holds, and the last has none. Empty where it cannot be done. Under
+    /// [`forbid_staging`](crate::ContextBuilder::forbid_staging) those that do not stop; where none of them can be taken it fails.
+    pub plans: Vec<Plan>,
+    /// The same in words; why it cannot be done, where it cannot.
     pub chosen: String,
     /// Whether it can be done.
     pub is_possible: bool,
-    /// Whether the bytes stop in pinned host memory because no path reaches both ends.
+    /// Whether the bytes stop in host memory because no path reaches both ends: where the first of the conditions holds.
     pub is_staged: bool,
     /// Length of the fragments that they stop in, in bytes; `None` as long as the engine is not open that says so.
     pub fragment: Option<usize>,
@@ -44,16 +49,6 @@ impl fmt::Display for Explanation {
 }
 
 impl Explanation {
-    fn way(chosen: String) -> Self {
-        Self {
-            chosen,
-            is_possible: true,
-            is_staged: false,
-            fragment: None,
-            rejected: Vec::new(),
-        }
-    }
-
     /// With the transport for RDMA devices, where the peer is reached through the kernel because this one is not available.
     pub(crate) fn with_unavailable(
         mut self,
@@ -73,8 +68,12 @@ impl Explanation {
 
     pub(crate) fn never(why: impl Into<String>) -> Self {
         Self {
+            plans: Vec::new(),
+            chosen: why.into(),
             is_possible: false,
-            ..Self::way(why.into())
+            is_staged: false,
+            fragment: None,
+            rejected: Vec::new(),
         }
     }
 
@@ -84,372 +83,803 @@ impl Explanation {
     }
 }
 
-/// What this side's engine says.
-struct Here {
-    /// Length of the pieces, where it stops; `None` as long as it is not open.
+/// What is asked.
+#[derive(Clone, Copy)]
+struct Asked {
+    operation: Operation,
+    from: MemoryType,
+    to: MemoryType,
+    length: usize,
+}
+
+impl Asked {
+    /// Whether devices have the memory at the two ends.
+    fn on_devices(&self) -> (bool, bool) {
+        let (from, to) = (self.from, self.to);
+        (!from.is_host_accessible(), !to.is_host_accessible())
+    }
+
+    /// The memory of this side.
+    fn here(&self) -> MemoryType {
+        match self.operation {
+            Operation::Get | Operation::TagRecv | Operation::AmRecv => self.to,
+            _ => self.from,
+        }
+    }
+
+    /// The end that begins a put or get.
+    fn initiator(&self) -> Party {
+        match self.operation {
+            Operation::Get => Party::Target,
+            _ => Party::Source,
+        }
+    }
+
+    fn is_access(&self) -> bool {
+        matches!(self.operation, Operation::Put | Operation::Get)
+    }
+}
+
+/// What this worker's engines say.
+struct Engines<'a> {
+    devices: &'a Devices,
+    /// Whether both ends are this worker's.
+    own: bool,
+    /// Length of the fragments of this side's engine, where it is open.
     fragment: Option<usize>,
-    /// Copies that the processor makes itself.
-    small: Option<SmallCopies>,
-    /// Whether its memory is the source's.
-    is_source: bool,
-    /// Whether it reaches the memory of both ends.
-    alone: bool,
-    /// Its place in the context.
-    slot: Option<usize>,
-    forbidden: bool,
+    /// Whether nothing may stop in host memory.
+    unstaged: bool,
 }
 
-impl Here {
-    /// What makes a copy out of this side's device, where it is not the engine.
-    fn out(&self, length: usize) -> String {
-        self.by(self.is_source, length, |small| small.to_host)
+impl Engines<'_> {
+    /// The place of the accelerator that serves a type.
+    fn slot(&self, memory_type: MemoryType) -> Option<usize> {
+        let slot = self.devices.slot_for(&[memory_type]).ok();
+        slot.filter(|_| !memory_type.is_host_accessible())
     }
 
-    /// The same into it.
-    fn into(&self, length: usize) -> String {
-        self.by(!self.is_source, length, |small| small.to_device)
+    fn engine(&self, memory_type: MemoryType) -> Option<&dyn CopyEngine> {
+        self.devices.known(self.slot(memory_type)?)
     }
 
-    fn by(&self, mine: bool, length: usize, most: fn(&SmallCopies) -> usize) -> String {
-        match &self.small {
-            Some(small) if mine && length.min(self.fragment.unwrap_or(length)) <= most(small) => {
-                format!(" by {}", small.name)
+    fn end(&self, memory_type: MemoryType, other: MemoryType) -> End {
+        match memory_type.is_host_accessible() {
+            false => End::Device(self.slot(memory_type).unwrap_or(usize::MAX)),
+            true => {
+                let pinned = memory_type == MemoryType::HostPinned;
+                let slot = self.slot(other);
+                End::Host {
+                    pinned: slot.is_some_and(|slot| self.devices.is_pinned_for(slot, pinned)),
+                }
             }
-            _ => String::new(),
+        }
+    }
+
+    /// Copies within this worker, before which the bytes were copied so often, by what moves them between the ends where it is not the engine.
+    fn local(
+        &self,
+        from: MemoryType,
+        to: MemoryType,
+        length: usize,
+        carried: Option<(Mover, u32)>,
+    ) -> Vec<Plan> {
+        let (out, into) = (self.end(from, to), self.end(to, from));
+        let device = if from.is_host_accessible() { to } else { from };
+        let stops = self.stops(from, to, length);
+        let plan = |pageable| {
+            let (mover, copies, is_staged) = match plan::moves(out, into, pageable) {
+                Moves::Processor => (Mover::Processor, 1, false),
+                Moves::Engine if stops.is_some() => (Mover::Engine, 2, true),
+                Moves::Engine => (Mover::Engine, 1, false),
+                Moves::Fragment => (Mover::Engine, 2, true),
+                Moves::Across => (Mover::Engine, 3, true),
+            };
+            let (mover, before) = carried.unwrap_or((mover, 0));
+            Plan {
+                mover,
+                by: Party::Both,
+                copies: before + copies,
+                is_staged,
+                when: None,
+            }
+        };
+        match self.engine(device) {
+            Some(_) if stops == Some(Stop::Untried) => {
+                let when = Some(When::Reached);
+                vec![one_copy(Mover::Engine, Party::Both, when), plan(false)]
+            }
+            Some(engine) => vec![plan(engine.attributes().takes_pageable)],
+            // What it takes is known once it is open.
+            None if plan(true) != plan(false) => {
+                let when = Some(When::Pageable);
+                vec![Plan { when, ..plan(true) }, plan(false)]
+            }
+            None => vec![plan(false)],
+        }
+    }
+
+    /// Why the engine stops on its way from one of its devices to another.
+    fn stops(&self, from: MemoryType, to: MemoryType, length: usize) -> Option<Stop> {
+        self.engine(from)?.stops(from, to, length)
+    }
+
+    /// What makes short copies into or out of this side's device, where it is not the engine.
+    fn small(&self, asked: &Asked, into: bool) -> String {
+        let memory_type = if into { asked.to } else { asked.from };
+        let is_mine = self.own || asked.here() == memory_type;
+        let small = self
+            .engine(memory_type)
+            .filter(|_| is_mine)
+            .and_then(|engine| engine.small_copies());
+        let Some(small) = small else {
+            return String::new();
+        };
+        let most = if into { small.to_device } else { small.to_host };
+        match asked.length.min(self.fragment.unwrap_or(asked.length)) <= most {
+            true => format!(" by {}", small.name),
+            false => String::new(),
         }
     }
 }
 
-impl Peer {
-    fn device_ways(&self) -> Option<DeviceWays> {
-        self.link.as_ref()?.device_ways()
+/// What is known of a connection.
+struct Known<'a> {
+    peer: &'a Peer,
+    name: &'static str,
+    own: bool,
+    direct: Option<&'a OneCopy>,
+    cma: bool,
+    devices: Option<DeviceWays>,
+    scheme: RendezvousScheme,
+}
+
+/// Ways in their order, and why not others.
+#[derive(Default)]
+struct Found {
+    plans: Vec<Plan>,
+    rejected: Vec<(String, String)>,
+}
+
+impl Found {
+    fn add(&mut self, plan: Plan) {
+        self.plans.push(plan);
     }
 
-    /// How an operation of this length goes between host memories.
-    fn explain_host(
-        &self,
-        operation: Operation,
-        length: usize,
-        scheme: RendezvousScheme,
-    ) -> Explanation {
-        let name = self.attributes.transport;
-        let devices = self.device_ways();
-        let direct = self.one_copy.as_ref();
-        let cma = direct.is_some_and(|one_copy| one_copy.cma.is_some());
-        let no_cma = match direct {
-            None => format!("{name} shares no memory with the peer"),
+    fn not(&mut self, way: &str, why: impl Into<String>) {
+        self.rejected.push((way.to_owned(), why.into()));
+    }
+
+    /// Whether one of them can always be taken.
+    fn is_complete(&self) -> bool {
+        self.plans.last().is_some_and(|plan| plan.when.is_none())
+    }
+}
+
+const fn one_copy(mover: Mover, by: Party, when: Option<When>) -> Plan {
+    Plan {
+        mover,
+        by,
+        copies: 1,
+        is_staged: false,
+        when,
+    }
+}
+
+/// In and out of the link, and in and out of pinned memory at so many ends.
+const fn by_link(mover: Mover, stops: u32) -> Plan {
+    Plan {
+        mover,
+        by: Party::Both,
+        copies: 2 + stops,
+        is_staged: stops > 0,
+        when: None,
+    }
+}
+
+impl Known<'_> {
+    /// Why there are no copies straight into or out of the peer's memory.
+    fn no_direct(&self) -> String {
+        match self.direct {
+            None => format!("{} shares no memory with the peer", self.name),
             Some(_) => "not in use on this connection".to_owned(),
-        };
-        match operation {
-            Operation::Put | Operation::Get if direct.is_some() => {
-                let who = if cma && length >= JOIN_FROM {
-                    "both ends copy"
-                } else {
-                    "the initiator copies"
-                };
-                let by = if cma {
-                    "mapped memory, else cma"
-                } else {
-                    "mapped memory, else messages over shm"
-                };
-                let way = Explanation::way(format!("{who}, {by}"));
-                if cma { way } else { way.not("cma", no_cma) }
-            }
-            Operation::Put | Operation::Get => {
-                let messages = format!("messages over {name}, served by the owner");
-                let way = match devices.map(|ways| ways.rails) {
-                    Some(Ok(rails)) => Explanation::way(by_devices(&rails, &messages)),
-                    Some(Err(why)) => Explanation::way(messages).not("network devices", why),
-                    None => Explanation::way(messages),
-                };
-                way.not("a direct copy", no_cma)
-            }
-            Operation::Stream => {
-                let lent = match direct {
-                    Some(_) if length >= self.lending.by_kernel && cma => {
-                        "an owned buffer is copied by the reader, mapped memory or cma; else "
-                    }
-                    Some(_) if length >= self.lending.mapped => {
-                        "a buffer that wharf allocated is copied by the reader in mapped memory; else "
-                    }
-                    _ => "",
-                };
-                Explanation::way(format!(
-                    "{lent}frames over {name}, within the window of the stream"
-                ))
-            }
-            Operation::Atomic if direct.is_some() => Explanation::way(format!(
-                "the initiator's processor in mapped memory, else messages over {name}, served by the owner"
-            )),
-            Operation::Atomic | Operation::Signal => {
-                let messages = format!("messages over {name}, served by the owner");
-                match devices.filter(|_| operation == Operation::Atomic) {
-                    None => Explanation::way(messages),
-                    Some(ways) => match (ways.no_atomics, ways.rails) {
-                        (None, Ok(rails)) => Explanation::way(format!(
-                            "{messages}; in a region that was exposed for atomics of network devices: {rails}"
-                        )),
-                        (why, _) => Explanation::way(messages)
-                            .not("atomics of network devices", why.unwrap_or_default()),
-                    },
-                }
-            }
-            _ if length <= self.short => Explanation::way(format!("eager, inline over {name}")),
-            _ if length <= self.eager => Explanation::way(format!("eager over {name}"))
-                .not("inline", format!("longer than {} bytes", self.short)),
-            _ => {
-                let eager = format!("longer than {} bytes", self.eager);
-                let (best, measured) = direct
-                    .filter(|_| cma)
-                    .map_or((Way::Fragments, None), |direct| {
-                        direct.ways.known(scheme, length)
-                    });
-                if best == Way::OneCopy {
-                    let way = "rendezvous, both ends copy, mapped memory or cma";
-                    let way = Explanation::way(way.to_owned()).not("eager", eager);
-                    match measured {
-                        Some(measured) => way.not("fragments", measured),
-                        None => way,
-                    }
-                } else {
-                    let why = match cma {
-                        true => {
-                            measured.unwrap_or_else(|| "short, and not measured yet".to_owned())
-                        }
-                        false => no_cma,
-                    };
-                    let fragments = format!("fragments over {name}");
-                    let way = match devices.map(|ways| ways.rails) {
-                        Some(Ok(_)) if scheme == RendezvousScheme::Messages => {
-                            let why = "WHARF_RNDV_SCHEME says so";
-                            Explanation::way(format!("rendezvous, {fragments}"))
-                                .not("network devices", why)
-                        }
-                        Some(Ok(rails)) => Explanation::way(format!(
-                            "rendezvous, the receiver's devices read the sender's memory where that can be registered (where the receiver's WHARF_RNDV_SCHEME is put_zcopy, the sender's write the receiver's, which is cleared before): {rails}; else {fragments}"
-                        )),
-                        Some(Err(why)) => Explanation::way(format!("rendezvous, {fragments}"))
-                            .not("network devices", why),
-                        None => Explanation::way(format!("rendezvous, {fragments}")),
-                    };
-                    way.not("eager", eager).not("a direct copy", why)
-                }
-            }
         }
     }
 
-    /// The same where one end or both are out of the host's reach.
-    fn explain_device(
-        &self,
-        operation: Operation,
-        (from, to): (MemoryType, MemoryType),
-        length: usize,
-        here: &Here,
-    ) -> Explanation {
-        let name = self.attributes.transport;
-        let fragment = here.fragment;
-        if self.is_own() && matches!(operation, Operation::Put | Operation::Get) {
-            return explain_within(name, (from, to), length, here);
-        }
-        let (out, into) = (!from.is_host_accessible(), !to.is_host_accessible());
-        let device = if out { from } else { to };
-        let how = match (operation, into) {
-            (Operation::Atomic | Operation::Signal, _) => {
-                return Explanation::never(format!(
-                    "no processor reaches {device}: no atomic operations or signals on it"
-                ));
+    /// Whether network devices do it, and else why not.
+    fn rails(&self) -> Option<Result<&str, &str>> {
+        let rails = self.devices.as_ref().map(|ways| &ways.rails)?;
+        Some(rails.as_deref().map_err(String::as_str))
+    }
+
+    /// The way to device memory of the peer that the engine opens.
+    fn reach(&self, asked: &Asked, engines: &Engines<'_>, found: &mut Found) {
+        let (out, into) = asked.on_devices();
+        let types = [asked.from, asked.to];
+        // Of this side: the other's is its own affair.
+        let slot = engines.slot(asked.here());
+        let unrouted = slot.and_then(|slot| self.peer.unrouted(slot));
+        let (length, unstaged) = (asked.length, engines.unstaged);
+        let way = plan::reaches(self.direct.is_some(), unrouted.is_some(), length, unstaged);
+        let why = match way {
+            _ if !(out && into) => "one end is host memory".to_owned(),
+            _ if engines.devices.slot_for(&types).is_err() => "no engine reaches both".to_owned(),
+            Ok(()) => {
+                let when = Some(When::Opened);
+                return found.add(one_copy(Mover::Engine, Party::Target, when));
             }
-            (Operation::Stream, true) => {
-                return Explanation::never("a stream is read into host memory");
-            }
-            (Operation::Get, true) => format!("gets over {name}"),
-            (Operation::Get, false) => format!("fragments over {name}, served by the owner"),
-            (Operation::Put, true) => format!("announced, and pulled by the owner over {name}"),
-            (Operation::Put, false) => format!("puts over {name}"),
-            (Operation::Stream, false) => {
-                format!("frames over {name}, within the window of the stream")
-            }
-            (_, true) => {
-                format!(
-                    "announced unless it is short and host memory, and pulled by the receiver over {name}"
-                )
-            }
-            (_, false) => format!("announced, then fragments over {name}"),
+            Err(NoWay::NoSharedMemory) => self.no_direct(),
+            Err(NoWay::Refused) => unrouted.map(ToString::to_string).unwrap_or_default(),
+            Err(NoWay::Short) => format!("shorter than {} bytes", plan::ROUTE_FROM),
         };
-        let copies = match (out, into) {
-            (true, true) => format!(
-                "copied out of {from}{} and into {to}{}",
-                here.out(length),
-                here.into(length)
-            ),
-            (true, false) => format!("copied out of {from}{}", here.out(length)),
-            _ => format!("copied into {to}{}", here.into(length)),
-        };
-        let pieces = match fragment {
-            Some(length) => format!("pinned fragments of {length} bytes"),
-            None => "pinned fragments".to_owned(),
-        };
-        let mut staged = format!("staged through {pieces}, {copies}: {how}");
-        // The peer's memory alone is a device's: registered as a dma-buf.
-        if let Some(Ok(rails)) = self.device_ways().map(|ways| ways.rails)
-            && matches!(
-                (operation, out, into),
-                (Operation::Put, false, true) | (Operation::Get, true, false)
-            )
-        {
-            staged = by_devices(&rails, &staged);
-        }
-        // Why the engine of one side cannot open the other's memory.
-        let unrouted = here.slot.and_then(|slot| self.unrouted(slot));
-        let no_route = match (&self.one_copy, unrouted) {
-            _ if !(out && into) => Some("one end is host memory".to_owned()),
-            _ if !here.alone => Some("no engine reaches both".to_owned()),
-            _ if self.is_own() => None,
-            (None, _) => Some(format!("{name} shares no memory with the peer")),
-            (_, Some(error)) => Some(error.to_string()),
-            _ if length < ROUTE_FROM && !here.forbidden => {
-                Some(format!("shorter than {ROUTE_FROM} bytes"))
-            }
-            _ => None,
-        };
-        let mut way = match &no_route {
-            None if self.is_own() => Explanation::way(format!(
-                "one copy by the engine, from {from} to {to}, agreed upon over {name}"
-            )),
-            None => {
-                let otherwise = match here.forbidden {
-                    true => "it fails: it would be staged, which this context forbids",
-                    false => &staged,
-                };
-                Explanation::way(format!(
-                    "one copy by the engine of the side that the bytes go to, which opens the memory of the other; where that cannot be, {otherwise}"
-                ))
-            }
-            Some(_) => Explanation::way(staged),
-        };
-        way.is_staged = no_route.is_some();
-        way.fragment = fragment;
-        if out
-            && !matches!(
-                operation,
-                Operation::Put | Operation::Get | Operation::Stream
-            )
-        {
-            let why = "device memory is announced, whatever its length, so that the message keeps its place";
-            way = way.not("eager", why);
-        }
-        if let Some(why) = no_route {
-            way = way.not("one copy between devices", why);
-        }
+        found.not("one copy between devices", why);
+    }
+
+    /// What is said of copies that stop because of devices.
+    fn out_of_reach(&self, asked: &Asked, found: &mut Found) {
+        let (out, into) = asked.on_devices();
+        let device = if out { asked.from } else { asked.to };
         let reach = format!("the host does not reach {device}");
-        if let Some(one_copy) = &self.one_copy {
-            if one_copy.cma.is_some() {
-                way = way.not(
-                    "cma",
-                    format!("the kernel copies host memory only: {reach}"),
-                );
-            }
-            way = way.not("mapped memory", reach);
+        let carries = |mover| found.plans.iter().any(|plan: &Plan| plan.mover == mover);
+        let (mapped, kernel) = (carries(Mover::Mapped), carries(Mover::Kernel));
+        if self.direct.is_none() || !(out || into) {
+            return;
         }
-        way
+        if self.cma && !kernel {
+            let why = format!("the kernel copies host memory only: {reach}");
+            found.not("cma", why);
+        }
+        if !mapped {
+            found.not("mapped memory", reach);
+        }
+    }
+
+    fn message(&self, asked: &Asked, engines: &Engines<'_>) -> Found {
+        let mut found = Found::default();
+        let (length, (out, into)) = (asked.length, asked.on_devices());
+        let kind = match asked.operation {
+            Operation::AmSend | Operation::AmRecv => Message::Active,
+            _ => Message::Tagged,
+        };
+        let eager = self.peer.eager;
+        if plan::is_unasked(kind, length, eager, out) {
+            if into {
+                // It is memory of the receiver's own when it is stored.
+                let carried = Some((Mover::Eager, 2));
+                found.plans = engines.local(MemoryType::Host, asked.to, length, carried);
+                found.not("one copy", "it leaves unasked");
+            } else {
+                found.add(by_link(Mover::Eager, 0));
+                if length > self.peer.short {
+                    let why = format!("longer than {} bytes", self.peer.short);
+                    found.not("inline", why);
+                }
+            }
+            return found;
+        }
+        found.not(
+            "eager",
+            match out {
+                true => "device memory is announced, whatever its length, so that the message keeps its place".to_owned(),
+                false if length > eager => format!("longer than {eager} bytes"),
+                false => "the window of messages that leave unasked never holds it".to_owned(),
+            },
+        );
+        for way in plan::comes(self.own, out, into) {
+            match way {
+                Comes::Within => found.plans = engines.local(asked.from, asked.to, length, None),
+                Comes::Pulled => {
+                    self.reach(asked, engines, &mut found);
+                    found.add(by_link(Mover::Messages, 1 + u32::from(out)));
+                }
+                Comes::Copied => self.copied(asked, &mut found),
+                Comes::Devices => match self.rails() {
+                    _ if found.is_complete() => {}
+                    Some(Ok(_)) if self.scheme == RendezvousScheme::Messages => {
+                        found.not("network devices", "WHARF_RNDV_SCHEME says so");
+                    }
+                    Some(Ok(_)) => {
+                        let by = match self.scheme {
+                            RendezvousScheme::Put => Party::Source,
+                            _ => Party::Target,
+                        };
+                        found.add(one_copy(Mover::NetworkDevices, by, Some(When::Registered)));
+                    }
+                    Some(Err(why)) => found.not("network devices", why),
+                    None => {}
+                },
+                Comes::Fragments if found.is_complete() => {}
+                Comes::Fragments => found.add(by_link(Mover::Messages, u32::from(out))),
+            }
+        }
+        found
+    }
+
+    /// An announced message straight out of the sender's memory, as far as this connection knows which way is the faster.
+    fn copied(&self, asked: &Asked, found: &mut Found) {
+        let length = asked.length;
+        let Some(direct) = self.direct else {
+            return found.not("a direct copy", self.no_direct());
+        };
+        let by = match plan::is_shared(self.cma, plan::counts(length), length) {
+            true => Party::Both,
+            false => Party::Target,
+        };
+        // Who gives the peer the memory of a message gives the word that goes with it.
+        if plan::counts(length) {
+            let when = Some(When::Shared);
+            let (way, measured) = direct.ways.known(self.scheme, length, true, self.cma);
+            match way {
+                Way::OneCopy => found.add(one_copy(Mover::Mapped, by, when)),
+                Way::Fragments => found.add(Plan {
+                    when,
+                    ..by_link(Mover::Messages, 0)
+                }),
+            }
+            if !self.cma
+                && let Some(measured) = measured
+            {
+                found.not(other(way), measured);
+            }
+        }
+        if !self.cma {
+            return found.not("cma", self.no_direct());
+        }
+        let (way, measured) = direct.ways.known(self.scheme, length, false, false);
+        if way == Way::OneCopy {
+            found.add(one_copy(Mover::Kernel, by, None));
+            if let Some(measured) = measured {
+                found.not("fragments", measured);
+            }
+        } else {
+            let why = measured.unwrap_or_else(|| "short, and not measured yet".to_owned());
+            found.not("a direct copy", why);
+        }
+    }
+
+    fn access(&self, asked: &Asked, engines: &Engines<'_>) -> Found {
+        let mut found = Found::default();
+        let (out, into) = asked.on_devices();
+        let put = asked.operation == Operation::Put;
+        let (here, there) = if put { (out, into) } else { (into, out) };
+        let (length, by) = (asked.length, asked.initiator());
+        for way in plan::accesses(put, (here, there), self.own, length) {
+            match way {
+                Accesses::Within => {
+                    found.plans = engines.local(asked.from, asked.to, length, None);
+                    let messages = format!("messages over {}", self.name);
+                    found.not(&messages, "both ends are memory of this worker");
+                }
+                Accesses::Straight => {
+                    let by = match plan::is_joined(self.cma, length) {
+                        true => Party::Both,
+                        false => by,
+                    };
+                    self.straight(by, 0, &mut found);
+                }
+                Accesses::Devices => match self.rails() {
+                    Some(Ok(_)) => {
+                        found.add(one_copy(Mover::NetworkDevices, by, Some(When::Registered)));
+                    }
+                    Some(Err(why)) => found.not("network devices", why),
+                    None => {}
+                },
+                Accesses::Announced => {
+                    self.reach(asked, engines, &mut found);
+                    found.add(by_link(Mover::Messages, 1 + u32::from(out)));
+                }
+                Accesses::Parts => {
+                    self.reach(asked, engines, &mut found);
+                    match there {
+                        true => found.add(by_link(Mover::Messages, 2)),
+                        false => {
+                            self.straight(by, 1, &mut found);
+                            found.add(by_link(Mover::Messages, 1));
+                        }
+                    }
+                }
+                Accesses::Messages => {
+                    if there {
+                        self.reach(asked, engines, &mut found);
+                    }
+                    found.add(by_link(Mover::Messages, u32::from(there)));
+                }
+            }
+        }
+        found
+    }
+
+    /// Straight into or out of memory of the peer's, past so many stops.
+    fn straight(&self, by: Party, stops: u32, found: &mut Found) {
+        if self.direct.is_none() {
+            return found.not("a direct copy", self.no_direct());
+        }
+        let plan = |mover, when| Plan {
+            copies: 1 + stops,
+            is_staged: stops > 0,
+            ..one_copy(mover, by, Some(when))
+        };
+        found.add(plan(Mover::Mapped, When::Shared));
+        match self.cma {
+            true => found.add(plan(Mover::Kernel, When::Met)),
+            false => found.not("cma", self.no_direct()),
+        }
+    }
+
+    fn stream(&self, asked: &Asked) -> Found {
+        let mut found = Found::default();
+        let (out, _) = asked.on_devices();
+        if out {
+            found.not(
+                "a direct copy",
+                "what the host does not reach is not lent to the reader",
+            );
+        } else if self.direct.is_some() {
+            let lends = plan::lends(self.peer.lending, self.cma, asked.length);
+            if lends.mapped {
+                let when = Some(When::OwnedAndShared);
+                found.add(one_copy(Mover::Mapped, Party::Target, when));
+            }
+            if lends.by_kernel {
+                found.add(one_copy(Mover::Kernel, Party::Target, Some(When::Owned)));
+            }
+        }
+        found.add(by_link(Mover::Messages, u32::from(out)));
+        found
+    }
+
+    fn word(&self, asked: &Asked) -> Found {
+        let mut found = Found::default();
+        let is_atomic = asked.operation == Operation::Atomic;
+        match &self.devices {
+            _ if !is_atomic => {}
+            _ if self.direct.is_some() => {
+                found.add(one_copy(Mover::Mapped, Party::Source, Some(When::Shared)));
+            }
+            Some(ways) => match (&ways.no_atomics, &ways.rails) {
+                (None, Ok(_)) => {
+                    let when = Some(When::Registered);
+                    found.add(one_copy(Mover::NetworkDevices, Party::Source, when));
+                }
+                (why, _) => found.not(
+                    "atomics of network devices",
+                    why.clone().unwrap_or_default(),
+                ),
+            },
+            None => {}
+        }
+        found.add(by_link(Mover::Messages, 0));
+        found
+    }
+
+    /// One way in words.
+    fn say(&self, asked: &Asked, engines: &Engines<'_>, plan: &Plan) -> String {
+        let (name, (out, into)) = (self.name, asked.on_devices());
+        let who = |message: [&'static str; 2]| match plan.by {
+            Party::Both => "both ends copy".to_owned(),
+            _ if asked.is_access() => "the initiator copies".to_owned(),
+            Party::Source => format!("the {} copies", message[0]),
+            Party::Target => format!("the {} copies", message[1]),
+        };
+        let is_message = !asked.is_access() && asked.operation != Operation::Stream;
+        let (ends, before) = match asked.operation {
+            Operation::Stream => (["writer", "reader"], ""),
+            _ if is_message => (["sender", "receiver"], "rendezvous, "),
+            _ => ([""; 2], ""),
+        };
+        let carried = match plan.mover {
+            Mover::Engine | Mover::Processor => return said_locally(asked, engines, plan, self),
+            Mover::Eager if !out && !into && asked.length <= self.peer.short => {
+                format!("eager, inline over {name}")
+            }
+            Mover::Eager => format!("eager over {name}"),
+            Mover::Mapped => format!("{before}{} in mapped memory", who(ends)),
+            Mover::Kernel => format!("{before}{} by cma", who(ends)),
+            Mover::NetworkDevices => {
+                let rails = self.rails().and_then(Result::ok).unwrap_or_default();
+                return match is_message {
+                    true => format!(
+                        "rendezvous, the receiver's devices read the sender's memory where that can be registered (where the receiver's WHARF_RNDV_SCHEME is put_zcopy, the sender's write the receiver's, which is cleared before): {rails}"
+                    ),
+                    false => format!(
+                        "the initiator's devices, where the region was registered with the owner's: {rails}"
+                    ),
+                };
+            }
+            Mover::Messages => match (asked.operation, into) {
+                (Operation::Get, true) => format!("gets over {name}, served by the owner"),
+                (Operation::Get, false) => format!("messages over {name}, served by the owner"),
+                (Operation::Put, true) => {
+                    format!("announced, and pulled by the owner over {name}")
+                }
+                (Operation::Put, false) if out => format!("puts over {name}"),
+                (Operation::Put, false) => format!("messages over {name}, served by the owner"),
+                (Operation::Stream, _) => {
+                    format!("frames over {name}, within the window of the stream")
+                }
+                (_, true) => format!("announced, and pulled by the receiver over {name}"),
+                (_, false) if out => format!("announced, then fragments over {name}"),
+                (_, false) => format!("rendezvous, fragments over {name}"),
+            },
+        };
+        let way = match plan.is_staged {
+            true => format!(
+                "{}: {carried}",
+                staged(asked, engines, out && plan.mover != Mover::Eager, into)
+            ),
+            false if into => format!("{carried}, then one copy by the engine into {}", asked.to),
+            false => carried,
+        };
+        match plan.when {
+            Some(when) => format!("{way}, {when}"),
+            None => way,
+        }
     }
 }
 
-/// A put or get by network devices.
-fn by_devices(rails: &str, otherwise: &str) -> String {
+/// What is rejected where one way was measured.
+const fn other(way: Way) -> &'static str {
+    match way {
+        Way::OneCopy => "fragments",
+        Way::Fragments => "mapped memory",
+    }
+}
+
+/// Where the bytes stop.
+fn staged(asked: &Asked, engines: &Engines<'_>, out: bool, into: bool) -> String {
+    let (from, to) = (asked.from, asked.to);
+    let out = out.then(|| format!("out of {from}{}", engines.small(asked, false)));
+    let into = into.then(|| format!("into {to}{}", engines.small(asked, true)));
+    let copies: Vec<String> = [out, into].into_iter().flatten().collect();
     format!(
-        "the initiator's devices, where the region was registered with the owner's: {rails}; else {otherwise}"
+        "staged through {}, copied {}",
+        pieces(engines),
+        copies.join(" and ")
     )
 }
 
-/// A put or get of a worker's own memory, with a device at either end.
-fn explain_within(
-    name: &str,
-    (from, to): (MemoryType, MemoryType),
-    length: usize,
-    here: &Here,
-) -> Explanation {
-    let messages = format!("messages over {name}");
-    let own = "both ends are memory of this worker";
-    let is_staged = from == MemoryType::Host || to == MemoryType::Host;
-    let small = match (from.is_host_accessible(), to.is_host_accessible()) {
-        (false, true) => here.by(true, length, |small| small.to_host),
-        (true, false) => here.by(true, length, |small| small.to_device),
+fn pieces(engines: &Engines<'_>) -> String {
+    match engines.fragment {
+        Some(length) => format!("pinned fragments of {length} bytes"),
+        None => "pinned fragments".to_owned(),
+    }
+}
+
+/// A copy by engines or the processor, in words.
+fn said_locally(asked: &Asked, engines: &Engines<'_>, plan: &Plan, known: &Known<'_>) -> String {
+    if plan.when == Some(When::Opened) {
+        return "one copy by the engine of the side that the bytes go to, which opens the memory of the other".to_owned();
+    }
+    let agreed = match asked.is_access() {
+        true => String::new(),
+        false => format!(", agreed upon over {}", known.name),
+    };
+    within(asked, engines, plan) + &agreed
+}
+
+/// A copy within the worker, in words.
+fn within(asked: &Asked, engines: &Engines<'_>, plan: &Plan) -> String {
+    let (from, to) = (asked.from, asked.to);
+    let small = match asked.on_devices() {
+        (true, false) => engines.small(asked, false),
+        (false, true) => engines.small(asked, true),
         _ => String::new(),
     };
-    let way = match is_staged {
-        false => format!("one copy by the engine, {from} to {to}{small}"),
-        true => format!(
-            "staged through pinned fragments, {from} to {to}{small}, by the engine and the processor"
+    let (out, into) = (engines.end(from, to), engines.end(to, from));
+    let way = match (plan.mover, plan::moves(out, into, false)) {
+        (Mover::Processor, _) => format!("one copy by the processor, {from} to {to}"),
+        (_, Moves::Across) => format!(
+            "staged through {}, {from} to {to}, by the engines of both and the processor",
+            pieces(engines)
         ),
+        (_, Moves::Engine) if plan.is_staged => {
+            format!("staged by the engine, through host memory of its own, {from} to {to}")
+        }
+        _ if plan.is_staged => format!(
+            "staged through {}, {from} to {to}{small}, by the engine and the processor",
+            pieces(engines)
+        ),
+        _ => format!("one copy by the engine, {from} to {to}{small}"),
     };
-    let way = Explanation::way(way);
-    let mut way = way.not(&messages, own);
-    if is_staged {
-        way = way.not("one copy by the engine", "one end is ordinary host memory");
+    match plan.when {
+        Some(when) => format!("{way}, {when}"),
+        None => way,
     }
-    way.is_staged = is_staged;
-    way.fragment = here.fragment;
-    way
+}
+
+/// Why a copy within the worker is not one copy by the engine.
+fn no_engine(asked: &Asked, engines: &Engines<'_>) -> String {
+    let (from, to) = (asked.from, asked.to);
+    let (out, into) = (engines.end(from, to), engines.end(to, from));
+    match plan::moves(out, into, false) {
+        Moves::Across => "no engine reaches both".to_owned(),
+        Moves::Engine => match engines.stops(from, to, asked.length) {
+            Some(Stop::Certain(why)) => why,
+            _ => "the driver was not asked yet".to_owned(),
+        },
+        _ => "one end is ordinary host memory".to_owned(),
+    }
+}
+
+/// Puts what was found together.
+fn conclude(
+    found: Found,
+    engines: &Engines<'_>,
+    on_device: bool,
+    say: impl Fn(&Plan) -> String,
+) -> Explanation {
+    const FORBIDDEN: &str = "it would be staged, which this context forbids";
+    let is_staged = found.plans.first().is_some_and(|plan| plan.is_staged);
+    let fragment = engines.fragment.filter(|_| on_device);
+    let mut explained = Explanation {
+        plans: found.plans,
+        chosen: String::new(),
+        is_possible: true,
+        is_staged,
+        fragment,
+        rejected: found.rejected,
+    };
+    let (all, plans) = (explained.plans.len(), &mut explained.plans);
+    if engines.unstaged {
+        plans.retain(|plan| !plan.is_staged);
+    }
+    let fails = plans.len() < all;
+    explained.is_possible = !plans.is_empty();
+    for (index, plan) in plans.iter().enumerate() {
+        let said = say(plan);
+        let before = match index.checked_sub(1).map(|before| plans[before].when) {
+            None => "",
+            Some(Some(When::Opened)) => "; where that cannot be, ",
+            Some(_) => "; else ",
+        };
+        explained.chosen += before;
+        explained.chosen += &said;
+    }
+    if fails {
+        explained.chosen = match explained.is_possible {
+            true => format!(
+                "{}; where that cannot be, it fails: {FORBIDDEN}",
+                explained.chosen
+            ),
+            false => FORBIDDEN.to_owned(),
+        };
+    }
+    explained
 }
 
 impl Core {
     /// How an operation on a connection goes.
     pub(crate) fn explain(
         &mut self,
-        link: crate::LinkId,
-        what: (Operation, MemoryType, MemoryType),
+        link: LinkId,
+        (operation, from, to): (Operation, MemoryType, MemoryType),
         length: usize,
     ) -> Option<Explanation> {
-        let way = self.explain_way(link, what, length)?;
-        let odd = self.peer(link)?.odd.as_ref();
+        if operation == Operation::Copy {
+            return Some(self.explain_copy(from, to, length));
+        }
+        let asked = Asked {
+            operation,
+            from,
+            to,
+            length,
+        };
+        let scheme = self.one_sided.scheme;
+        let own = self.is_to_itself(link);
+        let devices = &self.devices;
+        let peer = crate::worker::peer::at(&mut self.peers, link)?;
+        let way = explain_on(peer, devices, scheme, own, &asked);
+        let odd = peer.odd.as_ref();
         let refused = odd.iter().flat_map(|odd| &odd.refused);
         Some(refused.fold(way, |way, (name, why)| {
             way.not(name, format!("it could not be set up: {why}"))
         }))
     }
 
-    fn explain_way(
-        &mut self,
-        link: crate::LinkId,
-        (operation, from, to): (Operation, MemoryType, MemoryType),
+    /// How a copy within the process goes.
+    pub(crate) fn explain_copy(
+        &self,
+        from: MemoryType,
+        to: MemoryType,
         length: usize,
-    ) -> Option<Explanation> {
-        let types: Vec<_> = [from, to]
-            .into_iter()
-            .filter(|memory_type| !memory_type.is_host_accessible())
-            .collect();
-        // Of this side's; the peer's are its own affair.
-        let here = match operation {
-            Operation::Get | Operation::TagRecv | Operation::AmRecv => to,
-            _ => from,
+    ) -> Explanation {
+        let asked = Asked {
+            operation: Operation::Copy,
+            from,
+            to,
+            length,
         };
-        let mine: Vec<_> = types.iter().copied().filter(|held| *held == here).collect();
-        let fragment = self.devices.fragment(&mine);
-        let forbidden = self.devices.staging_forbidden();
-        let side = Here {
-            fragment: fragment.as_ref().ok().copied().flatten(),
-            small: self.devices.small_copies(&mine),
-            is_source: here == from,
-            alone: self.devices.slot_for(&types).is_ok(),
-            slot: self.devices.slot_for(&mine).ok(),
-            forbidden,
+        let engines = match engines(&self.devices, true, &asked) {
+            Ok(engines) => engines,
+            Err(why) => return why,
         };
-        let scheme = self.one_sided.scheme;
-        let peer = self.peer(link)?;
-        if types.is_empty() {
-            return Some(peer.explain_host(operation, length, scheme));
+        let mut found = Found {
+            plans: engines.local(from, to, length, None),
+            rejected: Vec::new(),
+        };
+        if found.plans.last().is_some_and(|plan| plan.is_staged) {
+            found.not("one copy by the engine", no_engine(&asked, &engines));
         }
-        let way = peer.explain_device(operation, (from, to), length, &side);
-        Some(match fragment {
-            _ if !way.is_possible => way,
-            Err(error) => Explanation::never(error.to_string()),
-            Ok(_) if forbidden && way.is_staged => Explanation {
-                chosen: "it would be staged, which this context forbids".to_owned(),
-                is_possible: false,
-                ..way
-            },
-            Ok(_) => way,
+        let on_device = asked.on_devices() != (false, false);
+        conclude(found, &engines, on_device, |plan| {
+            within(&asked, &engines, plan)
         })
     }
+}
+
+/// What the engines say that have to do with it; or why they have not.
+fn engines<'a>(devices: &'a Devices, own: bool, asked: &Asked) -> Result<Engines<'a>, Explanation> {
+    // Of this side's memory; the peer's is its own affair.
+    let types = [asked.from, asked.to].into_iter();
+    let mut mine = types.filter(|held| own || *held == asked.here());
+    let mut fragment = None;
+    let served = mine.try_for_each(|held| {
+        if !held.is_host_accessible() {
+            let of = devices.fragment(&[held])?;
+            fragment = fragment.or(of);
+        }
+        Ok(())
+    });
+    served.map_err(|error: crate::Error| Explanation::never(error.to_string()))?;
+    Ok(Engines {
+        devices,
+        own,
+        fragment,
+        unstaged: devices.staging_forbidden(),
+    })
+}
+
+fn explain_on(
+    peer: &Peer,
+    devices: &Devices,
+    scheme: RendezvousScheme,
+    own: bool,
+    asked: &Asked,
+) -> Explanation {
+    let (out, into) = asked.on_devices();
+    match asked.operation {
+        Operation::Atomic | Operation::Signal if out || into => {
+            let device = if out { asked.from } else { asked.to };
+            return Explanation::never(format!(
+                "no processor reaches {device}: no atomic operations or signals on it"
+            ));
+        }
+        Operation::Stream if into => {
+            return Explanation::never("a stream is read into host memory");
+        }
+        _ => {}
+    }
+    let engines = match engines(devices, own, asked) {
+        Ok(engines) => engines,
+        Err(why) => return why,
+    };
+    let direct = peer.one_copy.as_deref();
+    let known = Known {
+        peer,
+        name: peer.attributes.transport,
+        own,
+        direct,
+        cma: direct.is_some_and(|one_copy| one_copy.cma.is_some()),
+        devices: peer.link.as_ref().and_then(|link| link.device_ways()),
+        scheme,
+    };
+    let mut found = match asked.operation {
+        Operation::Put | Operation::Get => known.access(asked, &engines),
+        Operation::Stream => known.stream(asked),
+        Operation::Atomic | Operation::Signal => known.word(asked),
+        _ => known.message(asked, &engines),
+    };
+    let is_local = |plan: &Plan| plan.mover == Mover::Engine && plan.when != Some(When::Opened);
+    if found
+        .plans
+        .last()
+        .is_some_and(|plan| is_local(plan) && plan.is_staged)
+    {
+        found.not("one copy by the engine", no_engine(asked, &engines));
+    }
+    if !own {
+        known.out_of_reach(asked, &mut found);
+    }
+    conclude(found, &engines, out || into, |plan| {
+        known.say(asked, &engines, plan)
+    })
 }

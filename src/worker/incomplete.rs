@@ -8,12 +8,12 @@ use crate::{
     protocol::{
         control::{self, LayoutAnswer, Rts},
         layout::{Block, Indexed, Shape},
+        plan::CHUNK,
     },
     transport::{Place, Sink},
     types::{LinkId, Mask, OpKey, Priority, Tag},
     worker::{
         Handle, connect,
-        copy::CHUNK,
         core::Core,
         frames::{Bed, LINK},
         layout::Plan,

@@ -150,6 +150,10 @@ pub struct WorkerMetrics {
     pub one_sided: Traffic,
     /// Copies that the engines of devices were given.
     pub device_copies: Traffic,
+    /// Stops in host memory between two memories of which a device has one: parts of transfers in the worker's own pinned fragments, each counted once at each
+    /// end that they stop at, and copies that an engine made through memory of its own. 0 under
+    /// [`forbid_staging`](crate::ContextBuilder::forbid_staging).
+    pub staged: Traffic,
     /// Operations that did not end in their first look and were entered in the worker's table.
     pub operations: u64,
     /// Operations under way, now.
@@ -200,6 +204,7 @@ pub(crate) struct Counts {
     pub(crate) cma: Traffic,
     pub(crate) one_sided: Traffic,
     pub(crate) device_copies: Traffic,
+    pub(crate) staged: Traffic,
     pub(crate) found_at_once: u64,
     pub(crate) found_spinning: u64,
     pub(crate) parked: u64,
@@ -339,12 +344,16 @@ impl Engine {
                 lane.sent.join(link.sent);
             }
         }
+        let mut staged = counts.staged;
+        let (count, bytes) = self.core.devices.stopped();
+        staged.join(Traffic { count, bytes });
         WorkerMetrics {
             lanes,
             mapped: counts.mapped,
             cma: counts.cma,
             one_sided: counts.one_sided,
             device_copies: counts.device_copies,
+            staged,
             operations: self.core.operations.entered() + self.core.posted.entered(),
             in_flight: self.core.operations.len() + self.core.receives,
             held: self.core.held(),

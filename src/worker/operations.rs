@@ -12,7 +12,8 @@ use crate::{
         layout::Places,
         ledger::AccountId,
         matching::{self, Arrival as Order, PostId},
-        window::{Terms, eager_cost},
+        plan::{self, Message},
+        window::eager_cost,
     },
     trace,
     transport::{DeviceAtomic, LinkAttributes, MAX_PREFIX},
@@ -169,12 +170,13 @@ impl Send {
         let header = self.am.as_ref().map_or(0, Buffer::len);
         let length = header + self.buffer.len();
         let in_one_piece = header <= MAX_PREFIX || length <= attributes.max_bcopy;
-        let cost = eager_cost(length);
-        // A tagged message that the window never holds is announced for want of room.
-        let finds_room = self.am.is_none() || cost <= Terms::ACTIVE.size;
-        // What the host does not reach is announced, however short.
-        let unasked = in_one_piece && length <= eager && finds_room && !self.buffer.is_on_device();
-        unasked.then_some(cost)
+        let kind = match self.am {
+            Some(_) => Message::Active,
+            None => Message::Tagged,
+        };
+        let unasked =
+            in_one_piece && plan::is_unasked(kind, length, eager, self.buffer.is_on_device());
+        unasked.then(|| eager_cost(length))
     }
 }
 

@@ -312,9 +312,6 @@ const _: () = assert!(ANSWER <= 64);
 /// Operations and messages that may wait for room on a link while `ready()` still says yes.
 const READY: usize = 16;
 
-/// From this size on the owner of exposed memory is asked to copy along.
-pub(crate) const JOIN_FROM: usize = 256 << 10;
-
 /// The connection of a link, if it still is that link's: places are used again.
 #[inline]
 pub(crate) fn at(peers: &mut [Option<Peer>], link: LinkId) -> Option<&mut Peer> {

@@ -10,18 +10,21 @@ use std::sync::{Arc, atomic::AtomicU32};
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    protocol::control::{self, Join},
+    protocol::{
+        control::{self, Join},
+        plan::{self, Accesses, CHUNK},
+    },
     sys::memfd::Mapping,
     trace,
     transport::shm::{Inside, Pair, Standing},
     types::{DeviceKey, EndpointId, LinkId, OpKey, Priority, Width},
     util::copy::{SHORTEST, copy, copy_short},
     worker::{
-        copy::{CHUNK, Remote, Transfer},
+        copy::{Remote, Transfer},
         core::Core,
         metrics::Counts,
         operations::{Get, Put, Work},
-        peer::{JOIN_FROM, OneCopy, Peer, at, of},
+        peer::{OneCopy, Peer, at, of},
     },
 };
 
@@ -287,21 +290,19 @@ impl Core {
         link: LinkId,
         target: Target,
         mut put: Put,
-        (priority, unstaged): (Priority, bool),
+        how: (Priority, bool),
         route: Option<&Arc<[DeviceKey]>>,
     ) -> OpKey {
-        let length = put.buffer.len();
-        if length > 0 && (target.on_device || put.buffer.is_on_device()) {
-            return self.start_device_put(link, target, put, (priority, unstaged), route);
-        }
+        let (length, here) = (put.buffer.len(), put.buffer.is_on_device());
+        let ways = self.ways_of(link, &target, here, length, false);
+        put.announced = ways.contains(&Accesses::Announced);
         let local = put.buffer.address().cast_mut();
-        let path = self.path(link, &target, length, &mut put.slot);
+        let path = self.path(link, &target, ways, length, &mut put.slot);
         let slot = put.slot;
         let key = self.operations.insert(Some(link), false, Work::Put(put));
-        self.prioritize(key, priority);
-        if path.is_some() || !self.rma_by_devices(link, key, &target, route) {
-            self.start_access(link, key, target, local, length, false, path, slot);
-        }
+        self.started(key, how);
+        let access = (local, length, false);
+        self.start_by(link, key, target, access, ways, (path, slot), route);
         key
     }
 
@@ -311,58 +312,72 @@ impl Core {
         link: LinkId,
         target: Target,
         mut get: Get,
-        (priority, unstaged): (Priority, bool),
+        how: (Priority, bool),
         route: Option<&Arc<[DeviceKey]>>,
     ) -> OpKey {
-        let (length, on_device) = (get.buffer.len(), get.buffer.is_on_device());
-        let itself = (target.on_device || on_device) && self.is_to_itself(link);
-        if length > 0 && (itself || on_device) {
-            let key = self.operations.insert(Some(link), false, Work::Get(get));
-            self.prioritize(key, priority);
-            if let Some(entry) = self.operations.get(key) {
-                entry.unstaged = unstaged;
-            }
-            match itself {
-                true => self.begin_within(key, target),
-                false => self.begin_device_get(key, target),
-            }
-            return key;
-        }
+        let (length, here) = (get.buffer.len(), get.buffer.is_on_device());
+        let ways = self.ways_of(link, &target, here, length, true);
         let local = get.buffer.address();
-        let path = self.path(link, &target, length, &mut get.slot);
+        let path = self.path(link, &target, ways, length, &mut get.slot);
         let slot = get.slot;
         let key = self.operations.insert(Some(link), false, Work::Get(get));
-        self.prioritize(key, priority);
-        if path.is_some() || !self.rma_by_devices(link, key, &target, route) {
-            self.start_access(link, key, target, local, length, true, path, slot);
-        }
+        self.started(key, how);
+        let access = (local, length, true);
+        self.start_by(link, key, target, access, ways, (path, slot), route);
         key
     }
 
-    /// A put with device memory at either end.
-    fn start_device_put(
+    /// What is tried for a put or get, in this order. `here`: whether its buffer is a device's.
+    #[inline]
+    fn ways_of(
         &mut self,
         link: LinkId,
-        target: Target,
-        mut put: Put,
-        (priority, unstaged): (Priority, bool),
-        route: Option<&Arc<[DeviceKey]>>,
-    ) -> OpKey {
-        let within = self.is_to_itself(link);
-        put.announced = target.on_device && !within;
-        let key = self.operations.insert(Some(link), false, Work::Put(put));
+        target: &Target,
+        here: bool,
+        length: usize,
+        pull: bool,
+    ) -> &'static [Accesses] {
+        let ends = (here, target.on_device);
+        let own = ends != (false, false) && self.is_to_itself(link);
+        plan::accesses(!pull, ends, own, length)
+    }
+
+    #[inline]
+    fn started(&mut self, key: OpKey, (priority, unstaged): (Priority, bool)) {
         self.prioritize(key, priority);
-        if let Some(entry) = self.operations.get(key) {
-            entry.unstaged = unstaged;
+        if unstaged && let Some(entry) = self.operations.get(key) {
+            entry.unstaged = true;
         }
-        match target.on_device {
-            _ if within => self.begin_within(key, target),
-            // The peer's network devices reach it; else the owner pulls what is announced.
-            true if self.rma_by_devices(link, key, &target, route) => {}
-            true => self.submit(link, key),
-            false => self.begin_device_put(key, target),
+    }
+
+    /// Begins a put or get by the first of these ways that there is.
+    #[allow(clippy::too_many_arguments)]
+    fn start_by(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        target: Target,
+        (local, length, pull): (*mut u8, usize, bool),
+        ways: &[Accesses],
+        (path, chunks): (Option<Remote>, Option<u32>),
+        route: Option<&Arc<[DeviceKey]>>,
+    ) {
+        let is_straight = path.is_some();
+        for way in ways {
+            match way {
+                Accesses::Straight if is_straight => {
+                    self.start_access(link, key, target, local, length, pull, path, chunks);
+                }
+                Accesses::Devices if self.rma_by_devices(link, key, &target, route) => {}
+                Accesses::Straight | Accesses::Devices => continue,
+                Accesses::Within => self.begin_within(key, target),
+                Accesses::Parts if pull => self.begin_device_get(key, target),
+                Accesses::Parts => self.begin_device_put(key, target),
+                // What is announced is a message as well: its owner pulls.
+                Accesses::Announced | Accesses::Messages => self.submit(link, key),
+            }
+            return;
         }
-        key
     }
 
     /// Starts a put or get, in the table, of a part that is in a fragment.
@@ -380,22 +395,22 @@ impl Core {
         self.start_access(link, key, target, local, length, pull, path, None);
     }
 
+    /// How the target is reached straight, if it is, and a word to count in.
     fn path(
         &mut self,
         link: LinkId,
         target: &Target,
+        ways: &[Accesses],
         length: usize,
         slot: &mut Option<u32>,
     ) -> Option<Remote> {
-        let peer = at(&mut self.peers, link)?;
-        if length == 0 {
-            // Only its owner can say whether the region is still exposed.
+        if !ways.contains(&Accesses::Straight) {
             return None;
         }
+        let peer = at(&mut self.peers, link)?;
         let path = Self::direct_path(peer, target, length)?;
-        if length >= JOIN_FROM
-            && let Some(one_copy) = &peer.one_copy
-            && one_copy.cma.is_some()
+        if let Some(one_copy) = &peer.one_copy
+            && plan::is_joined(one_copy.cma.is_some(), length)
         {
             *slot = one_copy.pair.acquire();
         }

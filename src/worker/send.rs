@@ -12,6 +12,7 @@ use crate::{
     memory::{Buffer, Segment},
     protocol::{
         control::{self, Rts},
+        plan,
         window::eager_cost,
     },
     trace,
@@ -41,8 +42,6 @@ const COPIED: usize = 32 << 10;
 const TURN: u64 = 512 << 10;
 /// Fragments of one operation that a link may hold at a time.
 pub(crate) const FRAGMENTS_IN_FLIGHT: u32 = 4;
-/// From this size on the peer is given the segment that a wharf-owned buffer lives in, and copying is shared.
-pub(crate) const SHARE_FROM: usize = 128 << 10;
 
 /// How one step of an operation went.
 pub(crate) enum Step {
@@ -751,7 +750,7 @@ fn announce(peer: &mut Peer, buffer: &Buffer, key: OpKey, slot: &mut Option<u32>
     let Some(one_copy) = &mut peer.one_copy else {
         return rts;
     };
-    if buffer.len() >= SHARE_FROM {
+    if plan::counts(buffer.len()) {
         *slot = one_copy.pair.acquire();
         rts.slot = slot.unwrap_or(control::NONE);
         if let Some(link) = &mut peer.link

@@ -217,14 +217,16 @@ impl Class {
     }
 }
 
-/// The way where nothing is measured: one is pinned, or known to be the better one.
+/// The way where nothing is measured: one is pinned, or known to be the better one. `halved`: both ends map the memory, and copy a half each.
 #[inline]
-fn settled(scheme: RendezvousScheme, length: usize) -> Option<Way> {
+fn settled(scheme: RendezvousScheme, length: usize, halved: bool) -> Option<Way> {
     match scheme {
         _ if length < LEAST => Some(Way::Fragments),
         RendezvousScheme::Messages => Some(Way::Fragments),
         RendezvousScheme::Get | RendezvousScheme::Put => Some(Way::OneCopy),
         RendezvousScheme::Auto if length > LONGEST => Some(Way::OneCopy),
+        // Each end copies once, however it goes, and here only half of it: there is nothing to learn.
+        RendezvousScheme::Auto if halved && length >= ONE_COPY_FROM => Some(Way::OneCopy),
         RendezvousScheme::Auto => None,
     }
 }
@@ -256,10 +258,8 @@ impl Ways {
         mapped: bool,
         halved: bool,
     ) -> Way {
-        match settled(scheme, length) {
+        match settled(scheme, length, mapped && halved) {
             Some(way) => way,
-            // Each end copies once, however it goes, and here only half of it: there is nothing to learn.
-            None if mapped && halved && length >= ONE_COPY_FROM => Way::OneCopy,
             None => {
                 let class = self.class(length, mapped);
                 let of = &mut self.classes[class];
@@ -297,21 +297,22 @@ impl Ways {
     }
 
     /// For people: the way of messages of this length as far as is known, and why: the nanoseconds that each takes for 1 KiB, or the choice of the
-    /// user's.
-    pub(crate) fn known(&self, scheme: RendezvousScheme, length: usize) -> (Way, Option<String>) {
-        if let Some(way) = settled(scheme, length) {
+    /// user's. `mapped`, `halved`: as for [`Ways::next`].
+    pub(crate) fn known(
+        &self,
+        scheme: RendezvousScheme,
+        length: usize,
+        mapped: bool,
+        halved: bool,
+    ) -> (Way, Option<String>) {
+        if let Some(way) = settled(scheme, length, mapped && halved) {
             let chosen = length >= LEAST && scheme != RendezvousScheme::Auto;
             let said = || "the rendezvous scheme is chosen by configuration".to_owned();
             return (way, chosen.then(said));
         }
-        let power = length.max(1).ilog2();
-        // Of memory that is mapped by both only where nothing is known of other memory.
-        let of_length = self.classes.iter().filter(|class| class.of.0 == power);
-        let class = of_length.min_by_key(|class| class.of.1);
-        let best = class.map_or_else(
-            || Class::new((power, false), length).best,
-            |class| class.best,
-        );
+        let of = (length.max(1).ilog2(), mapped);
+        let class = self.classes.iter().find(|class| class.of == of);
+        let best = class.map_or_else(|| Class::new(of, length).best, |class| class.best);
         let said = class.and_then(|class| {
             let [fragments, one_copy] = class.cost.map(|cost| Some(cost? * 1024.0));
             Some(format!(
@@ -548,7 +549,7 @@ mod tests {
             (RendezvousScheme::Get, Way::OneCopy),
             (RendezvousScheme::Messages, Way::Fragments),
         ] {
-            let (way, why) = ways.known(scheme, 64 << 10);
+            let (way, why) = ways.known(scheme, 64 << 10, false, false);
             assert!(way == pinned && why.is_some_and(|why| why.contains("configuration")));
         }
     }
@@ -571,13 +572,14 @@ mod tests {
     fn what_is_known_is_said() {
         const AUTO: RendezvousScheme = RendezvousScheme::Auto;
         let mut ways = Ways::default();
-        assert_eq!(ways.known(AUTO, 64 << 10), (Way::Fragments, None));
-        assert_eq!(ways.known(AUTO, 1 << 20), (Way::OneCopy, None));
+        let known = |ways: &Ways, length| ways.known(AUTO, length, false, false);
+        assert_eq!(known(&ways, 64 << 10), (Way::Fragments, None));
+        assert_eq!(known(&ways, 1 << 20), (Way::OneCopy, None));
         for _ in 0..1000 {
             pass(&mut ways, AUTO, 64 << 10, false, false);
         }
         assert!(
-            ways.known(AUTO, 65 << 10)
+            known(&ways, 65 << 10)
                 .1
                 .is_some_and(|said| said.starts_with("measured: "))
         );

@@ -452,8 +452,15 @@ fn what_is_said_of_a_way() {
             by(Put, (device, host), (2 << 10) + 1, false);
             by(Get, (host, device), 32 << 10, gdr);
             by(Get, (host, device), (32 << 10) + 1, false);
+            // The worker is at both ends: whichever is the device's.
+            by(Get, (device, host), 8, gdr);
+            by(Put, (host, device), 8, gdr);
             // The other side's copies are its own affair.
-            by(Get, (device, host), 8, false);
+            let other = wharf::Worker::new(&context).expect("a worker");
+            let address = other.address().expect("an address");
+            let endpoint = worker.connect(&address).await.expect("connected");
+            let said = endpoint.explain(Get, device, host, 8).to_string();
+            assert!(!said.contains("by gdr_copy"), "{said}");
         }
     }));
 }

@@ -65,6 +65,7 @@ pub(crate) fn user_streams(case: &mut Case) -> Verdict {
         },
         length: LEN,
         token: 2,
+        unstaged: false,
     };
     let tries = case.pick(10_000, 200);
     let mut stale = [0, 0];

@@ -30,6 +30,8 @@ scenarios! {
                 let what = endpoint.explain(verb, from, to, 1 << 20);
                 let text = what.to_string();
                 let here = if verb == Operation::Get { to } else { from };
+                // Within a worker both ends are here.
+                let mine = way == Way::Own || here != MemoryType::Host;
                 if verb == Operation::Stream && to != MemoryType::Host {
                     assert!(!what.is_possible, "{text}");
                     continue;
@@ -37,7 +39,8 @@ scenarios! {
                 // Between devices of one host the engine may do it alone.
                 let direct = to == OTHER && !way.is_network();
                 assert!(what.is_possible && what.is_staged != direct, "{verb}: {text}");
-                assert_eq!(what.fragment, (here != MemoryType::Host).then_some(FRAGMENT), "{text}");
+                assert_eq!(what.fragment, mine.then_some(FRAGMENT), "{text}");
+                assert_eq!(what.plans[0].is_staged, what.is_staged, "{what:?}");
                 assert!(text.contains("cuda:0") && text.contains(way.transports()[0]), "{text}");
                 let better = way == Way::Own && direct;
                 assert!(better || !what.rejected.is_empty() && text.contains("\n  not "), "{text}");

@@ -20,4 +20,5 @@ mod explain;
 mod failures;
 mod killed;
 mod local;
+mod plan;
 mod verbs;

@@ -112,8 +112,18 @@ fn memory_that_cannot_be_pinned_is_staged() {
         let (context, worker) = machine.worker();
         for size in [1, 5000, CONSTANT.len()] {
             let memory = context.allocate_on(DEVICE, size).await.expect("memory");
-            let source = bytes::Bytes::from_static(&CONSTANT[..size]);
-            let memory = worker.copy(source, memory).await.expect("copied");
+            let source = || bytes::Bytes::from_static(&CONSTANT[..size]);
+            let before = worker.metrics().staged;
+            let refused = worker.copy(source(), memory).forbid_staging().await;
+            let (error, memory) = refused.expect_err("it would stop").into_parts();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains("forbids"), "{error}");
+            assert_eq!(worker.metrics().staged, before);
+            let memory = memory.expect("back");
+            let memory = worker.copy(source(), memory).await.expect("copied");
+            let after = worker.metrics().staged;
+            assert_eq!(after.count, before.count + 1);
+            assert_eq!(after.bytes, before.bytes + size as u64);
             let found = bytes(&worker, memory.freeze()).await;
             assert!(found == CONSTANT[..size], "{size} bytes");
         }

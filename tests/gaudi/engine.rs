@@ -71,6 +71,7 @@ impl Bench {
             to,
             length,
             token,
+            unstaged: false,
         };
         // SAFETY: see the module.
         match unsafe { self.engine.copy(request) } {
@@ -199,6 +200,7 @@ fn another_engine_takes_its_turn_when_the_card_has_room_again() {
         to: ends.1,
         length: 8,
         token: 7,
+        unstaged: false,
     };
     // SAFETY: see the module.
     assert!(unsafe { second.copy(request) }.is_ok());

@@ -13,7 +13,11 @@ use wharf::{
 
 use crate::{
     machine::{DEVICE, OTHER, bytes, filled, patiently},
-    support::{Child, LIMIT, Parent, block_until, child, emulated, this_test, watchdog},
+    support::{
+        Child, LIMIT, Parent, block_until, child, emulated,
+        moved::{Before, taken},
+        this_test, watchdog,
+    },
 };
 
 /// More than a piece of any path, and no multiple of one.
@@ -393,8 +397,24 @@ fn between_two_cards_of_one_process() {
                 let content = pattern(length as u64, length);
                 let from = filled(&worker, &context, DEVICE, &content).await;
                 let room = context.allocate_on(OTHER, length).await;
+                // Where it is not known whether the driver can, the first long copy finds out.
+                let mut said = worker.explain_copy(DEVICE, OTHER, length);
+                let before = Before::of(&worker, None).await;
                 let there = worker.copy(from.freeze(), room.expect("memory")).await;
                 let there = there.expect("copied");
+                let moved = before.end().await;
+                if length == LENGTH {
+                    assert!(!said.is_staged, "{said}");
+                    said = worker.explain_copy(DEVICE, OTHER, length);
+                }
+                let plan = taken(&said, |when| panic!("{when:?}"));
+                assert_eq!(plan.is_staged, said.is_staged, "{said}");
+                moved.check(&plan, length, (true, true), &said);
+                let is_direct = driver == Driver::Reaches && length >= 4 << 20;
+                assert_eq!(said.is_staged, !is_direct, "{said}");
+                if length == LENGTH && driver != Driver::Reaches {
+                    assert!(said.to_string().contains(driver.refusal()), "{said}");
+                }
                 assert!(
                     bytes(&worker, there.freeze()).await == content,
                     "{length} bytes"
@@ -408,6 +428,24 @@ fn between_two_cards_of_one_process() {
             } else {
                 assert!(path.is_staged && text.contains(driver.refusal()), "{text}");
                 assert_eq!(count("ioctl"), driver.asked(), "asked once");
+            }
+            // What may not stop is refused, or goes straight however short it is.
+            for length in [1, LENGTH] {
+                let from = filled(&worker, &context, DEVICE, &pattern(1, length)).await;
+                let room = context.allocate_on(OTHER, length).await.expect("memory");
+                let before = worker.metrics().staged;
+                let copied = worker.copy(from.freeze(), room).forbid_staging().await;
+                match (copied, driver) {
+                    (Ok(there), Driver::Reaches) => {
+                        let there = bytes(&worker, there.freeze()).await;
+                        assert!(there == pattern(1, length), "{length} bytes");
+                    }
+                    (Err(error), _) if driver != Driver::Reaches => {
+                        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+                    }
+                    (copied, driver) => panic!("{driver:?}: {copied:?}"),
+                }
+                assert_eq!(worker.metrics().staged, before, "{length} bytes");
             }
             worker.shutdown(LIMIT).await.expect("shut down");
         });

@@ -194,6 +194,7 @@ impl Bench {
             to,
             length,
             token,
+            unstaged: false,
         };
         // SAFETY: as the file says.
         match unsafe { self.engine.copy(request) } {

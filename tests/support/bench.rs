@@ -84,6 +84,7 @@ impl<A: Accelerator> Bench<A> {
             to,
             length,
             token,
+            unstaged: false,
         };
         // SAFETY: the tests keep memory until its copies were reported, or mean to break that.
         match unsafe { self.engine.copy(request) } {

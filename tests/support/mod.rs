@@ -9,6 +9,7 @@ pub(crate) mod accelerator;
 pub(crate) mod emulated;
 mod logs;
 mod monitor;
+pub(crate) mod moved;
 mod place;
 mod process;
 mod registrar;

@@ -206,6 +206,8 @@ pub struct CopyRequest {
     pub length: usize,
     /// Given back to [`CopySink::copied`].
     pub token: u64,
+    /// Whether it is to fail (`Unsupported`) where the bytes would stop in host memory between the two ends.
+    pub unstaged: bool,
 }
 
 #[allow(unsafe_code)]
@@ -234,6 +236,15 @@ pub struct SmallCopies {
     pub to_device: usize,
     /// Most bytes out of it.
     pub to_host: usize,
+}
+
+/// Why a copy between two devices stops in host memory on its way; said by [`CopyEngine::stops`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// It does, and this is why.
+    Certain(String),
+    /// The first such copy finds out whether one device reaches the other's memory.
+    Untried,
 }
 
 /// A stream of the program's own: a queue of work for a device, in which it is done in order. Made by the types of its vendor, such as
@@ -323,6 +334,17 @@ pub trait CopyEngine: Send + fmt::Debug {
     /// Copies that the processor makes itself within [`CopyEngine::copy`], where it can.
     fn small_copies(&self) -> Option<SmallCopies> {
         None
+    }
+
+    /// Why a copy of this length between memories of these types, both of its devices, stops in host memory on its way. `None`: it does not.
+    fn stops(&self, from: MemoryType, to: MemoryType, length: usize) -> Option<Stop> {
+        let _ = (from, to, length);
+        None
+    }
+
+    /// How many copies have stopped in host memory of its own so far, and their bytes.
+    fn stopped(&self) -> (u64, u64) {
+        (0, 0)
     }
 
     /// The end of a batch: what was begun is handed to the device now.

@@ -22,13 +22,14 @@ use std::os::fd::AsRawFd;
 
 use super::{
     Asked, Bell, CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, DevicePlace,
-    DeviceStream, Home, InlineCopy, Owner, Queued, Reports, Route, SmallCopies, Vendor,
+    DeviceStream, Home, InlineCopy, Owner, Queued, Reports, Route, SmallCopies, Stop, Vendor,
     opening::{Opened, Opening, Wanted, open},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::timerfd::TimerFd,
     transport::{Registry, SendError},
+    types::MemoryType,
 };
 
 /// How often the streams are looked after while words do not come.
@@ -182,6 +183,7 @@ impl<V: Vendor> Engine<V> {
             from: from.at(),
             length: request.length,
             other,
+            unstaged: request.unstaged,
         };
         Ok(Placed {
             route,
@@ -578,6 +580,20 @@ impl<V: Vendor> CopyEngine for Engine<V> {
 
     fn small_copies(&self) -> Option<SmallCopies> {
         self.inline.as_ref()?.small_copies()
+    }
+
+    fn stops(&self, from: MemoryType, to: MemoryType, length: usize) -> Option<Stop> {
+        match (self.vendor.owner(from)?, self.vendor.owner(to)?) {
+            (Owner::Device(device), Owner::Device(other)) if device != other => {
+                self.home(device)?.stops(other, length)
+            }
+            _ => None,
+        }
+    }
+
+    fn stopped(&self) -> (u64, u64) {
+        let homes = self.homes.iter().map(Home::stopped);
+        homes.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
     fn flush(&mut self) {

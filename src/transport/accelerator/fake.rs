@@ -166,6 +166,7 @@ fn begin(engine: &mut Engine<Fake>, token: u64) {
         },
         length: 1,
         token,
+        unstaged: false,
     };
     // SAFETY: nothing touches either end.
     unsafe { engine.copy(request) }.expect("taken");

@@ -56,7 +56,7 @@ mod vendor;
 
 pub use contract::{
     Accelerator, CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, DevicePlace,
-    DeviceStream, Export, Import, ImportedMemory, SmallCopies,
+    DeviceStream, Export, Import, ImportedMemory, SmallCopies, Stop,
 };
 
 pub(super) use bell::Bell;

@@ -7,7 +7,10 @@
 use std::{
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, Ordering::SeqCst},
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     thread,
 };
@@ -31,9 +34,21 @@ pub(in crate::transport) fn room(length: u64) -> u64 {
     length.min(PIECE)
 }
 
-/// Whether the ends of a home's copies may still be touched.
+/// Why a copy that may not stop in host memory is not made.
+#[cold]
+pub(in crate::transport) fn forbidden() -> Error {
+    let text =
+        "no engine reaches both ends, and this copy forbids to stop in host memory between them";
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// Whether the ends of a home's copies may still be touched; and what was staged.
 #[derive(Clone, Debug)]
-pub(in crate::transport) struct Alive(Arc<Mutex<bool>>);
+pub(in crate::transport) struct Alive(Arc<Mutex<bool>>, Arc<Stops>);
+
+/// Copies that went through host memory, and their bytes.
+#[derive(Debug, Default)]
+struct Stops(AtomicU64, AtomicU64);
 
 impl Alive {
     /// Touches them. Whoever gives the copies up waits for it.
@@ -47,6 +62,13 @@ impl Alive {
             return Err(Error::new(ErrorKind::Canceled, text));
         }
         touch()
+    }
+
+    /// Counts a copy that goes through host memory.
+    pub(in crate::transport) fn stops(&self, length: u64) {
+        let Stops(count, bytes) = &*self.1;
+        count.fetch_add(1, Relaxed);
+        bytes.fetch_add(length, Relaxed);
     }
 }
 
@@ -77,7 +99,7 @@ impl Staging {
     pub(in crate::transport) fn new(bell: &Arc<Bell>) -> Self {
         Self {
             under_way: Vec::new(),
-            alive: Alive(Arc::new(Mutex::new(true))),
+            alive: Alive(Arc::new(Mutex::new(true)), Arc::default()),
             inbox: Arc::default(),
             bell: Arc::downgrade(bell),
         }
@@ -103,6 +125,12 @@ impl Staging {
             let error = Error::io("a thread that stages a copy", error);
             self.inbox.put(token, Err(error));
         }
+    }
+
+    /// How many have gone through host memory so far, and their bytes.
+    pub(in crate::transport) fn stopped(&self) -> (u64, u64) {
+        let Stops(count, bytes) = &*self.alive.1;
+        (count.load(Relaxed), bytes.load(Relaxed))
     }
 
     /// Whether none is under way.

@@ -9,7 +9,7 @@
 
 use std::{collections::VecDeque, fmt, sync::Arc, time::Instant};
 
-use super::{Bell, CopyAttributes, DevicePlace, DeviceStream, inline::InlineCopy};
+use super::{Bell, CopyAttributes, DevicePlace, DeviceStream, Stop, inline::InlineCopy};
 use crate::{
     error::{Error, ErrorKind, Result},
     types::MemoryType,
@@ -39,6 +39,8 @@ pub(in crate::transport) struct Queued {
     pub(in crate::transport) length: usize,
     /// The device of `to`, where the copy is between two.
     pub(in crate::transport) other: Option<u16>,
+    /// It fails where it would be staged.
+    pub(in crate::transport) unstaged: bool,
 }
 
 /// How a home can be waited for.
@@ -147,6 +149,17 @@ pub(in crate::transport) trait Home:
     /// Whether [`Home::check`] is to be called now and then while something is under way: else whatever happens is told by the bell.
     fn needs_checks(&self) -> bool {
         true
+    }
+
+    /// Why a copy of this length to another device stops in host memory, if it does.
+    fn stops(&self, other: u16, length: usize) -> Option<Stop> {
+        let _ = (other, length);
+        None
+    }
+
+    /// Copies that have stopped there so far, and their bytes.
+    fn stopped(&self) -> (u64, u64) {
+        (0, 0)
     }
 
     /// Takes a copy, for [`Home::flush`].

@@ -27,14 +27,15 @@ use super::{
     card::{self, OpenCard},
     completer::Told,
     host::{self, HostRegistrar},
-    staged::{Spot, Staged, stage},
+    peers::Known,
+    staged::{Spot, Staged, is_direct, stage},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::{AddressRange, Registration},
     transport::accelerator::{
-        self, Asked, Bell, Locking, Queued, Reports, Route,
-        staging::{Alive, Staging},
+        self, Asked, Bell, Locking, Queued, Reports, Route, Stop,
+        staging::{Alive, Staging, forbidden},
     },
 };
 
@@ -80,6 +81,7 @@ struct Copy {
     to: u64,
     from: u64,
     length: u64,
+    unstaged: bool,
     /// What was begun of it.
     begun: u64,
     under_way: u32,
@@ -160,6 +162,7 @@ impl Home {
             to: copy.to,
             from: copy.from,
             length,
+            unstaged: copy.unstaged,
             begun: 0,
             under_way: 0,
             failed: None,
@@ -215,6 +218,7 @@ impl Home {
                     self.copies.insert(entry);
                 }
                 ErrorKind::Forked => self.refused.push((entry.token, error)),
+                _ if entry.unstaged => self.refused.push((entry.token, forbidden())),
                 // Memory that may not be written, a file's, or more than may be pinned.
                 _ => {
                     tracing::debug!(target: "wharf::gaudi", "host memory is staged: {error}");
@@ -231,8 +235,12 @@ impl Home {
 
     /// Has a thread copy through memory that engines reach.
     fn stage(&mut self, entry: &Copy, from: Spot, to: Spot) {
-        let length = entry.length;
-        let staged = Staged { from, to, length };
+        let staged = Staged {
+            from,
+            to,
+            length: entry.length,
+            unstaged: entry.unstaged,
+        };
         let run = move |alive: &Alive| stage(&staged, alive);
         self.staging.begin(entry.token, run);
     }
@@ -397,6 +405,19 @@ impl accelerator::Home for Home {
             && self.refused.is_empty()
             && self.locking.is_empty()
             && self.staging.is_empty()
+    }
+
+    fn stops(&self, _: u16, length: usize) -> Option<Stop> {
+        let known = self.card.peers().known();
+        match (is_direct(&known, length as u64, false), known) {
+            (Err(why), _) => Some(Stop::Certain(why)),
+            (Ok(()), Known::Nothing) => Some(Stop::Untried),
+            (Ok(()), _) => None,
+        }
+    }
+
+    fn stopped(&self) -> (u64, u64) {
+        self.staging.stopped()
     }
 
     fn push(&mut self, route: Route, copy: Queued) {

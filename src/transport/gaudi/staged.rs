@@ -18,7 +18,10 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     sys::pages::Anonymous,
-    transport::accelerator::{Route, staging::Alive},
+    transport::accelerator::{
+        Route,
+        staging::{Alive, forbidden},
+    },
 };
 
 /// Bytes of a piece.
@@ -43,16 +46,27 @@ pub(super) struct Staged {
     pub(super) from: Spot,
     pub(super) to: Spot,
     pub(super) length: u64,
+    /// It fails where it would go through the host.
+    pub(super) unstaged: bool,
+}
+
+/// That one card writes into the other's memory by itself, as far as is known; or why it does not. `unstaged`: where nothing may stop it is worth a try at any
+/// length.
+pub(super) fn is_direct(known: &Known, length: u64, unstaged: bool) -> Result<(), String> {
+    match known {
+        Known::Cannot(why) => Err(why.clone()),
+        _ if length < DIRECT_FROM && !unstaged => Err(format!("shorter than {DIRECT_FROM} bytes")),
+        Known::Nothing | Known::Can => Ok(()),
+    }
 }
 
 /// Copies it, by one card alone or piece by piece. May take long.
 ///
 /// # Errors
-/// `Exhausted`: no memory for it; `Canceled`: it was given up; `DeviceLost`, and what the library said.
+/// `Exhausted`: no memory for it; `Canceled`: it was given up; `Unsupported`: it may not go through the host; `DeviceLost`, and what the library said.
 pub(super) fn stage(copy: &Staged, alive: &Alive) -> Result<()> {
     if let (Spot::Card(from, at), Spot::Card(to, there)) = (&copy.from, &copy.to)
-        && copy.length >= DIRECT_FROM
-        && !matches!(from.peers().known(), Known::Cannot(_))
+        && is_direct(&from.peers().known(), copy.length, copy.unstaged).is_ok()
     {
         match window(from, to, *there, copy.length) {
             Ok(window) => return direct(copy, alive, from, *at, &window),
@@ -62,7 +76,10 @@ pub(super) fn stage(copy: &Staged, alive: &Alive) -> Result<()> {
             }
         }
     }
-    through_the_host(copy, alive)
+    match copy.unstaged {
+        true => Err(forbidden()),
+        false => through_the_host(copy, alive),
+    }
 }
 
 /// Memory of `to` in reach of `from`.
@@ -94,6 +111,7 @@ fn direct(copy: &Staged, alive: &Alive, card: &OpenCard, from: u64, window: &Win
 
 /// Copies piece by piece through pages of its own.
 fn through_the_host(copy: &Staged, alive: &Alive) -> Result<()> {
+    alive.stops(copy.length);
     // Two pieces, as long as there is something for the second.
     let room = copy.length.min(2 * PIECE);
     let pages = Anonymous::new(room as usize)

@@ -42,7 +42,7 @@ use crate::{
     memory::{AddressRange, Registration, RegistrationCache},
     transport::accelerator::{
         self, Asked, Bell, Locking, Queued, Reports, Route,
-        staging::{Alive, Staging},
+        staging::{Alive, Staging, forbidden},
     },
     types::MemoryType,
 };
@@ -282,6 +282,7 @@ impl Home {
                 {
                     reports.push_back((copy.token, Err(error)));
                 }
+                Err(_) if copy.unstaged => reports.push_back((copy.token, Err(forbidden()))),
                 // Memory that may not be written, a file's, or more than may be locked.
                 Err(error) => {
                     tracing::debug!(target: "wharf::rocm", "host memory is staged: {error}");
@@ -445,6 +446,10 @@ impl accelerator::Home for Home {
     /// A device that is watched tells by itself that it failed.
     fn needs_checks(&self) -> bool {
         self.watch.is_none() || !self.gates.is_empty()
+    }
+
+    fn stopped(&self) -> (u64, u64) {
+        self.staging.stopped()
     }
 
     fn push(&mut self, route: Route, copy: Queued) {

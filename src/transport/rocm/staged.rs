@@ -32,6 +32,7 @@ pub(super) struct Staged {
 /// `Exhausted`: no memory for it; `Canceled`: it was given up; what the runtime said.
 pub(super) fn stage(shared: &Shared, copy: &Staged, alive: &Alive) -> Result<()> {
     let machine = shared.machine()?;
+    alive.stops(copy.length as u64);
     let block = machine
         .host_pool
         .allocate(room(copy.length as u64) as usize)?;

@@ -14,7 +14,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     transport::{
         CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, DevicePlace, Registry,
-        SendError, SmallCopies,
+        SendError,
     },
     types::{LinkId, MemoryType, OpKey},
     worker::{core::Core, operations::Entry},
@@ -214,11 +214,19 @@ impl Devices {
         })
     }
 
-    /// Copies that the processor makes for the engine that serves these types, as far as it is open.
-    pub(crate) fn small_copies(&self, types: &[MemoryType]) -> Option<SmallCopies> {
-        let slot = self.slot_for(types).ok()?;
+    /// Copies that engines made through host memory of their own, and the bytes of them.
+    pub(crate) fn stopped(&self) -> (u64, u64) {
+        let open = self.slots.iter().filter_map(|slot| match &slot.state {
+            State::Open(open) => Some(open.engine.stopped()),
+            _ => None,
+        });
+        open.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
+    /// What is known of the engine in this place, once it is open.
+    pub(crate) fn known(&self, slot: usize) -> Option<&dyn CopyEngine> {
         match &self.slots.get(slot)?.state {
-            State::Open(open) => open.engine.small_copies(),
+            State::Open(open) => Some(&*open.engine),
             _ => None,
         }
     }
@@ -244,7 +252,7 @@ impl Devices {
     }
 
     /// Whether host memory of this type is pinned for the engine.
-    pub(super) fn is_pinned_for(&self, slot: usize, pinned: bool) -> bool {
+    pub(crate) fn is_pinned_for(&self, slot: usize, pinned: bool) -> bool {
         // Which accelerator pinned it, nobody says: with one there is no question.
         pinned && slot == 0 && self.slots.len() == 1
     }
@@ -492,6 +500,8 @@ impl Core {
         length: usize,
     ) -> u32 {
         let devices = &mut self.devices;
+        let forbidden = devices.staging_forbidden();
+        let unstaged = self.operations.get(op).is_some_and(|entry| entry.unstaged) || forbidden;
         let Some(open) = devices
             .slots
             .get_mut(slot)
@@ -521,6 +531,7 @@ impl Core {
                 to: skip(to, done),
                 length,
                 token,
+                unstaged,
             });
             done += length;
             count += 1;

@@ -25,6 +25,7 @@ use crate::{
         Buffer, BufferMut,
         run::{Location, Run},
     },
+    protocol::plan::{self, End, Moves},
     transport::CopyEnd,
     types::{MemoryType, OpKey},
     util::copy::copy,
@@ -120,18 +121,16 @@ impl Core {
             let open = self.devices.open(slot);
             let pageable = open.is_some_and(|open| open.attributes.takes_pageable);
             let length = from.length.min(to.length).min(total - next);
-            // Whether the engine reads or writes it by itself.
-            let by_itself = |at: Location| match at {
-                Location::Device { .. } => (true, false),
-                Location::Host { pinned, .. } => {
-                    let pinned = self.devices.is_pinned_for(slot, pinned);
-                    (pinned || pageable, pinned)
-                }
+            let place = |at: Location, slot: usize| match at {
+                Location::Device { .. } => End::Device(slot),
+                Location::Host { pinned, .. } => End::Host {
+                    pinned: self.devices.is_pinned_for(slot, pinned),
+                },
             };
-            let (takes_from, pinned_from) = by_itself(from.at);
-            let (takes_to, pinned_to) = by_itself(to.at);
-            match (from.at, to.at) {
-                (Location::Host { address: from, .. }, Location::Host { address: to, .. }) => {
+            let (out, into) = (place(from.at, slot), place(to.at, onward));
+            let pinned = |end: End| matches!(end, End::Host { pinned: true });
+            match (plan::moves(out, into, pageable), from.at, to.at) {
+                (_, Location::Host { address: from, .. }, Location::Host { address: to, .. }) => {
                     let length = length.min(STEP);
                     // SAFETY: both runs are that long; see the chapter on safety.
                     unsafe { ptr::copy(from, to, length) };
@@ -144,12 +143,12 @@ impl Core {
                     // Others have their turn.
                     return self.devices.step_soon(key);
                 }
-                _ if slot != onward => {
+                (Moves::Across, ..) => {
                     if !self.begin_across(key, (slot, from), onward, length) {
                         return;
                     }
                 }
-                _ if takes_from && takes_to => {
+                (Moves::Engine, ..) => {
                     // All of it in the device's hands: then its stream can wait for it. And an engine that takes ordinary memory prepares all
                     // of it at once.
                     let length = match self.has_then(key) || pageable {
@@ -158,11 +157,11 @@ impl Core {
                     };
                     let Some(pipe) = self.pipe(key) else { return };
                     let id = pipe.begin(length, None, Stage::Storing);
-                    let (from, to) = (end(from.at, pinned_from), end(to.at, pinned_to));
+                    let (from, to) = (end(from.at, pinned(out)), end(to.at, pinned(into)));
                     let count = self.push_copy(slot, (key, id), from, to, length);
                     self.add_copies(key, id, count);
                 }
-                _ => {
+                (Moves::Fragment | Moves::Processor, ..) => {
                     let Some((fragment, room)) = self.take_fragment(key, slot, Side::Out) else {
                         return;
                     };
@@ -175,12 +174,13 @@ impl Core {
                         Location::Host { address, .. } => {
                             // SAFETY: the run is that long, and the fragment, which is this operation's alone.
                             unsafe { copy(address, fragment.address(), length) };
-                            (Stage::Storing, stop, end(to.at, pinned_to))
+                            (Stage::Storing, stop, end(to.at, pinned(into)))
                         }
                         Location::Device { .. } => {
-                            (Stage::Loading, end(from.at, pinned_from), stop)
+                            (Stage::Loading, end(from.at, pinned(out)), stop)
                         }
                     };
+                    self.counts.staged.add(length);
                     let Some(pipe) = self.pipe(key) else { return };
                     let id = pipe.begin(length, Some(fragment), stage);
                     let count = self.push_copy(slot, (key, id), from, to, length);
@@ -221,6 +221,7 @@ impl Core {
             address: fragment.address(),
             pinned: fragment.is_pinned(),
         };
+        self.counts.staged.add(length);
         let Some(pipe) = self.pipe(key) else {
             return false;
         };

@@ -53,7 +53,7 @@ pub(crate) use open::{Errand, Opener};
 pub(crate) use order::{Order, unknown};
 pub(crate) use pipe::Staged;
 pub(crate) use pool::Fragment;
-pub(crate) use route::{Lent, ROUTE_FROM, RouteErrand};
+pub(crate) use route::{Lent, RouteErrand};
 pub(crate) use serve::lend;
 pub(crate) use within::Own;
 pub(crate) use write::DeviceWrite;

@@ -17,7 +17,10 @@
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::{Buffer, BufferMut},
-    protocol::control::{self, PutRts, Signal},
+    protocol::{
+        control::{self, PutRts, Signal},
+        plan::{self, Comes},
+    },
     types::{Access, EndpointId, LinkId, OpKey, Tag},
     worker::{
         core::{Core, truncated},
@@ -54,7 +57,8 @@ impl Core {
             self.control(link, control::DONE, op, &[]);
             return self.copied(key, Ok(()));
         }
-        if self.is_to_itself(link) {
+        let own = self.is_to_itself(link);
+        if plan::comes(own, of_device, true).contains(&Comes::Within) {
             return self.receive_within(key, link, op, total);
         }
         let Some(Work::Recv(recv)) = self.operations.get(key).map(|entry| &entry.work) else {
@@ -203,6 +207,7 @@ impl Core {
             if length == 0 {
                 return self.devices.step_soon(key);
             }
+            self.counts.staged.add(length);
             let Some(entry) = self.operations.get(key) else {
                 return;
             };

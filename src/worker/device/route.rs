@@ -23,6 +23,7 @@ use crate::{
     protocol::{
         control::{self, Pull, Route as Asked},
         ledger::AccountId,
+        plan,
     },
     sys::fork,
     transport::{Export, ImportedMemory, SendError},
@@ -43,8 +44,6 @@ use super::{
     pipe::{Kind, Stage, end},
 };
 
-/// From this length on the round trip for the route pays: below it, fragments are as fast.
-pub(crate) const ROUTE_FROM: usize = 32 << 10;
 /// Bytes that an engine is asked for at a time.
 const DIRECT: usize = 64 << 20;
 
@@ -98,12 +97,12 @@ impl Core {
         let Some(peer) = at(&mut self.peers, link) else {
             return Route::Staged;
         };
-        let direct = peer.one_copy.is_some() && peer.unrouted(slot).is_none();
         // Where nothing may stop, the way is worth asking for at any length.
-        let pays = total >= ROUTE_FROM || unstaged || self.devices.staging_forbidden();
-        match direct && pays {
-            true => Route::Ask,
-            false => Route::Staged,
+        let unstaged = unstaged || self.devices.staging_forbidden();
+        let refused = peer.unrouted(slot).is_some();
+        match plan::reaches(peer.one_copy.is_some(), refused, total, unstaged) {
+            Ok(()) => Route::Ask,
+            Err(_) => Route::Staged,
         }
     }
 

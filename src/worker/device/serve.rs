@@ -175,6 +175,7 @@ impl Core {
             if length == 0 {
                 return self.devices.step_soon(key);
             }
+            self.counts.staged.add(length);
             let Some(pipe) = self.pipe(key) else { return };
             let id = pipe.begin(length, Some(fragment), Stage::Loading);
             self.move_part(key, id, true);

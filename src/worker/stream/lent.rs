@@ -22,12 +22,13 @@ use crate::{
     memory::Buffer,
     protocol::{
         control::{self, StreamRts},
+        plan::{self, CHUNK},
         thresholds::Lending,
     },
     transport::Link,
     types::LinkId,
     worker::{
-        copy::{CHUNK, Remote},
+        copy::Remote,
         core::Core,
         engine::Engine,
         operations::Work,
@@ -70,7 +71,8 @@ pub(super) fn announce(
     buffer: &Buffer,
 ) -> Option<StreamRts> {
     let length = buffer.len();
-    if length < lending.mapped.min(lending.by_kernel) || buffer.list().is_some() {
+    let lends = plan::lends(lending, one_copy.cma.is_some(), length);
+    if !(lends.mapped || lends.by_kernel) || buffer.list().is_some() {
         return None;
     }
     let mut rts = StreamRts {
@@ -80,12 +82,12 @@ pub(super) fn announce(
         segment_offset: 0,
         word: control::NONE,
     };
-    if length >= lending.mapped
+    if lends.mapped
         && let Some(segment) = show(one_copy, link, buffer)
     {
         rts.segment = segment.id();
     }
-    if length >= lending.by_kernel && one_copy.cma.is_some() {
+    if lends.by_kernel {
         rts.address = buffer.address() as u64;
     }
     if rts.segment == 0 && rts.address == 0 {
@@ -289,7 +291,8 @@ impl Core {
                 let step = CHUNK.min(length - count);
                 // SAFETY: `count + step` is at most `length`, which the caller vouches for.
                 match unsafe { copy(one_copy, lent, room.add(count), step) } {
-                    Ok(()) => {
+                    Ok(is_mapped) => {
+                        self.counts.copied(is_mapped, step);
                         count += step;
                         lent.done += step;
                     }
@@ -309,11 +312,16 @@ impl Core {
     }
 }
 
-/// Copies the next `length` bytes.
+/// Copies the next `length` bytes; whether in memory that both map.
 ///
 /// # Safety
 /// `room` must be valid for writing as many, and nothing else may use them meanwhile.
-unsafe fn copy(one_copy: &OneCopy, lent: &LentBuffer, room: *mut u8, length: usize) -> Result<()> {
+unsafe fn copy(
+    one_copy: &OneCopy,
+    lent: &LentBuffer,
+    room: *mut u8,
+    length: usize,
+) -> Result<bool> {
     let rts = &lent.rts;
     // Sums that were checked when it was announced.
     let (offset, address) = (
@@ -344,11 +352,11 @@ unsafe fn copy(one_copy: &OneCopy, lent: &LentBuffer, room: *mut u8, length: usi
                 let from = unsafe { mapping.as_ptr().add(start) };
                 // SAFETY: both are valid for `length` bytes; a mapping of the peer's memory and own memory do not overlap.
                 unsafe { crate::util::copy::copy(from.cast_const(), room, length) };
-                Ok(())
+                Ok(true)
             }
             Remote::Address(address) => match &one_copy.cma {
                 // SAFETY: `room` is valid for `length` bytes.
-                Some(cma) => unsafe { cma.read(address, room, length) },
+                Some(cma) => unsafe { cma.read(address, room, length) }.map(|()| false),
                 None => Err(Error::new(
                     ErrorKind::Unsupported,
                     "no direct access to the peer",

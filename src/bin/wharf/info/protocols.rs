@@ -21,12 +21,12 @@ pub(crate) struct Args {
     #[arg(long)]
     over: Option<String>,
 
-    /// Only this operation: `tag_send`, `am_send`, `put`, `get`, `stream`, `atomic`, `signal`.
+    /// Only this operation: `tag_send`, `am_send`, `put`, `get`, `stream`, `atomic`, `signal`, or `copy` (within a process).
     #[arg(long, value_parser = operation)]
     operation: Option<(&'static str, Operation)>,
 }
 
-const OPERATIONS: [(&str, Operation); 7] = [
+const OPERATIONS: [(&str, Operation); 8] = [
     ("tag_send", Operation::TagSend),
     ("am_send", Operation::AmSend),
     ("put", Operation::Put),
@@ -34,6 +34,7 @@ const OPERATIONS: [(&str, Operation); 7] = [
     ("stream", Operation::Stream),
     ("atomic", Operation::Atomic),
     ("signal", Operation::Signal),
+    ("copy", Operation::Copy),
 ];
 
 /// The longest length that is asked about.
@@ -174,10 +175,24 @@ fn range(from: usize, to: Option<usize>, way: &Explanation) -> Value {
         .iter()
         .map(|(way, why)| json!({ "way": way, "reason": why }))
         .collect();
+    let plans: Vec<Value> = way
+        .plans
+        .iter()
+        .map(|plan| {
+            json!({
+                "mover": plan.mover.to_string(),
+                "by": plan.by.to_string(),
+                "copies": plan.copies,
+                "staged": plan.is_staged,
+                "when": plan.when.map(|when| when.to_string()),
+            })
+        })
+        .collect();
     json!({
         "from": from,
         "to": to,
         "way": way.chosen,
+        "plans": plans,
         "possible": way.is_possible,
         "staged": way.is_staged,
         "fragment": way.fragment,
