@@ -432,7 +432,9 @@ fn what_is_said_of_a_way() {
         .expect("a runtime");
     runtime.block_on(crate::support::watchdog(crate::support::LIMIT, async {
         for gdr in [true, false] {
-            let builder = wharf::Context::builder().transports("self").expect("self");
+            let builder = wharf::Context::builder()
+                .transports("self,shm")
+                .expect("known");
             let builder = builder.accelerator(std::sync::Arc::new(accelerator().gdr(gdr)));
             let context = builder.build().expect("a context");
             let worker = wharf::Worker::new(&context).expect("a worker");

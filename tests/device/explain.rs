@@ -36,9 +36,14 @@ scenarios! {
                     assert!(!what.is_possible, "{text}");
                     continue;
                 }
-                // Between devices of one host the engine may do it alone.
-                let direct = to == OTHER && !way.is_network();
+                // Between devices of one host the engine may do it alone, and network devices what one of them begins from or into host memory.
+                let by_network = way == Way::RcVerbs
+                    && matches!((verb, from), (Operation::Put, MemoryType::Host) | (Operation::Get, DEVICE))
+                    && (from, to) != (DEVICE, OTHER);
+                let direct = to == OTHER && !way.is_network() || by_network;
                 assert!(what.is_possible && what.is_staged != direct, "{verb}: {text}");
+                let last = what.plans.last().expect("a plan");
+                assert!(last.when.is_none() && last.is_staged != (way == Way::Own && direct), "{what:?}");
                 assert_eq!(what.fragment, mine.then_some(FRAGMENT), "{text}");
                 assert_eq!(what.plans[0].is_staged, what.is_staged, "{what:?}");
                 assert!(text.contains("cuda:0") && text.contains(way.transports()[0]), "{text}");
@@ -64,6 +69,14 @@ scenarios! {
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             assert!(error.to_string().contains("forbids"), "{error}");
         };
+        // What it takes of host memory is known once it is open.
+        let open = async |side: &crate::fixture::Side| {
+            let memory = async |memory_type| context.allocate_on(memory_type, 8).await.expect("memory");
+            let pinned = memory(MemoryType::HostPinned).await.freeze();
+            side.worker.copy(pinned, memory(DEVICE).await).await.expect("copied");
+        };
+        open(&here).await;
+        open(&there).await;
         let said = here.endpoint.explain(Operation::TagSend, DEVICE, OTHER, 9);
         // Within a worker the engine does it; on one host it is tried, whatever the length.
         assert_eq!(said.is_possible, !way.is_network(), "{said}");
