@@ -560,7 +560,8 @@ impl Known<'_> {
             Party::Source => format!("the {} copies", message[0]),
             Party::Target => format!("the {} copies", message[1]),
         };
-        let is_message = !asked.is_access() && asked.operation != Operation::Stream;
+        let is_word = matches!(asked.operation, Operation::Atomic | Operation::Signal);
+        let is_message = !asked.is_access() && !is_word && asked.operation != Operation::Stream;
         let (ends, before) = match asked.operation {
             Operation::Stream => (["writer", "reader"], ""),
             _ if is_message => (["sender", "receiver"], "rendezvous, "),
@@ -572,11 +573,15 @@ impl Known<'_> {
                 format!("eager, inline over {name}")
             }
             Mover::Eager => format!("eager over {name}"),
+            Mover::Mapped if is_word => "the initiator's processor in mapped memory".to_owned(),
             Mover::Mapped => format!("{before}{} in mapped memory", who(ends)),
             Mover::Kernel => format!("{before}{} by cma", who(ends)),
             Mover::NetworkDevices => {
                 let rails = self.rails().and_then(Result::ok).unwrap_or_default();
                 return match is_message {
+                    _ if is_word => format!(
+                        "the initiator's devices, in a region that was exposed for atomics of network devices: {rails}"
+                    ),
                     true => format!(
                         "rendezvous, the receiver's devices read the sender's memory where that can be registered (where the receiver's WHARF_RNDV_SCHEME is put_zcopy, the sender's write the receiver's, which is cleared before): {rails}"
                     ),
@@ -587,7 +592,9 @@ impl Known<'_> {
             }
             Mover::Messages => match (asked.operation, into) {
                 (Operation::Get, true) => format!("gets over {name}, served by the owner"),
-                (Operation::Get, false) => format!("messages over {name}, served by the owner"),
+                (Operation::Get | Operation::Atomic | Operation::Signal, false) => {
+                    format!("messages over {name}, served by the owner")
+                }
                 (Operation::Put, true) => {
                     format!("announced, and pulled by the owner over {name}")
                 }
