@@ -478,6 +478,9 @@ impl Known<'_> {
                     }
                 }
                 Accesses::Messages => {
+                    if length == 0 && self.direct.is_none() {
+                        found.not("a direct copy", self.no_direct());
+                    }
                     if there {
                         self.reach(asked, engines, &mut found);
                     }
