@@ -34,7 +34,7 @@ use wharf::{
         Accelerator, Connected, Connector, CopyAttributes, CopyEngine, CopyRequest, DeviceAtomic,
         DeviceInfo, DeviceKey, Exposure, Interface, Link, LinkAttributes, LocalKeys, LocalRange,
         OneSidedAttributes, Opened, Place, RawSlice, Registering, RemoteMemory as NetworkMemory,
-        RemoteRange, Transport,
+        RemoteRange, SharedMemory, Transport,
         accelerator::{DevicePlace, DeviceStream, Export, Import, ImportedMemory},
         cuda::{CudaCopy, CudaEvent, CudaStream},
         gaudi::{GaudiCard, GaudiCopy, GaudiPath},
@@ -251,6 +251,7 @@ all! {
     DevicePlace: Send + Sync + Unpin + Copy + 'static;
     DeviceStream: Send + Sync + Unpin + Copy + 'static;
     dyn Transport: Send + Sync;
+    dyn SharedMemory: Send + Sync + 'static;
     dyn Connector: Send + Sync;
     dyn Interface: Send;
     dyn Link: Send;

@@ -17,7 +17,7 @@ use crate::{
     memory::{MemoryDomain, MonitorKind},
     sys::fork,
     transport::{
-        Accelerator, Transport,
+        Accelerator, Reach, Transport,
         cma::Cma,
         registry,
         tcp::{Tcp, TcpOptions},
@@ -231,7 +231,47 @@ impl ContextBuilder {
         self
     }
 
-    /// Adds a transport of one's own. It is preferred to those of this build.
+    /// Adds a transport of one's own. It is preferred to those of this build, those that were added first to those that were added later, and is
+    /// named in [`transports`](Self::transports), `WHARF_TLS` and [`Endpoint::transports`](crate::Endpoint::transports) by its
+    /// [`name`](Transport::name). A connection takes the first transport that both ends have under one name and that its
+    /// [`Connector`](crate::transport::Connector) says can be used: one that stays within a host ([`Reach::Host`]) is set up over a Unix socket between the
+    /// two, one that goes between hosts over TCP. [`transport`](crate::transport#a-transport-of-ones-own) says what has to be written.
+    ///
+    /// One that cannot be used here is left out, and its reason kept:
+    ///
+    /// ```
+    /// # fn main() -> wharf::Result<()> {
+    /// use std::sync::Arc;
+    /// use wharf::{Context, Error, ErrorKind, Result, transport::{Opened, Reach, Transport}};
+    ///
+    /// #[derive(Debug)]
+    /// struct Pigeons;
+    ///
+    /// impl Transport for Pigeons {
+    ///     fn name(&self) -> &'static str {
+    ///         "pigeons"
+    ///     }
+    ///     fn reach(&self) -> Reach {
+    ///         Reach::Network
+    ///     }
+    ///     fn probe(&self) -> Result<()> {
+    ///         Err(Error::new(ErrorKind::Unsupported, "the loft is empty"))
+    ///     }
+    ///     fn open(&self) -> Result<Opened> {
+    ///         self.probe()?;
+    ///         unreachable!("only what can be used is opened")
+    ///     }
+    /// }
+    ///
+    /// let context = Context::builder().transport(Arc::new(Pigeons)).build()?;
+    /// let (name, why) = &context.unavailable()[0];
+    /// assert!(name == "pigeons" && why.contains("the loft is empty"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`build`](Self::build) refuses a name that is taken (`Configuration`).
     pub fn transport(mut self, transport: Arc<dyn Transport>) -> Self {
         self.own.push(transport);
         self
@@ -411,7 +451,9 @@ impl Probed {
                 .iter()
                 .any(|transport| transport.name() == name)
         };
-        let cma = carries("shm") && !self.unavailable.iter().any(|(name, _)| name == "cma");
+        let on_host = |transport: &Arc<dyn Transport>| transport.reach() == Reach::Host;
+        let cma = self.transports.iter().any(on_host)
+            && !self.unavailable.iter().any(|(name, _)| name == "cma");
         self.usable = config
             .transports
             .names()
@@ -447,12 +489,13 @@ impl Probed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::{Opened, Reach};
+    use crate::transport::Opened;
 
     #[derive(Debug)]
     struct Pigeon {
         name: &'static str,
         works: bool,
+        reach: Reach,
     }
 
     impl Transport for Pigeon {
@@ -460,7 +503,7 @@ mod tests {
             self.name
         }
         fn reach(&self) -> Reach {
-            Reach::Network
+            self.reach
         }
         fn probe(&self) -> Result<()> {
             if self.works {
@@ -478,7 +521,11 @@ mod tests {
     }
 
     fn pigeon(name: &'static str, works: bool) -> Arc<dyn Transport> {
-        Arc::new(Pigeon { name, works })
+        Arc::new(Pigeon {
+            name,
+            works,
+            reach: Reach::Network,
+        })
     }
 
     fn build(builder: ContextBuilder, variables: &[(&str, &str)]) -> Result<Context> {
@@ -592,6 +639,20 @@ mod tests {
         assert!(error.to_string().contains("needs shm"), "{error}");
         let context = build(Context::builder().transports("cma,tcp").unwrap(), &[]).unwrap();
         assert!(!context.can_use("cma"));
+    }
+
+    #[test]
+    fn cma_stands_beside_any_transport_of_a_host() {
+        for (reach, may) in [(Reach::Host, true), (Reach::Network, false)] {
+            let pigeon = Pigeon {
+                name: "pigeon",
+                works: true,
+                reach,
+            };
+            let builder = Context::builder().transport(Arc::new(pigeon));
+            let context = build(builder.transports("pigeon,cma").unwrap(), &[]).unwrap();
+            assert_eq!(context.can_use("cma"), may && Cma::probe_local().is_ok());
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ use crate::{
         DeviceInfo, Hold,
         channel::Channel,
         one_sided::{DeviceWays, OneSided, RemoteMemory},
-        shm::Pair,
+        shared_memory::SharedMemory,
         tls::Certificates,
     },
     types::{Identity, LinkId},
@@ -142,9 +142,9 @@ pub trait Connector: Send + Sync + fmt::Debug + 'static {
 pub struct LinkAttributes {
     /// Name of the transport.
     pub transport: &'static str,
-    /// Longest body of [`Link::am_short`].
+    /// Longest body of [`Link::am_short`]. At least 48: so long are messages of the protocol itself.
     pub max_short: usize,
-    /// Longest prefix and payload together of [`Link::am_bcopy`].
+    /// Longest prefix and payload together of [`Link::am_bcopy`]. At least 8192.
     pub max_bcopy: usize,
     /// Longest payload of [`Link::am_zcopy`]; 0 when it has none.
     pub max_zcopy: usize,
@@ -214,8 +214,12 @@ pub trait Link: Send + fmt::Debug {
     /// Whether everything accepted has left this process.
     fn is_flushed(&self) -> bool;
 
-    /// The shared segment under the link, for one-copy transfers; `None` where there is none.
-    fn pair(&self) -> Option<Arc<Pair>> {
+    /// What both ends have in common, so that either copies for both straight from the other's memory; `None` where they have nothing. Both ends answer
+    /// alike. Asked once, when the link was attached.
+    ///
+    /// The peer's memory is then reached in segments that [`Link::share`] has passed, and by the kernel (`cma`) where the link was set up over a Unix
+    /// socket and stays on one host ([`Reach::Host`]). Without either nothing is lost: the bytes go as messages.
+    fn shared_memory(&self) -> Option<Arc<dyn SharedMemory>> {
         None
     }
 

@@ -16,12 +16,14 @@ mod hold;
 mod inventory;
 pub(crate) mod loopback;
 pub mod one_sided;
+mod pair;
 mod path;
 pub(crate) mod patience;
 pub(crate) mod rdmacm;
 pub(crate) mod registry;
 pub mod rocm;
 mod send;
+mod shared_memory;
 pub mod shm;
 pub(crate) mod tcp;
 #[cfg(feature = "tls")]
@@ -46,6 +48,8 @@ pub use one_sided::{
     DeviceAtomic, DeviceKey, DeviceWays, Exposure, LocalKeys, LocalRange, MAX_DEVICES, OneSided,
     OneSidedAttributes, Registering, RemoteMemory, RemoteRange,
 };
+pub(crate) use pair::{Inside, Pair, Standing};
 pub use path::{Reach, Role};
 pub use send::{SendError, Zcopy};
+pub use shared_memory::{SHARED_WORDS, SharedMemory};
 pub use wanted::{InPlace, Taken, Wanted};

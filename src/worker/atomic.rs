@@ -11,7 +11,7 @@ use crate::{
     memory::atomic::{COUNTER_SIZE, execute, raise},
     protocol::{atomic, control},
     sys::memfd::Mapping,
-    transport::shm::{Pair, Standing},
+    transport::{Pair, Standing},
     types::{Access, AtomicRequest, EndpointId, LinkId, OpKey},
     worker::{
         core::Core,

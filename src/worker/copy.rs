@@ -13,7 +13,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     protocol::{control, plan::CHUNK},
     sys::memfd::Mapping,
-    transport::shm::Standing,
+    transport::Standing,
     types::{LinkId, OpKey},
     util::copy::copy,
     worker::{core::Core, peer::at, spread::Spread},

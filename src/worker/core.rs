@@ -22,7 +22,7 @@ use crate::{
     },
     sys::memfd::Mapping,
     trace,
-    transport::shm::Pair,
+    transport::Pair,
     types::{EndpointId, LinkId, OpKey, Tag},
     util::copy::copy_slice,
     worker::{
@@ -628,7 +628,7 @@ impl Core {
             let pair = one_copy.pair.clone();
             // No future waits for the memory of a send.
             let quiet = if read {
-                !pair.peer_active() || pair.peer_exited()
+                pair.is_peer_outside()
             } else {
                 pair.is_peer_quiet()
             };

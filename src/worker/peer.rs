@@ -21,7 +21,7 @@ use crate::{
     },
     sys::memfd::Mapping,
     transport::{
-        Link, LinkAttributes, PeerInfo, SendError, cma::CmaPeer, loopback::Loopback, shm::Pair,
+        Link, LinkAttributes, Pair, PeerInfo, SendError, cma::CmaPeer, loopback::Loopback,
     },
     types::{EndpointId, LinkId, OpKey, WorkerId},
     util::{seldom::Seldom, waiters::Waiters},

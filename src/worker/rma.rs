@@ -16,7 +16,7 @@ use crate::{
     },
     sys::memfd::Mapping,
     trace,
-    transport::shm::{Inside, Pair, Standing},
+    transport::{Inside, Pair, Standing},
     types::{DeviceKey, EndpointId, LinkId, OpKey, Priority, Width},
     util::copy::{SHORTEST, copy, copy_short},
     worker::{

@@ -34,7 +34,7 @@ use crate::{
         eventfd::EventFd,
         fork,
     },
-    transport::{Connector, Reach, shm::Pair},
+    transport::{Connector, Pair, Reach},
     types::{LinkId, OpKey, WorkerId},
     util::{wake::wake_all, waker_slot::WakerSlot},
     worker::{

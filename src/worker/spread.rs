@@ -12,7 +12,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::Extent,
     protocol::layout::{Checking, Cursor, Shape},
-    transport::shm::Standing,
+    transport::Standing,
     worker::{
         copy::{Remote, Step, over},
         core::Core,

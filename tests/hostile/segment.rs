@@ -32,7 +32,7 @@ use super::{
 pub(super) const SEGMENT: usize = 0x4a5000;
 const FRONT: usize = 0xa5000;
 const LINES: [usize; 4] = [0x80, 0x11080, 0x100, 0x11100];
-const ACTIVE: [usize; 2] = [0x180, 0x11180];
+const ACTIVE: [usize; 2] = [0x21f00, 0x21f80];
 const TRANSFERS: usize = 0x22000;
 const GENERATIONS: usize = 0x23000;
 const CELLS: [usize; 2] = [0x200, 0x11200];
@@ -134,7 +134,7 @@ impl Segment {
         let word = number.to_le_bytes();
         match dice.below(12) {
             0 | 1 => self.write(dice.pick(&LINES) + 8 * dice.below(3), &word),
-            2 => self.write(dice.pick(&ACTIVE) + 4 * dice.below(2), &word[..4]),
+            2 => self.write(dice.pick(&ACTIVE) + 8 * dice.below(2), &word),
             3 | 4 => self.write(TRANSFERS + 8 * dice.below(64 * 8), &word),
             5 => self.write(GENERATIONS + 8 * dice.below(2 * 512), &word),
             6 => {

@@ -21,7 +21,7 @@ use super::{
     layout::{MAGIC, SEGMENT, VERSION},
     link::Socket,
     options::{NAME, ShmOptions},
-    pair::Pair,
+    segment::Segment,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -40,7 +40,7 @@ use crate::{
 /// A link that both ends agreed on.
 #[derive(Debug)]
 pub(crate) struct Established {
-    pub(crate) pair: Pair,
+    pub(crate) segment: Segment,
     /// This end's doorbell, which only this peer can ring.
     pub(crate) bell: Bell,
     /// Rings the peer's.
@@ -62,35 +62,35 @@ impl ShmConnector {
         Self { options }
     }
 
-    async fn serve(channel: &mut Channel) -> Result<(Pair, Bell, Ringer)> {
+    async fn serve(channel: &mut Channel) -> Result<(Segment, Bell, Ringer)> {
         let made = make_segment().and_then(|made| Ok((made, make_bell()?)));
-        let ((segment, mut pair), bell) = give_up_unless(channel, made).await?;
+        let ((memory, mut segment), bell) = give_up_unless(channel, made).await?;
         let mut offer = vec![GO_ON];
         offer.extend_from_slice(&offer_body());
         let own_registered = membarrier::available();
         offer.push(own_registered.into());
-        send(channel, &offer, &[segment.as_fd(), bell.as_fd()]).await?;
+        send(channel, &offer, &[memory.as_fd(), bell.as_fd()]).await?;
         let (body, fds) = receive(channel).await?;
         let answer = take_answer(&body, fds);
         let (ringer, registered) = give_up_unless(channel, answer).await?;
         if registered && own_registered {
-            pair.both_registered();
+            segment.both_registered();
         }
         send(channel, &[GO_ON], &[]).await?;
-        Ok((pair, bell, ringer))
+        Ok((segment, bell, ringer))
     }
 
-    async fn dial(channel: &mut Channel) -> Result<(Pair, Bell, Ringer)> {
+    async fn dial(channel: &mut Channel) -> Result<(Segment, Bell, Ringer)> {
         let (body, fds) = receive(channel).await?;
         let own_registered = membarrier::available();
         let taken =
             take_offer(&body, fds, own_registered).and_then(|taken| Ok((taken, make_bell()?)));
-        let ((pair, ringer), bell) = give_up_unless(channel, taken).await?;
+        let ((segment, ringer), bell) = give_up_unless(channel, taken).await?;
         let answer = [GO_ON, own_registered.into()];
         send(channel, &answer, &[bell.as_fd()]).await?;
         let (_, fds) = receive(channel).await?;
         let [] = exactly(fds)?;
-        Ok((pair, bell, ringer))
+        Ok((segment, bell, ringer))
     }
 }
 
@@ -119,7 +119,7 @@ impl Connector for ShmConnector {
     ) -> Result<Connected> {
         let place = |error: Error| error.over(NAME).with_peer(&peer.name);
         let allowed = self.can_use(channel, peer);
-        let (pair, bell, ringer) = async {
+        let (segment, bell, ringer) = async {
             give_up_unless(channel, allowed).await?;
             match role {
                 Role::Server => Self::serve(channel).await,
@@ -130,7 +130,7 @@ impl Connector for ShmConnector {
         .map_err(place)?;
         let socket = Socket::new(channel.take_unix().map_err(place)?);
         if let Ok(process) = PidFd::of_peer(socket.as_fd()) {
-            pair.set_peer(process);
+            segment.set_peer(process);
         }
         // Without a pidfd (an old kernel, another process namespace) the socket alone tells that the peer is gone.
         let process = if self.options.use_pidfd {
@@ -139,7 +139,7 @@ impl Connector for ShmConnector {
             None
         };
         Ok(Connected(Box::new(Established {
-            pair,
+            segment,
             bell,
             ringer,
             socket,
@@ -169,13 +169,13 @@ fn same_user(channel: &Channel) -> Result<()> {
     Ok(())
 }
 
-fn make_segment() -> Result<(Memfd, Pair)> {
-    let made = Memfd::create(c"wharf-pair", SEGMENT)
-        .and_then(|segment| Ok((segment.map_sparse()?, segment)));
-    let (mapping, segment) =
+fn make_segment() -> Result<(Memfd, Segment)> {
+    let made =
+        Memfd::create(c"wharf-pair", SEGMENT).and_then(|memory| Ok((memory.map_sparse()?, memory)));
+    let (mapping, memory) =
         made.map_err(|error| Error::io("making the segment to share with the peer", error))?;
-    let pair = Pair::new(mapping, Role::Server)?;
-    Ok((segment, pair))
+    let segment = Segment::new(mapping, Role::Server)?;
+    Ok((memory, segment))
 }
 
 /// Magic, version, bytes of the segment: 16 bytes.
@@ -186,7 +186,7 @@ fn offer_body() -> Vec<u8> {
     body
 }
 
-fn take_offer(body: &[u8], fds: Vec<OwnedFd>, own_registered: bool) -> Result<(Pair, Ringer)> {
+fn take_offer(body: &[u8], fds: Vec<OwnedFd>, own_registered: bool) -> Result<(Segment, Ringer)> {
     let Some(registered) = body.strip_prefix(&offer_body()[..]) else {
         fd_passing::close_elsewhere(fds);
         return Err(Error::new(
@@ -201,20 +201,20 @@ fn take_offer(body: &[u8], fds: Vec<OwnedFd>, own_registered: bool) -> Result<(P
             return Err(error);
         }
     };
-    let [segment, ringer] = exactly(fds)?;
-    let mapping = match Mapping::of_received(segment.as_fd(), SEGMENT) {
+    let [memory, ringer] = exactly(fds)?;
+    let mapping = match Mapping::of_received(memory.as_fd(), SEGMENT) {
         Ok(mapping) => mapping,
         Err(error) => {
-            fd_passing::close_elsewhere(vec![segment, ringer]);
+            fd_passing::close_elsewhere(vec![memory, ringer]);
             return Err(Error::io("mapping the peer's segment", error));
         }
     };
     let ringer = take_ringer(ringer)?;
-    let mut pair = Pair::new(mapping, Role::Client)?;
+    let mut segment = Segment::new(mapping, Role::Client)?;
     if registered && own_registered {
-        pair.both_registered();
+        segment.both_registered();
     }
-    Ok((pair, ringer))
+    Ok((segment, ringer))
 }
 
 fn take_answer(body: &[u8], fds: Vec<OwnedFd>) -> Result<(Ringer, bool)> {

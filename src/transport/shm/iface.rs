@@ -355,7 +355,7 @@ impl ShmInterface {
             let id = entry.id;
             if event.token & 1 == 1 {
                 if entry.process.as_ref().is_some_and(PidFd::has_exited) {
-                    entry.peer.pair.set_peer_exited();
+                    entry.peer.segment.set_peer_exited();
                     entry.ended = Some(Error::new(
                         ErrorKind::PeerDied,
                         "the peer's process has ended",
@@ -497,7 +497,7 @@ impl Interface for ShmInterface {
             .over(NAME));
         };
         let Established {
-            pair,
+            segment,
             bell,
             ringer,
             socket,
@@ -508,7 +508,7 @@ impl Interface for ShmInterface {
             .set_nonblocking(true)
             .map_err(|error| Error::io("preparing the peer's socket", error))?;
         let peer = Arc::new(Peer {
-            pair: Arc::new(pair),
+            segment: Arc::new(segment),
             bell,
             ringer,
             socket,
@@ -516,8 +516,9 @@ impl Interface for ShmInterface {
             closed: AtomicBool::new(false),
             share_waits: AtomicBool::new(false),
         });
-        // SAFETY: the entry keeps the pair mapped; the `Established` is consumed, so this is the pair's one consumer here.
-        let consumer = unsafe { Consumer::new(peer.pair.incoming(), peer.pair.may_be_calm()) };
+        // SAFETY: the entry keeps the segment mapped; the `Established` is consumed, so this is its one consumer here.
+        let consumer =
+            unsafe { Consumer::new(peer.segment.incoming(), peer.segment.may_be_calm()) };
         let entry = Entry {
             id,
             consumer,
@@ -762,7 +763,7 @@ impl Interface for ShmInterface {
 /// In both cases the peer is outside this side's memory: a process gives its memory up before its files, and a worker that
 /// closes the connection is between two copies.
 fn hung_up(entry: &Entry, error: Option<io::Error>) -> Error {
-    entry.peer.pair.set_peer_exited();
+    entry.peer.segment.set_peer_exited();
     if entry
         .process
         .as_ref()

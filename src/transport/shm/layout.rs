@@ -5,12 +5,10 @@
 //! 0x00000     128  magic, layout version
 //! 0x00080     128  consumer line, client to server    head, area_head, parked    written by the server
 //! 0x00100     128  producer line, client to server    want_room                  written by the client
-//! 0x00180     128  active word of the client          "I am touching your memory now", then its over word, "you may touch none of mine"
 //! 0x00200   64 Ki  1024 cells, client to server
-//! 0x11000          the same from server to client: lines, active word of the server, cells
-//! 0x22000    4 Ki  64 transfer slots of 64 bytes      32 of the client, then 32 of the server
-//! 0x23000    4 Ki  512 region generations of the client
-//! 0x24000    4 Ki  512 region generations of the server
+//! 0x11000          the same from server to client: lines, cells
+//! 0x21f00  12.2 Ki the words by which one end touches memory for both (see `transport::shared_memory`): two marks, then in pages of their own
+//!                  64 transfers at 0x22000, 512 region generations of the client at 0x23000, and of the server at 0x24000
 //! 0x25000  256 Ki  byte area, client to server
 //! 0x65000  256 Ki  byte area, server to client
 //! 0xa5000    2 Mi  wide area, client to server        not touched by a connection that is quiet
@@ -38,9 +36,11 @@
 //! The bytes of both areas are counted in one row of positions, of which never more are under way than the first area holds. A sender
 //! that has once gone to the wide area stays there: so what lies in the first one still when it goes is in nobody's way.
 
-use crate::util::loom::{AtomicU32, AtomicU64, UnsafeCell};
+use crate::util::loom::{AtomicU64, UnsafeCell};
 
 use super::doorbell::Flag;
+#[cfg(not(wharf_loom))]
+use crate::transport::shared_memory::SHARED_WORDS;
 
 /// Cells of a ring: a power of two.
 #[cfg(not(wharf_loom))]
@@ -62,23 +62,17 @@ pub(crate) const MAX_BCOPY: usize = 66 * 1024;
 /// Bodies in the area begin on this boundary.
 pub(crate) const AREA_ALIGN: u64 = 64;
 
-/// Generations in each end's table.
-pub(crate) const GENERATIONS: usize = 512;
-/// Transfer slots of both ends together.
-pub(crate) const TRANSFERS: usize = 64;
-
 /// Bytes of the whole segment.
 pub(crate) const SEGMENT: usize = 0x4a_5000;
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"wharfshm");
-pub(crate) const VERSION: u32 = 8;
+pub(crate) const VERSION: u32 = 9;
 
 /// Byte offsets; `[0]` of the client or client to server, `[1]` of the server or server to client.
 pub(crate) const CONSUMER: [usize; 2] = [0x80, 0x1_1080];
 pub(crate) const PRODUCER: [usize; 2] = [0x100, 0x1_1100];
-pub(crate) const ACTIVE: [usize; 2] = [0x180, 0x1_1180];
 pub(crate) const CELL: [usize; 2] = [0x200, 0x1_1200];
-pub(crate) const TRANSFER: usize = 0x2_2000;
-pub(crate) const GENERATION: [usize; 2] = [0x2_3000, 0x2_4000];
+/// What both ends have in common beside the rings.
+pub(crate) const WORDS: usize = 0x2_1f00;
 pub(crate) const BYTES: [usize; 2] = [0x2_5000, 0x6_5000];
 pub(crate) const WIDE_BYTES: [usize; 2] = [0xa_5000, 0x2a_5000];
 
@@ -116,26 +110,6 @@ pub(crate) struct ConsumerLine {
 pub(crate) struct ProducerLine {
     /// Up while the sender sleeps for want of room: ring it after publishing the head.
     pub(crate) want_room: Flag,
-}
-
-/// What an end says about itself, in a line of its own.
-#[derive(Debug)]
-#[repr(C, align(128))]
-pub(crate) struct Active {
-    /// It is touching the other's memory now.
-    pub(crate) inside: AtomicU32,
-    /// Its connection has ended: what it lent, under a word or none, is lent no longer.
-    pub(crate) over: AtomicU32,
-}
-
-/// Who moves which chunk of a transfer that both ends work on.
-#[derive(Debug)]
-#[repr(C, align(64))]
-pub(crate) struct TransferSlot {
-    /// Next chunk to claim.
-    pub(crate) next: AtomicU64,
-    /// Chunks moved.
-    pub(crate) done: AtomicU64,
 }
 
 /// Where a body lies.
@@ -220,29 +194,18 @@ const _: () = {
     assert!(
         size_of::<Cell>() == 64 && offset_of!(Cell, content) == 8 && offset_of!(Content, body) == 8
     );
-    assert!(
-        size_of::<ConsumerLine>() == 128
-            && size_of::<ProducerLine>() == 128
-            && size_of::<Active>() == 128
-    );
+    assert!(size_of::<ConsumerLine>() == 128 && size_of::<ProducerLine>() == 128);
     assert!(offset_of!(ConsumerLine, area_head) == 8 && offset_of!(ConsumerLine, parked) == 16);
-    assert!(offset_of!(Active, inside) == 0 && offset_of!(Active, over) == 4);
-    assert!(size_of::<TransferSlot>() == 64 && align_of::<Cell>() == 64);
-    assert!(offset_of!(TransferSlot, done) == 8);
+    assert!(align_of::<Cell>() == 64);
     assert!(CELLS.is_power_of_two() && AREA.is_power_of_two() && AREA >= 3 * MAX_BCOPY as u64);
     assert!(WIDE.is_power_of_two() && WIDE >= AREA && AREA.is_multiple_of(AREA_ALIGN));
     assert!(MAX_BCOPY < 1 << 20 && MAX_INLINE <= u16::MAX as usize);
-    assert!(ACTIVE[0] + 128 == CELL[0] && ACTIVE[1] + 128 == CELL[1]);
     assert!(CONSUMER[0] >> 12 == CELL[0] >> 12 && CONSUMER[1] >> 12 == CELL[1] >> 12);
-    assert!(PRODUCER[0] + 128 == ACTIVE[0] && PRODUCER[1] + 128 == ACTIVE[1]);
+    assert!(PRODUCER[0] + 128 <= CELL[0] && PRODUCER[1] + 128 <= CELL[1]);
     assert!(CONSUMER[0] + 128 == PRODUCER[0] && CONSUMER[1] + 128 == PRODUCER[1]);
     assert!(CELL[0] + CELLS as usize * 64 <= CONSUMER[1]);
-    assert!(CELL[1] + CELLS as usize * 64 <= TRANSFER);
-    assert!(TRANSFER + TRANSFERS * 64 == GENERATION[0]);
-    assert!(
-        GENERATION[0] + GENERATIONS * 8 == GENERATION[1]
-            && GENERATION[1] + GENERATIONS * 8 == BYTES[0]
-    );
+    assert!(CELL[1] + CELLS as usize * 64 <= WORDS && WORDS.is_multiple_of(128));
+    assert!(WORDS + SHARED_WORDS * size_of::<AtomicU64>() == BYTES[0]);
     assert!(BYTES[0] + AREA as usize == BYTES[1] && BYTES[1] + AREA as usize == WIDE_BYTES[0]);
     assert!(
         WIDE_BYTES[0] + WIDE as usize == WIDE_BYTES[1] && WIDE_BYTES[1] + WIDE as usize == SEGMENT

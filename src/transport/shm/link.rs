@@ -3,7 +3,7 @@
 //!
 //! # Safety
 //! A [`Socket`]'s stream is taken out of it when it is dropped, and at no other time. The other `unsafe` step is to make the ring's [`Producer`] and [`Waiting`]: each lies beside an `Arc` of the [`Peer`] that owns the
-//! mapping, and a link is made once for each pair.
+//! mapping, and a link is made once for each segment.
 
 use std::{
     io,
@@ -24,8 +24,8 @@ use parking_lot::Mutex;
 use super::{
     layout::{MAX_BCOPY, MAX_INLINE},
     options::NAME,
-    pair::Pair,
     ring::{Producer, PushError, Short, Waiting},
+    segment::Segment,
 };
 use crate::{
     error::{Error, ErrorKind},
@@ -34,7 +34,10 @@ use crate::{
         eventfd::EventFd,
         fd_passing, fork,
     },
-    transport::contract::{Link, LinkAttributes, SendError, Sink},
+    transport::{
+        contract::{Link, LinkAttributes, SendError, Sink},
+        shared_memory::SharedMemory,
+    },
     types::LinkId,
     util::loom::fence,
 };
@@ -74,7 +77,7 @@ impl Drop for Socket {
 /// The peer, as the link and the interface share it.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    pub(crate) pair: Arc<Pair>,
+    pub(crate) segment: Arc<Segment>,
     /// This end's doorbell.
     pub(crate) bell: Bell,
     pub(crate) ringer: Ringer,
@@ -160,15 +163,15 @@ pub(crate) struct ShmLink {
 }
 
 impl ShmLink {
-    /// The sending half towards `peer`; made once for each pair.
+    /// The sending half towards `peer`; made once for each segment.
     pub(crate) fn new(
         id: LinkId,
         peer: Arc<Peer>,
         waiting: Arc<WaitList>,
         own_bell: Arc<EventFd>,
     ) -> Self {
-        // SAFETY: the `Arc` beside it keeps the pair mapped; `attach` makes one link for each pair.
-        let producer = unsafe { Producer::new(peer.pair.outgoing()) };
+        // SAFETY: the `Arc` beside it keeps the segment mapped; `attach` makes one link for each segment.
+        let producer = unsafe { Producer::new(peer.segment.outgoing()) };
         Self {
             id,
             producer,
@@ -227,7 +230,7 @@ impl ShmLink {
             );
         }
         // SAFETY: the waiter holds the peer, and so the mapping, beside it.
-        let ring = unsafe { Waiting::new(self.peer.pair.outgoing(), head) };
+        let ring = unsafe { Waiting::new(self.peer.segment.outgoing(), head) };
         if self.waiting.add(Waiter {
             link: self.id,
             ring,
@@ -298,8 +301,8 @@ impl Link for ShmLink {
         true
     }
 
-    fn pair(&self) -> Option<Arc<Pair>> {
-        Some(Arc::clone(&self.peer.pair))
+    fn shared_memory(&self) -> Option<Arc<dyn SharedMemory>> {
+        Some(Arc::clone(&self.peer.segment) as Arc<dyn SharedMemory>)
     }
 
     fn share(&mut self, segment_id: u64, fd: BorrowedFd<'_>, length: u64) -> Result<(), SendError> {

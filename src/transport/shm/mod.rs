@@ -1,8 +1,8 @@
 //! Shared memory between two workers of one host: the fastest path there is between processes.
 //!
 //! Comes in: a channel that passes fds (a Unix socket) to a peer of the same user. Goes out: links whose short messages cost one
-//! cache line and no system call, doorbells rung only for a peer that sleeps, and the [`Pair`], by which two ends agree on
-//! memory that one of them copies for both. Uses `sys`, `types`, `util::loom`. Chosen before everything else on a host.
+//! cache line and no system call, doorbells rung only for a peer that sleeps, and words in common
+//! ([`SharedMemory`](super::SharedMemory)), by which two ends agree on memory that one of them copies for both. Uses `sys`, `types`, `util::loom`. Chosen before everything else on a host.
 //!
 //! | file | idea |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | `layout` | the drawing of the segment |
 //! | `ring` | one direction: producer, consumer |
 //! | `doorbell` | the flags that ask for a ring of the bell, and why nothing is lost |
-//! | `pair` | the mapped segment; words for one-copy transfers |
+//! | `segment` | the mapped segment: its rings, and the words for one-copy transfers |
 //! | `connector` | the handshake that makes and passes the segment |
 //! | `link`, `iface` | the two halves that the worker drives |
 //!
@@ -27,8 +27,8 @@ mod iface;
 mod layout;
 mod link;
 mod options;
-mod pair;
 mod ring;
+mod segment;
 
 #[cfg(all(test, wharf_loom))]
 mod models;
@@ -38,8 +38,6 @@ mod tests;
 use std::sync::Arc;
 
 pub use options::ShmOptions;
-pub use pair::Pair;
-pub(crate) use pair::{Inside, Standing};
 
 use crate::{
     error::{Error, Result},

@@ -12,6 +12,7 @@ use std::{
         unix::process::ExitStatusExt,
     },
     process::{Command, Stdio},
+    ptr::NonNull,
     sync::{Arc, atomic::Ordering},
     thread,
     time::{Duration, Instant},
@@ -20,11 +21,14 @@ use std::{
 use tokio::net::{UnixListener, UnixStream};
 
 use super::{
-    Pair, Shm, ShmOptions, Standing,
+    Shm, ShmOptions,
     connector::Established,
     iface::ShmInterface,
-    layout::{AREA, CELL, CELLS, Kind, MAX_BCOPY, MAX_INLINE, SEGMENT, VERSION, WIDE, Word, place},
+    layout::{
+        AREA, CELLS, Kind, MAX_BCOPY, MAX_INLINE, SEGMENT, VERSION, WIDE, WORDS, Word, place,
+    },
     ring::Consumer,
+    segment::{Segment, ring},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -34,7 +38,7 @@ use crate::{
         memfd::{Mapping, Memfd},
     },
     transport::{
-        Held, Hold,
+        Held, Hold, Pair,
         channel::Channel,
         contract::{
             Connector, Interface, Link, PeerInfo, Registry, Role, SendError, Sink, Transport,
@@ -254,20 +258,24 @@ fn it_works_here() {
     assert!(opened.interface.doorbell().is_some());
 }
 
-/// Pages of the segment that there are, whoever has touched them.
-fn pages(link: &dyn Link) -> usize {
-    let pair = link.pair().expect("a pair");
-    let sends = match pair.role() {
+/// Where a link's segment is mapped, and which ring this end sends into.
+fn segment(link: &dyn Link) -> (NonNull<u8>, usize) {
+    let memory = link.shared_memory().expect("a segment");
+    let words: *const u8 = memory.words().as_ptr().cast();
+    let base = words.wrapping_sub(WORDS).cast_mut();
+    let sends = match memory.role() {
         Role::Client => 0,
         Role::Server => 1,
     };
-    let cells: *mut u8 = pair.outgoing().cells.as_ptr().cast();
+    (NonNull::new(base).expect("mapped"), sends)
+}
+
+/// Pages of the segment that there are, whoever has touched them.
+fn pages(link: &dyn Link) -> usize {
+    let (base, _) = segment(link);
     let mut there = vec![0; SEGMENT.div_ceil(4096)];
-    // SAFETY: nothing is read; the segment begins so far before the ring that this end sends into.
-    let result = unsafe {
-        let begin = cells.sub(CELL[sends]);
-        libc::mincore(begin.cast(), SEGMENT, there.as_mut_ptr())
-    };
+    // SAFETY: nothing is read; the whole segment is mapped there.
+    let result = unsafe { libc::mincore(base.as_ptr().cast(), SEGMENT, there.as_mut_ptr()) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     there.iter().filter(|page| **page & 1 == 1).count()
 }
@@ -534,7 +542,8 @@ fn garbage_in_a_cell_fails_the_link() {
     let odd_kind = no_kind | 0xff << 56;
     for garbage in [long, longer, no_kind, odd_kind, 1 | u64::MAX << 32] {
         let (mut client, one, mut server, mut two) = two();
-        let ring = one.pair().expect("pair").outgoing();
+        let (base, sends) = segment(&*one);
+        let ring = ring(base, sends);
         // SAFETY: the first cell of a mapped ring.
         unsafe { ring.cells.as_ref() }
             .word
@@ -565,7 +574,8 @@ fn random_cells_never_break_the_receiver() {
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     for _ in 0..50 {
         let (_client, one, mut server, _two) = two();
-        let ring = one.pair().expect("pair").outgoing();
+        let (base, sends) = segment(&*one);
+        let ring = ring(base, sends);
         for number in 0..CELLS {
             seed ^= seed << 13;
             seed ^= seed >> 7;
@@ -595,7 +605,8 @@ fn random_cells_never_break_the_receiver() {
 #[test]
 fn an_impossible_head_fails_the_send() {
     let (_client, mut one, _server, two) = two();
-    let ring = two.pair().expect("pair").incoming();
+    let (base, sends) = segment(&*two);
+    let ring = ring(base, 1 - sends);
     // SAFETY: the consumer line of a mapped ring.
     unsafe { ring.consumer.as_ref() }
         .head
@@ -734,7 +745,7 @@ fn who_takes_gives_way_to_a_pass_and_gives_room_back() {
         id: 0,
         header: 0,
         mask: 0,
-        address: std::ptr::NonNull::dangling().as_ptr(),
+        address: NonNull::dangling().as_ptr(),
         room: 0,
         looks: 0,
     };
@@ -982,60 +993,6 @@ fn bytes_without_a_descriptor_fail_the_link() {
 }
 
 #[test]
-fn words_for_one_copy_transfers_agree() {
-    let (_client, one, _server, two) = two();
-    let (a, b) = (one.pair().expect("pair"), two.pair().expect("pair"));
-    assert_eq!((a.role(), b.role()), (Role::Client, Role::Server));
-    a.enter();
-    assert!(b.peer_active() && !a.peer_active());
-    a.leave();
-    assert!(!b.peer_active());
-    assert!(!a.peer_over() && !b.peer_over());
-    for slot in [0, 1, Pair::GENERATIONS as u32 - 1] {
-        let key = 5 + u64::from(slot);
-        assert_eq!(b.standing(slot, key), Standing::Unknown);
-        a.let_at(slot, key);
-        assert_eq!(
-            (b.standing(slot, key), a.standing(slot, key)),
-            (Standing::Let, Standing::Unknown)
-        );
-        assert_eq!(b.standing(slot, key + 1), Standing::Unknown);
-    }
-    assert!(a.take_back(0, 5) && !a.take_back(0, 5) && !a.take_back(2, 7));
-    assert_eq!(b.standing(0, 5), Standing::TakenBack);
-    for beyond in [Pair::GENERATIONS as u32, u32::MAX] {
-        a.let_at(beyond, 1);
-        assert!(!a.take_back(beyond, 1));
-    }
-    let word = b.acquire().expect("a free word");
-    let claimed: Vec<_> = std::iter::from_fn(|| a.claim(word, 3)).collect();
-    assert_eq!(claimed, [0, 1, 2]);
-    assert_eq!(b.claim(word, 3), None);
-    assert_eq!(
-        (a.complete(word), b.complete(word), a.complete(word)),
-        (1, 2, 3)
-    );
-    b.release(word);
-    assert_eq!(a.claim(word, 9), None);
-    // The slot again: a late claim of the transfer before takes nothing.
-    let again = b.acquire().expect("a free word");
-    assert_eq!(again & 63, word & 63);
-    assert_eq!((a.claim(word, 9), a.claim(again, 9)), (None, Some(0)));
-    b.revoke(word);
-    assert_eq!(a.claim(again, 9), Some(1));
-    b.revoke(again);
-    assert_eq!(a.claim(again, u64::MAX), None);
-    // All of one end, distinct from those of the other.
-    let all: Vec<_> = std::iter::from_fn(|| a.acquire()).collect();
-    assert_eq!(all.len(), Pair::OWN_TRANSFERS);
-    assert!(all.iter().all(|word| word & 63 != again & 63));
-    // An end that takes all back says so to the other, and its regions go.
-    a.end();
-    assert!(b.peer_over() && !a.peer_over());
-    assert_eq!(b.standing(1, 6), Standing::Unknown);
-}
-
-#[test]
 fn a_channel_without_descriptors_is_refused() {
     let side = Side::new(no_pidfd());
     runtime().block_on(async {
@@ -1059,7 +1016,7 @@ fn a_bad_offer_is_refused_and_the_channel_stays_in_step() {
     let ringer = Bell::new().expect("a bell");
     let bell = EventFd::new().expect("eventfd");
     let segment = Memfd::create(c"wharf-test", SEGMENT).expect("memfd");
-    Pair::new(segment.map().expect("map"), Role::Server).expect("a segment");
+    Segment::new(segment.map().expect("map"), Role::Server).expect("a segment");
     let good = {
         let mut offer = vec![0];
         offer.extend_from_slice(b"wharfshm");
@@ -1143,9 +1100,9 @@ fn a_bell_that_blocks_does_not_hold_the_sender() {
     nix::fcntl::fcntl(&bell, blocking).expect("flags");
     bell.expire_every(Duration::from_nanos(1));
     let mapping = Mapping::of_received(segment.as_fd(), SEGMENT).expect("map");
-    let pair = Pair::new(mapping, Role::Client).expect("pair");
-    // SAFETY: the pair outlives it, and is the only one of this end.
-    let mut consumer = unsafe { Consumer::new(pair.incoming(), pair.may_be_calm()) };
+    let own = Segment::new(mapping, Role::Client).expect("a segment");
+    // SAFETY: the segment outlives it, and this is the only one of this end.
+    let mut consumer = unsafe { Consumer::new(own.incoming(), own.may_be_calm()) };
     let (told, heard) = std::sync::mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -1227,7 +1184,8 @@ fn a_killed_process_is_told_after_its_messages() {
             .interface
             .attach(LinkId(3), connected)
             .expect("attach");
-        let pair = link.pair().expect("pair");
+        let memory = link.shared_memory().expect("a segment");
+        let pair = Pair::new(Arc::clone(&memory));
         server.progress_until("the first message", |inbox| !inbox.messages.is_empty());
         server.progress_until("all messages", |inbox| inbox.messages.len() == 100);
         child.kill().expect("kill");
@@ -1239,6 +1197,6 @@ fn a_killed_process_is_told_after_its_messages() {
         };
         assert_eq!(server.inbox.failed, [(LinkId(3), kind)]);
         assert_eq!(child.wait().expect("wait").signal(), Some(9));
-        assert!(pair.is_peer_outside());
+        assert!(memory.is_peer_gone() && pair.is_peer_outside());
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     },
     sys::identity::identity,
     transport::{
-        Connected, PeerInfo, Reach, Role,
+        Connected, Pair, PeerInfo, Reach, Role,
         channel::Channel,
         cma::{self, CmaPeer},
     },
@@ -255,12 +255,11 @@ pub(super) fn attach(
         engine.core.endpoints += 1;
         let id = EndpointId(NEXT.fetch_add(1, Relaxed));
         let attributes = link.attributes();
-        let pair = link.pair();
         let mut names = vec![transport];
-        if cma.is_some() {
-            names.push("cma");
-        }
-        let one_copy = pair.map(|pair| OneCopy::new(id, pair, cma));
+        let one_copy = link.shared_memory().map(|memory| {
+            names.extend(cma.is_some().then_some(cma::NAME));
+            OneCopy::new(id, Arc::new(Pair::new(memory)), cma)
+        });
         let threshold = {
             let configured = engine.core.rendezvous_threshold;
             let reach = shared.transports.iter().find(|known| known.name == transport).map(|known| known.reach);

@@ -436,7 +436,7 @@ breaches! { over "shm":
         let link = peer.link;
         let pair = peer.core().one_copy(link).expect("common memory").pair.clone();
         let words: Vec<_> = std::iter::from_fn(|| pair.acquire()).collect();
-        assert_eq!(words.len(), crate::transport::shm::Pair::OWN_TRANSFERS);
+        assert_eq!(words.len(), crate::transport::Pair::OWN_TRANSFERS);
         words.into_iter().for_each(|word| pair.release(word));
         peer.leaves(key);
     }
