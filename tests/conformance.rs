@@ -73,7 +73,10 @@ fn find(root: &Path, name: &str) -> Result<(), String> {
     let path = path.with_extension("rs");
     let text = fs::read_to_string(&path).map_err(|error| format!("`{name}`: {error}"))?;
     let is_here = text.lines().any(|line| {
-        let line = line.trim_start().trim_start_matches("pub(super) ");
+        let line = line
+            .trim_start()
+            .trim_start_matches("pub(super) ")
+            .trim_start_matches("pub ");
         let line = line.trim_start_matches("async ");
         [
             ("fn ", '('),

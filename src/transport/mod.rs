@@ -2,13 +2,20 @@
 //!
 //! Comes in: messages with an id, a 64-bit header and a body; channels to set links up over. Goes out: what arrived, through
 //! [`Sink`]. Uses `memory`, `sys`, `types`, `util`. Knows nothing of tags, operations or rendezvous.
-//! Tests: `tests/transport/`, and loom models beside what they model.
+//! Tests: `conformance/` over each, `tests/own_transport/`, and loom models beside what they model.
+//!
+//! # A transport of one's own
+//! Whoever implements [`Transport`] and gives it to [`ContextBuilder::transport`](crate::ContextBuilder::transport) has every operation over it. What has to be
+//! written is a [`Connector`], which makes a link between two ends, an [`Interface`], which says what has arrived, and a [`Link`], which sends messages of some
+//! KiB. The rest has defaults, and wharf does without: lent payloads ([`Link::am_zcopy`]), device memory and one-sided operations ([`Link::one_sided`]), one copy
+//! between two memories of a host ([`Link::shared_memory`], [`Link::share`]). The duties are in [`contract`], and `conformance`, with the
+//! feature of that name, holds a transport against them. `examples/own_transport` is one of three hundred lines.
 
 pub mod accelerator;
 pub mod channel;
 pub(crate) mod cma;
-#[cfg(test)]
-mod conformance;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 pub mod contract;
 pub mod cuda;
 pub mod gaudi;

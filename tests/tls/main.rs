@@ -1,5 +1,5 @@
 //! TLS over TCP, with certificates that are made for each test: who is taken, who is refused and what both ends hear of it, what the way between them sees
-//! and what happens when it changes something. All verbs over TLS are in `tests/api`, the transport's scenarios in `transport/conformance.rs`.
+//! and what happens when it changes something. All verbs over TLS are in `tests/api`, the transport's scenarios in `transport/conformance/`.
 
 #[path = "../support/mod.rs"]
 mod support;

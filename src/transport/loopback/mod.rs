@@ -3,7 +3,7 @@
 //! Comes in: messages of a worker's own links. Goes out: the same messages on the same links, at the next pass. Uses
 //! `transport::contract`. A link needs no set-up over a channel: [`Loopback::connected`] is attached as it is. Limits: no access
 //! to remote memory; a bounded number of messages and copied bytes wait.
-//! Tests: `transport/conformance.rs`.
+//! Tests: `transport/conformance/`.
 //!
 //! # Safety
 //! A long zero-copy payload waits in the queue as a raw slice. `am_zcopy`'s contract keeps it valid until its token was reported as

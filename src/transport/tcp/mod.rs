@@ -23,7 +23,7 @@
 //! # TLS
 //! Where the channel is under TLS when a link is made of it, all that the link writes is encrypted and all that it reads decrypted, between it and the
 //! socket. What TLS has taken and the socket has not counts as unsent; what it has decrypted is delivered before the socket is said to be drained.
-//! Tests: `tests/tls/`, `transport/conformance.rs`, `tests.rs`, and beside the frame.
+//! Tests: `tests/tls/`, `transport/conformance/`, `tests.rs`, and beside the frame.
 
 mod connector;
 mod frame;

@@ -45,7 +45,7 @@
 //! each end gives it up, waits until nothing more comes of it, and tells over the control lane which message it waits for; what the other had
 //! sent from there on goes over the next rail. A rail with one-sided operations under way cannot be replaced: nobody knows whether they were done.
 //! The control lane has to stay: where it goes over the cable that failed, the connection ends within 10 s.
-//! Tests: `transport/conformance.rs` and `tests/verbs/`, on an emulated library and in a virtual machine with soft-RoCE devices.
+//! Tests: `transport/conformance/` and `tests/verbs/`, on an emulated library and in a virtual machine with soft-RoCE devices.
 
 mod buffers;
 mod connection;
