@@ -18,13 +18,14 @@ use crate::{
     types::{AmId, OpKey, Tag},
     util::seldom::Seldom,
     worker::{
-        am::{refused, takes_header, try_am},
+        am::refused,
         device::admit_source,
         door::Begun,
         engine::Engine,
         operations::{self, Outcome, SendStage},
         peer::Peer,
         send::host,
+        verbs::am::{takes_header, try_am},
     },
 };
 
@@ -55,14 +56,18 @@ impl Message<'_> {
         let (header, payload) = (self.header.get().as_run()?, self.payload.get().as_run()?);
         let mut inside = endpoint.shared().owner_inside()?;
         let place = endpoint.place();
-        let result = inside.core.am_at_once(place, self.id, header, payload)?;
+        let result = inside
+            .core
+            .movers
+            .ctx
+            .am_at_once(place, self.id, header, payload)?;
         Some((result, inside.over()))
     }
 
     fn attempt(&self, endpoint: &Endpoint, engine: &mut Engine) -> Attempt {
         let (header, payload) = (self.header.get(), self.payload.get());
         let (link, id) = endpoint.place();
-        let Some(peer) = engine.core.endpoint(link, id) else {
+        let Some(peer) = engine.core.movers.ctx.endpoint(link, id) else {
             return Attempt::Over(Err(closed()));
         };
         if !peer.is_open() {
@@ -121,6 +126,8 @@ impl Message<'_> {
         };
         engine
             .core
+            .movers
+            .ctx
             .am_enter(endpoint.place().0, send, self.unstaged)
     }
 }
@@ -211,6 +218,8 @@ impl<'a> AmSend<'a> {
             }
             if engine
                 .core
+                .movers
+                .ctx
                 .peer(link)
                 .is_some_and(|peer| peer.posted >= window)
             {
@@ -381,7 +390,7 @@ impl AmSink {
                 if let Err(error) = Self::reap(pending, engine) {
                     return Some(Err(error));
                 }
-                let Some(peer) = engine.core.endpoint(link, own) else {
+                let Some(peer) = engine.core.movers.ctx.endpoint(link, own) else {
                     return Some(Err(closed()));
                 };
                 if !peer.is_open() {
@@ -396,7 +405,7 @@ impl AmSink {
                 (room && out.admits()).then_some(Ok(()))
             },
             |engine, waker| {
-                if let Some(peer) = engine.core.endpoint(link, own) {
+                if let Some(peer) = engine.core.movers.ctx.endpoint(link, own) {
                     peer.ready.leave(ticket, waker);
                 }
             },

@@ -278,7 +278,10 @@ impl<'a, T: Completion> Atomic<'a, T> {
         let offset = begin + self.offset as u64;
         let mut inside = endpoint.shared().owner_inside()?;
         let (core, place) = (&mut inside.core, endpoint.place());
-        let old = core.atomic_in_mapping(place, near, offset, &self.request, window)?;
+        let old = core
+            .movers
+            .ctx
+            .atomic_in_mapping(place, near, offset, &self.request, window)?;
         Some((old, inside.over()))
     }
 
@@ -340,12 +343,21 @@ impl<'a, T: Completion> Atomic<'a, T> {
         }
         let (link, _) = self.endpoint.place();
         if self.way != Way::Signal {
-            return engine.core.atomic_now(link, target, &self.request);
+            return engine
+                .core
+                .movers
+                .ctx
+                .atomic_now(link, target, &self.request);
         }
         if !self.remote.is_counter() {
             return None;
         }
-        match engine.core.raise_now(link, target, self.request.operand)? {
+        match engine
+            .core
+            .movers
+            .ctx
+            .raise_now(link, target, self.request.operand)?
+        {
             Ok(false) => Some(Ok(0)),
             // What is left is to wake who sleeps.
             Ok(true) => {
@@ -356,7 +368,12 @@ impl<'a, T: Completion> Atomic<'a, T> {
                     add: 0,
                     slot: target.slot,
                 };
-                engine.core.signal_now(link, &signal).then_some(Ok(0))
+                engine
+                    .core
+                    .movers
+                    .ctx
+                    .signal_now(link, &signal)
+                    .then_some(Ok(0))
             }
             Err(error) => Some(Err(error)),
         }
@@ -364,7 +381,7 @@ impl<'a, T: Completion> Atomic<'a, T> {
 
     fn enter(&self, engine: &mut Engine, target: &Target) -> OpKey {
         let (link, _) = self.endpoint.place();
-        if let Some(peer) = engine.core.peer(link) {
+        if let Some(peer) = engine.core.movers.ctx.peer(link) {
             peer.posted += 1;
         }
         let fetch = self.way == Way::Fetch;
@@ -381,9 +398,17 @@ impl<'a, T: Completion> Atomic<'a, T> {
                     .copied()
                     .next(),
             };
-            return engine.core.enter_device_atomic(link, word, fetch);
+            return engine
+                .core
+                .movers
+                .ctx
+                .enter_device_atomic(link, word, fetch);
         }
-        engine.core.enter_atomic(link, target, &self.request, fetch)
+        engine
+            .core
+            .movers
+            .ctx
+            .enter_atomic(link, target, &self.request, fetch)
     }
 
     fn start(&self, engine: &mut Engine, target: &Target) -> Entered {

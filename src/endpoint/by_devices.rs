@@ -862,7 +862,7 @@ impl Bed {
         for (worker, scheme) in [(&self._here, sender), (&self.there, receiver)] {
             worker
                 .shared()
-                .inside(|engine| engine.core.one_sided.scheme = scheme);
+                .inside(|engine| engine.core.movers.scheme = scheme);
         }
     }
 }

@@ -178,7 +178,10 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
                     offset: self.offset,
                 };
                 let order = std::mem::take(&mut self.order);
-                engine.core.start_copy(copy, &types, order, self.unstaged)
+                engine
+                    .core
+                    .movers
+                    .start_copy(copy, &types, order, self.unstaged)
             })
         });
         match begun {
@@ -346,7 +349,7 @@ impl Worker {
     pub fn explain_copy(&self, from: MemoryType, to: MemoryType, length: usize) -> Explanation {
         let explained = self
             .shared()
-            .ask(|engine| engine.core.explain_copy(from, to, length));
+            .ask(|engine| engine.core.movers.explain_copy(from, to, length));
         explained.unwrap_or_else(|| Explanation::never("the worker was shut down"))
     }
 

@@ -91,11 +91,11 @@ impl Future for Fence<'_> {
             let (link, id) = this.endpoint.place();
             let shared = this.endpoint.shared();
             let (key, begun) = shared.begin(Operation::Flush, |engine| {
-                match engine.core.endpoint(link, id) {
+                match engine.core.movers.ctx.endpoint(link, id) {
                     None => Err(crate::worker::send::closed()),
                     Some(peer) => match peer.over() {
                         Some(error) => Err(error),
-                        None => Ok(engine.core.begin_flush(link, true)),
+                        None => Ok(engine.core.movers.ctx.begin_flush(link, true)),
                     },
                 }
             })?;
@@ -150,9 +150,15 @@ impl Future for FlushAll<'_> {
         if !std::mem::replace(&mut this.begun, true) {
             let begun = this.worker.shared().begin(Operation::Flush, |engine| {
                 let core = &mut engine.core;
-                let alive = core.peers.iter().flatten().filter(|peer| peer.is_alive());
+                let alive = core
+                    .movers
+                    .ctx
+                    .peers
+                    .iter()
+                    .flatten()
+                    .filter(|peer| peer.is_alive());
                 let links: Vec<_> = alive.map(|peer| peer.slot).collect();
-                let begin = |link| core.begin_flush(link, this.fence);
+                let begin = |link| core.movers.ctx.begin_flush(link, this.fence);
                 links.into_iter().filter_map(begin).collect::<Vec<_>>()
             });
             let handle = this.worker.handle();

@@ -65,7 +65,14 @@ impl Endpoint {
     fn ask<R>(&self, question: impl FnOnce(&Peer) -> R) -> Option<R> {
         let (link, id) = self.place();
         self.shared()
-            .ask(|engine| engine.core.endpoint(link, id).map(|peer| question(peer)))
+            .ask(|engine| {
+                engine
+                    .core
+                    .movers
+                    .ctx
+                    .endpoint(link, id)
+                    .map(|peer| question(peer))
+            })
             .flatten()
     }
 
@@ -140,8 +147,11 @@ impl Endpoint {
     ) -> Explanation {
         let (link, id) = self.place();
         let explained = self.shared().ask(|engine| {
-            engine.core.endpoint(link, id)?;
-            engine.core.explain(link, (operation, from, to), length)
+            engine.core.movers.ctx.endpoint(link, id)?;
+            engine
+                .core
+                .movers
+                .explain(link, (operation, from, to), length)
         });
         let Some(explained) = explained.flatten() else {
             return Explanation::never("the endpoint is closed");
@@ -254,7 +264,7 @@ pub(super) fn window_of(endpoint: &Endpoint) -> usize {
 pub(super) fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
     let (link, id) = endpoint.place();
     let window = window_of(endpoint);
-    match engine.core.endpoint(link, id) {
+    match engine.core.movers.ctx.endpoint(link, id) {
         Some(peer) if peer.is_open() && peer.posted >= window => Err(Error::new(
             ErrorKind::WouldBlock,
             "the window of posted operations is full",
@@ -268,7 +278,7 @@ pub(super) fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operat
 #[inline]
 pub(super) fn alive(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
     let (link, id) = endpoint.place();
-    match engine.core.endpoint(link, id) {
+    match engine.core.movers.ctx.endpoint(link, id) {
         Some(peer) if peer.is_open() => Ok(()),
         peer => Err(ended(peer, operation)),
     }
@@ -300,12 +310,14 @@ impl Future for Flush<'_> {
             let begun = this.endpoint.shared().begin(Operation::Flush, |engine| {
                 let core = &mut engine.core;
                 if let Some(error) = core
+                    .movers
+                    .ctx
                     .endpoint(link, id)
                     .map_or_else(|| Some(crate::worker::send::closed()), |peer| peer.over())
                 {
                     return Err(error.during(Operation::Flush));
                 }
-                Ok(core.begin_flush(link, false))
+                Ok(core.movers.ctx.begin_flush(link, false))
             });
             this.entered = begun?
                 .0?

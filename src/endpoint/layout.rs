@@ -291,7 +291,12 @@ mod tests {
             let (link, _) = self.endpoint.place();
             self.endpoint.shared().inside(|engine| {
                 engine.progress();
-                engine.core.peer(link).is_some_and(|peer| peer.is_open())
+                engine
+                    .core
+                    .movers
+                    .ctx
+                    .peer(link)
+                    .is_some_and(|peer| peer.is_open())
             })
         }
     }
@@ -462,12 +467,12 @@ mod tests {
         // Nothing is answered before the pass ends.
         let taken = hostile.endpoint.shared().inside(|engine| {
             let core = &mut engine.core;
-            let idle = core.peer(link).unwrap().link.take();
+            let idle = core.movers.ctx.peer(link).unwrap().link.take();
             let body = [&header[..], &two].concat();
             let taken = (0..1000)
                 .take_while(|_| core.message(link, control::GET_LAYOUT, 1, &body).is_ok())
                 .count();
-            core.peer(link).unwrap().link = idle;
+            core.movers.ctx.peer(link).unwrap().link = idle;
             taken
         });
         assert_eq!(taken, 64);

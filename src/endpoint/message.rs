@@ -19,7 +19,7 @@ use crate::{
     util::copy::copied,
     worker::{
         Handle,
-        core::{fill, truncated},
+        ctx::{fill, truncated},
         device::admit_target,
         inbox::{Arrived, Content, Front},
         operations::{Arrival, Outcome},
@@ -195,7 +195,11 @@ impl ActiveMessage {
         if let Content::Announced(announced) = std::mem::take(&mut self.content) {
             let (link, from) = (self.link, self.from);
             self.handle.shared.ask(|engine| {
-                engine.core.am_reject(link, from, announced.rts.op, reason);
+                engine
+                    .core
+                    .movers
+                    .ctx
+                    .am_reject(link, from, announced.rts.op, reason);
             });
         }
     }
@@ -208,7 +212,7 @@ pub(super) fn endpoint_of(
     from: EndpointId,
 ) -> Option<Endpoint> {
     let open = handle.shared.ask(|engine| {
-        let peer = engine.core.endpoint(link, from);
+        let peer = engine.core.movers.ctx.endpoint(link, from);
         peer.filter(|peer| peer.is_open())
             .map(|peer| peer.handles += 1)
     });

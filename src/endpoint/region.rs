@@ -66,7 +66,9 @@ impl RemoteRegion {
             let segment = route.map_or(0, |route| route.segment);
             endpoint.shared().begin(Operation::Memory, |engine| {
                 let core = &mut engine.core;
-                core.show_key(link, segment, key.slot, key.generation);
+                core.movers
+                    .ctx
+                    .show_key(link, segment, key.slot, key.generation);
             })?;
         }
         let target = Target {
@@ -169,6 +171,8 @@ impl RemoteRegion {
             match alive(engine, endpoint, Operation::Put) {
                 Ok(()) => engine
                     .core
+                    .movers
+                    .ctx
                     .within_mapping(link, &self.target(), length, act),
                 Err(error) => Some(Err(error)),
             }

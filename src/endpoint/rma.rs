@@ -1,7 +1,7 @@
 //! Puts and gets.
 //!
 //! # Safety
-//! A short access hands the address of a buffer that this future owns to `Core::access_now`, which uses it during the call only.
+//! A short access hands the address of a buffer that this future owns to `Ctx::access_now`, which uses it during the call only.
 #![allow(unsafe_code)]
 
 use std::{
@@ -230,7 +230,11 @@ impl<'a> Put<'a> {
         let mut inside = endpoint.shared().owner_inside()?;
         let (core, place) = (&mut inside.core, endpoint.place());
         // SAFETY: the buffer outlives the call, which only reads it.
-        unsafe { core.copy_in_mapping(place, near, offset, local, false, window) }?;
+        unsafe {
+            core.movers
+                .ctx
+                .copy_in_mapping(place, near, offset, local, false, window)
+        }?;
         Some(inside.over())
     }
 
@@ -261,9 +265,13 @@ impl<'a> Put<'a> {
         let (address, length) = (buffer.address().cast_mut(), buffer.len());
         // SAFETY: the buffer outlives the call, which only reads it.
         unsafe {
-            engine
-                .core
-                .access_now(link, &self.remote.region.target(), address, length, false)
+            engine.core.movers.ctx.access_now(
+                link,
+                &self.remote.region.target(),
+                address,
+                length,
+                false,
+            )
         }
     }
 
@@ -278,7 +286,7 @@ impl<'a> Put<'a> {
         let mut signal = signal?;
         let (link, _) = self.endpoint.place();
         if let Some(counter) = counter
-            && let Some(Ok(sleeps)) = engine.core.raise_now(link, counter, signal.add)
+            && let Some(Ok(sleeps)) = engine.core.movers.ctx.raise_now(link, counter, signal.add)
         {
             if !sleeps {
                 return None;
@@ -286,14 +294,14 @@ impl<'a> Put<'a> {
             // What is left is to wake who sleeps.
             signal.add = 0;
         }
-        if engine.core.signal_now(link, &signal) {
+        if engine.core.movers.ctx.signal_now(link, &signal) {
             return None;
         }
-        if let Some(peer) = engine.core.peer(link) {
+        if let Some(peer) = engine.core.movers.ctx.peer(link) {
             peer.posted += 1;
         }
         let put = self.work(Buffer::new(), Some(signal));
-        let key = engine.core.start_signal(link, put);
+        let key = engine.core.movers.ctx.start_signal(link, put);
         Some(Entered::new(self.endpoint.handle(), key))
     }
 
@@ -335,11 +343,16 @@ impl<'a> Put<'a> {
     #[cold]
     fn enter_failed(&self, engine: &mut Engine, buffer: Buffer, error: Error) -> Entered {
         let (link, _) = self.endpoint.place();
-        if let Some(peer) = engine.core.peer(link) {
+        if let Some(peer) = engine.core.movers.ctx.peer(link) {
             peer.posted += 1;
         }
         let work = Work::Put(self.work(buffer, None));
-        let key = engine.core.operations.insert(Some(link), false, work);
+        let key = engine
+            .core
+            .movers
+            .ctx
+            .operations
+            .insert(Some(link), false, work);
         engine
             .core
             .fail_operation(key, error.during(Operation::Put));
@@ -350,17 +363,18 @@ impl<'a> Put<'a> {
         let (link, _) = self.endpoint.place();
         let target = self.remote.region.target();
         let put = self.work(buffer, signal);
-        if let Some(peer) = engine.core.peer(link) {
+        if let Some(peer) = engine.core.movers.ctx.peer(link) {
             peer.posted += 1;
         }
         let key = match put.layout {
             Some(_) => engine
                 .core
+                .movers
                 .start_layout(link, Work::Put(put), self.priority),
             None => {
                 let how = (self.priority, self.unstaged);
                 let route = self.remote.region.route();
-                engine.core.start_put(link, target, put, how, route)
+                engine.core.movers.start_put(link, target, put, how, route)
             }
         };
         Entered::new(self.endpoint.handle(), key)
@@ -556,7 +570,11 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
         let mut inside = endpoint.shared().owner_inside()?;
         let (core, place) = (&mut inside.core, endpoint.place());
         // SAFETY: the buffer is borrowed alone for the call, which writes it only then.
-        unsafe { core.copy_in_mapping(place, near, offset, local, true, window) }?;
+        unsafe {
+            core.movers
+                .ctx
+                .copy_in_mapping(place, near, offset, local, true, window)
+        }?;
         Some(inside.over())
     }
 
@@ -587,9 +605,13 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
         let (address, length) = (buffer.address(), buffer.len());
         // SAFETY: the buffer is borrowed alone for the call, which writes it only then.
         unsafe {
-            engine
-                .core
-                .access_now(link, &self.remote.region.target(), address, length, true)
+            engine.core.movers.ctx.access_now(
+                link,
+                &self.remote.region.target(),
+                address,
+                length,
+                true,
+            )
         }
     }
 
@@ -622,17 +644,18 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
             got: 0,
             slot: None,
         };
-        if let Some(peer) = engine.core.peer(link) {
+        if let Some(peer) = engine.core.movers.ctx.peer(link) {
             peer.posted += 1;
         }
         let key = match get.layout {
             Some(_) => engine
                 .core
+                .movers
                 .start_layout(link, Work::Get(get), self.priority),
             None => {
                 let how = (self.priority, self.unstaged);
                 let route = self.remote.region.route();
-                engine.core.start_get(link, target, get, how, route)
+                engine.core.movers.start_get(link, target, get, how, route)
             }
         };
         Entered::new(self.endpoint.handle(), key)

@@ -16,7 +16,7 @@ use crate::{
     types::{EndpointId, Mask, OpKey, Priority, Tag},
     util::{copy::copied, seldom::Seldom, waker_slot::WakerSlot},
     worker::{
-        core::truncated,
+        ctx::truncated,
         device::{admit_source, admit_target},
         direct::{DirectOutcome, Owed},
         door::Begun,
@@ -228,6 +228,8 @@ impl<'a> TagSend<'a> {
             }
             if engine
                 .core
+                .movers
+                .ctx
                 .peer(link)
                 .is_some_and(|peer| peer.posted >= window)
             {
@@ -278,15 +280,17 @@ fn enter(
     };
     let key = engine
         .core
+        .movers
+        .ctx
         .operations
         .insert(Some(link), false, Work::Send(send));
-    if let Some(peer) = engine.core.peer(link) {
+    if let Some(peer) = engine.core.movers.ctx.peer(link) {
         peer.posted += 1;
     }
-    if unstaged && let Some(entry) = engine.core.operations.get(key) {
+    if unstaged && let Some(entry) = engine.core.movers.ctx.operations.get(key) {
         entry.unstaged = true;
     }
-    engine.core.prioritize(key, priority);
+    engine.core.movers.ctx.prioritize(key, priority);
     engine.core.submit(link, key);
     Entered::new(endpoint.handle(), key)
 }
@@ -295,7 +299,7 @@ impl TagSend<'_> {
     #[inline(always)]
     fn attempt(&self, engine: &mut Engine) -> Attempt {
         let (link, id) = self.endpoint.place();
-        let Some(peer) = engine.core.endpoint(link, id) else {
+        let Some(peer) = engine.core.movers.ctx.endpoint(link, id) else {
             return Attempt::Over(Err(closed()));
         };
         if !peer.is_open() {
@@ -356,8 +360,8 @@ impl<'a> TagSend<'a> {
         let mut inside = self.endpoint.shared().owner_inside()?;
         let place = self.endpoint.place();
         let result = match data.len() <= SHORT {
-            true => inside.core.send_short(place, self.tag, data)?,
-            false => inside.core.send_eager(place, self.tag, data)?,
+            true => inside.core.movers.ctx.send_short(place, self.tag, data)?,
+            false => inside.core.movers.ctx.send_eager(place, self.tag, data)?,
         };
         Some((result, inside.over()))
     }
@@ -511,11 +515,15 @@ fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut, unstaged: 
             arrival: None,
             order,
         };
-        let key = core.operations.insert(None, false, Work::Recv(recv));
-        if unstaged && let Some(entry) = core.operations.get(key) {
+        let key = core
+            .movers
+            .ctx
+            .operations
+            .insert(None, false, Work::Recv(recv));
+        if unstaged && let Some(entry) = core.movers.ctx.operations.get(key) {
             entry.unstaged = true;
         }
-        core.hand_over(key, taken.arrival, taken.message);
+        core.movers.hand_over(key, taken.arrival, taken.message);
         return key;
     }
     let key = core.post_receive(tag, mask, buffer, unstaged);
@@ -571,22 +579,30 @@ fn take_waiting(
         body,
     } = taken.message;
     if let Body::Announced(rts) = body {
-        let key = core.enter_receive(std::mem::take(buffer), link, taken.arrival);
-        core.begin_rendezvous(key, link, from, tag, rts);
+        let key = core
+            .movers
+            .ctx
+            .enter_receive(std::mem::take(buffer), link, taken.arrival);
+        core.movers.begin_rendezvous(key, link, from, tag, rts);
         return Some(Found::Entered(key));
     }
     if matches!(body, Body::Arriving { .. }) || body.is_on_device() {
-        let key = core.enter_receive(std::mem::take(buffer), link, taken.arrival);
+        let key = core
+            .movers
+            .ctx
+            .enter_receive(std::mem::take(buffer), link, taken.arrival);
         let message = Unexpected {
             link,
             from,
             tag,
             body,
         };
-        core.hand_over(key, taken.arrival, message);
+        core.movers.hand_over(key, taken.arrival, message);
         return Some(Found::Entered(key));
     }
-    Some(Found::Here(core.take_whole(buffer, link, from, tag, body)))
+    Some(Found::Here(
+        core.movers.ctx.take_whole(buffer, link, from, tag, body),
+    ))
 }
 
 #[cold]
@@ -851,13 +867,17 @@ impl Future for TagMatched<'_> {
             let (key, _) = handle.shared.begin(Operation::TagRecv, |engine| {
                 engine.progress();
                 let core = &mut engine.core;
-                let key = core.operations.insert(None, false, Work::Claim(None));
+                let key = core
+                    .movers
+                    .ctx
+                    .operations
+                    .insert(None, false, Work::Claim(None));
                 if let Some(taken) = core.take_unexpected(this.tag, this.mask) {
-                    core.hand_over(key, taken.arrival, taken.message);
+                    core.movers.hand_over(key, taken.arrival, taken.message);
                 } else {
                     let claim = Posted::Claim(key);
                     let post = core.posted.post(this.tag, this.mask, claim);
-                    if let Some(entry) = core.operations.get(key) {
+                    if let Some(entry) = core.movers.ctx.operations.get(key) {
                         entry.work = Work::Claim(Some(post));
                     }
                     if engine.closing {
@@ -955,10 +975,16 @@ impl Matched {
                 arrival: None,
                 order,
             };
-            let key = core.operations.insert(None, false, Work::Recv(recv));
+            let key = core
+                .movers
+                .ctx
+                .operations
+                .insert(None, false, Work::Recv(recv));
             if let Some((order, message)) = message {
                 let gone = matches!(message.body, Body::Announced(_))
                     && core
+                        .movers
+                        .ctx
                         .endpoint(message.link, message.from)
                         .is_none_or(|peer| !peer.is_alive());
                 if gone {
@@ -970,7 +996,7 @@ impl Matched {
                         ),
                     );
                 } else {
-                    core.hand_over(key, order, message);
+                    core.movers.hand_over(key, order, message);
                 }
             }
             key

@@ -236,6 +236,8 @@ impl Worker {
         let link = self.shared().ask(|engine| {
             let peer = engine
                 .core
+                .movers
+                .ctx
                 .peers
                 .iter_mut()
                 .flatten()
@@ -252,7 +254,7 @@ impl Worker {
     pub fn in_flight(&self) -> usize {
         let left = self.shared().ask(|engine| {
             engine.progress();
-            engine.core.operations.len() + engine.core.receives
+            engine.core.movers.ctx.operations.len() + engine.core.receives
         });
         left.unwrap_or(0)
     }

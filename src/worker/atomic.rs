@@ -7,18 +7,10 @@
 use std::sync::Arc;
 
 use crate::{
-    error::{Error, ErrorKind, Result},
-    memory::atomic::{COUNTER_SIZE, execute, raise},
-    protocol::{atomic, control},
+    error::{Error, ErrorKind},
+    memory::atomic::raise,
     sys::memfd::Mapping,
     transport::{Pair, Standing},
-    types::{Access, AtomicRequest, EndpointId, LinkId, OpKey},
-    worker::{
-        core::Core,
-        operations::{self, DeviceWord, Outcome, Work},
-        peer::at,
-        rma::{Near, Target, stale},
-    },
 };
 
 /// The error of an atomic operation that no device does.
@@ -31,10 +23,10 @@ pub(super) fn no_atomics() -> Error {
 /// A counter of a peer that is mapped here. Unlike other exposed memory it never becomes something else: its segment is freed with it, and what comes
 /// late goes into pages that only this mapping has. So it is raised without [`Pair::enter`].
 pub(crate) struct MappedCounter {
-    word: *mut u8,
-    _mapping: Arc<Mapping>,
-    pair: Arc<Pair>,
-    region: (u32, u64),
+    pub(in crate::worker) word: *mut u8,
+    pub(in crate::worker) _mapping: Arc<Mapping>,
+    pub(in crate::worker) pair: Arc<Pair>,
+    pub(in crate::worker) region: (u32, u64),
 }
 
 // SAFETY: `word` points into the mapping, which is kept, and is used by atomics alone.
@@ -53,219 +45,5 @@ impl MappedCounter {
         }
         // SAFETY: aligned, and checked against the mapping, which is kept.
         Some(unsafe { raise(self.word, add) })
-    }
-}
-
-impl Core {
-    /// A network device, or the peer's, did not do an atomic operation.
-    pub(super) fn atomic_refused(&mut self, key: OpKey, error: Error) {
-        let error = match error.kind() {
-            // This side has checked the range and the rights.
-            ErrorKind::AccessDenied => stale().with_source(error),
-            _ => error,
-        };
-        self.fail_operation(key, error);
-    }
-
-    /// Enters an atomic operation for a network device, to be submitted.
-    pub(crate) fn enter_device_atomic(
-        &mut self,
-        link: LinkId,
-        word: DeviceWord,
-        fetch: bool,
-    ) -> OpKey {
-        let work = operations::Atomic {
-            message: None,
-            fetch,
-            sent: false,
-            device: Some(word),
-        };
-        self.operations
-            .insert(Some(link), false, Work::Atomic(work))
-    }
-
-    /// Does an atomic operation at once. `None`: the word is not mapped here.
-    #[inline]
-    pub(crate) fn atomic_now(
-        &mut self,
-        link: LinkId,
-        target: &Target,
-        request: &AtomicRequest,
-    ) -> Option<Result<u64>> {
-        self.within_mapping(link, target, request.width.bytes(), |word| {
-            // SAFETY: aligned, and checked against the mapping by `mapped_at`; other processes use such words by atomics as well.
-            unsafe { execute(word, request) }
-        })
-    }
-
-    /// As [`Core::in_mapping`], an atomic operation; what the word was.
-    #[inline(always)]
-    pub(crate) fn atomic_in_mapping(
-        &mut self,
-        place: (LinkId, EndpointId),
-        near: &Near,
-        offset: u64,
-        request: &AtomicRequest,
-        window: usize,
-    ) -> Option<u64> {
-        let width = request.width;
-        if !near.is_aligned(offset, width) {
-            return None;
-        }
-        let (word, inside, _) = self.in_mapping(place, near, (offset, width.bytes()), window)?;
-        if !width.divides(word as u64) {
-            // A descriptor that contradicts itself: its owner says what it thinks of that.
-            return None;
-        }
-        // SAFETY: aligned, and checked against the mapping; other processes use such words by atomics as well.
-        let old = unsafe { execute(word, request) };
-        drop(inside);
-        Some(old)
-    }
-
-    /// Raises a counter at once. `None`: it is not mapped here; else whether somebody sleeps there, whom only a message wakes.
-    #[inline]
-    pub(crate) fn raise_now(
-        &mut self,
-        link: LinkId,
-        target: &Target,
-        add: u64,
-    ) -> Option<Result<bool>> {
-        self.within_mapping(link, target, COUNTER_SIZE, |word| {
-            // SAFETY: as in `atomic_now`, for both words.
-            unsafe { raise(word, add) }
-        })
-    }
-
-    /// A peer's counter, to be raised without the worker, if it is mapped here.
-    pub(crate) fn mapped_counter(
-        &mut self,
-        link: LinkId,
-        target: &Target,
-    ) -> Option<MappedCounter> {
-        let word = self.within_mapping(link, target, COUNTER_SIZE, |word| word)?;
-        let word = word.ok()?;
-        let one_copy = at(&mut self.peers, link)?.one_copy.as_ref()?;
-        Some(MappedCounter {
-            word,
-            _mapping: one_copy.mapping(target.segment)?.clone(),
-            pair: one_copy.pair.clone(),
-            region: (target.slot, target.generation),
-        })
-    }
-
-    /// Does something with `length` bytes that are mapped here and exposed there, and begin at a multiple of their length, or of eight.
-    #[inline]
-    pub(crate) fn within_mapping<R>(
-        &mut self,
-        link: LinkId,
-        target: &Target,
-        length: usize,
-        act: impl FnOnce(*mut u8) -> R,
-    ) -> Option<Result<R>> {
-        let peer = at(&mut self.peers, link)?;
-        let one_copy = peer.one_copy.as_ref()?;
-        if target.slot as usize >= Pair::GENERATIONS || target.segment == 0 {
-            return None;
-        }
-        let Some(word) = one_copy.mapped_at(target, length) else {
-            // Later operations find it mapped; this one goes the other way.
-            peer.show_key(target.segment, target.slot, target.generation);
-            return None;
-        };
-        if !(word as usize).is_multiple_of(length.min(8)) {
-            // The descriptor contradicts itself: its owner says what it thinks of that.
-            return None;
-        }
-        one_copy.pair.enter();
-        let result = match one_copy.pair.standing(target.slot, target.generation) {
-            Standing::Let => Some(Ok(act(word))),
-            Standing::TakenBack => Some(Err(stale())),
-            Standing::Unknown => None,
-        };
-        one_copy.pair.leave();
-        if result.is_none() {
-            peer.show_key(target.segment, target.slot, target.generation);
-        }
-        result
-    }
-
-    /// Enters an atomic operation for the owner of the word, to be submitted.
-    pub(crate) fn enter_atomic(
-        &mut self,
-        link: LinkId,
-        target: &Target,
-        request: &AtomicRequest,
-        fetch: bool,
-    ) -> OpKey {
-        let message = control::Atomic {
-            generation: target.generation,
-            offset: target.offset,
-            operand: request.operand,
-            compare: request.compare,
-            slot: target.slot,
-            code: atomic::code(request, fetch),
-        };
-        let work = operations::Atomic {
-            message: Some(message),
-            fetch,
-            sent: false,
-            device: None,
-        };
-        self.operations
-            .insert(Some(link), false, Work::Atomic(work))
-    }
-
-    /// A peer asks for an atomic operation on memory of this side.
-    pub(super) fn atomic_request(
-        &mut self,
-        link: LinkId,
-        op: u64,
-        body: &control::Atomic,
-    ) -> Result<()> {
-        let (request, fetch) = atomic::request(body)?;
-        let access = if fetch {
-            Access::READ | Access::WRITE
-        } else {
-            Access::WRITE
-        };
-        let width = request.width.bytes() as u64;
-        let done = self
-            .regions
-            .check(body.slot, body.generation, body.offset, width, access)
-            .and_then(|exposed| {
-                let old = exposed.atomic(body.offset as usize, &request)?;
-                exposed.take_reached(&mut self.wakes);
-                Ok(old)
-            });
-        match done {
-            Ok(old) if fetch => self.control(link, control::FETCHED, op, &old.to_le_bytes()),
-            Ok(_) => self.control(link, control::DONE, op, &[]),
-            Err(error) => self.refuse(link, op, error.kind()),
-        }
-        Ok(())
-    }
-
-    /// The old value of a word has come.
-    pub(super) fn word_fetched(&mut self, link: LinkId, key: OpKey, body: &[u8]) -> Result<()> {
-        let old = body
-            .try_into()
-            .map(u64::from_le_bytes)
-            .map_err(|_| Error::new(ErrorKind::Protocol, "not a word"))?;
-        let Some(entry) = self
-            .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link) && entry.outcome.is_none())
-        else {
-            return Ok(());
-        };
-        if !matches!(&entry.work, Work::Atomic(atomic) if atomic.fetch && atomic.sent) {
-            return Err(Error::new(
-                ErrorKind::Protocol,
-                "a word for what asked for none",
-            ));
-        }
-        self.finish(key, Outcome::Value(old));
-        Ok(())
     }
 }

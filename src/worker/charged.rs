@@ -19,8 +19,8 @@ use crate::{
         Refusals,
         frames::{Bed, LINK, OP},
         operations::{Send, SendStage, Work},
-        peer::{ANSWER, ANSWERS, Queued},
-        queue::Lane,
+        peer::{ANSWER, ANSWERS},
+        queue::{Lane, Queued},
     },
 };
 
@@ -80,7 +80,11 @@ fn route(region: &Region) -> Vec<u8> {
 fn over(bed: &mut Bed) {
     let gone = Error::new(ErrorKind::ConnectionReset, "the peer is gone");
     bed.core.fail(LINK, gone);
-    assert_eq!(bed.core.ledger.held(), Amount::default(), "left behind");
+    assert_eq!(
+        bed.core.movers.ctx.ledger.held(),
+        Amount::default(),
+        "left behind"
+    );
 }
 
 /// Each kind of request that this side serves while the peer reads nothing: as many as may be, and no more; all of them are over when it reads,
@@ -97,7 +101,7 @@ fn requests_of_every_kind() {
             let memory: Box<dyn DomainMemory> = Box::new(Device);
             let device = bed.regions.expose(BufferMut::from(memory), access);
             let device = device.expect("exposed");
-            let announced = bed.core.operations.insert(
+            let announced = bed.core.movers.ctx.operations.insert(
                 Some(LINK),
                 false,
                 Work::Send(Send {
@@ -136,7 +140,7 @@ fn requests_of_every_kind() {
             for _ in 0..LIMIT + 3 {
                 bed.say(id, header, &body).expect("served, or refused");
             }
-            let held = bed.core.ledger.held();
+            let held = bed.core.movers.ctx.ledger.held();
             // A list of one block.
             let list = if kind == 2 { 16 * LIMIT as u64 } else { 0 };
             let answers = 3 * ANSWER as u64;
@@ -144,8 +148,12 @@ fn requests_of_every_kind() {
             assert_eq!(held.requests, LIMIT as u64, "kind {kind}");
             let mut counted = Refusals::default();
             counted.connection.requests = 3;
-            assert_eq!(bed.core.refused(), counted, "kind {kind}");
-            assert_eq!(bed.core.operations.len(), 1 + LIMIT, "kind {kind}");
+            assert_eq!(bed.core.movers.ctx.refused(), counted, "kind {kind}");
+            assert_eq!(
+                bed.core.movers.ctx.operations.len(),
+                1 + LIMIT,
+                "kind {kind}"
+            );
             if reads {
                 let answers = bed.make_room();
                 let refused = answers.iter().filter(|(id, _, body)| {
@@ -159,7 +167,11 @@ fn requests_of_every_kind() {
                 });
                 assert_eq!(refused.count(), 3, "kind {kind}: {answers:?}");
                 // A route's loan is over when the peer has opened it: here there is none to open.
-                assert_eq!(bed.core.ledger.held(), Amount::default(), "kind {kind}");
+                assert_eq!(
+                    bed.core.movers.ctx.ledger.held(),
+                    Amount::default(),
+                    "kind {kind}"
+                );
                 bed.say(id, header, &body).expect("room again");
             }
             over(&mut bed);
@@ -194,26 +206,26 @@ fn who_does_not_read_is_cut_off() {
     for _ in 0..ANSWERS {
         ask(&mut bed);
     }
-    let held = bed.core.ledger.held();
+    let held = bed.core.movers.ctx.ledger.held();
     assert_eq!(held, Amount::bytes(ANSWERS as usize * ANSWER));
-    assert!(bed.core.failures.is_empty());
+    assert!(bed.core.movers.ctx.failures.is_empty());
     assert_eq!(bed.make_room().len(), ANSWERS as usize);
-    assert_eq!(bed.core.ledger.held(), Amount::default());
+    assert_eq!(bed.core.movers.ctx.ledger.held(), Amount::default());
 
     let mut bed = Bed::new(0);
     for _ in 0..ANSWERS {
         ask(&mut bed);
     }
-    assert!(bed.core.failures.is_empty());
+    assert!(bed.core.movers.ctx.failures.is_empty());
     ask(&mut bed);
-    let failures: Vec<_> = bed.core.failures.drain(..).collect();
+    let failures: Vec<_> = bed.core.movers.ctx.failures.drain(..).collect();
     assert_eq!(failures.len(), 1);
     assert_eq!(failures[0].1.kind(), ErrorKind::Protocol);
     let counted = Refusals {
         unread_answers: 1,
         ..Refusals::default()
     };
-    assert_eq!(bed.core.refused(), counted);
+    assert_eq!(bed.core.movers.ctx.refused(), counted);
     over(&mut bed);
 }
 
@@ -229,15 +241,15 @@ fn answers_count_for_their_source() {
             .message(LINK, control::ATOMIC, OP, &atomic(&region))
             .expect("room for the answer");
     }
-    assert!(bed.core.failures.is_empty());
+    assert!(bed.core.movers.ctx.failures.is_empty());
     bed.core
         .message(LINK, control::ATOMIC, OP, &atomic(&region))
         .expect("told by the worker");
-    let failures: Vec<_> = bed.core.failures.drain(..).collect();
+    let failures: Vec<_> = bed.core.movers.ctx.failures.drain(..).collect();
     assert_eq!(failures[0].1.kind(), ErrorKind::Exhausted);
     let mut counted = Refusals::default();
     counted.source.unexpected_bytes = 1;
-    assert_eq!(bed.core.refused(), counted);
+    assert_eq!(bed.core.movers.ctx.refused(), counted);
     over(&mut bed);
 }
 
@@ -245,17 +257,17 @@ fn answers_count_for_their_source() {
 #[test]
 fn own_messages_cut_nobody_off() {
     let mut bed = Bed::new(0);
-    let peer = bed.core.peer(LINK).expect("there");
+    let peer = bed.core.movers.ctx.peer(LINK).expect("there");
     for op in 0..4 * u64::from(ANSWERS) {
         let key = crate::types::OpKey(op);
         peer.queue.push(Lane::Normal, Queued::Operation(key));
     }
     for op in 0..2 * u64::from(ANSWERS) {
-        bed.core.control(LINK, control::CANCEL, op, &[]);
+        bed.core.movers.ctx.control(LINK, control::CANCEL, op, &[]);
     }
-    bed.core.control(LINK, control::DONE, OP, &[]);
-    assert!(bed.core.failures.is_empty());
-    assert_eq!(bed.core.ledger.held(), Amount::bytes(ANSWER));
+    bed.core.movers.ctx.control(LINK, control::DONE, OP, &[]);
+    assert!(bed.core.movers.ctx.failures.is_empty());
+    assert_eq!(bed.core.movers.ctx.ledger.held(), Amount::bytes(ANSWER));
     over(&mut bed);
 }
 
@@ -279,7 +291,7 @@ fn half_a_message_is_charged_whole() {
         };
         let whole = Amount::bytes(prefix.len() + length);
         let place = bed.core.place(LINK, id, header, prefix, length);
-        assert_eq!(bed.core.ledger.held(), whole, "{place:?}");
+        assert_eq!(bed.core.movers.ctx.ledger.held(), whole, "{place:?}");
         // The rest comes, and is charged for what it is now.
         match place.expect("let in") {
             Place::Whole => {
@@ -289,10 +301,14 @@ fn half_a_message_is_charged_whole() {
             Place::Memory { token, .. } => bed.core.placed(LINK, token),
             Place::Discard => panic!("wanted"),
         }
-        bed.core.failures.clear();
+        bed.core.movers.ctx.failures.clear();
         while bed.core.take_unexpected(Tag(7), Mask::ALL).is_some() {}
         while bed.core.am_take(ID, serial).is_some() {}
-        assert_eq!(bed.core.ledger.held(), Amount::default(), "message {id}");
+        assert_eq!(
+            bed.core.movers.ctx.ledger.held(),
+            Amount::default(),
+            "message {id}"
+        );
     }
     // Short ones come at once, and bytes for what is not there are kept by nobody.
     let place = bed.core.place(LINK, control::TAG_EAGER, 7, &[], 4096);
@@ -307,7 +323,7 @@ fn half_a_message_is_charged_whole() {
         .core
         .place(LINK, control::LAYOUT_DATA, OP, &answer, LENGTH);
     assert!(matches!(place, Ok(Place::Discard)), "{place:?}");
-    assert_eq!(bed.core.ledger.held(), Amount::default());
+    assert_eq!(bed.core.movers.ctx.ledger.held(), Amount::default());
 
     for (id, header) in [(control::TAG_EAGER, 7), (control::AM_EAGER, word)] {
         let mut bed = Bed::new(100);

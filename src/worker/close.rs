@@ -17,6 +17,7 @@ use crate::{
     types::{EndpointId, LinkId, OpKey},
     worker::{
         core::Core,
+        ctx::Ctx,
         engine::Engine,
         operations::{RecvStage, Work},
         peer::{Status, at},
@@ -35,7 +36,7 @@ impl Shared {
     ) -> Poll<Option<Error>> {
         self.with(|engine| {
             engine.progress();
-            match engine.core.endpoint(link, id) {
+            match engine.core.movers.ctx.endpoint(link, id) {
                 None => Poll::Ready(None),
                 Some(peer) => match &peer.status {
                     Status::Closed(error) => Poll::Ready(Some(error.duplicate())),
@@ -52,7 +53,7 @@ impl Shared {
 impl Engine {
     /// Begins to close an endpoint: `CLOSE` goes out once its operations have ended.
     pub(crate) fn begin_close(&mut self, link: LinkId, id: EndpointId) {
-        if let Some(peer) = self.core.endpoint(link, id)
+        if let Some(peer) = self.core.movers.ctx.endpoint(link, id)
             && matches!(peer.status, Status::Open)
         {
             self.core.begin_close(link);
@@ -61,31 +62,13 @@ impl Engine {
 
     /// Ends a connection at once.
     pub(crate) fn abort(&mut self, link: LinkId, id: EndpointId, error: Error) {
-        if self.core.endpoint(link, id).is_some() {
+        if self.core.movers.ctx.endpoint(link, id).is_some() {
             self.fail(link, error);
         }
     }
 }
 
-impl Core {
-    /// Closes an open connection from this side.
-    pub(crate) fn begin_close(&mut self, link: LinkId) {
-        let Some(peer) = at(&mut self.peers, link) else {
-            return;
-        };
-        peer.status = Status::Closing { sent: false };
-        peer.ready.take(&mut self.wakes);
-        if peer.is_own() {
-            // Both ends close at once, and nobody is left to match what is announced.
-            self.peer_closes(
-                link,
-                Error::new(ErrorKind::Closed, "the endpoint was closed"),
-            );
-            self.forget_announced(link);
-        }
-        self.close_step(link);
-    }
-
+impl Ctx {
     /// The peer begins nothing more and matches nothing more.
     fn peer_closes(&mut self, link: LinkId, reason: Error) {
         let Some(peer) = at(&mut self.peers, link) else {
@@ -99,49 +82,6 @@ impl Core {
         peer.ready.take(&mut self.wakes);
         self.end_unmatched(link, &reason);
         self.runnable.push_back(link);
-    }
-
-    /// A closing endpoint says so once nothing is left to send.
-    pub(crate) fn close_step(&mut self, link: LinkId) {
-        let Some(peer) = at(&mut self.peers, link) else {
-            return;
-        };
-        if !matches!(peer.status, Status::Closing { sent: false }) || !peer.queue.is_empty() {
-            return;
-        }
-        let reader_gone = peer.reason.is_some();
-        let busy = self.operations.of_link(link).any(|(_, entry)| {
-            // Devices' rails are not ordered with this message.
-            (entry.outcome.is_none() || entry.copies > 0 || entry.is_with_devices())
-                && match &entry.work {
-                    Work::Send(_)
-                    | Work::Put(_)
-                    | Work::Get(_)
-                    | Work::Atomic(_)
-                    | Work::Serve(_)
-                    | Work::Fill(_)
-                    | Work::Lent(_)
-                    | Work::ClaimLanding { .. }
-                    | Work::Help { .. } => true,
-                    Work::Write(_) => !reader_gone,
-                    // Matched: its sender may end what it announced when it hears of the close.
-                    Work::Recv(recv) => {
-                        matches!(
-                            recv.stage,
-                            RecvStage::Landing { .. } | RecvStage::Copying | RecvStage::Shared(_)
-                        )
-                    }
-                    _ => false,
-                }
-        });
-        // What a stream has left is void once its reader has gone.
-        if busy || !reader_gone && self.streams.has_unsent(link) {
-            return;
-        }
-        peer.status = Status::Closing { sent: true };
-        let answer = u64::from(peer.reason.is_some());
-        self.control(link, control::CLOSE, answer, &[]);
-        self.forget_announced(link);
     }
 
     /// The peer says that it closes (0), or that it has read this side's word of it (1).
@@ -173,17 +113,82 @@ impl Core {
         }
         Ok(())
     }
+}
+
+impl Core {
+    /// Closes an open connection from this side.
+    pub(crate) fn begin_close(&mut self, link: LinkId) {
+        let Some(peer) = at(&mut self.movers.ctx.peers, link) else {
+            return;
+        };
+        peer.status = Status::Closing { sent: false };
+        peer.ready.take(&mut self.movers.ctx.wakes);
+        if peer.is_own() {
+            // Both ends close at once, and nobody is left to match what is announced.
+            self.movers.ctx.peer_closes(
+                link,
+                Error::new(ErrorKind::Closed, "the endpoint was closed"),
+            );
+            self.forget_announced(link);
+        }
+        self.close_step(link);
+    }
+
+    /// A closing endpoint says so once nothing is left to send.
+    pub(crate) fn close_step(&mut self, link: LinkId) {
+        let Some(peer) = at(&mut self.movers.ctx.peers, link) else {
+            return;
+        };
+        if !matches!(peer.status, Status::Closing { sent: false }) || !peer.queue.is_empty() {
+            return;
+        }
+        let reader_gone = peer.reason.is_some();
+        let busy = self.movers.ctx.operations.of_link(link).any(|(_, entry)| {
+            // Devices' rails are not ordered with this message.
+            (entry.outcome.is_none() || entry.copies > 0 || entry.is_with_devices())
+                && match &entry.work {
+                    Work::Send(_)
+                    | Work::Put(_)
+                    | Work::Get(_)
+                    | Work::Atomic(_)
+                    | Work::Serve(_)
+                    | Work::Fill(_)
+                    | Work::Lent(_)
+                    | Work::ClaimLanding { .. }
+                    | Work::Help { .. } => true,
+                    Work::Write(_) => !reader_gone,
+                    // Matched: its sender may end what it announced when it hears of the close.
+                    Work::Recv(recv) => {
+                        matches!(
+                            recv.stage,
+                            RecvStage::Landing { .. } | RecvStage::Copying | RecvStage::Shared(_)
+                        )
+                    }
+                    _ => false,
+                }
+        });
+        // What a stream has left is void once its reader has gone.
+        if busy || !reader_gone && self.streams.has_unsent(link) {
+            return;
+        }
+        peer.status = Status::Closing { sent: true };
+        let answer = u64::from(peer.reason.is_some());
+        self.movers.ctx.control(link, control::CLOSE, answer, &[]);
+        self.forget_announced(link);
+    }
 
     /// Ends all operations that belong to no connection.
     pub(crate) fn end_all(&mut self, error: &Error) {
         let keys: Vec<OpKey> = self
+            .movers
+            .ctx
             .operations
             .iter()
             .filter(|(_, entry)| entry.outcome.is_none())
             .map(|(key, _)| key)
             .collect();
         for key in keys {
-            if self.operations.get(key).is_some_and(|entry| {
+            if self.movers.ctx.operations.get(key).is_some_and(|entry| {
                 matches!(
                     entry.work,
                     Work::Recv(_) | Work::Claim(_) | Work::Copy(_) | Work::Flush
@@ -193,9 +198,12 @@ impl Core {
             }
         }
         self.fail_receives(error);
-        self.wakes.append(&mut self.arrivals);
+        self.movers.ctx.wakes.append(&mut self.movers.ctx.arrivals);
         self.am_end();
-        self.regions.take_waiters(&mut self.wakes);
+        self.movers
+            .ctx
+            .regions
+            .take_waiters(&mut self.movers.ctx.wakes);
     }
 }
 
@@ -218,12 +226,15 @@ mod tests {
         let (mut core, _) = core();
         post_receives(&mut core, 100_000);
         let normal = (Priority::Normal, false);
-        let keys = [(); 3].map(|()| core.start_put(LINK, target(false), put(8), normal, None));
+        let keys = [(); 3].map(|()| {
+            core.movers
+                .start_put(LINK, target(false), put(8), normal, None)
+        });
         core.message(LINK, control::CLOSE, 0, &[]).expect("a close");
         for key in &keys[1..] {
             core.message(LINK, control::DONE, key.0, &[])
                 .expect("an answer");
-            while core.runnable.pop_front().is_some() {
+            while core.movers.ctx.runnable.pop_front().is_some() {
                 core.pump(LINK);
             }
         }
@@ -231,7 +242,7 @@ mod tests {
         for key in keys {
             assert!(core.take_outcome(key).is_some());
         }
-        let looked_at = core.operations.looked_at();
+        let looked_at = core.movers.ctx.operations.looked_at();
         assert!((3..50).contains(&looked_at), "{looked_at} of 100,003");
     }
 }

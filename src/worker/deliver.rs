@@ -22,17 +22,21 @@ use crate::{
     util::copy::{copied, copy_slice},
     worker::{
         copy::{Remote, Transfer, chunks},
-        core::{Core, truncated},
+        core::Core,
+        ctx::{Ctx, truncated},
         layout::{LEAST, PACK},
+        movers::Movers,
         one_sided::OneSided,
         operations::{
-            Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Source, Unexpected, Work,
+            Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Unexpected, Work,
         },
         peer::{OneCopy, at},
-        send::{FRAGMENT, give, lend},
+        send::{give, lend},
         signal::put_parts,
+        source::Source,
+        step::FRAGMENT,
+        violation::violation,
         ways::Way,
-        windows::Window,
     },
 };
 
@@ -48,11 +52,6 @@ const AT_ONCE: usize = 4096;
 const HELP: usize = 32;
 
 #[cold]
-pub(super) fn violation(message: &'static str) -> Error {
-    Error::new(ErrorKind::Protocol, message)
-}
-
-#[cold]
 fn too_long() -> Error {
     violation("a message is longer than any of its kind")
 }
@@ -63,164 +62,13 @@ fn operation(body: &[u8]) -> Result<(u64, &[u8])> {
         .ok_or_else(|| violation("short message"))
 }
 
-impl Core {
-    /// The way of a short message to a receive that is being polled. `false`: it goes another.
-    #[inline(always)]
-    fn eager_direct(&mut self, link: LinkId, tag: Tag, data: &[u8]) -> bool {
-        let Some(direct) = &mut self.direct else {
-            return false;
-        };
-        let Some(peer) = at(&mut self.peers, link) else {
-            return false;
-        };
-        let cost = eager_cost(data.len());
-        if !self.posted.is_empty() || !direct.accepts(tag) || !peer.receive_window.admits(cost) {
-            return false;
-        }
-        direct.fill(data, tag, peer.id);
-        peer.receive_window.pass(cost);
-        match peer.receive_window.due(&Terms::EAGER) {
-            Due::Nothing => {}
-            due => self.give_back(Window::Eager(link), due),
-        }
-        true
-    }
-
-    /// An eager message, whole, in all other cases.
-    fn eager_message(
-        &mut self,
-        link: LinkId,
-        tag: Tag,
-        data: &[u8],
-        ack: Option<u64>,
-    ) -> Result<()> {
-        let cost = eager_cost(data.len());
-        let Some(from) = self.peer(link).map(|peer| peer.id) else {
-            return Ok(());
-        };
-        self.hold_window(link, data.len())?;
-        if self.fill_receive((link, from), tag, data) {
-            // It is in the buffer, and whoever waits for it is woken.
-        } else if let Some(key) = self.match_posted(tag) {
-            if self.waits_on_device(key) {
-                // Its share of the window is returned when an engine has copied it.
-                let data = Buffer::from(copied(data));
-                if let Some(op) = ack {
-                    self.control(link, control::DONE, op, &[]);
-                }
-                self.store_message(key, (link, from, tag), data, cost);
-                return Ok(());
-            }
-            self.eager_claimed(key, (link, from), tag, data);
-        } else if let Some(direct) = &mut self.direct
-            && direct.accepts(tag)
-        {
-            direct.fill(data, tag, from);
-        } else {
-            let message = Unexpected {
-                link,
-                from,
-                tag,
-                body: whole(data, ack, cost),
-            };
-            self.keep_unexpected(message)?;
-            self.kept(link);
-            return Ok(());
-        }
-        if let Some(op) = ack {
-            self.control(link, control::DONE, op, &[]);
-        }
-        self.consumed(link, cost);
-        Ok(())
-    }
-
+impl Ctx {
     /// Whether an operation is a receive into memory that the host does not reach.
     fn waits_on_device(&mut self, key: OpKey) -> bool {
         match self.operations.get(key).map(|entry| &entry.work) {
             Some(Work::Recv(recv)) => recv.buffer.is_on_device(),
             _ => false,
         }
-    }
-
-    fn eager_claimed(
-        &mut self,
-        key: OpKey,
-        (link, from): (LinkId, EndpointId),
-        tag: Tag,
-        data: &[u8],
-    ) {
-        let order = self.unexpected.arrival();
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        // It ends here, and need not be found among those of the connection.
-        entry.link = Some(link);
-        if let Work::Claim(post) = &mut entry.work {
-            *post = None;
-            // Consumed and acknowledged by the caller: a claim is a match.
-            let message = Unexpected {
-                link,
-                from,
-                tag,
-                body: whole(data, None, 0),
-            };
-            self.finish(key, Outcome::Claimed(Ok(Box::new((order, message)))));
-        }
-    }
-
-    /// An announced message: matched, or kept.
-    fn announced(&mut self, link: LinkId, tag: Tag, rts: Announcement) -> Result<()> {
-        let Some(peer) = self.peer(link) else {
-            return Ok(());
-        };
-        if !peer.matches_announced() {
-            // It went out before the peer read that this side is done; the sender ends it.
-            return Ok(());
-        }
-        let from = peer.id;
-        self.hold_announcement(link)?;
-        self.lacked(link, rts.length);
-        if let Some(key) = self.match_posted(tag) {
-            let order = self.unexpected.arrival();
-            self.hand_over(
-                key,
-                order,
-                Unexpected {
-                    link,
-                    from,
-                    tag,
-                    body: Body::Announced(rts),
-                },
-            );
-            return Ok(());
-        }
-        if let Some(direct) = &mut self.direct
-            && direct.accepts(tag)
-        {
-            let buffer = direct.take_buffer();
-            let order = self.unexpected.arrival();
-            let key = self.enter_direct(buffer, link, order);
-            self.begin_rendezvous(key, link, from, tag, rts);
-            return Ok(());
-        }
-        if self.unexpected.has(Name::Announced(link, rts.op)) {
-            return Err(violation("announced twice"));
-        }
-        self.keep_unexpected(Unexpected {
-            link,
-            from,
-            tag,
-            body: Body::Announced(rts),
-        })
-    }
-
-    /// The receive that is being polled goes into the table.
-    fn enter_direct(&mut self, buffer: BufferMut, link: LinkId, order: Order) -> OpKey {
-        let key = self.enter_receive(buffer, link, order);
-        if let Some(direct) = &mut self.direct {
-            direct.entered(key);
-        }
-        key
     }
 
     /// Puts a matched receive into the table.
@@ -232,244 +80,6 @@ impl Core {
             order,
         };
         self.operations.insert(Some(link), false, Work::Recv(recv))
-    }
-
-    /// A receive has met an announced message: decides how the bytes come.
-    pub(crate) fn begin_rendezvous(
-        &mut self,
-        key: OpKey,
-        link: LinkId,
-        from: EndpointId,
-        tag: Tag,
-        rts: Announcement,
-    ) {
-        if self.operations.get(key).is_none_or(|entry| !entry.discards) {
-            self.drop_announcement(link);
-        }
-        if self
-            .endpoint(link, from)
-            .is_some_and(|peer| !peer.matches_announced())
-        {
-            let gone = "the sender is gone, and the message with it";
-            self.fail_operation(key, Error::new(ErrorKind::ConnectionReset, gone));
-            return;
-        }
-        let Some(entry) = self.operations.attach(key, link) else {
-            return;
-        };
-        let Work::Recv(recv) = &mut entry.work else {
-            return;
-        };
-        let room = recv.buffer.len();
-        if rts.length > room as u64 {
-            // The message is gone, as with any receive that is too short; its sender is done.
-            recv.stage = RecvStage::Done;
-            self.control(link, control::DONE, rts.op, &[]);
-            self.fail_operation(key, truncated(rts.length, room));
-            return;
-        }
-        if let Err(error) = recv.buffer.takes_from(from) {
-            recv.stage = RecvStage::Done;
-            self.refuse(link, rts.op, error.kind());
-            self.fail_operation(key, error);
-            return;
-        }
-        if recv.buffer.is_on_device() {
-            recv.arrival = Some(Arrival {
-                length: rts.length as usize,
-                tag,
-                from,
-            });
-            let of_device = rts.segment == control::TABLE && rts.segment_offset == 0;
-            self.begin_pull(key, link, rts.op, rts.length as usize, of_device);
-            return;
-        }
-        if recv.buffer.is_list() || rts.segment == control::TABLE {
-            self.begin_list(key, link, from, tag, *rts);
-            return;
-        }
-        let length = rts.length as usize;
-        recv.arrival = Some(Arrival { length, tag, from });
-        let is_owned = recv.buffer.segment().is_some();
-        let Some(peer) = at(&mut self.peers, link) else {
-            return;
-        };
-        let scheme = self.one_sided.scheme;
-        let mut remote = peer.one_copy.as_mut().and_then(|one_copy| {
-            let (segment, offset) = (rts.segment, rts.segment_offset);
-            let remote = one_copy.reach(segment, offset, length, rts.address, false)?;
-            let mapped = matches!(remote, Remote::Mapped(..));
-            let halved = one_copy.cma.is_some() && rts.slot != control::NONE && is_owned;
-            let way = one_copy.ways.next(scheme, (key, length), mapped, halved);
-            (way == Way::OneCopy).then_some(remote)
-        });
-        for way in plan::comes(false, false, false) {
-            match (way, remote.take()) {
-                (Comes::Copied, Some(remote)) => self.receive_copied(link, key, &rts, remote),
-                (Comes::Devices, _) if self.receive_by_devices(link, key, &rts) => {
-                    trace::operation("tag receive", length, "rendezvous, by network devices");
-                }
-                (Comes::Copied | Comes::Devices, _) => continue,
-                _ => self.receive_fragments(link, key, &rts),
-            }
-            return;
-        }
-    }
-
-    /// A receive copies a message out of its sender's memory.
-    fn receive_copied(&mut self, link: LinkId, key: OpKey, rts: &Announcement, remote: Remote) {
-        let length = rts.length as usize;
-        let (Some(peer), Some(entry)) = (at(&mut self.peers, link), self.operations.get(key))
-        else {
-            return;
-        };
-        let Work::Recv(recv) = &mut entry.work else {
-            return;
-        };
-        let way = match remote {
-            Remote::Mapped(..) => "rendezvous, copied in mapped memory",
-            Remote::Address(_) => "rendezvous, copied by cma",
-        };
-        trace::operation("tag receive", length, way);
-        let local = recv.buffer.address();
-        // What a peer says it has moved into memory here cannot be checked, so it takes a share only where the kernel lets the
-        // two processes at each other's memory anyway.
-        let is_trusted = peer
-            .one_copy
-            .as_ref()
-            .is_some_and(|one_copy| one_copy.cma.is_some());
-        let is_counted = rts.slot != control::NONE;
-        let chunks = plan::is_shared(is_trusted, is_counted, length).then_some(rts.slot);
-        recv.stage = chunks.map_or(RecvStage::Copying, RecvStage::Shared);
-        if chunks.is_some() {
-            let mut rtr = ready(key, local);
-            rtr.scheme = 1;
-            let segment = recv
-                .buffer
-                .segment()
-                .map(|(segment, offset)| (segment.clone(), offset));
-            if let (Some((segment, offset)), Some(one_copy), Some(to)) =
-                (segment, &mut peer.one_copy, &mut peer.link)
-                && plan::counts(length)
-                && lend(one_copy, &mut **to, &segment)
-            {
-                rtr.segment = segment.id();
-                rtr.segment_offset = offset as u64;
-            }
-            self.control(link, control::TAG_RTR, rts.op, &rtr.encode());
-        }
-        self.start_transfer(Transfer {
-            link,
-            op: key,
-            peer_op: Some(rts.op),
-            local,
-            length,
-            remote,
-            pull: true,
-            chunks,
-            region: None,
-            next: 0,
-            spread: None,
-        });
-    }
-
-    /// A receive has a message sent in fragments.
-    fn receive_fragments(&mut self, link: LinkId, key: OpKey, rts: &Announcement) {
-        let length = rts.length as usize;
-        trace::operation("tag receive", length, "rendezvous, in fragments");
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        let Work::Recv(recv) = &mut entry.work else {
-            return;
-        };
-        recv.stage = RecvStage::Landing {
-            expected: length,
-            got: 0,
-        };
-        let rtr = ready(key, recv.buffer.address());
-        self.control(link, control::TAG_RTR, rts.op, &rtr.encode());
-        if length == 0 {
-            self.landed(key);
-        }
-    }
-
-    /// The receiver of an announced message is ready.
-    fn ready_to_receive(&mut self, link: LinkId, key: OpKey, rtr: Rtr) -> Result<()> {
-        let Some(entry) = self
-            .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link))
-        else {
-            return Ok(());
-        };
-        let Work::Send(send) = &mut entry.work else {
-            return Err(violation("ready for what is no send"));
-        };
-        // Or its keys were asked for, and do not help.
-        let asked = matches!(send.stage, SendStage::AwaitMatch)
-            && matches!(entry.one_sided.as_deref(), Some(OneSided::Offers(_)));
-        if !matches!(send.stage, SendStage::Announced) && !asked {
-            return Err(violation("ready twice"));
-        }
-        let counts = send.counts() && !asked;
-        entry.one_sided = None;
-        let length = send.buffer.len();
-        if send.buffer.is_on_device() && length > 0 {
-            if counts {
-                self.announcement_over(link);
-            }
-            self.stream_send(link, key, rtr.op);
-            return Ok(());
-        }
-        if rtr.scheme == 0 {
-            send.stage = SendStage::Streaming(Outgoing {
-                to: rtr.op,
-                next: 0,
-            });
-            if counts {
-                self.announcement_over(link);
-            }
-            if length == 0 {
-                self.finish(key, Outcome::Done(Ok(())));
-            } else {
-                self.submit(link, key);
-            }
-            return Ok(());
-        }
-        // The receiver copies; this side takes a share while it is awake.
-        send.stage = SendStage::AwaitMatch;
-        let local = send.buffer.address().cast_mut();
-        let chunks = send.slot;
-        if counts {
-            self.announcement_over(link);
-        }
-        let Some(one_copy) = self.one_copy(link) else {
-            return Err(violation("no memory in common"));
-        };
-        let remote = one_copy.reach(rtr.segment, rtr.segment_offset, length, rtr.address, true);
-        if let (Some(remote), Some(chunks)) = (remote, chunks) {
-            let transfer = Transfer {
-                link,
-                op: key,
-                peer_op: Some(rtr.op),
-                local,
-                length,
-                remote,
-                pull: false,
-                chunks: Some(chunks),
-                region: None,
-                next: 0,
-                spread: None,
-            };
-            self.start_transfer(transfer);
-        }
-        Ok(())
-    }
-
-    /// All bytes of a fragmented receive or get have landed.
-    fn landed(&mut self, key: OpKey) {
-        self.copied(key, Ok(()));
     }
 
     /// Where the next fragment of an operation goes, if the operation is still there and has room for it.
@@ -511,34 +121,7 @@ impl Core {
         Ok(Some(address))
     }
 
-    /// After a fragment: whether it was the last.
-    fn after_fragment(&mut self, key: OpKey) {
-        let complete = match self.operations.get(key).map(|entry| &entry.work) {
-            Some(Work::Recv(recv)) => {
-                matches!(recv.stage, RecvStage::Landing { expected, got } if expected == got)
-            }
-            Some(Work::Get(get)) => get.got == get.buffer.len(),
-            _ => false,
-        };
-        if complete {
-            self.landed(key);
-        }
-    }
-
-    fn fragment(&mut self, link: LinkId, key: OpKey, data: &[u8]) -> Result<()> {
-        if self.list_landing(link, key, data)?.is_some() {
-            return Ok(());
-        }
-        if let Some(address) = self.landing(link, key, data.len())? {
-            if let Some(slice) = self.landing_slice(key, address, data.len()) {
-                copy_slice(data, slice);
-            }
-            self.after_fragment(key);
-        }
-        Ok(())
-    }
-
-    /// The bytes that [`Core::landing`] has just given out, as a slice of the operation's own buffer.
+    /// The bytes that [`Ctx::landing`] has just given out, as a slice of the operation's own buffer.
     fn landing_slice(&mut self, key: OpKey, address: *mut u8, length: usize) -> Option<&mut [u8]> {
         let buffer = match &mut self.operations.get(key)?.work {
             Work::Recv(recv) => &mut recv.buffer,
@@ -547,91 +130,6 @@ impl Core {
         };
         let start = address as usize - buffer.address() as usize;
         buffer.as_mut_slice()?.get_mut(start..start + length)
-    }
-
-    /// The peer is done with an operation of this side. Bytes for this side are complete when they have come, whatever the peer says; its
-    /// word ends an operation only where it was the one to move the last of them.
-    fn done(&mut self, link: LinkId, key: OpKey) -> Result<()> {
-        let Some(entry) = self
-            .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link))
-        else {
-            return Ok(());
-        };
-        if entry.outcome.is_some() {
-            if let Work::Put(put) = &mut entry.work {
-                // Locally complete already, and its future has not come for that yet.
-                put.acknowledged = true;
-                self.operations.note_over(key);
-            }
-            return Ok(());
-        }
-        if entry.deferred.is_some() || entry.ends_writing() {
-            return Ok(());
-        }
-        let (is_moved, copies) = (entry.is_moved(), entry.copies);
-        let announced = entry.was_announced();
-        match &mut entry.work {
-            Work::Recv(_) | Work::Get(_) => {
-                if !self.is_moved_by_peer(link, key) {
-                    return Err(violation("an end of what has not come"));
-                }
-                self.drop_transfers(key);
-                self.copied(key, Ok(()));
-            }
-            Work::Send(send) => {
-                if is_moved || matches!(send.stage, SendStage::Queued | SendStage::Streaming(_)) {
-                    return Err(violation("an end of what was not sent"));
-                }
-                if announced {
-                    self.announcement_over(link);
-                }
-                self.drop_transfers(key);
-                self.copied(key, Ok(()));
-            }
-            Work::Put(put)
-                if is_moved
-                    || copies > 0 && put.slot.is_none()
-                    || copies == 0
-                        && put.slot.is_none()
-                        && !put.announced
-                        && put.next < put.buffer.len() =>
-            {
-                return Err(violation("an end of what was not sent"));
-            }
-            Work::Put(put)
-                if put.announced && put.layout.is_some() && put.next < put.buffer.len() =>
-            {
-                let was_asked = self.announcement_answered(link, key);
-                if was_asked {
-                    // The next part of its list.
-                    self.submit(link, key);
-                }
-            }
-            Work::Put(put) => {
-                put.acknowledged = true;
-                if put.signal_due {
-                    // It is over when its signal is sent.
-                } else if put.announced {
-                    self.announcement_answered(link, key);
-                    self.put_progress(key);
-                } else if put.slot.is_some() {
-                    self.drop_transfers(key);
-                    self.copied(key, Ok(()));
-                } else {
-                    self.put_progress(key);
-                }
-                // A link may still hold its memory.
-                self.operations.note_over(key);
-            }
-            Work::Atomic(atomic) if atomic.sent && !atomic.fetch => {
-                self.finish(key, Outcome::Done(Ok(())));
-            }
-            Work::Lent(_) => self.finish(key, Outcome::Done(Ok(()))),
-            _ => {}
-        }
-        Ok(())
     }
 
     /// Whether the peer may have moved the last bytes of a receive or a get: its devices were asked to write them, or both ends copy and all
@@ -658,16 +156,6 @@ impl Core {
             .is_some_and(|one_copy| one_copy.pair.is_complete(word, chunks(length)))
     }
 
-    /// The far end moved the last chunk: nothing is left to claim here.
-    fn drop_transfers(&mut self, key: OpKey) {
-        if let Some(entry) = self.operations.get(key)
-            && entry.copies > 0
-        {
-            entry.copies = 0;
-            self.transfers.retain(|transfer| transfer.op != key);
-        }
-    }
-
     fn nack(&mut self, link: LinkId, key: OpKey, error: Error) {
         let Some(entry) = self
             .operations
@@ -688,39 +176,6 @@ impl Core {
             self.announcement_answered(link, key);
         }
         self.fail_operation(key, error);
-    }
-
-    fn get_request(&mut self, link: LinkId, op: u64, request: GetRequest) {
-        match self.regions.check_any(
-            request.slot,
-            request.generation,
-            request.offset,
-            request.length,
-            Access::READ,
-        ) {
-            Ok(exposed) => {
-                let charged = match self.charge_request(link, 0) {
-                    Ok(charged) => charged,
-                    Err(error) => return self.refuse(link, op, error.kind()),
-                };
-                let on_device = exposed.device.is_some();
-                let serve = Serve {
-                    charged,
-                    source: Source::Region(exposed),
-                    offset: request.offset as usize,
-                    length: request.length as usize,
-                    out: Outgoing { to: op, next: 0 },
-                    answer: None,
-                };
-                if on_device {
-                    self.start_serve(link, serve, None, Priority::Normal);
-                    return;
-                }
-                let key = self.operations.insert(Some(link), true, Work::Serve(serve));
-                self.submit(link, key);
-            }
-            Err(error) => self.refuse(link, op, error.kind()),
-        }
     }
 
     /// A region is exposed no longer: what peers still get from it ends here, however slowly they read.
@@ -808,58 +263,6 @@ impl Core {
         }
     }
 
-    fn join(&mut self, link: LinkId, op: u64, join: Join) {
-        let access = if join.put == 1 {
-            Access::WRITE
-        } else {
-            Access::READ
-        };
-        // A refusal needs no answer: the initiator finds the same by itself.
-        let Ok(exposed) =
-            self.regions
-                .check(join.slot, join.generation, join.offset, join.length, access)
-        else {
-            return;
-        };
-        let Some(peer) = self.peer(link) else { return };
-        let direct = peer.one_copy.as_ref();
-        let has_cma = direct.is_some_and(|one_copy| one_copy.cma.is_some());
-        if !has_cma || join.length == 0 || peer.helped >= HELP {
-            return;
-        }
-        peer.helped += 1;
-        // The region's own bounds were checked.
-        let local = exposed.address.wrapping_add(join.offset as usize);
-        let length = join.length as usize;
-        let key = self
-            .operations
-            .insert(Some(link), true, Work::Help { _exposed: exposed });
-        self.start_transfer(Transfer {
-            link,
-            op: key,
-            peer_op: Some(op),
-            local,
-            length,
-            remote: Remote::Address(join.address),
-            pull: join.put == 1,
-            chunks: Some(join.chunks),
-            region: None,
-            next: 0,
-            spread: None,
-        });
-    }
-
-    fn cancel_announced(&mut self, link: LinkId, op: u64) {
-        let found = self.take_named(Name::Announced(link, op)).is_some();
-        // One that was matched ends by itself.
-        if found {
-            self.drop_announcement(link);
-        }
-        if found || self.am_cancel(link, op) {
-            self.control(link, control::CANCELED, op, &[]);
-        }
-    }
-
     /// The peer shows the key of a region: it is let at it directly.
     fn map_request(&mut self, link: LinkId, slot: u32, generation: u64) {
         let Some(peer) = at(&mut self.peers, link) else {
@@ -883,6 +286,625 @@ impl Core {
             && !one_copy.has(segment)
         {
             give(one_copy, &mut **to, segment);
+        }
+    }
+}
+
+impl Movers {
+    /// A receive has met an announced message: decides how the bytes come.
+    pub(crate) fn begin_rendezvous(
+        &mut self,
+        key: OpKey,
+        link: LinkId,
+        from: EndpointId,
+        tag: Tag,
+        rts: Announcement,
+    ) {
+        if self
+            .ctx
+            .operations
+            .get(key)
+            .is_none_or(|entry| !entry.discards)
+        {
+            self.ctx.drop_announcement(link);
+        }
+        if self
+            .ctx
+            .endpoint(link, from)
+            .is_some_and(|peer| !peer.matches_announced())
+        {
+            let gone = "the sender is gone, and the message with it";
+            self.fail_operation(key, Error::new(ErrorKind::ConnectionReset, gone));
+            return;
+        }
+        let Some(entry) = self.ctx.operations.attach(key, link) else {
+            return;
+        };
+        let Work::Recv(recv) = &mut entry.work else {
+            return;
+        };
+        let room = recv.buffer.len();
+        if rts.length > room as u64 {
+            // The message is gone, as with any receive that is too short; its sender is done.
+            recv.stage = RecvStage::Done;
+            self.ctx.control(link, control::DONE, rts.op, &[]);
+            self.fail_operation(key, truncated(rts.length, room));
+            return;
+        }
+        if let Err(error) = recv.buffer.takes_from(from) {
+            recv.stage = RecvStage::Done;
+            self.ctx.refuse(link, rts.op, error.kind());
+            self.fail_operation(key, error);
+            return;
+        }
+        if recv.buffer.is_on_device() {
+            recv.arrival = Some(Arrival {
+                length: rts.length as usize,
+                tag,
+                from,
+            });
+            let of_device = rts.segment == control::TABLE && rts.segment_offset == 0;
+            self.begin_pull(key, link, rts.op, rts.length as usize, of_device);
+            return;
+        }
+        if recv.buffer.is_list() || rts.segment == control::TABLE {
+            self.begin_list(key, link, from, tag, *rts);
+            return;
+        }
+        let length = rts.length as usize;
+        recv.arrival = Some(Arrival { length, tag, from });
+        let is_owned = recv.buffer.segment().is_some();
+        let Some(peer) = at(&mut self.ctx.peers, link) else {
+            return;
+        };
+        let scheme = self.scheme;
+        let mut remote = peer.one_copy.as_mut().and_then(|one_copy| {
+            let (segment, offset) = (rts.segment, rts.segment_offset);
+            let remote = one_copy.reach(segment, offset, length, rts.address, false)?;
+            let mapped = matches!(remote, Remote::Mapped(..));
+            let halved = one_copy.cma.is_some() && rts.slot != control::NONE && is_owned;
+            let way = one_copy.ways.next(scheme, (key, length), mapped, halved);
+            (way == Way::OneCopy).then_some(remote)
+        });
+        for way in plan::comes(false, false, false) {
+            match (way, remote.take()) {
+                (Comes::Copied, Some(remote)) => self.receive_copied(link, key, &rts, remote),
+                (Comes::Devices, _) if self.receive_by_devices(link, key, &rts) => {
+                    trace::operation("tag receive", length, "rendezvous, by network devices");
+                }
+                (Comes::Copied | Comes::Devices, _) => continue,
+                _ => self.receive_fragments(link, key, &rts),
+            }
+            return;
+        }
+    }
+
+    /// A receive copies a message out of its sender's memory.
+    fn receive_copied(&mut self, link: LinkId, key: OpKey, rts: &Announcement, remote: Remote) {
+        let length = rts.length as usize;
+        let (Some(peer), Some(entry)) =
+            (at(&mut self.ctx.peers, link), self.ctx.operations.get(key))
+        else {
+            return;
+        };
+        let Work::Recv(recv) = &mut entry.work else {
+            return;
+        };
+        let way = match remote {
+            Remote::Mapped(..) => "rendezvous, copied in mapped memory",
+            Remote::Address(_) => "rendezvous, copied by cma",
+        };
+        trace::operation("tag receive", length, way);
+        let local = recv.buffer.address();
+        // What a peer says it has moved into memory here cannot be checked, so it takes a share only where the kernel lets the
+        // two processes at each other's memory anyway.
+        let is_trusted = peer
+            .one_copy
+            .as_ref()
+            .is_some_and(|one_copy| one_copy.cma.is_some());
+        let is_counted = rts.slot != control::NONE;
+        let chunks = plan::is_shared(is_trusted, is_counted, length).then_some(rts.slot);
+        recv.stage = chunks.map_or(RecvStage::Copying, RecvStage::Shared);
+        if chunks.is_some() {
+            let mut rtr = ready(key, local);
+            rtr.scheme = 1;
+            let segment = recv
+                .buffer
+                .segment()
+                .map(|(segment, offset)| (segment.clone(), offset));
+            if let (Some((segment, offset)), Some(one_copy), Some(to)) =
+                (segment, &mut peer.one_copy, &mut peer.link)
+                && plan::counts(length)
+                && lend(one_copy, &mut **to, &segment)
+            {
+                rtr.segment = segment.id();
+                rtr.segment_offset = offset as u64;
+            }
+            self.ctx
+                .control(link, control::TAG_RTR, rts.op, &rtr.encode());
+        }
+        self.start_transfer(Transfer {
+            link,
+            op: key,
+            peer_op: Some(rts.op),
+            local,
+            length,
+            remote,
+            pull: true,
+            chunks,
+            region: None,
+            next: 0,
+            spread: None,
+        });
+    }
+
+    /// A receive has a message sent in fragments.
+    fn receive_fragments(&mut self, link: LinkId, key: OpKey, rts: &Announcement) {
+        let length = rts.length as usize;
+        trace::operation("tag receive", length, "rendezvous, in fragments");
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return;
+        };
+        let Work::Recv(recv) = &mut entry.work else {
+            return;
+        };
+        recv.stage = RecvStage::Landing {
+            expected: length,
+            got: 0,
+        };
+        let rtr = ready(key, recv.buffer.address());
+        self.ctx
+            .control(link, control::TAG_RTR, rts.op, &rtr.encode());
+        if length == 0 {
+            self.landed(key);
+        }
+    }
+
+    /// The receiver of an announced message is ready.
+    fn ready_to_receive(&mut self, link: LinkId, key: OpKey, rtr: Rtr) -> Result<()> {
+        let Some(entry) = self
+            .ctx
+            .operations
+            .get(key)
+            .filter(|entry| entry.link == Some(link))
+        else {
+            return Ok(());
+        };
+        let Work::Send(send) = &mut entry.work else {
+            return Err(violation("ready for what is no send"));
+        };
+        // Or its keys were asked for, and do not help.
+        let asked = matches!(send.stage, SendStage::AwaitMatch)
+            && matches!(entry.one_sided.as_deref(), Some(OneSided::Offers(_)));
+        if !matches!(send.stage, SendStage::Announced) && !asked {
+            return Err(violation("ready twice"));
+        }
+        let counts = send.counts() && !asked;
+        entry.one_sided = None;
+        let length = send.buffer.len();
+        if send.buffer.is_on_device() && length > 0 {
+            if counts {
+                self.ctx.announcement_over(link);
+            }
+            self.stream_send(link, key, rtr.op);
+            return Ok(());
+        }
+        if rtr.scheme == 0 {
+            send.stage = SendStage::Streaming(Outgoing {
+                to: rtr.op,
+                next: 0,
+            });
+            if counts {
+                self.ctx.announcement_over(link);
+            }
+            if length == 0 {
+                self.finish(key, Outcome::Done(Ok(())));
+            } else {
+                self.submit(link, key);
+            }
+            return Ok(());
+        }
+        // The receiver copies; this side takes a share while it is awake.
+        send.stage = SendStage::AwaitMatch;
+        let local = send.buffer.address().cast_mut();
+        let chunks = send.slot;
+        if counts {
+            self.ctx.announcement_over(link);
+        }
+        let Some(one_copy) = self.ctx.one_copy(link) else {
+            return Err(violation("no memory in common"));
+        };
+        let remote = one_copy.reach(rtr.segment, rtr.segment_offset, length, rtr.address, true);
+        if let (Some(remote), Some(chunks)) = (remote, chunks) {
+            let transfer = Transfer {
+                link,
+                op: key,
+                peer_op: Some(rtr.op),
+                local,
+                length,
+                remote,
+                pull: false,
+                chunks: Some(chunks),
+                region: None,
+                next: 0,
+                spread: None,
+            };
+            self.start_transfer(transfer);
+        }
+        Ok(())
+    }
+
+    /// All bytes of a fragmented receive or get have landed.
+    fn landed(&mut self, key: OpKey) {
+        self.copied(key, Ok(()));
+    }
+
+    /// After a fragment: whether it was the last.
+    fn after_fragment(&mut self, key: OpKey) {
+        let complete = match self.ctx.operations.get(key).map(|entry| &entry.work) {
+            Some(Work::Recv(recv)) => {
+                matches!(recv.stage, RecvStage::Landing { expected, got } if expected == got)
+            }
+            Some(Work::Get(get)) => get.got == get.buffer.len(),
+            _ => false,
+        };
+        if complete {
+            self.landed(key);
+        }
+    }
+
+    fn fragment(&mut self, link: LinkId, key: OpKey, data: &[u8]) -> Result<()> {
+        if self.list_landing(link, key, data)?.is_some() {
+            return Ok(());
+        }
+        if let Some(address) = self.ctx.landing(link, key, data.len())? {
+            if let Some(slice) = self.ctx.landing_slice(key, address, data.len()) {
+                copy_slice(data, slice);
+            }
+            self.after_fragment(key);
+        }
+        Ok(())
+    }
+
+    /// The peer is done with an operation of this side. Bytes for this side are complete when they have come, whatever the peer says; its
+    /// word ends an operation only where it was the one to move the last of them.
+    fn done(&mut self, link: LinkId, key: OpKey) -> Result<()> {
+        let Some(entry) = self
+            .ctx
+            .operations
+            .get(key)
+            .filter(|entry| entry.link == Some(link))
+        else {
+            return Ok(());
+        };
+        if entry.outcome.is_some() {
+            if let Work::Put(put) = &mut entry.work {
+                // Locally complete already, and its future has not come for that yet.
+                put.acknowledged = true;
+                self.ctx.operations.note_over(key);
+            }
+            return Ok(());
+        }
+        if entry.deferred.is_some() || entry.ends_writing() {
+            return Ok(());
+        }
+        let (is_moved, copies) = (entry.is_moved(), entry.copies);
+        let announced = entry.was_announced();
+        match &mut entry.work {
+            Work::Recv(_) | Work::Get(_) => {
+                if !self.ctx.is_moved_by_peer(link, key) {
+                    return Err(violation("an end of what has not come"));
+                }
+                self.drop_transfers(key);
+                self.copied(key, Ok(()));
+            }
+            Work::Send(send) => {
+                if is_moved || matches!(send.stage, SendStage::Queued | SendStage::Streaming(_)) {
+                    return Err(violation("an end of what was not sent"));
+                }
+                if announced {
+                    self.ctx.announcement_over(link);
+                }
+                self.drop_transfers(key);
+                self.copied(key, Ok(()));
+            }
+            Work::Put(put)
+                if is_moved
+                    || copies > 0 && put.slot.is_none()
+                    || copies == 0
+                        && put.slot.is_none()
+                        && !put.announced
+                        && put.next < put.buffer.len() =>
+            {
+                return Err(violation("an end of what was not sent"));
+            }
+            Work::Put(put)
+                if put.announced && put.layout.is_some() && put.next < put.buffer.len() =>
+            {
+                let was_asked = self.ctx.announcement_answered(link, key);
+                if was_asked {
+                    // The next part of its list.
+                    self.submit(link, key);
+                }
+            }
+            Work::Put(put) => {
+                put.acknowledged = true;
+                if put.signal_due {
+                    // It is over when its signal is sent.
+                } else if put.announced {
+                    self.ctx.announcement_answered(link, key);
+                    self.ctx.put_progress(key);
+                } else if put.slot.is_some() {
+                    self.drop_transfers(key);
+                    self.copied(key, Ok(()));
+                } else {
+                    self.ctx.put_progress(key);
+                }
+                // A link may still hold its memory.
+                self.ctx.operations.note_over(key);
+            }
+            Work::Atomic(atomic) if atomic.sent && !atomic.fetch => {
+                self.finish(key, Outcome::Done(Ok(())));
+            }
+            Work::Lent(_) => self.finish(key, Outcome::Done(Ok(()))),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The far end moved the last chunk: nothing is left to claim here.
+    fn drop_transfers(&mut self, key: OpKey) {
+        if let Some(entry) = self.ctx.operations.get(key)
+            && entry.copies > 0
+        {
+            entry.copies = 0;
+            self.transfers.retain(|transfer| transfer.op != key);
+        }
+    }
+
+    fn get_request(&mut self, link: LinkId, op: u64, request: GetRequest) {
+        match self.ctx.regions.check_any(
+            request.slot,
+            request.generation,
+            request.offset,
+            request.length,
+            Access::READ,
+        ) {
+            Ok(exposed) => {
+                let charged = match self.ctx.charge_request(link, 0) {
+                    Ok(charged) => charged,
+                    Err(error) => return self.ctx.refuse(link, op, error.kind()),
+                };
+                let on_device = exposed.device.is_some();
+                let serve = Serve {
+                    charged,
+                    source: Source::Region(exposed),
+                    offset: request.offset as usize,
+                    length: request.length as usize,
+                    out: Outgoing { to: op, next: 0 },
+                    answer: None,
+                };
+                if on_device {
+                    self.start_serve(link, serve, None, Priority::Normal);
+                    return;
+                }
+                let key = self
+                    .ctx
+                    .operations
+                    .insert(Some(link), true, Work::Serve(serve));
+                self.submit(link, key);
+            }
+            Err(error) => self.ctx.refuse(link, op, error.kind()),
+        }
+    }
+
+    fn join(&mut self, link: LinkId, op: u64, join: Join) {
+        let access = if join.put == 1 {
+            Access::WRITE
+        } else {
+            Access::READ
+        };
+        // A refusal needs no answer: the initiator finds the same by itself.
+        let Ok(exposed) =
+            self.ctx
+                .regions
+                .check(join.slot, join.generation, join.offset, join.length, access)
+        else {
+            return;
+        };
+        let Some(peer) = self.ctx.peer(link) else {
+            return;
+        };
+        let direct = peer.one_copy.as_ref();
+        let has_cma = direct.is_some_and(|one_copy| one_copy.cma.is_some());
+        if !has_cma || join.length == 0 || peer.helped >= HELP {
+            return;
+        }
+        peer.helped += 1;
+        // The region's own bounds were checked.
+        let local = exposed.address.wrapping_add(join.offset as usize);
+        let length = join.length as usize;
+        let key = self
+            .ctx
+            .operations
+            .insert(Some(link), true, Work::Help { _exposed: exposed });
+        self.start_transfer(Transfer {
+            link,
+            op: key,
+            peer_op: Some(op),
+            local,
+            length,
+            remote: Remote::Address(join.address),
+            pull: join.put == 1,
+            chunks: Some(join.chunks),
+            region: None,
+            next: 0,
+            spread: None,
+        });
+    }
+}
+
+impl Core {
+    /// The way of a short message to a receive that is being polled. `false`: it goes another.
+    #[inline(always)]
+    fn eager_direct(&mut self, link: LinkId, tag: Tag, data: &[u8]) -> bool {
+        let Some(direct) = &mut self.direct else {
+            return false;
+        };
+        let Some(peer) = at(&mut self.movers.ctx.peers, link) else {
+            return false;
+        };
+        let cost = eager_cost(data.len());
+        if !self.posted.is_empty() || !direct.accepts(tag) || !peer.receive_window.admits(cost) {
+            return false;
+        }
+        direct.fill(data, tag, peer.id);
+        peer.receive_window.pass(cost);
+        match peer.receive_window.due(&Terms::EAGER) {
+            Due::Nothing => {}
+            due => self.movers.ctx.give_eager(link, due),
+        }
+        true
+    }
+
+    /// An eager message, whole, in all other cases.
+    fn eager_message(
+        &mut self,
+        link: LinkId,
+        tag: Tag,
+        data: &[u8],
+        ack: Option<u64>,
+    ) -> Result<()> {
+        let cost = eager_cost(data.len());
+        let Some(from) = self.movers.ctx.peer(link).map(|peer| peer.id) else {
+            return Ok(());
+        };
+        self.movers.ctx.hold_window(link, data.len())?;
+        if self.fill_receive((link, from), tag, data) {
+            // It is in the buffer, and whoever waits for it is woken.
+        } else if let Some(key) = self.match_posted(tag) {
+            if self.movers.ctx.waits_on_device(key) {
+                // Its share of the window is returned when an engine has copied it.
+                let data = Buffer::from(copied(data));
+                if let Some(op) = ack {
+                    self.movers.ctx.control(link, control::DONE, op, &[]);
+                }
+                self.movers
+                    .store_message(key, (link, from, tag), data, cost);
+                return Ok(());
+            }
+            self.eager_claimed(key, (link, from), tag, data);
+        } else if let Some(direct) = &mut self.direct
+            && direct.accepts(tag)
+        {
+            direct.fill(data, tag, from);
+        } else {
+            let message = Unexpected {
+                link,
+                from,
+                tag,
+                body: whole(data, ack, cost),
+            };
+            self.keep_unexpected(message)?;
+            self.movers.ctx.kept(link);
+            return Ok(());
+        }
+        if let Some(op) = ack {
+            self.movers.ctx.control(link, control::DONE, op, &[]);
+        }
+        self.movers.ctx.consumed(link, cost);
+        Ok(())
+    }
+
+    fn eager_claimed(
+        &mut self,
+        key: OpKey,
+        (link, from): (LinkId, EndpointId),
+        tag: Tag,
+        data: &[u8],
+    ) {
+        let order = self.unexpected.arrival();
+        let Some(entry) = self.movers.ctx.operations.get(key) else {
+            return;
+        };
+        // It ends here, and need not be found among those of the connection.
+        entry.link = Some(link);
+        if let Work::Claim(post) = &mut entry.work {
+            *post = None;
+            // Consumed and acknowledged by the caller: a claim is a match.
+            let message = Unexpected {
+                link,
+                from,
+                tag,
+                body: whole(data, None, 0),
+            };
+            self.finish(key, Outcome::Claimed(Ok(Box::new((order, message)))));
+        }
+    }
+
+    /// An announced message: matched, or kept.
+    fn announced(&mut self, link: LinkId, tag: Tag, rts: Announcement) -> Result<()> {
+        let Some(peer) = self.movers.ctx.peer(link) else {
+            return Ok(());
+        };
+        if !peer.matches_announced() {
+            // It went out before the peer read that this side is done; the sender ends it.
+            return Ok(());
+        }
+        let from = peer.id;
+        self.movers.ctx.hold_announcement(link)?;
+        self.movers.ctx.lacked(link, rts.length);
+        if let Some(key) = self.match_posted(tag) {
+            let order = self.unexpected.arrival();
+            self.movers.hand_over(
+                key,
+                order,
+                Unexpected {
+                    link,
+                    from,
+                    tag,
+                    body: Body::Announced(rts),
+                },
+            );
+            return Ok(());
+        }
+        if let Some(direct) = &mut self.direct
+            && direct.accepts(tag)
+        {
+            let buffer = direct.take_buffer();
+            let order = self.unexpected.arrival();
+            let key = self.enter_direct(buffer, link, order);
+            self.movers.begin_rendezvous(key, link, from, tag, rts);
+            return Ok(());
+        }
+        if self.unexpected.has(Name::Announced(link, rts.op)) {
+            return Err(violation("announced twice"));
+        }
+        self.keep_unexpected(Unexpected {
+            link,
+            from,
+            tag,
+            body: Body::Announced(rts),
+        })
+    }
+
+    /// The receive that is being polled goes into the table.
+    fn enter_direct(&mut self, buffer: BufferMut, link: LinkId, order: Order) -> OpKey {
+        let key = self.movers.ctx.enter_receive(buffer, link, order);
+        if let Some(direct) = &mut self.direct {
+            direct.entered(key);
+        }
+        key
+    }
+
+    fn cancel_announced(&mut self, link: LinkId, op: u64) {
+        let found = self.take_named(Name::Announced(link, op)).is_some();
+        // One that was matched ends by itself.
+        if found {
+            self.movers.ctx.drop_announcement(link);
+        }
+        if found || self.am_cancel(link, op) {
+            self.movers.ctx.control(link, control::CANCELED, op, &[]);
         }
     }
 }
@@ -920,9 +942,11 @@ impl Sink for Core {
     #[inline]
     fn message(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()> {
         if body.len() > AT_ONCE {
-            self.end_arriving(from, body.len());
+            self.movers.ctx.end_arriving(from, body.len());
         }
-        self.take_in(from, id, header, body, None)
+        let taken = self.take_in(from, id, header, body, None);
+        self.act();
+        taken
     }
 
     #[inline]
@@ -934,7 +958,9 @@ impl Sink for Core {
         body: &[u8],
         hold: &Arc<Hold>,
     ) -> Result<()> {
-        self.take_in(from, id, header, body, Some(hold))
+        let taken = self.take_in(from, id, header, body, Some(hold));
+        self.act();
+        taken
     }
 
     fn place(
@@ -949,30 +975,37 @@ impl Sink for Core {
         // What answers a request of this side is its own affair.
         let is_unasked = !matches!(id, control::FRAGMENT | control::LAYOUT_DATA);
         if is_unasked && length > AT_ONCE && matches!(place, Ok(Place::Whole)) {
-            let charged = self.begin_arriving(from, prefix.len() + length);
+            let charged = self.movers.ctx.begin_arriving(from, prefix.len() + length);
             place = charged.map(|()| Place::Whole);
         }
         if !matches!(place, Ok(Place::Whole)) {
             // The others follow as messages.
-            self.counts.received.add(prefix.len() + length);
+            self.movers.ctx.counts.received.add(prefix.len() + length);
         }
-        place.map_err(|error| self.broken(from, error))
+        self.act();
+        place.map_err(|error| self.movers.ctx.broken(from, error))
     }
 
     fn placed(&mut self, from: LinkId, token: u64) {
         let key = OpKey(token);
-        self.source_free(from, key);
-        match self.operations.get(key).map(|entry| &mut entry.work) {
-            Some(Work::PutIn { .. }) => self.put_landed(from, key),
+        self.movers.ctx.source_free(from, key);
+        match self
+            .movers
+            .ctx
+            .operations
+            .get(key)
+            .map(|entry| &mut entry.work)
+        {
+            Some(Work::PutIn { .. }) => self.movers.ctx.put_landed(from, key),
             Some(Work::StreamIn(_)) => self.stream_landed(key),
             Some(Work::AmLanding { .. }) => self.am_landed(from, key),
             Some(Work::Recv(recv)) if matches!(recv.stage, RecvStage::Copying) => {
                 if recv.buffer.is_on_device() {
-                    return self.eager_landed(from, key);
+                    return self.movers.eager_landed(from, key);
                 }
                 let cost = recv.arrival.map_or(0, |arrival| eager_cost(arrival.length));
-                self.landed(key);
-                self.consumed(from, cost);
+                self.movers.landed(key);
+                self.movers.ctx.consumed(from, cost);
             }
             Some(Work::ClaimLanding {
                 data,
@@ -999,40 +1032,44 @@ impl Sink for Core {
                         },
                     )))),
                 );
-                self.consumed(from, cost);
+                self.movers.ctx.consumed(from, cost);
             }
-            Some(_) => self.after_fragment(key),
+            Some(_) => self.movers.after_fragment(key),
             None => {}
         }
+        self.act();
     }
 
     fn sent(&mut self, from: LinkId, token: u64) {
         let key = OpKey(token);
-        if !self.piece_over(from, key, Ok(())) {
-            self.source_free(from, key);
+        if !self.movers.piece_over(from, key, Ok(())) {
+            self.movers.ctx.source_free(from, key);
         }
+        self.act();
     }
 
     fn refused(&mut self, from: LinkId, token: u64, error: Error) {
         let key = OpKey(token);
-        let work = self.operations.get(key).map(|entry| &entry.work);
+        let work = self.movers.ctx.operations.get(key).map(|entry| &entry.work);
         if matches!(work, Some(Work::Atomic(_))) {
-            self.atomic_refused(key, error);
-        } else if !self.piece_over(from, key, Err(error)) {
-            self.source_free(from, key);
+            self.movers.ctx.atomic_refused(key, error);
+        } else if !self.movers.piece_over(from, key, Err(error)) {
+            self.movers.ctx.source_free(from, key);
         }
+        self.act();
     }
 
     fn fetched(&mut self, from: LinkId, token: u64, data: &[u8]) {
-        self.brought(from, OpKey(token), data);
+        self.movers.brought(from, OpKey(token), data);
+        self.act();
     }
 
     fn writable(&mut self, from: LinkId) {
-        self.writable.push(from);
+        self.movers.ctx.writable.push(from);
     }
 
     fn failed(&mut self, from: LinkId, error: Error) {
-        self.failures.push((from, error));
+        self.movers.ctx.failures.push((from, error));
     }
 
     fn shared(&mut self, from: LinkId, segment: u64, fd: OwnedFd, length: u64) {
@@ -1041,7 +1078,7 @@ impl Sink for Core {
             false => Mapping::of_lent(fd.as_fd(), length as usize).map(Some),
         };
         match mapped {
-            Ok(Some(mapping)) => self.map_segment(from, segment, mapping),
+            Ok(Some(mapping)) => self.movers.ctx.map_segment(from, segment, mapping),
             Ok(None) => {
                 tracing::warn!(target: "wharf::memory", length, "a peer's memory segment is too long to be mapped; its memory is reached the slow way");
             }
@@ -1050,12 +1087,73 @@ impl Sink for Core {
                 fd_passing::close_elsewhere(vec![fd]);
                 let text = "the peer shares what is no memory to share";
                 let error = Error::new(ErrorKind::Protocol, text).with_source(error);
-                self.failures.push((from, error));
+                self.movers.ctx.failures.push((from, error));
             }
             Err(error) => {
                 tracing::warn!(target: "wharf::memory", %error, "a peer's memory segment cannot be mapped; its memory is reached the slow way")
             }
         }
+    }
+}
+
+impl Ctx {
+    /// The peer broke the protocol; the interface closes the link, the worker the connection.
+    #[cold]
+    pub(super) fn broken(&mut self, link: LinkId, error: Error) -> Error {
+        self.failures.push((link, error.duplicate()));
+        error
+    }
+
+    /// Whether an eager message of this length is more than the peer may send now.
+    fn exceeds_window(&mut self, link: LinkId, length: usize) -> bool {
+        self.peer(link)
+            .is_some_and(|peer| !peer.receive_window.admits(eager_cost(length)))
+    }
+
+    /// Lends memory of an operation to the interface, until `placed`.
+    pub(crate) fn lend(&mut self, key: OpKey, address: *mut u8) -> Place {
+        match self.operations.get(key) {
+            Some(entry) => {
+                entry.in_flight += 1;
+                Place::Memory {
+                    address,
+                    token: key.0,
+                }
+            }
+            None => Place::Discard,
+        }
+    }
+
+    /// A peer has sent more than it may, and that was taken before it was known.
+    #[cold]
+    pub(super) fn exceeded(&mut self, link: LinkId) {
+        self.broken(link, violation("the peer exceeded the eager window"));
+    }
+
+    /// Counts an eager tagged message against the peer's window.
+    pub(super) fn hold_window(&mut self, link: LinkId, length: usize) -> Result<()> {
+        if let Some(peer) = self.peer(link)
+            && !peer.receive_window.hold(eager_cost(length))
+        {
+            return Err(violation("the peer exceeded the eager window"));
+        }
+        Ok(())
+    }
+}
+
+impl Movers {
+    /// An eager message for device memory is here.
+    fn eager_landed(&mut self, link: LinkId, key: OpKey) {
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return;
+        };
+        let (Work::Recv(recv), Some(staged)) = (&entry.work, &mut entry.staged) else {
+            return;
+        };
+        let Some(arrival) = recv.arrival else { return };
+        let data = std::mem::take(&mut staged.landing);
+        let cost = eager_cost(data.len());
+        self.store_message(key, (link, arrival.from, arrival.tag), data.into(), cost);
     }
 }
 
@@ -1069,21 +1167,14 @@ impl Core {
         body: &[u8],
         hold: Option<&Arc<Hold>>,
     ) -> Result<()> {
-        self.counts.received.add(body.len());
+        self.movers.ctx.counts.received.add(body.len());
         let done = match id {
             control::TAG_EAGER if self.eager_direct(from, Tag(header), body) => return Ok(()),
             control::AM_EAGER if self.am_direct(from, header, body, hold) => return Ok(()),
             control::AM_EAGER => self.am_eager(from, header, body, hold),
             _ => self.dispatch(from, id, header, body),
         };
-        done.map_err(|error| self.broken(from, error))
-    }
-
-    /// The peer broke the protocol; the interface closes the link, the worker the connection.
-    #[cold]
-    pub(super) fn broken(&mut self, link: LinkId, error: Error) -> Error {
-        self.failures.push((link, error.duplicate()));
-        error
+        done.map_err(|error| self.movers.ctx.broken(from, error))
     }
 
     fn dispatch(&mut self, from: LinkId, id: u8, header: u64, body: &[u8]) -> Result<()> {
@@ -1094,43 +1185,57 @@ impl Core {
                 self.eager_message(from, Tag(header), data, Some(op))?;
             }
             control::TAG_RTS => self.announced(from, Tag(header), Announcement::decode(body)?.0)?,
-            control::TAG_RTR => self.ready_to_receive(from, OpKey(header), Rtr::decode(body)?)?,
-            control::FRAGMENT => self.fragment(from, OpKey(header), body)?,
-            control::DONE => self.done(from, OpKey(header))?,
-            control::NACK => self.nack(from, OpKey(header), control::error_of(body)),
+            control::TAG_RTR => {
+                self.movers
+                    .ready_to_receive(from, OpKey(header), Rtr::decode(body)?)?
+            }
+            control::FRAGMENT => self.movers.fragment(from, OpKey(header), body)?,
+            control::DONE => self.movers.done(from, OpKey(header))?,
+            control::NACK => self
+                .movers
+                .ctx
+                .nack(from, OpKey(header), control::error_of(body)),
             control::CANCEL => self.cancel_announced(from, header),
             control::CANCELED => {
                 let canceled = Error::new(ErrorKind::Canceled, "cancelled")
-                    .during(self.operation_of_send(OpKey(header)));
-                self.nack(from, OpKey(header), canceled);
+                    .during(self.movers.ctx.operation_of_send(OpKey(header)));
+                self.movers.ctx.nack(from, OpKey(header), canceled);
             }
             control::PUT => {
                 let (put, signal, start) = put_parts(body)?;
                 let data = body.get(start..).unwrap_or(&[]);
-                if let Some(key) = self.put_target(from, header, put, signal, data.len()) {
-                    if let Some(entry) = self.operations.get(key)
+                if let Some(key) = self
+                    .movers
+                    .ctx
+                    .put_target(from, header, put, signal, data.len())
+                {
+                    if let Some(entry) = self.movers.ctx.operations.get(key)
                         && let Work::PutIn { exposed, .. } = &entry.work
                         && !data.is_empty()
                     {
                         exposed.write(put.offset as usize, data)?;
                     }
-                    self.put_landed(from, key);
+                    self.movers.ctx.put_landed(from, key);
                 }
             }
-            control::GET => self.get_request(from, header, GetRequest::decode(body)?),
-            control::JOIN => self.join(from, header, Join::decode(body)?),
+            control::GET => self
+                .movers
+                .get_request(from, header, GetRequest::decode(body)?),
+            control::JOIN => self.movers.join(from, header, Join::decode(body)?),
             control::MAP => {
                 let (bytes, _) = body
                     .split_first_chunk::<4>()
                     .ok_or_else(|| violation("short message"))?;
-                self.map_request(from, u32::from_le_bytes(*bytes), header);
+                self.movers
+                    .ctx
+                    .map_request(from, u32::from_le_bytes(*bytes), header);
             }
             control::CREDIT => {
-                if let Some(peer) = self.peer(from) {
+                if let Some(peer) = self.movers.ctx.peer(from) {
                     peer.send_window.returned(header, Terms::EAGER.size);
                 }
             }
-            control::CLOSE => self.close_received(from, header)?,
+            control::CLOSE => self.movers.ctx.close_received(from, header)?,
             control::STREAM_OPEN..=control::STREAM_ACCEPTED | control::STREAM_TAKEN => {
                 self.stream_message(from, id, header, body)?;
             }
@@ -1141,27 +1246,29 @@ impl Core {
                     .ok_or_else(|| violation("short message"))?;
                 let bytes = u64::from_le_bytes(*bytes);
                 match id {
-                    control::AM_CREDIT => self.am_credit(from, header, bytes),
-                    _ => self.am_refused(from, header, bytes),
+                    control::AM_CREDIT => self.movers.ctx.am_credit(from, header, bytes),
+                    _ => self.movers.ctx.am_refused(from, header, bytes),
                 }
             }
             control::ATOMIC => {
-                self.atomic_request(from, header, &control::Atomic::decode(body)?)?
+                self.movers
+                    .ctx
+                    .atomic_request(from, header, &control::Atomic::decode(body)?)?
             }
-            control::FETCHED => self.word_fetched(from, OpKey(header), body)?,
-            control::SIGNAL => self.signalled(from, &Signal::decode(body)?),
-            control::SETTLE => self.settle(from, header),
-            control::ASK_KEYS => self.keys_asked(from, OpKey(header), body)?,
-            control::KEYS => self.keys_here(from, OpKey(header), body)?,
-            control::WRITE => self.write_asked(from, OpKey(header), body)?,
-            control::PULL => self.pulled(from, OpKey(header), body)?,
-            control::PUT_RTS => self.put_announced(from, header, body)?,
-            control::ROUTE => self.route_asked(from, OpKey(header), body)?,
-            control::ROUTED => self.routed(from, OpKey(header), body)?,
-            control::PUT_LAYOUT => self.put_layout(from, header, body)?,
-            control::GET_LAYOUT => self.get_layout(from, header, body)?,
-            control::LAYOUT_DATA => self.layout_data(from, OpKey(header), body)?,
-            control::LAYOUT_RTS => self.layout_announced(from, header, body)?,
+            control::FETCHED => self.movers.ctx.word_fetched(from, OpKey(header), body)?,
+            control::SIGNAL => self.movers.ctx.signalled(from, &Signal::decode(body)?),
+            control::SETTLE => self.movers.ctx.settle(from, header),
+            control::ASK_KEYS => self.movers.keys_asked(from, OpKey(header), body)?,
+            control::KEYS => self.movers.ctx.keys_here(from, OpKey(header), body)?,
+            control::WRITE => self.movers.ctx.write_asked(from, OpKey(header), body)?,
+            control::PULL => self.movers.pulled(from, OpKey(header), body)?,
+            control::PUT_RTS => self.movers.put_announced(from, header, body)?,
+            control::ROUTE => self.movers.route_asked(from, OpKey(header), body)?,
+            control::ROUTED => self.movers.routed(from, OpKey(header), body)?,
+            control::PUT_LAYOUT => self.movers.ctx.put_layout(from, header, body)?,
+            control::GET_LAYOUT => self.movers.get_layout(from, header, body)?,
+            control::LAYOUT_DATA => self.movers.layout_data(from, OpKey(header), body)?,
+            control::LAYOUT_RTS => self.movers.layout_announced(from, header, body)?,
             _ => return Err(violation("unknown message")),
         }
         Ok(())
@@ -1177,37 +1284,47 @@ impl Core {
     ) -> Result<Place> {
         match id {
             control::FRAGMENT
-                if let Some(place) = self.place_in_list(from, OpKey(header), length) =>
+                if let Some(place) = self.movers.ctx.place_in_list(from, OpKey(header), length) =>
             {
                 place
             }
-            control::FRAGMENT => Ok(match self.landing(from, OpKey(header), length)? {
-                Some(address) => self.lend(OpKey(header), address),
-                None => Place::Discard,
-            }),
+            control::FRAGMENT => Ok(
+                match self.movers.ctx.landing(from, OpKey(header), length)? {
+                    Some(address) => self.movers.ctx.lend(OpKey(header), address),
+                    None => Place::Discard,
+                },
+            ),
             control::PUT => {
                 let (put, signal, _) = put_parts(prefix)?;
-                let Some(key) = self.put_target(from, header, put, signal, length) else {
+                let Some(key) = self
+                    .movers
+                    .ctx
+                    .put_target(from, header, put, signal, length)
+                else {
                     return Ok(Place::Discard);
                 };
                 let Some(Work::PutIn { exposed, .. }) =
-                    self.operations.get(key).map(|entry| &entry.work)
+                    self.movers.ctx.operations.get(key).map(|entry| &entry.work)
                 else {
                     return Ok(Place::Discard);
                 };
                 let address = exposed.address.wrapping_add(put.offset as usize);
-                Ok(self.lend(key, address))
+                Ok(self.movers.ctx.lend(key, address))
             }
             control::STREAM_DATA => self.place_stream(from, header, prefix, length),
             control::AM_EAGER => self.am_place(from, header, prefix, length),
             control::LAYOUT_DATA if prefix.len() + length > LONGEST => Err(too_long()),
-            control::LAYOUT_DATA => self.place_layout_data(from, OpKey(header), prefix, length),
+            control::LAYOUT_DATA => {
+                self.movers
+                    .ctx
+                    .place_layout_data(from, OpKey(header), prefix, length)
+            }
             control::TAG_EAGER if !prefix.is_empty() => {
                 Err(violation("a message with something before it"))
             }
             control::TAG_EAGER_SYNC => {
                 // Before it is buffered.
-                match self.exceeds_window(from, length) {
+                match self.movers.ctx.exceeds_window(from, length) {
                     true => Err(violation("the peer exceeded the eager window")),
                     false => Ok(Place::Whole),
                 }
@@ -1215,7 +1332,7 @@ impl Core {
             control::TAG_EAGER => {
                 let tag = Tag(header);
                 // Before any receive is taken for it.
-                if self.exceeds_window(from, length) {
+                if self.movers.ctx.exceeds_window(from, length) {
                     return Err(violation("the peer exceeded the eager window"));
                 }
                 // Straight into the buffer of a receive that waits, if it has the room; one that is too short takes the message whole and
@@ -1241,33 +1358,13 @@ impl Core {
         }
     }
 
-    /// Whether an eager message of this length is more than the peer may send now.
-    fn exceeds_window(&mut self, link: LinkId, length: usize) -> bool {
-        self.peer(link)
-            .is_some_and(|peer| !peer.receive_window.admits(eager_cost(length)))
-    }
-
-    /// Lends memory of an operation to the interface, until `placed`.
-    pub(crate) fn lend(&mut self, key: OpKey, address: *mut u8) -> Place {
-        match self.operations.get(key) {
-            Some(entry) => {
-                entry.in_flight += 1;
-                Place::Memory {
-                    address,
-                    token: key.0,
-                }
-            }
-            None => Place::Discard,
-        }
-    }
-
     /// An eager message meets a posted receive or claim before its payload is here.
     fn place_posted(&mut self, link: LinkId, key: OpKey, tag: Tag, length: usize) -> Result<Place> {
         let order = self.unexpected.arrival();
-        let Some(from) = self.peer(link).map(|peer| peer.id) else {
+        let Some(from) = self.movers.ctx.peer(link).map(|peer| peer.id) else {
             return Ok(Place::Discard);
         };
-        let Some(entry) = self.operations.get(key) else {
+        let Some(entry) = self.movers.ctx.operations.get(key) else {
             return Ok(Place::Discard);
         };
         match &mut entry.work {
@@ -1283,50 +1380,20 @@ impl Core {
                     from,
                     order,
                 };
-                self.operations.attach(key, link);
-                self.hold_window(link, length)?;
-                Ok(self.lend(key, address))
+                self.movers.ctx.operations.attach(key, link);
+                self.movers.ctx.hold_window(link, length)?;
+                Ok(self.movers.ctx.lend(key, address))
             }
             Work::Recv(recv) => {
                 let room = recv.buffer.len();
                 recv.stage = RecvStage::Done;
                 self.fail_operation(key, truncated(length as u64, room));
-                self.hold_window(link, length)?;
-                self.consumed(link, eager_cost(length));
+                self.movers.ctx.hold_window(link, length)?;
+                self.movers.ctx.consumed(link, eager_cost(length));
                 Ok(Place::Discard)
             }
             _ => Ok(Place::Whole),
         }
-    }
-
-    /// A peer has sent more than it may, and that was taken before it was known.
-    #[cold]
-    pub(super) fn exceeded(&mut self, link: LinkId) {
-        self.broken(link, violation("the peer exceeded the eager window"));
-    }
-
-    /// Counts an eager tagged message against the peer's window.
-    pub(super) fn hold_window(&mut self, link: LinkId, length: usize) -> Result<()> {
-        if let Some(peer) = self.peer(link)
-            && !peer.receive_window.hold(eager_cost(length))
-        {
-            return Err(violation("the peer exceeded the eager window"));
-        }
-        Ok(())
-    }
-
-    /// An eager message for device memory is here.
-    fn eager_landed(&mut self, link: LinkId, key: OpKey) {
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        let (Work::Recv(recv), Some(staged)) = (&entry.work, &mut entry.staged) else {
-            return;
-        };
-        let Some(arrival) = recv.arrival else { return };
-        let data = std::mem::take(&mut staged.landing);
-        let cost = eager_cost(data.len());
-        self.store_message(key, (link, arrival.from, arrival.tag), data.into(), cost);
     }
 
     /// An eager message goes straight into the buffer of a receive.
@@ -1337,12 +1404,12 @@ impl Core {
         tag: Tag,
         length: usize,
     ) -> Result<Place> {
-        self.hold_window(link, length)?;
+        self.movers.ctx.hold_window(link, length)?;
         let order = self.unexpected.arrival();
-        let Some(from) = self.peer(link).map(|peer| peer.id) else {
+        let Some(from) = self.movers.ctx.peer(link).map(|peer| peer.id) else {
             return Ok(Place::Discard);
         };
-        let Some(entry) = self.operations.attach(key, link) else {
+        let Some(entry) = self.movers.ctx.operations.attach(key, link) else {
             return Ok(Place::Discard);
         };
         let Work::Recv(recv) = &mut entry.work else {
@@ -1357,9 +1424,9 @@ impl Core {
             let staged = entry.staged.get_or_insert_default();
             staged.landing = vec![0; length];
             let address = staged.landing.as_mut_ptr();
-            return Ok(self.lend(key, address));
+            return Ok(self.movers.ctx.lend(key, address));
         }
         let address = recv.buffer.address();
-        Ok(self.lend(key, address))
+        Ok(self.movers.ctx.lend(key, address))
     }
 }

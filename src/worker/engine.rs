@@ -14,7 +14,9 @@ use crate::{
     sys::fork,
     transport::{Connected, InPlace, Interface, Link, Registry, Taken, Wanted},
     types::LinkId,
-    worker::{LaneMetrics, Traffic, core::Core, device::Open, peer::Status, watch::Watch},
+    worker::{
+        LaneMetrics, Traffic, core::Core, device::Open, movers::Movers, peer::Status, watch::Watch,
+    },
 };
 
 /// Messages taken in one pass, when nobody waits for one in particular, and when nobody waits for any.
@@ -103,9 +105,10 @@ impl Engine {
     }
 
     /// Takes what was found out on another thread.
-    pub(crate) fn told(&mut self, act: impl FnOnce(&mut Core)) {
+    pub(crate) fn told(&mut self, act: impl FnOnce(&mut Movers)) {
         self.disarm();
-        act(&mut self.core);
+        act(&mut self.core.movers);
+        self.core.act();
     }
 
     /// Takes an engine that was opened, or why it was not. What is left over is to be dropped outside the lock.
@@ -113,15 +116,15 @@ impl Engine {
         self.disarm();
         let mut open = match opened {
             Ok(open) => open,
-            Err(error) => return self.core.engine_opened(slot, Err(error)),
+            Err(error) => return self.core.movers.engine_opened(slot, Err(error)),
         };
         let registry = self.poll.registry().try_clone();
         let registry = registry.map_err(|error| Error::io("the worker's poll", error));
         let base = (ENGINES + slot) << Registry::TOKEN_BITS;
         match registry.and_then(|registry| open.register(Registry { registry, base })) {
-            Ok(()) => self.core.engine_opened(slot, Ok(open)),
+            Ok(()) => self.core.movers.engine_opened(slot, Ok(open)),
             Err(error) => {
-                self.core.engine_opened(slot, Err(error));
+                self.core.movers.engine_opened(slot, Err(error));
                 Some(open)
             }
         }
@@ -190,7 +193,7 @@ impl Engine {
 
     /// Ends a connection.
     pub(crate) fn fail(&mut self, link: LinkId, error: Error) {
-        if let Some(peer) = self.core.peer(link)
+        if let Some(peer) = self.core.movers.ctx.peer(link)
             && !matches!(peer.status, Status::Closed(_))
         {
             let index = peer.interface;
@@ -224,13 +227,13 @@ impl Engine {
                 let taken = installed.interface.progress(budget, &mut self.core);
                 if taken > 0 {
                     moved += taken;
-                    let received = std::mem::take(&mut self.core.counts.received);
+                    let received = std::mem::take(&mut self.core.movers.ctx.counts.received);
                     installed.received.join(received);
                     self.latest = index;
                 }
             }
         }
-        if self.core.has_followup() {
+        if self.core.movers.has_followup() {
             moved += self.follow_up();
         }
         if moved > 0 {
@@ -259,7 +262,7 @@ impl Engine {
         if !installed.interface.glance(&mut self.core) {
             return false;
         }
-        let received = std::mem::take(&mut self.core.counts.received);
+        let received = std::mem::take(&mut self.core.movers.ctx.counts.received);
         installed.received.join(received);
         self.moved(1);
         true
@@ -348,37 +351,46 @@ impl Engine {
     fn follow_up(&mut self) -> usize {
         let mut moved = 0;
         // First, so that no memory of a peer whose link is shut is touched any more.
-        for (link, error) in std::mem::take(&mut self.core.failures) {
+        for (link, error) in std::mem::take(&mut self.core.movers.ctx.failures) {
             moved += 1;
             self.fail(link, error);
         }
-        moved += self.core.step_transfers();
-        if self.core.devices.is_live() {
-            moved += self.core.progress_devices();
+        moved += self.core.movers.step_transfers();
+        self.core.act();
+        if self.core.movers.devices.is_live() {
+            moved += self.core.movers.progress_devices();
+            self.core.act();
         }
-        for link in std::mem::take(&mut self.core.writable) {
+        for link in std::mem::take(&mut self.core.movers.ctx.writable) {
             moved += 1;
-            let Some(mut sender) = self.core.peer(link).and_then(|peer| peer.link.take()) else {
+            let Some(mut sender) = self
+                .core
+                .movers
+                .ctx
+                .peer(link)
+                .and_then(|peer| peer.link.take())
+            else {
                 continue;
             };
             sender.flush(&mut self.core);
-            if let Some(peer) = self.core.peer(link) {
+            if let Some(peer) = self.core.movers.ctx.peer(link) {
                 peer.link = Some(sender);
             }
             self.core.pump(link);
         }
-        for _ in 0..self.core.runnable.len() {
-            if let Some(link) = self.core.runnable.pop_front() {
+        for _ in 0..self.core.movers.ctx.runnable.len() {
+            if let Some(link) = self.core.movers.ctx.runnable.pop_front() {
                 moved += 1;
                 self.core.pump(link);
             }
         }
-        while let Some(link) = self.core.operations.next_due() {
+        while let Some(link) = self.core.movers.ctx.operations.next_due() {
             moved += 1;
-            self.core.check_flushes(link);
+            self.core.movers.ctx.check_flushes(link);
         }
+        self.core.act();
         moved += self.core.give_back_owed();
-        self.core.release_kept();
+        self.core.movers.release_kept();
         moved
     }
 
@@ -401,7 +413,7 @@ impl Engine {
                 let index = token >> Registry::TOKEN_BITS;
                 let own = token & ((1 << Registry::TOKEN_BITS) - 1);
                 if index >= ENGINES {
-                    self.core.devices.ready(index - ENGINES, own);
+                    self.core.movers.devices.ready(index - ENGINES, own);
                 } else if let Some(installed) = self.interfaces.get_mut(index) {
                     let readable =
                         event.is_readable() || event.is_read_closed() || event.is_error();
@@ -424,14 +436,14 @@ impl Engine {
             return true;
         }
         self.armed = true;
-        self.core.counts.arms += 1;
-        if self.core.has_work()
+        self.core.movers.ctx.counts.arms += 1;
+        if self.core.movers.has_work()
             || !self
                 .interfaces
                 .iter_mut()
                 .filter(|installed| installed.links > 0)
                 .all(|installed| installed.interface.arm())
-            || !self.core.devices.arm()
+            || !self.core.movers.devices.arm()
         {
             self.disarm();
             return false;
@@ -464,7 +476,7 @@ impl Engine {
     /// an arrival is left to do.
     #[inline]
     pub(crate) fn needs_reactor(&self) -> bool {
-        !self.reactor_due && (self.core.has_work() || !self.armed && self.has_links())
+        !self.reactor_due && (self.core.movers.has_work() || !self.armed && self.has_links())
     }
 
     /// The transports, with what they brought, and what links that are gone had taken.
@@ -487,7 +499,7 @@ impl Engine {
 
     /// Whether something may come of which the worker is told through fds.
     pub(crate) fn has_links(&self) -> bool {
-        self.links > 0 || self.core.devices.is_live()
+        self.links > 0 || self.core.movers.devices.is_live()
     }
 
     /// This side polls again: nobody needs to ring.
@@ -500,7 +512,7 @@ impl Engine {
                     installed.interface.disarm();
                 }
             }
-            self.core.devices.disarm();
+            self.core.movers.devices.disarm();
         }
     }
 }
@@ -510,13 +522,15 @@ impl Drop for Engine {
     fn drop(&mut self) {
         if fork::forked() {
             // They are the parent's, and so is what peers reach. The drop of a link would shut sockets down that the parent has too.
-            for peer in self.core.peers.iter_mut().flatten() {
+            for peer in self.core.movers.ctx.peers.iter_mut().flatten() {
                 let _kept = std::mem::ManuallyDrop::new(peer.link.take());
             }
             return;
         }
         let links: Vec<_> = self
             .core
+            .movers
+            .ctx
             .peers
             .iter()
             .flatten()
@@ -525,12 +539,12 @@ impl Drop for Engine {
         for link in links {
             self.fail(link, Error::new(ErrorKind::Closed, "the worker is gone"));
         }
-        self.core.end_writers();
-        self.core.outlive();
+        self.core.movers.ctx.end_writers();
+        self.core.movers.outlive();
     }
 }
 
-impl Core {
+impl Movers {
     /// Whether a pass has more to do than to take what arrived.
     #[inline]
     fn has_followup(&self) -> bool {
@@ -541,12 +555,13 @@ impl Core {
     #[inline]
     fn has_work(&self) -> bool {
         self.transfers.len()
-            + self.writable.len()
-            + self.runnable.len()
-            + self.failures.len()
-            + self.owing.len()
+            + self.ctx.writable.len()
+            + self.ctx.runnable.len()
+            + self.ctx.failures.len()
+            + self.ctx.owing.len()
             > 0
-            || self.operations.is_due()
+            || self.ctx.is_eventful()
+            || self.ctx.operations.is_due()
             || self.devices.has_work()
     }
 }

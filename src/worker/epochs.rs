@@ -96,7 +96,12 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn push(&mut self, epoch: u64, key: OpKey, waits: impl Fn(OpKey) -> bool) {
+    pub(in crate::worker) fn push(
+        &mut self,
+        epoch: u64,
+        key: OpKey,
+        waits: impl Fn(OpKey) -> bool,
+    ) {
         if self.keys.len() >= self.limit {
             self.keys.retain(|(_, key)| waits(*key));
             self.limit = 8.max(2 * self.keys.len());

@@ -9,8 +9,8 @@ use crate::{
     transport::{CopyEngine, DeviceWays, Stop},
     types::{LinkId, MemoryType, Mover, Party, Plan, When},
     worker::{
-        core::Core,
         device::Devices,
+        movers::Movers,
         peer::{OneCopy, Peer},
         ways::Way,
     },
@@ -756,7 +756,7 @@ fn conclude(
     explained
 }
 
-impl Core {
+impl Movers {
     /// How an operation on a connection goes.
     pub(crate) fn explain(
         &mut self,
@@ -773,10 +773,10 @@ impl Core {
             to,
             length,
         };
-        let scheme = self.one_sided.scheme;
-        let own = self.is_to_itself(link);
+        let scheme = self.scheme;
+        let own = self.ctx.is_to_itself(link);
         let devices = &self.devices;
-        let peer = crate::worker::peer::at(&mut self.peers, link)?;
+        let peer = crate::worker::peer::at(&mut self.ctx.peers, link)?;
         let way = explain_on(peer, devices, scheme, own, &asked);
         let odd = peer.odd.as_ref();
         let refused = odd.iter().flat_map(|odd| &odd.refused);

@@ -3,14 +3,14 @@
 use crate::{
     types::{LinkId, OpKey},
     worker::{
-        core::Core,
+        ctx::Ctx,
         epochs::Wait,
         operations::{Outcome, Work},
         send::closed,
     },
 };
 
-impl Core {
+impl Ctx {
     /// Begins to wait for what was begun before on a connection. `None`: a fence that has nothing to wait for.
     pub(crate) fn begin_flush(&mut self, link: LinkId, fence: bool) -> Option<OpKey> {
         if fence && !self.operations.has_accesses(link) {
@@ -56,6 +56,7 @@ pub(super) mod tests {
         transport::{Link, LinkAttributes, SendError, Sink},
         types::{Mask, Priority, Tag},
         worker::{
+            core::Core,
             inbox::tests::{LINK, core},
             metrics::Counted,
             operations::{self, Get, Put, Send, SendStage},
@@ -156,7 +157,7 @@ pub(super) mod tests {
         fn new(seed: u64) -> Self {
             let (mut core, _) = core();
             let has_room = Arc::new(Mutex::new(true));
-            let peer = core.peer(LINK).expect("alive");
+            let peer = core.movers.ctx.peer(LINK).expect("alive");
             peer.link = Some(Counted::new(Box::new(Wire(has_room.clone()))));
             Self {
                 core,
@@ -180,19 +181,23 @@ pub(super) mod tests {
 
         /// As the engine does after messages.
         fn follow_up(&mut self) {
-            for _ in 0..self.core.runnable.len() {
-                if let Some(link) = self.core.runnable.pop_front() {
+            for _ in 0..self.core.movers.ctx.runnable.len() {
+                if let Some(link) = self.core.movers.ctx.runnable.pop_front() {
                     self.core.pump(link);
                 }
             }
-            while let Some(link) = self.core.operations.next_due() {
-                self.core.check_flushes(link);
+            while let Some(link) = self.core.movers.ctx.operations.next_due() {
+                self.core.movers.ctx.check_flushes(link);
             }
-            assert!(self.core.failures.is_empty(), "{:?}", self.core.failures);
+            assert!(
+                self.core.movers.ctx.failures.is_empty(),
+                "{:?}",
+                self.core.movers.ctx.failures
+            );
         }
 
         fn begin(&mut self) {
-            self.core.peer(LINK).expect("alive").posted += 1;
+            self.core.movers.ctx.peer(LINK).expect("alive").posted += 1;
             let length = [0, 8, 20_000][self.below(3)];
             let normal = (Priority::Normal, false);
             let key = match self.below(6) {
@@ -201,12 +206,12 @@ pub(super) mod tests {
                     put.local = self.below(2) == 0;
                     put.signal = signal().filter(|_| self.below(2) == 0);
                     let target = target(self.below(4) == 0);
-                    self.core.start_put(LINK, target, put, normal, None)
+                    self.core.movers.start_put(LINK, target, put, normal, None)
                 }
                 2 => {
                     let mut put = put(8);
                     put.signal = signal();
-                    self.core.start_signal(LINK, put)
+                    self.core.movers.ctx.start_signal(LINK, put)
                 }
                 3 => {
                     let get = Get {
@@ -218,7 +223,9 @@ pub(super) mod tests {
                         layout: None,
                         pull: None,
                     };
-                    self.core.start_get(LINK, target(false), get, normal, None)
+                    self.core
+                        .movers
+                        .start_get(LINK, target(false), get, normal, None)
                 }
                 4 => {
                     let message = control::Atomic {
@@ -235,7 +242,12 @@ pub(super) mod tests {
                         sent: false,
                         device: None,
                     });
-                    let key = self.core.operations.insert(Some(LINK), false, work);
+                    let key = self
+                        .core
+                        .movers
+                        .ctx
+                        .operations
+                        .insert(Some(LINK), false, work);
                     self.core.submit(LINK, key);
                     key
                 }
@@ -249,7 +261,12 @@ pub(super) mod tests {
                         cancelling: false,
                         am: None,
                     });
-                    let key = self.core.operations.insert(Some(LINK), false, work);
+                    let key = self
+                        .core
+                        .movers
+                        .ctx
+                        .operations
+                        .insert(Some(LINK), false, work);
                     self.core.submit(LINK, key);
                     key
                 }
@@ -260,7 +277,7 @@ pub(super) mod tests {
         fn wait(&mut self) {
             let fence = self.below(2) == 0;
             let before: Vec<OpKey> = self.under_way(fence);
-            match self.core.begin_flush(LINK, fence) {
+            match self.core.movers.ctx.begin_flush(LINK, fence) {
                 Some(key) => {
                     self.held.push(key);
                     self.waiters.push(Waiter { key, fence, before });
@@ -271,7 +288,7 @@ pub(super) mod tests {
 
         /// What a flush, or a fence, has to wait for now: found by looking at everything.
         fn under_way(&self, fence: bool) -> Vec<OpKey> {
-            let entries = self.core.operations.iter();
+            let entries = self.core.movers.ctx.operations.iter();
             entries
                 .filter(|(_, entry)| match &entry.work {
                     Work::Put(put) => {
@@ -289,7 +306,7 @@ pub(super) mod tests {
         }
 
         fn questions(&self) -> usize {
-            let entries = self.core.operations.iter();
+            let entries = self.core.movers.ctx.operations.iter();
             entries
                 .filter(|(_, entry)| matches!(&entry.work, Work::Atomic(atomic) if atomic.message.is_none()))
                 .count()
@@ -311,7 +328,7 @@ pub(super) mod tests {
                 }
                 _ => None,
             };
-            let entries = self.core.operations.iter();
+            let entries = self.core.movers.ctx.operations.iter();
             let able: Vec<(OpKey, u8, bool)> = entries
                 .filter(|(_, entry)| !entry.queued && entry.deferred.is_none())
                 .filter(|(_, entry)| entry.outcome.is_none() || matches!(&entry.work, Work::Put(_)))
@@ -334,7 +351,7 @@ pub(super) mod tests {
 
         /// A link holds the memory of a put, or lets go of it.
         fn hold(&mut self) {
-            let entries = self.core.operations.iter();
+            let entries = self.core.movers.ctx.operations.iter();
             let puts: Vec<(OpKey, bool)> = entries
                 .filter(|(_, entry)| {
                     matches!(&entry.work, Work::Put(put) if !put.announced && put.next > 0)
@@ -346,7 +363,7 @@ pub(super) mod tests {
                 return;
             }
             let (key, is_held) = puts[self.below(puts.len())];
-            match (is_held, self.core.operations.get(key)) {
+            match (is_held, self.core.movers.ctx.operations.get(key)) {
                 (false, Some(entry)) => entry.in_flight += 1,
                 _ => self.core.sent(LINK, key.0),
             }
@@ -362,7 +379,7 @@ pub(super) mod tests {
                 9 => {
                     let has_room = self.below(2) == 0;
                     *self.has_room.lock() = has_room;
-                    self.core.runnable.push_back(LINK);
+                    self.core.movers.ctx.runnable.push_back(LINK);
                 }
                 10 => {
                     if let Some(key) = self.one_of(&held) {
@@ -376,6 +393,8 @@ pub(super) mod tests {
                     if let Some(key) = self.one_of(&held) {
                         let is_over = self
                             .core
+                            .movers
+                            .ctx
                             .operations
                             .get(key)
                             .is_some_and(|entry| entry.outcome.is_some());
@@ -400,7 +419,7 @@ pub(super) mod tests {
                 let (key, fence) = (self.waiters[at].key, self.waiters[at].fence);
                 let left = &left[usize::from(fence)];
                 let over = !self.waiters[at].before.iter().any(|key| left.contains(key));
-                let entry = self.core.operations.get(key).expect("held");
+                let entry = self.core.movers.ctx.operations.get(key).expect("held");
                 let ended = entry.outcome.is_some();
                 assert!(over || !ended, "ended too early: fence {fence}");
                 assert!(
@@ -429,7 +448,7 @@ pub(super) mod tests {
             }
             *play.has_room.lock() = true;
             for _ in 0..3000 {
-                play.core.runnable.push_back(LINK);
+                play.core.movers.ctx.runnable.push_back(LINK);
                 play.follow_up();
                 play.answer();
                 play.hold();
@@ -453,17 +472,24 @@ pub(super) mod tests {
         post_receives(&mut core, 100_000);
         let normal = (Priority::Normal, false);
         let puts: Vec<OpKey> = (0..4000)
-            .map(|_| core.start_put(LINK, target(false), put(8), normal, None))
+            .map(|_| {
+                core.movers
+                    .start_put(LINK, target(false), put(8), normal, None)
+            })
             .collect();
         let waiting: Vec<OpKey> = (0..200)
             .map(|at| {
-                core.begin_flush(LINK, at % 2 == 0)
+                core.movers
+                    .ctx
+                    .begin_flush(LINK, at % 2 == 0)
                     .expect("puts are under way")
             })
             .collect();
         for (at, put) in puts.iter().rev().enumerate() {
             let is_over = |key: &OpKey| {
-                core.operations
+                core.movers
+                    .ctx
+                    .operations
                     .get(*key)
                     .is_none_or(|entry| entry.outcome.is_some())
             };
@@ -473,8 +499,8 @@ pub(super) mod tests {
             );
             core.message(LINK, control::DONE, put.0, &[])
                 .expect("an answer");
-            while let Some(link) = core.operations.next_due() {
-                core.check_flushes(link);
+            while let Some(link) = core.movers.ctx.operations.next_due() {
+                core.movers.ctx.check_flushes(link);
             }
         }
         for key in waiting {
@@ -483,7 +509,11 @@ pub(super) mod tests {
                 Some(Outcome::Done(Ok(())))
             ));
         }
-        assert_eq!(core.operations.looked_at(), 0, "operations were looked at");
+        assert_eq!(
+            core.movers.ctx.operations.looked_at(),
+            0,
+            "operations were looked at"
+        );
     }
 
     /// A program that asks for a flush again and again, and does not wait for it, leaves nothing.
@@ -491,22 +521,27 @@ pub(super) mod tests {
     fn flushes_that_are_dropped_leave_nothing() {
         let (mut core, _) = core();
         let normal = (Priority::Normal, false);
-        let put = core.start_put(LINK, target(false), put(8), normal, None);
-        let kept = core.begin_flush(LINK, false).expect("a flush");
+        let put = core
+            .movers
+            .start_put(LINK, target(false), put(8), normal, None);
+        let kept = core.movers.ctx.begin_flush(LINK, false).expect("a flush");
         for _ in 0..10_000 {
-            let (first, second) = (core.begin_flush(LINK, true), core.begin_flush(LINK, false));
+            let (first, second) = (
+                core.movers.ctx.begin_flush(LINK, true),
+                core.movers.ctx.begin_flush(LINK, false),
+            );
             core.drop_future(first.expect("a put is under way"));
             core.drop_future(second.expect("a flush"));
         }
         assert!(
-            core.operations.waiting(LINK) < 20,
+            core.movers.ctx.operations.waiting(LINK) < 20,
             "{}",
-            core.operations.waiting(LINK)
+            core.movers.ctx.operations.waiting(LINK)
         );
         core.message(LINK, control::DONE, put.0, &[])
             .expect("an answer");
-        core.check_flushes(LINK);
+        core.movers.ctx.check_flushes(LINK);
         assert!(core.take_outcome(kept).is_some());
-        assert_eq!(core.operations.waiting(LINK), 0);
+        assert_eq!(core.movers.ctx.operations.waiting(LINK), 0);
     }
 }

@@ -95,8 +95,8 @@ impl Bed {
             sent: sent.clone(),
             room: room.clone(),
         };
-        let account = core.ledger.open(Source::User(1));
-        core.add_peer(Peer::new(Made {
+        let account = core.movers.ctx.ledger.open(Source::User(1));
+        core.movers.ctx.add_peer(Peer::new(Made {
             id: EndpointId(1),
             slot: LINK,
             interface: 0,
@@ -125,9 +125,9 @@ impl Bed {
 
     /// Begins a ledger with these limits.
     pub(super) fn limit(&mut self, change: impl FnOnce(Limits) -> Limits) {
-        self.core.ledger = Ledger::new(quotas(&change(Limits::default())));
-        let account = self.core.ledger.open(Source::User(1));
-        self.core.peer(LINK).expect("there").account = Some(account);
+        self.core.movers.ctx.ledger = Ledger::new(quotas(&change(Limits::default())));
+        let account = self.core.movers.ctx.ledger.open(Source::User(1));
+        self.core.movers.ctx.peer(LINK).expect("there").account = Some(account);
     }
 
     /// The peer reads: there is room for all that waits. What went out.
@@ -135,6 +135,8 @@ impl Bed {
         self.room.store(usize::MAX, Relaxed);
         while self
             .core
+            .movers
+            .ctx
             .peer(LINK)
             .is_some_and(|peer| !peer.queue.is_empty())
         {
@@ -163,11 +165,11 @@ impl Bed {
 
     #[track_caller]
     pub(super) fn expect_violation(&mut self, id: u8, header: u64, body: &[u8]) {
-        let before = self.core.failures.len();
+        let before = self.core.movers.ctx.failures.len();
         let error = self.say(id, header, body).expect_err("not allowed");
         assert_eq!(error.kind(), ErrorKind::Protocol);
         assert_eq!(
-            self.core.failures.len(),
+            self.core.movers.ctx.failures.len(),
             before + 1,
             "the connection goes on"
         );
@@ -178,7 +180,7 @@ impl Bed {
         let answer = self.say(id, OP, body).expect("refused, no more");
         let code = control::error_kind_code(kind).to_le_bytes().to_vec();
         assert_eq!(answer, [(control::NACK, OP, code)]);
-        assert!(self.core.failures.is_empty());
+        assert!(self.core.movers.ctx.failures.is_empty());
     }
 }
 
@@ -293,7 +295,7 @@ fn answers_that_nobody_asked_for() {
     for body in [&word[..7], &[], &[0; 9]] {
         bed.expect_violation(control::FETCHED, OP, body);
     }
-    bed.core.failures.clear();
+    bed.core.movers.ctx.failures.clear();
     let mut enter = |fetch, sent| {
         let work = operations::Atomic {
             message: None,
@@ -302,12 +304,16 @@ fn answers_that_nobody_asked_for() {
             device: None,
         };
         bed.core
+            .movers
+            .ctx
             .operations
             .insert(Some(LINK), false, Work::Atomic(work))
     };
     let (fetch, post, unsent) = (enter(true, true), enter(false, true), enter(true, false));
     let outcome = |bed: &mut Bed, key: OpKey| {
         bed.core
+            .movers
+            .ctx
             .operations
             .get(key)
             .and_then(|entry| entry.outcome.take())
@@ -315,7 +321,7 @@ fn answers_that_nobody_asked_for() {
     // A word for who asked for none, or has not asked yet; no word for who asked.
     bed.expect_violation(control::FETCHED, post.0, &word);
     bed.expect_violation(control::FETCHED, unsent.0, &word);
-    bed.core.failures.clear();
+    bed.core.movers.ctx.failures.clear();
     bed.say(control::DONE, fetch.0, &[]).expect("ignored");
     bed.say(control::DONE, unsent.0, &[]).expect("ignored");
     for key in [fetch, post, unsent] {
@@ -437,7 +443,11 @@ fn a_put_and_its_signal_go_together() {
         assert_eq!(error.expect_err("not allowed").kind(), ErrorKind::Protocol);
     }
     assert_eq!((value(8), value(40)), (2, 0));
-    assert_eq!(bed.core.operations.iter().count(), 0, "entries are left");
+    assert_eq!(
+        bed.core.movers.ctx.operations.iter().count(),
+        0,
+        "entries are left"
+    );
 }
 
 /// Somebody to be told of regions, so that they can be taken back.
@@ -477,22 +487,32 @@ fn bytes_for_what_is_copied_here_are_refused() {
     };
     let key = bed
         .core
+        .movers
+        .ctx
         .operations
         .insert(Some(LINK), false, Work::Get(get));
     // As while a transfer of this side writes the buffer.
-    bed.core.operations.get(key).expect("an entry").copies = 1;
+    bed.core
+        .movers
+        .ctx
+        .operations
+        .get(key)
+        .expect("an entry")
+        .copies = 1;
     bed.expect_violation(control::FRAGMENT, key.0, &[7; 16]);
-    let entry = bed.core.operations.get(key).expect("an entry");
+    let entry = bed.core.movers.ctx.operations.get(key).expect("an entry");
     assert!(
         entry.outcome.is_none(),
         "the buffer was given back while it is written"
     );
     entry.copies = 0;
-    bed.core.failures.clear();
+    bed.core.movers.ctx.failures.clear();
     bed.say(control::FRAGMENT, key.0, &[7; 16])
         .expect("asked for");
     assert!(
         bed.core
+            .movers
+            .ctx
             .operations
             .get(key)
             .expect("an entry")
@@ -543,11 +563,11 @@ fn what_is_served_ends_when_the_memory_is_taken_back() {
     };
     bed.say(control::GET, OP, &request.encode())
         .expect("allowed");
-    assert_eq!(bed.core.operations.len(), 1);
+    assert_eq!(bed.core.movers.ctx.operations.len(), 1);
     // The link has no room, and never will have.
-    bed.core.withdraw(slot);
+    bed.core.movers.ctx.withdraw(slot);
     assert_eq!(
-        bed.core.operations.len(),
+        bed.core.movers.ctx.operations.len(),
         0,
         "the memory is held for who does not read"
     );
@@ -593,10 +613,10 @@ fn routes_to_what_cannot_be_lent() {
         assert_eq!(body[..8], [0; 8]);
         let text = String::from_utf8_lossy(&body[8..]);
         assert!(text.contains(why), "{text}");
-        assert_eq!(bed.core.operations.len(), 0);
-        assert_eq!(bed.core.ledger.held(), Amount::default());
+        assert_eq!(bed.core.movers.ctx.operations.len(), 0);
+        assert_eq!(bed.core.movers.ctx.ledger.held(), Amount::default());
     }
-    assert!(bed.core.failures.is_empty());
+    assert!(bed.core.movers.ctx.failures.is_empty());
     let odd = control::Route {
         region: 2,
         ..route(&region, 0, 64)
@@ -613,10 +633,12 @@ fn routes_that_nobody_asked_for() {
     let mut bed = Bed::new(100);
     let region = bed.expose(64, Access::READ);
     let exposed = region.exposed().clone();
-    let help = bed
-        .core
-        .operations
-        .insert(Some(LINK), true, Work::Help { _exposed: exposed });
+    let help =
+        bed.core
+            .movers
+            .ctx
+            .operations
+            .insert(Some(LINK), true, Work::Help { _exposed: exposed });
     let loan = [&7_u64.to_le_bytes()[..], &[1; 100]].concat();
     for op in [0, OP, u64::MAX, help.0] {
         // The loan goes back at once.
@@ -626,7 +648,7 @@ fn routes_that_nobody_asked_for() {
         let answer = bed.say(control::ROUTED, op, &[0; 20]);
         assert_eq!(answer.expect("ignored"), []);
     }
-    assert!(bed.core.failures.is_empty());
+    assert!(bed.core.movers.ctx.failures.is_empty());
     for length in 0..8 {
         bed.expect_violation(control::ROUTED, OP, &loan[..length]);
     }
@@ -661,7 +683,7 @@ async fn memory_is_taken_back_when_the_last_frame_is_there() {
             let gone = Error::new(ErrorKind::PeerDied, "it was stopped for too long");
             bed.core.fail(LINK, gone);
         }
-        bed.core.buried.clear();
+        bed.core.movers.ctx.buried.clear();
         revoked.await;
         assert_eq!(region.unexpose().await.len(), 64);
     }

@@ -14,12 +14,12 @@ use crate::{
     protocol::ledger::Ledger,
     sys::fork,
     worker::{
-        connect::{self, Wireup},
+        connect::{self, wireup::Wireup},
         core::Core,
-        device::{Devices, Opener},
+        device::Devices,
         engine::Engine,
+        errands::OffLock,
         held::quotas,
-        one_sided::OneSidedState,
         peer::Status,
         reactor::{self, Reactor},
         shared::{Shared, Transport},
@@ -45,7 +45,7 @@ impl Handle {
         })?;
         let rendezvous = context.config().rendezvous_threshold.value;
         let mut core = Core::new(context.regions().clone(), rendezvous);
-        core.ledger = Ledger::new(quotas(&context.config().limits));
+        core.movers.ctx.ledger = Ledger::new(quotas(&context.config().limits));
         let mut engine = Engine::new(core)?;
         let mut transports = Vec::new();
         for transport in context.message_transports() {
@@ -67,15 +67,16 @@ impl Handle {
             runtime,
             Wireup::new(context.config().progress.value),
         )?);
-        let state = OneSidedState {
-            worker: Arc::downgrade(&shared),
-            scheme: *context.config().rendezvous_scheme,
-        };
-        shared.with(|engine| engine.core.one_sided = state);
-        if !context.accelerators().is_empty() {
-            let devices = Devices::new(context, Opener::new(&shared));
-            shared.with(|engine| engine.core.devices = devices);
-        }
+        let me = shared.me.set(Arc::downgrade(&shared));
+        debug_assert!(me.is_ok(), "it was made here");
+        shared.with(|engine| {
+            let movers = &mut engine.core.movers;
+            movers.errands = Some(Arc::new(OffLock::new(&shared)));
+            movers.scheme = *context.config().rendezvous_scheme;
+            if !context.accelerators().is_empty() {
+                movers.devices = Devices::new(context);
+            }
+        });
         let watcher: Arc<dyn RegionWatcher> = shared.clone();
         context.regions().watch(Arc::downgrade(&watcher));
         // Of no other: a worker outlives what it was made in.
@@ -103,13 +104,15 @@ impl Handle {
             engine.closing = true;
             let core = &mut engine.core;
             let links: Vec<_> = core
+                .movers
+                .ctx
                 .peers
                 .iter()
                 .flatten()
                 .map(|peer| (peer.slot, peer.id))
                 .collect();
             for (link, _) in &links {
-                if let Some(peer) = core.peer(*link)
+                if let Some(peer) = core.movers.ctx.peer(*link)
                     && matches!(peer.status, Status::Open)
                 {
                     core.begin_close(*link);
@@ -142,6 +145,8 @@ impl Handle {
             engine.closing = true;
             let links: Vec<_> = engine
                 .core
+                .movers
+                .ctx
                 .peers
                 .iter()
                 .flatten()
@@ -185,6 +190,8 @@ impl Drop for Handle {
         let pending = shared.with(|engine| {
             engine
                 .core
+                .movers
+                .ctx
                 .peers
                 .iter()
                 .flatten()

@@ -14,6 +14,7 @@ use crate::{
     worker::{
         Held, RefusalCounts, Refusals,
         core::Core,
+        ctx::Ctx,
         operations::{Body, Unexpected, Work},
         peer::{ANSWER, ANSWERS, at},
     },
@@ -46,7 +47,7 @@ fn amount(message: &Unexpected) -> Amount {
     }
 }
 
-impl Core {
+impl Ctx {
     /// What is held for all peers.
     pub(crate) fn held(&self) -> Held {
         let held = self.ledger.held();
@@ -191,21 +192,28 @@ impl Core {
         }
     }
 
+    #[inline]
+    fn let_go(&mut self, taken: &Taken<Unexpected>) {
+        self.ledger.give(taken.account, amount(&taken.message));
+    }
+}
+
+impl Core {
     /// Keeps a message for which no receive waits.
     ///
     /// # Errors
     /// `Exhausted`: it is too much.
     pub(crate) fn keep_unexpected(&mut self, message: Unexpected) -> Result<()> {
-        let account = self.account(message.link);
-        self.ledger.take(account, amount(&message))?;
+        let account = self.movers.ctx.account(message.link);
+        self.movers.ctx.ledger.take(account, amount(&message))?;
         self.unexpected.push(message.tag, account, message);
         Ok(())
     }
 
     /// Puts a message back where it was.
     pub(crate) fn return_unexpected(&mut self, order: Arrival, message: Unexpected) {
-        let account = self.account(message.link);
-        self.ledger.hold(account, amount(&message));
+        let account = self.movers.ctx.account(message.link);
+        self.movers.ctx.ledger.hold(account, amount(&message));
         self.unexpected
             .restore(message.tag, order, account, message);
     }
@@ -214,20 +222,15 @@ impl Core {
     #[inline]
     pub(crate) fn take_unexpected(&mut self, tag: Tag, mask: Mask) -> Option<Taken<Unexpected>> {
         let taken = self.unexpected.take_match(tag, mask)?;
-        self.let_go(&taken);
+        self.movers.ctx.let_go(&taken);
         Some(taken)
     }
 
     /// Takes the message of this name.
     pub(crate) fn take_named(&mut self, name: Name) -> Option<Taken<Unexpected>> {
         let taken = self.unexpected.take_named(name)?;
-        self.let_go(&taken);
+        self.movers.ctx.let_go(&taken);
         Some(taken)
-    }
-
-    #[inline]
-    fn let_go(&mut self, taken: &Taken<Unexpected>) {
-        self.ledger.give(taken.account, amount(&taken.message));
     }
 
     /// Forgets what a connection has announced and nobody has matched.
@@ -235,7 +238,7 @@ impl Core {
         if let Some(account) = account {
             let announced = |message: &Unexpected| matches!(message.body, Body::Announced(_));
             for taken in self.unexpected.take_of(account, announced) {
-                self.let_go(&taken);
+                self.movers.ctx.let_go(&taken);
             }
         }
         self.am_ended(link);
@@ -246,8 +249,8 @@ impl Core {
         // What is on its way to a receive whose future is gone ends with that.
         let whole = |message: &Unexpected| !matches!(message.body, Body::Arriving { .. });
         for taken in self.unexpected.take_of(account, whole) {
-            self.let_go(&taken);
-            self.bury_body(taken.message.body);
+            self.movers.ctx.let_go(&taken);
+            self.movers.ctx.bury_body(taken.message.body);
         }
         self.am_forget(account);
     }
@@ -340,7 +343,7 @@ mod tests {
             left += 1;
         }
         assert_eq!(left, 99_000);
-        assert_eq!(bed.core.ledger.held(), Amount::default());
+        assert_eq!(bed.core.movers.ctx.ledger.held(), Amount::default());
     }
 
     #[test]
@@ -363,7 +366,7 @@ mod tests {
             }
         }
         assert_eq!(left, [1, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
-        assert_eq!(bed.core.ledger.held(), Amount::default());
+        assert_eq!(bed.core.movers.ctx.ledger.held(), Amount::default());
     }
 
     fn limited(connection: u64) -> Bed {
@@ -388,8 +391,8 @@ mod tests {
         assert_eq!(bed.core.unexpected.len(), sent);
         bed.core.fail(LINK, error);
         assert!(bed.core.unexpected.is_empty());
-        assert_eq!(bed.core.ledger.held(), Amount::default());
-        assert_eq!(bed.core.ledger.sources(), 0);
+        assert_eq!(bed.core.movers.ctx.ledger.held(), Amount::default());
+        assert_eq!(bed.core.movers.ctx.ledger.sources(), 0);
     }
 
     /// What had arrived whole stays when its sender goes, and counts until it is received.
@@ -404,15 +407,15 @@ mod tests {
         let gone = Error::new(ErrorKind::ConnectionReset, "the peer closed the connection");
         bed.core.fail(LINK, gone);
         assert_eq!(bed.core.unexpected.len(), 4, "the announced one went");
-        let held = bed.core.ledger.held();
+        let held = bed.core.movers.ctx.ledger.held();
         assert_eq!(held.messages, 4);
         assert!((5049..8192).contains(&held.bytes), "{held:?}");
         for _ in 0..4 {
             assert!(bed.core.take_unexpected(Tag(7), Mask::ALL).is_some());
         }
-        assert_eq!(bed.core.ledger.held(), Amount::default());
+        assert_eq!(bed.core.movers.ctx.ledger.held(), Amount::default());
         assert_eq!(
-            bed.core.ledger.sources(),
+            bed.core.movers.ctx.ledger.sources(),
             0,
             "the account went with the last"
         );

@@ -46,8 +46,8 @@ fn matched(core: &mut Core, link: LinkId, buffer: BufferMut, rts: Rts) -> OpKey 
         .expect("announced");
     let taken = core.take_unexpected(TAG, Mask::ALL);
     let taken = taken.expect("a message");
-    let key = core.enter_receive(buffer, link, taken.arrival);
-    core.hand_over(key, taken.arrival, taken.message);
+    let key = core.movers.ctx.enter_receive(buffer, link, taken.arrival);
+    core.movers.hand_over(key, taken.arrival, taken.message);
     key
 }
 
@@ -62,8 +62,14 @@ fn get(core: &mut Core, length: usize, layout: Option<Box<Plan>>) -> OpKey {
         pull: None,
     };
     match get.layout.is_some() {
-        true => core.start_layout(LINK, Work::Get(get), Priority::Normal),
-        false => core.operations.insert(Some(LINK), false, Work::Get(get)),
+        true => core
+            .movers
+            .start_layout(LINK, Work::Get(get), Priority::Normal),
+        false => core
+            .movers
+            .ctx
+            .operations
+            .insert(Some(LINK), false, Work::Get(get)),
     }
 }
 
@@ -72,7 +78,7 @@ impl Bed {
     #[track_caller]
     fn expect_a_lie(mut self, key: OpKey) {
         self.expect_violation(control::DONE, key.0, &[]);
-        let entry = self.core.operations.get(key).expect("goes on");
+        let entry = self.core.movers.ctx.operations.get(key).expect("goes on");
         assert!(entry.outcome.is_none(), "believed");
         self.expect_an_error(key);
     }
@@ -104,8 +110,12 @@ fn a_receive_behind_one_that_was_dropped() {
     bed.core.drop_future(first);
     let taken = bed.core.take_unexpected(TAG, Mask::ALL);
     let taken = taken.expect("it keeps its place");
-    let key = bed.core.enter_receive(canary(100), LINK, taken.arrival);
-    bed.core.hand_over(key, taken.arrival, taken.message);
+    let key = bed
+        .core
+        .movers
+        .ctx
+        .enter_receive(canary(100), LINK, taken.arrival);
+    bed.core.movers.hand_over(key, taken.arrival, taken.message);
     bed.expect_a_lie(key);
 }
 
@@ -155,7 +165,7 @@ fn a_get_that_this_side_makes() {
     for by_devices in [false, true] {
         let mut bed = Bed::new(100);
         let key = get(&mut bed.core, 100, None);
-        let entry = bed.core.operations.get(key).expect("there");
+        let entry = bed.core.movers.ctx.operations.get(key).expect("there");
         match by_devices {
             true => entry.is_short = true,
             false => entry.copies = 1,
@@ -217,6 +227,8 @@ fn a_get_of_blocks() {
         bed.expect_violation(id, key.0, &body);
         assert!(
             bed.core
+                .movers
+                .ctx
                 .operations
                 .get(key)
                 .expect("there")
@@ -263,14 +275,14 @@ fn a_receive_out_of_common_memory() {
                 let mut rts = rts(LENGTH);
                 rts.address = source.as_ptr() as u64;
                 if shares {
-                    let one_copy = core.one_copy(link).expect("memory in common");
+                    let one_copy = core.movers.ctx.one_copy(link).expect("memory in common");
                     rts.slot = one_copy.pair.acquire().expect("a word");
                 }
                 let key = matched(core, link, canary(LENGTH), rts);
                 let lie = core.message(link, control::DONE, key.0, &[]);
                 let error = lie.expect_err("nothing was copied");
                 assert_eq!(error.kind(), ErrorKind::Protocol);
-                let entry = core.operations.get(key).expect("goes on");
+                let entry = core.movers.ctx.operations.get(key).expect("goes on");
                 assert!(entry.outcome.is_none(), "believed");
                 engine.progress();
                 let outcome = engine.core.take_outcome(key).expect("over");
@@ -304,8 +316,19 @@ fn a_put_and_a_send() {
             announced: false,
         };
         let work = Work::Put(put);
-        let key = bed.core.operations.insert(Some(LINK), false, work);
-        bed.core.operations.get(key).expect("there").copies = copies;
+        let key = bed
+            .core
+            .movers
+            .ctx
+            .operations
+            .insert(Some(LINK), false, work);
+        bed.core
+            .movers
+            .ctx
+            .operations
+            .get(key)
+            .expect("there")
+            .copies = copies;
         bed.expect_a_lie(key);
     }
     let mut bed = Bed::new(0);
@@ -319,6 +342,11 @@ fn a_put_and_a_send() {
         am: None,
     };
     let work = Work::Send(send);
-    let key = bed.core.operations.insert(Some(LINK), false, work);
+    let key = bed
+        .core
+        .movers
+        .ctx
+        .operations
+        .insert(Some(LINK), false, work);
     bed.expect_a_lie(key);
 }

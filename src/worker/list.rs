@@ -6,26 +6,21 @@
 //! of this side, and nothing in it is trusted: what it names is read from the peer's process by the kernel.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
-
 use crate::{
     error::Result,
     memory::Buffer,
     protocol::{
-        control::{self, Rtr, Rts},
+        control::{self, Rts},
         layout::{Block, Indexed, Shape},
     },
-    transport::{LinkAttributes, Place, SendError, Zcopy},
-    types::{EndpointId, LinkId, OpKey, Tag},
+    transport::{LinkAttributes, SendError, Zcopy},
+    types::OpKey,
     worker::{
-        copy::{Remote, Transfer, over},
-        core::Core,
-        deliver::violation,
+        copy::over,
         metrics::Counted,
-        operations::{Arrival, Outgoing, RecvStage, Work},
-        peer::{OneCopy, at},
-        send::{FRAGMENTS_IN_FLIGHT, Step, ZCOPY_FROM, fragment_size, transmit},
-        spread::Spread,
+        operations::Outgoing,
+        peer::OneCopy,
+        step::{FRAGMENTS_IN_FLIGHT, Step, ZCOPY_FROM, fragment_size, transmit},
         ways::ONE_COPY_FROM,
     },
 };
@@ -98,146 +93,8 @@ pub(crate) fn list_fragment(
     })
 }
 
-impl Core {
-    /// As `begin_rendezvous`, where the message, the buffer or both are lists. The message is no longer than the buffer.
-    pub(crate) fn begin_list(
-        &mut self,
-        key: OpKey,
-        link: LinkId,
-        from: EndpointId,
-        tag: Tag,
-        rts: Rts,
-    ) {
-        let length = rts.length as usize;
-        let found = at(&mut self.peers, link)
-            .and_then(|peer| peer.one_copy.as_ref())
-            .filter(|_| length >= ONE_COPY_FROM)
-            .and_then(|one_copy| {
-                if rts.segment == control::TABLE {
-                    let shape = read_table(one_copy, &rts)?;
-                    return Some((shape, Remote::Address(0)));
-                }
-                let (segment, offset) = (rts.segment, rts.segment_offset);
-                let remote = one_copy.reach(segment, offset, length, rts.address, false)?;
-                Some((Shape::block(rts.length), remote))
-            });
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        let Work::Recv(recv) = &mut entry.work else {
-            return;
-        };
-        recv.arrival = Some(Arrival { length, tag, from });
-        let Some((shape, remote)) = found else {
-            recv.stage = RecvStage::Landing {
-                expected: length,
-                got: 0,
-            };
-            let rtr = Rtr {
-                op: key.0,
-                address: 0,
-                segment: 0,
-                segment_offset: 0,
-                scheme: 0,
-            };
-            self.control(link, control::TAG_RTR, rts.op, &rtr.encode());
-            if length == 0 {
-                self.copied(key, Ok(()));
-            }
-            return;
-        };
-        recv.stage = RecvStage::Copying;
-        let spread = Spread::new(recv.buffer.extents(), Arc::new(shape), length);
-        self.start_transfer(Transfer {
-            link,
-            op: key,
-            peer_op: Some(rts.op),
-            local: std::ptr::null_mut(),
-            length,
-            remote,
-            pull: true,
-            chunks: None,
-            region: None,
-            next: 0,
-            spread: Some(spread),
-        });
-    }
-
-    /// Whether an operation receives into a list.
-    fn fills_list(&mut self, link: LinkId, key: OpKey) -> bool {
-        match self.operations.get(key) {
-            Some(entry) if entry.link == Some(link) && entry.outcome.is_none() => match &entry.work
-            {
-                Work::Recv(recv) => recv.buffer.is_list(),
-                _ => false,
-            },
-            _ => false,
-        }
-    }
-
-    /// A fragment for a list. `None`: it is not for one.
-    pub(crate) fn list_landing(
-        &mut self,
-        link: LinkId,
-        key: OpKey,
-        data: &[u8],
-    ) -> Result<Option<()>> {
-        if !self.fills_list(link, key) {
-            return Ok(None);
-        }
-        if let Some(entry) = self.operations.get(key)
-            && let Work::Recv(recv) = &mut entry.work
-        {
-            let RecvStage::Landing { expected, got } = &mut recv.stage else {
-                return Err(violation("a fragment for what takes none"));
-            };
-            if data.len() > *expected - *got {
-                return Err(violation("more bytes than announced"));
-            }
-            if let Some(list) = recv.buffer.list_mut() {
-                list.scatter(*got, data);
-            }
-            *got += data.len();
-            if got == expected {
-                self.copied(key, Ok(()));
-            }
-        }
-        Ok(Some(()))
-    }
-
-    /// Where a long fragment for a list goes. `None`: it is not for one.
-    pub(crate) fn place_in_list(
-        &mut self,
-        link: LinkId,
-        key: OpKey,
-        length: usize,
-    ) -> Option<Result<Place>> {
-        if !self.fills_list(link, key) {
-            return None;
-        }
-        if let Some(entry) = self.operations.get(key)
-            && let Work::Recv(recv) = &mut entry.work
-            && let RecvStage::Landing { expected, got } = &mut recv.stage
-            && let Some(list) = recv.buffer.list_mut()
-        {
-            if length > *expected - *got {
-                return Some(Err(violation("more bytes than announced")));
-            }
-            let run = list.run(*got);
-            if length <= run.len() {
-                let address = run.as_mut_ptr();
-                *got += length;
-                return Some(Ok(self.lend(key, address)));
-            }
-            // Too long for the piece.
-            return Some(Ok(Place::Whole));
-        }
-        Some(Err(violation("a fragment for what takes none")))
-    }
-}
-
 /// The pieces of an announced list, as blocks of the sender's address space; `None` when they cannot be read or are not what was announced.
-fn read_table(one_copy: &OneCopy, rts: &Rts) -> Option<Shape> {
+pub(in crate::worker) fn read_table(one_copy: &OneCopy, rts: &Rts) -> Option<Shape> {
     let count = usize::try_from(rts.segment_offset)
         .ok()
         .filter(|count| (1..=MAX_TABLE).contains(count))?;

@@ -6,10 +6,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    transport::{Link, RawSlice, SendError, Zcopy},
-    worker::{engine::Engine, shared::Shared},
-};
+use crate::transport::{Link, RawSlice, SendError, Zcopy};
 
 /// Messages, transfers or copies, and the bytes in them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -229,9 +226,9 @@ impl Counts {
 /// What is counted without the lock, rarely.
 #[derive(Debug, Default)]
 pub(crate) struct Dialling {
-    made: AtomicU64,
-    failed: AtomicU64,
-    nanoseconds: AtomicU64,
+    pub(in crate::worker) made: AtomicU64,
+    pub(in crate::worker) failed: AtomicU64,
+    pub(in crate::worker) nanoseconds: AtomicU64,
 }
 
 impl Dialling {
@@ -249,7 +246,7 @@ impl Dialling {
 /// A link, and what it took.
 #[derive(Debug)]
 pub(crate) struct Counted {
-    link: Box<dyn Link>,
+    pub(in crate::worker) link: Box<dyn Link>,
     pub(crate) sent: Traffic,
 }
 
@@ -311,61 +308,5 @@ impl Deref for Counted {
 impl DerefMut for Counted {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut *self.link
-    }
-}
-
-impl Shared {
-    /// What the worker has done so far.
-    pub(crate) fn metrics(&self) -> WorkerMetrics {
-        let dialling = &self.dialling;
-        let mut metrics = self.ask(|engine| engine.metrics()).unwrap_or_default();
-        metrics.connects = dialling.made.load(Relaxed);
-        metrics.connects_failed = dialling.failed.load(Relaxed);
-        metrics.connect_time = Duration::from_nanos(dialling.nanoseconds.load(Relaxed));
-        let accepted = &self.accepted;
-        metrics.accepted = accepted.made.load(Relaxed);
-        let over_limit = accepted.over_limit();
-        metrics.refused.source.connections = over_limit.source;
-        metrics.refused.worker.connections = over_limit.worker;
-        metrics.refused_over_limit = over_limit.source + over_limit.worker;
-        metrics.refused_by_check = accepted.not_admitted.load(Relaxed);
-        metrics.refused_silent = accepted.silent.load(Relaxed);
-        metrics.mean_wait = self.spin.mean();
-        metrics
-    }
-}
-
-impl Engine {
-    fn metrics(&self) -> WorkerMetrics {
-        let counts = &self.core.counts;
-        let mut lanes = self.lanes();
-        for peer in self.core.peers.iter().flatten() {
-            if let (Some(lane), Some(link)) = (lanes.get_mut(peer.interface), &peer.link) {
-                lane.sent.join(link.sent);
-            }
-        }
-        let mut staged = counts.staged;
-        let (count, bytes) = self.core.devices.stopped();
-        staged.join(Traffic { count, bytes });
-        WorkerMetrics {
-            lanes,
-            mapped: counts.mapped,
-            cma: counts.cma,
-            one_sided: counts.one_sided,
-            device_copies: counts.device_copies,
-            staged,
-            operations: self.core.operations.entered() + self.core.posted.entered(),
-            in_flight: self.core.operations.len() + self.core.receives,
-            held: self.core.held(),
-            refused: self.core.refused(),
-            found_at_once: counts.found_at_once,
-            found_spinning: counts.found_spinning,
-            parked: counts.parked,
-            wakes: counts.wakes,
-            doorbells: counts.doorbells,
-            fd_wakeups: counts.fd_wakeups,
-            arms: counts.arms,
-            ..Default::default()
-        }
     }
 }

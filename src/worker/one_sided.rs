@@ -19,41 +19,23 @@
 //! entries are touched (`Core::fail`). Memory that a peer writes is given back only when its registration has ended, or with the link.
 #![allow(unsafe_code)]
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::{Arc, Weak},
-};
+use std::sync::Arc;
 
 use crate::{
     config::RendezvousScheme,
-    error::{Error, ErrorKind, Result},
+    error::{Error, Result},
     memory::{AddressRange, Buffer, Segment},
-    protocol::control::{self, Announcement, Rtr, Rts},
-    sys::fork,
-    transport::{
-        Link, LocalKeys, LocalRange, OneSidedAttributes, Registering, RemoteMemory, RemoteRange,
-        SendError, Zcopy,
-    },
-    types::{Access, DeviceKey, LinkId, OpKey},
-    util::copy::{copy, copy_slice},
-    worker::{
-        core::Core,
-        deliver::violation,
-        operations::{Entry, Outcome, Outgoing, RecvStage, SendStage, Work},
-        peer::at,
-        pressure::Buried,
-        rma::Target,
-        send::Step,
-        shared::Shared,
-    },
+    protocol::control::{self, Rts},
+    transport::{Link, LocalKeys, OneSidedAttributes, RemoteMemory},
+    types::{Access, DeviceKey},
+    worker::violation::violation,
 };
 
 /// Pieces of one operation that each rail may have in flight.
-const IN_FLIGHT: u32 = 4;
+pub(in crate::worker) const IN_FLIGHT: u32 = 4;
 
 /// Bytes of a receive that are cleared at a time, under the lock: some ten microseconds.
-const CLEARED: usize = 256 << 10;
+pub(in crate::worker) const CLEARED: usize = 256 << 10;
 
 /// What network devices do for an operation.
 pub(crate) enum OneSided {
@@ -84,24 +66,24 @@ pub(crate) enum OneSided {
 /// One run of bytes on its way.
 pub(crate) struct Moves {
     /// Towards this process.
-    pull: bool,
-    local: *mut u8,
-    length: usize,
+    pub(in crate::worker) pull: bool,
+    pub(in crate::worker) local: *mut u8,
+    pub(in crate::worker) length: usize,
     /// The allocation of wharf's own that it is in.
-    whole: Option<AddressRange>,
+    pub(in crate::worker) whole: Option<AddressRange>,
     /// In the peer's memory.
-    address: u64,
-    keys: Arc<[DeviceKey]>,
+    pub(in crate::worker) address: u64,
+    pub(in crate::worker) keys: Arc<[DeviceKey]>,
     /// The operation there, to be told.
-    tell: Option<u64>,
+    pub(in crate::worker) tell: Option<u64>,
     /// Bytes that were handed to the link.
-    next: usize,
+    pub(in crate::worker) next: usize,
     /// Pieces that have not ended.
-    pending: u32,
+    pub(in crate::worker) pending: u32,
     /// It went through the link's memory.
-    short: bool,
-    memory: Memory,
-    failed: Option<Error>,
+    pub(in crate::worker) short: bool,
+    pub(in crate::worker) memory: Memory,
+    pub(in crate::worker) failed: Option<Error>,
 }
 
 // SAFETY: `local` is memory owned by the operation of the same worker; this moves with the worker's state.
@@ -110,7 +92,7 @@ unsafe impl Send for Moves {}
 /// Memory of this side: where, how much, and the allocation of wharf's own that it is in.
 type Local = (*mut u8, usize, Option<AddressRange>);
 
-enum Memory {
+pub(in crate::worker) enum Memory {
     Unknown,
     Waiting,
     Ready(LocalKeys),
@@ -119,23 +101,15 @@ enum Memory {
 /// An announced message.
 #[derive(Default)]
 pub(crate) struct Offer {
-    keys: Option<LocalKeys>,
+    pub(in crate::worker) keys: Option<LocalKeys>,
     /// It is being registered.
-    waiting: bool,
+    pub(in crate::worker) waiting: bool,
     /// The receiver's operation, when it has asked for the keys.
-    asked: Option<u64>,
-}
-
-/// What a worker's transfers by network devices need.
-#[derive(Default)]
-pub(crate) struct OneSidedState {
-    /// Does errands.
-    pub(crate) worker: Weak<Shared>,
-    pub(crate) scheme: RendezvousScheme,
+    pub(in crate::worker) asked: Option<u64>,
 }
 
 impl Moves {
-    fn new(
+    pub(in crate::worker) fn new(
         pull: bool,
         (local, length, whole): Local,
         address: u64,
@@ -158,12 +132,12 @@ impl Moves {
         }
     }
 
-    fn range(&self) -> Option<AddressRange> {
+    pub(in crate::worker) fn range(&self) -> Option<AddressRange> {
         AddressRange::new(self.local as u64, self.length as u64).ok()
     }
 
     /// What this side's devices do with the local memory.
-    fn access(&self) -> Access {
+    pub(in crate::worker) fn access(&self) -> Access {
         match self.pull {
             true => Access::WRITE,
             false => Access::READ,
@@ -171,7 +145,7 @@ impl Moves {
     }
 
     /// Where the next piece ends.
-    fn piece_end(&self, attributes: &OneSidedAttributes) -> usize {
+    pub(in crate::worker) fn piece_end(&self, attributes: &OneSidedAttributes) -> usize {
         let most = match self.pull {
             true => attributes.max_get,
             false => attributes.max_put,
@@ -182,7 +156,7 @@ impl Moves {
 }
 
 /// The allocation that a buffer of wharf's own is in.
-fn whole(segment: Option<(&Arc<Segment>, usize)>) -> Option<AddressRange> {
+pub(in crate::worker) fn whole(segment: Option<(&Arc<Segment>, usize)>) -> Option<AddressRange> {
     let mapping = segment?.0.mapping();
     AddressRange::new(mapping.as_ptr() as u64, mapping.len() as u64).ok()
 }
@@ -228,931 +202,15 @@ impl Offer {
     }
 }
 
-impl Entry {
-    /// Whether the peer's devices were asked to write its memory.
-    pub(super) fn is_written(&self) -> bool {
-        matches!(
-            self.one_sided.as_deref(),
-            Some(OneSided::Written { keys: Some(_), .. })
-        )
-    }
-
-    /// Whether it has ended, but for memory that the peer's devices may still write.
-    pub(super) fn ends_writing(&self) -> bool {
-        matches!(
-            self.one_sided.as_deref(),
-            Some(OneSided::Closing { .. } | OneSided::Over { .. })
-        )
-    }
-
-    /// Whether network devices have something of it, whatever its future was told.
-    pub(super) fn is_with_devices(&self) -> bool {
-        match self.one_sided.as_deref() {
-            Some(OneSided::Moves(moves)) => moves.pending > 0,
-            _ => self.is_short,
-        }
-    }
-}
-
-impl Core {
-    /// Whether there is a rail to memory with these keys.
-    fn reaches(&mut self, link: LinkId, keys: &[DeviceKey]) -> bool {
-        let peer = at(&mut self.peers, link);
-        let link = peer.and_then(|peer| peer.link.as_mut());
-        link.and_then(|link| link.one_sided())
-            .is_some_and(|ways| ways.reaches(keys))
-    }
-
-    /// Has network devices put or get, if they can: the operation, in the table, is begun.
-    pub(super) fn rma_by_devices(
-        &mut self,
-        link_id: LinkId,
-        key: OpKey,
-        target: &Target,
-        route: Option<&Arc<[DeviceKey]>>,
-    ) -> bool {
-        let (Some(route), Some(peer), Some(entry)) = (
-            route,
-            at(&mut self.peers, link_id),
-            self.operations.get(key),
-        ) else {
-            return false;
-        };
-        let (pull, data) = match &entry.work {
-            Work::Put(put) => (false, put.buffer.as_slice()),
-            Work::Get(get) => (true, get.buffer.as_slice()),
-            _ => return false,
-        };
-        let Some(data) = data else {
-            return false;
-        };
-        let length = data.len();
-        let ways = peer.link.as_mut().and_then(|link| link.one_sided());
-        let Some(ways) = ways.filter(|ways| length > 0 && ways.reaches(route)) else {
-            return false;
-        };
-        let address = target.address.wrapping_add(target.offset);
-        // Nothing waits that it would overtake.
-        if peer.queue.is_empty() && length <= ways.attributes().max_short {
-            let remote = RemoteRange {
-                address,
-                keys: route,
-            };
-            let sent = match pull {
-                true => ways
-                    .get_short(length, remote, key.0)
-                    .map(|()| Zcopy::Pending),
-                false => ways.put_short(data, remote, key.0),
-            };
-            match sent {
-                Ok(sent) => {
-                    self.short_posted(key, length, sent);
-                    return true;
-                }
-                Err(SendError::Full) => {}
-                Err(SendError::Failed(error)) => {
-                    self.failures.push((link_id, error));
-                    return true;
-                }
-            }
-        }
-        let (local, segment) = match &mut entry.work {
-            Work::Put(put) => (put.buffer.address().cast_mut(), put.buffer.segment()),
-            Work::Get(get) => (get.buffer.address(), get.buffer.segment()),
-            _ => return false,
-        };
-        let (local, route) = ((local, length, whole(segment)), Arc::clone(route));
-        self.begin_moves(link_id, key, Moves::new(pull, local, address, route, None));
-        true
-    }
-
-    /// A short put or get was handed to the link, of which its entry alone knows.
-    #[inline]
-    fn short_posted(&mut self, key: OpKey, length: usize, sent: Zcopy) {
-        self.counts.one_sided.add(length);
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        entry.is_short = sent == Zcopy::Pending;
-        if let Work::Put(put) = &mut entry.work {
-            put.next = length;
-            if sent == Zcopy::Done {
-                self.put_visible(key);
-            } else if put.local && put.signal.is_none() {
-                // It is complete on this side.
-                self.put_progress(key);
-            }
-        }
-    }
-
-    /// A short put or get has ended; a get has failed.
-    fn short_over(&mut self, link: LinkId, key: OpKey, result: Result<()>) {
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        entry.is_short = false;
-        let Err(error) = result else {
-            return self.put_visible(key);
-        };
-        // A word of the peer has ended it otherwise; one that is over on this side alone goes on.
-        if matches!(
-            entry.outcome,
-            Some(Outcome::Done(Err(_)) | Outcome::Buffer { .. })
-        ) {
-            return;
-        }
-        let length = match &entry.work {
-            Work::Put(put) => put.buffer.len(),
-            Work::Get(get) => get.buffer.len(),
-            _ => return,
-        };
-        if leaves_it_to_messages(&error, &entry.work)
-            && at(&mut self.peers, link).is_some_and(|peer| peer.link.is_some())
-        {
-            return self.by_messages(link, key, None, length);
-        }
-        self.fail_operation(key, error);
-    }
-
-    fn begin_moves(&mut self, link: LinkId, key: OpKey, moves: Moves) {
-        if let Some(entry) = self.operations.get(key) {
-            entry.one_sided = Some(Box::new(OneSided::Moves(moves)));
-            self.submit(link, key);
-        }
-    }
-
-    /// The next piece of an operation.
-    pub(super) fn advance_moves(&mut self, link_id: LinkId, key: OpKey) -> Result<Step, SendError> {
-        let (Some(peer), Some(entry)) = (at(&mut self.peers, link_id), self.operations.get(key))
-        else {
-            return Ok(Step::Sent);
-        };
-        let Some(OneSided::Moves(moves)) = entry.one_sided.as_deref_mut() else {
-            return Ok(Step::Sent);
-        };
-        if moves.failed.is_some() || moves.next == moves.length {
-            return Ok(Step::Parked);
-        }
-        let (Some(link), Some(range)) = (peer.link.as_mut(), moves.range()) else {
-            return Ok(Step::Parked);
-        };
-        let Some(ways) = link.one_sided().filter(|ways| ways.reaches(&moves.keys)) else {
-            let text = "no rail to the peer's memory is left";
-            self.not_moved(link_id, key, Error::new(ErrorKind::ConnectionReset, text));
-            return Ok(Step::Sent);
-        };
-        let attributes = ways.attributes();
-        let remote = RemoteRange {
-            address: moves.address.wrapping_add(moves.next as u64),
-            keys: &moves.keys,
-        };
-        if moves.length <= attributes.max_short {
-            let sent = match moves.pull {
-                true => ways
-                    .get_short(moves.length, remote, key.0)
-                    .map(|()| Zcopy::Pending),
-                false => {
-                    // SAFETY: `local` is owned by the entry, and the call only reads it.
-                    let data = unsafe { std::slice::from_raw_parts(moves.local, moves.length) };
-                    ways.put_short(data, remote, key.0)
-                }
-            }?;
-            self.counts.one_sided.add(moves.length);
-            moves.short = true;
-            moves.next = moves.length;
-            moves.pending = u32::from(sent == Zcopy::Pending);
-            self.posted(key);
-            return Ok(Step::Sent);
-        }
-        let registered = match &moves.memory {
-            Memory::Ready(keys) => keys,
-            Memory::Waiting => return Ok(Step::Parked),
-            Memory::Unknown => {
-                let (access, devices) = (moves.access(), ways.devices());
-                match ways.memory().find(range, access, devices) {
-                    Some(keys) => {
-                        moves.memory = Memory::Ready(keys);
-                        return Ok(Step::More);
-                    }
-                    None => {
-                        let made = ways.memory().register(range, moves.whole, access, devices);
-                        moves.memory = Memory::Waiting;
-                        self.have_registered(link_id, key, made);
-                        return Ok(Step::Parked);
-                    }
-                }
-            }
-        };
-        if moves.pending >= IN_FLIGHT.saturating_mul(attributes.rails.max(1) as u32) {
-            return Ok(Step::Parked);
-        }
-        let end = moves.piece_end(&attributes);
-        let local = LocalRange {
-            address: (moves.local as u64).wrapping_add(moves.next as u64),
-            length: end - moves.next,
-            keys: registered.local(),
-        };
-        let sent = match moves.pull {
-            // SAFETY: the memory is owned by the entry, which stays while `in_flight` counts this, and so are the keys.
-            true => unsafe { ways.get(local, remote, key.0) },
-            // SAFETY: as above.
-            false => unsafe { ways.put(local, remote, key.0) },
-        }?;
-        self.counts.one_sided.add(end - moves.next);
-        moves.next = end;
-        if sent == Zcopy::Pending {
-            moves.pending += 1;
-            entry.in_flight += 1;
-        }
-        self.posted(key);
-        Ok(Step::More)
-    }
-
-    /// Something of a transfer was handed to the link.
-    fn posted(&mut self, key: OpKey) {
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        let Some(OneSided::Moves(moves)) = entry.one_sided.as_deref() else {
-            return;
-        };
-        let (next, all) = (moves.next, moves.next == moves.length);
-        let over = all && moves.pending == 0;
-        let mut copied = false;
-        if let Work::Put(put) = &mut entry.work {
-            put.next = next;
-            // One with a signal goes on.
-            copied = all && put.signal.is_none();
-        }
-        if over {
-            self.moves_over(key);
-        } else if copied {
-            // It is complete on this side.
-            self.put_progress(key);
-        }
-    }
-
-    /// A piece of a transfer has ended. `false`: the operation is none of these.
-    pub(super) fn piece_over(&mut self, link: LinkId, key: OpKey, result: Result<()>) -> bool {
-        let Some(entry) = self.operations.get(key) else {
-            return false;
-        };
-        if entry.is_short {
-            self.short_over(link, key, result);
-            return true;
-        }
-        let Some(OneSided::Moves(moves)) = entry.one_sided.as_deref_mut() else {
-            return false;
-        };
-        moves.pending = moves.pending.saturating_sub(1);
-        if !moves.short {
-            entry.in_flight = entry.in_flight.saturating_sub(1);
-        }
-        if let Err(error) = result {
-            moves.failed.get_or_insert(error);
-        }
-        // It may have been ended by a word of the peer meanwhile.
-        let ended =
-            moves.failed.is_some() || moves.next == moves.length || entry.deferred.is_some();
-        if moves.pending == 0 && ended {
-            self.moves_over(key);
-        } else if moves.failed.is_none() && moves.next < moves.length {
-            self.submit(link, key);
-        }
-        true
-    }
-
-    /// What a short get or a device's atomic brought.
-    pub(super) fn brought(&mut self, link: LinkId, key: OpKey, data: &[u8]) {
-        let Some(entry) = self
-            .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link))
-        else {
-            return;
-        };
-        if let Work::Atomic(atomic) = &entry.work {
-            if atomic.device.is_some() {
-                let outcome = match (atomic.fetch, data.try_into()) {
-                    (true, Ok(word)) => Outcome::Value(u64::from_ne_bytes(word)),
-                    (false, Ok(_)) => Outcome::Done(Ok(())),
-                    _ => Outcome::Done(Err(violation("not a word"))),
-                };
-                self.finish(key, outcome);
-            }
-            return;
-        }
-        if entry.is_short {
-            return self.short_brought(link, key, data);
-        }
-        let Some(OneSided::Moves(moves)) = entry.one_sided.as_deref() else {
-            return;
-        };
-        if entry.outcome.is_some() || !moves.short || !moves.pull {
-            return;
-        }
-        let result = match data.len() == moves.length {
-            true => {
-                // SAFETY: `local` has `length` bytes, owned by the entry; `data` is the link's.
-                unsafe { copy(data.as_ptr(), moves.local, data.len()) };
-                Ok(())
-            }
-            false => Err(violation("a get brought another number of bytes")),
-        };
-        self.piece_over(link, key, result);
-    }
-
-    /// A short get has its bytes.
-    #[inline]
-    fn short_brought(&mut self, link: LinkId, key: OpKey, data: &[u8]) {
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        // A word of the peer may have ended it.
-        let (Work::Get(get), None) = (&mut entry.work, &entry.outcome) else {
-            return;
-        };
-        let room = get.buffer.as_mut_slice();
-        let Some(room) = room.filter(|room| room.len() == data.len()) else {
-            let error = violation("a get brought another number of bytes");
-            return self.short_over(link, key, Err(error));
-        };
-        copy_slice(data, room);
-        entry.is_short = false;
-        self.got(key);
-    }
-
-    /// Nothing of a transfer is under way any more.
-    fn moves_over(&mut self, key: OpKey) {
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        let link = entry.link;
-        let Some(OneSided::Moves(moves)) = entry.one_sided.take().map(|one_sided| *one_sided)
-        else {
-            return;
-        };
-        let deferred = entry.deferred.take();
-        if deferred.is_none()
-            && let Some(error) = &moves.failed
-            && leaves_it_to_messages(error, &entry.work)
-            && let Some(link) = link
-            && at(&mut self.peers, link).is_some_and(|peer| peer.link.is_some())
-        {
-            // Bytes that have come before come once more.
-            return self.by_messages(link, key, moves.tell, moves.length);
-        }
-        let result = moves.failed.map_or(Ok(()), Err);
-        if let (Some(link), Some(op)) = (link, moves.tell) {
-            match &result {
-                Ok(()) => self.control(link, control::DONE, op, &[]),
-                Err(error) => self.refuse(link, op, error.kind()),
-            }
-        }
-        match deferred {
-            Some(outcome) => self.finish(key, *outcome),
-            None => self.copied(key, result),
-        }
-    }
-
-    /// Why a transfer has failed of which some is still under way: with the link that has ended.
-    pub(super) fn moves_failed(&mut self, key: OpKey) -> Option<Error> {
-        let entry = self.operations.get(key)?;
-        let Some(OneSided::Moves(moves)) = entry.one_sided.as_deref_mut() else {
-            return None;
-        };
-        let error = moves.failed.take()?;
-        if leaves_it_to_messages(&error, &entry.work) || entry.deferred.is_some() {
-            return None;
-        }
-        entry.in_flight = 0;
-        entry.one_sided = None;
-        Some(error)
-    }
-
-    /// A transfer cannot go on by devices: by messages, if nothing has gone.
-    fn not_moved(&mut self, link: LinkId, key: OpKey, error: Error) {
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        let Some(OneSided::Moves(moves)) = entry.one_sided.as_deref_mut() else {
-            return;
-        };
-        if moves.next > 0 {
-            moves.failed.get_or_insert(error);
-            if moves.pending == 0 {
-                self.moves_over(key);
-            }
-            return;
-        }
-        tracing::debug!(target: "wharf::memory", %error, "a transfer goes by messages instead of by network devices");
-        let (op, length) = (moves.tell, moves.length);
-        self.by_messages(link, key, op, length);
-    }
-
-    /// A transfer of which nothing is under way goes in messages. `op` is the peer's operation of an announced message.
-    fn by_messages(&mut self, link: LinkId, key: OpKey, op: Option<u64>, length: usize) {
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        entry.one_sided = None;
-        match (&mut entry.work, op) {
-            (Work::Recv(recv), Some(op)) => {
-                recv.stage = RecvStage::Landing {
-                    expected: length,
-                    got: 0,
-                };
-                self.ask_for_fragments(link, key, op);
-            }
-            (Work::Send(send), Some(to)) => {
-                send.stage = SendStage::Streaming(Outgoing { to, next: 0 });
-                self.submit(link, key);
-            }
-            (Work::Put(put), _) => {
-                put.next = 0;
-                // It may have been complete on this side, and is to be sent now.
-                entry.outcome = None;
-                self.submit(link, key);
-            }
-            (Work::Get(_), _) => self.submit(link, key),
-            _ => {}
-        }
-    }
-
-    fn ask_for_fragments(&mut self, link: LinkId, key: OpKey, op: u64) {
-        let rtr = Rtr {
-            op: key.0,
-            address: 0,
-            segment: 0,
-            segment_offset: 0,
-            scheme: 0,
-        };
-        self.control(link, control::TAG_RTR, op, &rtr.encode());
-    }
-
-    /// A message was announced whose keys are not here yet: they are made meanwhile.
-    pub(super) fn offered(&mut self, link: LinkId, key: OpKey, offer: Offer) {
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        let waits = offer.keys.is_none();
-        entry.one_sided = Some(Box::new(OneSided::Offers(offer)));
-        // Who would rather write makes none before it is asked for them.
-        if waits && self.one_sided.scheme != RendezvousScheme::Put {
-            self.register_offered(link, key);
-        }
-    }
-
-    /// Makes the keys of a message that was announced without.
-    fn register_offered(&mut self, link: LinkId, key: OpKey) {
-        let Some(Work::Send(send)) = self.operations.get(key).map(|entry| &entry.work) else {
-            return;
-        };
-        let range = send.buffer.as_slice().map(AddressRange::of);
-        let whole = whole(send.buffer.segment());
-        let peer = at(&mut self.peers, link).and_then(|peer| peer.link.as_mut());
-        if let (Some(ways), Some(range)) = (peer.and_then(|link| link.one_sided()), range) {
-            let made = ways
-                .memory()
-                .register(range, whole, Access::READ, ways.devices());
-            self.have_registered(link, key, made);
-            if let Some(OneSided::Offers(offer)) = self.one_sided_of(link, key) {
-                offer.waiting = true;
-            }
-        }
-    }
-
-    fn one_sided_of(&mut self, link: LinkId, key: OpKey) -> Option<&mut OneSided> {
-        let entry = self.operations.get(key)?;
-        match entry.link == Some(link) && entry.outcome.is_none() {
-            true => entry.one_sided.as_deref_mut(),
-            false => None,
-        }
-    }
-
-    /// A receive, which has the room, has met a message that devices reach. `false`: it comes in messages.
-    pub(super) fn receive_by_devices(
-        &mut self,
-        link: LinkId,
-        key: OpKey,
-        rts: &Announcement,
-    ) -> bool {
-        let length = rts.length as usize;
-        let scheme = self.one_sided.scheme;
-        if rts.segment != control::REGISTERED || length == 0 || scheme == RendezvousScheme::Messages
-        {
-            return false;
-        }
-        let (Some(peer), Some(entry)) = (at(&mut self.peers, link), self.operations.get(key))
-        else {
-            return false;
-        };
-        let Work::Recv(recv) = &mut entry.work else {
-            return false;
-        };
-        let Some(ways) = peer.link.as_mut().and_then(|link| link.one_sided()) else {
-            return false;
-        };
-        let local = recv.buffer.address();
-        let whole = whole(recv.buffer.segment());
-        let landing = RecvStage::Landing {
-            expected: length,
-            got: 0,
-        };
-        if scheme == RendezvousScheme::Put {
-            let range = AddressRange::new(local as u64, length as u64);
-            let (Ok(range), true) = (range, recv.buffer.as_mut_slice().is_some()) else {
-                return false;
-            };
-            recv.stage = landing;
-            let memory = Arc::clone(ways.memory());
-            let made = memory.register_for_writing(range, ways.devices());
-            let (keys, op) = (None, rts.op);
-            entry.one_sided = Some(Box::new(OneSided::Written { memory, keys, op }));
-            self.have_cleared(link, key, made);
-        } else if rts.keys.is_empty() {
-            recv.stage = landing;
-            let (op, address) = (rts.op, rts.address);
-            entry.one_sided = Some(Box::new(OneSided::Asks { op, address }));
-            self.control(link, control::ASK_KEYS, rts.op, &key.0.to_le_bytes());
-        } else if ways.reaches(&rts.keys) {
-            recv.stage = RecvStage::Copying;
-            let keys = rts.keys.as_slice().into();
-            let local = (local, length, whole);
-            let moves = Moves::new(true, local, rts.address, keys, Some(rts.op));
-            self.begin_moves(link, key, moves);
-        } else {
-            return false;
-        }
-        true
-    }
-
-    /// The receiver of an announced message asks for its keys.
-    pub(super) fn keys_asked(&mut self, link: LinkId, key: OpKey, body: &[u8]) -> Result<()> {
-        let to = word(body)?;
-        let Some(entry) = self
-            .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link))
-        else {
-            return Ok(());
-        };
-        let Work::Send(send) = &entry.work else {
-            return Err(violation("keys of what is no send"));
-        };
-        if !matches!(send.stage, SendStage::Announced) {
-            return Err(violation("keys of what is not announced"));
-        }
-        if entry.was_announced() {
-            self.announcement_over(link);
-        }
-        let writes = self.one_sided.scheme == RendezvousScheme::Put;
-        let Some(OneSided::Offers(offer)) = self.one_sided_of(link, key) else {
-            return Err(violation("keys of what devices do not reach"));
-        };
-        offer.asked = Some(to);
-        if writes && offer.keys.is_none() && !offer.waiting {
-            self.register_offered(link, key);
-        }
-        self.answer_keys(link, key);
-        Ok(())
-    }
-
-    /// Sends keys that were asked for, once they are there.
-    fn answer_keys(&mut self, link: LinkId, key: OpKey) {
-        let Some(OneSided::Offers(offer)) = self.one_sided_of(link, key) else {
-            return;
-        };
-        let Some(to) = offer.asked else { return };
-        if let Some(keys) = &offer.keys {
-            offer.asked = None;
-            let (body, length) = control::with_keys(&[], keys.remote());
-            self.control(link, control::KEYS, to, &body[..length]);
-        } else if !offer.waiting
-            && let Some(entry) = self.operations.get(key)
-            && let Work::Send(send) = &mut entry.work
-        {
-            send.stage = SendStage::Streaming(Outgoing { to, next: 0 });
-            entry.one_sided = None;
-            self.submit(link, key);
-        }
-    }
-
-    /// The keys that a receive asked for.
-    pub(super) fn keys_here(&mut self, link: LinkId, key: OpKey, body: &[u8]) -> Result<()> {
-        let keys = control::keys(body)?;
-        let Some(OneSided::Asks { op, address }) = self.one_sided_of(link, key) else {
-            return Ok(());
-        };
-        let (op, address) = (*op, *address);
-        let reaches = self.reaches(link, &keys);
-        let Some(entry) = self.operations.get(key) else {
-            return Ok(());
-        };
-        let Work::Recv(recv) = &mut entry.work else {
-            return Ok(());
-        };
-        let RecvStage::Landing { expected, got: 0 } = recv.stage else {
-            return Err(violation("keys of what comes in messages"));
-        };
-        entry.one_sided = None;
-        if !reaches {
-            self.ask_for_fragments(link, key, op);
-            return Ok(());
-        }
-        recv.stage = RecvStage::Copying;
-        let local = (
-            recv.buffer.address(),
-            expected,
-            whole(recv.buffer.segment()),
-        );
-        let moves = Moves::new(true, local, address, keys.into(), Some(op));
-        self.begin_moves(link, key, moves);
-        Ok(())
-    }
-
-    /// The receiver of an announced message asks for it to be written.
-    pub(super) fn write_asked(&mut self, link: LinkId, key: OpKey, body: &[u8]) -> Result<()> {
-        let (to, rest) = (word(body)?, body.get(8..).unwrap_or(&[]));
-        let address = word(rest)?;
-        let keys = control::keys(rest.get(8..).unwrap_or(&[]))?;
-        let Some(entry) = self
-            .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link))
-        else {
-            return Ok(());
-        };
-        let Work::Send(send) = &entry.work else {
-            return Err(violation("a write of what is no send"));
-        };
-        if !matches!(send.stage, SendStage::Announced)
-            || !matches!(entry.one_sided.as_deref(), Some(OneSided::Offers(_)))
-        {
-            return Err(violation("a write of what is not announced"));
-        }
-        if entry.was_announced() {
-            self.announcement_over(link);
-        }
-        let Some(entry) = self.operations.get(key) else {
-            return Ok(());
-        };
-        let offered = entry.one_sided.take().map(|one_sided| *one_sided);
-        let Work::Send(send) = &entry.work else {
-            return Ok(());
-        };
-        let (Some(OneSided::Offers(offer)), Some(data)) = (offered, send.buffer.as_slice()) else {
-            return Ok(());
-        };
-        let local = (
-            data.as_ptr().cast_mut(),
-            data.len(),
-            whole(send.buffer.segment()),
-        );
-        let mut moves = Moves::new(false, local, address, keys.into(), Some(to));
-        if let Some(keys) = offer.keys {
-            moves.memory = Memory::Ready(keys);
-        } else if offer.waiting {
-            moves.memory = Memory::Waiting;
-        }
-        self.begin_moves(link, key, moves);
-        Ok(())
-    }
-
-    /// Has memory registered while the worker goes on.
-    fn have_registered(&mut self, link: LinkId, key: OpKey, made: Registering<LocalKeys>) {
-        let worker = self.one_sided.worker.clone();
-        let work = async move {
-            let result = made.await;
-            Some(Box::new(move |core: &mut Self| core.registered(link, key, result)) as Told)
-        };
-        self.buried
-            .push(Buried::Registering(RegisterErrand::new(worker, work)));
-    }
-
-    /// Has the memory of a receive registered for the peer's devices, which the receive cannot watch: after nothing is left in it that they could
-    /// leave standing, or read.
-    fn have_cleared(&mut self, link: LinkId, key: OpKey, made: Registering<LocalKeys>) {
-        let worker = self.one_sided.worker.clone();
-        let going = worker.clone();
-        let work = async move {
-            let mut next = 0;
-            let result = loop {
-                let clear = |shared: Arc<Shared>| {
-                    shared.with(|engine| engine.core.clear_written(link, key, next))
-                };
-                match going.upgrade().and_then(clear) {
-                    Some(0) => break made.await,
-                    Some(cleared) => next += cleared,
-                    None => {
-                        let text = "the receive has ended";
-                        break Err(Error::new(ErrorKind::Canceled, text));
-                    }
-                }
-                tokio::task::yield_now().await;
-            };
-            Some(Box::new(move |core: &mut Self| core.registered(link, key, result)) as Told)
-        };
-        self.buried
-            .push(Buried::Registering(RegisterErrand::new(worker, work)));
-    }
-
-    /// Clears the next bytes of such a receive, from `next` on; how many: none at its end. `None`: it has ended.
-    fn clear_written(&mut self, link: LinkId, key: OpKey, next: usize) -> Option<usize> {
-        if !matches!(
-            self.one_sided_of(link, key),
-            Some(OneSided::Written { keys: None, .. })
-        ) {
-            return None;
-        }
-        let Work::Recv(recv) = &mut self.operations.get(key)?.work else {
-            return None;
-        };
-        let length = recv.arrival?.length;
-        let part = recv
-            .buffer
-            .as_mut_slice()?
-            .get_mut(next..length.min(next + CLEARED))?;
-        part.fill(0);
-        Some(part.len())
-    }
-
-    /// Memory of an operation is registered, or cannot be.
-    fn registered(&mut self, link: LinkId, key: OpKey, result: Result<LocalKeys>) {
-        // Its link may be gone.
-        if let Some(entry) = self.operations.get(key)
-            && let Some(OneSided::Over {
-                memory,
-                result: ended,
-            }) = entry.one_sided.as_deref_mut()
-        {
-            let (memory, ended) = (Arc::clone(memory), ended.take().unwrap_or(Ok(())));
-            if let Ok(keys) = result {
-                return self.end_writing(key, memory, keys, ended);
-            }
-            entry.one_sided = None;
-            return self.copied(key, ended);
-        }
-        match (self.one_sided_of(link, key), result) {
-            (Some(OneSided::Moves(moves)), Ok(keys)) => {
-                moves.memory = Memory::Ready(keys);
-                self.submit(link, key);
-            }
-            (Some(OneSided::Moves(_)), Err(error)) => self.not_moved(link, key, told(error)),
-            (Some(OneSided::Offers(offer)), result) => {
-                offer.waiting = false;
-                offer.keys = result.map_err(told).ok();
-                self.answer_keys(link, key);
-            }
-            (Some(OneSided::Written { keys, op, .. }), Ok(made)) => {
-                let op = *op;
-                let (front, remote) = ([key.0, made.range().start()], made.remote());
-                let (body, length) = control::with_keys(&front, remote);
-                *keys = Some(made);
-                self.control(link, control::WRITE, op, &body[..length]);
-            }
-            (Some(OneSided::Written { op, .. }), Err(error)) => {
-                let op = *op;
-                let _ = told(error);
-                if let Some(entry) = self.operations.get(key) {
-                    entry.one_sided = None;
-                }
-                self.ask_for_fragments(link, key, op);
-            }
-            _ => {}
-        }
-    }
-
-    /// The worker goes, and nobody will wait: when this returns no peer writes memory of its operations. Blocks.
-    pub(crate) fn end_writers(&mut self) {
-        for (_, entry) in self.operations.iter() {
-            if let Some(
-                OneSided::Written {
-                    memory,
-                    keys: Some(keys),
-                    ..
-                }
-                | OneSided::Closing { memory, keys },
-            ) = entry.one_sided.as_deref()
-            {
-                memory.end_writing_now(keys);
-            }
-        }
-    }
-
-    /// The peer's devices reach the memory of an operation no longer: it is over.
-    fn written(&mut self, key: OpKey, result: Result<()>) {
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        if matches!(entry.one_sided.as_deref(), Some(OneSided::Closing { .. })) {
-            entry.one_sided = None;
-            self.copied(key, result);
-        }
-    }
-
-    /// An operation whose memory the peer's devices may write is over once they may no longer: that takes a while. `Err`: it is none of these.
-    pub(super) fn end_written(&mut self, key: OpKey, result: Result<()>) -> Result<(), Result<()>> {
-        let Some(entry) = self.operations.get(key) else {
-            return Err(result);
-        };
-        match entry.one_sided.as_deref() {
-            Some(OneSided::Written { .. }) => {}
-            // It ends as it was told first, whatever comes meanwhile: another word of the peer, the end of the link.
-            Some(OneSided::Closing { .. } | OneSided::Over { .. }) => return Ok(()),
-            _ => return Err(result),
-        }
-        let Some(OneSided::Written { memory, keys, .. }) =
-            entry.one_sided.take().map(|one_sided| *one_sided)
-        else {
-            return Err(result);
-        };
-        match keys {
-            Some(keys) => self.end_writing(key, memory, keys, result),
-            None => {
-                let result = Some(result);
-                entry.one_sided = Some(Box::new(OneSided::Over { memory, result }));
-            }
-        }
-        Ok(())
-    }
-
-    fn end_writing(
-        &mut self,
-        key: OpKey,
-        memory: Arc<dyn RemoteMemory>,
-        keys: LocalKeys,
-        result: Result<()>,
-    ) {
-        let end = memory.end_writing(keys.clone());
-        if let Some(entry) = self.operations.get(key) {
-            entry.one_sided = Some(Box::new(OneSided::Closing { memory, keys }));
-        }
-        let work = async move {
-            end.await;
-            Some(Box::new(move |core: &mut Self| core.written(key, result)) as Told)
-        };
-        let worker = self.one_sided.worker.clone();
-        self.buried
-            .push(Buried::Registering(RegisterErrand::new(worker, work)));
-    }
-}
-
-/// Whether what a device could not do is to be done in messages, from the beginning, as long as the link is there: the rail went, or the peer's device
-/// refused a put or get, of which the owner says why. A process that is killed loses its registrations before its queue pairs, so a refusal alone
-/// does not say that the memory was given back.
-fn leaves_it_to_messages(error: &Error, work: &Work) -> bool {
-    match error.kind() {
-        ErrorKind::ConnectionReset => true,
-        ErrorKind::AccessDenied => matches!(work, Work::Put(_) | Work::Get(_)),
-        _ => false,
-    }
-}
-
 /// Logs why memory is not in reach of devices: once in a while it is worth knowing.
-fn told(error: Error) -> Error {
+pub(in crate::worker) fn told(error: Error) -> Error {
     tracing::warn!(target: "wharf::memory", %error, "memory cannot be registered with network devices; it travels in messages");
     error
 }
 
-fn word(bytes: &[u8]) -> Result<u64> {
+pub(in crate::worker) fn word(bytes: &[u8]) -> Result<u64> {
     bytes
         .first_chunk()
         .map(|word| u64::from_le_bytes(*word))
         .ok_or_else(|| violation("short message"))
-}
-
-/// What is done to the core when something has ended that took long.
-type Told = Box<dyn FnOnce(&mut Core) + Send>;
-type Long = Pin<Box<dyn Future<Output = Option<Told>> + Send>>;
-
-/// Waits for a registration, or its end, on the runtime: begun when this is dropped, without the lock.
-pub(crate) struct RegisterErrand(Weak<Shared>, Option<Long>);
-
-impl RegisterErrand {
-    fn new(
-        worker: Weak<Shared>,
-        work: impl Future<Output = Option<Told>> + Send + 'static,
-    ) -> Self {
-        Self(worker, Some(Box::pin(work)))
-    }
-}
-
-impl Drop for RegisterErrand {
-    fn drop(&mut self) {
-        let (Some(shared), Some(work)) = (self.0.upgrade(), self.1.take()) else {
-            return;
-        };
-        if fork::forked() {
-            return;
-        }
-        let worker = self.0.clone();
-        shared.runtime.spawn(async move {
-            if let Some(told) = work.await
-                && let Some(shared) = worker.upgrade()
-            {
-                shared.with(|engine| engine.told(told));
-            }
-        });
-    }
 }

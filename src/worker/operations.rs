@@ -26,6 +26,7 @@ use crate::{
         layout::Plan,
         one_sided::OneSided,
         signal::Raise,
+        source::Source,
     },
 };
 
@@ -249,14 +250,6 @@ pub(crate) struct DeviceWord {
     pub(crate) address: u64,
     /// One device's: they are atomic among each other only there.
     pub(crate) key: Option<DeviceKey>,
-}
-
-/// Where the bytes of a [`Serve`] are.
-#[derive(Clone)]
-pub(crate) enum Source {
-    Region(Arc<Exposed>),
-    /// Of an operation that was announced.
-    Message(Buffer),
 }
 
 /// What a peer asked for: a get, or a part of what was announced to it.

@@ -23,7 +23,7 @@ use crate::{
     transport::{
         Link, LinkAttributes, Pair, PeerInfo, SendError, cma::CmaPeer, loopback::Loopback,
     },
-    types::{EndpointId, LinkId, OpKey, WorkerId},
+    types::{EndpointId, LinkId, WorkerId},
     util::{seldom::Seldom, waiters::Waiters},
     worker::{
         am::AmPeer,
@@ -31,28 +31,12 @@ use crate::{
         copy::Remote,
         layout::Requests,
         metrics::Counted,
-        queue::{Lane, Queue},
+        queue::{Lane, Queue, Queued},
         signal::Signals,
         stream::PeerStreams,
         ways::Ways,
     },
 };
-
-/// What waits for room on a link, in order.
-#[derive(Debug)]
-pub(crate) enum Queued {
-    /// The next step of an operation.
-    Operation(OpKey),
-    /// The next bytes of a stream.
-    Stream(crate::worker::stream::StreamKey),
-    /// A message of the protocol itself.
-    Control {
-        id: u8,
-        header: u64,
-        length: u8,
-        body: [u8; 48],
-    },
-}
 
 #[derive(Debug)]
 pub(crate) enum Status {

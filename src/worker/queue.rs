@@ -8,10 +8,7 @@
 
 use std::collections::VecDeque;
 
-use crate::{
-    types::{OpKey, Priority},
-    worker::peer::Queued,
-};
+use crate::types::{OpKey, Priority};
 
 /// Messages in a row after which the last lane has a turn: a flood of short messages slows a long one down and does not stop it.
 const TURNS: u32 = 64;
@@ -139,6 +136,22 @@ impl Queue {
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
+}
+
+/// What waits for room on a link, in order.
+#[derive(Debug)]
+pub(crate) enum Queued {
+    /// The next step of an operation.
+    Operation(OpKey),
+    /// The next bytes of a stream.
+    Stream(crate::worker::stream::key::StreamKey),
+    /// A message of the protocol itself.
+    Control {
+        id: u8,
+        header: u64,
+        length: u8,
+        body: [u8; 48],
+    },
 }
 
 #[cfg(test)]

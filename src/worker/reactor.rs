@@ -98,8 +98,8 @@ impl Reactor {
         let shared = self.shared.clone();
         let mut engine = shared.enter();
         engine.reactor_called = false;
-        engine.core.counts.doorbells += u64::from(rung);
-        engine.core.counts.fd_wakeups += u64::from(polled);
+        engine.core.movers.ctx.counts.doorbells += u64::from(rung);
+        engine.core.movers.ctx.counts.fd_wakeups += u64::from(polled);
         let overdue = self.unpolled;
         self.unpolled |= polled;
         let driven = std::mem::replace(&mut self.seen, engine.laps) != engine.laps;
@@ -174,7 +174,7 @@ impl Reactor {
         // One pass that finds nothing: others may be ready, and over sockets it is a system call.
         if engine.progress() > 0 {
             // Whom it woke goes first.
-            if engine.core.wakes.is_empty() {
+            if engine.core.movers.ctx.wakes.is_empty() {
                 pass(engine, false);
             }
             self.shared.spin.found_lingering(since.elapsed());
@@ -197,7 +197,8 @@ fn pass(engine: &mut Engine, wakes_first: bool) -> bool {
         if engine.progress() == 0 {
             return false;
         }
-        if engine.core.inboxes.has_held() || wakes_first && !engine.core.wakes.is_empty() {
+        if engine.core.inboxes.has_held() || wakes_first && !engine.core.movers.ctx.wakes.is_empty()
+        {
             break;
         }
         // Long messages make long passes.
@@ -283,7 +284,7 @@ pub(crate) fn run_thread(shared: &Arc<Shared>, bells: &BellSet) {
     let mut woken = false;
     while !shared.stopping.load(Ordering::Acquire) {
         let mut engine = shared.enter();
-        engine.core.counts.fd_wakeups += u64::from(std::mem::take(&mut woken));
+        engine.core.movers.ctx.counts.fd_wakeups += u64::from(std::mem::take(&mut woken));
         engine.disarm();
         if shared.watched.load(Ordering::Relaxed) {
             engine.watch.settle();

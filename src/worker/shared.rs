@@ -15,7 +15,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
     pin::pin,
     sync::{
-        Arc, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     task::{Context as TaskContext, Poll, Waker},
@@ -38,7 +38,7 @@ use crate::{
     types::{LinkId, OpKey, WorkerId},
     util::{wake::wake_all, waker_slot::WakerSlot},
     worker::{
-        connect::{Accepted, Wireup},
+        connect::{Accepted, wireup::Wireup},
         engine::Engine,
         metrics::Dialling,
         operations::Outcome,
@@ -58,6 +58,8 @@ pub(crate) struct Transport {
 }
 
 pub(crate) struct Shared {
+    /// Itself, once it stands.
+    pub(crate) me: OnceLock<Weak<Self>>,
     engine: Biased<Engine>,
     pub(crate) id: WorkerId,
     /// Proves to peers that this is the worker of that id.
@@ -106,6 +108,7 @@ impl Shared {
         }
         let spin = SpinPolicy::new(context.config().progress.value);
         Ok(Self {
+            me: OnceLock::new(),
             engine: Biased::new(engine),
             id: key.public().worker(),
             key,
@@ -156,6 +159,10 @@ impl Shared {
     /// The same, where the reactor has to be asked.
     #[inline(never)]
     fn leave_to_reactor(&self, mut engine: Guard<'_, Engine>) {
+        engine.core.act();
+        if !engine.needs_reactor() {
+            return self.leave_lap(engine);
+        }
         engine.reactor_due = true;
         engine.reactor_called = true;
         self.leave_lap(engine);
@@ -194,11 +201,11 @@ impl Shared {
             if let Some(result) = attempt(&mut engine) {
                 match spin.has_spun() {
                     false => {
-                        engine.core.counts.found_at_once += 1;
+                        engine.core.movers.ctx.counts.found_at_once += 1;
                         // Most likely one of those.
                         engine.woken = engine.woken.saturating_sub(1);
                     }
-                    true => engine.core.counts.found_spinning += 1,
+                    true => engine.core.movers.ctx.counts.found_spinning += 1,
                 }
                 self.leave(engine);
                 self.completed(&spin, cx);
@@ -236,7 +243,7 @@ impl Shared {
         } else if !self.spin.is_thread() && !engine.arm_or_leave() {
             return false;
         }
-        engine.core.counts.parked += 1;
+        engine.core.movers.ctx.counts.parked += 1;
         true
     }
 
@@ -255,11 +262,11 @@ impl Shared {
             if let Some(result) = attempt(&mut engine) {
                 match look.has_spun() {
                     false => {
-                        engine.core.counts.found_at_once += 1;
+                        engine.core.movers.ctx.counts.found_at_once += 1;
                         // Most likely one of those.
                         engine.woken = engine.woken.saturating_sub(1);
                     }
-                    true => engine.core.counts.found_spinning += 1,
+                    true => engine.core.movers.ctx.counts.found_spinning += 1,
                 }
                 self.leave(engine);
                 self.linger.found(&look, luck);
@@ -308,7 +315,7 @@ impl Shared {
     /// Between two laps of one future, nobody else needs to be told to look.
     #[inline]
     pub(in crate::worker) fn leave_lap(&self, engine: Guard<'_, Engine>) {
-        if engine.core.wakes.len() | engine.core.buried.len() == 0 {
+        if engine.core.movers.ctx.wakes.len() | engine.core.movers.ctx.buried.len() == 0 {
             drop(engine);
         } else {
             leave_and_wake(engine);
@@ -422,21 +429,21 @@ impl Shared {
         self.drive(
             cx,
             |engine| {
-                if !engine.core.is_queued(key) {
+                if !engine.core.movers.ctx.is_queued(key) {
                     // Its own progress must not wake it.
-                    if let Some(entry) = engine.core.operations.get(key) {
+                    if let Some(entry) = engine.core.movers.ctx.operations.get(key) {
                         entry.waker.take();
                     }
-                    engine.peek(|core| core.is_queued(key));
+                    engine.peek(|core| core.movers.ctx.is_queued(key));
                 }
-                engine.core.is_queued(key).then(|| {
-                    let entry = engine.core.operations.get(key);
+                engine.core.movers.ctx.is_queued(key).then(|| {
+                    let entry = engine.core.movers.ctx.operations.get(key);
                     let outcome = entry.and_then(|entry| entry.outcome.as_ref());
                     !matches!(outcome, Some(Outcome::Buffer { result: Err(_), .. }))
                 })
             },
             |engine, waker| {
-                if let Some(entry) = engine.core.operations.get(key) {
+                if let Some(entry) = engine.core.movers.ctx.operations.get(key) {
                     entry.waker.leave(waker);
                 }
             },
@@ -452,22 +459,22 @@ impl Shared {
 /// Lets go of the engine, then wakes whom it has woken and drops what is to be dropped outside the lock.
 #[inline(never)]
 fn leave_and_wake(mut engine: Guard<'_, Engine>) {
-    let count = engine.core.wakes.len();
+    let count = engine.core.movers.ctx.wakes.len();
     // One is the rule: the list keeps its memory.
-    let last = engine.core.wakes.pop();
-    let wakes = match engine.core.wakes.is_empty() {
+    let last = engine.core.movers.ctx.wakes.pop();
+    let wakes = match engine.core.movers.ctx.wakes.is_empty() {
         true => Vec::new(),
-        false => std::mem::take(&mut engine.core.wakes),
+        false => std::mem::take(&mut engine.core.movers.ctx.wakes),
     };
-    engine.core.counts.wakes += count as u64;
+    engine.core.movers.ctx.counts.wakes += count as u64;
     engine.happened = engine.happened.wrapping_add(count as u64);
     engine.woken = engine.woken.saturating_add(count);
     engine.watch.tell();
-    let buried = engine.core.buried.pop();
-    let more = if engine.core.buried.is_empty() {
+    let buried = engine.core.movers.ctx.buried.pop();
+    let more = if engine.core.movers.ctx.buried.is_empty() {
         Vec::new()
     } else {
-        std::mem::take(&mut engine.core.buried)
+        std::mem::take(&mut engine.core.movers.ctx.buried)
     };
     drop(engine);
     wake_all(wakes.into_iter().chain(last));
@@ -479,8 +486,8 @@ impl RegionWatcher for Shared {
         let mut guests: Vec<Box<dyn Guest>> = Vec::new();
         self.with(|engine| {
             let core = &mut engine.core;
-            let worker = core.one_sided.worker.clone();
-            let peers = core.peers.iter().flatten();
+            let worker = self.me.get().cloned().unwrap_or_default();
+            let peers = core.movers.ctx.peers.iter().flatten();
             let open = peers.filter_map(|peer| Some((&peer.one_copy.as_ref()?.pair, peer.slot)));
             let mut take_back = |pair: &Arc<Pair>, link| {
                 if pair.take_back(slot, generation) && !pair.is_peer_outside() {
@@ -492,10 +499,11 @@ impl RegionWatcher for Shared {
                 }
             };
             open.for_each(|(pair, link)| take_back(pair, Some(link)));
-            core.kept
+            core.movers
+                .kept
                 .iter()
                 .for_each(|kept| take_back(&kept.pair, None));
-            core.withdraw(slot);
+            core.movers.ctx.withdraw(slot);
         });
         guests
     }
@@ -526,7 +534,7 @@ impl Shared {
     /// Starts the closing of a connection whose last handle is gone.
     pub(crate) fn release_endpoint(&self, link: LinkId, id: crate::EndpointId) {
         self.ask(|engine| {
-            if let Some(peer) = engine.core.endpoint(link, id) {
+            if let Some(peer) = engine.core.movers.ctx.endpoint(link, id) {
                 peer.handles = peer.handles.saturating_sub(1);
                 if peer.handles > 0 {
                     return;

@@ -9,15 +9,8 @@
 use std::sync::Arc;
 
 use crate::{
-    error::{Error, ErrorKind, Result},
     memory::Extent,
     protocol::layout::{Checking, Cursor, Shape},
-    transport::Standing,
-    worker::{
-        copy::{Remote, Step, over},
-        core::Core,
-        peer::at,
-    },
 };
 
 /// Bytes and runs moved between two looks at anything else.
@@ -26,16 +19,16 @@ const RUNS: usize = 1024;
 /// Runs of those that begin or end within a block, of copying without the kernel.
 const EDGES: usize = 256;
 /// Blocks checked between two looks at anything else: about 10 µs.
-const CHECKS: usize = 16 << 10;
+pub(in crate::worker) const CHECKS: usize = 16 << 10;
 
 /// The pieces of a transfer that is not one run on both sides.
 pub(crate) struct Spread {
-    pieces: Vec<Extent>,
+    pub(in crate::worker) pieces: Vec<Extent>,
     piece: usize,
     within: usize,
     pub(crate) shape: Arc<Shape>,
     cursor: Cursor,
-    left: u64,
+    pub(in crate::worker) left: u64,
     /// The blocks are still being checked, and nothing moves.
     pub(crate) checking: Option<Checking>,
 }
@@ -62,7 +55,7 @@ impl Spread {
 
     /// The next run: address here, offset there, bytes (perhaps none).
     #[inline]
-    fn run(&self, most: u64) -> Option<(*mut u8, u64, u64)> {
+    pub(in crate::worker) fn run(&self, most: u64) -> Option<(*mut u8, u64, u64)> {
         let piece = self.pieces.get(self.piece)?;
         let (offset, length) = self.shape.run(&self.cursor)?;
         let length = length
@@ -91,7 +84,7 @@ impl Spread {
     ///
     /// # Safety
     /// The pieces must be valid, for writing when `pull`, and so must every block from `base` on.
-    unsafe fn copy(&mut self, base: *mut u8, pull: bool) {
+    pub(in crate::worker) unsafe fn copy(&mut self, base: *mut u8, pull: bool) {
         // SAFETY: the caller's promise.
         let mut most = TURN - unsafe { self.copy_whole(base, pull) };
         if self.left == 0 || most == 0 {
@@ -156,7 +149,12 @@ impl Spread {
     }
 
     /// The next turn as vectors: here, and there from `base` on.
-    fn vectors(&self, base: u64, here: &mut Vec<Extent>, there: &mut Vec<Extent>) -> u64 {
+    pub(in crate::worker) fn vectors(
+        &self,
+        base: u64,
+        here: &mut Vec<Extent>,
+        there: &mut Vec<Extent>,
+    ) -> u64 {
         let mut ahead = Self {
             pieces: Vec::new(),
             shape: self.shape.clone(),
@@ -200,7 +198,7 @@ impl Spread {
     }
 
     /// Moves on by bytes that were moved, over blocks of no bytes too.
-    fn skip(&mut self, mut bytes: u64) {
+    pub(in crate::worker) fn skip(&mut self, mut bytes: u64) {
         for _ in 0..RUNS {
             let Some((_, _, length)) = self.run(bytes) else {
                 return;
@@ -242,80 +240,5 @@ pub(crate) unsafe fn copy_run(from: *const u8, to: *mut u8, length: usize) {
                 .write_unaligned(from.cast::<u128>().read_unaligned()),
             _ => std::ptr::copy(from, to, length),
         }
-    }
-}
-
-impl Core {
-    /// The blocks of a transfer are checked: now it may begin.
-    pub(crate) fn layout_checked(&mut self, index: usize) {
-        let transfer = self.transfers.swap_remove(index);
-        if let Some(entry) = self.operations.get(transfer.op) {
-            entry.copies -= 1;
-        }
-        self.begin_layout(transfer.link, transfer.op);
-    }
-
-    /// One turn of a transfer in pieces.
-    pub(crate) fn step_spread(&mut self, index: usize) -> Result<Step> {
-        let transfer = &mut self.transfers[index];
-        let Some(spread) = &mut transfer.spread else {
-            return Ok(Step::Moved);
-        };
-        if let (Some(checking), Shape::Indexed(indexed)) = (&mut spread.checking, &*spread.shape) {
-            return Ok(if indexed.check(checking, CHECKS) {
-                Step::Checked
-            } else {
-                Step::Moved
-            });
-        }
-        let one_copy = at(&mut self.peers, transfer.link)
-            .and_then(|peer| peer.one_copy.as_mut())
-            .ok_or_else(|| Error::new(ErrorKind::ConnectionReset, "the link is gone"))?;
-        let pair = &one_copy.pair;
-        let before = spread.left;
-        pair.enter();
-        let moved = match transfer.region {
-            _ if pair.peer_over() => Err(over()),
-            Some((slot, generation)) if pair.standing(slot, generation) != Standing::Let => {
-                Err(Error::new(
-                    ErrorKind::StaleKey,
-                    "the remote memory is not exposed any more",
-                ))
-            }
-            _ => match &transfer.remote {
-                Remote::Mapped(mapping, start) => {
-                    let base = mapping.as_ptr().wrapping_add(*start);
-                    // SAFETY: the blocks lie in the part of the region that was checked against the mapping; the operation owns the
-                    // pieces (`copies` > 0).
-                    unsafe { spread.copy(base, transfer.pull) };
-                    Ok(())
-                }
-                Remote::Address(address) => match &one_copy.cma {
-                    Some(cma) => {
-                        let (mut here, mut there) = (Vec::new(), Vec::new());
-                        let bytes = spread.vectors(*address, &mut here, &mut there);
-                        // SAFETY: as above; the peer's memory is revocable.
-                        let moved =
-                            unsafe { cma.vectors(&here, &there, bytes as usize, transfer.pull) };
-                        moved.map(|()| spread.skip(bytes))
-                    }
-                    None => Err(Error::new(
-                        ErrorKind::Unsupported,
-                        "no direct access to the peer",
-                    )),
-                },
-            },
-        };
-        pair.leave();
-        let bytes = (before - spread.left) as usize;
-        let is_mapped = matches!(transfer.remote, Remote::Mapped(..));
-        moved.map(|()| {
-            self.counts.copied(is_mapped, bytes);
-            if spread.left == 0 {
-                Step::Complete
-            } else {
-                Step::Moved
-            }
-        })
     }
 }

@@ -24,7 +24,6 @@ use mio::{Interest, Token, unix::SourceFd};
 use crate::{
     error::{Error, Result},
     sys::eventfd::EventFd,
-    worker::engine::Engine,
 };
 
 /// Whoever looks next takes what is left over.
@@ -35,9 +34,9 @@ pub(crate) struct Watch {
     events: mio::Events,
     bell: EventFd,
     /// What had happened when the loop looked last.
-    seen: u64,
+    pub(in crate::worker) seen: u64,
     /// The loop has armed and not looked since.
-    asleep: bool,
+    pub(in crate::worker) asleep: bool,
     /// The bell was rung for that sleep.
     told: bool,
 }
@@ -96,7 +95,7 @@ impl Watch {
     }
 
     /// The loop is awake: takes the edges away.
-    fn wake_up(&mut self) {
+    pub(in crate::worker) fn wake_up(&mut self) {
         self.asleep = false;
         self.told = false;
         self.drain();
@@ -106,30 +105,5 @@ impl Watch {
         while let Ok(()) = self.poll.poll(&mut self.events, Some(Duration::ZERO))
             && self.events.iter().count() == EVENTS
         {}
-    }
-}
-
-impl Engine {
-    /// A pass for a loop of the program's. Returns how many things happened.
-    pub(crate) fn progress_outside(&mut self) -> usize {
-        // First, so that what comes from here on makes an edge.
-        self.watch.wake_up();
-        // What this takes from the fds and leaves undone wakes nobody: the reactor arms anew after it.
-        self.disarm();
-        self.rung();
-        self.poll_fds();
-        let moved = self.progress();
-        self.watch.seen = self.happened;
-        moved
-    }
-
-    /// Before a loop of the program's goes to sleep. `false`: something is here, or has happened since it looked.
-    pub(crate) fn arm_outside(&mut self) -> bool {
-        let seen = std::mem::replace(&mut self.watch.seen, self.happened);
-        if seen != self.happened || !self.arm_or_leave() {
-            return false;
-        }
-        self.watch.asleep = true;
-        true
     }
 }

@@ -36,13 +36,16 @@ fn sources() -> Vec<String> {
     found.iter().map(read).collect()
 }
 
-/// The programs in `examples/`.
+/// The programs in `examples/`: files, and folders with a `main.rs`.
 fn examples() -> BTreeSet<String> {
     let entries = fs::read_dir(root().join("examples")).expect("a folder");
     let names = entries.filter_map(|entry| {
-        let name = entry.expect("an entry").file_name();
-        let name = name.to_str().expect("UTF-8").to_owned();
-        name.strip_suffix(".rs").map(str::to_owned)
+        let entry = entry.expect("an entry");
+        let name = entry.file_name().to_str().expect("UTF-8").to_owned();
+        match entry.path().join("main.rs").exists() {
+            true => Some(format!("{name}/main")),
+            false => name.strip_suffix(".rs").map(str::to_owned),
+        }
     });
     names.collect()
 }
@@ -74,7 +77,7 @@ fn every_example_is_listed_and_run_by_a_test() {
         .collect();
     for name in &examples {
         let included = format!("examples/{name}.rs\"]");
-        let called = format!("{name}::");
+        let called = format!("{}::", name.trim_end_matches("/main"));
         let played = format!("play!({name})");
         assert!(
             tests.iter().any(|text| text.contains(&included)),
@@ -199,4 +202,23 @@ fn every_target_is_listed() {
         }
     }
     assert_eq!(listed, used, "src/guide/observing.rs against src/");
+}
+
+#[test]
+fn the_architecture_names_files_that_are_there() {
+    let text = read("ARCHITECTURE.md");
+    let is_part = |c: char| c.is_alphanumeric() || "_/.".contains(c);
+    let mut named = BTreeSet::new();
+    for start in ["src/", "tests/", "examples/", "benches/"] {
+        for (at, _) in text.match_indices(start) {
+            let rest = &text[at..];
+            let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
+            // Several files of a folder at once: the folder.
+            named.insert(rest[..end].trim_end_matches(['/', '.']));
+        }
+    }
+    assert!(named.len() > 50, "{named:?}");
+    for path in named {
+        assert!(root().join(path).exists(), "{path} is not there");
+    }
 }

@@ -10,12 +10,6 @@ use std::{
 use tokio::{net::TcpStream, time::timeout};
 use tracing::Instrument;
 
-use super::{
-    handshake::{accepted, arrive, establish, greet, introduce, only, trial},
-    lanes::{Refused, attach},
-    listen::admits,
-    meeting::{Met, arrival, claim},
-};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     protocol::{
@@ -26,7 +20,14 @@ use crate::{
     sys::{abstract_socket, identity::identity},
     transport::{PeerInfo, Reach, channel::Channel, loopback, rdmacm},
     types::{EndpointId, LinkId, Source, WorkerId},
-    worker::shared::Shared,
+    worker::{connect::said::trial, shared::Shared},
+};
+
+use super::{
+    handshake::{accepted, arrive, establish, greet, introduce, only},
+    lanes::{Refused, attach},
+    listen::admits,
+    meeting::{Met, arrival, claim},
 };
 
 /// Before another look for the peer's connection, which stands when both ends dialled.

@@ -1,14 +1,7 @@
 //! The handshake: who is at the other end, and what both know.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use tokio::time::timeout;
-
-use super::{
-    Wireup,
-    lanes::{attach, connect_by_one, lane, told},
-    random, transports,
-};
 use crate::{
     error::{Error, ErrorKind, Result},
     protocol::{
@@ -22,9 +15,17 @@ use crate::{
         channel::Channel,
         cma::{self, CmaPeer, Trial},
     },
-    types::{EndpointId, Identity, LinkId, WorkerId},
-    worker::shared::Shared,
+    types::{EndpointId, LinkId, WorkerId},
+    worker::{
+        connect::{
+            said::{believed, info, refuse, transports},
+            wireup::{Wireup, random},
+        },
+        shared::Shared,
+    },
 };
+
+use super::lanes::{attach, connect_by_one, lane, told};
 
 /// The server's part, until it is known who asks. `None`: they went, perhaps to the Unix socket.
 pub(super) async fn handshake(
@@ -149,38 +150,6 @@ async fn secure(shared: &Shared, channel: &mut Channel) -> Result<()> {
     Err(Error::new(ErrorKind::AuthenticationFailed, why))
 }
 
-pub(super) fn info(channel: &Channel, client: &Introduction) -> PeerInfo {
-    PeerInfo {
-        identity: believed(channel, client.identity.clone()),
-        name: channel.peer_name(),
-        certificates: channel.certificates(),
-    }
-}
-
-/// Where a peer says that it lives, but for its user, of which the kernel tells where it can. Who was another user when it began says so in good
-/// faith, and so does who lives in another user namespace: what it says of that is put right, and not held against it.
-fn believed(channel: &Channel, said: Identity) -> Identity {
-    let Some(known) = channel.peer_credentials() else {
-        return said;
-    };
-    if known.uid != said.user {
-        tracing::debug!(target: "wharf::wireup", peer = %channel.peer_name(), says = said.user, "the peer says that it is another user");
-    }
-    Identity {
-        user: known.uid,
-        ..said
-    }
-}
-
-/// Tells the client why not. It may be gone; that changes nothing.
-pub(crate) async fn refuse(channel: &mut Channel, error: &Error) {
-    let _ = timeout(
-        Duration::from_secs(1),
-        channel.send(&Message::reject(error).encode(), &[]),
-    )
-    .await;
-}
-
 /// The client's part, until it is known who answers.
 pub(super) async fn greet(shared: &Shared, channel: &mut Channel) -> Result<Client> {
     let own = shared.wireup.ephemeral()?;
@@ -192,12 +161,6 @@ pub(super) async fn greet(shared: &Shared, channel: &mut Channel) -> Result<Clie
     let answered = opening.answered(&bytes)?;
     let bytes = channel.receive_alone().await?;
     answered.proved(&bytes)
-}
-
-/// What this end has for the other to read of its memory, where that may come about over this channel.
-pub(super) fn trial(shared: &Shared, channel: &Channel) -> Result<Option<Trial>> {
-    let may = channel.passes_fds() && shared.context.can_use(cma::NAME);
-    may.then(Trial::new).transpose()
 }
 
 /// Where a worker was `addressed`, no other will do.

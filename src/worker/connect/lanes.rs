@@ -8,10 +8,6 @@ use std::sync::{
 use tokio::time::timeout;
 use tracing::Instrument;
 
-use super::{
-    handshake::{info, refuse, trial},
-    listen::Request,
-};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     protocol::{
@@ -26,6 +22,10 @@ use crate::{
     },
     types::{EndpointId, LinkId, Source, WorkerId},
     worker::{
+        connect::{
+            request::Request,
+            said::{info, refuse, trial},
+        },
         peer::{Made, OneCopy, Peer},
         shared::{Shared, Transport},
     },
@@ -212,7 +212,7 @@ async fn accept_inner(
     let (link, id) = made;
     shared.with(|engine| {
         // It may have ended already.
-        let peer = engine.core.endpoint(link, id);
+        let peer = engine.core.movers.ctx.endpoint(link, id);
         if let Some(peer) = peer.filter(|peer| peer.link.is_some()) {
             peer.seat = Some(seat);
         }
@@ -249,10 +249,10 @@ pub(super) fn attach(
         if engine.closing {
             return Err(Error::new(ErrorKind::Closed, "the worker is shutting down"));
         }
-        let place = u32::try_from(engine.core.next_place()).map_err(|_| Error::new(ErrorKind::Exhausted, "too many connections"))?;
-        let slot = LinkId::new(place, engine.core.endpoints as u32);
+        let place = u32::try_from(engine.core.movers.ctx.next_place()).map_err(|_| Error::new(ErrorKind::Exhausted, "too many connections"))?;
+        let slot = LinkId::new(place, engine.core.movers.ctx.endpoints as u32);
         let (interface, link) = engine.attach(transport, slot, connected)?;
-        engine.core.endpoints += 1;
+        engine.core.movers.ctx.endpoints += 1;
         let id = EndpointId(NEXT.fetch_add(1, Relaxed));
         let attributes = link.attributes();
         let mut names = vec![transport];
@@ -261,13 +261,13 @@ pub(super) fn attach(
             OneCopy::new(id, Arc::new(Pair::new(memory)), cma)
         });
         let threshold = {
-            let configured = engine.core.rendezvous_threshold;
+            let configured = engine.core.movers.ctx.rendezvous_threshold;
             let reach = shared.transports.iter().find(|known| known.name == transport).map(|known| known.reach);
             let threshold = if reach == Some(Reach::Network) { configured.inter } else { configured.intra };
             threshold.bytes()
         };
         let limits = Thresholds::new(&attributes, threshold);
-        let account = engine.core.ledger.open(source);
+        let account = engine.core.movers.ctx.ledger.open(source);
         let mut peer = Peer::new(Made {
             id,
             slot,
@@ -288,10 +288,10 @@ pub(super) fn attach(
         }
         tracing::debug!(target: "wharf::endpoint", parent: peer.span(), peer = %peer.info.name, transports = ?peer.transports, "connected");
         tracing::debug!(target: "wharf::protocol", parent: peer.span(), inline = peer.short, eager = peer.eager, direct_copies = peer.one_copy.is_some(), "longest messages");
-        engine.core.add_peer(peer);
+        engine.core.movers.ctx.add_peer(peer);
         if !claimed {
-            engine.core.unclaimed.push(slot);
-            engine.core.wakes.append(&mut engine.core.arrivals);
+            engine.core.movers.ctx.unclaimed.push(slot);
+            engine.core.movers.ctx.wakes.append(&mut engine.core.movers.ctx.arrivals);
         }
         Ok((slot, id))
     })

@@ -2,12 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    Destination, connect,
-    handshake::{accepted, establish, greet},
-    listen::{Place, address},
-    transports,
-};
 use crate::{
     Context,
     error::Result,
@@ -15,7 +9,13 @@ use crate::{
     sys::{abstract_socket, identity::identity},
     transport::channel::Channel,
     types::{EndpointId, Identity, LinkId, Source},
-    worker::{Handle, shared::Shared},
+    worker::{Handle, connect::said::transports, shared::Shared},
+};
+
+use super::{
+    Destination, connect,
+    handshake::{accepted, establish, greet},
+    listen::{Place, address},
 };
 
 fn run(test: impl Future<Output = ()>) {
@@ -64,11 +64,14 @@ async fn dial_as(shared: &Arc<Shared>, name: &[u8], user: u32) -> Result<(LinkId
 fn sources(shared: &Shared) -> Vec<(Source, u32)> {
     shared.with(|engine| {
         let core = &engine.core;
-        let peers = core.peers.iter().flatten();
+        let peers = core.movers.ctx.peers.iter().flatten();
         peers
             .map(|peer| {
                 let account = peer.account.expect("it goes on");
-                (core.ledger.source_of(account), peer.info.identity.user)
+                (
+                    core.movers.ctx.ledger.source_of(account),
+                    peer.info.identity.user,
+                )
             })
             .collect()
     })
@@ -91,7 +94,7 @@ fn one_user_is_one_source() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         assert_eq!(sources(&there.shared), [(Source::User(me), me); 3]);
-        let held = there.shared.with(|engine| engine.core.held());
+        let held = there.shared.with(|engine| engine.core.movers.ctx.held());
         assert_eq!((held.connections, held.sources), (3, 1));
     });
 }

@@ -13,49 +13,29 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
-use super::{
-    backlog::{Backlog, FIRST_BYTES, Pending, Stage},
-    bind,
-    handshake::{handshake, refuse},
-    lanes::accept,
-    meeting::Met,
-    random, transports,
-};
 use crate::{
     context::IncomingInfo,
     error::{Error, ErrorKind, Operation, Result},
-    protocol::{WorkerAddress, handshake::Server, hello::Introduction},
+    protocol::WorkerAddress,
     sys::{abstract_socket, identity::identity},
     transport::{Reach, channel::Channel, rdmacm::Listening},
-    types::WorkerId,
-    worker::shared::Shared,
+    worker::{
+        connect::{
+            request::Request,
+            said::{refuse, transports},
+            wireup::random,
+        },
+        shared::Shared,
+    },
 };
 
-/// A connection that a peer asks for.
-pub(crate) struct Request {
-    pub(crate) channel: Channel,
-    pub(super) client: Introduction,
-    pub(super) server: Server,
-    /// The worker that the client was told it talks to.
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) info: IncomingInfo,
-    /// Who nobody takes is one of so many.
-    pending: Option<Pending>,
-}
-
-impl Request {
-    /// The program has it: how many it keeps is its own affair.
-    pub(crate) fn taken(mut self) -> Self {
-        self.pending = None;
-        self
-    }
-    pub(crate) fn name(&self) -> String {
-        self.channel.peer_name()
-    }
-    pub(crate) fn worker(&self) -> WorkerId {
-        self.client.key.worker()
-    }
-}
+use super::{
+    backlog::{Backlog, FIRST_BYTES, Pending, Stage},
+    bind,
+    handshake::handshake,
+    lanes::accept,
+    meeting::Met,
+};
 
 /// One listening place: a TCP socket or an RDMA address and, for peers on this host, a Unix socket under a random abstract name.
 pub(crate) struct Place {

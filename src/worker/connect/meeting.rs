@@ -7,26 +7,6 @@ use crate::{
     worker::{peer::Status, shared::Shared},
 };
 
-/// Connections by address that are being made between this worker and another. When both dial, the connection that the worker with the
-/// lower id dials is the one for both.
-#[derive(Default)]
-pub(super) struct Meeting {
-    dialling: usize,
-    accepting: usize,
-    /// This side has dialled, and the peer's connection is the one.
-    crossed: bool,
-}
-
-impl Meeting {
-    fn count(&mut self, accepts: bool) -> &mut usize {
-        if accepts {
-            &mut self.accepting
-        } else {
-            &mut self.dialling
-        }
-    }
-}
-
 /// Counts one connection of a meeting in, and out again however it ends.
 pub(super) struct Met<'a> {
     shared: &'a Shared,
@@ -90,8 +70,14 @@ impl Drop for Met<'_> {
         drop(meetings);
         if self.accepts {
             // Who waited for it looks again, and dials if there is nothing.
-            self.shared
-                .with(|engine| engine.core.wakes.append(&mut engine.core.arrivals));
+            self.shared.with(|engine| {
+                engine
+                    .core
+                    .movers
+                    .ctx
+                    .wakes
+                    .append(&mut engine.core.movers.ctx.arrivals)
+            });
         }
     }
 }
@@ -106,7 +92,7 @@ pub(super) async fn arrival(shared: &Shared, worker: WorkerId) -> Option<(LinkId
     };
     std::future::poll_fn(|cx| {
         if coming() {
-            shared.with(|engine| engine.core.arrivals.push(cx.waker().clone()));
+            shared.with(|engine| engine.core.movers.ctx.arrivals.push(cx.waker().clone()));
             if coming() {
                 return claim(shared, worker)
                     .map_or(Poll::Pending, |found| Poll::Ready(Some(found)));
@@ -122,14 +108,16 @@ pub(super) async fn arrival(shared: &Shared, worker: WorkerId) -> Option<(LinkId
 pub(super) fn claim(shared: &Shared, worker: WorkerId) -> Option<(LinkId, EndpointId)> {
     shared.with(|engine| {
         let core = &mut engine.core;
-        let index = core.unclaimed.iter().position(|link| {
-            core.peers
+        let index = core.movers.ctx.unclaimed.iter().position(|link| {
+            core.movers
+                .ctx
+                .peers
                 .get(link.index())
                 .and_then(Option::as_ref)
                 .is_some_and(|peer| peer.worker == worker && matches!(peer.status, Status::Open))
         })?;
-        let link = core.unclaimed.swap_remove(index);
-        let peer = core.peer(link)?;
+        let link = core.movers.ctx.unclaimed.swap_remove(index);
+        let peer = core.movers.ctx.peer(link)?;
         peer.handles += 1;
         peer.claimed = true;
         Some((link, peer.id))

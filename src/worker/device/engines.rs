@@ -1,9 +1,4 @@
 //! The engines of a worker: one for each accelerator whose memory it met, what waits for a place in them, and what they report.
-//!
-//! # Safety
-//! Both ends of a request belong to an operation of the table, or to a fragment that it holds. Its entry counts the request in
-//! `Staged::copies`, and stays, with all that it owns, until the engine has reported it or was dropped (`open.rs`).
-#![allow(unsafe_code)]
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
@@ -14,59 +9,55 @@ use crate::{
     error::{Error, ErrorKind, Result},
     transport::{
         CopyAttributes, CopyEnd, CopyEngine, CopyRequest, CopySink, DevicePlace, Registry,
-        SendError,
     },
     types::{LinkId, MemoryType, OpKey},
-    worker::{core::Core, operations::Entry},
+    worker::device::which::find,
 };
 
 use super::{
-    find,
     local::HOST,
-    open::Opener,
     order::Begun,
     pool::{Pinned, Side},
 };
 
 /// In the place of a part's number: a place in the program's work.
-pub(super) const PLACE: u32 = 0;
+pub(in crate::worker) const PLACE: u32 = 0;
 /// Copies whose reports are taken in one pass.
-const BATCH: usize = 64;
+pub(in crate::worker) const BATCH: usize = 64;
 
 /// What a worker knows of devices. Empty as long as it met none.
 #[derive(Default)]
 pub(crate) struct Devices {
     /// In the order of the context's accelerators.
-    slots: Vec<Slot>,
+    pub(in crate::worker) slots: Vec<Slot>,
     /// By token: what was asked of engines and not reported.
-    uses: Slab<Use>,
-    generation: u32,
+    pub(in crate::worker) uses: Slab<Use>,
+    pub(in crate::worker) generation: u32,
     /// Operations that go on in the next pass.
-    pub(super) steps: VecDeque<OpKey>,
+    pub(in crate::worker) steps: VecDeque<OpKey>,
     /// Operations that wait for a fragment, by the link that they need it for.
-    waiting: Vec<Waiting>,
+    pub(in crate::worker) waiting: Vec<Waiting>,
     /// Copies that streams of the program's come after, and do not wait for yet.
-    pub(super) thens: Vec<OpKey>,
-    opener: Option<Opener>,
+    pub(in crate::worker) thens: Vec<OpKey>,
     context: Option<Context>,
     /// Whether a pass has something to do here.
-    live: bool,
+    pub(in crate::worker) live: bool,
     /// An engine has got a copy since the last pass: it may not be armed.
-    fresh: bool,
+    pub(in crate::worker) fresh: bool,
     /// The worker has ended.
-    closed: bool,
-    reports: Reports,
+    pub(in crate::worker) closed: bool,
+    pub(in crate::worker) reports: Reports,
 }
 
 #[derive(Default)]
-struct Slot {
-    state: State,
+pub(in crate::worker) struct Slot {
+    pub(in crate::worker) state: State,
     /// Operations that wait until it is open.
-    waiting: Vec<OpKey>,
+    pub(in crate::worker) waiting: Vec<OpKey>,
 }
 
 #[derive(Default)]
-enum State {
+pub(in crate::worker) enum State {
     #[default]
     Closed,
     Opening,
@@ -75,21 +66,21 @@ enum State {
 
 /// An engine in use.
 pub(crate) struct Open {
-    pub(super) engine: Box<dyn CopyEngine>,
-    pub(super) attributes: CopyAttributes,
+    pub(in crate::worker) engine: Box<dyn CopyEngine>,
+    pub(in crate::worker) attributes: CopyAttributes,
     /// Fragments, or why there are none.
-    pub(super) pinned: Result<Arc<Pinned>>,
+    pub(in crate::worker) pinned: Result<Arc<Pinned>>,
     /// Requests that the engine had no place for.
-    queue: VecDeque<CopyRequest>,
+    pub(in crate::worker) queue: VecDeque<CopyRequest>,
     /// The same of places in the program's streams.
-    places: VecDeque<(DevicePlace, u64)>,
-    under_way: usize,
+    pub(in crate::worker) places: VecDeque<(DevicePlace, u64)>,
+    pub(in crate::worker) under_way: usize,
     armed: bool,
-    lost: Option<Error>,
+    pub(in crate::worker) lost: Option<Error>,
 }
 
 impl Open {
-    pub(super) fn new(engine: Box<dyn CopyEngine>, pinned: Result<Arc<Pinned>>) -> Self {
+    pub(in crate::worker) fn new(engine: Box<dyn CopyEngine>, pinned: Result<Arc<Pinned>>) -> Self {
         Self {
             attributes: engine.attributes(),
             engine,
@@ -110,35 +101,35 @@ impl Open {
     }
 }
 
-struct Use {
-    op: OpKey,
-    part: u32,
-    slot: usize,
+pub(in crate::worker) struct Use {
+    pub(in crate::worker) op: OpKey,
+    pub(in crate::worker) part: u32,
+    pub(in crate::worker) slot: usize,
     /// The engine has it.
-    begun: bool,
+    pub(in crate::worker) begun: bool,
     /// In the high half of its token, so that a report that comes twice is none of another copy.
-    generation: u32,
+    pub(in crate::worker) generation: u32,
 }
 
 impl Use {
-    fn token(&self, index: usize) -> u64 {
+    pub(in crate::worker) fn token(&self, index: usize) -> u64 {
         index as u64 | u64::from(self.generation) << 32
     }
 }
 
-struct Waiting {
-    slot: usize,
+pub(in crate::worker) struct Waiting {
+    pub(in crate::worker) slot: usize,
     side: Side,
     link: Option<LinkId>,
     /// In the order in which they came.
-    ops: VecDeque<OpKey>,
+    pub(in crate::worker) ops: VecDeque<OpKey>,
 }
 
 /// What an engine reported in one pass.
 #[derive(Default)]
-pub(super) struct Reports {
-    copied: Vec<(u64, Result<()>)>,
-    lost: Option<Error>,
+pub(in crate::worker) struct Reports {
+    pub(in crate::worker) copied: Vec<(u64, Result<()>)>,
+    pub(in crate::worker) lost: Option<Error>,
 }
 
 impl CopySink for Reports {
@@ -151,7 +142,7 @@ impl CopySink for Reports {
 }
 
 /// Whether an operation may use an engine.
-pub(super) enum Ready {
+pub(in crate::worker) enum Ready {
     Now,
     /// Stepped again when it is open, or failed when it cannot be.
     Later,
@@ -159,23 +150,18 @@ pub(super) enum Ready {
 }
 
 impl Devices {
-    pub(crate) fn new(context: &Context, opener: Opener) -> Self {
+    pub(crate) fn new(context: &Context) -> Self {
         let count = context.accelerators().len();
         Self {
             slots: std::iter::repeat_with(Slot::default).take(count).collect(),
-            opener: Some(opener),
             context: Some(context.clone()),
             ..Self::default()
         }
     }
 
-    /// What begins what takes long; `None` once the worker has ended.
-    pub(super) fn opener(&self) -> Option<Opener> {
-        self.opener.clone()
-    }
-
-    pub(super) fn context(&self) -> Option<Context> {
-        self.context.clone()
+    /// `None` where there is no accelerator, and once the worker has ended.
+    pub(in crate::worker) fn context(&self) -> Option<Context> {
+        self.context.clone().filter(|_| !self.closed)
     }
 
     /// The engine that serves all of these types.
@@ -193,7 +179,7 @@ impl Devices {
     }
 
     /// What the accelerator in this place is called between processes; see [`Route`](crate::protocol::control::Route).
-    pub(super) fn number(&self, slot: usize) -> u32 {
+    pub(in crate::worker) fn number(&self, slot: usize) -> u32 {
         let accelerators = self.context.as_ref().map(Context::accelerators);
         let found = accelerators.and_then(|accelerators| accelerators.get(slot));
         found.map_or(0, |found| crc32fast::hash(found.name().as_bytes()))
@@ -232,7 +218,7 @@ impl Devices {
     }
 
     /// The engines that serve these types among them, each once.
-    pub(super) fn slots_for(&self, types: &[MemoryType]) -> Result<(usize, Vec<usize>)> {
+    pub(in crate::worker) fn slots_for(&self, types: &[MemoryType]) -> Result<(usize, Vec<usize>)> {
         if let Ok(slot) = self.slot_for(types) {
             return Ok((slot, Vec::new()));
         }
@@ -257,7 +243,7 @@ impl Devices {
         pinned && slot == 0 && self.slots.len() == 1
     }
 
-    pub(super) fn open(&mut self, slot: usize) -> Option<&mut Open> {
+    pub(in crate::worker) fn open(&mut self, slot: usize) -> Option<&mut Open> {
         match &mut self.slots.get_mut(slot)?.state {
             State::Open(open) => Some(open),
             _ => None,
@@ -265,7 +251,7 @@ impl Devices {
     }
 
     /// Whether engines hold copies.
-    fn is_busy(&self) -> bool {
+    pub(in crate::worker) fn is_busy(&self) -> bool {
         !self.uses.is_empty()
     }
 
@@ -282,7 +268,7 @@ impl Devices {
     }
 
     /// Whether somebody who waits for a fragment may find one.
-    fn was_released(&self) -> bool {
+    pub(in crate::worker) fn was_released(&self) -> bool {
         self.waiting
             .iter()
             .any(|waiting| match self.pinned(waiting.slot) {
@@ -299,7 +285,7 @@ impl Devices {
     }
 
     /// Takes the next operation for which there is a fragment, or that waits in vain. Links take turns.
-    fn next_waiting(&mut self) -> Option<OpKey> {
+    pub(in crate::worker) fn next_waiting(&mut self) -> Option<OpKey> {
         let index = self.waiting.iter().position(|waiting| {
             let pinned = self.pinned(waiting.slot);
             pinned.is_none_or(|pinned| pinned.has(waiting.side, waiting.link))
@@ -313,13 +299,13 @@ impl Devices {
     }
 
     /// Has an operation stepped in the next pass.
-    pub(super) fn step_soon(&mut self, op: OpKey) {
+    pub(in crate::worker) fn step_soon(&mut self, op: OpKey) {
         self.live = true;
         self.steps.push_back(op);
     }
 
     /// Has an operation stepped when there is a fragment for it.
-    pub(super) fn wait_for_fragment(
+    pub(in crate::worker) fn wait_for_fragment(
         &mut self,
         op: OpKey,
         slot: usize,
@@ -342,7 +328,7 @@ impl Devices {
     }
 
     /// Asks an engine about a place in the program's work, for an operation. It is none of the copies that the operation's memory waits for.
-    pub(super) fn push_place(&mut self, slot: usize, op: OpKey, place: DevicePlace) {
+    pub(in crate::worker) fn push_place(&mut self, slot: usize, op: OpKey, place: DevicePlace) {
         let token = self.enter_use(op, PLACE, slot);
         if let Some(open) = self.open(slot) {
             open.places.push_back((place, token));
@@ -365,7 +351,7 @@ impl Devices {
     }
 
     /// What engines have of an operation.
-    pub(super) fn begun(&self, op: OpKey, slot: usize) -> Begun {
+    pub(in crate::worker) fn begun(&self, op: OpKey, slot: usize) -> Begun {
         let mut tokens = Vec::new();
         for (index, held) in self.uses.iter().filter(|(_, held)| held.op == op) {
             match (held.slot == slot, held.begun) {
@@ -406,9 +392,8 @@ impl Devices {
     }
 
     /// The worker ends: nothing begins any more. The engines, to be brought to rest outside the lock.
-    pub(super) fn close(&mut self) -> Vec<(usize, Box<Open>)> {
+    pub(in crate::worker) fn close(&mut self) -> Vec<(usize, Box<Open>)> {
         self.closed = true;
-        self.opener = None;
         let slots = self.slots.iter_mut().enumerate();
         let engines = slots.filter_map(|(index, slot)| match std::mem::take(&mut slot.state) {
             State::Open(open) => Some((index, open)),
@@ -418,362 +403,20 @@ impl Devices {
     }
 
     /// The tokens of what an engine never reported.
-    fn unreported(&self, slot: usize, all: bool) -> Vec<u64> {
+    pub(in crate::worker) fn unreported(&self, slot: usize, all: bool) -> Vec<u64> {
         let uses = self.uses.iter();
         let of_slot = uses.filter(|(_, held)| held.slot == slot && (all || !held.begun));
         of_slot.map(|(index, held)| held.token(index)).collect()
     }
 }
 
-impl Core {
-    /// Whether an operation may use an engine, which is opened if it is not.
-    pub(super) fn engine_ready(&mut self, slot: usize, op: OpKey) -> Ready {
-        let devices = &mut self.devices;
-        if devices.closed {
-            return Ready::Never(Error::new(ErrorKind::Closed, "the worker was shut down"));
-        }
-        let opener = devices.opener.clone();
-        let (Some(found), Some(opener)) = (devices.slots.get_mut(slot), opener) else {
-            return Ready::Never(Error::new(
-                ErrorKind::Unsupported,
-                "no accelerator is in use",
-            ));
-        };
-        match &found.state {
-            State::Open(open) => match &open.lost {
-                Some(error) => Ready::Never(error.duplicate()),
-                None => Ready::Now,
-            },
-            State::Opening => {
-                found.waiting.push(op);
-                Ready::Later
-            }
-            State::Closed => {
-                found.waiting.push(op);
-                found.state = State::Opening;
-                self.bury_errand(opener.errand(slot));
-                Ready::Later
-            }
-        }
-    }
-
-    /// An engine was opened, or could not be. What is left over is to be dropped outside the lock, on a thread that may block.
-    pub(crate) fn engine_opened(
-        &mut self,
-        index: usize,
-        opened: Result<Box<Open>>,
-    ) -> Option<Box<Open>> {
-        let devices = &mut self.devices;
-        let slot = devices.slots.get_mut(index)?;
-        let waiting = std::mem::take(&mut slot.waiting);
-        let (left, failed) = match opened {
-            Ok(open) if devices.closed => {
-                let error = Error::new(ErrorKind::Closed, "the worker was shut down");
-                (Some(open), Some(error))
-            }
-            Ok(open) => {
-                slot.state = State::Open(open);
-                (None, None)
-            }
-            Err(error) => {
-                // The next operation tries again.
-                slot.state = State::Closed;
-                (None, Some(error))
-            }
-        };
-        for op in waiting {
-            match &failed {
-                None => self.devices.step_soon(op),
-                Some(error) => self.staging_failed(op, error.duplicate()),
-            }
-        }
-        left
-    }
-
-    /// Asks an engine for a copy, for a part of an operation. In as many requests as it takes.
-    pub(super) fn push_copy(
-        &mut self,
-        slot: usize,
-        (op, part): (OpKey, u32),
-        from: CopyEnd,
-        to: CopyEnd,
-        length: usize,
-    ) -> u32 {
-        let devices = &mut self.devices;
-        let forbidden = devices.staging_forbidden();
-        let unstaged = self.operations.get(op).is_some_and(|entry| entry.unstaged) || forbidden;
-        let Some(open) = devices
-            .slots
-            .get_mut(slot)
-            .and_then(|slot| match &mut slot.state {
-                State::Open(open) => Some(open),
-                _ => None,
-            })
-        else {
-            return 0;
-        };
-        let most = open.attributes.max_copy.max(1);
-        let (mut done, mut count) = (0, 0);
-        while done < length {
-            let length = most.min(length - done);
-            devices.generation = devices.generation.wrapping_add(1);
-            let held = Use {
-                op,
-                part,
-                slot,
-                begun: false,
-                generation: devices.generation,
-            };
-            let token = held.token(devices.uses.vacant_key());
-            devices.uses.insert(held);
-            open.queue.push_back(CopyRequest {
-                from: skip(from, done),
-                to: skip(to, done),
-                length,
-                token,
-                unstaged,
-            });
-            done += length;
-            count += 1;
-        }
-        devices.live = true;
-        if let Some(entry) = self.operations.get(op)
-            && let Some(staged) = &mut entry.staged
-        {
-            staged.copies += count;
-        }
-        count
-    }
-
-    /// Hands requests to the engines, as many as they take.
-    pub(super) fn pump_engines(&mut self) {
-        for index in 0..self.devices.slots.len() {
-            self.pump_engine(index);
-        }
-        self.queue_streams();
-    }
-
-    fn pump_engine(&mut self, index: usize) {
-        let mut failed = Vec::new();
-        let devices = &mut self.devices;
-        let Some(slot) = devices.slots.get_mut(index) else {
-            return;
-        };
-        let State::Open(open) = &mut slot.state else {
-            return;
-        };
-        let mut begun = false;
-        for _ in 0..open.places.len() {
-            let Some((at, token)) = open.places.pop_front() else {
-                break;
-            };
-            let Some(held) = devices.uses.get_mut(place(token)) else {
-                continue;
-            };
-            let goes_on = |entry: &mut Entry| entry.deferred.is_none() && entry.outcome.is_none();
-            let ended = !self.operations.get(held.op).is_some_and(goes_on);
-            let asked = match &open.lost {
-                _ if ended => Err(SendError::Failed(Error::new(
-                    ErrorKind::Canceled,
-                    "cancelled",
-                ))),
-                Some(error) => Err(SendError::Failed(error.duplicate())),
-                None => open.engine.after(at, token),
-            };
-            match asked {
-                Ok(()) => {
-                    held.begun = true;
-                    open.under_way += 1;
-                    begun = true;
-                }
-                // There may be room for others, which this one waits for.
-                Err(SendError::Full) if open.under_way > 0 => open.places.push_back((at, token)),
-                Err(SendError::Full) => {
-                    let text = "the engine waits for no place though nothing is under way";
-                    failed.push((token, Error::new(ErrorKind::Io, text)));
-                }
-                Err(SendError::Failed(error)) => failed.push((token, error)),
-            }
-        }
-        while let Some(request) = open.queue.front() {
-            let request = *request;
-            let Some(held) = devices.uses.get_mut(place(request.token)) else {
-                open.queue.pop_front();
-                continue;
-            };
-            let ended = self
-                .operations
-                .get(held.op)
-                .is_none_or(|entry| entry.deferred.is_some());
-            if ended || open.lost.is_some() {
-                open.queue.pop_front();
-                let error = open.lost.as_ref().map(Error::duplicate);
-                let error = error.unwrap_or_else(|| Error::new(ErrorKind::Canceled, "cancelled"));
-                failed.push((request.token, error));
-                continue;
-            }
-            // SAFETY: the operation, which is in the table, owns both ends; it stays until this was reported. Parts of one
-            // operation do not overlap, and what one reads the other does not write.
-            match unsafe { open.engine.copy(request) } {
-                Ok(()) => {
-                    self.counts.device_copies.add(request.length);
-                    open.queue.pop_front();
-                    held.begun = true;
-                    open.under_way += 1;
-                    begun = true;
-                }
-                Err(SendError::Full) if open.under_way > 0 => break,
-                Err(SendError::Full) => {
-                    // Nothing is under way, so nothing would tell when to try again.
-                    open.queue.pop_front();
-                    let text = "the engine takes no copy though none is under way";
-                    failed.push((request.token, Error::new(ErrorKind::Io, text)));
-                }
-                Err(SendError::Failed(error)) => {
-                    open.queue.pop_front();
-                    failed.push((request.token, error));
-                }
-            }
-        }
-        if begun {
-            devices.fresh = true;
-            open.engine.flush();
-        }
-        for (token, error) in failed {
-            self.reported(token, Err(error));
-        }
-    }
-
-    /// One pass: takes what engines report, and lets go on who waited. Returns how many things happened.
-    pub(crate) fn progress_devices(&mut self) -> usize {
-        let mut moved = 0;
-        for index in 0..self.devices.slots.len() {
-            moved += self.progress_engine(index);
-        }
-        for _ in 0..self.devices.steps.len() {
-            let Some(op) = self.devices.steps.pop_front() else {
-                break;
-            };
-            moved += 1;
-            self.step_waiting(op);
-        }
-        if !self.devices.waiting.is_empty() && self.devices.was_released() {
-            while let Some(op) = self.devices.next_waiting() {
-                moved += 1;
-                self.step_waiting(op);
-            }
-        }
-        self.pump_engines();
-        let devices = &mut self.devices;
-        devices.fresh = false;
-        devices.live =
-            devices.is_busy() || !devices.steps.is_empty() || !devices.waiting.is_empty();
-        moved
-    }
-
-    fn progress_engine(&mut self, index: usize) -> usize {
-        let mut reports = std::mem::take(&mut self.devices.reports);
-        if let Some(open) = self.devices.open(index)
-            && open.under_way > 0
-        {
-            open.engine.progress(BATCH, &mut reports);
-        }
-        let moved = self.take_reports(index, &mut reports);
-        self.devices.reports = reports;
-        moved
-    }
-
-    /// Acts upon what an engine has reported.
-    pub(super) fn take_reports(&mut self, index: usize, reports: &mut Reports) -> usize {
-        let mut moved = reports.copied.len();
-        for (token, result) in reports.copied.drain(..) {
-            self.reported(token, result);
-        }
-        if let Some(error) = reports.lost.take() {
-            moved += 1;
-            self.engine_lost(index, error);
-        }
-        moved
-    }
-
-    /// An engine is of no use any more. What it had taken it reports; what it had not fails here.
-    fn engine_lost(&mut self, index: usize, error: Error) {
-        let error = match error.kind() {
-            ErrorKind::DeviceLost => error,
-            _ => Error::new(ErrorKind::DeviceLost, "the device is lost").with_source(error),
-        };
-        tracing::error!(target: "wharf::worker", %error, "an engine that copies for a device");
-        if let Some(open) = self.devices.open(index) {
-            open.lost = Some(error.duplicate());
-            open.queue.clear();
-            open.places.clear();
-        }
-        for token in self.devices.unreported(index, false) {
-            self.reported(token, Err(error.duplicate()));
-        }
-        let waiting = std::mem::take(&mut self.devices.waiting);
-        let of_it = |waiting: &Waiting| waiting.slot == index;
-        let (over, still) = waiting.into_iter().partition(of_it);
-        self.devices.waiting = still;
-        for op in Vec::<Waiting>::into_iter(over).flat_map(|waiting| waiting.ops) {
-            self.staging_failed(op, error.duplicate());
-        }
-    }
-
-    /// An engine was brought to rest and dropped: what it did not report it never will.
-    pub(super) fn engine_ended(&mut self, index: usize) {
-        for token in self.devices.unreported(index, true) {
-            let error = Error::new(ErrorKind::Closed, "the worker was shut down");
-            self.reported(token, Err(error));
-        }
-    }
-
-    /// A copy is over.
-    fn reported(&mut self, token: u64, result: Result<()>) {
-        let uses = &mut self.devices.uses;
-        let known = |held: &Use| held.token(place(token)) == token;
-        if !uses.get(place(token)).is_some_and(known) {
-            return;
-        }
-        let held = uses.remove(place(token));
-        if held.begun
-            && let Some(open) = self.devices.open(held.slot)
-        {
-            open.under_way = open.under_way.saturating_sub(1);
-        }
-        if held.part == PLACE {
-            return self.place_reached(held.op, result);
-        }
-        let Some(entry) = self.operations.get(held.op) else {
-            return;
-        };
-        let Some(staged) = &mut entry.staged else {
-            return;
-        };
-        staged.copies = staged.copies.saturating_sub(1);
-        if entry.deferred.is_some() {
-            if staged.copies == 0
-                && entry.in_flight == 0
-                && let Some(outcome) = entry.deferred.take()
-            {
-                self.finish(held.op, *outcome);
-            }
-            return;
-        }
-        match result {
-            Ok(()) => self.part_copied(held.op, held.part),
-            Err(error) => self.staging_failed(held.op, error),
-        }
-    }
-}
-
 /// Where a token's copy is in the table.
-fn place(token: u64) -> usize {
+pub(in crate::worker) fn place(token: u64) -> usize {
     (token & 0xffff_ffff) as usize
 }
 
 /// An end, so many bytes further on.
-fn skip(end: CopyEnd, bytes: usize) -> CopyEnd {
+pub(in crate::worker) fn skip(end: CopyEnd, bytes: usize) -> CopyEnd {
     match end {
         CopyEnd::Host { address, pinned } => CopyEnd::Host {
             address: address.wrapping_add(bytes),

@@ -52,6 +52,8 @@ fn send(bed: &mut Bed, buffer: Buffer, stage: SendStage) -> OpKey {
         am: None,
     };
     bed.core
+        .movers
+        .ctx
         .operations
         .insert(Some(LINK), false, Work::Send(send))
 }
@@ -89,10 +91,10 @@ fn parts_of_what_was_announced_are_served_and_nothing_else() {
     assert_eq!(answer, [(control::FRAGMENT, OP, bytes[40..60].to_vec())]);
     for (offset, length) in [(0, 101), (100, 1), (u64::MAX, 2), (2, u64::MAX)] {
         bed.expect_violation(control::PULL, key.0, &pull(offset, length));
-        bed.core.failures.clear();
+        bed.core.movers.ctx.failures.clear();
     }
     bed.expect_violation(control::PULL, key.0, &[1; 23]);
-    bed.core.failures.clear();
+    bed.core.movers.ctx.failures.clear();
     // What has ended, or never was.
     let canceled = control::error_kind_code(ErrorKind::Canceled).to_le_bytes();
     let answer = bed
@@ -102,7 +104,7 @@ fn parts_of_what_was_announced_are_served_and_nothing_else() {
     for stage in [SendStage::Queued, SendStage::AwaitMatch] {
         let other = send(&mut bed, bytes.clone().into(), stage);
         bed.expect_violation(control::PULL, other.0, &pull(0, 1));
-        bed.core.failures.clear();
+        bed.core.movers.ctx.failures.clear();
     }
     let put = Put {
         buffer: bytes.into(),
@@ -119,6 +121,8 @@ fn parts_of_what_was_announced_are_served_and_nothing_else() {
     };
     let put = bed
         .core
+        .movers
+        .ctx
         .operations
         .insert(Some(LINK), false, Work::Put(put));
     bed.expect_violation(control::PULL, put.0, &pull(0, 1));
@@ -159,7 +163,7 @@ fn exposed_memory_of_a_device_is_written_by_nobody_directly() {
         &put_rts(&region, 0, 8, 1),
         ErrorKind::Unsupported,
     );
-    assert_eq!(bed.core.operations.len(), 0);
+    assert_eq!(bed.core.movers.ctx.operations.len(), 0);
 }
 
 #[test]
@@ -185,14 +189,14 @@ fn announced_puts_are_checked() {
         ErrorKind::AccessDenied,
     );
     // Each gave its place back.
-    assert_eq!(bed.core.ledger.held(), Amount::default());
+    assert_eq!(bed.core.movers.ctx.ledger.held(), Amount::default());
     for last in [0, 2, 4] {
         bed.expect_violation(control::PUT_RTS, OP, &put_rts(&region, 0, 8, last));
-        bed.core.failures.clear();
+        bed.core.movers.ctx.failures.clear();
     }
     // A signal is said to follow, and does not.
     bed.expect_violation(control::PUT_RTS, OP, &put_rts(&region, 0, 8, 3));
-    bed.core.failures.clear();
+    bed.core.movers.ctx.failures.clear();
     bed.limit(|limits| limits.each_connection(|quota| quota.requests(0)));
     bed.expect_refusal(
         control::PUT_RTS,
@@ -205,8 +209,10 @@ fn announced_puts_are_checked() {
 fn nothing_lands_in_device_memory() {
     let mut bed = Bed::new(1000);
     let order = bed.core.unexpected.arrival();
-    let receive = bed.core.enter_receive(device(4096), LINK, order);
+    let receive = bed.core.movers.ctx.enter_receive(device(4096), LINK, order);
     bed.core
+        .movers
+        .ctx
         .operations
         .get(receive)
         .expect("there")
@@ -214,6 +220,8 @@ fn nothing_lands_in_device_memory() {
         .get_or_insert_default();
     if let Some(Work::Recv(recv)) = bed
         .core
+        .movers
+        .ctx
         .operations
         .get(receive)
         .map(|entry| &mut entry.work)
@@ -221,11 +229,13 @@ fn nothing_lands_in_device_memory() {
         recv.stage = RecvStage::Copying;
     }
     bed.expect_violation(control::FRAGMENT, receive.0, b"bytes");
-    bed.core.failures.clear();
+    bed.core.movers.ctx.failures.clear();
     bed.expect_violation(control::DONE, receive.0, &[]);
-    bed.core.failures.clear();
+    bed.core.movers.ctx.failures.clear();
     assert!(
         bed.core
+            .movers
+            .ctx
             .operations
             .get(receive)
             .expect("there")
@@ -243,9 +253,13 @@ fn nothing_lands_in_device_memory() {
     };
     let get = bed
         .core
+        .movers
+        .ctx
         .operations
         .insert(Some(LINK), false, Work::Get(get));
     bed.core
+        .movers
+        .ctx
         .operations
         .get(get)
         .expect("there")
@@ -272,6 +286,8 @@ fn a_send_that_no_engine_can_read_fails_when_it_is_taken() {
     assert_eq!(answer, [(control::NACK, OP, code.to_vec())]);
     assert!(
         bed.core
+            .movers
+            .ctx
             .operations
             .get(key)
             .expect("there")
@@ -371,10 +387,10 @@ fn announced_blocks_are_checked() {
     header.last = 1;
     let body = rts(header, &[&two[..], &[1; 8]].concat());
     bed.expect_refusal(control::PUT_LAYOUT, &body, ErrorKind::Unsupported);
-    let peer = bed.core.peer(LINK).expect("alive");
+    let peer = bed.core.movers.ctx.peer(LINK).expect("alive");
     assert_eq!(peer.requests().serving, 0);
-    assert_eq!(bed.core.ledger.held(), Amount::default());
-    assert_eq!(bed.core.operations.len(), 0);
+    assert_eq!(bed.core.movers.ctx.ledger.held(), Amount::default());
+    assert_eq!(bed.core.movers.ctx.operations.len(), 0);
     // What is no message.
     let many = list(&[(0, 0); MAX_BLOCKS + 1]);
     for (mut header, rest, last) in [
@@ -393,16 +409,22 @@ fn announced_blocks_are_checked() {
     ] {
         header.last = last;
         bed.expect_violation(control::LAYOUT_RTS, OP, &rts(header, rest));
-        bed.core.failures.clear();
+        bed.core.movers.ctx.failures.clear();
     }
     bed.expect_violation(control::LAYOUT_RTS, OP, &[0; LayoutHeader::SIZE - 1]);
-    bed.core.failures.clear();
+    bed.core.movers.ctx.failures.clear();
     // More lists than this side holds.
-    bed.core.peer(LINK).expect("alive").requests().serving = REQUESTS;
+    bed.core
+        .movers
+        .ctx
+        .peer(LINK)
+        .expect("alive")
+        .requests()
+        .serving = REQUESTS;
     let body = rts(layout_header(&region, 8, 2), &two);
     bed.expect_violation(control::LAYOUT_RTS, OP, &body);
-    bed.core.failures.clear();
-    assert_eq!(bed.core.operations.len(), 0);
+    bed.core.movers.ctx.failures.clear();
+    assert_eq!(bed.core.movers.ctx.operations.len(), 0);
 }
 
 /// Puts so many blocks of a byte into device memory.
@@ -435,9 +457,10 @@ fn put_list(bed: &mut Bed, count: usize) -> (OpKey, Vec<u8>) {
         layout: Some(Box::new(Plan::new(target, 2 * count, shape.into()))),
         announced: false,
     };
-    bed.core.peer(LINK).expect("alive").posted += 1;
+    bed.core.movers.ctx.peer(LINK).expect("alive").posted += 1;
     let key = bed
         .core
+        .movers
         .start_layout(LINK, Work::Put(put), Priority::Normal);
     (key, bytes)
 }
@@ -479,17 +502,17 @@ fn a_long_list_is_announced_part_by_part() {
         assert_eq!(answer, [(control::FRAGMENT, OP, payload)]);
         for (offset, length) in [(0, count as u64 + 1), (count as u64, 1), (u64::MAX, 2)] {
             bed.expect_violation(control::PULL, key.0, &pull(offset, length));
-            bed.core.failures.clear();
+            bed.core.movers.ctx.failures.clear();
         }
         position += part;
         parts += 1;
-        let entry = bed.core.operations.get(key).expect("goes on");
+        let entry = bed.core.movers.ctx.operations.get(key).expect("goes on");
         assert!(entry.outcome.is_none());
         said = bed.say(control::DONE, key.0, &[]).expect("goes on");
     }
     assert_eq!(said, []);
     assert!(parts > 2, "{parts} parts");
-    let entry = bed.core.operations.get(key).expect("there");
+    let entry = bed.core.movers.ctx.operations.get(key).expect("there");
     assert!(entry.outcome.is_some());
 }
 
@@ -511,12 +534,18 @@ fn announcements_wait_for_their_turn() {
     let _ = bed.say(control::NACK, keys[4].0, &code).expect("refused");
     // One whose next part has to wait.
     let (long, _) = put_list(&mut bed, 2 * MAX_BLOCKS);
-    bed.core.peer(LINK).expect("alive").requests().asked = REQUESTS + 1;
+    bed.core
+        .movers
+        .ctx
+        .peer(LINK)
+        .expect("alive")
+        .requests()
+        .asked = REQUESTS + 1;
     let said = bed.say(control::DONE, long.0, &[]).expect("answered");
     assert_eq!(said.len(), 1, "the first part");
-    let over = |bed: &mut Bed| bed.core.begin_flush(LINK, true).is_none();
+    let over = |bed: &mut Bed| bed.core.movers.ctx.begin_flush(LINK, true).is_none();
     for key in keys.into_iter().filter(|key| *key != long) {
-        bed.core.operations.remove(key);
+        bed.core.movers.ctx.operations.remove(key);
     }
     assert!(!over(&mut bed), "most of it was not put");
 }
@@ -560,6 +589,7 @@ fn answers_are_held_to_the_part() {
         };
         let key = bed
             .core
+            .movers
             .start_layout(LINK, Work::Get(get), Priority::Normal);
         let said = bed.say(control::CREDIT, 0, &[]).expect("no answer");
         let [(control::GET_LAYOUT, _, body)] = &said[..] else {

@@ -14,47 +14,39 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `engines` | the engines, requests that wait for a place in them, their reports |
-//! | `open` | opening one, bringing all to rest |
-//! | `order` | copies in order with the program's streams |
+//! | `engines` | the engines of a worker, and what they report |
+//! | `which` | which accelerator is for which memory |
+//! | `order` | the order that a copy keeps with the program's streams |
 //! | `pool` | fragments |
-//! | `pipe` | the parts of a transfer that are under way, and what is common to all transfers |
-//! | `local` | copies within the process |
-//! | `blocks` | strided and listed blocks of a region |
-//! | `pull` | into device memory: receives, gets, puts of a peer |
-//! | `serve` | out of it: sends, and gets of a peer |
-//! | `put` | puts out of it, into host memory of a peer |
-//! | `route` | from device memory of a process on the same host, without stops |
-//! | `within` | what a worker puts into, gets from and sends to itself |
-//! | `write` | what is written to a stream out of it |
+//! | `pipe` | the parts of a transfer that are under way |
+//! | `local`, `within`, `write`, `route`, `blocks` | what copies, transfers to oneself, streams, ways to a peer's device memory and blocks have of it |
+//!
+//! What is done with them stands above, in [`movers`](crate::worker::movers): `engines`, `order`, `pipe`, `local`, `within`, `write`, `route`,
+//! `device_blocks`, and `pull` (into device memory: receives, gets, puts of a peer), `serve` (out of it: sends, and gets of a peer) and `put` (puts out of
+//! it, into host memory of a peer). Opening an engine, and bringing all to rest, is an errand (`worker/errands.rs`).
 //!
 //! Comes in: operations whose buffers are on a device. Goes out: copies to engines, fragments to links. Uses `transport::accelerator`.
 //! Tests: `tests/device/`.
 
-mod blocks;
-mod engines;
+pub(in crate::worker) mod blocks;
+pub(in crate::worker) mod engines;
 #[cfg(test)]
-mod hostile;
-mod local;
-mod open;
-mod order;
-mod pipe;
-mod pool;
-mod pull;
-mod put;
-mod route;
-mod serve;
-mod within;
-mod write;
+pub(in crate::worker) mod hostile;
+pub(in crate::worker) mod local;
+pub(in crate::worker) mod order;
+pub(in crate::worker) mod pipe;
+pub(in crate::worker) mod pool;
+pub(in crate::worker) mod route;
+pub(in crate::worker) mod which;
+pub(in crate::worker) mod within;
+pub(in crate::worker) mod write;
 
 pub(crate) use engines::{Devices, Open};
 pub(crate) use local::LocalCopy;
-pub(crate) use open::{Errand, Opener};
 pub(crate) use order::{Order, unknown};
 pub(crate) use pipe::Staged;
 pub(crate) use pool::Fragment;
-pub(crate) use route::{Lent, RouteErrand};
-pub(crate) use serve::lend;
+pub(crate) use route::Lent;
 pub(crate) use within::Own;
 pub(crate) use write::DeviceWrite;
 
@@ -63,7 +55,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{Buffer, BufferMut},
     types::MemoryType,
-    worker::peer::Peer,
+    worker::{device::which::find, peer::Peer},
 };
 
 /// Whether memory of these types, which the host does not reach, can be moved: all of it by one accelerator.
@@ -160,7 +152,7 @@ pub(crate) fn admit_unstaged(
 }
 
 #[cold]
-fn forbidden(by_operation: bool) -> Error {
+pub(in crate::worker) fn forbidden(by_operation: bool) -> Error {
     let who = match by_operation {
         true => "operation",
         false => "context",
@@ -169,23 +161,4 @@ fn forbidden(by_operation: bool) -> Error {
         "no path reaches both ends, and this {who} forbids to stop in host memory between them"
     );
     Error::new(ErrorKind::Unsupported, text)
-}
-
-/// The place of the accelerator that serves all of these types.
-fn find(context: &Context, types: &[MemoryType]) -> Result<usize> {
-    let serves = |index: &usize| {
-        let accelerator = &context.accelerators()[*index];
-        types
-            .iter()
-            .all(|memory_type| accelerator.serves(*memory_type))
-    };
-    let found = (0..context.accelerators().len()).find(serves);
-    found.ok_or_else(|| {
-        let names: Vec<_> = types.iter().map(MemoryType::to_string).collect();
-        let mut text = format!("no path here moves memory of type {}", names.join(" with "));
-        if context.accelerators().is_empty() {
-            text += ": no accelerator is in use";
-        }
-        Error::new(ErrorKind::Unsupported, text)
-    })
 }

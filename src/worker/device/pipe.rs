@@ -6,44 +6,20 @@
 //!   │  done   │ part 3 │ part 4 │ part 5 │ not begun│
 //!   └─────────┴────────┴────────┴────────┴──────────┘
 //! ```
-//!
-//! # Safety
-//! What the processor copies lies in buffers that the operation owns, and in a fragment that a part of it holds, while no engine copies it.
-#![allow(unsafe_code)]
 
 use std::collections::VecDeque;
 
 use crate::{
-    error::{Error, ErrorKind},
-    memory::{
-        Buffer,
-        run::{Location, Run},
-    },
-    protocol::control,
+    memory::{Buffer, run::Location},
     transport::CopyEnd,
-    types::{LinkId, OpKey},
-    util::copy::copy,
-    worker::{
-        core::Core,
-        operations::{Entry, Outcome, Source, Work},
-        pressure::Buried,
-        rma::Target,
-    },
+    types::OpKey,
+    worker::rma::Target,
 };
 
-use super::{
-    blocks::run_in,
-    engines::{PLACE, Ready},
-    forbidden,
-    local::HOST,
-    order::Order,
-    pool::{Fragment, Side},
-    route::Route,
-    within::Own,
-};
+use super::{engines::PLACE, order::Order, pool::Fragment, route::Route, within::Own};
 
 /// Parts of one transfer that are under way at a time: one is copied, one on its way, one landing, one to spare.
-pub(super) const DEPTH: usize = 4;
+pub(in crate::worker) const DEPTH: usize = 4;
 
 /// What staging knows of an operation.
 #[derive(Default)]
@@ -53,22 +29,22 @@ pub(crate) struct Staged {
     /// The operation that this one does a part of, and which.
     pub(crate) parent: Option<(OpKey, u32)>,
     /// A message that came unasked, and what it takes of its sender's window until it is where it belongs.
-    pub(super) source: Option<Buffer>,
-    pub(super) credit: u64,
+    pub(in crate::worker) source: Option<Buffer>,
+    pub(in crate::worker) credit: u64,
     /// Instead of that: this worker's own send that it is of, which ends with it.
-    pub(super) sender: Option<u64>,
+    pub(in crate::worker) sender: Option<u64>,
     /// The other end of a put or get of this worker's own memory.
-    pub(super) own: Option<Own>,
+    pub(in crate::worker) own: Option<Own>,
     /// Where such a message lands whose payload is not here yet.
     pub(crate) landing: Vec<u8>,
-    pub(super) pipe: Option<Pipe>,
+    pub(in crate::worker) pipe: Option<Pipe>,
     /// With streams of the program's.
-    pub(super) order: Option<Box<Order>>,
+    pub(in crate::worker) order: Option<Box<Order>>,
 }
 
 /// What kind of transfer it is.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(in crate::worker) enum Kind {
     /// Between two buffers of this process.
     Local,
     /// Onto a link.
@@ -87,37 +63,37 @@ pub(super) enum Kind {
     Get { target: Target },
 }
 
-pub(super) struct Pipe {
-    pub(super) kind: Kind,
-    pub(super) slot: usize,
+pub(in crate::worker) struct Pipe {
+    pub(in crate::worker) kind: Kind,
+    pub(in crate::worker) slot: usize,
     /// Engines of other accelerators that a copy needs besides.
-    pub(super) others: Vec<usize>,
-    pub(super) total: usize,
+    pub(in crate::worker) others: Vec<usize>,
+    pub(in crate::worker) total: usize,
     /// The first byte that no part has.
-    pub(super) next: usize,
+    pub(in crate::worker) next: usize,
     /// Bytes of parts that are over.
-    pub(super) done: usize,
-    pub(super) parts: VecDeque<Part>,
-    id: u32,
+    pub(in crate::worker) done: usize,
+    pub(in crate::worker) parts: VecDeque<Part>,
+    pub(in crate::worker) id: u32,
     /// For an engine, or a fragment.
-    pub(super) waits: bool,
-    pub(super) route: Route,
+    pub(in crate::worker) waits: bool,
+    pub(in crate::worker) route: Route,
 }
 
-pub(super) struct Part {
-    pub(super) id: u32,
-    pub(super) position: usize,
-    pub(super) length: usize,
-    pub(super) fragment: Option<Fragment>,
+pub(in crate::worker) struct Part {
+    pub(in crate::worker) id: u32,
+    pub(in crate::worker) position: usize,
+    pub(in crate::worker) length: usize,
+    pub(in crate::worker) fragment: Option<Fragment>,
     /// Between two accelerators: the other one's, where it goes on from.
-    pub(super) onward: Option<(usize, Fragment)>,
+    pub(in crate::worker) onward: Option<(usize, Fragment)>,
     /// Copies of it that are not reported.
-    pub(super) copies: u32,
-    pub(super) stage: Stage,
+    pub(in crate::worker) copies: u32,
+    pub(in crate::worker) stage: Stage,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(in crate::worker) enum Stage {
     /// On its way into the fragment.
     Loading,
     /// In the fragment, for the link.
@@ -129,7 +105,7 @@ pub(super) enum Stage {
 }
 
 impl Pipe {
-    pub(super) fn new(kind: Kind, slot: usize, total: usize) -> Self {
+    pub(in crate::worker) fn new(kind: Kind, slot: usize, total: usize) -> Self {
         Self {
             kind,
             slot,
@@ -145,7 +121,12 @@ impl Pipe {
     }
 
     /// Begins the next part.
-    pub(super) fn begin(&mut self, length: usize, fragment: Option<Fragment>, stage: Stage) -> u32 {
+    pub(in crate::worker) fn begin(
+        &mut self,
+        length: usize,
+        fragment: Option<Fragment>,
+        stage: Stage,
+    ) -> u32 {
         self.id = self.id.wrapping_add(1).max(PLACE + 1);
         self.parts.push_back(Part {
             id: self.id,
@@ -160,12 +141,12 @@ impl Pipe {
         self.id
     }
 
-    pub(super) fn part(&mut self, id: u32) -> Option<&mut Part> {
+    pub(in crate::worker) fn part(&mut self, id: u32) -> Option<&mut Part> {
         self.parts.iter_mut().find(|part| part.id == id)
     }
 
     /// A part is over.
-    pub(super) fn end(&mut self, id: u32) {
+    pub(in crate::worker) fn end(&mut self, id: u32) {
         if let Some(index) = self.parts.iter().position(|part| part.id == id)
             && let Some(part) = self.parts.remove(index)
         {
@@ -174,402 +155,17 @@ impl Pipe {
     }
 
     /// Whether another part may begin.
-    pub(super) fn has_room(&self) -> bool {
+    pub(in crate::worker) fn has_room(&self) -> bool {
         self.next < self.total && self.parts.len() < DEPTH
     }
 
-    pub(super) fn is_done(&self) -> bool {
+    pub(in crate::worker) fn is_done(&self) -> bool {
         self.done == self.total
     }
 }
 
-impl Entry {
-    /// Whether engines still copy for it.
-    #[inline]
-    pub(crate) fn is_copied(&self) -> bool {
-        self.staged.as_ref().is_some_and(|staged| staged.copies > 0)
-    }
-
-    /// Whether its bytes stop in fragments on their way to the link.
-    #[inline]
-    pub(crate) fn is_piped(&self) -> bool {
-        let piped = |staged: &Staged| {
-            let kind = staged.pipe.as_ref().map(|pipe| pipe.kind);
-            matches!(kind, Some(Kind::Serve))
-        };
-        self.staged.as_deref().is_some_and(piped)
-    }
-
-    /// Whether it goes on.
-    fn goes_on(&self) -> bool {
-        let put = matches!(&self.work, Work::Put(put) if put.local);
-        self.deferred.is_none() && (self.outcome.is_none() || put)
-    }
-
-    pub(super) fn pipe(&mut self) -> Option<&mut Pipe> {
-        self.staged.as_mut()?.pipe.as_mut()
-    }
-}
-
-impl Core {
-    /// The pipe of an operation that goes on.
-    pub(super) fn pipe(&mut self, key: OpKey) -> Option<&mut Pipe> {
-        self.operations
-            .get(key)
-            .filter(|entry| entry.goes_on())?
-            .pipe()
-    }
-
-    /// Gives an operation a pipe, and begins.
-    pub(super) fn begin_staged(&mut self, key: OpKey, pipe: Pipe) {
-        if let Some(entry) = self.operations.get(key) {
-            entry.staged.get_or_insert_default().pipe = Some(pipe);
-            self.step_staged(key);
-            self.pump_engines();
-        }
-    }
-
-    /// Does what can be done for an operation now.
-    pub(super) fn step_staged(&mut self, key: OpKey) {
-        let Some(pipe) = self.pipe(key) else { return };
-        if pipe.waits {
-            return;
-        }
-        let (kind, first) = (pipe.kind, pipe.slot);
-        // First: what the program queues in its streams from here on does not count.
-        if !self.in_order(key) {
-            return;
-        }
-        let mut slot = Some(first);
-        let mut index = 0;
-        while let Some(needed) = slot {
-            let ready = match needed {
-                HOST => Ready::Now,
-                _ => self.engine_ready(needed, key),
-            };
-            match ready {
-                Ready::Now => {}
-                Ready::Later => return self.waits(key, true),
-                Ready::Never(error) => return self.staging_failed(key, error),
-            }
-            slot = self
-                .pipe(key)
-                .and_then(|pipe| pipe.others.get(index).copied());
-            index += 1;
-        }
-        match kind {
-            Kind::Local => self.step_local(key),
-            Kind::Serve | Kind::Write | Kind::Put { .. } => self.step_serve(key),
-            Kind::Pull { .. } | Kind::Get { .. } => self.step_pull(key, kind),
-        }
-    }
-
-    /// What an operation waited for has come.
-    pub(super) fn step_waiting(&mut self, key: OpKey) {
-        self.waits(key, false);
-        self.step_staged(key);
-    }
-
-    pub(super) fn waits(&mut self, key: OpKey, waits: bool) {
-        if let Some(pipe) = self.pipe(key) {
-            pipe.waits = waits;
-        }
-    }
-
-    /// Takes a fragment for an operation: the one door to all stops in host memory. `None`: it waits for one, or has failed.
-    pub(super) fn take_fragment(
-        &mut self,
-        key: OpKey,
-        slot: usize,
-        side: Side,
-    ) -> Option<(Fragment, usize)> {
-        let entry = self.operations.get(key)?;
-        let (link, unstaged) = (entry.link, entry.unstaged);
-        if unstaged || self.devices.staging_forbidden() {
-            let error = forbidden(unstaged);
-            self.staging_failed(key, error);
-            return None;
-        }
-        let Some(open) = self.devices.open(slot) else {
-            let error = Error::new(ErrorKind::Closed, "the engine is not open");
-            self.staging_failed(key, error);
-            return None;
-        };
-        match &open.pinned {
-            Ok(pinned) => {
-                let length = pinned.length;
-                if let Some(fragment) = pinned.take(side, link) {
-                    return Some((fragment, length));
-                }
-                self.waits(key, true);
-                self.devices.wait_for_fragment(key, slot, side, link);
-            }
-            Err(error) => {
-                let error = error.duplicate();
-                self.staging_failed(key, error);
-            }
-        }
-        None
-    }
-
-    /// An engine has done one of the copies of a part.
-    pub(super) fn part_copied(&mut self, key: OpKey, id: u32) {
-        let Some(pipe) = self.pipe(key) else { return };
-        let kind = pipe.kind;
-        let Some(part) = pipe.part(id) else { return };
-        part.copies = part.copies.saturating_sub(1);
-        if part.copies == 0 {
-            self.part_moved(key, id, kind);
-        }
-    }
-
-    /// All copies of a part are done.
-    fn part_moved(&mut self, key: OpKey, id: u32, kind: Kind) {
-        match kind {
-            Kind::Local => self.local_copied(key, id),
-            Kind::Serve => self.serve_loaded(key, id),
-            Kind::Write => self.write_loaded(key, id),
-            Kind::Put { target } => self.put_loaded(key, id, target),
-            Kind::Pull { .. } | Kind::Get { .. } => self.part_over(key, id),
-        }
-    }
-
-    /// Copies a part between its fragment and where it belongs: what is on a device by the engine, what the host reaches by the processor.
-    pub(super) fn move_part(&mut self, key: OpKey, id: u32, load: bool) {
-        let Some(pipe) = self.pipe(key) else { return };
-        let (kind, slot) = (pipe.kind, pipe.slot);
-        let Some(part) = pipe.part(id) else { return };
-        let (position, length) = (part.position, part.length);
-        let Some(fragment) = part.fragment.clone() else {
-            return;
-        };
-        let (mut done, mut copies) = (0, 0);
-        while done < length {
-            let run = match load {
-                true => self.source_run(key, position + done),
-                false => self.target_run(key, position + done),
-            };
-            let Some(run) = run.filter(|run| run.length > 0) else {
-                let text = "a buffer is shorter than it was";
-                return self.staging_failed(key, Error::new(ErrorKind::InvalidArgument, text));
-            };
-            let count = run.length.min(length - done);
-            let stop = fragment.address().wrapping_add(done);
-            match run.at {
-                Location::Host { address, .. } => {
-                    let (from, to) = if load {
-                        (address, stop)
-                    } else {
-                        (stop, address)
-                    };
-                    // SAFETY: the run is that long, and so is the rest of the fragment, which nothing else uses in this stage.
-                    unsafe { copy(from, to, count) };
-                }
-                Location::Device { .. } => {
-                    let (there, here) = (
-                        end(run.at, false),
-                        CopyEnd::Host {
-                            address: stop,
-                            pinned: fragment.is_pinned(),
-                        },
-                    );
-                    let (from, to) = if load { (there, here) } else { (here, there) };
-                    copies += self.push_copy(slot, (key, id), from, to, count);
-                }
-            }
-            done += count;
-        }
-        if copies > 0 {
-            self.add_copies(key, id, copies);
-        } else {
-            self.part_moved(key, id, kind);
-        }
-    }
-
-    /// An operation that did a part of another is over.
-    fn child_over(&mut self, key: OpKey, (parent, part): (OpKey, u32), outcome: &Outcome) {
-        // With it goes its hold on the fragment.
-        if let Some(entry) = self.operations.remove(key) {
-            self.release(entry.link, &entry.work);
-            self.close_soon(entry.link);
-        }
-        let failure = match outcome {
-            Outcome::Done(Err(error))
-            | Outcome::Buffer {
-                result: Err(error), ..
-            } => Some(error.duplicate()),
-            _ => None,
-        };
-        if let Some(Work::Send(_)) = self.operations.get(parent).map(|entry| &entry.work) {
-            return match failure {
-                None => self.finish(parent, Outcome::Done(Ok(()))),
-                Some(error) => self.fail_operation(parent, error),
-            };
-        }
-        let Some(pipe) = self.pipe(parent) else {
-            return;
-        };
-        match (failure, pipe.kind) {
-            (Some(error), _) => self.staging_failed(parent, error),
-            (None, Kind::Put { .. }) => self.part_over(parent, part),
-            (None, _) => self.part_landed(parent, part),
-        }
-    }
-
-    /// Ends an operation for which no engine copies any more: what staging held for it goes.
-    #[cold]
-    pub(crate) fn finish_staged(&mut self, key: OpKey, outcome: Outcome) {
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        let link = entry.link;
-        if let Some(staged) = entry.staged.take() {
-            let parent = staged.parent;
-            self.end_staged(link, *staged);
-            if let Some(parent) = parent {
-                return self.child_over(key, parent, &outcome);
-            }
-        }
-        self.finish(key, outcome);
-    }
-
-    fn end_staged(&mut self, link: Option<LinkId>, staged: Staged) {
-        if let Some(source) = staged.source {
-            self.buried.push(Buried::Buffer(source));
-        }
-        if let Some(own) = staged.own {
-            self.buried.push(Buried::Own(own));
-        }
-        if let Some(pipe) = staged.pipe {
-            self.end_route(link, pipe.route);
-        }
-        if let Some(link) = link
-            && staged.credit > 0
-        {
-            self.consumed(link, staged.credit);
-        }
-    }
-
-    /// Counts requests for a part.
-    pub(super) fn add_copies(&mut self, key: OpKey, id: u32, count: u32) {
-        if let Some(part) = self.pipe(key).and_then(|pipe| pipe.part(id)) {
-            part.copies += count;
-        }
-    }
-
-    /// A part is over: the transfer is, or goes on.
-    pub(super) fn part_over(&mut self, key: OpKey, id: u32) {
-        let Some(pipe) = self.pipe(key) else { return };
-        pipe.end(id);
-        if pipe.is_done() {
-            self.staging_done(key);
-        } else {
-            self.step_staged(key);
-        }
-    }
-
-    /// All bytes are where they belong.
-    pub(super) fn staging_done(&mut self, key: OpKey) {
-        let Some(pipe) = self.pipe(key) else { return };
-        let (kind, route) = (pipe.kind, std::mem::take(&mut pipe.route));
-        let link = self.operations.get(key).and_then(|entry| entry.link);
-        self.end_route(link, route);
-        match kind {
-            Kind::Pull { op, .. } => {
-                let Some(entry) = self.operations.get(key) else {
-                    return;
-                };
-                let (fill, link) = (matches!(entry.work, Work::Fill(_)), entry.link);
-                if fill {
-                    return self.filled(key);
-                }
-                if let Some(link) = link {
-                    self.control(link, control::DONE, op, &[]);
-                }
-                self.copied(key, Ok(()));
-            }
-            Kind::Local | Kind::Put { .. } | Kind::Get { .. } => {
-                if let (Some(link), Some(op)) = (link, self.sender(key)) {
-                    self.control(link, control::DONE, op, &[]);
-                }
-                self.copied(key, Ok(()));
-            }
-            // Over when it has left.
-            Kind::Serve | Kind::Write => {}
-        }
-    }
-
-    /// An operation cannot be done, or not to its end.
-    pub(super) fn staging_failed(&mut self, key: OpKey, error: Error) {
-        let Some(pipe) = self.pipe(key) else { return };
-        let (kind, sender) = (pipe.kind, self.sender(key));
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        // The peer, which waits for this side.
-        let told = match (&entry.work, kind) {
-            (Work::Serve(serve), _) => Some(serve.out.to),
-            (_, Kind::Pull { op, .. }) => Some(op),
-            _ => sender,
-        };
-        let blocks = matches!(&entry.work, Work::Serve(serve) if serve.answer.is_some());
-        match (entry.link, told) {
-            (Some(link), Some(op)) if blocks => self.answer_failed(link, op, error.kind()),
-            (Some(link), Some(op)) => {
-                self.fill_answered(link, key);
-                self.refuse(link, op, error.kind());
-            }
-            _ => {}
-        }
-        self.write_failed(key, &error);
-        self.fail_operation(key, error);
-    }
-
-    /// This worker's own send that a receive takes from.
-    fn sender(&mut self, key: OpKey) -> Option<u64> {
-        self.operations.get(key)?.staged.as_ref()?.sender
-    }
-
-    /// Where the bytes of an operation come from.
-    pub(super) fn source_run(&mut self, key: OpKey, position: usize) -> Option<Run> {
-        let entry = self.operations.get(key)?;
-        let staged = entry.staged.as_deref();
-        match &entry.work {
-            Work::Copy(copy) => Some(copy.from.run(position)),
-            Work::Put(put) => Some(put.buffer.run(position)),
-            Work::Write(write) => Some(write.buffer.run(position)),
-            Work::Serve(serve) => Some(match &serve.source {
-                Source::Region(exposed) => match &serve.answer {
-                    Some(answer) => run_in(exposed, answer.places()?, position)?,
-                    None => exposed.run(serve.offset + position),
-                },
-                Source::Message(buffer) => buffer.run(serve.offset + position),
-            }),
-            Work::Recv(_) => Some(staged?.source.as_ref()?.run(position)),
-            Work::Get(_) => Some(staged?.own.as_ref()?.run(position)),
-            _ => None,
-        }
-    }
-
-    /// Where they go.
-    pub(super) fn target_run(&mut self, key: OpKey, position: usize) -> Option<Run> {
-        let entry = self.operations.get(key)?;
-        match &mut entry.work {
-            Work::Copy(copy) => Some(copy.to.run(copy.offset + position)),
-            Work::Recv(recv) => Some(recv.buffer.run(position)),
-            Work::Get(get) => Some(get.buffer.run(position)),
-            Work::Put(_) => Some(entry.staged.as_ref()?.own.as_ref()?.run(position)),
-            Work::Fill(fill) => match &fill.places {
-                Some(places) => run_in(&fill.exposed, places, position),
-                None => Some(fill.exposed.run(fill.offset + position)),
-            },
-            _ => None,
-        }
-    }
-}
-
 /// A place as the engine takes it.
-pub(super) fn end(at: Location, pinned_here: bool) -> CopyEnd {
+pub(in crate::worker) fn end(at: Location, pinned_here: bool) -> CopyEnd {
     match at {
         Location::Host { address, .. } => CopyEnd::Host {
             address,

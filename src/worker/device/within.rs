@@ -3,104 +3,17 @@
 
 use std::sync::Arc;
 
-use crate::{
-    error::{Error, ErrorKind, Result},
-    memory::{Buffer, region::Exposed, run::Run},
-    protocol::control::Pull,
-    types::{Access, LinkId, OpKey},
-    worker::{core::Core, operations::Work, peer::at, rma::Target},
-};
+use crate::memory::{region::Exposed, run::Run};
 
 /// Exposed memory of this worker at the other end of a put or get, from an offset on.
 pub(crate) struct Own {
-    exposed: Arc<Exposed>,
-    offset: usize,
+    pub(in crate::worker) exposed: Arc<Exposed>,
+    pub(in crate::worker) offset: usize,
 }
 
 impl Own {
     /// What follows `position`.
-    pub(super) fn run(&self, position: usize) -> Run {
+    pub(in crate::worker) fn run(&self, position: usize) -> Run {
         self.exposed.run(self.offset + position)
-    }
-}
-
-impl Core {
-    /// Whether a link ends where it begins.
-    pub(crate) fn is_to_itself(&mut self, link: LinkId) -> bool {
-        at(&mut self.peers, link).is_some_and(|peer| peer.is_own())
-    }
-
-    /// Begins a put or get, in the table, on a link to oneself.
-    pub(crate) fn begin_within(&mut self, key: OpKey, target: Target) {
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        let mut signal = None;
-        let (access, mut types, total) = match &mut entry.work {
-            Work::Put(put) => {
-                // Begun: it is not called back.
-                put.next = 1;
-                signal = put.signal.as_deref().copied();
-                (Access::WRITE, put.buffer.device_types(), put.buffer.len())
-            }
-            Work::Get(get) => (Access::READ, get.buffer.device_types(), get.buffer.len()),
-            _ => return,
-        };
-        let (slot, offset) = (target.slot, target.offset);
-        let found = self
-            .regions
-            .check_any(slot, target.generation, offset, total as u64, access);
-        // A signal that cannot be raised is told before anything is put.
-        let found = match signal.map(|signal| self.find_counter(&signal)) {
-            Some(Err(error)) => found.and(Err(error)),
-            _ => found,
-        };
-        let exposed = match found {
-            Ok(exposed) => exposed,
-            Err(error) => return self.fail_operation(key, error),
-        };
-        types.extend(exposed.device.map(|(memory_type, _)| memory_type));
-        types.dedup();
-        if let Some(entry) = self.operations.get(key) {
-            let offset = offset as usize;
-            entry.staged.get_or_insert_default().own = Some(Own { exposed, offset });
-        }
-        self.begin_local(key, &types, total);
-    }
-
-    /// Receives an announced message of this worker, out of the memory that it was sent from.
-    pub(super) fn receive_within(&mut self, key: OpKey, link: LinkId, op: u64, total: usize) {
-        let (source, mut types) = match self.announced_here(link, OpKey(op), total) {
-            Ok(source) => (source.clone(), source.device_types()),
-            Err(error) => return self.fail_operation(key, error),
-        };
-        // What may not stop on its way out.
-        let unstaged = source.is_on_device() && self.is_unstaged(OpKey(op));
-        if let Some(Work::Recv(recv)) = self.operations.get(key).map(|entry| &entry.work) {
-            types.extend(recv.buffer.device_types());
-        }
-        if let Err(error) = self.devices.slots_for(&types) {
-            self.refuse(link, op, error.kind());
-            return self.fail_operation(key, error);
-        }
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        entry.unstaged |= unstaged;
-        let staged = entry.staged.get_or_insert_default();
-        staged.source = Some(source);
-        staged.sender = Some(op);
-        self.begin_local(key, &types, total);
-    }
-
-    fn announced_here(&mut self, link: LinkId, send: OpKey, total: usize) -> Result<Buffer> {
-        let all = Pull {
-            to: 0,
-            offset: 0,
-            length: total as u64,
-        };
-        let found = self.announced_range(link, send, &all)?;
-        let ended = || Error::new(ErrorKind::Canceled, "its send has ended");
-        found.map(|(source, _)| source).ok_or_else(ended)
     }
 }

@@ -18,7 +18,19 @@ use crate::{
     util::copy::copied,
 };
 
-use super::PLACE;
+/// A place in the queue of an inbox.
+pub(in crate::worker) enum Standing {
+    Message(Arrived),
+    /// Its sender took it back. It keeps its place, and its sender is charged for that, until those before it are gone: never the first of a
+    /// queue.
+    CalledBack {
+        link: LinkId,
+        account: AccountId,
+    },
+}
+
+/// What a message takes beside its payload.
+pub(in crate::worker) const PLACE: Amount = Amount::message(size_of::<Standing>());
 
 /// Longest message that is kept in place.
 const INLINE: usize = 48;
@@ -27,9 +39,9 @@ const INLINE: usize = 48;
 pub(crate) struct Arrived {
     pub(crate) link: LinkId,
     pub(crate) from: EndpointId,
-    pub(super) account: AccountId,
+    pub(in crate::worker) account: AccountId,
     /// What it takes of the window of its id until it is taken; 0 for an announced one.
-    pub(super) cost: u32,
+    pub(in crate::worker) cost: u32,
     pub(crate) content: Content,
 }
 
@@ -47,8 +59,8 @@ impl Arrived {
 pub(crate) struct Front {
     pub(crate) link: LinkId,
     pub(crate) from: EndpointId,
-    pub(super) header: u16,
-    pub(super) held: Held,
+    pub(in crate::worker) header: u16,
+    pub(in crate::worker) held: Held,
     /// Something may be due to be given back for it: [`Engine::am_settle`](crate::worker::engine::Engine::am_settle).
     pub(crate) owes: bool,
 }
@@ -103,7 +115,7 @@ pub(crate) struct Announced {
 impl Content {
     /// What it takes of its connection's account.
     #[inline]
-    pub(super) fn amount(&self) -> Amount {
+    pub(in crate::worker) fn amount(&self) -> Amount {
         let bytes = match self {
             Self::Inline { .. } | Self::InPlace { .. } => 0,
             Self::Whole { bytes, .. } => bytes.len(),
@@ -115,7 +127,7 @@ impl Content {
         }
     }
 
-    pub(super) fn eager(header: usize, body: &[u8]) -> Self {
+    pub(in crate::worker) fn eager(header: usize, body: &[u8]) -> Self {
         if body.len() <= INLINE {
             let mut bytes = [0; INLINE];
             bytes[..body.len()].copy_from_slice(body);
@@ -134,7 +146,11 @@ impl Content {
 
     /// Left where it is, if there is a hold for that, else as [`Content::eager`].
     #[inline(always)]
-    pub(super) fn in_place(header: usize, body: &[u8], hold: Option<&Arc<Hold>>) -> Self {
+    pub(in crate::worker) fn in_place(
+        header: usize,
+        body: &[u8],
+        hold: Option<&Arc<Hold>>,
+    ) -> Self {
         // SAFETY: within the call of the sink that brought both; the text above these modules for the end.
         match hold.and_then(|hold| unsafe { hold.take(body) }) {
             Some(held) => Self::InPlace {

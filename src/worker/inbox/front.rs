@@ -12,11 +12,10 @@ use crate::{
     transport::InPlace,
     types::{AmId, LinkId},
     worker::{
-        deliver::violation,
         direct::{FIRST_LOOKS, LOOKS, PASSES},
         engine::Engine,
         peer::at,
-        windows::Window,
+        violation::violation,
     },
 };
 
@@ -55,20 +54,20 @@ impl Engine {
                 looks,
             )
         }?;
-        let peer = at(&mut self.core.peers, from)?;
+        let peer = at(&mut self.core.movers.ctx.peers, from)?;
         let inbound = peer.am.inbound(id);
         if !inbound.bytes.pass(eager_cost(held.length())) {
-            self.core.exceeded(from);
+            self.core.movers.ctx.exceeded(from);
             return None;
         }
         if !inbound.window.pass(1) {
-            self.core.broken(from, too_many());
+            self.core.movers.ctx.broken(from, too_many());
             return None;
         }
         let header = am::header(header);
         if header > am::MAX_HEADER.min(held.length()) {
             let text = "an active message is shorter than its header";
-            self.core.broken(from, violation(text));
+            self.core.movers.ctx.broken(from, violation(text));
             return None;
         }
         let owes = inbound.is_new
@@ -91,7 +90,7 @@ impl Engine {
         let Some(capacity) = self.core.inboxes.capacity(id) else {
             return;
         };
-        let peer = at(&mut self.core.peers, link);
+        let peer = at(&mut self.core.movers.ctx.peers, link);
         let Some(inbound) = peer.and_then(|peer| peer.am.inbound_of(id)) else {
             return;
         };
@@ -100,8 +99,10 @@ impl Engine {
             true => Due::Now,
         };
         let bytes = inbound.bytes.due(&Terms::ACTIVE);
-        self.core.give_back(Window::Messages(link, id), messages);
-        self.core.give_back(Window::Active(link, id), bytes);
+        self.core
+            .movers
+            .ctx
+            .give_active(link, id, capacity, (messages, bytes));
     }
 
     /// The next message: one that waits, or one that arrives while this looks, for the length of one lap: at what is likeliest, and in fewer passes at

@@ -8,66 +8,47 @@
 //! A message that is [`Held`](crate::transport::Held) is dropped before the interface that brought it, as is promised where it is made: those in an inbox
 //! go with the [`Core`], which the engine drops before its interfaces, and who takes one out holds the worker while it is looked at.
 
-use std::{collections::VecDeque, sync::Arc, task::Waker};
-
-use bytes::Bytes;
-
-mod content;
-mod front;
-#[cfg(test)]
-pub(super) mod tests;
-
-pub(crate) use content::{Announced, Arrived, Content, Front};
+use std::{collections::VecDeque, task::Waker};
 
 use crate::{
-    error::{Error, ErrorKind, Result},
-    memory::BufferMut,
+    error::{Error, ErrorKind},
     protocol::{
-        am,
-        control::{self, Announcement},
-        ledger::{AccountId, Amount},
-        window::{Due, Terms, eager_cost},
+        control::{self},
+        ledger::AccountId,
     },
-    transport::{Hold, Place},
-    types::{AmId, EndpointId, LinkId, OpKey, Tag},
+    types::{AmId, LinkId},
     util::{by_id::ById, waker_slot::WakerSlot},
-    worker::{core::Core, deliver::violation, operations::Work, peer::at, windows::Window},
+    worker::violation::violation,
 };
 
-/// What a message takes beside its payload.
-const PLACE: Amount = Amount::message(size_of::<Standing>());
+pub(in crate::worker) mod content;
+pub(in crate::worker) mod front;
+#[cfg(test)]
+pub(in crate::worker) mod tests;
 
-/// A place in the queue of an inbox.
-enum Standing {
-    Message(Arrived),
-    /// Its sender took it back. It keeps its place, and its sender is charged for that, until those before it are gone: never the first of a
-    /// queue.
-    CalledBack {
-        link: LinkId,
-        account: AccountId,
-    },
-}
+pub(crate) use content::{Arrived, Content, Front};
+pub(in crate::worker) use content::{PLACE, Standing};
 
-struct Inbox {
+pub(in crate::worker) struct Inbox {
     /// Never used again: an inbox that was opened later under the same id is another one.
-    serial: u64,
-    capacity: u32,
+    pub(in crate::worker) serial: u64,
+    pub(in crate::worker) capacity: u32,
     /// [`Terms::plenty`] of that.
-    plenty: u64,
+    pub(in crate::worker) plenty: u64,
     /// The first was not called back.
-    queue: VecDeque<Standing>,
+    pub(in crate::worker) queue: VecDeque<Standing>,
     /// How many came before the first of the queue.
-    passed: u64,
-    waker: WakerSlot,
+    pub(in crate::worker) passed: u64,
+    pub(in crate::worker) waker: WakerSlot,
     /// Runs the callback, when there is one, and whether it runs or is about to.
-    runner: Option<Waker>,
-    running: bool,
+    pub(in crate::worker) runner: Option<Waker>,
+    pub(in crate::worker) running: bool,
 }
 
 impl Inbox {
     /// The next message.
     #[inline]
-    fn pop(&mut self) -> Option<Arrived> {
+    pub(in crate::worker) fn pop(&mut self) -> Option<Arrived> {
         match self.queue.pop_front()? {
             Standing::Message(arrived) => {
                 self.passed += 1;
@@ -82,7 +63,7 @@ impl Inbox {
 
     /// The first of the queue, if it was called back: whose it was, and who was charged.
     #[inline]
-    fn pop_gone(&mut self) -> Option<(LinkId, AccountId)> {
+    pub(in crate::worker) fn pop_gone(&mut self) -> Option<(LinkId, AccountId)> {
         let Some(Standing::CalledBack { link, account }) = self.queue.front() else {
             return None;
         };
@@ -93,7 +74,7 @@ impl Inbox {
     }
 
     /// Marks the message of this number as called back: who is charged for it, and what it was.
-    fn call_back(&mut self, number: u64) -> Option<(AccountId, Content)> {
+    pub(in crate::worker) fn call_back(&mut self, number: u64) -> Option<(AccountId, Content)> {
         let index = usize::try_from(number.checked_sub(self.passed)?).ok()?;
         let standing = self.queue.get_mut(index)?;
         let Standing::Message(Arrived { link, account, .. }) = *standing else {
@@ -108,584 +89,67 @@ impl Inbox {
 }
 
 /// An inbox that is empty and polled at this moment: the next message goes to who polls, by no queue and no account.
-struct Awaited {
-    id: AmId,
-    capacity: u32,
+pub(in crate::worker) struct Awaited {
+    pub(in crate::worker) id: AmId,
+    pub(in crate::worker) capacity: u32,
     /// It is to be kept: copied at once rather than left in place and copied then.
-    keeps: bool,
-    arrived: Option<Arrived>,
+    pub(in crate::worker) keeps: bool,
+    pub(in crate::worker) arrived: Option<Arrived>,
 }
 
 /// The inboxes of a worker.
 #[derive(Default)]
 pub(crate) struct Inboxes {
-    open: ById<Inbox>,
-    serial: u64,
-    awaited: Option<Awaited>,
+    pub(in crate::worker) open: ById<Inbox>,
+    pub(in crate::worker) serial: u64,
+    pub(in crate::worker) awaited: Option<Awaited>,
     /// A message waits in place for a callback.
-    is_held: bool,
+    pub(in crate::worker) is_held: bool,
 }
 
 impl Inboxes {
     #[inline]
-    fn find(&mut self, id: AmId) -> Option<&mut Inbox> {
+    pub(in crate::worker) fn find(&mut self, id: AmId) -> Option<&mut Inbox> {
         self.open.get_mut(id.0)
     }
 
     /// The capacity of an inbox that is open.
-    pub(super) fn capacity(&mut self, id: AmId) -> Option<u32> {
+    pub(in crate::worker) fn capacity(&mut self, id: AmId) -> Option<u32> {
         self.find(id).map(|inbox| inbox.capacity)
     }
 
-    fn own(&mut self, id: AmId, serial: u64) -> Option<&mut Inbox> {
+    pub(in crate::worker) fn own(&mut self, id: AmId, serial: u64) -> Option<&mut Inbox> {
         self.find(id).filter(|inbox| inbox.serial == serial)
     }
 
     /// Whether the next message is taken at once.
     #[inline]
-    pub(super) fn is_awaited(&self) -> bool {
+    pub(in crate::worker) fn is_awaited(&self) -> bool {
         self.awaited.is_some()
     }
 
     /// Whether a message has come, since this was asked, that stays in place until the lock is gone and a callback runs: better soon than late.
     #[inline]
-    pub(super) fn has_held(&mut self) -> bool {
+    pub(in crate::worker) fn has_held(&mut self) -> bool {
         std::mem::take(&mut self.is_held)
     }
 }
 
 #[cold]
-fn too_many() -> Error {
+pub(in crate::worker) fn too_many() -> Error {
     violation("the peer sent more active messages than it has credits for")
 }
 
 /// What is refused.
-enum Refused {
+pub(in crate::worker) enum Refused {
     Eager { cost: u64 },
     Announced { op: u64 },
 }
 
-impl Core {
-    /// Opens the inbox of an id. Peers that were refused hear of it.
-    pub(crate) fn am_open(&mut self, id: AmId, capacity: u32) -> Result<u64> {
-        if self.inboxes.find(id).is_some() {
-            return Err(Error::new(
-                ErrorKind::InvalidArgument,
-                format!("active messages of id {} are received already", id.0),
-            ));
-        }
-        self.inboxes.serial += 1;
-        let serial = self.inboxes.serial;
-        let inbox = || Inbox {
-            serial,
-            capacity,
-            plenty: Terms::messages(capacity).plenty(),
-            queue: VecDeque::new(),
-            passed: 0,
-            waker: WakerSlot::default(),
-            runner: None,
-            running: false,
-        };
-        self.inboxes.open.entry(id.0, inbox);
-        for peer in self.peers.iter_mut().flatten() {
-            let told = peer.am.admit(id);
-            let owed = peer.am.inbound_of(id).and_then(|inbound| {
-                inbound.overlook();
-                inbound.owed(capacity)
-            });
-            let (messages, bytes) = owed.unwrap_or_default();
-            if peer.is_alive()
-                && (told || owed.is_some())
-                && let Err(error) = peer.control(
-                    control::AM_CREDIT,
-                    am::credit(id, messages, false),
-                    &bytes.to_le_bytes(),
-                )
-            {
-                self.failures.push((peer.slot, error));
-            }
-        }
-        Ok(serial)
-    }
-
-    /// Has messages of an inbox taken by `runner`, which is woken when there are some, rather than by a task.
-    pub(crate) fn am_run_by(&mut self, id: AmId, serial: u64, runner: Waker) {
-        if let Some(inbox) = self.inboxes.own(id, serial) {
-            inbox.runner = Some(runner);
-        }
-    }
-
-    /// Closes an inbox: what waits in it is refused. Gives back what is to be dropped without the lock.
-    pub(crate) fn am_close(&mut self, id: AmId, serial: u64) -> Option<Waker> {
-        self.inboxes.own(id, serial)?;
-        let inbox = self.inboxes.open.remove(id.0)?;
-        // By connection: messages, and bytes of those that came unasked.
-        let mut refusals: Vec<(LinkId, u32, u64)> = Vec::new();
-        for standing in inbox.queue {
-            let link = match &standing {
-                Standing::Message(arrived) => {
-                    self.am_let_go(id, arrived);
-                    arrived.link
-                }
-                Standing::CalledBack { link, account } => {
-                    self.ledger.give(*account, PLACE);
-                    *link
-                }
-            };
-            let Some(inbound) = at(&mut self.peers, link).and_then(|peer| peer.am.inbound_of(id))
-            else {
-                continue;
-            };
-            inbound.window.refuse(1);
-            let mut bytes = 0;
-            if let Standing::Message(arrived) = &standing {
-                bytes = u64::from(arrived.cost);
-                inbound.bytes.refuse(bytes);
-                if let Content::Announced(announced) = &arrived.content {
-                    self.am_reject(link, arrived.from, announced.rts.op, NOBODY);
-                }
-            }
-            match refusals.iter_mut().find(|(of, ..)| *of == link) {
-                Some((_, count, sum)) => {
-                    *count += 1;
-                    *sum += bytes;
-                }
-                None => refusals.push((link, 1, bytes)),
-            }
-        }
-        for (link, count, bytes) in refusals {
-            if let Some(peer) = self.peer(link) {
-                peer.am.refuse(id);
-            }
-            self.am_tell_refused(link, id, count, bytes);
-        }
-        inbox.runner
-    }
-
-    /// The way of an eager message to who polls for it. `false`: it goes another.
-    #[inline(always)]
-    pub(super) fn am_direct(
-        &mut self,
-        link: LinkId,
-        word: u64,
-        body: &[u8],
-        hold: Option<&Arc<Hold>>,
-    ) -> bool {
-        let Some(awaited) = &mut self.inboxes.awaited else {
-            return false;
-        };
-        let id = awaited.id;
-        if am::id(word) != id || awaited.arrived.is_some() {
-            return false;
-        }
-        let Ok((_, header)) = am::parse(word, body.len()) else {
-            return false;
-        };
-        let Some(peer) = at(&mut self.peers, link) else {
-            return false;
-        };
-        let Some(inbound) = peer.am.inbound_of(id) else {
-            return false;
-        };
-        let cost = eager_cost(body.len());
-        if !inbound.bytes.admits(cost) || !inbound.window.pass(1) {
-            return false;
-        }
-        inbound.bytes.pass(cost);
-        let hold = hold.filter(|_| !awaited.keeps);
-        awaited.arrived = Some(Arrived {
-            link,
-            from: peer.id,
-            account: AccountId::NOBODY,
-            cost: 0,
-            content: Content::in_place(header, body, hold),
-        });
-        let messages = inbound.window.due(&Terms::messages(awaited.capacity));
-        let bytes = inbound.bytes.due(&Terms::ACTIVE);
-        if (messages, bytes) != (Due::Nothing, Due::Nothing) {
-            self.give_back(Window::Messages(link, id), messages);
-            self.give_back(Window::Active(link, id), bytes);
-        }
-        true
-    }
-
-    /// An eager message, whole, in all other cases.
-    pub(super) fn am_eager(
-        &mut self,
-        link: LinkId,
-        word: u64,
-        body: &[u8],
-        hold: Option<&Arc<Hold>>,
-    ) -> Result<()> {
-        let (id, header) = am::parse(word, body.len())?;
-        let cost = eager_cost(body.len());
-        self.am_hold(link, id, cost)?;
-        self.am_push(link, id, Refused::Eager { cost }, |inbox| {
-            let hold = hold.filter(|_| inbox.runner.is_some());
-            Content::in_place(header, body, hold)
-        })
-    }
-
-    /// Where the payload of a long eager message goes: to memory of its own, if there is an inbox.
-    pub(super) fn am_place(
-        &mut self,
-        link: LinkId,
-        word: u64,
-        prefix: &[u8],
-        length: usize,
-    ) -> Result<Place> {
-        let total = prefix.len() + length;
-        let (id, _) = am::parse(word, total)?;
-        let cost = eager_cost(total);
-        if !self.am_hold(link, id, cost)? {
-            self.am_refuse(link, id, Refused::Eager { cost });
-            return Ok(Place::Discard);
-        }
-        self.begin_arriving(link, total)?;
-        let mut data = vec![0; total];
-        data[..prefix.len()].copy_from_slice(prefix);
-        let address = data[prefix.len()..].as_mut_ptr();
-        let work = Work::AmLanding { data, word };
-        let key = self.operations.insert(Some(link), true, work);
-        Ok(self.lend(key, address))
-    }
-
-    /// Such a payload is here.
-    pub(super) fn am_landed(&mut self, link: LinkId, key: OpKey) {
-        let Some(Work::AmLanding { data, word }) =
-            self.operations.remove(key).map(|entry| entry.work)
-        else {
-            return;
-        };
-        self.end_arriving(link, data.len());
-        let cost = eager_cost(data.len());
-        let pushed = am::parse(word, data.len()).and_then(|(id, header)| {
-            if self.inboxes.find(id).is_none()
-                && let Some(inbound) = self.peer(link).and_then(|peer| peer.am.inbound_of(id))
-            {
-                // It was closed meanwhile.
-                inbound.bytes.refuse(cost);
-            }
-            self.am_push(link, id, Refused::Eager { cost }, |_| Content::Whole {
-                header: header as u16,
-                bytes: data.into(),
-            })
-        });
-        if let Err(error) = pushed {
-            self.broken(link, error);
-        }
-    }
-
-    /// An announced message.
-    pub(super) fn am_announced(&mut self, link: LinkId, word: u64, body: &[u8]) -> Result<()> {
-        let (rts, end) = Announcement::decode(body)?;
-        let user = body.get(end..).unwrap_or(&[]);
-        let (id, header) = am::parse(word, user.len())?;
-        if header != user.len() {
-            return Err(violation(
-                "an announced message has bytes behind its header",
-            ));
-        }
-        let empty = rts.length == 0 && self.inboxes.find(id).is_some();
-        let op = rts.op;
-        self.am_push(link, id, Refused::Announced { op }, |_| {
-            if empty {
-                // Nothing is left to fetch.
-                Content::eager(header, user)
-            } else {
-                let header = Bytes::copy_from_slice(user);
-                Content::Announced(Box::new(Announced { rts, header }))
-            }
-        })?;
-        if empty {
-            self.control(link, control::DONE, op, &[]);
-        }
-        Ok(())
-    }
-
-    /// Counts an eager message against the window of its id. `false`: nobody receives it, and it is not counted.
-    fn am_hold(&mut self, link: LinkId, id: AmId, cost: u64) -> Result<bool> {
-        if self.inboxes.find(id).is_none() {
-            return Ok(false);
-        }
-        if let Some(peer) = self.peer(link)
-            && !peer.am.inbound(id).bytes.hold(cost)
-        {
-            return Err(violation(
-                "the peer exceeded the window of its active messages",
-            ));
-        }
-        Ok(true)
-    }
-
-    /// Puts a message into its inbox, or refuses it. An eager one was counted.
-    #[inline]
-    fn am_push(
-        &mut self,
-        link: LinkId,
-        id: AmId,
-        refused: Refused,
-        content: impl FnOnce(&Inbox) -> Content,
-    ) -> Result<()> {
-        let Some(peer) = at(&mut self.peers, link) else {
-            return Ok(());
-        };
-        let Some(inbox) = self.inboxes.find(id) else {
-            self.am_refuse(link, id, refused);
-            return Ok(());
-        };
-        let account = peer.account.unwrap_or(AccountId::NOBODY);
-        let content = content(inbox);
-        let op = match &content {
-            Content::Announced(announced) => Some(announced.rts.op),
-            _ => None,
-        };
-        if op.is_some_and(|op| peer.am.announced.contains_key(&op)) {
-            return Err(violation("announced twice"));
-        }
-        let inbound = peer.am.inbound(id);
-        if !inbound.window.hold(1) {
-            return Err(too_many());
-        }
-        self.ledger.take(account, content.amount())?;
-        let is_new = inbound.is_new;
-        let messages = inbound.window.due(&Terms::messages(inbox.capacity));
-        let bytes = inbound.bytes.due(&Terms::ACTIVE);
-        if let Some(op) = op {
-            let number = inbox.passed + inbox.queue.len() as u64;
-            peer.am.announced.insert(op, (id, number));
-        }
-        let is_held = matches!(content, Content::InPlace { .. });
-        inbox.queue.push_back(Standing::Message(Arrived {
-            link,
-            from: peer.id,
-            account,
-            cost: match refused {
-                Refused::Eager { cost } => cost as u32,
-                Refused::Announced { .. } => 0,
-            },
-            content,
-        }));
-        if let Some(waker) = inbox.waker.take() {
-            self.wakes.push(waker);
-        } else if let Some(runner) = &inbox.runner
-            && !std::mem::replace(&mut inbox.running, true)
-        {
-            self.wakes.push(runner.clone());
-        }
-        self.inboxes.is_held |= is_held;
-        // What comes later waits behind it.
-        let awaited = &mut self.inboxes.awaited;
-        awaited.take_if(|awaited| awaited.id == id && awaited.arrived.is_none());
-        if is_new {
-            self.give_messages(link, id);
-        }
-        if (messages, bytes) != (Due::Nothing, Due::Nothing) {
-            self.give_back(Window::Messages(link, id), messages);
-            self.give_back(Window::Active(link, id), bytes);
-        }
-        Ok(())
-    }
-
-    /// Tells a peer that nobody receives this; nothing of it is kept.
-    #[cold]
-    fn am_refuse(&mut self, link: LinkId, id: AmId, what: Refused) {
-        if let Some(peer) = self.peer(link) {
-            peer.am.refuse(id);
-        }
-        let bytes = match what {
-            Refused::Eager { cost } => cost,
-            Refused::Announced { op } => {
-                self.control(link, control::NACK, op, &rejection(NOBODY));
-                0
-            }
-        };
-        self.am_tell_refused(link, id, 1, bytes);
-    }
-
-    /// Messages are thrown away, with so many bytes that came unasked.
-    fn am_tell_refused(&mut self, link: LinkId, id: AmId, count: u32, bytes: u64) {
-        let credit = am::credit(id, count, bytes > 0);
-        self.control(link, control::AM_REFUSED, credit, &bytes.to_le_bytes());
-    }
-
-    /// Takes the next message; its credit, and its share of the window, go back to the peer in time.
-    #[inline]
-    pub(crate) fn am_take(&mut self, id: AmId, serial: u64) -> Option<Arrived> {
-        let inbox = self.inboxes.own(id, serial)?;
-        let Some(arrived) = inbox.pop() else {
-            inbox.running = false;
-            return None;
-        };
-        let capacity = inbox.capacity;
-        self.am_let_go(id, &arrived);
-        self.am_clear(id);
-        self.am_return(arrived.link, id, capacity, u64::from(arrived.cost));
-        Some(arrived)
-    }
-
-    /// A message has left the inbox.
-    #[inline]
-    fn am_return(&mut self, link: LinkId, id: AmId, capacity: u32, cost: u64) {
-        if let Some(peer) = at(&mut self.peers, link)
-            && let is_open = peer.matches_announced()
-            && let Some(inbound) = peer.am.inbound_of(id)
-        {
-            inbound.window.read(1);
-            inbound.bytes.read(cost);
-            if is_open {
-                let messages = inbound.window.due(&Terms::messages(capacity));
-                let bytes = inbound.bytes.due(&Terms::ACTIVE);
-                if (messages, bytes) != (Due::Nothing, Due::Nothing) {
-                    self.give_back(Window::Messages(link, id), messages);
-                    self.give_back(Window::Active(link, id), bytes);
-                }
-            }
-        }
-    }
-
-    /// The task that waits for the next message.
-    #[inline]
-    pub(crate) fn am_waker(&mut self, id: AmId, serial: u64) -> Option<&mut WakerSlot> {
-        self.inboxes.own(id, serial).map(|inbox| &mut inbox.waker)
-    }
-
-    /// Begins to fetch the payload of an announced message into `buffer`, which has the room.
-    pub(crate) fn am_fetch(
-        &mut self,
-        (link, from): (LinkId, EndpointId),
-        id: AmId,
-        rts: Announcement,
-        (buffer, unstaged): (BufferMut, bool),
-    ) -> OpKey {
-        let order = self.unexpected.arrival();
-        let key = self.enter_receive(buffer, link, order);
-        if let Some(entry) = self.operations.get(key) {
-            entry.discards = true;
-            entry.unstaged = unstaged;
-        }
-        if self
-            .endpoint(link, from)
-            .is_some_and(|peer| peer.is_alive())
-        {
-            self.begin_rendezvous(key, link, from, Tag(u64::from(id.0)), rts);
-        } else {
-            self.fail_operation(
-                key,
-                Error::new(
-                    ErrorKind::ConnectionReset,
-                    "the sender is gone, and the message with it",
-                ),
-            );
-        }
-        key
-    }
-
-    /// Tells the sender of an announced message that nobody fetches it.
-    pub(crate) fn am_reject(&mut self, link: LinkId, from: EndpointId, op: u64, reason: &str) {
-        if self
-            .endpoint(link, from)
-            .is_some_and(|peer| peer.is_alive())
-        {
-            self.control(link, control::NACK, op, &rejection(reason));
-        }
-    }
-
-    /// The sender takes an announced message back, if nobody has taken it.
-    pub(super) fn am_cancel(&mut self, link: LinkId, op: u64) -> bool {
-        let Some(peer) = at(&mut self.peers, link) else {
-            return false;
-        };
-        let Some((id, number)) = peer.am.announced.remove(&op) else {
-            return false;
-        };
-        self.am_call_back(id, number);
-        true
-    }
-
-    /// The message in this place of an inbox is gone.
-    fn am_call_back(&mut self, id: AmId, number: u64) {
-        let Some(inbox) = self.inboxes.find(id) else {
-            return;
-        };
-        let Some((account, content)) = inbox.call_back(number) else {
-            return;
-        };
-        self.ledger.give(account, content.amount());
-        self.ledger.hold(account, PLACE);
-        self.am_clear(id);
-    }
-
-    /// Drops from the front of an inbox what was called back: its credits go back.
-    fn am_clear(&mut self, id: AmId) {
-        while let Some(inbox) = self.inboxes.find(id)
-            && let Some((link, account)) = inbox.pop_gone()
-        {
-            let capacity = inbox.capacity;
-            self.ledger.give(account, PLACE);
-            self.am_return(link, id, capacity, 0);
-        }
-    }
-
-    /// A message has left its inbox, or goes with it.
-    #[inline]
-    fn am_let_go(&mut self, id: AmId, arrived: &Arrived) {
-        self.ledger.give(arrived.account, arrived.content.amount());
-        if let Content::Announced(announced) = &arrived.content
-            && let Some(peer) = at(&mut self.peers, arrived.link)
-            && peer
-                .am
-                .announced
-                .get(&announced.rts.op)
-                .is_some_and(|(of, _)| *of == id)
-        {
-            peer.am.announced.remove(&announced.rts.op);
-        }
-    }
-
-    /// A connection has ended: what it only announced went with it.
-    pub(super) fn am_ended(&mut self, link: LinkId) {
-        let Some(peer) = at(&mut self.peers, link) else {
-            return;
-        };
-        for (_, (id, number)) in std::mem::take(&mut peer.am.announced) {
-            self.am_call_back(id, number);
-        }
-    }
-
-    /// Forgets all that was brought under an account.
-    pub(super) fn am_forget(&mut self, account: AccountId) {
-        let ids: Vec<u16> = self.inboxes.open.iter().map(|(id, _)| id).collect();
-        for id in ids.into_iter().map(AmId) {
-            let Some(inbox) = self.inboxes.find(id) else {
-                continue;
-            };
-            let passed = inbox.passed;
-            let places = (passed..).zip(&inbox.queue);
-            let own: Vec<u64> = places
-                .filter(|(_, standing)| {
-                    matches!(standing, Standing::Message(arrived) if arrived.account == account)
-                })
-                .map(|(number, _)| number)
-                .collect();
-            for number in own {
-                self.am_call_back(id, number);
-            }
-        }
-    }
-
-    /// The worker has ended: nothing more comes.
-    pub(super) fn am_end(&mut self) {
-        for inbox in self.inboxes.open.values_mut() {
-            self.wakes.extend(inbox.waker.take());
-        }
-    }
-}
-
-const NOBODY: &str = "no inbox is open for this id";
+pub(in crate::worker) const NOBODY: &str = "no inbox is open for this id";
 
 /// The body of a rejection: the kind, and as much of the reason as there is room for.
-fn rejection(reason: &str) -> Vec<u8> {
+pub(in crate::worker) fn rejection(reason: &str) -> Vec<u8> {
     const ROOM: usize = 46;
     let mut end = reason.len().min(ROOM);
     while !reason.is_char_boundary(end) {

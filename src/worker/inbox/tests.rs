@@ -4,19 +4,23 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::*;
 use crate::{
     config::RendezvousThreshold,
-    protocol::thresholds::Lending,
+    error::Result,
+    protocol::{am, thresholds::Lending, window::eager_cost},
     transport::{
-        Connected, InPlace, Interface, Link, LinkAttributes, PeerInfo, Registry, SendError, Sink,
+        Connected, Hold, InPlace, Interface, Link, LinkAttributes, PeerInfo, Place, Registry,
+        SendError, Sink,
     },
-    types::{Identity, WorkerId},
+    types::{EndpointId, Identity, WorkerId},
     worker::{
+        core::Core,
         engine::Engine,
         peer::{Made, Peer},
     },
 };
+
+use super::*;
 
 pub(in crate::worker) type Sent = Arc<Mutex<Vec<(u8, u64)>>>;
 
@@ -54,8 +58,8 @@ pub(in crate::worker) fn core() -> (Core, Sent) {
     let sent = Sent::default();
     let mut core = Core::new(Arc::default(), RendezvousThreshold::default());
     let link = Wire(sent.clone());
-    let account = core.ledger.open(crate::types::Source::User(1));
-    core.add_peer(Peer::new(Made {
+    let account = core.movers.ctx.ledger.open(crate::types::Source::User(1));
+    core.movers.ctx.add_peer(Peer::new(Made {
         id: EndpointId(1),
         slot: LINK,
         interface: 0,
@@ -103,7 +107,11 @@ fn rts(length: u64, op: u64) -> [u8; control::Rts::SIZE] {
 #[track_caller]
 fn violates(core: &mut Core, result: Result<()>) {
     assert_eq!(result.unwrap_err().kind(), ErrorKind::Protocol);
-    assert_eq!(core.failures.len(), 1, "the connection is closed");
+    assert_eq!(
+        core.movers.ctx.failures.len(),
+        1,
+        "the connection is closed"
+    );
 }
 
 #[test]
@@ -224,7 +232,7 @@ fn what_nobody_receives_takes_no_memory() {
         core.message(LINK, control::AM_RTS, am::word(AmId(number), 0), &rts(9, 1))
             .unwrap();
     }
-    assert_eq!(core.operations.iter().count(), 0);
+    assert_eq!(core.movers.ctx.operations.iter().count(), 0);
     let answers = std::mem::take(&mut *sent.lock());
     let refusals = answers.iter().filter(|(id, _)| *id == control::AM_REFUSED);
     assert_eq!(refusals.count(), 2 << 16);
@@ -237,7 +245,7 @@ fn what_nobody_receives_takes_no_memory() {
             Some((control::AM_CREDIT, am::credit(AmId(id), 0, false)))
         );
     }
-    assert!(core.failures.is_empty());
+    assert!(core.movers.ctx.failures.is_empty());
 }
 
 #[test]
@@ -250,7 +258,7 @@ fn echoes_of_nothing_are_ignored() {
         }
     }
     core.message(LINK, control::CANCEL, 5, &[]).unwrap();
-    assert!(core.failures.is_empty() && sent.lock().is_empty());
+    assert!(core.movers.ctx.failures.is_empty() && sent.lock().is_empty());
     eager(&mut core, ID, b"x").unwrap();
 }
 
@@ -268,8 +276,8 @@ fn a_place_that_lands_after_the_inbox_closed_is_refused() {
         sent.lock().pop(),
         Some((control::AM_REFUSED, am::credit(ID, 1, true)))
     );
-    assert_eq!(core.operations.iter().count(), 0);
-    assert!(core.failures.is_empty());
+    assert_eq!(core.movers.ctx.operations.iter().count(), 0);
+    assert!(core.movers.ctx.failures.is_empty());
 }
 
 /// Brings messages that may be taken from the front.
@@ -351,10 +359,18 @@ fn what_is_in_front_is_taken_by_its_inbox_in_order_and_counted() {
     assert!(!front.owes);
     drop(front);
     assert!(engine.am_front(ID, serial, 0).is_none(), "another's");
-    assert!(engine.core.failures.is_empty());
-    let left = engine.core.peer(LINK).unwrap().am.inbound_of(ID).unwrap();
+    assert!(engine.core.movers.ctx.failures.is_empty());
+    let left = engine
+        .core
+        .movers
+        .ctx
+        .peer(LINK)
+        .unwrap()
+        .am
+        .inbound_of(ID)
+        .unwrap();
     assert!(left.window.admits(62) && !left.window.admits(63));
-    assert_eq!(engine.core.held().unexpected_messages, 0);
+    assert_eq!(engine.core.movers.ctx.held().unexpected_messages, 0);
 }
 
 #[test]
@@ -380,7 +396,7 @@ fn what_a_peer_may_not_send_is_refused_in_front_too() {
             taken += 1;
         }
         assert_eq!(taken, allowed);
-        let failed = &engine.core.failures[..];
+        let failed = &engine.core.movers.ctx.failures[..];
         assert!(
             matches!(failed, [(LINK, error)] if error.kind() == ErrorKind::Protocol),
             "{failed:?}"

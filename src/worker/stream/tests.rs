@@ -1,7 +1,5 @@
 //! A peer that breaks the rules of streams. Its messages are given to the core of a worker with a connection to itself, as its link would.
 
-use bytes::{Buf, Bytes, BytesMut};
-
 use crate::{
     Context,
     error::{Error, ErrorKind, Result},
@@ -15,13 +13,10 @@ use crate::{
     },
     transport::{Place, Sink},
     types::{EndpointId, LinkId},
-    worker::{Handle, connect, core::Core, engine::Engine},
+    worker::{Handle, connect, core::Core, engine::Engine, stream::key::StreamKey},
 };
 
-use super::{
-    Spares, StreamKey,
-    outgoing::{Loan, Piece},
-};
+use super::outgoing::{Loan, Piece};
 
 const PIECE: usize = 64 << 10;
 
@@ -85,10 +80,12 @@ fn play_over(transport: &str, act: impl FnOnce(&mut Hostile<'_>)) {
                 link,
                 endpoint,
             });
-            if !engine.core.failures.is_empty() {
+            if !engine.core.movers.ctx.failures.is_empty() {
                 engine.progress();
                 let closed = engine
                     .core
+                    .movers
+                    .ctx
                     .peer(link)
                     .is_none_or(|peer| peer.over().is_some());
                 assert!(closed, "the connection has ended");
@@ -162,7 +159,7 @@ impl Hostile<'_> {
     /// What a reader of the peer's first stream finds.
     fn reads(&mut self) -> Option<Vec<u8>> {
         let link = self.link;
-        let peer = self.core().peer(link).expect("a peer");
+        let peer = self.core().movers.ctx.peer(link).expect("a peer");
         let key = *peer.streams().accepted.open.get(&0).expect("a stream");
         let chunk = self.engine.read_stream_chunk(key)?;
         chunk.ok()?.map(|chunk| chunk.to_vec())
@@ -360,7 +357,7 @@ breaches! { over "shm":
     announced_and_not_there: |peer| {
         peer.fine(STREAM_OPEN, 0, &[]);
         let link = peer.link;
-        let word = peer.core().one_copy(link).and_then(|one_copy| one_copy.pair.acquire()).expect("a word");
+        let word = peer.core().movers.ctx.one_copy(link).and_then(|one_copy| one_copy.pair.acquire()).expect("a word");
         let nowhere = [
             rts(1 << 20, (&raw const *peer).addr() as u64),
             StreamRts { word: u32::MAX, ..rts(1 << 20, 4096) },
@@ -434,55 +431,10 @@ breaches! { over "shm":
         }
         peer.core().reset_stream(key);
         let link = peer.link;
-        let pair = peer.core().one_copy(link).expect("common memory").pair.clone();
+        let pair = peer.core().movers.ctx.one_copy(link).expect("common memory").pair.clone();
         let words: Vec<_> = std::iter::from_fn(|| pair.acquire()).collect();
         assert_eq!(words.len(), crate::transport::Pair::OWN_TRANSFERS);
         words.into_iter().for_each(|word| pair.release(word));
         peer.leaves(key);
     }
-}
-
-#[test]
-fn what_was_read_leaves_its_memory_to_what_comes() {
-    const LENGTH: usize = Spares::SIZE - 100;
-    let address = |memory: &mut BytesMut| memory.spare_capacity_mut().as_ptr();
-    let mut spares = Spares::default();
-    let mut memory = spares.take(LENGTH);
-    let first = address(&mut memory);
-    memory.extend_from_slice(&[1; LENGTH]);
-    let mut read = memory.freeze();
-    read.advance(LENGTH / 2);
-    spares.keep(read);
-    let mut memory = spares.take(LENGTH);
-    assert_eq!(address(&mut memory), first);
-    assert!(memory.is_empty());
-    // Who has a part of it keeps it.
-    memory.extend_from_slice(&[2; LENGTH]);
-    let read = memory.freeze();
-    let part = read.slice(..8);
-    spares.keep(read);
-    assert_ne!(address(&mut spares.take(LENGTH)), first);
-    assert_eq!(part[..], [2; 8]);
-    // There is an end to what is kept, and it is of one size, however much of it was read first.
-    for _ in 0..2 * Spares::MOST {
-        spares.keep(Bytes::from(vec![3; Spares::SIZE]));
-    }
-    assert_eq!(spares.0.len(), Spares::MOST);
-    spares.0.clear();
-    for size in [100, Spares::SIZE - 1, Spares::SIZE + 1, 8 * Spares::SIZE] {
-        let mut read = Bytes::from(vec![3; size]);
-        read.advance(size / 2);
-        spares.keep(read);
-    }
-    assert!(spares.0.is_empty());
-}
-
-#[test]
-fn short_frames_do_not_hold_the_memory_of_long_ones() {
-    let mut spares = Spares::default();
-    spares.keep(Bytes::from(vec![1; Spares::SIZE]));
-    for length in [1, Spares::SIZE / 2, Spares::SIZE + 1] {
-        assert!(spares.take(length).capacity() < 2 * length.max(64));
-    }
-    assert_eq!(spares.0.len(), 1);
 }

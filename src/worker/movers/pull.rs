@@ -23,20 +23,43 @@ use crate::{
     },
     types::{Access, EndpointId, LinkId, OpKey, Tag},
     worker::{
-        core::{Core, truncated},
-        deliver::violation,
+        core::Core,
+        ctx::{Ctx, truncated},
+        movers::Movers,
         operations::{Arrival, Body, Fill, Get, Outcome, RecvStage, Work},
         rma::Target,
+        violation::violation,
     },
 };
 
-use super::{
+use crate::worker::device::{
     pipe::{Kind, Pipe, Stage},
     pool::{Fragment, Side},
     route::Route,
 };
 
-impl Core {
+impl Ctx {
+    /// All that a peer put is where it belongs.
+    pub(in crate::worker) fn filled(&mut self, key: OpKey) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let Work::Fill(fill) = &mut entry.work else {
+            return;
+        };
+        let (op, signal, link) = (fill.op, fill.signal.take(), entry.link);
+        if let Some(signal) = signal {
+            self.raise(&signal);
+        }
+        if let Some(link) = link {
+            self.fill_answered(link, key);
+            self.control(link, control::DONE, op, &[]);
+        }
+        self.finish(key, Outcome::Done(Ok(())));
+    }
+}
+
+impl Movers {
     /// Begins to receive an announced message into memory that the host does not reach. `of_device`: out of such memory, perhaps.
     pub(crate) fn begin_pull(
         &mut self,
@@ -46,7 +69,7 @@ impl Core {
         total: usize,
         of_device: bool,
     ) {
-        let Some(entry) = self.operations.get(key) else {
+        let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
         let Work::Recv(recv) = &mut entry.work else {
@@ -54,14 +77,14 @@ impl Core {
         };
         recv.stage = RecvStage::Copying;
         if total == 0 {
-            self.control(link, control::DONE, op, &[]);
+            self.ctx.control(link, control::DONE, op, &[]);
             return self.copied(key, Ok(()));
         }
-        let own = self.is_to_itself(link);
+        let own = self.ctx.is_to_itself(link);
         if plan::comes(own, of_device, true).contains(&Comes::Within) {
             return self.receive_within(key, link, op, total);
         }
-        let Some(Work::Recv(recv)) = self.operations.get(key).map(|entry| &entry.work) else {
+        let Some(Work::Recv(recv)) = self.ctx.operations.get(key).map(|entry| &entry.work) else {
             return;
         };
         let types = recv.buffer.device_types();
@@ -69,13 +92,13 @@ impl Core {
             Ok(slot) => {
                 let mut pipe = Pipe::new(Kind::Pull { op, first: 0 }, slot, total);
                 if of_device {
-                    let unstaged = self.is_unstaged(key);
+                    let unstaged = self.ctx.is_unstaged(key);
                     pipe.route = self.route_to(link, slot, total, unstaged);
                 }
                 self.begin_staged(key, pipe);
             }
             Err(error) => {
-                self.refuse(link, op, error.kind());
+                self.ctx.refuse(link, op, error.kind());
                 self.fail_operation(key, error);
             }
         }
@@ -83,7 +106,7 @@ impl Core {
 
     /// Begins a get, in the table, into memory that the host does not reach.
     pub(crate) fn begin_device_get(&mut self, key: OpKey, target: Target) {
-        let Some(entry) = self.operations.get(key) else {
+        let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
         let Work::Get(get) = &entry.work else { return };
@@ -93,7 +116,7 @@ impl Core {
             Ok(slot) => {
                 let mut pipe = Pipe::new(Kind::Get { target }, slot, total);
                 if let Some(link) = link {
-                    let unstaged = self.is_unstaged(key);
+                    let unstaged = self.ctx.is_unstaged(key);
                     pipe.route = self.route_to(link, slot, total, unstaged);
                 }
                 self.begin_staged(key, pipe);
@@ -112,6 +135,7 @@ impl Core {
         };
         let empty = rts.length == 0;
         let admitted = self
+            .ctx
             .regions
             .check_any(
                 rts.slot,
@@ -122,7 +146,7 @@ impl Core {
             )
             .and_then(|exposed| {
                 let raise = signal
-                    .map(|signal| self.find_counter(&signal))
+                    .map(|signal| self.ctx.find_counter(&signal))
                     .transpose()?;
                 let types = exposed.device.map(|(memory_type, _)| memory_type);
                 if types.is_none() && !empty {
@@ -136,14 +160,14 @@ impl Core {
         let (exposed, signal, slot) = match admitted {
             Ok(admitted) => admitted,
             Err(error) => {
-                self.refuse(link, op, error.kind());
+                self.ctx.refuse(link, op, error.kind());
                 return Ok(());
             }
         };
-        let charged = match self.charge_request(link, 0) {
+        let charged = match self.ctx.charge_request(link, 0) {
             Ok(charged) => charged,
             Err(error) => {
-                self.refuse(link, op, error.kind());
+                self.ctx.refuse(link, op, error.kind());
                 return Ok(());
             }
         };
@@ -166,7 +190,7 @@ impl Core {
     }
 
     /// Enters a put that was let in and is counted, and begins. `first`: where in what was announced it begins.
-    pub(super) fn start_fill(
+    pub(in crate::worker) fn start_fill(
         &mut self,
         link: LinkId,
         fill: Fill,
@@ -175,14 +199,17 @@ impl Core {
         (first, route): (u64, Route),
     ) {
         let op = fill.op;
-        let key = self.operations.insert(Some(link), true, Work::Fill(fill));
-        if let Some(entry) = self.operations.get(key) {
+        let key = self
+            .ctx
+            .operations
+            .insert(Some(link), true, Work::Fill(fill));
+        if let Some(entry) = self.ctx.operations.get(key) {
             entry.staged.get_or_insert_default();
         }
         let mut pipe = Pipe::new(Kind::Pull { op, first }, slot, total);
         pipe.route = route;
         if total == 0 {
-            if let Some(entry) = self.operations.get(key) {
+            if let Some(entry) = self.ctx.operations.get(key) {
                 entry.staged.get_or_insert_default().pipe = Some(pipe);
             }
             self.staging_done(key);
@@ -192,23 +219,23 @@ impl Core {
     }
 
     /// Asks for as many parts as there are fragments.
-    pub(super) fn step_pull(&mut self, key: OpKey, kind: Kind) {
+    pub(in crate::worker) fn step_pull(&mut self, key: OpKey, kind: Kind) {
         if !self.step_route(key, kind) {
             return;
         }
-        while let Some(pipe) = self.pipe(key)
+        while let Some(pipe) = self.ctx.pipe(key)
             && pipe.has_room()
         {
             let (slot, next, left) = (pipe.slot, pipe.next, pipe.total - pipe.next);
             let Some((fragment, room)) = self.take_fragment(key, slot, Side::In) else {
                 return;
             };
-            let length = self.part_length(key, next, left.min(room), false);
+            let length = self.ctx.part_length(key, next, left.min(room), false);
             if length == 0 {
                 return self.devices.step_soon(key);
             }
-            self.counts.staged.add(length);
-            let Some(entry) = self.operations.get(key) else {
+            self.ctx.counts.staged.add(length);
+            let Some(entry) = self.ctx.operations.get(key) else {
                 return;
             };
             let (Some(link), priority) = (entry.link, entry.priority) else {
@@ -240,12 +267,15 @@ impl Core {
                 layout,
                 pull,
             };
-            let child = self.operations.insert(Some(link), false, Work::Get(get));
-            if let Some(entry) = self.operations.get(child) {
+            let child = self
+                .ctx
+                .operations
+                .insert(Some(link), false, Work::Get(get));
+            if let Some(entry) = self.ctx.operations.get(child) {
                 entry.staged.get_or_insert_default().parent = Some((key, part));
                 entry.priority = priority;
             }
-            if let Some(peer) = self.peer(link) {
+            if let Some(peer) = self.ctx.peer(link) {
                 peer.posted += 1;
             }
             match target {
@@ -259,30 +289,11 @@ impl Core {
     }
 
     /// A part has landed in its fragment: on to where it belongs.
-    pub(super) fn part_landed(&mut self, key: OpKey, id: u32) {
-        if let Some(part) = self.pipe(key).and_then(|pipe| pipe.part(id)) {
+    pub(in crate::worker) fn part_landed(&mut self, key: OpKey, id: u32) {
+        if let Some(part) = self.ctx.pipe(key).and_then(|pipe| pipe.part(id)) {
             part.stage = Stage::Storing;
             self.move_part(key, id, false);
         }
-    }
-
-    /// All that a peer put is where it belongs.
-    pub(super) fn filled(&mut self, key: OpKey) {
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        let Work::Fill(fill) = &mut entry.work else {
-            return;
-        };
-        let (op, signal, link) = (fill.op, fill.signal.take(), entry.link);
-        if let Some(signal) = signal {
-            self.raise(&signal);
-        }
-        if let Some(link) = link {
-            self.fill_answered(link, key);
-            self.control(link, control::DONE, op, &[]);
-        }
-        self.finish(key, Outcome::Done(Ok(())));
     }
 
     /// A message is here, and it or the buffer that it is for is out of the host's reach: an engine copies it.
@@ -293,8 +304,8 @@ impl Core {
         data: Buffer,
         credit: u64,
     ) {
-        let Some(entry) = self.operations.attach(key, link) else {
-            return self.consumed(link, credit);
+        let Some(entry) = self.ctx.operations.attach(key, link) else {
+            return self.ctx.consumed(link, credit);
         };
         let Work::Recv(recv) = &mut entry.work else {
             return;
@@ -328,11 +339,13 @@ impl Core {
             }
         };
         if let Some(op) = ack {
-            self.control(of.0, control::DONE, op, &[]);
+            self.ctx.control(of.0, control::DONE, op, &[]);
         }
         self.store_message(key, of, data, credit);
     }
+}
 
+impl Core {
     /// Enters a receive of a payload that is here.
     pub(crate) fn am_store(
         &mut self,
@@ -341,12 +354,13 @@ impl Core {
         (buffer, unstaged): (BufferMut, bool),
     ) -> OpKey {
         let order = self.unexpected.arrival();
-        let key = self.enter_receive(buffer, link, order);
-        if let Some(entry) = self.operations.get(key) {
+        let key = self.movers.ctx.enter_receive(buffer, link, order);
+        if let Some(entry) = self.movers.ctx.operations.get(key) {
             entry.discards = true;
             entry.unstaged = unstaged;
         }
-        self.store_message(key, (link, from, Tag(0)), data, 0);
+        self.movers
+            .store_message(key, (link, from, Tag(0)), data, 0);
         key
     }
 }

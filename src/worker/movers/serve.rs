@@ -15,93 +15,24 @@ use crate::{
     transport::{RawSlice, SendError, Zcopy},
     types::{LinkId, OpKey, Priority},
     worker::{
-        core::Core,
-        deliver::violation,
-        operations::{Operations, Outcome, Outgoing, SendStage, Serve, Source, Work},
+        ctx::Ctx,
+        device::{
+            forbidden,
+            pipe::{Kind, Pipe, Stage},
+            pool::{Fragment, Side},
+        },
+        movers::Movers,
+        operations::{Operations, Outcome, Outgoing, SendStage, Serve, Work},
         peer::at,
-        send::{Step, ZCOPY_FROM, fragment_size},
+        source::Source,
+        step::{Step, ZCOPY_FROM, fragment_size},
+        violation::violation,
     },
 };
 
-use super::{
-    forbidden,
-    pipe::{Kind, Pipe, Stage},
-    pool::{Fragment, Side},
-};
-
-impl Core {
-    /// Enters what a peer asked for, and begins. `parent`: the send that it is all of.
-    pub(crate) fn start_serve(
-        &mut self,
-        link: LinkId,
-        serve: Serve,
-        parent: Option<OpKey>,
-        priority: Priority,
-    ) {
-        let types = match &serve.source {
-            Source::Region(exposed) => {
-                Vec::from_iter(exposed.device.map(|(memory_type, _)| memory_type))
-            }
-            Source::Message(buffer) => buffer.device_types(),
-        };
-        let (total, to) = (serve.length, serve.out.to);
-        let slot = match types.is_empty() || total == 0 {
-            true => None,
-            false => match self.devices.slot_for(&types) {
-                Ok(slot) => Some(slot),
-                Err(error) => {
-                    self.served(&Work::Serve(serve));
-                    self.refuse(link, to, error.kind());
-                    if let Some(send) = parent {
-                        self.fail_operation(send, error);
-                    }
-                    return;
-                }
-            },
-        };
-        let key = self.operations.insert(Some(link), true, Work::Serve(serve));
-        if let Some(entry) = self.operations.get(key) {
-            entry.priority = priority;
-            let staged = entry.staged.get_or_insert_default();
-            staged.parent = parent.map(|send| (send, 0));
-        }
-        match slot {
-            Some(slot) => self.begin_staged(key, Pipe::new(Kind::Serve, slot, total)),
-            None => self.submit(link, key),
-        }
-    }
-
-    /// The receiver asks for a part of what this side has announced.
-    pub(crate) fn pulled(&mut self, link: LinkId, key: OpKey, body: &[u8]) -> Result<()> {
-        let pull = Pull::decode(body)?;
-        let Some((part, priority)) = self.announced_range(link, key, &pull)? else {
-            // It has ended meanwhile.
-            self.refuse(link, pull.to, ErrorKind::Canceled);
-            return Ok(());
-        };
-        if self.is_unstaged(key) && part.is_on_device() {
-            // Its end comes back from the peer.
-            self.refuse(link, pull.to, ErrorKind::Unsupported);
-            return Ok(());
-        }
-        // As often as it likes.
-        let charged = match self.charge_request(link, 0) {
-            Ok(charged) => charged,
-            Err(error) => {
-                self.refuse(link, pull.to, error.kind());
-                return Ok(());
-            }
-        };
-        let serve = Serve {
-            charged,
-            ..of(part, pull.to)
-        };
-        self.start_serve(link, serve, None, priority);
-        Ok(())
-    }
-
+impl Ctx {
     /// What of an announced operation is asked for, and its priority. `None`: it has ended meanwhile. The announcement is answered by it.
-    pub(super) fn announced_range(
+    pub(in crate::worker) fn announced_range(
         &mut self,
         link: LinkId,
         key: OpKey,
@@ -139,51 +70,13 @@ impl Core {
         Ok(Some((part, priority)))
     }
 
-    /// The receiver of a send from device memory takes its fragments as they come.
-    pub(crate) fn stream_send(&mut self, link: LinkId, key: OpKey, to: u64) {
-        let Some(entry) = self.operations.get(key) else {
-            return;
-        };
-        let priority = entry.priority;
-        let Work::Send(send) = &mut entry.work else {
-            return;
-        };
-        send.stage = SendStage::Pulled;
-        let serve = of(send.buffer.clone(), to);
-        if self.is_unstaged(key) {
-            self.refuse(link, to, ErrorKind::Unsupported);
-            return self.fail_operation(key, forbidden(true));
-        }
-        self.start_serve(link, serve, Some(key), priority);
-    }
-
     /// Whether the bytes of an operation may not stop on their way.
-    pub(super) fn is_unstaged(&mut self, key: OpKey) -> bool {
+    pub(in crate::worker) fn is_unstaged(&mut self, key: OpKey) -> bool {
         self.operations.get(key).is_some_and(|entry| entry.unstaged)
     }
 
-    /// Copies as many parts into fragments as there are.
-    pub(super) fn step_serve(&mut self, key: OpKey) {
-        while let Some(pipe) = self.pipe(key)
-            && pipe.has_room()
-        {
-            let (slot, next, left) = (pipe.slot, pipe.next, pipe.total - pipe.next);
-            let Some((fragment, room)) = self.take_fragment(key, slot, Side::Out) else {
-                return;
-            };
-            let length = self.part_length(key, next, left.min(room), true);
-            if length == 0 {
-                return self.devices.step_soon(key);
-            }
-            self.counts.staged.add(length);
-            let Some(pipe) = self.pipe(key) else { return };
-            let id = pipe.begin(length, Some(fragment), Stage::Loading);
-            self.move_part(key, id, true);
-        }
-    }
-
     /// A part is in its fragment: it goes out when those before it have.
-    pub(super) fn serve_loaded(&mut self, key: OpKey, id: u32) {
+    pub(in crate::worker) fn serve_loaded(&mut self, key: OpKey, id: u32) {
         let Some(pipe) = self.pipe(key) else { return };
         if let Some(part) = pipe.part(id) {
             part.stage = Stage::Ready;
@@ -193,6 +86,121 @@ impl Core {
             self.submit(link, key);
         }
     }
+}
+
+impl Movers {
+    /// Enters what a peer asked for, and begins. `parent`: the send that it is all of.
+    pub(crate) fn start_serve(
+        &mut self,
+        link: LinkId,
+        serve: Serve,
+        parent: Option<OpKey>,
+        priority: Priority,
+    ) {
+        let types = match &serve.source {
+            Source::Region(exposed) => {
+                Vec::from_iter(exposed.device.map(|(memory_type, _)| memory_type))
+            }
+            Source::Message(buffer) => buffer.device_types(),
+        };
+        let (total, to) = (serve.length, serve.out.to);
+        let slot = match types.is_empty() || total == 0 {
+            true => None,
+            false => match self.devices.slot_for(&types) {
+                Ok(slot) => Some(slot),
+                Err(error) => {
+                    self.ctx.served(&Work::Serve(serve));
+                    self.ctx.refuse(link, to, error.kind());
+                    if let Some(send) = parent {
+                        self.fail_operation(send, error);
+                    }
+                    return;
+                }
+            },
+        };
+        let key = self
+            .ctx
+            .operations
+            .insert(Some(link), true, Work::Serve(serve));
+        if let Some(entry) = self.ctx.operations.get(key) {
+            entry.priority = priority;
+            let staged = entry.staged.get_or_insert_default();
+            staged.parent = parent.map(|send| (send, 0));
+        }
+        match slot {
+            Some(slot) => self.begin_staged(key, Pipe::new(Kind::Serve, slot, total)),
+            None => self.submit(link, key),
+        }
+    }
+
+    /// The receiver asks for a part of what this side has announced.
+    pub(crate) fn pulled(&mut self, link: LinkId, key: OpKey, body: &[u8]) -> Result<()> {
+        let pull = Pull::decode(body)?;
+        let Some((part, priority)) = self.ctx.announced_range(link, key, &pull)? else {
+            // It has ended meanwhile.
+            self.ctx.refuse(link, pull.to, ErrorKind::Canceled);
+            return Ok(());
+        };
+        if self.ctx.is_unstaged(key) && part.is_on_device() {
+            // Its end comes back from the peer.
+            self.ctx.refuse(link, pull.to, ErrorKind::Unsupported);
+            return Ok(());
+        }
+        // As often as it likes.
+        let charged = match self.ctx.charge_request(link, 0) {
+            Ok(charged) => charged,
+            Err(error) => {
+                self.ctx.refuse(link, pull.to, error.kind());
+                return Ok(());
+            }
+        };
+        let serve = Serve {
+            charged,
+            ..of(part, pull.to)
+        };
+        self.start_serve(link, serve, None, priority);
+        Ok(())
+    }
+
+    /// The receiver of a send from device memory takes its fragments as they come.
+    pub(crate) fn stream_send(&mut self, link: LinkId, key: OpKey, to: u64) {
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return;
+        };
+        let priority = entry.priority;
+        let Work::Send(send) = &mut entry.work else {
+            return;
+        };
+        send.stage = SendStage::Pulled;
+        let serve = of(send.buffer.clone(), to);
+        if self.ctx.is_unstaged(key) {
+            self.ctx.refuse(link, to, ErrorKind::Unsupported);
+            return self.fail_operation(key, forbidden(true));
+        }
+        self.start_serve(link, serve, Some(key), priority);
+    }
+
+    /// Copies as many parts into fragments as there are.
+    pub(in crate::worker) fn step_serve(&mut self, key: OpKey) {
+        while let Some(pipe) = self.ctx.pipe(key)
+            && pipe.has_room()
+        {
+            let (slot, next, left) = (pipe.slot, pipe.next, pipe.total - pipe.next);
+            let Some((fragment, room)) = self.take_fragment(key, slot, Side::Out) else {
+                return;
+            };
+            let length = self.ctx.part_length(key, next, left.min(room), true);
+            if length == 0 {
+                return self.devices.step_soon(key);
+            }
+            self.ctx.counts.staged.add(length);
+            let Some(pipe) = self.ctx.pipe(key) else {
+                return;
+            };
+            let id = pipe.begin(length, Some(fragment), Stage::Loading);
+            self.move_part(key, id, true);
+        }
+    }
 
     /// The next message out of the fragments.
     pub(crate) fn advance_staged(
@@ -200,14 +208,14 @@ impl Core {
         link_id: LinkId,
         key: OpKey,
     ) -> Result<Step, SendError> {
-        let Some(peer) = at(&mut self.peers, link_id) else {
+        let Some(peer) = at(&mut self.ctx.peers, link_id) else {
             return Ok(Step::Sent);
         };
         let attributes = peer.attributes;
         let Some(link) = peer.link.as_mut() else {
             return Ok(Step::Parked);
         };
-        let Some(entry) = self.operations.get(key) else {
+        let Some(entry) = self.ctx.operations.get(key) else {
             return Ok(Step::Sent);
         };
         let (Work::Serve(serve), Some(staged)) = (&mut entry.work, &mut entry.staged) else {
@@ -244,16 +252,16 @@ impl Core {
             let data = unsafe { slice::from_raw_parts(address, length) };
             link.am_bcopy(id_of, to, prefix, data)?;
         } else {
-            let frame = lend(&mut self.operations, link_id, fragment);
+            let frame = lend(&mut self.ctx.operations, link_id, fragment);
             let payload = RawSlice { address, length };
             // SAFETY: the entry `frame` holds the fragment, and stays until the link says that it has been sent, or is dropped.
             let sent = unsafe { link.am_zcopy(id_of, to, prefix, payload, frame.0) };
             if !matches!(sent, Ok(Zcopy::Pending)) {
-                self.operations.remove(frame);
+                self.ctx.operations.remove(frame);
             }
             sent?;
         }
-        let Some(entry) = self.operations.get(key) else {
+        let Some(entry) = self.ctx.operations.get(key) else {
             return Ok(Step::Sent);
         };
         let Work::Serve(serve) = &mut entry.work else {
@@ -275,23 +283,11 @@ impl Core {
             return Ok(Step::Sent);
         }
         self.devices.step_soon(key);
-        let front = self.pipe(key).and_then(|pipe| pipe.parts.front());
+        let front = self.ctx.pipe(key).and_then(|pipe| pipe.parts.front());
         Ok(match front {
             Some(part) if part.stage == Stage::Ready => Step::More,
             _ => Step::Parked,
         })
-    }
-}
-
-/// All of a buffer, for the peer's operation `to`.
-fn of(buffer: Buffer, to: u64) -> Serve {
-    Serve {
-        charged: None,
-        length: buffer.len(),
-        source: Source::Message(buffer),
-        offset: 0,
-        out: Outgoing { to, next: 0 },
-        answer: None,
     }
 }
 
@@ -307,4 +303,16 @@ pub(crate) fn lend(operations: &mut Operations, link: LinkId, fragment: Fragment
         entry.deferred = Some(Box::new(Outcome::Done(Ok(()))));
     }
     key
+}
+
+/// All of a buffer, for the peer's operation `to`.
+pub(in crate::worker) fn of(buffer: Buffer, to: u64) -> Serve {
+    Serve {
+        charged: None,
+        length: buffer.len(),
+        source: Source::Message(buffer),
+        offset: 0,
+        out: Outgoing { to, next: 0 },
+        answer: None,
+    }
 }

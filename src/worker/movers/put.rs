@@ -9,18 +9,18 @@ use crate::{
     memory::Buffer,
     types::OpKey,
     worker::{
-        core::Core,
+        movers::Movers,
         operations::{Outcome, Put, Work},
         rma::Target,
     },
 };
 
-use super::pipe::{Kind, Pipe, Stage};
+use crate::worker::device::pipe::{Kind, Pipe, Stage};
 
-impl Core {
+impl Movers {
     /// Begins a put that is in the table.
     pub(crate) fn begin_device_put(&mut self, key: OpKey, target: Target) {
-        let Some(entry) = self.operations.get(key) else {
+        let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
         let Work::Put(put) = &entry.work else { return };
@@ -32,8 +32,8 @@ impl Core {
     }
 
     /// A part is in its fragment: put from there.
-    pub(super) fn put_loaded(&mut self, key: OpKey, id: u32, mut target: Target) {
-        let Some(entry) = self.operations.get(key) else {
+    pub(in crate::worker) fn put_loaded(&mut self, key: OpKey, id: u32, mut target: Target) {
+        let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
         let (Some(link), priority) = (entry.link, entry.priority) else {
@@ -62,7 +62,7 @@ impl Core {
             {
                 // The source is free.
                 entry.outcome = Some(Outcome::Done(Ok(())));
-                self.wakes.extend(entry.waker.take());
+                self.ctx.wakes.extend(entry.waker.take());
             }
         }
         let layout = match &mut entry.work {
@@ -89,12 +89,15 @@ impl Core {
             layout,
             announced: false,
         };
-        let child = self.operations.insert(Some(link), false, Work::Put(put));
-        if let Some(entry) = self.operations.get(child) {
+        let child = self
+            .ctx
+            .operations
+            .insert(Some(link), false, Work::Put(put));
+        if let Some(entry) = self.ctx.operations.get(child) {
             entry.staged.get_or_insert_default().parent = Some((key, id));
             entry.priority = priority;
         }
-        if let Some(peer) = self.peer(link) {
+        if let Some(peer) = self.ctx.peer(link) {
             peer.posted += 1;
         }
         match blocks {

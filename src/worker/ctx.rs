@@ -1,0 +1,494 @@
+//! What every part of the machine acts upon: connections, the table of operations, queues, limits, what is noted for those above.
+//!
+//! It calls nobody above it: what concerns them is an [`Event`], which [`Core::act`](crate::worker::XXX::act) follows.
+
+use std::{collections::VecDeque, fmt, sync::Arc, task::Waker};
+
+use crate::{
+    config::RendezvousThreshold,
+    error::{Error, ErrorKind, Result},
+    memory::{BufferMut, region::RegionTable},
+    protocol::{control, ledger::Ledger, matching::Arrival as Order, window::eager_cost},
+    sys::memfd::Mapping,
+    trace,
+    types::{EndpointId, LinkId, OpKey, Tag},
+    util::copy::copy_slice,
+    worker::{
+        metrics::Counts,
+        operations::{
+            self, Arrival, Body, Entry, Operations, Outcome, RecvStage, Unexpected, Work,
+        },
+        peer::{OneCopy, Peer, Status, at, of},
+        pressure::Buried,
+        stream::key::StreamKey,
+        windows::Window,
+    },
+};
+
+/// What a part of the machine notes for those above it.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A message goes back to its place in the order of arrival.
+    Returned(Order, Unexpected),
+    /// One that kept its place is here, or never will be.
+    Arrived(OpKey, Outcome),
+    /// An operation that engines of devices had a part in is over.
+    Staged(OpKey, Outcome),
+    Failed(OpKey, Error),
+    /// Bytes of a device that a stream writes are here.
+    Loaded(StreamKey, OpKey),
+    /// They never will be.
+    Unwritten(StreamKey, Error),
+}
+
+pub(crate) struct Ctx {
+    pub(crate) peers: Vec<Option<Peer>>,
+    /// Places among them where there is none.
+    pub(crate) vacant: Vec<usize>,
+    pub(crate) operations: Operations,
+    pub(crate) wakes: Vec<Waker>,
+    /// Dropped when the lock is gone.
+    pub(crate) buried: Vec<Buried>,
+    pub(crate) writable: Vec<LinkId>,
+    pub(crate) failures: Vec<(LinkId, Error)>,
+    /// Links whose queue has something that may go now.
+    pub(crate) runnable: VecDeque<LinkId>,
+    /// The same of those whose queue was empty, within one call.
+    pub(crate) submitted: Vec<LinkId>,
+    pub(crate) events: VecDeque<Event>,
+    /// Windows that are given back when nothing more is being taken out of them.
+    pub(crate) owing: Vec<Window>,
+    /// Connections that peers made to this worker's address and that nobody has claimed.
+    pub(crate) unclaimed: Vec<LinkId>,
+    pub(crate) arrivals: Vec<Waker>,
+    pub(crate) regions: Arc<RegionTable>,
+    pub(crate) endpoints: u64,
+    pub(crate) rendezvous_threshold: RendezvousThreshold,
+    /// Where messages of many parts are put together.
+    pub(crate) scratch: Vec<u8>,
+    /// What the answers of this turn cost beside their bytes, in bytes that could have been sent instead.
+    pub(crate) effort: u64,
+    pub(crate) counts: Counts,
+    /// What peers make this worker hold, and may.
+    pub(crate) ledger: Ledger,
+}
+
+impl Ctx {
+    pub(crate) fn new(
+        regions: Arc<RegionTable>,
+        rendezvous_threshold: RendezvousThreshold,
+    ) -> Self {
+        Self {
+            peers: Vec::new(),
+            vacant: Vec::new(),
+            operations: Operations::default(),
+            wakes: Vec::new(),
+            buried: Vec::new(),
+            writable: Vec::new(),
+            failures: Vec::new(),
+            runnable: VecDeque::new(),
+            submitted: Vec::new(),
+            events: VecDeque::new(),
+            owing: Vec::new(),
+            unclaimed: Vec::new(),
+            arrivals: Vec::new(),
+            regions,
+            endpoints: 0,
+            rendezvous_threshold,
+            scratch: Vec::new(),
+            effort: 0,
+            counts: Counts::default(),
+            ledger: Ledger::default(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn peer(&mut self, link: LinkId) -> Option<&mut Peer> {
+        at(&mut self.peers, link)
+    }
+
+    /// The connection of an endpoint, if it still is that endpoint's.
+    #[inline]
+    pub(crate) fn endpoint(&mut self, link: LinkId, id: EndpointId) -> Option<&mut Peer> {
+        of(&mut self.peers, link, id)
+    }
+
+    pub(crate) fn one_copy(&mut self, link: LinkId) -> Option<&mut OneCopy> {
+        self.peer(link)?.one_copy.as_deref_mut()
+    }
+
+    /// A connection has been made; it has the place that its link names.
+    /// The place of the next connection.
+    pub(crate) fn next_place(&self) -> usize {
+        self.vacant.last().copied().unwrap_or(self.peers.len())
+    }
+
+    pub(crate) fn add_peer(&mut self, peer: Peer) {
+        let index = peer.slot.index();
+        if self.vacant.last() == Some(&index) {
+            self.vacant.pop();
+        }
+        self.operations.open(peer.slot);
+        if index >= self.peers.len() {
+            self.peers.resize_with(index + 1, || None);
+        }
+        self.peers[index] = Some(peer);
+    }
+
+    /// Sends a message of the protocol to a peer.
+    pub(crate) fn control(&mut self, link: LinkId, id: u8, header: u64, body: &[u8]) {
+        let Some(peer) = self.peer(link) else { return };
+        let queued = peer.control(id, header, body);
+        if let Err(error) = queued.and_then(|is_owed| match is_owed {
+            true => self.owe(link),
+            false => Ok(()),
+        }) {
+            self.failures.push((link, error));
+        }
+    }
+
+    /// Tells a peer that its operation was refused.
+    pub(crate) fn refuse(&mut self, link: LinkId, op: u64, kind: ErrorKind) {
+        let code = control::error_kind_code(kind).to_le_bytes();
+        self.control(link, control::NACK, op, &code);
+    }
+
+    /// All bytes of a get are in its buffer.
+    pub(crate) fn got(&mut self, key: OpKey) {
+        let Some(Work::Get(get)) = self.operations.get(key).map(|entry| &mut entry.work) else {
+            return;
+        };
+        let buffer = std::mem::take(&mut get.buffer);
+        let arrival = Arrival {
+            length: buffer.len(),
+            tag: Tag(0),
+            from: EndpointId(0),
+        };
+        let outcome = Outcome::Buffer {
+            result: Ok(arrival),
+            buffer: Some(buffer),
+        };
+        self.finish(key, outcome);
+    }
+
+    /// Ends an operation: its future is woken, or, when it has none any more, the entry goes.
+    /// While its memory is in use by a link, that waits.
+    pub(crate) fn finish(&mut self, key: OpKey, outcome: Outcome) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        if entry.in_flight > 0 || entry.is_copied() {
+            entry.deferred.get_or_insert_with(|| Box::new(outcome));
+            return;
+        }
+        if entry.staged.is_some() {
+            return self.events.push_back(Event::Staged(key, outcome));
+        }
+        let error = outcome.error().map(|error| error as &dyn fmt::Display);
+        trace::ended(entry.work.name(), error);
+        let link = entry.link;
+        if entry.keeps_place {
+            self.place_ended(key, outcome);
+        } else if entry.detached {
+            if let Some(entry) = self.operations.remove(key) {
+                self.release(entry.link, &entry.work);
+                self.note_loss(&entry, &outcome);
+                self.put_back(entry, outcome);
+            }
+        } else {
+            entry.outcome = Some(outcome);
+            self.wakes.extend(entry.waker.take());
+            self.operations.note_over(key);
+        }
+        self.close_soon(link);
+    }
+
+    /// A closing connection may have waited for what has just ended.
+    #[inline]
+    pub(crate) fn close_soon(&mut self, link: Option<LinkId>) {
+        if let Some(link) = link
+            && let Some(peer) = self.peer(link)
+            && matches!(peer.status, Status::Closing { sent: false })
+        {
+            self.runnable.push_back(link);
+        }
+    }
+
+    /// A put or an active message that nobody waits for any more has failed: the next flush says so.
+    pub(crate) fn note_loss(&mut self, entry: &Entry, outcome: &Outcome) {
+        if matches!(&entry.work, Work::Send(send) if send.cancelling) {
+            // Whoever cancelled it knows.
+            return;
+        }
+        if let (
+            Work::Put(_) | Work::Atomic(_) | Work::Send(operations::Send { am: Some(_), .. }),
+            Outcome::Done(Err(error)),
+            Some(link),
+        ) = (&entry.work, outcome, entry.link)
+            && let Some(peer) = self.peer(link)
+        {
+            peer.lost.get_or_insert_with(|| error.duplicate());
+        }
+    }
+
+    /// A message that a dropped receive had taken returns to its place in the order of arrival.
+    pub(crate) fn put_back(&mut self, entry: Entry, outcome: Outcome) {
+        if entry.discards {
+            self.bury_outcome(outcome);
+            self.bury_entry(entry);
+            return;
+        }
+        match message_of(&entry, outcome) {
+            Ok((order, message)) => self.events.push_back(Event::Returned(order, message)),
+            Err(outcome) => self.bury_outcome(outcome),
+        }
+        self.bury_entry(entry);
+    }
+
+    /// The message of a receive or claim whose future is gone keeps its place while its bytes arrive.
+    pub(crate) fn keep_place(&mut self, key: OpKey) {
+        let Some(entry) = self.operations.get(key).filter(|entry| !entry.discards) else {
+            return;
+        };
+        let (order, from, tag, length) = match &entry.work {
+            Work::Recv(operations::Recv {
+                arrival: Some(arrival),
+                order,
+                ..
+            }) => (*order, arrival.from, arrival.tag, arrival.length),
+            Work::ClaimLanding {
+                data,
+                tag,
+                from,
+                order,
+            } => (*order, *from, *tag, data.len()),
+            _ => return,
+        };
+        let Some(link) = entry.link else { return };
+        entry.keeps_place = true;
+        let body = Body::Arriving { op: key, length };
+        let message = Unexpected {
+            link,
+            from,
+            tag,
+            body,
+        };
+        self.events.push_back(Event::Returned(order, message));
+    }
+
+    /// A message that kept its place is here, or never will be. It stays in the table until a receive comes for it.
+    fn place_ended(&mut self, key: OpKey, outcome: Outcome) {
+        match self.operations.get(key) {
+            None => self.bury_outcome(outcome),
+            Some(entry) if outcome.error().is_none() && entry.successor.is_none() => {
+                entry.outcome = Some(outcome);
+            }
+            Some(_) => self.events.push_back(Event::Arrived(key, outcome)),
+        }
+    }
+
+    /// A receive that waits for such a message does so no longer: the message keeps its place for the next.
+    pub(crate) fn resign(&mut self, key: OpKey) {
+        let Some(entry) = self.operations.get(key) else {
+            return;
+        };
+        let Work::Recv(recv) = &mut entry.work else {
+            return;
+        };
+        let (RecvStage::Waiting(op), Some(arrival), Some(link)) =
+            (&recv.stage, recv.arrival, entry.link)
+        else {
+            return;
+        };
+        let (op, order) = (*op, recv.order);
+        recv.stage = RecvStage::Done;
+        if let Some(entry) = self.operations.get(op)
+            && entry.successor == Some(key)
+        {
+            entry.successor = None;
+            let body = Body::Arriving {
+                op,
+                length: arrival.length,
+            };
+            let message = Unexpected {
+                link,
+                from: arrival.from,
+                tag: arrival.tag,
+                body,
+            };
+            self.events.push_back(Event::Returned(order, message));
+        }
+    }
+
+    /// Copies a whole message into a receive buffer; acknowledges it and returns its window.
+    pub(crate) fn take_whole(
+        &mut self,
+        buffer: &mut BufferMut,
+        link: LinkId,
+        from: EndpointId,
+        tag: Tag,
+        body: Body,
+    ) -> Result<Arrival> {
+        let (result, ack, credit) = match &body {
+            Body::Inline { length, bytes, ack } => {
+                let data = bytes.get(..usize::from(*length)).unwrap_or(bytes);
+                (fill(buffer, data, from), *ack, eager_cost(data.len()))
+            }
+            Body::Whole { data, ack, credit } => (
+                fill(buffer, data.as_slice().unwrap_or(&[]), from),
+                *ack,
+                u64::from(*credit),
+            ),
+            Body::Announced(_) | Body::Arriving { .. } => {
+                return Err(Error::new(ErrorKind::Unsupported, "not a whole message"));
+            }
+        };
+        if let Some(op) = ack {
+            self.control(link, control::DONE, op, &[]);
+        }
+        if credit > 0 {
+            self.consumed(link, credit);
+        }
+        self.bury_body(body);
+        result.map(|length| Arrival { length, tag, from })
+    }
+
+    /// What a receive's way took is known, if that was measured.
+    pub(crate) fn way_over(&mut self, link: Option<LinkId>, key: OpKey, has_come: bool) {
+        if let Some(link) = link
+            && let Some(one_copy) = self.one_copy(link)
+        {
+            one_copy.ways.over(key, has_come);
+        }
+    }
+
+    /// A share of a peer's transfer is over on this side.
+    pub(crate) fn helped(&mut self, key: OpKey) {
+        if let Some(entry) = self.operations.get(key)
+            && matches!(entry.work, Work::Help { .. })
+            && let Some(entry) = self.operations.remove(key)
+        {
+            self.release(entry.link, &entry.work);
+            self.close_soon(entry.link);
+            self.bury_entry(entry);
+        }
+    }
+
+    /// The same where what the operation has to do with more than the table is for others to end.
+    pub(crate) fn fail_operation(&mut self, key: OpKey, error: Error) {
+        self.events.push_back(Event::Failed(key, error));
+    }
+
+    /// Whether something is noted.
+    #[inline]
+    pub(crate) fn is_eventful(&self) -> bool {
+        !self.events.is_empty() || !self.submitted.is_empty()
+    }
+
+    /// Returns what an operation that is over held of its connection: a place in the window, a slot.
+    pub(crate) fn release(&mut self, link: Option<LinkId>, work: &Work) {
+        self.served(work);
+        let slot = match work {
+            Work::Help { .. } => {
+                if let Some(peer) = link.and_then(|link| self.peer(link)) {
+                    peer.helped = peer.helped.saturating_sub(1);
+                }
+                return;
+            }
+            Work::Send(send) => send.slot,
+            Work::Put(put) => put.slot,
+            Work::Get(get) => get.slot,
+            Work::Atomic(_) => None,
+            _ => return,
+        };
+        if let Some(link) = link
+            && let Some(peer) = self.peer(link)
+        {
+            if let Some(slot) = slot
+                && let Some(one_copy) = &peer.one_copy
+            {
+                one_copy.pair.release(slot);
+            }
+            peer.posted = peer.posted.saturating_sub(1);
+            self.tell_ready(link);
+        }
+    }
+
+    pub(crate) fn unqueue(&mut self, link: Option<LinkId>, key: OpKey) {
+        if let Some(link) = link
+            && let Some(peer) = self.peer(link)
+        {
+            peer.queue.remove(key);
+        }
+    }
+
+    /// Accepts a memory segment that a peer gave.
+    pub(crate) fn map_segment(&mut self, link: LinkId, segment: u64, mapping: Mapping) {
+        if let Some(one_copy) = self.one_copy(link) {
+            one_copy.told.asked.retain(|asked| *asked != segment);
+            one_copy.make_room(mapping.len());
+            one_copy.mapped.push((segment, Arc::new(mapping)));
+        }
+    }
+}
+
+/// The message that a receive or claim ended with, and its place.
+pub(crate) fn message_of(entry: &Entry, outcome: Outcome) -> Result<(Order, Unexpected), Outcome> {
+    match (outcome, &entry.work, entry.link) {
+        (
+            Outcome::Buffer {
+                result: Ok(arrival),
+                buffer: Some(buffer),
+            },
+            Work::Recv(recv),
+            Some(link),
+        ) => {
+            let body = Body::Whole {
+                data: buffer.freeze().slice(..arrival.length),
+                ack: None,
+                credit: 0,
+            };
+            let message = Unexpected {
+                link,
+                from: arrival.from,
+                tag: arrival.tag,
+                body,
+            };
+            Ok((recv.order, message))
+        }
+        (Outcome::Claimed(Ok(message)), ..) => Ok(*message),
+        (outcome, ..) => Err(outcome),
+    }
+}
+
+/// Copies a message into a receive buffer.
+#[inline]
+pub(crate) fn fill(buffer: &mut BufferMut, data: &[u8], from: EndpointId) -> Result<usize> {
+    buffer.takes_from(from)?;
+    let room = buffer.len();
+    if let Some(list) = buffer.list_mut()
+        && data.len() <= room
+    {
+        list.scatter(0, data);
+        return Ok(data.len());
+    }
+    match buffer
+        .as_mut_slice()
+        .and_then(|target| target.get_mut(..data.len()))
+    {
+        Some(target) => {
+            copy_slice(data, target);
+            Ok(data.len())
+        }
+        None => Err(truncated(data.len() as u64, room)),
+    }
+}
+
+#[cold]
+pub(crate) fn truncated(length: u64, room: usize) -> Error {
+    Error::new(
+        ErrorKind::Truncated,
+        format!("a message of {length} bytes for a buffer of {room}"),
+    )
+    .during(crate::Operation::TagRecv)
+}

@@ -1,0 +1,283 @@
+//! What is done off the lock: opening engines and ways to device memory, registering, bringing engines to rest. On threads that may block.
+
+use std::sync::{Arc, Weak};
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    sys::fork,
+    transport::{Accelerator, LocalKeys, Registering},
+    types::{LinkId, OpKey},
+    worker::{
+        core::Core,
+        device::{Open, engines::Reports, pool::Pinned, route::What},
+        movers::{Errands, Long, Movers, Told},
+        operations::Operations,
+        shared::Shared,
+    },
+};
+
+/// Does errands of a worker's, as long as that is there.
+pub(crate) struct OffLock(Weak<Shared>);
+
+impl OffLock {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        Self(Arc::downgrade(shared))
+    }
+
+    /// What begins when it is dropped, if the worker is still there, and not in a child.
+    fn begin(
+        &self,
+        begin: impl FnOnce(&Arc<Shared>, Weak<Shared>) + Send + 'static,
+    ) -> Box<dyn Send> {
+        Box::new(Begin {
+            worker: self.0.clone(),
+            begin: Some(begin),
+        })
+    }
+}
+
+struct Begin<F: FnOnce(&Arc<Shared>, Weak<Shared>)> {
+    worker: Weak<Shared>,
+    begin: Option<F>,
+}
+
+impl<F: FnOnce(&Arc<Shared>, Weak<Shared>)> Drop for Begin<F> {
+    fn drop(&mut self) {
+        let (Some(shared), Some(begin)) = (self.worker.upgrade(), self.begin.take()) else {
+            return;
+        };
+        if !fork::forked() {
+            begin(&shared, self.worker.clone());
+        }
+    }
+}
+
+impl Errands for OffLock {
+    fn open(&self, slot: usize) -> Box<dyn Send> {
+        self.begin(move |shared, worker| {
+            let accelerator = shared.context.accelerators()[slot].clone();
+            let mut opening = Opening {
+                worker,
+                slot,
+                opened: None,
+            };
+            // On a runtime that is gone it is dropped, and says so.
+            let _task = shared.runtime.spawn_blocking(move || {
+                let opened = open(&*accelerator).map_err(|error| error.over(accelerator.name()));
+                opening.end(opened);
+            });
+        })
+    }
+
+    fn route(&self, slot: usize, what: What) -> Box<dyn Send> {
+        self.begin(move |shared, worker| {
+            let accelerator = shared.context.accelerators()[slot].clone();
+            // On a runtime that is gone the guards are dropped, and say so.
+            match what {
+                What::Export {
+                    address,
+                    length,
+                    source,
+                    loan,
+                } => {
+                    let mut found = Found {
+                        worker,
+                        result: None,
+                        tell: move |movers: &mut Movers, result| {
+                            movers.ctx.export_ended(loan, result);
+                        },
+                    };
+                    let _task = shared.runtime.spawn_blocking(move || {
+                        found.end(accelerator.export(address, length));
+                        // Before anybody is told, and without the lock.
+                        drop(source);
+                    });
+                }
+                What::Import {
+                    descriptor,
+                    peer,
+                    key,
+                } => {
+                    let mut found = Found {
+                        worker,
+                        result: None,
+                        tell: move |movers: &mut Movers, result| movers.import_ended(key, result),
+                    };
+                    let _task = shared.runtime.spawn(async move {
+                        let imported = accelerator.import(&descriptor, &peer).await;
+                        found.end(imported);
+                    });
+                }
+            }
+        })
+    }
+
+    fn wait(&self, work: Long) -> Box<dyn Send> {
+        self.begin(move |shared, worker| {
+            shared.runtime.spawn(async move {
+                let told = work.await;
+                if let Some(shared) = worker.upgrade() {
+                    shared.with(|engine| engine.told(told));
+                }
+            });
+        })
+    }
+
+    fn clear(&self, link: LinkId, key: OpKey, made: Registering<LocalKeys>) -> Box<dyn Send> {
+        let worker = self.0.clone();
+        self.wait(Box::pin(async move {
+            let mut next = 0;
+            let result = loop {
+                let clear = |shared: Arc<Shared>| {
+                    shared.with(|engine| engine.core.movers.ctx.clear_written(link, key, next))
+                };
+                match worker.upgrade().and_then(clear) {
+                    Some(0) => break made.await,
+                    Some(cleared) => next += cleared,
+                    None => {
+                        let text = "the receive has ended";
+                        break Err(Error::new(ErrorKind::Canceled, text));
+                    }
+                }
+                tokio::task::yield_now().await;
+            };
+            Box::new(move |movers: &mut Movers| movers.registered(link, key, result)) as Told
+        }))
+    }
+}
+
+/// Tells the worker which way there is to device memory, or none, when it is dropped.
+struct Found<T, F: FnMut(&mut Movers, Result<T>)> {
+    worker: Weak<Shared>,
+    result: Option<Result<T>>,
+    tell: F,
+}
+
+impl<T, F: FnMut(&mut Movers, Result<T>)> Found<T, F> {
+    fn end(&mut self, result: Result<T>) {
+        self.result = Some(result);
+    }
+}
+
+impl<T, F: FnMut(&mut Movers, Result<T>)> Drop for Found<T, F> {
+    fn drop(&mut self) {
+        let result = self.result.take().unwrap_or_else(|| {
+            let text = "the way to device memory was not found before its runtime ended";
+            Err(Error::new(ErrorKind::Canceled, text))
+        });
+        if let Some(shared) = self.worker.upgrade() {
+            shared.with(|engine| engine.told(|movers| (self.tell)(movers, result)));
+        }
+    }
+}
+
+fn open(accelerator: &dyn Accelerator) -> Result<Box<Open>> {
+    let engine = accelerator.open()?;
+    let attributes = engine.attributes();
+    let pinned = Pinned::new(
+        &accelerator.domain(),
+        attributes.fragment,
+        attributes.takes_pageable,
+    );
+    Ok(Box::new(Open::new(engine, pinned)))
+}
+
+/// An engine that is being opened. Tells the worker what came of it, when it is dropped.
+struct Opening {
+    worker: Weak<Shared>,
+    slot: usize,
+    opened: Option<Result<Box<Open>>>,
+}
+
+impl Opening {
+    fn end(&mut self, opened: Result<Box<Open>>) {
+        self.opened = Some(opened);
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        let opened = self.opened.take().unwrap_or_else(|| {
+            let text = "the opening of the accelerator was broken off";
+            Err(Error::new(ErrorKind::Canceled, text))
+        });
+        let left = match self.worker.upgrade() {
+            Some(shared) => shared.with(|engine| engine.opened(self.slot, opened)),
+            None => opened.ok(),
+        };
+        // On this thread, which may block.
+        drop(left);
+    }
+}
+
+impl Shared {
+    /// Brings all engines to rest, on a thread of its own; what they use stays until then.
+    pub(crate) fn end_devices(self: &Arc<Self>) {
+        let engines = self.with(|engine| engine.core.movers.devices.close());
+        if engines.is_empty() {
+            return;
+        }
+        let shared = self.clone();
+        let end = move || {
+            for (slot, mut open) in engines {
+                open.engine.quiesce();
+                let mut reports = Reports::default();
+                while open.engine.progress(usize::MAX, &mut reports) > 0 {}
+                // Ends all use of memory.
+                let pinned = open.pinned.ok();
+                drop(open.engine);
+                shared.with(|engine| {
+                    engine.core.movers.take_reports(slot, &mut reports);
+                    engine.core.movers.engine_ended(slot);
+                });
+                drop(pinned);
+            }
+        };
+        on_thread(end);
+    }
+}
+
+/// Runs `end` on a thread, or here when there can be none.
+fn on_thread(end: impl FnOnce() + Send + 'static) {
+    let (give, take) = std::sync::mpsc::channel::<Box<dyn FnOnce() + Send>>();
+    let thread = std::thread::Builder::new().name("wharf-quiesce".into());
+    let spawned = thread.spawn(move || {
+        if let Ok(end) = take.recv() {
+            end();
+        }
+    });
+    let end: Box<dyn FnOnce() + Send> = Box::new(end);
+    match spawned {
+        Ok(_) => drop(give.send(end)),
+        Err(error) => {
+            tracing::warn!(target: "wharf::worker", %error, "no thread to bring engines to rest on; this one waits");
+            end();
+        }
+    }
+}
+
+/// The last of a worker, whose runtime was gone before it could be stopped.
+impl Drop for Core {
+    fn drop(&mut self) {
+        if fork::forked() {
+            // Engines and their memory are the parent's.
+            let devices = std::mem::take(&mut self.movers.devices);
+            let _kept = std::mem::ManuallyDrop::new(devices);
+            return;
+        }
+        let engines = self.movers.devices.close();
+        if engines.is_empty() {
+            return;
+        }
+        // Links first: they use memory of operations as well.
+        self.movers.ctx.peers.clear();
+        let operations = std::mem::take::<Operations>(&mut self.movers.ctx.operations);
+        let deferred = std::mem::take(&mut self.movers.ctx.buried);
+        on_thread(move || {
+            for (_, mut open) in engines {
+                open.engine.quiesce();
+            }
+            drop((operations, deferred));
+        });
+    }
+}

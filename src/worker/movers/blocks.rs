@@ -1,0 +1,305 @@
+//! Puts and gets of many blocks: the owner's side.
+//!
+//! # Safety
+//! Exposed memory is touched within the bounds of an `Arc<Exposed>` that is held meanwhile, by copying only.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    memory::region::Exposed,
+    protocol::{
+        control::{self, LayoutAnswer, LayoutHeader, Signal},
+        layout::{Places, Shape, outside},
+    },
+    transport::{SendError, Zcopy},
+    types::{Access, LinkId, OpKey, Priority},
+    worker::{
+        blocks::{Answer, Asked, EACH, RUNS, parse, start},
+        ctx::Ctx,
+        layout::{LEAST, PACK, REQUESTS, skip_empty},
+        movers::Movers,
+        operations::{Outcome, Outgoing, Serve, Work},
+        peer::at,
+        source::Source,
+        spread::copy_run,
+        step::{FRAGMENTS_IN_FLIGHT, Step, ZCOPY_FROM, fragment_size, transmit},
+        violation::violation,
+    },
+};
+
+impl Ctx {
+    /// Blocks of a peer's put.
+    pub(crate) fn put_layout(&mut self, link: LinkId, op: u64, body: &[u8]) -> Result<()> {
+        let header = LayoutHeader::decode(body)?;
+        let rest = body.get(LayoutHeader::SIZE..).unwrap_or(&[]);
+        let (signal, rest) = match header.last {
+            0 | 1 => (None, rest),
+            3 => {
+                let signal = Signal::decode(rest)?;
+                (Some(signal), rest.get(Signal::SIZE..).unwrap_or(&[]))
+            }
+            _ => return Err(violation("a put with a mark that there is not")),
+        };
+        let (shape, data) = parse(&header, rest)?;
+        if data.len() as u64 != header.length {
+            return Err(violation("a put with more or fewer bytes than its blocks"));
+        }
+        let admitted = self.admit(&header, &shape, Access::WRITE);
+        let admitted = admitted.and_then(|exposed| {
+            if exposed.device.is_some() && !data.is_empty() {
+                // The descriptor says that it is to be announced.
+                let text = "the host does not reach the memory";
+                return Err(Error::new(ErrorKind::Unsupported, text));
+            }
+            let raise = signal.map(|signal| self.find_counter(&signal));
+            Ok((exposed, raise.transpose()?))
+        });
+        match admitted {
+            Ok((exposed, raise)) => {
+                let mut cursor = start(&shape, header.position);
+                let mut data = data;
+                while !data.is_empty()
+                    && let Some((offset, block)) = shape.run(&cursor)
+                {
+                    let length = data.len().min(usize::try_from(block).unwrap_or(usize::MAX));
+                    let (part, rest) = data.split_at(length);
+                    // SAFETY: `admit` checked every block against the exposed memory, which is held; `data` lies elsewhere.
+                    unsafe {
+                        let to = exposed.address.add(offset as usize);
+                        copy_run(part.as_ptr(), to, length);
+                    }
+                    shape.advance(&mut cursor, length as u64);
+                    data = rest;
+                }
+                if let Some(raise) = raise {
+                    self.raise(&raise);
+                }
+                if header.last != 0 {
+                    self.control(link, control::DONE, op, &[]);
+                }
+            }
+            Err(error) => {
+                self.refuse(link, op, error.kind());
+            }
+        }
+        Ok(())
+    }
+
+    /// Breaks off an answer that has begun.
+    pub(crate) fn answer_failed(&mut self, link: LinkId, op: u64, kind: ErrorKind) {
+        self.refuse_blocks(link, op, 0, kind);
+        if let Some(peer) = self.peer(link) {
+            peer.requests().serving = peer.requests().serving.saturating_sub(1);
+        }
+    }
+
+    /// Answers a request for blocks that get no further.
+    pub(crate) fn refuse_blocks(&mut self, link: LinkId, op: u64, position: u64, kind: ErrorKind) {
+        let answer = LayoutAnswer {
+            position,
+            status: 2,
+            code: control::error_kind_code(kind),
+        };
+        self.control(link, control::LAYOUT_DATA, op, &answer.encode());
+    }
+
+    /// The region that a message names, if every block of it may be accessed so.
+    pub(in crate::worker) fn admit(
+        &self,
+        header: &LayoutHeader,
+        shape: &Shape,
+        access: Access,
+    ) -> Result<Arc<Exposed>> {
+        let (slot, generation) = (header.slot, header.generation);
+        let exposed = self.regions.check(slot, generation, 0, 0, access)?;
+        let size = exposed.length as u64;
+        if header.position.checked_add(header.length).is_none() {
+            return Err(outside());
+        }
+        let inside = match shape {
+            Shape::Strided(strided) => strided.extent().is_some_and(|(total, end)| {
+                let part = header.position.checked_add(header.length);
+                end <= size && part.is_some_and(|part| part <= total)
+            }),
+            Shape::Indexed(indexed) => indexed.blocks.as_slice().iter().all(|block| {
+                let end = (block.offset as u64).checked_add(block.len as u64);
+                end.is_some_and(|end| end <= size)
+            }),
+        };
+        if inside { Ok(exposed) } else { Err(outside()) }
+    }
+
+    /// The next part of an answer.
+    pub(crate) fn answer_step(&mut self, link_id: LinkId, key: OpKey) -> Result<Step, SendError> {
+        let Some(peer) = at(&mut self.peers, link_id) else {
+            return Ok(Step::Sent);
+        };
+        let attributes = peer.attributes;
+        let (Some(link), Some(entry)) = (peer.link.as_mut(), self.operations.get(key)) else {
+            return Ok(Step::Parked);
+        };
+        if entry.in_flight >= FRAGMENTS_IN_FLIGHT {
+            return Ok(Step::Parked);
+        }
+        let Work::Serve(Serve {
+            source: Source::Region(exposed),
+            length,
+            out,
+            answer: Some(answer),
+            ..
+        }) = &mut entry.work
+        else {
+            return Ok(Step::Sent);
+        };
+        let left = (*length - out.next) as u64;
+        let position = answer.position + out.next as u64;
+        let frame = |taken: u64| LayoutAnswer {
+            position,
+            status: u16::from(taken == left),
+            code: 0,
+        };
+        let Asked::Host(shape, at_cursor) = &mut answer.blocks else {
+            return Ok(Step::Sent);
+        };
+        let mut cursor = *at_cursor;
+        let (offset, block) = skip_empty(shape, &mut cursor);
+        let taken;
+        if block.min(left) >= ZCOPY_FROM as u64 {
+            taken = block
+                .min(left)
+                .min(fragment_size(&attributes, LayoutAnswer::SIZE) as u64);
+            // SAFETY: the block was checked against the exposed memory, which the entry holds. A peer may write it meanwhile; only this
+            // copy outwards reads it.
+            let data = unsafe {
+                std::slice::from_raw_parts(exposed.address.add(offset as usize), taken as usize)
+            };
+            // SAFETY: the entry stays while `in_flight` counts this.
+            let sent = unsafe {
+                transmit(
+                    link,
+                    &attributes,
+                    control::LAYOUT_DATA,
+                    out.to,
+                    &frame(taken).encode(),
+                    data,
+                    key.0,
+                )
+            }?;
+            shape.advance(&mut cursor, taken);
+            entry.in_flight += u32::from(sent == Zcopy::Pending);
+        } else {
+            let scratch = &mut self.scratch;
+            scratch.clear();
+            let room = (attributes.max_bcopy.clamp(LEAST, PACK) - LayoutAnswer::SIZE) as u64;
+            let mut most = left.min(room);
+            scratch.reserve(most as usize);
+            let mut runs = 0;
+            while most > 0 && runs < RUNS {
+                let Some((offset, block)) = shape.run(&cursor) else {
+                    break;
+                };
+                runs += 1;
+                let length = block.min(most);
+                let end = scratch.len();
+                // SAFETY: the block was checked against the exposed memory; the scratch has room for all of `taken`.
+                unsafe {
+                    let from = exposed.address.add(offset as usize);
+                    copy_run(from, scratch.as_mut_ptr().add(end), length as usize);
+                    scratch.set_len(end + length as usize);
+                }
+                shape.advance(&mut cursor, length);
+                most -= length;
+            }
+            taken = scratch.len() as u64;
+            self.effort += runs * EACH;
+            link.am_bcopy(
+                control::LAYOUT_DATA,
+                out.to,
+                &frame(taken).encode(),
+                scratch,
+            )?;
+        }
+        *at_cursor = cursor;
+        out.next += taken as usize;
+        if taken < left {
+            return Ok(Step::More);
+        }
+        peer.requests().serving = peer.requests().serving.saturating_sub(1);
+        self.finish(key, Outcome::Done(Ok(())));
+        Ok(Step::Sent)
+    }
+}
+
+impl Movers {
+    /// A peer's request.
+    pub(crate) fn get_layout(&mut self, link: LinkId, op: u64, body: &[u8]) -> Result<()> {
+        let header = LayoutHeader::decode(body)?;
+        let (shape, rest) = parse(&header, body.get(LayoutHeader::SIZE..).unwrap_or(&[]))?;
+        if !rest.is_empty() || header.last != 0 {
+            return Err(violation("a request that is not one"));
+        }
+        let admitted = self
+            .ctx
+            .admit(&header, &shape, Access::READ)
+            .and_then(|exposed| {
+                if let Some((memory_type, _)) = exposed.device {
+                    self.devices.slot_for(&[memory_type])?;
+                }
+                Ok(exposed)
+            });
+        match admitted {
+            Ok(exposed) => {
+                let Some(peer) = at(&mut self.ctx.peers, link) else {
+                    return Ok(());
+                };
+                if peer.requests().serving >= REQUESTS {
+                    return Err(violation("more requests than are allowed at a time"));
+                }
+                let on_device = exposed.device.is_some() && header.length > 0;
+                let blocks = match on_device {
+                    true => Asked::Device(Places::new(shape, header.position)),
+                    false => {
+                        let cursor = start(&shape, header.position);
+                        Asked::Host(shape, cursor)
+                    }
+                };
+                let answer = Answer {
+                    blocks,
+                    position: header.position,
+                };
+                let charged = match self.ctx.ledger.charge(peer.account, answer.weight()) {
+                    Ok(charged) => charged,
+                    Err(error) => {
+                        self.ctx
+                            .refuse_blocks(link, op, header.position, error.kind());
+                        return Ok(());
+                    }
+                };
+                peer.requests().serving += 1;
+                let serve = Serve {
+                    charged,
+                    source: Source::Region(exposed),
+                    offset: 0,
+                    length: header.length as usize,
+                    out: Outgoing { to: op, next: 0 },
+                    answer: Some(Box::new(answer)),
+                };
+                if on_device {
+                    self.start_serve(link, serve, None, Priority::Normal);
+                    return Ok(());
+                }
+                let key = self
+                    .ctx
+                    .operations
+                    .insert(Some(link), true, Work::Serve(serve));
+                self.submit(link, key);
+            }
+            Err(error) => self
+                .ctx
+                .refuse_blocks(link, op, header.position, error.kind()),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,364 @@
+//! Engines that copy for devices: what is handed to them, and what they report.
+//!
+//! # Safety
+//! Both ends of a request belong to an operation of the table, or to a fragment that it holds. Its entry counts the request in
+//! `Staged::copies`, and stays, with all that it owns, until the engine has reported it or was dropped (`open.rs`).
+#![allow(unsafe_code)]
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    transport::{CopyEnd, CopyRequest, SendError},
+    types::OpKey,
+    worker::{
+        device::engines::{BATCH, Open, PLACE, Ready, Reports, State, Use, Waiting, place, skip},
+        movers::Movers,
+        operations::Entry,
+    },
+};
+
+impl Movers {
+    /// Whether an operation may use an engine, which is opened if it is not.
+    pub(in crate::worker) fn engine_ready(&mut self, slot: usize, op: OpKey) -> Ready {
+        let devices = &mut self.devices;
+        if devices.closed {
+            return Ready::Never(Error::new(ErrorKind::Closed, "the worker was shut down"));
+        }
+        let Some(found) = devices.slots.get_mut(slot) else {
+            return Ready::Never(Error::new(
+                ErrorKind::Unsupported,
+                "no accelerator is in use",
+            ));
+        };
+        match &found.state {
+            State::Open(open) => match &open.lost {
+                Some(error) => Ready::Never(error.duplicate()),
+                None => Ready::Now,
+            },
+            State::Opening => {
+                found.waiting.push(op);
+                Ready::Later
+            }
+            State::Closed => {
+                found.waiting.push(op);
+                found.state = State::Opening;
+                self.errand(|errands| errands.open(slot));
+                Ready::Later
+            }
+        }
+    }
+
+    /// An engine was opened, or could not be. What is left over is to be dropped outside the lock, on a thread that may block.
+    pub(crate) fn engine_opened(
+        &mut self,
+        index: usize,
+        opened: Result<Box<Open>>,
+    ) -> Option<Box<Open>> {
+        let devices = &mut self.devices;
+        let slot = devices.slots.get_mut(index)?;
+        let waiting = std::mem::take(&mut slot.waiting);
+        let (left, failed) = match opened {
+            Ok(open) if devices.closed => {
+                let error = Error::new(ErrorKind::Closed, "the worker was shut down");
+                (Some(open), Some(error))
+            }
+            Ok(open) => {
+                slot.state = State::Open(open);
+                (None, None)
+            }
+            Err(error) => {
+                // The next operation tries again.
+                slot.state = State::Closed;
+                (None, Some(error))
+            }
+        };
+        for op in waiting {
+            match &failed {
+                None => self.devices.step_soon(op),
+                Some(error) => self.ctx.staging_failed(op, error.duplicate()),
+            }
+        }
+        left
+    }
+
+    /// Asks an engine for a copy, for a part of an operation. In as many requests as it takes.
+    pub(in crate::worker) fn push_copy(
+        &mut self,
+        slot: usize,
+        (op, part): (OpKey, u32),
+        from: CopyEnd,
+        to: CopyEnd,
+        length: usize,
+    ) -> u32 {
+        let devices = &mut self.devices;
+        let forbidden = devices.staging_forbidden();
+        let unstaged = self
+            .ctx
+            .operations
+            .get(op)
+            .is_some_and(|entry| entry.unstaged)
+            || forbidden;
+        let Some(open) = devices
+            .slots
+            .get_mut(slot)
+            .and_then(|slot| match &mut slot.state {
+                State::Open(open) => Some(open),
+                _ => None,
+            })
+        else {
+            return 0;
+        };
+        let most = open.attributes.max_copy.max(1);
+        let (mut done, mut count) = (0, 0);
+        while done < length {
+            let length = most.min(length - done);
+            devices.generation = devices.generation.wrapping_add(1);
+            let held = Use {
+                op,
+                part,
+                slot,
+                begun: false,
+                generation: devices.generation,
+            };
+            let token = held.token(devices.uses.vacant_key());
+            devices.uses.insert(held);
+            open.queue.push_back(CopyRequest {
+                from: skip(from, done),
+                to: skip(to, done),
+                length,
+                token,
+                unstaged,
+            });
+            done += length;
+            count += 1;
+        }
+        devices.live = true;
+        if let Some(entry) = self.ctx.operations.get(op)
+            && let Some(staged) = &mut entry.staged
+        {
+            staged.copies += count;
+        }
+        count
+    }
+
+    /// Hands requests to the engines, as many as they take.
+    pub(in crate::worker) fn pump_engines(&mut self) {
+        for index in 0..self.devices.slots.len() {
+            self.pump_engine(index);
+        }
+        self.queue_streams();
+    }
+
+    fn pump_engine(&mut self, index: usize) {
+        let mut failed = Vec::new();
+        let devices = &mut self.devices;
+        let Some(slot) = devices.slots.get_mut(index) else {
+            return;
+        };
+        let State::Open(open) = &mut slot.state else {
+            return;
+        };
+        let mut begun = false;
+        for _ in 0..open.places.len() {
+            let Some((at, token)) = open.places.pop_front() else {
+                break;
+            };
+            let Some(held) = devices.uses.get_mut(place(token)) else {
+                continue;
+            };
+            let goes_on = |entry: &mut Entry| entry.deferred.is_none() && entry.outcome.is_none();
+            let ended = !self.ctx.operations.get(held.op).is_some_and(goes_on);
+            let asked = match &open.lost {
+                _ if ended => Err(SendError::Failed(Error::new(
+                    ErrorKind::Canceled,
+                    "cancelled",
+                ))),
+                Some(error) => Err(SendError::Failed(error.duplicate())),
+                None => open.engine.after(at, token),
+            };
+            match asked {
+                Ok(()) => {
+                    held.begun = true;
+                    open.under_way += 1;
+                    begun = true;
+                }
+                // There may be room for others, which this one waits for.
+                Err(SendError::Full) if open.under_way > 0 => open.places.push_back((at, token)),
+                Err(SendError::Full) => {
+                    let text = "the engine waits for no place though nothing is under way";
+                    failed.push((token, Error::new(ErrorKind::Io, text)));
+                }
+                Err(SendError::Failed(error)) => failed.push((token, error)),
+            }
+        }
+        while let Some(request) = open.queue.front() {
+            let request = *request;
+            let Some(held) = devices.uses.get_mut(place(request.token)) else {
+                open.queue.pop_front();
+                continue;
+            };
+            let ended = self
+                .ctx
+                .operations
+                .get(held.op)
+                .is_none_or(|entry| entry.deferred.is_some());
+            if ended || open.lost.is_some() {
+                open.queue.pop_front();
+                let error = open.lost.as_ref().map(Error::duplicate);
+                let error = error.unwrap_or_else(|| Error::new(ErrorKind::Canceled, "cancelled"));
+                failed.push((request.token, error));
+                continue;
+            }
+            // SAFETY: the operation, which is in the table, owns both ends; it stays until this was reported. Parts of one
+            // operation do not overlap, and what one reads the other does not write.
+            match unsafe { open.engine.copy(request) } {
+                Ok(()) => {
+                    self.ctx.counts.device_copies.add(request.length);
+                    open.queue.pop_front();
+                    held.begun = true;
+                    open.under_way += 1;
+                    begun = true;
+                }
+                Err(SendError::Full) if open.under_way > 0 => break,
+                Err(SendError::Full) => {
+                    // Nothing is under way, so nothing would tell when to try again.
+                    open.queue.pop_front();
+                    let text = "the engine takes no copy though none is under way";
+                    failed.push((request.token, Error::new(ErrorKind::Io, text)));
+                }
+                Err(SendError::Failed(error)) => {
+                    open.queue.pop_front();
+                    failed.push((request.token, error));
+                }
+            }
+        }
+        if begun {
+            devices.fresh = true;
+            open.engine.flush();
+        }
+        for (token, error) in failed {
+            self.reported(token, Err(error));
+        }
+    }
+
+    /// One pass: takes what engines report, and lets go on who waited. Returns how many things happened.
+    pub(crate) fn progress_devices(&mut self) -> usize {
+        let mut moved = 0;
+        for index in 0..self.devices.slots.len() {
+            moved += self.progress_engine(index);
+        }
+        for _ in 0..self.devices.steps.len() {
+            let Some(op) = self.devices.steps.pop_front() else {
+                break;
+            };
+            moved += 1;
+            self.step_waiting(op);
+        }
+        if !self.devices.waiting.is_empty() && self.devices.was_released() {
+            while let Some(op) = self.devices.next_waiting() {
+                moved += 1;
+                self.step_waiting(op);
+            }
+        }
+        self.pump_engines();
+        let devices = &mut self.devices;
+        devices.fresh = false;
+        devices.live =
+            devices.is_busy() || !devices.steps.is_empty() || !devices.waiting.is_empty();
+        moved
+    }
+
+    fn progress_engine(&mut self, index: usize) -> usize {
+        let mut reports = std::mem::take(&mut self.devices.reports);
+        if let Some(open) = self.devices.open(index)
+            && open.under_way > 0
+        {
+            open.engine.progress(BATCH, &mut reports);
+        }
+        let moved = self.take_reports(index, &mut reports);
+        self.devices.reports = reports;
+        moved
+    }
+
+    /// Acts upon what an engine has reported.
+    pub(in crate::worker) fn take_reports(&mut self, index: usize, reports: &mut Reports) -> usize {
+        let mut moved = reports.copied.len();
+        for (token, result) in reports.copied.drain(..) {
+            self.reported(token, result);
+        }
+        if let Some(error) = reports.lost.take() {
+            moved += 1;
+            self.engine_lost(index, error);
+        }
+        moved
+    }
+
+    /// An engine is of no use any more. What it had taken it reports; what it had not fails here.
+    fn engine_lost(&mut self, index: usize, error: Error) {
+        let error = match error.kind() {
+            ErrorKind::DeviceLost => error,
+            _ => Error::new(ErrorKind::DeviceLost, "the device is lost").with_source(error),
+        };
+        tracing::error!(target: "wharf::worker", %error, "an engine that copies for a device");
+        if let Some(open) = self.devices.open(index) {
+            open.lost = Some(error.duplicate());
+            open.queue.clear();
+            open.places.clear();
+        }
+        for token in self.devices.unreported(index, false) {
+            self.reported(token, Err(error.duplicate()));
+        }
+        let waiting = std::mem::take(&mut self.devices.waiting);
+        let of_it = |waiting: &Waiting| waiting.slot == index;
+        let (over, still) = waiting.into_iter().partition(of_it);
+        self.devices.waiting = still;
+        for op in Vec::<Waiting>::into_iter(over).flat_map(|waiting| waiting.ops) {
+            self.ctx.staging_failed(op, error.duplicate());
+        }
+    }
+
+    /// An engine was brought to rest and dropped: what it did not report it never will.
+    pub(in crate::worker) fn engine_ended(&mut self, index: usize) {
+        for token in self.devices.unreported(index, true) {
+            let error = Error::new(ErrorKind::Closed, "the worker was shut down");
+            self.reported(token, Err(error));
+        }
+    }
+
+    /// A copy is over.
+    fn reported(&mut self, token: u64, result: Result<()>) {
+        let uses = &mut self.devices.uses;
+        let known = |held: &Use| held.token(place(token)) == token;
+        if !uses.get(place(token)).is_some_and(known) {
+            return;
+        }
+        let held = uses.remove(place(token));
+        if held.begun
+            && let Some(open) = self.devices.open(held.slot)
+        {
+            open.under_way = open.under_way.saturating_sub(1);
+        }
+        if held.part == PLACE {
+            return self.place_reached(held.op, result);
+        }
+        let Some(entry) = self.ctx.operations.get(held.op) else {
+            return;
+        };
+        let Some(staged) = &mut entry.staged else {
+            return;
+        };
+        staged.copies = staged.copies.saturating_sub(1);
+        if entry.deferred.is_some() {
+            if staged.copies == 0
+                && entry.in_flight == 0
+                && let Some(outcome) = entry.deferred.take()
+            {
+                self.finish(held.op, *outcome);
+            }
+            return;
+        }
+        match result {
+            Ok(()) => self.part_copied(held.op, held.part),
+            Err(error) => self.ctx.staging_failed(held.op, error),
+        }
+    }
+}

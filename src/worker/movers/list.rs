@@ -1,0 +1,165 @@
+//! Messages of many pieces.
+
+use std::sync::Arc;
+
+use crate::{
+    error::Result,
+    protocol::{
+        control::{self, Rtr, Rts},
+        layout::Shape,
+    },
+    transport::Place,
+    types::{EndpointId, LinkId, OpKey, Tag},
+    worker::{
+        copy::{Remote, Transfer},
+        ctx::Ctx,
+        list::read_table,
+        movers::Movers,
+        operations::{Arrival, RecvStage, Work},
+        peer::at,
+        spread::Spread,
+        violation::violation,
+        ways::ONE_COPY_FROM,
+    },
+};
+
+impl Ctx {
+    /// Whether an operation receives into a list.
+    fn fills_list(&mut self, link: LinkId, key: OpKey) -> bool {
+        match self.operations.get(key) {
+            Some(entry) if entry.link == Some(link) && entry.outcome.is_none() => match &entry.work
+            {
+                Work::Recv(recv) => recv.buffer.is_list(),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+
+    /// Where a long fragment for a list goes. `None`: it is not for one.
+    pub(crate) fn place_in_list(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        length: usize,
+    ) -> Option<Result<Place>> {
+        if !self.fills_list(link, key) {
+            return None;
+        }
+        if let Some(entry) = self.operations.get(key)
+            && let Work::Recv(recv) = &mut entry.work
+            && let RecvStage::Landing { expected, got } = &mut recv.stage
+            && let Some(list) = recv.buffer.list_mut()
+        {
+            if length > *expected - *got {
+                return Some(Err(violation("more bytes than announced")));
+            }
+            let run = list.run(*got);
+            if length <= run.len() {
+                let address = run.as_mut_ptr();
+                *got += length;
+                return Some(Ok(self.lend(key, address)));
+            }
+            // Too long for the piece.
+            return Some(Ok(Place::Whole));
+        }
+        Some(Err(violation("a fragment for what takes none")))
+    }
+}
+
+impl Movers {
+    /// As `begin_rendezvous`, where the message, the buffer or both are lists. The message is no longer than the buffer.
+    pub(crate) fn begin_list(
+        &mut self,
+        key: OpKey,
+        link: LinkId,
+        from: EndpointId,
+        tag: Tag,
+        rts: Rts,
+    ) {
+        let length = rts.length as usize;
+        let found = at(&mut self.ctx.peers, link)
+            .and_then(|peer| peer.one_copy.as_ref())
+            .filter(|_| length >= ONE_COPY_FROM)
+            .and_then(|one_copy| {
+                if rts.segment == control::TABLE {
+                    let shape = read_table(one_copy, &rts)?;
+                    return Some((shape, Remote::Address(0)));
+                }
+                let (segment, offset) = (rts.segment, rts.segment_offset);
+                let remote = one_copy.reach(segment, offset, length, rts.address, false)?;
+                Some((Shape::block(rts.length), remote))
+            });
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return;
+        };
+        let Work::Recv(recv) = &mut entry.work else {
+            return;
+        };
+        recv.arrival = Some(Arrival { length, tag, from });
+        let Some((shape, remote)) = found else {
+            recv.stage = RecvStage::Landing {
+                expected: length,
+                got: 0,
+            };
+            let rtr = Rtr {
+                op: key.0,
+                address: 0,
+                segment: 0,
+                segment_offset: 0,
+                scheme: 0,
+            };
+            self.ctx
+                .control(link, control::TAG_RTR, rts.op, &rtr.encode());
+            if length == 0 {
+                self.copied(key, Ok(()));
+            }
+            return;
+        };
+        recv.stage = RecvStage::Copying;
+        let spread = Spread::new(recv.buffer.extents(), Arc::new(shape), length);
+        self.start_transfer(Transfer {
+            link,
+            op: key,
+            peer_op: Some(rts.op),
+            local: std::ptr::null_mut(),
+            length,
+            remote,
+            pull: true,
+            chunks: None,
+            region: None,
+            next: 0,
+            spread: Some(spread),
+        });
+    }
+
+    /// A fragment for a list. `None`: it is not for one.
+    pub(crate) fn list_landing(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        data: &[u8],
+    ) -> Result<Option<()>> {
+        if !self.ctx.fills_list(link, key) {
+            return Ok(None);
+        }
+        if let Some(entry) = self.ctx.operations.get(key)
+            && let Work::Recv(recv) = &mut entry.work
+        {
+            let RecvStage::Landing { expected, got } = &mut recv.stage else {
+                return Err(violation("a fragment for what takes none"));
+            };
+            if data.len() > *expected - *got {
+                return Err(violation("more bytes than announced"));
+            }
+            if let Some(list) = recv.buffer.list_mut() {
+                list.scatter(*got, data);
+            }
+            *got += data.len();
+            if got == expected {
+                self.copied(key, Ok(()));
+            }
+        }
+        Ok(Some(()))
+    }
+}

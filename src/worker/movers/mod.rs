@@ -1,0 +1,399 @@
+//! How bytes travel that are not in messages: copies between the memories of two processes, engines of devices, network devices.
+//!
+//! Comes in: operations of the table, and what links, engines and network devices say of them. Goes out: their ends, to `ctx`; errands, to
+//! whoever implements [`Errands`]. What they act upon is in files below: `copy`, `spread`, `layout`, `list`, `blocks`, `rma`, `one_sided`, `device`.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `copy`, `spread` | one copy between two processes, of one run and of many |
+//! | `rma`, `layout`, `blocks`, `list` | puts and gets: of one run, of many blocks at either side; messages of many pieces |
+//! | `one_sided` | what network devices do |
+//! | `engines`, `order`, `pipe` | engines of devices, the order of their copies, transfers that stop in pinned memory |
+//! | `local`, `within`, `pull`, `serve`, `put`, `route`, `write`, `device_blocks` | those transfers, by where they begin and end |
+//!
+//! Tests: `tests/device/`, `tests/rc_faults/`, `tests/process/`, `tests/api/`.
+
+mod blocks;
+mod copy;
+mod device_blocks;
+mod engines;
+mod layout;
+mod list;
+mod local;
+mod one_sided;
+mod order;
+mod pipe;
+mod pull;
+mod put;
+mod rma;
+mod route;
+pub(in crate::worker) mod serve;
+mod spread;
+mod within;
+mod write;
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    config::RendezvousScheme,
+    error::{Error, ErrorKind, Result},
+    memory::{BufferMut, keeper},
+    protocol::matching::Arrival as Order,
+    transport::{LocalKeys, Pair, Registering},
+    types::{EndpointId, LinkId, OpKey, Tag},
+    worker::{
+        copy::Transfer,
+        ctx::{Ctx, message_of},
+        device::{Devices, route::What},
+        operations::{Arrival, Body, Entry, Outcome, RecvStage, SendStage, Unexpected, Work},
+        pressure::Buried,
+    },
+};
+
+/// A peer that may be inside this side's memory at this moment, and what memory that is. Kept until it is seen outside.
+pub(crate) struct Kept {
+    pub(crate) pair: Arc<Pair>,
+    /// `None` for exposed memory, whose owner asks [`Pair::is_peer_outside`].
+    pub(crate) memory: Option<Work>,
+}
+
+/// Between two looks at what is kept, at first and at most.
+const KEPT_PAUSE: Duration = Duration::from_micros(100);
+const KEPT_PAUSE_MOST: Duration = Duration::from_millis(100);
+
+/// What is done with the movers when something has ended that took long.
+pub(crate) type Told = Box<dyn FnOnce(&mut Movers) + Send>;
+/// Something that takes long, and then that.
+pub(crate) type Long = Pin<Box<dyn Future<Output = Told> + Send>>;
+
+/// What takes a thread, the runtime, or long, and so is not done under the lock. What each of them gives begins when it is dropped.
+pub(crate) trait Errands: Send + Sync {
+    /// Opens the engine of an accelerator. [`Movers::engine_opened`] is told.
+    fn open(&self, slot: usize) -> Box<dyn Send>;
+    /// Exports or imports device memory. [`Ctx::export_ended`] or [`Movers::import_ended`] is told.
+    fn route(&self, slot: usize, what: What) -> Box<dyn Send>;
+    /// Waits for memory to be registered, or for that to end.
+    fn wait(&self, work: Long) -> Box<dyn Send>;
+    /// Clears the memory of a receive, bit by bit, and waits then for it to be registered. [`Movers::registered`] is told.
+    fn clear(&self, link: LinkId, key: OpKey, made: Registering<LocalKeys>) -> Box<dyn Send>;
+}
+
+pub(crate) struct Movers {
+    pub(crate) ctx: Ctx,
+    /// `None` until the worker stands.
+    pub(crate) errands: Option<Arc<dyn Errands>>,
+    pub(crate) transfers: Vec<Transfer>,
+    /// Which of them has the next turn.
+    pub(crate) next_transfer: usize,
+    pub(crate) kept: Vec<Kept>,
+    /// When they are looked at next, and how long before the look after that.
+    kept_next: Instant,
+    kept_pause: Duration,
+    pub(crate) devices: Devices,
+    /// How announced messages go by network devices.
+    pub(crate) scheme: RendezvousScheme,
+}
+
+impl Movers {
+    pub(crate) fn new(ctx: Ctx) -> Self {
+        Self {
+            ctx,
+            errands: None,
+            transfers: Vec::new(),
+            next_transfer: 0,
+            kept: Vec::new(),
+            kept_next: Instant::now(),
+            kept_pause: KEPT_PAUSE,
+            devices: Devices::default(),
+            scheme: RendezvousScheme::default(),
+        }
+    }
+
+    /// As [`Ctx::finish`]; what engines of devices held for it goes first.
+    pub(crate) fn finish(&mut self, key: OpKey, outcome: Outcome) {
+        let is_staged = |entry: &mut Entry| {
+            entry.staged.is_some() && entry.in_flight == 0 && !entry.is_copied()
+        };
+        match self.ctx.operations.get(key).is_some_and(is_staged) {
+            true => self.finish_staged(key, outcome),
+            false => self.ctx.finish(key, outcome),
+        }
+    }
+
+    /// A receive has matched a message that keeps its place.
+    fn succeed(&mut self, key: OpKey, order: Order, message: &Unexpected, op: OpKey) {
+        let arrived = match self.ctx.operations.get(op) {
+            None => {
+                let gone = "the sender is gone, and the message with it";
+                return self.fail_operation(key, Error::new(ErrorKind::ConnectionReset, gone));
+            }
+            Some(entry) if entry.outcome.is_none() => {
+                entry.successor = Some(key);
+                false
+            }
+            Some(_) => true,
+        };
+        if arrived {
+            if let Some(mut entry) = self.ctx.operations.remove(op)
+                && let Some(outcome) = entry.outcome.take()
+                && let Ok((order, message)) = message_of(&entry, outcome)
+            {
+                self.hand_over(key, order, message);
+                self.ctx.bury_entry(entry);
+            }
+        } else if let Some(entry) = self.ctx.operations.get(key)
+            && let Work::Recv(recv) = &mut entry.work
+        {
+            recv.stage = RecvStage::Waiting(op);
+            recv.order = order;
+            recv.arrival = Some(Arrival {
+                length: message.len(),
+                tag: message.tag,
+                from: message.from,
+            });
+        }
+    }
+
+    /// Gives a whole or announced message to a posted receive or claim.
+    pub(crate) fn hand_over(&mut self, key: OpKey, order: Order, message: Unexpected) {
+        let Some(entry) = self.ctx.operations.attach(key, message.link) else {
+            return;
+        };
+        match &mut entry.work {
+            Work::Recv(_) if matches!(message.body, Body::Arriving { .. }) => {
+                if let Body::Arriving { op, .. } = message.body {
+                    self.succeed(key, order, &message, op);
+                }
+            }
+            Work::Claim(post) => {
+                *post = None;
+                self.finish(key, Outcome::Claimed(Ok(Box::new((order, message)))));
+            }
+            Work::Recv(recv) => {
+                recv.order = order;
+                let (link, from, tag) = (message.link, message.from, message.tag);
+                match message.body {
+                    Body::Announced(rts) => self.begin_rendezvous(key, link, from, tag, rts),
+                    body if recv.buffer.is_on_device() || body.is_on_device() => {
+                        self.store_body(key, (link, from, tag), body);
+                    }
+                    body => {
+                        recv.stage = RecvStage::Done;
+                        let mut buffer =
+                            std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()));
+                        let result = self.ctx.take_whole(&mut buffer, link, from, tag, body);
+                        self.finish(
+                            key,
+                            Outcome::Buffer {
+                                result,
+                                buffer: Some(buffer),
+                            },
+                        );
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The operation whose memory a one-copy transfer was moving has it all, or failed.
+    pub(crate) fn copied(&mut self, key: OpKey, result: Result<()>) {
+        let Err(result) = self.end_written(key, result) else {
+            // It is over once the peer can no longer write it.
+            return;
+        };
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return;
+        };
+        if let Err(error) = result {
+            self.fail_operation(key, error);
+            return;
+        }
+        let link = entry.link;
+        match &mut entry.work {
+            Work::Recv(recv) => {
+                recv.stage = RecvStage::Done;
+                let buffer = std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()));
+                let result = recv
+                    .arrival
+                    .ok_or_else(|| Error::new(ErrorKind::Protocol, "complete before it began"));
+                self.ctx.way_over(link, key, true);
+                self.finish(
+                    key,
+                    Outcome::Buffer {
+                        result,
+                        buffer: Some(buffer),
+                    },
+                );
+            }
+            Work::Get(_) => self.ctx.got(key),
+            Work::Copy(copy) => {
+                let arrival = Arrival {
+                    length: copy.from.len(),
+                    tag: Tag(0),
+                    from: EndpointId(0),
+                };
+                let buffer = std::mem::take(&mut copy.to);
+                self.finish(
+                    key,
+                    Outcome::Buffer {
+                        result: Ok(arrival),
+                        buffer: Some(buffer),
+                    },
+                );
+            }
+            Work::Put(_) => self.ctx.put_visible(key),
+            Work::Send(_) => self.finish(key, Outcome::Done(Ok(()))),
+            _ => self.ctx.helped(key),
+        }
+    }
+
+    /// Ends an operation with an error. The buffer comes back unless the peer may be writing into it at this moment.
+    pub(crate) fn fail_operation(&mut self, key: OpKey, error: Error) {
+        let Err(Err(error)) = self.end_written(key, Err(error)) else {
+            return;
+        };
+        self.ctx.resign(key);
+        let is_copied = |entry: &mut Entry| entry.copies > 0;
+        if self.ctx.operations.get(key).is_some_and(is_copied)
+            && let Some(index) = self
+                .transfers
+                .iter()
+                .position(|transfer| transfer.op == key)
+        {
+            // Its own transfer ends first, and tells the peer.
+            self.end_transfer(index, Some(Err(error)));
+            return;
+        }
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return;
+        };
+        let link = entry.link;
+        let written = match &entry.work {
+            Work::Recv(recv) => matches!(recv.stage, RecvStage::Copying | RecvStage::Shared(_)),
+            // The peer may help, but with one run only.
+            Work::Get(get) => get.layout.is_none(),
+            // The owner may be copying a share out of it.
+            Work::Put(put) => put.slot.is_some(),
+            _ => false,
+        };
+        // The peer may be copying out of it, and take what it copies for the message. It ends other sends itself.
+        let read = matches!(&entry.work, Work::Send(send)
+            if matches!(send.stage, SendStage::Announced | SendStage::AwaitMatch))
+            && link.is_some_and(|link| self.ctx.peer(link).is_some_and(|peer| !peer.is_alive()));
+        self.ctx.way_over(link, key, false);
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return;
+        };
+        let has_buffer = matches!(entry.work, Work::Recv(_) | Work::Get(_));
+        if (written || read)
+            && entry.staged.is_none()
+            && let Some(link) = link
+            && let Some(one_copy) = self.ctx.one_copy(link)
+        {
+            let pair = one_copy.pair.clone();
+            // No future waits for the memory of a send.
+            let quiet = if read {
+                pair.is_peer_outside()
+            } else {
+                pair.is_peer_quiet()
+            };
+            if !quiet {
+                // The memory stays with a stand-in; the future learns that it does not come back. The word of the transfer stays in use: the
+                // peer may still count a chunk in it.
+                let outcome = if has_buffer {
+                    Outcome::Buffer {
+                        result: Err(error),
+                        buffer: None,
+                    }
+                } else {
+                    Outcome::Done(Err(error))
+                };
+                if let Some(entry) = self.ctx.operations.get(key) {
+                    let work = std::mem::replace(&mut entry.work, Work::Flush);
+                    self.keep(pair, work);
+                }
+                if let Some(peer) = self.ctx.peer(link) {
+                    peer.posted = peer.posted.saturating_sub(1);
+                }
+                self.finish(key, outcome);
+                return;
+            }
+        }
+        if let Some(entry) = self.ctx.operations.get(key) {
+            let outcome = entry.failure(error);
+            self.finish(key, outcome);
+        }
+    }
+
+    /// Has something done once the lock is gone.
+    pub(in crate::worker) fn errand(&mut self, begin: impl FnOnce(&dyn Errands) -> Box<dyn Send>) {
+        if let Some(errands) = &self.errands {
+            self.ctx.buried.push(Buried::Errand(begin(&**errands)));
+        }
+    }
+
+    /// Keeps memory that a peer may be inside.
+    pub(crate) fn keep(&mut self, pair: Arc<Pair>, memory: Work) {
+        let memory = Some(memory);
+        self.push_kept(Kept { pair, memory });
+    }
+
+    pub(crate) fn push_kept(&mut self, kept: Kept) {
+        self.kept.push(kept);
+        self.kept_pause = KEPT_PAUSE;
+        self.kept_next = Instant::now();
+    }
+
+    /// The worker goes. Memory that a peer is still inside, which is stopped in the middle of a copy, outlives it.
+    pub(crate) fn outlive(&mut self) {
+        self.release_kept();
+        let mut kept = std::mem::take(&mut self.kept);
+        kept.retain(|kept| kept.memory.is_some());
+        if !kept.is_empty() {
+            keeper::keep(Box::new(move || {
+                kept.retain(|kept| !kept.pair.is_peer_outside());
+                kept.is_empty()
+            }));
+        }
+    }
+
+    /// Lets go of kept memory whose writers are seen outside.
+    pub(crate) fn release_kept(&mut self) {
+        if self.kept.is_empty() {
+            return;
+        }
+        // A look may be a system call, and some peers never go.
+        let now = Instant::now();
+        if now < self.kept_next {
+            return;
+        }
+        let before = self.kept.len();
+        let mut last = (std::ptr::null(), false);
+        let (over, kept) = std::mem::take(&mut self.kept)
+            .into_iter()
+            .partition(|kept| {
+                // Many in a row are of one peer.
+                let pair = Arc::as_ptr(&kept.pair);
+                if last.0 != pair {
+                    last = (pair, kept.pair.is_peer_outside());
+                }
+                last.1
+            });
+        self.kept = kept;
+        self.kept_pause = match self.kept.len() < before {
+            true => KEPT_PAUSE,
+            false => (self.kept_pause * 2).min(KEPT_PAUSE_MOST),
+        };
+        self.kept_next = now + self.kept_pause;
+        for kept in Vec::<Kept>::into_iter(over) {
+            if let Some(work) = kept.memory {
+                self.ctx.bury(work);
+            }
+        }
+    }
+}

@@ -1,0 +1,407 @@
+//! Puts, gets and mapped memory: what is done directly, and what is asked of the owner.
+//!
+//! # Safety
+//! Direct access is for who has shown the region's key to its owner (`MAP`), which then writes the generation into the words that it shares with that
+//! peer alone. It is bracketed by `Pair::enter` and `Pair::leave`, with a look at the region's generation between: the owner frees exposed memory only
+//! after it revoked the generation and saw this side outside. Local memory is the caller's, for the length of the call.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use crate::{
+    error::Result,
+    protocol::{
+        control::{self, Join},
+        plan::{self, Accesses},
+    },
+    trace,
+    transport::{Inside, Pair, Standing},
+    types::{DeviceKey, EndpointId, LinkId, OpKey, Priority},
+    util::copy::{SHORTEST, copy, copy_short},
+    worker::{
+        copy::{Remote, Transfer},
+        ctx::Ctx,
+        metrics::Counts,
+        movers::Movers,
+        operations::{Get, Put, Work},
+        peer::{OneCopy, Peer, at, of},
+        rma::{INLINE, Near, Target, stale, what, within},
+    },
+};
+
+impl Ctx {
+    pub(crate) fn show_key(&mut self, link: LinkId, segment: u64, slot: u32, generation: u64) {
+        if let Some(peer) = self.peer(link) {
+            peer.show_key(segment, slot, generation);
+        }
+    }
+
+    /// How the target is reached directly, if it is.
+    pub(crate) fn direct_path(peer: &mut Peer, target: &Target, length: usize) -> Option<Remote> {
+        let one_copy = peer.one_copy.as_ref()?;
+        if target.on_device {
+            return None;
+        }
+        if target.slot as usize >= Pair::GENERATIONS {
+            // Past the table of generations: only the owner's software can say whether it is still exposed.
+            return None;
+        }
+        let offset = target.segment_offset.checked_add(target.offset)?;
+        let address = target.address.wrapping_add(target.offset);
+        let remote = one_copy.reach(target.segment, offset, length, address, true);
+        let is_let = one_copy.pair.standing(target.slot, target.generation) == Standing::Let;
+        if !is_let || target.segment != 0 && !matches!(remote, Some(Remote::Mapped(..))) {
+            // Later operations find it open and mapped; this one goes the other way.
+            peer.show_key(target.segment, target.slot, target.generation);
+        }
+        remote.filter(|_| is_let)
+    }
+
+    /// Where `length` bytes lie that are `offset` behind the target, mapped here and exposed there for as long as what comes with them is kept. `None`:
+    /// they are not, there is no connection, or its window is `window` or more operations full. What of `near` the owner allows, the caller has
+    /// checked. Nothing is done here by a closure: one with several uses would be called.
+    #[inline(always)]
+    pub(crate) fn in_mapping(
+        &mut self,
+        (link, id): (LinkId, EndpointId),
+        near: &Near,
+        (offset, length): (u64, usize),
+        window: usize,
+    ) -> Option<(*mut u8, Inside<'_>, &mut Counts)> {
+        let peer =
+            of(&mut self.peers, link, id).filter(|peer| peer.is_open() && peer.posted < window)?;
+        let one_copy = peer.one_copy.as_ref()?;
+        let target = &near.target;
+        let mapping = one_copy.mapping_near(target.segment, &near.place)?;
+        let address = within(mapping, target.segment_offset.checked_add(offset)?, length)?;
+        let inside = one_copy.pair.inside(target.slot, target.generation)?;
+        Some((address, inside, &mut self.counts))
+    }
+
+    /// Copies a short run of bytes to or from mapped memory at once, as [`Ctx::in_mapping`].
+    ///
+    /// # Safety
+    /// `local` must be valid for `length` bytes, for writing when `pull`.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_in_mapping(
+        &mut self,
+        place: (LinkId, EndpointId),
+        near: &Near,
+        offset: u64,
+        (local, length): (*mut u8, usize),
+        pull: bool,
+        window: usize,
+    ) -> Option<()> {
+        if length > INLINE {
+            return None;
+        }
+        let (remote, inside, counts) = self.in_mapping(place, near, (offset, length), window)?;
+        let (from, to) = match pull {
+            true => (remote.cast_const(), local),
+            false => (local.cast_const(), remote),
+        };
+        // SAFETY: valid for `length`: one is the caller's, the other was checked against the mapping, and is exposed while `inside` is kept. At two
+        // addresses they do not overlap, even when they are the same memory within one process.
+        unsafe {
+            match length <= SHORTEST {
+                true => copy_short(from, to, length),
+                false => copy(from, to, length),
+            }
+        }
+        drop(inside);
+        counts.copied(true, length);
+        trace::operation(what(pull), length, "in mapped memory");
+        Some(())
+    }
+
+    /// Does a short put or get at once. `None`: there is no direct path, or it is too long for the caller's turn.
+    ///
+    /// # Safety
+    /// `local` must be valid for `length` bytes, for writing when `pull`.
+    #[inline]
+    pub(crate) unsafe fn access_now(
+        &mut self,
+        link: LinkId,
+        target: &Target,
+        local: *mut u8,
+        length: usize,
+        pull: bool,
+    ) -> Option<Result<()>> {
+        if length > INLINE {
+            return None;
+        }
+        let peer = at(&mut self.peers, link)?;
+        if target.slot as usize >= Pair::GENERATIONS {
+            return None;
+        }
+        if let Some(one_copy) = &peer.one_copy
+            && let Some(remote) = one_copy.mapped_at(target, length)
+        {
+            one_copy.pair.enter();
+            let standing = one_copy.pair.standing(target.slot, target.generation);
+            if standing == Standing::Let {
+                let (from, to) = if pull {
+                    (remote.cast_const(), local)
+                } else {
+                    (local.cast_const(), remote)
+                };
+                // SAFETY: valid for `length`: one is the caller's, the other was checked against the mapping. At two addresses they do not
+                // overlap, even when they are the same memory within one process.
+                unsafe { copy(from, to, length) };
+                self.counts.copied(true, length);
+                trace::operation(what(pull), length, "in mapped memory");
+            }
+            one_copy.pair.leave();
+            return match standing {
+                Standing::Let => Some(Ok(())),
+                Standing::TakenBack => Some(Err(stale())),
+                Standing::Unknown => {
+                    peer.show_key(target.segment, target.slot, target.generation);
+                    None
+                }
+            };
+        }
+        let Remote::Address(address) = Ctx::direct_path(peer, target, length)? else {
+            return None;
+        };
+        let one_copy = peer.one_copy.as_ref()?;
+        let cma = one_copy.cma.as_ref()?;
+        one_copy.pair.enter();
+        let result = if one_copy.pair.standing(target.slot, target.generation) != Standing::Let {
+            Err(stale())
+        } else if pull {
+            // SAFETY: `local` is valid by the caller's promise; the remote side is revocable.
+            unsafe { cma.read(address, local, length) }
+        } else {
+            // SAFETY: as above.
+            unsafe { cma.write(address, local, length) }
+        };
+        one_copy.pair.leave();
+        if result.is_ok() {
+            self.counts.copied(false, length);
+            trace::operation(what(pull), length, "by cma");
+        }
+        Some(result)
+    }
+
+    /// What is tried for a put or get, in this order. `here`: whether its buffer is a device's.
+    #[inline]
+    fn ways_of(
+        &mut self,
+        link: LinkId,
+        target: &Target,
+        here: bool,
+        length: usize,
+        pull: bool,
+    ) -> &'static [Accesses] {
+        let ends = (here, target.on_device);
+        let own = ends != (false, false) && self.is_to_itself(link);
+        plan::accesses(!pull, ends, own, length)
+    }
+
+    #[inline]
+    fn started(&mut self, key: OpKey, (priority, unstaged): (Priority, bool)) {
+        self.prioritize(key, priority);
+        if unstaged && let Some(entry) = self.operations.get(key) {
+            entry.unstaged = true;
+        }
+    }
+
+    /// How the target is reached straight, if it is, and a word to count in.
+    fn path(
+        &mut self,
+        link: LinkId,
+        target: &Target,
+        ways: &[Accesses],
+        length: usize,
+        slot: &mut Option<u32>,
+    ) -> Option<Remote> {
+        if !ways.contains(&Accesses::Straight) {
+            return None;
+        }
+        let peer = at(&mut self.peers, link)?;
+        let path = Ctx::direct_path(peer, target, length)?;
+        if let Some(one_copy) = &peer.one_copy
+            && plan::is_joined(one_copy.cma.is_some(), length)
+        {
+            *slot = one_copy.pair.acquire();
+        }
+        Some(path)
+    }
+}
+
+impl Movers {
+    /// Starts a put that is in the table. `route`: keys by which network devices reach the region.
+    pub(crate) fn start_put(
+        &mut self,
+        link: LinkId,
+        target: Target,
+        mut put: Put,
+        how: (Priority, bool),
+        route: Option<&Arc<[DeviceKey]>>,
+    ) -> OpKey {
+        let (length, here) = (put.buffer.len(), put.buffer.is_on_device());
+        let ways = self.ctx.ways_of(link, &target, here, length, false);
+        put.announced = ways.contains(&Accesses::Announced);
+        let local = put.buffer.address().cast_mut();
+        let path = self.ctx.path(link, &target, ways, length, &mut put.slot);
+        let slot = put.slot;
+        let key = self
+            .ctx
+            .operations
+            .insert(Some(link), false, Work::Put(put));
+        self.ctx.started(key, how);
+        let access = (local, length, false);
+        self.start_by(link, key, target, access, ways, (path, slot), route);
+        key
+    }
+
+    /// Starts a get that is in the table, as a put.
+    pub(crate) fn start_get(
+        &mut self,
+        link: LinkId,
+        target: Target,
+        mut get: Get,
+        how: (Priority, bool),
+        route: Option<&Arc<[DeviceKey]>>,
+    ) -> OpKey {
+        let (length, here) = (get.buffer.len(), get.buffer.is_on_device());
+        let ways = self.ctx.ways_of(link, &target, here, length, true);
+        let local = get.buffer.address();
+        let path = self.ctx.path(link, &target, ways, length, &mut get.slot);
+        let slot = get.slot;
+        let key = self
+            .ctx
+            .operations
+            .insert(Some(link), false, Work::Get(get));
+        self.ctx.started(key, how);
+        let access = (local, length, true);
+        self.start_by(link, key, target, access, ways, (path, slot), route);
+        key
+    }
+
+    /// Begins a put or get by the first of these ways that there is.
+    #[allow(clippy::too_many_arguments)]
+    fn start_by(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        target: Target,
+        (local, length, pull): (*mut u8, usize, bool),
+        ways: &[Accesses],
+        (path, chunks): (Option<Remote>, Option<u32>),
+        route: Option<&Arc<[DeviceKey]>>,
+    ) {
+        let is_straight = path.is_some();
+        for way in ways {
+            match way {
+                Accesses::Straight if is_straight => {
+                    self.start_access(link, key, target, local, length, pull, path, chunks);
+                }
+                Accesses::Devices if self.ctx.rma_by_devices(link, key, &target, route) => {}
+                Accesses::Straight | Accesses::Devices => continue,
+                Accesses::Within => self.begin_within(key, target),
+                Accesses::Parts if pull => self.begin_device_get(key, target),
+                Accesses::Parts => self.begin_device_put(key, target),
+                // What is announced is a message as well: its owner pulls.
+                Accesses::Announced | Accesses::Messages => self.submit(link, key),
+            }
+            return;
+        }
+    }
+
+    /// Starts a put or get, in the table, of a part that is in a fragment.
+    pub(in crate::worker) fn start_part(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        target: Target,
+        local: *mut u8,
+        length: usize,
+        pull: bool,
+    ) {
+        let path =
+            at(&mut self.ctx.peers, link).and_then(|peer| Ctx::direct_path(peer, &target, length));
+        self.start_access(link, key, target, local, length, pull, path, None);
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn start_access(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        target: Target,
+        local: *mut u8,
+        length: usize,
+        pull: bool,
+        path: Option<Remote>,
+        chunks: Option<u32>,
+    ) {
+        let Some(remote) = path else {
+            self.submit(link, key);
+            return;
+        };
+        if let Some(chunks) = chunks {
+            let join = Join {
+                generation: target.generation,
+                offset: target.offset,
+                length: length as u64,
+                address: local as u64,
+                slot: target.slot,
+                chunks,
+                put: u32::from(!pull),
+            };
+            self.ctx.control(link, control::JOIN, key.0, &join.encode());
+        }
+        self.start_transfer(Transfer {
+            link,
+            op: key,
+            peer_op: None,
+            local,
+            length,
+            remote,
+            pull,
+            chunks,
+            region: Some((target.slot, target.generation)),
+            next: 0,
+            spread: None,
+        });
+    }
+}
+
+impl Peer {
+    /// Shows the owner of a region its key, once, so that it is let at the region directly, and gets the segment that it lies in.
+    pub(in crate::worker) fn show_key(&mut self, segment: u64, slot: u32, generation: u64) {
+        let Some(one_copy) = &mut self.one_copy else {
+            return;
+        };
+        if slot as usize >= Pair::GENERATIONS {
+            return;
+        }
+        let is_let = one_copy.pair.standing(slot, generation) != Standing::Unknown
+            || one_copy.told.shown.insert(slot, generation) == Some(generation);
+        let is_mapped = segment == 0
+            || one_copy.mapping(segment).is_some()
+            || one_copy.told.asked.contains(&segment);
+        if !is_mapped {
+            one_copy.told.asked.push(segment);
+        }
+        if !(is_let && is_mapped) {
+            // A failure shows on the link itself.
+            let _ = self.control(control::MAP, generation, &slot.to_le_bytes());
+        }
+    }
+}
+
+impl OneCopy {
+    /// Where the target lies in this process, when its segment is mapped here.
+    #[inline]
+    pub(in crate::worker) fn mapped_at(&self, target: &Target, length: usize) -> Option<*mut u8> {
+        let mapping = self.mapping(target.segment)?;
+        within(
+            mapping,
+            target.segment_offset.checked_add(target.offset)?,
+            length,
+        )
+    }
+}

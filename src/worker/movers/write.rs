@@ -1,0 +1,107 @@
+//! Bytes of a device that a stream writes.
+
+use crate::{
+    memory::Buffer,
+    types::{LinkId, OpKey},
+    worker::{
+        ctx::{Ctx, Event},
+        device::{
+            pipe::{Kind, Pipe, Stage},
+            pool::Fragment,
+            write::DeviceWrite,
+        },
+        movers::Movers,
+        operations::{Outcome, Work},
+        stream::key::StreamKey,
+    },
+};
+
+impl Ctx {
+    /// A part is in its fragment.
+    pub(in crate::worker) fn write_loaded(&mut self, key: OpKey, id: u32) {
+        let Some(pipe) = self.pipe(key) else { return };
+        if let Some(part) = pipe.part(id) {
+            part.stage = Stage::Ready;
+        }
+        let first = pipe.parts.front().is_some_and(|part| part.id == id);
+        if first && let Some(Work::Write(write)) = self.operations.get(key).map(|entry| &entry.work)
+        {
+            let event = Event::Loaded(write.stream, key);
+            self.events.push_back(event);
+        }
+    }
+
+    /// The next bytes of such a buffer, if they are in a fragment: where, and how many.
+    pub(crate) fn write_ready(&mut self, key: OpKey) -> Option<(Fragment, *mut u8, usize)> {
+        let entry = self.operations.get(key)?;
+        let Work::Write(write) = &entry.work else {
+            return None;
+        };
+        let sent = write.sent;
+        let part = entry.pipe()?.parts.front()?;
+        let fragment = part.fragment.clone()?;
+        let within = sent - part.position;
+        let address = fragment.address().wrapping_add(within);
+        (part.stage == Stage::Ready).then_some((fragment, address, part.length - within))
+    }
+
+    /// The stream is broken: nothing of it leaves any more.
+    pub(crate) fn end_write(&mut self, key: OpKey) {
+        self.finish(key, Outcome::Done(Ok(())));
+    }
+
+    pub(in crate::worker) fn write_failed(&mut self, key: OpKey, error: &crate::error::Error) {
+        if let Some(Work::Write(write)) = self.operations.get(key).map(|entry| &entry.work) {
+            let event = Event::Unwritten(write.stream, error.duplicate());
+            self.events.push_back(event);
+        }
+    }
+}
+
+impl Movers {
+    /// Enters such a buffer, and begins to copy it out.
+    pub(crate) fn start_write(&mut self, link: LinkId, stream: StreamKey, buffer: Buffer) -> OpKey {
+        let (types, total) = (buffer.device_types(), buffer.len());
+        let slot = self.devices.slot_for(&types);
+        let work = Work::Write(DeviceWrite {
+            stream,
+            buffer,
+            sent: 0,
+        });
+        let key = self.ctx.operations.insert(Some(link), true, work);
+        match slot {
+            Ok(slot) => self.begin_staged(key, Pipe::new(Kind::Write, slot, total)),
+            Err(error) => {
+                let event = Event::Unwritten(stream, error.duplicate());
+                self.ctx.events.push_back(event);
+                self.fail_operation(key, error);
+            }
+        }
+        key
+    }
+
+    /// So many of them have left. `true`: those were the last.
+    pub(crate) fn write_sent(&mut self, key: OpKey, count: usize) -> bool {
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return true;
+        };
+        let Work::Write(write) = &mut entry.work else {
+            return true;
+        };
+        write.sent += count;
+        let (sent, total) = (write.sent, write.buffer.len());
+        if sent == total {
+            self.finish(key, Outcome::Done(Ok(())));
+            return true;
+        }
+        if let Some(pipe) = entry.pipe()
+            && let Some(part) = pipe.parts.front()
+            && sent == part.position + part.length
+        {
+            let id = part.id;
+            pipe.end(id);
+            self.devices.step_soon(key);
+        }
+        false
+    }
+}

@@ -1,0 +1,314 @@
+//! Who waits for a place in a queue, and memory let go of under the lock.
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    protocol::ANNOUNCEMENTS,
+    types::{LinkId, OpKey},
+    worker::{
+        core::Core,
+        ctx::Ctx,
+        operations::{Body, Entry, Outcome, SendStage, Work},
+        pressure::Buried,
+    },
+};
+
+impl Ctx {
+    /// Lets go of an operation's memory, once the lock is gone.
+    pub(crate) fn bury(&mut self, work: Work) {
+        let holds = match &work {
+            Work::Recv(recv) => !recv.buffer.is_empty(),
+            Work::Get(get) => !get.buffer.is_empty(),
+            Work::Send(send) => !send.buffer.is_empty() || send.am.is_some(),
+            Work::Put(put) => !put.buffer.is_empty(),
+            Work::Claim(_)
+            | Work::Atomic(_)
+            | Work::ClaimLanding { .. }
+            | Work::AmLanding { .. }
+            | Work::Frame { .. }
+            | Work::Flush => false,
+            _ => true,
+        };
+        if holds {
+            self.buried.push(Buried::Work(work));
+        }
+    }
+
+    /// The same for all that an entry holds.
+    pub(crate) fn bury_entry(&mut self, entry: Entry) {
+        let deferred = entry.deferred.map(|deferred| *deferred);
+        for outcome in [entry.outcome, deferred].into_iter().flatten() {
+            self.bury_outcome(outcome);
+        }
+        self.bury(entry.work);
+    }
+
+    pub(crate) fn bury_outcome(&mut self, outcome: Outcome) {
+        if matches!(
+            outcome,
+            Outcome::Buffer {
+                buffer: Some(_),
+                ..
+            }
+        ) {
+            self.buried.push(Buried::Outcome(outcome));
+        }
+    }
+
+    /// The same for a message that a dropped receive had put back.
+    #[inline]
+    pub(crate) fn bury_body(&mut self, body: Body) {
+        if let Body::Whole { data, .. } = body
+            && data.is_lent()
+        {
+            self.buried.push(Buried::Buffer(data));
+        }
+    }
+
+    /// Counts a message that the peer has announced.
+    pub(crate) fn hold_announcement(&mut self, link: LinkId) -> Result<()> {
+        if let Some(peer) = self.peer(link) {
+            peer.announced_held += 1;
+            if peer.announced_held > ANNOUNCEMENTS {
+                return Err(Error::new(
+                    ErrorKind::Protocol,
+                    "the peer announced more messages than it may",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// One of them was matched, or called back.
+    #[inline]
+    pub(crate) fn drop_announcement(&mut self, link: LinkId) {
+        if let Some(peer) = self.peer(link) {
+            peer.announced_held = peer.announced_held.saturating_sub(1);
+        }
+    }
+
+    /// The peer has matched or refused a message that this side announced: the next has its place.
+    #[inline]
+    pub(crate) fn announcement_over(&mut self, link: LinkId) {
+        if let Some(peer) = self.peer(link) {
+            peer.announced_out = peer.announced_out.saturating_sub(1);
+            if peer.queue.holds() {
+                self.runnable.push_back(link);
+            }
+        }
+    }
+
+    /// Wakes who waits for a place on a link.
+    #[inline]
+    pub(crate) fn tell_ready(&mut self, link: LinkId) {
+        if let Some(peer) = crate::worker::peer::at(&mut self.peers, link)
+            && peer.has_room()
+        {
+            peer.ready.take(&mut self.wakes);
+        }
+    }
+
+    /// Ends the sends of a link that only a receive at the peer could end, and there will be none.
+    pub(crate) fn end_unmatched(&mut self, link: LinkId, error: &Error) {
+        for key in self.operations.keys_of_link(link) {
+            let waits = self.operations.get(key).is_some_and(|entry| {
+                entry.outcome.is_none()
+                    && entry.copies == 0
+                    && matches!(&entry.work, Work::Send(send)
+                        if matches!(send.stage, SendStage::Announced)
+                            || send.sync && matches!(send.stage, SendStage::AwaitMatch)
+                            // An active message without a credit.
+                            || !entry.queued && matches!(send.stage, SendStage::Queued))
+            });
+            if waits {
+                self.fail_operation(key, error.duplicate());
+            }
+        }
+        if let Some(peer) = self.peer(link) {
+            // What was held back has its turn, to end the same way.
+            peer.announced_out = 0;
+        }
+    }
+}
+
+impl Core {
+    /// Forgets what a peer has announced and nobody has matched.
+    pub(crate) fn forget_announced(&mut self, link: LinkId) {
+        let account = self.movers.ctx.peer(link).and_then(|peer| peer.account);
+        self.forget_announced_of(link, account);
+    }
+}
+
+impl Ctx {
+    /// Gives an operation another priority, before it is submitted.
+    pub(crate) fn prioritize(&mut self, key: OpKey, priority: crate::Priority) {
+        if let Some(entry) = self.operations.get(key) {
+            entry.priority = priority;
+        }
+    }
+}
+
+/// Whether an operation's next step is a further fragment.
+pub(crate) fn is_bulk(entry: &Entry) -> bool {
+    match &entry.work {
+        Work::Send(send) => matches!(send.stage, SendStage::Streaming(_)),
+        Work::Serve(serve) => serve.out.next > 0,
+        Work::Put(put) => put.next > 0,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Buffer;
+    use crate::{
+        memory::BufferMut,
+        protocol::control::{self, Rts},
+        transport::Sink,
+        worker::{
+            inbox::tests::{LINK, core},
+            operations::Send,
+            peer::Status,
+        },
+    };
+
+    fn rts(op: u64) -> [u8; Rts::SIZE] {
+        Rts {
+            op,
+            length: 100,
+            address: 0,
+            segment: 0,
+            segment_offset: 0,
+            slot: control::NONE,
+        }
+        .encode()
+    }
+
+    fn announce(core: &mut Core, op: u64) -> Result<()> {
+        core.message(LINK, control::TAG_RTS, 7, &rts(op))
+    }
+
+    #[test]
+    fn a_peer_that_announces_too_much_is_refused() {
+        let (mut core, _) = core();
+        for op in 0..ANNOUNCEMENTS as u64 {
+            announce(&mut core, op).expect("room");
+        }
+        // One is called back, one is matched: each leaves its place.
+        core.message(LINK, control::CANCEL, 0, &[]).expect("known");
+        announce(&mut core, 1 << 20).expect("room");
+        let taken = core.take_unexpected(crate::Tag(7), crate::Mask::ALL);
+        let taken = taken.expect("a message");
+        let order = taken.arrival;
+        let key = core
+            .movers
+            .ctx
+            .enter_receive(BufferMut::from(vec![0; 100]), LINK, order);
+        core.movers.hand_over(key, order, taken.message);
+        announce(&mut core, 1 << 21).expect("room");
+        let error = announce(&mut core, 1 << 22).expect_err("one too many");
+        assert_eq!(error.kind(), ErrorKind::Protocol);
+    }
+
+    fn send(core: &mut Core) -> OpKey {
+        let send = Send {
+            tag: crate::Tag(1),
+            buffer: Buffer::from(vec![1; 100_000]),
+            sync: false,
+            stage: SendStage::Queued,
+            slot: None,
+            cancelling: false,
+            am: None,
+        };
+        let key = core
+            .movers
+            .ctx
+            .operations
+            .insert(Some(LINK), false, Work::Send(send));
+        core.submit(LINK, key);
+        key
+    }
+
+    fn count(sent: &crate::worker::inbox::tests::Sent, id: u8) -> usize {
+        let sent = sent.lock();
+        sent.iter().filter(|(sent, _)| *sent == id).count()
+    }
+
+    #[test]
+    fn no_more_is_announced_than_the_peer_takes() {
+        let (mut core, sent) = core();
+        let keys: Vec<_> = (0..ANNOUNCEMENTS + 3).map(|_| send(&mut core)).collect();
+        assert_eq!(count(&sent, control::TAG_RTS), ANNOUNCEMENTS);
+        // Other messages go out meanwhile.
+        core.movers.ctx.control(LINK, control::CREDIT, 1, &[]);
+        assert_eq!(count(&sent, control::CREDIT), 1);
+        for (answered, key) in keys.iter().take(2).enumerate() {
+            core.message(LINK, control::DONE, key.0, &[])
+                .expect("known");
+            // Twice is an echo.
+            core.message(LINK, control::DONE, key.0, &[])
+                .expect("known");
+            core.pump(LINK);
+            assert_eq!(count(&sent, control::TAG_RTS), ANNOUNCEMENTS + answered + 1);
+        }
+        let canceled = core.cancel(keys[ANNOUNCEMENTS + 2], Error::new(ErrorKind::Canceled, ""));
+        assert!(canceled, "it waits here");
+        core.message(LINK, control::DONE, keys[2].0, &[])
+            .expect("known");
+        core.pump(LINK);
+        assert_eq!(count(&sent, control::TAG_RTS), ANNOUNCEMENTS + 2);
+    }
+
+    #[test]
+    fn a_peer_that_closes_out_of_order_is_refused() {
+        let close = |core: &mut Core, answer| core.message(LINK, control::CLOSE, answer, &[]);
+        let (mut answered, _) = core();
+        assert_eq!(
+            close(&mut answered, 1).expect_err("no question").kind(),
+            ErrorKind::Protocol
+        );
+        let (mut unknown, _) = core();
+        assert_eq!(
+            close(&mut unknown, 2).expect_err("unknown").kind(),
+            ErrorKind::Protocol
+        );
+        let (mut twice, sent) = core();
+        close(&mut twice, 0).expect("a close");
+        twice.pump(LINK);
+        assert_eq!(count(&sent, control::CLOSE), 1);
+        assert_eq!(
+            close(&mut twice, 0).expect_err("again").kind(),
+            ErrorKind::Protocol
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_matched_any_more_ends_with_a_close() {
+        let (mut core, sent) = core();
+        let keys: Vec<_> = (0..ANNOUNCEMENTS + 3).map(|_| send(&mut core)).collect();
+        core.message(LINK, control::CLOSE, 0, &[]).expect("a close");
+        while core.movers.ctx.runnable.pop_front().is_some() {
+            core.pump(LINK);
+        }
+        for _ in 0..keys.len() / 64 {
+            core.pump(LINK);
+        }
+        for key in keys {
+            let outcome = core.take_outcome(key);
+            assert!(
+                matches!(&outcome, Some(Outcome::Done(Err(error))) if error.kind() == ErrorKind::ConnectionReset),
+                "{outcome:?}"
+            );
+        }
+        // Nothing is left: the answer is out, and an announcement that crossed it is forgotten.
+        assert_eq!(count(&sent, control::CLOSE), 1);
+        assert!(
+            core.movers
+                .ctx
+                .peer(LINK)
+                .is_some_and(|peer| matches!(peer.status, Status::Closing { sent: true }))
+        );
+        announce(&mut core, 5).expect("ignored");
+        assert!(core.unexpected.is_empty());
+    }
+}

@@ -1,0 +1,253 @@
+//! How byte streams open, are accepted, and end.
+
+use std::task::Waker;
+
+use crate::{
+    error::{Error, Result},
+    protocol::{
+        control,
+        ledger::Amount,
+        stream::{STREAM_BACKLOG, STREAM_FIRST, STREAM_OPEN_MAX, StreamName},
+        window::SendWindow,
+    },
+    types::{EndpointId, LinkId},
+    worker::{
+        core::Core,
+        ctx::Ctx,
+        peer::{Peer, at},
+        pressure::Buried,
+        stream::{Stream, key::StreamKey, leave, outgoing::WriteEnd, reading::BLOCK},
+    },
+};
+
+impl Ctx {
+    pub(crate) fn wait_to_open(&mut self, link: LinkId, waker: &Waker) {
+        if let Some(peer) = self.peer(link) {
+            leave(&mut peer.streams().openers, waker);
+        }
+    }
+
+    pub(crate) fn wait_to_accept(&mut self, link: LinkId, waker: &Waker) {
+        if let Some(peer) = self.peer(link) {
+            leave(&mut peer.streams().accepters, waker);
+        }
+    }
+}
+
+impl Core {
+    /// Opens a stream. `None`: no more may be open or unaccepted now.
+    pub(crate) fn open_stream(
+        &mut self,
+        link: LinkId,
+        endpoint: EndpointId,
+    ) -> Option<Result<StreamKey>> {
+        let Some(peer) = at(&mut self.movers.ctx.peers, link).filter(|peer| peer.id == endpoint)
+        else {
+            return Some(Err(crate::worker::send::closed()));
+        };
+        if let Some(error) = peer.error() {
+            return Some(Err(error));
+        }
+        let streams = peer.streams();
+        if streams.opened.open.len() >= STREAM_OPEN_MAX
+            || streams.unaccepted.len() >= STREAM_BACKLOG
+        {
+            return None;
+        }
+        let id = streams.opened.next;
+        streams.opened.next += 1;
+        streams.unaccepted.push_back(id);
+        let key = self.streams.insert(link, id, true);
+        streams.opened.open.insert(id, key);
+        if let Some(stream) = self.streams.get(key) {
+            stream.writing.window = SendWindow::new(STREAM_FIRST);
+        }
+        let name = StreamName {
+            id,
+            of_sender: true,
+        };
+        self.movers
+            .ctx
+            .control(link, control::STREAM_OPEN, name.header(), &[]);
+        Some(Ok(key))
+    }
+
+    /// Accepts the next stream that the peer has opened.
+    pub(crate) fn accept_stream(
+        &mut self,
+        link: LinkId,
+        endpoint: EndpointId,
+    ) -> Option<Result<StreamKey>> {
+        let Some(peer) = at(&mut self.movers.ctx.peers, link).filter(|peer| peer.id == endpoint)
+        else {
+            return Some(Err(crate::worker::send::closed()));
+        };
+        if let Some(key) = peer.streams().incoming.pop_front() {
+            if peer.is_alive() {
+                self.movers
+                    .ctx
+                    .control(link, control::STREAM_ACCEPTED, 1, &[]);
+            }
+            self.uncharge_stream(key);
+            // The rest of its window.
+            self.read_from(key, 0);
+            return Some(Ok(key));
+        }
+        peer.over().map(Err)
+    }
+
+    /// Nobody is charged for a stream any more: it is accepted, or goes.
+    fn uncharge_stream(&mut self, key: StreamKey) {
+        if let Some(stream) = self.streams.get(key)
+            && let Some((account, bytes)) = stream.charged.take()
+        {
+            self.movers.ctx.ledger.give(account, Amount::STREAM);
+            self.movers
+                .ctx
+                .ledger
+                .give(account, Amount::bytes(bytes as usize));
+        }
+    }
+
+    /// Charges for bytes of a stream that nobody has accepted. `false`: it is too much, and the stream is refused.
+    pub(in crate::worker) fn charge_stream(&mut self, key: StreamKey, length: usize) -> bool {
+        let Some(stream) = self.streams.get(key) else {
+            return false;
+        };
+        let Some((account, bytes)) = &mut stream.charged else {
+            return true;
+        };
+        // The first of them take a block.
+        let more = match *bytes {
+            0 => length.max(BLOCK),
+            _ => length,
+        };
+        if self
+            .movers
+            .ctx
+            .ledger
+            .take(*account, Amount::bytes(more))
+            .is_ok()
+        {
+            *bytes += more as u64;
+            return true;
+        }
+        let link = stream.link;
+        if let Some(peer) = self.movers.ctx.peer(link) {
+            peer.streams().incoming.retain(|waiting| *waiting != key);
+        }
+        self.uncharge_stream(key);
+        self.discard_unread(key);
+        self.refuse_stream(key);
+        false
+    }
+
+    /// A reader is gone. What is left of the stream, if nothing needs it any more, to be dropped outside the lock.
+    pub(crate) fn drop_stream_reader(&mut self, key: StreamKey) -> Option<Stream> {
+        let stream = self.streams.get(key)?;
+        stream.reading.is_held = false;
+        stream.reading.waker.take();
+        if stream.reading.end.is_none() && stream.ended.is_none() {
+            let (link, header) = (stream.link, stream.header());
+            self.movers
+                .ctx
+                .control(link, control::STREAM_STOP, header, &[]);
+        }
+        self.discard_unread(key);
+        self.settle_stream(key)
+    }
+
+    /// A writer is gone: the end follows what it wrote.
+    pub(crate) fn drop_stream_writer(&mut self, key: StreamKey) -> Option<Stream> {
+        let stream = self.streams.get(key)?;
+        stream.writing.is_held = false;
+        stream.writing.waker.take();
+        self.finish_stream(key);
+        self.settle_stream(key)
+    }
+
+    /// Ends what this side writes at once, and throws away what has not left.
+    pub(crate) fn reset_stream(&mut self, key: StreamKey) {
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
+        if matches!(stream.writing.end, WriteEnd::Sent) || stream.ended.is_some() {
+            return;
+        }
+        self.end_writes(key);
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
+        let lent = stream
+            .writing
+            .give_up(|buffer| self.movers.ctx.buried.push(Buried::Buffer(buffer)));
+        stream.writing.end = WriteEnd::Sent;
+        let (link, header) = (stream.link, stream.header());
+        self.movers.take_back(link, Vec::from_iter(lent));
+        self.movers
+            .ctx
+            .control(link, control::STREAM_RESET, header, &[]);
+        self.movers.ctx.close_soon(Some(link));
+    }
+
+    /// After either direction has ended or a handle has gone: takes the stream out of what it is in no more.
+    pub(in crate::worker) fn settle_stream(&mut self, key: StreamKey) -> Option<Stream> {
+        let stream = self.streams.get(key)?;
+        if stream.named && stream.is_over() {
+            stream.named = false;
+            let (link, id, opened_here) = (stream.link, stream.id, stream.opened_here);
+            if let Some(peer) = at(&mut self.movers.ctx.peers, link) {
+                peer.streams().table(opened_here).open.remove(&id);
+                if opened_here {
+                    self.movers.ctx.wakes.append(&mut peer.streams().openers);
+                }
+            }
+        }
+        let stream = self.streams.get(key)?;
+        if stream.is_held() || (stream.named && stream.ended.is_none()) {
+            return None;
+        }
+        self.streams.remove(key)
+    }
+
+    /// The connection has ended: readers get what has arrived, then the reason.
+    pub(crate) fn end_streams(&mut self, link: LinkId, error: &Error) {
+        if let Some(streams) = at(&mut self.movers.ctx.peers, link).and_then(Peer::known_streams) {
+            streams.opened.open.clear();
+            streams.accepted.open.clear();
+            self.movers.ctx.wakes.append(&mut streams.accepters);
+            self.movers.ctx.wakes.append(&mut streams.openers);
+        }
+        let mut lent = Vec::new();
+        let (wakes, buried) = (&mut self.movers.ctx.wakes, &mut self.movers.ctx.buried);
+        self.streams.entries.retain(|_, stream| {
+            if stream.link != link || stream.ended.is_some() {
+                return true;
+            }
+            stream.named = false;
+            stream.ended = Some(error.duplicate());
+            lent.extend(
+                stream
+                    .writing
+                    .give_up(|buffer| buried.push(Buried::Buffer(buffer))),
+            );
+            stream.reading.lent = None;
+            wakes.extend(stream.reading.waker.take());
+            wakes.extend(stream.writing.waker.take());
+            stream.is_held()
+        });
+        self.movers.take_back(link, lent);
+    }
+
+    /// The record of an ended connection goes, and with it the streams that nobody accepted.
+    pub(crate) fn forget_streams(&mut self, link: LinkId) {
+        let peer = at(&mut self.movers.ctx.peers, link).filter(|peer| !peer.is_alive());
+        let Some(streams) = peer.and_then(Peer::known_streams) else {
+            return;
+        };
+        for key in std::mem::take(&mut streams.incoming) {
+            self.uncharge_stream(key);
+            self.streams.remove(key);
+        }
+    }
+}

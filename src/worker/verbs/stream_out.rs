@@ -1,0 +1,535 @@
+//! What of byte streams goes out.
+//!
+//! # Safety
+//! A zero-copy send lends the link memory that an entry of the table of operations owns (`Work::StreamOut`). The entry stays until
+//! `Sink::sent` was called for it, or the link is dropped. So is a fragment of pinned memory (`Work::Frame`).
+#![allow(unsafe_code)]
+
+use std::task::Waker;
+
+use crate::{
+    error::Error,
+    memory::Buffer,
+    protocol::control,
+    transport::{RawSlice, SendError, Zcopy},
+    types::{LinkId, OpKey},
+    worker::{
+        core::Core,
+        metrics::Counted,
+        movers::serve::lend as lend_fragment,
+        operations::{Operations, Outcome, Work},
+        peer::{Peer, at},
+        pressure::Buried,
+        queue::Lane,
+        step::Step,
+        stream::{
+            Stream,
+            broken::Broken,
+            key::StreamKey,
+            outgoing::{COPIED, GATHERED, LENT, Loan, Piece, SHORT, WriteEnd, Writing},
+        },
+        verbs::stream_lent::announce,
+    },
+};
+
+impl Core {
+    /// A stream that takes bytes, and its peer. `None`: [`Core::unwritable`] says why.
+    ///
+    /// Asked for each write, so always inlined, without what only a refusal needs.
+    #[inline(always)]
+    fn writable(&mut self, key: StreamKey) -> Option<(&mut Stream, &mut Peer)> {
+        let stream = self.streams.get(key)?;
+        if stream.write_error().is_some() {
+            return None;
+        }
+        let peer = at(&mut self.movers.ctx.peers, stream.link)?;
+        peer.is_open().then_some((stream, peer))
+    }
+
+    /// Why a stream takes no bytes.
+    #[cold]
+    fn unwritable(&mut self, key: StreamKey) -> Broken {
+        let Some(stream) = self.streams.get(key) else {
+            return Broken::Ended(crate::worker::send::closed());
+        };
+        if let Some(error) = stream.write_error() {
+            return error;
+        }
+        let link = stream.link;
+        let error = at(&mut self.movers.ctx.peers, link).and_then(|peer| peer.error());
+        Broken::Ended(error.unwrap_or_else(crate::worker::send::closed))
+    }
+
+    /// Writes some of `data`. `Ok(0)`: no room now.
+    #[inline]
+    pub(crate) fn write_stream(&mut self, key: StreamKey, data: &[u8]) -> Result<usize, Broken> {
+        for attempt in 0..2 {
+            let Some((stream, peer)) = self.writable(key) else {
+                return Err(self.unwritable(key));
+            };
+            let header = stream.header();
+            let link_id = stream.link;
+            let writing = &mut stream.writing;
+            // Its own progress must not wake it.
+            writing.waker.take();
+            // A link that copies everything itself needs no gathering before it.
+            let at_once = data.len() >= SHORT || peer.attributes.max_zcopy == 0;
+            let longest = peer.attributes.max_bcopy.min(COPIED);
+            if at_once && let Some(link) = straight(writing, peer) {
+                let mut done = 0;
+                while done < data.len() {
+                    let room = usize::try_from(writing.window.left()).unwrap_or(usize::MAX);
+                    let count = (data.len() - done).min(longest).min(room);
+                    if count == 0 {
+                        break;
+                    }
+                    let frame = &data[done..done + count];
+                    match link.am_bcopy(control::STREAM_DATA, header, &[], frame) {
+                        Ok(()) => {
+                            done += count;
+                            writing.window.take(count as u64);
+                        }
+                        Err(SendError::Full) => break,
+                        Err(SendError::Failed(error)) => {
+                            let broken = Broken::from(&error);
+                            self.movers.ctx.failures.push((link_id, error));
+                            return Err(broken);
+                        }
+                    }
+                }
+                return Ok(done);
+            }
+            if attempt == 0 && (at_once || writing.gathered + data.len() > GATHERED) {
+                // What was gathered goes first.
+                self.push_stream(key);
+                continue;
+            }
+            let count = writing.gather(data);
+            let enough = writing.gathered >= SHORT;
+            if enough {
+                self.push_stream(key);
+            } else {
+                self.queue_stream(key);
+            }
+            return Ok(count);
+        }
+        Ok(0)
+    }
+
+    /// As [`Core::write_stream`], of what leaves at once. `None`: it is not so, and nothing has happened.
+    #[inline]
+    pub(crate) fn write_stream_now(&mut self, key: StreamKey, data: &[u8]) -> Option<usize> {
+        let (stream, peer) = self.writable(key)?;
+        let header = stream.header();
+        let writing = &mut stream.writing;
+        let is_short = data.len() as u64 <= writing.window.left()
+            && data.len() <= peer.attributes.max_bcopy.min(COPIED);
+        let gathers = data.len() < SHORT && peer.attributes.max_zcopy != 0;
+        if !is_short || gathers {
+            return None;
+        }
+        let link = straight(writing, peer)?;
+        // What it could not take, and why, is found once more.
+        link.am_bcopy(control::STREAM_DATA, header, &[], data)
+            .ok()?;
+        writing.waker.take();
+        writing.window.take(data.len() as u64);
+        Some(data.len())
+    }
+
+    /// Takes a buffer to be sent from where it is. The number by which [`Core::has_left`] knows it.
+    pub(crate) fn write_stream_buffer(
+        &mut self,
+        key: StreamKey,
+        buffer: Buffer,
+    ) -> Result<u64, Broken> {
+        let Some((stream, _)) = self.writable(key) else {
+            return Err(self.unwritable(key));
+        };
+        let link = stream.link;
+        stream.writing.taken += 1;
+        let number = stream.writing.taken;
+        if buffer.is_on_device() && !buffer.is_empty() {
+            let op = self.movers.start_write(link, key, buffer);
+            if let Some(stream) = self.streams.get(key)
+                && stream.writing.failed.is_none()
+            {
+                let ready = false;
+                stream.writing.pieces.push_back(Piece::Staged { op, ready });
+            }
+            return Ok(number);
+        }
+        stream.writing.pieces.push_back(Piece::Owned {
+            buffer,
+            done: 0,
+            loan: Loan::None,
+        });
+        self.push_stream(key);
+        Ok(number)
+    }
+
+    /// Whether an owned buffer has left. `None`: not yet.
+    pub(crate) fn has_left(&mut self, key: StreamKey, number: u64) -> Option<Result<(), Broken>> {
+        let Some(stream) = self.streams.get(key) else {
+            return Some(Err(Broken::Ended(crate::worker::send::closed())));
+        };
+        stream.writing.waker.take();
+        if stream.writing.left >= number {
+            return Some(Ok(()));
+        }
+        stream
+            .write_error()
+            .filter(|error| !matches!(error, Broken::Finished))
+            .map(Err)
+    }
+
+    /// Whether all that was written has left; asks the link to take it.
+    pub(crate) fn flush_stream(&mut self, key: StreamKey) -> Option<Result<(), Broken>> {
+        for _ in 0..2 {
+            let Some(stream) = self.streams.get(key) else {
+                return Some(Err(Broken::Ended(crate::worker::send::closed())));
+            };
+            stream.writing.waker.take();
+            match stream.write_error() {
+                None | Some(Broken::Finished) => {}
+                // Who reads no more may have read all of it.
+                Some(Broken::Stopped) if !stream.writing.lost => {}
+                Some(error) => return Some(Err(error)),
+            }
+            if stream.writing.pieces.is_empty() {
+                return Some(Ok(()));
+            }
+            self.push_stream(key);
+        }
+        None
+    }
+
+    /// The end follows what was written.
+    pub(crate) fn finish_stream(&mut self, key: StreamKey) {
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
+        if stream.writing.end == WriteEnd::Open && stream.ended.is_none() {
+            stream.writing.end = WriteEnd::Wanted;
+            self.push_stream(key);
+        }
+    }
+
+    /// Whether the end has left.
+    pub(crate) fn has_finished(&mut self, key: StreamKey) -> Option<Result<(), Broken>> {
+        let stream = self.streams.get(key)?;
+        stream.writing.waker.take();
+        if stream.writing.end == WriteEnd::Sent {
+            return Some(Ok(()));
+        }
+        let error = stream.ended.as_ref()?;
+        Some(Err(Broken::from(error)))
+    }
+
+    /// Leaves the waker of a write, flush or shutdown.
+    pub(crate) fn wait_to_write(&mut self, key: StreamKey, waker: &Waker) {
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
+        stream.writing.waker.leave(waker);
+        // A link that had no room will say when it has: that is this stream's turn then. One without window waits for that.
+        self.enqueue(key);
+    }
+
+    /// Gives a stream that can move a place in the queue of its link.
+    fn enqueue(&mut self, key: StreamKey) -> Option<LinkId> {
+        let stream = self.streams.get(key)?;
+        let link = stream.link;
+        if stream.writing.is_queued || !stream.writing.can_move() {
+            return None;
+        }
+        stream.writing.is_queued = true;
+        let peer = at(&mut self.movers.ctx.peers, link)?;
+        peer.queue
+            .push(Lane::Normal, crate::worker::queue::Queued::Stream(key));
+        Some(link)
+    }
+
+    /// Has a stream's bytes sent in the next pass.
+    pub(in crate::worker) fn queue_stream(&mut self, key: StreamKey) {
+        if let Some(link) = self.enqueue(key) {
+            self.movers.ctx.runnable.push_back(link);
+        }
+    }
+
+    /// Sends what can go now.
+    fn push_stream(&mut self, key: StreamKey) {
+        self.enqueue(key);
+        if let Some(stream) = self.streams.get(key) {
+            let link = stream.link;
+            self.pump(link);
+        }
+    }
+
+    /// A stream's turn on its link: one frame.
+    pub(crate) fn advance_stream(&mut self, key: StreamKey) -> Result<Step, SendError> {
+        let Some(stream) = self.streams.get(key) else {
+            return Ok(Step::Sent);
+        };
+        stream.writing.is_queued = false;
+        let header = stream.header();
+        let link_id = stream.link;
+        let writing = &mut stream.writing;
+        let Some(peer) = at(&mut self.movers.ctx.peers, link_id) else {
+            return Ok(Step::Parked);
+        };
+        let attributes = peer.attributes;
+        let Some(link) = &mut peer.link else {
+            return Ok(Step::Parked);
+        };
+        let window = usize::try_from(writing.window.left()).unwrap_or(usize::MAX);
+        match writing.pieces.front_mut() {
+            None if writing.end == WriteEnd::Wanted => {
+                link.am_short(control::STREAM_FIN, header, &[])?;
+                writing.end = WriteEnd::Sent;
+                self.movers.ctx.wakes.extend(writing.waker.take());
+                self.settle_stream(key);
+                return Ok(Step::Sent);
+            }
+            None => {
+                self.movers.ctx.wakes.extend(writing.waker.take());
+                return Ok(Step::Sent);
+            }
+            // The window that comes back gives it its turn again.
+            Some(_) if window == 0 => return Ok(Step::Parked),
+            Some(Piece::Gathered { bytes, done }) => {
+                let longest = attributes.max_bcopy.min(COPIED);
+                let count = (bytes.len() - *done).min(longest).min(window);
+                let frame = &bytes[*done..*done + count];
+                link.am_bcopy(control::STREAM_DATA, header, &[], frame)?;
+                *done += count;
+                writing.window.take(count as u64);
+                writing.gathered -= count;
+                if *done == bytes.len()
+                    && let Some(Piece::Gathered { mut bytes, .. }) = writing.pieces.pop_front()
+                    && bytes.capacity() <= GATHERED
+                {
+                    bytes.clear();
+                    writing.spare = bytes;
+                }
+            }
+            Some(Piece::Staged { .. }) => return self.advance_write(key),
+            // What the reader says gives it its turn again.
+            Some(Piece::Owned {
+                loan: Loan::Out(_), ..
+            }) => return Ok(Step::Parked),
+            Some(Piece::Owned { buffer, done, loan }) => {
+                if *loan == Loan::None
+                    && *done == 0
+                    && let Some(one_copy) = &mut peer.one_copy
+                    && let Some(rts) = announce(one_copy, &mut **link, peer.lending, buffer)
+                {
+                    return match link.am_short(control::STREAM_RTS, header, &rts.encode()) {
+                        Ok(()) => {
+                            *loan = Loan::Out(rts.word);
+                            Ok(Step::Parked)
+                        }
+                        Err(error) => {
+                            one_copy.pair.release(rts.word);
+                            Err(error)
+                        }
+                    };
+                }
+                let data = buffer.as_slice().unwrap_or(&[]);
+                let longest = if attributes.max_zcopy == 0 {
+                    attributes.max_bcopy.min(COPIED)
+                } else {
+                    attributes.max_zcopy.min(LENT)
+                };
+                let count = (data.len() - *done).min(longest).min(window);
+                let frame = &data[*done..*done + count];
+                if attributes.max_zcopy == 0 || count < SHORT {
+                    link.am_bcopy(control::STREAM_DATA, header, &[], frame)?;
+                } else {
+                    let payload = RawSlice {
+                        address: frame.as_ptr(),
+                        length: frame.len(),
+                    };
+                    let op = lend(&mut self.movers.ctx.operations, link_id, buffer.clone());
+                    // SAFETY: the entry `op` owns the buffer, and stays until the link says that it has been sent, or is dropped.
+                    let sent =
+                        unsafe { link.am_zcopy(control::STREAM_DATA, header, &[], payload, op.0) };
+                    if !matches!(sent, Ok(Zcopy::Pending)) {
+                        self.movers.ctx.operations.remove(op);
+                    }
+                    sent?;
+                }
+                *done += count;
+                writing.window.take(count as u64);
+                if *done == data.len() {
+                    if let Some(Piece::Owned { buffer, .. }) = writing.pieces.pop_front() {
+                        self.movers.ctx.buried.push(Buried::Buffer(buffer));
+                    }
+                    writing.left += 1;
+                    self.movers.ctx.wakes.extend(writing.waker.take());
+                }
+            }
+        }
+        if writing.pieces.is_empty() {
+            self.movers.ctx.wakes.extend(writing.waker.take());
+        }
+        Ok(if writing.has_unsent() {
+            Step::More
+        } else {
+            Step::Sent
+        })
+    }
+}
+
+impl Core {
+    /// The next bytes of a device's buffer are here.
+    pub(crate) fn stream_write_ready(&mut self, key: StreamKey, write: OpKey) {
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
+        for piece in &mut stream.writing.pieces {
+            if let Piece::Staged { op, ready } = piece
+                && *op == write
+            {
+                *ready = true;
+            }
+        }
+        self.queue_stream(key);
+    }
+
+    /// The bytes of a device's buffer cannot be had: the stream is broken.
+    pub(crate) fn stream_write_failed(&mut self, key: StreamKey, error: &Error) {
+        if let Some(stream) = self.streams.get(key) {
+            stream.writing.failed = Some(error.duplicate());
+            self.movers.ctx.wakes.extend(stream.writing.waker.take());
+            self.reset_stream(key);
+        }
+    }
+
+    /// Operations that have bytes for a stream, which is broken: they end.
+    pub(in crate::worker) fn end_writes(&mut self, key: StreamKey) {
+        let Some(stream) = self.streams.get(key) else {
+            return;
+        };
+        let staged = stream
+            .writing
+            .pieces
+            .iter()
+            .filter_map(|piece| match piece {
+                Piece::Staged { op, .. } => Some(*op),
+                _ => None,
+            });
+        for op in Vec::from_iter(staged) {
+            self.movers.ctx.end_write(op);
+        }
+    }
+
+    /// A frame out of pinned memory, for the first piece of a stream that has window.
+    fn advance_write(&mut self, key: StreamKey) -> Result<Step, SendError> {
+        let Some(stream) = self.streams.get(key) else {
+            return Ok(Step::Sent);
+        };
+        let (header, link_id, window) =
+            (stream.header(), stream.link, stream.writing.window.left());
+        let Some(Piece::Staged { op, .. }) = stream.writing.pieces.front() else {
+            return Ok(Step::Sent);
+        };
+        let op = *op;
+        let Some((fragment, address, length)) = self.movers.ctx.write_ready(op) else {
+            self.mark_ready(key, false);
+            return Ok(Step::Parked);
+        };
+        let Some(peer) = at(&mut self.movers.ctx.peers, link_id) else {
+            return Ok(Step::Parked);
+        };
+        let attributes = peer.attributes;
+        let Some(link) = &mut peer.link else {
+            return Ok(Step::Parked);
+        };
+        let longest = if attributes.max_zcopy == 0 {
+            attributes.max_bcopy.min(COPIED)
+        } else {
+            attributes.max_zcopy.min(LENT)
+        };
+        let window = usize::try_from(window).unwrap_or(usize::MAX);
+        let length = length.min(longest).min(window);
+        if attributes.max_zcopy == 0 || length < SHORT {
+            // SAFETY: within the fragment, which is held here, and which no engine is copying into any more.
+            let frame = unsafe { std::slice::from_raw_parts(address, length) };
+            link.am_bcopy(control::STREAM_DATA, header, &[], frame)?;
+        } else {
+            let frame = lend_fragment(&mut self.movers.ctx.operations, link_id, fragment);
+            let payload = RawSlice { address, length };
+            // SAFETY: the entry `frame` holds the fragment, and stays until the link says that it has been sent, or is dropped.
+            let sent =
+                unsafe { link.am_zcopy(control::STREAM_DATA, header, &[], payload, frame.0) };
+            if !matches!(sent, Ok(Zcopy::Pending)) {
+                self.movers.ctx.operations.remove(frame);
+            }
+            sent?;
+        }
+        let all = self.movers.write_sent(op, length);
+        let ready = self.movers.ctx.write_ready(op).is_some();
+        let Some(stream) = self.streams.get(key) else {
+            return Ok(Step::Sent);
+        };
+        let writing = &mut stream.writing;
+        writing.window.take(length as u64);
+        if all {
+            writing.pieces.pop_front();
+            writing.left += 1;
+            self.movers.ctx.wakes.extend(writing.waker.take());
+            return Ok(if writing.has_unsent() {
+                Step::More
+            } else {
+                Step::Sent
+            });
+        }
+        self.mark_ready(key, ready);
+        Ok(if ready { Step::More } else { Step::Parked })
+    }
+
+    fn mark_ready(&mut self, key: StreamKey, is_ready: bool) {
+        if let Some(stream) = self.streams.get(key)
+            && let Some(Piece::Staged { ready, .. }) = stream.writing.pieces.front_mut()
+        {
+            *ready = is_ready;
+        }
+    }
+}
+
+/// Enters a buffer that a link is going to send from where it is.
+pub(in crate::worker) fn lend(operations: &mut Operations, link: LinkId, buffer: Buffer) -> OpKey {
+    let op = operations.insert(Some(link), true, Work::StreamOut { _buffer: buffer });
+    if let Some(entry) = operations.get(op) {
+        entry.in_flight = 1;
+        // Over as soon as the link has let go of it.
+        entry.deferred = Some(Box::new(Outcome::Done(Ok(()))));
+    }
+    op
+}
+
+impl Stream {
+    pub(in crate::worker) fn write_error(&self) -> Option<Broken> {
+        if let Some(error) = &self.writing.failed {
+            Some(Broken::Ended(error.duplicate()))
+        } else if let Some(refused) = self.writing.stopped {
+            Some(refused.map_or(Broken::Stopped, Broken::Refused))
+        } else if let Some(error) = &self.ended {
+            Some(Broken::from(error))
+        } else if self.writing.end != WriteEnd::Open {
+            Some(Broken::Finished)
+        } else {
+            None
+        }
+    }
+}
+
+/// The link, where what is written goes past everything: nothing of the stream waits, nor anything else of its peer.
+#[inline(always)]
+fn straight<'a>(writing: &Writing, peer: &'a mut Peer) -> Option<&'a mut Counted> {
+    if !writing.pieces.is_empty() || !peer.queue.is_empty() {
+        return None;
+    }
+    peer.link.as_mut()
+}
