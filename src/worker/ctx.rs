@@ -1,6 +1,6 @@
 //! What every part of the machine acts upon: connections, the table of operations, queues, limits, what is noted for those above.
 //!
-//! It calls nobody above it: what concerns them is an [`Event`], which [`Core::act`](crate::worker::XXX::act) follows.
+//! It calls nobody above it: what concerns them is an [`Event`], which [`Core::act`](crate::worker::core::Core::act) follows.
 
 use std::{collections::VecDeque, fmt, sync::Arc, task::Waker};
 

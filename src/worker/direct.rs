@@ -2,7 +2,7 @@
 //! buffer, and only one that comes in several parts takes the buffer into the table.
 //!
 //! # Safety
-//! [`Direct`] holds the address of a buffer that its caller borrows for the whole of [`Engine::receive_now`], and it is taken out of the
+//! [`Direct`] holds the address of a buffer that its caller borrows for the whole of `Engine::receive_now`, and it is taken out of the
 //! core before that returns. Nothing else reads or writes the buffer meanwhile.
 #![allow(unsafe_code)]
 

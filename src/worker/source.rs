@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::memory::{Buffer, region::Exposed};
 
-/// Where the bytes of a [`Serve`] are.
+/// Where the bytes of a [`Serve`](crate::worker::operations::Serve) are.
 #[derive(Clone)]
 pub(crate) enum Source {
     Region(Arc<Exposed>),

@@ -39,7 +39,7 @@ pub(crate) fn fragment_size(attributes: &LinkAttributes, prefix: usize) -> usize
 /// Sends one message by the way that suits its size.
 ///
 /// # Safety
-/// As [`Link::am_zcopy`] asks.
+/// As [`Link::am_zcopy`](crate::transport::Link::am_zcopy) asks.
 pub(crate) unsafe fn transmit(
     link: &mut Counted,
     attributes: &LinkAttributes,

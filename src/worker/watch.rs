@@ -7,7 +7,7 @@
 //!
 //! The fd is an epoll's of its own. In it are the worker's poll, the doorbell of the peers over shared memory, and a bell that is rung when somebody
 //! else who drives the worker (its reactor, its thread, a future) has taken something while such a loop may be asleep: what has been taken makes no
-//! fd readable any more. All are watched by edges, and the loop's own [`progress`](Engine::progress_outside) takes the edges away, so that the
+//! fd readable any more. All are watched by edges, and the loop's own `Engine::progress_outside` takes the edges away, so that the
 //! fd is readable for as long as there is something that the loop has not looked at, for loops that watch by level as well.
 //!
 //! # Safety

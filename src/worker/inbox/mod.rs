@@ -1,12 +1,12 @@
 //! Active messages that arrive: one inbox for each id, in the order of arrival, and what becomes of messages that have none.
 //!
-//! A peer can fill an inbox as far as it has credits: the capacity for each connection, [`am::GRANT`] at least. What it sends to an id
+//! A peer can fill an inbox as far as it has credits: the capacity for each connection, [`GRANT`](crate::protocol::am::GRANT) at least. What it sends to an id
 //! without an inbox is thrown away at once, answered by a refusal that returns the credit, and takes no memory here.
 //!
 //! A message for who polls at this moment, or for a callback, stays where it arrived if it can ([`Content::InPlace`]) until it was looked at.
 //!
 //! A message that is [`Held`](crate::transport::Held) is dropped before the interface that brought it, as is promised where it is made: those in an inbox
-//! go with the [`Core`], which the engine drops before its interfaces, and who takes one out holds the worker while it is looked at.
+//! go with the [`Core`](crate::worker::core::Core), which the engine drops before its interfaces, and who takes one out holds the worker while it is looked at.
 
 use std::{collections::VecDeque, task::Waker};
 
@@ -33,7 +33,7 @@ pub(in crate::worker) struct Inbox {
     /// Never used again: an inbox that was opened later under the same id is another one.
     pub(in crate::worker) serial: u64,
     pub(in crate::worker) capacity: u32,
-    /// [`Terms::plenty`] of that.
+    /// [`Terms::plenty`](crate::protocol::window::Terms::plenty) of that.
     pub(in crate::worker) plenty: u64,
     /// The first was not called back.
     pub(in crate::worker) queue: VecDeque<Standing>,

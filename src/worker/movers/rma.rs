@@ -161,7 +161,7 @@ impl Ctx {
                 }
             };
         }
-        let Remote::Address(address) = Ctx::direct_path(peer, target, length)? else {
+        let Remote::Address(address) = Self::direct_path(peer, target, length)? else {
             return None;
         };
         let one_copy = peer.one_copy.as_ref()?;
@@ -220,7 +220,7 @@ impl Ctx {
             return None;
         }
         let peer = at(&mut self.peers, link)?;
-        let path = Ctx::direct_path(peer, target, length)?;
+        let path = Self::direct_path(peer, target, length)?;
         if let Some(one_copy) = &peer.one_copy
             && plan::is_joined(one_copy.cma.is_some(), length)
         {

@@ -2,9 +2,9 @@
 //! its buffer.
 //!
 //! # Safety
-//! [`Direct`] holds the address of the unfilled part of a buffer that the caller of [`Engine::read_stream`] borrows for the whole call, and it
+//! [`Direct`] holds the address of the unfilled part of a buffer that the caller of `Engine::read_stream` borrows for the whole call, and it
 //! is taken out of the core before that returns. Nothing else reads or writes that part meanwhile. It counts the bytes that it has
-//! written, and only those are declared initialised. So does [`put`]. [`Engine::read_next`] lends that part for a call that says how many bytes it has
+//! written, and only those are declared initialised. So does [`put`]. `Engine::read_next` lends that part for a call that says how many bytes it has
 //! written.
 #![allow(unsafe_code)]
 
