@@ -117,12 +117,12 @@ impl Ctx {
         self.peer(link)?.one_copy.as_deref_mut()
     }
 
-    /// A connection has been made; it has the place that its link names.
     /// The place of the next connection.
     pub(crate) fn next_place(&self) -> usize {
         self.vacant.last().copied().unwrap_or(self.peers.len())
     }
 
+    /// A connection has been made; it has the place that its link names.
     pub(crate) fn add_peer(&mut self, peer: Peer) {
         let index = peer.slot.index();
         if self.vacant.last() == Some(&index) {
