@@ -262,28 +262,16 @@ mod tests {
 
     use super::*;
     use crate::{
-        protocol::{
-            am,
-            control::{self, Rts},
-        },
+        protocol::{am, control},
         transport::Sink,
         types::{AmId, EndpointId},
-        worker::frames::{Bed, LINK},
+        worker::{
+            frames::{Bed, LINK},
+            inbox::tests::rts,
+        },
     };
 
     const STRANGER: LinkId = LinkId::new(9, 9);
-
-    fn rts(op: u64) -> [u8; Rts::SIZE] {
-        Rts {
-            op,
-            length: 100,
-            address: 0,
-            segment: 0,
-            segment_offset: 0,
-            slot: control::NONE,
-        }
-        .encode()
-    }
 
     /// Work for a message is bounded, however much others have left: bounds that separate a look at all of it from a look-up.
     #[track_caller]
@@ -313,7 +301,8 @@ mod tests {
             for op in 0..4000 {
                 let known = op % 2 == 0;
                 if known {
-                    bed.say(control::TAG_RTS, 7, &rts(op)).expect("announced");
+                    bed.say(control::TAG_RTS, 7, &rts(100, op))
+                        .expect("announced");
                 }
                 let answer = bed.say(control::CANCEL, op, &[]).expect("answered");
                 assert_eq!(answer.len(), usize::from(known));
@@ -328,7 +317,7 @@ mod tests {
         let serial = bed.core.am_open(ID, 200_000).expect("opened");
         for op in 0..100_000 {
             // The first tells the rest of the capacity.
-            bed.say(control::AM_RTS, am::word(ID, 0), &rts(op))
+            bed.say(control::AM_RTS, am::word(ID, 0), &rts(100, op))
                 .expect("credit");
         }
         is_short_work(|| {
@@ -352,7 +341,7 @@ mod tests {
         let mut bed = Bed::new(usize::MAX);
         let serial = bed.core.am_open(ID, 16).expect("opened");
         for op in 0..16 {
-            bed.say(control::AM_RTS, am::word(ID, 0), &rts(op))
+            bed.say(control::AM_RTS, am::word(ID, 0), &rts(100, op))
                 .expect("credit");
         }
         for op in [3, 4, 15, 0] {
@@ -403,7 +392,7 @@ mod tests {
             bed.say(control::TAG_EAGER, 7, &vec![1; length])
                 .expect("kept");
         }
-        bed.say(control::TAG_RTS, 7, &rts(1)).expect("kept");
+        bed.say(control::TAG_RTS, 7, &rts(100, 1)).expect("kept");
         let gone = Error::new(ErrorKind::ConnectionReset, "the peer closed the connection");
         bed.core.fail(LINK, gone);
         assert_eq!(bed.core.unexpected.len(), 4, "the announced one went");

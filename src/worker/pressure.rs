@@ -1,4 +1,4 @@
-//! Places: for another operation, for another announced message; and memory that is let go of under the lock and dropped after it.
+//! Memory that is let go of under the lock and dropped after it.
 
 use crate::{
     memory::{Buffer, BufferMut},

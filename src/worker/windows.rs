@@ -1,4 +1,4 @@
-//! Giving windows back to peers, at once or when nothing more is being taken out of them: [`crate::protocol::window`] says which.
+//! The windows that a peer has. What is taken out of them is given back by `verbs/windows.rs`.
 
 use crate::{
     types::{AmId, LinkId},

@@ -3,8 +3,8 @@
 //!
 //! | blocks in | buffer in | how |
 //! |---|---|---|
-//! | the peer's host memory | a device | each part is a put or get of its own, from or into its fragment (`put.rs`, `pull.rs`) |
-//! | device memory of the peer | any | a get: the owner gathers (`serve.rs`); a put: announced with its blocks, and pulled and scattered by the owner (`pull.rs`) |
+//! | the peer's host memory | a device | each part is a put or get of its own, from or into its fragment (`movers/put.rs`, `movers/pull.rs`) |
+//! | device memory of the peer | any | a get: the owner gathers (`movers/serve.rs`); a put: announced with its blocks, and pulled and scattered by the owner (`movers/pull.rs`) |
 //!
 //! An engine is asked for one copy for each block, and blocks that follow each other are one. What an engine is asked for at once it tells
 //! at once. Nothing goes straight from device to device.

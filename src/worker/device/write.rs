@@ -1,4 +1,4 @@
-//! Out of device memory into a byte stream: parts wait in fragments until the stream has its turn on the link (`stream/outgoing.rs`).
+//! Out of device memory into a byte stream: parts wait in fragments until the stream has its turn on the link (`verbs/stream_out.rs`).
 
 use crate::{memory::Buffer, worker::stream::key::StreamKey};
 

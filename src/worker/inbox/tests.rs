@@ -92,7 +92,7 @@ fn eager(core: &mut Core, id: AmId, body: &[u8]) -> Result<()> {
     core.message(LINK, control::AM_EAGER, am::word(id, 0), body)
 }
 
-fn rts(length: u64, op: u64) -> [u8; control::Rts::SIZE] {
+pub(in crate::worker) fn rts(length: u64, op: u64) -> [u8; control::Rts::SIZE] {
     control::Rts {
         op,
         length,

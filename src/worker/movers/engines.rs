@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //! Both ends of a request belong to an operation of the table, or to a fragment that it holds. Its entry counts the request in
-//! `Staged::copies`, and stays, with all that it owns, until the engine has reported it or was dropped (`open.rs`).
+//! `Staged::copies`, and stays, with all that it owns, until the engine has reported it or was dropped (`errands.rs`).
 #![allow(unsafe_code)]
 
 use crate::{

@@ -1,5 +1,4 @@
-//! What a peer says about streams, acted upon. A message about a stream that has ended is late when it concerns what this side writes, and a
-//! breach of the protocol when it brings more of what the peer said had ended.
+//! A long frame of a stream, as it lands.
 
 use bytes::BytesMut;
 

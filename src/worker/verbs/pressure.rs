@@ -1,4 +1,4 @@
-//! Who waits for a place in a queue, and memory let go of under the lock.
+//! Places: for another operation, for another announced message; and letting go of memory under the lock.
 
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -160,32 +160,19 @@ pub(crate) fn is_bulk(entry: &Entry) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Buffer;
     use crate::{
-        memory::BufferMut,
-        protocol::control::{self, Rts},
+        memory::{Buffer, BufferMut},
+        protocol::control,
         transport::Sink,
         worker::{
-            inbox::tests::{LINK, core},
+            inbox::tests::{LINK, core, rts},
             operations::Send,
             peer::Status,
         },
     };
 
-    fn rts(op: u64) -> [u8; Rts::SIZE] {
-        Rts {
-            op,
-            length: 100,
-            address: 0,
-            segment: 0,
-            segment_offset: 0,
-            slot: control::NONE,
-        }
-        .encode()
-    }
-
     fn announce(core: &mut Core, op: u64) -> Result<()> {
-        core.message(LINK, control::TAG_RTS, 7, &rts(op))
+        core.message(LINK, control::TAG_RTS, 7, &rts(100, op))
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What of byte streams comes in.
+//! What a peer says about streams, acted upon. A message about a stream that has ended is late when it concerns what this side writes, and a
+//! breach of the protocol when it brings more of what the peer said had ended.
 //!
 //! # Safety
 //! [`Landing`] declares bytes initialised that the interface says it has placed.

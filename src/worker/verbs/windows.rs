@@ -1,4 +1,4 @@
-//! Giving windows back to peers, at once or when nothing more is being taken out of them.
+//! Giving windows back to peers, at once or when nothing more is being taken out of them: [`crate::protocol::window`] says which.
 
 use crate::{
     protocol::{
