@@ -24,7 +24,6 @@ use crate::{
         engine::Engine,
         operations::{self, Outcome, SendStage},
         peer::Peer,
-        send::host,
         verbs::am::{takes_header, try_am},
     },
 };
@@ -100,7 +99,7 @@ impl Message<'_> {
         if let Some(header) = header.as_slice()
             && payload.is_run_within(peer.eager)
         {
-            let data = || host(payload);
+            let data = || payload.host();
             return tried(try_am(peer, self.id, header, payload.len(), data));
         }
         let header = header.check_reachable(Operation::AmSend);

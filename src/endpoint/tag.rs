@@ -24,7 +24,7 @@ use crate::{
         operations::{self, Body, Outcome, RecvStage, SendStage, Unexpected, Work},
         peer::Peer,
         receive::Posted,
-        send::{host, try_eager},
+        send::try_eager,
     },
 };
 
@@ -321,7 +321,7 @@ impl TagSend<'_> {
     fn attempt_other(&self, peer: &mut Peer) -> Attempt {
         let buffer = self.buffer.get();
         if !self.sync && buffer.is_run_within(peer.eager) {
-            return tried(try_eager(peer, self.tag, buffer.len(), || host(buffer)));
+            return tried(try_eager(peer, self.tag, buffer.len(), || buffer.host()));
         }
         match admit_source(
             &self.endpoint.shared().context,

@@ -181,6 +181,28 @@ impl Buffer {
         Some(unsafe { slice::from_raw_parts(self.address(), self.len()) })
     }
 
+    /// The bytes that the host reaches.
+    #[inline]
+    pub(crate) fn host(&self) -> &[u8] {
+        self.as_slice().unwrap_or(&[])
+    }
+
+    /// Those of them that lie in one run from `start` on.
+    pub(crate) fn host_from(&self, start: usize) -> &[u8] {
+        match self.list() {
+            Some(list) => list.run(start),
+            None => self.host().get(start..).unwrap_or(&[]),
+        }
+    }
+
+    /// Appends `length` of them from `start` on to `to`.
+    pub(crate) fn gather(&self, start: usize, length: usize, to: &mut Vec<u8>) {
+        match self.list() {
+            Some(list) => list.gather(start, length, to),
+            None => to.extend_from_slice(&self.host_from(start)[..length]),
+        }
+    }
+
     /// What kind of memory it is. Of a list, host memory unless a piece is on a device.
     #[must_use]
     pub fn memory_type(&self) -> MemoryType {

@@ -1,19 +1,24 @@
 //! The owner's side of layouts: blocks that a peer puts, and blocks that it asks for. Every block of a message is checked before any is
 //! touched.
+//!
+//! # Safety
+//! Exposed memory is read within the bounds of an `Arc<Exposed>` that is held meanwhile, by copying only.
+#![allow(unsafe_code)]
 
 use crate::{
     error::Result,
+    memory::region::Exposed,
     protocol::{
         control::{self, LayoutAnswer, LayoutHeader, StridedForm},
         layout::{
             BLOCK, Block, Cursor, Indexed, Places, Shape, Strided, decode_blocks, split_blocks,
         },
     },
-    worker::violation::violation,
+    worker::{spread::copy_run, violation::violation},
 };
 
 /// Runs packed into one message, and what each of them costs beside its bytes.
-pub(in crate::worker) const RUNS: u64 = 8192;
+const RUNS: u64 = 8192;
 pub(in crate::worker) const EACH: u64 = 16;
 
 /// A peer's request for the blocks of a layout.
@@ -88,4 +93,33 @@ pub(in crate::worker) fn start(shape: &Shape, position: u64) -> Cursor {
         // Each message has a list of its own.
         Shape::Indexed(_) => shape.cursor(),
     }
+}
+
+/// Copies runs of exposed memory from the cursor on to `to`: `most` bytes of them, and not more of them than one message packs. Returns how many.
+pub(in crate::worker) fn pack(
+    exposed: &Exposed,
+    (shape, cursor): (&Shape, &mut Cursor),
+    mut most: usize,
+    to: &mut Vec<u8>,
+) -> u64 {
+    to.clear();
+    to.reserve(most);
+    let mut runs = 0;
+    while most > 0 && runs < RUNS {
+        let Some((offset, block)) = shape.run(cursor) else {
+            break;
+        };
+        runs += 1;
+        let length = most.min(usize::try_from(block).unwrap_or(usize::MAX));
+        let end = to.len();
+        // SAFETY: the block was checked against the exposed memory; `to` has room for all of `most`.
+        unsafe {
+            let from = exposed.address.add(offset as usize);
+            copy_run(from, to.as_mut_ptr().add(end), length);
+            to.set_len(end + length);
+        }
+        shape.advance(cursor, length as u64);
+        most -= length;
+    }
+    runs
 }

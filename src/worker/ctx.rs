@@ -334,11 +334,9 @@ impl Ctx {
                 let data = bytes.get(..usize::from(*length)).unwrap_or(bytes);
                 (fill(buffer, data, from), *ack, eager_cost(data.len()))
             }
-            Body::Whole { data, ack, credit } => (
-                fill(buffer, data.as_slice().unwrap_or(&[]), from),
-                *ack,
-                u64::from(*credit),
-            ),
+            Body::Whole { data, ack, credit } => {
+                (fill(buffer, data.host(), from), *ack, u64::from(*credit))
+            }
             Body::Announced(_) | Body::Arriving { .. } => {
                 return Err(Error::new(ErrorKind::Unsupported, "not a whole message"));
             }

@@ -15,7 +15,7 @@ use std::{collections::VecDeque, ops::Range, sync::Arc};
 use crate::{
     error::{Error, ErrorKind},
     protocol::{
-        control::LayoutAnswer,
+        control::{self, LayoutAnswer, LayoutHeader, Signal, StridedForm},
         layout::{BLOCK, Cursor, MAX_BLOCKS, Shape, encode_block},
     },
     types::OpKey,
@@ -24,6 +24,8 @@ use crate::{
 
 /// What a transport's own copies must be able to carry, so that there is room behind the descriptions. A send of more than it can fails.
 pub(crate) const LEAST: usize = 256;
+/// What goes in front of them at most.
+pub(in crate::worker) const LAYOUT_PREFIX: usize = LayoutHeader::SIZE + Signal::SIZE;
 /// Most bytes of packed runs in one message.
 pub(crate) const PACK: usize = 64 << 10;
 /// The kernel takes 0.4 µs for a block, whatever its length; a message 3 to 12 ns, and copies twice (November 2026). So it is asked when the blocks
@@ -131,6 +133,84 @@ impl Plan {
         self.part.unwrap_or(0)
     }
 
+    /// Describes into `to` what the next message is about: bytes of `part` from its beginning on, as many as `room` bytes of a message take, in which
+    /// every byte of a block takes `each`. Returns the header, and the cursor behind those bytes. `None`: so far there were only empty blocks.
+    pub(in crate::worker) fn describe(
+        &mut self,
+        part: Range<usize>,
+        room: usize,
+        each: usize,
+        to: &mut Vec<u8>,
+    ) -> Option<(LayoutHeader, Cursor)> {
+        let (left, target) = (part.len(), &self.target);
+        let mut header = LayoutHeader {
+            generation: target.generation,
+            position: (self.base() + part.start) as u64,
+            length: left as u64,
+            slot: target.slot,
+            blocks: control::NONE,
+            last: 0,
+        };
+        let mut cursor = self.cursor;
+        to.clear();
+        match &*self.shape {
+            Shape::Strided(strided) => {
+                to.extend_from_slice(&strided.shifted(target.offset).form().encode());
+                if each > 0 {
+                    header.length = left.min(room - StridedForm::SIZE) as u64;
+                    cursor = strided.seek(header.position + header.length);
+                }
+            }
+            Shape::Indexed(_) => {
+                let (blocks, bytes) = self.list(&mut cursor, left, room, each, to);
+                if bytes == 0 && left > 0 {
+                    self.cursor = cursor;
+                    return None;
+                }
+                header.blocks = blocks;
+                header.length = bytes as u64;
+            }
+        }
+        Some((header, cursor))
+    }
+
+    /// Lists blocks from the cursor on, within the same bounds. Returns their number and their bytes.
+    fn list(
+        &self,
+        cursor: &mut Cursor,
+        left: usize,
+        room: usize,
+        each: usize,
+        to: &mut Vec<u8>,
+    ) -> (u32, usize) {
+        let (mut blocks, mut bytes) = (0, 0);
+        for _ in 0..MAX_BLOCKS {
+            if bytes == left {
+                break;
+            }
+            let used = to.len() + bytes * each;
+            if used + BLOCK + each > room {
+                break;
+            }
+            let Some((offset, block)) = self.shape.run(cursor) else {
+                break;
+            };
+            let most = if each == 0 {
+                u32::MAX as usize
+            } else {
+                room - used - BLOCK
+            };
+            let length = block.min(most as u64).min((left - bytes) as u64);
+            if length > 0 {
+                encode_block(self.target.offset.saturating_add(offset), length as u32, to);
+                blocks += 1;
+                bytes += length as usize;
+            }
+            self.shape.advance(cursor, length);
+        }
+        (blocks, bytes)
+    }
+
     /// How many blocks `length` of its bytes are, about.
     pub(in crate::worker) fn blocks(&self, length: usize, total: u64) -> u64 {
         let blocks = self.shape.blocks();
@@ -139,6 +219,17 @@ impl Plan {
         }
         let part = u128::from(blocks) * length as u128 / u128::from(total);
         u64::try_from(part).unwrap_or(blocks).max(1)
+    }
+}
+
+impl Requests {
+    /// Whether another may be asked; else the operation waits until then.
+    pub(in crate::worker) fn may_ask(&mut self, key: OpKey) -> bool {
+        let may = self.asked < REQUESTS;
+        if !may {
+            self.waiting.push_back(key);
+        }
+        may
     }
 }
 
@@ -179,43 +270,4 @@ pub(crate) fn skip_empty(shape: &Shape, cursor: &mut Cursor) -> (u64, u64) {
         }
     }
     (0, 0)
-}
-
-/// Lists blocks from the cursor on, as many as `left` bytes and a message of `room` bytes take, in which every byte of a block takes `each`.
-/// Returns their number and their bytes.
-pub(crate) fn list_part(
-    shape: &Shape,
-    cursor: &mut Cursor,
-    base: u64,
-    left: usize,
-    room: usize,
-    each: usize,
-    to: &mut Vec<u8>,
-) -> (u32, usize) {
-    let (mut blocks, mut bytes) = (0, 0);
-    for _ in 0..MAX_BLOCKS {
-        if bytes == left {
-            break;
-        }
-        let used = to.len() + bytes * each;
-        if used + BLOCK + each > room {
-            break;
-        }
-        let Some((offset, block)) = shape.run(cursor) else {
-            break;
-        };
-        let most = if each == 0 {
-            u32::MAX as usize
-        } else {
-            room - used - BLOCK
-        };
-        let length = block.min(most as u64).min((left - bytes) as u64);
-        if length > 0 {
-            encode_block(base.saturating_add(offset), length as u32, to);
-            blocks += 1;
-            bytes += length as usize;
-        }
-        shape.advance(cursor, length);
-    }
-    (blocks, bytes)
 }

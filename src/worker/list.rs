@@ -2,27 +2,17 @@
 //! nothing is copied so, fragments are cut across the pieces. Received ones land in the pieces of a list.
 //!
 //! # Safety
-//! As in `send.rs` and `copy.rs`: pieces belong to the operation; the peer's table is read between `Pair::enter` and `Pair::leave` into memory
+//! As in `copy.rs`: the peer's table is read between `Pair::enter` and `Pair::leave` into memory
 //! of this side, and nothing in it is trusted: what it names is read from the peer's process by the kernel.
 #![allow(unsafe_code)]
 
 use crate::{
-    error::Result,
     memory::Buffer,
     protocol::{
         control::{self, Rts},
         layout::{Block, Indexed, Shape},
     },
-    transport::{LinkAttributes, SendError, Zcopy},
-    types::OpKey,
-    worker::{
-        copy::over,
-        metrics::Counted,
-        operations::Outgoing,
-        peer::OneCopy,
-        step::{FRAGMENTS_IN_FLIGHT, Step, ZCOPY_FROM, fragment_size, transmit},
-        ways::ONE_COPY_FROM,
-    },
+    worker::{copy::over, peer::OneCopy, ways::ONE_COPY_FROM},
 };
 
 /// Mean length of pieces from which on they are copied one by one: the kernel takes 0.4 µs for each (November 2026).
@@ -43,54 +33,6 @@ pub(crate) fn announce_list(one_copy: Option<&OneCopy>, buffer: &Buffer, rts: &m
         rts.address = table.as_ptr() as u64;
         rts.segment_offset = table.len() as u64;
     }
-}
-
-/// Sends the next fragment of a list.
-pub(crate) fn list_fragment(
-    link: &mut Counted,
-    attributes: &LinkAttributes,
-    out: &mut Outgoing,
-    buffer: &Buffer,
-    scratch: &mut Vec<u8>,
-    key: OpKey,
-    in_flight: &mut u32,
-) -> Result<Step, SendError> {
-    let Some(list) = buffer.list() else {
-        return Ok(Step::Sent);
-    };
-    if *in_flight >= FRAGMENTS_IN_FLIGHT {
-        return Ok(Step::Parked);
-    }
-    let left = list.len() - out.next;
-    let run = list.run(out.next);
-    let taken = if run.len() >= ZCOPY_FROM || run.len() == left {
-        let data = &run[..run.len().min(fragment_size(attributes, 0))];
-        // SAFETY: `data` is owned by the entry `key`, which stays while `in_flight` counts this.
-        let sent = unsafe {
-            transmit(
-                link,
-                attributes,
-                control::FRAGMENT,
-                out.to,
-                &[],
-                data,
-                key.0,
-            )
-        }?;
-        *in_flight += u32::from(sent == Zcopy::Pending);
-        data.len()
-    } else {
-        scratch.clear();
-        list.gather(out.next, left.min(attributes.max_bcopy), scratch);
-        link.am_bcopy(control::FRAGMENT, out.to, &[], scratch)?;
-        scratch.len()
-    };
-    out.next += taken;
-    Ok(if taken == left {
-        Step::Sent
-    } else {
-        Step::More
-    })
 }
 
 /// The pieces of an announced list, as blocks of the sender's address space; `None` when they cannot be read or are not what was announced.

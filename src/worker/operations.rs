@@ -654,17 +654,6 @@ impl Entry {
         self.is_short || matches!(self.one_sided.as_deref(), Some(OneSided::Moves(_)))
     }
 
-    /// Whether its next step is in `layout.rs`.
-    #[inline]
-    pub(crate) fn has_layout(&self) -> bool {
-        match &self.work {
-            Work::Put(put) => put.layout.is_some() && !put.signal_due,
-            Work::Get(get) => get.layout.is_some(),
-            Work::Serve(serve) => serve.answer.is_some(),
-            _ => false,
-        }
-    }
-
     /// Whether it is a message that counts among the announced and that the peer has not answered; it counts as answered from now on.
     pub(crate) fn was_announced(&mut self) -> bool {
         match &mut self.work {

@@ -1,9 +1,4 @@
-//! What goes out: the next step of each operation on the link it belongs to.
-//!
-//! # Safety
-//! Zero-copy sends lend the link memory that the entry of the table owns. The entry stays until `Sink::sent` was called for it, or the link
-//! is dropped (`Core::fail` drops the link before it touches the entries).
-#![allow(unsafe_code)]
+//! What goes out: messages that are tried at once, and announced; memory that peers may reach.
 
 use std::sync::Arc;
 
@@ -15,14 +10,12 @@ use crate::{
         plan,
     },
     trace,
-    transport::{Link, LinkAttributes, SendError, Zcopy},
+    transport::{Link, SendError},
     types::{OpKey, Tag},
     worker::{
         list::announce_list,
-        metrics::Counted,
-        operations::Outgoing,
         peer::{OneCopy, Peer},
-        step::{FRAGMENTS_IN_FLIGHT, Step, ZCOPY_FROM, fragment_size, transmit},
+        step::ZCOPY_FROM,
     },
 };
 
@@ -61,46 +54,6 @@ pub(crate) fn try_eager<'a>(
     peer.take_window(data.len());
     trace::operation("tag send", data.len(), "eager");
     Ok(())
-}
-
-/// The bytes of a buffer that the host reaches.
-#[inline]
-pub(crate) fn host(buffer: &Buffer) -> &[u8] {
-    buffer.as_slice().unwrap_or(&[])
-}
-
-/// Sends the next fragment of a run of bytes.
-pub(in crate::worker) fn fragment(
-    link: &mut Counted,
-    attributes: &LinkAttributes,
-    out: &mut Outgoing,
-    data: &[u8],
-    key: OpKey,
-    in_flight: &mut u32,
-) -> Result<Step, SendError> {
-    if *in_flight >= FRAGMENTS_IN_FLIGHT {
-        return Ok(Step::Parked);
-    }
-    let end = data.len().min(out.next + fragment_size(attributes, 0));
-    // SAFETY: `data` is owned by the entry `key`, which stays while `in_flight` counts this.
-    let sent = unsafe {
-        transmit(
-            link,
-            attributes,
-            control::FRAGMENT,
-            out.to,
-            &[],
-            &data[out.next..end],
-            key.0,
-        )
-    }?;
-    out.next = end;
-    *in_flight += u32::from(sent == Zcopy::Pending);
-    Ok(if end == data.len() {
-        Step::Sent
-    } else {
-        Step::More
-    })
 }
 
 /// Describes a message that is too long to send unasked, with every way in which the receiver may reach it.

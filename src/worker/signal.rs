@@ -13,8 +13,9 @@ use std::sync::Arc;
 use crate::{
     error::{Error, ErrorKind, Result},
     memory::region::Exposed,
-    protocol::control::{PutHeader, Signal},
+    protocol::control::{LayoutHeader, PutHeader, Signal},
     types::AtomicRequest,
+    worker::layout::LAYOUT_PREFIX,
 };
 
 /// What both ends of a connection know of its signals.
@@ -47,22 +48,34 @@ pub(super) const fn put_prefix_size(signal: bool) -> usize {
     PutHeader::SIZE + if signal { Signal::SIZE } else { 0 }
 }
 
-/// The prefix of a put message: its bytes, and how many.
+/// The prefix of a put message: its bytes, and how many. The last one carries the signal.
 pub(super) fn put_prefix(
     mut header: PutHeader,
     signal: Option<&Signal>,
 ) -> ([u8; PutHeader::SIZE + Signal::SIZE], usize) {
-    let mut prefix = [0; PutHeader::SIZE + Signal::SIZE];
-    let mut length = PutHeader::SIZE;
-    if let Some(signal) = signal
-        && header.last == 1
-    {
-        header.last = 3;
-        prefix[length..].copy_from_slice(&signal.encode());
-        length = prefix.len();
+    let signal = signal.filter(|_| header.last == 1);
+    header.last |= if signal.is_some() { 2 } else { 0 };
+    joined(&header.encode(), signal)
+}
+
+/// The same of a message with a layout.
+pub(super) fn layout_prefix(
+    mut header: LayoutHeader,
+    signal: Option<&Signal>,
+) -> ([u8; LAYOUT_PREFIX], usize) {
+    let signal = signal.filter(|_| header.last == 1);
+    header.last |= if signal.is_some() { 2 } else { 0 };
+    joined(&header.encode(), signal)
+}
+
+fn joined<const N: usize>(header: &[u8], signal: Option<&Signal>) -> ([u8; N], usize) {
+    let mut prefix = [0; N];
+    let (front, rest) = prefix.split_at_mut(header.len());
+    front.copy_from_slice(header);
+    if let Some(signal) = signal {
+        rest.copy_from_slice(&signal.encode());
     }
-    prefix[..PutHeader::SIZE].copy_from_slice(&header.encode());
-    (prefix, length)
+    (prefix, if signal.is_some() { N } else { header.len() })
 }
 
 /// A peer's signal whose counter was found.

@@ -1,7 +1,7 @@
 //! Puts and gets of many blocks: the owner's side.
 //!
 //! # Safety
-//! Exposed memory is touched within the bounds of an `Arc<Exposed>` that is held meanwhile, by copying only.
+//! Exposed memory is written within the bounds of an `Arc<Exposed>` that is held meanwhile, by copying only.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -13,18 +13,16 @@ use crate::{
         control::{self, LayoutAnswer, LayoutHeader, Signal},
         layout::{Places, Shape, outside},
     },
-    transport::{SendError, Zcopy},
-    types::{Access, LinkId, OpKey, Priority},
+    types::{Access, LinkId, Priority},
     worker::{
-        blocks::{Answer, Asked, EACH, RUNS, parse, start},
+        blocks::{Answer, Asked, parse, start},
         ctx::Ctx,
-        layout::{LEAST, PACK, REQUESTS, skip_empty},
+        layout::REQUESTS,
         movers::Movers,
-        operations::{Outcome, Outgoing, Serve, Work},
+        operations::{Outgoing, Serve, Work},
         peer::at,
         source::Source,
         spread::copy_run,
-        step::{FRAGMENTS_IN_FLIGHT, Step, ZCOPY_FROM, fragment_size, transmit},
         violation::violation,
     },
 };
@@ -129,106 +127,6 @@ impl Ctx {
             }),
         };
         if inside { Ok(exposed) } else { Err(outside()) }
-    }
-
-    /// The next part of an answer.
-    pub(crate) fn answer_step(&mut self, link_id: LinkId, key: OpKey) -> Result<Step, SendError> {
-        let Some(peer) = at(&mut self.peers, link_id) else {
-            return Ok(Step::Sent);
-        };
-        let attributes = peer.attributes;
-        let (Some(link), Some(entry)) = (peer.link.as_mut(), self.operations.get(key)) else {
-            return Ok(Step::Parked);
-        };
-        if entry.in_flight >= FRAGMENTS_IN_FLIGHT {
-            return Ok(Step::Parked);
-        }
-        let Work::Serve(Serve {
-            source: Source::Region(exposed),
-            length,
-            out,
-            answer: Some(answer),
-            ..
-        }) = &mut entry.work
-        else {
-            return Ok(Step::Sent);
-        };
-        let left = (*length - out.next) as u64;
-        let position = answer.position + out.next as u64;
-        let frame = |taken: u64| LayoutAnswer {
-            position,
-            status: u16::from(taken == left),
-            code: 0,
-        };
-        let Asked::Host(shape, at_cursor) = &mut answer.blocks else {
-            return Ok(Step::Sent);
-        };
-        let mut cursor = *at_cursor;
-        let (offset, block) = skip_empty(shape, &mut cursor);
-        let taken;
-        if block.min(left) >= ZCOPY_FROM as u64 {
-            taken = block
-                .min(left)
-                .min(fragment_size(&attributes, LayoutAnswer::SIZE) as u64);
-            // SAFETY: the block was checked against the exposed memory, which the entry holds. A peer may write it meanwhile; only this
-            // copy outwards reads it.
-            let data = unsafe {
-                std::slice::from_raw_parts(exposed.address.add(offset as usize), taken as usize)
-            };
-            // SAFETY: the entry stays while `in_flight` counts this.
-            let sent = unsafe {
-                transmit(
-                    link,
-                    &attributes,
-                    control::LAYOUT_DATA,
-                    out.to,
-                    &frame(taken).encode(),
-                    data,
-                    key.0,
-                )
-            }?;
-            shape.advance(&mut cursor, taken);
-            entry.in_flight += u32::from(sent == Zcopy::Pending);
-        } else {
-            let scratch = &mut self.scratch;
-            scratch.clear();
-            let room = (attributes.max_bcopy.clamp(LEAST, PACK) - LayoutAnswer::SIZE) as u64;
-            let mut most = left.min(room);
-            scratch.reserve(most as usize);
-            let mut runs = 0;
-            while most > 0 && runs < RUNS {
-                let Some((offset, block)) = shape.run(&cursor) else {
-                    break;
-                };
-                runs += 1;
-                let length = block.min(most);
-                let end = scratch.len();
-                // SAFETY: the block was checked against the exposed memory; the scratch has room for all of `taken`.
-                unsafe {
-                    let from = exposed.address.add(offset as usize);
-                    copy_run(from, scratch.as_mut_ptr().add(end), length as usize);
-                    scratch.set_len(end + length as usize);
-                }
-                shape.advance(&mut cursor, length);
-                most -= length;
-            }
-            taken = scratch.len() as u64;
-            self.effort += runs * EACH;
-            link.am_bcopy(
-                control::LAYOUT_DATA,
-                out.to,
-                &frame(taken).encode(),
-                scratch,
-            )?;
-        }
-        *at_cursor = cursor;
-        out.next += taken as usize;
-        if taken < left {
-            return Ok(Step::More);
-        }
-        peer.requests().serving = peer.requests().serving.saturating_sub(1);
-        self.finish(key, Outcome::Done(Ok(())));
-        Ok(Step::Sent)
     }
 }
 

@@ -3,10 +3,9 @@
 use crate::{
     error::{Error, ErrorKind, Result},
     protocol::{
-        control::{self, LayoutHeader, Signal},
-        layout::{Places, Shape},
+        control::{LayoutHeader, Signal},
+        layout::Places,
     },
-    transport::SendError,
     types::{Access, LinkId, OpKey},
     worker::{
         blocks::parse,
@@ -16,11 +15,10 @@ use crate::{
             pipe::{Kind, Pipe},
             route::Route,
         },
-        layout::{LEAST, PACK, REQUESTS, list_part},
+        layout::REQUESTS,
         movers::Movers,
         operations::{Fill, Work},
         peer::at,
-        step::Step,
         violation::violation,
     },
 };
@@ -59,76 +57,6 @@ impl Ctx {
             Some(plan) => plan.cut(next, length),
             None => length,
         }
-    }
-
-    /// Announces the next part of a put into blocks of device memory: all of loops, a list as far as a message goes.
-    pub(crate) fn announce_layout(
-        &mut self,
-        link_id: LinkId,
-        key: OpKey,
-    ) -> Result<Step, SendError> {
-        let Some(peer) = at(&mut self.peers, link_id) else {
-            return Ok(Step::Sent);
-        };
-        let mut prefix = [0; LayoutHeader::SIZE + Signal::SIZE];
-        let room = peer.attributes.max_bcopy.clamp(LEAST, PACK) - prefix.len();
-        let (Some(link), Some(entry)) = (peer.link.as_mut(), self.operations.get(key)) else {
-            return Ok(Step::Parked);
-        };
-        let Work::Put(put) = &mut entry.work else {
-            return Ok(Step::Sent);
-        };
-        let Some(plan) = &mut put.layout else {
-            return Ok(Step::Sent);
-        };
-        let requests = peer.requests.get_or_insert_default();
-        if requests.asked >= REQUESTS {
-            requests.waiting.push_back(key);
-            return Ok(Step::Parked);
-        }
-        let left = put.buffer.len() - put.next;
-        let mut header = LayoutHeader {
-            generation: plan.target.generation,
-            position: put.next as u64,
-            length: left as u64,
-            slot: plan.target.slot,
-            blocks: control::NONE,
-            last: 1,
-        };
-        let (shape, offset, mut cursor) = (plan.shape.clone(), plan.target.offset, plan.cursor);
-        let scratch = &mut self.scratch;
-        scratch.clear();
-        match &*shape {
-            Shape::Strided(strided) => {
-                scratch.extend_from_slice(&strided.shifted(offset).form().encode());
-            }
-            Shape::Indexed(_) => {
-                let (blocks, bytes) =
-                    list_part(&shape, &mut cursor, offset, left, room, 0, scratch);
-                if bytes == 0 && left > 0 {
-                    plan.cursor = cursor;
-                    return Ok(Step::More);
-                }
-                header.blocks = blocks;
-                header.length = bytes as u64;
-            }
-        }
-        let mut length = LayoutHeader::SIZE;
-        // Once all is visible.
-        if let Some(signal) = &put.signal
-            && header.length == left as u64
-        {
-            header.last = 3;
-            prefix[length..].copy_from_slice(&signal.encode());
-            length = prefix.len();
-        }
-        prefix[..LayoutHeader::SIZE].copy_from_slice(&header.encode());
-        link.am_bcopy(control::LAYOUT_RTS, key.0, &prefix[..length], scratch)?;
-        requests.asked += 1;
-        plan.is_unanswered = true;
-        plan.cursor = cursor;
-        put.next += header.length as usize;
-        Ok(Step::Sent)
     }
 
     /// A put of a peer is answered: if its blocks were announced, the peer may announce others.

@@ -1,235 +1,26 @@
 //! Puts and gets of many blocks: the initiator's side.
-//!
-//! # Safety
-//! Zero-copy sends lend memory that the entry of the table owns, as in `send.rs`.
-#![allow(unsafe_code)]
 
 use crate::{
     error::Result,
     protocol::{
-        control::{self, LayoutAnswer, LayoutHeader, PutHeader, Signal, StridedForm},
-        layout::{Checking, Shape},
+        control::{self, LayoutAnswer},
+        layout::Checking,
     },
-    transport::{Place, SendError, Zcopy},
+    transport::Place,
     types::{LinkId, OpKey, Priority},
     worker::{
         copy::{Remote, Transfer},
         ctx::Ctx,
-        layout::{FEW, LEAST, LONG, PACK, REQUESTS, list_part, mismatch, skip_empty, within},
+        layout::{FEW, LONG, mismatch, within},
         movers::Movers,
         operations::{Get, Work},
         peer::at,
-        signal::{put_prefix, put_prefix_size},
         spread::Spread,
-        step::{FRAGMENTS_IN_FLIGHT, Step, ZCOPY_FROM, fragment_size, transmit},
         violation::violation,
     },
 };
 
 impl Ctx {
-    /// The next message of a put or get with a plan, or of the answer to one.
-    pub(crate) fn advance_layout(&mut self, link: LinkId, key: OpKey) -> Result<Step, SendError> {
-        match self.operations.get(key).map(|entry| &entry.work) {
-            Some(Work::Put(put)) if put.announced => self.announce_layout(link, key),
-            Some(Work::Put(_)) => self.put_layout_step(link, key),
-            Some(Work::Get(_)) => self.get_layout_step(link, key),
-            Some(Work::Serve(_)) => self.answer_step(link, key),
-            _ => Ok(Step::Sent),
-        }
-    }
-
-    fn put_layout_step(&mut self, link_id: LinkId, key: OpKey) -> Result<Step, SendError> {
-        let Some(peer) = at(&mut self.peers, link_id) else {
-            return Ok(Step::Sent);
-        };
-        let attributes = peer.attributes;
-        let (Some(link), Some(entry)) = (peer.link.as_mut(), self.operations.get(key)) else {
-            return Ok(Step::Parked);
-        };
-        if entry.in_flight >= FRAGMENTS_IN_FLIGHT {
-            return Ok(Step::Parked);
-        }
-        let Work::Put(put) = &mut entry.work else {
-            return Ok(Step::Sent);
-        };
-        let Some(plan) = &mut put.layout else {
-            return Ok(Step::Sent);
-        };
-        let signal = put.signal.as_deref();
-        let total = put.buffer.len();
-        let left = total - put.next;
-        // What is consecutive here.
-        let source = match put.buffer.list() {
-            Some(list) => list.run(put.next),
-            None => put
-                .buffer
-                .as_slice()
-                .and_then(|bytes| bytes.get(put.next..))
-                .unwrap_or(&[]),
-        };
-        let mut cursor = plan.cursor;
-        let (offset, block) = skip_empty(&plan.shape, &mut cursor);
-        let run = source
-            .len()
-            .min(usize::try_from(block).unwrap_or(usize::MAX));
-        let taken;
-        if run >= ZCOPY_FROM {
-            let data = &source[..run.min(fragment_size(
-                &attributes,
-                put_prefix_size(signal.is_some()),
-            ))];
-            taken = data.len();
-            let header = PutHeader {
-                generation: plan.target.generation,
-                offset: plan.target.offset + offset,
-                slot: plan.target.slot,
-                last: u32::from(taken == left),
-            };
-            let (prefix, length) = put_prefix(header, signal);
-            // SAFETY: `data` is owned by the entry, which stays while `in_flight` counts this.
-            let sent = unsafe {
-                transmit(
-                    link,
-                    &attributes,
-                    control::PUT,
-                    key.0,
-                    &prefix[..length],
-                    data,
-                    key.0,
-                )
-            }?;
-            plan.shape.advance(&mut cursor, taken as u64);
-            entry.in_flight += u32::from(sent == Zcopy::Pending);
-        } else {
-            let scratch = &mut self.scratch;
-            scratch.clear();
-            let mut prefix = [0; LayoutHeader::SIZE + Signal::SIZE];
-            let room = attributes.max_bcopy.clamp(LEAST, PACK) - prefix.len();
-            let mut header = LayoutHeader {
-                generation: plan.target.generation,
-                position: (plan.base() + put.next) as u64,
-                length: 0,
-                slot: plan.target.slot,
-                blocks: control::NONE,
-                last: 0,
-            };
-            match &*plan.shape {
-                Shape::Strided(strided) => {
-                    scratch.extend_from_slice(&strided.shifted(plan.target.offset).form().encode());
-                    taken = left.min(room - StridedForm::SIZE);
-                    cursor = strided.seek((plan.base() + put.next + taken) as u64);
-                }
-                Shape::Indexed(_) => {
-                    let (blocks, bytes) = list_part(
-                        &plan.shape,
-                        &mut cursor,
-                        plan.target.offset,
-                        left,
-                        room,
-                        1,
-                        scratch,
-                    );
-                    if bytes < left && bytes == 0 {
-                        plan.cursor = cursor;
-                        return Ok(Step::More);
-                    }
-                    header.blocks = blocks;
-                    taken = bytes;
-                }
-            }
-            match put.buffer.list() {
-                Some(list) => list.gather(put.next, taken, scratch),
-                None => scratch.extend_from_slice(&source[..taken]),
-            }
-            header.length = taken as u64;
-            let mut length = LayoutHeader::SIZE;
-            header.last = u32::from(taken == left);
-            if let Some(signal) = signal
-                && taken == left
-            {
-                header.last = 3;
-                prefix[length..].copy_from_slice(&signal.encode());
-                length = prefix.len();
-            }
-            prefix[..LayoutHeader::SIZE].copy_from_slice(&header.encode());
-            link.am_bcopy(control::PUT_LAYOUT, key.0, &prefix[..length], scratch)?;
-        }
-        plan.cursor = cursor;
-        put.next += taken;
-        if put.next == total {
-            self.put_progress(key);
-            return Ok(Step::Sent);
-        }
-        Ok(Step::More)
-    }
-
-    fn get_layout_step(&mut self, link_id: LinkId, key: OpKey) -> Result<Step, SendError> {
-        let Some(peer) = at(&mut self.peers, link_id) else {
-            return Ok(Step::Sent);
-        };
-        let room = peer.attributes.max_bcopy.clamp(LEAST, PACK) - LayoutHeader::SIZE;
-        let (Some(link), Some(entry)) = (peer.link.as_mut(), self.operations.get(key)) else {
-            return Ok(Step::Parked);
-        };
-        let Work::Get(get) = &mut entry.work else {
-            return Ok(Step::Sent);
-        };
-        let total = get.buffer.len();
-        let Some(plan) = &mut get.layout else {
-            return Ok(Step::Sent);
-        };
-        let requests = peer.requests.get_or_insert_default();
-        if requests.asked >= REQUESTS {
-            requests.waiting.push_back(key);
-            return Ok(Step::Parked);
-        }
-        let left = total - plan.asked;
-        let mut header = LayoutHeader {
-            generation: plan.target.generation,
-            position: (plan.base() + plan.asked) as u64,
-            length: left as u64,
-            slot: plan.target.slot,
-            blocks: control::NONE,
-            last: 0,
-        };
-        let mut cursor = plan.cursor;
-        let scratch = &mut self.scratch;
-        scratch.clear();
-        match &*plan.shape {
-            Shape::Strided(strided) => {
-                scratch.extend_from_slice(&strided.shifted(plan.target.offset).form().encode());
-            }
-            Shape::Indexed(_) => {
-                let (blocks, bytes) = list_part(
-                    &plan.shape,
-                    &mut cursor,
-                    plan.target.offset,
-                    left,
-                    room,
-                    0,
-                    scratch,
-                );
-                if bytes < left && bytes == 0 {
-                    plan.cursor = cursor;
-                    return Ok(Step::More);
-                }
-                header.blocks = blocks;
-                header.length = bytes as u64;
-            }
-        }
-        link.am_bcopy(control::GET_LAYOUT, key.0, &header.encode(), scratch)?;
-        requests.asked += 1;
-        plan.cursor = cursor;
-        let begin = plan.asked;
-        plan.asked += header.length as usize;
-        plan.due.push(begin..plan.asked);
-        Ok(if plan.asked == total {
-            Step::Sent
-        } else {
-            Step::More
-        })
-    }
-
     /// Where a long part goes.
     pub(crate) fn place_layout_data(
         &mut self,

@@ -8,7 +8,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::atomic::{COUNTER_SIZE, execute, raise},
     protocol::{atomic, control},
-    transport::{Pair, Standing},
+    transport::{Pair, RemoteRange, SendError, Standing},
     types::{Access, AtomicRequest, EndpointId, LinkId, OpKey},
     worker::{
         atomic::MappedCounter,
@@ -16,6 +16,7 @@ use crate::{
         operations::{self, DeviceWord, Outcome, Work},
         peer::at,
         rma::{Near, Target, stale},
+        step::Outlet,
     },
 };
 
@@ -235,5 +236,31 @@ impl Ctx {
         }
         self.finish(key, Outcome::Value(old));
         Ok(())
+    }
+}
+
+impl operations::Atomic {
+    /// Asks the owner of the word, or a network device. `false`: none does such any more.
+    pub(super) fn ask(&mut self, outlet: &mut Outlet<'_>) -> Result<bool, SendError> {
+        let Outlet { link, key, .. } = outlet;
+        if let Some(word) = &self.device {
+            let remote = RemoteRange {
+                address: word.address,
+                keys: word.key.as_slice(),
+            };
+            let ways = link
+                .one_sided()
+                .filter(|ways| ways.attributes().atomics && ways.reaches(remote.keys));
+            let Some(ways) = ways else {
+                return Ok(false);
+            };
+            ways.atomic(word.atomic, remote, key.0)?;
+        } else if let Some(message) = &self.message {
+            link.am_short(control::ATOMIC, key.0, &message.encode())?;
+        } else {
+            link.am_short(control::SETTLE, key.0, &[])?;
+        }
+        self.sent = true;
+        Ok(true)
     }
 }

@@ -10,6 +10,7 @@ mod atomic;
 mod inbox;
 mod pressure;
 mod receive;
+mod rma;
 mod send;
 mod signal;
 mod stream;

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use crate::{
+    config::RendezvousScheme,
     error::Result,
     memory::Buffer,
     protocol::{
@@ -13,22 +14,19 @@ use crate::{
         window::eager_cost,
     },
     trace,
-    transport::{RemoteRange, SendError, Zcopy},
+    transport::SendError,
     types::{EndpointId, LinkId, OpKey, Tag},
     worker::{
         atomic::no_atomics,
         core::Core,
         ctx::Ctx,
-        list::list_fragment,
         movers::Movers,
-        one_sided::offer,
-        operations::{self, Outcome, SendStage, Work},
-        peer::at,
+        one_sided::{Offer, offer},
+        operations::{self, Outcome, Send, SendStage, Work},
+        peer::{Peer, at},
         queue::{Lane, Queued},
-        send::{TURN, announce, closed, fragment, host, try_eager},
-        signal::{put_prefix, put_prefix_size},
-        source::Source,
-        step::{FRAGMENTS_IN_FLIGHT, Step, fragment_size, transmit},
+        send::{TURN, announce, closed, try_eager},
+        step::{FRAGMENTS_IN_FLIGHT, Outlet, Step},
         verbs::pressure::is_bulk,
     },
 };
@@ -231,188 +229,45 @@ impl Movers {
         }
     }
 
-    /// The next step of one operation.
+    /// The next step of one operation, whose connection has a link.
     fn advance(&mut self, link_id: LinkId, key: OpKey, lane: Lane) -> Result<Step, SendError> {
-        let Some(peer) = at(&mut self.ctx.peers, link_id) else {
-            return Ok(Step::Sent);
-        };
-        let Some(entry) = self.ctx.operations.get(key) else {
-            return Ok(Step::Sent);
-        };
-        if entry.outcome.is_some() || entry.deferred.is_some() {
+        let entry = self.ctx.operations.get(key);
+        let going = entry.filter(|entry| entry.outcome.is_none() && entry.deferred.is_none());
+        let Some(entry) = going else {
             // Ended, by a refusal for one, while it waited in the queue.
             return Ok(Step::Sent);
-        }
+        };
         if entry.is_piped() {
             return self.advance_staged(link_id, key);
         }
         if entry.is_moved() {
             return self.advance_moves(link_id, key);
         }
-        if entry.has_layout() {
-            return self.ctx.advance_layout(link_id, key);
-        }
-        if matches!(entry.work, Work::Lent(_)) {
-            return self.ctx.advance_lent(link_id, key);
-        }
-        let attributes = peer.attributes;
-        match &mut entry.work {
-            Work::Send(send) => {
-                let length = send.buffer.len() + send.am.as_ref().map_or(0, Buffer::len);
-                // The room for an active message was taken when it was let go.
-                let unasked = send.unasked(peer.eager, &attributes).is_some()
-                    && (send.am.is_some() || peer.has_window(length));
-                match &mut send.stage {
-                    SendStage::Queued if peer.reason.is_some() && (send.sync || !unasked) => {
-                        // No receive will match it any more.
-                        let error = peer.error().unwrap_or_else(closed);
-                        self.finish(key, Outcome::Done(Err(error)));
-                        Ok(Step::Sent)
-                    }
-                    SendStage::Queued
-                        if send.am.is_none() && lane != Lane::Held && peer.queue.holds() =>
-                    {
-                        Ok(Step::Held)
-                    }
-                    SendStage::Queued if unasked => {
-                        let Some(link) = peer.link.as_mut() else {
-                            return Ok(Step::Parked);
-                        };
-                        let data = host(&send.buffer);
-                        let op = key.0.to_le_bytes();
-                        let (id, prefix): (u8, &[u8]) = if let Some(header) = &send.am {
-                            (control::AM_EAGER, host(header))
-                        } else if send.sync {
-                            (control::TAG_EAGER_SYNC, &op)
-                        } else {
-                            (control::TAG_EAGER, &[])
-                        };
-                        let sent = if prefix.is_empty() && length <= peer.short {
-                            link.am_short(id, send.tag.0, data).map(|()| Zcopy::Done)?
-                        } else {
-                            // SAFETY: `data` is owned by the entry, which stays while `in_flight` counts this.
-                            unsafe {
-                                transmit(link, &attributes, id, send.tag.0, prefix, data, key.0)
-                            }?
-                        };
-                        if send.am.is_none() {
-                            peer.take_window(length);
-                        }
-                        let sync = send.sync;
-                        send.stage = SendStage::AwaitMatch;
-                        entry.in_flight += u32::from(sent == Zcopy::Pending);
-                        if !sync {
-                            self.finish(key, Outcome::Done(Ok(())));
-                        }
-                        Ok(Step::Sent)
-                    }
-                    SendStage::Queued if send.am.is_none() && !peer.may_announce() => {
-                        Ok(Step::Held)
-                    }
-                    SendStage::Queued => {
-                        let mut rts = announce(peer, &send.buffer, key, &mut send.slot);
-                        let Some(link) = peer.link.as_mut() else {
-                            return Ok(Step::Parked);
-                        };
-                        let user = send.am.as_ref().map_or(&[][..], host);
-                        let room = attributes.max_bcopy.saturating_sub(Rts::SIZE + user.len());
-                        let scheme = self.scheme;
-                        let offer = offer(&mut **link, &send.buffer, scheme, &mut rts, room);
-                        let keys = offer
-                            .as_ref()
-                            .map_or(&[][..], |offer| offer.announced(&rts));
-                        let (keys, length) = control::with_keys(&[], keys);
-                        let keys = &keys[..length];
-                        match &send.am {
-                            Some(_) => {
-                                let behind = [keys, user].concat();
-                                link.am_bcopy(control::AM_RTS, send.tag.0, &rts.encode(), &behind)?;
-                            }
-                            None if keys.is_empty() => {
-                                link.am_short(control::TAG_RTS, send.tag.0, &rts.encode())?;
-                            }
-                            None => {
-                                link.am_bcopy(control::TAG_RTS, send.tag.0, &rts.encode(), keys)?;
-                            }
-                        }
-                        send.stage = SendStage::Announced;
-                        peer.announced_out += usize::from(send.am.is_none());
-                        if let Some(offer) = offer {
-                            self.offered(link_id, key, offer);
-                        }
-                        Ok(Step::Sent)
-                    }
-                    SendStage::Streaming(out) => {
-                        let Some(link) = peer.link.as_mut() else {
-                            return Ok(Step::Parked);
-                        };
-                        if send.buffer.list().is_some() {
-                            let step = list_fragment(
-                                link,
-                                &attributes,
-                                out,
-                                &send.buffer,
-                                &mut self.ctx.scratch,
-                                key,
-                                &mut entry.in_flight,
-                            )?;
-                            if matches!(step, Step::Sent) {
-                                self.finish(key, Outcome::Done(Ok(())));
-                            }
-                            return Ok(step);
-                        }
-                        let data = host(&send.buffer);
-                        let step =
-                            fragment(link, &attributes, out, data, key, &mut entry.in_flight)?;
-                        if matches!(step, Step::Sent) {
-                            self.finish(key, Outcome::Done(Ok(())));
-                        }
-                        Ok(step)
-                    }
-                    _ => Ok(Step::Parked),
-                }
-            }
+        let Some(peer) = at(&mut self.ctx.peers, link_id) else {
+            return Ok(Step::Sent);
+        };
+        let Some(link) = peer.link.as_mut() else {
+            return Ok(Step::Parked);
+        };
+        let mut outlet = Outlet {
+            link,
+            attributes: peer.attributes,
+            key,
+            in_flight: &mut entry.in_flight,
+            scratch: &mut self.ctx.scratch,
+        };
+        let step = match &mut entry.work {
+            Work::Send(send) => match &mut send.stage {
+                SendStage::Queued => return self.begin_send(link_id, key, lane),
+                SendStage::Streaming(out) => outlet.fragment(out, &send.buffer)?,
+                _ => return Ok(Step::Parked),
+            },
             Work::Serve(serve) => {
-                let Some(link) = peer.link.as_mut() else {
-                    return Ok(Step::Parked);
-                };
-                let data = match &serve.source {
-                    Source::Region(_) if serve.length == 0 => &[],
-                    // SAFETY: the range was checked against the exposed memory, which the entry holds and which the host reaches, for else
-                    // the operation has a pipe. A peer may write it meanwhile; only this copy outwards reads it.
-                    Source::Region(exposed) => unsafe {
-                        let first = exposed.address.add(serve.offset);
-                        std::slice::from_raw_parts(first, serve.length)
-                    },
-                    Source::Message(buffer) if buffer.list().is_none() => host(buffer),
-                    Source::Message(buffer) => {
-                        let step = list_fragment(
-                            link,
-                            &attributes,
-                            &mut serve.out,
-                            buffer,
-                            &mut self.ctx.scratch,
-                            key,
-                            &mut entry.in_flight,
-                        )?;
-                        if matches!(step, Step::Sent) {
-                            self.finish(key, Outcome::Done(Ok(())));
-                        }
-                        return Ok(step);
-                    }
-                };
-                let step = fragment(
-                    link,
-                    &attributes,
-                    &mut serve.out,
-                    data,
-                    key,
-                    &mut entry.in_flight,
-                )?;
-                if matches!(step, Step::Sent) {
-                    self.finish(key, Outcome::Done(Ok(())));
+                let step = serve.step(&mut outlet, &mut self.ctx.effort)?;
+                if serve.answer.is_some() && matches!(step, Step::Sent) {
+                    peer.requests().serving = peer.requests().serving.saturating_sub(1);
                 }
-                Ok(step)
+                step
             }
             Work::Put(operations::Put {
                 signal: Some(signal),
@@ -421,131 +276,146 @@ impl Movers {
             }) => {
                 peer.try_signal(signal)?;
                 *due = false;
-                self.finish(key, Outcome::Done(Ok(())));
-                Ok(Step::Sent)
+                Step::Sent
             }
-            Work::Atomic(operations::Atomic {
-                device: Some(word),
-                sent,
-                ..
-            }) => {
-                let Some(link) = peer.link.as_mut() else {
-                    return Ok(Step::Parked);
-                };
-                let ways = link
-                    .one_sided()
-                    .filter(|ways| ways.attributes().atomics && ways.reaches(word.key.as_slice()));
-                let Some(ways) = ways else {
-                    self.ctx.atomic_refused(key, no_atomics());
-                    return Ok(Step::Sent);
-                };
-                let remote = RemoteRange {
-                    address: word.address,
-                    keys: word.key.as_slice(),
-                };
-                ways.atomic(word.atomic, remote, key.0)?;
-                *sent = true;
-                Ok(Step::Sent)
-            }
-            Work::Atomic(atomic) => {
-                let Some(link) = peer.link.as_mut() else {
-                    return Ok(Step::Parked);
-                };
-                match &atomic.message {
-                    Some(message) => link.am_short(control::ATOMIC, key.0, &message.encode())?,
-                    None => link.am_short(control::SETTLE, key.0, &[])?,
-                }
-                atomic.sent = true;
-                Ok(Step::Sent)
+            Work::Put(put) if put.announced && put.layout.is_some() => {
+                return put.announce_blocks(&mut outlet, peer.requests.get_or_insert_default());
             }
             Work::Put(put) if put.announced => {
-                let Some(link) = peer.link.as_mut() else {
-                    return Ok(Step::Parked);
-                };
-                let signal = put.signal.as_deref().map(|signal| signal.encode());
-                let mut mark = if signal.is_some() { 3 } else { 1 };
-                if put.buffer.is_on_device() {
-                    mark |= control::OF_DEVICE;
-                }
-                if entry.unstaged {
-                    mark |= control::UNSTAGED;
-                }
-                let rts = control::PutRts {
-                    generation: put.region.1,
-                    offset: put.offset,
-                    length: put.buffer.len() as u64,
-                    slot: put.region.0,
-                    last: mark,
-                };
-                let signal = signal.as_ref().map_or(&[][..], |signal| &signal[..]);
-                link.am_bcopy(control::PUT_RTS, key.0, &rts.encode(), signal)?;
-                put.next = put.buffer.len();
-                Ok(Step::Sent)
+                return put.announce(&mut outlet, entry.unstaged);
             }
             Work::Put(put) => {
-                if entry.in_flight >= FRAGMENTS_IN_FLIGHT {
-                    return Ok(Step::Parked);
-                }
-                let Some(link) = peer.link.as_mut() else {
-                    return Ok(Step::Parked);
-                };
-                let data = host(&put.buffer);
-                let longest = put_prefix_size(put.signal.is_some());
-                let end = data
-                    .len()
-                    .min(put.next + fragment_size(&attributes, longest));
-                let last = end == data.len();
-                let header = control::PutHeader {
-                    generation: put.region.1,
-                    offset: put.offset + put.next as u64,
-                    slot: put.region.0,
-                    last: u32::from(last),
-                };
-                let (prefix, length) = put_prefix(header, put.signal.as_deref());
-                // SAFETY: `data` is owned by the entry, which stays while `in_flight` counts this.
-                let sent = unsafe {
-                    transmit(
-                        link,
-                        &attributes,
-                        control::PUT,
-                        key.0,
-                        &prefix[..length],
-                        &data[put.next..end],
-                        key.0,
-                    )
-                }?;
-                put.next = end;
-                entry.in_flight += u32::from(sent == Zcopy::Pending);
-                if last {
+                let step = put.step(&mut outlet)?;
+                if matches!(step, Step::Sent) {
                     self.ctx.put_progress(key);
-                    return Ok(Step::Sent);
                 }
-                Ok(Step::More)
+                return Ok(step);
             }
-            Work::Get(get) => {
-                let Some(link) = peer.link.as_mut() else {
-                    return Ok(Step::Parked);
-                };
-                if let Some(op) = get.pull {
-                    let pull = control::Pull {
-                        to: key.0,
-                        offset: get.offset,
-                        length: get.buffer.len() as u64,
-                    };
-                    link.am_short(control::PULL, op, &pull.encode())?;
-                    return Ok(Step::Sent);
+            Work::Get(get) if get.layout.is_some() => {
+                return get.ask_blocks(&mut outlet, peer.requests.get_or_insert_default());
+            }
+            Work::Get(get) => return get.ask(&mut outlet),
+            Work::Atomic(atomic) => {
+                if !atomic.ask(&mut outlet)? {
+                    self.ctx.atomic_refused(key, no_atomics());
                 }
-                let request = control::GetRequest {
-                    generation: get.region.1,
-                    offset: get.offset,
-                    length: get.buffer.len() as u64,
-                    slot: get.region.0,
-                };
-                link.am_short(control::GET, key.0, &request.encode())?;
-                Ok(Step::Sent)
+                return Ok(Step::Sent);
             }
-            _ => Ok(Step::Sent),
+            Work::Lent(_) => return self.ctx.advance_lent(link_id, key),
+            _ => return Ok(Step::Sent),
+        };
+        if matches!(step, Step::Sent) {
+            self.finish(key, Outcome::Done(Ok(())));
         }
+        Ok(step)
+    }
+
+    /// A send of which nothing has left goes unasked, or is announced.
+    fn begin_send(&mut self, link: LinkId, key: OpKey, lane: Lane) -> Result<Step, SendError> {
+        let (Some(peer), Some(entry)) =
+            (at(&mut self.ctx.peers, link), self.ctx.operations.get(key))
+        else {
+            return Ok(Step::Sent);
+        };
+        let Work::Send(send) = &mut entry.work else {
+            return Ok(Step::Sent);
+        };
+        let is_tagged = send.am.is_none();
+        // The room for an active message was taken when it was let go.
+        let unasked = send.unasked(peer.eager, &peer.attributes).is_some()
+            && (!is_tagged || peer.has_window(send.buffer.len()));
+        if peer.reason.is_some() && (send.sync || !unasked) {
+            // No receive will match it any more.
+            let error = peer.error().unwrap_or_else(closed);
+            self.finish(key, Outcome::Done(Err(error)));
+            return Ok(Step::Sent);
+        }
+        if is_tagged
+            && (lane != Lane::Held && peer.queue.holds() || !unasked && !peer.may_announce())
+        {
+            return Ok(Step::Held);
+        }
+        if !unasked {
+            if let Some(offer) = send.announce(peer, key, self.scheme)? {
+                self.offered(link, key, offer);
+            }
+        } else {
+            let Some(link) = peer.link.as_mut() else {
+                return Ok(Step::Parked);
+            };
+            let mut outlet = Outlet {
+                link,
+                attributes: peer.attributes,
+                key,
+                in_flight: &mut entry.in_flight,
+                scratch: &mut self.ctx.scratch,
+            };
+            send.send_unasked(&mut outlet, peer.short)?;
+            if is_tagged {
+                peer.take_window(send.buffer.len());
+            }
+            if !send.sync {
+                self.finish(key, Outcome::Done(Ok(())));
+            }
+        }
+        Ok(Step::Sent)
+    }
+}
+
+impl Send {
+    /// All of it leaves.
+    fn send_unasked(&mut self, outlet: &mut Outlet<'_>, short: usize) -> Result<(), SendError> {
+        let data = self.buffer.host();
+        let op = outlet.key.0.to_le_bytes();
+        let (id, prefix): (u8, &[u8]) = if let Some(header) = &self.am {
+            (control::AM_EAGER, header.host())
+        } else if self.sync {
+            (control::TAG_EAGER_SYNC, &op)
+        } else {
+            (control::TAG_EAGER, &[])
+        };
+        if prefix.is_empty() && data.len() <= short {
+            outlet.link.am_short(id, self.tag.0, data)?;
+        } else {
+            // SAFETY: the send's own, and the entry's with it.
+            unsafe { outlet.transmit(id, self.tag.0, prefix, data) }?;
+        }
+        self.stage = SendStage::AwaitMatch;
+        Ok(())
+    }
+
+    /// The receiver is told of it, and of every way in which it may reach the bytes.
+    fn announce(
+        &mut self,
+        peer: &mut Peer,
+        key: OpKey,
+        scheme: RendezvousScheme,
+    ) -> Result<Option<Offer>, SendError> {
+        let mut rts = announce(peer, &self.buffer, key, &mut self.slot);
+        let Some(link) = peer.link.as_mut() else {
+            return Err(SendError::Full);
+        };
+        let user = self.am.as_ref().map_or(&[][..], Buffer::host);
+        let room = peer
+            .attributes
+            .max_bcopy
+            .saturating_sub(Rts::SIZE + user.len());
+        let offer = offer(&mut **link, &self.buffer, scheme, &mut rts, room);
+        let keys = offer
+            .as_ref()
+            .map_or(&[][..], |offer| offer.announced(&rts));
+        let (keys, length) = control::with_keys(&[], keys);
+        let (rts, keys) = (rts.encode(), &keys[..length]);
+        match self.am {
+            Some(_) => {
+                link.am_bcopy(control::AM_RTS, self.tag.0, &rts, &[keys, user].concat())?;
+            }
+            None if keys.is_empty() => link.am_short(control::TAG_RTS, self.tag.0, &rts)?,
+            None => link.am_bcopy(control::TAG_RTS, self.tag.0, &rts, keys)?,
+        }
+        self.stage = SendStage::Announced;
+        peer.announced_out += usize::from(self.am.is_none());
+        Ok(offer)
     }
 }
 

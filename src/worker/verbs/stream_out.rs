@@ -335,7 +335,7 @@ impl Core {
                         }
                     };
                 }
-                let data = buffer.as_slice().unwrap_or(&[]);
+                let data = buffer.host();
                 let longest = if attributes.max_zcopy == 0 {
                     attributes.max_bcopy.min(COPIED)
                 } else {
