@@ -85,7 +85,8 @@ pub(in crate::worker) fn announce(
         return rts;
     };
     if plan::counts(buffer.len()) {
-        *slot = one_copy.pair.acquire();
+        // It may have one from an earlier turn, at which there was no room.
+        *slot = slot.or_else(|| one_copy.pair.acquire());
         rts.slot = slot.unwrap_or(control::NONE);
         if let Some(link) = &mut peer.link
             && let Some(segment) = show(one_copy, &mut **link, buffer)
@@ -134,4 +135,44 @@ pub(crate) fn give(one_copy: &mut OneCopy, link: &mut dyn Link, segment: &Segmen
 #[cold]
 pub(crate) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the endpoint is closed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Context,
+        protocol::plan::CHUNK,
+        worker::{Handle, connect},
+    };
+
+    #[tokio::test]
+    async fn an_announcement_that_finds_no_room_takes_one_word() {
+        let builder = Context::builder().transports("shm").expect("known");
+        let context = builder.build().expect("a context");
+        let (here, there) = (Handle::start(&context), Handle::start(&context));
+        let (here, there) = (here.expect("a worker"), there.expect("a worker"));
+        let address = connect::address(&there.shared).expect("an address");
+        let (link, endpoint) =
+            connect::connect(&here.shared, connect::Destination::Worker(address))
+                .await
+                .expect("connected");
+        let buffer = Buffer::from(vec![1; 4 * CHUNK]);
+        here.shared.with(|engine| {
+            let peer = engine.core.movers.ctx.peer(link).expect("connected");
+            let mut word = None;
+            let first = announce(peer, &buffer, OpKey::new(1, 1), &mut word);
+            assert_ne!(first.slot, control::NONE);
+            assert_eq!(
+                announce(peer, &buffer, OpKey::new(1, 1), &mut word).slot,
+                first.slot
+            );
+            let other = announce(peer, &buffer, OpKey::new(2, 1), &mut None);
+            assert_ne!(other.slot, first.slot);
+        });
+        let over = Error::new(ErrorKind::Closed, "over");
+        here.shared
+            .with(|engine| engine.abort(link, endpoint, over));
+        here.shared.release_endpoint(link, endpoint);
+    }
 }
