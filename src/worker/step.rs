@@ -9,8 +9,11 @@ use crate::{
     memory::Buffer,
     protocol::control,
     transport::{LinkAttributes, MAX_PREFIX, RawSlice, SendError, Zcopy},
-    types::OpKey,
-    worker::{metrics::Counted, operations::Outgoing},
+    types::{LinkId, OpKey},
+    worker::{
+        metrics::Counted,
+        operations::{Operations, Outcome, Outgoing, Work},
+    },
 };
 
 /// From this size on a payload is sent from where it is, if the link can.
@@ -132,6 +135,29 @@ impl Outlet<'_> {
         out.next += data.len();
         Ok(Step::after(data.len() == left))
     }
+}
+
+/// Enters memory, in `holder`, that a link is going to send from where it is.
+pub(crate) fn lend(operations: &mut Operations, link: LinkId, holder: Work) -> OpKey {
+    let key = operations.insert(Some(link), true, holder);
+    if let Some(entry) = operations.get(key) {
+        entry.in_flight = 1;
+        // Over as soon as the link has let go of it.
+        entry.deferred = Some(Box::new(Outcome::Done(Ok(()))));
+    }
+    key
+}
+
+/// The link has taken it, or not.
+pub(crate) fn lent(
+    operations: &mut Operations,
+    key: OpKey,
+    sent: Result<Zcopy, SendError>,
+) -> Result<(), SendError> {
+    if !matches!(sent, Ok(Zcopy::Pending)) {
+        operations.remove(key);
+    }
+    sent.map(drop)
 }
 
 /// Longest one that is copied: both ends copy at the same time, each another one.

@@ -120,6 +120,28 @@ impl Pipe {
         }
     }
 
+    /// What is in the fragment in front, for the link, where as much of the whole as `sent` has left.
+    pub(in crate::worker) fn ready(&self, sent: usize) -> Option<(Fragment, *mut u8, usize)> {
+        let part = self.parts.front()?;
+        let fragment = part.fragment.clone()?;
+        let within = sent - part.position;
+        let address = fragment.address().wrapping_add(within);
+        (part.stage == Stage::Ready).then_some((fragment, address, part.length - within))
+    }
+
+    /// More has left: whether that is all of the part in front, which ends.
+    pub(in crate::worker) fn end_sent(&mut self, sent: usize) -> bool {
+        let ended = self
+            .parts
+            .front()
+            .filter(|part| sent == part.position + part.length)
+            .map(|part| part.id);
+        if let Some(id) = ended {
+            self.end(id);
+        }
+        ended.is_some()
+    }
+
     /// Begins the next part.
     pub(in crate::worker) fn begin(
         &mut self,

@@ -12,20 +12,20 @@ use crate::{
     error::{ErrorKind, Result},
     memory::Buffer,
     protocol::control::{self, LayoutAnswer, Pull},
-    transport::{RawSlice, SendError, Zcopy},
+    transport::{RawSlice, SendError},
     types::{LinkId, OpKey, Priority},
     worker::{
         ctx::Ctx,
         device::{
             forbidden,
             pipe::{Kind, Pipe, Stage},
-            pool::{Fragment, Side},
+            pool::Side,
         },
         movers::Movers,
-        operations::{Operations, Outcome, Outgoing, SendStage, Serve, Work},
+        operations::{Outcome, Outgoing, SendStage, Serve, Work},
         peer::at,
         source::Source,
-        step::{Step, ZCOPY_FROM, fragment_size},
+        step::{Step, ZCOPY_FROM, fragment_size, lend, lent},
         violation::violation,
     },
 };
@@ -208,101 +208,80 @@ impl Movers {
         link_id: LinkId,
         key: OpKey,
     ) -> Result<Step, SendError> {
-        let Some(peer) = at(&mut self.ctx.peers, link_id) else {
+        let (Some(peer), Some(entry)) = (
+            at(&mut self.ctx.peers, link_id),
+            self.ctx.operations.get(key),
+        ) else {
             return Ok(Step::Sent);
         };
         let attributes = peer.attributes;
         let Some(link) = peer.link.as_mut() else {
             return Ok(Step::Parked);
         };
-        let Some(entry) = self.ctx.operations.get(key) else {
-            return Ok(Step::Sent);
-        };
         let (Work::Serve(serve), Some(staged)) = (&mut entry.work, &mut entry.staged) else {
             return Ok(Step::Sent);
         };
-        let Some(pipe) = &mut staged.pipe else {
-            return Ok(Step::Sent);
-        };
         let (to, next) = (serve.out.to, serve.out.next);
-        let Some(part) = pipe.parts.front().filter(|part| part.stage == Stage::Ready) else {
+        let ready = staged.pipe.as_ref().and_then(|pipe| pipe.ready(next));
+        let Some((fragment, address, ready)) = ready else {
             return Ok(Step::Parked);
         };
-        let (id, end) = (part.id, part.position + part.length);
-        let Some(fragment) = part.fragment.clone() else {
-            return Ok(Step::Parked);
+        let (id, before) = match serve.answer {
+            Some(_) => (control::LAYOUT_DATA, LayoutAnswer::SIZE),
+            None => (control::FRAGMENT, 0),
         };
-        let blocks = serve.answer.is_some();
-        let before = if blocks { LayoutAnswer::SIZE } else { 0 };
-        let length = (end - next).min(fragment_size(&attributes, before));
+        let length = ready.min(fragment_size(&attributes, before));
         // Blocks that were asked for say where they belong.
         let answer = serve
             .answer
             .as_ref()
             .map(|answer| answer.frame(next, next + length == serve.length).encode());
         let prefix = answer.as_ref().map_or(&[][..], |answer| &answer[..]);
-        let id_of = match blocks {
-            true => control::LAYOUT_DATA,
-            false => control::FRAGMENT,
-        };
-        let address = fragment.address().wrapping_add(next - part.position);
         let short = length < ZCOPY_FROM && prefix.len() + length <= attributes.max_bcopy;
         if attributes.max_zcopy == 0 || short {
             // SAFETY: within the fragment, which the part holds, and which no engine is copying into any more.
             let data = unsafe { slice::from_raw_parts(address, length) };
-            link.am_bcopy(id_of, to, prefix, data)?;
+            link.am_bcopy(id, to, prefix, data)?;
         } else {
-            let frame = lend(&mut self.ctx.operations, link_id, fragment);
+            let holder = Work::Frame {
+                _fragment: fragment,
+            };
+            let frame = lend(&mut self.ctx.operations, link_id, holder);
             let payload = RawSlice { address, length };
             // SAFETY: the entry `frame` holds the fragment, and stays until the link says that it has been sent, or is dropped.
-            let sent = unsafe { link.am_zcopy(id_of, to, prefix, payload, frame.0) };
-            if !matches!(sent, Ok(Zcopy::Pending)) {
-                self.ctx.operations.remove(frame);
-            }
-            sent?;
+            let sent = unsafe { link.am_zcopy(id, to, prefix, payload, frame.0) };
+            lent(&mut self.ctx.operations, frame, sent)?;
         }
+        Ok(self.staged_sent(link_id, key, length))
+    }
+
+    /// More of what the peer asked for has left.
+    fn staged_sent(&mut self, link: LinkId, key: OpKey, length: usize) -> Step {
         let Some(entry) = self.ctx.operations.get(key) else {
-            return Ok(Step::Sent);
+            return Step::Sent;
         };
         let Work::Serve(serve) = &mut entry.work else {
-            return Ok(Step::Sent);
+            return Step::Sent;
         };
         serve.out.next += length;
-        let (sent, all) = (serve.out.next, serve.length);
-        if sent < end {
-            return Ok(Step::More);
+        let (sent, is_all) = (serve.out.next, serve.out.next == serve.length);
+        let blocks = serve.answer.is_some();
+        if entry.pipe().is_some_and(|pipe| !pipe.end_sent(sent)) {
+            return Step::More;
         }
-        if let Some(pipe) = entry.pipe() {
-            pipe.end(id);
-        }
-        if sent == all {
-            if blocks {
+        if is_all {
+            if blocks && let Some(peer) = self.ctx.peer(link) {
                 peer.requests().serving = peer.requests().serving.saturating_sub(1);
             }
             self.finish(key, Outcome::Done(Ok(())));
-            return Ok(Step::Sent);
+            return Step::Sent;
         }
         self.devices.step_soon(key);
-        let front = self.ctx.pipe(key).and_then(|pipe| pipe.parts.front());
-        Ok(match front {
-            Some(part) if part.stage == Stage::Ready => Step::More,
-            _ => Step::Parked,
-        })
+        match self.ctx.pipe(key).and_then(|pipe| pipe.ready(sent)) {
+            Some(_) => Step::More,
+            None => Step::Parked,
+        }
     }
-}
-
-/// Enters a fragment that a link is going to send from where it is.
-pub(crate) fn lend(operations: &mut Operations, link: LinkId, fragment: Fragment) -> OpKey {
-    let work = Work::Frame {
-        _fragment: fragment,
-    };
-    let key = operations.insert(Some(link), true, work);
-    if let Some(entry) = operations.get(key) {
-        entry.in_flight = 1;
-        // Over as soon as the link has let go of it.
-        entry.deferred = Some(Box::new(Outcome::Done(Ok(()))));
-    }
-    key
 }
 
 /// All of a buffer, for the peer's operation `to`.

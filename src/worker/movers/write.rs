@@ -38,11 +38,7 @@ impl Ctx {
             return None;
         };
         let sent = write.sent;
-        let part = entry.pipe()?.parts.front()?;
-        let fragment = part.fragment.clone()?;
-        let within = sent - part.position;
-        let address = fragment.address().wrapping_add(within);
-        (part.stage == Stage::Ready).then_some((fragment, address, part.length - within))
+        entry.pipe()?.ready(sent)
     }
 
     /// The stream is broken: nothing of it leaves any more.
@@ -94,12 +90,7 @@ impl Movers {
             self.finish(key, Outcome::Done(Ok(())));
             return true;
         }
-        if let Some(pipe) = entry.pipe()
-            && let Some(part) = pipe.parts.front()
-            && sent == part.position + part.length
-        {
-            let id = part.id;
-            pipe.end(id);
+        if entry.pipe().is_some_and(|pipe| pipe.end_sent(sent)) {
             self.devices.step_soon(key);
         }
         false

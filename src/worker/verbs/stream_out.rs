@@ -5,23 +5,22 @@
 //! `Sink::sent` was called for it, or the link is dropped. So is a fragment of pinned memory (`Work::Frame`).
 #![allow(unsafe_code)]
 
-use std::task::Waker;
+use std::{slice, task::Waker};
 
 use crate::{
     error::Error,
     memory::Buffer,
-    protocol::control,
-    transport::{RawSlice, SendError, Zcopy},
+    protocol::{control, thresholds::Lending},
+    transport::{LinkAttributes, RawSlice, SendError},
     types::{LinkId, OpKey},
     worker::{
         core::Core,
         metrics::Counted,
-        movers::serve::lend as lend_fragment,
-        operations::{Operations, Outcome, Work},
-        peer::{Peer, at},
+        operations::{Operations, Work},
+        peer::{OneCopy, Peer, at},
         pressure::Buried,
         queue::Lane,
-        step::Step,
+        step::{Step, lend, lent},
         stream::{
             Stream,
             broken::Broken,
@@ -272,112 +271,180 @@ impl Core {
             return Ok(Step::Sent);
         };
         stream.writing.is_queued = false;
-        let header = stream.header();
-        let link_id = stream.link;
+        let ctx = &mut self.movers.ctx;
+        let Some(mut turn) = Turn::of(stream, &mut ctx.peers, &mut ctx.operations) else {
+            return Ok(Step::Parked);
+        };
         let writing = &mut stream.writing;
-        let Some(peer) = at(&mut self.movers.ctx.peers, link_id) else {
-            return Ok(Step::Parked);
-        };
-        let attributes = peer.attributes;
-        let Some(link) = &mut peer.link else {
-            return Ok(Step::Parked);
-        };
-        let window = usize::try_from(writing.window.left()).unwrap_or(usize::MAX);
-        match writing.pieces.front_mut() {
+        match writing.pieces.front() {
             None if writing.end == WriteEnd::Wanted => {
-                link.am_short(control::STREAM_FIN, header, &[])?;
+                turn.link.am_short(control::STREAM_FIN, turn.header, &[])?;
                 writing.end = WriteEnd::Sent;
-                self.movers.ctx.wakes.extend(writing.waker.take());
+                ctx.wakes.extend(writing.waker.take());
                 self.settle_stream(key);
                 return Ok(Step::Sent);
             }
-            None => {
-                self.movers.ctx.wakes.extend(writing.waker.take());
-                return Ok(Step::Sent);
-            }
-            // The window that comes back gives it its turn again.
-            Some(_) if window == 0 => return Ok(Step::Parked),
-            Some(Piece::Gathered { bytes, done }) => {
-                let longest = attributes.max_bcopy.min(COPIED);
-                let count = (bytes.len() - *done).min(longest).min(window);
-                let frame = &bytes[*done..*done + count];
-                link.am_bcopy(control::STREAM_DATA, header, &[], frame)?;
-                *done += count;
-                writing.window.take(count as u64);
-                writing.gathered -= count;
-                if *done == bytes.len()
-                    && let Some(Piece::Gathered { mut bytes, .. }) = writing.pieces.pop_front()
-                    && bytes.capacity() <= GATHERED
-                {
-                    bytes.clear();
-                    writing.spare = bytes;
-                }
-            }
-            Some(Piece::Staged { .. }) => return self.advance_write(key),
-            // What the reader says gives it its turn again.
+            None => {}
+            // The window that comes back gives it its turn again,
+            Some(_) if turn.window == 0 => return Ok(Step::Parked),
+            // or what the reader says.
             Some(Piece::Owned {
                 loan: Loan::Out(_), ..
             }) => return Ok(Step::Parked),
-            Some(Piece::Owned { buffer, done, loan }) => {
-                if *loan == Loan::None
-                    && *done == 0
-                    && let Some(one_copy) = &mut peer.one_copy
-                    && let Some(rts) = announce(one_copy, &mut **link, peer.lending, buffer)
-                {
-                    return match link.am_short(control::STREAM_RTS, header, &rts.encode()) {
-                        Ok(()) => {
-                            *loan = Loan::Out(rts.word);
-                            Ok(Step::Parked)
-                        }
-                        Err(error) => {
-                            one_copy.pair.release(rts.word);
-                            Err(error)
-                        }
-                    };
+            Some(Piece::Gathered { .. }) => writing.send_gathered(&mut turn)?,
+            Some(Piece::Staged { .. }) => return self.advance_write(key),
+            Some(Piece::Owned { .. }) => {
+                if writing.announce(&mut turn)? {
+                    return Ok(Step::Parked);
                 }
-                let data = buffer.host();
-                let longest = if attributes.max_zcopy == 0 {
-                    attributes.max_bcopy.min(COPIED)
-                } else {
-                    attributes.max_zcopy.min(LENT)
-                };
-                let count = (data.len() - *done).min(longest).min(window);
-                let frame = &data[*done..*done + count];
-                if attributes.max_zcopy == 0 || count < SHORT {
-                    link.am_bcopy(control::STREAM_DATA, header, &[], frame)?;
-                } else {
-                    let payload = RawSlice {
-                        address: frame.as_ptr(),
-                        length: frame.len(),
-                    };
-                    let op = lend(&mut self.movers.ctx.operations, link_id, buffer.clone());
-                    // SAFETY: the entry `op` owns the buffer, and stays until the link says that it has been sent, or is dropped.
-                    let sent =
-                        unsafe { link.am_zcopy(control::STREAM_DATA, header, &[], payload, op.0) };
-                    if !matches!(sent, Ok(Zcopy::Pending)) {
-                        self.movers.ctx.operations.remove(op);
-                    }
-                    sent?;
-                }
-                *done += count;
-                writing.window.take(count as u64);
-                if *done == data.len() {
-                    if let Some(Piece::Owned { buffer, .. }) = writing.pieces.pop_front() {
-                        self.movers.ctx.buried.push(Buried::Buffer(buffer));
-                    }
-                    writing.left += 1;
-                    self.movers.ctx.wakes.extend(writing.waker.take());
+                if let Some(buffer) = writing.send_owned(&mut turn)? {
+                    ctx.buried.push(Buried::Buffer(buffer));
+                    ctx.wakes.extend(writing.waker.take());
                 }
             }
         }
         if writing.pieces.is_empty() {
-            self.movers.ctx.wakes.extend(writing.waker.take());
+            ctx.wakes.extend(writing.waker.take());
         }
-        Ok(if writing.has_unsent() {
-            Step::More
-        } else {
-            Step::Sent
+        Ok(Step::after(!writing.has_unsent()))
+    }
+}
+
+/// A stream's turn on its link.
+struct Turn<'a> {
+    link: &'a mut Counted,
+    link_id: LinkId,
+    attributes: LinkAttributes,
+    one_copy: Option<&'a mut OneCopy>,
+    lending: Lending,
+    operations: &'a mut Operations,
+    /// Of its messages.
+    header: u64,
+    /// What the peer has room for.
+    window: usize,
+}
+
+impl<'a> Turn<'a> {
+    /// `None`: there is no link.
+    fn of(
+        stream: &Stream,
+        peers: &'a mut [Option<Peer>],
+        operations: &'a mut Operations,
+    ) -> Option<Self> {
+        let peer = at(peers, stream.link)?;
+        Some(Self {
+            link: peer.link.as_mut()?,
+            link_id: stream.link,
+            attributes: peer.attributes,
+            one_copy: peer.one_copy.as_deref_mut(),
+            lending: peer.lending,
+            operations,
+            header: stream.header(),
+            window: usize::try_from(stream.writing.window.left()).unwrap_or(usize::MAX),
         })
+    }
+
+    /// Sends at most `length` bytes, of memory that `holder` holds: a long frame from where it is. Returns how many.
+    ///
+    /// # Safety
+    /// They are there for as long as the holder is.
+    unsafe fn send(
+        &mut self,
+        address: *const u8,
+        length: usize,
+        holder: impl FnOnce() -> Work,
+    ) -> Result<usize, SendError> {
+        let is_copied = self.attributes.max_zcopy == 0;
+        let longest = match is_copied {
+            true => self.attributes.max_bcopy.min(COPIED),
+            false => self.attributes.max_zcopy.min(LENT),
+        };
+        let length = length.min(longest).min(self.window);
+        if is_copied || length < SHORT {
+            // SAFETY: the caller's promise; the holder is not gone before this call ends.
+            let frame = unsafe { slice::from_raw_parts(address, length) };
+            self.link
+                .am_bcopy(control::STREAM_DATA, self.header, &[], frame)?;
+        } else {
+            let payload = RawSlice { address, length };
+            let op = lend(self.operations, self.link_id, holder());
+            // SAFETY: the entry `op` is the holder's, and stays until the link says that it has been sent, or is dropped.
+            let sent = unsafe {
+                self.link
+                    .am_zcopy(control::STREAM_DATA, self.header, &[], payload, op.0)
+            };
+            lent(self.operations, op, sent)?;
+        }
+        Ok(length)
+    }
+}
+
+/// One frame of the piece in front.
+impl Writing {
+    fn send_gathered(&mut self, turn: &mut Turn<'_>) -> Result<(), SendError> {
+        let Some(Piece::Gathered { bytes, done }) = self.pieces.front_mut() else {
+            return Ok(());
+        };
+        let longest = turn.attributes.max_bcopy.min(COPIED).min(turn.window);
+        let count = (bytes.len() - *done).min(longest);
+        let frame = &bytes[*done..*done + count];
+        turn.link
+            .am_bcopy(control::STREAM_DATA, turn.header, &[], frame)?;
+        *done += count;
+        self.window.take(count as u64);
+        self.gathered -= count;
+        if *done == bytes.len()
+            && let Some(Piece::Gathered { mut bytes, .. }) = self.pieces.pop_front()
+            && bytes.capacity() <= GATHERED
+        {
+            bytes.clear();
+            self.spare = bytes;
+        }
+        Ok(())
+    }
+
+    /// Announces an owned buffer of which nothing has left, if the reader can copy it.
+    fn announce(&mut self, turn: &mut Turn<'_>) -> Result<bool, SendError> {
+        if let Some(Piece::Owned {
+            buffer,
+            done: 0,
+            loan: loan @ Loan::None,
+        }) = self.pieces.front_mut()
+            && let Some(one_copy) = &mut turn.one_copy
+            && let Some(rts) = announce(one_copy, &mut **turn.link, turn.lending, buffer)
+        {
+            let told = turn
+                .link
+                .am_short(control::STREAM_RTS, turn.header, &rts.encode());
+            if let Err(error) = told {
+                one_copy.pair.release(rts.word);
+                return Err(error);
+            }
+            *loan = Loan::Out(rts.word);
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Of an owned buffer: returned when all of it has left.
+    fn send_owned(&mut self, turn: &mut Turn<'_>) -> Result<Option<Buffer>, SendError> {
+        let Some(Piece::Owned { buffer, done, .. }) = self.pieces.front_mut() else {
+            return Ok(None);
+        };
+        let data = &buffer.host()[*done..];
+        let holder = || Work::StreamOut {
+            _buffer: buffer.clone(),
+        };
+        // SAFETY: the buffer's own bytes.
+        let count = unsafe { turn.send(data.as_ptr(), data.len(), holder) }?;
+        let is_over = count == data.len();
+        *done += count;
+        self.window.take(count as u64);
+        if is_over && let Some(Piece::Owned { buffer, .. }) = self.pieces.pop_front() {
+            self.left += 1;
+            return Ok(Some(buffer));
+        }
+        Ok(None)
     }
 }
 
@@ -429,61 +496,34 @@ impl Core {
         let Some(stream) = self.streams.get(key) else {
             return Ok(Step::Sent);
         };
-        let (header, link_id, window) =
-            (stream.header(), stream.link, stream.writing.window.left());
         let Some(Piece::Staged { op, .. }) = stream.writing.pieces.front() else {
             return Ok(Step::Sent);
         };
-        let op = *op;
-        let Some((fragment, address, length)) = self.movers.ctx.write_ready(op) else {
+        let (op, ctx) = (*op, &mut self.movers.ctx);
+        let Some((fragment, address, length)) = ctx.write_ready(op) else {
             self.mark_ready(key, false);
             return Ok(Step::Parked);
         };
-        let Some(peer) = at(&mut self.movers.ctx.peers, link_id) else {
+        let Some(mut turn) = Turn::of(stream, &mut ctx.peers, &mut ctx.operations) else {
             return Ok(Step::Parked);
         };
-        let attributes = peer.attributes;
-        let Some(link) = &mut peer.link else {
-            return Ok(Step::Parked);
+        let holder = || Work::Frame {
+            _fragment: fragment.clone(),
         };
-        let longest = if attributes.max_zcopy == 0 {
-            attributes.max_bcopy.min(COPIED)
-        } else {
-            attributes.max_zcopy.min(LENT)
-        };
-        let window = usize::try_from(window).unwrap_or(usize::MAX);
-        let length = length.min(longest).min(window);
-        if attributes.max_zcopy == 0 || length < SHORT {
-            // SAFETY: within the fragment, which is held here, and which no engine is copying into any more.
-            let frame = unsafe { std::slice::from_raw_parts(address, length) };
-            link.am_bcopy(control::STREAM_DATA, header, &[], frame)?;
-        } else {
-            let frame = lend_fragment(&mut self.movers.ctx.operations, link_id, fragment);
-            let payload = RawSlice { address, length };
-            // SAFETY: the entry `frame` holds the fragment, and stays until the link says that it has been sent, or is dropped.
-            let sent =
-                unsafe { link.am_zcopy(control::STREAM_DATA, header, &[], payload, frame.0) };
-            if !matches!(sent, Ok(Zcopy::Pending)) {
-                self.movers.ctx.operations.remove(frame);
-            }
-            sent?;
-        }
-        let all = self.movers.write_sent(op, length);
+        // SAFETY: within the fragment, which is held here, and which no engine is copying into any more.
+        let count = unsafe { turn.send(address, length, holder) }?;
+        let all = self.movers.write_sent(op, count);
         let ready = self.movers.ctx.write_ready(op).is_some();
         let Some(stream) = self.streams.get(key) else {
             return Ok(Step::Sent);
         };
         let writing = &mut stream.writing;
-        writing.window.take(length as u64);
+        writing.window.take(count as u64);
         if all {
             writing.pieces.pop_front();
             writing.left += 1;
             self.movers.ctx.wakes.extend(writing.waker.take());
-            return Ok(if writing.has_unsent() {
-                Step::More
-            } else {
-                Step::Sent
-            });
+            return Ok(Step::after(!writing.has_unsent()));
         }
         self.mark_ready(key, ready);
         Ok(if ready { Step::More } else { Step::Parked })
@@ -496,17 +536,6 @@ impl Core {
             *ready = is_ready;
         }
     }
-}
-
-/// Enters a buffer that a link is going to send from where it is.
-pub(in crate::worker) fn lend(operations: &mut Operations, link: LinkId, buffer: Buffer) -> OpKey {
-    let op = operations.insert(Some(link), true, Work::StreamOut { _buffer: buffer });
-    if let Some(entry) = operations.get(op) {
-        entry.in_flight = 1;
-        // Over as soon as the link has let go of it.
-        entry.deferred = Some(Box::new(Outcome::Done(Ok(()))));
-    }
-    op
 }
 
 impl Stream {
