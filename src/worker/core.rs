@@ -19,7 +19,7 @@ use crate::{
         inbox::Inboxes,
         movers::{Kept, Movers},
         operations::{self, Body, Outcome, RecvStage, SendStage, Unexpected, Work},
-        peer::{Status, at},
+        peer::at,
         receive::Posted,
         stream::Streams,
     },
@@ -180,113 +180,26 @@ impl Core {
 
     /// Ends a connection: every operation on it ends with `error`. The caller has taken the link out of its interface.
     pub(crate) fn fail(&mut self, link: LinkId, error: Error) {
-        let Some(peer) = at(&mut self.movers.ctx.peers, link) else {
+        let ctx = &mut self.movers.ctx;
+        let Some(peer) = at(&mut ctx.peers, link).filter(|peer| peer.is_alive()) else {
             return;
         };
-        if matches!(peer.status, Status::Closed(_)) {
-            return;
-        }
-        let error = match peer.reason.take() {
-            // The peer had said so: the link's end is the answer to the answer.
-            Some(reason)
-                if matches!(
-                    error.kind(),
-                    ErrorKind::ConnectionReset | ErrorKind::PeerDied
-                ) =>
-            {
-                reason
-            }
-            _ => error,
-        };
-        let error = error
-            .with_peer(&peer.info.name)
-            .over(peer.attributes.transport);
-        tracing::debug!(target: "wharf::endpoint", parent: peer.span(), peer = %peer.info.name, %error, "connection ended");
-        let broke = matches!(error.kind(), ErrorKind::Protocol | ErrorKind::Exhausted);
+        let error = peer.end(error);
         let account = peer.account.take();
-        peer.status = Status::Closed(error.duplicate());
-        peer.queue.clear();
-        // Whatever the link was lent is ours again once it is dropped.
-        peer.link = None;
-        peer.seat = None;
-        peer.ending.take(&mut self.movers.ctx.wakes);
-        peer.ready.take(&mut self.movers.ctx.wakes);
-        self.movers.ctx.wakes.append(&mut self.movers.ctx.arrivals);
-        // Nobody may begin to touch memory here for this peer any more, which may not have noticed.
-        if let Some(one_copy) = &peer.one_copy {
-            one_copy.pair.end();
-        }
-        for transfer in &self.movers.transfers {
-            if transfer.link == link
-                && let Some(word) = transfer.chunks
-                && let Some(peer) = at(&mut self.movers.ctx.peers, link)
-                && let Some(one_copy) = &peer.one_copy
-            {
-                one_copy.pair.revoke(word);
-            }
-        }
-        self.movers
-            .transfers
-            .retain(|transfer| transfer.link != link);
+        peer.ending.take(&mut ctx.wakes);
+        peer.ready.take(&mut ctx.wakes);
+        ctx.wakes.append(&mut ctx.arrivals);
+        self.movers.revoke_all(link);
         self.movers.ctx.operations.close(link);
         for key in self.movers.ctx.operations.keys_of_link(link) {
-            if let Some(error) = self.movers.ctx.moves_failed(key) {
-                // It had ended before the link, but for what else was under way.
-                self.fail_operation(key, error);
-                continue;
-            }
-            if let Some(entry) = self.movers.ctx.operations.get(key) {
-                entry.copies = 0;
-                // Bytes that were counted when they were given a place have not come.
-                let is_partial = entry.in_flight > 0 && entry.takes_bytes();
-                // The link is dropped and the interface has let go: the memory is ours.
-                entry.in_flight = 0;
-                if let Some(outcome) = entry.deferred.take() {
-                    match is_partial && outcome.error().is_none() {
-                        true => {
-                            let outcome = entry.failure_of(*outcome, error.duplicate());
-                            self.finish(key, outcome);
-                        }
-                        false => self.finish(key, *outcome),
-                    }
-                    continue;
-                }
-                match &entry.work {
-                    Work::Serve(_) | Work::Fill(_) | Work::Write(_) | Work::Lent(_)
-                        if entry.staged.is_some() =>
-                    {
-                        self.finish(key, Outcome::Done(Err(error.duplicate())));
-                    }
-                    Work::Serve(_)
-                    | Work::PutIn { .. }
-                    | Work::Help { .. }
-                    | Work::AmLanding { .. }
-                    | Work::StreamIn(_) => {
-                        if let Some(entry) = self.movers.ctx.operations.remove(key) {
-                            self.movers.ctx.served(&entry.work);
-                            self.movers.ctx.bury_entry(entry);
-                        }
-                    }
-                    Work::Flush => {
-                        // A flush says how operations ended, and they end here.
-                        self.finish(key, Outcome::Done(Err(error.duplicate())));
-                    }
-                    _ if entry.outcome.is_some() => {
-                        // No acknowledgement will come for a put that was complete here.
-                        if let Work::Put(put) = &mut entry.work {
-                            put.acknowledged = true;
-                        }
-                    }
-                    _ => self.fail_operation(key, error.duplicate()),
-                }
-            }
+            self.end_with_link(key, &error);
         }
         self.end_streams(link, &error);
         self.forget_announced_of(link, account);
-        if broke && let Some(account) = account {
-            self.forget_all_of(account);
-        }
         if let Some(account) = account {
+            if matches!(error.kind(), ErrorKind::Protocol | ErrorKind::Exhausted) {
+                self.forget_all_of(account);
+            }
             self.movers.ctx.forgive(link, account);
             self.movers.ctx.ledger.close(account);
         }
@@ -308,6 +221,52 @@ impl Core {
             }
         }
         self.act();
+    }
+
+    /// An operation of a connection that has ended with `error`.
+    fn end_with_link(&mut self, key: OpKey, error: &Error) {
+        if let Some(error) = self.movers.ctx.moves_failed(key) {
+            // It had ended before the link, but for what else was under way.
+            return self.fail_operation(key, error);
+        }
+        let Some(entry) = self.movers.ctx.operations.get(key) else {
+            return;
+        };
+        entry.copies = 0;
+        // Bytes that were counted when they were given a place have not come.
+        let is_partial = entry.in_flight > 0 && entry.takes_bytes();
+        // The link is dropped and the interface has let go: the memory is ours.
+        entry.in_flight = 0;
+        if let Some(outcome) = entry.deferred.take() {
+            let outcome = match is_partial && outcome.error().is_none() {
+                true => entry.failure_of(*outcome, error.duplicate()),
+                false => *outcome,
+            };
+            return self.finish(key, outcome);
+        }
+        match &mut entry.work {
+            Work::Serve(_) | Work::Fill(_) | Work::Write(_) | Work::Lent(_)
+                if entry.staged.is_some() =>
+            {
+                self.finish(key, Outcome::Done(Err(error.duplicate())));
+            }
+            Work::Serve(_)
+            | Work::PutIn { .. }
+            | Work::Help { .. }
+            | Work::AmLanding { .. }
+            | Work::StreamIn(_) => {
+                if let Some(entry) = self.movers.ctx.operations.remove(key) {
+                    self.movers.ctx.served(&entry.work);
+                    self.movers.ctx.bury_entry(entry);
+                }
+            }
+            // A flush says how operations ended, and they end here.
+            Work::Flush => self.finish(key, Outcome::Done(Err(error.duplicate()))),
+            // No acknowledgement will come for a put that was complete here.
+            Work::Put(put) if entry.outcome.is_some() => put.acknowledged = true,
+            _ if entry.outcome.is_some() => {}
+            _ => self.fail_operation(key, error.duplicate()),
+        }
     }
 
     /// Drops the record of an ended connection; its slot may be used again.

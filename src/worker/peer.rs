@@ -432,6 +432,35 @@ impl Peer {
         !matches!(self.status, Status::Closed(_))
     }
 
+    /// The connection ends: its link goes, and nobody may begin to touch memory here for the peer any more, which may not have noticed. Returns why.
+    pub(crate) fn end(&mut self, error: Error) -> Error {
+        let error = match self.reason.take() {
+            // The peer had said so: the link's end is the answer to the answer.
+            Some(reason)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::ConnectionReset | ErrorKind::PeerDied
+                ) =>
+            {
+                reason
+            }
+            _ => error,
+        };
+        let error = error
+            .with_peer(&self.info.name)
+            .over(self.attributes.transport);
+        tracing::debug!(target: "wharf::endpoint", parent: self.span(), peer = %self.info.name, %error, "connection ended");
+        self.status = Status::Closed(error.duplicate());
+        self.queue.clear();
+        // Whatever the link was lent is ours again once it is dropped.
+        self.link = None;
+        self.seat = None;
+        if let Some(one_copy) = &self.one_copy {
+            one_copy.pair.end();
+        }
+        error
+    }
+
     /// Why it is over, if it is.
     pub(crate) fn over(&self) -> Option<Error> {
         match &self.status {

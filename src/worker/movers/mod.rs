@@ -330,6 +330,20 @@ impl Movers {
         }
     }
 
+    /// Transfers of a connection that has ended are taken back.
+    pub(crate) fn revoke_all(&mut self, link: LinkId) {
+        let Self { ctx, transfers, .. } = self;
+        transfers.retain(|transfer| {
+            if transfer.link == link
+                && let Some(word) = transfer.chunks
+                && let Some(one_copy) = ctx.one_copy(link)
+            {
+                one_copy.pair.revoke(word);
+            }
+            transfer.link != link
+        });
+    }
+
     /// Has something done once the lock is gone.
     pub(in crate::worker) fn errand(&mut self, begin: impl FnOnce(&dyn Errands) -> Box<dyn Send>) {
         if let Some(errands) = &self.errands {
