@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{self, DomainMemory, MemoryDomain},
+    transport::CopyEnd,
     types::{LinkId, MemoryType},
 };
 
@@ -161,9 +162,12 @@ impl Fragment {
         start.wrapping_add(self.0.place * self.0.pinned.length)
     }
 
-    /// Whether the device reads and writes it by itself.
-    pub(crate) fn is_pinned(&self) -> bool {
-        self.0.pinned.pinned
+    /// It, as an end of a copy.
+    pub(crate) fn end(&self) -> CopyEnd {
+        CopyEnd::Host {
+            address: self.address(),
+            pinned: self.0.pinned.pinned,
+        }
     }
 }
 

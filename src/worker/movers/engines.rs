@@ -5,11 +5,14 @@
 //! `Staged::copies`, and stays, with all that it owns, until the engine has reported it or was dropped (`errands.rs`).
 #![allow(unsafe_code)]
 
+use slab::Slab;
+
 use crate::{
     error::{Error, ErrorKind, Result},
     transport::{CopyEnd, CopyRequest, SendError},
     types::OpKey,
     worker::{
+        ctx::Ctx,
         device::engines::{BATCH, Open, PLACE, Ready, Reports, State, Use, Waiting, place, skip},
         movers::Movers,
         operations::Entry,
@@ -137,6 +140,9 @@ impl Movers {
         {
             staged.copies += count;
         }
+        if let Some(part) = self.ctx.pipe(op).and_then(|pipe| pipe.part(part)) {
+            part.copies += count;
+        }
         count
     }
 
@@ -149,88 +155,21 @@ impl Movers {
     }
 
     fn pump_engine(&mut self, index: usize) {
-        let mut failed = Vec::new();
         let devices = &mut self.devices;
-        let Some(slot) = devices.slots.get_mut(index) else {
+        let Some(State::Open(open)) = devices.slots.get_mut(index).map(|slot| &mut slot.state)
+        else {
             return;
         };
-        let State::Open(open) = &mut slot.state else {
-            return;
+        let mut pump = Pump {
+            open,
+            uses: &mut devices.uses,
+            ctx: &mut self.ctx,
+            begun: false,
+            failed: Vec::new(),
         };
-        let mut begun = false;
-        for _ in 0..open.places.len() {
-            let Some((at, token)) = open.places.pop_front() else {
-                break;
-            };
-            let Some(held) = devices.uses.get_mut(place(token)) else {
-                continue;
-            };
-            let goes_on = |entry: &mut Entry| entry.deferred.is_none() && entry.outcome.is_none();
-            let ended = !self.ctx.operations.get(held.op).is_some_and(goes_on);
-            let asked = match &open.lost {
-                _ if ended => Err(SendError::Failed(Error::new(
-                    ErrorKind::Canceled,
-                    "cancelled",
-                ))),
-                Some(error) => Err(SendError::Failed(error.duplicate())),
-                None => open.engine.after(at, token),
-            };
-            match asked {
-                Ok(()) => {
-                    held.begun = true;
-                    open.under_way += 1;
-                    begun = true;
-                }
-                // There may be room for others, which this one waits for.
-                Err(SendError::Full) if open.under_way > 0 => open.places.push_back((at, token)),
-                Err(SendError::Full) => {
-                    let text = "the engine waits for no place though nothing is under way";
-                    failed.push((token, Error::new(ErrorKind::Io, text)));
-                }
-                Err(SendError::Failed(error)) => failed.push((token, error)),
-            }
-        }
-        while let Some(request) = open.queue.front() {
-            let request = *request;
-            let Some(held) = devices.uses.get_mut(place(request.token)) else {
-                open.queue.pop_front();
-                continue;
-            };
-            let ended = self
-                .ctx
-                .operations
-                .get(held.op)
-                .is_none_or(|entry| entry.deferred.is_some());
-            if ended || open.lost.is_some() {
-                open.queue.pop_front();
-                let error = open.lost.as_ref().map(Error::duplicate);
-                let error = error.unwrap_or_else(|| Error::new(ErrorKind::Canceled, "cancelled"));
-                failed.push((request.token, error));
-                continue;
-            }
-            // SAFETY: the operation, which is in the table, owns both ends; it stays until this was reported. Parts of one
-            // operation do not overlap, and what one reads the other does not write.
-            match unsafe { open.engine.copy(request) } {
-                Ok(()) => {
-                    self.ctx.counts.device_copies.add(request.length);
-                    open.queue.pop_front();
-                    held.begun = true;
-                    open.under_way += 1;
-                    begun = true;
-                }
-                Err(SendError::Full) if open.under_way > 0 => break,
-                Err(SendError::Full) => {
-                    // Nothing is under way, so nothing would tell when to try again.
-                    open.queue.pop_front();
-                    let text = "the engine takes no copy though none is under way";
-                    failed.push((request.token, Error::new(ErrorKind::Io, text)));
-                }
-                Err(SendError::Failed(error)) => {
-                    open.queue.pop_front();
-                    failed.push((request.token, error));
-                }
-            }
-        }
+        pump.hand_places();
+        pump.hand_copies();
+        let Pump { begun, failed, .. } = pump;
         if begun {
             devices.fresh = true;
             open.engine.flush();
@@ -360,5 +299,92 @@ impl Movers {
             Ok(()) => self.part_copied(held.op, held.part),
             Err(error) => self.ctx.staging_failed(held.op, error),
         }
+    }
+}
+
+/// Requests on their way to an engine.
+struct Pump<'a> {
+    open: &'a mut Open,
+    uses: &'a mut Slab<Use>,
+    ctx: &'a mut Ctx,
+    /// The engine took some.
+    begun: bool,
+    /// By their tokens, to be reported.
+    failed: Vec<(u64, Error)>,
+}
+
+impl Pump<'_> {
+    /// Those that wait for a place in the program's streams.
+    fn hand_places(&mut self) {
+        for _ in 0..self.open.places.len() {
+            let Some((at, token)) = self.open.places.pop_front() else {
+                break;
+            };
+            let Some(held) = self.uses.get(place(token)) else {
+                continue;
+            };
+            let goes_on = |entry: &mut Entry| entry.deferred.is_none() && entry.outcome.is_none();
+            let goes_on = self.ctx.operations.get(held.op).is_some_and(goes_on);
+            let asked = match self.refusal(goes_on) {
+                Some(error) => Err(SendError::Failed(error)),
+                None => self.open.engine.after(at, token),
+            };
+            let alone = "the engine waits for no place though nothing is under way";
+            if !self.handed(token, asked, alone) {
+                // There may be room for others, which this one waits for.
+                self.open.places.push_back((at, token));
+            }
+        }
+    }
+
+    fn hand_copies(&mut self) {
+        while let Some(request) = self.open.queue.front().copied() {
+            if let Some(held) = self.uses.get(place(request.token)) {
+                let goes_on = |entry: &mut Entry| entry.deferred.is_none();
+                let goes_on = self.ctx.operations.get(held.op).is_some_and(goes_on);
+                let asked = match self.refusal(goes_on) {
+                    Some(error) => Err(SendError::Failed(error)),
+                    // SAFETY: the operation, which is in the table, owns both ends; it stays until this was reported. Parts of one
+                    // operation do not overlap, and what one reads the other does not write.
+                    None => unsafe { self.open.engine.copy(request) },
+                };
+                if asked.is_ok() {
+                    self.ctx.counts.device_copies.add(request.length);
+                }
+                let alone = "the engine takes no copy though none is under way";
+                if !self.handed(request.token, asked, alone) {
+                    break;
+                }
+            }
+            self.open.queue.pop_front();
+        }
+    }
+
+    /// Why a request, whose operation goes on or does not, is not handed to the engine.
+    fn refusal(&self, goes_on: bool) -> Option<Error> {
+        match &self.open.lost {
+            Some(error) => Some(error.duplicate()),
+            None if !goes_on => Some(Error::new(ErrorKind::Canceled, "cancelled")),
+            None => None,
+        }
+    }
+
+    /// What became of it. `false`: the engine has no place for it now. `alone`: what is wrong if it will not say when it has.
+    fn handed(&mut self, token: u64, asked: Result<(), SendError>, alone: &'static str) -> bool {
+        let error = match asked {
+            Ok(()) => {
+                if let Some(held) = self.uses.get_mut(place(token)) {
+                    held.begun = true;
+                }
+                self.open.under_way += 1;
+                self.begun = true;
+                return true;
+            }
+            Err(SendError::Full) if self.open.under_way > 0 => return false,
+            Err(SendError::Full) => Error::new(ErrorKind::Io, alone),
+            Err(SendError::Failed(error)) => error,
+        };
+        self.failed.push((token, error));
+        true
     }
 }

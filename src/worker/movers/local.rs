@@ -8,8 +8,8 @@
 use std::ptr;
 
 use crate::{
-    error::{Error, ErrorKind, Result},
-    memory::run::{Location, Run},
+    error::Result,
+    memory::run::Location,
     protocol::plan::{self, End, Moves},
     transport::CopyEnd,
     types::{MemoryType, OpKey},
@@ -25,6 +25,19 @@ use crate::{
         operations::Work,
     },
 };
+
+/// The next part of a copy.
+struct Local {
+    way: Moves,
+    /// The engine, and that of where it goes to.
+    slot: usize,
+    onward: usize,
+    from: CopyEnd,
+    to: CopyEnd,
+    length: usize,
+    /// The engine takes ordinary memory.
+    pageable: bool,
+}
 
 impl Movers {
     /// Begins a copy of `total` bytes that is in the table. `types`: what of it the host does not reach.
@@ -76,100 +89,118 @@ impl Movers {
         if self.ctx.pipe(key).is_some_and(|pipe| pipe.total == 0) {
             return self.staging_done(key);
         }
-        while let Some(pipe) = self.ctx.pipe(key)
-            && pipe.has_room()
-        {
-            let (slot, next, total) = (pipe.slot, pipe.next, pipe.total);
-            let several = !pipe.others.is_empty();
-            let (Some(from), Some(to)) = (
-                self.ctx.source_run(key, next),
-                self.ctx.target_run(key, next),
-            ) else {
+        while self.ctx.pipe(key).is_some_and(|pipe| pipe.has_room()) {
+            let Some(step) = self.next_local(key) else {
                 return;
             };
-            let (slot, onward) = match several {
-                true => match self.slots_of(from.at, to.at) {
-                    Ok(slots) => slots,
-                    Err(error) => return self.ctx.staging_failed(key, error),
-                },
-                false => (slot, slot),
+            let goes_on = match step.way {
+                Moves::Processor => self.copy_here(key, &step),
+                Moves::Engine => self.begin_engine(key, &step),
+                Moves::Fragment => self.begin_stopping(key, &step),
+                Moves::Across => self.begin_across(key, &step),
             };
-            let open = self.devices.open(slot);
-            let pageable = open.is_some_and(|open| open.attributes.takes_pageable);
-            let length = from.length.min(to.length).min(total - next);
-            let place = |at: Location, slot: usize| match at {
-                Location::Device { .. } => End::Device(slot),
-                Location::Host { pinned, .. } => End::Host {
-                    pinned: self.devices.is_pinned_for(slot, pinned),
-                },
-            };
-            let (out, into) = (place(from.at, slot), place(to.at, onward));
-            let pinned = |end: End| matches!(end, End::Host { pinned: true });
-            match (plan::moves(out, into, pageable), from.at, to.at) {
-                (_, Location::Host { address: from, .. }, Location::Host { address: to, .. }) => {
-                    let length = length.min(STEP);
-                    // SAFETY: both runs are that long; see the chapter on safety.
-                    unsafe { ptr::copy(from, to, length) };
-                    let Some(pipe) = self.ctx.pipe(key) else {
-                        return;
-                    };
-                    let id = pipe.begin(length, None, Stage::Storing);
-                    pipe.end(id);
-                    if pipe.is_done() {
-                        return self.staging_done(key);
-                    }
-                    // Others have their turn.
-                    return self.devices.step_soon(key);
-                }
-                (Moves::Across, ..) => {
-                    if !self.begin_across(key, (slot, from), onward, length) {
-                        return;
-                    }
-                }
-                (Moves::Engine, ..) => {
-                    // All of it in the device's hands: then its stream can wait for it. And an engine that takes ordinary memory prepares all
-                    // of it at once.
-                    let length = match self.ctx.has_then(key) || pageable {
-                        true => length,
-                        false => length.min(DIRECT),
-                    };
-                    let Some(pipe) = self.ctx.pipe(key) else {
-                        return;
-                    };
-                    let id = pipe.begin(length, None, Stage::Storing);
-                    let (from, to) = (end(from.at, pinned(out)), end(to.at, pinned(into)));
-                    let count = self.push_copy(slot, (key, id), from, to, length);
-                    self.ctx.add_copies(key, id, count);
-                }
-                (Moves::Fragment | Moves::Processor, ..) => {
-                    let Some((fragment, room)) = self.take_fragment(key, slot, Side::Out) else {
-                        return;
-                    };
-                    let length = length.min(room).min(STEP);
-                    let stop = CopyEnd::Host {
-                        address: fragment.address(),
-                        pinned: fragment.is_pinned(),
-                    };
-                    let (stage, from, to) = match from.at {
-                        Location::Host { address, .. } => {
-                            // SAFETY: the run is that long, and the fragment, which is this operation's alone.
-                            unsafe { copy(address, fragment.address(), length) };
-                            (Stage::Storing, stop, end(to.at, pinned(into)))
-                        }
-                        Location::Device { .. } => {
-                            (Stage::Loading, end(from.at, pinned(out)), stop)
-                        }
-                    };
-                    self.ctx.counts.staged.add(length);
-                    let Some(pipe) = self.ctx.pipe(key) else {
-                        return;
-                    };
-                    let id = pipe.begin(length, Some(fragment), stage);
-                    let count = self.push_copy(slot, (key, id), from, to, length);
-                    self.ctx.add_copies(key, id, count);
-                }
+            if !goes_on {
+                return;
             }
         }
+    }
+
+    /// What is to be copied next, from one run to one run.
+    fn next_local(&mut self, key: OpKey) -> Option<Local> {
+        let pipe = self.ctx.pipe(key)?;
+        let (slot, next, left) = (pipe.slot, pipe.next, pipe.total - pipe.next);
+        let several = !pipe.others.is_empty();
+        let from = self.ctx.source_run(key, next)?;
+        let to = self.ctx.target_run(key, next)?;
+        let (slot, onward) = match several {
+            true => match self.slots_of(from.at, to.at) {
+                Ok(slots) => slots,
+                Err(error) => {
+                    self.ctx.staging_failed(key, error);
+                    return None;
+                }
+            },
+            false => (slot, slot),
+        };
+        let open = self.devices.open(slot);
+        let pageable = open.is_some_and(|open| open.attributes.takes_pageable);
+        let place = |at: Location, slot: usize| match at {
+            Location::Device { .. } => End::Device(slot),
+            Location::Host { pinned, .. } => End::Host {
+                pinned: self.devices.is_pinned_for(slot, pinned),
+            },
+        };
+        let (out, into) = (place(from.at, slot), place(to.at, onward));
+        let pinned = |end: End| matches!(end, End::Host { pinned: true });
+        Some(Local {
+            way: plan::moves(out, into, pageable),
+            slot,
+            onward,
+            from: end(from.at, pinned(out)),
+            to: end(to.at, pinned(into)),
+            length: from.length.min(to.length).min(left),
+            pageable,
+        })
+    }
+
+    /// The processor copies a part. `false`: others have their turn.
+    fn copy_here(&mut self, key: OpKey, step: &Local) -> bool {
+        let length = step.length.min(STEP);
+        if let (CopyEnd::Host { address: from, .. }, CopyEnd::Host { address: to, .. }) =
+            (step.from, step.to)
+        {
+            // SAFETY: both runs are that long; see the chapter on safety.
+            unsafe { ptr::copy(from, to, length) };
+        }
+        if let Some(pipe) = self.ctx.pipe(key) {
+            let id = pipe.begin(length, None, Stage::Storing);
+            pipe.end(id);
+            match pipe.is_done() {
+                true => self.staging_done(key),
+                false => self.devices.step_soon(key),
+            }
+        }
+        false
+    }
+
+    /// An engine copies a part by itself.
+    fn begin_engine(&mut self, key: OpKey, step: &Local) -> bool {
+        // All of it in the device's hands: then its stream can wait for it. And an engine that takes ordinary memory prepares all
+        // of it at once.
+        let length = match self.ctx.has_then(key) || step.pageable {
+            true => step.length,
+            false => step.length.min(DIRECT),
+        };
+        let Some(pipe) = self.ctx.pipe(key) else {
+            return false;
+        };
+        let id = pipe.begin(length, None, Stage::Storing);
+        self.push_copy(step.slot, (key, id), step.from, step.to, length);
+        true
+    }
+
+    /// Begins a part that stops in a fragment. `false`: it waits for one, or has failed.
+    fn begin_stopping(&mut self, key: OpKey, step: &Local) -> bool {
+        let Some((fragment, room)) = self.take_fragment(key, step.slot, Side::Out) else {
+            return false;
+        };
+        let length = step.length.min(room).min(STEP);
+        let stop = fragment.end();
+        let (stage, from, to) = match step.from {
+            CopyEnd::Host { address, .. } => {
+                // SAFETY: the run is that long, and the fragment, which is this operation's alone.
+                unsafe { copy(address, fragment.address(), length) };
+                (Stage::Storing, stop, step.to)
+            }
+            CopyEnd::Device { .. } => (Stage::Loading, step.from, stop),
+        };
+        self.ctx.counts.staged.add(length);
+        let Some(pipe) = self.ctx.pipe(key) else {
+            return false;
+        };
+        let id = pipe.begin(length, Some(fragment), stage);
+        self.push_copy(step.slot, (key, id), from, to, length);
+        true
     }
 
     /// The engines that serve the two ends of a part.
@@ -184,35 +215,25 @@ impl Movers {
     }
 
     /// Begins a part between two accelerators. `false`: it waits for a fragment, or has failed.
-    fn begin_across(
-        &mut self,
-        key: OpKey,
-        (slot, from): (usize, Run),
-        onward: usize,
-        length: usize,
-    ) -> bool {
+    fn begin_across(&mut self, key: OpKey, step: &Local) -> bool {
         // One that is held while the other is waited for goes back with this call.
-        let Some((fragment, room)) = self.take_fragment(key, slot, Side::Out) else {
+        let Some((fragment, room)) = self.take_fragment(key, step.slot, Side::Out) else {
             return false;
         };
-        let Some((next, more)) = self.take_fragment(key, onward, Side::Out) else {
+        let Some((next, more)) = self.take_fragment(key, step.onward, Side::Out) else {
             return false;
         };
-        let length = length.min(room).min(more).min(STEP);
-        let stop = CopyEnd::Host {
-            address: fragment.address(),
-            pinned: fragment.is_pinned(),
-        };
+        let length = step.length.min(room).min(more).min(STEP);
+        let stop = fragment.end();
         self.ctx.counts.staged.add(length);
         let Some(pipe) = self.ctx.pipe(key) else {
             return false;
         };
         let id = pipe.begin(length, Some(fragment), Stage::Loading);
         if let Some(part) = pipe.part(id) {
-            part.onward = Some((onward, next));
+            part.onward = Some((step.onward, next));
         }
-        let count = self.push_copy(slot, (key, id), end(from.at, false), stop, length);
-        self.ctx.add_copies(key, id, count);
+        self.push_copy(step.slot, (key, id), step.from, stop, length);
         true
     }
 
@@ -228,10 +249,7 @@ impl Movers {
         };
         // SAFETY: both are at least that long, of two pools, and this part's alone; the engine has reported that it is done with the first.
         unsafe { copy(came.address(), fragment.address(), length) };
-        let from = CopyEnd::Host {
-            address: fragment.address(),
-            pinned: fragment.is_pinned(),
-        };
+        let from = fragment.end();
         part.fragment = Some(fragment);
         part.stage = Stage::Storing;
         let Some(to) = self
@@ -239,13 +257,9 @@ impl Movers {
             .target_run(key, position)
             .filter(|run| run.length >= length)
         else {
-            let text = "a buffer is shorter than it was";
-            return self
-                .ctx
-                .staging_failed(key, Error::new(ErrorKind::InvalidArgument, text));
+            return self.ctx.shortened(key);
         };
-        let count = self.push_copy(slot, (key, id), from, end(to.at, false), length);
-        self.ctx.add_copies(key, id, count);
+        self.push_copy(slot, (key, id), from, end(to.at, false), length);
     }
 
     /// The engine has done its share of a part.

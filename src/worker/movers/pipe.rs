@@ -8,14 +8,13 @@ use crate::{
     error::{Error, ErrorKind},
     memory::run::{Location, Run},
     protocol::control,
-    transport::CopyEnd,
     types::{LinkId, OpKey},
     util::copy::copy,
     worker::{
         ctx::Ctx,
         device::{
             blocks::run_in,
-            engines::Ready,
+            engines::{Ready, skip},
             forbidden,
             local::HOST,
             pipe::{Kind, Pipe, Staged, end},
@@ -61,10 +60,10 @@ impl Ctx {
     }
 
     /// Counts requests for a part.
-    pub(in crate::worker) fn add_copies(&mut self, key: OpKey, id: u32, count: u32) {
-        if let Some(part) = self.pipe(key).and_then(|pipe| pipe.part(id)) {
-            part.copies += count;
-        }
+    /// A run of its is missing.
+    pub(in crate::worker) fn shortened(&mut self, key: OpKey) {
+        let text = "a buffer is shorter than it was";
+        self.staging_failed(key, Error::new(ErrorKind::InvalidArgument, text));
     }
 
     /// An operation cannot be done, or not to its end.
@@ -268,10 +267,7 @@ impl Movers {
                 false => self.ctx.target_run(key, position + done),
             };
             let Some(run) = run.filter(|run| run.length > 0) else {
-                let text = "a buffer is shorter than it was";
-                return self
-                    .ctx
-                    .staging_failed(key, Error::new(ErrorKind::InvalidArgument, text));
+                return self.ctx.shortened(key);
             };
             let count = run.length.min(length - done);
             let stop = fragment.address().wrapping_add(done);
@@ -286,22 +282,14 @@ impl Movers {
                     unsafe { copy(from, to, count) };
                 }
                 Location::Device { .. } => {
-                    let (there, here) = (
-                        end(run.at, false),
-                        CopyEnd::Host {
-                            address: stop,
-                            pinned: fragment.is_pinned(),
-                        },
-                    );
+                    let (there, here) = (end(run.at, false), skip(fragment.end(), done));
                     let (from, to) = if load { (there, here) } else { (here, there) };
                     copies += self.push_copy(slot, (key, id), from, to, count);
                 }
             }
             done += count;
         }
-        if copies > 0 {
-            self.ctx.add_copies(key, id, copies);
-        } else {
+        if copies == 0 {
             self.part_moved(key, id, kind);
         }
     }

@@ -200,14 +200,10 @@ impl Movers {
                 _ => return,
             };
             let (Some(run), Some(from)) = (run, from) else {
-                let text = "a buffer is shorter than it was";
-                return self
-                    .ctx
-                    .staging_failed(key, Error::new(ErrorKind::InvalidArgument, text));
+                return self.ctx.shortened(key);
             };
             let id = pipe.begin(length, None, Stage::Storing);
-            let count = self.push_copy(slot, (key, id), from, end(run.at, false), length);
-            self.ctx.add_copies(key, id, count);
+            self.push_copy(slot, (key, id), from, end(run.at, false), length);
         }
     }
 
