@@ -142,14 +142,17 @@ impl TcpLink {
                 return Ok(Zcopy::Done);
             }
         }
+        Ok(self.keep([head, prefix, payload], written, token))
+    }
 
-        let mut rest = [head, prefix, payload];
-        for part in &mut rest {
+    /// What the socket has not taken of a message waits, its payload where it is if it is lent.
+    fn keep(&mut self, mut parts: [&[u8]; 3], mut written: usize, token: Option<u64>) -> Zcopy {
+        for part in &mut parts {
             let skip = written.min(part.len());
             *part = &part[skip..];
             written -= skip;
         }
-        let [head, prefix, payload] = rest;
+        let [head, prefix, payload] = parts;
         self.copy(head);
         self.copy(prefix);
         self.socket.set_waits(true);
@@ -161,11 +164,11 @@ impl TcpLink {
                 };
                 self.lent += rest.length;
                 self.queue.push_back(Piece::Lent { rest, token });
-                Ok(Zcopy::Pending)
+                Zcopy::Pending
             }
             _ => {
                 self.copy(payload);
-                Ok(Zcopy::Done)
+                Zcopy::Done
             }
         }
     }

@@ -252,16 +252,13 @@ impl Reader {
                 check,
             } => {
                 let direct = read.min(*left);
-                if let Some(check) = check {
-                    // SAFETY: the kernel has just stored these bytes, within the `left` that the sink gave.
-                    check.update(unsafe { slice::from_raw_parts(*address, direct) });
-                }
+                // SAFETY: the kernel has just stored these bytes, within the `left` that the sink gave.
+                let part = unsafe { slice::from_raw_parts(*address, direct) };
                 // SAFETY: within the `left` bytes that the sink gave.
                 *address = unsafe { address.add(direct) };
-                *left -= direct;
-                let (done, token) = (*left == 0, *token);
+                let token = *token;
+                let done = passed(part, left, check)?;
                 if done {
-                    finish(check)?;
                     self.placed(token, sink);
                 }
                 Ok((read - direct, usize::from(done)))
@@ -287,42 +284,21 @@ impl Reader {
         budget: usize,
         sink: &mut dyn Sink,
     ) -> Result<(usize, usize), End> {
-        let header = self.format.header();
-        let mut used = 0;
-        let mut happened = 0;
+        let (mut used, mut happened) = (0, 0);
         self.more = false;
         loop {
             let rest = &bytes[used..];
             match &mut self.state {
+                State::Frame if rest.len() < self.format.header() => break,
+                State::Frame if happened >= budget => {
+                    self.more = true;
+                    break;
+                }
                 State::Frame => {
-                    if rest.len() < header {
-                        break;
-                    }
-                    if happened >= budget {
-                        self.more = true;
-                        break;
-                    }
-                    let Some(frame) = Frame::decode(rest, self.format).map_err(End::Failed)? else {
+                    let Some(taken) = self.next_message(rest, sink)? else {
                         break;
                     };
-                    let begin = header
-                        + if frame.payload() > LONG {
-                            frame.prefix
-                        } else {
-                            frame.length
-                        };
-                    if rest.len() < begin {
-                        break;
-                    }
-                    check_prefix(&frame, &rest[header..])?;
-                    if frame.payload() > LONG {
-                        used += self.begin(frame, rest, sink)?;
-                    } else {
-                        let body = &rest[header..begin];
-                        check_payload(&frame, &body[frame.prefix..])?;
-                        self.deliver(frame, body, sink)?;
-                        used += begin;
-                    }
+                    used += taken;
                     happened += 1;
                 }
                 State::Memory {
@@ -331,21 +307,16 @@ impl Reader {
                     token,
                     check,
                 } => {
-                    let count = rest.len().min(*left);
-                    if let Some(check) = check {
-                        check.update(&rest[..count]);
-                    }
+                    let part = &rest[..rest.len().min(*left)];
                     // SAFETY: `address` has room for `left` bytes, lent by the sink; `rest` is ours, so they do not overlap.
-                    unsafe { address.copy_from_nonoverlapping(rest.as_ptr(), count) };
+                    unsafe { address.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
                     // SAFETY: within the same bytes.
-                    *address = unsafe { address.add(count) };
-                    *left -= count;
-                    used += count;
-                    let (done, token) = (*left == 0, *token);
-                    if !done {
+                    *address = unsafe { address.add(part.len()) };
+                    used += part.len();
+                    let token = *token;
+                    if !passed(part, left, check)? {
                         break;
                     }
-                    finish(check)?;
                     self.placed(token, sink);
                     happened += 1;
                 }
@@ -357,21 +328,36 @@ impl Reader {
                     break;
                 }
                 State::Discard { left, check } => {
-                    let count = rest.len().min(*left);
-                    if let Some(check) = check {
-                        check.update(&rest[..count]);
-                    }
-                    *left -= count;
-                    used += count;
-                    if *left > 0 {
+                    let part = &rest[..rest.len().min(*left)];
+                    used += part.len();
+                    if !passed(part, left, check)? {
                         break;
                     }
-                    finish(check)?;
                     self.state = State::Frame;
                 }
             }
         }
         Ok((used, happened))
+    }
+
+    /// Delivers the message that `rest` begins with, or begins it if it is long. How much of `rest` is used up; `None`: too little of it is here.
+    fn next_message(&mut self, rest: &[u8], sink: &mut dyn Sink) -> Result<Option<usize>, End> {
+        let header = self.format.header();
+        let Some(frame) = Frame::decode(rest, self.format).map_err(End::Failed)? else {
+            return Ok(None);
+        };
+        let is_long = frame.payload() > LONG;
+        let end = header + if is_long { frame.prefix } else { frame.length };
+        let Some(body) = rest.get(header..end) else {
+            return Ok(None);
+        };
+        check_prefix(&frame, body)?;
+        if is_long {
+            return self.begin(frame, rest, sink).map(Some);
+        }
+        check_payload(&frame, &body[frame.prefix..])?;
+        self.deliver(frame, body, sink)?;
+        Ok(Some(end))
     }
 
     /// Asks where a long payload goes. `rest` begins with its frame and holds the prefix. Returns how much of `rest` is used up.
@@ -470,9 +456,14 @@ fn check_payload(frame: &Frame, payload: &[u8]) -> Result<(), End> {
     }
 }
 
-/// Checks a payload of which the last bytes have come.
-fn finish(check: &Option<Check>) -> Result<(), End> {
-    check
-        .as_ref()
-        .map_or(Ok(()), |check| check.finish().map_err(End::Failed))
+/// More of a payload has come, of which `left` bytes were missing. Whether that is all of it, which is checked then.
+fn passed(part: &[u8], left: &mut usize, check: &mut Option<Check>) -> Result<bool, End> {
+    *left -= part.len();
+    if let Some(check) = check {
+        check.update(part);
+        if *left == 0 {
+            check.finish().map_err(End::Failed)?;
+        }
+    }
+    Ok(*left == 0)
 }
