@@ -345,6 +345,19 @@ body! {
     }
 }
 
+impl Rtr {
+    /// For fragments, of this operation of the receiver.
+    pub(crate) fn fragments(op: u64) -> Self {
+        Self {
+            op,
+            address: 0,
+            segment: 0,
+            segment_offset: 0,
+            scheme: 0,
+        }
+    }
+}
+
 body! {
     /// Where the payload of a put goes.
     PutHeader {

@@ -9,7 +9,7 @@ use crate::{
     error::Result,
     memory::region::Exposed,
     protocol::{
-        control::{self, LayoutAnswer, LayoutHeader, StridedForm},
+        control::{self, LayoutAnswer, LayoutHeader, Signal, StridedForm},
         layout::{
             BLOCK, Block, Cursor, Indexed, Places, Shape, Strided, decode_blocks, split_blocks,
         },
@@ -85,6 +85,22 @@ pub(super) fn parse<'a>(header: &LayoutHeader, rest: &'a [u8]) -> Result<(Shape,
         ));
     }
     Ok((Shape::Indexed(Indexed::trusted(blocks, total)), rest))
+}
+
+/// A put of blocks, taken apart: header, layout, signal, and what follows.
+pub(super) fn parse_put(body: &[u8]) -> Result<(LayoutHeader, Shape, Option<Signal>, &[u8])> {
+    let header = LayoutHeader::decode(body)?;
+    let rest = body.get(LayoutHeader::SIZE..).unwrap_or(&[]);
+    let (signal, rest) = match header.last {
+        0 | 1 => (None, rest),
+        3 => {
+            let signal = Signal::decode(rest)?;
+            (Some(signal), rest.get(Signal::SIZE..).unwrap_or(&[]))
+        }
+        _ => return Err(violation("a put with a mark that there is not")),
+    };
+    let (shape, rest) = parse(&header, rest)?;
+    Ok((header, shape, signal, rest))
 }
 
 pub(in crate::worker) fn start(shape: &Shape, position: u64) -> Cursor {

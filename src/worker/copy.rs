@@ -10,11 +10,13 @@
 use std::sync::Arc;
 
 use crate::{
-    error::{Error, ErrorKind},
+    error::{Error, ErrorKind, Result},
     protocol::plan::CHUNK,
     sys::memfd::Mapping,
+    transport::{Pair, Standing, cma::CmaPeer},
     types::{LinkId, OpKey},
-    worker::spread::Spread,
+    util::copy::copy,
+    worker::{rma::stale, spread::Spread},
 };
 
 /// Chunks moved in one pass: what a message waits behind. More transfers than these take turns.
@@ -70,21 +72,112 @@ pub(crate) fn over() -> Error {
     )
 }
 
+#[cold]
+pub(in crate::worker) fn gone() -> Error {
+    Error::new(ErrorKind::ConnectionReset, "the link is gone")
+}
+
+/// Whether the peer still lets this side at its memory, and at this region.
+pub(in crate::worker) fn standing(pair: &Pair, region: Option<(u32, u64)>) -> Result<()> {
+    match region {
+        _ if pair.peer_over() => Err(over()),
+        Some((slot, generation)) if pair.standing(slot, generation) != Standing::Let => {
+            Err(stale())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Chunks of this many bytes.
 pub(crate) fn chunks(length: usize) -> u64 {
     length.div_ceil(CHUNK) as u64
 }
 
 #[cold]
-pub(in crate::worker) fn too_many() -> Error {
+fn too_many() -> Error {
     Error::new(
         ErrorKind::Protocol,
         "the peer has given out more of a transfer than there is",
     )
 }
 
+impl Remote {
+    /// Copies between the far end's memory, from `offset` on, and `length` bytes here.
+    ///
+    /// # Safety
+    /// They are valid at both ends, here for writing when `pull`, and the peer lets this side at its own: asked after `Pair::enter`, and before
+    /// `Pair::leave`.
+    pub(in crate::worker) unsafe fn copy(
+        &self,
+        cma: Option<&CmaPeer>,
+        offset: usize,
+        (local, length): (*mut u8, usize),
+        pull: bool,
+    ) -> Result<()> {
+        match (self, cma) {
+            (Self::Mapped(mapping, start), _) => {
+                let remote = mapping.as_ptr().wrapping_add(start + offset);
+                let (from, to) = match pull {
+                    true => (remote.cast_const(), local),
+                    false => (local.cast_const(), remote),
+                };
+                // SAFETY: the caller's promise; a mapping of the peer's memory and own memory do not overlap.
+                unsafe { copy(from, to, length) };
+                Ok(())
+            }
+            (Self::Address(address), Some(cma)) => {
+                let remote = address.wrapping_add(offset as u64);
+                match pull {
+                    // SAFETY: the caller's promise.
+                    true => unsafe { cma.read(remote, local, length) },
+                    // SAFETY: the same; the peer's memory is revocable, see the chapter on safety.
+                    false => unsafe { cma.write(remote, local, length) },
+                }
+            }
+            (Self::Address(_), None) => Err(Error::new(
+                ErrorKind::Unsupported,
+                "no direct access to the peer",
+            )),
+        }
+    }
+
+    pub(in crate::worker) fn is_mapped(&self) -> bool {
+        matches!(self, Self::Mapped(..))
+    }
+}
+
 impl Transfer {
     pub(in crate::worker) fn total(&self) -> u64 {
         chunks(self.length)
+    }
+
+    /// Moves the next chunk, inside the peer: its bytes, and whether it was the last. `None`: nothing is left to claim.
+    pub(in crate::worker) fn step(
+        &mut self,
+        pair: &Pair,
+        cma: Option<&CmaPeer>,
+    ) -> Result<Option<(usize, bool)>> {
+        standing(pair, self.region)?;
+        let total = self.total();
+        let chunk = match self.chunks.map(|word| pair.claim(word, total)) {
+            // The peer can set the word back as often as it likes.
+            Some(Some(_)) if self.next as u64 == total => return Err(too_many()),
+            Some(Some(chunk)) => chunk as usize,
+            Some(None) => return Ok(None),
+            None => self.next,
+        };
+        self.next += 1;
+        let offset = chunk * CHUNK;
+        let length = CHUNK.min(self.length - offset);
+        // SAFETY: `offset + length` lies within `local`, which the operation owns (`copies` > 0).
+        let local = unsafe { self.local.add(offset) };
+        // SAFETY: the far range was checked when the transfer was made.
+        unsafe { self.remote.copy(cma, offset, (local, length), self.pull) }?;
+        let is_last = match self.chunks {
+            // Counted inside: who has seen this side outside may use the word for another transfer.
+            Some(word) => pair.complete(word) == total,
+            None => self.next as u64 == total,
+        };
+        Ok(Some((length, is_last)))
     }
 }

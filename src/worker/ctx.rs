@@ -153,6 +153,13 @@ impl Ctx {
         self.control(link, control::NACK, op, &code);
     }
 
+    /// What a peer's operation needs; `None`: it was refused.
+    pub(crate) fn granted<T>(&mut self, link: LinkId, op: u64, asked: Result<T>) -> Option<T> {
+        asked
+            .inspect_err(|error| self.refuse(link, op, error.kind()))
+            .ok()
+    }
+
     /// All bytes of a get are in its buffer.
     pub(crate) fn got(&mut self, key: OpKey) {
         let Some(Work::Get(get)) = self.operations.get(key).map(|entry| &mut entry.work) else {

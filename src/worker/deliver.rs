@@ -12,11 +12,9 @@ use crate::{
     protocol::{
         control::{self, Announcement, GetRequest, Join, PutHeader, Rtr, Signal},
         matching::{Arrival as Order, Name},
-        plan::{self, Comes},
         window::{Due, Terms, eager_cost},
     },
     sys::{fd_passing, memfd::Mapping},
-    trace,
     transport::{Hold, MAX_PREFIX, Place, Sink},
     types::{Access, EndpointId, LinkId, OpKey, Priority, Tag},
     util::copy::{copied, copy_slice},
@@ -26,17 +24,16 @@ use crate::{
         ctx::{Ctx, truncated},
         layout::{LEAST, PACK},
         movers::Movers,
-        one_sided::OneSided,
+        one_sided::word,
         operations::{
             Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Unexpected, Work,
         },
         peer::{OneCopy, at},
-        send::{give, lend},
+        send::give,
         signal::put_parts,
         source::Source,
         step::FRAGMENT,
         violation::violation,
-        ways::Way,
     },
 };
 
@@ -54,12 +51,6 @@ const HELP: usize = 32;
 #[cold]
 fn too_long() -> Error {
     violation("a message is longer than any of its kind")
-}
-
-fn operation(body: &[u8]) -> Result<(u64, &[u8])> {
-    body.split_first_chunk::<8>()
-        .map(|(op, rest)| (u64::from_le_bytes(*op), rest))
-        .ok_or_else(|| violation("short message"))
 }
 
 impl Ctx {
@@ -86,8 +77,8 @@ impl Ctx {
     fn landing(&mut self, link: LinkId, key: OpKey, length: usize) -> Result<Option<*mut u8>> {
         let Some(entry) = self
             .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link) && entry.outcome.is_none())
+            .named(link, key)
+            .filter(|entry| entry.outcome.is_none())
         else {
             return Ok(None);
         };
@@ -119,6 +110,17 @@ impl Ctx {
         let address = room.as_mut_ptr();
         *got += length;
         Ok(Some(address))
+    }
+
+    /// Where a long one goes.
+    fn place_fragment(&mut self, link: LinkId, key: OpKey, length: usize) -> Result<Place> {
+        if let Some(place) = self.place_in_list(link, key, length) {
+            return place;
+        }
+        Ok(match self.landing(link, key, length)? {
+            Some(address) => self.lend(key, address),
+            None => Place::Discard,
+        })
     }
 
     /// The bytes that [`Ctx::landing`] has just given out, as a slice of the operation's own buffer.
@@ -157,11 +159,7 @@ impl Ctx {
     }
 
     fn nack(&mut self, link: LinkId, key: OpKey, error: Error) {
-        let Some(entry) = self
-            .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link))
-        else {
+        let Some(entry) = self.operations.named(link, key) else {
             return;
         };
         if entry.outcome.is_some() && !matches!(&entry.work, Work::Put(put) if put.local) {
@@ -208,6 +206,37 @@ impl Ctx {
         }
     }
 
+    /// A piece of a put has come.
+    fn put_received(&mut self, link: LinkId, op: u64, body: &[u8]) -> Result<()> {
+        let (put, signal, start) = put_parts(body)?;
+        let data = body.get(start..).unwrap_or(&[]);
+        let Some(key) = self.put_target(link, op, put, signal, data.len()) else {
+            return Ok(());
+        };
+        if let Some(entry) = self.operations.get(key)
+            && let Work::PutIn { exposed, .. } = &entry.work
+            && !data.is_empty()
+        {
+            exposed.write(put.offset as usize, data)?;
+        }
+        self.put_landed(link, key);
+        Ok(())
+    }
+
+    /// Where a long one goes.
+    fn place_put(&mut self, link: LinkId, op: u64, prefix: &[u8], length: usize) -> Result<Place> {
+        let (put, signal, _) = put_parts(prefix)?;
+        let target = self.put_target(link, op, put, signal, length);
+        let Some(entry) = target.and_then(|key| self.operations.get(key)) else {
+            return Ok(Place::Discard);
+        };
+        let (Some(key), Work::PutIn { exposed, .. }) = (target, &entry.work) else {
+            return Ok(Place::Discard);
+        };
+        let address = exposed.address.wrapping_add(put.offset as usize);
+        Ok(self.lend(key, address))
+    }
+
     /// Where the payload of a put goes; refuses it when it may not go there.
     fn put_target(
         &mut self,
@@ -228,21 +257,13 @@ impl Ctx {
             let raise = signal.map(|signal| self.find_counter(&signal));
             Ok((exposed, raise.transpose()?.map(Box::new)))
         });
-        match checked {
-            Ok((exposed, signal)) => {
-                let ack = (header.last != 0).then_some(op);
-                let work = Work::PutIn {
-                    exposed,
-                    ack,
-                    signal,
-                };
-                Some(self.operations.insert(Some(link), true, work))
-            }
-            Err(error) => {
-                self.refuse(link, op, error.kind());
-                None
-            }
-        }
+        let (exposed, signal) = self.granted(link, op, checked)?;
+        let work = Work::PutIn {
+            exposed,
+            ack: (header.last != 0).then_some(op),
+            signal,
+        };
+        Some(self.operations.insert(Some(link), true, work))
     }
 
     fn put_landed(&mut self, link: LinkId, key: OpKey) {
@@ -264,281 +285,30 @@ impl Ctx {
     }
 
     /// The peer shows the key of a region: it is let at it directly.
-    fn map_request(&mut self, link: LinkId, slot: u32, generation: u64) {
-        let Some(peer) = at(&mut self.peers, link) else {
-            return;
-        };
-        let Some(one_copy) = &peer.one_copy else {
-            return;
-        };
-        let pair = &one_copy.pair;
-        let Some(exposed) = self
-            .regions
-            .let_at(slot, generation, || pair.let_at(slot, generation))
-        else {
-            return;
-        };
-        let Some((segment, _)) = &exposed.segment else {
-            return;
-        };
-        if let (Some(one_copy), Some(to)) = (&mut peer.one_copy, &mut peer.link)
-            && segment.is_mappable()
-            && !one_copy.has(segment)
+    fn map_request(&mut self, link: LinkId, body: &[u8], generation: u64) -> Result<()> {
+        let slot = body
+            .first_chunk()
+            .map(|slot| u32::from_le_bytes(*slot))
+            .ok_or_else(|| violation("short message"))?;
+        if let Some(peer) = at(&mut self.peers, link)
+            && let (Some(one_copy), Some(to)) = (&mut peer.one_copy, &mut peer.link)
         {
-            give(one_copy, &mut **to, segment);
+            let pair = &one_copy.pair;
+            let exposed = self
+                .regions
+                .let_at(slot, generation, || pair.let_at(slot, generation));
+            if let Some((segment, _)) = exposed.and_then(|exposed| exposed.segment.clone())
+                && segment.is_mappable()
+                && !one_copy.has(&segment)
+            {
+                give(one_copy, &mut **to, &segment);
+            }
         }
+        Ok(())
     }
 }
 
 impl Movers {
-    /// A receive has met an announced message: decides how the bytes come.
-    pub(crate) fn begin_rendezvous(
-        &mut self,
-        key: OpKey,
-        link: LinkId,
-        from: EndpointId,
-        tag: Tag,
-        rts: Announcement,
-    ) {
-        if self
-            .ctx
-            .operations
-            .get(key)
-            .is_none_or(|entry| !entry.discards)
-        {
-            self.ctx.drop_announcement(link);
-        }
-        if self
-            .ctx
-            .endpoint(link, from)
-            .is_some_and(|peer| !peer.matches_announced())
-        {
-            let gone = "the sender is gone, and the message with it";
-            self.fail_operation(key, Error::new(ErrorKind::ConnectionReset, gone));
-            return;
-        }
-        let Some(entry) = self.ctx.operations.attach(key, link) else {
-            return;
-        };
-        let Work::Recv(recv) = &mut entry.work else {
-            return;
-        };
-        let room = recv.buffer.len();
-        if rts.length > room as u64 {
-            // The message is gone, as with any receive that is too short; its sender is done.
-            recv.stage = RecvStage::Done;
-            self.ctx.control(link, control::DONE, rts.op, &[]);
-            self.fail_operation(key, truncated(rts.length, room));
-            return;
-        }
-        if let Err(error) = recv.buffer.takes_from(from) {
-            recv.stage = RecvStage::Done;
-            self.ctx.refuse(link, rts.op, error.kind());
-            self.fail_operation(key, error);
-            return;
-        }
-        if recv.buffer.is_on_device() {
-            recv.arrival = Some(Arrival {
-                length: rts.length as usize,
-                tag,
-                from,
-            });
-            let of_device = rts.segment == control::TABLE && rts.segment_offset == 0;
-            self.begin_pull(key, link, rts.op, rts.length as usize, of_device);
-            return;
-        }
-        if recv.buffer.is_list() || rts.segment == control::TABLE {
-            self.begin_list(key, link, from, tag, *rts);
-            return;
-        }
-        let length = rts.length as usize;
-        recv.arrival = Some(Arrival { length, tag, from });
-        let is_owned = recv.buffer.segment().is_some();
-        let Some(peer) = at(&mut self.ctx.peers, link) else {
-            return;
-        };
-        let scheme = self.scheme;
-        let mut remote = peer.one_copy.as_mut().and_then(|one_copy| {
-            let (segment, offset) = (rts.segment, rts.segment_offset);
-            let remote = one_copy.reach(segment, offset, length, rts.address, false)?;
-            let mapped = matches!(remote, Remote::Mapped(..));
-            let halved = one_copy.cma.is_some() && rts.slot != control::NONE && is_owned;
-            let way = one_copy.ways.next(scheme, (key, length), mapped, halved);
-            (way == Way::OneCopy).then_some(remote)
-        });
-        for way in plan::comes(false, false, false) {
-            match (way, remote.take()) {
-                (Comes::Copied, Some(remote)) => self.receive_copied(link, key, &rts, remote),
-                (Comes::Devices, _) if self.receive_by_devices(link, key, &rts) => {
-                    trace::operation("tag receive", length, "rendezvous, by network devices");
-                }
-                (Comes::Copied | Comes::Devices, _) => continue,
-                _ => self.receive_fragments(link, key, &rts),
-            }
-            return;
-        }
-    }
-
-    /// A receive copies a message out of its sender's memory.
-    fn receive_copied(&mut self, link: LinkId, key: OpKey, rts: &Announcement, remote: Remote) {
-        let length = rts.length as usize;
-        let (Some(peer), Some(entry)) =
-            (at(&mut self.ctx.peers, link), self.ctx.operations.get(key))
-        else {
-            return;
-        };
-        let Work::Recv(recv) = &mut entry.work else {
-            return;
-        };
-        let way = match remote {
-            Remote::Mapped(..) => "rendezvous, copied in mapped memory",
-            Remote::Address(_) => "rendezvous, copied by cma",
-        };
-        trace::operation("tag receive", length, way);
-        let local = recv.buffer.address();
-        // What a peer says it has moved into memory here cannot be checked, so it takes a share only where the kernel lets the
-        // two processes at each other's memory anyway.
-        let is_trusted = peer
-            .one_copy
-            .as_ref()
-            .is_some_and(|one_copy| one_copy.cma.is_some());
-        let is_counted = rts.slot != control::NONE;
-        let chunks = plan::is_shared(is_trusted, is_counted, length).then_some(rts.slot);
-        recv.stage = chunks.map_or(RecvStage::Copying, RecvStage::Shared);
-        if chunks.is_some() {
-            let mut rtr = ready(key, local);
-            rtr.scheme = 1;
-            let segment = recv
-                .buffer
-                .segment()
-                .map(|(segment, offset)| (segment.clone(), offset));
-            if let (Some((segment, offset)), Some(one_copy), Some(to)) =
-                (segment, &mut peer.one_copy, &mut peer.link)
-                && plan::counts(length)
-                && lend(one_copy, &mut **to, &segment)
-            {
-                rtr.segment = segment.id();
-                rtr.segment_offset = offset as u64;
-            }
-            self.ctx
-                .control(link, control::TAG_RTR, rts.op, &rtr.encode());
-        }
-        self.start_transfer(Transfer {
-            link,
-            op: key,
-            peer_op: Some(rts.op),
-            local,
-            length,
-            remote,
-            pull: true,
-            chunks,
-            region: None,
-            next: 0,
-            spread: None,
-        });
-    }
-
-    /// A receive has a message sent in fragments.
-    fn receive_fragments(&mut self, link: LinkId, key: OpKey, rts: &Announcement) {
-        let length = rts.length as usize;
-        trace::operation("tag receive", length, "rendezvous, in fragments");
-        let Some(entry) = self.ctx.operations.get(key) else {
-            return;
-        };
-        let Work::Recv(recv) = &mut entry.work else {
-            return;
-        };
-        recv.stage = RecvStage::Landing {
-            expected: length,
-            got: 0,
-        };
-        let rtr = ready(key, recv.buffer.address());
-        self.ctx
-            .control(link, control::TAG_RTR, rts.op, &rtr.encode());
-        if length == 0 {
-            self.landed(key);
-        }
-    }
-
-    /// The receiver of an announced message is ready.
-    fn ready_to_receive(&mut self, link: LinkId, key: OpKey, rtr: Rtr) -> Result<()> {
-        let Some(entry) = self
-            .ctx
-            .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link))
-        else {
-            return Ok(());
-        };
-        let Work::Send(send) = &mut entry.work else {
-            return Err(violation("ready for what is no send"));
-        };
-        // Or its keys were asked for, and do not help.
-        let asked = matches!(send.stage, SendStage::AwaitMatch)
-            && matches!(entry.one_sided.as_deref(), Some(OneSided::Offers(_)));
-        if !matches!(send.stage, SendStage::Announced) && !asked {
-            return Err(violation("ready twice"));
-        }
-        let counts = send.counts() && !asked;
-        entry.one_sided = None;
-        let length = send.buffer.len();
-        if send.buffer.is_on_device() && length > 0 {
-            if counts {
-                self.ctx.announcement_over(link);
-            }
-            self.stream_send(link, key, rtr.op);
-            return Ok(());
-        }
-        if rtr.scheme == 0 {
-            send.stage = SendStage::Streaming(Outgoing {
-                to: rtr.op,
-                next: 0,
-            });
-            if counts {
-                self.ctx.announcement_over(link);
-            }
-            if length == 0 {
-                self.finish(key, Outcome::Done(Ok(())));
-            } else {
-                self.submit(link, key);
-            }
-            return Ok(());
-        }
-        // The receiver copies; this side takes a share while it is awake.
-        send.stage = SendStage::AwaitMatch;
-        let local = send.buffer.address().cast_mut();
-        let chunks = send.slot;
-        if counts {
-            self.ctx.announcement_over(link);
-        }
-        let Some(one_copy) = self.ctx.one_copy(link) else {
-            return Err(violation("no memory in common"));
-        };
-        let remote = one_copy.reach(rtr.segment, rtr.segment_offset, length, rtr.address, true);
-        if let (Some(remote), Some(chunks)) = (remote, chunks) {
-            let transfer = Transfer {
-                link,
-                op: key,
-                peer_op: Some(rtr.op),
-                local,
-                length,
-                remote,
-                pull: false,
-                chunks: Some(chunks),
-                region: None,
-                next: 0,
-                spread: None,
-            };
-            self.start_transfer(transfer);
-        }
-        Ok(())
-    }
-
-    /// All bytes of a fragmented receive or get have landed.
-    fn landed(&mut self, key: OpKey) {
-        self.copied(key, Ok(()));
-    }
-
     /// After a fragment: whether it was the last.
     fn after_fragment(&mut self, key: OpKey) {
         let complete = match self.ctx.operations.get(key).map(|entry| &entry.work) {
@@ -549,7 +319,7 @@ impl Movers {
             _ => false,
         };
         if complete {
-            self.landed(key);
+            self.copied(key, Ok(()));
         }
     }
 
@@ -569,12 +339,7 @@ impl Movers {
     /// The peer is done with an operation of this side. Bytes for this side are complete when they have come, whatever the peer says; its
     /// word ends an operation only where it was the one to move the last of them.
     fn done(&mut self, link: LinkId, key: OpKey) -> Result<()> {
-        let Some(entry) = self
-            .ctx
-            .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link))
-        else {
+        let Some(entry) = self.ctx.operations.named(link, key) else {
             return Ok(());
         };
         if entry.outcome.is_some() {
@@ -588,7 +353,7 @@ impl Movers {
         if entry.deferred.is_some() || entry.ends_writing() {
             return Ok(());
         }
-        let (is_moved, copies) = (entry.is_moved(), entry.copies);
+        let is_moved = entry.is_moved();
         let announced = entry.was_announced();
         match &mut entry.work {
             Work::Recv(_) | Work::Get(_) => {
@@ -608,47 +373,48 @@ impl Movers {
                 self.drop_transfers(key);
                 self.copied(key, Ok(()));
             }
-            Work::Put(put)
-                if is_moved
-                    || copies > 0 && put.slot.is_none()
-                    || copies == 0
-                        && put.slot.is_none()
-                        && !put.announced
-                        && put.next < put.buffer.len() =>
-            {
-                return Err(violation("an end of what was not sent"));
-            }
-            Work::Put(put)
-                if put.announced && put.layout.is_some() && put.next < put.buffer.len() =>
-            {
-                let was_asked = self.ctx.announcement_answered(link, key);
-                if was_asked {
-                    // The next part of its list.
-                    self.submit(link, key);
-                }
-            }
-            Work::Put(put) => {
-                put.acknowledged = true;
-                if put.signal_due {
-                    // It is over when its signal is sent.
-                } else if put.announced {
-                    self.ctx.announcement_answered(link, key);
-                    self.ctx.put_progress(key);
-                } else if put.slot.is_some() {
-                    self.drop_transfers(key);
-                    self.copied(key, Ok(()));
-                } else {
-                    self.ctx.put_progress(key);
-                }
-                // A link may still hold its memory.
-                self.ctx.operations.note_over(key);
-            }
+            Work::Put(_) => return self.put_done(link, key),
             Work::Atomic(atomic) if atomic.sent && !atomic.fetch => {
                 self.finish(key, Outcome::Done(Ok(())));
             }
             Work::Lent(_) => self.finish(key, Outcome::Done(Ok(()))),
             _ => {}
         }
+        Ok(())
+    }
+
+    /// The owner of the memory has all of a put, or a part of its blocks.
+    fn put_done(&mut self, link: LinkId, key: OpKey) -> Result<()> {
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return Ok(());
+        };
+        let (is_moved, copies) = (entry.is_moved(), entry.copies);
+        let Work::Put(put) = &mut entry.work else {
+            return Ok(());
+        };
+        let (is_shared, is_sent) = (put.slot.is_some(), put.next == put.buffer.len());
+        if is_moved || !is_shared && (copies > 0 || !put.announced && !is_sent) {
+            return Err(violation("an end of what was not sent"));
+        }
+        if put.announced && put.layout.is_some() && !is_sent {
+            if self.ctx.announcement_answered(link, key) {
+                // The next part of its list.
+                self.submit(link, key);
+            }
+            return Ok(());
+        }
+        put.acknowledged = true;
+        if put.signal_due {
+            // It is over when its signal is sent.
+        } else if is_shared && !put.announced {
+            self.drop_transfers(key);
+            self.copied(key, Ok(()));
+        } else {
+            self.ctx.announcement_answered(link, key);
+            self.ctx.put_progress(key);
+        }
+        // A link may still hold its memory.
+        self.ctx.operations.note_over(key);
         Ok(())
     }
 
@@ -663,39 +429,23 @@ impl Movers {
     }
 
     fn get_request(&mut self, link: LinkId, op: u64, request: GetRequest) {
-        match self.ctx.regions.check_any(
-            request.slot,
-            request.generation,
-            request.offset,
-            request.length,
-            Access::READ,
-        ) {
-            Ok(exposed) => {
-                let charged = match self.ctx.charge_request(link, 0) {
-                    Ok(charged) => charged,
-                    Err(error) => return self.ctx.refuse(link, op, error.kind()),
-                };
-                let on_device = exposed.device.is_some();
-                let serve = Serve {
-                    charged,
-                    source: Source::Region(exposed),
-                    offset: request.offset as usize,
-                    length: request.length as usize,
-                    out: Outgoing { to: op, next: 0 },
-                    answer: None,
-                };
-                if on_device {
-                    self.start_serve(link, serve, None, Priority::Normal);
-                    return;
-                }
-                let key = self
-                    .ctx
-                    .operations
-                    .insert(Some(link), true, Work::Serve(serve));
-                self.submit(link, key);
-            }
-            Err(error) => self.ctx.refuse(link, op, error.kind()),
-        }
+        let (slot, generation) = (request.slot, request.generation);
+        let (offset, length) = (request.offset, request.length);
+        let regions = &self.ctx.regions;
+        let found = regions.check_any(slot, generation, offset, length, Access::READ);
+        let granted = found.and_then(|exposed| Ok((exposed, self.ctx.charge_request(link, 0)?)));
+        let Some((exposed, charged)) = self.ctx.granted(link, op, granted) else {
+            return;
+        };
+        let serve = Serve {
+            charged,
+            source: Source::Region(exposed),
+            offset: offset as usize,
+            length: length as usize,
+            out: Outgoing { to: op, next: 0 },
+            answer: None,
+        };
+        self.start_serve(link, serve, None, Priority::Normal);
     }
 
     fn join(&mut self, link: LinkId, op: u64, join: Join) {
@@ -909,17 +659,6 @@ impl Core {
     }
 }
 
-/// That a receive into this memory is ready for fragments.
-fn ready(key: OpKey, local: *mut u8) -> Rtr {
-    Rtr {
-        op: key.0,
-        address: local as u64,
-        segment: 0,
-        segment_offset: 0,
-        scheme: 0,
-    }
-}
-
 fn whole(data: &[u8], ack: Option<u64>, cost: u64) -> Body {
     if data.len() <= 48 && cost > 0 {
         let mut bytes = [0; 48];
@@ -1004,7 +743,7 @@ impl Sink for Core {
                     return self.movers.eager_landed(from, key);
                 }
                 let cost = recv.arrival.map_or(0, |arrival| eager_cost(arrival.length));
-                self.movers.landed(key);
+                self.movers.copied(key, Ok(()));
                 self.movers.ctx.consumed(from, cost);
             }
             Some(Work::ClaimLanding {
@@ -1181,8 +920,8 @@ impl Core {
         match id {
             control::TAG_EAGER => self.eager_message(from, Tag(header), body, None)?,
             control::TAG_EAGER_SYNC => {
-                let (op, data) = operation(body)?;
-                self.eager_message(from, Tag(header), data, Some(op))?;
+                let op = Some(word(body)?);
+                self.eager_message(from, Tag(header), &body[8..], op)?;
             }
             control::TAG_RTS => self.announced(from, Tag(header), Announcement::decode(body)?.0)?,
             control::TAG_RTR => {
@@ -1201,35 +940,12 @@ impl Core {
                     .during(self.movers.ctx.operation_of_send(OpKey(header)));
                 self.movers.ctx.nack(from, OpKey(header), canceled);
             }
-            control::PUT => {
-                let (put, signal, start) = put_parts(body)?;
-                let data = body.get(start..).unwrap_or(&[]);
-                if let Some(key) = self
-                    .movers
-                    .ctx
-                    .put_target(from, header, put, signal, data.len())
-                {
-                    if let Some(entry) = self.movers.ctx.operations.get(key)
-                        && let Work::PutIn { exposed, .. } = &entry.work
-                        && !data.is_empty()
-                    {
-                        exposed.write(put.offset as usize, data)?;
-                    }
-                    self.movers.ctx.put_landed(from, key);
-                }
-            }
+            control::PUT => self.movers.ctx.put_received(from, header, body)?,
             control::GET => self
                 .movers
                 .get_request(from, header, GetRequest::decode(body)?),
             control::JOIN => self.movers.join(from, header, Join::decode(body)?),
-            control::MAP => {
-                let (bytes, _) = body
-                    .split_first_chunk::<4>()
-                    .ok_or_else(|| violation("short message"))?;
-                self.movers
-                    .ctx
-                    .map_request(from, u32::from_le_bytes(*bytes), header);
-            }
+            control::MAP => self.movers.ctx.map_request(from, body, header)?,
             control::CREDIT => {
                 if let Some(peer) = self.movers.ctx.peer(from) {
                     peer.send_window.returned(header, Terms::EAGER.size);
@@ -1240,16 +956,8 @@ impl Core {
                 self.stream_message(from, id, header, body)?;
             }
             control::AM_RTS => self.am_announced(from, header, body)?,
-            control::AM_CREDIT | control::AM_REFUSED => {
-                let bytes = body
-                    .first_chunk::<8>()
-                    .ok_or_else(|| violation("short message"))?;
-                let bytes = u64::from_le_bytes(*bytes);
-                match id {
-                    control::AM_CREDIT => self.movers.ctx.am_credit(from, header, bytes),
-                    _ => self.movers.ctx.am_refused(from, header, bytes),
-                }
-            }
+            control::AM_CREDIT => self.movers.ctx.am_credit(from, header, word(body)?),
+            control::AM_REFUSED => self.movers.ctx.am_refused(from, header, word(body)?),
             control::ATOMIC => {
                 self.movers
                     .ctx
@@ -1283,34 +991,8 @@ impl Core {
         length: usize,
     ) -> Result<Place> {
         match id {
-            control::FRAGMENT
-                if let Some(place) = self.movers.ctx.place_in_list(from, OpKey(header), length) =>
-            {
-                place
-            }
-            control::FRAGMENT => Ok(
-                match self.movers.ctx.landing(from, OpKey(header), length)? {
-                    Some(address) => self.movers.ctx.lend(OpKey(header), address),
-                    None => Place::Discard,
-                },
-            ),
-            control::PUT => {
-                let (put, signal, _) = put_parts(prefix)?;
-                let Some(key) = self
-                    .movers
-                    .ctx
-                    .put_target(from, header, put, signal, length)
-                else {
-                    return Ok(Place::Discard);
-                };
-                let Some(Work::PutIn { exposed, .. }) =
-                    self.movers.ctx.operations.get(key).map(|entry| &entry.work)
-                else {
-                    return Ok(Place::Discard);
-                };
-                let address = exposed.address.wrapping_add(put.offset as usize);
-                Ok(self.movers.ctx.lend(key, address))
-            }
+            control::FRAGMENT => self.movers.ctx.place_fragment(from, OpKey(header), length),
+            control::PUT => self.movers.ctx.place_put(from, header, prefix, length),
             control::STREAM_DATA => self.place_stream(from, header, prefix, length),
             control::AM_EAGER => self.am_place(from, header, prefix, length),
             control::LAYOUT_DATA if prefix.len() + length > LONGEST => Err(too_long()),
@@ -1322,39 +1004,36 @@ impl Core {
             control::TAG_EAGER if !prefix.is_empty() => {
                 Err(violation("a message with something before it"))
             }
-            control::TAG_EAGER_SYNC => {
-                // Before it is buffered.
-                match self.movers.ctx.exceeds_window(from, length) {
-                    true => Err(violation("the peer exceeded the eager window")),
-                    false => Ok(Place::Whole),
-                }
+            // Before it is buffered, or any receive is taken for it.
+            control::TAG_EAGER | control::TAG_EAGER_SYNC
+                if self.movers.ctx.exceeds_window(from, length) =>
+            {
+                Err(violation("the peer exceeded the eager window"))
             }
-            control::TAG_EAGER => {
-                let tag = Tag(header);
-                // Before any receive is taken for it.
-                if self.movers.ctx.exceeds_window(from, length) {
-                    return Err(violation("the peer exceeded the eager window"));
-                }
-                // Straight into the buffer of a receive that waits, if it has the room; one that is too short takes the message whole and
-                // says so.
-                if self.posted.is_empty()
-                    && let Some(direct) = &mut self.direct
-                    && direct.accepts(tag)
-                    && direct.room() >= length
-                {
-                    let buffer = direct.take_buffer();
-                    let order = self.unexpected.arrival();
-                    let key = self.enter_direct(buffer, from, order);
-                    return self.place_receive(from, key, tag, length);
-                }
-                match self.match_posted(tag) {
-                    Some(key) => self.place_posted(from, key, tag, length),
-                    None => Ok(Place::Whole),
-                }
-            }
+            control::TAG_EAGER_SYNC => Ok(Place::Whole),
+            control::TAG_EAGER => self.place_eager(from, Tag(header), length),
             // What says something, and brings little.
             _ if prefix.len() + length > WORDS => Err(too_long()),
             _ => Ok(Place::Whole),
+        }
+    }
+
+    /// An eager message goes straight into the buffer of a receive that waits, if it has the room; one that is too short takes the message whole and
+    /// says so.
+    fn place_eager(&mut self, from: LinkId, tag: Tag, length: usize) -> Result<Place> {
+        if self.posted.is_empty()
+            && let Some(direct) = &mut self.direct
+            && direct.accepts(tag)
+            && direct.room() >= length
+        {
+            let buffer = direct.take_buffer();
+            let order = self.unexpected.arrival();
+            let key = self.enter_direct(buffer, from, order);
+            return self.place_receive(from, key, tag, length);
+        }
+        match self.match_posted(tag) {
+            Some(key) => self.place_posted(from, key, tag, length),
+            None => Ok(Place::Whole),
         }
     }
 

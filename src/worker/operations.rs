@@ -482,6 +482,12 @@ impl Operations {
             .filter(|entry| entry.generation == key.generation())
     }
 
+    /// The operation that a peer names, if it is one of its connection.
+    #[inline]
+    pub(crate) fn named(&mut self, link: LinkId, key: OpKey) -> Option<&mut Entry> {
+        self.get(key).filter(|entry| entry.link == Some(link))
+    }
+
     pub(crate) fn remove(&mut self, key: OpKey) -> Option<Entry> {
         let entry = self.get(key)?;
         let (link, place, stamp) = (entry.link, entry.place, entry.stamp);

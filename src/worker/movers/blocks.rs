@@ -10,16 +10,16 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::region::Exposed,
     protocol::{
-        control::{self, LayoutAnswer, LayoutHeader, Signal},
+        control::{self, LayoutAnswer, LayoutHeader},
         layout::{Places, Shape, outside},
     },
     types::{Access, LinkId, Priority},
     worker::{
-        blocks::{Answer, Asked, parse, start},
+        blocks::{Answer, Asked, parse, parse_put, start},
         ctx::Ctx,
         layout::REQUESTS,
         movers::Movers,
-        operations::{Outgoing, Serve, Work},
+        operations::{Outgoing, Serve},
         peer::at,
         source::Source,
         spread::copy_run,
@@ -30,17 +30,7 @@ use crate::{
 impl Ctx {
     /// Blocks of a peer's put.
     pub(crate) fn put_layout(&mut self, link: LinkId, op: u64, body: &[u8]) -> Result<()> {
-        let header = LayoutHeader::decode(body)?;
-        let rest = body.get(LayoutHeader::SIZE..).unwrap_or(&[]);
-        let (signal, rest) = match header.last {
-            0 | 1 => (None, rest),
-            3 => {
-                let signal = Signal::decode(rest)?;
-                (Some(signal), rest.get(Signal::SIZE..).unwrap_or(&[]))
-            }
-            _ => return Err(violation("a put with a mark that there is not")),
-        };
-        let (shape, data) = parse(&header, rest)?;
+        let (header, shape, signal, mut data) = parse_put(body)?;
         if data.len() as u64 != header.length {
             return Err(violation("a put with more or fewer bytes than its blocks"));
         }
@@ -54,33 +44,28 @@ impl Ctx {
             let raise = signal.map(|signal| self.find_counter(&signal));
             Ok((exposed, raise.transpose()?))
         });
-        match admitted {
-            Ok((exposed, raise)) => {
-                let mut cursor = start(&shape, header.position);
-                let mut data = data;
-                while !data.is_empty()
-                    && let Some((offset, block)) = shape.run(&cursor)
-                {
-                    let length = data.len().min(usize::try_from(block).unwrap_or(usize::MAX));
-                    let (part, rest) = data.split_at(length);
-                    // SAFETY: `admit` checked every block against the exposed memory, which is held; `data` lies elsewhere.
-                    unsafe {
-                        let to = exposed.address.add(offset as usize);
-                        copy_run(part.as_ptr(), to, length);
-                    }
-                    shape.advance(&mut cursor, length as u64);
-                    data = rest;
-                }
-                if let Some(raise) = raise {
-                    self.raise(&raise);
-                }
-                if header.last != 0 {
-                    self.control(link, control::DONE, op, &[]);
-                }
+        let Some((exposed, raise)) = self.granted(link, op, admitted) else {
+            return Ok(());
+        };
+        let mut cursor = start(&shape, header.position);
+        while !data.is_empty()
+            && let Some((offset, block)) = shape.run(&cursor)
+        {
+            let length = data.len().min(usize::try_from(block).unwrap_or(usize::MAX));
+            let (part, rest) = data.split_at(length);
+            // SAFETY: `admit` checked every block against the exposed memory, which is held; `data` lies elsewhere.
+            unsafe {
+                let to = exposed.address.add(offset as usize);
+                copy_run(part.as_ptr(), to, length);
             }
-            Err(error) => {
-                self.refuse(link, op, error.kind());
-            }
+            shape.advance(&mut cursor, length as u64);
+            data = rest;
+        }
+        if let Some(raise) = raise {
+            self.raise(&raise);
+        }
+        if header.last != 0 {
+            self.control(link, control::DONE, op, &[]);
         }
         Ok(())
     }
@@ -147,57 +132,49 @@ impl Movers {
                 }
                 Ok(exposed)
             });
-        match admitted {
-            Ok(exposed) => {
-                let Some(peer) = at(&mut self.ctx.peers, link) else {
-                    return Ok(());
-                };
-                if peer.requests().serving >= REQUESTS {
-                    return Err(violation("more requests than are allowed at a time"));
-                }
-                let on_device = exposed.device.is_some() && header.length > 0;
-                let blocks = match on_device {
-                    true => Asked::Device(Places::new(shape, header.position)),
-                    false => {
-                        let cursor = start(&shape, header.position);
-                        Asked::Host(shape, cursor)
-                    }
-                };
-                let answer = Answer {
-                    blocks,
-                    position: header.position,
-                };
-                let charged = match self.ctx.ledger.charge(peer.account, answer.weight()) {
-                    Ok(charged) => charged,
-                    Err(error) => {
-                        self.ctx
-                            .refuse_blocks(link, op, header.position, error.kind());
-                        return Ok(());
-                    }
-                };
-                peer.requests().serving += 1;
-                let serve = Serve {
-                    charged,
-                    source: Source::Region(exposed),
-                    offset: 0,
-                    length: header.length as usize,
-                    out: Outgoing { to: op, next: 0 },
-                    answer: Some(Box::new(answer)),
-                };
-                if on_device {
-                    self.start_serve(link, serve, None, Priority::Normal);
-                    return Ok(());
-                }
-                let key = self
-                    .ctx
-                    .operations
-                    .insert(Some(link), true, Work::Serve(serve));
-                self.submit(link, key);
+        let exposed = match admitted {
+            Ok(exposed) => exposed,
+            Err(error) => {
+                let (position, kind) = (header.position, error.kind());
+                self.ctx.refuse_blocks(link, op, position, kind);
+                return Ok(());
             }
-            Err(error) => self
-                .ctx
-                .refuse_blocks(link, op, header.position, error.kind()),
+        };
+        let Some(peer) = at(&mut self.ctx.peers, link) else {
+            return Ok(());
+        };
+        if peer.requests().serving >= REQUESTS {
+            return Err(violation("more requests than are allowed at a time"));
         }
+        let blocks = match exposed.device.is_some() && header.length > 0 {
+            true => Asked::Device(Places::new(shape, header.position)),
+            false => {
+                let cursor = start(&shape, header.position);
+                Asked::Host(shape, cursor)
+            }
+        };
+        let answer = Answer {
+            blocks,
+            position: header.position,
+        };
+        let charged = match self.ctx.ledger.charge(peer.account, answer.weight()) {
+            Ok(charged) => charged,
+            Err(error) => {
+                let (position, kind) = (header.position, error.kind());
+                self.ctx.refuse_blocks(link, op, position, kind);
+                return Ok(());
+            }
+        };
+        peer.requests().serving += 1;
+        let serve = Serve {
+            charged,
+            source: Source::Region(exposed),
+            offset: 0,
+            length: header.length as usize,
+            out: Outgoing { to: op, next: 0 },
+            answer: Some(Box::new(answer)),
+        };
+        self.start_serve(link, serve, None, Priority::Normal);
         Ok(())
     }
 }

@@ -1,18 +1,10 @@
 //! Copies between the memories of two processes, in steps; the transfers are in [copy](crate::worker::copy).
-//!
-//! # Safety
-//! Local memory is owned by an entry of the table of operations that counts its transfers (`Entry::copies`) and stays while there are any.
-//! Remote memory is touched only between `Pair::enter` and `Pair::leave`, after a look at the word by which its owner revokes the right;
-//! its owner frees it only after revoking, by the word, by the region's generation, or, of what has neither, by ending the connection, and after having seen this side outside (`Core::fail` and `Region::unexpose`).
-#![allow(unsafe_code)]
 
 use crate::{
-    error::{Error, ErrorKind, Result},
-    protocol::{control, plan::CHUNK},
-    transport::Standing,
-    util::copy::copy,
+    error::Result,
+    protocol::control,
     worker::{
-        copy::{Remote, STEPS, Step, Transfer, over, too_many},
+        copy::{STEPS, Step, Transfer, gone},
         movers::Movers,
         peer::at,
     },
@@ -54,87 +46,20 @@ impl Movers {
             return self.step_spread(index);
         }
         let one_copy = at(&mut self.ctx.peers, transfer.link)
-            .and_then(|peer| peer.one_copy.as_mut())
-            .ok_or_else(|| Error::new(ErrorKind::ConnectionReset, "the link is gone"))?;
-        let total = transfer.total();
-        let pair = &one_copy.pair;
-        pair.enter();
-        let moved = (|| {
-            if pair.peer_over() {
-                return Err(over());
-            }
-            if let Some((slot, generation)) = transfer.region
-                && pair.standing(slot, generation) != Standing::Let
-            {
-                return Err(Error::new(
-                    ErrorKind::StaleKey,
-                    "the remote memory is not exposed any more",
-                ));
-            }
-            let chunk = match transfer.chunks {
-                Some(word) => match pair.claim(word, total) {
-                    // The peer can set the word back as often as it likes.
-                    Some(_) if transfer.next as u64 == total => return Err(too_many()),
-                    Some(chunk) => {
-                        transfer.next += 1;
-                        chunk as usize
-                    }
-                    None => return Ok(false),
-                },
-                None => transfer.next,
-            };
-            let offset = chunk * CHUNK;
-            let length = CHUNK.min(transfer.length - offset);
-            // SAFETY: `offset + length` lies within `local`, which the operation owns (`copies` > 0).
-            let local = unsafe { transfer.local.add(offset) };
-            match (&transfer.remote, transfer.pull) {
-                (Remote::Mapped(mapping, start), pull) => {
-                    // SAFETY: the range was checked against the mapping when the transfer was made.
-                    let remote = unsafe { mapping.as_ptr().add(start + offset) };
-                    let (from, to) = if pull {
-                        (remote.cast_const(), local)
-                    } else {
-                        (local.cast_const(), remote)
-                    };
-                    // SAFETY: both are valid for `length` bytes; a mapping of the peer's memory and own memory do not overlap.
-                    unsafe { copy(from, to, length) };
-                }
-                (Remote::Address(address), pull) => {
-                    let cma = one_copy.cma.as_ref().ok_or_else(|| {
-                        Error::new(ErrorKind::Unsupported, "no direct access to the peer")
-                    })?;
-                    let remote = address.wrapping_add(offset as u64);
-                    if pull {
-                        // SAFETY: `local` is valid for `length` bytes and owned.
-                        unsafe { cma.read(remote, local, length) }?;
-                    } else {
-                        // SAFETY: as above; the peer's memory is revocable, see the chapter on safety.
-                        unsafe { cma.write(remote, local, length) }?;
-                    }
-                }
-            }
-            let is_mapped = matches!(transfer.remote, Remote::Mapped(..));
-            self.ctx.counts.copied(is_mapped, length);
-            Ok(true)
-        })();
-        let step = moved.map(|moved| {
-            let complete = match transfer.chunks {
-                _ if !moved => return Step::Exhausted,
-                // Counted inside: who has seen this side outside may use the word for another transfer.
-                Some(word) => one_copy.pair.complete(word) == total,
-                None => {
-                    transfer.next += 1;
-                    transfer.next as u64 == total
-                }
-            };
-            if complete {
-                Step::Complete
-            } else {
-                Step::Moved
-            }
-        });
+            .and_then(|peer| peer.one_copy.as_ref())
+            .ok_or_else(gone)?;
+        one_copy.pair.enter();
+        let moved = transfer.step(&one_copy.pair, one_copy.cma.as_ref());
         one_copy.pair.leave();
-        step
+        let Some((length, is_last)) = moved? else {
+            return Ok(Step::Exhausted);
+        };
+        let is_mapped = transfer.remote.is_mapped();
+        self.ctx.counts.copied(is_mapped, length);
+        Ok(match is_last {
+            true => Step::Complete,
+            false => Step::Moved,
+        })
     }
 
     /// Takes a transfer out; `verdict` settles its operation, and tells the other end.
@@ -171,8 +96,9 @@ mod tests {
     use super::*;
     use crate::{
         Context,
+        error::{Error, ErrorKind},
         memory::BufferMut,
-        protocol::control::Join,
+        protocol::{control::Join, plan::CHUNK},
         transport::Sink,
         types::Access,
         worker::{Handle, connect},

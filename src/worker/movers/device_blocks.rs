@@ -2,13 +2,10 @@
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    protocol::{
-        control::{LayoutHeader, Signal},
-        layout::Places,
-    },
+    protocol::layout::Places,
     types::{Access, LinkId, OpKey},
     worker::{
-        blocks::parse,
+        blocks::parse_put,
         ctx::Ctx,
         device::{
             blocks::RUNS,
@@ -103,18 +100,8 @@ impl Movers {
 
     /// A peer puts into blocks of memory that this side has to fill itself.
     pub(crate) fn layout_announced(&mut self, link: LinkId, op: u64, body: &[u8]) -> Result<()> {
-        let header = LayoutHeader::decode(body)?;
-        let rest = body.get(LayoutHeader::SIZE..).unwrap_or(&[]);
-        let (signal, rest) = match header.last {
-            1 => (None, rest),
-            3 => {
-                let signal = Signal::decode(rest)?;
-                (Some(signal), rest.get(Signal::SIZE..).unwrap_or(&[]))
-            }
-            _ => return Err(violation("a put with a mark that there is not")),
-        };
-        let (shape, rest) = parse(&header, rest)?;
-        if !rest.is_empty() {
+        let (header, shape, signal, rest) = parse_put(body)?;
+        if header.last == 0 || !rest.is_empty() {
             return Err(violation("an announcement that is longer than its blocks"));
         }
         if at(&mut self.ctx.peers, link).is_some_and(|peer| peer.requests().serving >= REQUESTS) {
@@ -133,20 +120,13 @@ impl Movers {
                 let slot = self.devices.slot_for(&[memory_type])?;
                 Ok((exposed, raise.transpose()?.map(Box::new), slot))
             });
-        let (exposed, signal, slot) = match admitted {
-            Ok(admitted) => admitted,
-            Err(error) => {
-                self.ctx.refuse(link, op, error.kind());
-                return Ok(());
-            }
+        let Some((exposed, signal, slot)) = self.ctx.granted(link, op, admitted) else {
+            return Ok(());
         };
         let places = Places::new(shape, header.position);
-        let charged = match self.ctx.charge_request(link, places.weight()) {
-            Ok(charged) => charged,
-            Err(error) => {
-                self.ctx.refuse(link, op, error.kind());
-                return Ok(());
-            }
+        let charged = self.ctx.charge_request(link, places.weight());
+        let Some(charged) = self.ctx.granted(link, op, charged) else {
+            return Ok(());
         };
         if let Some(peer) = self.ctx.peer(link) {
             peer.requests().serving += 1;

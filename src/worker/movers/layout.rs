@@ -32,8 +32,7 @@ impl Ctx {
         let answer = LayoutAnswer::decode(prefix)?;
         let Some(Work::Get(get)) = self
             .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link))
+            .named(link, key)
             .map(|entry| &mut entry.work)
         else {
             // Of one that has ended, or never was: its end is taken note of, its bytes are not kept.
@@ -71,8 +70,8 @@ impl Ctx {
     ) -> Result<Option<(usize, &mut Get)>> {
         let Some(entry) = self
             .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link) && entry.outcome.is_none())
+            .named(link, key)
+            .filter(|entry| entry.outcome.is_none())
         else {
             return Ok(None);
         };

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use crate::{
     error::Result,
     protocol::{
-        control::{self, Rtr, Rts},
+        control::{self, Announcement},
         layout::Shape,
     },
     transport::Place,
-    types::{EndpointId, LinkId, OpKey, Tag},
+    types::{LinkId, OpKey},
     worker::{
         copy::{Remote, Transfer},
         ctx::Ctx,
         list::read_table,
         movers::Movers,
-        operations::{Arrival, RecvStage, Work},
+        operations::{RecvStage, Work},
         peer::at,
         spread::Spread,
         violation::violation,
@@ -69,51 +69,27 @@ impl Ctx {
 
 impl Movers {
     /// As `begin_rendezvous`, where the message, the buffer or both are lists. The message is no longer than the buffer.
-    pub(crate) fn begin_list(
-        &mut self,
-        key: OpKey,
-        link: LinkId,
-        from: EndpointId,
-        tag: Tag,
-        rts: Rts,
-    ) {
+    pub(super) fn begin_list(&mut self, key: OpKey, link: LinkId, rts: &Announcement) {
         let length = rts.length as usize;
         let found = at(&mut self.ctx.peers, link)
             .and_then(|peer| peer.one_copy.as_ref())
             .filter(|_| length >= ONE_COPY_FROM)
             .and_then(|one_copy| {
                 if rts.segment == control::TABLE {
-                    let shape = read_table(one_copy, &rts)?;
+                    let shape = read_table(one_copy, rts)?;
                     return Some((shape, Remote::Address(0)));
                 }
                 let (segment, offset) = (rts.segment, rts.segment_offset);
                 let remote = one_copy.reach(segment, offset, length, rts.address, false)?;
                 Some((Shape::block(rts.length), remote))
             });
+        let Some((shape, remote)) = found else {
+            return self.receive_fragments(link, key, rts);
+        };
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
         let Work::Recv(recv) = &mut entry.work else {
-            return;
-        };
-        recv.arrival = Some(Arrival { length, tag, from });
-        let Some((shape, remote)) = found else {
-            recv.stage = RecvStage::Landing {
-                expected: length,
-                got: 0,
-            };
-            let rtr = Rtr {
-                op: key.0,
-                address: 0,
-                segment: 0,
-                segment_offset: 0,
-                scheme: 0,
-            };
-            self.ctx
-                .control(link, control::TAG_RTR, rts.op, &rtr.encode());
-            if length == 0 {
-                self.copied(key, Ok(()));
-            }
             return;
         };
         recv.stage = RecvStage::Copying;

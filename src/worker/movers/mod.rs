@@ -25,6 +25,7 @@ mod order;
 mod pipe;
 mod pull;
 mod put;
+mod rendezvous;
 mod rma;
 mod route;
 pub(in crate::worker) mod serve;

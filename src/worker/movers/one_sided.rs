@@ -12,7 +12,9 @@ use crate::{
     error::{Error, ErrorKind, Result},
     memory::AddressRange,
     protocol::control::{self, Announcement, Rtr},
-    transport::{LocalKeys, LocalRange, Registering, RemoteMemory, RemoteRange, SendError, Zcopy},
+    transport::{
+        self, LocalKeys, LocalRange, Registering, RemoteMemory, RemoteRange, SendError, Zcopy,
+    },
     types::{Access, DeviceKey, LinkId, OpKey},
     util::copy::{copy, copy_slice},
     worker::{
@@ -26,6 +28,24 @@ use crate::{
         violation::violation,
     },
 };
+
+/// A put or get, all of it, through the link's memory.
+#[inline]
+fn post_short(
+    ways: &mut dyn transport::OneSided,
+    pull: bool,
+    data: &[u8],
+    remote: RemoteRange<'_>,
+    key: OpKey,
+) -> Result<Zcopy, SendError> {
+    match pull {
+        true => {
+            ways.get_short(data.len(), remote, key.0)?;
+            Ok(Zcopy::Pending)
+        }
+        false => ways.put_short(data, remote, key.0),
+    }
+}
 
 impl Ctx {
     /// Whether there is a rail to memory with these keys.
@@ -71,13 +91,7 @@ impl Ctx {
                 address,
                 keys: route,
             };
-            let sent = match pull {
-                true => ways
-                    .get_short(length, remote, key.0)
-                    .map(|()| Zcopy::Pending),
-                false => ways.put_short(data, remote, key.0),
-            };
-            match sent {
+            match post_short(ways, pull, data, remote, key) {
                 Ok(sent) => {
                     self.short_posted(key, length, sent);
                     return true;
@@ -218,14 +232,9 @@ impl Ctx {
         }
     }
 
-    fn ask_for_fragments(&mut self, link: LinkId, key: OpKey, op: u64) {
-        let rtr = Rtr {
-            op: key.0,
-            address: 0,
-            segment: 0,
-            segment_offset: 0,
-            scheme: 0,
-        };
+    /// A receive takes the peer's message in fragments.
+    pub(super) fn ask_for_fragments(&mut self, link: LinkId, key: OpKey, op: u64) {
+        let rtr = Rtr::fragments(key.0);
         self.control(link, control::TAG_RTR, op, &rtr.encode());
     }
 
@@ -305,11 +314,7 @@ impl Ctx {
         let (to, rest) = (word(body)?, body.get(8..).unwrap_or(&[]));
         let address = word(rest)?;
         let keys = control::keys(rest.get(8..).unwrap_or(&[]))?;
-        let Some(entry) = self
-            .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link))
-        else {
+        let Some(entry) = self.operations.named(link, key) else {
             return Ok(());
         };
         let Work::Send(send) = &entry.work else {
@@ -424,16 +429,9 @@ impl Movers {
             keys: &moves.keys,
         };
         if moves.length <= attributes.max_short {
-            let sent = match moves.pull {
-                true => ways
-                    .get_short(moves.length, remote, key.0)
-                    .map(|()| Zcopy::Pending),
-                false => {
-                    // SAFETY: `local` is owned by the entry, and the call only reads it.
-                    let data = unsafe { std::slice::from_raw_parts(moves.local, moves.length) };
-                    ways.put_short(data, remote, key.0)
-                }
-            }?;
+            // SAFETY: `local` is owned by the entry, and the call only reads it.
+            let data = unsafe { std::slice::from_raw_parts(moves.local, moves.length) };
+            let sent = post_short(ways, moves.pull, data, remote, key)?;
             self.ctx.counts.one_sided.add(moves.length);
             moves.short = true;
             moves.next = moves.length;
@@ -446,18 +444,14 @@ impl Movers {
             Memory::Waiting => return Ok(Step::Parked),
             Memory::Unknown => {
                 let (access, devices) = (moves.access(), ways.devices());
-                match ways.memory().find(range, access, devices) {
-                    Some(keys) => {
-                        moves.memory = Memory::Ready(keys);
-                        return Ok(Step::More);
-                    }
-                    None => {
-                        let made = ways.memory().register(range, moves.whole, access, devices);
-                        moves.memory = Memory::Waiting;
-                        self.have_registered(link_id, key, made);
-                        return Ok(Step::Parked);
-                    }
+                if let Some(keys) = ways.memory().find(range, access, devices) {
+                    moves.memory = Memory::Ready(keys);
+                    return Ok(Step::More);
                 }
+                let made = ways.memory().register(range, moves.whole, access, devices);
+                moves.memory = Memory::Waiting;
+                self.have_registered(link_id, key, made);
+                return Ok(Step::Parked);
             }
         };
         if moves.pending >= IN_FLIGHT.saturating_mul(attributes.rails.max(1) as u32) {
@@ -546,12 +540,7 @@ impl Movers {
 
     /// What a short get or a device's atomic brought.
     pub(in crate::worker) fn brought(&mut self, link: LinkId, key: OpKey, data: &[u8]) {
-        let Some(entry) = self
-            .ctx
-            .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link))
-        else {
+        let Some(entry) = self.ctx.operations.named(link, key) else {
             return;
         };
         if let Work::Atomic(atomic) = &entry.work {
@@ -737,12 +726,7 @@ impl Movers {
         body: &[u8],
     ) -> Result<()> {
         let to = word(body)?;
-        let Some(entry) = self
-            .ctx
-            .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link))
-        else {
+        let Some(entry) = self.ctx.operations.named(link, key) else {
             return Ok(());
         };
         let Work::Send(send) = &entry.work else {

@@ -157,19 +157,12 @@ impl Movers {
                 let slot = self.devices.slot_for(types.as_slice())?;
                 Ok((exposed, raise.map(Box::new), slot))
             });
-        let (exposed, signal, slot) = match admitted {
-            Ok(admitted) => admitted,
-            Err(error) => {
-                self.ctx.refuse(link, op, error.kind());
-                return Ok(());
-            }
+        let Some((exposed, signal, slot)) = self.ctx.granted(link, op, admitted) else {
+            return Ok(());
         };
-        let charged = match self.ctx.charge_request(link, 0) {
-            Ok(charged) => charged,
-            Err(error) => {
-                self.ctx.refuse(link, op, error.kind());
-                return Ok(());
-            }
+        let charged = self.ctx.charge_request(link, 0);
+        let Some(charged) = self.ctx.granted(link, op, charged) else {
+            return Ok(());
         };
         let (total, offset) = (rts.length as usize, rts.offset as usize);
         let routed = rts.last & control::OF_DEVICE != 0 && exposed.device.is_some();

@@ -124,8 +124,9 @@ impl Movers {
             .insert(Some(link), true, Work::Serve(serve));
         if let Some(entry) = self.ctx.operations.get(key) {
             entry.priority = priority;
-            let staged = entry.staged.get_or_insert_default();
-            staged.parent = parent.map(|send| (send, 0));
+            if let Some(send) = parent {
+                entry.staged.get_or_insert_default().parent = Some((send, 0));
+            }
         }
         match slot {
             Some(slot) => self.begin_staged(key, Pipe::new(Kind::Serve, slot, total)),
@@ -147,12 +148,9 @@ impl Movers {
             return Ok(());
         }
         // As often as it likes.
-        let charged = match self.ctx.charge_request(link, 0) {
-            Ok(charged) => charged,
-            Err(error) => {
-                self.ctx.refuse(link, pull.to, error.kind());
-                return Ok(());
-            }
+        let charged = self.ctx.charge_request(link, 0);
+        let Some(charged) = self.ctx.granted(link, pull.to, charged) else {
+            return Ok(());
         };
         let serve = Serve {
             charged,

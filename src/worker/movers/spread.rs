@@ -8,9 +8,8 @@
 use crate::{
     error::{Error, ErrorKind, Result},
     protocol::layout::Shape,
-    transport::Standing,
     worker::{
-        copy::{Remote, Step, over},
+        copy::{Remote, Step, gone, standing},
         movers::Movers,
         peer::at,
         spread::CHECKS,
@@ -41,20 +40,14 @@ impl Movers {
             });
         }
         let one_copy = at(&mut self.ctx.peers, transfer.link)
-            .and_then(|peer| peer.one_copy.as_mut())
-            .ok_or_else(|| Error::new(ErrorKind::ConnectionReset, "the link is gone"))?;
+            .and_then(|peer| peer.one_copy.as_ref())
+            .ok_or_else(gone)?;
         let pair = &one_copy.pair;
         let before = spread.left;
         pair.enter();
-        let moved = match transfer.region {
-            _ if pair.peer_over() => Err(over()),
-            Some((slot, generation)) if pair.standing(slot, generation) != Standing::Let => {
-                Err(Error::new(
-                    ErrorKind::StaleKey,
-                    "the remote memory is not exposed any more",
-                ))
-            }
-            _ => match &transfer.remote {
+        let moved = match standing(pair, transfer.region) {
+            Err(error) => Err(error),
+            Ok(()) => match &transfer.remote {
                 Remote::Mapped(mapping, start) => {
                     let base = mapping.as_ptr().wrapping_add(*start);
                     // SAFETY: the blocks lie in the part of the region that was checked against the mapping; the operation owns the

@@ -223,8 +223,8 @@ impl Ctx {
             .map_err(|_| Error::new(ErrorKind::Protocol, "not a word"))?;
         let Some(entry) = self
             .operations
-            .get(key)
-            .filter(|entry| entry.link == Some(link) && entry.outcome.is_none())
+            .named(link, key)
+            .filter(|entry| entry.outcome.is_none())
         else {
             return Ok(());
         };

@@ -331,29 +331,12 @@ pub(in crate::worker) unsafe fn copy(
     let pair = &one_copy.pair;
     pair.enter();
     let result = if !pair.stands(rts.word) {
-        Err(Error::new(
-            ErrorKind::StaleKey,
-            "the writer has taken the buffer back",
-        ))
+        let text = "the writer has taken the buffer back";
+        Err(Error::new(ErrorKind::StaleKey, text))
     } else {
-        match remote {
-            Remote::Mapped(mapping, start) => {
-                // SAFETY: `reach` has checked the range against the mapping.
-                let from = unsafe { mapping.as_ptr().add(start) };
-                // SAFETY: both are valid for `length` bytes; a mapping of the peer's memory and own memory do not overlap.
-                unsafe { crate::util::copy::copy(from.cast_const(), room, length) };
-                Ok(true)
-            }
-            Remote::Address(address) => match &one_copy.cma {
-                // SAFETY: `room` is valid for `length` bytes.
-                Some(cma) => unsafe { cma.read(address, room, length) }.map(|()| false),
-                None => Err(Error::new(
-                    ErrorKind::Unsupported,
-                    "no direct access to the peer",
-                )),
-            },
-        }
+        // SAFETY: the caller's promise here; `reach` has checked the range against a mapping.
+        unsafe { remote.copy(one_copy.cma.as_ref(), 0, (room, length), true) }
     };
     pair.leave();
-    result
+    result.map(|()| remote.is_mapped())
 }
