@@ -2,7 +2,7 @@
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    memory::run::Location,
+    memory::run::{Location, Run},
     protocol::{
         control::{self, Pull, Route as Asked},
         plan,
@@ -210,62 +210,24 @@ impl Movers {
     /// A peer asks for the way to memory here.
     pub(crate) fn route_asked(&mut self, link: LinkId, op: OpKey, body: &[u8]) -> Result<()> {
         let asked = Asked::decode(body)?;
-        let found = match asked.region {
-            1 => self
-                .ctx
-                .regions
-                .check_any(
-                    asked.slot,
-                    asked.generation,
-                    asked.offset,
-                    asked.length,
-                    Access::READ,
-                )
-                .map(|exposed| (exposed.run(asked.offset as usize), Source::Region(exposed))),
-            0 => {
-                let pull = Pull {
-                    to: asked.to,
-                    offset: asked.offset,
-                    length: asked.length,
-                };
-                match self.ctx.announced_range(link, op, &pull)? {
-                    Some((buffer, _)) => Ok((buffer.run(0), Source::Message(buffer))),
-                    None => Err(Error::new(ErrorKind::Canceled, "it has ended")),
-                }
-            }
-            _ => return Err(violation("a route to what there is not")),
+        let found = self.asked_source(link, op, &asked)?;
+        let charged = self.ctx.charge_request(link, 0);
+        let Some(charged) = self.ctx.granted(link, asked.to, charged) else {
+            return Ok(());
         };
-        let charged = match self.ctx.charge_request(link, 0) {
-            Ok(charged) => charged,
-            Err(error) => {
-                self.ctx.refuse(link, asked.to, error.kind());
-                return Ok(());
-            }
-        };
-        let exported = found.and_then(|(run, source)| match run.at {
-            Location::Device {
-                address,
-                memory_type,
-            } if run.length as u64 >= asked.length => {
-                let slot = self.devices.slot_for(&[memory_type])?;
-                match self.devices.number(slot) == asked.accelerator {
-                    true => Ok((slot, address, source)),
-                    false => Err(unsuitable("it is another accelerator's")),
-                }
-            }
-            Location::Device { .. } => Err(unsuitable("it is in several places")),
-            Location::Host { .. } => Err(unsuitable("it is host memory")),
+        let found = found.and_then(|(run, source)| {
+            let (slot, address) = self.exportable(run, &asked)?;
+            Ok((slot, address, source))
         });
-        let (source, answer, place) = match exported {
-            Ok((slot, address, source)) => (Some(source), Answer::Awaited, Some((slot, address))),
-            // By the other way the peer learns of real errors.
-            Err(error) => (None, Answer::Impossible(error.to_string()), None),
-        };
         let lent = Lent {
             charged,
-            _source: source.clone(),
+            _source: found.as_ref().ok().map(|(.., source)| source.clone()),
             to: asked.to,
-            answer,
+            answer: match &found {
+                Ok(_) => Answer::Awaited,
+                // By the other way the peer learns of real errors.
+                Err(error) => Answer::Impossible(error.to_string()),
+            },
         };
         let key = self
             .ctx
@@ -274,7 +236,7 @@ impl Movers {
         if let Some(entry) = self.ctx.operations.get(key) {
             entry.staged.get_or_insert_default();
         }
-        let (Some((slot, address)), Some(source)) = (place, source) else {
+        let Ok((slot, address, source)) = found else {
             self.submit(link, key);
             return Ok(());
         };
@@ -287,18 +249,60 @@ impl Movers {
         match context.accelerators()[slot].exported(address, asked.length) {
             Some(export) => self.ctx.export_ended(key, Ok(export)),
             None => self.errand(|errands| {
-                errands.route(
-                    slot,
-                    What::Export {
-                        address,
-                        length: asked.length,
-                        source,
-                        loan: key,
-                    },
-                )
+                let what = What::Export {
+                    address,
+                    length: asked.length,
+                    source,
+                    loan: key,
+                };
+                errands.route(slot, what)
             }),
         }
         Ok(())
+    }
+
+    /// The memory that is meant: exposed, or announced by the operation `op`. The inner error is the peer's to hear, the outer one its end.
+    fn asked_source(
+        &mut self,
+        link: LinkId,
+        op: OpKey,
+        asked: &Asked,
+    ) -> Result<Result<(Run, Source)>> {
+        let (offset, length) = (asked.offset, asked.length);
+        match asked.region {
+            1 => {
+                let (regions, generation) = (&self.ctx.regions, asked.generation);
+                let found = regions.check_any(asked.slot, generation, offset, length, Access::READ);
+                Ok(found.map(|exposed| (exposed.run(offset as usize), Source::Region(exposed))))
+            }
+            0 => {
+                let to = asked.to;
+                let pull = Pull { to, offset, length };
+                let announced = self.ctx.announced_range(link, op, &pull)?;
+                Ok(announced
+                    .map(|(buffer, _)| (buffer.run(0), Source::Message(buffer)))
+                    .ok_or_else(|| Error::new(ErrorKind::Canceled, "it has ended")))
+            }
+            _ => Err(violation("a route to what there is not")),
+        }
+    }
+
+    /// The engine that exports it, and its address there.
+    fn exportable(&self, run: Run, asked: &Asked) -> Result<(usize, u64)> {
+        match run.at {
+            Location::Device {
+                address,
+                memory_type,
+            } if run.length as u64 >= asked.length => {
+                let slot = self.devices.slot_for(&[memory_type])?;
+                match self.devices.number(slot) == asked.accelerator {
+                    true => Ok((slot, address)),
+                    false => Err(unsuitable("it is another accelerator's")),
+                }
+            }
+            Location::Device { .. } => Err(unsuitable("it is in several places")),
+            Location::Host { .. } => Err(unsuitable("it is host memory")),
+        }
     }
 
     /// The owner has answered.
