@@ -782,16 +782,23 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
                 self.rare.get_or_insert_default().entered = Some(Entered::new(handle, key));
                 self.wait(cx)
             }
-            Poll::Pending => {
-                let rare = self.rare.get_or_insert_default();
-                rare.entered = key.get().map(|key| Entered::new(handle, key));
-                // The timer starts, and the waker is in the table.
-                if rare.deadline.is_over(cx) {
-                    cx.waker().wake_by_ref();
-                }
-                Poll::Pending
-            }
+            Poll::Pending => self.parked(cx, key.get()),
         }
+    }
+
+    /// Its waker is in the table.
+    fn parked(
+        &mut self,
+        cx: &mut Context<'_>,
+        key: Option<OpKey>,
+    ) -> Poll<Result<Received<B>, OpError<B>>> {
+        let rare = self.rare.get_or_insert_default();
+        rare.entered = key.map(|key| Entered::new(self.worker.handle(), key));
+        // The timer starts.
+        if rare.deadline.is_over(cx) {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
     }
 
     /// Waits for one that is in the table.
