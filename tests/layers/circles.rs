@@ -13,7 +13,7 @@ use std::{
 use super::{collect, expand, is_within, without_comments};
 
 /// A file's module, from the root of the crate: `["transport", "shm", "ring"]`.
-type Module = Vec<String>;
+pub(super) type Module = Vec<String>;
 
 /// What a file says, as far as it matters here.
 #[derive(Default)]
@@ -27,7 +27,7 @@ struct File {
     globs: Vec<Vec<String>>,
 }
 
-struct Crate(BTreeMap<Module, File>);
+pub(super) struct Crate(BTreeMap<Module, File>);
 
 #[test]
 fn files_use_each_other_one_way() {
@@ -101,7 +101,7 @@ fn made<const N: usize>(files: [(&str, &str); N]) -> Crate {
 }
 
 impl Crate {
-    fn read(src: &Path) -> Self {
+    pub(super) fn read(src: &Path) -> Self {
         let mut files = Vec::new();
         collect(src, &mut files);
         let module = |file: &Path| {
@@ -140,6 +140,12 @@ impl Crate {
         }
         files.retain(|module, _| !tests.iter().any(|test| module.starts_with(test)));
         Self(files)
+    }
+
+    /// What each file says, but for what is built for tests alone.
+    pub(super) fn texts(&self) -> impl Iterator<Item = (&Module, &str)> {
+        let texts = self.0.iter();
+        texts.map(|(module, file)| (module, file.text.as_str()))
     }
 
     fn arrows(&self) -> BTreeMap<Module, BTreeSet<Module>> {
@@ -365,7 +371,7 @@ fn without_tests(text: &str) -> (String, Vec<String>) {
 }
 
 /// Where the item that a text begins with ends.
-fn item_end(text: &str) -> usize {
+pub(super) fn item_end(text: &str) -> usize {
     let mut depth = 0;
     for (index, c) in text.char_indices() {
         match c {

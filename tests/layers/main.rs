@@ -1,4 +1,5 @@
-//! Two things about `src/`: what rooms use of each other (here), and that files do not use each other in circles (`circles`).
+//! Three things about `src/`: what rooms use of each other (here), that files do not use each other in circles (`circles`), and that functions of
+//! the heart are short (`lengths`).
 //!
 //! Holds the table of rooms against `src/`: a room may use itself and rooms on lower floors, never one above or beside it.
 //!
@@ -6,6 +7,7 @@
 //! and in code alike. Comments and strings do not.
 
 mod circles;
+mod lengths;
 
 use std::{
     collections::BTreeMap,
@@ -334,7 +336,7 @@ fn expand_under<'a>(
     }
 }
 
-/// The text with comments and strings blanked.
+/// The text with comments and strings blanked, and all its lines.
 fn without_comments(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -357,6 +359,7 @@ fn without_comments(text: &str) -> String {
             continue;
         };
         out.push(' ');
+        out.extend(rest[..skip].matches('\n'));
         rest = &rest[skip..];
     }
     out
