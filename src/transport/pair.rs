@@ -21,7 +21,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
 };
 
 use super::{
@@ -37,9 +36,6 @@ use crate::{sys::membarrier, util::loom::full_fence};
 const TOKEN_SLOT_BITS: u32 = TRANSFERS.trailing_zeros();
 const TOKEN_SLOT: u32 = TRANSFERS as u32 - 1;
 const TOKEN_GENERATIONS: u64 = (u32::MAX >> TOKEN_SLOT_BITS) as u64;
-
-/// Copying a chunk takes less.
-const QUIET_WITHIN: Duration = Duration::from_micros(200);
 
 /// The words between two workers, as one of them sees them.
 pub(crate) struct Pair {
@@ -231,21 +227,13 @@ impl Pair {
         self.own_mark()[1].load(Ordering::Acquire) != 0
     }
 
-    /// Whether the peer is outside this end's memory. It is inside for the copy of one chunk at most: waits a moment for that, and not again
-    /// for one that stayed.
-    #[must_use]
-    pub(crate) fn is_peer_quiet(&self) -> bool {
-        let mut is_quiet = self.is_peer_outside();
-        if !is_quiet && !self.is_slow.load(Ordering::Relaxed) {
-            let until = Instant::now() + QUIET_WITHIN;
-            while !is_quiet && Instant::now() < until {
-                std::hint::spin_loop();
-                is_quiet = !self.peer_active();
-            }
-            is_quiet = is_quiet || self.is_peer_outside();
-        }
-        self.is_slow.store(!is_quiet, Ordering::Relaxed);
-        is_quiet
+    /// Whether the peer stayed inside this end's memory when it was waited for: it is inside for the copy of one chunk at most, as a rule.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.is_slow.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_slow(&self, is_slow: bool) {
+        self.is_slow.store(is_slow, Ordering::Relaxed);
     }
 
     /// Whether the peer is outside this end's memory, or gone: of what it was lent before and is lent no longer, it touches nothing after that.
@@ -495,14 +483,12 @@ mod tests {
     fn whoever_is_gone_is_outside() {
         let common = common();
         let [mine, peers] = ends(&common);
-        assert!(mine.is_peer_quiet() && mine.is_peer_outside());
+        assert!(mine.is_peer_outside());
         peers.enter();
         // It has died within.
-        for _ in 0..2 {
-            assert!(!mine.is_peer_quiet() && !mine.is_peer_outside());
-        }
+        assert!(!mine.is_peer_outside());
         common.gone[1].store(true, Ordering::Release);
-        assert!(mine.is_peer_quiet() && mine.is_peer_outside());
+        assert!(mine.is_peer_outside());
         assert!(mine.peer_active(), "its word says nothing else");
     }
 

@@ -208,7 +208,7 @@ impl Core {
             // Who takes back later what is exposed here waits for it.
             if let Some(one_copy) = one_copy
                 && one_copy.pair.has_let()
-                && !one_copy.pair.is_peer_quiet()
+                && !one_copy.pair.is_peer_outside()
             {
                 self.movers.push_kept(Kept {
                     pair: one_copy.pair,

@@ -356,6 +356,7 @@ impl Engine {
             self.fail(link, error);
         }
         moved += self.core.movers.step_transfers();
+        moved += self.core.movers.end_leaving(false);
         self.core.act();
         if self.core.movers.devices.is_live() {
             moved += self.core.movers.progress_devices();
@@ -555,6 +556,7 @@ impl Movers {
     #[inline]
     fn has_work(&self) -> bool {
         self.transfers.len()
+            + self.leaving.len()
             + self.ctx.writable.len()
             + self.ctx.runnable.len()
             + self.ctx.failures.len()

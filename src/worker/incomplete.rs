@@ -296,6 +296,68 @@ fn a_receive_out_of_common_memory() {
     }
 }
 
+/// The peer is inside memory of a receive when the connection ends: the buffer comes back if it leaves at once, and the receive ends without it else.
+#[test]
+fn a_receive_that_the_peer_is_inside() {
+    const LENGTH: usize = 8 * CHUNK;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    for leaves in [true, false] {
+        runtime.block_on(async {
+            let builder = Context::builder().transports("shm").expect("known");
+            let context = builder.build().expect("a context");
+            let here = Handle::start(&context).expect("a worker");
+            let there = Handle::start(&context).expect("a worker");
+            let address = connect::address(&there.shared).expect("an address");
+            let (link, endpoint) =
+                connect::connect(&here.shared, connect::Destination::Worker(address))
+                    .await
+                    .expect("connected");
+            let theirs = there.shared.with(|engine| {
+                let mut peers = engine.core.movers.ctx.peers.iter().flatten();
+                let peer = peers.next().expect("connected");
+                peer.one_copy
+                    .as_ref()
+                    .expect("memory in common")
+                    .pair
+                    .clone()
+            });
+            let source = vec![1_u8; LENGTH];
+            here.shared.with(|engine| {
+                let mut rts = rts(LENGTH);
+                rts.address = source.as_ptr() as u64;
+                let key = matched(&mut engine.core, link, canary(LENGTH), rts);
+                theirs.enter();
+                engine.abort(link, endpoint, Error::new(ErrorKind::Closed, "over"));
+                engine.progress();
+                let inside = engine.core.take_outcome(key);
+                assert!(inside.is_none(), "{inside:?}");
+                match leaves {
+                    true => theirs.leave(),
+                    false => std::thread::sleep(std::time::Duration::from_millis(1)),
+                }
+                engine.progress();
+                let outcome = engine.core.take_outcome(key);
+                let Some(Outcome::Buffer {
+                    result: Err(_),
+                    buffer,
+                }) = outcome
+                else {
+                    panic!("{outcome:?}");
+                };
+                assert_eq!(buffer.is_some(), leaves);
+                assert_eq!(engine.core.movers.kept.is_empty(), leaves);
+                if !leaves {
+                    theirs.leave();
+                }
+            });
+            here.shared.release_endpoint(link, endpoint);
+        });
+    }
+}
+
 /// What has not been sent is not there, whatever the peer says.
 #[test]
 fn a_put_and_a_send() {

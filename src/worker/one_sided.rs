@@ -61,6 +61,8 @@ pub(crate) enum OneSided {
         memory: Arc<dyn RemoteMemory>,
         keys: LocalKeys,
     },
+    /// Nothing: it has failed, and ends when the peer's processor is seen outside its memory (`Movers::leaving`).
+    Leaving,
 }
 
 /// One run of bytes on its way.

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `copy`, `spread` | one copy between two processes, of one run and of many |
 //! | `rma`, `layout`, `blocks`, `list` | puts and gets: of one run, of many blocks at either side; messages of many pieces |
+//! | `rendezvous` | announced messages: which way their bytes come |
 //! | `one_sided` | what network devices do |
 //! | `engines`, `order`, `pipe` | engines of devices, the order of their copies, transfers that stop in pinned memory |
 //! | `local`, `within`, `pull`, `serve`, `put`, `route`, `write`, `device_blocks` | those transfers, by where they begin and end |
@@ -50,6 +51,7 @@ use crate::{
         copy::Transfer,
         ctx::{Ctx, message_of},
         device::{Devices, route::What},
+        one_sided::OneSided,
         operations::{Arrival, Body, Entry, Outcome, RecvStage, SendStage, Unexpected, Work},
         pressure::Buried,
     },
@@ -61,6 +63,17 @@ pub(crate) struct Kept {
     /// `None` for exposed memory, whose owner asks [`Pair::is_peer_outside`].
     pub(crate) memory: Option<Work>,
 }
+
+/// An operation that has failed while its peer was inside its memory.
+pub(crate) struct Leaving {
+    pair: Arc<Pair>,
+    key: OpKey,
+    error: Error,
+    until: Instant,
+}
+
+/// Copying a chunk takes less.
+const LEAVES_WITHIN: Duration = Duration::from_micros(200);
 
 /// Between two looks at what is kept, at first and at most.
 const KEPT_PAUSE: Duration = Duration::from_micros(100);
@@ -90,6 +103,7 @@ pub(crate) struct Movers {
     pub(crate) transfers: Vec<Transfer>,
     /// Which of them has the next turn.
     pub(crate) next_transfer: usize,
+    pub(crate) leaving: Vec<Leaving>,
     pub(crate) kept: Vec<Kept>,
     /// When they are looked at next, and how long before the look after that.
     kept_next: Instant,
@@ -106,6 +120,7 @@ impl Movers {
             errands: None,
             transfers: Vec::new(),
             next_transfer: 0,
+            leaving: Vec::new(),
             kept: Vec::new(),
             kept_next: Instant::now(),
             kept_pause: KEPT_PAUSE,
@@ -253,7 +268,7 @@ impl Movers {
         }
     }
 
-    /// Ends an operation with an error. The buffer comes back unless the peer may be writing into it at this moment.
+    /// Ends an operation with an error. The buffer comes back unless the peer stays in it.
     pub(crate) fn fail_operation(&mut self, key: OpKey, error: Error) {
         let Err(Err(error)) = self.end_written(key, Err(error)) else {
             return;
@@ -282,53 +297,93 @@ impl Movers {
             Work::Put(put) => put.slot.is_some(),
             _ => false,
         };
+        // No future waits for the memory of a send, and devices have a say in whose memory it is.
+        let waits = written && entry.one_sided.is_none();
+        let is_staged = entry.staged.is_some();
         // The peer may be copying out of it, and take what it copies for the message. It ends other sends itself.
         let read = matches!(&entry.work, Work::Send(send)
             if matches!(send.stage, SendStage::Announced | SendStage::AwaitMatch))
             && link.is_some_and(|link| self.ctx.peer(link).is_some_and(|peer| !peer.is_alive()));
         self.ctx.way_over(link, key, false);
-        let Some(entry) = self.ctx.operations.get(key) else {
-            return;
-        };
-        let has_buffer = matches!(entry.work, Work::Recv(_) | Work::Get(_));
-        if (written || read)
-            && entry.staged.is_none()
-            && let Some(link) = link
-            && let Some(one_copy) = self.ctx.one_copy(link)
-        {
-            let pair = one_copy.pair.clone();
-            // No future waits for the memory of a send.
-            let quiet = if read {
-                pair.is_peer_outside()
-            } else {
-                pair.is_peer_quiet()
-            };
-            if !quiet {
-                // The memory stays with a stand-in; the future learns that it does not come back. The word of the transfer stays in use: the
-                // peer may still count a chunk in it.
-                let outcome = if has_buffer {
-                    Outcome::Buffer {
-                        result: Err(error),
-                        buffer: None,
-                    }
-                } else {
-                    Outcome::Done(Err(error))
-                };
-                if let Some(entry) = self.ctx.operations.get(key) {
-                    let work = std::mem::replace(&mut entry.work, Work::Flush);
-                    self.keep(pair, work);
-                }
-                if let Some(peer) = self.ctx.peer(link) {
-                    peer.posted = peer.posted.saturating_sub(1);
-                }
-                self.finish(key, outcome);
-                return;
-            }
+        let pair = link
+            .filter(|_| (written || read) && !is_staged)
+            .and_then(|link| Some(self.ctx.one_copy(link)?.pair.clone()))
+            .filter(|pair| !pair.is_peer_outside());
+        match pair {
+            None => self.fail_outside(key, error),
+            Some(pair) if waits && !pair.is_slow() => self.let_leave(pair, key, error),
+            Some(pair) => self.fail_inside(pair, key, error),
         }
+    }
+
+    /// No peer is inside its memory.
+    fn fail_outside(&mut self, key: OpKey, error: Error) {
         if let Some(entry) = self.ctx.operations.get(key) {
             let outcome = entry.failure(error);
             self.finish(key, outcome);
         }
+    }
+
+    /// The peer is: the memory stays with a stand-in, and the future learns that it does not come back. The word of the transfer stays in use: the
+    /// peer may still count a chunk in it.
+    fn fail_inside(&mut self, pair: Arc<Pair>, key: OpKey, error: Error) {
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return;
+        };
+        let outcome = match entry.work {
+            Work::Recv(_) | Work::Get(_) => Outcome::Buffer {
+                result: Err(error),
+                buffer: None,
+            },
+            _ => Outcome::Done(Err(error)),
+        };
+        let link = entry.link;
+        let work = std::mem::replace(&mut entry.work, Work::Flush);
+        self.keep(pair, work);
+        if let Some(peer) = link.and_then(|link| self.ctx.peer(link)) {
+            peer.posted = peer.posted.saturating_sub(1);
+        }
+        self.finish(key, outcome);
+    }
+
+    /// The peer is for as long as it copies a chunk: the operation ends in a pass after that, and nothing else ends it meanwhile.
+    fn let_leave(&mut self, pair: Arc<Pair>, key: OpKey, error: Error) {
+        if let Some(entry) = self.ctx.operations.get(key) {
+            entry.one_sided = Some(Box::new(OneSided::Leaving));
+            self.leaving.push(Leaving {
+                pair,
+                key,
+                error,
+                until: Instant::now() + LEAVES_WITHIN,
+            });
+        }
+    }
+
+    /// Ends operations that peers have left, and those that they stay in. Returns how many. `all`: without another moment.
+    pub(crate) fn end_leaving(&mut self, all: bool) -> usize {
+        if self.leaving.is_empty() {
+            return 0;
+        }
+        let (now, before) = (Instant::now(), self.leaving.len());
+        for leaving in std::mem::take(&mut self.leaving) {
+            let is_outside = leaving.pair.is_peer_outside();
+            if !is_outside && !all && now < leaving.until {
+                self.leaving.push(leaving);
+                continue;
+            }
+            let Leaving {
+                pair, key, error, ..
+            } = leaving;
+            pair.set_slow(!is_outside);
+            if let Some(entry) = self.ctx.operations.get(key) {
+                entry.one_sided = None;
+            }
+            match is_outside {
+                true => self.fail_outside(key, error),
+                false => self.fail_inside(pair, key, error),
+            }
+        }
+        before - self.leaving.len()
     }
 
     /// Transfers of a connection that has ended are taken back.
@@ -366,6 +421,7 @@ impl Movers {
 
     /// The worker goes. Memory that a peer is still inside, which is stopped in the middle of a copy, outlives it.
     pub(crate) fn outlive(&mut self) {
+        self.end_leaving(true);
         self.release_kept();
         let mut kept = std::mem::take(&mut self.kept);
         kept.retain(|kept| kept.memory.is_some());

@@ -839,7 +839,9 @@ impl Movers {
         match entry.one_sided.as_deref() {
             Some(OneSided::Written { .. }) => {}
             // It ends as it was told first, whatever comes meanwhile: another word of the peer, the end of the link.
-            Some(OneSided::Closing { .. } | OneSided::Over { .. }) => return Ok(()),
+            Some(OneSided::Closing { .. } | OneSided::Over { .. } | OneSided::Leaving) => {
+                return Ok(());
+            }
             _ => return Err(result),
         }
         let Some(OneSided::Written { memory, keys, .. }) =
@@ -885,11 +887,11 @@ impl Entry {
         )
     }
 
-    /// Whether it has ended, but for memory that the peer's devices may still write.
+    /// Whether it has ended, but for memory that the peer, or its devices, may still write.
     pub(in crate::worker) fn ends_writing(&self) -> bool {
         matches!(
             self.one_sided.as_deref(),
-            Some(OneSided::Closing { .. } | OneSided::Over { .. })
+            Some(OneSided::Closing { .. } | OneSided::Over { .. } | OneSided::Leaving)
         )
     }
 

@@ -1,4 +1,4 @@
-//! What operations mean: tagged and active messages, signals, byte streams, and the windows that peers have of each.
+//! What operations mean: tagged and active messages, puts and gets in messages, signals, byte streams, and the windows that peers have of each.
 //!
 //! Comes in: operations from endpoints, messages from `deliver`. Goes out: messages to links, outcomes to the table. What they keep is in files
 //! below: `am`, `inbox`, `atomic`, `signal`, `receive`, `stream`, `windows`, `pressure`, `send`.

@@ -63,7 +63,7 @@ impl Movers {
             // A reader counts nothing in it, so another may have it at once.
             pair.release(*word);
         }
-        let outside = pair.is_peer_quiet();
+        let outside = pair.is_peer_outside();
         for (buffer, _) in lent {
             if outside {
                 self.ctx.buried.push(Buried::Buffer(buffer));
