@@ -265,14 +265,7 @@ impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
         Poll::Ready(match settle(outcome) {
             Err(error) => Err(error),
             Ok(buffer) => Ok(Op {
-                entered: Entered::over(Outcome::Buffer {
-                    result: Ok(Arrival {
-                        length: 0,
-                        tag: crate::Tag(0),
-                        from: crate::EndpointId(0),
-                    }),
-                    buffer: Some(buffer.into()),
-                }),
+                entered: Entered::over(Outcome::with(buffer.into(), Ok(Arrival::unnamed(0)))),
                 deadline: Deadline::None,
                 operation: Operation::Copy,
                 kind: PhantomData,

@@ -329,13 +329,7 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
         let mut message = self.message.take()?;
         let mut buffer = std::mem::take(&mut self.buffer);
         let unstaged = self.unstaged;
-        let over = |result, buffer| {
-            let outcome = Outcome::Buffer {
-                result,
-                buffer: Some(buffer),
-            };
-            Some(Entered::over(outcome))
-        };
+        let over = |result, buffer| Some(Entered::over(Outcome::with(buffer, result)));
         let context = &message.handle.shared.context;
         if let Err(error) = admit_target(context, &buffer, Operation::AmRecv) {
             return over(Err(error), buffer);

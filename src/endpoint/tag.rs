@@ -498,10 +498,7 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
 /// A receive that ended before it began.
 #[cold]
 fn refused(error: Error, buffer: BufferMut) -> Entered {
-    Entered::over(Outcome::Buffer {
-        result: Err(error),
-        buffer: Some(buffer),
-    })
+    Entered::over(Outcome::with(buffer, Err(error)))
 }
 
 /// Enters a receive into the table, and gives it a message that waits for it.

@@ -166,16 +166,8 @@ impl Ctx {
             return;
         };
         let buffer = std::mem::take(&mut get.buffer);
-        let arrival = Arrival {
-            length: buffer.len(),
-            tag: Tag(0),
-            from: EndpointId(0),
-        };
-        let outcome = Outcome::Buffer {
-            result: Ok(arrival),
-            buffer: Some(buffer),
-        };
-        self.finish(key, outcome);
+        let arrival = Arrival::unnamed(buffer.len());
+        self.finish(key, Outcome::with(buffer, Ok(arrival)));
     }
 
     /// Ends an operation: its future is woken, or, when it has none any more, the entry goes.

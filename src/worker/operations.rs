@@ -52,7 +52,28 @@ pub(crate) enum Outcome {
     Value(u64),
 }
 
+impl Arrival {
+    /// Of what comes from no peer's message.
+    #[inline]
+    pub(crate) fn unnamed(length: usize) -> Self {
+        Self {
+            length,
+            tag: Tag(0),
+            from: EndpointId(0),
+        }
+    }
+}
+
 impl Outcome {
+    /// Of an operation that gives its buffer back.
+    #[inline]
+    pub(crate) fn with(buffer: BufferMut, result: Result<Arrival>) -> Self {
+        Self::Buffer {
+            result,
+            buffer: Some(buffer),
+        }
+    }
+
     /// Why it failed, if it did.
     pub(crate) fn error(&self) -> Option<&Error> {
         match self {
@@ -692,28 +713,14 @@ impl Entry {
 
     /// The error-or-nothing outcome that fits the work.
     pub(crate) fn failure(&mut self, error: Error) -> Outcome {
-        match &mut self.work {
-            Work::Recv(recv) => Outcome::Buffer {
-                result: Err(error),
-                buffer: Some(std::mem::replace(
-                    &mut recv.buffer,
-                    BufferMut::from(Vec::new()),
-                )),
-            },
-            Work::Get(get) => Outcome::Buffer {
-                result: Err(error),
-                buffer: Some(std::mem::replace(
-                    &mut get.buffer,
-                    BufferMut::from(Vec::new()),
-                )),
-            },
-            Work::Copy(copy) => Outcome::Buffer {
-                result: Err(error),
-                buffer: Some(std::mem::take(&mut copy.to)),
-            },
-            Work::Claim(_) | Work::ClaimLanding { .. } => Outcome::Claimed(Err(error)),
-            _ => Outcome::Done(Err(error)),
-        }
+        let buffer = match &mut self.work {
+            Work::Recv(recv) => &mut recv.buffer,
+            Work::Get(get) => &mut get.buffer,
+            Work::Copy(copy) => &mut copy.to,
+            Work::Claim(_) | Work::ClaimLanding { .. } => return Outcome::Claimed(Err(error)),
+            _ => return Outcome::Done(Err(error)),
+        };
+        Outcome::with(std::mem::take(buffer), Err(error))
     }
 }
 

@@ -43,10 +43,10 @@ use std::{
 use crate::{
     config::RendezvousScheme,
     error::{Error, ErrorKind, Result},
-    memory::{BufferMut, keeper},
+    memory::keeper,
     protocol::matching::Arrival as Order,
     transport::{LocalKeys, Pair, Registering},
-    types::{EndpointId, LinkId, OpKey, Tag},
+    types::{LinkId, OpKey},
     worker::{
         copy::Transfer,
         ctx::{Ctx, message_of},
@@ -199,16 +199,9 @@ impl Movers {
                     }
                     body => {
                         recv.stage = RecvStage::Done;
-                        let mut buffer =
-                            std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()));
+                        let mut buffer = std::mem::take(&mut recv.buffer);
                         let result = self.ctx.take_whole(&mut buffer, link, from, tag, body);
-                        self.finish(
-                            key,
-                            Outcome::Buffer {
-                                result,
-                                buffer: Some(buffer),
-                            },
-                        );
+                        self.finish(key, Outcome::with(buffer, result));
                     }
                 }
             }
@@ -233,34 +226,18 @@ impl Movers {
         match &mut entry.work {
             Work::Recv(recv) => {
                 recv.stage = RecvStage::Done;
-                let buffer = std::mem::replace(&mut recv.buffer, BufferMut::from(Vec::new()));
+                let buffer = std::mem::take(&mut recv.buffer);
                 let result = recv
                     .arrival
                     .ok_or_else(|| Error::new(ErrorKind::Protocol, "complete before it began"));
                 self.ctx.way_over(link, key, true);
-                self.finish(
-                    key,
-                    Outcome::Buffer {
-                        result,
-                        buffer: Some(buffer),
-                    },
-                );
+                self.finish(key, Outcome::with(buffer, result));
             }
             Work::Get(_) => self.ctx.got(key),
             Work::Copy(copy) => {
-                let arrival = Arrival {
-                    length: copy.from.len(),
-                    tag: Tag(0),
-                    from: EndpointId(0),
-                };
+                let arrival = Arrival::unnamed(copy.from.len());
                 let buffer = std::mem::take(&mut copy.to);
-                self.finish(
-                    key,
-                    Outcome::Buffer {
-                        result: Ok(arrival),
-                        buffer: Some(buffer),
-                    },
-                );
+                self.finish(key, Outcome::with(buffer, Ok(arrival)));
             }
             Work::Put(_) => self.ctx.put_visible(key),
             Work::Send(_) => self.finish(key, Outcome::Done(Ok(()))),

@@ -301,13 +301,7 @@ impl Movers {
             self.ctx.release(entry.link, &entry.work);
             self.ctx.close_soon(entry.link);
         }
-        let failure = match outcome {
-            Outcome::Done(Err(error))
-            | Outcome::Buffer {
-                result: Err(error), ..
-            } => Some(error.duplicate()),
-            _ => None,
-        };
+        let failure = outcome.error().map(Error::duplicate);
         if let Some(Work::Send(_)) = self.ctx.operations.get(parent).map(|entry| &entry.work) {
             return match failure {
                 None => self.finish(parent, Outcome::Done(Ok(()))),

@@ -194,10 +194,7 @@ impl Core {
                     Stage::Failed(error) => Err(error),
                     Stage::Waiting | Stage::Entered(_) => return None,
                 };
-                Some(Outcome::Buffer {
-                    result,
-                    buffer: Some(receive.buffer),
-                })
+                Some(Outcome::with(receive.buffer, result))
             }
         }
     }
