@@ -147,6 +147,29 @@ impl Remote {
 }
 
 impl Transfer {
+    /// Of one run at both ends, all of which this end moves, and whose end is told to nobody.
+    pub(in crate::worker) fn new(
+        link: LinkId,
+        op: OpKey,
+        (local, length): (*mut u8, usize),
+        remote: Remote,
+        pull: bool,
+    ) -> Self {
+        Self {
+            link,
+            op,
+            peer_op: None,
+            local,
+            length,
+            remote,
+            pull,
+            chunks: None,
+            region: None,
+            next: 0,
+            spread: None,
+        }
+    }
+
     pub(in crate::worker) fn total(&self) -> u64 {
         chunks(self.length)
     }

@@ -479,17 +479,15 @@ impl Movers {
             .operations
             .insert(Some(link), true, Work::Help { _exposed: exposed });
         self.start_transfer(Transfer {
-            link,
-            op: key,
             peer_op: Some(op),
-            local,
-            length,
-            remote: Remote::Address(join.address),
-            pull: join.put == 1,
             chunks: Some(join.chunks),
-            region: None,
-            next: 0,
-            spread: None,
+            ..Transfer::new(
+                link,
+                key,
+                (local, length),
+                Remote::Address(join.address),
+                join.put == 1,
+            )
         });
     }
 }

@@ -1,5 +1,7 @@
 //! Puts and gets of many blocks: the initiator's side.
 
+use std::ptr;
+
 use crate::{
     error::Result,
     protocol::{
@@ -230,17 +232,9 @@ impl Movers {
             }
         };
         self.start_transfer(Transfer {
-            link,
-            op: key,
-            peer_op: None,
-            local: std::ptr::null_mut(),
-            length,
-            remote,
-            pull,
-            chunks: None,
             region: Some((target.slot, target.generation)),
-            next: 0,
             spread: Some(spread),
+            ..Transfer::new(link, key, (ptr::null_mut(), length), remote, pull)
         });
     }
 

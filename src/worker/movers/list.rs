@@ -1,6 +1,6 @@
 //! Messages of many pieces.
 
-use std::sync::Arc;
+use std::{ptr, sync::Arc};
 
 use crate::{
     error::Result,
@@ -95,17 +95,9 @@ impl Movers {
         recv.stage = RecvStage::Copying;
         let spread = Spread::new(recv.buffer.extents(), Arc::new(shape), length);
         self.start_transfer(Transfer {
-            link,
-            op: key,
             peer_op: Some(rts.op),
-            local: std::ptr::null_mut(),
-            length,
-            remote,
-            pull: true,
-            chunks: None,
-            region: None,
-            next: 0,
             spread: Some(spread),
+            ..Transfer::new(link, key, (ptr::null_mut(), length), remote, true)
         });
     }
 

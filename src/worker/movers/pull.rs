@@ -25,7 +25,7 @@ use crate::{
     worker::{
         core::Core,
         ctx::{Ctx, truncated},
-        movers::Movers,
+        movers::{Movers, rma::OneRun},
         operations::{Arrival, Body, Fill, Get, Outcome, RecvStage, Work},
         rma::Target,
         violation::violation,
@@ -273,9 +273,14 @@ impl Movers {
             }
             match target {
                 Some(_) if blocks => self.begin_layout(link, child),
-                Some(target) => {
-                    self.start_part(link, child, target, fragment.address(), length, true)
-                }
+                Some(target) => self.start_part(&OneRun {
+                    link,
+                    key: child,
+                    target,
+                    local: fragment.address(),
+                    length,
+                    pull: true,
+                }),
                 None => self.submit(link, child),
             }
         }

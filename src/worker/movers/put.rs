@@ -9,7 +9,7 @@ use crate::{
     memory::Buffer,
     types::OpKey,
     worker::{
-        movers::Movers,
+        movers::{Movers, rma::OneRun},
         operations::{Outcome, Put, Work},
         rma::Target,
     },
@@ -102,7 +102,14 @@ impl Movers {
         }
         match blocks {
             true => self.begin_layout(link, child),
-            false => self.start_part(link, child, target, address, length, false),
+            false => self.start_part(&OneRun {
+                link,
+                key: child,
+                target,
+                local: address,
+                length,
+                pull: false,
+            }),
         }
     }
 }

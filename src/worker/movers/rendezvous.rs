@@ -162,17 +162,9 @@ impl Movers {
                 .control(link, control::TAG_RTR, rts.op, &rtr.encode());
         }
         self.start_transfer(Transfer {
-            link,
-            op: key,
             peer_op: Some(rts.op),
-            local,
-            length,
-            remote,
-            pull: true,
             chunks,
-            region: None,
-            next: 0,
-            spread: None,
+            ..Transfer::new(link, key, (local, length), remote, true)
         });
     }
 
@@ -253,17 +245,9 @@ impl Movers {
         let remote = one_copy.reach(rtr.segment, rtr.segment_offset, length, rtr.address, true);
         if let (Some(remote), Some(chunks)) = (remote, chunks) {
             let transfer = Transfer {
-                link,
-                op: key,
                 peer_op: Some(rtr.op),
-                local,
-                length,
-                remote,
-                pull: false,
                 chunks: Some(chunks),
-                region: None,
-                next: 0,
-                spread: None,
+                ..Transfer::new(link, key, (local, length), remote, false)
             };
             self.start_transfer(transfer);
         }

@@ -230,6 +230,17 @@ impl Ctx {
     }
 }
 
+/// A put or get, in the table, between one run here and one there.
+pub(in crate::worker) struct OneRun {
+    pub(in crate::worker) link: LinkId,
+    pub(in crate::worker) key: OpKey,
+    pub(in crate::worker) target: Target,
+    pub(in crate::worker) local: *mut u8,
+    pub(in crate::worker) length: usize,
+    /// Towards this process.
+    pub(in crate::worker) pull: bool,
+}
+
 impl Movers {
     /// Starts a put that is in the table. `route`: keys by which network devices reach the region.
     pub(crate) fn start_put(
@@ -251,8 +262,15 @@ impl Movers {
             .operations
             .insert(Some(link), false, Work::Put(put));
         self.ctx.started(key, how);
-        let access = (local, length, false);
-        self.start_by(link, key, target, access, ways, (path, slot), route);
+        let run = OneRun {
+            link,
+            key,
+            target,
+            local,
+            length,
+            pull: false,
+        };
+        self.start_by(&run, ways, (path, slot), route);
         key
     }
 
@@ -275,33 +293,37 @@ impl Movers {
             .operations
             .insert(Some(link), false, Work::Get(get));
         self.ctx.started(key, how);
-        let access = (local, length, true);
-        self.start_by(link, key, target, access, ways, (path, slot), route);
+        let run = OneRun {
+            link,
+            key,
+            target,
+            local,
+            length,
+            pull: true,
+        };
+        self.start_by(&run, ways, (path, slot), route);
         key
     }
 
     /// Begins a put or get by the first of these ways that there is.
-    #[allow(clippy::too_many_arguments)]
     fn start_by(
         &mut self,
-        link: LinkId,
-        key: OpKey,
-        target: Target,
-        (local, length, pull): (*mut u8, usize, bool),
+        run: &OneRun,
         ways: &[Accesses],
         (path, chunks): (Option<Remote>, Option<u32>),
         route: Option<&Arc<[DeviceKey]>>,
     ) {
+        let OneRun {
+            link, key, target, ..
+        } = *run;
         let is_straight = path.is_some();
         for way in ways {
             match way {
-                Accesses::Straight if is_straight => {
-                    self.start_access(link, key, target, local, length, pull, path, chunks);
-                }
+                Accesses::Straight if is_straight => self.start_access(run, path, chunks),
                 Accesses::Devices if self.ctx.rma_by_devices(link, key, &target, route) => {}
                 Accesses::Straight | Accesses::Devices => continue,
                 Accesses::Within => self.begin_within(key, target),
-                Accesses::Parts if pull => self.begin_device_get(key, target),
+                Accesses::Parts if run.pull => self.begin_device_get(key, target),
                 Accesses::Parts => self.begin_device_put(key, target),
                 // What is announced is a message as well: its owner pulls.
                 Accesses::Announced | Accesses::Messages => self.submit(link, key),
@@ -311,32 +333,21 @@ impl Movers {
     }
 
     /// Starts a put or get, in the table, of a part that is in a fragment.
-    pub(in crate::worker) fn start_part(
-        &mut self,
-        link: LinkId,
-        key: OpKey,
-        target: Target,
-        local: *mut u8,
-        length: usize,
-        pull: bool,
-    ) {
-        let path =
-            at(&mut self.ctx.peers, link).and_then(|peer| Ctx::direct_path(peer, &target, length));
-        self.start_access(link, key, target, local, length, pull, path, None);
+    pub(in crate::worker) fn start_part(&mut self, run: &OneRun) {
+        let path = at(&mut self.ctx.peers, run.link)
+            .and_then(|peer| Ctx::direct_path(peer, &run.target, run.length));
+        self.start_access(run, path, None);
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn start_access(
-        &mut self,
-        link: LinkId,
-        key: OpKey,
-        target: Target,
-        local: *mut u8,
-        length: usize,
-        pull: bool,
-        path: Option<Remote>,
-        chunks: Option<u32>,
-    ) {
+    fn start_access(&mut self, run: &OneRun, path: Option<Remote>, chunks: Option<u32>) {
+        let OneRun {
+            link,
+            key,
+            target,
+            local,
+            length,
+            pull,
+        } = *run;
         let Some(remote) = path else {
             self.submit(link, key);
             return;
@@ -354,17 +365,9 @@ impl Movers {
             self.ctx.control(link, control::JOIN, key.0, &join.encode());
         }
         self.start_transfer(Transfer {
-            link,
-            op: key,
-            peer_op: None,
-            local,
-            length,
-            remote,
-            pull,
             chunks,
             region: Some((target.slot, target.generation)),
-            next: 0,
-            spread: None,
+            ..Transfer::new(link, key, (local, length), remote, pull)
         });
     }
 }
