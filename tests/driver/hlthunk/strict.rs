@@ -187,6 +187,8 @@ fn a_full_ring_holds_the_submission_up() {
         raw.own.control("release");
         assert_eq!(one_more.join().expect("no panic"), (0, 65));
     });
+    // Until then the card reads packets in the page, and copies within it: it must not be another test's memory by then.
+    assert_eq!(raw.wait(65, 60_000_000), (0, 0));
     assert!(raw.own.control("misuses").contains("held up"));
 }
 
