@@ -200,8 +200,12 @@ impl Error {
     /// Says which operation failed.
     #[must_use]
     pub fn during(mut self, operation: Operation) -> Self {
-        self.0.operation = Some(operation);
+        self.set_operation(operation);
         self
+    }
+
+    pub(crate) fn set_operation(&mut self, operation: Operation) {
+        self.0.operation = Some(operation);
     }
 
     /// Says with whom.

@@ -16,23 +16,24 @@ use crate::{
     memory::{Buffer, SendBuffer},
     protocol::am,
     types::{AmId, OpKey, Tag},
-    util::seldom::Seldom,
     worker::{
         am::refused,
         device::admit_source,
         door::Begun,
         engine::Engine,
-        operations::{self, Outcome, SendStage},
+        operations::{self, SendStage},
         peer::Peer,
+        shared::Shared,
         verbs::am::{takes_header, try_am},
     },
 };
 
 use super::{
     Endpoint, Op,
-    attempt::{Attempt, First, persist, tried, try_posted},
-    operation::{Completion, Deadline, Entered, Settled, wrong},
-    rare::{Rare, has_begun, poll_rest, told_later},
+    attempt::{Attempt, tried, try_send},
+    handle::window,
+    operation::{Completion, Entered, Settled},
+    request::{First, Request, Verb},
 };
 
 /// What goes out.
@@ -142,12 +143,11 @@ impl Message<'_> {
 /// Before the first poll nothing is sent. After it the message is delivered whether or not this is dropped.
 #[must_use = "a send does nothing unless awaited or posted"]
 #[doc(alias = "ucp_am_send_nbx")]
-pub struct AmSend<'a> {
+pub struct AmSend<'a>(Request<Sending<'a>>);
+
+struct Sending<'a> {
     endpoint: &'a Endpoint,
     message: Message<'a>,
-    /// It was over at once.
-    over: bool,
-    rare: Seldom<Rare>,
 }
 
 impl<'a> AmSend<'a> {
@@ -158,17 +158,13 @@ impl<'a> AmSend<'a> {
         header: SendBuffer<'a>,
         payload: SendBuffer<'a>,
     ) -> Self {
-        Self {
-            endpoint,
-            message: Message {
-                id,
-                header,
-                payload,
-                unstaged: false,
-            },
-            over: false,
-            rare: Seldom::default(),
-        }
+        let message = Message {
+            id,
+            header,
+            payload,
+            unstaged: false,
+        };
+        Self(Request::new(Sending { endpoint, message }))
     }
 
     /// Fails with `Unsupported` where its bytes would stop in pinned host memory between two memories, one of them a device's, as
@@ -176,14 +172,14 @@ impl<'a> AmSend<'a> {
     /// Between processes a payload of up to 66 KiB finds the way to the receiver's device only where the receiver forbids it too. A receiver
     /// without such a way fails as well.
     pub fn forbid_staging(mut self) -> Self {
-        self.message.unstaged = true;
+        self.0.verb.message.unstaged = true;
         self
     }
 
     /// Fails with `DeadlineExceeded` after this long. A message that has left by then is still delivered; one that waits for a credit, or for
     /// room, is withdrawn.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.rare.get_or_insert_default().deadline = Deadline::After(after);
+        self.0.set_deadline(after);
         self
     }
 
@@ -194,51 +190,41 @@ impl<'a> AmSend<'a> {
     /// header that is too long, `Closed` and the like when the endpoint is. The payload comes back.
     #[inline]
     pub fn post(self) -> Result<Op<()>, OpError<Buffer>> {
-        match self.message.at_once(self.endpoint) {
-            Some((Ok(()), _)) => Ok(Op::new(Entered::Done, Deadline::None, Operation::AmSend)),
-            at_once => self.post_slowly(at_once.and_then(|(result, _)| result.err())),
-        }
+        self.0.post()
+    }
+}
+
+impl<'a> Verb<'a> for Sending<'a> {
+    type Kind = ();
+    type Refused = OpError<Buffer>;
+
+    fn operation(&self) -> Operation {
+        Operation::AmSend
+    }
+    #[inline(always)]
+    fn shared(&self) -> &'a Shared {
+        self.endpoint.shared()
+    }
+    #[inline(always)]
+    fn at_once(&mut self, _window: usize) -> Option<(Result<u64>, Begun<'a>)> {
+        let (result, begun) = self.message.at_once(self.endpoint)?;
+        Some((result.map(|()| 0), begun))
     }
 
-    /// `failed`: why it could not be sent at once, where it cannot be sent at all.
-    #[inline(never)]
-    fn post_slowly(mut self, failed: Option<Error>) -> Result<Op<()>, OpError<Buffer>> {
+    fn begin(&mut self, engine: &mut Engine, is_posted: bool) -> Result<First> {
         let (endpoint, message) = (self.endpoint, &mut self.message);
-        if let Some(error) = failed {
-            return Err(OpError::new(error, Some(message.payload.take())));
+        let attempt = |engine: &mut Engine| message.attempt(endpoint, engine);
+        match try_send(engine, is_posted, attempt) {
+            Attempt::Over(result) => return result.map(|()| First::Over(0)),
+            _ if is_posted => window(engine, endpoint, Operation::AmSend)?,
+            _ => {}
         }
-        let shared = endpoint.shared();
-        let (link, _) = endpoint.place();
-        let window = shared.ops_window;
-        let entered = shared.begin(Operation::AmSend, |engine| {
-            let attempt = try_posted(engine, |engine| message.attempt(endpoint, engine));
-            if let Attempt::Over(result) = attempt {
-                return result.map(|()| Entered::over(Outcome::Done(Ok(()))));
-            }
-            if engine
-                .core
-                .movers
-                .ctx
-                .peer(link)
-                .is_some_and(|peer| peer.posted >= window)
-            {
-                return Err(Error::new(
-                    ErrorKind::WouldBlock,
-                    "the window of posted operations is full",
-                )
-                .during(Operation::AmSend));
-            }
-            let key = message.enter(endpoint, engine);
-            Ok(Entered::new(endpoint.handle(), key))
-        });
-        match entered.and_then(|(entered, _)| entered) {
-            Ok(entered) => {
-                let rare = self.rare.take();
-                let deadline = rare.map_or(Deadline::None, |rare| rare.deadline);
-                Ok(Op::new(entered, deadline, Operation::AmSend))
-            }
-            Err(error) => Err(OpError::new(error, Some(self.message.payload.take()))),
-        }
+        let key = message.enter(endpoint, engine);
+        Ok(First::Entered(Entered::new(endpoint.handle(), key)))
+    }
+
+    fn refused(&mut self, error: Error) -> OpError<Buffer> {
+        OpError::new(error, Some(self.message.payload.take()))
     }
 }
 
@@ -247,80 +233,16 @@ impl Future for AmSend<'_> {
 
     #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = &mut *self;
-        match this.at_once() {
-            Some((result, begun)) => this.conclude(begun, cx, result),
-            None => this.begin_and_wait(cx),
-        }
-    }
-}
-
-impl<'a> AmSend<'a> {
-    #[inline(always)]
-    fn at_once(&self) -> Option<(Result<()>, Begun<'a>)> {
-        if self.over || self.rare.is_some() {
-            return None;
-        }
-        self.message.at_once(self.endpoint)
-    }
-
-    /// Ends a first poll after which it is over. When its task is to give way first, it is told then.
-    #[inline(always)]
-    fn conclude(
-        &mut self,
-        begun: Begun<'_>,
-        cx: &mut Context<'_>,
-        result: Result<()>,
-    ) -> Poll<Result<()>> {
-        // Polled again by mistake, it must not happen again.
-        self.over = true;
-        if begun.over(cx).is_pending() && result.is_ok() {
-            // An error is told at once: nobody else would tell it.
-            *self.rare = told_later(Outcome::Done(result));
-            return Poll::Pending;
-        }
-        Poll::Ready(result)
-    }
-
-    #[inline(never)]
-    fn begin_and_wait(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = self;
-        if !has_begun(&this.rare) {
-            if this.over {
-                return Poll::Ready(Err(wrong()));
-            }
-            let endpoint = this.endpoint;
-            let shared = endpoint.shared();
-            let (first, begun) = shared.begin(Operation::AmSend, |engine| {
-                let mut attempt = this.message.attempt(endpoint, engine);
-                if let Attempt::Full = attempt {
-                    let again = |engine: &mut Engine| this.message.attempt(endpoint, engine);
-                    attempt = persist(engine, again);
-                }
-                if let Attempt::Over(result) = attempt {
-                    return First::Over(result);
-                }
-                let key = this.message.enter(endpoint, engine);
-                First::Entered(Entered::new(endpoint.handle(), key))
-            })?;
-            match first {
-                First::Over(result) => return this.conclude(begun, cx, result),
-                First::Entered(entered) => {
-                    this.rare.get_or_insert_default().entered = Some(entered);
-                }
-            }
-        }
-        poll_rest(&mut this.rare, cx, Operation::AmSend)
-            .map(|outcome| <()>::settle(Settled(outcome)))
+        self.0.poll(cx)
     }
 }
 
 impl fmt::Debug for AmSend<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AmSend")
-            .field("id", &self.message.id)
-            .field("header", &self.message.header.get().len())
-            .field("len", &self.message.payload.get().len())
+            .field("id", &self.0.verb.message.id)
+            .field("header", &self.0.verb.message.header.get().len())
+            .field("len", &self.0.verb.message.payload.get().len())
             .finish_non_exhaustive()
     }
 }

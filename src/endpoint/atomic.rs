@@ -15,21 +15,14 @@ use crate::{
     protocol::control::Signal,
     transport::DeviceAtomic,
     types::{Access, AtomicOp, AtomicRequest, AtomicWord, OpKey, Width},
-    util::seldom::Seldom,
-    worker::{
-        door::Begun,
-        engine::Engine,
-        operations::{DeviceWord, Outcome},
-        rma::Target,
-    },
+    worker::{door::Begun, engine::Engine, operations::DeviceWord, rma::Target, shared::Shared},
 };
 
 use super::{
-    attempt::First,
-    handle::{Endpoint, alive, window, window_of},
-    operation::{Completion, Deadline, Entered, Op, Settled},
-    rare::{Rare, has_begun, poll_rest, told_later},
+    handle::{Endpoint, alive, window},
+    operation::{Completion, Entered, Op},
     region::RemoteRegion,
+    request::{First, Request, Verb},
 };
 
 /// # Atomic operations
@@ -164,8 +157,6 @@ pub(super) enum Way {
     Post,
     /// Nor here, and who waits is woken.
     Signal,
-    /// It is over.
-    Over,
 }
 
 /// An atomic operation on a word of a peer's memory; made by [`RemoteRegion`] and by [`Endpoint::signal`].
@@ -186,13 +177,14 @@ pub(super) enum Way {
     "UCP_FEATURE_AMO32",
     "UCP_FEATURE_AMO64"
 ))]
-pub struct Atomic<'a, T: Completion> {
+pub struct Atomic<'a, T: Completion>(Request<Word<'a, T>>);
+
+struct Word<'a, T> {
     endpoint: &'a Endpoint,
     remote: &'a RemoteRegion,
     offset: usize,
     request: AtomicRequest,
     way: Way,
-    rare: Seldom<Rare>,
     kind: PhantomData<fn() -> T>,
 }
 
@@ -204,20 +196,19 @@ impl<'a, T: Completion> Atomic<'a, T> {
         request: AtomicRequest,
         way: Way,
     ) -> Self {
-        Self {
+        Self(Request::new(Word {
             endpoint,
             remote,
             offset,
             request,
             way,
-            rare: Seldom::default(),
             kind: PhantomData,
-        }
+        }))
     }
 
     /// Fails with `DeadlineExceeded` after this long. The operation may still happen.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.rare.get_or_insert_default().deadline = Deadline::After(after);
+        self.0.set_deadline(after);
         self
     }
 
@@ -227,64 +218,11 @@ impl<'a, T: Completion> Atomic<'a, T> {
     /// `WouldBlock` when the window of posted operations is full, and what the checks say.
     #[inline]
     pub fn post(self) -> Result<Op<T>> {
-        match self.quickly(window_of(self.endpoint)) {
-            Some((old, _)) => {
-                let entered = Entered::Value(old);
-                Ok(Op::new(entered, Deadline::None, self.operation()))
-            }
-            None => self.post_slowly(),
-        }
+        self.0.post()
     }
+}
 
-    #[inline(never)]
-    fn post_slowly(mut self) -> Result<Op<T>> {
-        let operation = self.operation();
-        let target = self.target()?;
-        let begun = self.endpoint.shared().begin(operation, |engine| {
-            window(engine, self.endpoint, operation)?;
-            Ok::<_, Error>(match self.at_once(engine, &target) {
-                Some(Ok(old)) => Entered::over(Outcome::Value(old)),
-                Some(Err(error)) => {
-                    // By the table, so that a flush learns of it when nobody else does.
-                    let key = self.enter(engine, &target);
-                    engine.core.fail_operation(key, error.during(operation));
-                    Entered::new(self.endpoint.handle(), key)
-                }
-                None => self.start(engine, &target),
-            })
-        });
-        let deadline = self
-            .rare
-            .take()
-            .map_or(Deadline::None, |rare| rare.deadline);
-        Ok(Op::new(begun?.0?, deadline, operation))
-    }
-
-    /// Does it straight in memory that is mapped here; what the word was. `None`: that is not all that there is to do.
-    #[inline(always)]
-    fn quickly(&self, window: usize) -> Option<(u64, Begun<'a>)> {
-        let access = match self.way {
-            Way::Fetch => Access::READ | Access::WRITE,
-            Way::Post => Access::WRITE,
-            Way::Signal | Way::Over => return None,
-        };
-        if self.rare.is_some() || self.is_for_devices() {
-            return None;
-        }
-        let width = self.request.width.bytes();
-        let end = self.offset.saturating_add(width);
-        let endpoint = self.endpoint;
-        let (near, begin) = self.remote.near(endpoint, end, access)?;
-        let offset = begin + self.offset as u64;
-        let mut inside = endpoint.shared().owner_inside()?;
-        let (core, place) = (&mut inside.core, endpoint.place());
-        let old = core
-            .movers
-            .ctx
-            .atomic_in_mapping(place, near, offset, &self.request, window)?;
-        Some((old, inside.over()))
-    }
-
+impl<T> Word<'_, T> {
     /// Whether the word is one of network devices, and of no processor.
     #[inline]
     fn is_for_devices(&self) -> bool {
@@ -305,7 +243,7 @@ impl<'a, T: Completion> Atomic<'a, T> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn operation(&self) -> Operation {
         match self.way {
             Way::Signal => Operation::Signal,
@@ -323,21 +261,15 @@ impl<'a, T: Completion> Atomic<'a, T> {
             Way::Fetch | Way::Post if self.is_for_devices() => Access::DEVICE_ATOMIC,
             Way::Fetch => Access::READ | Access::WRITE,
             Way::Post | Way::Signal => Access::WRITE,
-            // Not a second time.
-            Way::Over => {
-                return Err(Error::new(
-                    ErrorKind::InvalidArgument,
-                    "polled after completion",
-                ));
-            }
         };
         self.remote
             .word(self.endpoint, self.offset, self.request.width, access)
             .map_err(|error| error.during(self.operation()))
     }
 
+    /// In memory that is mapped here.
     #[inline]
-    fn at_once(&mut self, engine: &mut Engine, target: &Target) -> Option<Result<u64>> {
+    fn change_now(&mut self, engine: &mut Engine, target: &Target) -> Option<Result<u64>> {
         if self.is_for_devices() {
             return None;
         }
@@ -410,77 +342,92 @@ impl<'a, T: Completion> Atomic<'a, T> {
             .ctx
             .enter_atomic(link, target, &self.request, fetch)
     }
+}
 
-    fn start(&self, engine: &mut Engine, target: &Target) -> Entered {
-        let key = self.enter(engine, target);
-        engine.core.submit(self.endpoint.place().0, key);
-        Entered::new(self.endpoint.handle(), key)
+impl<'a, T: Completion> Verb<'a> for Word<'a, T> {
+    type Kind = T;
+    type Refused = Error;
+
+    #[inline(always)]
+    fn operation(&self) -> Operation {
+        self.operation()
+    }
+    #[inline(always)]
+    fn shared(&self) -> &'a Shared {
+        self.endpoint.shared()
+    }
+
+    /// Does it straight in memory that is mapped here; what the word was.
+    #[inline(always)]
+    fn at_once(&mut self, window: usize) -> Option<(Result<u64>, Begun<'a>)> {
+        let access = match self.way {
+            Way::Fetch => Access::READ | Access::WRITE,
+            Way::Post => Access::WRITE,
+            Way::Signal => return None,
+        };
+        if self.is_for_devices() {
+            return None;
+        }
+        let width = self.request.width.bytes();
+        let end = self.offset.saturating_add(width);
+        let endpoint = self.endpoint;
+        let (near, begin) = self.remote.near(endpoint, end, access)?;
+        let offset = begin + self.offset as u64;
+        let mut inside = endpoint.shared().owner_inside()?;
+        let (core, place) = (&mut inside.core, endpoint.place());
+        let old = core
+            .movers
+            .ctx
+            .atomic_in_mapping(place, near, offset, &self.request, window)?;
+        Some((Ok(old), inside.over()))
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.target().map(drop)
+    }
+
+    fn begin(&mut self, engine: &mut Engine, is_posted: bool) -> Result<First> {
+        let operation = self.operation();
+        let check = if is_posted { window } else { alive };
+        check(engine, self.endpoint, operation)?;
+        let target = self.target()?;
+        let key = match self.change_now(engine, &target) {
+            Some(Ok(old)) => return Ok(First::Over(old)),
+            Some(Err(error)) if is_posted => {
+                // By the table, so that a flush learns of it when nobody else does.
+                let key = self.enter(engine, &target);
+                engine.core.fail_operation(key, error.during(operation));
+                key
+            }
+            Some(Err(error)) => return Err(error),
+            None => {
+                let key = self.enter(engine, &target);
+                engine.core.submit(self.endpoint.place().0, key);
+                key
+            }
+        };
+        Ok(First::Entered(Entered::new(self.endpoint.handle(), key)))
+    }
+
+    fn refused(&mut self, error: Error) -> Error {
+        error
     }
 }
 
-impl<T: Completion<Output = Result<T>>> Future for Atomic<'_, T> {
-    type Output = Result<T>;
+impl<T: Completion> Future for Atomic<'_, T> {
+    type Output = T::Output;
 
     #[inline]
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
-        let this = &mut *self;
-        if let Some((old, begun)) = this.quickly(usize::MAX) {
-            this.way = Way::Over;
-            if begun.over(cx).is_ready() {
-                return Poll::Ready(T::of_value(old));
-            }
-            *this.rare = told_later(Outcome::Value(old));
-            return Poll::Pending;
-        }
-        this.poll_slowly(cx)
-    }
-}
-
-impl<T: Completion<Output = Result<T>>> Atomic<'_, T> {
-    #[inline(never)]
-    fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<T>> {
-        let operation = self.operation();
-        if !has_begun(&self.rare) {
-            let target = self.target()?;
-            let (first, begun) = self.endpoint.shared().begin(operation, |engine| {
-                if let Err(error) = alive(engine, self.endpoint, operation) {
-                    return First::Over(Err(error));
-                }
-                match self.at_once(engine, &target) {
-                    Some(result) => First::Over(result),
-                    None => First::Entered(self.start(engine, &target)),
-                }
-            })?;
-            match first {
-                First::Over(result) => {
-                    self.way = Way::Over;
-                    let gives_way = begun.over(cx).is_pending();
-                    let old = match result {
-                        Ok(old) => old,
-                        // Told at once: nobody else would tell it.
-                        Err(error) => return Poll::Ready(Err(error.during(operation))),
-                    };
-                    if gives_way {
-                        *self.rare = told_later(Outcome::Value(old));
-                        return Poll::Pending;
-                    }
-                    return Poll::Ready(T::of_value(old));
-                }
-                First::Entered(entered) => {
-                    self.rare.get_or_insert_default().entered = Some(entered);
-                }
-            }
-        }
-        poll_rest(&mut self.rare, cx, operation)
-            .map(|outcome| T::settle(Settled(outcome)).map_err(|error| error.during(operation)))
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T::Output> {
+        self.0.poll(cx)
     }
 }
 
 impl<T: Completion> fmt::Debug for Atomic<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Atomic")
-            .field("request", &self.request)
-            .field("way", &self.way)
+            .field("request", &self.0.verb.request)
+            .field("way", &self.0.verb.way)
             .finish_non_exhaustive()
     }
 }

@@ -1,14 +1,6 @@
 //! Operations that are tried at once, before they take a place in the table of operations.
 
-use std::task::{Context, Poll};
-
-use crate::{
-    error::Result,
-    transport::SendError,
-    worker::{door::Begun, engine::Engine, operations::Outcome},
-};
-
-use super::operation::Entered;
+use crate::{error::Result, transport::SendError, worker::engine::Engine};
 
 /// Looks for room before a send waits in the table, and pauses between two of them.
 const ROOM_LAPS: u32 = 16;
@@ -40,7 +32,7 @@ pub(super) fn tried(result: std::result::Result<(), Option<SendError>>) -> Attem
 /// the table.
 #[cold]
 #[inline(never)]
-pub(super) fn persist(engine: &mut Engine, attempt: impl Fn(&mut Engine) -> Attempt) -> Attempt {
+fn persist(engine: &mut Engine, attempt: impl Fn(&mut Engine) -> Attempt) -> Attempt {
     for _ in 0..ROOM_LAPS {
         for _ in 0..ROOM_PAUSES {
             std::hint::spin_loop();
@@ -57,12 +49,19 @@ pub(super) fn persist(engine: &mut Engine, attempt: impl Fn(&mut Engine) -> Atte
     attempt(engine)
 }
 
-/// Tries one that is posted; it must not be held up, so a few passes are all that it is worth to find room. Without, it takes a place in the table,
-/// and a message without credit is announced, at the price of a round trip, while the credit that the peer gave back may lie in a socket. The first
-/// pass leaves a socket alone that has just been read empty.
+/// Tries it, again where there is no room. One that is posted must not be held up, so a few passes are all that it is worth to find room. Without, it
+/// takes a place in the table, and a message without credit is announced, at the price of a round trip, while the credit that the peer gave back may
+/// lie in a socket. The first pass leaves a socket alone that has just been read empty.
 #[inline]
-pub(super) fn try_posted(engine: &mut Engine, attempt: impl Fn(&mut Engine) -> Attempt) -> Attempt {
+pub(super) fn try_send(
+    engine: &mut Engine,
+    is_posted: bool,
+    attempt: impl Fn(&mut Engine) -> Attempt,
+) -> Attempt {
     let mut tried = attempt(engine);
+    if !is_posted && matches!(tried, Attempt::Full) {
+        return persist(engine, attempt);
+    }
     for _ in 0..POSTED_LAPS {
         if !matches!(tried, Attempt::Full) {
             break;
@@ -71,29 +70,4 @@ pub(super) fn try_posted(engine: &mut Engine, attempt: impl Fn(&mut Engine) -> A
         tried = attempt(engine);
     }
     tried
-}
-
-/// How an operation began.
-pub(super) enum First<T> {
-    /// It is over already.
-    Over(T),
-    Entered(Entered),
-}
-
-/// Ends the first poll of an operation that is over. When its task is to give way first, what follows is in `entered`.
-#[inline(always)]
-pub(super) fn conclude(
-    begun: Begun<'_>,
-    cx: &mut Context<'_>,
-    entered: &mut Option<Entered>,
-    result: Result<()>,
-) -> Poll<Result<()>> {
-    if begun.over(cx).is_pending() && result.is_ok() {
-        // An error is told at once: nobody else would tell it.
-        *entered = Some(Entered::over(Outcome::Done(result)));
-        return Poll::Pending;
-    }
-    // Polled again by mistake, it must not happen again.
-    *entered = Some(Entered::Over);
-    Poll::Ready(result)
 }

@@ -205,17 +205,10 @@ impl<B: ReceiveBuffer + Unpin> Future for CopyBuffer<'_, B> {
         match &mut this.entered {
             Some(entered) => entered
                 .poll(cx, &mut this.deadline, Operation::Copy)
-                .map(settle),
+                .map(|outcome| Fetched::settle(Settled(outcome))),
             None => Poll::Pending,
         }
     }
-}
-
-fn settle<B: ReceiveBuffer + Unpin>(outcome: Outcome) -> Result<B, OpError<B>> {
-    Fetched::settle(Settled(outcome)).map_err(|error| {
-        let (error, buffer) = error.into_parts();
-        OpError::new(error.during(Operation::Copy), buffer)
-    })
 }
 
 /// Waits until streams of the program's come after a copy; made by [`CopyBuffer::queued`].
@@ -262,7 +255,7 @@ impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
         }
         // It has failed, or its deadline has passed.
         let outcome = ready!(entered.poll(cx, &mut copy.deadline, Operation::Copy));
-        Poll::Ready(match settle(outcome) {
+        Poll::Ready(match Fetched::settle(Settled(outcome)) {
             Err(error) => Err(error),
             Ok(buffer) => Ok(Op {
                 entered: Entered::over(Outcome::with(buffer.into(), Ok(Arrival::unnamed(0)))),

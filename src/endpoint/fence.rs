@@ -1,6 +1,7 @@
 //! Waiting for what was begun before: fences, and the flush of all endpoints of a worker.
 
 use std::{
+    fmt,
     future::Future,
     pin::Pin,
     task::{Context, Poll, ready},
@@ -8,13 +9,13 @@ use std::{
 
 use crate::{
     error::{Error, Operation, Result},
-    worker::operations::Outcome,
+    worker::{door::Begun, engine::Engine, send::closed, shared::Shared},
 };
 
 use super::{
     Endpoint, Worker,
-    attempt::conclude,
     operation::{Completion, Deadline, Entered, Settled},
+    request::{First, Request, Verb},
 };
 
 impl Endpoint {
@@ -30,10 +31,7 @@ impl Endpoint {
     /// Cancel safe.
     #[doc(alias = "ucp_worker_fence")]
     pub fn fence(&self) -> Fence<'_> {
-        Fence {
-            endpoint: self,
-            entered: None,
-        }
+        Fence(Request::new(Flushing::new(self, true)))
     }
 }
 
@@ -64,10 +62,6 @@ impl Worker {
     }
 }
 
-fn settle(outcome: Outcome) -> Result<()> {
-    <()>::settle(Settled(outcome)).map_err(|error| error.during(Operation::Flush))
-}
-
 /// Waits for earlier accesses to remote memory; made by [`Endpoint::fence`].
 ///
 /// # Completion
@@ -76,42 +70,79 @@ fn settle(outcome: Outcome) -> Result<()> {
 /// # Cancel safety
 /// Cancel safe.
 #[must_use = "a fence does nothing unless awaited"]
-#[derive(Debug)]
-pub struct Fence<'a> {
-    endpoint: &'a Endpoint,
-    entered: Option<Entered>,
-}
+pub struct Fence<'a>(Request<Flushing<'a>>);
 
-impl Future for Fence<'_> {
-    type Output = Result<()>;
+/// Waits for earlier operations; made by [`Endpoint::flush`].
+#[must_use = "a flush does nothing unless awaited"]
+pub struct Flush<'a>(Request<Flushing<'a>>);
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = &mut *self;
-        if this.entered.is_none() {
-            let (link, id) = this.endpoint.place();
-            let shared = this.endpoint.shared();
-            let (key, begun) = shared.begin(Operation::Flush, |engine| {
-                match engine.core.movers.ctx.endpoint(link, id) {
-                    None => Err(crate::worker::send::closed()),
-                    Some(peer) => match peer.over() {
-                        Some(error) => Err(error),
-                        None => Ok(engine.core.movers.ctx.begin_flush(link, true)),
-                    },
-                }
-            })?;
-            match key.map_err(|error| error.during(Operation::Flush))? {
-                Some(key) => this.entered = Some(Entered::new(this.endpoint.handle(), key)),
-                None => return conclude(begun, cx, &mut this.entered, Ok(())),
-            }
-        }
-        match &mut this.entered {
-            Some(entered) => entered
-                .poll(cx, &mut Deadline::None, Operation::Flush)
-                .map(settle),
-            None => Poll::Pending,
-        }
+impl<'a> Flush<'a> {
+    pub(super) fn new(endpoint: &'a Endpoint) -> Self {
+        Self(Request::new(Flushing::new(endpoint, false)))
     }
 }
+
+struct Flushing<'a> {
+    endpoint: &'a Endpoint,
+    is_fence: bool,
+}
+
+impl<'a> Flushing<'a> {
+    fn new(endpoint: &'a Endpoint, is_fence: bool) -> Self {
+        Self { endpoint, is_fence }
+    }
+}
+
+impl<'a> Verb<'a> for Flushing<'a> {
+    type Kind = ();
+    type Refused = Error;
+
+    fn operation(&self) -> Operation {
+        Operation::Flush
+    }
+    fn shared(&self) -> &'a Shared {
+        self.endpoint.shared()
+    }
+    fn at_once(&mut self, _window: usize) -> Option<(Result<u64>, Begun<'a>)> {
+        None
+    }
+
+    fn begin(&mut self, engine: &mut Engine, _is_posted: bool) -> Result<First> {
+        let (link, id) = self.endpoint.place();
+        let ctx = &mut engine.core.movers.ctx;
+        let peer = ctx.endpoint(link, id).ok_or_else(closed)?;
+        if let Some(error) = peer.over() {
+            return Err(error);
+        }
+        Ok(match ctx.begin_flush(link, self.is_fence) {
+            Some(key) => First::Entered(Entered::new(self.endpoint.handle(), key)),
+            None => First::Over(0),
+        })
+    }
+
+    fn refused(&mut self, error: Error) -> Error {
+        error
+    }
+}
+
+macro_rules! futures {
+    ($($future:ident)*) => {$(
+        impl Future for $future<'_> {
+            type Output = Result<()>;
+
+            fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+                self.0.poll(cx)
+            }
+        }
+
+        impl fmt::Debug for $future<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_tuple(stringify!($future)).field(self.0.verb.endpoint).finish()
+            }
+        }
+    )*};
+}
+futures!(Fence Flush);
 
 /// Waits for earlier operations of all endpoints of a worker; made by [`Worker::flush`] and [`Worker::fence`].
 ///
@@ -172,7 +203,7 @@ impl Future for FlushAll<'_> {
         while let Some(entered) = this.left.last_mut() {
             let outcome = ready!(entered.poll(cx, &mut Deadline::None, Operation::Flush));
             this.left.pop();
-            if let Err(error) = settle(outcome) {
+            if let Err(error) = <()>::settle(Settled(outcome)) {
                 this.error.get_or_insert(error);
             }
         }

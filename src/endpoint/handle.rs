@@ -11,12 +11,10 @@ use std::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     types::{EndpointId, Identity, LinkId, MemoryType, WorkerId},
-    worker::{
-        Explanation, Handle, engine::Engine, operations::Outcome, peer::Peer, shared::Shared,
-    },
+    worker::{Explanation, Handle, engine::Engine, peer::Peer, shared::Shared},
 };
 
-use super::operation::{Completion, Deadline, Entered, Settled};
+use super::fence::Flush;
 
 /// A connection to one peer. A cheap clone; the last clone's drop closes it once all that was sent has gone.
 #[derive(Clone)]
@@ -170,10 +168,7 @@ impl Endpoint {
     #[doc(alias = "ucp_ep_flush_nbx")]
     #[doc(alias("ucp_ep_flush", "ucp_ep_flush_nb"))]
     pub fn flush(&self) -> Flush<'_> {
-        Flush {
-            endpoint: self,
-            entered: None,
-        }
+        Flush::new(self)
     }
 
     /// Closes the connection: what was sent goes out first, and the peer says that it has read it. So this waits for what waits for the peer: a
@@ -290,51 +285,6 @@ fn ended(peer: Option<&mut Peer>, operation: Operation) -> Error {
     peer.and_then(|peer| peer.error())
         .unwrap_or_else(crate::worker::send::closed)
         .during(operation)
-}
-
-/// Waits for earlier operations; made by [`Endpoint::flush`].
-#[must_use = "a flush does nothing unless awaited"]
-#[derive(Debug)]
-pub struct Flush<'a> {
-    endpoint: &'a Endpoint,
-    entered: Option<Entered>,
-}
-
-impl Future for Flush<'_> {
-    type Output = Result<()>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = &mut *self;
-        if this.entered.is_none() {
-            let (link, id) = this.endpoint.place();
-            let begun = this.endpoint.shared().begin(Operation::Flush, |engine| {
-                let core = &mut engine.core;
-                if let Some(error) = core
-                    .movers
-                    .ctx
-                    .endpoint(link, id)
-                    .map_or_else(|| Some(crate::worker::send::closed()), |peer| peer.over())
-                {
-                    return Err(error.during(Operation::Flush));
-                }
-                Ok(core.movers.ctx.begin_flush(link, false))
-            });
-            this.entered = begun?
-                .0?
-                .map(|key| Entered::new(this.endpoint.handle(), key));
-        }
-        match &mut this.entered {
-            Some(entered) => {
-                entered
-                    .poll(cx, &mut Deadline::None, Operation::Flush)
-                    .map(|outcome| match outcome {
-                        Outcome::Done(result) => result,
-                        other => <()>::settle(Settled(other)),
-                    })
-            }
-            None => Poll::Pending,
-        }
-    }
 }
 
 /// Waits for the end of a connection; made by [`Endpoint::closed`].

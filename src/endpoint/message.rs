@@ -271,10 +271,13 @@ impl<B: ReceiveBuffer + Unpin> sealed::Sealed for AmReceived<B> {}
 impl<B: ReceiveBuffer + Unpin> Completion for AmReceived<B> {
     type Output = Result<Self, OpError<B>>;
     fn settle(outcome: Settled) -> Self::Output {
-        landed(outcome.0, |error| error.during(Operation::AmRecv)).map(|(arrival, buffer)| Self {
+        landed(outcome.0).map(|(arrival, buffer)| Self {
             buffer,
             len: arrival.length,
         })
+    }
+    fn of_error(error: Error) -> Self::Output {
+        Err(OpError::new(error, None))
     }
 }
 

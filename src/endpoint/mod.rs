@@ -18,7 +18,7 @@
 //! | `layout` | [`RemoteLayout`]: blocks of remote memory |
 //! | `attempt` | sends that are tried before they are entered into the table |
 //! | `operation` | [`Op`]: an operation that was posted |
-//! | `rare` | what few operations have |
+//! | `request` | an operation of any verb, from its making to its end |
 //!
 //! Tests: `tests/api/`, `tests/cancel/`, `tests/process/`.
 
@@ -37,8 +37,8 @@ mod inbox;
 mod layout;
 mod message;
 mod operation;
-mod rare;
 mod region;
+mod request;
 mod rma;
 mod signal;
 mod stream;
@@ -48,8 +48,8 @@ mod worker;
 pub use am::{AmSend, AmSink};
 pub use atomic::Atomic;
 pub use copy::{CopyBuffer, Queued, Reached};
-pub use fence::{Fence, FlushAll};
-pub use handle::{Closed, Endpoint, Flush, Ready};
+pub use fence::{Fence, Flush, FlushAll};
+pub use handle::{Closed, Endpoint, Ready};
 pub use in_place::{AmArrival, BytesInPlace, ChunksInPlace};
 pub use inbox::{ActiveMessages, AmHandler, AmInbox, AmRecv, AmRecvWith};
 pub use layout::RemoteLayout;

@@ -39,6 +39,9 @@ pub trait Completion: sealed::Sealed + Unpin {
     fn of_value(value: u64) -> Self::Output {
         Self::settle(Settled(Outcome::Value(value)))
     }
+    /// Of one that failed before it was anywhere.
+    #[doc(hidden)]
+    fn of_error(error: Error) -> Self::Output;
     /// Of a posted receive whose message lay in front. `None`: it is none.
     #[doc(hidden)]
     #[inline(always)]
@@ -69,6 +72,9 @@ impl Completion for () {
     fn of_value(_value: u64) -> Result<()> {
         Ok(())
     }
+    fn of_error(error: Error) -> Result<()> {
+        Err(error)
+    }
     #[inline]
     fn settle(outcome: Settled) -> Result<()> {
         match outcome.0 {
@@ -88,6 +94,9 @@ macro_rules! words {
             fn of_value(value: u64) -> Result<$word> {
                 Ok(<$word>::narrow(value))
             }
+            fn of_error(error: Error) -> Result<$word> {
+                Err(error)
+            }
             #[inline(always)]
             fn settle(outcome: Settled) -> Result<$word> {
                 match outcome.0 {
@@ -101,18 +110,15 @@ macro_rules! words {
 }
 words!(u32 u64);
 
-/// What came into a buffer, and the buffer. `name` completes the error of the operation itself.
-pub(super) fn landed<B: ReceiveBuffer>(
-    outcome: Outcome,
-    name: impl FnOnce(Error) -> Error,
-) -> Result<(Arrival, B), OpError<B>> {
+/// What came into a buffer, and the buffer.
+pub(super) fn landed<B: ReceiveBuffer>(outcome: Outcome) -> Result<(Arrival, B), OpError<B>> {
     match outcome {
         Outcome::Buffer {
             result: Ok(arrival),
             buffer: Some(buffer),
         } => Ok((arrival, B::restore(buffer))),
         Outcome::Buffer { result, buffer } => Err(OpError::new(
-            name(result.err().unwrap_or_else(wrong)),
+            result.err().unwrap_or_else(wrong),
             buffer.map(B::restore),
         )),
         Outcome::Done(Err(error)) => Err(OpError::new(error, None)),
@@ -150,8 +156,7 @@ impl Deadline {
 /// An operation that has begun, seen from its future.
 pub(crate) enum Entered {
     Waiting(Place),
-    /// Over when it was posted: it never entered the table. The commonest ends by themselves: futures are small.
-    Done,
+    /// Over when it was posted: it never entered the table. The commonest end by itself, a word or nothing: futures are small.
     Value(u64),
     Ended(Box<Outcome>),
     /// Its outcome has been taken.
@@ -169,7 +174,7 @@ impl Entered {
     #[inline]
     pub(crate) fn over(outcome: Outcome) -> Self {
         match outcome {
-            Outcome::Done(Ok(())) => Self::Done,
+            Outcome::Done(Ok(())) => Self::Value(0),
             Outcome::Value(value) => Self::Value(value),
             outcome => Self::Ended(Box::new(outcome)),
         }
@@ -205,12 +210,13 @@ impl Entered {
         let (shared, place) = match self {
             Self::Waiting(Place { handle, key }) => (&handle.shared, key),
             ended => {
-                return Poll::Ready(match std::mem::replace(ended, Self::Over) {
-                    Self::Done => Outcome::Done(Ok(())),
+                let mut outcome = match std::mem::replace(ended, Self::Over) {
                     Self::Value(value) => Outcome::Value(value),
                     Self::Ended(outcome) => *outcome,
                     _ => Outcome::Done(Err(wrong())),
-                });
+                };
+                outcome.during(operation);
+                return Poll::Ready(outcome);
             }
         };
         let Some(key) = *place else {
@@ -256,8 +262,9 @@ impl Entered {
                 outcome => outcome,
             });
         }
-        let outcome = std::task::ready!(shared.poll_outcome(cx, key));
+        let mut outcome = std::task::ready!(shared.poll_outcome(cx, key));
         *place = None;
+        outcome.during(operation);
         Poll::Ready(outcome)
     }
 }
@@ -363,14 +370,12 @@ impl<T: Completion> Future for Op<T> {
         // Operations that are over when they are posted must not keep others from running.
         match &this.entered {
             Entered::Waiting(_) => {}
-            ended => {
-                let is_done = matches!(ended, Entered::Done);
+            &Entered::Value(value) => {
                 std::task::ready!(turn::may_be_told(cx));
-                if is_done {
-                    this.entered = Entered::Over;
-                    return Poll::Ready(T::settle(Settled(Outcome::Done(Ok(())))));
-                }
+                this.entered = Entered::Over;
+                return Poll::Ready(T::of_value(value));
             }
+            _ => std::task::ready!(turn::may_be_told(cx)),
         }
         this.entered
             .poll(cx, &mut this.deadline, this.operation)

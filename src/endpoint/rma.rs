@@ -26,16 +26,16 @@ use crate::{
         engine::Engine,
         operations::{self, Arrival, Outcome, Work},
         rma::Target,
+        shared::Shared,
     },
 };
 
 use super::{
-    attempt::First,
-    handle::{Endpoint, alive, window, window_of},
+    handle::{Endpoint, alive, window},
     layout::RemoteLayout,
-    operation::{Completion, Deadline, Entered, Op, Settled, landed, sealed, wrong},
-    rare::{Rare, has_begun, poll_rest, told_later},
+    operation::{Completion, Entered, Op, Settled, landed, sealed, wrong},
     region::RemoteRegion,
+    request::{First, Request, Verb},
 };
 
 impl Endpoint {
@@ -96,16 +96,24 @@ const GATHER: usize = 8 << 10;
 #[must_use = "a put does nothing unless awaited or posted"]
 #[doc(alias = "ucp_put_nbx")]
 #[doc(alias("ucp_put", "ucp_put_nb", "ucp_put_nbi"))]
-pub struct Put<'a> {
+pub struct Put<'a>(Request<Putting<'a>>);
+
+struct Putting<'a> {
     endpoint: &'a Endpoint,
     remote: Cow<'a, RemoteLayout>,
     buffer: SendBuffer<'a>,
-    rare: Seldom<Rare>,
+    signal: Seldom<Signalling>,
     local: bool,
     unstaged: bool,
     priority: Priority,
-    /// It has ended, and its future was told.
-    over: bool,
+}
+
+/// What follows the bytes.
+struct Signalling {
+    /// An error goes to whoever awaits.
+    signal: Result<Signal>,
+    /// The counter, where somebody may wait for it.
+    counter: Option<Target>,
 }
 
 impl<'a> Put<'a> {
@@ -114,33 +122,28 @@ impl<'a> Put<'a> {
         buffer: SendBuffer<'a>,
         remote: Cow<'a, RemoteLayout>,
     ) -> Self {
-        Self {
+        Self(Request::new(Putting {
             endpoint,
             remote,
             buffer,
-            rare: Seldom::default(),
+            signal: Seldom::default(),
             local: false,
             unstaged: false,
             priority: Priority::Normal,
-            over: false,
-        }
-    }
-
-    fn rare(&mut self) -> &mut Rare {
-        self.rare.get_or_insert_default()
+        }))
     }
 
     /// Fails with `Unsupported` where its bytes would stop in pinned host memory between two memories, one of them a device's, as
     /// [`ContextBuilder::forbid_staging`](crate::ContextBuilder::forbid_staging) has it for all operations.
     pub fn forbid_staging(mut self) -> Self {
-        self.unstaged = true;
+        self.0.verb.unstaged = true;
         self
     }
 
     /// Resolves when the source may be reused; [`Endpoint::flush`] tells when the bytes are visible.
     #[doc(alias = "UCP_OP_ATTR_FLAG_FAST_CMPL")]
     pub fn local(mut self) -> Self {
-        self.local = true;
+        self.0.verb.local = true;
         self
     }
 
@@ -154,22 +157,23 @@ impl<'a> Put<'a> {
 
     /// As [`Put::signal`], adding `n`.
     pub fn signal_by(mut self, counter: &RemoteRegion, n: u64) -> Self {
-        let signal = self.endpoint.signal_for_put(counter, n);
-        let rare = self.rare();
-        rare.signal = Some(signal);
-        rare.counter = counter.is_counter().then(|| counter.target());
+        let put = &mut self.0.verb;
+        *put.signal = Some(Box::new(Signalling {
+            signal: put.endpoint.signal_for_put(counter, n),
+            counter: counter.is_counter().then(|| counter.target()),
+        }));
         self
     }
 
     /// Before which other operations of this endpoint it goes, where it goes by messages. Copies straight into the peer's memory take turns.
     pub fn priority(mut self, priority: Priority) -> Self {
-        self.priority = priority;
+        self.0.verb.priority = priority;
         self
     }
 
     /// Fails with `DeadlineExceeded` after this long. The bytes may still be written.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.rare().deadline = Deadline::After(after);
+        self.0.set_deadline(after);
         self
     }
 
@@ -179,67 +183,13 @@ impl<'a> Put<'a> {
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
     #[inline]
     pub fn post(self) -> Result<Op<()>, OpError<Buffer>> {
-        match self.quickly(window_of(self.endpoint)) {
-            Some(_) => Ok(Op::new(Entered::Done, Deadline::None, Operation::Put)),
-            None => self.post_slowly(),
-        }
+        self.0.post()
     }
+}
 
-    #[inline(never)]
-    fn post_slowly(mut self) -> Result<Op<()>, OpError<Buffer>> {
-        let checked = self.check(self.buffer.get());
-        let mut rare = self.rare.take().unwrap_or_default();
-        let signal = match checked.and_then(|()| rare.signal.take().transpose()) {
-            Ok(signal) => signal,
-            Err(error) => return Err(OpError::new(error, Some(self.buffer.take()))),
-        };
-        let begun = self.endpoint.shared().begin(Operation::Put, |engine| {
-            window(engine, self.endpoint, Operation::Put)?;
-            Ok(match self.at_once(engine, self.buffer.get()) {
-                Some(Ok(())) => self
-                    .follow(engine, signal, rare.counter.as_ref())
-                    .unwrap_or_else(|| Entered::over(Outcome::Done(Ok(())))),
-                Some(Err(error)) => {
-                    let buffer = self.buffer.take();
-                    self.enter_failed(engine, buffer, error)
-                }
-                None => {
-                    let buffer = self.buffer.take();
-                    self.enter(engine, buffer, signal)
-                }
-            })
-        });
-        let entered = match begun.and_then(|(entered, _)| entered) {
-            Ok(entered) => entered,
-            Err(error) => return Err(OpError::new(error, Some(self.buffer.take()))),
-        };
-        Ok(Op::new(entered, rare.deadline, Operation::Put))
-    }
-
-    /// Copies a short run of bytes straight into memory that is mapped here. `None`: that is not all that there is to do.
-    #[inline(always)]
-    fn quickly(&self, window: usize) -> Option<Begun<'a>> {
-        if self.rare.is_some() || self.over || self.remote.shape.is_some() {
-            return None;
-        }
-        let data = self.buffer.get().as_run()?;
-        let endpoint = self.endpoint;
-        let region = &self.remote.region;
-        let (near, offset) = region.near(endpoint, data.len(), Access::WRITE)?;
-        let local = (data.as_ptr().cast_mut(), data.len());
-        let mut inside = endpoint.shared().owner_inside()?;
-        let (core, place) = (&mut inside.core, endpoint.place());
-        // SAFETY: the buffer outlives the call, which only reads it.
-        unsafe {
-            core.movers
-                .ctx
-                .copy_in_mapping(place, near, offset, local, false, window)
-        }?;
-        Some(inside.over())
-    }
-
-    #[inline]
-    fn check(&self, buffer: &Buffer) -> Result<()> {
+impl Putting<'_> {
+    fn check_ends(&self) -> Result<()> {
+        let buffer = self.buffer.get();
         if buffer.is_on_device() {
             let context = &self.endpoint.shared().context;
             admit(context, &buffer.device_types(), Operation::Put)?;
@@ -257,7 +207,8 @@ impl<'a> Put<'a> {
 
     /// Writes a short buffer straight into the peer's memory, where there is a way to it.
     #[inline]
-    fn at_once(&self, engine: &mut Engine, buffer: &Buffer) -> Option<Result<()>> {
+    fn write_now(&self, engine: &mut Engine) -> Option<Result<()>> {
+        let buffer = self.buffer.get();
         if self.is_spread(buffer) || self.is_staged(buffer) {
             return None;
         }
@@ -339,9 +290,9 @@ impl<'a> Put<'a> {
         }
     }
 
-    /// A put that failed at once goes by the table, so that a flush learns of it when nobody else does.
     #[cold]
-    fn enter_failed(&self, engine: &mut Engine, buffer: Buffer, error: Error) -> Entered {
+    fn enter_failed(&mut self, engine: &mut Engine, error: Error) -> Entered {
+        let buffer = self.buffer.take();
         let (link, _) = self.endpoint.place();
         if let Some(peer) = engine.core.movers.ctx.peer(link) {
             peer.posted += 1;
@@ -359,7 +310,8 @@ impl<'a> Put<'a> {
         Entered::new(self.endpoint.handle(), key)
     }
 
-    fn enter(&self, engine: &mut Engine, buffer: Buffer, signal: Option<Signal>) -> Entered {
+    fn enter(&mut self, engine: &mut Engine, signal: Option<Signal>) -> Entered {
+        let buffer = self.buffer.take();
         let (link, _) = self.endpoint.place();
         let target = self.remote.region.target();
         let put = self.work(buffer, signal);
@@ -381,76 +333,83 @@ impl<'a> Put<'a> {
     }
 }
 
+impl<'a> Verb<'a> for Putting<'a> {
+    type Kind = ();
+    type Refused = OpError<Buffer>;
+
+    fn operation(&self) -> Operation {
+        Operation::Put
+    }
+    #[inline(always)]
+    fn shared(&self) -> &'a Shared {
+        self.endpoint.shared()
+    }
+
+    /// Copies a short run of bytes straight into memory that is mapped here.
+    #[inline(always)]
+    fn at_once(&mut self, window: usize) -> Option<(Result<u64>, Begun<'a>)> {
+        if self.signal.is_some() || self.remote.shape.is_some() {
+            return None;
+        }
+        let data = self.buffer.get().as_run()?;
+        let endpoint = self.endpoint;
+        let region = &self.remote.region;
+        let (near, offset) = region.near(endpoint, data.len(), Access::WRITE)?;
+        let local = (data.as_ptr().cast_mut(), data.len());
+        let mut inside = endpoint.shared().owner_inside()?;
+        let (core, place) = (&mut inside.core, endpoint.place());
+        // SAFETY: the buffer outlives the call, which only reads it.
+        unsafe {
+            core.movers
+                .ctx
+                .copy_in_mapping(place, near, offset, local, false, window)
+        }?;
+        Some((Ok(0), inside.over()))
+    }
+
+    fn check(&mut self) -> Result<()> {
+        self.check_ends()
+    }
+
+    fn begin(&mut self, engine: &mut Engine, is_posted: bool) -> Result<First> {
+        let check = if is_posted { window } else { alive };
+        check(engine, self.endpoint, Operation::Put)?;
+        let (signal, counter) = match self.signal.take() {
+            Some(follows) => (Some(follows.signal?), follows.counter),
+            None => (None, None),
+        };
+        let entered = match self.write_now(engine) {
+            Some(Ok(())) => match self.follow(engine, signal, counter.as_ref()) {
+                None => return Ok(First::Over(0)),
+                Some(entered) => entered,
+            },
+            // By the table, so that a flush learns of it when nobody else does.
+            Some(Err(error)) if is_posted => self.enter_failed(engine, error),
+            Some(Err(error)) => return Err(error),
+            None => self.enter(engine, signal),
+        };
+        Ok(First::Entered(entered))
+    }
+
+    fn refused(&mut self, error: Error) -> OpError<Buffer> {
+        OpError::new(error, Some(self.buffer.take()))
+    }
+}
+
 impl Future for Put<'_> {
     type Output = Result<()>;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = &mut *self;
-        if let Some(begun) = this.quickly(usize::MAX) {
-            this.over = true;
-            if begun.over(cx).is_ready() {
-                return Poll::Ready(Ok(()));
-            }
-            *this.rare = told_later(Outcome::Done(Ok(())));
-            return Poll::Pending;
-        }
-        this.poll_slowly(cx)
-    }
-}
-
-impl Put<'_> {
-    #[inline(never)]
-    fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let operation = Operation::Put;
-        if !has_begun(&self.rare) {
-            if self.over {
-                return Poll::Ready(Err(wrong().during(operation)));
-            }
-            self.check(self.buffer.get())?;
-            let (signal, counter) = match &mut *self.rare {
-                Some(rare) => (rare.signal.take().transpose()?, rare.counter),
-                None => (None, None),
-            };
-            let (first, begun) = self.endpoint.shared().begin(operation, |engine| {
-                if let Err(error) = alive(engine, self.endpoint, operation) {
-                    return First::Over(Err(error));
-                }
-                match self.at_once(engine, self.buffer.get()) {
-                    Some(Ok(())) => match self.follow(engine, signal, counter.as_ref()) {
-                        None => First::Over(Ok(())),
-                        Some(entered) => First::Entered(entered),
-                    },
-                    Some(Err(error)) => First::Over(Err(error.during(operation))),
-                    None => {
-                        let buffer = self.buffer.take();
-                        First::Entered(self.enter(engine, buffer, signal))
-                    }
-                }
-            })?;
-            match first {
-                First::Over(result) => {
-                    self.over = true;
-                    // An error is told at once: nobody else would tell it.
-                    if begun.over(cx).is_ready() || result.is_err() {
-                        return Poll::Ready(result);
-                    }
-                    *self.rare = told_later(Outcome::Done(result));
-                    return Poll::Pending;
-                }
-                First::Entered(entered) => self.rare().entered = Some(entered),
-            }
-        }
-        poll_rest(&mut self.rare, cx, operation)
-            .map(|outcome| <()>::settle(Settled(outcome)).map_err(|error| error.during(operation)))
+        self.0.poll(cx)
     }
 }
 
 impl fmt::Debug for Put<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Put")
-            .field("remote", &self.remote)
-            .field("len", &self.buffer.get().len())
+            .field("remote", &self.0.verb.remote)
+            .field("len", &self.0.verb.buffer.get().len())
             .finish_non_exhaustive()
     }
 }
@@ -468,7 +427,10 @@ impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Fetched<B> {}
 impl<B: ReceiveBuffer + Unpin> Completion for Fetched<B> {
     type Output = Result<B, OpError<B>>;
     fn settle(outcome: Settled) -> Self::Output {
-        landed(outcome.0, |error| error).map(|(_, buffer)| buffer)
+        landed(outcome.0).map(|(_, buffer)| buffer)
+    }
+    fn of_error(error: Error) -> Self::Output {
+        Err(OpError::new(error, None))
     }
 }
 
@@ -482,44 +444,44 @@ impl<B: ReceiveBuffer + Unpin> Completion for Fetched<B> {
 #[must_use = "a get does nothing unless awaited or posted"]
 #[doc(alias = "ucp_get_nbx")]
 #[doc(alias("ucp_get", "ucp_get_nb", "ucp_get_nbi"))]
-pub struct Get<'a, B: ReceiveBuffer + Unpin> {
+pub struct Get<'a, B: ReceiveBuffer + Unpin>(Request<Getting<'a, B>>);
+
+struct Getting<'a, B> {
     endpoint: &'a Endpoint,
     remote: Cow<'a, RemoteLayout>,
     /// `None` once it has begun.
     buffer: Option<B>,
-    rare: Seldom<Rare>,
     unstaged: bool,
     priority: Priority,
 }
 
 impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     pub(crate) fn new(endpoint: &'a Endpoint, remote: Cow<'a, RemoteLayout>, buffer: B) -> Self {
-        Self {
+        Self(Request::new(Getting {
             endpoint,
             remote,
             buffer: Some(buffer),
-            rare: Seldom::default(),
             unstaged: false,
             priority: Priority::Normal,
-        }
+        }))
     }
 
     /// Fails with `Unsupported` where its bytes would stop in pinned host memory between two memories, one of them a device's, as
     /// [`ContextBuilder::forbid_staging`](crate::ContextBuilder::forbid_staging) has it for all operations.
     pub fn forbid_staging(mut self) -> Self {
-        self.unstaged = true;
+        self.0.verb.unstaged = true;
         self
     }
 
     /// Before which other operations of this endpoint its request goes, where it goes by messages.
     pub fn priority(mut self, priority: Priority) -> Self {
-        self.priority = priority;
+        self.0.verb.priority = priority;
         self
     }
 
     /// Fails with `DeadlineExceeded` after this long; the buffer does not come back then, since bytes may still land in it.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.rare.get_or_insert_default().deadline = Deadline::After(after);
+        self.0.set_deadline(after);
         self
     }
 
@@ -527,59 +489,13 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     ///
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
-    pub fn post(mut self) -> Result<Op<Fetched<B>>, OpError<B>> {
-        let operation = Operation::Get;
-        let mut buffer: BufferMut = match self.buffer.take() {
-            Some(buffer) => buffer.into(),
-            None => return Err(OpError::new(wrong().during(operation), None)),
-        };
-        if let Err(error) = self.check(&buffer) {
-            return Err(OpError::new(error, Some(B::restore(buffer))));
-        }
-        let begun = self.endpoint.shared().begin(operation, |engine| {
-            window(engine, self.endpoint, operation)?;
-            // Dropped after the lock is gone, if it stays here.
-            let take = std::mem::take::<BufferMut>;
-            Ok(match self.at_once(engine, &mut buffer) {
-                Some(result) => Entered::over(self.landed(result, take(&mut buffer))),
-                None => self.enter(engine, take(&mut buffer)),
-            })
-        });
-        let entered = match begun.and_then(|(entered, _)| entered) {
-            Ok(entered) => entered,
-            Err(error) => return Err(OpError::new(error, Some(B::restore(buffer)))),
-        };
-        let deadline = self
-            .rare
-            .take()
-            .map_or(Deadline::None, |rare| rare.deadline);
-        Ok(Op::new(entered, deadline, operation))
+    pub fn post(self) -> Result<Op<Fetched<B>>, OpError<B>> {
+        self.0.post()
     }
+}
 
-    /// Copies a short run of bytes straight from memory that is mapped here. `None`: that is not all that there is to do.
-    #[inline(always)]
-    fn quickly(&mut self) -> Option<Begun<'a>> {
-        if self.rare.is_some() || self.remote.shape.is_some() {
-            return None;
-        }
-        let data = self.buffer.as_mut()?.own_run()?;
-        let endpoint = self.endpoint;
-        let region = &self.remote.region;
-        let (near, offset) = region.near(endpoint, data.len(), Access::READ)?;
-        let (local, window) = ((data.as_mut_ptr(), data.len()), usize::MAX);
-        let mut inside = endpoint.shared().owner_inside()?;
-        let (core, place) = (&mut inside.core, endpoint.place());
-        // SAFETY: the buffer is borrowed alone for the call, which writes it only then.
-        unsafe {
-            core.movers
-                .ctx
-                .copy_in_mapping(place, near, offset, local, true, window)
-        }?;
-        Some(inside.over())
-    }
-
-    #[inline]
-    fn check(&self, buffer: &BufferMut) -> Result<()> {
+impl<B: ReceiveBuffer + Unpin> Getting<'_, B> {
+    fn check_ends(&self, buffer: &BufferMut) -> Result<()> {
         admit_target(&self.endpoint.shared().context, buffer, Operation::Get)?;
         if self.unstaged {
             let ends = (self.remote.region.is_on_device(), buffer.is_on_device());
@@ -594,7 +510,7 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
 
     /// Fills a short buffer straight from the peer's memory, where there is a way to it.
     #[inline]
-    fn at_once(&self, engine: &mut Engine, buffer: &mut BufferMut) -> Option<Result<()>> {
+    fn read_now(&self, engine: &mut Engine, buffer: &mut BufferMut) -> Option<Result<()>> {
         if let Err(error) = buffer.takes_from(self.endpoint.id()) {
             return Some(Err(error));
         }
@@ -612,21 +528,6 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
                 length,
                 true,
             )
-        }
-    }
-
-    /// The outcome of one that was over at once.
-    fn landed(&self, result: Result<()>, buffer: BufferMut) -> Outcome {
-        let arrival = Arrival {
-            length: buffer.len(),
-            tag: Tag(0),
-            from: self.endpoint.id(),
-        };
-        Outcome::Buffer {
-            result: result
-                .map(|()| arrival)
-                .map_err(|error| error.during(Operation::Get)),
-            buffer: Some(buffer),
         }
     }
 
@@ -662,82 +563,98 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     }
 }
 
+impl<'a, B: ReceiveBuffer + Unpin> Verb<'a> for Getting<'a, B> {
+    type Kind = Fetched<B>;
+    type Refused = OpError<B>;
+
+    fn operation(&self) -> Operation {
+        Operation::Get
+    }
+    #[inline(always)]
+    fn shared(&self) -> &'a Shared {
+        self.endpoint.shared()
+    }
+
+    /// Copies a short run of bytes straight from memory that is mapped here.
+    #[inline(always)]
+    fn at_once(&mut self, window: usize) -> Option<(Result<u64>, Begun<'a>)> {
+        if self.remote.shape.is_some() {
+            return None;
+        }
+        let data = self.buffer.as_mut()?.own_run()?;
+        let endpoint = self.endpoint;
+        let region = &self.remote.region;
+        let (near, offset) = region.near(endpoint, data.len(), Access::READ)?;
+        let local = (data.as_mut_ptr(), data.len());
+        let mut inside = endpoint.shared().owner_inside()?;
+        let (core, place) = (&mut inside.core, endpoint.place());
+        // SAFETY: the buffer is borrowed alone for the call, which writes it only then.
+        unsafe {
+            core.movers
+                .ctx
+                .copy_in_mapping(place, near, offset, local, true, window)
+        }?;
+        Some((Ok(0), inside.over()))
+    }
+
+    fn check(&mut self) -> Result<()> {
+        let buffer = self.buffer.take().ok_or_else(wrong)?.into();
+        let checked = self.check_ends(&buffer);
+        self.buffer = Some(B::restore(buffer));
+        checked
+    }
+
+    fn begin(&mut self, engine: &mut Engine, is_posted: bool) -> Result<First> {
+        let check = if is_posted { window } else { alive };
+        check(engine, self.endpoint, Operation::Get)?;
+        let mut buffer = self.buffer.take().ok_or_else(wrong)?.into();
+        let Some(result) = self.read_now(engine, &mut buffer) else {
+            return Ok(First::Entered(self.enter(engine, buffer)));
+        };
+        self.buffer = Some(B::restore(buffer));
+        result.map(|()| First::Over(0))
+    }
+
+    fn entered(&mut self, _value: u64) -> Entered {
+        let buffer = self.buffer.take().map(Into::<BufferMut>::into);
+        let arrival = Arrival {
+            length: buffer.as_ref().map_or(0, BufferMut::len),
+            tag: Tag(0),
+            from: self.endpoint.id(),
+        };
+        Entered::over(Outcome::Buffer {
+            result: Ok(arrival),
+            buffer,
+        })
+    }
+
+    #[inline(always)]
+    fn value(&mut self, _value: u64) -> Result<B, OpError<B>> {
+        self.buffer
+            .take()
+            .ok_or_else(|| OpError::new(wrong().during(Operation::Get), None))
+    }
+    fn failed(&mut self, error: Error) -> Result<B, OpError<B>> {
+        Err(self.refused(error))
+    }
+    fn refused(&mut self, error: Error) -> OpError<B> {
+        OpError::new(error, self.buffer.take())
+    }
+}
+
 impl<B: ReceiveBuffer + Unpin> Future for Get<'_, B> {
     type Output = Result<B, OpError<B>>;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        if let Some(begun) = this.quickly()
-            && let Some(buffer) = this.buffer.take()
-        {
-            if begun.over(cx).is_ready() {
-                return Poll::Ready(Ok(buffer));
-            }
-            *this.rare = told_later(this.landed(Ok(()), buffer.into()));
-            return Poll::Pending;
-        }
-        this.poll_slowly(cx)
-    }
-}
-
-impl<B: ReceiveBuffer + Unpin> Get<'_, B> {
-    #[inline(never)]
-    fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<Result<B, OpError<B>>> {
-        let operation = Operation::Get;
-        if !has_begun(&self.rare) {
-            let Some(buffer) = self.buffer.take() else {
-                return Poll::Ready(Err(OpError::new(wrong().during(operation), None)));
-            };
-            let mut buffer: BufferMut = buffer.into();
-            if let Err(error) = self.check(&buffer) {
-                return Poll::Ready(Err(OpError::new(error, Some(B::restore(buffer)))));
-            }
-            let begun = self.endpoint.shared().begin(operation, |engine| {
-                if let Err(error) = alive(engine, self.endpoint, operation) {
-                    return First::Over(Err(error));
-                }
-                match self.at_once(engine, &mut buffer) {
-                    Some(result) => First::Over(result),
-                    None => First::Entered(self.enter(engine, std::mem::take(&mut buffer))),
-                }
-            });
-            let (first, begun) = match begun {
-                Ok(begun) => begun,
-                Err(error) => {
-                    return Poll::Ready(Err(OpError::new(error, Some(B::restore(buffer)))));
-                }
-            };
-            match first {
-                First::Over(result) => {
-                    if begun.over(cx).is_pending() && result.is_ok() {
-                        *self.rare = told_later(self.landed(result, buffer));
-                        return Poll::Pending;
-                    }
-                    let buffer = B::restore(buffer);
-                    return Poll::Ready(match result {
-                        Ok(()) => Ok(buffer),
-                        Err(error) => Err(OpError::new(error.during(operation), Some(buffer))),
-                    });
-                }
-                First::Entered(entered) => {
-                    self.rare.get_or_insert_default().entered = Some(entered);
-                }
-            }
-        }
-        poll_rest(&mut self.rare, cx, operation).map(|outcome| {
-            Fetched::settle(Settled(outcome)).map_err(|error| {
-                let (error, buffer) = error.into_parts();
-                OpError::new(error.during(operation), buffer)
-            })
-        })
+        self.0.poll(cx)
     }
 }
 
 impl<B: ReceiveBuffer + Unpin> fmt::Debug for Get<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Get")
-            .field("remote", &self.remote)
+            .field("remote", &self.0.verb.remote)
             .finish_non_exhaustive()
     }
 }

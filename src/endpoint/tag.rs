@@ -25,14 +25,15 @@ use crate::{
         peer::Peer,
         receive::Posted,
         send::try_eager,
+        shared::Shared,
     },
 };
 
 use super::{
-    attempt::{Attempt, First, persist, tried, try_posted},
-    handle::Endpoint,
+    attempt::{Attempt, tried, try_send},
+    handle::{Endpoint, window},
     operation::{Completion, Deadline, Entered, Front, Op, Settled, landed, sealed, wrong},
-    rare::{Rare, has_begun, poll_rest, told_later},
+    request::{First, Rare, Request, Verb, poll_entered},
     worker::Worker,
 };
 
@@ -53,7 +54,10 @@ impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Received<B> {}
 impl<B: ReceiveBuffer + Unpin> Completion for Received<B> {
     type Output = Result<Self, OpError<B>>;
     fn settle(outcome: Settled) -> Self::Output {
-        landed(outcome.0, |error| error).map(|(arrival, buffer)| arrival.into_received(buffer))
+        landed(outcome.0).map(|(arrival, buffer)| arrival.into_received(buffer))
+    }
+    fn of_error(error: Error) -> Self::Output {
+        Err(OpError::new(error, None))
     }
     #[inline(always)]
     fn front(take: impl FnOnce() -> Option<Front>) -> Option<Self::Output> {
@@ -147,38 +151,35 @@ impl Worker {
 /// # Cancel safety
 /// Before the first poll nothing is sent. After it the message is delivered whether or not this is dropped.
 #[must_use = "a send does nothing unless awaited or posted"]
-pub struct TagSend<'a> {
+pub struct TagSend<'a>(Request<Sending<'a>>);
+
+struct Sending<'a> {
     endpoint: &'a Endpoint,
     tag: Tag,
     buffer: SendBuffer<'a>,
     sync: bool,
     unstaged: bool,
     priority: Priority,
-    /// It was over at once.
-    over: bool,
-    rare: Seldom<Rare>,
 }
 
 impl<'a> TagSend<'a> {
     #[inline]
     pub(crate) fn new(endpoint: &'a Endpoint, tag: Tag, buffer: SendBuffer<'a>) -> Self {
-        Self {
+        Self(Request::new(Sending {
             endpoint,
             tag,
             buffer,
             sync: false,
             unstaged: false,
             priority: Priority::Normal,
-            over: false,
-            rare: Seldom::default(),
-        }
+        }))
     }
 
     /// Resolves only when a receive has matched the message.
     #[doc(alias = "ucp_tag_send_sync_nbx")]
     #[doc(alias = "ucp_tag_send_sync_nb")]
     pub fn sync(mut self) -> Self {
-        self.sync = true;
+        self.0.verb.sync = true;
         self
     }
 
@@ -187,19 +188,19 @@ impl<'a> TagSend<'a> {
     /// Between processes a message of up to 66 KiB finds the way to the receiver's device only where the receiver forbids it too. A receiver
     /// without such a way fails as well. What the receiver does with a message out of host memory is its own affair.
     pub fn forbid_staging(mut self) -> Self {
-        self.unstaged = true;
+        self.0.verb.unstaged = true;
         self
     }
 
     /// Before which other operations of this endpoint it goes. Messages of different priorities have no order among each other.
     pub fn priority(mut self, priority: Priority) -> Self {
-        self.priority = priority;
+        self.0.verb.priority = priority;
         self
     }
 
     /// Fails with `DeadlineExceeded` after this long. A message that has left by then is still delivered.
     pub fn deadline(mut self, after: Duration) -> Self {
-        self.rare.get_or_insert_default().deadline = Deadline::After(after);
+        self.0.set_deadline(after);
         self
     }
 
@@ -208,51 +209,8 @@ impl<'a> TagSend<'a> {
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, `Closed` and the like when the endpoint is; the buffer comes back.
     #[inline]
-    pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
-        match self.at_once() {
-            Some((Ok(()), _)) => Ok(Op::new(Entered::Done, Deadline::None, Operation::TagSend)),
-            Some((Err(error), _)) => Err(OpError::new(error, Some(self.buffer.take()))),
-            None => self.post_to_wait(),
-        }
-    }
-
-    #[inline(never)]
-    fn post_to_wait(mut self) -> Result<Op<()>, OpError<Buffer>> {
-        let shared = self.endpoint.shared();
-        let (link, _) = self.endpoint.place();
-        let window = shared.ops_window;
-        let entered = shared.begin(Operation::TagSend, |engine| {
-            let attempt = try_posted(engine, |engine| self.attempt(engine));
-            if let Attempt::Over(result) = attempt {
-                return result.map(|()| Entered::over(Outcome::Done(Ok(()))));
-            }
-            if engine
-                .core
-                .movers
-                .ctx
-                .peer(link)
-                .is_some_and(|peer| peer.posted >= window)
-            {
-                return Err(Error::new(
-                    ErrorKind::WouldBlock,
-                    "the window of posted operations is full",
-                )
-                .during(Operation::TagSend));
-            }
-            let buffer = self.buffer.take();
-            let how = (self.sync, self.unstaged, self.priority);
-            Ok(enter(engine, self.endpoint, self.tag, buffer, how))
-        });
-        match entered.and_then(|(entered, _)| entered) {
-            Ok(entered) => {
-                let deadline = self
-                    .rare
-                    .take()
-                    .map_or(Deadline::None, |rare| rare.deadline);
-                Ok(Op::new(entered, deadline, Operation::TagSend))
-            }
-            Err(error) => Err(OpError::new(error, Some(self.buffer.take()))),
-        }
+    pub fn post(self) -> Result<Op<()>, OpError<Buffer>> {
+        self.0.post()
     }
 }
 
@@ -261,41 +219,7 @@ fn closed() -> Error {
     crate::worker::send::closed().during(Operation::TagSend)
 }
 
-fn enter(
-    engine: &mut Engine,
-    endpoint: &Endpoint,
-    tag: Tag,
-    buffer: Buffer,
-    (sync, unstaged, priority): (bool, bool, Priority),
-) -> Entered {
-    let (link, _) = endpoint.place();
-    let send = operations::Send {
-        tag,
-        buffer,
-        sync,
-        stage: SendStage::Queued,
-        slot: None,
-        cancelling: false,
-        am: None,
-    };
-    let key = engine
-        .core
-        .movers
-        .ctx
-        .operations
-        .insert(Some(link), false, Work::Send(send));
-    if let Some(peer) = engine.core.movers.ctx.peer(link) {
-        peer.posted += 1;
-    }
-    if unstaged && let Some(entry) = engine.core.movers.ctx.operations.get(key) {
-        entry.unstaged = true;
-    }
-    engine.core.movers.ctx.prioritize(key, priority);
-    engine.core.submit(link, key);
-    Entered::new(endpoint.handle(), key)
-}
-
-impl TagSend<'_> {
+impl Sending<'_> {
     #[inline(always)]
     fn attempt(&self, engine: &mut Engine) -> Attempt {
         let (link, id) = self.endpoint.place();
@@ -336,24 +260,22 @@ impl TagSend<'_> {
     }
 }
 
-impl Future for TagSend<'_> {
-    type Output = Result<()>;
+impl<'a> Verb<'a> for Sending<'a> {
+    type Kind = ();
+    type Refused = OpError<Buffer>;
 
-    #[inline(always)]
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let this = &mut *self;
-        match this.at_once() {
-            Some((result, begun)) => this.conclude(begun, cx, result),
-            None => this.begin_and_wait(cx),
-        }
+    fn operation(&self) -> Operation {
+        Operation::TagSend
     }
-}
+    #[inline(always)]
+    fn shared(&self) -> &'a Shared {
+        self.endpoint.shared()
+    }
 
-impl<'a> TagSend<'a> {
     /// Sends what goes unasked where there is room.
     #[inline(always)]
-    fn at_once(&self) -> Option<(Result<()>, Begun<'a>)> {
-        if self.sync || self.over || self.rare.is_some() {
+    fn at_once(&mut self, _window: usize) -> Option<(Result<u64>, Begun<'a>)> {
+        if self.sync {
             return None;
         }
         let data = self.buffer.get().as_run()?;
@@ -363,63 +285,59 @@ impl<'a> TagSend<'a> {
             true => inside.core.movers.ctx.send_short(place, self.tag, data)?,
             false => inside.core.movers.ctx.send_eager(place, self.tag, data)?,
         };
-        Some((result, inside.over()))
+        Some((result.map(|()| 0), inside.over()))
     }
 
-    /// Ends a first poll after which it is over. When its task is to give way first, it is told then.
+    fn begin(&mut self, engine: &mut Engine, is_posted: bool) -> Result<First> {
+        match try_send(engine, is_posted, |engine| self.attempt(engine)) {
+            Attempt::Over(result) => return result.map(|()| First::Over(0)),
+            _ if is_posted => window(engine, self.endpoint, Operation::TagSend)?,
+            _ => {}
+        }
+        let (link, _) = self.endpoint.place();
+        let send = operations::Send {
+            tag: self.tag,
+            buffer: self.buffer.take(),
+            sync: self.sync,
+            stage: SendStage::Queued,
+            slot: None,
+            cancelling: false,
+            am: None,
+        };
+        let ctx = &mut engine.core.movers.ctx;
+        let key = ctx.operations.insert(Some(link), false, Work::Send(send));
+        if let Some(peer) = ctx.peer(link) {
+            peer.posted += 1;
+        }
+        if self.unstaged
+            && let Some(entry) = ctx.operations.get(key)
+        {
+            entry.unstaged = true;
+        }
+        ctx.prioritize(key, self.priority);
+        engine.core.submit(link, key);
+        Ok(First::Entered(Entered::new(self.endpoint.handle(), key)))
+    }
+
+    fn refused(&mut self, error: Error) -> OpError<Buffer> {
+        OpError::new(error, Some(self.buffer.take()))
+    }
+}
+
+impl Future for TagSend<'_> {
+    type Output = Result<()>;
+
     #[inline(always)]
-    fn conclude(
-        &mut self,
-        begun: Begun<'_>,
-        cx: &mut Context<'_>,
-        result: Result<()>,
-    ) -> Poll<Result<()>> {
-        // Polled again by mistake, it must not happen again.
-        self.over = true;
-        if begun.over(cx).is_pending() && result.is_ok() {
-            // An error is told at once: nobody else would tell it.
-            *self.rare = told_later(Outcome::Done(result));
-            return Poll::Pending;
-        }
-        Poll::Ready(result)
-    }
-
-    #[inline(never)]
-    fn begin_and_wait(&mut self, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        if !has_begun(&self.rare) {
-            if self.over {
-                return Poll::Ready(Err(wrong()));
-            }
-            let shared = self.endpoint.shared();
-            let (first, begun) = shared.begin(Operation::TagSend, |engine| {
-                let mut attempt = self.attempt(engine);
-                if let Attempt::Full = attempt {
-                    attempt = persist(engine, |engine| self.attempt(engine));
-                }
-                if let Attempt::Over(result) = attempt {
-                    return First::Over(result);
-                }
-                let buffer = self.buffer.take();
-                let how = (self.sync, self.unstaged, self.priority);
-                First::Entered(enter(engine, self.endpoint, self.tag, buffer, how))
-            })?;
-            match first {
-                First::Over(result) => return self.conclude(begun, cx, result),
-                First::Entered(entered) => {
-                    self.rare.get_or_insert_default().entered = Some(entered);
-                }
-            }
-        }
-        poll_rest(&mut self.rare, cx, Operation::TagSend)
-            .map(|outcome| <()>::settle(Settled(outcome)))
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.0.poll(cx)
     }
 }
 
 impl fmt::Debug for TagSend<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TagSend")
-            .field("tag", &self.tag)
-            .field("len", &self.buffer.get().len())
+            .field("tag", &self.0.verb.tag)
+            .field("len", &self.0.verb.buffer.get().len())
             .finish_non_exhaustive()
     }
 }
@@ -800,11 +718,10 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
 
     /// Waits for one that is in the table.
     fn wait(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received<B>, OpError<B>>> {
-        if !has_begun(&self.rare) {
-            return Poll::Ready(Err(OpError::new(wrong(), None)));
+        match poll_entered(&mut self.rare, cx, Operation::TagRecv) {
+            Some(outcome) => outcome.map(|outcome| Received::settle(Settled(outcome))),
+            None => Poll::Ready(Received::of_error(wrong())),
         }
-        poll_rest(&mut self.rare, cx, Operation::TagRecv)
-            .map(|outcome| Received::settle(Settled(outcome)))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use slab::Slab;
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Operation, Result},
     memory::{Buffer, BufferMut, region::Exposed},
     protocol::{
         control::{self, Signal},
@@ -71,6 +71,18 @@ impl Outcome {
         Self::Buffer {
             result,
             buffer: Some(buffer),
+        }
+    }
+
+    /// Says which operation failed, if it did.
+    pub(crate) fn during(&mut self, operation: Operation) {
+        if let Self::Done(Err(error))
+        | Self::Buffer {
+            result: Err(error), ..
+        }
+        | Self::Claimed(Err(error)) = self
+        {
+            error.set_operation(operation);
         }
     }
 

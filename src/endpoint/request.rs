@@ -1,0 +1,219 @@
+//! An operation that a user holds, whichever its verb, from its making to its end.
+//!
+//! ```text
+//! post ─▶ at once? ─▶ checks ─▶ door ─▶ begin ─▶ over, or in the table: an Op
+//! poll ─▶ at once? ─▶ checks ─▶ door ─▶ begin ─▶ over: told now, or when its task has given way
+//!                                         └────▶ in the table: awaited
+//! ```
+//!
+//! What differs from verb to verb is a [`Verb`]; each stands in the file of its future.
+
+use std::task::{Context, Poll};
+
+use crate::{
+    error::{Error, Operation, Result},
+    util::seldom::Seldom,
+    worker::{door::Begun, engine::Engine, operations::Outcome, shared::Shared},
+};
+
+use super::operation::{Completion, Deadline, Entered, Op, Settled, wrong};
+
+/// What an operation is, and how it begins.
+pub(super) trait Verb<'a> {
+    /// What it resolves to.
+    type Kind: Completion;
+    /// Why it could not be posted, with what comes back.
+    type Refused;
+
+    fn operation(&self) -> Operation;
+    fn shared(&self) -> &'a Shared;
+
+    /// All of it, where this thread owns the lock, or nothing: `None`. `window` operations may be under way. What is over has a value: an atomic
+    /// operation's word.
+    fn at_once(&mut self, window: usize) -> Option<(Result<u64>, Begun<'a>)>;
+
+    /// What can be said before its worker is entered: why it cannot begin.
+    fn check(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Begins. One that is posted fails where the window is full, and is not held up. What owns something keeps it where it fails.
+    fn begin(&mut self, engine: &mut Engine, is_posted: bool) -> Result<First>;
+
+    /// One that is over, for its [`Op`].
+    #[inline(always)]
+    fn entered(&mut self, value: u64) -> Entered {
+        Entered::Value(value)
+    }
+
+    /// One that is over, for who awaits it.
+    #[inline(always)]
+    fn value(&mut self, value: u64) -> <Self::Kind as Completion>::Output {
+        Self::Kind::of_value(value)
+    }
+
+    /// One that failed and is not in the table.
+    fn failed(&mut self, error: Error) -> <Self::Kind as Completion>::Output {
+        Self::Kind::of_error(error)
+    }
+
+    fn refused(&mut self, error: Error) -> Self::Refused;
+}
+
+/// How an operation began.
+pub(super) enum First {
+    Over(u64),
+    Entered(Entered),
+}
+
+/// A verb on its way: the state of its future.
+pub(super) struct Request<V> {
+    pub(super) verb: V,
+    /// It was over in a poll. Polled again by mistake, it must not happen again.
+    is_over: bool,
+    rare: Seldom<Rare>,
+}
+
+/// What an operation that is over in its first poll does without.
+#[derive(Default)]
+pub(super) struct Rare {
+    pub(super) deadline: Deadline,
+    pub(super) entered: Option<Entered>,
+}
+
+/// Polls an operation that is in the table. `None`: it is not.
+#[inline]
+pub(super) fn poll_entered(
+    rare: &mut Option<Box<Rare>>,
+    cx: &mut Context<'_>,
+    operation: Operation,
+) -> Option<Poll<Outcome>> {
+    let rare = rare.as_deref_mut()?;
+    let entered = rare.entered.as_mut()?;
+    Some(entered.poll(cx, &mut rare.deadline, operation))
+}
+
+impl<V> Request<V> {
+    #[inline(always)]
+    pub(super) fn new(verb: V) -> Self {
+        Self {
+            verb,
+            is_over: false,
+            rare: Seldom::default(),
+        }
+    }
+
+    pub(super) fn set_deadline(&mut self, after: std::time::Duration) {
+        self.rare.get_or_insert_default().deadline = Deadline::After(after);
+    }
+
+    #[inline(always)]
+    fn is_plain(&self) -> bool {
+        self.rare.is_none() && !self.is_over
+    }
+}
+
+impl<'a, V: Verb<'a>> Request<V> {
+    #[inline(always)]
+    pub(super) fn post(mut self) -> Result<Op<V::Kind>, V::Refused> {
+        let mut failed = None;
+        if self.is_plain() {
+            let window = self.verb.shared().ops_window;
+            match self.verb.at_once(window) {
+                Some((Ok(value), _)) => {
+                    let entered = self.verb.entered(value);
+                    return Ok(Op::new(entered, Deadline::None, self.verb.operation()));
+                }
+                Some((Err(error), _)) => failed = Some(error),
+                None => {}
+            }
+        }
+        self.post_slowly(failed)
+    }
+
+    /// `failed`: why it could not happen at once, where it cannot happen at all.
+    #[inline(never)]
+    fn post_slowly(mut self, failed: Option<Error>) -> Result<Op<V::Kind>, V::Refused> {
+        let operation = self.verb.operation();
+        let begun = failed
+            .map_or(Ok(()), Err)
+            .and_then(|()| self.verb.check())
+            .and_then(|()| {
+                let shared = self.verb.shared();
+                shared.begin(operation, |engine| self.verb.begin(engine, true))
+            });
+        let entered = match begun.and_then(|(first, _)| first) {
+            Ok(First::Over(value)) => self.verb.entered(value),
+            Ok(First::Entered(entered)) => entered,
+            Err(error) => return Err(self.verb.refused(error.during(operation))),
+        };
+        let rare = self.rare.take().unwrap_or_default();
+        Ok(Op::new(entered, rare.deadline, operation))
+    }
+
+    #[inline(always)]
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<<V::Kind as Completion>::Output> {
+        if self.is_plain()
+            && let Some((result, begun)) = self.verb.at_once(usize::MAX)
+        {
+            return self.conclude(begun, cx, result);
+        }
+        self.poll_slowly(cx)
+    }
+
+    /// Ends a first poll after which it is over. When its task is to give way first, it is told then.
+    #[inline(always)]
+    fn conclude(
+        &mut self,
+        begun: Begun<'_>,
+        cx: &mut Context<'_>,
+        result: Result<u64>,
+    ) -> Poll<<V::Kind as Completion>::Output> {
+        self.is_over = true;
+        let gives_way = begun.over(cx).is_pending();
+        match result {
+            Ok(value) if gives_way => {
+                self.tell_later(value);
+                Poll::Pending
+            }
+            Ok(value) => Poll::Ready(self.verb.value(value)),
+            // At once: nobody else would tell it.
+            Err(error) => Poll::Ready(self.verb.failed(error)),
+        }
+    }
+
+    #[cold]
+    fn tell_later(&mut self, value: u64) {
+        let entered = self.verb.entered(value);
+        self.rare.get_or_insert_default().entered = Some(entered);
+    }
+
+    #[inline(never)]
+    fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<<V::Kind as Completion>::Output> {
+        let operation = self.verb.operation();
+        if let Some(outcome) = poll_entered(&mut self.rare, cx, operation) {
+            return outcome.map(|outcome| V::Kind::settle(Settled(outcome)));
+        }
+        if self.is_over {
+            let error = wrong().during(operation);
+            return Poll::Ready(self.verb.failed(error));
+        }
+        let begun = self.verb.check().and_then(|()| {
+            let shared = self.verb.shared();
+            shared.begin(operation, |engine| self.verb.begin(engine, false))
+        });
+        match begun {
+            Ok((Ok(First::Entered(entered)), _)) => {
+                self.rare.get_or_insert_default().entered = Some(entered);
+                // Its deadline begins, and its waker is left.
+                self.poll_slowly(cx)
+            }
+            Ok((Ok(First::Over(value)), begun)) => self.conclude(begun, cx, Ok(value)),
+            Ok((Err(error), begun)) => self.conclude(begun, cx, Err(error.during(operation))),
+            Err(error) => {
+                self.is_over = true;
+                Poll::Ready(self.verb.failed(error.during(operation)))
+            }
+        }
+    }
+}
