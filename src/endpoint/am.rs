@@ -56,18 +56,14 @@ impl Message<'_> {
         let (header, payload) = (self.header.get().as_run()?, self.payload.get().as_run()?);
         let mut inside = endpoint.shared().owner_inside()?;
         let place = endpoint.place();
-        let result = inside
-            .core
-            .movers
-            .ctx
-            .am_at_once(place, self.id, header, payload)?;
+        let result = inside.ctx().am_at_once(place, self.id, header, payload)?;
         Some((result, inside.over()))
     }
 
     fn attempt(&self, endpoint: &Endpoint, engine: &mut Engine) -> Attempt {
         let (header, payload) = (self.header.get(), self.payload.get());
         let (link, id) = endpoint.place();
-        let Some(peer) = engine.core.movers.ctx.endpoint(link, id) else {
+        let Some(peer) = engine.ctx().endpoint(link, id) else {
             return Attempt::Over(Err(closed()));
         };
         if !peer.is_open() {
@@ -125,9 +121,7 @@ impl Message<'_> {
             am: Some(self.header.take()),
         };
         engine
-            .core
-            .movers
-            .ctx
+            .ctx()
             .am_enter(endpoint.place().0, send, self.unstaged)
     }
 }
@@ -311,7 +305,7 @@ impl AmSink {
                 if let Err(error) = Self::reap(pending, engine) {
                     return Some(Err(error));
                 }
-                let Some(peer) = engine.core.movers.ctx.endpoint(link, own) else {
+                let Some(peer) = engine.ctx().endpoint(link, own) else {
                     return Some(Err(closed()));
                 };
                 if !peer.is_open() {
@@ -326,7 +320,7 @@ impl AmSink {
                 (room && out.admits()).then_some(Ok(()))
             },
             |engine, waker| {
-                if let Some(peer) = engine.core.movers.ctx.endpoint(link, own) {
+                if let Some(peer) = engine.ctx().endpoint(link, own) {
                     peer.ready.leave(ticket, waker);
                 }
             },

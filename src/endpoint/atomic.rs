@@ -275,21 +275,12 @@ impl<T> Word<'_, T> {
         }
         let (link, _) = self.endpoint.place();
         if self.way != Way::Signal {
-            return engine
-                .core
-                .movers
-                .ctx
-                .atomic_now(link, target, &self.request);
+            return engine.ctx().atomic_now(link, target, &self.request);
         }
         if !self.remote.is_counter() {
             return None;
         }
-        match engine
-            .core
-            .movers
-            .ctx
-            .raise_now(link, target, self.request.operand)?
-        {
+        match engine.ctx().raise_now(link, target, self.request.operand)? {
             Ok(false) => Some(Ok(0)),
             // What is left is to wake who sleeps.
             Ok(true) => {
@@ -300,12 +291,7 @@ impl<T> Word<'_, T> {
                     add: 0,
                     slot: target.slot,
                 };
-                engine
-                    .core
-                    .movers
-                    .ctx
-                    .signal_now(link, &signal)
-                    .then_some(Ok(0))
+                engine.ctx().signal_now(link, &signal).then_some(Ok(0))
             }
             Err(error) => Some(Err(error)),
         }
@@ -313,7 +299,7 @@ impl<T> Word<'_, T> {
 
     fn enter(&self, engine: &mut Engine, target: &Target) -> OpKey {
         let (link, _) = self.endpoint.place();
-        if let Some(peer) = engine.core.movers.ctx.peer(link) {
+        if let Some(peer) = engine.ctx().peer(link) {
             peer.posted += 1;
         }
         let fetch = self.way == Way::Fetch;
@@ -330,16 +316,10 @@ impl<T> Word<'_, T> {
                     .copied()
                     .next(),
             };
-            return engine
-                .core
-                .movers
-                .ctx
-                .enter_device_atomic(link, word, fetch);
+            return engine.ctx().enter_device_atomic(link, word, fetch);
         }
         engine
-            .core
-            .movers
-            .ctx
+            .ctx()
             .enter_atomic(link, target, &self.request, fetch)
     }
 }

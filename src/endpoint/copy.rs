@@ -179,8 +179,7 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
                 };
                 let order = std::mem::take(&mut self.order);
                 engine
-                    .core
-                    .movers
+                    .movers()
                     .start_copy(copy, &types, order, self.unstaged)
             })
         });
@@ -335,7 +334,7 @@ impl Worker {
     pub fn explain_copy(&self, from: MemoryType, to: MemoryType, length: usize) -> Explanation {
         let explained = self
             .shared()
-            .ask(|engine| engine.core.movers.explain_copy(from, to, length));
+            .ask(|engine| engine.movers().explain_copy(from, to, length));
         explained.unwrap_or_else(|| Explanation::never("the worker was shut down"))
     }
 

@@ -63,14 +63,7 @@ impl Endpoint {
     fn ask<R>(&self, question: impl FnOnce(&Peer) -> R) -> Option<R> {
         let (link, id) = self.place();
         self.shared()
-            .ask(|engine| {
-                engine
-                    .core
-                    .movers
-                    .ctx
-                    .endpoint(link, id)
-                    .map(|peer| question(peer))
-            })
+            .ask(|engine| engine.ctx().endpoint(link, id).map(|peer| question(peer)))
             .flatten()
     }
 
@@ -145,11 +138,8 @@ impl Endpoint {
     ) -> Explanation {
         let (link, id) = self.place();
         let explained = self.shared().ask(|engine| {
-            engine.core.movers.ctx.endpoint(link, id)?;
-            engine
-                .core
-                .movers
-                .explain(link, (operation, from, to), length)
+            engine.ctx().endpoint(link, id)?;
+            engine.movers().explain(link, (operation, from, to), length)
         });
         let Some(explained) = explained.flatten() else {
             return Explanation::never("the endpoint is closed");
@@ -259,7 +249,7 @@ pub(super) fn window_of(endpoint: &Endpoint) -> usize {
 pub(super) fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
     let (link, id) = endpoint.place();
     let window = window_of(endpoint);
-    match engine.core.movers.ctx.endpoint(link, id) {
+    match engine.ctx().endpoint(link, id) {
         Some(peer) if peer.is_open() && peer.posted >= window => Err(Error::new(
             ErrorKind::WouldBlock,
             "the window of posted operations is full",
@@ -273,7 +263,7 @@ pub(super) fn window(engine: &mut Engine, endpoint: &Endpoint, operation: Operat
 #[inline]
 pub(super) fn alive(engine: &mut Engine, endpoint: &Endpoint, operation: Operation) -> Result<()> {
     let (link, id) = endpoint.place();
-    match engine.core.movers.ctx.endpoint(link, id) {
+    match engine.ctx().endpoint(link, id) {
         Some(peer) if peer.is_open() => Ok(()),
         peer => Err(ended(peer, operation)),
     }

@@ -291,12 +291,7 @@ mod tests {
             let (link, _) = self.endpoint.place();
             self.endpoint.shared().inside(|engine| {
                 engine.progress();
-                engine
-                    .core
-                    .movers
-                    .ctx
-                    .peer(link)
-                    .is_some_and(|peer| peer.is_open())
+                engine.ctx().peer(link).is_some_and(|peer| peer.is_open())
             })
         }
     }

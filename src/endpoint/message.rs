@@ -195,11 +195,7 @@ impl ActiveMessage {
         if let Content::Announced(announced) = std::mem::take(&mut self.content) {
             let (link, from) = (self.link, self.from);
             self.handle.shared.ask(|engine| {
-                engine
-                    .core
-                    .movers
-                    .ctx
-                    .am_reject(link, from, announced.rts.op, reason);
+                engine.ctx().am_reject(link, from, announced.rts.op, reason);
             });
         }
     }
@@ -212,7 +208,7 @@ pub(super) fn endpoint_of(
     from: EndpointId,
 ) -> Option<Endpoint> {
     let open = handle.shared.ask(|engine| {
-        let peer = engine.core.movers.ctx.endpoint(link, from);
+        let peer = engine.ctx().endpoint(link, from);
         peer.filter(|peer| peer.is_open())
             .map(|peer| peer.handles += 1)
     });

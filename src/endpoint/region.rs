@@ -170,9 +170,7 @@ impl RemoteRegion {
         let begun = endpoint.shared().begin(Operation::Put, |engine| {
             match alive(engine, endpoint, Operation::Put) {
                 Ok(()) => engine
-                    .core
-                    .movers
-                    .ctx
+                    .ctx()
                     .within_mapping(link, &self.target(), length, act),
                 Err(error) => Some(Err(error)),
             }

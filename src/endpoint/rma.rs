@@ -216,13 +216,9 @@ impl Putting<'_> {
         let (address, length) = (buffer.address().cast_mut(), buffer.len());
         // SAFETY: the buffer outlives the call, which only reads it.
         unsafe {
-            engine.core.movers.ctx.access_now(
-                link,
-                &self.remote.region.target(),
-                address,
-                length,
-                false,
-            )
+            engine
+                .ctx()
+                .access_now(link, &self.remote.region.target(), address, length, false)
         }
     }
 
@@ -237,7 +233,7 @@ impl Putting<'_> {
         let mut signal = signal?;
         let (link, _) = self.endpoint.place();
         if let Some(counter) = counter
-            && let Some(Ok(sleeps)) = engine.core.movers.ctx.raise_now(link, counter, signal.add)
+            && let Some(Ok(sleeps)) = engine.ctx().raise_now(link, counter, signal.add)
         {
             if !sleeps {
                 return None;
@@ -245,14 +241,14 @@ impl Putting<'_> {
             // What is left is to wake who sleeps.
             signal.add = 0;
         }
-        if engine.core.movers.ctx.signal_now(link, &signal) {
+        if engine.ctx().signal_now(link, &signal) {
             return None;
         }
-        if let Some(peer) = engine.core.movers.ctx.peer(link) {
+        if let Some(peer) = engine.ctx().peer(link) {
             peer.posted += 1;
         }
         let put = self.work(Buffer::new(), Some(signal));
-        let key = engine.core.movers.ctx.start_signal(link, put);
+        let key = engine.ctx().start_signal(link, put);
         Some(Entered::new(self.endpoint.handle(), key))
     }
 
@@ -294,16 +290,11 @@ impl Putting<'_> {
     fn enter_failed(&mut self, engine: &mut Engine, error: Error) -> Entered {
         let buffer = self.buffer.take();
         let (link, _) = self.endpoint.place();
-        if let Some(peer) = engine.core.movers.ctx.peer(link) {
+        if let Some(peer) = engine.ctx().peer(link) {
             peer.posted += 1;
         }
         let work = Work::Put(self.work(buffer, None));
-        let key = engine
-            .core
-            .movers
-            .ctx
-            .operations
-            .insert(Some(link), false, work);
+        let key = engine.ctx().operations.insert(Some(link), false, work);
         engine
             .core
             .fail_operation(key, error.during(Operation::Put));
@@ -315,18 +306,17 @@ impl Putting<'_> {
         let (link, _) = self.endpoint.place();
         let target = self.remote.region.target();
         let put = self.work(buffer, signal);
-        if let Some(peer) = engine.core.movers.ctx.peer(link) {
+        if let Some(peer) = engine.ctx().peer(link) {
             peer.posted += 1;
         }
         let key = match put.layout {
             Some(_) => engine
-                .core
-                .movers
+                .movers()
                 .start_layout(link, Work::Put(put), self.priority),
             None => {
                 let how = (self.priority, self.unstaged);
                 let route = self.remote.region.route();
-                engine.core.movers.start_put(link, target, put, how, route)
+                engine.movers().start_put(link, target, put, how, route)
             }
         };
         Entered::new(self.endpoint.handle(), key)
@@ -521,13 +511,9 @@ impl<B: ReceiveBuffer + Unpin> Getting<'_, B> {
         let (address, length) = (buffer.address(), buffer.len());
         // SAFETY: the buffer is borrowed alone for the call, which writes it only then.
         unsafe {
-            engine.core.movers.ctx.access_now(
-                link,
-                &self.remote.region.target(),
-                address,
-                length,
-                true,
-            )
+            engine
+                .ctx()
+                .access_now(link, &self.remote.region.target(), address, length, true)
         }
     }
 
@@ -545,18 +531,17 @@ impl<B: ReceiveBuffer + Unpin> Getting<'_, B> {
             got: 0,
             slot: None,
         };
-        if let Some(peer) = engine.core.movers.ctx.peer(link) {
+        if let Some(peer) = engine.ctx().peer(link) {
             peer.posted += 1;
         }
         let key = match get.layout {
             Some(_) => engine
-                .core
-                .movers
+                .movers()
                 .start_layout(link, Work::Get(get), self.priority),
             None => {
                 let how = (self.priority, self.unstaged);
                 let route = self.remote.region.route();
-                engine.core.movers.start_get(link, target, get, how, route)
+                engine.movers().start_get(link, target, get, how, route)
             }
         };
         Entered::new(self.endpoint.handle(), key)

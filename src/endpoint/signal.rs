@@ -216,7 +216,7 @@ impl Waiting {
                 key.set(Some(exposed.leave_waiter(key.get(), at_least, waker)));
                 if arrived().is_some() {
                     // Raised by another worker, or in memory, which may not have seen the waker.
-                    engine.core.movers.ctx.wakes.push(waker.clone());
+                    engine.ctx().wakes.push(waker.clone());
                 }
             },
         );
@@ -247,7 +247,7 @@ impl RemoteRegion {
         let (link, _) = self.endpoint().place();
         let shared = self.endpoint().shared();
         shared
-            .ask(|engine| engine.core.movers.ctx.mapped_counter(link, &self.target()))
+            .ask(|engine| engine.ctx().mapped_counter(link, &self.target()))
             .flatten()
     }
 }

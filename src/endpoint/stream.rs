@@ -567,7 +567,7 @@ impl Future for OpenStream<'_> {
                 }
                 opened
             },
-            |engine, waker| engine.core.movers.ctx.wait_to_open(link, waker),
+            |engine, waker| engine.ctx().wait_to_open(link, waker),
         );
         opened.map(|opened| {
             opened
@@ -594,7 +594,7 @@ impl Future for AcceptStream<'_> {
                 engine.progress();
                 engine.core.accept_stream(link, id)
             },
-            |engine, waker| engine.core.movers.ctx.wait_to_accept(link, waker),
+            |engine, waker| engine.ctx().wait_to_accept(link, waker),
         );
         accepted.map(|accepted| {
             accepted

@@ -223,7 +223,7 @@ impl Sending<'_> {
     #[inline(always)]
     fn attempt(&self, engine: &mut Engine) -> Attempt {
         let (link, id) = self.endpoint.place();
-        let Some(peer) = engine.core.movers.ctx.endpoint(link, id) else {
+        let Some(peer) = engine.ctx().endpoint(link, id) else {
             return Attempt::Over(Err(closed()));
         };
         if !peer.is_open() {
@@ -282,8 +282,8 @@ impl<'a> Verb<'a> for Sending<'a> {
         let mut inside = self.endpoint.shared().owner_inside()?;
         let place = self.endpoint.place();
         let result = match data.len() <= SHORT {
-            true => inside.core.movers.ctx.send_short(place, self.tag, data)?,
-            false => inside.core.movers.ctx.send_eager(place, self.tag, data)?,
+            true => inside.ctx().send_short(place, self.tag, data)?,
+            false => inside.ctx().send_eager(place, self.tag, data)?,
         };
         Some((result.map(|()| 0), inside.over()))
     }

@@ -235,9 +235,7 @@ impl Worker {
     pub fn endpoint(&self, id: EndpointId) -> Option<Endpoint> {
         let link = self.shared().ask(|engine| {
             let peer = engine
-                .core
-                .movers
-                .ctx
+                .ctx()
                 .peers
                 .iter_mut()
                 .flatten()
@@ -254,7 +252,7 @@ impl Worker {
     pub fn in_flight(&self) -> usize {
         let left = self.shared().ask(|engine| {
             engine.progress();
-            engine.core.movers.ctx.operations.len() + engine.core.receives
+            engine.ctx().operations.len() + engine.core.receives
         });
         left.unwrap_or(0)
     }

@@ -15,7 +15,8 @@ use crate::{
     transport::{Connected, InPlace, Interface, Link, Registry, Taken, Wanted},
     types::LinkId,
     worker::{
-        LaneMetrics, Traffic, core::Core, device::Open, movers::Movers, peer::Status, watch::Watch,
+        LaneMetrics, Traffic, core::Core, ctx::Ctx, device::Open, movers::Movers, peer::Status,
+        watch::Watch,
     },
 };
 
@@ -78,6 +79,16 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
+    #[inline(always)]
+    pub(crate) fn ctx(&mut self) -> &mut Ctx {
+        &mut self.core.movers.ctx
+    }
+
+    #[inline(always)]
+    pub(crate) fn movers(&mut self) -> &mut Movers {
+        &mut self.core.movers
+    }
+
     pub(crate) fn new(core: Core) -> Result<Self> {
         let poll = mio::Poll::new().map_err(|error| Error::io("the worker's poll", error))?;
         Ok(Self {
