@@ -204,6 +204,12 @@ impl Error {
         self
     }
 
+    /// As [`Error::during`], where nothing has said it.
+    pub(crate) fn or_during(mut self, operation: Operation) -> Self {
+        self.0.operation.get_or_insert(operation);
+        self
+    }
+
     pub(crate) fn set_operation(&mut self, operation: Operation) {
         self.0.operation = Some(operation);
     }

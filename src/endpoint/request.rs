@@ -145,7 +145,7 @@ impl<'a, V: Verb<'a>> Request<V> {
         let entered = match begun.and_then(|(first, _)| first) {
             Ok(First::Over(value)) => self.verb.entered(value),
             Ok(First::Entered(entered)) => entered,
-            Err(error) => return Err(self.verb.refused(error.during(operation))),
+            Err(error) => return Err(self.verb.refused(error.or_during(operation))),
         };
         let rare = self.rare.take().unwrap_or_default();
         Ok(Op::new(entered, rare.deadline, operation))
@@ -209,10 +209,10 @@ impl<'a, V: Verb<'a>> Request<V> {
                 self.poll_slowly(cx)
             }
             Ok((Ok(First::Over(value)), begun)) => self.conclude(begun, cx, Ok(value)),
-            Ok((Err(error), begun)) => self.conclude(begun, cx, Err(error.during(operation))),
+            Ok((Err(error), begun)) => self.conclude(begun, cx, Err(error.or_during(operation))),
             Err(error) => {
                 self.is_over = true;
-                Poll::Ready(self.verb.failed(error.during(operation)))
+                Poll::Ready(self.verb.failed(error.or_during(operation)))
             }
         }
     }

@@ -517,6 +517,17 @@ impl<B: ReceiveBuffer + Unpin> Getting<'_, B> {
         }
     }
 
+    /// One that is over.
+    fn ended(&mut self, result: Result<()>) -> Entered {
+        let buffer = self.buffer.take().map(Into::<BufferMut>::into);
+        let length = buffer.as_ref().map_or(0, BufferMut::len);
+        let (tag, from) = (Tag(0), self.endpoint.id());
+        Entered::over(Outcome::Buffer {
+            result: result.map(|()| Arrival { length, tag, from }),
+            buffer,
+        })
+    }
+
     fn enter(&self, engine: &mut Engine, buffer: BufferMut) -> Entered {
         let (link, _) = self.endpoint.place();
         let target = self.remote.region.target();
@@ -597,20 +608,16 @@ impl<'a, B: ReceiveBuffer + Unpin> Verb<'a> for Getting<'a, B> {
             return Ok(First::Entered(self.enter(engine, buffer)));
         };
         self.buffer = Some(B::restore(buffer));
-        result.map(|()| First::Over(0))
+        match result {
+            Ok(()) => Ok(First::Over(0)),
+            // Who awaits it learns of it.
+            Err(error) if is_posted => Ok(First::Entered(self.ended(Err(error)))),
+            Err(error) => Err(error),
+        }
     }
 
     fn entered(&mut self, _value: u64) -> Entered {
-        let buffer = self.buffer.take().map(Into::<BufferMut>::into);
-        let arrival = Arrival {
-            length: buffer.as_ref().map_or(0, BufferMut::len),
-            tag: Tag(0),
-            from: self.endpoint.id(),
-        };
-        Entered::over(Outcome::Buffer {
-            result: Ok(arrival),
-            buffer,
-        })
+        self.ended(Ok(()))
     }
 
     #[inline(always)]
