@@ -199,6 +199,12 @@ impl Core {
         }
         self.fail_receives(error);
         self.movers.ctx.wakes.append(&mut self.movers.ctx.arrivals);
+        self.wake_who_looks();
+    }
+
+    /// The worker is being shut down: who waits for an active message or a counter has that from here on, and is told so at once. The stop may be long in
+    /// coming, and comes not at all before the last handle goes when the shut-down's future was dropped.
+    pub(crate) fn wake_who_looks(&mut self) {
         self.am_end();
         self.movers
             .ctx

@@ -118,6 +118,7 @@ impl Handle {
                     core.begin_close(*link);
                 }
             }
+            core.wake_who_looks();
             links
         });
         let all = async {

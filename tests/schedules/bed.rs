@@ -20,7 +20,7 @@ pub(crate) const EXPOSED: usize = WORD + 64;
 pub(crate) const IDS: usize = 2;
 
 /// Every way that links can be like.
-pub(crate) const KINDS: [Kind; 3] = [
+pub(crate) const KINDS: [Kind; 4] = [
     Kind {
         name: "copied",
         zcopy: 0,
@@ -42,16 +42,15 @@ pub(crate) const KINDS: [Kind; 3] = [
         in_place: true,
         shares: false,
     },
+    // Words in common, segments, and copies by the kernel.
+    Kind {
+        name: "shared",
+        zcopy: 0,
+        long: usize::MAX,
+        in_place: true,
+        shares: true,
+    },
 ];
-
-/// Words in common, and copies by the kernel.
-pub(crate) const SHARED: Kind = Kind {
-    name: "shared",
-    zcopy: 0,
-    long: usize::MAX,
-    in_place: true,
-    shares: true,
-};
 
 pub(crate) type Slot = Rc<RefCell<Option<AmInbox>>>;
 

@@ -125,7 +125,8 @@ pub(crate) struct Books {
     /// Active messages as they came: node, whom from as the receiver calls it, serial.
     pub(crate) arrivals: Vec<(usize, EndpointId, usize)>,
     pub(crate) clock: u32,
-    pub(crate) clauses: u64,
+    /// Messages were changed on their way: what they bring says nothing.
+    pub(crate) is_hostile: bool,
 }
 
 pub(crate) type Shelf = Rc<RefCell<Books>>;
