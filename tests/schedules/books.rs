@@ -61,6 +61,8 @@ pub(crate) struct Receive {
     /// It has given a message back, perhaps.
     pub(crate) is_loose: bool,
     pub(crate) is_over: bool,
+    /// When it was.
+    pub(crate) ended: u32,
 }
 
 impl Receive {
@@ -144,6 +146,14 @@ pub(crate) fn payload(number: usize, tag: u64, length: usize) -> Vec<u8> {
 }
 
 impl Books {
+    /// A receive is over, and may have given a message back.
+    pub(crate) fn let_go(&mut self, number: usize, is_loose: bool) {
+        let ended = self.tick();
+        let receive = &mut self.receives[number];
+        receive.is_loose |= is_loose;
+        (receive.is_over, receive.ended) = (true, ended);
+    }
+
     pub(crate) fn tick(&mut self) -> u32 {
         self.clock += 1;
         self.clock
@@ -173,9 +183,12 @@ impl Books {
                     && first.order < second.order
                     && late.order > early.order
                     && first.matches(early.tag);
-                // A message that was given back comes later than others.
+                // A message that somebody else had then, and has given back, comes later than others.
                 let was_back = |receive: &Receive| {
-                    receive.node == first.node && receive.is_loose && receive.matches(early.tag)
+                    receive.node == first.node
+                        && receive.is_loose
+                        && receive.matches(early.tag)
+                        && Some(receive.ended) > first.order
                 };
                 assert!(
                     !is_crossed || self.receives.iter().any(was_back),

@@ -150,7 +150,7 @@ pub(crate) fn program(seed: u64, sort: Sort) -> Vec<Step> {
     }
     let busy = dice.pick(&[2, 5, 10]);
     let drops = dice.pick(&[0, 1, 3]);
-    let weather = dice.pick(&[0, 1, 3]);
+    let weather = dice.pick(&[0, 1, 3, 6]);
     let mut steps = Vec::with_capacity(length as usize + 1);
     for _ in 0..length {
         let (one, other) = (dice.next(), dice.next());

@@ -142,7 +142,7 @@ impl Run {
             }
             Step::Flow(roll, flow) => {
                 let (conn, side) = self.way(roll);
-                let flow = [usize::MAX, 0, 1000, 3000][flow as usize % 4];
+                let flow = [usize::MAX, 0, 100, 1000, 3000, 0][flow as usize % 6];
                 self.bed.conns[conn].wire.lock().ways[side].flow = flow;
             }
             Step::Drop(roll) => {
@@ -303,9 +303,7 @@ impl Run {
         }
         match what {
             What::Recv(number) | What::Claim(number) => {
-                let receive = &mut self.shelf.borrow_mut().receives[number];
-                receive.is_loose |= has_begun;
-                receive.is_over = true;
+                self.shelf.borrow_mut().let_go(number, has_begun);
             }
             What::Put(number) if !has_begun => self.free_slot(number),
             What::Get(number) if !has_begun => self.free_get(number),
@@ -381,9 +379,7 @@ impl Run {
                 if let Some(error) = error {
                     let _ = self.failed(&task, &error);
                 }
-                let receive = &mut self.shelf.borrow_mut().receives[number];
-                receive.is_loose = true;
-                receive.is_over = true;
+                self.shelf.borrow_mut().let_go(number, true);
             }
             (What::Put(number), End::Unit(result)) => {
                 let fate = match &result {
@@ -478,16 +474,15 @@ impl Run {
                 if !is_truncated && !hostile {
                     let _ = self.failed(task, &error);
                 }
-                let receive = &mut self.shelf.borrow_mut().receives[number];
-                receive.is_truncated = is_truncated;
-                receive.is_loose |= !is_truncated;
-                receive.is_over = true;
+                let books = &mut *self.shelf.borrow_mut();
+                books.receives[number].is_truncated = is_truncated;
+                books.let_go(number, !is_truncated);
                 return;
             }
         };
         let books = &mut *self.shelf.borrow_mut();
+        books.let_go(number, false);
         let receive = &mut books.receives[number];
-        receive.is_over = true;
         assert!(receive.matches(received.tag.0), "{receive:?} got {:?}", received.tag);
         let buffer = received.buffer.as_slice().expect("host memory");
         let (front, behind) = buffer.split_at(received.len);
@@ -609,7 +604,11 @@ impl Run {
                     self.inbox(node, b as usize % IDS, c, at_once);
                 }
             }
-            Act::Open => self.open(a, length(b) * 3, c, at_once),
+            Act::Open => {
+                // Now and then more than a window.
+                let times = if b & 0x70_0000 == 0 { 40 } else { 3 };
+                self.open(a, length(b) * times, c, at_once);
+            }
             Act::Accept => {
                 if let Some((conn, side, endpoint)) = self.end_of(a) {
                     let read = Self::accept(self.shelf.clone(), endpoint, c);
@@ -731,6 +730,7 @@ impl Run {
             is_truncated: false,
             is_loose: false,
             is_over: false,
+            ended: 0,
         });
         number
     }
@@ -798,8 +798,7 @@ impl Run {
             }
             taken => {
                 drop(taken);
-                let receive = &mut self.shelf.borrow_mut().receives[receive];
-                (receive.is_loose, receive.is_over) = (true, true);
+                self.shelf.borrow_mut().let_go(receive, true);
             }
         }
     }
