@@ -67,6 +67,17 @@ pub(crate) enum Fault {
     Shutdown,
 }
 
+/// Lengths of messages and the like: around the limits between the ways that they take.
+const LENGTHS: [usize; 14] = [
+    8, 9, 40, 48, 49, 200, 1000, 2999, 3008, 4999, 5000, 8000, 9000, 20_000,
+];
+
+/// A length, most often a short one.
+pub(crate) fn length(roll: u32) -> usize {
+    let most = roll as usize % LENGTHS.len();
+    LENGTHS[(roll >> 8) as usize % (most + 1)]
+}
+
 /// What programs of a group may have in them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sort {
@@ -139,7 +150,7 @@ const FAULTS: [Fault; 10] = [
 /// The program of a seed.
 pub(crate) fn program(seed: u64, sort: Sort) -> Vec<Step> {
     let mut dice = Dice(seed ^ 0x5eed_0000_0000);
-    let length = 10 + dice.below(70);
+    let count = 10 + dice.below(70);
     // Some programs are of few verbs, so that these meet.
     let mut acts = ACTS.to_vec();
     if dice.below(3) > 0 {
@@ -149,13 +160,24 @@ pub(crate) fn program(seed: u64, sort: Sort) -> Vec<Step> {
         }
     }
     let busy = dice.pick(&[2, 5, 10]);
-    let drops = dice.pick(&[0, 1, 3]);
-    let weather = dice.pick(&[0, 1, 3, 6]);
-    let mut steps = Vec::with_capacity(length as usize + 1);
-    for _ in 0..length {
+    let (mut drops, mut weather) = (dice.pick(&[0, 1, 3]), dice.pick(&[0, 1, 3, 6]));
+    let mut steps = Vec::with_capacity(count as usize + 1);
+    // Where long messages come slowly, much happens while they do.
+    let is_slow = dice.below(6) == 0;
+    if is_slow {
+        (drops, weather) = (4, 3);
+        steps.extend((0..4).map(|way| Step::Flow(way, 1 + dice.below(2))));
+    }
+    for _ in 0..count {
         let (one, other) = (dice.next(), dice.next());
         let step = match dice.below(30) {
-            roll if roll < 8 => Step::Act(dice.pick(&acts), dice.four()),
+            roll if roll < 8 => {
+                let mut args = dice.four();
+                while is_slow && self::length(args[2]) < 3000 {
+                    args[2] = dice.next();
+                }
+                Step::Act(dice.pick(&acts), args)
+            }
             roll if roll < 8 + busy => match roll % 2 {
                 0 => Step::Arrive(one, other),
                 _ => Step::Poll(one),
@@ -177,7 +199,7 @@ pub(crate) fn program(seed: u64, sort: Sort) -> Vec<Step> {
         };
         steps.push(step);
     }
-    let at = |dice: &mut Dice| dice.below(length + 1) as usize;
+    let at = |dice: &mut Dice| dice.below(count + 1) as usize;
     match sort {
         Sort::Fair => {}
         Sort::Faulty => {

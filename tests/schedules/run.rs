@@ -23,14 +23,11 @@ use super::{
     bed::{Bed, IDS, SLOT, SLOTS, Slot, WORD},
     books::{Books, Fate, Get, HEAD, Message, Put, Raise, Receive, Shelf, Stream, payload},
     guarded::{Guard, bytes},
-    program::{Act, Fault, Step},
+    program::{Act, Fault, Step, length},
     task::{End, Fut, Task, What},
     wire::Frame,
 };
 
-const LENGTHS: [usize; 14] = [
-    8, 9, 40, 48, 49, 200, 1000, 2999, 3008, 4999, 5000, 8000, 9000, 20_000,
-];
 const CLASSES: u64 = 3;
 /// Rounds after which all that can happen has.
 const ROUNDS: usize = 20_000;
@@ -63,12 +60,6 @@ impl Drop for Lent {
     fn drop(&mut self) {
         *self.0.borrow_mut() = self.1.take();
     }
-}
-
-fn length(roll: u32) -> usize {
-    // Most often a short one.
-    let most = roll as usize % LENGTHS.len();
-    LENGTHS[(roll >> 8) as usize % (most + 1)]
 }
 
 fn got(buffer: Result<Received<BufferMut>, OpError<BufferMut>>) -> End {
