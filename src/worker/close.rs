@@ -131,6 +131,7 @@ impl Core {
             );
             self.forget_announced(link);
         }
+        self.close_writes(link);
         self.close_step(link);
     }
 

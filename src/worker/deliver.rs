@@ -949,7 +949,10 @@ impl Core {
                     peer.send_window.returned(header, Terms::EAGER.size);
                 }
             }
-            control::CLOSE => self.movers.ctx.close_received(from, header)?,
+            control::CLOSE => {
+                self.movers.ctx.close_received(from, header)?;
+                self.close_writes(from);
+            }
             control::STREAM_OPEN..=control::STREAM_ACCEPTED | control::STREAM_TAKEN => {
                 self.stream_message(from, id, header, body)?;
             }

@@ -239,6 +239,21 @@ impl Core {
         self.movers.take_back(link, lent);
     }
 
+    /// A connection closes: nothing new is written or opened on it, and who waits for room for that is told so now. The end may be long in coming.
+    pub(crate) fn close_writes(&mut self, link: LinkId) {
+        let Some(streams) = at(&mut self.movers.ctx.peers, link).and_then(Peer::known_streams)
+        else {
+            return;
+        };
+        self.movers.ctx.wakes.append(&mut streams.openers);
+        let open = streams.opened.open.values();
+        for key in open.chain(streams.accepted.open.values()) {
+            if let Some(stream) = self.streams.get(*key) {
+                self.movers.ctx.wakes.extend(stream.writing.waker.take());
+            }
+        }
+    }
+
     /// The record of an ended connection goes, and with it the streams that nobody accepted.
     pub(crate) fn forget_streams(&mut self, link: LinkId) {
         let peer = at(&mut self.movers.ctx.peers, link).filter(|peer| !peer.is_alive());
