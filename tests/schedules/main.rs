@@ -8,7 +8,9 @@ mod guarded;
 #[path = "../hostile/heap.rs"]
 mod heap;
 mod program;
+mod protocol;
 mod run;
+mod scenarios;
 mod task;
 mod wire;
 

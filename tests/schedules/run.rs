@@ -352,9 +352,10 @@ impl Run {
                 let fate = match &result {
                     Ok(()) => Fate::Done,
                     Err(error) if error.kind() == ErrorKind::Rejected => {
+                        let is_hostile = self.shelf.borrow().is_hostile;
                         let message = &mut self.shelf.borrow_mut().messages[number];
                         assert!(
-                            message.is_refused || message.am == Some(IDS),
+                            is_hostile || message.is_refused || message.am == Some(IDS),
                             "rejected by nobody: {message:?}"
                         );
                         Fate::Open
@@ -602,7 +603,7 @@ impl Run {
             }
             Act::Accept => {
                 if let Some((conn, side, endpoint)) = self.end_of(a) {
-                    let read = Self::accept(self.shelf.clone(), endpoint, c);
+                    let read = Self::accept(self.shelf.clone(), conn, endpoint, c);
                     let node = self.bed.conns[conn].nodes[side];
                     let task = Task::boxed(What::Read, node, Some(conn), read);
                     self.push(task, at_once);
@@ -1045,32 +1046,34 @@ impl Run {
         self.push(task, at_once);
     }
 
-    fn accept(shelf: Shelf, endpoint: Endpoint, how: u32) -> impl Future<Output = End> {
+    fn accept(shelf: Shelf, conn: usize, endpoint: Endpoint, how: u32) -> impl Future<Output = End> {
         async move {
             match endpoint.accept_stream().await {
-                Ok(stream) => Self::read(shelf, stream, how).await,
+                Ok(stream) => Self::read(shelf, conn, stream, how).await,
                 Err(error) => End::Over(Some(error)),
             }
         }
     }
 
     /// Reads a stream to its end, or lets go of it before.
-    async fn read(shelf: Shelf, mut stream: ByteStream, how: u32) -> End {
+    async fn read(shelf: Shelf, conn: usize, mut stream: ByteStream, how: u32) -> End {
         let mut found = Vec::new();
         let mut buffer = vec![0; 1 + how as usize % 9000];
         let leaves = (how & 0x300_0000 == 0).then_some(how as usize % 5000);
         // Told, whatever becomes of this future.
-        struct Leaving(Shelf, Option<usize>);
+        struct Leaving(Shelf, usize, Option<usize>);
         impl Drop for Leaving {
             fn drop(&mut self) {
-                if let Some(number) = self.1
-                    && let Some(stream) = self.0.borrow_mut().streams.get_mut(number)
-                {
-                    stream.reader_left |= !stream.is_read;
+                let Self(shelf, conn, known) = self;
+                for (number, stream) in shelf.borrow_mut().streams.iter_mut().enumerate() {
+                    // One that has read nothing may be that of any.
+                    if known.map_or(stream.conn == *conn, |known| known == number) {
+                        stream.reader_left |= !stream.is_read;
+                    }
                 }
             }
         }
-        let mut leaving = Leaving(shelf.clone(), None);
+        let mut leaving = Leaving(shelf.clone(), conn, None);
         loop {
             let count = match stream.read(&mut buffer).await {
                 Ok(count) => count,
@@ -1083,7 +1086,7 @@ impl Run {
             let number = number.map(|number| u64::from_le_bytes(*number) as usize);
             let number = number.filter(|number| *number < books.streams.len());
             if let Some(number) = number.filter(|_| !books.is_hostile) {
-                leaving.1 = Some(number);
+                leaving.2 = Some(number);
                 let stream = &mut books.streams[number];
                 let bytes = bytes(number as u64, stream.total);
                 let is_whole = bytes.starts_with(&found[HEAD..]);
@@ -1250,12 +1253,16 @@ impl Run {
         while index < self.tasks.len() {
             let task = &mut self.tasks[index];
             let what = task.what;
-            assert!(
-                task.poll().is_pending(),
-                "{what:?} is ready, and nobody has woken it: a lost wake-up"
-            );
+            if let Poll::Ready(end) = task.poll() {
+                panic!("{what:?} is ready, and nobody has woken it, a lost wake-up: {end:?}");
+            }
             index += 1;
         }
+    }
+
+    /// Words and counters were raised by others than programs.
+    pub(crate) fn forget_words(&mut self) {
+        self.begin();
     }
 
     /// Begins a program.
@@ -1308,7 +1315,7 @@ impl Run {
                             break;
                         };
                         any = true;
-                        let read = Self::read(self.shelf.clone(), stream, 0x101_0000);
+                        let read = Self::read(self.shelf.clone(), conn, stream, 0x101_0000);
                         let task = Task::boxed(What::Read, node, Some(conn), read);
                         self.push(task, true);
                     }

@@ -19,6 +19,16 @@ pub(crate) struct Flag {
     times: AtomicU32,
 }
 
+impl Flag {
+    pub(crate) fn is_woken(&self) -> bool {
+        self.woken.load(Relaxed)
+    }
+
+    pub(crate) fn take(&self) {
+        self.woken.store(false, Relaxed);
+    }
+}
+
 impl Wake for Flag {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
@@ -110,7 +120,7 @@ impl Task {
     }
 
     pub(crate) fn is_woken(&self) -> bool {
-        self.flag.woken.load(Relaxed)
+        self.flag.is_woken()
     }
 
     pub(crate) fn wakes(&self) -> u32 {
@@ -118,7 +128,7 @@ impl Task {
     }
 
     pub(crate) fn poll(&mut self) -> Poll<End> {
-        self.flag.woken.store(false, Relaxed);
+        self.flag.take();
         self.has_begun = true;
         let waker = Waker::from(self.flag.clone());
         let mut cx = Context::from_waker(&waker);

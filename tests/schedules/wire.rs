@@ -97,6 +97,9 @@ pub(crate) struct Way {
     /// Bytes of a long payload that may land.
     pub(crate) flow: usize,
     landing: Option<Landing>,
+    /// A message that is buffered until all of it is here, and how much was buffered so.
+    whole: Option<Frame>,
+    pub(crate) buffered: usize,
     /// The sender has found it full, and was not told of room.
     owes: bool,
     /// Tokens of lent memory that has been read.
@@ -143,7 +146,10 @@ impl Way {
     }
 
     pub(crate) fn is_quiet(&self) -> bool {
-        self.flight.is_empty() && self.arrived.is_empty() && self.landing.is_none()
+        self.flight.is_empty()
+            && self.arrived.is_empty()
+            && self.landing.is_none()
+            && self.whole.is_none()
     }
 }
 
@@ -171,9 +177,10 @@ impl Wire {
         if self.over[side] {
             return false;
         }
-        let lands = match &into.landing {
-            Some(_) => into.flow > 0,
-            None => !into.arrived.is_empty(),
+        let lands = match (&into.landing, &into.whole) {
+            (Some(_), _) => into.flow > 0,
+            (_, Some(frame)) => into.flow >= frame.body.len(),
+            _ => !into.arrived.is_empty(),
         };
         lands
             || !into.shared.is_empty()
@@ -199,6 +206,7 @@ impl Wire {
             if lost {
                 self.ways[side].flight.clear();
                 self.ways[side].arrived.clear();
+                (self.ways[side].landing, self.ways[side].whole) = (None, None);
             }
         }
     }
@@ -347,6 +355,7 @@ struct Ends {
 /// What a pass reports next of one link.
 enum Next {
     Frame(Frame),
+    Whole(Frame),
     Placed(u64),
     Read(u64),
     Shared(u64, OwnedFd, u64),
@@ -387,6 +396,11 @@ impl Entry {
                 into.landing = None;
                 return Some(Next::Placed(token));
             }
+        } else if let Some(frame) = into.whole.take() {
+            if into.flow >= frame.body.len() {
+                return Some(Next::Whole(frame));
+            }
+            into.whole = Some(frame);
         } else if frames && let Some(frame) = into.arrived.pop_front() {
             return Some(Next::Frame(frame));
         }
@@ -394,6 +408,7 @@ impl Entry {
         // What has arrived comes before the end.
         if wire.broken[side].is_some()
             && wire.ways[1 - side].landing.is_none()
+            && wire.ways[1 - side].whole.is_none()
             && !wire.ways[1 - side].arrived.is_empty()
         {
             return None;
@@ -431,7 +446,11 @@ impl Entry {
                 };
                 self.wire.lock().ways[1 - self.side].landing = Some(landing);
             }
-            Place::Whole => sink.message(self.id, id, header, &frame.body)?,
+            Place::Whole => {
+                let way = &mut self.wire.lock().ways[1 - self.side];
+                way.buffered += frame.body.len();
+                way.whole = Some(frame);
+            }
             Place::Discard => {}
         }
         Ok(())
@@ -451,6 +470,13 @@ impl Ends {
             Next::Frame(frame) => {
                 self.latest = Some(id);
                 if entry.deliver(frame, &mut self.kept, sink).is_err() {
+                    let mut wire = entry.wire.lock();
+                    wire.refused[side] = true;
+                    wire.over[side] = true;
+                }
+            }
+            Next::Whole(frame) => {
+                if sink.message(id, frame.id, frame.header, &frame.body).is_err() {
                     let mut wire = entry.wire.lock();
                     wire.refused[side] = true;
                     wire.over[side] = true;
@@ -493,7 +519,8 @@ impl Interface for Ends {
             let mut wire = entry.wire.lock();
             wire.over[entry.side] = true;
             // Nothing of it is used any more.
-            wire.ways[1 - entry.side].landing = None;
+            let into = &mut wire.ways[1 - entry.side];
+            (into.landing, into.whole) = (None, None);
             let out = &mut wire.ways[entry.side];
             out.flight.retain(|frame| frame.lent.is_none());
             out.read.clear();
@@ -530,7 +557,7 @@ impl Interface for Ends {
             let entry = &self.entries[index];
             let wire = entry.wire.lock();
             let into = &wire.ways[1 - entry.side];
-            !wire.over[entry.side] && into.landing.is_none() && !into.arrived.is_empty()
+            !wire.over[entry.side] && into.landing.is_none() && into.whole.is_none() && !into.arrived.is_empty()
         };
         self.glances += u32::from(is_there);
         is_there && self.step(index, true, sink).is_some()
@@ -545,6 +572,7 @@ impl Interface for Ends {
         let into = &mut wire.ways[1 - entry.side];
         let frame = into.arrived.front()?;
         let fits = into.landing.is_none()
+            && into.whole.is_none()
             && frame.id == wanted.id
             && frame.header & wanted.mask == wanted.header & wanted.mask
             && frame.body.len() <= wanted.room;
