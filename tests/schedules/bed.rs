@@ -56,7 +56,6 @@ pub(crate) type Slot = Rc<RefCell<Option<AmInbox>>>;
 
 pub(crate) struct Node {
     pub(crate) worker: Worker,
-    pub(crate) context: Context,
     pub(crate) region: Region,
     /// What is to be in it.
     pub(crate) shadow: Vec<u8>,
@@ -180,7 +179,6 @@ impl Bed {
             counter,
             inboxes: [inbox(0), inbox(1)],
             worker,
-            context,
             is_over: false,
         }
     }

@@ -214,11 +214,19 @@ impl Books {
     }
 
     /// Each message came once; what failed in between, not at all or once. `faulty`: of these connections nothing is known.
-    pub(crate) fn check_messages(&self, faulty: &[bool], over: &[bool], to: impl Fn(&Message) -> usize) {
+    pub(crate) fn check_messages(
+        &self,
+        faulty: &[bool],
+        over: &[bool],
+        to: impl Fn(&Message) -> usize,
+    ) {
         for message in &self.messages {
             assert!(message.received <= 1, "twice: {message:?}");
             let (must, may) = message.fate.bounds(false);
-            assert!(may || message.received == 0, "called off, and came: {message:?}");
+            assert!(
+                may || message.received == 0,
+                "called off, and came: {message:?}"
+            );
             let is_faulty = faulty[message.conn] || over[to(message)];
             let truncated = self.receives.iter().any(|receive| {
                 // One that was dropped does not tell.
@@ -229,7 +237,11 @@ impl Books {
             });
             let refused = message.is_refused || message.am == Some(super::bed::IDS);
             assert!(
-                message.received == 1 || !must || is_faulty || refused || (message.am.is_none() && truncated),
+                message.received == 1
+                    || !must
+                    || is_faulty
+                    || refused
+                    || (message.am.is_none() && truncated),
                 "never came: {message:?}"
             );
         }
@@ -246,7 +258,9 @@ impl Books {
         let receives = self.receives.iter();
         let truncated = receives.filter(|receive| receive.is_truncated).count();
         let receives = self.receives.iter();
-        let untold = receives.filter(|receive| receive.is_loose && receive.room < 20_000).count();
+        let untold = receives
+            .filter(|receive| receive.is_loose && receive.room < 20_000)
+            .count();
         if !faulty.contains(&true) {
             let (least, most) = (lost(true), lost(false));
             assert!(

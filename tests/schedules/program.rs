@@ -173,7 +173,7 @@ pub(crate) fn program(seed: u64, sort: Sort) -> Vec<Step> {
         let step = match dice.below(30) {
             roll if roll < 8 => {
                 let mut args = dice.four();
-                while is_slow && self::length(args[2]) < 3000 {
+                while is_slow && length(args[2]) < 3000 {
                     args[2] = dice.next();
                 }
                 Step::Act(dice.pick(&acts), args)

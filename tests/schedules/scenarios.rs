@@ -83,51 +83,236 @@ fn verbs() -> Vec<Verb> {
     const EAGER: usize = 4999;
     const LONG: usize = 20_000;
     vec![
-        ("a short message, posted first", vec![recv(1, MASKED, ROOMY, POSTED), send(HERE, SHORT, PLAIN)]),
-        ("a short message, received late", vec![send(HERE, SHORT, PLAIN | AWAITED), Step::Arrive(HERE, 0), Step::Pass(1), recv(1, ANY, ROOMY, AWAITED)]),
-        ("a short message of one tag", vec![recv(1, 0, ROOMY, AWAITED), act(Act::Send, [HERE, EXACT, of(SHORT), PLAIN])]),
-        ("an eager message, posted first", vec![recv(1, MASKED, ROOMY, POSTED), send(HERE, EAGER, PLAIN)]),
-        ("an eager message, received late", vec![send(HERE, EAGER, PLAIN), Step::Arrive(HERE, 0), Step::Pass(1), recv(1, ANY, ROOMY, AWAITED)]),
-        ("a long message, posted first", vec![recv(1, MASKED, ROOMY, POSTED), send(HERE, LONG, PLAIN)]),
-        ("a long message, received late", vec![send(HERE, LONG, PLAIN | AWAITED), Step::Arrive(HERE, 0), Step::Pass(1), recv(1, ANY, ROOMY, AWAITED)]),
-        ("a synchronous message", vec![send(HERE, SHORT, SYNC), recv(1, ANY, ROOMY, POSTED)]),
-        ("a synchronous message, received late", vec![send(HERE, EAGER, SYNC | AWAITED), Step::Arrive(HERE, 0), Step::Pass(1), recv(1, ANY, ROOMY, AWAITED)]),
-        ("an eager message too long for its receive", vec![recv(1, ANY, short(200), POSTED), send(HERE, EAGER, PLAIN)]),
-        ("a long message too long for its receive", vec![send(HERE, LONG, PLAIN), recv(1, ANY, short(200), AWAITED)]),
-        ("a message that nobody receives", vec![send(HERE, EAGER, PLAIN), send(HERE, LONG, SYNC)]),
-        ("a receive of what nobody sends", vec![recv(1, 0, ROOMY, POSTED), recv(1, ANY, ROOMY, AWAITED)]),
-        ("messages of two lengths, in order", vec![recv(1, ANY, ROOMY, POSTED), recv(1, ANY, ROOMY, AWAITED), send(HERE, LONG, PLAIN), send(HERE, SHORT, PLAIN)]),
-        ("messages of two priorities", vec![send(HERE, LONG, PLAIN), send(HERE, SHORT, HIGH | 0x10), recv(1, ANY, ROOMY, POSTED), recv(1, ANY, ROOMY, POSTED)]),
-        ("messages over two links", vec![send(HERE, EAGER, PLAIN), send(HERE_TOO, SHORT, PLAIN), recv(1, ANY, ROOMY, POSTED), recv(1, ANY, ROOMY, POSTED)]),
-        ("a claim that is taken", vec![act(Act::Claim, [1, ANY, ROOMY, 0]), send(HERE, EAGER, PLAIN), recv(1, ANY, ROOMY, POSTED), send(HERE, SHORT, PLAIN)]),
-        ("a claim of a long message", vec![send(HERE, LONG, PLAIN), act(Act::Claim, [1, ANY, ROOMY, 0])]),
-        ("a claim that is given back", vec![act(Act::Claim, [1, ANY, ROOMY, 2]), send(HERE, EAGER, PLAIN), recv(1, ANY, ROOMY, POSTED)]),
-        ("a message that is taken", vec![send(HERE, LONG, PLAIN), Step::Arrive(HERE, 0), act(Act::Take, [1, ANY, 0, 0])]),
+        (
+            "a short message, posted first",
+            vec![recv(1, MASKED, ROOMY, POSTED), send(HERE, SHORT, PLAIN)],
+        ),
+        (
+            "a short message, received late",
+            vec![
+                send(HERE, SHORT, PLAIN | AWAITED),
+                Step::Arrive(HERE, 0),
+                Step::Pass(1),
+                recv(1, ANY, ROOMY, AWAITED),
+            ],
+        ),
+        (
+            "a short message of one tag",
+            vec![
+                recv(1, 0, ROOMY, AWAITED),
+                act(Act::Send, [HERE, EXACT, of(SHORT), PLAIN]),
+            ],
+        ),
+        (
+            "an eager message, posted first",
+            vec![recv(1, MASKED, ROOMY, POSTED), send(HERE, EAGER, PLAIN)],
+        ),
+        (
+            "an eager message, received late",
+            vec![
+                send(HERE, EAGER, PLAIN),
+                Step::Arrive(HERE, 0),
+                Step::Pass(1),
+                recv(1, ANY, ROOMY, AWAITED),
+            ],
+        ),
+        (
+            "a long message, posted first",
+            vec![recv(1, MASKED, ROOMY, POSTED), send(HERE, LONG, PLAIN)],
+        ),
+        (
+            "a long message, received late",
+            vec![
+                send(HERE, LONG, PLAIN | AWAITED),
+                Step::Arrive(HERE, 0),
+                Step::Pass(1),
+                recv(1, ANY, ROOMY, AWAITED),
+            ],
+        ),
+        (
+            "a synchronous message",
+            vec![send(HERE, SHORT, SYNC), recv(1, ANY, ROOMY, POSTED)],
+        ),
+        (
+            "a synchronous message, received late",
+            vec![
+                send(HERE, EAGER, SYNC | AWAITED),
+                Step::Arrive(HERE, 0),
+                Step::Pass(1),
+                recv(1, ANY, ROOMY, AWAITED),
+            ],
+        ),
+        (
+            "an eager message too long for its receive",
+            vec![recv(1, ANY, short(200), POSTED), send(HERE, EAGER, PLAIN)],
+        ),
+        (
+            "a long message too long for its receive",
+            vec![send(HERE, LONG, PLAIN), recv(1, ANY, short(200), AWAITED)],
+        ),
+        (
+            "a message that nobody receives",
+            vec![send(HERE, EAGER, PLAIN), send(HERE, LONG, SYNC)],
+        ),
+        (
+            "a receive of what nobody sends",
+            vec![recv(1, 0, ROOMY, POSTED), recv(1, ANY, ROOMY, AWAITED)],
+        ),
+        (
+            "messages of two lengths, in order",
+            vec![
+                recv(1, ANY, ROOMY, POSTED),
+                recv(1, ANY, ROOMY, AWAITED),
+                send(HERE, LONG, PLAIN),
+                send(HERE, SHORT, PLAIN),
+            ],
+        ),
+        (
+            "messages of two priorities",
+            vec![
+                send(HERE, LONG, PLAIN),
+                send(HERE, SHORT, HIGH | 0x10),
+                recv(1, ANY, ROOMY, POSTED),
+                recv(1, ANY, ROOMY, POSTED),
+            ],
+        ),
+        (
+            "messages over two links",
+            vec![
+                send(HERE, EAGER, PLAIN),
+                send(HERE_TOO, SHORT, PLAIN),
+                recv(1, ANY, ROOMY, POSTED),
+                recv(1, ANY, ROOMY, POSTED),
+            ],
+        ),
+        (
+            "a claim that is taken",
+            vec![
+                act(Act::Claim, [1, ANY, ROOMY, 0]),
+                send(HERE, EAGER, PLAIN),
+                recv(1, ANY, ROOMY, POSTED),
+                send(HERE, SHORT, PLAIN),
+            ],
+        ),
+        (
+            "a claim of a long message",
+            vec![send(HERE, LONG, PLAIN), act(Act::Claim, [1, ANY, ROOMY, 0])],
+        ),
+        (
+            "a claim that is given back",
+            vec![
+                act(Act::Claim, [1, ANY, ROOMY, 2]),
+                send(HERE, EAGER, PLAIN),
+                recv(1, ANY, ROOMY, POSTED),
+            ],
+        ),
+        (
+            "a message that is taken",
+            vec![
+                send(HERE, LONG, PLAIN),
+                Step::Arrive(HERE, 0),
+                act(Act::Take, [1, ANY, 0, 0]),
+            ],
+        ),
         ("a short put", vec![put(SHORT, 0x6 | 8)]),
         ("a long put", vec![put(LONG, 0x2 | 8)]),
-        ("a put that is over at its source", vec![put(9000, 8), act(Act::Flush, [HERE, 0, 0, 0])]),
-        ("a put and a fence", vec![put(9000, 0x2 | 8), act(Act::Flush, [HERE, 0, 0, 2]), put(SHORT, 8 | 2)]),
-        ("a put and a flush", vec![put(LONG, 0x2 | 8), act(Act::Flush, [HERE, 0, 0, 0])]),
-        ("a put with a signal", vec![act(Act::Wait, [1, 1, 0, 0]), put(9000, 2)]),
-        ("a signal", vec![act(Act::Wait, [1, 1, 0, 0]), act(Act::Signal, [HERE, 0, 0, 0])]),
+        (
+            "a put that is over at its source",
+            vec![put(9000, 8), act(Act::Flush, [HERE, 0, 0, 0])],
+        ),
+        (
+            "a put and a fence",
+            vec![
+                put(9000, 0x2 | 8),
+                act(Act::Flush, [HERE, 0, 0, 2]),
+                put(SHORT, 8 | 2),
+            ],
+        ),
+        (
+            "a put and a flush",
+            vec![put(LONG, 0x2 | 8), act(Act::Flush, [HERE, 0, 0, 0])],
+        ),
+        (
+            "a put with a signal",
+            vec![act(Act::Wait, [1, 1, 0, 0]), put(9000, 2)],
+        ),
+        (
+            "a signal",
+            vec![
+                act(Act::Wait, [1, 1, 0, 0]),
+                act(Act::Signal, [HERE, 0, 0, 0]),
+            ],
+        ),
         ("a short get", vec![get(SHORT)]),
-        ("a long get", vec![get(LONG), act(Act::Flush, [HERE, 0, 0, 0])]),
-        ("an atomic operation from each end", vec![act(Act::Atomic, [HERE, 0, 0, POSTED]), act(Act::Atomic, [HERE, 0, 0, AWAITED]), act(Act::Atomic, [THERE, 0, 0, 0])]),
-        ("a short active message", vec![inbox(0, 4), am(0, SHORT, POSTED)]),
-        ("a long active message, received late", vec![am(1, LONG, POSTED), Step::Arrive(HERE, 0), Step::Pass(1), inbox(1, 4)]),
-        ("a long active message, as bytes", vec![am(1, LONG, AWAITED), inbox(1, 2)]),
-        ("a long active message that is rejected", vec![am(1, LONG, POSTED), inbox(1, 0)]),
-        ("a long active message that is dropped", vec![am(1, LONG, POSTED), inbox(1, 1)]),
-        ("an active message that nobody receives", vec![am(2, EAGER, POSTED), am(2, LONG, AWAITED)]),
+        (
+            "a long get",
+            vec![get(LONG), act(Act::Flush, [HERE, 0, 0, 0])],
+        ),
+        (
+            "an atomic operation from each end",
+            vec![
+                act(Act::Atomic, [HERE, 0, 0, POSTED]),
+                act(Act::Atomic, [HERE, 0, 0, AWAITED]),
+                act(Act::Atomic, [THERE, 0, 0, 0]),
+            ],
+        ),
+        (
+            "a short active message",
+            vec![inbox(0, 4), am(0, SHORT, POSTED)],
+        ),
+        (
+            "a long active message, received late",
+            vec![
+                am(1, LONG, POSTED),
+                Step::Arrive(HERE, 0),
+                Step::Pass(1),
+                inbox(1, 4),
+            ],
+        ),
+        (
+            "a long active message, as bytes",
+            vec![am(1, LONG, AWAITED), inbox(1, 2)],
+        ),
+        (
+            "a long active message that is rejected",
+            vec![am(1, LONG, POSTED), inbox(1, 0)],
+        ),
+        (
+            "a long active message that is dropped",
+            vec![am(1, LONG, POSTED), inbox(1, 1)],
+        ),
+        (
+            "an active message that nobody receives",
+            vec![am(2, EAGER, POSTED), am(2, LONG, AWAITED)],
+        ),
         ("a stream", vec![open(EAGER, 0xc), accept(all)]),
-        ("a stream that is flushed", vec![accept(all), open(9000, 0xe)]),
-        ("a stream that ends with its writer", vec![open(EAGER, 0), accept(all)]),
+        (
+            "a stream that is flushed",
+            vec![accept(all), open(9000, 0xe)],
+        ),
+        (
+            "a stream that ends with its writer",
+            vec![open(EAGER, 0), accept(all)],
+        ),
         ("a stream of buffers", vec![open(EAGER, 0xd), accept(all)]),
         ("a stream that is reset", vec![open(EAGER, 4), accept(all)]),
-        ("a stream whose reader leaves", vec![open(LONG, 0xc), accept(kept)]),
+        (
+            "a stream whose reader leaves",
+            vec![open(LONG, 0xc), accept(kept)],
+        ),
         ("a stream that nobody accepts", vec![open(LONG, 0xc)]),
-        ("room for operations", vec![act(Act::Ready, [HERE, 0, 0, 0]), send(HERE, LONG, PLAIN)]),
-        ("all polled late", vec![recv(1, ANY, ROOMY, AWAITED | LATER), send(HERE, LONG, PLAIN | AWAITED | LATER), act(Act::Get, [HERE, 1, of(LONG), LATER])]),
+        (
+            "room for operations",
+            vec![act(Act::Ready, [HERE, 0, 0, 0]), send(HERE, LONG, PLAIN)],
+        ),
+        (
+            "all polled late",
+            vec![
+                recv(1, ANY, ROOMY, AWAITED | LATER),
+                send(HERE, LONG, PLAIN | AWAITED | LATER),
+                act(Act::Get, [HERE, 1, of(LONG), LATER]),
+            ],
+        ),
     ]
 }
 
@@ -143,7 +328,8 @@ impl Beds {
                 index
             }
             None => {
-                self.0.push((kind, Run::new(Bed::new(Plan::two(KINDS[kind])))));
+                self.0
+                    .push((kind, Run::new(Bed::new(Plan::two(KINDS[kind])))));
                 self.0.len() - 1
             }
         };
@@ -208,7 +394,9 @@ fn step_by_step() {
 
 #[test]
 fn all_at_once() {
-    each("without a step between", &ALL, |steps| vec![steps.to_vec(); ALL.len()]);
+    each("without a step between", &ALL, |steps| {
+        vec![steps.to_vec(); ALL.len()]
+    });
 }
 
 #[test]
@@ -246,7 +434,11 @@ fn with_little_room() {
 #[test]
 fn stalled_at_every_step() {
     each("stalled at step", &[1, 2], |steps| {
-        let stalls = [Step::Flow(HERE, 1), Step::Flow(HERE, 2), Step::Flow(THERE, 1)];
+        let stalls = [
+            Step::Flow(HERE, 1),
+            Step::Flow(HERE, 2),
+            Step::Flow(THERE, 1),
+        ];
         at_every_step(steps, &stalls)
     });
 }
@@ -277,38 +469,50 @@ fn called_off_at_every_step() {
 #[test]
 fn the_link_breaks_at_every_step() {
     each("broken at step", &ALL, |steps| {
-        let cuts: Vec<_> = (0..7).map(|how| Step::Fault(Fault::Cut, [HERE, how])).collect();
+        let cuts: Vec<_> = (0..7)
+            .map(|how| Step::Fault(Fault::Cut, [HERE, how]))
+            .collect();
         few(at_every_step(steps, &cuts))
     });
 }
 
 #[test]
 fn an_end_closes_at_every_step() {
-    each("closed at step", &ALL, |steps| few(at_every_step(steps, &ends(Fault::Close))));
+    each("closed at step", &ALL, |steps| {
+        few(at_every_step(steps, &ends(Fault::Close)))
+    });
 }
 
 #[test]
 fn an_end_aborts_at_every_step() {
-    each("aborted at step", &ALL, |steps| few(at_every_step(steps, &ends(Fault::Abort))));
+    each("aborted at step", &ALL, |steps| {
+        few(at_every_step(steps, &ends(Fault::Abort)))
+    });
 }
 
 /// Nobody holds an end any more, but operations under way.
 #[test]
 fn an_end_is_let_go_at_every_step() {
-    each("let go at step", &ALL, |steps| few(at_every_step(steps, &ends(Fault::Leave))));
+    each("let go at step", &ALL, |steps| {
+        few(at_every_step(steps, &ends(Fault::Leave)))
+    });
 }
 
 #[test]
 fn a_peer_dies_at_every_step() {
     let deaths = [[0, 0], [1, 1], [0, 1], [1, 0], [1, 0]];
     let deaths = deaths.map(|args| Step::Fault(Fault::Kill, args));
-    each("a death at step", &ALL, |steps| few(at_every_step(steps, &deaths)));
+    each("a death at step", &ALL, |steps| {
+        few(at_every_step(steps, &deaths))
+    });
 }
 
 #[test]
 fn a_worker_is_shut_down_at_every_step() {
     let ends = [0, 1, 1].map(|node| Step::Fault(Fault::Shutdown, [node, 0]));
-    each("shut down at step", &ALL, |steps| few(at_every_step(steps, &ends)));
+    each("shut down at step", &ALL, |steps| {
+        few(at_every_step(steps, &ends))
+    });
 }
 
 /// A message on its way is changed, doubled, lost or overtaken.
@@ -320,7 +524,9 @@ fn a_message_is_twisted_at_every_step() {
         Step::Twist([number / 8 % 2, dice.next(), how, dice.next()])
     });
     let twists: Vec<_> = twists.collect();
-    each("twisted at step", &[0, 1, 2], |steps| few(at_every_step(steps, &twists)));
+    each("twisted at step", &[0, 1, 2], |steps| {
+        few(at_every_step(steps, &twists))
+    });
 }
 
 /// At either end.

@@ -71,11 +71,6 @@ impl Frame {
             lent: None,
         }
     }
-
-    /// Its length, with what is lent.
-    pub(crate) fn length(&self) -> usize {
-        self.body.len() + self.lent.map_or(0, |(payload, _)| payload.length)
-    }
 }
 
 /// A payload on its way into memory that the receiver gave.
@@ -135,8 +130,7 @@ impl Way {
             };
             if let Some((payload, token)) = frame.lent.take() {
                 // SAFETY: lent until it is reported as sent, after this.
-                let payload =
-                    unsafe { slice::from_raw_parts(payload.address, payload.length) };
+                let payload = unsafe { slice::from_raw_parts(payload.address, payload.length) };
                 frame.body.extend_from_slice(payload);
                 self.read.push(token);
             }
@@ -476,7 +470,10 @@ impl Ends {
                 }
             }
             Next::Whole(frame) => {
-                if sink.message(id, frame.id, frame.header, &frame.body).is_err() {
+                if sink
+                    .message(id, frame.id, frame.header, &frame.body)
+                    .is_err()
+                {
                     let mut wire = entry.wire.lock();
                     wire.refused[side] = true;
                     wire.over[side] = true;
@@ -557,7 +554,10 @@ impl Interface for Ends {
             let entry = &self.entries[index];
             let wire = entry.wire.lock();
             let into = &wire.ways[1 - entry.side];
-            !wire.over[entry.side] && into.landing.is_none() && into.whole.is_none() && !into.arrived.is_empty()
+            !wire.over[entry.side]
+                && into.landing.is_none()
+                && into.whole.is_none()
+                && !into.arrived.is_empty()
         };
         self.glances += u32::from(is_there);
         is_there && self.step(index, true, sink).is_some()
