@@ -131,6 +131,66 @@ pub(crate) struct Books {
     pub(crate) is_hostile: bool,
 }
 
+/// How much of each came about, so that programs are known to say something.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) tagged: u64,
+    pub(crate) active: u64,
+    pub(crate) puts: u64,
+    pub(crate) atomics: u64,
+    pub(crate) streams: u64,
+    pub(crate) called_off: u64,
+    pub(crate) truncated: u64,
+}
+
+impl Seen {
+    pub(crate) fn add(&mut self, books: &Books) {
+        let count = |is_so: &dyn Fn(&Message) -> bool| {
+            books
+                .messages
+                .iter()
+                .filter(|message| is_so(message))
+                .count() as u64
+        };
+        self.tagged += count(&|message| message.am.is_none() && message.received == 1);
+        self.active += books.arrivals.len() as u64;
+        let puts = books.puts.iter().filter(|put| put.fate == Fate::Done);
+        self.puts += puts.count() as u64;
+        self.atomics += books
+            .raises
+            .iter()
+            .filter(|raise| raise.old.is_some())
+            .count() as u64;
+        self.streams += books.streams.iter().filter(|stream| stream.is_read).count() as u64;
+        self.called_off += count(&|message| message.fate == Fate::Never);
+        let receives = books.receives.iter();
+        self.truncated += receives.filter(|receive| receive.is_truncated).count() as u64;
+    }
+
+    pub(crate) fn join(&mut self, other: Self) {
+        self.tagged += other.tagged;
+        self.active += other.active;
+        self.puts += other.puts;
+        self.atomics += other.atomics;
+        self.streams += other.streams;
+        self.called_off += other.called_off;
+        self.truncated += other.truncated;
+    }
+
+    /// The rarest.
+    pub(crate) fn least(&self) -> u64 {
+        let all = [
+            self.tagged,
+            self.active,
+            self.puts,
+            self.atomics,
+            self.streams,
+        ];
+        let rare = [self.called_off * 10, self.truncated * 10];
+        all.into_iter().chain(rare).min().unwrap_or_default()
+    }
+}
+
 pub(crate) type Shelf = Rc<RefCell<Books>>;
 
 /// Bytes in front of each stream: its number.

@@ -58,6 +58,7 @@ use std::{
 };
 
 use bed::{Bed, KINDS, Plan};
+use books::Seen;
 use program::{Fault, Sort, Step, program, shrink, split_mix};
 use run::Run;
 
@@ -176,6 +177,7 @@ fn random_programs() {
     let first = number("SCHEDULES_SEED").unwrap_or(1);
     let began = Instant::now();
     let (mut programs, mut steps, mut groups) = (0, 0, 0);
+    let mut seen = Seen::default();
     let mut kept: Vec<(String, Kept)> = Vec::new();
     for seed in first.. {
         if programs >= schedules {
@@ -206,6 +208,8 @@ fn random_programs() {
                 programs += bed.run.programs - before.0;
                 steps += bed.run.steps - before.1;
                 groups += 1;
+                let mut bed = bed;
+                seen.join(std::mem::take(&mut bed.run.seen));
                 kept.push((name, bed));
             }
             Err(panic) => {
@@ -215,7 +219,11 @@ fn random_programs() {
         }
     }
     let took = began.elapsed().as_secs_f64();
-    eprintln!("{programs} schedules, {steps} steps, {groups} times connected, in {took:.1} s");
+    eprintln!(
+        "{programs} schedules, {steps} steps, {groups} times connected, in {took:.1} s: {seen:?}"
+    );
+    // They say something.
+    assert!(seen.least() > programs / 20 || programs < 1000, "{seen:?}");
 }
 
 /// One test at a time: each looks at the memory of the whole process.

@@ -140,20 +140,21 @@ impl Task {
         }
     }
 
-    /// It is called off, if it was posted: it still ends, and says how. `Err`: it was not.
-    pub(crate) fn call_off(self) -> std::result::Result<Self, Self> {
-        let (what, node, conn) = (self.what, self.node, self.conn);
-        let called_off = |boxed| {
-            let mut task = Self::new(what, node, conn, Fut::Boxed(boxed));
-            (task.has_begun, task.is_called_off) = (true, true);
-            task.wake();
-            Ok(task)
+    pub(crate) fn was_posted(&self) -> bool {
+        !matches!(self.fut, Fut::Boxed(_))
+    }
+
+    /// It is called off, if it was posted: it still ends, and says how.
+    pub(crate) fn call_off(self) -> Self {
+        let fut: Boxed = match self.fut {
+            Fut::Send(op) => Box::pin(async { End::Unit(op.cancel().await) }),
+            Fut::Recv(op) => Box::pin(async { End::Got(op.cancel().await) }),
+            Fut::Word(op) => Box::pin(async { End::Word(op.cancel().await) }),
+            Fut::Boxed(future) => future,
         };
-        match self.fut {
-            Fut::Send(op) => called_off(Box::pin(async { End::Unit(op.cancel().await) })),
-            Fut::Recv(op) => called_off(Box::pin(async { End::Got(op.cancel().await) })),
-            Fut::Word(op) => called_off(Box::pin(async { End::Word(op.cancel().await) })),
-            Fut::Boxed(_) => Err(self),
-        }
+        let mut task = Self::new(self.what, self.node, self.conn, Fut::Boxed(fut));
+        (task.has_begun, task.is_called_off) = (true, true);
+        task.wake();
+        task
     }
 }

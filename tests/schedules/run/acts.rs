@@ -1,7 +1,5 @@
 //! What programs begin.
 
-use std::future::Future;
-
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wharf::{
     ActiveMessage, AmInbox, BufferMut, ByteStream, Endpoint, Error, ErrorKind, Mask, Matched,
@@ -185,7 +183,7 @@ impl Run {
             return;
         };
         let exact = u64::from(class & 0x100);
-        let tag = u64::from(class & 0xff) % CLASSES | exact;
+        let tag = (u64::from(class & 0xff) % CLASSES) | exact;
         let number = self.message(conn, side, None, Some(tag), length);
         let (sync, priority) = (how & 0x30 == 0, how & 0x1c0 == 0);
         let (tag, bytes) = {
@@ -589,17 +587,10 @@ impl Run {
         self.push(task, at_once);
     }
 
-    pub(super) fn accept(
-        shelf: Shelf,
-        conn: usize,
-        endpoint: Endpoint,
-        how: u32,
-    ) -> impl Future<Output = End> {
-        async move {
-            match endpoint.accept_stream().await {
-                Ok(stream) => Self::read(shelf, conn, stream, how).await,
-                Err(error) => End::Over(Some(error)),
-            }
+    async fn accept(shelf: Shelf, conn: usize, endpoint: Endpoint, how: u32) -> End {
+        match endpoint.accept_stream().await {
+            Ok(stream) => Self::read(shelf, conn, stream, how).await,
+            Err(error) => End::Over(Some(error)),
         }
     }
 
@@ -623,10 +614,9 @@ impl Run {
         }
         let mut leaving = Leaving(shelf.clone(), conn, None);
         loop {
-            let count = match stream.read(&mut buffer).await {
-                Ok(count) => count,
-                // It was reset, or its connection ended.
-                Err(_) => return End::Over(None),
+            // Else it was reset, or its connection ended.
+            let Ok(count) = stream.read(&mut buffer).await else {
+                return End::Over(None);
             };
             found.extend_from_slice(&buffer[..count]);
             let books = &mut *shelf.borrow_mut();

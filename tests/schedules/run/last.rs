@@ -243,6 +243,7 @@ impl Run {
             assert_eq!(all, [0; 4], "node {node} keeps something: {held:?}");
         }
         let books = self.shelf.borrow();
+        self.seen.add(&books);
         let to = |message: &Message| self.bed.conns[message.conn].nodes[1 - message.side];
         if !is_hostile {
             books.check_order();

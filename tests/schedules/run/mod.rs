@@ -19,7 +19,7 @@ use std::{
 
 use super::{
     bed::{Bed, SLOTS},
-    books::{Fate, Shelf},
+    books::{Fate, Seen, Shelf},
     guarded::Guard,
     program::Step,
     task::{Task, What},
@@ -39,6 +39,7 @@ pub(crate) struct Run {
     bases: Vec<[u64; 2]>,
     pub(crate) steps: u64,
     pub(crate) programs: u64,
+    pub(crate) seen: Seen,
     /// All that was seen, folded.
     pub(crate) trace: u64,
     pub(crate) said: Option<Vec<String>>,
@@ -58,6 +59,7 @@ impl Run {
             bases: Vec::new(),
             steps: 0,
             programs: 0,
+            seen: Seen::default(),
             trace: 0,
             said: TELLS.load(Relaxed).then(Vec::new),
             is_spent: false,
@@ -235,16 +237,13 @@ impl Run {
 
     fn call_off(&mut self, index: usize) {
         let task = self.tasks.swap_remove(index);
-        let what = task.what;
-        match task.call_off() {
-            Ok(task) => {
-                if let What::Recv(receive) | What::Claim(receive) = what {
-                    self.shelf.borrow_mut().receives[receive].is_loose = true;
-                }
-                self.tasks.push(task);
-            }
-            Err(task) => self.dropped(task),
+        if !task.was_posted() {
+            return self.dropped(task);
         }
+        if let What::Recv(receive) | What::Claim(receive) = task.what {
+            self.shelf.borrow_mut().receives[receive].is_loose = true;
+        }
+        self.tasks.push(task.call_off());
     }
 
     /// What a first poll promises.
