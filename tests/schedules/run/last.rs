@@ -31,12 +31,26 @@ impl Run {
                     moved += self.arrive(conn, side, usize::MAX);
                 }
             }
+            // A look makes a pass too, and no system call.
+            for node in &self.bed.nodes {
+                if !node.is_over {
+                    node.worker.in_flight();
+                }
+            }
+            moved += self.poll_woken();
+            if moved > 0 {
+                continue;
+            }
             for node in &self.bed.nodes {
                 if !node.is_over {
                     moved += node.worker.progress();
                 }
             }
-            moved += self.poll_woken();
+            // What the passes before have sent.
+            for conn in &self.bed.conns {
+                let ways = &conn.wire.lock().ways;
+                moved += ways.iter().map(|way| way.flight.len()).sum::<usize>();
+            }
             if moved == 0 {
                 return self.find_lost_wakes();
             }
@@ -218,9 +232,10 @@ impl Run {
                 (0..SLOTS).for_each(|slot| self.mend(node, slot));
             }
         }
+        let has_puts = puts > 0 || is_hostile;
         for (node, found) in self.bed.nodes.iter().enumerate() {
-            for slot in 0..SLOTS {
-                self.look_at_slot(node, slot);
+            if has_puts {
+                (0..SLOTS).for_each(|slot| self.look_at_slot(node, slot));
             }
             if !is_hostile {
                 self.check_words(node, &faulty);
