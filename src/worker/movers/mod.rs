@@ -64,12 +64,19 @@ pub(crate) struct Kept {
     pub(crate) memory: Option<Work>,
 }
 
-/// An operation that has failed while its peer was inside its memory.
+/// Memory that a peer was inside when it was taken back, and which is given a moment until it is kept.
 pub(crate) struct Leaving {
     pair: Arc<Pair>,
-    key: OpKey,
-    error: Error,
+    what: Left,
     until: Instant,
+}
+
+/// Whose memory that is.
+enum Left {
+    /// An operation's, which has failed.
+    Failed(OpKey, Error),
+    /// Nobody's any more.
+    Memory(Work),
 }
 
 /// Copying a chunk takes less.
@@ -327,16 +334,30 @@ impl Movers {
     fn let_leave(&mut self, pair: Arc<Pair>, key: OpKey, error: Error) {
         if let Some(entry) = self.ctx.operations.get(key) {
             entry.one_sided = Some(Box::new(OneSided::Leaving));
-            self.leaving.push(Leaving {
-                pair,
-                key,
-                error,
-                until: Instant::now() + LEAVES_WITHIN,
-            });
+            self.push_leaving(pair, Left::Failed(key, error));
         }
     }
 
-    /// Ends operations that peers have left, and those that they stay in. Returns how many. `all`: without another moment.
+    fn push_leaving(&mut self, pair: Arc<Pair>, what: Left) {
+        self.leaving.push(Leaving {
+            pair,
+            what,
+            until: Instant::now() + LEAVES_WITHIN,
+        });
+    }
+
+    /// Lets go of memory that the peer may be inside, once it is outside.
+    pub(crate) fn let_go(&mut self, pair: &Arc<Pair>, memory: Work) {
+        if pair.is_peer_outside() {
+            self.ctx.bury(memory);
+        } else if pair.is_slow() {
+            self.keep(pair.clone(), memory);
+        } else {
+            self.push_leaving(pair.clone(), Left::Memory(memory));
+        }
+    }
+
+    /// Ends what peers have left, and what they stay in. Returns how many. `all`: without another moment.
     pub(crate) fn end_leaving(&mut self, all: bool) -> usize {
         if self.leaving.is_empty() {
             return 0;
@@ -348,16 +369,20 @@ impl Movers {
                 self.leaving.push(leaving);
                 continue;
             }
-            let Leaving {
-                pair, key, error, ..
-            } = leaving;
+            let Leaving { pair, what, .. } = leaving;
             pair.set_slow(!is_outside);
-            if let Some(entry) = self.ctx.operations.get(key) {
-                entry.one_sided = None;
-            }
-            match is_outside {
-                true => self.fail_outside(key, error),
-                false => self.fail_inside(pair, key, error),
+            match (what, is_outside) {
+                (Left::Memory(memory), true) => self.ctx.bury(memory),
+                (Left::Memory(memory), false) => self.keep(pair, memory),
+                (Left::Failed(key, error), _) => {
+                    if let Some(entry) = self.ctx.operations.get(key) {
+                        entry.one_sided = None;
+                    }
+                    match is_outside {
+                        true => self.fail_outside(key, error),
+                        false => self.fail_inside(pair, key, error),
+                    }
+                }
             }
         }
         before - self.leaving.len()

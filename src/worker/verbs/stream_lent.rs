@@ -63,14 +63,8 @@ impl Movers {
             // A reader counts nothing in it, so another may have it at once.
             pair.release(*word);
         }
-        let outside = pair.is_peer_outside();
         for (buffer, _) in lent {
-            if outside {
-                self.ctx.buried.push(Buried::Buffer(buffer));
-            } else {
-                let work = Work::StreamOut { _buffer: buffer };
-                self.keep(pair.clone(), work);
-            }
+            self.let_go(&pair, Work::StreamOut { _buffer: buffer });
         }
     }
 }
