@@ -33,6 +33,20 @@ impl Endpoint {
     pub fn fence(&self) -> Fence<'_> {
         Fence(Request::new(Flushing::new(self, true)))
     }
+
+    /// Waits until all operations of this endpoint that were begun before are over: puts are visible at the target, gets have landed, long
+    /// sends have been read. A short send is over when it was accepted; [`Endpoint::close`] waits until the peer has read those as well.
+    ///
+    /// # Errors
+    /// What ends the connection; why a put was refused whose future was dropped, or had ended as [`Put::local`](crate::Put::local) does.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    #[doc(alias = "ucp_ep_flush_nbx")]
+    #[doc(alias("ucp_ep_flush", "ucp_ep_flush_nb"))]
+    pub fn flush(&self) -> Flush<'_> {
+        Flush(Request::new(Flushing::new(self, false)))
+    }
 }
 
 impl Worker {
@@ -75,12 +89,6 @@ pub struct Fence<'a>(Request<Flushing<'a>>);
 /// Waits for earlier operations; made by [`Endpoint::flush`].
 #[must_use = "a flush does nothing unless awaited"]
 pub struct Flush<'a>(Request<Flushing<'a>>);
-
-impl<'a> Flush<'a> {
-    pub(super) fn new(endpoint: &'a Endpoint) -> Self {
-        Self(Request::new(Flushing::new(endpoint, false)))
-    }
-}
 
 struct Flushing<'a> {
     endpoint: &'a Endpoint,

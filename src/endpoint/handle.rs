@@ -14,8 +14,6 @@ use crate::{
     worker::{Explanation, Handle, engine::Engine, peer::Peer, shared::Shared},
 };
 
-use super::fence::Flush;
-
 /// A connection to one peer. A cheap clone; the last clone's drop closes it once all that was sent has gone.
 #[derive(Clone)]
 #[doc(alias = "ucp_ep_h")]
@@ -145,20 +143,6 @@ impl Endpoint {
             return Explanation::never("the endpoint is closed");
         };
         explained.with_unavailable(&self.transports(), self.shared().context.unavailable())
-    }
-
-    /// Waits until all operations of this endpoint that were begun before are over: puts are visible at the target, gets have landed, long
-    /// sends have been read. A short send is over when it was accepted; [`Endpoint::close`] waits until the peer has read those as well.
-    ///
-    /// # Errors
-    /// What ends the connection; why a put was refused whose future was dropped, or had ended as [`Put::local`](crate::Put::local) does.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
-    #[doc(alias = "ucp_ep_flush_nbx")]
-    #[doc(alias("ucp_ep_flush", "ucp_ep_flush_nb"))]
-    pub fn flush(&self) -> Flush<'_> {
-        Flush::new(self)
     }
 
     /// Closes the connection: what was sent goes out first, and the peer says that it has read it. So this waits for what waits for the peer: a
