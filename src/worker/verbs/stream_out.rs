@@ -285,9 +285,15 @@ impl Core {
                 return Ok(Step::Sent);
             }
             None => {}
-            // The window that comes back gives it its turn again,
-            Some(_) if turn.window == 0 => return Ok(Step::Parked),
-            // or what the reader says.
+            // The window that comes back gives it its turn again. Until then as much may be gathered as there is room for: what stood there while the link was
+            // full has left in part.
+            Some(_) if turn.window == 0 => {
+                if writing.gathered < GATHERED {
+                    ctx.wakes.extend(writing.waker.take());
+                }
+                return Ok(Step::Parked);
+            }
+            // What the reader says gives it its turn again.
             Some(Piece::Owned {
                 loan: Loan::Out(_), ..
             }) => return Ok(Step::Parked),
