@@ -76,8 +76,8 @@ fn group(seed: u64) -> (Plan, Sort, Vec<Step>) {
     let mut state = seed ^ 0x6_0000;
     let roll = split_mix(&mut state);
     let (sort, programs) = match roll >> 16 & 7 {
-        0 => (Sort::Hostile, 1),
-        1 | 2 => (Sort::Faulty, 1),
+        0 | 1 => (Sort::Hostile, 1),
+        2..=4 => (Sort::Faulty, 1),
         _ => (Sort::Fair, GROUP),
     };
     let kind = match KINDS[roll as usize % KINDS.len()] {

@@ -207,6 +207,19 @@ fn what_is_read_of_a_stream_makes_room() {
     }
 }
 
+/// Short writes are gathered where sending costs a system call. One that found no room for that goes on when some of what was gathered has left, also
+/// where the rest of that waits for the reader.
+#[test]
+fn a_write_goes_on_when_a_full_link_has_room() {
+    let _alone = ALONE.lock();
+    let mut run = over(KINDS[1]);
+    // 119,960 bytes in pieces of 1000, of which 64 KiB may leave before the stream is accepted.
+    let open = act(Act::Open, [HERE, of(2999), 999, 0]);
+    run.play(&[Step::Room(HERE, 2), open, Step::Rest]);
+    assert_eq!(left(&run), []);
+    end(&mut run);
+}
+
 #[test]
 fn after_ones_own_close_calls_say_closed() {
     let _alone = ALONE.lock();
