@@ -34,7 +34,7 @@ impl Run {
             // A look makes a pass too, and no system call.
             for node in &self.bed.nodes {
                 if !node.is_over {
-                    node.worker.in_flight();
+                    let _ = node.worker.in_flight();
                 }
             }
             moved += self.poll_woken();
