@@ -31,7 +31,7 @@ use crate::{
 use super::{
     Endpoint, Op,
     attempt::{Attempt, tried, try_send},
-    handle::window,
+    handle::{ended, window},
     operation::{Completion, Entered, Settled},
     request::{First, Request, Verb},
 };
@@ -42,11 +42,6 @@ struct Message<'a> {
     header: SendBuffer<'a>,
     payload: SendBuffer<'a>,
     unstaged: bool,
-}
-
-#[cold]
-fn closed() -> Error {
-    crate::worker::send::closed().during(Operation::AmSend)
 }
 
 impl Message<'_> {
@@ -63,13 +58,10 @@ impl Message<'_> {
     fn attempt(&self, endpoint: &Endpoint, engine: &mut Engine) -> Attempt {
         let (header, payload) = (self.header.get(), self.payload.get());
         let (link, id) = endpoint.place();
-        let Some(peer) = engine.ctx().endpoint(link, id) else {
-            return Attempt::Over(Err(closed()));
+        let peer = match engine.ctx().endpoint(link, id) {
+            Some(peer) if peer.is_open() => peer,
+            peer => return Attempt::Over(Err(ended(peer, Operation::AmSend))),
         };
-        if !peer.is_open() {
-            let error = peer.error().unwrap_or_else(closed);
-            return Attempt::Over(Err(error.during(Operation::AmSend)));
-        }
         if !takes_header(peer, header.len()) {
             return Attempt::Over(Err(Error::new(
                 ErrorKind::InvalidArgument,
@@ -305,13 +297,10 @@ impl AmSink {
                 if let Err(error) = Self::reap(pending, engine) {
                     return Some(Err(error));
                 }
-                let Some(peer) = engine.ctx().endpoint(link, own) else {
-                    return Some(Err(closed()));
+                let peer = match engine.ctx().endpoint(link, own) {
+                    Some(peer) if peer.is_open() => peer,
+                    peer => return Some(Err(ended(peer, Operation::AmSend))),
                 };
-                if !peer.is_open() {
-                    let error = peer.error().unwrap_or_else(closed);
-                    return Some(Err(error.during(Operation::AmSend)));
-                }
                 let room = peer.posted < window;
                 let out = peer.am.outbound(*id);
                 if out.refused {

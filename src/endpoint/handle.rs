@@ -255,7 +255,7 @@ pub(super) fn alive(engine: &mut Engine, endpoint: &Endpoint, operation: Operati
 
 /// Why nothing begins on a connection any more.
 #[cold]
-fn ended(peer: Option<&mut Peer>, operation: Operation) -> Error {
+pub(super) fn ended(peer: Option<&mut Peer>, operation: Operation) -> Error {
     peer.and_then(|peer| peer.error())
         .unwrap_or_else(crate::worker::send::closed)
         .during(operation)

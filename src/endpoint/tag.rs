@@ -31,7 +31,7 @@ use crate::{
 
 use super::{
     attempt::{Attempt, tried, try_send},
-    handle::{Endpoint, window},
+    handle::{Endpoint, ended, window},
     operation::{Completion, Deadline, Entered, Front, Op, Settled, landed, sealed, wrong},
     request::{First, Rare, Request, Verb, poll_entered},
     worker::Worker,
@@ -214,22 +214,14 @@ impl<'a> TagSend<'a> {
     }
 }
 
-#[cold]
-fn closed() -> Error {
-    crate::worker::send::closed().during(Operation::TagSend)
-}
-
 impl Sending<'_> {
     #[inline(always)]
     fn attempt(&self, engine: &mut Engine) -> Attempt {
         let (link, id) = self.endpoint.place();
-        let Some(peer) = engine.ctx().endpoint(link, id) else {
-            return Attempt::Over(Err(closed()));
+        let peer = match engine.ctx().endpoint(link, id) {
+            Some(peer) if peer.is_open() => peer,
+            peer => return Attempt::Over(Err(ended(peer, Operation::TagSend))),
         };
-        if !peer.is_open() {
-            let error = peer.error().unwrap_or_else(closed);
-            return Attempt::Over(Err(error.during(Operation::TagSend)));
-        }
         let buffer = self.buffer.get();
         if !self.sync
             && let Some(data) = buffer.as_run()
