@@ -23,7 +23,6 @@ use crate::{
         engine::Engine,
         operations::{self, SendStage},
         peer::Peer,
-        shared::Shared,
         verbs::am::{takes_header, try_am},
     },
 };
@@ -32,7 +31,7 @@ use super::{
     Endpoint, Op,
     attempt::{Attempt, tried, try_send},
     handle::{ended, window},
-    operation::{Completion, Entered, Settled},
+    operation::{Completion, Settled},
     request::{First, Request, Verb},
 };
 
@@ -188,8 +187,8 @@ impl<'a> Verb<'a> for Sending<'a> {
         Operation::AmSend
     }
     #[inline(always)]
-    fn shared(&self) -> &'a Shared {
-        self.endpoint.shared()
+    fn endpoint(&self) -> &'a Endpoint {
+        self.endpoint
     }
     #[inline(always)]
     fn at_once(&mut self, _window: usize) -> Option<(Result<u64>, Begun<'a>)> {
@@ -206,7 +205,7 @@ impl<'a> Verb<'a> for Sending<'a> {
             _ => {}
         }
         let key = message.enter(endpoint, engine);
-        Ok(First::Entered(Entered::new(endpoint.handle(), key)))
+        Ok(First::Entered(key))
     }
 
     fn refused(&mut self, error: Error) -> OpError<Buffer> {

@@ -15,12 +15,12 @@ use crate::{
     protocol::control::Signal,
     transport::DeviceAtomic,
     types::{Access, AtomicOp, AtomicRequest, AtomicWord, OpKey, Width},
-    worker::{door::Begun, engine::Engine, operations::DeviceWord, rma::Target, shared::Shared},
+    worker::{door::Begun, engine::Engine, operations::DeviceWord, rma::Target},
 };
 
 use super::{
     handle::{Endpoint, alive, window},
-    operation::{Completion, Entered, Op},
+    operation::{Completion, Op},
     region::RemoteRegion,
     request::{First, Request, Verb},
 };
@@ -333,8 +333,8 @@ impl<'a, T: Completion> Verb<'a> for Word<'a, T> {
         self.operation()
     }
     #[inline(always)]
-    fn shared(&self) -> &'a Shared {
-        self.endpoint.shared()
+    fn endpoint(&self) -> &'a Endpoint {
+        self.endpoint
     }
 
     /// Does it straight in memory that is mapped here; what the word was.
@@ -362,10 +362,6 @@ impl<'a, T: Completion> Verb<'a> for Word<'a, T> {
         Some((Ok(old), inside.over()))
     }
 
-    fn check(&mut self) -> Result<()> {
-        self.target().map(drop)
-    }
-
     fn begin(&mut self, engine: &mut Engine, is_posted: bool) -> Result<First> {
         let operation = self.operation();
         let check = if is_posted { window } else { alive };
@@ -386,7 +382,7 @@ impl<'a, T: Completion> Verb<'a> for Word<'a, T> {
                 key
             }
         };
-        Ok(First::Entered(Entered::new(self.endpoint.handle(), key)))
+        Ok(First::Entered(key))
     }
 
     fn refused(&mut self, error: Error) -> Error {

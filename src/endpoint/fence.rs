@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     error::{Error, Operation, Result},
-    worker::{door::Begun, engine::Engine, send::closed, shared::Shared},
+    worker::{door::Begun, engine::Engine, send::closed},
 };
 
 use super::{
@@ -108,8 +108,8 @@ impl<'a> Verb<'a> for Flushing<'a> {
     fn operation(&self) -> Operation {
         Operation::Flush
     }
-    fn shared(&self) -> &'a Shared {
-        self.endpoint.shared()
+    fn endpoint(&self) -> &'a Endpoint {
+        self.endpoint
     }
     fn at_once(&mut self, _window: usize) -> Option<(Result<u64>, Begun<'a>)> {
         None
@@ -123,7 +123,7 @@ impl<'a> Verb<'a> for Flushing<'a> {
             return Err(error);
         }
         Ok(match ctx.begin_flush(link, self.is_fence) {
-            Some(key) => First::Entered(Entered::new(self.endpoint.handle(), key)),
+            Some(key) => First::Entered(key),
             None => First::Over(0),
         })
     }

@@ -12,11 +12,15 @@ use std::task::{Context, Poll};
 
 use crate::{
     error::{Error, Operation, Result},
+    types::OpKey,
     util::seldom::Seldom,
-    worker::{door::Begun, engine::Engine, operations::Outcome, shared::Shared},
+    worker::{door::Begun, engine::Engine, operations::Outcome},
 };
 
-use super::operation::{Completion, Deadline, Entered, Op, Settled, wrong};
+use super::{
+    handle::Endpoint,
+    operation::{Completion, Deadline, Entered, Op, Settled, wrong},
+};
 
 /// What an operation is, and how it begins.
 pub(super) trait Verb<'a> {
@@ -26,7 +30,7 @@ pub(super) trait Verb<'a> {
     type Refused;
 
     fn operation(&self) -> Operation;
-    fn shared(&self) -> &'a Shared;
+    fn endpoint(&self) -> &'a Endpoint;
 
     /// All of it, where this thread owns the lock, or nothing: `None`. `window` operations may be under way. What is over has a value: an atomic
     /// operation's word.
@@ -63,7 +67,10 @@ pub(super) trait Verb<'a> {
 /// How an operation began.
 pub(super) enum First {
     Over(u64),
-    Entered(Entered),
+    /// One that is posted has ended otherwise, which who awaits it learns.
+    Ended(Entered),
+    /// In the table.
+    Entered(OpKey),
 }
 
 /// A verb on its way: the state of its future.
@@ -84,11 +91,11 @@ pub(super) struct Rare {
 /// Polls an operation that is in the table. `None`: it is not.
 #[inline]
 pub(super) fn poll_entered(
-    rare: &mut Option<Box<Rare>>,
+    rare: &mut Option<Rare>,
     cx: &mut Context<'_>,
     operation: Operation,
 ) -> Option<Poll<Outcome>> {
-    let rare = rare.as_deref_mut()?;
+    let rare = rare.as_mut()?;
     let entered = rare.entered.as_mut()?;
     Some(entered.poll(cx, &mut rare.deadline, operation))
 }
@@ -118,7 +125,7 @@ impl<'a, V: Verb<'a>> Request<V> {
     pub(super) fn post(mut self) -> Result<Op<V::Kind>, V::Refused> {
         let mut failed = None;
         if self.is_plain() {
-            let window = self.verb.shared().ops_window;
+            let window = self.verb.endpoint().shared().ops_window;
             match self.verb.at_once(window) {
                 Some((Ok(value), _)) => {
                     let entered = self.verb.entered(value);
@@ -139,12 +146,13 @@ impl<'a, V: Verb<'a>> Request<V> {
             .map_or(Ok(()), Err)
             .and_then(|()| self.verb.check())
             .and_then(|()| {
-                let shared = self.verb.shared();
+                let shared = self.verb.endpoint().shared();
                 shared.begin(operation, |engine| self.verb.begin(engine, true))
             });
         let entered = match begun.and_then(|(first, _)| first) {
             Ok(First::Over(value)) => self.verb.entered(value),
-            Ok(First::Entered(entered)) => entered,
+            Ok(First::Ended(entered)) => entered,
+            Ok(First::Entered(key)) => Entered::new(self.verb.endpoint().handle(), key),
             Err(error) => return Err(self.verb.refused(error.or_during(operation))),
         };
         let rare = self.rare.take().unwrap_or_default();
@@ -199,21 +207,40 @@ impl<'a, V: Verb<'a>> Request<V> {
             return Poll::Ready(self.verb.failed(error));
         }
         let begun = self.verb.check().and_then(|()| {
-            let shared = self.verb.shared();
+            let shared = self.verb.endpoint().shared();
             shared.begin(operation, |engine| self.verb.begin(engine, false))
         });
-        match begun {
-            Ok((Ok(First::Entered(entered)), _)) => {
-                self.rare.get_or_insert_default().entered = Some(entered);
-                // Its deadline begins, and its waker is left.
-                self.poll_slowly(cx)
+        let (first, begun) = match begun {
+            Ok((Ok(first), begun)) => (first, begun),
+            Ok((Err(error), begun)) => {
+                return self.conclude(begun, cx, Err(error.or_during(operation)));
             }
-            Ok((Ok(First::Over(value)), begun)) => self.conclude(begun, cx, Ok(value)),
-            Ok((Err(error), begun)) => self.conclude(begun, cx, Err(error.or_during(operation))),
             Err(error) => {
                 self.is_over = true;
-                Poll::Ready(self.verb.failed(error.or_during(operation)))
+                return Poll::Ready(self.verb.failed(error.or_during(operation)));
             }
-        }
+        };
+        let handle = self.verb.endpoint().handle();
+        let entered = match first {
+            First::Over(value) => return self.conclude(begun, cx, Ok(value)),
+            // Before it has a place of its own: it may be over in the first look.
+            First::Entered(key) if self.rare.is_none() => match begun.poll_outcome(cx, key) {
+                Poll::Ready(mut outcome) => {
+                    self.is_over = true;
+                    outcome.during(operation);
+                    return Poll::Ready(V::Kind::settle(Settled(outcome)));
+                }
+                Poll::Pending => {
+                    let entered = Entered::new(handle, key);
+                    self.rare.get_or_insert_default().entered = Some(entered);
+                    return Poll::Pending;
+                }
+            },
+            First::Entered(key) => Entered::new(handle, key),
+            First::Ended(entered) => entered,
+        };
+        self.rare.get_or_insert_default().entered = Some(entered);
+        // Its deadline begins.
+        self.poll_slowly(cx)
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     error::{Error, OpError, Operation, Result},
     memory::{Buffer, BufferMut, ReceiveBuffer, SendBuffer},
     protocol::control::Signal,
-    types::{Access, Priority, Tag},
+    types::{Access, OpKey, Priority, Tag},
     util::seldom::Seldom,
     worker::{
         device::{admit, admit_target, admit_unstaged},
@@ -26,7 +26,6 @@ use crate::{
         engine::Engine,
         operations::{self, Arrival, Outcome, Work},
         rma::Target,
-        shared::Shared,
     },
 };
 
@@ -102,7 +101,7 @@ struct Putting<'a> {
     endpoint: &'a Endpoint,
     remote: Cow<'a, RemoteLayout>,
     buffer: SendBuffer<'a>,
-    signal: Seldom<Signalling>,
+    signal: Seldom<Box<Signalling>>,
     local: bool,
     unstaged: bool,
     priority: Priority,
@@ -229,7 +228,7 @@ impl Putting<'_> {
         engine: &mut Engine,
         signal: Option<Signal>,
         counter: Option<&Target>,
-    ) -> Option<Entered> {
+    ) -> Option<OpKey> {
         let mut signal = signal?;
         let (link, _) = self.endpoint.place();
         if let Some(counter) = counter
@@ -248,8 +247,7 @@ impl Putting<'_> {
             peer.posted += 1;
         }
         let put = self.work(Buffer::new(), Some(signal));
-        let key = engine.ctx().start_signal(link, put);
-        Some(Entered::new(self.endpoint.handle(), key))
+        Some(engine.ctx().start_signal(link, put))
     }
 
     /// Whether it goes in pieces. Short lists are gathered instead.
@@ -287,7 +285,7 @@ impl Putting<'_> {
     }
 
     #[cold]
-    fn enter_failed(&mut self, engine: &mut Engine, error: Error) -> Entered {
+    fn enter_failed(&mut self, engine: &mut Engine, error: Error) -> OpKey {
         let buffer = self.buffer.take();
         let (link, _) = self.endpoint.place();
         if let Some(peer) = engine.ctx().peer(link) {
@@ -298,10 +296,10 @@ impl Putting<'_> {
         engine
             .core
             .fail_operation(key, error.during(Operation::Put));
-        Entered::new(self.endpoint.handle(), key)
+        key
     }
 
-    fn enter(&mut self, engine: &mut Engine, signal: Option<Signal>) -> Entered {
+    fn enter(&mut self, engine: &mut Engine, signal: Option<Signal>) -> OpKey {
         let buffer = self.buffer.take();
         let (link, _) = self.endpoint.place();
         let target = self.remote.region.target();
@@ -309,7 +307,7 @@ impl Putting<'_> {
         if let Some(peer) = engine.ctx().peer(link) {
             peer.posted += 1;
         }
-        let key = match put.layout {
+        match put.layout {
             Some(_) => engine
                 .movers()
                 .start_layout(link, Work::Put(put), self.priority),
@@ -318,8 +316,7 @@ impl Putting<'_> {
                 let route = self.remote.region.route();
                 engine.movers().start_put(link, target, put, how, route)
             }
-        };
-        Entered::new(self.endpoint.handle(), key)
+        }
     }
 }
 
@@ -331,8 +328,8 @@ impl<'a> Verb<'a> for Putting<'a> {
         Operation::Put
     }
     #[inline(always)]
-    fn shared(&self) -> &'a Shared {
-        self.endpoint.shared()
+    fn endpoint(&self) -> &'a Endpoint {
+        self.endpoint
     }
 
     /// Copies a short run of bytes straight into memory that is mapped here.
@@ -368,17 +365,17 @@ impl<'a> Verb<'a> for Putting<'a> {
             Some(follows) => (Some(follows.signal?), follows.counter),
             None => (None, None),
         };
-        let entered = match self.write_now(engine) {
+        let key = match self.write_now(engine) {
             Some(Ok(())) => match self.follow(engine, signal, counter.as_ref()) {
                 None => return Ok(First::Over(0)),
-                Some(entered) => entered,
+                Some(key) => key,
             },
             // By the table, so that a flush learns of it when nobody else does.
             Some(Err(error)) if is_posted => self.enter_failed(engine, error),
             Some(Err(error)) => return Err(error),
             None => self.enter(engine, signal),
         };
-        Ok(First::Entered(entered))
+        Ok(First::Entered(key))
     }
 
     fn refused(&mut self, error: Error) -> OpError<Buffer> {
@@ -528,7 +525,7 @@ impl<B: ReceiveBuffer + Unpin> Getting<'_, B> {
         })
     }
 
-    fn enter(&self, engine: &mut Engine, buffer: BufferMut) -> Entered {
+    fn enter(&self, engine: &mut Engine, buffer: BufferMut) -> OpKey {
         let (link, _) = self.endpoint.place();
         let target = self.remote.region.target();
         let listed = buffer.is_list() && !buffer.is_on_device();
@@ -545,7 +542,7 @@ impl<B: ReceiveBuffer + Unpin> Getting<'_, B> {
         if let Some(peer) = engine.ctx().peer(link) {
             peer.posted += 1;
         }
-        let key = match get.layout {
+        match get.layout {
             Some(_) => engine
                 .movers()
                 .start_layout(link, Work::Get(get), self.priority),
@@ -554,8 +551,7 @@ impl<B: ReceiveBuffer + Unpin> Getting<'_, B> {
                 let route = self.remote.region.route();
                 engine.movers().start_get(link, target, get, how, route)
             }
-        };
-        Entered::new(self.endpoint.handle(), key)
+        }
     }
 }
 
@@ -567,8 +563,8 @@ impl<'a, B: ReceiveBuffer + Unpin> Verb<'a> for Getting<'a, B> {
         Operation::Get
     }
     #[inline(always)]
-    fn shared(&self) -> &'a Shared {
-        self.endpoint.shared()
+    fn endpoint(&self) -> &'a Endpoint {
+        self.endpoint
     }
 
     /// Copies a short run of bytes straight from memory that is mapped here.
@@ -611,7 +607,7 @@ impl<'a, B: ReceiveBuffer + Unpin> Verb<'a> for Getting<'a, B> {
         match result {
             Ok(()) => Ok(First::Over(0)),
             // Who awaits it learns of it.
-            Err(error) if is_posted => Ok(First::Entered(self.ended(Err(error)))),
+            Err(error) if is_posted => Ok(First::Ended(self.ended(Err(error)))),
             Err(error) => Err(error),
         }
     }

@@ -25,7 +25,6 @@ use crate::{
         peer::Peer,
         receive::Posted,
         send::try_eager,
-        shared::Shared,
     },
 };
 
@@ -260,8 +259,8 @@ impl<'a> Verb<'a> for Sending<'a> {
         Operation::TagSend
     }
     #[inline(always)]
-    fn shared(&self) -> &'a Shared {
-        self.endpoint.shared()
+    fn endpoint(&self) -> &'a Endpoint {
+        self.endpoint
     }
 
     /// Sends what goes unasked where there is room.
@@ -308,7 +307,7 @@ impl<'a> Verb<'a> for Sending<'a> {
         }
         ctx.prioritize(key, self.priority);
         engine.core.submit(link, key);
-        Ok(First::Entered(Entered::new(self.endpoint.handle(), key)))
+        Ok(First::Entered(key))
     }
 
     fn refused(&mut self, error: Error) -> OpError<Buffer> {

@@ -5,9 +5,9 @@ use std::{
     ops::{Deref, DerefMut},
 };
 
-/// A box that is empty as a rule. To drop it then is one look and no call, which in an operation that is over at once is seen.
+/// Empty as a rule. To drop it then is one look and no call, which in an operation that is over at once is seen.
 #[derive(Debug)]
-pub(crate) struct Seldom<T>(ManuallyDrop<Option<Box<T>>>);
+pub(crate) struct Seldom<T>(ManuallyDrop<Option<T>>);
 
 impl<T> Default for Seldom<T> {
     #[inline(always)]
@@ -17,16 +17,16 @@ impl<T> Default for Seldom<T> {
 }
 
 impl<T> Deref for Seldom<T> {
-    type Target = Option<Box<T>>;
+    type Target = Option<T>;
     #[inline(always)]
-    fn deref(&self) -> &Option<Box<T>> {
+    fn deref(&self) -> &Option<T> {
         &self.0
     }
 }
 
 impl<T> DerefMut for Seldom<T> {
     #[inline(always)]
-    fn deref_mut(&mut self) -> &mut Option<Box<T>> {
+    fn deref_mut(&mut self) -> &mut Option<T> {
         &mut self.0
     }
 }
@@ -34,15 +34,15 @@ impl<T> DerefMut for Seldom<T> {
 impl<T> Drop for Seldom<T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Some(full) = self.0.take() {
-            drop_full(full);
+        if self.0.is_some() {
+            drop_full(&mut self.0);
         }
     }
 }
 
 #[inline(never)]
-fn drop_full<T>(full: Box<T>) {
-    drop(full);
+fn drop_full<T>(full: &mut Option<T>) {
+    drop(full.take());
 }
 
 #[cfg(test)]
@@ -56,12 +56,12 @@ mod tests {
         let held = Rc::new(());
         let mut seldom = Seldom::default();
         assert!(seldom.is_none());
-        *seldom = Some(Box::new(Rc::clone(&held)));
+        *seldom = Some(Rc::clone(&held));
         assert_eq!(Rc::strong_count(&held), 2);
         drop(seldom);
         assert_eq!(Rc::strong_count(&held), 1);
         let mut taken = Seldom::default();
-        *taken = Some(Box::new(Rc::clone(&held)));
+        *taken = Some(Rc::clone(&held));
         let inner = taken.take();
         drop(taken);
         assert_eq!(Rc::strong_count(&held), 2);

@@ -196,7 +196,9 @@ impl Ctx {
             }
         } else {
             entry.outcome = Some(outcome);
-            self.wakes.extend(entry.waker.take());
+            if let Some(waker) = entry.waker.take() {
+                self.wakes.push(waker);
+            }
             self.operations.note_over(key);
         }
         self.close_soon(link);

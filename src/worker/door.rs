@@ -23,8 +23,8 @@ use std::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     sys::biased::OwnerGuard,
-    types::{AmId, EndpointId, LinkId},
-    worker::{direct::Owed, engine::Engine, shared::Shared, spin::Luck},
+    types::{AmId, EndpointId, LinkId, OpKey},
+    worker::{direct::Owed, engine::Engine, operations::Outcome, shared::Shared, spin::Luck},
 };
 
 /// An operation has begun, or what waits may look: from here on its task may be made to give way.
@@ -200,6 +200,12 @@ impl Begun<'_> {
             true => Poll::Pending,
             false => Poll::Ready(()),
         }
+    }
+
+    /// As [`Shared::poll_outcome`].
+    #[inline]
+    pub(crate) fn poll_outcome(self, cx: &mut TaskContext<'_>, key: OpKey) -> Poll<Outcome> {
+        self.shared.poll_outcome(cx, key)
     }
 
     /// Accounts for something that was found at once.

@@ -55,35 +55,65 @@ pub(super) struct Stamp {
     kind: Kind,
 }
 
-/// Operations that are left, by epoch. Epochs of which none is left are not here.
+/// Operations that are left, by epoch.
 #[derive(Debug, Default)]
-struct Left(VecDeque<(u64, usize)>);
+struct Left {
+    /// The newest epoch and how many are left of it: as a rule the only one, and there may be none.
+    newest: (u64, usize),
+    /// Those before. Epochs of which none is left are not here.
+    older: VecDeque<(u64, usize)>,
+}
 
 impl Left {
+    #[inline]
     fn begun(&mut self, epoch: u64) {
-        match self.0.back_mut() {
-            Some((last, left)) if *last == epoch => *left += 1,
-            _ => self.0.push_back((epoch, 1)),
+        if self.newest.0 == epoch {
+            self.newest.1 += 1;
+        } else {
+            self.next(epoch);
         }
     }
 
+    #[cold]
+    fn next(&mut self, epoch: u64) {
+        if self.newest.1 > 0 {
+            self.older.push_back(self.newest);
+        }
+        self.newest = (epoch, 1);
+    }
+
     /// One has ended. Whether the oldest epoch has with it.
+    #[inline]
     fn ended(&mut self, epoch: u64) -> bool {
-        let Ok(place) = self.0.binary_search_by_key(&epoch, |(epoch, _)| *epoch) else {
+        if self.newest.0 != epoch {
+            return self.ended_before(epoch);
+        }
+        self.newest.1 -= 1;
+        self.newest.1 == 0 && self.older.is_empty()
+    }
+
+    #[cold]
+    fn ended_before(&mut self, epoch: u64) -> bool {
+        let Ok(place) = self.older.binary_search_by_key(&epoch, |(epoch, _)| *epoch) else {
             return false;
         };
-        let left = &mut self.0[place].1;
+        let left = &mut self.older[place].1;
         *left -= 1;
         if *left > 0 {
             return false;
         }
-        self.0.remove(place);
+        self.older.remove(place);
         place == 0
+    }
+
+    fn is_empty(&self) -> bool {
+        self.newest.1 == 0 && self.older.is_empty()
     }
 
     /// Whether none is left of this epoch or an earlier one.
     fn is_over(&self, epoch: u64) -> bool {
-        self.0.front().is_none_or(|(oldest, _)| *oldest > epoch)
+        let oldest = self.older.front().unwrap_or(&self.newest);
+        oldest.1 == 0 || oldest.0 > epoch
     }
 }
 
@@ -200,7 +230,7 @@ impl Epochs {
     /// Whether an operation of this kind is left.
     pub(super) fn has(&mut self, link: LinkId, kind: Kind) -> bool {
         self.at(link)
-            .is_some_and(|counts| !counts.left[kind as usize].0.is_empty())
+            .is_some_and(|counts| !counts.left[kind as usize].is_empty())
     }
 
     /// Ends the epoch: `key` waits for what was begun so far. `waits` tells who still does. `false`: there is no such connection.

@@ -250,7 +250,7 @@ pub(crate) struct Peer {
     /// Bytes charged of a message of which a part is here.
     pub(crate) arriving: u32,
     pub(crate) transports: Vec<&'static str>,
-    pub(crate) odd: Seldom<Odd>,
+    pub(crate) odd: Seldom<Box<Odd>>,
     /// From the set-up to the end.
     span: Option<Box<Span>>,
     pub(crate) one_copy: Option<Box<OneCopy>>,
@@ -275,11 +275,11 @@ pub(crate) struct Peer {
     /// Credits of active messages.
     pub(crate) am: AmPeer,
     pub(crate) signals: Signals,
-    streams: Seldom<PeerStreams>,
+    streams: Seldom<Box<PeerStreams>>,
     /// Copies of its own that this side takes a share in.
     pub(crate) helped: usize,
     /// Requests for blocks, both ways.
-    pub(crate) requests: Seldom<Requests>,
+    pub(crate) requests: Seldom<Box<Requests>>,
     /// Who waits for the end, and who for a place for another operation.
     pub(crate) ending: Waiters,
     pub(crate) ready: Waiters,

@@ -13,7 +13,7 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 fn main() -> Outcome<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [verb, size, number] = &words[..] else {
-        return Err("count tag|am|put SIZE NUMBER".into());
+        return Err("count tag|am|put|fetch_add SIZE NUMBER".into());
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -58,7 +58,15 @@ async fn count(verb: &str, size: usize, number: usize) -> Outcome<()> {
                 endpoint.put(message.clone(), remote.clone()).await?;
             }
         }
-        _ => return Err("count tag|am|put SIZE NUMBER".into()),
+        "fetch_add" => {
+            let region = context.expose(vec![0; 8], Access::DEVICE_ATOMIC).await?;
+            let bytes = region.descriptor()?.to_bytes();
+            let remote = endpoint.import(&Descriptor::from_bytes(&bytes)?)?;
+            for _ in 0..number {
+                remote.fetch_add(0, 1_u64).await?;
+            }
+        }
+        _ => return Err("count tag|am|put|fetch_add SIZE NUMBER".into()),
     }
     drop(other);
     Ok(())
