@@ -130,7 +130,7 @@ impl Pending {
     }
 
     /// Ready when the stage has taken `limit`, when the peer has not said anything in it within `first`, and when it is silent and another needs the
-    /// place: with the reason.
+    /// place: with the reason, which is `WouldBlock` in the last case. An honest peer that was slow to speak may dial again.
     ///
     /// # Cancel safety
     /// Cancel safe.
@@ -156,7 +156,7 @@ impl Pending {
                 () = &mut displaced => {
                     if self.backlog.table.lock().gives_way(self.key, Instant::now()) {
                         let text = "the listener gave the place of this connection, which was silent, to another";
-                        return Error::new(ErrorKind::Exhausted, text);
+                        return Error::new(ErrorKind::WouldBlock, text);
                     }
                     // It spoke up in the last moment.
                     self.backlog.changed.notify_waiters();

@@ -33,6 +33,9 @@ use super::{
 /// Before another look for the peer's connection, which stands when both ends dialled.
 const CROSSED_PAUSE: Duration = Duration::from_millis(2);
 
+/// Before the first new try where the listener had no place for this one, and before each of those to which it grows.
+const CROWDED_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(160)];
+
 /// Where a connection should lead.
 #[allow(unreachable_pub, reason = "named by a sealed trait")]
 #[derive(Debug)]
@@ -60,25 +63,34 @@ pub(crate) async fn connect(
     let limit = shared.context.config().connect_timeout.value;
     let begin = Instant::now();
     let span = tracing::debug_span!(target: "wharf::wireup", "connect", to = %destination);
+    let mut crowded = None;
     let result = timeout(limit, async {
-        match destination {
-            Destination::Sockets(sockets, host) => {
-                dial(shared, &sockets, host.as_deref(), None, None).await
+        let [mut pause, longest] = CROWDED_PAUSES;
+        loop {
+            let result = match &destination {
+                Destination::Sockets(sockets, host) => {
+                    dial(shared, sockets, host.as_deref(), None, None).await
+                }
+                Destination::Rdma(addresses) => dial_rdma(shared, addresses, limit).await,
+                Destination::Worker(address) => dial_worker(shared, address).await,
+            };
+            match result {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => crowded = Some(error),
+                result => return result,
             }
-            Destination::Rdma(addresses) => dial_rdma(shared, &addresses, limit).await,
-            Destination::Worker(address) => dial_worker(shared, &address).await,
+            tokio::time::sleep(pause).await;
+            pause = longest.min(2 * pause);
         }
     });
-    let result = result
-        .instrument(span)
-        .await
-        .unwrap_or_else(|_| {
-            Err(Error::new(
-                ErrorKind::DeadlineExceeded,
-                format!("no connection within {limit:?}"),
-            ))
+    let result = result.instrument(span).await.unwrap_or_else(|_| {
+        let text = format!("no connection within {limit:?}");
+        let error = Error::new(ErrorKind::DeadlineExceeded, text);
+        Err(match crowded {
+            Some(crowded) => error.with_source(crowded),
+            None => error,
         })
-        .map_err(|error| error.during(Operation::Connect));
+    });
+    let result = result.map_err(|error| error.during(Operation::Connect));
     match &result {
         Ok(_) => shared.dialling.made(begin.elapsed()),
         Err(_) => shared.dialling.failed(),

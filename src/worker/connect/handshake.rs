@@ -150,12 +150,26 @@ async fn secure(shared: &Shared, channel: &mut Channel) -> Result<()> {
     Err(Error::new(ErrorKind::AuthenticationFailed, why))
 }
 
+/// Sends something of the client's. Where the listener has closed the connection it may have said why before.
+async fn say(channel: &mut Channel, message: &[u8]) -> Result<()> {
+    let Err(error) = channel.send(message, &[]).await else {
+        return Ok(());
+    };
+    if error.kind() == ErrorKind::ConnectionReset
+        && let Ok(bytes) = channel.receive_alone().await
+        && let Ok(Message::Rejection { code, reason }) = Message::decode(&bytes)
+    {
+        return Err(Message::rejection(code, reason));
+    }
+    Err(error)
+}
+
 /// The client's part, until it is known who answers.
 pub(super) async fn greet(shared: &Shared, channel: &mut Channel) -> Result<Client> {
     let own = shared.wireup.ephemeral()?;
     let secret = shared.context.secret();
     let opening = Opening::new(channel.medium(), secret, own, &random()?);
-    channel.send(opening.hello(), &[]).await?;
+    say(channel, opening.hello()).await?;
     shared.wireup.think_ahead()?;
     let bytes = channel.receive_alone().await?;
     let answered = opening.answered(&bytes)?;
@@ -189,8 +203,8 @@ pub(super) async fn introduce(
         stays,
         memory: trial.map(Trial::landmark),
     };
-    channel.send(&client.introduce(&introduction), &[]).await?;
-    channel.send(&client.prove(&shared.key)?, &[]).await?;
+    say(channel, &client.introduce(&introduction)).await?;
+    say(channel, &client.prove(&shared.key)?).await?;
     let bytes = channel.receive_alone().await?;
     client.verdict(&bytes)
 }
@@ -203,7 +217,7 @@ pub(super) async fn arrive(
 ) -> Result<Verdict> {
     let memory = trial.map(Trial::landmark);
     let (mut client, arrival) = client.arrive(channel.medium(), &Arrival { memory });
-    channel.send(&arrival, &[]).await?;
+    say(channel, &arrival).await?;
     let bytes = channel.receive_alone().await?;
     client.verdict(&bytes)
 }
