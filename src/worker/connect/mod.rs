@@ -32,6 +32,8 @@
 mod accepted;
 mod backlog;
 mod bind;
+#[cfg(test)]
+mod crowded;
 mod dial;
 mod handshake;
 mod lanes;
