@@ -179,7 +179,8 @@ impl Worker {
     /// # Errors
     /// `ConnectionRefused`, `Rejected`, `AuthenticationFailed`, `VersionMismatch`, `DeadlineExceeded`; `Unreachable`: no path, or another worker is
     /// where the one that was addressed was (one that only says it is that one: `AuthenticationFailed`); `Forked` in a child made by `fork`. Of several addresses each has an equal share of the
-    /// [time](crate::ContextBuilder::connect_timeout), half a second at the least.
+    /// [time](crate::ContextBuilder::connect_timeout), half a second at the least. A listener that is full has its place given to another while a peer
+    /// is silent; whoever lost one dials again until the time is over.
     ///
     /// # Cancel safety
     /// Dropped, the half-made connection is given up at both ends.
