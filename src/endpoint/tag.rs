@@ -790,7 +790,7 @@ impl Future for TagMatched<'_> {
                     let claim = Posted::Claim(key);
                     let post = core.posted.post(this.tag, this.mask, claim);
                     if let Some(entry) = core.movers.ctx.operations.get(key) {
-                        entry.work = Work::Claim(Some(post));
+                        *entry.work = Work::Claim(Some(post));
                     }
                     if engine.closing {
                         engine.core.fail_operation(

@@ -147,7 +147,7 @@ impl Core {
         let busy = self.movers.ctx.operations.of_link(link).any(|(_, entry)| {
             // Devices' rails are not ordered with this message.
             (entry.outcome.is_none() || entry.copies > 0 || entry.is_with_devices())
-                && match &entry.work {
+                && match &*entry.work {
                     Work::Send(_)
                     | Work::Put(_)
                     | Work::Get(_)
@@ -191,7 +191,7 @@ impl Core {
         for key in keys {
             if self.movers.ctx.operations.get(key).is_some_and(|entry| {
                 matches!(
-                    entry.work,
+                    *entry.work,
                     Work::Recv(_) | Work::Claim(_) | Work::Copy(_) | Work::Flush
                 )
             }) {

@@ -18,7 +18,7 @@ use crate::{
         direct::Direct,
         inbox::Inboxes,
         movers::{Kept, Movers},
-        operations::{self, Body, Outcome, RecvStage, SendStage, Unexpected, Work},
+        operations::{self, Body, Ended, Outcome, RecvStage, SendStage, Unexpected, Work},
         peer::at,
         receive::Posted,
         stream::Streams,
@@ -56,34 +56,28 @@ impl Core {
     }
 
     /// What follows, where it failed or has a receive.
-    fn arrived(&mut self, key: OpKey, outcome: Outcome) {
-        let Some(entry) = self.movers.ctx.operations.get(key) else {
-            return self.movers.ctx.bury_outcome(outcome);
+    fn arrived(&mut self, key: OpKey, ended: Ended) {
+        // One that has an outcome was there before it could fail.
+        let entry = self.movers.ctx.operations.get(key);
+        let Some(entry) = entry.filter(|entry| entry.outcome.is_none()) else {
+            return;
         };
-        if entry.outcome.is_some() {
-            // It was there before it could fail.
-            return self.movers.ctx.bury_outcome(outcome);
-        }
         let successor = entry.successor.take();
-        let failure = outcome.error().map(Error::duplicate);
+        let failure = ended.error().map(Error::duplicate);
         if failure.is_none() && successor.is_none() {
-            entry.outcome = Some(outcome);
+            entry.outcome = Some(ended);
             return;
         }
-        let Some(entry) = self.movers.ctx.operations.remove(key) else {
+        let Some(mut entry) = self.movers.ctx.operations.remove(key) else {
             return;
         };
         self.take_named(Name::Arriving(key));
-        match (message_of(&entry, outcome), successor, failure) {
-            (Ok((order, message)), Some(successor), None) => {
-                self.movers.hand_over(successor, order, message);
+        match (message_of(&mut entry, ended), successor, failure) {
+            (Some((order, message)), Some(successor), _) => {
+                self.movers.hand_over(*successor, order, message);
             }
-            (Err(outcome), Some(successor), Some(error)) => {
-                self.movers.ctx.bury_outcome(outcome);
-                self.fail_operation(successor, error);
-            }
-            (Err(outcome), ..) => self.movers.ctx.bury_outcome(outcome),
-            (Ok(_), ..) => {}
+            (None, Some(successor), Some(error)) => self.fail_operation(*successor, error),
+            _ => {}
         }
         self.movers.ctx.bury_entry(entry);
     }
@@ -110,16 +104,16 @@ impl Core {
 
     pub(crate) fn fail_operation(&mut self, key: OpKey, error: Error) {
         if let Some(entry) = self.movers.ctx.operations.get(key)
-            && let Work::Claim(Some(post)) = entry.work
+            && let Work::Claim(Some(post)) = &*entry.work
         {
-            self.posted.remove(post);
+            self.posted.remove(*post);
         }
         self.movers.fail_operation(key, error);
         self.act();
     }
 
-    pub(crate) fn finish(&mut self, key: OpKey, outcome: Outcome) {
-        self.movers.finish(key, outcome);
+    pub(crate) fn finish(&mut self, key: OpKey, ended: Ended) {
+        self.movers.finish(key, ended);
         self.act();
     }
 
@@ -150,8 +144,8 @@ impl Core {
     fn act_on(&mut self, event: Event) {
         match event {
             Event::Returned(order, message) => self.restore(order, message),
-            Event::Arrived(key, outcome) => self.arrived(key, outcome),
-            Event::Staged(key, outcome) => self.movers.finish(key, outcome),
+            Event::Arrived(key, ended) => self.arrived(key, ended),
+            Event::Staged(key, ended) => self.movers.finish(key, ended),
             Event::Failed(key, error) => self.fail_operation(key, error),
             Event::Loaded(stream, key) => self.stream_write_ready(stream, key),
             Event::Unwritten(stream, error) => self.stream_write_failed(stream, &error),
@@ -164,8 +158,9 @@ impl Core {
             return self.take_received(key);
         }
         let entry = self.movers.ctx.operations.get(key)?;
-        let outcome = entry.outcome.take()?;
-        if matches!(&entry.work, Work::Put(put) if put.local && !put.acknowledged)
+        let ended = entry.outcome.take()?;
+        let outcome = entry.settle(ended);
+        if matches!(&*entry.work, Work::Put(put) if put.local && !put.acknowledged)
             && matches!(outcome, Outcome::Done(Ok(())))
         {
             entry.detached = true;
@@ -173,7 +168,7 @@ impl Core {
         }
         if let Some(entry) = self.movers.ctx.operations.remove(key) {
             self.movers.ctx.release(entry.link, &entry.work);
-            self.movers.ctx.bury(entry.work);
+            self.movers.ctx.bury_entry(entry);
         }
         Some(outcome)
     }
@@ -237,18 +232,18 @@ impl Core {
         let is_partial = entry.in_flight > 0 && entry.takes_bytes();
         // The link is dropped and the interface has let go: the memory is ours.
         entry.in_flight = 0;
-        if let Some(outcome) = entry.deferred.take() {
-            let outcome = match is_partial && outcome.error().is_none() {
-                true => entry.failure_of(*outcome, error.duplicate()),
-                false => *outcome,
+        if let Some(ended) = entry.deferred.take() {
+            let ended = match is_partial && ended.error().is_none() {
+                true => Ended::Done(Err(error.duplicate())),
+                false => ended,
             };
-            return self.finish(key, outcome);
+            return self.finish(key, ended);
         }
-        match &mut entry.work {
+        match &mut *entry.work {
             Work::Serve(_) | Work::Fill(_) | Work::Write(_) | Work::Lent(_)
                 if entry.staged.is_some() =>
             {
-                self.finish(key, Outcome::Done(Err(error.duplicate())));
+                self.finish(key, Ended::Done(Err(error.duplicate())));
             }
             Work::Serve(_)
             | Work::PutIn { .. }
@@ -261,7 +256,7 @@ impl Core {
                 }
             }
             // A flush says how operations ended, and they end here.
-            Work::Flush => self.finish(key, Outcome::Done(Err(error.duplicate()))),
+            Work::Flush => self.finish(key, Ended::Done(Err(error.duplicate()))),
             // No acknowledgement will come for a put that was complete here.
             Work::Put(put) if entry.outcome.is_some() => put.acknowledged = true,
             _ if entry.outcome.is_some() => {}
@@ -291,7 +286,7 @@ impl Core {
             return;
         };
         entry.waker.take();
-        if let (Work::Put(put), Some(Outcome::Done(Ok(())))) = (&entry.work, &entry.outcome)
+        if let (Work::Put(put), Some(Ended::Done(Ok(())))) = (&*entry.work, &entry.outcome)
             && !put.acknowledged
         {
             // Complete here only: flush and close count it until the peer has it.
@@ -301,18 +296,18 @@ impl Core {
         }
         if entry.outcome.is_some() {
             if let Some(mut entry) = self.movers.ctx.operations.remove(key)
-                && let Some(outcome) = entry.outcome.take()
+                && let Some(ended) = entry.outcome.take()
             {
                 self.movers.ctx.release(entry.link, &entry.work);
-                self.movers.ctx.note_loss(&entry, &outcome);
-                self.movers.ctx.put_back(entry, outcome);
+                self.movers.ctx.note_loss(&entry, &ended);
+                self.movers.ctx.put_back(entry, ended);
             }
             return self.act();
         }
-        let post = match &entry.work {
+        let post = match &*entry.work {
             Work::Claim(Some(post)) => Some(*post),
             Work::Flush => {
-                self.movers.ctx.operations.remove(key);
+                self.movers.ctx.operations.take_work(key);
                 return;
             }
             _ => None,
@@ -327,7 +322,7 @@ impl Core {
             None => {
                 entry.detached = true;
                 let waits = matches!(
-                    &entry.work,
+                    &*entry.work,
                     Work::Recv(operations::Recv {
                         stage: RecvStage::Waiting(_),
                         ..
@@ -359,7 +354,7 @@ impl Core {
             return true;
         }
         let (link, copies) = (entry.link, entry.copies);
-        match &mut entry.work {
+        match &mut *entry.work {
             Work::Recv(recv) if matches!(recv.stage, RecvStage::Waiting(_)) => {
                 self.fail_operation(key, error);
                 true

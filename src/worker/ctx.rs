@@ -15,9 +15,7 @@ use crate::{
     util::copy::copy_slice,
     worker::{
         metrics::Counts,
-        operations::{
-            self, Arrival, Body, Entry, Operations, Outcome, RecvStage, Unexpected, Work,
-        },
+        operations::{self, Arrival, Body, Ended, Entry, Operations, RecvStage, Unexpected, Work},
         peer::{OneCopy, Peer, Status, at, of},
         pressure::Buried,
         stream::key::StreamKey,
@@ -31,9 +29,9 @@ pub(crate) enum Event {
     /// A message goes back to its place in the order of arrival.
     Returned(Order, Unexpected),
     /// One that kept its place is here, or never will be.
-    Arrived(OpKey, Outcome),
+    Arrived(OpKey, Ended),
     /// An operation that engines of devices had a part in is over.
-    Staged(OpKey, Outcome),
+    Staged(OpKey, Ended),
     Failed(OpKey, Error),
     /// Bytes of a device that a stream writes are here.
     Loaded(StreamKey, OpKey),
@@ -160,42 +158,43 @@ impl Ctx {
             .ok()
     }
 
-    /// All bytes of a get are in its buffer.
-    pub(crate) fn got(&mut self, key: OpKey) {
-        let Some(Work::Get(get)) = self.operations.get(key).map(|entry| &mut entry.work) else {
-            return;
-        };
-        let buffer = std::mem::take(&mut get.buffer);
-        let arrival = Arrival::unnamed(buffer.len());
-        self.finish(key, Outcome::with(buffer, Ok(arrival)));
+    /// A receive has got a message in its buffer, or failed.
+    pub(crate) fn received(&mut self, key: OpKey, buffer: BufferMut, result: Result<Arrival>) {
+        if let Some(entry) = self.operations.get(key)
+            && let Work::Recv(recv) = &mut *entry.work
+        {
+            recv.buffer = buffer;
+            recv.arrival = result.as_ref().ok().copied();
+            self.finish(key, Ended::Done(result.map(drop)));
+        }
     }
 
     /// Ends an operation: its future is woken, or, when it has none any more, the entry goes.
     /// While its memory is in use by a link, that waits.
-    pub(crate) fn finish(&mut self, key: OpKey, outcome: Outcome) {
+    pub(crate) fn finish(&mut self, key: OpKey, ended: Ended) {
         let Some(entry) = self.operations.get(key) else {
             return;
         };
         if entry.in_flight > 0 || entry.is_copied() {
-            entry.deferred.get_or_insert_with(|| Box::new(outcome));
+            entry.deferred.get_or_insert(ended);
             return;
         }
         if entry.staged.is_some() {
-            return self.events.push_back(Event::Staged(key, outcome));
+            return self.events.push_back(Event::Staged(key, ended));
         }
-        let error = outcome.error().map(|error| error as &dyn fmt::Display);
+        let error = ended.error().map(|error| error as &dyn fmt::Display);
         trace::ended(entry.work.name(), error);
         let link = entry.link;
         if entry.keeps_place {
-            self.place_ended(key, outcome);
+            self.place_ended(key, ended);
         } else if entry.detached {
             if let Some(entry) = self.operations.remove(key) {
                 self.release(entry.link, &entry.work);
-                self.note_loss(&entry, &outcome);
-                self.put_back(entry, outcome);
+                self.note_loss(&entry, &ended);
+                self.put_back(entry, ended);
             }
         } else {
-            entry.outcome = Some(outcome);
+            entry.outcome = Some(ended);
             if let Some(waker) = entry.waker.take() {
                 self.wakes.push(waker);
             }
@@ -216,16 +215,16 @@ impl Ctx {
     }
 
     /// A put or an active message that nobody waits for any more has failed: the next flush says so.
-    pub(crate) fn note_loss(&mut self, entry: &Entry, outcome: &Outcome) {
-        if matches!(&entry.work, Work::Send(send) if send.cancelling) {
+    pub(crate) fn note_loss(&mut self, entry: &Entry, ended: &Ended) {
+        if matches!(&*entry.work, Work::Send(send) if send.cancelling) {
             // Whoever cancelled it knows.
             return;
         }
         if let (
             Work::Put(_) | Work::Atomic(_) | Work::Send(operations::Send { am: Some(_), .. }),
-            Outcome::Done(Err(error)),
+            Ended::Done(Err(error)),
             Some(link),
-        ) = (&entry.work, outcome, entry.link)
+        ) = (&*entry.work, ended, entry.link)
             && let Some(peer) = self.peer(link)
         {
             peer.lost.get_or_insert_with(|| error.duplicate());
@@ -233,15 +232,11 @@ impl Ctx {
     }
 
     /// A message that a dropped receive had taken returns to its place in the order of arrival.
-    pub(crate) fn put_back(&mut self, entry: Entry, outcome: Outcome) {
-        if entry.discards {
-            self.bury_outcome(outcome);
-            self.bury_entry(entry);
-            return;
-        }
-        match message_of(&entry, outcome) {
-            Ok((order, message)) => self.events.push_back(Event::Returned(order, message)),
-            Err(outcome) => self.bury_outcome(outcome),
+    pub(crate) fn put_back(&mut self, mut entry: Entry, ended: Ended) {
+        if !entry.discards
+            && let Some((order, message)) = message_of(&mut entry, ended)
+        {
+            self.events.push_back(Event::Returned(order, message));
         }
         self.bury_entry(entry);
     }
@@ -251,7 +246,7 @@ impl Ctx {
         let Some(entry) = self.operations.get(key).filter(|entry| !entry.discards) else {
             return;
         };
-        let (order, from, tag, length) = match &entry.work {
+        let (order, from, tag, length) = match &*entry.work {
             Work::Recv(operations::Recv {
                 arrival: Some(arrival),
                 order,
@@ -278,13 +273,12 @@ impl Ctx {
     }
 
     /// A message that kept its place is here, or never will be. It stays in the table until a receive comes for it.
-    fn place_ended(&mut self, key: OpKey, outcome: Outcome) {
+    fn place_ended(&mut self, key: OpKey, ended: Ended) {
         match self.operations.get(key) {
-            None => self.bury_outcome(outcome),
-            Some(entry) if outcome.error().is_none() && entry.successor.is_none() => {
-                entry.outcome = Some(outcome);
+            Some(entry) if ended.error().is_none() && entry.successor.is_none() => {
+                entry.outcome = Some(ended);
             }
-            Some(_) => self.events.push_back(Event::Arrived(key, outcome)),
+            _ => self.events.push_back(Event::Arrived(key, ended)),
         }
     }
 
@@ -293,7 +287,7 @@ impl Ctx {
         let Some(entry) = self.operations.get(key) else {
             return;
         };
-        let Work::Recv(recv) = &mut entry.work else {
+        let Work::Recv(recv) = &mut *entry.work else {
             return;
         };
         let (RecvStage::Waiting(op), Some(arrival), Some(link)) =
@@ -304,7 +298,7 @@ impl Ctx {
         let (op, order) = (*op, recv.order);
         recv.stage = RecvStage::Done;
         if let Some(entry) = self.operations.get(op)
-            && entry.successor == Some(key)
+            && entry.successor.as_deref() == Some(&key)
         {
             entry.successor = None;
             let body = Body::Arriving {
@@ -364,7 +358,7 @@ impl Ctx {
     /// A share of a peer's transfer is over on this side.
     pub(crate) fn helped(&mut self, key: OpKey) {
         if let Some(entry) = self.operations.get(key)
-            && matches!(entry.work, Work::Help { .. })
+            && matches!(*entry.work, Work::Help { .. })
             && let Some(entry) = self.operations.remove(key)
         {
             self.release(entry.link, &entry.work);
@@ -432,31 +426,15 @@ impl Ctx {
 }
 
 /// The message that a receive or claim ended with, and its place.
-pub(crate) fn message_of(entry: &Entry, outcome: Outcome) -> Result<(Order, Unexpected), Outcome> {
-    match (outcome, &entry.work, entry.link) {
-        (
-            Outcome::Buffer {
-                result: Ok(arrival),
-                buffer: Some(buffer),
-            },
-            Work::Recv(recv),
-            Some(link),
-        ) => {
-            let body = Body::Whole {
-                data: buffer.freeze().slice(..arrival.length),
-                ack: None,
-                credit: 0,
-            };
-            let message = Unexpected {
-                link,
-                from: arrival.from,
-                tag: arrival.tag,
-                body,
-            };
-            Ok((recv.order, message))
+pub(crate) fn message_of(entry: &mut Entry, ended: Ended) -> Option<(Order, Unexpected)> {
+    match (ended, &mut *entry.work, entry.link) {
+        (Ended::Done(Ok(())), Work::Recv(recv), Some(link)) => {
+            let arrival = recv.arrival?;
+            let message = arrival.into_message(link, std::mem::take(&mut recv.buffer));
+            Some((recv.order, message))
         }
-        (Outcome::Claimed(Ok(message)), ..) => Ok(*message),
-        (outcome, ..) => Err(outcome),
+        (Ended::Claimed(message), ..) => Some(*message),
+        _ => None,
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{
         movers::Movers,
         one_sided::word,
         operations::{
-            Arrival, Body, Outcome, Outgoing, RecvStage, SendStage, Serve, Unexpected, Work,
+            Arrival, Body, Ended, Outgoing, RecvStage, SendStage, Serve, Unexpected, Work,
         },
         peer::{OneCopy, at},
         send::give,
@@ -56,7 +56,7 @@ fn too_long() -> Error {
 impl Ctx {
     /// Whether an operation is a receive into memory that the host does not reach.
     fn waits_on_device(&mut self, key: OpKey) -> bool {
-        match self.operations.get(key).map(|entry| &entry.work) {
+        match self.operations.get(key).map(|entry| &*entry.work) {
             Some(Work::Recv(recv)) => recv.buffer.is_on_device(),
             _ => false,
         }
@@ -78,7 +78,7 @@ impl Ctx {
         let Some(entry) = self
             .operations
             .named(link, key)
-            .filter(|entry| entry.outcome.is_none())
+            .filter(|entry| entry.is_under_way())
         else {
             return Ok(None);
         };
@@ -88,7 +88,7 @@ impl Ctx {
         if entry.is_moved() {
             return Err(violation("bytes for what devices move"));
         }
-        let (buffer, got, expected) = match &mut entry.work {
+        let (buffer, got, expected) = match &mut *entry.work {
             Work::Recv(recv) => match &mut recv.stage {
                 RecvStage::Landing { expected, got } => (&mut recv.buffer, got, *expected),
                 _ => return Err(violation("a fragment for what takes none")),
@@ -125,7 +125,7 @@ impl Ctx {
 
     /// The bytes that [`Ctx::landing`] has just given out, as a slice of the operation's own buffer.
     fn landing_slice(&mut self, key: OpKey, address: *mut u8, length: usize) -> Option<&mut [u8]> {
-        let buffer = match &mut self.operations.get(key)?.work {
+        let buffer = match &mut *self.operations.get(key)?.work {
             Work::Recv(recv) => &mut recv.buffer,
             Work::Get(get) => &mut get.buffer,
             _ => return None,
@@ -143,7 +143,7 @@ impl Ctx {
         if entry.is_written() {
             return true;
         }
-        let (word, length) = match &entry.work {
+        let (word, length) = match &*entry.work {
             Work::Recv(recv) => match (&recv.stage, recv.arrival) {
                 (RecvStage::Shared(word), Some(arrival)) => (*word, arrival.length),
                 _ => return false,
@@ -162,12 +162,12 @@ impl Ctx {
         let Some(entry) = self.operations.named(link, key) else {
             return;
         };
-        if entry.outcome.is_some() && !matches!(&entry.work, Work::Put(put) if put.local) {
+        if entry.outcome.is_some() && !matches!(&*entry.work, Work::Put(put) if put.local) {
             return;
         }
         if entry.was_announced() {
             self.announcement_over(link);
-        } else if let Work::Put(put) = &mut entry.work {
+        } else if let Work::Put(put) = &mut *entry.work {
             put.acknowledged = true;
             // What is still in flight is discarded by the peer; no more follows.
             put.next = put.buffer.len();
@@ -181,8 +181,8 @@ impl Ctx {
         let served: Vec<_> = self
             .operations
             .iter()
-            .filter(|(_, entry)| entry.outcome.is_none() && entry.deferred.is_none())
-            .filter_map(|(key, entry)| match &entry.work {
+            .filter(|(_, entry)| entry.is_under_way())
+            .filter_map(|(key, entry)| match &*entry.work {
                 Work::Serve(serve) => match &serve.source {
                     Source::Region(exposed) if exposed.slot == slot => {
                         Some((key, entry.link?, serve.out.to, serve.answer.is_some()))
@@ -202,7 +202,7 @@ impl Ctx {
                 self.fill_answered(link, key);
                 self.refuse(link, to, ErrorKind::StaleKey);
             }
-            self.finish(key, Outcome::Done(Ok(())));
+            self.finish(key, Ended::Done(Ok(())));
         }
     }
 
@@ -214,7 +214,7 @@ impl Ctx {
             return Ok(());
         };
         if let Some(entry) = self.operations.get(key)
-            && let Work::PutIn { exposed, .. } = &entry.work
+            && let Work::PutIn { exposed, .. } = &*entry.work
             && !data.is_empty()
         {
             exposed.write(put.offset as usize, data)?;
@@ -230,7 +230,7 @@ impl Ctx {
         let Some(entry) = target.and_then(|key| self.operations.get(key)) else {
             return Ok(Place::Discard);
         };
-        let (Some(key), Work::PutIn { exposed, .. }) = (target, &entry.work) else {
+        let (Some(key), Work::PutIn { exposed, .. }) = (target, &*entry.work) else {
             return Ok(Place::Discard);
         };
         let address = exposed.address.wrapping_add(put.offset as usize);
@@ -272,7 +272,7 @@ impl Ctx {
                 ack: Some(op),
                 signal,
                 ..
-            } = &mut entry.work
+            } = &mut *entry.work
             {
                 let (op, signal) = (*op, signal.take());
                 if let Some(signal) = signal {
@@ -311,7 +311,10 @@ impl Ctx {
 impl Movers {
     /// After a fragment: whether it was the last.
     fn after_fragment(&mut self, key: OpKey) {
-        let complete = match self.ctx.operations.get(key).map(|entry| &entry.work) {
+        let entry = self.ctx.operations.get(key);
+        // What has failed meanwhile stays so.
+        let entry = entry.filter(|entry| entry.is_under_way());
+        let complete = match entry.map(|entry| &*entry.work) {
             Some(Work::Recv(recv)) => {
                 matches!(recv.stage, RecvStage::Landing { expected, got } if expected == got)
             }
@@ -343,7 +346,7 @@ impl Movers {
             return Ok(());
         };
         if entry.outcome.is_some() {
-            if let Work::Put(put) = &mut entry.work {
+            if let Work::Put(put) = &mut *entry.work {
                 // Locally complete already, and its future has not come for that yet.
                 put.acknowledged = true;
                 self.ctx.operations.note_over(key);
@@ -355,7 +358,7 @@ impl Movers {
         }
         let is_moved = entry.is_moved();
         let announced = entry.was_announced();
-        match &mut entry.work {
+        match &mut *entry.work {
             Work::Recv(_) | Work::Get(_) => {
                 if !self.ctx.is_moved_by_peer(link, key) {
                     return Err(violation("an end of what has not come"));
@@ -375,9 +378,9 @@ impl Movers {
             }
             Work::Put(_) => return self.put_done(link, key),
             Work::Atomic(atomic) if atomic.sent && !atomic.fetch => {
-                self.finish(key, Outcome::Done(Ok(())));
+                self.finish(key, Ended::Done(Ok(())));
             }
-            Work::Lent(_) => self.finish(key, Outcome::Done(Ok(()))),
+            Work::Lent(_) => self.finish(key, Ended::Done(Ok(()))),
             _ => {}
         }
         Ok(())
@@ -389,7 +392,7 @@ impl Movers {
             return Ok(());
         };
         let (is_moved, copies) = (entry.is_moved(), entry.copies);
-        let Work::Put(put) = &mut entry.work else {
+        let Work::Put(put) = &mut *entry.work else {
             return Ok(());
         };
         let (is_shared, is_sent) = (put.slot.is_some(), put.next == put.buffer.len());
@@ -577,7 +580,7 @@ impl Core {
         };
         // It ends here, and need not be found among those of the connection.
         entry.link = Some(link);
-        if let Work::Claim(post) = &mut entry.work {
+        if let Work::Claim(post) = &mut *entry.work {
             *post = None;
             // Consumed and acknowledged by the caller: a claim is a match.
             let message = Unexpected {
@@ -586,7 +589,7 @@ impl Core {
                 tag,
                 body: whole(data, None, 0),
             };
-            self.finish(key, Outcome::Claimed(Ok(Box::new((order, message)))));
+            self.finish(key, Ended::Claimed(Box::new((order, message))));
         }
     }
 
@@ -731,7 +734,7 @@ impl Sink for Core {
             .ctx
             .operations
             .get(key)
-            .map(|entry| &mut entry.work)
+            .map(|entry| &mut *entry.work)
         {
             Some(Work::PutIn { .. }) => self.movers.ctx.put_landed(from, key),
             Some(Work::StreamIn(_)) => self.stream_landed(key),
@@ -757,18 +760,13 @@ impl Sink for Core {
                     ack: None,
                     credit: 0,
                 };
-                self.finish(
-                    key,
-                    Outcome::Claimed(Ok(Box::new((
-                        order,
-                        Unexpected {
-                            link: from,
-                            from: sender,
-                            tag,
-                            body,
-                        },
-                    )))),
-                );
+                let message = Unexpected {
+                    link: from,
+                    from: sender,
+                    tag,
+                    body,
+                };
+                self.finish(key, Ended::Claimed(Box::new((order, message))));
                 self.movers.ctx.consumed(from, cost);
             }
             Some(_) => self.movers.after_fragment(key),
@@ -787,7 +785,12 @@ impl Sink for Core {
 
     fn refused(&mut self, from: LinkId, token: u64, error: Error) {
         let key = OpKey(token);
-        let work = self.movers.ctx.operations.get(key).map(|entry| &entry.work);
+        let work = self
+            .movers
+            .ctx
+            .operations
+            .get(key)
+            .map(|entry| &*entry.work);
         if matches!(work, Some(Work::Atomic(_))) {
             self.movers.ctx.atomic_refused(key, error);
         } else if !self.movers.piece_over(from, key, Err(error)) {
@@ -884,7 +887,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
-        let (Work::Recv(recv), Some(staged)) = (&entry.work, &mut entry.staged) else {
+        let (Work::Recv(recv), Some(staged)) = (&*entry.work, &mut entry.staged) else {
             return;
         };
         let Some(arrival) = recv.arrival else { return };
@@ -1047,14 +1050,14 @@ impl Core {
         let Some(entry) = self.movers.ctx.operations.get(key) else {
             return Ok(Place::Discard);
         };
-        match &mut entry.work {
+        match &mut *entry.work {
             Work::Recv(recv) if recv.buffer.len() >= length => {
                 self.place_receive(link, key, tag, length)
             }
             Work::Claim(_) => {
                 let mut data = vec![0; length];
                 let address = data.as_mut_ptr();
-                entry.work = Work::ClaimLanding {
+                *entry.work = Work::ClaimLanding {
                     data,
                     tag,
                     from,
@@ -1092,7 +1095,7 @@ impl Core {
         let Some(entry) = self.movers.ctx.operations.attach(key, link) else {
             return Ok(Place::Discard);
         };
-        let Work::Recv(recv) = &mut entry.work else {
+        let Work::Recv(recv) = &mut *entry.work else {
             return Ok(Place::Discard);
         };
         recv.buffer.takes_from(from)?;

@@ -8,7 +8,7 @@
 //! Each flush or fence of the worker ends an epoch; an operation belongs to the one that it was begun in. A connection has, for each kind of operation,
 //! the epochs of which some are left, and how many. Whoever waits is over once the oldest epoch that is left is later than its own.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, num::NonZeroU64};
 
 use crate::types::{LinkId, OpKey};
 
@@ -48,11 +48,23 @@ impl Wait {
     }
 }
 
-/// Where an operation is counted.
+/// Where an operation is counted: epoch and kind, in eight bytes and never zero.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stamp {
-    epoch: u64,
-    kind: Kind,
+pub(super) struct Stamp(NonZeroU64);
+
+impl Stamp {
+    #[inline]
+    fn new(epoch: u64, kind: Kind) -> Self {
+        Self(NonZeroU64::MIN | epoch << 3 | (kind as u64) << 1)
+    }
+
+    const fn epoch(self) -> u64 {
+        self.0.get() >> 3
+    }
+
+    const fn kind(self) -> usize {
+        (self.0.get() >> 1 & 3) as usize
+    }
 }
 
 /// Operations that are left, by epoch.
@@ -206,7 +218,7 @@ impl Epochs {
     pub(super) fn begun(&mut self, link: LinkId, kind: Kind) -> Option<Stamp> {
         let epoch = self.now;
         self.at_or_new(link)?.left[kind as usize].begun(epoch);
-        Some(Stamp { epoch, kind })
+        Some(Stamp::new(epoch, kind))
     }
 
     /// An operation is over.
@@ -215,7 +227,7 @@ impl Epochs {
         let Some(counts) = self.at(link) else {
             return;
         };
-        if counts.left[stamp.kind as usize].ended(stamp.epoch)
+        if counts.left[stamp.kind()].ended(stamp.epoch())
             && !counts.is_due
             && counts
                 .waiting

@@ -5,7 +5,7 @@ use crate::{
     worker::{
         ctx::Ctx,
         epochs::Wait,
-        operations::{Outcome, Work},
+        operations::{Ended, Work},
         send::closed,
     },
 };
@@ -20,7 +20,7 @@ impl Ctx {
         let wait = if fence { Wait::Fence } else { Wait::Flush };
         match self.operations.wait(link, wait, key) {
             true => self.check_flushes(link),
-            false => self.finish(key, Outcome::Done(Err(closed()))),
+            false => self.finish(key, Ended::Done(Err(closed()))),
         }
         Some(key)
     }
@@ -28,7 +28,7 @@ impl Ctx {
     /// Ends the flushes and fences of a link that need not wait any more.
     pub(super) fn check_flushes(&mut self, link: LinkId) {
         while let Some(key) = self.operations.next_over(link, Wait::Fence) {
-            self.finish(key, Outcome::Done(Ok(())));
+            self.finish(key, Ended::Done(Ok(())));
         }
         while let Some(key) = self.operations.next_over(link, Wait::Flush) {
             // All at once, for all signals that were sent before.
@@ -37,7 +37,7 @@ impl Ctx {
         }
         while let Some(key) = self.operations.next_over(link, Wait::Settle) {
             let lost = self.peer(link).and_then(|peer| peer.lost.take());
-            self.finish(key, Outcome::Done(lost.map_or(Ok(()), Err)));
+            self.finish(key, Ended::Done(lost.map_or(Ok(()), Err)));
         }
     }
 }
@@ -59,7 +59,7 @@ pub(super) mod tests {
             core::Core,
             inbox::tests::{LINK, core},
             metrics::Counted,
-            operations::{self, Get, Put, Send, SendStage},
+            operations::{self, Get, Outcome, Put, Send, SendStage},
             rma::Target,
         },
     };
@@ -290,9 +290,9 @@ pub(super) mod tests {
         fn under_way(&self, fence: bool) -> Vec<OpKey> {
             let entries = self.core.movers.ctx.operations.iter();
             entries
-                .filter(|(_, entry)| match &entry.work {
+                .filter(|(_, entry)| match &*entry.work {
                     Work::Put(put) => {
-                        let failed = matches!(entry.outcome, Some(Outcome::Done(Err(_))));
+                        let failed = matches!(entry.outcome, Some(Ended::Done(Err(_))));
                         let is_there = put.acknowledged && !put.signal_due;
                         entry.deferred.is_some() || !failed && !is_there
                     }
@@ -308,7 +308,7 @@ pub(super) mod tests {
         fn questions(&self) -> usize {
             let entries = self.core.movers.ctx.operations.iter();
             entries
-                .filter(|(_, entry)| matches!(&entry.work, Work::Atomic(atomic) if atomic.message.is_none()))
+                .filter(|(_, entry)| matches!(&*entry.work, Work::Atomic(atomic) if atomic.message.is_none()))
                 .count()
         }
 
@@ -331,10 +331,12 @@ pub(super) mod tests {
             let entries = self.core.movers.ctx.operations.iter();
             let able: Vec<(OpKey, u8, bool)> = entries
                 .filter(|(_, entry)| !entry.queued && entry.deferred.is_none())
-                .filter(|(_, entry)| entry.outcome.is_none() || matches!(&entry.work, Work::Put(_)))
+                .filter(|(_, entry)| {
+                    entry.outcome.is_none() || matches!(&*entry.work, Work::Put(_))
+                })
                 .filter_map(|(key, entry)| {
-                    let may_refuse = !matches!(&entry.work, Work::Send(_));
-                    Some((key, reached(&entry.work)?, may_refuse))
+                    let may_refuse = !matches!(&*entry.work, Work::Send(_));
+                    Some((key, reached(&*entry.work)?, may_refuse))
                 })
                 .collect();
             if able.is_empty() {
@@ -354,7 +356,7 @@ pub(super) mod tests {
             let entries = self.core.movers.ctx.operations.iter();
             let puts: Vec<(OpKey, bool)> = entries
                 .filter(|(_, entry)| {
-                    matches!(&entry.work, Work::Put(put) if !put.announced && put.next > 0)
+                    matches!(&*entry.work, Work::Put(put) if !put.announced && put.next > 0)
                         && (entry.in_flight > 0 || entry.outcome.is_none())
                 })
                 .map(|(key, entry)| (key, entry.in_flight > 0))

@@ -28,7 +28,7 @@ use crate::{
     worker::{
         core::Core,
         held::quotas,
-        operations::{self, Outcome, Work},
+        operations::{self, Ended, Work},
         peer::{Made, Peer},
     },
 };
@@ -329,12 +329,9 @@ fn answers_that_nobody_asked_for() {
     }
     bed.say(control::FETCHED, fetch.0, &word)
         .expect("the answer");
-    assert!(matches!(outcome(&mut bed, fetch), Some(Outcome::Value(7))));
+    assert!(matches!(outcome(&mut bed, fetch), Some(Ended::Value(7))));
     bed.say(control::DONE, post.0, &[]).expect("the answer");
-    assert!(matches!(
-        outcome(&mut bed, post),
-        Some(Outcome::Done(Ok(())))
-    ));
+    assert!(matches!(outcome(&mut bed, post), Some(Ended::Done(Ok(())))));
 }
 
 fn signal(region: &Region, offset: u64) -> Signal {

@@ -88,7 +88,7 @@ impl Bed {
         self.core
             .fail(LINK, Error::new(ErrorKind::Protocol, "a lie"));
         let outcome = self.core.take_outcome(key).expect("over");
-        assert!(outcome.error().is_some(), "{outcome:?}");
+        assert!(outcome.is_failure(), "{outcome:?}");
     }
 }
 
@@ -286,7 +286,7 @@ fn a_receive_out_of_common_memory() {
                 assert!(entry.outcome.is_none(), "believed");
                 engine.progress();
                 let outcome = engine.core.take_outcome(key).expect("over");
-                assert!(outcome.error().is_some(), "{outcome:?}");
+                assert!(outcome.is_failure(), "{outcome:?}");
             });
             let over = Error::new(ErrorKind::Closed, "over");
             here.shared

@@ -38,7 +38,29 @@ pub(crate) struct Arrival {
     pub(crate) from: EndpointId,
 }
 
-/// How an operation ended, as its future will find it.
+/// How an operation of the table ended. What it gives back stays with its work until somebody comes for it.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    Done(Result<()>),
+    /// Failed, and its memory does not come back: the peer stays in it.
+    Lost(Error),
+    /// Boxed, as is what is rare in an entry.
+    Claimed(Box<(Order, Unexpected)>),
+    /// The old value of an atomic operation.
+    Value(u64),
+}
+
+impl Ended {
+    /// Why it failed, if it did.
+    pub(crate) fn error(&self) -> Option<&Error> {
+        match self {
+            Self::Done(Err(error)) | Self::Lost(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// How an operation ended, as its future finds it.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Done(Result<()>),
@@ -46,7 +68,6 @@ pub(crate) enum Outcome {
         result: Result<Arrival>,
         buffer: Option<BufferMut>,
     },
-    /// Boxed, as is what is rare in an entry: the rest is moved for every message.
     Claimed(Result<Box<(Order, Unexpected)>>),
     /// The old value of an atomic operation.
     Value(u64),
@@ -62,6 +83,20 @@ impl Arrival {
             from: EndpointId(0),
         }
     }
+
+    /// The message again, of what lies in the buffer of a receive that nobody waits for any more.
+    pub(crate) fn into_message(self, link: LinkId, buffer: BufferMut) -> Unexpected {
+        Unexpected {
+            link,
+            from: self.from,
+            tag: self.tag,
+            body: Body::Whole {
+                data: buffer.freeze().slice(..self.length),
+                ack: None,
+                credit: 0,
+            },
+        }
+    }
 }
 
 impl Outcome {
@@ -74,6 +109,14 @@ impl Outcome {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_failure(&self) -> bool {
+        matches!(
+            self,
+            Self::Done(Err(_)) | Self::Buffer { result: Err(_), .. } | Self::Claimed(Err(_))
+        )
+    }
+
     /// Says which operation failed, if it did.
     pub(crate) fn during(&mut self, operation: Operation) {
         if let Self::Done(Err(error))
@@ -83,18 +126,6 @@ impl Outcome {
         | Self::Claimed(Err(error)) = self
         {
             error.set_operation(operation);
-        }
-    }
-
-    /// Why it failed, if it did.
-    pub(crate) fn error(&self) -> Option<&Error> {
-        match self {
-            Self::Done(Err(error))
-            | Self::Buffer {
-                result: Err(error), ..
-            }
-            | Self::Claimed(Err(error)) => Some(error),
-            _ => None,
         }
     }
 }
@@ -397,23 +428,36 @@ impl Work {
     }
 }
 
+/// A place among those of a connection, or none, in four bytes.
+#[derive(Clone, Copy)]
+struct Place(u32);
+
+impl Place {
+    const NONE: Self = Self(u32::MAX);
+
+    fn get(self) -> Option<u32> {
+        (self.0 != u32::MAX).then_some(self.0)
+    }
+}
+
 pub(crate) struct Entry {
     pub(crate) generation: u32,
     /// Where it is counted, until it is over.
     stamp: Option<Stamp>,
     pub(crate) link: Option<LinkId>,
     /// Where it stands among those of its connection.
-    place: Option<u32>,
+    place: Place,
     pub(crate) waker: WakerSlot,
     pub(crate) detached: bool,
-    pub(crate) outcome: Option<Outcome>,
-    pub(crate) work: Work,
+    pub(crate) outcome: Option<Ended>,
+    /// Long, and moved into its place once: see [`Operations::work_of`].
+    pub(crate) work: Box<Work>,
     pub(crate) priority: Priority,
     /// Uses of this entry's memory that a link or interface has not ended yet. No outcome becomes visible, and the entry stays, while there
     /// are any.
     pub(crate) in_flight: u32,
     /// The outcome that waits for them.
-    pub(crate) deferred: Option<Box<Outcome>>,
+    pub(crate) deferred: Option<Ended>,
     /// Whether it stands in the queue of its link.
     pub(crate) queued: bool,
     /// One-copy transfers that touch this entry's memory.
@@ -421,7 +465,7 @@ pub(crate) struct Entry {
     /// A receive whose future is gone and whose message keeps its place ([`Body::Arriving`]).
     pub(crate) keeps_place: bool,
     /// The receive that has matched that message.
-    pub(crate) successor: Option<OpKey>,
+    pub(crate) successor: Option<Box<OpKey>>,
     /// A receive of an active message: once its future is gone, so is the message.
     pub(crate) discards: bool,
     /// Its bytes may not stop in host memory between two places.
@@ -434,9 +478,14 @@ pub(crate) struct Entry {
     pub(crate) is_short: bool,
 }
 
+/// It is moved for every operation that is not over at once.
+const _: () = assert!(size_of::<Entry>() <= 128);
+
 #[derive(Default)]
 pub(crate) struct Operations {
     entries: Slab<Entry>,
+    /// Boxes for work that is to come, as many as were ever in use at once.
+    spares: Vec<Box<Work>>,
     generation: u32,
     entered: u64,
     epochs: Epochs,
@@ -453,6 +502,13 @@ impl Operations {
             _ => None,
         };
         trace::operation(work.name(), 0, "entered in the table");
+        let work = match self.spares.pop() {
+            Some(mut spare) => {
+                *spare = work;
+                spare
+            }
+            None => Box::new(work),
+        };
         let key = self.enter(|generation| Entry {
             stamp,
             detached,
@@ -479,7 +535,7 @@ impl Operations {
     #[inline]
     pub(crate) fn attach(&mut self, key: OpKey, link: LinkId) -> Option<&mut Entry> {
         let entry = self.get(key)?;
-        let before = entry.link.zip(entry.place);
+        let before = entry.link.zip(entry.place.get());
         if before.is_none_or(|(before, _)| before != link) {
             if let Some((before, place)) = before {
                 self.leave(before, place);
@@ -495,7 +551,7 @@ impl Operations {
         }
         let members = &mut self.members[link.index()];
         let entry = &mut self.entries[slot];
-        (entry.link, entry.place) = (Some(link), Some(members.len() as u32));
+        (entry.link, entry.place) = (Some(link), Place(members.len() as u32));
         members.push(slot as u32);
     }
 
@@ -504,7 +560,7 @@ impl Operations {
         let members = &mut self.members[link.index()];
         members.swap_remove(place as usize);
         if let Some(moved) = members.get(place as usize) {
-            self.entries[*moved as usize].place = Some(place);
+            self.entries[*moved as usize].place = Place(place);
         }
     }
 
@@ -523,7 +579,7 @@ impl Operations {
 
     pub(crate) fn remove(&mut self, key: OpKey) -> Option<Entry> {
         let entry = self.get(key)?;
-        let (link, place, stamp) = (entry.link, entry.place, entry.stamp);
+        let (link, place, stamp) = (entry.link, entry.place.get(), entry.stamp);
         if let (Some(link), Some(place)) = (link, place) {
             self.leave(link, place);
         }
@@ -532,6 +588,19 @@ impl Operations {
         }
         // Last, so that it is moved once.
         Some(self.entries.remove(key.slot()))
+    }
+
+    /// The work of an entry that was removed. Its box is for the next: the allocator is not asked for each.
+    pub(crate) fn work_of(&mut self, mut entry: Entry) -> Work {
+        let work = std::mem::replace(&mut *entry.work, Work::Flush);
+        self.spares.push(entry.work);
+        work
+    }
+
+    /// Removes an operation of which only the work is of use.
+    pub(crate) fn take_work(&mut self, key: OpKey) -> Option<Work> {
+        let entry = self.remove(key)?;
+        Some(self.work_of(entry))
     }
 
     /// Something has happened to an operation that flushes and fences may wait for: tells them if it is over.
@@ -649,12 +718,12 @@ fn waits(entries: &Slab<Entry>, key: OpKey) -> bool {
 
 impl Entry {
     #[inline(always)]
-    fn new(generation: u32, work: Work) -> Self {
+    fn new(generation: u32, work: Box<Work>) -> Self {
         Self {
             generation,
             stamp: None,
             link: None,
-            place: None,
+            place: Place::NONE,
             waker: WakerSlot::default(),
             detached: false,
             outcome: None,
@@ -676,15 +745,21 @@ impl Entry {
 
     /// Whether flushes and fences need not wait for it.
     fn is_over(&self) -> bool {
-        match &self.work {
+        match &*self.work {
             // It has ended, but a link still holds its memory: how it ended is noted only then.
             Work::Put(_) if self.deferred.is_some() => false,
             Work::Put(put) => {
                 put.acknowledged && !put.signal_due
-                    || matches!(self.outcome, Some(Outcome::Done(Err(_))))
+                    || matches!(self.outcome, Some(Ended::Done(Err(_))))
             }
             _ => self.outcome.is_some(),
         }
+    }
+
+    /// Whether it has not ended in any way, visibly or not.
+    #[inline]
+    pub(crate) fn is_under_way(&self) -> bool {
+        self.outcome.is_none() && self.deferred.is_none()
     }
 
     /// Whether network devices move its bytes.
@@ -695,7 +770,7 @@ impl Entry {
 
     /// Whether it is a message that counts among the announced and that the peer has not answered; it counts as answered from now on.
     pub(crate) fn was_announced(&mut self) -> bool {
-        match &mut self.work {
+        match &mut *self.work {
             Work::Send(send) if matches!(send.stage, SendStage::Announced) => {
                 send.stage = SendStage::AwaitMatch;
                 send.counts()
@@ -707,32 +782,43 @@ impl Entry {
     /// Whether bytes of the peer land in its memory.
     pub(crate) fn takes_bytes(&self) -> bool {
         matches!(
-            self.work,
+            *self.work,
             Work::Recv(_) | Work::Get(_) | Work::ClaimLanding { .. }
         )
     }
 
-    /// The outcome of an operation that was to end well, and did not get its last bytes.
-    pub(crate) fn failure_of(&mut self, outcome: Outcome, error: Error) -> Outcome {
-        match outcome {
-            Outcome::Buffer { buffer, .. } => Outcome::Buffer {
-                result: Err(error),
-                buffer,
-            },
-            _ => self.failure(error),
-        }
-    }
-
-    /// The error-or-nothing outcome that fits the work.
-    pub(crate) fn failure(&mut self, error: Error) -> Outcome {
-        let buffer = match &mut self.work {
-            Work::Recv(recv) => &mut recv.buffer,
-            Work::Get(get) => &mut get.buffer,
-            Work::Copy(copy) => &mut copy.to,
-            Work::Claim(_) | Work::ClaimLanding { .. } => return Outcome::Claimed(Err(error)),
-            _ => return Outcome::Done(Err(error)),
+    /// What its future gets for how it ended: with its buffer, where it has one.
+    pub(crate) fn settle(&mut self, ended: Ended) -> Outcome {
+        let result = match ended {
+            Ended::Done(result) => result,
+            Ended::Lost(error) => {
+                return Outcome::Buffer {
+                    result: Err(error),
+                    buffer: None,
+                };
+            }
+            Ended::Claimed(message) => return Outcome::Claimed(Ok(message)),
+            Ended::Value(value) => return Outcome::Value(value),
         };
-        Outcome::with(std::mem::take(buffer), Err(error))
+        let (buffer, arrival) = match (&mut *self.work, result) {
+            (Work::Recv(recv), result) => {
+                let arrival = recv.arrival.unwrap_or_else(|| Arrival::unnamed(0));
+                (&mut recv.buffer, result.map(|()| arrival))
+            }
+            (Work::Get(get), result) => {
+                let arrival = Arrival::unnamed(get.buffer.len());
+                (&mut get.buffer, result.map(|()| arrival))
+            }
+            (Work::Copy(copy), result) => {
+                let arrival = Arrival::unnamed(copy.from.len());
+                (&mut copy.to, result.map(|()| arrival))
+            }
+            (Work::Claim(_) | Work::ClaimLanding { .. }, Err(error)) => {
+                return Outcome::Claimed(Err(error));
+            }
+            (_, result) => return Outcome::Done(result),
+        };
+        Outcome::with(std::mem::take(buffer), arrival)
     }
 }
 

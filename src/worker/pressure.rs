@@ -2,14 +2,13 @@
 
 use crate::{
     memory::{Buffer, BufferMut},
-    worker::operations::{Outcome, Work},
+    worker::operations::Work,
 };
 
 /// Memory of users that an operation held. Its owner's drop may do anything, and so use this worker.
 #[allow(dead_code, reason = "held to be dropped")]
 pub(crate) enum Buried {
     Work(Work),
-    Outcome(Outcome),
     Buffer(Buffer),
     Memory(BufferMut),
     Own(crate::worker::device::Own),

@@ -439,7 +439,7 @@ impl Shared {
                 engine.core.movers.ctx.is_queued(key).then(|| {
                     let entry = engine.core.movers.ctx.operations.get(key);
                     let outcome = entry.and_then(|entry| entry.outcome.as_ref());
-                    !matches!(outcome, Some(Outcome::Buffer { result: Err(_), .. }))
+                    outcome.is_none_or(|ended| ended.error().is_none())
                 })
             },
             |engine, waker| {

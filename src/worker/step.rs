@@ -12,7 +12,7 @@ use crate::{
     types::{LinkId, OpKey},
     worker::{
         metrics::Counted,
-        operations::{Operations, Outcome, Outgoing, Work},
+        operations::{Ended, Operations, Outgoing, Work},
     },
 };
 
@@ -143,7 +143,7 @@ pub(crate) fn lend(operations: &mut Operations, link: LinkId, holder: Work) -> O
     if let Some(entry) = operations.get(key) {
         entry.in_flight = 1;
         // Over as soon as the link has let go of it.
-        entry.deferred = Some(Box::new(Outcome::Done(Ok(()))));
+        entry.deferred = Some(Ended::Done(Ok(())));
     }
     key
 }
@@ -155,7 +155,7 @@ pub(crate) fn lent(
     sent: Result<Zcopy, SendError>,
 ) -> Result<(), SendError> {
     if !matches!(sent, Ok(Zcopy::Pending)) {
-        operations.remove(key);
+        operations.take_work(key);
     }
     sent.map(drop)
 }

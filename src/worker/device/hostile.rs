@@ -224,7 +224,7 @@ fn nothing_lands_in_device_memory() {
         .ctx
         .operations
         .get(receive)
-        .map(|entry| &mut entry.work)
+        .map(|entry| &mut *entry.work)
     {
         recv.stage = RecvStage::Copying;
     }

@@ -45,7 +45,7 @@ impl Ctx {
                 break;
             }
         }
-        let plan = match self.operations.get(key).map(|entry| &mut entry.work) {
+        let plan = match self.operations.get(key).map(|entry| &mut *entry.work) {
             Some(Work::Put(put)) => put.layout.as_mut(),
             Some(Work::Get(get)) => get.layout.as_mut(),
             _ => None,
@@ -58,7 +58,7 @@ impl Ctx {
 
     /// A put of a peer is answered: if its blocks were announced, the peer may announce others.
     pub(crate) fn fill_answered(&mut self, link: LinkId, key: OpKey) {
-        if let Some(Work::Fill(fill)) = self.operations.get(key).map(|entry| &entry.work)
+        if let Some(Work::Fill(fill)) = self.operations.get(key).map(|entry| &*entry.work)
             && fill.places.is_some()
             && let Some(peer) = self.peer(link)
         {
@@ -73,7 +73,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
-        let (types, total, kind) = match &mut entry.work {
+        let (types, total, kind) = match &mut *entry.work {
             Work::Put(put) => {
                 let Some(plan) = &put.layout else { return };
                 let target = plan.target;

@@ -289,9 +289,9 @@ impl Movers {
         if entry.deferred.is_some() {
             if staged.copies == 0
                 && entry.in_flight == 0
-                && let Some(outcome) = entry.deferred.take()
+                && let Some(ended) = entry.deferred.take()
             {
-                self.finish(held.op, *outcome);
+                self.finish(held.op, ended);
             }
             return;
         }
@@ -323,7 +323,7 @@ impl Pump<'_> {
             let Some(held) = self.uses.get(place(token)) else {
                 continue;
             };
-            let goes_on = |entry: &mut Entry| entry.deferred.is_none() && entry.outcome.is_none();
+            let goes_on = |entry: &mut Entry| entry.is_under_way();
             let goes_on = self.ctx.operations.get(held.op).is_some_and(goes_on);
             let asked = match self.refusal(goes_on) {
                 Some(error) => Err(SendError::Failed(error)),

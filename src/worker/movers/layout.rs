@@ -35,7 +35,7 @@ impl Ctx {
         let Some(Work::Get(get)) = self
             .operations
             .named(link, key)
-            .map(|entry| &mut entry.work)
+            .map(|entry| &mut *entry.work)
         else {
             // Of one that has ended, or never was: its end is taken note of, its bytes are not kept.
             self.answered(link, &answer)?;
@@ -73,14 +73,14 @@ impl Ctx {
         let Some(entry) = self
             .operations
             .named(link, key)
-            .filter(|entry| entry.outcome.is_none())
+            .filter(|entry| entry.is_under_way())
         else {
             return Ok(None);
         };
         if entry.copies > 0 {
             return Err(violation("blocks for what this side copies itself"));
         }
-        let Work::Get(get) = &mut entry.work else {
+        let Work::Get(get) = &mut *entry.work else {
             return Err(violation("blocks for what asked for none"));
         };
         let Some(plan) = &mut get.layout else {
@@ -129,7 +129,7 @@ impl Ctx {
 
     /// The owner has answered the part of a put that was announced. `false`: none was.
     pub(crate) fn announcement_answered(&mut self, link: LinkId, key: OpKey) -> bool {
-        let asked = match self.operations.get(key).map(|entry| &mut entry.work) {
+        let asked = match self.operations.get(key).map(|entry| &mut *entry.work) {
             Some(Work::Put(put)) => put.layout.as_mut().map(|plan| &mut plan.is_unanswered),
             _ => None,
         };
@@ -175,7 +175,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
-        let (plan, on_device, length, pull) = match &entry.work {
+        let (plan, on_device, length, pull) = match &*entry.work {
             Work::Put(put) => (
                 &put.layout,
                 put.buffer.is_on_device(),
@@ -199,7 +199,7 @@ impl Movers {
             Some(Ok(total)) => plan.blocks(length, total),
             _ => 0,
         };
-        let pieces = match &mut entry.work {
+        let pieces = match &mut *entry.work {
             _ if on_device => Vec::new(),
             Work::Put(put) => put.buffer.extents(),
             Work::Get(get) => get.buffer.extents(),

@@ -27,8 +27,7 @@ impl Ctx {
     /// Whether an operation receives into a list.
     fn fills_list(&mut self, link: LinkId, key: OpKey) -> bool {
         match self.operations.get(key) {
-            Some(entry) if entry.link == Some(link) && entry.outcome.is_none() => match &entry.work
-            {
+            Some(entry) if entry.link == Some(link) && entry.is_under_way() => match &*entry.work {
                 Work::Recv(recv) => recv.buffer.is_list(),
                 _ => false,
             },
@@ -47,7 +46,7 @@ impl Ctx {
             return None;
         }
         if let Some(entry) = self.operations.get(key)
-            && let Work::Recv(recv) = &mut entry.work
+            && let Work::Recv(recv) = &mut *entry.work
             && let RecvStage::Landing { expected, got } = &mut recv.stage
             && let Some(list) = recv.buffer.list_mut()
         {
@@ -89,7 +88,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
-        let Work::Recv(recv) = &mut entry.work else {
+        let Work::Recv(recv) = &mut *entry.work else {
             return;
         };
         recv.stage = RecvStage::Copying;
@@ -112,7 +111,7 @@ impl Movers {
             return Ok(None);
         }
         if let Some(entry) = self.ctx.operations.get(key)
-            && let Work::Recv(recv) = &mut entry.work
+            && let Work::Recv(recv) = &mut *entry.work
         {
             let RecvStage::Landing { expected, got } = &mut recv.stage else {
                 return Err(violation("a fragment for what takes none"));

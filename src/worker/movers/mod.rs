@@ -52,7 +52,7 @@ use crate::{
         ctx::{Ctx, message_of},
         device::{Devices, route::What},
         one_sided::OneSided,
-        operations::{Arrival, Body, Entry, Outcome, RecvStage, SendStage, Unexpected, Work},
+        operations::{Arrival, Body, Ended, Entry, RecvStage, SendStage, Unexpected, Work},
         pressure::Buried,
     },
 };
@@ -137,13 +137,13 @@ impl Movers {
     }
 
     /// As [`Ctx::finish`]; what engines of devices held for it goes first.
-    pub(crate) fn finish(&mut self, key: OpKey, outcome: Outcome) {
+    pub(crate) fn finish(&mut self, key: OpKey, ended: Ended) {
         let is_staged = |entry: &mut Entry| {
             entry.staged.is_some() && entry.in_flight == 0 && !entry.is_copied()
         };
         match self.ctx.operations.get(key).is_some_and(is_staged) {
-            true => self.finish_staged(key, outcome),
-            false => self.ctx.finish(key, outcome),
+            true => self.finish_staged(key, ended),
+            false => self.ctx.finish(key, ended),
         }
     }
 
@@ -155,21 +155,21 @@ impl Movers {
                 return self.fail_operation(key, Error::new(ErrorKind::ConnectionReset, gone));
             }
             Some(entry) if entry.outcome.is_none() => {
-                entry.successor = Some(key);
+                entry.successor = Some(Box::new(key));
                 false
             }
             Some(_) => true,
         };
         if arrived {
             if let Some(mut entry) = self.ctx.operations.remove(op)
-                && let Some(outcome) = entry.outcome.take()
-                && let Ok((order, message)) = message_of(&entry, outcome)
+                && let Some(ended) = entry.outcome.take()
+                && let Some((order, message)) = message_of(&mut entry, ended)
             {
                 self.hand_over(key, order, message);
                 self.ctx.bury_entry(entry);
             }
         } else if let Some(entry) = self.ctx.operations.get(key)
-            && let Work::Recv(recv) = &mut entry.work
+            && let Work::Recv(recv) = &mut *entry.work
         {
             recv.stage = RecvStage::Waiting(op);
             recv.order = order;
@@ -186,7 +186,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.attach(key, message.link) else {
             return;
         };
-        match &mut entry.work {
+        match &mut *entry.work {
             Work::Recv(_) if matches!(message.body, Body::Arriving { .. }) => {
                 if let Body::Arriving { op, .. } = message.body {
                     self.succeed(key, order, &message, op);
@@ -194,7 +194,7 @@ impl Movers {
             }
             Work::Claim(post) => {
                 *post = None;
-                self.finish(key, Outcome::Claimed(Ok(Box::new((order, message)))));
+                self.finish(key, Ended::Claimed(Box::new((order, message))));
             }
             Work::Recv(recv) => {
                 recv.order = order;
@@ -208,7 +208,7 @@ impl Movers {
                         recv.stage = RecvStage::Done;
                         let mut buffer = std::mem::take(&mut recv.buffer);
                         let result = self.ctx.take_whole(&mut buffer, link, from, tag, body);
-                        self.finish(key, Outcome::with(buffer, result));
+                        self.ctx.received(key, buffer, result);
                     }
                 }
             }
@@ -230,24 +230,19 @@ impl Movers {
             return;
         }
         let link = entry.link;
-        match &mut entry.work {
+        match &mut *entry.work {
             Work::Recv(recv) => {
                 recv.stage = RecvStage::Done;
-                let buffer = std::mem::take(&mut recv.buffer);
-                let result = recv
-                    .arrival
-                    .ok_or_else(|| Error::new(ErrorKind::Protocol, "complete before it began"));
+                let result = match recv.arrival {
+                    Some(_) => Ok(()),
+                    None => Err(Error::new(ErrorKind::Protocol, "complete before it began")),
+                };
                 self.ctx.way_over(link, key, true);
-                self.finish(key, Outcome::with(buffer, result));
+                self.finish(key, Ended::Done(result));
             }
-            Work::Get(_) => self.ctx.got(key),
-            Work::Copy(copy) => {
-                let arrival = Arrival::unnamed(copy.from.len());
-                let buffer = std::mem::take(&mut copy.to);
-                self.finish(key, Outcome::with(buffer, Ok(arrival)));
-            }
+            Work::Get(_) => self.ctx.finish(key, Ended::Done(Ok(()))),
             Work::Put(_) => self.ctx.put_visible(key),
-            Work::Send(_) => self.finish(key, Outcome::Done(Ok(()))),
+            Work::Send(_) | Work::Copy(_) => self.finish(key, Ended::Done(Ok(()))),
             _ => self.ctx.helped(key),
         }
     }
@@ -273,7 +268,7 @@ impl Movers {
             return;
         };
         let link = entry.link;
-        let written = match &entry.work {
+        let written = match &*entry.work {
             Work::Recv(recv) => matches!(recv.stage, RecvStage::Copying | RecvStage::Shared(_)),
             // The peer may help, but with one run only.
             Work::Get(get) => get.layout.is_none(),
@@ -285,7 +280,7 @@ impl Movers {
         let waits = written && entry.one_sided.is_none();
         let is_staged = entry.staged.is_some();
         // The peer may be copying out of it, and take what it copies for the message. It ends other sends itself.
-        let read = matches!(&entry.work, Work::Send(send)
+        let read = matches!(&*entry.work, Work::Send(send)
             if matches!(send.stage, SendStage::Announced | SendStage::AwaitMatch))
             && link.is_some_and(|link| self.ctx.peer(link).is_some_and(|peer| !peer.is_alive()));
         self.ctx.way_over(link, key, false);
@@ -294,17 +289,9 @@ impl Movers {
             .and_then(|link| Some(self.ctx.one_copy(link)?.pair.clone()))
             .filter(|pair| !pair.is_peer_outside());
         match pair {
-            None => self.fail_outside(key, error),
+            None => self.finish(key, Ended::Done(Err(error))),
             Some(pair) if waits && !pair.is_slow() => self.let_leave(pair, key, error),
             Some(pair) => self.fail_inside(pair, key, error),
-        }
-    }
-
-    /// No peer is inside its memory.
-    fn fail_outside(&mut self, key: OpKey, error: Error) {
-        if let Some(entry) = self.ctx.operations.get(key) {
-            let outcome = entry.failure(error);
-            self.finish(key, outcome);
         }
     }
 
@@ -314,20 +301,17 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
-        let outcome = match entry.work {
-            Work::Recv(_) | Work::Get(_) => Outcome::Buffer {
-                result: Err(error),
-                buffer: None,
-            },
-            _ => Outcome::Done(Err(error)),
+        let ended = match *entry.work {
+            Work::Recv(_) | Work::Get(_) => Ended::Lost(error),
+            _ => Ended::Done(Err(error)),
         };
         let link = entry.link;
-        let work = std::mem::replace(&mut entry.work, Work::Flush);
+        let work = std::mem::replace(&mut *entry.work, Work::Flush);
         self.keep(pair, work);
         if let Some(peer) = link.and_then(|link| self.ctx.peer(link)) {
             peer.posted = peer.posted.saturating_sub(1);
         }
-        self.finish(key, outcome);
+        self.finish(key, ended);
     }
 
     /// The peer is for as long as it copies a chunk: the operation ends in a pass after that, and nothing else ends it meanwhile.
@@ -379,7 +363,7 @@ impl Movers {
                         entry.one_sided = None;
                     }
                     match is_outside {
-                        true => self.fail_outside(key, error),
+                        true => self.finish(key, Ended::Done(Err(error))),
                         false => self.fail_inside(pair, key, error),
                     }
                 }

@@ -21,7 +21,7 @@ use crate::{
         ctx::Ctx,
         movers::{Movers, Told},
         one_sided::{CLEARED, IN_FLIGHT, Memory, Moves, Offer, OneSided, told, whole, word},
-        operations::{Entry, Outcome, Outgoing, RecvStage, SendStage, Work},
+        operations::{Ended, Entry, Outgoing, RecvStage, SendStage, Work},
         peer::at,
         rma::Target,
         step::Step,
@@ -71,7 +71,7 @@ impl Ctx {
         ) else {
             return false;
         };
-        let (pull, data) = match &entry.work {
+        let (pull, data) = match &*entry.work {
             Work::Put(put) => (false, put.buffer.as_slice()),
             Work::Get(get) => (true, get.buffer.as_slice()),
             _ => return false,
@@ -103,7 +103,7 @@ impl Ctx {
                 }
             }
         }
-        let (local, segment) = match &mut entry.work {
+        let (local, segment) = match &mut *entry.work {
             Work::Put(put) => (put.buffer.address().cast_mut(), put.buffer.segment()),
             Work::Get(get) => (get.buffer.address(), get.buffer.segment()),
             _ => return false,
@@ -121,7 +121,7 @@ impl Ctx {
             return;
         };
         entry.is_short = sent == Zcopy::Pending;
-        if let Work::Put(put) = &mut entry.work {
+        if let Work::Put(put) = &mut *entry.work {
             put.next = length;
             if sent == Zcopy::Done {
                 self.put_visible(key);
@@ -141,19 +141,18 @@ impl Ctx {
         let Err(error) = result else {
             return self.put_visible(key);
         };
-        // A word of the peer has ended it otherwise; one that is over on this side alone goes on.
-        if matches!(
-            entry.outcome,
-            Some(Outcome::Done(Err(_)) | Outcome::Buffer { .. })
-        ) {
-            return;
+        match (&*entry.work, &entry.outcome) {
+            // One that is over on this side alone goes on.
+            (_, None) | (Work::Put(_), Some(Ended::Done(Ok(())))) => {}
+            // A word of the peer has ended it otherwise.
+            _ => return,
         }
-        let length = match &entry.work {
+        let length = match &*entry.work {
             Work::Put(put) => put.buffer.len(),
             Work::Get(get) => get.buffer.len(),
             _ => return,
         };
-        if leaves_it_to_messages(&error, &entry.work)
+        if leaves_it_to_messages(&error, &*entry.work)
             && at(&mut self.peers, link).is_some_and(|peer| peer.link.is_some())
         {
             return self.by_messages(link, key, None, length);
@@ -175,9 +174,13 @@ impl Ctx {
             return;
         };
         // A word of the peer may have ended it.
-        let (Work::Get(get), None) = (&mut entry.work, &entry.outcome) else {
+        let (Work::Get(get), None) = (&mut *entry.work, &entry.outcome) else {
             return;
         };
+        if let Some(ended) = entry.deferred.take() {
+            entry.is_short = false;
+            return self.finish(key, ended);
+        }
         let room = get.buffer.as_mut_slice();
         let Some(room) = room.filter(|room| room.len() == data.len()) else {
             let error = violation("a get brought another number of bytes");
@@ -185,7 +188,7 @@ impl Ctx {
         };
         copy_slice(data, room);
         entry.is_short = false;
-        self.got(key);
+        self.finish(key, Ended::Done(Ok(())));
     }
 
     /// Why a transfer has failed of which some is still under way: with the link that has ended.
@@ -195,7 +198,7 @@ impl Ctx {
             return None;
         };
         let error = moves.failed.take()?;
-        if leaves_it_to_messages(&error, &entry.work) || entry.deferred.is_some() {
+        if leaves_it_to_messages(&error, &*entry.work) || entry.deferred.is_some() {
             return None;
         }
         entry.in_flight = 0;
@@ -209,7 +212,7 @@ impl Ctx {
             return;
         };
         entry.one_sided = None;
-        match (&mut entry.work, op) {
+        match (&mut *entry.work, op) {
             (Work::Recv(recv), Some(op)) => {
                 recv.stage = RecvStage::Landing {
                     expected: length,
@@ -258,7 +261,7 @@ impl Ctx {
             self.control(link, control::KEYS, to, &body[..length]);
         } else if !offer.waiting
             && let Some(entry) = self.operations.get(key)
-            && let Work::Send(send) = &mut entry.work
+            && let Work::Send(send) = &mut *entry.work
         {
             send.stage = SendStage::Streaming(Outgoing { to, next: 0 });
             entry.one_sided = None;
@@ -282,7 +285,7 @@ impl Ctx {
         let Some(entry) = self.operations.get(key) else {
             return Ok(());
         };
-        let Work::Recv(recv) = &mut entry.work else {
+        let Work::Recv(recv) = &mut *entry.work else {
             return Ok(());
         };
         let RecvStage::Landing { expected, got: 0 } = recv.stage else {
@@ -317,7 +320,7 @@ impl Ctx {
         let Some(entry) = self.operations.named(link, key) else {
             return Ok(());
         };
-        let Work::Send(send) = &entry.work else {
+        let Work::Send(send) = &*entry.work else {
             return Err(violation("a write of what is no send"));
         };
         if !matches!(send.stage, SendStage::Announced)
@@ -332,7 +335,7 @@ impl Ctx {
             return Ok(());
         };
         let offered = entry.one_sided.take().map(|one_sided| *one_sided);
-        let Work::Send(send) = &entry.work else {
+        let Work::Send(send) = &*entry.work else {
             return Ok(());
         };
         let (Some(OneSided::Offers(offer)), Some(data)) = (offered, send.buffer.as_slice()) else {
@@ -366,7 +369,7 @@ impl Ctx {
         ) {
             return None;
         }
-        let Work::Recv(recv) = &mut self.operations.get(key)?.work else {
+        let Work::Recv(recv) = &mut *self.operations.get(key)?.work else {
             return None;
         };
         let length = recv.arrival?.length;
@@ -490,7 +493,7 @@ impl Movers {
         let (next, all) = (moves.next, moves.next == moves.length);
         let over = all && moves.pending == 0;
         let mut copied = false;
-        if let Work::Put(put) = &mut entry.work {
+        if let Work::Put(put) = &mut *entry.work {
             put.next = next;
             // One with a signal goes on.
             copied = all && put.signal.is_none();
@@ -543,12 +546,12 @@ impl Movers {
         let Some(entry) = self.ctx.operations.named(link, key) else {
             return;
         };
-        if let Work::Atomic(atomic) = &entry.work {
+        if let Work::Atomic(atomic) = &*entry.work {
             if atomic.device.is_some() {
                 let outcome = match (atomic.fetch, data.try_into()) {
-                    (true, Ok(word)) => Outcome::Value(u64::from_ne_bytes(word)),
-                    (false, Ok(_)) => Outcome::Done(Ok(())),
-                    _ => Outcome::Done(Err(violation("not a word"))),
+                    (true, Ok(word)) => Ended::Value(u64::from_ne_bytes(word)),
+                    (false, Ok(_)) => Ended::Done(Ok(())),
+                    _ => Ended::Done(Err(violation("not a word"))),
                 };
                 self.finish(key, outcome);
             }
@@ -587,7 +590,7 @@ impl Movers {
         let deferred = entry.deferred.take();
         if deferred.is_none()
             && let Some(error) = &moves.failed
-            && leaves_it_to_messages(error, &entry.work)
+            && leaves_it_to_messages(error, &*entry.work)
             && let Some(link) = link
             && at(&mut self.ctx.peers, link).is_some_and(|peer| peer.link.is_some())
         {
@@ -602,7 +605,7 @@ impl Movers {
             }
         }
         match deferred {
-            Some(outcome) => self.finish(key, *outcome),
+            Some(ended) => self.finish(key, ended),
             None => self.copied(key, result),
         }
     }
@@ -642,7 +645,7 @@ impl Movers {
 
     /// Makes the keys of a message that was announced without.
     fn register_offered(&mut self, link: LinkId, key: OpKey) {
-        let Some(Work::Send(send)) = self.ctx.operations.get(key).map(|entry| &entry.work) else {
+        let Some(Work::Send(send)) = self.ctx.operations.get(key).map(|entry| &*entry.work) else {
             return;
         };
         let range = send.buffer.as_slice().map(AddressRange::of);
@@ -677,7 +680,7 @@ impl Movers {
         else {
             return false;
         };
-        let Work::Recv(recv) = &mut entry.work else {
+        let Work::Recv(recv) = &mut *entry.work else {
             return false;
         };
         let Some(ways) = peer.link.as_mut().and_then(|link| link.one_sided()) else {
@@ -729,7 +732,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.named(link, key) else {
             return Ok(());
         };
-        let Work::Send(send) = &entry.work else {
+        let Work::Send(send) = &*entry.work else {
             return Err(violation("keys of what is no send"));
         };
         if !matches!(send.stage, SendStage::Announced) {

@@ -21,7 +21,7 @@ use crate::{
             pool::{Fragment, Side},
         },
         movers::Movers,
-        operations::{Entry, Outcome, Work},
+        operations::{Ended, Entry, Work},
         pressure::Buried,
         source::Source,
     },
@@ -74,12 +74,12 @@ impl Ctx {
             return;
         };
         // The peer, which waits for this side.
-        let told = match (&entry.work, kind) {
+        let told = match (&*entry.work, kind) {
             (Work::Serve(serve), _) => Some(serve.out.to),
             (_, Kind::Pull { op, .. }) => Some(op),
             _ => sender,
         };
-        let blocks = matches!(&entry.work, Work::Serve(serve) if serve.answer.is_some());
+        let blocks = matches!(&*entry.work, Work::Serve(serve) if serve.answer.is_some());
         match (entry.link, told) {
             (Some(link), Some(op)) if blocks => self.answer_failed(link, op, error.kind()),
             (Some(link), Some(op)) => {
@@ -101,7 +101,7 @@ impl Ctx {
     pub(in crate::worker) fn source_run(&mut self, key: OpKey, position: usize) -> Option<Run> {
         let entry = self.operations.get(key)?;
         let staged = entry.staged.as_deref();
-        match &entry.work {
+        match &*entry.work {
             Work::Copy(copy) => Some(copy.from.run(position)),
             Work::Put(put) => Some(put.buffer.run(position)),
             Work::Write(write) => Some(write.buffer.run(position)),
@@ -121,7 +121,7 @@ impl Ctx {
     /// Where they go.
     pub(in crate::worker) fn target_run(&mut self, key: OpKey, position: usize) -> Option<Run> {
         let entry = self.operations.get(key)?;
-        match &mut entry.work {
+        match &mut *entry.work {
             Work::Copy(copy) => Some(copy.to.run(copy.offset + position)),
             Work::Recv(recv) => Some(recv.buffer.run(position)),
             Work::Get(get) => Some(get.buffer.run(position)),
@@ -295,16 +295,17 @@ impl Movers {
     }
 
     /// An operation that did a part of another is over.
-    fn child_over(&mut self, key: OpKey, (parent, part): (OpKey, u32), outcome: &Outcome) {
+    fn child_over(&mut self, key: OpKey, (parent, part): (OpKey, u32), ended: &Ended) {
         // With it goes its hold on the fragment.
         if let Some(entry) = self.ctx.operations.remove(key) {
             self.ctx.release(entry.link, &entry.work);
             self.ctx.close_soon(entry.link);
+            drop(self.ctx.operations.work_of(entry));
         }
-        let failure = outcome.error().map(Error::duplicate);
-        if let Some(Work::Send(_)) = self.ctx.operations.get(parent).map(|entry| &entry.work) {
+        let failure = ended.error().map(Error::duplicate);
+        if let Some(Work::Send(_)) = self.ctx.operations.get(parent).map(|entry| &*entry.work) {
             return match failure {
-                None => self.finish(parent, Outcome::Done(Ok(()))),
+                None => self.finish(parent, Ended::Done(Ok(()))),
                 Some(error) => self.fail_operation(parent, error),
             };
         }
@@ -320,7 +321,7 @@ impl Movers {
 
     /// Ends an operation for which no engine copies any more: what staging held for it goes.
     #[cold]
-    pub(crate) fn finish_staged(&mut self, key: OpKey, outcome: Outcome) {
+    pub(crate) fn finish_staged(&mut self, key: OpKey, ended: Ended) {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
@@ -329,10 +330,10 @@ impl Movers {
             let parent = staged.parent;
             self.ctx.end_staged(link, *staged);
             if let Some(parent) = parent {
-                return self.child_over(key, parent, &outcome);
+                return self.child_over(key, parent, &ended);
             }
         }
-        self.finish(key, outcome);
+        self.finish(key, ended);
     }
 
     /// A part is over: the transfer is, or goes on.
@@ -361,7 +362,7 @@ impl Movers {
                 let Some(entry) = self.ctx.operations.get(key) else {
                     return;
                 };
-                let (fill, link) = (matches!(entry.work, Work::Fill(_)), entry.link);
+                let (fill, link) = (matches!(*entry.work, Work::Fill(_)), entry.link);
                 if fill {
                     return self.ctx.filled(key);
                 }
@@ -399,9 +400,9 @@ impl Entry {
         self.staged.as_deref().is_some_and(piped)
     }
 
-    /// Whether it goes on.
+    /// Whether it goes on: one that is complete on this side alone does.
     pub(in crate::worker) fn goes_on(&self) -> bool {
-        let put = matches!(&self.work, Work::Put(put) if put.local);
+        let put = matches!(&*self.work, Work::Put(put) if put.local);
         self.deferred.is_none() && (self.outcome.is_none() || put)
     }
 

@@ -26,7 +26,7 @@ use crate::{
         core::Core,
         ctx::{Ctx, truncated},
         movers::{Movers, rma::OneRun},
-        operations::{Arrival, Body, Fill, Get, Outcome, RecvStage, Work},
+        operations::{Arrival, Body, Ended, Fill, Get, RecvStage, Work},
         rma::Target,
         violation::violation,
     },
@@ -44,7 +44,7 @@ impl Ctx {
         let Some(entry) = self.operations.get(key) else {
             return;
         };
-        let Work::Fill(fill) = &mut entry.work else {
+        let Work::Fill(fill) = &mut *entry.work else {
             return;
         };
         let (op, signal, link) = (fill.op, fill.signal.take(), entry.link);
@@ -55,7 +55,7 @@ impl Ctx {
             self.fill_answered(link, key);
             self.control(link, control::DONE, op, &[]);
         }
-        self.finish(key, Outcome::Done(Ok(())));
+        self.finish(key, Ended::Done(Ok(())));
     }
 }
 
@@ -72,7 +72,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
-        let Work::Recv(recv) = &mut entry.work else {
+        let Work::Recv(recv) = &mut *entry.work else {
             return;
         };
         recv.stage = RecvStage::Copying;
@@ -84,7 +84,7 @@ impl Movers {
         if plan::comes(own, of_device, true).contains(&Comes::Within) {
             return self.receive_within(key, link, op, total);
         }
-        let Some(Work::Recv(recv)) = self.ctx.operations.get(key).map(|entry| &entry.work) else {
+        let Some(Work::Recv(recv)) = self.ctx.operations.get(key).map(|entry| &*entry.work) else {
             return;
         };
         let types = recv.buffer.device_types();
@@ -109,7 +109,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
-        let Work::Get(get) = &entry.work else { return };
+        let Work::Get(get) = &*entry.work else { return };
         let (types, total) = (get.buffer.device_types(), get.buffer.len());
         let link = entry.link.filter(|_| target.on_device);
         match self.devices.slot_for(&types) {
@@ -236,7 +236,7 @@ impl Movers {
             };
             let Some(pipe) = entry.pipe() else { return };
             let part = pipe.begin(length, Some(fragment.clone()), Stage::Travelling);
-            let layout = match &mut entry.work {
+            let layout = match &mut *entry.work {
                 Work::Get(get) => get.layout.as_mut().and_then(|plan| plan.part(next)),
                 _ => None,
             };
@@ -305,7 +305,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.attach(key, link) else {
             return self.ctx.consumed(link, credit);
         };
-        let Work::Recv(recv) = &mut entry.work else {
+        let Work::Recv(recv) = &mut *entry.work else {
             return;
         };
         let (length, room) = (data.len(), recv.buffer.len());

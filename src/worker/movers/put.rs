@@ -10,7 +10,7 @@ use crate::{
     types::OpKey,
     worker::{
         movers::{Movers, rma::OneRun},
-        operations::{Outcome, Put, Work},
+        operations::{Ended, Put, Work},
         rma::Target,
     },
 };
@@ -23,7 +23,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
-        let Work::Put(put) = &entry.work else { return };
+        let Work::Put(put) = &*entry.work else { return };
         let (types, total) = (put.buffer.device_types(), put.buffer.len());
         match self.devices.slot_for(&types) {
             Ok(slot) => self.begin_staged(key, Pipe::new(Kind::Put { target }, slot, total)),
@@ -51,7 +51,7 @@ impl Movers {
                 .parts
                 .iter()
                 .all(|part| part.stage == Stage::Travelling);
-        if let Work::Put(put) = &mut entry.work {
+        if let Work::Put(put) = &mut *entry.work {
             // No more to be called back.
             put.next = 1;
             if last
@@ -61,11 +61,11 @@ impl Movers {
                 && entry.outcome.is_none()
             {
                 // The source is free.
-                entry.outcome = Some(Outcome::Done(Ok(())));
+                entry.outcome = Some(Ended::Done(Ok(())));
                 self.ctx.wakes.extend(entry.waker.take());
             }
         }
-        let layout = match &mut entry.work {
+        let layout = match &mut *entry.work {
             Work::Put(put) => put.layout.as_mut().and_then(|plan| plan.part(position)),
             _ => None,
         };

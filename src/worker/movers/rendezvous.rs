@@ -13,7 +13,7 @@ use crate::{
         ctx::truncated,
         movers::Movers,
         one_sided::OneSided,
-        operations::{Arrival, Outcome, Outgoing, RecvStage, SendStage, Work},
+        operations::{Arrival, Ended, Outgoing, RecvStage, SendStage, Work},
         peer::at,
         send::lend,
         violation::violation,
@@ -51,7 +51,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.attach(key, link) else {
             return;
         };
-        let Work::Recv(recv) = &mut entry.work else {
+        let Work::Recv(recv) = &mut *entry.work else {
             return;
         };
         let room = recv.buffer.len();
@@ -88,7 +88,7 @@ impl Movers {
         else {
             return;
         };
-        let Work::Recv(recv) = &entry.work else {
+        let Work::Recv(recv) = &*entry.work else {
             return;
         };
         let is_owned = recv.buffer.segment().is_some();
@@ -122,7 +122,7 @@ impl Movers {
         else {
             return;
         };
-        let Work::Recv(recv) = &mut entry.work else {
+        let Work::Recv(recv) = &mut *entry.work else {
             return;
         };
         let way = match remote {
@@ -175,7 +175,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return;
         };
-        let Work::Recv(recv) = &mut entry.work else {
+        let Work::Recv(recv) = &mut *entry.work else {
             return;
         };
         recv.stage = RecvStage::Landing {
@@ -198,7 +198,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.named(link, key) else {
             return Ok(());
         };
-        let Work::Send(send) = &mut entry.work else {
+        let Work::Send(send) = &mut *entry.work else {
             return Err(violation("ready for what is no send"));
         };
         // Or its keys were asked for, and do not help.
@@ -226,7 +226,7 @@ impl Movers {
                 self.ctx.announcement_over(link);
             }
             if length == 0 {
-                self.finish(key, Outcome::Done(Ok(())));
+                self.finish(key, Ended::Done(Ok(())));
             } else {
                 self.submit(link, key);
             }

@@ -16,7 +16,7 @@ use crate::{
             route::{Answer, DIRECT, Lent, REASON, Route, What, unsuitable},
         },
         movers::Movers,
-        operations::{Outcome, Work},
+        operations::{Ended, Work},
         peer::at,
         source::Source,
         step::Step,
@@ -30,7 +30,7 @@ impl Ctx {
         let Some(entry) = self.operations.get(loan) else {
             return;
         };
-        let Work::Lent(lent) = &mut entry.work else {
+        let Work::Lent(lent) = &mut *entry.work else {
             return;
         };
         lent.answer = match exported {
@@ -51,7 +51,7 @@ impl Ctx {
         let Some(entry) = self.operations.get(key) else {
             return Ok(Step::Sent);
         };
-        let Work::Lent(lent) = &mut entry.work else {
+        let Work::Lent(lent) = &mut *entry.work else {
             return Ok(Step::Sent);
         };
         let Some(out) = at(&mut self.peers, link).and_then(|peer| peer.link.as_mut()) else {
@@ -65,7 +65,7 @@ impl Ctx {
             Answer::Impossible(why) => {
                 let why = &why.as_bytes()[..why.len().min(REASON)];
                 out.am_bcopy(control::ROUTED, lent.to, &0_u64.to_le_bytes(), why)?;
-                self.finish(key, Outcome::Done(Ok(())));
+                self.finish(key, Ended::Done(Ok(())));
             }
             Answer::Awaited | Answer::Given => {}
         }

@@ -22,7 +22,7 @@ use crate::{
             pool::Side,
         },
         movers::Movers,
-        operations::{Outcome, Outgoing, SendStage, Serve, Work},
+        operations::{Ended, Outgoing, SendStage, Serve, Work},
         peer::at,
         source::Source,
         step::{Step, ZCOPY_FROM, fragment_size, lend, lent},
@@ -38,14 +38,16 @@ impl Ctx {
         key: OpKey,
         pull: &Pull,
     ) -> Result<Option<(Buffer, Priority)>> {
-        let Some(entry) = self.operations.get(key).filter(|entry| {
-            entry.link == Some(link) && entry.outcome.is_none() && entry.deferred.is_none()
-        }) else {
+        let Some(entry) = self
+            .operations
+            .get(key)
+            .filter(|entry| entry.link == Some(link) && entry.is_under_way())
+        else {
             return Ok(None);
         };
         let priority = entry.priority;
         let mut answered = false;
-        let buffer = match &mut entry.work {
+        let buffer = match &mut *entry.work {
             Work::Send(send) if matches!(send.stage, SendStage::Announced) => {
                 send.stage = SendStage::Pulled;
                 answered = send.counts();
@@ -166,7 +168,7 @@ impl Movers {
             return;
         };
         let priority = entry.priority;
-        let Work::Send(send) = &mut entry.work else {
+        let Work::Send(send) = &mut *entry.work else {
             return;
         };
         send.stage = SendStage::Pulled;
@@ -216,7 +218,7 @@ impl Movers {
         let Some(link) = peer.link.as_mut() else {
             return Ok(Step::Parked);
         };
-        let (Work::Serve(serve), Some(staged)) = (&mut entry.work, &mut entry.staged) else {
+        let (Work::Serve(serve), Some(staged)) = (&mut *entry.work, &mut entry.staged) else {
             return Ok(Step::Sent);
         };
         let (to, next) = (serve.out.to, serve.out.next);
@@ -258,7 +260,7 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return Step::Sent;
         };
-        let Work::Serve(serve) = &mut entry.work else {
+        let Work::Serve(serve) = &mut *entry.work else {
             return Step::Sent;
         };
         serve.out.next += length;
@@ -271,7 +273,7 @@ impl Movers {
             if blocks && let Some(peer) = self.ctx.peer(link) {
                 peer.requests().serving = peer.requests().serving.saturating_sub(1);
             }
-            self.finish(key, Outcome::Done(Ok(())));
+            self.finish(key, Ended::Done(Ok(())));
             return Step::Sent;
         }
         self.devices.step_soon(key);

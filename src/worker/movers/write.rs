@@ -11,7 +11,7 @@ use crate::{
             write::DeviceWrite,
         },
         movers::Movers,
-        operations::{Outcome, Work},
+        operations::{Ended, Work},
         stream::key::StreamKey,
     },
 };
@@ -24,7 +24,8 @@ impl Ctx {
             part.stage = Stage::Ready;
         }
         let first = pipe.parts.front().is_some_and(|part| part.id == id);
-        if first && let Some(Work::Write(write)) = self.operations.get(key).map(|entry| &entry.work)
+        if first
+            && let Some(Work::Write(write)) = self.operations.get(key).map(|entry| &*entry.work)
         {
             let event = Event::Loaded(write.stream, key);
             self.events.push_back(event);
@@ -34,7 +35,7 @@ impl Ctx {
     /// The next bytes of such a buffer, if they are in a fragment: where, and how many.
     pub(crate) fn write_ready(&mut self, key: OpKey) -> Option<(Fragment, *mut u8, usize)> {
         let entry = self.operations.get(key)?;
-        let Work::Write(write) = &entry.work else {
+        let Work::Write(write) = &*entry.work else {
             return None;
         };
         let sent = write.sent;
@@ -43,11 +44,11 @@ impl Ctx {
 
     /// The stream is broken: nothing of it leaves any more.
     pub(crate) fn end_write(&mut self, key: OpKey) {
-        self.finish(key, Outcome::Done(Ok(())));
+        self.finish(key, Ended::Done(Ok(())));
     }
 
     pub(in crate::worker) fn write_failed(&mut self, key: OpKey, error: &crate::error::Error) {
-        if let Some(Work::Write(write)) = self.operations.get(key).map(|entry| &entry.work) {
+        if let Some(Work::Write(write)) = self.operations.get(key).map(|entry| &*entry.work) {
             let event = Event::Unwritten(write.stream, error.duplicate());
             self.events.push_back(event);
         }
@@ -81,13 +82,13 @@ impl Movers {
         let Some(entry) = self.ctx.operations.get(key) else {
             return true;
         };
-        let Work::Write(write) = &mut entry.work else {
+        let Work::Write(write) = &mut *entry.work else {
             return true;
         };
         write.sent += count;
         let (sent, total) = (write.sent, write.buffer.len());
         if sent == total {
-            self.finish(key, Outcome::Done(Ok(())));
+            self.finish(key, Ended::Done(Ok(())));
             return true;
         }
         if entry.pipe().is_some_and(|pipe| pipe.end_sent(sent)) {

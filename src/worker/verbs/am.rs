@@ -80,7 +80,7 @@ impl Ctx {
         {
             let entry = self.operations.get(key);
             let waits = entry.filter(|entry| entry.outcome.is_none());
-            let Some(Work::Send(send)) = waits.map(|entry| &entry.work) else {
+            let Some(Work::Send(send)) = waits.map(|entry| &*entry.work) else {
                 out.waiting.pop_front();
                 continue;
             };
@@ -100,7 +100,7 @@ impl Ctx {
         let (Some(link), Some(entry)) = (link, self.operations.get(key)) else {
             return;
         };
-        let Work::Send(send) = &entry.work else {
+        let Work::Send(send) = &*entry.work else {
             return;
         };
         if send.am.is_none() || !matches!(send.stage, SendStage::Queued) {
@@ -157,7 +157,7 @@ impl Ctx {
 
     /// What an operation is called that the peer says something about.
     pub(crate) fn operation_of_send(&mut self, key: OpKey) -> Operation {
-        match self.operations.get(key).map(|entry| &entry.work) {
+        match self.operations.get(key).map(|entry| &*entry.work) {
             Some(Work::Send(Send { am: Some(_), .. })) => Operation::AmSend,
             _ => Operation::TagSend,
         }

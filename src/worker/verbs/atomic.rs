@@ -13,7 +13,7 @@ use crate::{
     worker::{
         atomic::MappedCounter,
         ctx::Ctx,
-        operations::{self, DeviceWord, Outcome, Work},
+        operations::{self, DeviceWord, Ended, Work},
         peer::at,
         rma::{Near, Target, stale},
         step::Outlet,
@@ -228,13 +228,13 @@ impl Ctx {
         else {
             return Ok(());
         };
-        if !matches!(&entry.work, Work::Atomic(atomic) if atomic.fetch && atomic.sent) {
+        if !matches!(&*entry.work, Work::Atomic(atomic) if atomic.fetch && atomic.sent) {
             return Err(Error::new(
                 ErrorKind::Protocol,
                 "a word for what asked for none",
             ));
         }
-        self.finish(key, Outcome::Value(old));
+        self.finish(key, Ended::Value(old));
         Ok(())
     }
 }

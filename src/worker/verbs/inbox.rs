@@ -291,13 +291,7 @@ impl Core {
 
     /// Such a payload is here.
     pub(in crate::worker) fn am_landed(&mut self, link: LinkId, key: OpKey) {
-        let Some(Work::AmLanding { data, word }) = self
-            .movers
-            .ctx
-            .operations
-            .remove(key)
-            .map(|entry| entry.work)
-        else {
+        let Some(Work::AmLanding { data, word }) = self.movers.ctx.operations.take_work(key) else {
             return;
         };
         self.movers.ctx.end_arriving(link, data.len());

@@ -7,7 +7,7 @@ use crate::{
     worker::{
         core::Core,
         ctx::Ctx,
-        operations::{Body, Entry, Outcome, SendStage, Work},
+        operations::{Body, Entry, SendStage, Work},
         pressure::Buried,
     },
 };
@@ -33,25 +33,10 @@ impl Ctx {
         }
     }
 
-    /// The same for all that an entry holds.
+    /// The same for an entry that was removed.
     pub(crate) fn bury_entry(&mut self, entry: Entry) {
-        let deferred = entry.deferred.map(|deferred| *deferred);
-        for outcome in [entry.outcome, deferred].into_iter().flatten() {
-            self.bury_outcome(outcome);
-        }
-        self.bury(entry.work);
-    }
-
-    pub(crate) fn bury_outcome(&mut self, outcome: Outcome) {
-        if matches!(
-            outcome,
-            Outcome::Buffer {
-                buffer: Some(_),
-                ..
-            }
-        ) {
-            self.buried.push(Buried::Outcome(outcome));
-        }
+        let work = self.operations.work_of(entry);
+        self.bury(work);
     }
 
     /// The same for a message that a dropped receive had put back.
@@ -113,7 +98,7 @@ impl Ctx {
             let waits = self.operations.get(key).is_some_and(|entry| {
                 entry.outcome.is_none()
                     && entry.copies == 0
-                    && matches!(&entry.work, Work::Send(send)
+                    && matches!(&*entry.work, Work::Send(send)
                         if matches!(send.stage, SendStage::Announced)
                             || send.sync && matches!(send.stage, SendStage::AwaitMatch)
                             // An active message without a credit.
@@ -149,7 +134,7 @@ impl Ctx {
 
 /// Whether an operation's next step is a further fragment.
 pub(crate) fn is_bulk(entry: &Entry) -> bool {
-    match &entry.work {
+    match &*entry.work {
         Work::Send(send) => matches!(send.stage, SendStage::Streaming(_)),
         Work::Serve(serve) => serve.out.next > 0,
         Work::Put(put) => put.next > 0,
@@ -283,7 +268,7 @@ mod tests {
         for key in keys {
             let outcome = core.take_outcome(key);
             assert!(
-                matches!(&outcome, Some(Outcome::Done(Err(error))) if error.kind() == ErrorKind::ConnectionReset),
+                matches!(&outcome, Some(crate::worker::operations::Outcome::Done(Err(error))) if error.kind() == ErrorKind::ConnectionReset),
                 "{outcome:?}"
             );
         }

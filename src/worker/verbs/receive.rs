@@ -12,7 +12,7 @@ use crate::{
     worker::{
         core::Core,
         ctx::{Ctx, fill},
-        operations::{Arrival, Body, Outcome, Recv, RecvStage, Unexpected, Work},
+        operations::{Arrival, Outcome, Recv, RecvStage, Work},
         pressure::Buried,
         receive::{Posted, Receive, Stage},
     },
@@ -219,18 +219,7 @@ impl Core {
             Stage::Entered(entry) => self.drop_future(entry),
             Stage::Waiting | Stage::Failed(_) => self.movers.ctx.bury_memory(receive.buffer),
             Stage::Arrived(arrival, link, order) => {
-                let body = Body::Whole {
-                    data: receive.buffer.freeze().slice(..arrival.length),
-                    ack: None,
-                    credit: 0,
-                };
-                let message = Unexpected {
-                    link,
-                    from: arrival.from,
-                    tag: arrival.tag,
-                    body,
-                };
-                self.restore(order, message);
+                self.restore(order, arrival.into_message(link, receive.buffer));
             }
         }
     }

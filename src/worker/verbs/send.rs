@@ -22,7 +22,7 @@ use crate::{
         ctx::Ctx,
         movers::Movers,
         one_sided::{Offer, offer},
-        operations::{self, Outcome, Send, SendStage, Work},
+        operations::{self, Ended, Send, SendStage, Work},
         peer::{Peer, at},
         queue::{Lane, Queued},
         send::{TURN, announce, closed, try_eager},
@@ -161,16 +161,16 @@ impl Ctx {
         let Some(entry) = self.operations.get(key) else {
             return;
         };
-        let Work::Put(put) = &mut entry.work else {
+        let Work::Put(put) = &mut *entry.work else {
             return;
         };
         if put.next < put.buffer.len() || entry.in_flight > 0 {
             return;
         }
         if put.acknowledged {
-            self.finish(key, Outcome::Done(Ok(())));
+            self.finish(key, Ended::Done(Ok(())));
         } else if put.local && !entry.detached && entry.outcome.is_none() {
-            entry.outcome = Some(Outcome::Done(Ok(())));
+            entry.outcome = Some(Ended::Done(Ok(())));
             self.wakes.extend(entry.waker.take());
             let link = entry.link;
             self.close_soon(link);
@@ -184,12 +184,12 @@ impl Ctx {
         };
         entry.in_flight = entry.in_flight.saturating_sub(1);
         if entry.in_flight == 0
-            && let Some(outcome) = entry.deferred.take()
+            && let Some(ended) = entry.deferred.take()
         {
-            self.finish(key, *outcome);
+            self.finish(key, ended);
             return;
         }
-        let more = match &entry.work {
+        let more = match &*entry.work {
             Work::Send(send) => {
                 matches!(&send.stage, SendStage::Streaming(out) if out.next < send.buffer.len())
             }
@@ -232,7 +232,7 @@ impl Movers {
     /// The next step of one operation, whose connection has a link.
     fn advance(&mut self, link_id: LinkId, key: OpKey, lane: Lane) -> Result<Step, SendError> {
         let entry = self.ctx.operations.get(key);
-        let going = entry.filter(|entry| entry.outcome.is_none() && entry.deferred.is_none());
+        let going = entry.filter(|entry| entry.is_under_way());
         let Some(entry) = going else {
             // Ended, by a refusal for one, while it waited in the queue.
             return Ok(Step::Sent);
@@ -256,7 +256,7 @@ impl Movers {
             in_flight: &mut entry.in_flight,
             scratch: &mut self.ctx.scratch,
         };
-        let step = match &mut entry.work {
+        let step = match &mut *entry.work {
             Work::Send(send) => match &mut send.stage {
                 SendStage::Queued => return self.begin_send(link_id, key, lane),
                 SendStage::Streaming(out) => outlet.fragment(out, &send.buffer)?,
@@ -305,7 +305,7 @@ impl Movers {
             _ => return Ok(Step::Sent),
         };
         if matches!(step, Step::Sent) {
-            self.finish(key, Outcome::Done(Ok(())));
+            self.finish(key, Ended::Done(Ok(())));
         }
         Ok(step)
     }
@@ -317,7 +317,7 @@ impl Movers {
         else {
             return Ok(Step::Sent);
         };
-        let Work::Send(send) = &mut entry.work else {
+        let Work::Send(send) = &mut *entry.work else {
             return Ok(Step::Sent);
         };
         let is_tagged = send.am.is_none();
@@ -327,7 +327,7 @@ impl Movers {
         if peer.reason.is_some() && (send.sync || !unasked) {
             // No receive will match it any more.
             let error = peer.error().unwrap_or_else(closed);
-            self.finish(key, Outcome::Done(Err(error)));
+            self.finish(key, Ended::Done(Err(error)));
             return Ok(Step::Sent);
         }
         if is_tagged
@@ -355,7 +355,7 @@ impl Movers {
                 peer.take_window(send.buffer.len());
             }
             if !send.sync {
-                self.finish(key, Outcome::Done(Ok(())));
+                self.finish(key, Ended::Done(Ok(())));
             }
         }
         Ok(Step::Sent)

@@ -7,7 +7,7 @@ use crate::{
     types::{Access, AtomicOp, AtomicRequest, LinkId, OpKey},
     worker::{
         ctx::Ctx,
-        operations::{self, Outcome, Work},
+        operations::{self, Ended, Work},
         peer::Peer,
         signal::Raise,
     },
@@ -27,7 +27,7 @@ impl Ctx {
             return;
         };
         let link = entry.link;
-        let Work::Put(put) = &mut entry.work else {
+        let Work::Put(put) = &mut *entry.work else {
             return;
         };
         put.acknowledged = true;
@@ -37,7 +37,7 @@ impl Ctx {
             put.signal_due = true;
             self.submit(link, key);
         } else {
-            self.finish(key, Outcome::Done(Ok(())));
+            self.finish(key, Ended::Done(Ok(())));
         }
     }
 

@@ -223,14 +223,11 @@ impl Core {
 
     /// All of it is there.
     pub(crate) fn stream_landed(&mut self, op: OpKey) {
-        let Some(entry) = self.movers.ctx.operations.remove(op) else {
-            return;
-        };
-        let Work::StreamIn(Landing {
+        let Some(Work::StreamIn(Landing {
             stream,
             mut data,
             length,
-        }) = entry.work
+        })) = self.movers.ctx.operations.take_work(op)
         else {
             return;
         };
