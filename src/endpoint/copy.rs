@@ -134,13 +134,7 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
 
     /// Starts now, to be awaited later or not at all.
     pub fn post(mut self) -> Op<Fetched<B>> {
-        let entered = self.enter();
-        Op {
-            entered,
-            deadline: std::mem::take(&mut self.deadline),
-            operation: Operation::Copy,
-            kind: PhantomData,
-        }
+        Op::new(self.enter(), self.deadline, Operation::Copy)
     }
 
     /// What of both the host does not reach.
@@ -198,15 +192,10 @@ impl<B: ReceiveBuffer + Unpin> Future for CopyBuffer<'_, B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        if this.entered.is_none() {
-            this.entered = Some(this.enter());
-        }
-        match &mut this.entered {
-            Some(entered) => entered
-                .poll(cx, &mut this.deadline, Operation::Copy)
-                .map(|outcome| Fetched::settle(Settled(outcome))),
-            None => Poll::Pending,
-        }
+        let entered = this.entered.take().unwrap_or_else(|| this.enter());
+        let entered = this.entered.insert(entered);
+        let outcome = entered.poll(cx, &mut this.deadline, Operation::Copy);
+        outcome.map(|outcome| Fetched::settle(Settled(outcome)))
     }
 }
 
@@ -225,12 +214,8 @@ impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let copy = &mut self.0;
-        if copy.entered.is_none() {
-            copy.entered = Some(copy.enter());
-        }
-        let Some(entered) = &mut copy.entered else {
-            return Poll::Pending;
-        };
+        let entered = copy.entered.take().unwrap_or_else(|| copy.enter());
+        let entered = copy.entered.insert(entered);
         if let Entered::Waiting(Place {
             handle,
             key: Some(key),
@@ -244,25 +229,16 @@ impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
                 let Some(entered) = copy.entered.take() else {
                     return Poll::Pending;
                 };
-                return Poll::Ready(Ok(Op {
-                    entered,
-                    deadline: std::mem::take(&mut copy.deadline),
-                    operation: Operation::Copy,
-                    kind: PhantomData,
-                }));
+                let deadline = std::mem::take(&mut copy.deadline);
+                return Poll::Ready(Ok(Op::new(entered, deadline, Operation::Copy)));
             }
         }
         // It has failed, or its deadline has passed.
         let outcome = ready!(entered.poll(cx, &mut copy.deadline, Operation::Copy));
-        Poll::Ready(match Fetched::settle(Settled(outcome)) {
-            Err(error) => Err(error),
-            Ok(buffer) => Ok(Op {
-                entered: Entered::over(Outcome::with(buffer.into(), Ok(Arrival::unnamed(0)))),
-                deadline: Deadline::None,
-                operation: Operation::Copy,
-                kind: PhantomData,
-            }),
-        })
+        Poll::Ready(Fetched::settle(Settled(outcome)).map(|buffer: B| {
+            let outcome = Outcome::with(buffer.into(), Ok(Arrival::unnamed(0)));
+            Op::new(Entered::over(outcome), Deadline::None, Operation::Copy)
+        }))
     }
 }
 

@@ -21,6 +21,7 @@ use crate::{
         Handle,
         ctx::{fill, truncated},
         device::admit_target,
+        engine::Engine,
         inbox::{Arrived, Content, Front},
         operations::{Arrival, Outcome},
     },
@@ -315,12 +316,11 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
         let Some(entered) = self.entered.take().or_else(|| self.begin()) else {
             unreachable!("neither polled nor with a message")
         };
-        Op {
+        Op::new(
             entered,
-            deadline: std::mem::take(&mut self.deadline),
-            operation: Operation::AmRecv,
-            kind: PhantomData,
-        }
+            std::mem::take(&mut self.deadline),
+            Operation::AmRecv,
+        )
     }
 
     /// The first poll.
@@ -342,15 +342,15 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
                 _ => copied(data).into(),
             };
             let of = (message.link, message.from);
-            let mut target = Some(buffer);
-            let begun = message.handle.shared.begin(Operation::AmRecv, |engine| {
-                let buffer = target.take().unwrap_or_default();
+            let begin = |engine: &mut Engine, buffer| {
                 engine.core.am_store(of, data.into(), (buffer, unstaged))
-            });
-            return match begun {
-                Ok((key, _)) => Some(Entered::new(&message.handle, key)),
-                Err(error) => over(Err(error), target.unwrap_or_default()),
             };
+            return Some(Entered::begin(
+                &message.handle,
+                Operation::AmRecv,
+                buffer,
+                begin,
+            ));
         }
         if let Some(data) = message.data() {
             let result = fill(&mut buffer, data, message.from).map(|length| Arrival {
@@ -368,17 +368,17 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
             return None;
         };
         let (link, from, id) = (message.link, message.from, message.id);
-        let mut target = Some(buffer);
-        let begun = message.handle.shared.begin(Operation::AmRecv, |engine| {
-            let buffer = target.take().unwrap_or_default();
+        let begin = |engine: &mut Engine, buffer| {
             engine
                 .core
                 .am_fetch((link, from), id, announced.rts, (buffer, unstaged))
-        });
-        match begun {
-            Ok((key, _)) => Some(Entered::new(&message.handle, key)),
-            Err(error) => over(Err(error), target.unwrap_or_default()),
-        }
+        };
+        Some(Entered::begin(
+            &message.handle,
+            Operation::AmRecv,
+            buffer,
+            begin,
+        ))
     }
 }
 

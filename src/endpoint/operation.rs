@@ -17,6 +17,7 @@ use crate::{
     types::{AtomicNarrow as _, OpKey},
     worker::{
         Handle,
+        engine::Engine,
         operations::{Arrival, Outcome},
         turn,
     },
@@ -185,6 +186,29 @@ impl Entered {
             handle: handle.clone(),
             key: Some(key),
         })
+    }
+
+    /// One that gives its buffer back, and ended before it began.
+    #[cold]
+    pub(crate) fn refused(error: Error, buffer: BufferMut) -> Self {
+        Self::over(Outcome::with(buffer, Err(error)))
+    }
+
+    /// Begins what owns a buffer, which comes back where it cannot begin.
+    pub(crate) fn begin(
+        handle: &Arc<Handle>,
+        operation: Operation,
+        buffer: BufferMut,
+        begin: impl FnOnce(&mut Engine, BufferMut) -> OpKey,
+    ) -> Self {
+        let mut buffer = Some(buffer);
+        let begun = handle.shared.begin(operation, |engine| {
+            begin(engine, buffer.take().unwrap_or_default())
+        });
+        match begun {
+            Ok((key, _)) => Self::new(handle, key),
+            Err(error) => Self::refused(error, buffer.unwrap_or_default()),
+        }
     }
 
     /// As [`Entered::poll`], for a receive whose message lies in front.

@@ -314,7 +314,9 @@ impl Putting<'_> {
             None => {
                 let how = (self.priority, self.unstaged);
                 let route = self.remote.region.route();
-                engine.movers().start_put(link, target, put, how, route)
+                engine
+                    .movers()
+                    .start_run(link, target, Work::Put(put), how, route)
             }
         }
     }
@@ -549,7 +551,9 @@ impl<B: ReceiveBuffer + Unpin> Getting<'_, B> {
             None => {
                 let how = (self.priority, self.unstaged);
                 let route = self.remote.region.route();
-                engine.movers().start_get(link, target, get, how, route)
+                engine
+                    .movers()
+                    .start_run(link, target, Work::Get(get), how, route)
             }
         }
     }

@@ -3,7 +3,6 @@
 use std::{
     fmt,
     future::Future,
-    marker::PhantomData,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -16,12 +15,12 @@ use crate::{
     types::{EndpointId, Mask, OpKey, Priority, Tag},
     util::{copy::copied, seldom::Seldom, waker_slot::WakerSlot},
     worker::{
-        ctx::truncated,
+        ctx::{sender_gone, truncated},
         device::{admit_source, admit_target},
         direct::{DirectOutcome, Owed},
         door::Begun,
         engine::Engine,
-        operations::{self, Body, Outcome, RecvStage, SendStage, Unexpected, Work},
+        operations::{self, Body, Outcome, SendStage, Unexpected, Work},
         peer::Peer,
         receive::Posted,
         send::try_eager,
@@ -300,12 +299,7 @@ impl<'a> Verb<'a> for Sending<'a> {
         if let Some(peer) = ctx.peer(link) {
             peer.posted += 1;
         }
-        if self.unstaged
-            && let Some(entry) = ctx.operations.get(key)
-        {
-            entry.unstaged = true;
-        }
-        ctx.prioritize(key, self.priority);
+        ctx.arrange(key, self.priority, self.unstaged);
         engine.core.submit(link, key);
         Ok(First::Entered(key))
     }
@@ -404,10 +398,18 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
     }
 }
 
-/// A receive that ended before it began.
-#[cold]
-fn refused(error: Error, buffer: BufferMut) -> Entered {
-    Entered::over(Outcome::with(buffer, Err(error)))
+/// Begins a receive, if its memory can be received into.
+#[inline(never)]
+fn enter(
+    worker: &Worker,
+    buffer: BufferMut,
+    begin: impl FnOnce(&mut Engine, BufferMut) -> OpKey,
+) -> Entered {
+    let handle = worker.handle();
+    match admit_target(&handle.shared.context, &buffer, Operation::TagRecv) {
+        Ok(()) => Entered::begin(handle, Operation::TagRecv, buffer, begin),
+        Err(error) => Entered::refused(error, buffer),
+    }
 }
 
 /// Enters a receive into the table, and gives it a message that waits for it.
@@ -415,20 +417,8 @@ fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut, unstaged: 
     let core = &mut engine.core;
     if let Some(taken) = core.take_unexpected(tag, mask) {
         let order = core.unexpected.arrival();
-        let recv = operations::Recv {
-            buffer,
-            stage: RecvStage::Done,
-            arrival: None,
-            order,
-        };
-        let key = core
-            .movers
-            .ctx
-            .operations
-            .insert(None, false, Work::Recv(recv));
-        if unstaged && let Some(entry) = core.movers.ctx.operations.get(key) {
-            entry.unstaged = true;
-        }
+        let key = core.movers.ctx.enter_receive(buffer, None, order);
+        core.movers.ctx.arrange(key, Priority::Normal, unstaged);
         core.movers.hand_over(key, taken.arrival, taken.message);
         return key;
     }
@@ -484,19 +474,12 @@ fn take_waiting(
         tag,
         body,
     } = taken.message;
-    if let Body::Announced(rts) = body {
+    if matches!(body, Body::Announced(_) | Body::Arriving { .. }) || body.is_on_device() {
+        let buffer = std::mem::take(buffer);
         let key = core
             .movers
             .ctx
-            .enter_receive(std::mem::take(buffer), link, taken.arrival);
-        core.movers.begin_rendezvous(key, link, from, tag, rts);
-        return Some(Found::Entered(key));
-    }
-    if matches!(body, Body::Arriving { .. }) || body.is_on_device() {
-        let key = core
-            .movers
-            .ctx
-            .enter_receive(std::mem::take(buffer), link, taken.arrival);
+            .enter_receive(buffer, Some(link), taken.arrival);
         let message = Unexpected {
             link,
             from,
@@ -534,22 +517,10 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
         Some(Entered::new(self.worker.handle(), key))
     }
 
-    /// Posts it, if its memory can be received into.
-    #[inline(never)]
     fn enter(&self, buffer: BufferMut) -> Entered {
-        let shared = self.worker.shared();
-        if let Err(error) = admit_target(&shared.context, &buffer, Operation::TagRecv) {
-            return refused(error, buffer);
-        }
-        let mut buffer = Some(buffer);
-        let begun = shared.begin(Operation::TagRecv, |engine| {
-            let buffer = buffer.take().unwrap_or_default();
+        enter(self.worker, buffer, |engine, buffer| {
             post(engine, self.tag, self.mask, buffer, self.unstaged)
-        });
-        match begun {
-            Ok((key, _)) => Entered::new(self.worker.handle(), key),
-            Err(error) => refused(error, buffer.unwrap_or_default()),
-        }
+        })
     }
 }
 
@@ -793,10 +764,7 @@ impl Future for TagMatched<'_> {
                         *entry.work = Work::Claim(Some(post));
                     }
                     if engine.closing {
-                        engine.core.fail_operation(
-                            key,
-                            Error::new(ErrorKind::Closed, "the worker is shutting down"),
-                        );
+                        engine.core.fail_operation(key, shut_down());
                     }
                 }
                 key
@@ -863,60 +831,23 @@ impl Matched {
     #[doc(alias = "ucp_tag_msg_recv_nbx")]
     #[doc(alias = "ucp_tag_msg_recv_nb")]
     pub fn recv<B: ReceiveBuffer + Unpin>(mut self, buffer: B) -> Op<Received<B>> {
-        Op {
-            entered: self.enter(buffer.into()),
-            deadline: Deadline::None,
-            operation: Operation::TagRecv,
-            kind: PhantomData,
-        }
-    }
-
-    fn enter(&mut self, buffer: BufferMut) -> Entered {
-        let shared = self.worker.shared();
-        if let Err(error) = admit_target(&shared.context, &buffer, Operation::TagRecv) {
-            return refused(error, buffer);
-        }
-        let mut buffer = Some(buffer);
-        let begun = shared.begin(Operation::TagRecv, |engine| {
-            let message = self.message.take();
+        let worker = self.worker.clone();
+        let entered = enter(&worker, buffer.into(), |engine, buffer| {
             let core = &mut engine.core;
             let order = core.unexpected.arrival();
-            let recv = operations::Recv {
-                buffer: buffer.take().unwrap_or_default(),
-                stage: RecvStage::Done,
-                arrival: None,
-                order,
-            };
-            let key = core
-                .movers
-                .ctx
-                .operations
-                .insert(None, false, Work::Recv(recv));
-            if let Some((order, message)) = message {
+            let key = core.movers.ctx.enter_receive(buffer, None, order);
+            if let Some((order, message)) = self.message.take() {
+                let sender = core.movers.ctx.endpoint(message.link, message.from);
                 let gone = matches!(message.body, Body::Announced(_))
-                    && core
-                        .movers
-                        .ctx
-                        .endpoint(message.link, message.from)
-                        .is_none_or(|peer| !peer.is_alive());
-                if gone {
-                    core.fail_operation(
-                        key,
-                        Error::new(
-                            ErrorKind::ConnectionReset,
-                            "the sender is gone, and the message with it",
-                        ),
-                    );
-                } else {
-                    core.movers.hand_over(key, order, message);
+                    && sender.is_none_or(|peer| !peer.is_alive());
+                match gone {
+                    true => core.fail_operation(key, sender_gone()),
+                    false => core.movers.hand_over(key, order, message),
                 }
             }
             key
         });
-        match begun {
-            Ok((key, _)) => Entered::new(self.worker.handle(), key),
-            Err(error) => refused(error, buffer.unwrap_or_default()),
-        }
+        Op::new(entered, Deadline::None, Operation::TagRecv)
     }
 }
 

@@ -224,6 +224,7 @@ mod tests {
         worker::{
             fence::tests::{post_receives, put, target},
             inbox::tests::{LINK, core},
+            operations::Work,
         },
     };
 
@@ -235,7 +236,7 @@ mod tests {
         let normal = (Priority::Normal, false);
         let keys = [(); 3].map(|()| {
             core.movers
-                .start_put(LINK, target(false), put(8), normal, None)
+                .start_run(LINK, target(false), Work::Put(put(8)), normal, None)
         });
         core.message(LINK, control::CLOSE, 0, &[]).expect("a close");
         for key in &keys[1..] {

@@ -16,7 +16,10 @@ use crate::{
     transport::{Pair, Standing, cma::CmaPeer},
     types::{LinkId, OpKey},
     util::copy::copy,
-    worker::{rma::stale, spread::Spread},
+    worker::{
+        rma::{ends, stale},
+        spread::Spread,
+    },
 };
 
 /// Chunks moved in one pass: what a message waits behind. More transfers than these take turns.
@@ -117,10 +120,7 @@ impl Remote {
         match (self, cma) {
             (Self::Mapped(mapping, start), _) => {
                 let remote = mapping.as_ptr().wrapping_add(start + offset);
-                let (from, to) = match pull {
-                    true => (remote.cast_const(), local),
-                    false => (local.cast_const(), remote),
-                };
+                let (from, to) = ends(local, remote, pull);
                 // SAFETY: the caller's promise; a mapping of the peer's memory and own memory do not overlap.
                 unsafe { copy(from, to, length) };
                 Ok(())

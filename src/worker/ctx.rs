@@ -425,6 +425,14 @@ impl Ctx {
     }
 }
 
+/// A message that was announced, and whose bytes went with who had them.
+pub(crate) fn sender_gone() -> Error {
+    Error::new(
+        ErrorKind::ConnectionReset,
+        "the sender is gone, and the message with it",
+    )
+}
+
 /// The message that a receive or claim ended with, and its place.
 pub(crate) fn message_of(entry: &mut Entry, ended: Ended) -> Option<(Order, Unexpected)> {
     match (ended, &mut *entry.work, entry.link) {

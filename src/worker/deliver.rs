@@ -56,21 +56,26 @@ fn too_long() -> Error {
 impl Ctx {
     /// Whether an operation is a receive into memory that the host does not reach.
     fn waits_on_device(&mut self, key: OpKey) -> bool {
-        match self.operations.get(key).map(|entry| &*entry.work) {
+        match self.operations.work(key) {
             Some(Work::Recv(recv)) => recv.buffer.is_on_device(),
             _ => false,
         }
     }
 
-    /// Puts a matched receive into the table.
-    pub(crate) fn enter_receive(&mut self, buffer: BufferMut, link: LinkId, order: Order) -> OpKey {
+    /// Puts a matched receive into the table; without a link, it finds it when it is given its message.
+    pub(crate) fn enter_receive(
+        &mut self,
+        buffer: BufferMut,
+        link: Option<LinkId>,
+        order: Order,
+    ) -> OpKey {
         let recv = crate::worker::operations::Recv {
             buffer,
             stage: RecvStage::Done,
             arrival: None,
             order,
         };
-        self.operations.insert(Some(link), false, Work::Recv(recv))
+        self.operations.insert(link, false, Work::Recv(recv))
     }
 
     /// Where the next fragment of an operation goes, if the operation is still there and has room for it.
@@ -125,7 +130,7 @@ impl Ctx {
 
     /// The bytes that [`Ctx::landing`] has just given out, as a slice of the operation's own buffer.
     fn landing_slice(&mut self, key: OpKey, address: *mut u8, length: usize) -> Option<&mut [u8]> {
-        let buffer = match &mut *self.operations.get(key)?.work {
+        let buffer = match self.operations.work(key)? {
             Work::Recv(recv) => &mut recv.buffer,
             Work::Get(get) => &mut get.buffer,
             _ => return None,
@@ -605,18 +610,16 @@ impl Core {
         let from = peer.id;
         self.movers.ctx.hold_announcement(link)?;
         self.movers.ctx.lacked(link, rts.length);
+        let op = rts.op;
+        let message = Unexpected {
+            link,
+            from,
+            tag,
+            body: Body::Announced(rts),
+        };
         if let Some(key) = self.match_posted(tag) {
             let order = self.unexpected.arrival();
-            self.movers.hand_over(
-                key,
-                order,
-                Unexpected {
-                    link,
-                    from,
-                    tag,
-                    body: Body::Announced(rts),
-                },
-            );
+            self.movers.hand_over(key, order, message);
             return Ok(());
         }
         if let Some(direct) = &mut self.direct
@@ -625,23 +628,18 @@ impl Core {
             let buffer = direct.take_buffer();
             let order = self.unexpected.arrival();
             let key = self.enter_direct(buffer, link, order);
-            self.movers.begin_rendezvous(key, link, from, tag, rts);
+            self.movers.hand_over(key, order, message);
             return Ok(());
         }
-        if self.unexpected.has(Name::Announced(link, rts.op)) {
+        if self.unexpected.has(Name::Announced(link, op)) {
             return Err(violation("announced twice"));
         }
-        self.keep_unexpected(Unexpected {
-            link,
-            from,
-            tag,
-            body: Body::Announced(rts),
-        })
+        self.keep_unexpected(message)
     }
 
     /// The receive that is being polled goes into the table.
     fn enter_direct(&mut self, buffer: BufferMut, link: LinkId, order: Order) -> OpKey {
-        let key = self.movers.ctx.enter_receive(buffer, link, order);
+        let key = self.movers.ctx.enter_receive(buffer, Some(link), order);
         if let Some(direct) = &mut self.direct {
             direct.entered(key);
         }
@@ -729,13 +727,7 @@ impl Sink for Core {
     fn placed(&mut self, from: LinkId, token: u64) {
         let key = OpKey(token);
         self.movers.ctx.source_free(from, key);
-        match self
-            .movers
-            .ctx
-            .operations
-            .get(key)
-            .map(|entry| &mut *entry.work)
-        {
+        match self.movers.ctx.operations.work(key) {
             Some(Work::PutIn { .. }) => self.movers.ctx.put_landed(from, key),
             Some(Work::StreamIn(_)) => self.stream_landed(key),
             Some(Work::AmLanding { .. }) => self.am_landed(from, key),
@@ -785,12 +777,7 @@ impl Sink for Core {
 
     fn refused(&mut self, from: LinkId, token: u64, error: Error) {
         let key = OpKey(token);
-        let work = self
-            .movers
-            .ctx
-            .operations
-            .get(key)
-            .map(|entry| &*entry.work);
+        let work = self.movers.ctx.operations.work(key);
         if matches!(work, Some(Work::Atomic(_))) {
             self.movers.ctx.atomic_refused(key, error);
         } else if !self.movers.piece_over(from, key, Err(error)) {

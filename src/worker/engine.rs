@@ -79,6 +79,19 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
+    /// Counts what a future has found, in its first look or after more.
+    #[inline]
+    pub(super) fn found(&mut self, has_spun: bool) {
+        let counts = &mut self.core.movers.ctx.counts;
+        if has_spun {
+            counts.found_spinning += 1;
+            return;
+        }
+        counts.found_at_once += 1;
+        // Most likely one of those that were woken.
+        self.woken = self.woken.saturating_sub(1);
+    }
+
     #[inline(always)]
     pub(crate) fn ctx(&mut self) -> &mut Ctx {
         &mut self.core.movers.ctx

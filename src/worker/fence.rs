@@ -206,7 +206,9 @@ pub(super) mod tests {
                     put.local = self.below(2) == 0;
                     put.signal = signal().filter(|_| self.below(2) == 0);
                     let target = target(self.below(4) == 0);
-                    self.core.movers.start_put(LINK, target, put, normal, None)
+                    self.core
+                        .movers
+                        .start_run(LINK, target, Work::Put(put), normal, None)
                 }
                 2 => {
                     let mut put = put(8);
@@ -225,7 +227,7 @@ pub(super) mod tests {
                     };
                     self.core
                         .movers
-                        .start_get(LINK, target(false), get, normal, None)
+                        .start_run(LINK, target(false), Work::Get(get), normal, None)
                 }
                 4 => {
                     let message = control::Atomic {
@@ -336,7 +338,7 @@ pub(super) mod tests {
                 })
                 .filter_map(|(key, entry)| {
                     let may_refuse = !matches!(&*entry.work, Work::Send(_));
-                    Some((key, reached(&*entry.work)?, may_refuse))
+                    Some((key, reached(&entry.work)?, may_refuse))
                 })
                 .collect();
             if able.is_empty() {
@@ -476,7 +478,7 @@ pub(super) mod tests {
         let puts: Vec<OpKey> = (0..4000)
             .map(|_| {
                 core.movers
-                    .start_put(LINK, target(false), put(8), normal, None)
+                    .start_run(LINK, target(false), Work::Put(put(8)), normal, None)
             })
             .collect();
         let waiting: Vec<OpKey> = (0..200)
@@ -525,7 +527,7 @@ pub(super) mod tests {
         let normal = (Priority::Normal, false);
         let put = core
             .movers
-            .start_put(LINK, target(false), put(8), normal, None);
+            .start_run(LINK, target(false), Work::Put(put(8)), normal, None);
         let kept = core.movers.ctx.begin_flush(LINK, false).expect("a flush");
         for _ in 0..10_000 {
             let (first, second) = (

@@ -13,11 +13,11 @@ use crate::{
     transport::{Place, Sink},
     types::{LinkId, Mask, OpKey, Priority, Tag},
     worker::{
-        Handle, connect,
         core::Core,
         frames::{Bed, LINK},
         layout::Plan,
         operations::{Get, Outcome, Work},
+        pair::Pair,
         rma::Target,
     },
 };
@@ -46,7 +46,10 @@ fn matched(core: &mut Core, link: LinkId, buffer: BufferMut, rts: Rts) -> OpKey 
         .expect("announced");
     let taken = core.take_unexpected(TAG, Mask::ALL);
     let taken = taken.expect("a message");
-    let key = core.movers.ctx.enter_receive(buffer, link, taken.arrival);
+    let key = core
+        .movers
+        .ctx
+        .enter_receive(buffer, Some(link), taken.arrival);
     core.movers.hand_over(key, taken.arrival, taken.message);
     key
 }
@@ -114,7 +117,7 @@ fn a_receive_behind_one_that_was_dropped() {
         .core
         .movers
         .ctx
-        .enter_receive(canary(100), LINK, taken.arrival);
+        .enter_receive(canary(100), Some(LINK), taken.arrival);
     bed.core.movers.hand_over(key, taken.arrival, taken.message);
     bed.expect_a_lie(key);
 }
@@ -258,17 +261,8 @@ fn a_receive_out_of_common_memory() {
         .expect("a runtime");
     for (cma, shares) in [(true, false), (true, true), (false, true)] {
         runtime.block_on(async {
-            let context = Context::builder()
-                .transports("shm")
-                .and_then(|builder| builder.cma(cma).build())
-                .expect("a context");
-            let here = Handle::start(&context).expect("a worker");
-            let there = Handle::start(&context).expect("a worker");
-            let address = connect::address(&there.shared).expect("an address");
-            let (link, endpoint) =
-                connect::connect(&here.shared, connect::Destination::Worker(address))
-                    .await
-                    .expect("connected");
+            let pair = Pair::of(Context::builder().cma(cma)).await;
+            let (here, link) = (&pair.here, pair.link);
             let source = vec![1_u8; LENGTH];
             here.shared.with(|engine| {
                 let core = &mut engine.core;
@@ -288,10 +282,7 @@ fn a_receive_out_of_common_memory() {
                 let outcome = engine.core.take_outcome(key).expect("over");
                 assert!(outcome.is_failure(), "{outcome:?}");
             });
-            let over = Error::new(ErrorKind::Closed, "over");
-            here.shared
-                .with(|engine| engine.abort(link, endpoint, over));
-            here.shared.release_endpoint(link, endpoint);
+            pair.end();
         });
     }
 }
@@ -306,15 +297,12 @@ fn a_receive_that_the_peer_is_inside() {
         .expect("a runtime");
     for leaves in [true, false] {
         runtime.block_on(async {
-            let builder = Context::builder().transports("shm").expect("known");
-            let context = builder.build().expect("a context");
-            let here = Handle::start(&context).expect("a worker");
-            let there = Handle::start(&context).expect("a worker");
-            let address = connect::address(&there.shared).expect("an address");
-            let (link, endpoint) =
-                connect::connect(&here.shared, connect::Destination::Worker(address))
-                    .await
-                    .expect("connected");
+            let Pair {
+                here,
+                there,
+                link,
+                endpoint,
+            } = Pair::new().await;
             let theirs = there.shared.with(|engine| {
                 let mut peers = engine.core.movers.ctx.peers.iter().flatten();
                 let peer = peers.next().expect("connected");

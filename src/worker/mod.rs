@@ -75,6 +75,8 @@ pub(crate) mod movers;
 mod observe;
 mod one_sided;
 pub(crate) mod operations;
+#[cfg(test)]
+mod pair;
 pub(crate) mod peer;
 mod pressure;
 mod queue;

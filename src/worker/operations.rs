@@ -393,7 +393,38 @@ pub(crate) enum Work {
     Flush,
 }
 
+/// The end of a put or get that is on this side.
+pub(crate) struct End {
+    pub(crate) local: *mut u8,
+    pub(crate) length: usize,
+    pub(crate) on_device: bool,
+    /// Towards this process.
+    pub(crate) pull: bool,
+}
+
 impl Work {
+    /// Of a put or get, in one run.
+    pub(crate) fn end(&mut self) -> End {
+        let (local, length, on_device, pull) = match self {
+            Self::Put(put) => {
+                let buffer = &put.buffer;
+                let local = buffer.address().cast_mut();
+                (local, buffer.len(), buffer.is_on_device(), false)
+            }
+            Self::Get(get) => {
+                let buffer = &mut get.buffer;
+                (buffer.address(), buffer.len(), buffer.is_on_device(), true)
+            }
+            _ => (std::ptr::null_mut(), 0, false, false),
+        };
+        End {
+            local,
+            length,
+            on_device,
+            pull,
+        }
+    }
+
     /// What it is for flushes and fences, if they wait for it.
     fn kind(&self) -> Option<Kind> {
         match self {
@@ -485,6 +516,7 @@ const _: () = assert!(size_of::<Entry>() <= 128);
 pub(crate) struct Operations {
     entries: Slab<Entry>,
     /// Boxes for work that is to come, as many as were ever in use at once.
+    #[allow(clippy::vec_box, reason = "boxes are what is kept")]
     spares: Vec<Box<Work>>,
     generation: u32,
     entered: u64,
@@ -569,6 +601,12 @@ impl Operations {
         self.entries
             .get_mut(key.slot())
             .filter(|entry| entry.generation == key.generation())
+    }
+
+    /// What an operation is.
+    #[inline]
+    pub(crate) fn work(&mut self, key: OpKey) -> Option<&mut Work> {
+        Some(&mut *self.get(key)?.work)
     }
 
     /// The operation that a peer names, if it is one of its connection.

@@ -54,6 +54,15 @@ impl Near {
     }
 }
 
+/// Where a copy begins and where it ends, towards this side or away from it.
+#[inline(always)]
+pub(in crate::worker) fn ends(local: *mut u8, remote: *mut u8, pull: bool) -> (*const u8, *mut u8) {
+    match pull {
+        true => (remote.cast_const(), local),
+        false => (local.cast_const(), remote),
+    }
+}
+
 /// The address of `length` bytes of a mapping, which must not be sealed against writing: such a one is no exposed memory.
 #[inline(always)]
 pub(in crate::worker) fn within(mapping: &Mapping, offset: u64, length: usize) -> Option<*mut u8> {

@@ -140,26 +140,14 @@ pub(crate) fn closed() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        Context,
-        protocol::plan::CHUNK,
-        worker::{Handle, connect},
-    };
+    use crate::{protocol::plan::CHUNK, worker::pair::Pair};
 
     #[tokio::test]
     async fn an_announcement_that_finds_no_room_takes_one_word() {
-        let builder = Context::builder().transports("shm").expect("known");
-        let context = builder.build().expect("a context");
-        let (here, there) = (Handle::start(&context), Handle::start(&context));
-        let (here, there) = (here.expect("a worker"), there.expect("a worker"));
-        let address = connect::address(&there.shared).expect("an address");
-        let (link, endpoint) =
-            connect::connect(&here.shared, connect::Destination::Worker(address))
-                .await
-                .expect("connected");
+        let pair = Pair::new().await;
         let buffer = Buffer::from(vec![1; 4 * CHUNK]);
-        here.shared.with(|engine| {
-            let peer = engine.core.movers.ctx.peer(link).expect("connected");
+        pair.here.shared.with(|engine| {
+            let peer = engine.core.movers.ctx.peer(pair.link).expect("connected");
             let mut word = None;
             let first = announce(peer, &buffer, OpKey::new(1, 1), &mut word);
             assert_ne!(first.slot, control::NONE);
@@ -170,9 +158,6 @@ mod tests {
             let other = announce(peer, &buffer, OpKey::new(2, 1), &mut None);
             assert_ne!(other.slot, first.slot);
         });
-        let over = Error::new(ErrorKind::Closed, "over");
-        here.shared
-            .with(|engine| engine.abort(link, endpoint, over));
-        here.shared.release_endpoint(link, endpoint);
+        pair.end();
     }
 }

@@ -199,14 +199,7 @@ impl Shared {
             let mut engine = self.enter();
             self.begin_lap(&mut engine);
             if let Some(result) = attempt(&mut engine) {
-                match spin.has_spun() {
-                    false => {
-                        engine.core.movers.ctx.counts.found_at_once += 1;
-                        // Most likely one of those.
-                        engine.woken = engine.woken.saturating_sub(1);
-                    }
-                    true => engine.core.movers.ctx.counts.found_spinning += 1,
-                }
+                engine.found(spin.has_spun());
                 self.leave(engine);
                 self.completed(&spin, cx);
                 return Poll::Ready(result);
@@ -260,14 +253,7 @@ impl Shared {
         loop {
             let mut engine = self.enter();
             if let Some(result) = attempt(&mut engine) {
-                match look.has_spun() {
-                    false => {
-                        engine.core.movers.ctx.counts.found_at_once += 1;
-                        // Most likely one of those.
-                        engine.woken = engine.woken.saturating_sub(1);
-                    }
-                    true => engine.core.movers.ctx.counts.found_spinning += 1,
-                }
+                engine.found(look.has_spun());
                 self.leave(engine);
                 self.linger.found(&look, luck);
                 self.count(cx);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::{
     memory::Extent,
     protocol::layout::{Checking, Cursor, Shape},
+    worker::rma::ends,
 };
 
 /// Bytes and runs moved between two looks at anything else.
@@ -95,11 +96,7 @@ impl Spread {
                 return;
             };
             let remote = base.wrapping_add(offset as usize);
-            let (from, to) = if pull {
-                (remote.cast_const(), local)
-            } else {
-                (local.cast_const(), remote)
-            };
+            let (from, to) = ends(local, remote, pull);
             // SAFETY: both are valid for `length` bytes by the caller's promise.
             unsafe { copy_run(from, to, length as usize) };
             self.advance(length);
@@ -127,11 +124,7 @@ impl Spread {
         let mut local = piece.address.wrapping_add(self.within);
         let mut step = |offset: u64, length: u64| {
             let remote = base.wrapping_add(offset as usize);
-            let (from, to) = if pull {
-                (remote.cast_const(), local)
-            } else {
-                (local.cast_const(), remote)
-            };
+            let (from, to) = ends(local, remote, pull);
             // SAFETY: both are valid for `length` bytes by the caller's promise; `length` is within what is left of the piece.
             unsafe { copy_run(from, to, length as usize) };
             local = local.wrapping_add(length as usize);

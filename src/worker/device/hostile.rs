@@ -209,7 +209,11 @@ fn announced_puts_are_checked() {
 fn nothing_lands_in_device_memory() {
     let mut bed = Bed::new(1000);
     let order = bed.core.unexpected.arrival();
-    let receive = bed.core.movers.ctx.enter_receive(device(4096), LINK, order);
+    let receive = bed
+        .core
+        .movers
+        .ctx
+        .enter_receive(device(4096), Some(LINK), order);
     bed.core
         .movers
         .ctx
@@ -218,14 +222,7 @@ fn nothing_lands_in_device_memory() {
         .expect("there")
         .staged
         .get_or_insert_default();
-    if let Some(Work::Recv(recv)) = bed
-        .core
-        .movers
-        .ctx
-        .operations
-        .get(receive)
-        .map(|entry| &mut *entry.work)
-    {
+    if let Some(Work::Recv(recv)) = bed.core.movers.ctx.operations.work(receive) {
         recv.stage = RecvStage::Copying;
     }
     bed.expect_violation(control::FRAGMENT, receive.0, b"bytes");

@@ -95,27 +95,18 @@ impl Movers {
 mod tests {
     use super::*;
     use crate::{
-        Context,
-        error::{Error, ErrorKind},
         memory::BufferMut,
         protocol::{control::Join, plan::CHUNK},
         transport::Sink,
         types::Access,
-        worker::{Handle, connect},
+        worker::pair::Pair,
     };
 
     /// A peer that asks for help again and again is helped with so many copies at a time, and with more when those have ended, well or not.
     #[tokio::test]
     async fn help_has_a_bound() {
-        let builder = Context::builder().transports("shm").expect("of this build");
-        let context = builder.build().expect("a context");
-        let (here, there) = (Handle::start(&context), Handle::start(&context));
-        let (here, there) = (here.expect("a worker"), there.expect("a worker"));
-        let address = connect::address(&there.shared).expect("an address");
-        let (link, endpoint) =
-            connect::connect(&here.shared, connect::Destination::Worker(address))
-                .await
-                .expect("connected");
+        let pair = Pair::new().await;
+        let (here, link) = (&pair.here, pair.link);
         let source = vec![7_u8; 2 * CHUNK];
         // Without the lock, which its end takes.
         let regions = here
@@ -166,9 +157,6 @@ mod tests {
             region.read_at(0, &mut bytes).expect("within");
             assert_eq!(bytes, source);
         });
-        let over = Error::new(ErrorKind::Closed, "over");
-        here.shared
-            .with(|engine| engine.abort(link, endpoint, over));
-        here.shared.release_endpoint(link, endpoint);
+        pair.end();
     }
 }

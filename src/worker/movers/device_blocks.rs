@@ -45,7 +45,7 @@ impl Ctx {
                 break;
             }
         }
-        let plan = match self.operations.get(key).map(|entry| &mut *entry.work) {
+        let plan = match self.operations.work(key) {
             Some(Work::Put(put)) => put.layout.as_mut(),
             Some(Work::Get(get)) => get.layout.as_mut(),
             _ => None,
@@ -58,7 +58,7 @@ impl Ctx {
 
     /// A put of a peer is answered: if its blocks were announced, the peer may announce others.
     pub(crate) fn fill_answered(&mut self, link: LinkId, key: OpKey) {
-        if let Some(Work::Fill(fill)) = self.operations.get(key).map(|entry| &*entry.work)
+        if let Some(Work::Fill(fill)) = self.operations.work(key)
             && fill.places.is_some()
             && let Some(peer) = self.peer(link)
         {

@@ -129,7 +129,7 @@ impl Ctx {
 
     /// The owner has answered the part of a put that was announced. `false`: none was.
     pub(crate) fn announcement_answered(&mut self, link: LinkId, key: OpKey) -> bool {
-        let asked = match self.operations.get(key).map(|entry| &mut *entry.work) {
+        let asked = match self.operations.work(key) {
             Some(Work::Put(put)) => put.layout.as_mut().map(|plan| &mut plan.is_unanswered),
             _ => None,
         };
@@ -165,7 +165,7 @@ impl Movers {
     /// Starts a put or get that has a plan.
     pub(crate) fn start_layout(&mut self, link: LinkId, work: Work, priority: Priority) -> OpKey {
         let key = self.ctx.operations.insert(Some(link), false, work);
-        self.ctx.prioritize(key, priority);
+        self.ctx.arrange(key, priority, false);
         self.begin_layout(link, key);
         key
     }

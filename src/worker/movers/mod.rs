@@ -49,7 +49,7 @@ use crate::{
     types::{LinkId, OpKey},
     worker::{
         copy::Transfer,
-        ctx::{Ctx, message_of},
+        ctx::{Ctx, message_of, sender_gone},
         device::{Devices, route::What},
         one_sided::OneSided,
         operations::{Arrival, Body, Ended, Entry, RecvStage, SendStage, Unexpected, Work},
@@ -150,10 +150,7 @@ impl Movers {
     /// A receive has matched a message that keeps its place.
     fn succeed(&mut self, key: OpKey, order: Order, message: &Unexpected, op: OpKey) {
         let arrived = match self.ctx.operations.get(op) {
-            None => {
-                let gone = "the sender is gone, and the message with it";
-                return self.fail_operation(key, Error::new(ErrorKind::ConnectionReset, gone));
-            }
+            None => return self.fail_operation(key, sender_gone()),
             Some(entry) if entry.outcome.is_none() => {
                 entry.successor = Some(Box::new(key));
                 false

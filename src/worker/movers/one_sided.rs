@@ -152,7 +152,7 @@ impl Ctx {
             Work::Get(get) => get.buffer.len(),
             _ => return,
         };
-        if leaves_it_to_messages(&error, &*entry.work)
+        if leaves_it_to_messages(&error, &entry.work)
             && at(&mut self.peers, link).is_some_and(|peer| peer.link.is_some())
         {
             return self.by_messages(link, key, None, length);
@@ -198,7 +198,7 @@ impl Ctx {
             return None;
         };
         let error = moves.failed.take()?;
-        if leaves_it_to_messages(&error, &*entry.work) || entry.deferred.is_some() {
+        if leaves_it_to_messages(&error, &entry.work) || entry.deferred.is_some() {
             return None;
         }
         entry.in_flight = 0;
@@ -369,7 +369,7 @@ impl Ctx {
         ) {
             return None;
         }
-        let Work::Recv(recv) = &mut *self.operations.get(key)?.work else {
+        let Work::Recv(recv) = self.operations.work(key)? else {
             return None;
         };
         let length = recv.arrival?.length;
@@ -590,7 +590,7 @@ impl Movers {
         let deferred = entry.deferred.take();
         if deferred.is_none()
             && let Some(error) = &moves.failed
-            && leaves_it_to_messages(error, &*entry.work)
+            && leaves_it_to_messages(error, &entry.work)
             && let Some(link) = link
             && at(&mut self.ctx.peers, link).is_some_and(|peer| peer.link.is_some())
         {
@@ -645,7 +645,7 @@ impl Movers {
 
     /// Makes the keys of a message that was announced without.
     fn register_offered(&mut self, link: LinkId, key: OpKey) {
-        let Some(Work::Send(send)) = self.ctx.operations.get(key).map(|entry| &*entry.work) else {
+        let Some(Work::Send(send)) = self.ctx.operations.work(key) else {
             return;
         };
         let range = send.buffer.as_slice().map(AddressRange::of);

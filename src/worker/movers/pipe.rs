@@ -303,7 +303,7 @@ impl Movers {
             drop(self.ctx.operations.work_of(entry));
         }
         let failure = ended.error().map(Error::duplicate);
-        if let Some(Work::Send(_)) = self.ctx.operations.get(parent).map(|entry| &*entry.work) {
+        if let Some(Work::Send(_)) = self.ctx.operations.work(parent) {
             return match failure {
                 None => self.finish(parent, Ended::Done(Ok(()))),
                 Some(error) => self.fail_operation(parent, error),

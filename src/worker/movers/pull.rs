@@ -84,7 +84,7 @@ impl Movers {
         if plan::comes(own, of_device, true).contains(&Comes::Within) {
             return self.receive_within(key, link, op, total);
         }
-        let Some(Work::Recv(recv)) = self.ctx.operations.get(key).map(|entry| &*entry.work) else {
+        let Some(Work::Recv(recv)) = self.ctx.operations.work(key) else {
             return;
         };
         let types = recv.buffer.device_types();
@@ -351,14 +351,25 @@ impl Core {
         data: Buffer,
         (buffer, unstaged): (BufferMut, bool),
     ) -> OpKey {
+        let key = self.enter_payload(link, buffer, unstaged);
+        self.movers
+            .store_message(key, (link, from, Tag(0)), data, 0);
+        key
+    }
+
+    /// A receive of an active message's payload.
+    pub(crate) fn enter_payload(
+        &mut self,
+        link: LinkId,
+        buffer: BufferMut,
+        unstaged: bool,
+    ) -> OpKey {
         let order = self.unexpected.arrival();
-        let key = self.movers.ctx.enter_receive(buffer, link, order);
+        let key = self.movers.ctx.enter_receive(buffer, Some(link), order);
         if let Some(entry) = self.movers.ctx.operations.get(key) {
             entry.discards = true;
             entry.unstaged = unstaged;
         }
-        self.movers
-            .store_message(key, (link, from, Tag(0)), data, 0);
         key
     }
 }

@@ -1,7 +1,7 @@
 //! Announced messages: how their bytes come, and what the sender does for that.
 
 use crate::{
-    error::{Error, ErrorKind, Result},
+    error::Result,
     protocol::{
         control::{self, Announcement, Rtr},
         plan::{self, Comes},
@@ -10,7 +10,7 @@ use crate::{
     types::{EndpointId, LinkId, OpKey, Tag},
     worker::{
         copy::{Remote, Transfer},
-        ctx::truncated,
+        ctx::{sender_gone, truncated},
         movers::Movers,
         one_sided::OneSided,
         operations::{Arrival, Ended, Outgoing, RecvStage, SendStage, Work},
@@ -44,9 +44,7 @@ impl Movers {
             .endpoint(link, from)
             .is_some_and(|peer| !peer.matches_announced())
         {
-            let gone = "the sender is gone, and the message with it";
-            self.fail_operation(key, Error::new(ErrorKind::ConnectionReset, gone));
-            return;
+            return self.fail_operation(key, sender_gone());
         }
         let Some(entry) = self.ctx.operations.attach(key, link) else {
             return;

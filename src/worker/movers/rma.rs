@@ -23,9 +23,9 @@ use crate::{
         ctx::Ctx,
         metrics::Counts,
         movers::Movers,
-        operations::{Get, Put, Work},
+        operations::{End, Work},
         peer::{OneCopy, Peer, at, of},
-        rma::{INLINE, Near, Target, stale, what, within},
+        rma::{INLINE, Near, Target, ends, stale, what, within},
     },
 };
 
@@ -96,10 +96,7 @@ impl Ctx {
             return None;
         }
         let (remote, inside, counts) = self.in_mapping(place, near, (offset, length), window)?;
-        let (from, to) = match pull {
-            true => (remote.cast_const(), local),
-            false => (local.cast_const(), remote),
-        };
+        let (from, to) = ends(local, remote, pull);
         // SAFETY: valid for `length`: one is the caller's, the other was checked against the mapping, and is exposed while `inside` is kept. At two
         // addresses they do not overlap, even when they are the same memory within one process.
         unsafe {
@@ -140,11 +137,7 @@ impl Ctx {
             one_copy.pair.enter();
             let standing = one_copy.pair.standing(target.slot, target.generation);
             if standing == Standing::Let {
-                let (from, to) = if pull {
-                    (remote.cast_const(), local)
-                } else {
-                    (local.cast_const(), remote)
-                };
+                let (from, to) = ends(local, remote, pull);
                 // SAFETY: valid for `length`: one is the caller's, the other was checked against the mapping. At two addresses they do not
                 // overlap, even when they are the same memory within one process.
                 unsafe { copy(from, to, length) };
@@ -184,27 +177,12 @@ impl Ctx {
         Some(result)
     }
 
-    /// What is tried for a put or get, in this order. `here`: whether its buffer is a device's.
+    /// What is tried for a put or get, in this order.
     #[inline]
-    fn ways_of(
-        &mut self,
-        link: LinkId,
-        target: &Target,
-        here: bool,
-        length: usize,
-        pull: bool,
-    ) -> &'static [Accesses] {
-        let ends = (here, target.on_device);
+    fn ways_of(&mut self, link: LinkId, target: &Target, here: &End) -> &'static [Accesses] {
+        let ends = (here.on_device, target.on_device);
         let own = ends != (false, false) && self.is_to_itself(link);
-        plan::accesses(!pull, ends, own, length)
-    }
-
-    #[inline]
-    fn started(&mut self, key: OpKey, (priority, unstaged): (Priority, bool)) {
-        self.prioritize(key, priority);
-        if unstaged && let Some(entry) = self.operations.get(key) {
-            entry.unstaged = true;
-        }
+        plan::accesses(!here.pull, ends, own, here.length)
     }
 
     /// How the target is reached straight, if it is, and a word to count in.
@@ -214,19 +192,19 @@ impl Ctx {
         target: &Target,
         ways: &[Accesses],
         length: usize,
-        slot: &mut Option<u32>,
-    ) -> Option<Remote> {
-        if !ways.contains(&Accesses::Straight) {
-            return None;
-        }
-        let peer = at(&mut self.peers, link)?;
-        let path = Self::direct_path(peer, target, length)?;
-        if let Some(one_copy) = &peer.one_copy
-            && plan::is_joined(one_copy.cma.is_some(), length)
-        {
-            *slot = one_copy.pair.acquire();
-        }
-        Some(path)
+    ) -> (Option<Remote>, Option<u32>) {
+        let peer = at(&mut self.peers, link).filter(|_| ways.contains(&Accesses::Straight));
+        let Some((path, peer)) =
+            peer.and_then(|peer| Some((Self::direct_path(peer, target, length)?, peer)))
+        else {
+            return (None, None);
+        };
+        let one_copy = peer.one_copy.as_ref();
+        let joined = one_copy.filter(|one_copy| plan::is_joined(one_copy.cma.is_some(), length));
+        (
+            Some(path),
+            joined.and_then(|one_copy| one_copy.pair.acquire()),
+        )
     }
 }
 
@@ -242,66 +220,37 @@ pub(in crate::worker) struct OneRun {
 }
 
 impl Movers {
-    /// Starts a put that is in the table. `route`: keys by which network devices reach the region.
-    pub(crate) fn start_put(
+    /// Starts a put or get between one run here and one there. `route`: keys by which network devices reach the region.
+    pub(crate) fn start_run(
         &mut self,
         link: LinkId,
         target: Target,
-        mut put: Put,
-        how: (Priority, bool),
+        mut work: Work,
+        (priority, unstaged): (Priority, bool),
         route: Option<&Arc<[DeviceKey]>>,
     ) -> OpKey {
-        let (length, here) = (put.buffer.len(), put.buffer.is_on_device());
-        let ways = self.ctx.ways_of(link, &target, here, length, false);
-        put.announced = ways.contains(&Accesses::Announced);
-        let local = put.buffer.address().cast_mut();
-        let path = self.ctx.path(link, &target, ways, length, &mut put.slot);
-        let slot = put.slot;
-        let key = self
-            .ctx
-            .operations
-            .insert(Some(link), false, Work::Put(put));
-        self.ctx.started(key, how);
+        let here = work.end();
+        let ways = self.ctx.ways_of(link, &target, &here);
+        let (path, chunks) = self.ctx.path(link, &target, ways, here.length);
+        match &mut work {
+            Work::Put(put) => {
+                put.announced = ways.contains(&Accesses::Announced);
+                put.slot = chunks;
+            }
+            Work::Get(get) => get.slot = chunks,
+            _ => {}
+        }
+        let key = self.ctx.operations.insert(Some(link), false, work);
+        self.ctx.arrange(key, priority, unstaged);
         let run = OneRun {
             link,
             key,
             target,
-            local,
-            length,
-            pull: false,
+            local: here.local,
+            length: here.length,
+            pull: here.pull,
         };
-        self.start_by(&run, ways, (path, slot), route);
-        key
-    }
-
-    /// Starts a get that is in the table, as a put.
-    pub(crate) fn start_get(
-        &mut self,
-        link: LinkId,
-        target: Target,
-        mut get: Get,
-        how: (Priority, bool),
-        route: Option<&Arc<[DeviceKey]>>,
-    ) -> OpKey {
-        let (length, here) = (get.buffer.len(), get.buffer.is_on_device());
-        let ways = self.ctx.ways_of(link, &target, here, length, true);
-        let local = get.buffer.address();
-        let path = self.ctx.path(link, &target, ways, length, &mut get.slot);
-        let slot = get.slot;
-        let key = self
-            .ctx
-            .operations
-            .insert(Some(link), false, Work::Get(get));
-        self.ctx.started(key, how);
-        let run = OneRun {
-            link,
-            key,
-            target,
-            local,
-            length,
-            pull: true,
-        };
-        self.start_by(&run, ways, (path, slot), route);
+        self.start_by(&run, ways, (path, chunks), route);
         key
     }
 

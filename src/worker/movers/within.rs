@@ -82,7 +82,7 @@ impl Movers {
         };
         // What may not stop on its way out.
         let unstaged = source.is_on_device() && self.ctx.is_unstaged(OpKey(op));
-        if let Some(Work::Recv(recv)) = self.ctx.operations.get(key).map(|entry| &*entry.work) {
+        if let Some(Work::Recv(recv)) = self.ctx.operations.work(key) {
             types.extend(recv.buffer.device_types());
         }
         if let Err(error) = self.devices.slots_for(&types) {

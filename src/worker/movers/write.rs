@@ -24,9 +24,7 @@ impl Ctx {
             part.stage = Stage::Ready;
         }
         let first = pipe.parts.front().is_some_and(|part| part.id == id);
-        if first
-            && let Some(Work::Write(write)) = self.operations.get(key).map(|entry| &*entry.work)
-        {
+        if first && let Some(Work::Write(write)) = self.operations.work(key) {
             let event = Event::Loaded(write.stream, key);
             self.events.push_back(event);
         }
@@ -48,7 +46,7 @@ impl Ctx {
     }
 
     pub(in crate::worker) fn write_failed(&mut self, key: OpKey, error: &crate::error::Error) {
-        if let Some(Work::Write(write)) = self.operations.get(key).map(|entry| &*entry.work) {
+        if let Some(Work::Write(write)) = self.operations.work(key) {
             let event = Event::Unwritten(write.stream, error.duplicate());
             self.events.push_back(event);
         }

@@ -157,7 +157,7 @@ impl Ctx {
 
     /// What an operation is called that the peer says something about.
     pub(crate) fn operation_of_send(&mut self, key: OpKey) -> Operation {
-        match self.operations.get(key).map(|entry| &*entry.work) {
+        match self.operations.work(key) {
             Some(Work::Send(Send { am: Some(_), .. })) => Operation::AmSend,
             _ => Operation::TagSend,
         }

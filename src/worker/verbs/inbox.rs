@@ -18,7 +18,7 @@ use crate::{
     util::waker_slot::WakerSlot,
     worker::{
         core::Core,
-        ctx::Ctx,
+        ctx::{Ctx, sender_gone},
         inbox::{
             Inbox, NOBODY, PLACE, Refused, Standing,
             content::{Announced, Arrived, Content},
@@ -466,12 +466,7 @@ impl Core {
         rts: Announcement,
         (buffer, unstaged): (BufferMut, bool),
     ) -> OpKey {
-        let order = self.unexpected.arrival();
-        let key = self.movers.ctx.enter_receive(buffer, link, order);
-        if let Some(entry) = self.movers.ctx.operations.get(key) {
-            entry.discards = true;
-            entry.unstaged = unstaged;
-        }
+        let key = self.enter_payload(link, buffer, unstaged);
         if self
             .movers
             .ctx
@@ -481,13 +476,7 @@ impl Core {
             self.movers
                 .begin_rendezvous(key, link, from, Tag(u64::from(id.0)), rts);
         } else {
-            self.fail_operation(
-                key,
-                Error::new(
-                    ErrorKind::ConnectionReset,
-                    "the sender is gone, and the message with it",
-                ),
-            );
+            self.fail_operation(key, sender_gone());
         }
         key
     }

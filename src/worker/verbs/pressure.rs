@@ -125,9 +125,10 @@ impl Core {
 
 impl Ctx {
     /// Gives an operation another priority, before it is submitted.
-    pub(crate) fn prioritize(&mut self, key: OpKey, priority: crate::Priority) {
+    pub(crate) fn arrange(&mut self, key: OpKey, priority: crate::Priority, unstaged: bool) {
         if let Some(entry) = self.operations.get(key) {
             entry.priority = priority;
+            entry.unstaged = unstaged;
         }
     }
 }
@@ -175,7 +176,7 @@ mod tests {
         let key = core
             .movers
             .ctx
-            .enter_receive(BufferMut::from(vec![0; 100]), LINK, order);
+            .enter_receive(BufferMut::from(vec![0; 100]), Some(LINK), order);
         core.movers.hand_over(key, order, taken.message);
         announce(&mut core, 1 << 21).expect("room");
         let error = announce(&mut core, 1 << 22).expect_err("one too many");

@@ -12,7 +12,7 @@ use crate::{
     worker::{
         core::Core,
         ctx::{Ctx, fill},
-        operations::{Arrival, Outcome, Recv, RecvStage, Work},
+        operations::{Arrival, Outcome},
         pressure::Buried,
         receive::{Posted, Receive, Stage},
     },
@@ -110,19 +110,10 @@ impl Core {
         }
         let order = self.unexpected.arrival();
         let receive = self.receive(id)?;
-        let recv = Recv {
-            buffer: std::mem::take(&mut receive.buffer),
-            stage: RecvStage::Done,
-            arrival: None,
-            order,
-        };
+        let buffer = std::mem::take(&mut receive.buffer);
         let (waker, unstaged) = (std::mem::take(&mut receive.waker), receive.unstaged);
         self.receives -= 1;
-        let key = self
-            .movers
-            .ctx
-            .operations
-            .insert(None, false, Work::Recv(recv));
+        let key = self.movers.ctx.enter_receive(buffer, None, order);
         if let Some(entry) = self.movers.ctx.operations.get(key) {
             (entry.waker, entry.unstaged) = (waker, unstaged);
         }

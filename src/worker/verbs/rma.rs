@@ -5,14 +5,14 @@
 //! holds, by copying only: a peer may write it meanwhile.
 #![allow(unsafe_code)]
 
-use std::slice;
+use std::{ops::Range, slice};
 
 use crate::{
-    protocol::control::{self, GetRequest, LayoutAnswer, PutHeader, PutRts},
+    protocol::control::{self, GetRequest, LayoutAnswer, PutHeader, PutRts, Signal},
     transport::SendError,
     worker::{
         blocks::{Asked, EACH, pack},
-        layout::{LAYOUT_PREFIX, LEAST, PACK, Requests, skip_empty},
+        layout::{LAYOUT_PREFIX, LEAST, PACK, Plan, Requests, skip_empty},
         operations::{Get, Put, Serve},
         signal::{layout_prefix, put_prefix, put_prefix_size},
         source::Source,
@@ -110,40 +110,25 @@ impl Put {
         Ok(Step::Sent)
     }
 
-    /// The same of the next part that goes into blocks of device memory: all of loops, a list as far as a message goes.
+    /// The same of the next part that goes into blocks of device memory.
     pub(super) fn announce_blocks(
         &mut self,
         outlet: &mut Outlet<'_>,
         requests: &mut Requests,
     ) -> Result<Step, SendError> {
+        let part = self.next..self.buffer.len();
         let Some(plan) = &mut self.layout else {
             return Ok(Step::Sent);
         };
-        if !requests.may_ask(outlet.key) {
-            return Ok(Step::Parked);
-        }
-        let part = self.next..self.buffer.len();
-        let room = outlet.attributes.max_bcopy.clamp(LEAST, PACK) - LAYOUT_PREFIX;
-        let Some((mut header, cursor)) = plan.describe(part.clone(), room, 0, outlet.scratch)
-        else {
-            return Ok(Step::More);
-        };
-        header.last = 1;
-        // Once all is visible.
         let signal = self.signal.as_deref();
-        let signal = signal.filter(|_| header.length == part.len() as u64);
-        let (prefix, length) = layout_prefix(header, signal);
-        outlet.link.am_bcopy(
-            control::LAYOUT_RTS,
-            outlet.key.0,
-            &prefix[..length],
-            outlet.scratch,
-        )?;
-        requests.asked += 1;
-        plan.is_unanswered = true;
-        plan.cursor = cursor;
-        self.next += header.length as usize;
-        Ok(Step::Sent)
+        match ask_blocks(outlet, requests, plan, part, control::LAYOUT_RTS, signal)? {
+            Ok(length) => {
+                plan.is_unanswered = true;
+                self.next += length;
+                Ok(Step::Sent)
+            }
+            Err(step) => Ok(step),
+        }
     }
 }
 
@@ -175,37 +160,62 @@ impl Get {
         Ok(Step::Sent)
     }
 
-    /// Asks for the next blocks: all of loops, a list as far as a message goes.
+    /// Asks for the next blocks.
     pub(super) fn ask_blocks(
         &mut self,
         outlet: &mut Outlet<'_>,
         requests: &mut Requests,
     ) -> Result<Step, SendError> {
+        let total = self.buffer.len();
         let Some(plan) = &mut self.layout else {
             return Ok(Step::Sent);
         };
-        if !requests.may_ask(outlet.key) {
-            return Ok(Step::Parked);
-        }
-        let total = self.buffer.len();
-        let room = outlet.attributes.max_bcopy.clamp(LEAST, PACK) - control::LayoutHeader::SIZE;
-        let Some((header, cursor)) = plan.describe(plan.asked..total, room, 0, outlet.scratch)
-        else {
-            return Ok(Step::More);
-        };
-        outlet.link.am_bcopy(
-            control::GET_LAYOUT,
-            outlet.key.0,
-            &header.encode(),
-            outlet.scratch,
-        )?;
-        requests.asked += 1;
-        plan.cursor = cursor;
         let begin = plan.asked;
-        plan.asked += header.length as usize;
-        plan.due.push(begin..plan.asked);
-        Ok(Step::after(plan.asked == total))
+        match ask_blocks(
+            outlet,
+            requests,
+            plan,
+            begin..total,
+            control::GET_LAYOUT,
+            None,
+        )? {
+            Ok(length) => {
+                plan.asked += length;
+                plan.due.push(begin..plan.asked);
+                Ok(Step::after(plan.asked == total))
+            }
+            Err(step) => Ok(step),
+        }
     }
+}
+
+/// Names the next blocks to their owner, as far as one message does: all of loops, a part of a list. Returns how many bytes they are, or why it is
+/// not done now. `signal` goes with the last, to be raised once all is visible.
+fn ask_blocks(
+    outlet: &mut Outlet<'_>,
+    requests: &mut Requests,
+    plan: &mut Plan,
+    part: Range<usize>,
+    id: u8,
+    signal: Option<&Signal>,
+) -> Result<Result<usize, Step>, SendError> {
+    if !requests.may_ask(outlet.key) {
+        return Ok(Err(Step::Parked));
+    }
+    let room = outlet.attributes.max_bcopy.clamp(LEAST, PACK) - LAYOUT_PREFIX;
+    let described = plan.describe(part.clone(), room, 0, outlet.scratch);
+    let Some((mut header, cursor)) = described else {
+        return Ok(Err(Step::More));
+    };
+    header.last = u32::from(id == control::LAYOUT_RTS);
+    let signal = signal.filter(|_| header.length == part.len() as u64);
+    let (prefix, length) = layout_prefix(header, signal);
+    outlet
+        .link
+        .am_bcopy(id, outlet.key.0, &prefix[..length], outlet.scratch)?;
+    requests.asked += 1;
+    plan.cursor = cursor;
+    Ok(Ok(header.length as usize))
 }
 
 impl Serve {
