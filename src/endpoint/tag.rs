@@ -468,30 +468,15 @@ fn take_waiting(
 ) -> Option<Found> {
     let core = &mut engine.core;
     let taken = core.take_unexpected(tag, mask)?;
-    let Unexpected {
-        link,
-        from,
-        tag,
-        body,
-    } = taken.message;
+    let (order, message) = (taken.arrival, taken.message);
+    let body = &message.body;
     if matches!(body, Body::Announced(_) | Body::Arriving { .. }) || body.is_on_device() {
-        let buffer = std::mem::take(buffer);
-        let key = core
-            .movers
-            .ctx
-            .enter_receive(buffer, Some(link), taken.arrival);
-        let message = Unexpected {
-            link,
-            from,
-            tag,
-            body,
-        };
-        core.movers.hand_over(key, taken.arrival, message);
+        let (buffer, link) = (std::mem::take(buffer), message.link);
+        let key = core.movers.ctx.enter_receive(buffer, Some(link), order);
+        core.movers.hand_over(key, order, message);
         return Some(Found::Entered(key));
     }
-    Some(Found::Here(
-        core.movers.ctx.take_whole(buffer, link, from, tag, body),
-    ))
+    Some(Found::Here(core.movers.ctx.take_whole(buffer, message)))
 }
 
 #[cold]
@@ -781,10 +766,7 @@ impl Future for TagMatched<'_> {
                 message: Some(*message),
             }),
             Outcome::Claimed(Err(error)) | Outcome::Done(Err(error)) => Err(error),
-            _ => Err(Error::new(
-                ErrorKind::InvalidArgument,
-                "polled after completion",
-            )),
+            _ => Err(wrong()),
         })
     }
 }

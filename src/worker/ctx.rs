@@ -11,7 +11,7 @@ use crate::{
     protocol::{control, ledger::Ledger, matching::Arrival as Order, window::eager_cost},
     sys::memfd::Mapping,
     trace,
-    types::{EndpointId, LinkId, OpKey, Tag},
+    types::{EndpointId, LinkId, OpKey},
     util::copy::copy_slice,
     worker::{
         metrics::Counts,
@@ -246,29 +246,26 @@ impl Ctx {
         let Some(entry) = self.operations.get(key).filter(|entry| !entry.discards) else {
             return;
         };
-        let (order, from, tag, length) = match &*entry.work {
+        let (order, arrival) = match &*entry.work {
             Work::Recv(operations::Recv {
                 arrival: Some(arrival),
                 order,
                 ..
-            }) => (*order, arrival.from, arrival.tag, arrival.length),
+            }) => (*order, *arrival),
             Work::ClaimLanding {
                 data,
                 tag,
                 from,
                 order,
-            } => (*order, *from, *tag, data.len()),
+            } => {
+                let (length, tag, from) = (data.len(), *tag, *from);
+                (*order, Arrival { length, tag, from })
+            }
             _ => return,
         };
         let Some(link) = entry.link else { return };
         entry.keeps_place = true;
-        let body = Body::Arriving { op: key, length };
-        let message = Unexpected {
-            link,
-            from,
-            tag,
-            body,
-        };
+        let message = arrival.into_arriving(link, key);
         self.events.push_back(Event::Returned(order, message));
     }
 
@@ -301,16 +298,7 @@ impl Ctx {
             && entry.successor.as_deref() == Some(&key)
         {
             entry.successor = None;
-            let body = Body::Arriving {
-                op,
-                length: arrival.length,
-            };
-            let message = Unexpected {
-                link,
-                from: arrival.from,
-                tag: arrival.tag,
-                body,
-            };
+            let message = arrival.into_arriving(link, op);
             self.events.push_back(Event::Returned(order, message));
         }
     }
@@ -319,11 +307,14 @@ impl Ctx {
     pub(crate) fn take_whole(
         &mut self,
         buffer: &mut BufferMut,
-        link: LinkId,
-        from: EndpointId,
-        tag: Tag,
-        body: Body,
+        message: Unexpected,
     ) -> Result<Arrival> {
+        let Unexpected {
+            link,
+            from,
+            tag,
+            body,
+        } = message;
         let (result, ack, credit) = match &body {
             Body::Inline { length, bytes, ack } => {
                 let data = bytes.get(..usize::from(*length)).unwrap_or(bytes);

@@ -555,12 +555,7 @@ impl Core {
         {
             direct.fill(data, tag, from);
         } else {
-            let message = Unexpected {
-                link,
-                from,
-                tag,
-                body: whole(data, ack, cost),
-            };
+            let message = Unexpected::new(link, from, tag, whole(data, ack, cost));
             self.keep_unexpected(message)?;
             self.movers.ctx.kept(link);
             return Ok(());
@@ -588,12 +583,7 @@ impl Core {
         if let Work::Claim(post) = &mut *entry.work {
             *post = None;
             // Consumed and acknowledged by the caller: a claim is a match.
-            let message = Unexpected {
-                link,
-                from,
-                tag,
-                body: whole(data, None, 0),
-            };
+            let message = Unexpected::new(link, from, tag, whole(data, None, 0));
             self.finish(key, Ended::Claimed(Box::new((order, message))));
         }
     }
@@ -611,12 +601,7 @@ impl Core {
         self.movers.ctx.hold_announcement(link)?;
         self.movers.ctx.lacked(link, rts.length);
         let op = rts.op;
-        let message = Unexpected {
-            link,
-            from,
-            tag,
-            body: Body::Announced(rts),
-        };
+        let message = Unexpected::new(link, from, tag, Body::Announced(rts));
         if let Some(key) = self.match_posted(tag) {
             let order = self.unexpected.arrival();
             self.movers.hand_over(key, order, message);
@@ -752,12 +737,7 @@ impl Sink for Core {
                     ack: None,
                     credit: 0,
                 };
-                let message = Unexpected {
-                    link: from,
-                    from: sender,
-                    tag,
-                    body,
-                };
+                let message = Unexpected::new(from, sender, tag, body);
                 self.finish(key, Ended::Claimed(Box::new((order, message))));
                 self.movers.ctx.consumed(from, cost);
             }

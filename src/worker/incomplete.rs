@@ -151,6 +151,35 @@ fn the_last_fragment_never_comes() {
     bed.expect_an_error(key);
 }
 
+/// The peer refuses it while its last bytes are on their way into place: it has failed, and its buffer comes back.
+#[test]
+fn one_that_fails_before_its_last_bytes() {
+    let code = control::error_kind_code(ErrorKind::StaleKey).to_le_bytes();
+    for is_get in [false, true] {
+        let mut bed = Bed::new(100);
+        let key = match is_get {
+            true => get(&mut bed.core, 100, None),
+            false => matched(&mut bed.core, LINK, canary(100), rts(100)),
+        };
+        let place = bed.core.place(LINK, control::FRAGMENT, key.0, &[], 100);
+        assert!(matches!(place, Ok(Place::Memory { .. })), "{place:?}");
+        bed.say(control::NACK, key.0, &code).expect("a refusal");
+        // More comes, and is dropped.
+        bed.say(control::FRAGMENT, key.0, &[]).expect("in order");
+        assert!(bed.core.take_outcome(key).is_none(), "it is still written");
+        bed.core.placed(LINK, key.0);
+        let outcome = bed.core.take_outcome(key).expect("over");
+        let Outcome::Buffer {
+            result: Err(error),
+            buffer: Some(buffer),
+        } = outcome
+        else {
+            panic!("{outcome:?}");
+        };
+        assert_eq!((error.kind(), buffer.len()), (ErrorKind::StaleKey, 100));
+    }
+}
+
 #[test]
 fn a_get_in_fragments() {
     for part in [0, 60] {

@@ -86,16 +86,18 @@ impl Arrival {
 
     /// The message again, of what lies in the buffer of a receive that nobody waits for any more.
     pub(crate) fn into_message(self, link: LinkId, buffer: BufferMut) -> Unexpected {
-        Unexpected {
-            link,
-            from: self.from,
-            tag: self.tag,
-            body: Body::Whole {
-                data: buffer.freeze().slice(..self.length),
-                ack: None,
-                credit: 0,
-            },
-        }
+        let body = Body::Whole {
+            data: buffer.freeze().slice(..self.length),
+            ack: None,
+            credit: 0,
+        };
+        Unexpected::new(link, self.from, self.tag, body)
+    }
+
+    /// The message that keeps its place while it arrives at this operation.
+    pub(crate) fn into_arriving(self, link: LinkId, op: OpKey) -> Unexpected {
+        let length = self.length;
+        Unexpected::new(link, self.from, self.tag, Body::Arriving { op, length })
     }
 }
 
@@ -179,6 +181,16 @@ impl matching::Message for Unexpected {
 }
 
 impl Unexpected {
+    #[inline]
+    pub(crate) fn new(link: LinkId, from: EndpointId, tag: Tag, body: Body) -> Self {
+        Self {
+            link,
+            from,
+            tag,
+            body,
+        }
+    }
+
     pub(crate) fn len(&self) -> usize {
         match &self.body {
             Body::Inline { length, .. } => usize::from(*length),

@@ -184,27 +184,22 @@ impl Movers {
             return;
         };
         match &mut *entry.work {
-            Work::Recv(_) if matches!(message.body, Body::Arriving { .. }) => {
-                if let Body::Arriving { op, .. } = message.body {
-                    self.succeed(key, order, &message, op);
-                }
-            }
             Work::Claim(post) => {
                 *post = None;
                 self.finish(key, Ended::Claimed(Box::new((order, message))));
             }
             Work::Recv(recv) => {
                 recv.order = order;
+                let on_device = recv.buffer.is_on_device() || message.body.is_on_device();
                 let (link, from, tag) = (message.link, message.from, message.tag);
                 match message.body {
+                    Body::Arriving { op, .. } => self.succeed(key, order, &message, op),
                     Body::Announced(rts) => self.begin_rendezvous(key, link, from, tag, rts),
-                    body if recv.buffer.is_on_device() || body.is_on_device() => {
-                        self.store_body(key, (link, from, tag), body);
-                    }
-                    body => {
+                    body if on_device => self.store_body(key, (link, from, tag), body),
+                    _ => {
                         recv.stage = RecvStage::Done;
                         let mut buffer = std::mem::take(&mut recv.buffer);
-                        let result = self.ctx.take_whole(&mut buffer, link, from, tag, body);
+                        let result = self.ctx.take_whole(&mut buffer, message);
                         self.ctx.received(key, buffer, result);
                     }
                 }
