@@ -22,6 +22,7 @@ use crate::{
         operations::{RecvStage, Work},
         peer::{Status, at},
         shared::Shared,
+        violation::violation,
     },
 };
 
@@ -105,10 +106,7 @@ impl Ctx {
             }
             (1, true) => self.failures.push((link, closed())),
             _ => {
-                return Err(Error::new(
-                    ErrorKind::Protocol,
-                    "a close that answers none, or a second one",
-                ));
+                return Err(violation("a close that answers none, or a second one"));
             }
         }
         Ok(())

@@ -19,6 +19,7 @@ use crate::{
     worker::{
         rma::{ends, stale},
         spread::Spread,
+        violation::violation,
     },
 };
 
@@ -98,10 +99,7 @@ pub(crate) fn chunks(length: usize) -> u64 {
 
 #[cold]
 fn too_many() -> Error {
-    Error::new(
-        ErrorKind::Protocol,
-        "the peer has given out more of a transfer than there is",
-    )
+    violation("the peer has given out more of a transfer than there is")
 }
 
 impl Remote {

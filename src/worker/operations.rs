@@ -412,28 +412,29 @@ pub(crate) struct End {
     pub(crate) on_device: bool,
     /// Towards this process.
     pub(crate) pull: bool,
+    /// Not one run on both sides.
+    pub(crate) in_blocks: bool,
 }
 
 impl Work {
-    /// Of a put or get, in one run.
+    /// Of a put or get.
     pub(crate) fn end(&mut self) -> End {
-        let (local, length, on_device, pull) = match self {
-            Self::Put(put) => {
-                let buffer = &put.buffer;
-                let local = buffer.address().cast_mut();
-                (local, buffer.len(), buffer.is_on_device(), false)
-            }
-            Self::Get(get) => {
-                let buffer = &mut get.buffer;
-                (buffer.address(), buffer.len(), buffer.is_on_device(), true)
-            }
-            _ => (std::ptr::null_mut(), 0, false, false),
-        };
-        End {
-            local,
-            length,
-            on_device,
-            pull,
+        match self {
+            Self::Put(put) => End {
+                local: put.buffer.address().cast_mut(),
+                length: put.buffer.len(),
+                on_device: put.buffer.is_on_device(),
+                pull: false,
+                in_blocks: put.layout.is_some(),
+            },
+            Self::Get(get) => End {
+                local: get.buffer.address(),
+                length: get.buffer.len(),
+                on_device: get.buffer.is_on_device(),
+                pull: true,
+                in_blocks: get.layout.is_some(),
+            },
+            _ => unreachable!("neither a put nor a get"),
         }
     }
 

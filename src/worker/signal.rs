@@ -11,11 +11,11 @@
 use std::sync::Arc;
 
 use crate::{
-    error::{Error, ErrorKind, Result},
+    error::{ErrorKind, Result},
     memory::region::Exposed,
     protocol::control::{LayoutHeader, PutHeader, Signal},
     types::AtomicRequest,
-    worker::layout::LAYOUT_PREFIX,
+    worker::{layout::LAYOUT_PREFIX, violation::violation},
 };
 
 /// What both ends of a connection know of its signals.
@@ -36,10 +36,7 @@ pub(super) fn put_parts(body: &[u8]) -> Result<(PutHeader, Option<Signal>, usize
             let signal = Signal::decode(body.get(PutHeader::SIZE..).unwrap_or(&[]))?;
             Ok((header, Some(signal), PutHeader::SIZE + Signal::SIZE))
         }
-        _ => Err(Error::new(
-            ErrorKind::Protocol,
-            "a put with a mark that there is not",
-        )),
+        _ => Err(violation("a put with a mark that there is not")),
     }
 }
 

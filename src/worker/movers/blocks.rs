@@ -88,6 +88,19 @@ impl Ctx {
         self.control(link, control::LAYOUT_DATA, op, &answer.encode());
     }
 
+    /// What a request for blocks needs; `None`: it was refused.
+    fn granted_blocks<T>(
+        &mut self,
+        link: LinkId,
+        op: u64,
+        position: u64,
+        asked: Result<T>,
+    ) -> Option<T> {
+        asked
+            .inspect_err(|error| self.refuse_blocks(link, op, position, error.kind()))
+            .ok()
+    }
+
     /// The region that a message names, if every block of it may be accessed so.
     pub(in crate::worker) fn admit(
         &self,
@@ -132,13 +145,9 @@ impl Movers {
                 }
                 Ok(exposed)
             });
-        let exposed = match admitted {
-            Ok(exposed) => exposed,
-            Err(error) => {
-                let (position, kind) = (header.position, error.kind());
-                self.ctx.refuse_blocks(link, op, position, kind);
-                return Ok(());
-            }
+        let position = header.position;
+        let Some(exposed) = self.ctx.granted_blocks(link, op, position, admitted) else {
+            return Ok(());
         };
         let Some(peer) = at(&mut self.ctx.peers, link) else {
             return Ok(());
@@ -146,6 +155,7 @@ impl Movers {
         if peer.requests().serving >= REQUESTS {
             return Err(violation("more requests than are allowed at a time"));
         }
+        let account = peer.account;
         let blocks = match exposed.device.is_some() && header.length > 0 {
             true => Asked::Device(Places::new(shape, header.position)),
             false => {
@@ -157,15 +167,13 @@ impl Movers {
             blocks,
             position: header.position,
         };
-        let charged = match self.ctx.ledger.charge(peer.account, answer.weight()) {
-            Ok(charged) => charged,
-            Err(error) => {
-                let (position, kind) = (header.position, error.kind());
-                self.ctx.refuse_blocks(link, op, position, kind);
-                return Ok(());
-            }
+        let charged = self.ctx.ledger.charge(account, answer.weight());
+        let Some(charged) = self.ctx.granted_blocks(link, op, position, charged) else {
+            return Ok(());
         };
-        peer.requests().serving += 1;
+        if let Some(peer) = self.ctx.peer(link) {
+            peer.requests().serving += 1;
+        }
         let serve = Serve {
             charged,
             source: Source::Region(exposed),

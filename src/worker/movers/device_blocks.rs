@@ -3,7 +3,7 @@
 use crate::{
     error::{Error, ErrorKind, Result},
     protocol::layout::Places,
-    types::{Access, LinkId, OpKey},
+    types::{Access, LinkId, MemoryType, OpKey},
     worker::{
         blocks::parse_put,
         ctx::Ctx,
@@ -92,7 +92,18 @@ impl Movers {
             }
             _ => return,
         };
-        match self.devices.slot_for(&types) {
+        self.begin_pipe(key, &types, kind, total);
+    }
+
+    /// Begins one by the engine that serves these types.
+    pub(in crate::worker) fn begin_pipe(
+        &mut self,
+        key: OpKey,
+        types: &[MemoryType],
+        kind: Kind,
+        total: usize,
+    ) {
+        match self.devices.slot_for(types) {
             Ok(slot) => self.begin_staged(key, Pipe::new(kind, slot, total)),
             Err(error) => self.fail_operation(key, error),
         }

@@ -25,7 +25,7 @@ use crate::{
     worker::{
         core::Core,
         ctx::{Ctx, truncated},
-        movers::{Movers, rma::OneRun},
+        movers::Movers,
         operations::{Arrival, Body, Ended, Fill, Get, RecvStage, Work},
         rma::Target,
         violation::violation,
@@ -250,7 +250,6 @@ impl Movers {
                 Kind::Pull { op, first } => (None, first + next as u64, Some(op)),
                 _ => return,
             };
-            let blocks = layout.is_some();
             let get = Get {
                 buffer: whole(&fragment, length),
                 region: target.map_or((0, 0), |target| (target.slot, target.generation)),
@@ -260,29 +259,7 @@ impl Movers {
                 layout,
                 pull,
             };
-            let child = self
-                .ctx
-                .operations
-                .insert(Some(link), false, Work::Get(get));
-            if let Some(entry) = self.ctx.operations.get(child) {
-                entry.staged.get_or_insert_default().parent = Some((key, part));
-                entry.priority = priority;
-            }
-            if let Some(peer) = self.ctx.peer(link) {
-                peer.posted += 1;
-            }
-            match target {
-                Some(_) if blocks => self.begin_layout(link, child),
-                Some(target) => self.start_part(&OneRun {
-                    link,
-                    key: child,
-                    target,
-                    local: fragment.address(),
-                    length,
-                    pull: true,
-                }),
-                None => self.submit(link, child),
-            }
+            self.start_part(link, (key, part), priority, Work::Get(get), target);
         }
     }
 

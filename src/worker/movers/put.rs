@@ -9,13 +9,13 @@ use crate::{
     memory::Buffer,
     types::OpKey,
     worker::{
-        movers::{Movers, rma::OneRun},
+        movers::Movers,
         operations::{Ended, Put, Work},
         rma::Target,
     },
 };
 
-use crate::worker::device::pipe::{Kind, Pipe, Stage};
+use crate::worker::device::pipe::{Kind, Stage};
 
 impl Movers {
     /// Begins a put that is in the table.
@@ -25,10 +25,7 @@ impl Movers {
         };
         let Work::Put(put) = &*entry.work else { return };
         let (types, total) = (put.buffer.device_types(), put.buffer.len());
-        match self.devices.slot_for(&types) {
-            Ok(slot) => self.begin_staged(key, Pipe::new(Kind::Put { target }, slot, total)),
-            Err(error) => self.fail_operation(key, error),
-        }
+        self.begin_pipe(key, &types, Kind::Put { target }, total);
     }
 
     /// A part is in its fragment: put from there.
@@ -69,8 +66,7 @@ impl Movers {
             Work::Put(put) => put.layout.as_mut().and_then(|plan| plan.part(position)),
             _ => None,
         };
-        let blocks = layout.is_some();
-        if !blocks {
+        if layout.is_none() {
             target.offset += position as u64;
         }
         let address = fragment.address();
@@ -89,27 +85,6 @@ impl Movers {
             layout,
             announced: false,
         };
-        let child = self
-            .ctx
-            .operations
-            .insert(Some(link), false, Work::Put(put));
-        if let Some(entry) = self.ctx.operations.get(child) {
-            entry.staged.get_or_insert_default().parent = Some((key, id));
-            entry.priority = priority;
-        }
-        if let Some(peer) = self.ctx.peer(link) {
-            peer.posted += 1;
-        }
-        match blocks {
-            true => self.begin_layout(link, child),
-            false => self.start_part(&OneRun {
-                link,
-                key: child,
-                target,
-                local: address,
-                length,
-                pull: false,
-            }),
-        }
+        self.start_part(link, (key, id), priority, Work::Put(put), Some(target));
     }
 }

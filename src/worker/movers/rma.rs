@@ -209,14 +209,14 @@ impl Ctx {
 }
 
 /// A put or get, in the table, between one run here and one there.
-pub(in crate::worker) struct OneRun {
-    pub(in crate::worker) link: LinkId,
-    pub(in crate::worker) key: OpKey,
-    pub(in crate::worker) target: Target,
-    pub(in crate::worker) local: *mut u8,
-    pub(in crate::worker) length: usize,
+struct OneRun {
+    link: LinkId,
+    key: OpKey,
+    target: Target,
+    local: *mut u8,
+    length: usize,
     /// Towards this process.
-    pub(in crate::worker) pull: bool,
+    pull: bool,
 }
 
 impl Movers {
@@ -281,11 +281,42 @@ impl Movers {
         }
     }
 
-    /// Starts a put or get, in the table, of a part that is in a fragment.
-    pub(in crate::worker) fn start_part(&mut self, run: &OneRun) {
-        let path = at(&mut self.ctx.peers, run.link)
-            .and_then(|peer| Ctx::direct_path(peer, &run.target, run.length));
-        self.start_access(run, path, None);
+    /// Starts a put or get of a part that is in a fragment, for the operation that it is a part of. Without a target it asks for a part of what was
+    /// announced.
+    pub(in crate::worker) fn start_part(
+        &mut self,
+        link: LinkId,
+        parent: (OpKey, u32),
+        priority: Priority,
+        mut work: Work,
+        target: Option<Target>,
+    ) {
+        let here = work.end();
+        let key = self.ctx.operations.insert(Some(link), false, work);
+        if let Some(entry) = self.ctx.operations.get(key) {
+            entry.staged.get_or_insert_default().parent = Some(parent);
+            entry.priority = priority;
+        }
+        let Some(peer) = self.ctx.peer(link) else {
+            return;
+        };
+        peer.posted += 1;
+        let Some(target) = target else {
+            return self.submit(link, key);
+        };
+        if here.in_blocks {
+            return self.begin_layout(link, key);
+        }
+        let path = Ctx::direct_path(peer, &target, here.length);
+        let run = OneRun {
+            link,
+            key,
+            target,
+            local: here.local,
+            length: here.length,
+            pull: here.pull,
+        };
+        self.start_access(&run, path, None);
     }
 
     fn start_access(&mut self, run: &OneRun, path: Option<Remote>, chunks: Option<u32>) {

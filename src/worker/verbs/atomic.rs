@@ -17,6 +17,7 @@ use crate::{
         peer::at,
         rma::{Near, Target, stale},
         step::Outlet,
+        violation::violation,
     },
 };
 
@@ -220,7 +221,7 @@ impl Ctx {
         let old = body
             .try_into()
             .map(u64::from_le_bytes)
-            .map_err(|_| Error::new(ErrorKind::Protocol, "not a word"))?;
+            .map_err(|_| violation("not a word"))?;
         let Some(entry) = self
             .operations
             .named(link, key)
@@ -229,10 +230,7 @@ impl Ctx {
             return Ok(());
         };
         if !matches!(&*entry.work, Work::Atomic(atomic) if atomic.fetch && atomic.sent) {
-            return Err(Error::new(
-                ErrorKind::Protocol,
-                "a word for what asked for none",
-            ));
+            return Err(violation("a word for what asked for none"));
         }
         self.finish(key, Ended::Value(old));
         Ok(())

@@ -1,7 +1,7 @@
 //! Places: for another operation, for another announced message; and letting go of memory under the lock.
 
 use crate::{
-    error::{Error, ErrorKind, Result},
+    error::{Error, Result},
     protocol::ANNOUNCEMENTS,
     types::{LinkId, OpKey},
     worker::{
@@ -9,6 +9,7 @@ use crate::{
         ctx::Ctx,
         operations::{Body, Entry, SendStage, Work},
         pressure::Buried,
+        violation::violation,
     },
 };
 
@@ -54,10 +55,7 @@ impl Ctx {
         if let Some(peer) = self.peer(link) {
             peer.announced_held += 1;
             if peer.announced_held > ANNOUNCEMENTS {
-                return Err(Error::new(
-                    ErrorKind::Protocol,
-                    "the peer announced more messages than it may",
-                ));
+                return Err(violation("the peer announced more messages than it may"));
             }
         }
         Ok(())
@@ -147,6 +145,7 @@ pub(crate) fn is_bulk(entry: &Entry) -> bool {
 mod tests {
     use super::*;
     use crate::{
+        error::ErrorKind,
         memory::{Buffer, BufferMut},
         protocol::control,
         transport::Sink,
