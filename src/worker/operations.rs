@@ -522,13 +522,16 @@ pub(crate) struct Entry {
     pub(crate) is_short: bool,
 }
 
+/// How many boxes for work are kept. More than these at a time, some 128 KiB, and the allocator is asked: what a burst took is not held for good.
+const SPARES: usize = 1024;
+
 /// It is moved for every operation that is not over at once.
 const _: () = assert!(size_of::<Entry>() <= 128);
 
 #[derive(Default)]
 pub(crate) struct Operations {
     entries: Slab<Entry>,
-    /// Boxes for work that is to come, as many as were ever in use at once.
+    /// Boxes for work that is to come, [`SPARES`] at most.
     #[allow(clippy::vec_box, reason = "boxes are what is kept")]
     spares: Vec<Box<Work>>,
     generation: u32,
@@ -644,7 +647,9 @@ impl Operations {
     /// The work of an entry that was removed. Its box is for the next: the allocator is not asked for each.
     pub(crate) fn work_of(&mut self, mut entry: Entry) -> Work {
         let work = std::mem::replace(&mut *entry.work, Work::Flush);
-        self.spares.push(entry.work);
+        if self.spares.len() < SPARES {
+            self.spares.push(entry.work);
+        }
         work
     }
 

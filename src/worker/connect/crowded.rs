@@ -64,7 +64,10 @@ async fn send_away(front: &TcpListener, to: SocketAddr, when_it_writes: bool) {
 #[test]
 fn who_is_sent_away_dials_again() {
     run(async {
-        let (here, there) = (worker(Duration::from_secs(30)), worker(Duration::from_secs(30)));
+        let (here, there) = (
+            worker(Duration::from_secs(30)),
+            worker(Duration::from_secs(30)),
+        );
         let addresses = ["127.0.0.1:0".parse().expect("an address")];
         let place = Place::bind(&there.shared, &addresses).expect("a place");
         let to = place.local_addr().expect("an address");
