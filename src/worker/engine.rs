@@ -476,13 +476,23 @@ impl Engine {
         true
     }
 
-    /// As [`Engine::arm`], for all but the reactor: while a message is read where it lies, it is the reactor that looks for the end of that.
+    /// As [`Engine::arm`], for all but the reactor: while a message is read where it lies, or a peer stays in memory, it is the reactor that looks for
+    /// the end of that.
     pub(crate) fn arm_or_leave(&mut self) -> bool {
-        if self.armed || !self.is_held() {
+        if self.armed || !self.is_held() && !self.core.movers.kept_new {
             return self.arm();
         }
         self.reactor_due = false;
         true
+    }
+
+    /// How long the reactor may sleep at most, where something ends of which no arrival tells: a message is read where it lies, or a peer stays in
+    /// memory.
+    pub(in crate::worker) fn longest_sleep(&mut self, nap: Duration) -> Option<Duration> {
+        match self.is_held() {
+            true => Some(nap),
+            false => Some(self.core.movers.until_kept()?.max(nap)),
+        }
     }
 
     /// Whether a message is read where it lies: who sleeps must not sleep for long.

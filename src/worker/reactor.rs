@@ -33,7 +33,7 @@ const LONGEST: Duration = Duration::from_micros(250);
 /// Turns, one lap of the scheduler each, in which the reactor looks whether a future still drives.
 const LAPS: u32 = 16;
 /// After them it looks again after this long: on a runtime of several threads the laps cost a core. So it does, though it has armed, while a message is
-/// read where it lies.
+/// read where it lies; and, less and less often, while a peer stays in memory that was taken back.
 const NAP: Duration = Duration::from_millis(1);
 
 pub(crate) struct Reactor {
@@ -69,7 +69,7 @@ enum Next {
     /// Another one after the turns of those who drive, who may have given way to the runtime's driver.
     AfterOthers,
     /// Another one after a nap, unless something happens before.
-    Nap,
+    Nap(Duration),
     /// Armed, or without links: nothing until something happens.
     Wait,
 }
@@ -121,7 +121,7 @@ impl Reactor {
             return if self.laps < LAPS || !driven {
                 Next::AfterOthers
             } else {
-                Next::Nap
+                Next::Nap(NAP)
             };
         }
         self.laps = 0;
@@ -141,13 +141,13 @@ impl Reactor {
         }
         // When there was much, whom it woke goes first too, and the rest of the fds follows in the next turn.
         let more = more || self.unpolled || (engine.has_links() && !engine.arm());
-        let naps = !more && engine.is_held();
+        let nap = engine.longest_sleep(NAP);
         engine.reactor_due = more;
         shared.leave(engine);
-        match more {
-            true => Next::Again,
-            false if naps => Next::Nap,
-            false => Next::Wait,
+        match nap {
+            _ if more => Next::Again,
+            Some(nap) => Next::Nap(nap),
+            None => Next::Wait,
         }
     }
 }
@@ -247,8 +247,8 @@ impl Future for Reactor {
             Next::Again if turn::is_over(Instant::now()) => turn::give_way(cx),
             Next::Again => cx.waker().wake_by_ref(),
             Next::AfterOthers => turn::give_way(cx),
-            Next::Nap => {
-                let mut nap = Box::pin(tokio::time::sleep(NAP));
+            Next::Nap(nap) => {
+                let mut nap = Box::pin(tokio::time::sleep(nap));
                 if nap.as_mut().poll(cx).is_ready() {
                     cx.waker().wake_by_ref();
                 }
@@ -292,13 +292,13 @@ pub(crate) fn run_thread(shared: &Arc<Shared>, bells: &BellSet) {
         engine.rung();
         engine.poll_fds();
         let more = pass(&mut engine, false) || (engine.has_links() && !engine.arm());
-        let naps = !more && engine.is_held();
+        let nap = engine.longest_sleep(NAP);
         engine.reactor_due = false;
         shared.leave(engine);
         if more {
             continue;
         }
-        bells.wait(naps.then_some(NAP));
+        bells.wait(nap);
         woken = true;
     }
 }

@@ -115,6 +115,8 @@ pub(crate) struct Movers {
     /// When they are looked at next, and how long before the look after that.
     kept_next: Instant,
     kept_pause: Duration,
+    /// Something was kept since the reactor looked last, which looks again as long as there is something.
+    pub(in crate::worker) kept_new: bool,
     pub(crate) devices: Devices,
     /// How announced messages go by network devices.
     pub(crate) scheme: RendezvousScheme,
@@ -131,6 +133,7 @@ impl Movers {
             kept: Vec::new(),
             kept_next: Instant::now(),
             kept_pause: KEPT_PAUSE,
+            kept_new: false,
             devices: Devices::default(),
             scheme: RendezvousScheme::default(),
         }
@@ -338,30 +341,41 @@ impl Movers {
         if self.leaving.is_empty() {
             return 0;
         }
-        let (now, before) = (Instant::now(), self.leaving.len());
-        for leaving in std::mem::take(&mut self.leaving) {
-            let is_outside = leaving.pair.is_peer_outside();
-            if !is_outside && !all && now < leaving.until {
-                self.leaving.push(leaving);
-                continue;
-            }
-            let Leaving { pair, what, .. } = leaving;
-            pair.set_slow(!is_outside);
-            match (what, is_outside) {
-                (Left::Memory(memory), true) => self.ctx.bury(memory),
-                (Left::Memory(memory), false) => self.keep(pair, memory),
-                (Left::Failed(key, error), _) => {
-                    if let Some(entry) = self.ctx.operations.get(key) {
-                        entry.one_sided = None;
-                    }
-                    match is_outside {
-                        true => self.finish(key, Ended::Done(Err(error))),
-                        false => self.fail_inside(pair, key, error),
-                    }
+        let (mut left, before) = (Vec::new(), self.leaving.len());
+        while !self.leaving.is_empty() {
+            let now = Instant::now();
+            // What fails leaves its memory behind, to be looked at next.
+            for leaving in std::mem::take(&mut self.leaving) {
+                let is_outside = leaving.pair.is_peer_outside();
+                if is_outside || all || leaving.until <= now {
+                    self.end_left(leaving.pair, leaving.what, is_outside);
+                } else {
+                    left.push(leaving);
                 }
             }
         }
+        self.leaving = left;
         before - self.leaving.len()
+    }
+
+    fn end_left(&mut self, pair: Arc<Pair>, what: Left, is_outside: bool) {
+        pair.set_slow(!is_outside);
+        match (what, is_outside) {
+            (Left::Memory(memory), true) => self.ctx.bury(memory),
+            (Left::Memory(memory), false) => {
+                let memory = Some(memory);
+                self.push_kept(Kept { pair, memory });
+            }
+            (Left::Failed(key, error), _) => {
+                if let Some(entry) = self.ctx.operations.get(key) {
+                    entry.one_sided = None;
+                }
+                match is_outside {
+                    true => self.finish(key, Ended::Done(Err(error))),
+                    false => self.fail_inside(pair, key, error),
+                }
+            }
+        }
     }
 
     /// Transfers of a connection that has ended are taken back.
@@ -385,14 +399,18 @@ impl Movers {
         }
     }
 
-    /// Keeps memory that a peer may be inside.
-    pub(crate) fn keep(&mut self, pair: Arc<Pair>, memory: Work) {
-        let memory = Some(memory);
-        self.push_kept(Kept { pair, memory });
+    /// Keeps memory that a peer may be inside, from the next pass on: who makes passes learns of it.
+    fn keep(&mut self, pair: Arc<Pair>, memory: Work) {
+        self.leaving.push(Leaving {
+            pair,
+            what: Left::Memory(memory),
+            until: Instant::now(),
+        });
     }
 
     pub(crate) fn push_kept(&mut self, kept: Kept) {
         self.kept.push(kept);
+        self.kept_new = true;
         self.kept_pause = KEPT_PAUSE;
         self.kept_next = Instant::now();
     }
@@ -409,6 +427,13 @@ impl Movers {
                 kept.is_empty()
             }));
         }
+    }
+
+    /// How long until what is kept is looked at again. For the reactor, which sees to it: no arrival tells that a peer has left.
+    pub(in crate::worker) fn until_kept(&mut self) -> Option<Duration> {
+        self.kept_new = false;
+        let next = self.kept_next;
+        (!self.kept.is_empty()).then(|| next.saturating_duration_since(Instant::now()))
     }
 
     /// Lets go of kept memory whose writers are seen outside.
