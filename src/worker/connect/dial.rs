@@ -30,11 +30,9 @@ use super::{
     meeting::{Met, arrival, claim},
 };
 
-/// Before another look for the peer's connection, which stands when both ends dialled.
-const CROSSED_PAUSE: Duration = Duration::from_millis(2);
-
-/// Before the first new try where the listener had no place for this one, and before each of those to which it grows.
-const CROWDED_PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(160)];
+/// Before another try where the peer says that it is to come later: its own connection stands when both ends dialled, or a listener had no place. At
+/// first, and at most.
+const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(160)];
 
 /// Where a connection should lead.
 #[allow(unreachable_pub, reason = "named by a sealed trait")]
@@ -63,9 +61,9 @@ pub(crate) async fn connect(
     let limit = shared.context.config().connect_timeout.value;
     let begin = Instant::now();
     let span = tracing::debug_span!(target: "wharf::wireup", "connect", to = %destination);
-    let mut crowded = None;
+    let mut later = None;
     let result = timeout(limit, async {
-        let [mut pause, longest] = CROWDED_PAUSES;
+        let [mut pause, longest] = PAUSES;
         loop {
             let result = match &destination {
                 Destination::Sockets(sockets, host) => {
@@ -75,7 +73,7 @@ pub(crate) async fn connect(
                 Destination::Worker(address) => dial_worker(shared, address).await,
             };
             match result {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => crowded = Some(error),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => later = Some(error),
                 result => return result,
             }
             tokio::time::sleep(pause).await;
@@ -85,8 +83,8 @@ pub(crate) async fn connect(
     let result = result.instrument(span).await.unwrap_or_else(|_| {
         let text = format!("no connection within {limit:?}");
         let error = Error::new(ErrorKind::DeadlineExceeded, text);
-        Err(match crowded {
-            Some(crowded) => error.with_source(crowded),
+        Err(match later {
+            Some(why) => error.with_source(why),
             None => error,
         })
     });
@@ -136,35 +134,26 @@ async fn dial_worker(
                 .iter()
                 .any(|transport| transport.reach == Reach::Host)
     });
-    loop {
-        let met = loop {
-            if let Some(found) = arrival(shared, worker).await {
-                return Ok(found);
-            }
-            if let Some(met) = Met::dials(shared, worker) {
-                break met;
-            }
-        };
-        // What came before it was counted in.
-        if let Some(found) = claim(shared, worker) {
+    let met = loop {
+        if let Some(found) = arrival(shared, worker).await {
             return Ok(found);
         }
-        match dial(shared, address.sockets(), None, unix, Some(worker)).await {
-            Ok(own) if met.has_crossed() => {
-                let Some(found) = arrival(shared, worker).await else {
-                    return Ok(own);
-                };
-                shared.release_endpoint(own.0, own.1);
-                return Ok(found);
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                // The peer's own is on its way; should that fail, this side dials again.
-                drop(met);
-                tokio::time::sleep(CROSSED_PAUSE).await;
-            }
-            result => return result,
+        if let Some(met) = Met::dials(shared, worker) {
+            break met;
         }
+    };
+    // What came before it was counted in.
+    if let Some(found) = claim(shared, worker) {
+        return Ok(found);
     }
+    let own = dial(shared, address.sockets(), None, unix, Some(worker)).await?;
+    if met.has_crossed()
+        && let Some(found) = arrival(shared, worker).await
+    {
+        shared.release_endpoint(own.0, own.1);
+        return Ok(found);
+    }
+    Ok(own)
 }
 
 /// Dials sockets, or a Unix socket first: of any worker, or of this one alone.
