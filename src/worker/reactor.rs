@@ -141,14 +141,13 @@ impl Reactor {
         }
         // When there was much, whom it woke goes first too, and the rest of the fds follows in the next turn.
         let more = more || self.unpolled || (engine.has_links() && !engine.arm());
-        let nap = engine.longest_sleep(NAP);
+        let next = match more {
+            true => Next::Again,
+            false => engine.longest_sleep(NAP).map_or(Next::Wait, Next::Nap),
+        };
         engine.reactor_due = more;
         shared.leave(engine);
-        match nap {
-            _ if more => Next::Again,
-            Some(nap) => Next::Nap(nap),
-            None => Next::Wait,
-        }
+        next
     }
 }
 
@@ -292,12 +291,12 @@ pub(crate) fn run_thread(shared: &Arc<Shared>, bells: &BellSet) {
         engine.rung();
         engine.poll_fds();
         let more = pass(&mut engine, false) || (engine.has_links() && !engine.arm());
-        let nap = engine.longest_sleep(NAP);
+        let nap = (!more).then(|| engine.longest_sleep(NAP));
         engine.reactor_due = false;
         shared.leave(engine);
-        if more {
+        let Some(nap) = nap else {
             continue;
-        }
+        };
         bells.wait(nap);
         woken = true;
     }

@@ -12,18 +12,7 @@ use crate::{
     worker::Handle,
 };
 
-use super::{Destination, connect, listen::Place};
-
-fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime")
-        .block_on(async {
-            let limit = Duration::from_secs(60);
-            tokio::time::timeout(limit, test).await.expect("it hangs");
-        });
-}
+use super::{Destination, bed::run, connect, listen::Place};
 
 fn worker(limit: Duration) -> Arc<Handle> {
     let context = Context::builder()

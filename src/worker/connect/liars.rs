@@ -13,21 +13,12 @@ use crate::{
 };
 
 use super::{
-    Destination, connect,
+    Destination,
+    bed::run,
+    connect,
     handshake::{accepted, establish, greet},
     listen::{Place, address},
 };
-
-fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime")
-        .block_on(async {
-            let limit = Duration::from_secs(60);
-            tokio::time::timeout(limit, test).await.expect("it hangs");
-        });
-}
 
 fn worker(transports: &str) -> Arc<Handle> {
     let context = Context::builder()

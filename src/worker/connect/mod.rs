@@ -31,6 +31,8 @@
 
 mod accepted;
 mod backlog;
+#[cfg(test)]
+mod bed;
 mod bind;
 #[cfg(test)]
 mod crowded;

@@ -213,10 +213,7 @@ struct OneRun {
     link: LinkId,
     key: OpKey,
     target: Target,
-    local: *mut u8,
-    length: usize,
-    /// Towards this process.
-    pull: bool,
+    here: End,
 }
 
 impl Movers {
@@ -246,9 +243,7 @@ impl Movers {
             link,
             key,
             target,
-            local: here.local,
-            length: here.length,
-            pull: here.pull,
+            here,
         };
         self.start_by(&run, ways, (path, chunks), route);
         key
@@ -272,7 +267,7 @@ impl Movers {
                 Accesses::Devices if self.ctx.rma_by_devices(link, key, &target, route) => {}
                 Accesses::Straight | Accesses::Devices => continue,
                 Accesses::Within => self.begin_within(key, target),
-                Accesses::Parts if run.pull => self.begin_device_get(key, target),
+                Accesses::Parts if run.here.pull => self.begin_device_get(key, target),
                 Accesses::Parts => self.begin_device_put(key, target),
                 // What is announced is a message as well: its owner pulls.
                 Accesses::Announced | Accesses::Messages => self.submit(link, key),
@@ -312,9 +307,7 @@ impl Movers {
             link,
             key,
             target,
-            local: here.local,
-            length: here.length,
-            pull: here.pull,
+            here,
         };
         self.start_access(&run, path, None);
     }
@@ -324,9 +317,13 @@ impl Movers {
             link,
             key,
             target,
-            local,
-            length,
-            pull,
+            here:
+                End {
+                    local,
+                    length,
+                    pull,
+                    ..
+                },
         } = *run;
         let Some(remote) = path else {
             self.submit(link, key);
