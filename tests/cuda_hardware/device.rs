@@ -15,7 +15,6 @@ use std::{
 use tokio::runtime::Runtime;
 use wharf::{
     BufferMut, Context, MemoryType, Progress, Worker,
-    memory::{AddressRange, DomainMemory},
     transport::cuda::{CudaCopy, CudaStream},
 };
 
@@ -451,25 +450,10 @@ pub(crate) async fn read(worker: &Worker, memory: BufferMut) -> Vec<u8> {
 }
 
 /// Memory that the driver gave to the program, as wharf takes it. Never freed here.
-#[derive(Debug)]
-pub(crate) struct Own(pub(crate) u64, pub(crate) usize);
-
-// SAFETY: the host does not reach device memory, and the tests keep it.
-unsafe impl DomainMemory for Own {
-    fn range(&self) -> AddressRange {
-        AddressRange::new(self.0, self.1 as u64).expect("a range")
-    }
-
-    fn memory_type(&self) -> MemoryType {
-        DEVICE
-    }
-}
-
-impl Own {
-    pub(crate) fn buffer(self) -> BufferMut {
-        let memory: Box<dyn DomainMemory> = Box::new(self);
-        memory.into()
-    }
+pub(crate) fn own(context: &Context, at: u64, len: usize) -> BufferMut {
+    // SAFETY: nobody else has it, and it stays.
+    let memory = unsafe { BufferMut::foreign(context, at, len, ()) };
+    memory.expect("found by its address")
 }
 
 /// Bytes as text.
