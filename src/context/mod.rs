@@ -7,6 +7,7 @@
 
 mod admission;
 mod builder;
+mod foreign;
 mod handle;
 mod memory;
 mod reason;

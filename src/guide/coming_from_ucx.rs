@@ -65,7 +65,7 @@
 //! | UCX | here |
 //! |---|---|
 //! | `ucp_mem_map` with `ALLOCATE` | [`Context::allocate`](crate::Context::allocate), [`allocate_on`](crate::Context::allocate_on) a device |
-//! | `ucp_mem_map` of memory that you have | not needed to send or receive; [`Context::expose`](crate::Context::expose) to let peers in |
+//! | `ucp_mem_map` of memory that you have | not needed to send or receive, of a device either: [`Buffer::foreign`](crate::Buffer::foreign); [`Context::expose`](crate::Context::expose) to let peers in |
 //! | `ucp_memh_pack`, `ucp_rkey_pack`, `ucp_ep_rkey_unpack`, `ucp_rkey_destroy` | [`Region::descriptor`](crate::Region::descriptor), [`Descriptor::to_bytes`](crate::Descriptor::to_bytes), [`Endpoint::import`](crate::Endpoint::import), drop |
 //! | `ucp_mem_unmap` | [`Region::unexpose`](crate::Region::unexpose): refuses peers from then on and gives the memory back |
 //! | `ucp_mem_query`, `ucp_mem_advise` | [`Context::memory_attributes`](crate::Context::memory_attributes), [`advise`](crate::Context::advise) |

@@ -8,6 +8,7 @@
 //! | [`Context::allocate`](crate::Context::allocate) | a mapping; exposed, peers on this host that have the descriptor map it too, so that put and get are one copy; so are long messages of whole buffers ([`security`](super::security) says what a peer sees of them) |
 //! | [`BufferPool`](crate::memory::BufferPool) | registered once, leased many times |
 //! | [`Context::allocate_on`](crate::Context::allocate_on) | memory of a device |
+//! | [`Buffer::foreign`](crate::Buffer::foreign), [`BufferMut::foreign`](crate::BufferMut::foreign) | memory that the program has, of a device or the host: whose it is, is looked up by its address |
 //!
 //! Make them once and use them again: an operation gives its buffer back, [`Buffer::try_into_mut`](crate::Buffer::try_into_mut) turns a sent one into a
 //! unique one again.
@@ -44,7 +45,40 @@
 //!
 //! # Devices
 //!
-//! Memory of a device is a [`BufferMut`](crate::BufferMut) like any other, without a slice view. Where no path reaches both ends, it stops in pinned
+//! What your program allocated on a device, by `cudaMalloc`, by `hipMalloc` or in a library that it uses, is taken as it is, and nobody is told what it is: the
+//! context finds it by its address. The owner that goes with it is dropped when wharf is done with the memory, whatever becomes of futures:
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use wharf::{Buffer, BufferMut, Endpoint, Tag, Worker};
+//!
+//! /// Memory of a device, by whatever your program uses for it. Freed when dropped.
+//! struct DeviceVec {
+//!     address: u64,
+//!     bytes: usize,
+//! }
+//!
+//! async fn exchange(worker: &Worker, endpoint: &Endpoint, weights: Arc<DeviceVec>, room: DeviceVec) -> wharf::Result<()> {
+//!     let context = worker.context();
+//!     let (address, bytes) = (weights.address, weights.bytes);
+//!     // SAFETY: nobody changes the weights while there are owners of them, and their kernels are done.
+//!     let weights = unsafe { Buffer::foreign(context, address, bytes, weights) }?;
+//!     endpoint.tag_send(Tag(1), weights).await?;
+//!
+//!     let (address, bytes) = (room.address, room.bytes);
+//!     // SAFETY: this is all that there is of it from now on.
+//!     let room = unsafe { BufferMut::foreign(context, address, bytes, room) }?;
+//!     let received = worker.tag_recv(Tag(2), wharf::Mask::ALL, room).await?;
+//!     println!("{} bytes in {} memory", received.len, received.buffer.memory_type());
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Tensors of PyTorch, CuPy, NumPy or JAX come by [DLPack](crate::memory::DlpackTensor), or by
+//! [what they say of themselves](crate::memory::ArrayInterface); `examples/python_tensors` moves them from Python.
+//!
+//! wharf allocates on devices, too. Memory of a device is a [`BufferMut`](crate::BufferMut) like any other, without a slice view. Where no path reaches both ends, it stops in pinned
 //! host memory, in a pipeline of fragments; [`Endpoint::explain`](crate::Endpoint::explain) and
 //! [`Worker::explain_copy`](crate::Worker::explain_copy) say so beforehand, [`staged`](crate::WorkerMetrics::staged) counts it, and
 //! [`forbid_staging`](crate::ContextBuilder::forbid_staging) makes it an error.

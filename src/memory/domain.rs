@@ -179,6 +179,14 @@ pub trait MemoryDomain: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
+    /// Whether an answer that [`detect`](Self::detect) gave for an allocation around `range` still holds: nobody tells when the program frees memory by its
+    /// own calls. Asked of answers that are remembered, each time that memory of the program's becomes a [`Buffer`](crate::Buffer). `false` where that takes
+    /// as long as to detect it anew.
+    fn is_current(&self, range: AddressRange, known: &MemoryAttributes) -> bool {
+        let _ = (range, known);
+        false
+    }
+
     /// Allocates `length` bytes, more than 0.
     ///
     /// # Errors

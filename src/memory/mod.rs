@@ -10,10 +10,13 @@
 //! it meanwhile. What is received into is unique: the program hands it over and has it back with the result, with an error
 //! too. So dropping a future never leaves a transfer with memory that someone else uses.
 
+mod array_interface;
 pub(crate) mod atomic;
 mod buffer;
+mod dlpack;
 mod domain;
 mod events;
+mod foreign;
 mod host;
 pub(crate) mod keeper;
 mod list;
@@ -30,8 +33,10 @@ mod source;
 mod type_cache;
 pub(crate) mod waiters;
 
+pub use array_interface::ArrayInterface;
 pub(crate) use buffer::Room;
 pub use buffer::{Buffer, BufferMut, ReceiveBuffer};
+pub use dlpack::DlpackTensor;
 pub(crate) use domain::allocate;
 pub use domain::{
     Advice, DmaBuf, DomainAttributes, DomainCapabilities, DomainMemory, HostDomain,
@@ -42,6 +47,7 @@ pub use events::{
     Sink, Subscription, Timing, TrackedAlloc, Uffd, Validity, announce_all, disable_hooks,
     install_hooks, invalidate, monitor, subscribe,
 };
+pub(crate) use foreign::Foreign;
 pub use host::HostBufferMut;
 pub(crate) use host::Segment;
 pub use list::{BufferList, BufferListMut};

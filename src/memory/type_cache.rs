@@ -193,6 +193,25 @@ impl MemoryTypes {
         self.ask(range)
     }
 
+    /// As [`find`](Self::find), for memory that the program may have freed without a word: what is remembered of a driver's memory counts only if that driver
+    /// has it still.
+    ///
+    /// # Errors
+    /// As of [`find`](Self::find).
+    pub(crate) fn find_current(&self, range: AddressRange) -> Result<MemoryAttributes> {
+        if let Some(known) = self.known(range)
+            && known.memory_type != MemoryType::Host
+        {
+            let mut domains = self.detectors();
+            if domains.any(|domain| domain.is_current(range, &known)) {
+                self.tally.add(false);
+                return Ok(known);
+            }
+            self.cache.invalidate(known.allocation, Cause::Notified);
+        }
+        self.find(range)
+    }
+
     /// As long as no device runtime was announced, asks whether one is there: the program may have loaded it without a word.
     fn notice(&self) {
         if self.runtimes.load(Relaxed) == 0 && self.detectors().next().is_some() {

@@ -23,6 +23,7 @@ mod descriptors;
 mod device;
 mod ends;
 mod flush;
+mod foreign;
 mod layout;
 mod lent;
 mod limits;

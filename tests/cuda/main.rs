@@ -18,6 +18,7 @@ mod copies;
 mod domain;
 mod faults;
 mod fixture;
+mod foreign;
 mod gdr;
 #[path = "../driver/kinds.rs"]
 mod kinds;

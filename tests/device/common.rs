@@ -9,6 +9,7 @@ use wharf::{
 
 use crate::{
     fixture::{Pair, Side, Way, same},
+    own,
     support::{
         LIMIT,
         accelerator::{FRAGMENT, FakeAccelerator},
@@ -33,6 +34,8 @@ pub(crate) const SIZES: [usize; 8] = [
 
 /// Set to have all tests use the emulated CUDA driver instead of the fake device.
 pub(crate) const CUDA: &str = "WHARFTEST_DEVICE_CUDA";
+/// Set as well to have the program allocate the memory itself, by that driver's functions.
+pub(crate) const OWN: &str = "WHARFTEST_DEVICE_OWN";
 
 fn accelerator(device: &FakeAccelerator) -> Arc<dyn Accelerator> {
     match std::env::var_os(CUDA) {
@@ -64,10 +67,15 @@ pub(crate) async fn filled(
     memory_type: MemoryType,
     bytes: &[u8],
 ) -> BufferMut {
-    let memory = context
-        .allocate_on(memory_type, bytes.len())
-        .await
-        .expect("memory");
+    let memory = match std::env::var_os(OWN) {
+        Some(_) if memory_type != MemoryType::Host => {
+            own::allocate(context, memory_type, bytes.len())
+        }
+        _ => {
+            let memory = context.allocate_on(memory_type, bytes.len()).await;
+            memory.expect("memory")
+        }
+    };
     worker.copy(bytes.to_vec(), memory).await.expect("filled")
 }
 

@@ -2,10 +2,20 @@
 
 use std::process::Command;
 
-use crate::common::CUDA;
+use crate::common::{CUDA, OWN};
 
 #[test]
 fn every_verb() {
+    passes(&[CUDA]);
+}
+
+/// The same with memory that the program allocated by the driver's own functions.
+#[test]
+fn every_verb_on_the_programs_own_memory() {
+    passes(&[CUDA, OWN]);
+}
+
+fn passes(variables: &[&str]) {
     let this = std::env::current_exe().expect("this program");
     let mut child = Command::new(this);
     child.args([
@@ -15,7 +25,7 @@ fn every_verb() {
         "faults::",
         "--test-threads=4",
     ]);
-    child.env(CUDA, "1");
+    child.envs(variables.iter().map(|variable| (variable, "1")));
     // Each test ends itself when something does not come.
     let output = child.output().expect("started");
     let said = String::from_utf8_lossy(&output.stdout);

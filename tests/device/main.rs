@@ -20,5 +20,6 @@ mod explain;
 mod failures;
 mod killed;
 mod local;
+mod own;
 mod plan;
 mod verbs;

@@ -98,6 +98,15 @@ impl MemoryDomain for CudaDomain {
         Ok(Some(attributes.dma_buf(exports)))
     }
 
+    /// The driver never gives a number twice.
+    fn is_current(&self, range: AddressRange, known: &MemoryAttributes) -> bool {
+        let Some(cuda) = self.0.in_use().filter(|_| known.id != 0) else {
+            return false;
+        };
+        let id = cuda.buffer_id(DevicePtr(range.start()));
+        id.is_ok_and(|id| id == Some(known.id))
+    }
+
     /// All of it zeroed. `HostPinned` is pinned for the contexts of all devices and stays what it is when a context goes. `CudaManaged` needs a
     /// device that shares it with the host at any time.
     fn allocate(&self, memory_type: MemoryType, length: usize) -> Result<Box<dyn DomainMemory>> {
