@@ -177,7 +177,7 @@ fn open(accelerator: &dyn Accelerator) -> Result<Box<Open>> {
     let pinned = Pinned::new(
         &accelerator.domain(),
         attributes.fragment,
-        attributes.takes_pageable,
+        attributes.pageable_from.is_some(),
     );
     Ok(Box::new(Open::new(engine, pinned)))
 }

@@ -188,7 +188,7 @@ impl Engines<'_> {
                 let when = Some(When::Reached);
                 vec![one_copy(Mover::Engine, Party::Both, when), plan(false)]
             }
-            Some(engine) => vec![plan(engine.attributes().takes_pageable)],
+            Some(engine) => vec![plan(engine.attributes().takes_pageable(length))],
             // What it takes is known once it is open.
             None if plan(true) != plan(false) => {
                 let when = Some(When::Pageable);

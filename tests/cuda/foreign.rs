@@ -25,7 +25,7 @@ use crate::{
     error::ErrorKind,
     fixture::{accelerator, calls, context, pattern},
     program::Memory,
-    support::{LIMIT, this_test, watchdog},
+    support::{LIMIT, this_test, until, watchdog},
 };
 
 const LEN: usize = 300_000;
@@ -143,15 +143,12 @@ fn every_operation_takes_it_and_its_owner_goes_with_it() {
         let memory = region.unexpose().await;
         drop(memory);
 
-        let seen = dropped.load(SeqCst);
         let flying = worker.copy(source.clone(), allocate()).post();
         drop((flying, source));
         worker.shutdown(LIMIT).await.expect("shut down");
         other.shutdown(LIMIT).await.expect("shut down");
-        assert!(
-            seen >= 2 && dropped.load(SeqCst) == 5,
-            "{seen}, {dropped:?}"
-        );
+        // Owners may take long to drop, and are dropped where nobody waits for it.
+        until("the owners", || dropped.load(SeqCst) == 5).await;
     });
 }
 

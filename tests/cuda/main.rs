@@ -25,6 +25,7 @@ mod kinds;
 mod lost;
 mod old;
 mod order;
+mod pageable;
 mod program;
 #[allow(dead_code)]
 #[path = "../cuda_hardware/raw.rs"]

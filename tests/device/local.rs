@@ -79,7 +79,7 @@ fn by_a_thread_of_its_own() {
 #[test]
 fn an_engine_that_takes_pageable_memory() {
     let mut plan = Plan::default();
-    plan.attributes.takes_pageable = true;
+    plan.attributes.pageable_from = Some(0);
     plan.attributes.max_copy = 5000;
     plan.no_pinned = false;
     run(async { every_pair(&FakeAccelerator::with(plan), Progress::Adaptive).await });

@@ -342,7 +342,7 @@ scenarios! {
 
     async fn device_memory_of_an_engine_that_takes_any(way: Way) {
         let mut plan = Plan::default();
-        plan.attributes.takes_pageable = true;
+        plan.attributes.pageable_from = Some(0);
         plan.late = 20;
         let accelerator = FakeAccelerator::with(plan);
         let context = crate::common::context(way, &accelerator);
@@ -514,7 +514,7 @@ fn emulated_gaudi() {
 fn two_accelerators() {
     run(async {
         let mut plan = Plan::default();
-        plan.attributes.takes_pageable = true;
+        plan.attributes.pageable_from = Some(0);
         let far = [MemoryType::Rocm(0), MemoryType::Rocm(1)];
         let builder = Way::Own
             .builder()
@@ -531,7 +531,7 @@ fn forbidden_is_what_would_stop() {
     run(async {
         for pageable in [false, true] {
             let mut plan = Plan::default();
-            plan.attributes.takes_pageable = pageable;
+            plan.attributes.pageable_from = pageable.then_some(0);
             let builder = Way::Own.builder().forbid_staging();
             let builder = builder.accelerator(Arc::new(FakeAccelerator::with(plan)));
             let context = builder.build().expect("a context");
@@ -615,7 +615,7 @@ fn before_an_engine_is_open() {
     run(async {
         for pageable in [false, true] {
             let mut plan = Plan::default();
-            plan.attributes.takes_pageable = pageable;
+            plan.attributes.pageable_from = pageable.then_some(0);
             let context = with(FakeAccelerator::with(plan));
             let worker = Worker::new(&context).expect("a worker");
             let said = worker.explain_copy(MemoryType::Host, DEVICE, 100);

@@ -159,7 +159,7 @@ impl Random {
 fn what_no_engine_makes_is_refused() {
     let mut bench = Bench::new();
     let attributes = bench.engine.attributes();
-    assert!(attributes.fragment <= attributes.max_copy && attributes.takes_pageable);
+    assert!(attributes.fragment <= attributes.max_copy && attributes.takes_pageable(0));
     let (device, pinned) = (bench.allocate(MemoryType::Rocm(0), 64), bench.pinned(64));
     let of = |memory_type| CopyEnd::Device {
         address: 4096,

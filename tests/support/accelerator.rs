@@ -60,7 +60,7 @@ impl Default for Plan {
                 max_copy: 1 << 20,
                 max_in_flight: 64,
                 fragment: FRAGMENT,
-                takes_pageable: false,
+                pageable_from: None,
             },
             late: 50,
             fail: Vec::new(),
@@ -531,7 +531,10 @@ impl CopyEngine for Engine {
             return Err(SendError::Full);
         }
         let whole = request.length <= attributes.max_copy;
-        if let Err(text) = self.shared.mark(&request, attributes.takes_pageable, true) {
+        if let Err(text) = self
+            .shared
+            .mark(&request, attributes.takes_pageable(0), true)
+        {
             self.shared.violation(text);
         } else if !whole {
             self.shared
@@ -554,7 +557,7 @@ impl CopyEngine for Engine {
         let lost = state.lost && !under_way && !self.lost;
         drop(state);
         for (request, result) in done {
-            let pageable = self.attributes().takes_pageable;
+            let pageable = self.attributes().takes_pageable(0);
             if let Err(text) = self.shared.mark(&request, pageable, false) {
                 self.shared.violation(format!("at its end: {text}"));
             }

@@ -124,6 +124,12 @@ impl HostRegistration {
     pub(crate) fn device_ptr(&self) -> DevicePtr {
         self.device
     }
+
+    /// Whether it is one: else the program had pinned some of the memory already.
+    pub(crate) fn is_owned(&self) -> bool {
+        self.owned
+    }
+
     /// Undoes it and says how that went. May block.
     ///
     /// # Errors

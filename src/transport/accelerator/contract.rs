@@ -223,8 +223,18 @@ pub struct CopyAttributes {
     pub max_in_flight: usize,
     /// Length of the pieces that a long transfer is best cut into when it goes through host memory.
     pub fragment: usize,
-    /// Whether it takes ordinary host memory as an end: its own staging then. Else one end is pinned, or both are the device's.
-    pub takes_pageable: bool,
+    /// From how many bytes on it is better to give it ordinary host memory as an end than to bring the bytes through pinned memory. Shorter copies of such memory
+    /// it makes as well. `None`: one end is pinned, or both are the device's. Of memory that it cannot take after all it reports `WouldBlock`, having copied
+    /// nothing, and the bytes are brought through pinned memory.
+    pub pageable_from: Option<usize>,
+}
+
+impl CopyAttributes {
+    /// Whether so many bytes are best copied out of ordinary host memory, or into it, by the engine alone.
+    #[must_use]
+    pub fn takes_pageable(&self, length: usize) -> bool {
+        self.pageable_from.is_some_and(|from| length >= from)
+    }
 }
 
 /// Copies so short that the processor makes them itself, sooner than a device is told of them.

@@ -97,7 +97,8 @@ struct Placed {
 /// One end of a copy.
 #[derive(Clone, Copy)]
 enum End {
-    Host(u64),
+    /// Whether it is pinned.
+    Host(u64, bool),
     Managed(u64),
     Device(u64, u16),
 }
@@ -159,14 +160,14 @@ impl<V: Vendor> Engine<V> {
         let from = self.end(&request.from, request.length)?;
         let to = self.end(&request.to, request.length)?;
         let (route, device, other) = match (from, to) {
-            (End::Host(_), End::Host(_)) => {
+            (End::Host(..), End::Host(..)) => {
                 let text = "a copy between two places in host memory";
                 return Err(refused(V::NAME, text));
             }
-            (End::Host(_), End::Device(_, device)) => (Route::ToDevice, device, None),
-            (End::Host(_), End::Managed(_)) => (Route::ToDevice, self.any(), None),
-            (End::Device(_, device), End::Host(_)) => (Route::ToHost, device, None),
-            (End::Managed(_), End::Host(_)) => (Route::ToHost, self.any(), None),
+            (End::Host(..), End::Device(_, device)) => (Route::ToDevice, device, None),
+            (End::Host(..), End::Managed(_)) => (Route::ToDevice, self.any(), None),
+            (End::Device(_, device), End::Host(..)) => (Route::ToHost, device, None),
+            (End::Managed(_), End::Host(..)) => (Route::ToHost, self.any(), None),
             // The source's device copies: writing to another is faster than reading from it.
             (End::Device(_, device), End::Device(_, other)) => (
                 Route::Across,
@@ -184,6 +185,9 @@ impl<V: Vendor> Engine<V> {
             length: request.length,
             other,
             unstaged: request.unstaged,
+            pageable: [from, to]
+                .iter()
+                .any(|end| matches!(end, End::Host(_, false))),
         };
         Ok(Placed {
             route,
@@ -196,10 +200,10 @@ impl<V: Vendor> Engine<V> {
     fn end(&self, end: &CopyEnd, length: usize) -> Result<End> {
         let end = match *end {
             CopyEnd::Host { address, pinned } => {
-                if !pinned && !V::ATTRIBUTES.takes_pageable {
+                if !pinned && V::ATTRIBUTES.pageable_from.is_none() {
                     return Err(refused(V::NAME, "a copy of host memory that is not pinned"));
                 }
-                End::Host(address.expose_provenance() as u64)
+                End::Host(address.expose_provenance() as u64, pinned)
             }
             CopyEnd::Device {
                 address,
@@ -207,7 +211,7 @@ impl<V: Vendor> Engine<V> {
             } => match self.vendor.owner(memory_type) {
                 Some(Owner::Device(device)) => End::Device(address, device),
                 Some(Owner::Any) => End::Managed(address),
-                Some(Owner::Host) => End::Host(address),
+                Some(Owner::Host) => End::Host(address, true),
                 None => {
                     let text = format!("a copy of {memory_type} memory");
                     return Err(refused(V::NAME, text));
@@ -572,6 +576,10 @@ impl<V: Vendor> CopyEngine for Engine<V> {
             return Err(SendError::Full);
         }
         self.flush_homes();
+        let held = |home: &V::Home| tokens.iter().any(|token| home.holds(*token));
+        if self.homes.iter().any(held) {
+            return Err(SendError::Full);
+        }
         for home in &mut self.homes {
             home.then(&stream, tokens).map_err(SendError::Failed)?;
         }
@@ -765,7 +773,7 @@ impl<M> Waiting<M> {
 
 impl End {
     fn at(self) -> u64 {
-        let (Self::Host(at) | Self::Managed(at) | Self::Device(at, _)) = self;
+        let (Self::Host(at, _) | Self::Managed(at) | Self::Device(at, _)) = self;
         at
     }
 }

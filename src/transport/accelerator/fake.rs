@@ -38,7 +38,7 @@ impl Vendor for Fake {
         max_copy: 1 << 20,
         max_in_flight: 4,
         fragment: 1 << 10,
-        takes_pageable: true,
+        pageable_from: Some(0),
     };
     type Home = FakeHome;
     type Mark = ();

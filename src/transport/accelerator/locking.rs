@@ -86,6 +86,11 @@ impl<R: Registrar, T> Locking<R, T> {
         self.waiting.is_empty()
     }
 
+    /// Whether one of those that wait is such a one.
+    pub(in crate::transport) fn any(&self, is: impl Fn(&T) -> bool) -> bool {
+        self.waiting.iter().any(|(copy, _)| is(copy))
+    }
+
     /// Whether [`Locking::take`] may have something.
     pub(in crate::transport) fn is_stirred(&self) -> bool {
         !self.waiting.is_empty() && self.stir.yes.load(SeqCst)

@@ -41,6 +41,8 @@ pub(in crate::transport) struct Queued {
     pub(in crate::transport) other: Option<u16>,
     /// It fails where it would be staged.
     pub(in crate::transport) unstaged: bool,
+    /// One end is host memory that is not pinned.
+    pub(in crate::transport) pageable: bool,
 }
 
 /// How a home can be waited for.
@@ -206,6 +208,12 @@ pub(in crate::transport) trait Home:
     /// # Errors
     /// What the driver said; then nothing is told.
     fn after(&mut self, mark: &Self::Mark, token: u64, reports: &mut Reports) -> Result<()>;
+
+    /// Whether a copy waits for something before its device has it.
+    fn holds(&self, token: u64) -> bool {
+        let _ = token;
+        false
+    }
 
     /// Makes a stream of the program's wait for what is under way here of these copies; see [`CopyEngine::then`](super::CopyEngine::then).
     ///

@@ -3,7 +3,7 @@
 //! | what the driver says of the address | type |
 //! |---|---|
 //! | nothing, or nobody has initialised it | not CUDA's |
-//! | host memory that is registered or allocated by it, all of the range | `HostPinned`; when only a part is, not CUDA's |
+//! | host memory that is registered or allocated by it, all of the range | `HostPinned`; when only a part is, or for copies of wharf's alone, not CUDA's |
 //! | managed, wherever it is now | `CudaManaged` |
 //! | of a device: allocated, mapped by the virtual memory calls, or of a pool | `Cuda` with the device's ordinal |
 //!
@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use super::{memory, shared::Shared};
+use super::{memory, pageable, shared::Shared};
 use crate::{
     driver::cuda::{Attribute, Cuda, CudaContext, DevicePtr, PointerInfo, PointerKind},
     error::{Error, ErrorKind, Operation, Result},
@@ -74,6 +74,9 @@ impl MemoryDomain for CudaDomain {
             return Ok(None);
         };
         let info = cuda.inspect(DevicePtr(range.start()))?;
+        if info.kind == PointerKind::HostPinned && pageable::holds(range) {
+            return Ok(None);
+        }
         let memory_type = match (info.kind, info.device) {
             (PointerKind::Unknown, _) => return Ok(None),
             (PointerKind::HostPinned, _) => MemoryType::HostPinned,

@@ -10,14 +10,19 @@ use std::{
 };
 
 use super::{
-    lane::{Lane, Signals},
+    lane::{Kept, Lane, Signals},
     order::Mark,
+    pageable::{Pinner, is_pinned},
+    shared::Shared,
     words::{Words, is_end},
 };
 use crate::{
     driver::cuda::{self, ContextGuard, CudaContext, Event, Stream},
     error::{Error, ErrorKind, Result},
-    transport::accelerator::{self, Asked, Bell, Queued, Reports, Route},
+    memory::{AddressRange, RegistrationCache},
+    transport::accelerator::{
+        self, Asked, Bell, Locking, Queued, Reports, Route, staging::forbidden,
+    },
 };
 
 /// Streams that copy.
@@ -45,10 +50,23 @@ pub(super) struct Home {
     words: Words,
     by_words: bool,
     context: CudaContext,
+    shared: Arc<Shared>,
+    /// Copies of ordinary memory; made for the first of them.
+    pageable: Option<Pageable>,
+    /// Those whose memory cannot be registered, to be reported.
+    refused: Vec<(Queued, Error)>,
     lost: Option<Error>,
     /// Whether it was given up with work in its streams.
     stuck: bool,
     bell: Arc<Bell>,
+}
+
+/// Copies that wait for their memory to be registered.
+#[derive(Debug)]
+struct Pageable {
+    locking: Locking<Pinner, (Route, Queued)>,
+    /// Keeps the cache.
+    _cache: Arc<RegistrationCache<Pinner>>,
 }
 
 impl Home {
@@ -56,7 +74,11 @@ impl Home {
     ///
     /// # Errors
     /// What the driver said.
-    pub(super) fn open(context: CudaContext, bell: &Arc<Bell>) -> Result<Self> {
+    pub(super) fn open(
+        shared: &Arc<Shared>,
+        context: CudaContext,
+        bell: &Arc<Bell>,
+    ) -> Result<Self> {
         let guard = context.enter()?;
         let mut words = Words::new()?;
         let pinned = words.pin(&guard);
@@ -82,6 +104,9 @@ impl Home {
             words,
             by_words,
             context,
+            shared: Arc::clone(shared),
+            pageable: None,
+            refused: Vec::new(),
             lost: None,
             stuck: false,
             bell: Arc::clone(bell),
@@ -96,7 +121,7 @@ impl Home {
     ) {
         let parts = Parts {
             lanes: &mut self.lanes,
-            signals: Shared {
+            signals: Lent {
                 words: &self.words,
                 by_words: &mut self.by_words,
                 bell: &self.bell,
@@ -115,12 +140,88 @@ impl Home {
     pub(super) fn lose(&mut self, error: Error, reports: &mut Reports) {
         let error = lost(&self.context, error);
         tracing::debug!(target: "wharf::cuda", "{error}");
-        for lane in &mut self.lanes {
-            for token in lane.abandon() {
-                reports.push_back((token, Err(error.duplicate())));
+        self.abandon(false, &error, reports);
+        self.lost = Some(error);
+    }
+
+    /// Reports everything. `goes_on`: the device may still touch what is in its streams.
+    fn abandon(&mut self, goes_on: bool, error: &Error, reports: &mut Reports) {
+        let lanes = self.lanes.iter_mut();
+        let mut tokens: Vec<u64> = lanes.flat_map(|lane| lane.abandon(goes_on)).collect();
+        if let Some(pageable) = &mut self.pageable {
+            let waiting = pageable.locking.clear().into_iter();
+            tokens.extend(waiting.map(|(_, copy)| copy.token));
+        }
+        tokens.extend(self.refused.drain(..).map(|(copy, _)| copy.token));
+        let ends = tokens.into_iter();
+        reports.extend(ends.map(|token| (token, Err(error.duplicate()))));
+    }
+
+    /// Gives a copy to its lane, with what keeps its memory registered.
+    fn queue(&mut self, route: Route, copy: Queued, kept: Kept) {
+        let lane = ROUTES.iter().position(|(known, _)| *known == route);
+        if let Some(lane) = lane.and_then(|index| self.lanes.get_mut(index)) {
+            lane.push(copy, kept);
+        }
+    }
+
+    /// Has the memory of a copy registered, if it is not.
+    ///
+    /// # Errors
+    /// There is no cache, or no such memory.
+    fn register(&mut self, route: Route, copy: Queued) -> Result<()> {
+        let host = match route {
+            Route::ToDevice => copy.from,
+            Route::ToHost | Route::Across => copy.to,
+        };
+        let range = AddressRange::new(host, copy.length as u64)?;
+        let pageable = match &mut self.pageable {
+            Some(pageable) => pageable,
+            None => {
+                let cache = self.shared.pageable(&self.context)?;
+                self.pageable.insert(Pageable {
+                    locking: Locking::new(&cache, &self.bell),
+                    _cache: cache,
+                })
+            }
+        };
+        match pageable.locking.find(range) {
+            Some(kept) => self.queue(route, copy, Some(kept)),
+            None if is_pinned(&self.context, range) => self.queue(route, copy, None),
+            None => pageable.locking.begin((route, copy), range, None),
+        }
+        Ok(())
+    }
+
+    /// Takes those whose memory is registered, or cannot be.
+    fn take_registered(&mut self, reports: &mut Reports) {
+        let over = self
+            .pageable
+            .as_mut()
+            .map(|pageable| pageable.locking.take());
+        for ((route, copy), result) in over.into_iter().flatten() {
+            match result {
+                Ok(kept) => self.queue(route, copy, Some(kept)),
+                Err(error) => self.refused.push((copy, error)),
             }
         }
-        self.lost = Some(error);
+        for (copy, error) in self.refused.drain(..) {
+            let error = match error.kind() {
+                ErrorKind::DeviceLost | ErrorKind::Closed | ErrorKind::Forked => error,
+                _ if copy.unstaged => forbidden(),
+                _ => {
+                    let text = "ordinary memory that the driver does not register";
+                    Error::new(ErrorKind::WouldBlock, text).with_source(error)
+                }
+            };
+            reports.push_back((copy.token, Err(error)));
+        }
+    }
+
+    /// Whether copies wait for their memory.
+    fn has_pageable(&self) -> bool {
+        let waiting = self.pageable.as_ref();
+        waiting.is_some_and(|pageable| !pageable.locking.is_empty()) || !self.refused.is_empty()
     }
 
     /// Waits until all streams are empty; whether they are.
@@ -155,21 +256,36 @@ impl accelerator::Home for Home {
     }
 
     fn is_idle(&self) -> bool {
-        self.lanes.iter().all(Lane::is_idle)
+        self.lanes.iter().all(Lane::is_idle) && !self.has_pageable()
     }
 
     fn has_copies(&self) -> bool {
-        !self.lanes[..ROUTES.len()].iter().all(Lane::is_idle)
+        !self.lanes[..ROUTES.len()].iter().all(Lane::is_idle) || self.has_pageable()
     }
 
     fn push(&mut self, route: Route, copy: Queued) {
-        let lane = ROUTES.iter().position(|(known, _)| *known == route);
-        if let Some(lane) = lane.and_then(|index| self.lanes.get_mut(index)) {
-            lane.push(copy);
+        if !copy.pageable {
+            return self.queue(route, copy, None);
+        }
+        if let Err(error) = self.register(route, copy) {
+            self.refused.push((copy, error));
         }
     }
 
+    fn holds(&self, token: u64) -> bool {
+        let waiting = self.pageable.as_ref();
+        waiting.is_some_and(|pageable| pageable.locking.any(|(_, copy)| copy.token == token))
+            || self.refused.iter().any(|(copy, _)| copy.token == token)
+    }
+
+    fn goes_on(&self) -> bool {
+        let waiting = self.pageable.as_ref();
+        waiting.is_some_and(|pageable| pageable.locking.is_stirred()) || !self.refused.is_empty()
+    }
+
     fn flush(&mut self, reports: &mut Reports) {
+        // The first look begins what has to be registered; it may be over at once.
+        self.take_registered(reports);
         if !self.lanes.iter().any(Lane::has_queued) {
             return;
         }
@@ -189,7 +305,7 @@ impl accelerator::Home for Home {
     }
 
     fn has_done(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.has_done(&self.words))
+        self.goes_on() || self.lanes.iter().any(|lane| lane.has_done(&self.words))
     }
 
     fn ask(&mut self, reports: &mut Reports) -> Asked {
@@ -233,11 +349,7 @@ impl accelerator::Home for Home {
     }
 
     fn give_up(&mut self, error: Error, reports: &mut Reports) {
-        for lane in &mut self.lanes {
-            for token in lane.abandon() {
-                reports.push_back((token, Err(error.duplicate())));
-            }
-        }
+        self.abandon(true, &error, reports);
         self.stuck = true;
     }
 
@@ -341,17 +453,17 @@ impl accelerator::Home for Home {
 /// What [`Home::within`] lends.
 struct Parts<'a> {
     lanes: &'a mut Vec<Lane>,
-    signals: Shared<'a>,
+    signals: Lent<'a>,
 }
 
 /// [`Signals`] for one lane after the other.
-struct Shared<'a> {
+struct Lent<'a> {
     words: &'a Words,
     by_words: &'a mut bool,
     bell: &'a Arc<Bell>,
 }
 
-impl Shared<'_> {
+impl Lent<'_> {
     fn again(&mut self) -> Signals<'_> {
         Signals {
             words: self.words,

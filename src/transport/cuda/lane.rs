@@ -6,18 +6,26 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use super::words::{Ring, Words, Written};
+use super::{
+    pageable::Pinner,
+    words::{Ring, Words, Written},
+};
 use crate::{
     driver::cuda::{ContextGuard, DevicePtr, Event, Route, Stream, Waiting},
     error::Result,
+    memory::Registration,
     transport::accelerator::{Asked, Bell, Queued, Reports},
 };
 
+/// What keeps ordinary memory registered that a copy has.
+pub(super) type Kept = Option<Registration<Pinner>>;
+
 /// A copy in the stream, or a place that the stream waits for, done when the word has come to `number`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Flying {
     token: u64,
     number: u64,
+    kept: Kept,
 }
 
 /// One stream.
@@ -29,7 +37,7 @@ pub(super) struct Lane {
     route: Route,
     /// Its word.
     index: usize,
-    queued: VecDeque<Queued>,
+    queued: VecDeque<(Queued, Kept)>,
     flying: VecDeque<Flying>,
     /// The last number whose writing is in the stream.
     number: u64,
@@ -91,8 +99,8 @@ impl Lane {
         !self.flying.is_empty()
     }
 
-    pub(super) fn push(&mut self, copy: Queued) {
-        self.queued.push_back(copy);
+    pub(super) fn push(&mut self, copy: Queued, kept: Kept) {
+        self.queued.push_back((copy, kept));
     }
 
     /// Hands over what is queued, with one signal behind it. What the driver refuses is reported; an error is the end of the context.
@@ -102,7 +110,8 @@ impl Lane {
         signals: Signals<'_>,
         reports: &mut Reports,
     ) -> Result<()> {
-        while let Some(copy) = self.queued.front().copied() {
+        while let Some((copy, _)) = self.queued.front() {
+            let token = copy.token;
             // SAFETY: whoever submitted it vouches for both ends.
             let enqueued = unsafe {
                 self.stream.copy_between(
@@ -113,21 +122,26 @@ impl Lane {
                     copy.length,
                 )
             };
-            match enqueued {
-                Ok(()) => self.fly(copy.token),
-                Err(error) if super::words::is_end(&error) => return Err(error),
-                Err(error) => reports.push_back((copy.token, Err(error))),
+            if let Err(error) = &enqueued
+                && super::words::is_end(error)
+            {
+                return enqueued;
             }
-            self.queued.pop_front();
+            let kept = self.queued.pop_front().and_then(|(_, kept)| kept);
+            match enqueued {
+                Ok(()) => self.fly(token, kept),
+                Err(error) => reports.push_back((token, Err(error))),
+            }
         }
         self.sign(guard, signals)
     }
 
     /// Notes that something with this token is in the stream.
-    fn fly(&mut self, token: u64) {
+    fn fly(&mut self, token: u64, kept: Kept) {
         self.flying.push_back(Flying {
             token,
             number: self.number + 1,
+            kept,
         });
         self.unsigned = true;
     }
@@ -141,7 +155,7 @@ impl Lane {
         token: u64,
     ) -> Result<()> {
         self.stream.wait(guard, event)?;
-        self.fly(token);
+        self.fly(token, None);
         self.sign(guard, signals)
     }
 
@@ -327,11 +341,16 @@ impl Lane {
         }
     }
 
-    /// Takes everything out: the tokens of what was under way.
-    pub(super) fn abandon(&mut self) -> impl Iterator<Item = u64> {
+    /// Takes everything out: the tokens of what was under way. `goes_on`: the device may still touch it, and what is registered stays so.
+    pub(super) fn abandon(&mut self, goes_on: bool) -> impl Iterator<Item = u64> {
         self.unsigned = false;
-        let queued = self.queued.drain(..).map(|copy| copy.token);
-        let flying = self.flying.drain(..).map(|copy| copy.token);
+        let queued = self.queued.drain(..).map(|(copy, _)| copy.token);
+        let flying = self.flying.drain(..).map(|copy| {
+            if goes_on {
+                std::mem::forget(copy.kept);
+            }
+            copy.token
+        });
         flying.chain(queued).collect::<Vec<_>>().into_iter()
     }
 }

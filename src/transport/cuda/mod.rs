@@ -12,6 +12,7 @@
 //! | `lane` | a stream with the copies in it |
 //! | `words` | how a device says that it has come to a place |
 //! | `order` | the program's own streams and events |
+//! | `pageable` | ordinary memory, registered for copies |
 //! | `gdr` | copies that the processor makes by itself, by GDRCopy |
 //! | `shared` | the driver and its contexts |
 //! | `ipc` | `cuda_ipc`: memory of other processes of the host |
@@ -38,6 +39,7 @@ mod ipc;
 mod lane;
 mod memory;
 mod order;
+mod pageable;
 mod shared;
 mod vendor;
 mod words;

@@ -2,14 +2,16 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, Weak, atomic::AtomicBool},
 };
 
 use parking_lot::Mutex;
 
+use super::pageable::Pinner;
 use crate::{
     driver::cuda::{Cuda, CudaContext, Device},
     error::Result,
+    memory::{MonitorKind, RegistrationCache, RegistrationCacheOptions, monitor},
     transport::accelerator::{Loader, Reaper, driver},
 };
 
@@ -22,6 +24,7 @@ pub(super) struct Shared {
     loader: Loader<Cuda>,
     /// Primary contexts, held from their first use on: making one anew takes long.
     contexts: Mutex<Vec<CudaContext>>,
+    pageable: Mutex<Weak<RegistrationCache<Pinner>>>,
     pub(super) reaper: Arc<Reaper>,
     /// Whether a device did not end its work in time: what it may still touch is never freed.
     pub(super) given_up: AtomicBool,
@@ -34,6 +37,7 @@ impl Shared {
         Self {
             loader: Loader::new(library),
             contexts: Mutex::default(),
+            pageable: Mutex::default(),
             reaper: Arc::default(),
             given_up: AtomicBool::new(false),
         }
@@ -83,6 +87,24 @@ impl Shared {
             contexts.push(context.clone());
         }
         Ok(context)
+    }
+
+    /// The cache of ordinary memory that is registered: one for all engines, as long as there are any.
+    ///
+    /// # Errors
+    /// As of [`RegistrationCache::new`].
+    pub(super) fn pageable(&self, context: &CudaContext) -> Result<Arc<RegistrationCache<Pinner>>> {
+        let mut pageable = self.pageable.lock();
+        if let Some(cache) = pageable.upgrade() {
+            return Ok(cache);
+        }
+        let cache = Arc::new(RegistrationCache::new(
+            Pinner::new(context),
+            monitor(MonitorKind::Auto)?,
+            RegistrationCacheOptions::new(),
+        )?);
+        *pageable = Arc::downgrade(&cache);
+        Ok(cache)
     }
 
     /// A device that somebody uses already, else the first: for memory that is no device's own.

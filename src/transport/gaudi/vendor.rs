@@ -23,7 +23,7 @@ const ATTRIBUTES: CopyAttributes = CopyAttributes {
     max_copy: 1 << 40,
     max_in_flight: 256,
     fragment: 1 << 20,
-    takes_pageable: true,
+    pageable_from: Some(0),
 };
 
 /// See the module.

@@ -27,7 +27,7 @@ const ATTRIBUTES: CopyAttributes = CopyAttributes {
     max_copy: 256 << 20,
     max_in_flight: 1024,
     fragment: 1 << 20,
-    takes_pageable: true,
+    pageable_from: Some(0),
 };
 
 /// See the module.

@@ -7,10 +7,9 @@
 //! | on devices of two accelerators | by both engines, through a fragment of each |
 //! | both host memory | by the processor |
 //!
-//! Ordinary memory is not registered with a driver behind the program's back, however often it is used. Registering takes about 0.1 s for a GiB, five
-//! to six times what a PCIe 5 link of 16 lanes takes for the bytes, and about what the processor takes to copy them once. Against that, memory that stays
-//! registered cannot be registered by the program itself, and after a `fork` an older kernel may give the program another page than the device has. Who
-//! uses a buffer again and wants one copy allocates it as `HostPinned`.
+//! From how many bytes on an engine takes ordinary memory it says itself (`CopyAttributes::pageable_from`): it registers such memory, keeps it registered
+//! where memory events tell when it goes away, and finds it registered the next time. What it cannot register comes back (`WouldBlock`) and goes through
+//! fragments: what the program has registered in part, what may not be written, what shares a page with memory that is registered for somebody else.
 
 use crate::memory::{Buffer, BufferMut};
 
@@ -20,6 +19,9 @@ pub(in crate::worker) const STEP: usize = 256 << 10;
 pub(in crate::worker) const HOST: usize = usize::MAX;
 /// Bytes that an engine is asked for at a time.
 pub(in crate::worker) const DIRECT: usize = 64 << 20;
+
+/// At least what the system has for a page, and what registrations are rounded to.
+pub(in crate::worker) const PAGE: usize = 4096;
 
 /// A copy of the user's.
 pub(crate) struct LocalCopy {

@@ -73,10 +73,14 @@ pub(in crate::worker) struct Pipe {
     pub(in crate::worker) next: usize,
     /// Bytes of parts that are over.
     pub(in crate::worker) done: usize,
+    /// Parts that an engine did not take, to be begun in another way: where, and bytes.
+    pub(in crate::worker) again: Vec<(usize, usize)>,
     pub(in crate::worker) parts: VecDeque<Part>,
     pub(in crate::worker) id: u32,
     /// For an engine, or a fragment.
     pub(in crate::worker) waits: bool,
+    /// The engine has not taken ordinary memory of this transfer.
+    pub(in crate::worker) refused: bool,
     pub(in crate::worker) route: Route,
 }
 
@@ -89,6 +93,8 @@ pub(in crate::worker) struct Part {
     pub(in crate::worker) onward: Option<(usize, Fragment)>,
     /// Copies of it that are not reported.
     pub(in crate::worker) copies: u32,
+    /// The engine did not take a copy of it: [`CopyAttributes::pageable_from`](crate::transport::CopyAttributes::pageable_from).
+    pub(in crate::worker) refused: bool,
     pub(in crate::worker) stage: Stage,
 }
 
@@ -113,9 +119,11 @@ impl Pipe {
             total,
             next: 0,
             done: 0,
+            again: Vec::new(),
             parts: VecDeque::new(),
             id: 0,
             waits: false,
+            refused: false,
             route: Route::Staged,
         }
     }
@@ -142,6 +150,12 @@ impl Pipe {
         ended.is_some()
     }
 
+    /// Where the next part is, and how many bytes it may have.
+    pub(in crate::worker) fn ahead(&self) -> (usize, usize) {
+        let again = self.again.last().copied();
+        again.unwrap_or((self.next, self.total - self.next))
+    }
+
     /// Begins the next part.
     pub(in crate::worker) fn begin(
         &mut self,
@@ -150,16 +164,26 @@ impl Pipe {
         stage: Stage,
     ) -> u32 {
         self.id = self.id.wrapping_add(1).max(PLACE + 1);
+        let (position, _) = self.ahead();
+        match self.again.last_mut() {
+            Some((start, left)) => {
+                (*start, *left) = (*start + length, left.saturating_sub(length));
+                if *left == 0 {
+                    self.again.pop();
+                }
+            }
+            None => self.next += length,
+        }
         self.parts.push_back(Part {
             id: self.id,
-            position: self.next,
+            position,
             length,
             fragment,
             onward: None,
             copies: 0,
+            refused: false,
             stage,
         });
-        self.next += length;
         self.id
     }
 
@@ -176,9 +200,23 @@ impl Pipe {
         }
     }
 
+    /// A part that an engine did not take is to be begun in another way.
+    pub(in crate::worker) fn take_back(&mut self, id: u32) {
+        if let Some(index) = self.parts.iter().position(|part| part.id == id)
+            && let Some(part) = self.parts.remove(index)
+        {
+            self.again.push((part.position, part.length));
+        }
+    }
+
+    /// Whether all parts have begun.
+    pub(in crate::worker) fn has_begun(&self) -> bool {
+        self.next == self.total && self.again.is_empty()
+    }
+
     /// Whether another part may begin.
     pub(in crate::worker) fn has_room(&self) -> bool {
-        self.next < self.total && self.parts.len() < DEPTH
+        !self.has_begun() && self.parts.len() < DEPTH
     }
 
     pub(in crate::worker) fn is_done(&self) -> bool {

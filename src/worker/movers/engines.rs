@@ -296,7 +296,14 @@ impl Movers {
             return;
         }
         match result {
-            Ok(()) => self.part_copied(held.op, held.part),
+            Ok(()) => self.part_copied(held.op, held.part, true),
+            Err(error)
+                if error.kind() == ErrorKind::WouldBlock
+                    && self.ctx.is_pageable(held.op, held.part) =>
+            {
+                tracing::debug!(target: "wharf::worker", "host memory is staged: {error}");
+                self.part_copied(held.op, held.part, false);
+            }
             Err(error) => self.ctx.staging_failed(held.op, error),
         }
     }

@@ -16,7 +16,7 @@ use crate::{
     util::copy::copy,
     worker::{
         device::{
-            local::{DIRECT, HOST, LocalCopy, STEP},
+            local::{DIRECT, HOST, LocalCopy, PAGE, STEP},
             order::Order,
             pipe::{Kind, Part, Pipe, Stage, end},
             pool::Side,
@@ -35,8 +35,8 @@ struct Local {
     from: CopyEnd,
     to: CopyEnd,
     length: usize,
-    /// The engine takes ordinary memory.
-    pageable: bool,
+    /// The engine takes ordinary memory of this length, so many bytes at a time.
+    pageable: Option<usize>,
 }
 
 impl Movers {
@@ -108,8 +108,8 @@ impl Movers {
     /// What is to be copied next, from one run to one run.
     fn next_local(&mut self, key: OpKey) -> Option<Local> {
         let pipe = self.ctx.pipe(key)?;
-        let (slot, next, left) = (pipe.slot, pipe.next, pipe.total - pipe.next);
-        let several = !pipe.others.is_empty();
+        let (slot, (next, left)) = (pipe.slot, pipe.ahead());
+        let (several, refused) = (!pipe.others.is_empty(), pipe.refused);
         let from = self.ctx.source_run(key, next)?;
         let to = self.ctx.target_run(key, next)?;
         let (slot, onward) = match several {
@@ -122,8 +122,9 @@ impl Movers {
             },
             false => (slot, slot),
         };
-        let open = self.devices.open(slot);
-        let pageable = open.is_some_and(|open| open.attributes.takes_pageable);
+        let length = from.length.min(to.length).min(left);
+        let open = self.devices.open(slot).map(|open| open.attributes);
+        let pageable = open.is_some_and(|open| open.takes_pageable(length)) && !refused;
         let place = |at: Location, slot: usize| match at {
             Location::Device { .. } => End::Device(slot),
             Location::Host { pinned, .. } => End::Host {
@@ -138,8 +139,8 @@ impl Movers {
             onward,
             from: end(from.at, pinned(out)),
             to: end(to.at, pinned(into)),
-            length: from.length.min(to.length).min(left),
-            pageable,
+            length,
+            pageable: pageable.then_some(open.map_or(usize::MAX, |open| open.max_copy)),
         })
     }
 
@@ -165,11 +166,12 @@ impl Movers {
 
     /// An engine copies a part by itself.
     fn begin_engine(&mut self, key: OpKey, step: &Local) -> bool {
-        // All of it in the device's hands: then its stream can wait for it. And an engine that takes ordinary memory prepares all
-        // of it at once.
-        let length = match self.ctx.has_then(key) || step.pageable {
-            true => step.length,
-            false => step.length.min(DIRECT),
+        // All of it in the device's hands: then its stream can wait for it. And an engine that takes ordinary memory prepares as much
+        // as it copies at once.
+        let length = match (self.ctx.has_then(key), step.pageable) {
+            (true, _) => step.length,
+            (false, Some(most)) => whole_pages(step, most),
+            (false, None) => step.length.min(DIRECT),
         };
         let Some(pipe) = self.ctx.pipe(key) else {
             return false;
@@ -287,5 +289,19 @@ impl Movers {
             }
         }
         self.part_over(key, id);
+    }
+}
+
+/// How much of a step may be prepared at once, so that what follows begins with a page of its own: no page is registered twice.
+fn whole_pages(step: &Local, most: usize) -> usize {
+    let ((CopyEnd::Host { address, .. }, _) | (_, CopyEnd::Host { address, .. })) =
+        (step.from, step.to)
+    else {
+        return step.length;
+    };
+    let rest = (address.addr() + most) % PAGE;
+    match step.length > most && most > rest {
+        true => most - rest,
+        false => step.length,
     }
 }

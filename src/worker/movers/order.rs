@@ -105,7 +105,7 @@ impl Movers {
         let Some(pipe) = self.ctx.pipe(key) else {
             return true;
         };
-        let begun = pipe.next == pipe.total;
+        let begun = pipe.has_begun();
         // What is in the last stage is nobody's but its engine's.
         if !begun || pipe.parts.iter().any(|part| part.stage != Stage::Storing) {
             return false;

@@ -36,6 +36,14 @@ impl Ctx {
             .pipe()
     }
 
+    /// Whether a part is between two places of this process's, with no stop.
+    pub(in crate::worker) fn is_pageable(&mut self, key: OpKey, id: u32) -> bool {
+        self.pipe(key).is_some_and(|pipe| {
+            matches!(pipe.kind, Kind::Local)
+                && pipe.part(id).is_some_and(|part| part.fragment.is_none())
+        })
+    }
+
     pub(in crate::worker) fn waits(&mut self, key: OpKey, waits: bool) {
         if let Some(pipe) = self.pipe(key) {
             pipe.waits = waits;
@@ -226,16 +234,24 @@ impl Movers {
     }
 
     /// An engine has done one of the copies of a part.
-    pub(in crate::worker) fn part_copied(&mut self, key: OpKey, id: u32) {
+    /// A copy of a part is over. `taken`: made; else the engine did not take its memory.
+    pub(in crate::worker) fn part_copied(&mut self, key: OpKey, id: u32, taken: bool) {
         let Some(pipe) = self.ctx.pipe(key) else {
             return;
         };
         let kind = pipe.kind;
         let Some(part) = pipe.part(id) else { return };
         part.copies = part.copies.saturating_sub(1);
-        if part.copies == 0 {
-            self.part_moved(key, id, kind);
+        part.refused |= !taken;
+        if part.copies > 0 {
+            return;
         }
+        if part.refused {
+            pipe.refused = true;
+            pipe.take_back(id);
+            return self.step_local(key);
+        }
+        self.part_moved(key, id, kind);
     }
 
     /// All copies of a part are done.

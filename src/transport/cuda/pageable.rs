@@ -1,0 +1,133 @@
+//! Ordinary host memory, registered with the driver through the registration cache.
+//!
+//! The driver registers no page twice, and tells of a registration by its address alone, also when other memory is mapped there by now. So all that is registered
+//! here is noted in one table of the process: whoever wants a page of it waits until the older registration is undone, for a while, and has its bytes brought
+//! another way if it is not. What the program itself has registered, all of it, is used as it is.
+//!
+//! # Safety
+//! The cache hears when memory is unmapped, and gives such a registration to nobody; what a device does through it meets pages that are kept.
+#![allow(unsafe_code)]
+
+use std::{
+    collections::BTreeMap,
+    ptr::NonNull,
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{shared::NAME, words::is_end};
+use crate::{
+    driver::cuda::{CudaContext, DevicePtr, HostRegistration, PointerKind},
+    error::{Error, ErrorKind, Result},
+    memory::{AddressRange, Registrar, RegistrarAttributes},
+    types::Access,
+};
+
+/// For how long one waits for an older registration to be undone. That takes some 50 µs, and 20 ms for a GiB.
+const WAIT: Duration = Duration::from_millis(25);
+
+/// What is registered here, by all engines of the process: where, and up to where.
+static TABLE: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+static UNDONE: Condvar = Condvar::new();
+
+fn overlaps(table: &BTreeMap<u64, u64>, range: AddressRange) -> bool {
+    let before = table.range(..range.end()).next_back();
+    before.is_some_and(|(_, end)| *end > range.start())
+}
+
+/// Whether some of this memory is registered for the length of its use alone: it is nobody's pinned memory.
+pub(super) fn holds(range: AddressRange) -> bool {
+    overlaps(&TABLE.lock(), range)
+}
+
+/// Whether the program has registered all of it. About 1 µs.
+pub(super) fn is_pinned(context: &CudaContext, range: AddressRange) -> bool {
+    let Ok(info) = context.cuda().inspect(DevicePtr(range.start())) else {
+        return false;
+    };
+    let whole = info
+        .range
+        .and_then(|(start, length)| AddressRange::new(start.0, length).ok());
+    info.kind == PointerKind::HostPinned
+        && whole.is_some_and(|whole| whole.contains(range))
+        && !holds(range)
+}
+
+/// Registers host memory for all devices.
+#[derive(Debug)]
+pub(super) struct Pinner(CudaContext);
+
+impl Pinner {
+    /// By a context, for all of them.
+    pub(super) fn new(context: &CudaContext) -> Self {
+        Self(context.clone())
+    }
+
+    /// # Errors
+    /// What the driver said; `Exhausted`: a page of it is registered by the program.
+    fn pin(&self, range: AddressRange) -> Result<HostRegistration> {
+        let none = || Error::new(ErrorKind::InvalidArgument, format!("no memory at {range}"));
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(range.start() as usize);
+        let start = NonNull::new(start).ok_or_else(none)?;
+        let length = usize::try_from(range.len()).map_err(|_| none())?;
+        let guard = self.0.enter()?;
+        // SAFETY: whoever has it registered has it mapped now, and the cache hears when it no more is.
+        let made = unsafe { guard.register_host(start, length, true) }?;
+        match made.is_owned() {
+            true => Ok(made),
+            false => Err(taken(range)),
+        }
+    }
+}
+
+impl Registrar for Pinner {
+    type Handle = HostRegistration;
+
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    /// Never in the thread that asks, which is a runtime's: every page is touched.
+    fn attributes(&self) -> RegistrarAttributes {
+        RegistrarAttributes::default().inline_max(0)
+    }
+
+    fn register(&self, range: AddressRange, _: Access) -> Result<HostRegistration> {
+        let deadline = Instant::now() + WAIT;
+        let mut table = TABLE.lock();
+        while overlaps(&table, range) {
+            if UNDONE.wait_until(&mut table, deadline).timed_out() && overlaps(&table, range) {
+                return Err(taken(range));
+            }
+        }
+        table.insert(range.start(), range.end());
+        drop(table);
+        let made = self.pin(range);
+        if made.is_err() {
+            forget(range);
+        }
+        made
+    }
+
+    fn deregister(&self, registration: HostRegistration, range: AddressRange) -> Result<()> {
+        match registration.unregister() {
+            // The driver has it still: nobody else is to meet it.
+            Err(error) if !is_end(&error) => return Err(error),
+            // A context that is gone has no registrations.
+            Err(_) | Ok(()) => forget(range),
+        }
+        Ok(())
+    }
+}
+
+fn forget(range: AddressRange) {
+    TABLE.lock().remove(&range.start());
+    UNDONE.notify_all();
+}
+
+#[cold]
+fn taken(range: AddressRange) -> Error {
+    let text = format!("a page at {range} is registered for other memory");
+    Error::new(ErrorKind::Exhausted, text)
+}
