@@ -29,7 +29,7 @@ async fn main() -> Outcome<()> {
 pub(crate) async fn run(transport: &str) -> Outcome<()> {
     let context = Context::builder().transports(transport)?.build()?;
     let (here, there) = (Worker::new(&context)?, Worker::new(&context)?);
-    let mut listener = there.listen("127.0.0.1:0").await?;
+    let listener = there.listen("127.0.0.1:0").await?;
     let address = listener.local_addr();
     let (to_there, to_here) = tokio::try_join!(here.connect(address), async {
         listener.accept().await?.await

@@ -71,7 +71,7 @@ async fn main() -> Result<(), Failure> {
 pub(crate) async fn run(transport: &str) -> Result<(), Failure> {
     let context = Context::builder().transports(transport)?.build()?;
     let (here, there) = (Worker::new(&context)?, Worker::new(&context)?);
-    let mut listener = there.listen("127.0.0.1:0").await?;
+    let listener = there.listen("127.0.0.1:0").await?;
     let address = listener.local_addr();
     let (client, server) = tokio::join!(here.connect(address), async {
         listener.accept().await?.accept().await

@@ -78,7 +78,7 @@ pub(crate) async fn serve(
     // The worker joins the runtime that is there. It needs no thread, and nothing happens while nothing is asked.
     let context = Context::builder().transports(transport)?.build()?;
     let worker = Worker::new(&context)?;
-    let mut listener = worker.listen("127.0.0.1:0").await?;
+    let listener = worker.listen("127.0.0.1:0").await?;
     let store = start_store(listener.local_addr().to_string());
     let serving = async {
         let endpoint = listener.accept().await?.await?;

@@ -63,7 +63,7 @@ pub(crate) async fn run(transport: &str) -> Outcome<String> {
 // --- The server.
 
 /// Serves whoever connects, until it is dropped.
-pub(crate) async fn serve(mut listener: Listener) -> Outcome<()> {
+pub(crate) async fn serve(listener: Listener) -> Outcome<()> {
     let mut clients = JoinSet::new();
     loop {
         let endpoint = listener.accept().await?.await?;

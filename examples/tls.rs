@@ -16,7 +16,7 @@ use certificates::Authority;
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Both ends of a connection.
-async fn connect(here: &Worker, listener: &mut Listener) -> Result<[Endpoint; 2], Failure> {
+async fn connect(here: &Worker, listener: &Listener) -> Result<[Endpoint; 2], Failure> {
     let name = format!("localhost:{}", listener.local_addr().port());
     let accepting = async {
         let incoming = listener.accept().await?;
@@ -39,12 +39,12 @@ async fn exchange() -> Result<(), Failure> {
         .tls(tls.clone())
         .build()?;
     let (here, there) = (Worker::new(&context)?, Worker::new(&context)?);
-    let mut listener = there.listen("127.0.0.1:0").await?;
+    let listener = there.listen("127.0.0.1:0").await?;
 
-    let first = connect(&here, &mut listener).await?;
+    let first = connect(&here, &listener).await?;
     let renewed = authority.issue(&["localhost"]);
     tls.replace_server(authority.server(&renewed, true));
-    let second = connect(&here, &mut listener).await?;
+    let second = connect(&here, &listener).await?;
     for ([endpoint, _], chain) in [(&first, &shown.chain), (&second, &renewed.chain)] {
         let seen = endpoint.peer_certificates().ok_or("no certificate")?;
         assert_eq!(seen[..], chain[..]);

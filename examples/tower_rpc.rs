@@ -162,7 +162,7 @@ pub(crate) async fn run(transport: &str) -> Result<(), Failure> {
     let (here, there) = (Worker::new(&context)?, Worker::new(&context)?);
     // Before anybody connects: what comes earlier is refused.
     let calls = there.active_messages(CALL).capacity(WAITING).open()?;
-    let mut listener = there.listen("127.0.0.1:0").await?;
+    let listener = there.listen("127.0.0.1:0").await?;
     let (endpoint, accepted) = tokio::join!(here.connect(listener.local_addr()), async {
         listener.accept().await?.accept().await
     });

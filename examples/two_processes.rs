@@ -74,7 +74,7 @@ pub(crate) async fn first(
     for transport in ["shm", "tcp"] {
         let context = Context::builder().transports(transport)?.build()?;
         let worker = Worker::new(&context)?;
-        let mut listener = worker.listen("127.0.0.1:0").await?;
+        let listener = worker.listen("127.0.0.1:0").await?;
         let mut child = start_second(command(transport, &listener.local_addr().to_string())?)?;
         let line = child.stdin.take(); // Or waiting for the child would close it.
         let endpoint = tokio::select! {

@@ -1,6 +1,6 @@
 //! What can go wrong, as one type that says what failed, doing what, with whom, over what, and whether to try again.
 
-use std::{borrow::Cow, error::Error as StdError, fmt, io};
+use std::{borrow::Cow, error::Error as StdError, fmt, io, sync::Arc};
 
 /// The crate's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -135,9 +135,11 @@ impl fmt::Display for Operation {
     }
 }
 
-/// An error with all that is known about it. One pointer wide.
+/// An error with all that is known about it. One pointer wide. A clone says the same: of a failure that ends many operations each has one.
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     message: Cow<'static, str>,
@@ -145,7 +147,7 @@ struct Inner {
     peer: Option<String>,
     transport: Option<&'static str>,
     bytes_moved: u64,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
 impl Error {
@@ -193,7 +195,7 @@ impl Error {
     /// Adds the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
+        self.0.source = Some(source.into().into());
         self
     }
 
@@ -268,25 +270,6 @@ impl Error {
             ErrorKind::ConnectionReset | ErrorKind::PeerDied | ErrorKind::Protocol
         )
     }
-
-    /// The same error for another operation that it ended as well. The cause is kept as text.
-    #[must_use]
-    pub fn duplicate(&self) -> Self {
-        let inner = &*self.0;
-        let message = match &inner.source {
-            Some(source) => Cow::Owned(format!("{}: {source}", inner.message)),
-            None => inner.message.clone(),
-        };
-        Self(Box::new(Inner {
-            kind: inner.kind,
-            message,
-            operation: inner.operation,
-            peer: inner.peer.clone(),
-            transport: inner.transport,
-            bytes_moved: inner.bytes_moved,
-            source: None,
-        }))
-    }
 }
 
 impl fmt::Display for Error {
@@ -326,6 +309,16 @@ impl StdError for Error {
             .source
             .as_deref()
             .map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+impl From<io::Error> for Error {
+    /// What the system said; an [`Error`] that was made one of the system's comes back as it was.
+    fn from(error: io::Error) -> Self {
+        match error.downcast::<Self>() {
+            Ok(error) => error,
+            Err(error) => Self::io(error.to_string(), error),
+        }
     }
 }
 

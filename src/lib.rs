@@ -8,7 +8,7 @@
 //! // Two workers of this process; two processes, or two hosts, look the same.
 //! let context = Context::builder().transports("shm,cma,tcp")?.build()?;
 //! let (here, there) = (Worker::new(&context)?, Worker::new(&context)?);
-//! let mut listener = there.listen("127.0.0.1:0").await?;
+//! let listener = there.listen("127.0.0.1:0").await?;
 //! let address = listener.local_addr();
 //! let (to_there, to_here) = tokio::join!(here.connect(address), async { listener.accept().await?.accept().await });
 //! let (to_there, _to_here) = (to_there?, to_here?);
@@ -162,7 +162,7 @@ pub use endpoint::{
     ByteWriter, BytesInPlace, ChunksInPlace, Closed, Completion, CopyBuffer, Counter, Destination,
     Endpoint, Fence, Fetched, Flush, FlushAll, Get, Matched, MessageInfo, Op, OpenStream, Put,
     Queued, Reached, ReadChunk, Ready, Received, RemoteLayout, RemoteRegion, ReuniteError,
-    TagMatched, TagRecv, TagSend, Wait, Worker, WriteBuffer,
+    SocketAddresses, TagMatched, TagRecv, TagSend, Wait, Worker, WriteBuffer,
 };
 pub use error::{Error, ErrorKind, OpError, Operation, Result};
 pub use listener::{Incoming, Listener};

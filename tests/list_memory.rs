@@ -54,7 +54,7 @@ async fn pair(transport: &str) -> (Worker, Worker, [Endpoint; 2]) {
     let context = builder.build().expect("a context");
     let here = Worker::new(&context).expect("a worker");
     let there = Worker::new(&context).expect("a worker");
-    let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+    let listener = there.listen("127.0.0.1:0").await.expect("a listener");
     let address = listener.local_addr();
     let (endpoint, accepted) = tokio::join!(here.connect(address), async {
         listener.accept().await?.accept().await

@@ -107,7 +107,7 @@ fn meet<F: Future<Output = Outcome<()>>>(
     runtime()?.block_on(async {
         let context = Context::builder().transports(transports)?.build()?;
         let worker = Worker::new(&context)?;
-        let mut listener = worker.listen("127.0.0.1:0").await?;
+        let listener = worker.listen("127.0.0.1:0").await?;
         let mut other = std::pin::pin!(begin(&listener.local_addr().to_string())?);
         let endpoint = tokio::select! {
             incoming = listener.accept() => incoming?.accept().await?,

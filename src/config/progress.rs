@@ -1,11 +1,12 @@
 //! How a worker waits.
 
-use std::time::Duration;
+use std::{fmt, str::FromStr, time::Duration};
 
 use super::{
     nearest::did_you_mean,
     value::{self, Text},
 };
+use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// How a worker waits for what has not arrived yet.
 ///
@@ -50,7 +51,7 @@ pub enum Progress {
 
 impl Progress {
     /// Parses `adaptive`, `spin:TIME`, `busy`, `event` or `thread`.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> std::result::Result<Self, String> {
         let known = ["adaptive", "spin:TIME", "busy", "event", "thread"];
         match text.trim().to_ascii_lowercase().as_str() {
             "adaptive" => Ok(Self::Adaptive),
@@ -72,15 +73,35 @@ impl Progress {
     }
 }
 
+/// As in `WHARF_PROGRESS`.
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Adaptive => f.pad("adaptive"),
+            Self::Spin(time) => f.pad(&format!("spin:{time:?}")),
+            Self::Busy => f.pad("busy"),
+            Self::EventDriven => f.pad("event"),
+            Self::Thread => f.pad("thread"),
+        }
+    }
+}
+
+impl FromStr for Progress {
+    type Err = Error;
+
+    /// `adaptive`, `spin:TIME` with the unit of the time, `busy`, `event` or `thread`.
+    ///
+    /// # Errors
+    /// `Configuration`.
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = |why| Error::new(ErrorKind::Configuration, why).during(Operation::Configure);
+        Self::parse(text).map_err(wrong)
+    }
+}
+
 impl Text for Progress {
     fn text(&self) -> String {
-        match self {
-            Self::Adaptive => "adaptive".to_owned(),
-            Self::Spin(time) => format!("spin:{time:?}"),
-            Self::Busy => "busy".to_owned(),
-            Self::EventDriven => "event".to_owned(),
-            Self::Thread => "thread".to_owned(),
-        }
+        self.to_string()
     }
 }
 

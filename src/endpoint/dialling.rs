@@ -38,7 +38,7 @@ fn an_address_that_swallows_what_is_sent_leaves_time_for_the_next() {
         let workers = [(); 2].map(|()| Worker::new(&context).expect("a worker"));
         // The system makes connections for them, and nobody says hello.
         let silent = [(); 4].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
-        let mut listener = workers[1].listen("127.0.0.1:0").await.expect("listens");
+        let listener = workers[1].listen("127.0.0.1:0").await.expect("listens");
         let bound = |silent: &TcpListener| silent.local_addr().expect("bound");
         let mut sockets: Vec<_> = silent.iter().map(bound).collect();
         sockets.push(listener.local_addr());

@@ -3,6 +3,8 @@
 use std::{
     fmt,
     future::Future,
+    hash::{Hash, Hasher},
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -10,6 +12,7 @@ use std::{
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
+    transport::channel::{Origin, PeerCredentials},
     types::{EndpointId, Identity, LinkId, MemoryType, WorkerId},
     worker::{Explanation, Handle, engine::Engine, peer::Peer, shared::Shared},
 };
@@ -30,6 +33,21 @@ struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.handle.shared.release_endpoint(self.link, self.id);
+    }
+}
+
+/// Clones of one endpoint are the same.
+impl PartialEq for Endpoint {
+    fn eq(&self, other: &Self) -> bool {
+        self.is_same(other)
+    }
+}
+
+impl Eq for Endpoint {}
+
+impl Hash for Endpoint {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        Arc::as_ptr(&self.inner).hash(state);
     }
 }
 
@@ -90,6 +108,27 @@ impl Endpoint {
     #[must_use]
     pub fn peer(&self) -> Option<WorkerId> {
         self.ask(|peer| peer.worker)
+    }
+
+    /// The address that the peer was connected by, or connected from, over TCP or by an RDMA address; messages may go another way. `None`: it is on this host and
+    /// was met there, or the connection has ended.
+    #[must_use]
+    #[doc(alias = "UCP_EP_ATTR_FIELD_REMOTE_SOCKADDR")]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        match self.ask(|peer| peer.info.origin)? {
+            Origin::Socket(address) => Some(address),
+            Origin::Process(_) | Origin::Unknown => None,
+        }
+    }
+
+    /// The peer's process, user and group, as the kernel recorded them when the connection was made over the Unix socket of this host. `None`: it was made
+    /// another way, or has ended.
+    #[must_use]
+    pub fn peer_credentials(&self) -> Option<PeerCredentials> {
+        match self.ask(|peer| peer.info.origin)? {
+            Origin::Process(process) => Some(process),
+            Origin::Socket(_) | Origin::Unknown => None,
+        }
     }
 
     /// The transports in use, the one that carries messages first.

@@ -28,6 +28,7 @@ mod attempt;
 #[cfg(test)]
 mod by_devices;
 mod copy;
+mod destination;
 #[cfg(test)]
 mod dialling;
 mod fence;
@@ -48,6 +49,8 @@ mod worker;
 pub use am::{AmSend, AmSink};
 pub use atomic::Atomic;
 pub use copy::{CopyBuffer, Queued, Reached};
+pub(crate) use destination::lookup;
+pub use destination::{Destination, SocketAddresses};
 pub use fence::{Fence, Flush, FlushAll};
 pub use handle::{Closed, Endpoint, Ready};
 pub use in_place::{AmArrival, BytesInPlace, ChunksInPlace};
@@ -64,5 +67,4 @@ pub use stream::{
     WriteBuffer,
 };
 pub use tag::{Matched, MessageInfo, Received, TagMatched, TagRecv, TagSend};
-pub(crate) use worker::lookup;
-pub use worker::{Arm, Destination, Worker};
+pub use worker::{Arm, Worker};

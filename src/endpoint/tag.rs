@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
+
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::{Buffer, BufferMut, ReceiveBuffer, SendBuffer},
@@ -46,6 +48,29 @@ pub struct Received<B> {
     pub tag: Tag,
     /// Who sent it: [`Worker::endpoint`] turns it into an endpoint to answer on.
     pub from: EndpointId,
+}
+
+impl<B: AsRef<[u8]>> Received<B> {
+    /// The message. Of memory that the host does not reach ([`Buffer`], [`BufferMut`]) see there.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer.as_ref()[..self.len]
+    }
+}
+
+impl<B: AsRef<[u8]>> AsRef<[u8]> for Received<B> {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
+impl<B: Into<Bytes>> From<Received<B>> for Bytes {
+    /// The message, without a copy.
+    fn from(received: Received<B>) -> Self {
+        let mut bytes = received.buffer.into();
+        bytes.truncate(received.len);
+        bytes
+    }
 }
 
 impl<B: ReceiveBuffer + Unpin> sealed::Sealed for Received<B> {}

@@ -2,7 +2,6 @@
 
 use std::{
     fmt,
-    net::SocketAddr,
     os::fd::{AsFd, BorrowedFd},
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -17,7 +16,10 @@ use crate::{
     worker::{Handle, WorkerMetrics, connect, engine::Engine, peer::Status, shared::Shared},
 };
 
-use super::handle::Endpoint;
+use super::{
+    destination::{Destination, SocketAddresses},
+    handle::Endpoint,
+};
 
 /// A progress engine with its connections. A cheap clone; several may live in one process, on any Tokio runtime.
 ///
@@ -46,87 +48,6 @@ use super::handle::Endpoint;
 #[doc(alias("ucp_worker_params_t", "ucp_worker_attr_t"))]
 pub struct Worker {
     handle: Arc<Handle>,
-}
-
-/// Where [`Worker::connect`] leads: a worker's address, or socket addresses.
-pub trait Destination: sealed::Sealed {}
-
-mod sealed {
-    use crate::{error::Result, worker::connect};
-    use std::future::Future;
-
-    pub trait Sealed {
-        fn resolve(self) -> impl Future<Output = Result<connect::Destination>> + Send;
-    }
-}
-
-impl sealed::Sealed for &WorkerAddress {
-    async fn resolve(self) -> Result<connect::Destination> {
-        Ok(connect::Destination::Worker(self.clone()))
-    }
-}
-impl Destination for &WorkerAddress {}
-
-impl sealed::Sealed for WorkerAddress {
-    async fn resolve(self) -> Result<connect::Destination> {
-        Ok(connect::Destination::Worker(self))
-    }
-}
-impl Destination for WorkerAddress {}
-
-impl sealed::Sealed for SocketAddr {
-    async fn resolve(self) -> Result<connect::Destination> {
-        Ok(connect::Destination::Sockets(vec![self], None))
-    }
-}
-impl Destination for SocketAddr {}
-
-impl sealed::Sealed for &str {
-    async fn resolve(self) -> Result<connect::Destination> {
-        named(self).await
-    }
-}
-impl Destination for &str {}
-
-impl sealed::Sealed for String {
-    async fn resolve(self) -> Result<connect::Destination> {
-        named(&self).await
-    }
-}
-impl Destination for String {}
-
-/// The addresses of a host by its name, which a certificate of its has to have where there is TLS.
-async fn named(name: &str) -> Result<connect::Destination> {
-    let sockets = lookup(name, Operation::Connect).await?;
-    let host = name.rsplit_once(':').map_or(name, |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    Ok(connect::Destination::Sockets(
-        sockets,
-        Some(host.to_owned()),
-    ))
-}
-
-pub(crate) async fn lookup(name: &str, operation: Operation) -> Result<Vec<SocketAddr>> {
-    let found: Vec<SocketAddr> = tokio::net::lookup_host(name)
-        .await
-        .map_err(|error| match error.kind() {
-            std::io::ErrorKind::InvalidInput => Error::new(
-                ErrorKind::InvalidArgument,
-                format!("{name:?} is not host:port"),
-            )
-            .with_source(error),
-            _ => Error::new(ErrorKind::Unreachable, format!("looking up {name:?}"))
-                .with_source(error),
-        })
-        .map_err(|error| error.during(operation))?
-        .collect();
-    if found.is_empty() {
-        return Err(
-            Error::new(ErrorKind::Unreachable, format!("{name:?} has no address"))
-                .during(operation),
-        );
-    }
-    Ok(found)
 }
 
 impl Worker {
@@ -209,10 +130,10 @@ impl Worker {
     /// # Cancel safety
     /// Dropped, the half-made connection is given up at both ends.
     #[doc(alias = "rdma_connect")]
-    pub async fn connect_rdma(&self, address: impl AsRef<str>) -> Result<Endpoint> {
+    pub async fn connect_rdma(&self, address: impl SocketAddresses) -> Result<Endpoint> {
         fork::check(Operation::Connect)?;
         self.no_tls(Operation::Connect)?;
-        let addresses = lookup(address.as_ref(), Operation::Connect).await?;
+        let (addresses, _) = address.find(Operation::Connect).await?;
         connect::connect(self.shared(), connect::Destination::Rdma(addresses))
             .await
             .map(|place| self.endpoint_of(place))

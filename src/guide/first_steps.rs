@@ -17,7 +17,7 @@
 //!     let context = Context::builder().build()?;
 //!     let (here, there) = (Worker::new(&context)?, Worker::new(&context)?);
 //!
-//!     let mut listener = there.listen("127.0.0.1:0").await?;
+//!     let listener = there.listen("127.0.0.1:0").await?;
 //!     let address = listener.local_addr();
 //!     let accepting = async { listener.accept().await?.accept().await };
 //!     let (to_there, to_here) = tokio::join!(here.connect(address), accepting);

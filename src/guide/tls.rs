@@ -36,7 +36,7 @@
 //!
 //! let context = Context::builder().tls(tls.clone()).build()?;
 //! let worker = Worker::new(&context)?;
-//! let mut listener = worker.listen("0.0.0.0:7777").await?;
+//! let listener = worker.listen("0.0.0.0:7777").await?;
 //! let incoming = listener.accept().await?;
 //! match incoming.peer_certificates() {
 //!     Some(chain) if is_welcome(&chain[0]) => drop(incoming.accept().await?),

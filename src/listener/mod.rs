@@ -17,11 +17,11 @@ use std::sync::Arc;
 use futures::Stream;
 #[cfg(feature = "tls")]
 use rustls::pki_types::CertificateDer;
-use tokio::sync::mpsc;
+use tokio::sync::{Mutex, mpsc};
 
 use crate::{
     context::IncomingInfo,
-    endpoint::{Endpoint, Worker, lookup},
+    endpoint::{Endpoint, SocketAddresses, Worker},
     error::{Error, ErrorKind, Operation, Result},
     sys::fork,
     types::WorkerId,
@@ -37,14 +37,14 @@ const BACKLOG: usize = 64;
 pub struct Listener {
     worker: Worker,
     address: SocketAddr,
-    requests: mpsc::Receiver<Request>,
+    requests: Mutex<mpsc::Receiver<Request>>,
     /// That the worker was shut down; `None` once that was told.
     stopped: Option<Pin<Box<dyn Future<Output = ()> + Send + Sync>>>,
     tasks: Vec<tokio::task::JoinHandle<()>>,
 }
 
 impl Worker {
-    /// Listens on `host:port` (IPv4 or IPv6, port 0 for any). Peers on this host are taken over shared memory even so.
+    /// Listens on an address (`host:port` and what else names one; IPv4 or IPv6, port 0 for any). Peers on this host are taken over shared memory even so.
     ///
     /// `0.0.0.0` and `[::]` stand for all interfaces that [may be used](crate::ContextBuilder::net_devices): where those are not all, each of their
     /// addresses is bound, at one port. Another address is bound as it is given.
@@ -55,9 +55,9 @@ impl Worker {
     /// # Cancel safety
     /// Cancel safe.
     #[doc(alias = "ucp_listener_create")]
-    pub async fn listen(&self, address: impl AsRef<str>) -> Result<Listener> {
+    pub async fn listen(&self, address: impl SocketAddresses) -> Result<Listener> {
         fork::check(Operation::Listen)?;
-        let addresses = lookup(address.as_ref(), Operation::Listen).await?;
+        let (addresses, _) = address.find(Operation::Listen).await?;
         let place = Place::bind(self.shared(), &addresses)?;
         Listener::start(self.clone(), place)
     }
@@ -73,10 +73,10 @@ impl Worker {
     /// # Cancel safety
     /// Cancel safe.
     #[doc(alias = "rdma_listen")]
-    pub async fn listen_rdma(&self, address: impl AsRef<str>) -> Result<Listener> {
+    pub async fn listen_rdma(&self, address: impl SocketAddresses) -> Result<Listener> {
         fork::check(Operation::Listen)?;
         self.no_tls(Operation::Listen)?;
-        let addresses = lookup(address.as_ref(), Operation::Listen).await?;
+        let (addresses, _) = address.find(Operation::Listen).await?;
         let place = Place::bind_rdma(self.shared(), &addresses).await?;
         Listener::start(self.clone(), place)
     }
@@ -94,7 +94,7 @@ impl Listener {
         Ok(Self {
             worker,
             address,
-            requests,
+            requests: Mutex::new(requests),
             stopped: Some(Box::pin(stopped)),
             tasks,
         })
@@ -107,7 +107,7 @@ impl Listener {
         self.address
     }
 
-    /// Waits for the next peer that has said hello.
+    /// Waits for the next peer that has said hello. Several tasks may: each peer is one's.
     ///
     /// # Errors
     /// `Closed` when the worker was shut down.
@@ -115,11 +115,12 @@ impl Listener {
     /// # Cancel safety
     /// Cancel safe: no request is lost.
     #[doc(alias("ucp_listener_conn_handler_t", "ucp_listener_accept_handler_t"))]
-    pub async fn accept(&mut self) -> Result<Incoming> {
+    pub async fn accept(&self) -> Result<Incoming> {
         let mut stopped = self.worker.shared().stopped.subscribe();
+        let next = async { self.requests.lock().await.recv().await };
         tokio::select! {
             biased;
-            request = self.requests.recv() => match request {
+            request = next => match request {
                 Some(request) => Ok(Incoming { worker: self.worker.clone(), request: Some(request.taken()) }),
                 None => Err(Error::new(ErrorKind::Closed, "the listener has ended").during(Operation::Accept)),
             },
@@ -138,7 +139,7 @@ impl Stream for Listener {
         let Some(stopped) = &mut this.stopped else {
             return Poll::Ready(None);
         };
-        match this.requests.poll_recv(cx) {
+        match this.requests.get_mut().poll_recv(cx) {
             Poll::Ready(Some(request)) => {
                 let worker = this.worker.clone();
                 let request = Some(request.taken());

@@ -461,6 +461,55 @@ impl<const N: usize> From<&'static [u8; N]> for Buffer {
     }
 }
 
+impl<const N: usize> From<[u8; N]> for Buffer {
+    fn from(bytes: [u8; N]) -> Self {
+        Vec::from(bytes).into()
+    }
+}
+
+impl From<Box<[u8]>> for Buffer {
+    fn from(bytes: Box<[u8]>) -> Self {
+        Vec::from(bytes).into()
+    }
+}
+
+impl From<Arc<[u8]>> for Buffer {
+    fn from(bytes: Arc<[u8]>) -> Self {
+        Bytes::from_owner(bytes).into()
+    }
+}
+
+impl From<std::borrow::Cow<'static, [u8]>> for Buffer {
+    fn from(bytes: std::borrow::Cow<'static, [u8]>) -> Self {
+        match bytes {
+            std::borrow::Cow::Borrowed(bytes) => bytes.into(),
+            std::borrow::Cow::Owned(bytes) => bytes.into(),
+        }
+    }
+}
+
+impl TryFrom<Buffer> for Bytes {
+    type Error = Buffer;
+
+    /// Without a copy where the bytes are in one run of the host's memory, which then lives as long as these.
+    ///
+    /// # Errors
+    /// Gives the buffer back when the host does not reach it.
+    fn try_from(buffer: Buffer) -> Result<Self, Buffer> {
+        struct Held(Buffer);
+        impl AsRef<[u8]> for Held {
+            fn as_ref(&self) -> &[u8] {
+                self.0.host()
+            }
+        }
+        match buffer.0 {
+            Shared::Bytes(bytes) => Ok(bytes),
+            _ if buffer.is_on_device() => Err(buffer),
+            _ => Ok(Self::from_owner(Held(buffer))),
+        }
+    }
+}
+
 impl From<&'static str> for Buffer {
     #[inline]
     fn from(text: &'static str) -> Self {

@@ -78,7 +78,7 @@ impl Ending {
 
     /// What was set.
     pub(crate) fn error(&self) -> Option<Error> {
-        self.0.get().map(Error::duplicate)
+        self.0.get().map(Error::clone)
     }
 }
 
@@ -142,6 +142,14 @@ pub struct PeerCredentials {
     pub uid: u32,
     /// Effective group id.
     pub gid: u32,
+}
+
+/// Where a peer is, as this side's system says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Socket(SocketAddr),
+    Process(PeerCredentials),
+    Unknown,
 }
 
 impl Drop for Channel {
@@ -344,6 +352,15 @@ impl Channel {
     /// Its address, over TCP and to a listener over RDMA.
     pub(crate) fn peer_address(&self) -> Option<SocketAddr> {
         self.peer_address
+    }
+
+    /// Where the peer is.
+    pub(crate) fn origin(&self) -> Origin {
+        match (self.peer_address, self.peer_credentials()) {
+            (Some(address), _) => Origin::Socket(address),
+            (None, Some(peer)) => Origin::Process(peer),
+            (None, None) => Origin::Unknown,
+        }
     }
 
     /// Where the peer is, for what is counted by source.

@@ -30,6 +30,7 @@ use crate::{
     transport::{
         DeviceInfo, Hold,
         channel::Channel,
+        channel::Origin,
         one_sided::{DeviceWays, OneSided, RemoteMemory},
         shared_memory::SharedMemory,
         tls::Certificates,
@@ -99,6 +100,8 @@ pub struct PeerInfo {
     /// What it has shown over TLS.
     #[cfg_attr(not(feature = "tls"), allow(dead_code))]
     pub(crate) certificates: Option<Certificates>,
+    /// Where the connection was made from.
+    pub(crate) origin: Origin,
 }
 
 /// A link that both ends agreed on and that [`Interface::attach`] of the same transport takes.

@@ -13,6 +13,7 @@ mod plan;
 mod priority;
 mod source;
 mod tag;
+mod text;
 
 pub use access::Access;
 pub use atomic::AtomicWord;

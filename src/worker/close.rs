@@ -40,7 +40,7 @@ impl Shared {
             match engine.core.movers.ctx.endpoint(link, id) {
                 None => Poll::Ready(None),
                 Some(peer) => match &peer.status {
-                    Status::Closed(error) => Poll::Ready(Some(error.duplicate())),
+                    Status::Closed(error) => Poll::Ready(Some(error.clone())),
                     _ => {
                         peer.ending.leave(ticket, cx.waker());
                         Poll::Pending
@@ -79,7 +79,7 @@ impl Ctx {
             .with_peer(&peer.info.name)
             .over(peer.attributes.transport);
         peer.status = Status::Closing { sent: false };
-        peer.reason = Some(reason.duplicate());
+        peer.reason = Some(reason.clone());
         peer.ready.take(&mut self.wakes);
         self.end_unmatched(link, &reason);
         self.runnable.push_back(link);
@@ -193,7 +193,7 @@ impl Core {
                     Work::Recv(_) | Work::Claim(_) | Work::Copy(_) | Work::Flush
                 )
             }) {
-                self.fail_operation(key, error.duplicate());
+                self.fail_operation(key, error.clone());
             }
         }
         self.fail_receives(error);

@@ -63,7 +63,7 @@ impl Core {
             return;
         };
         let successor = entry.successor.take();
-        let failure = ended.error().map(Error::duplicate);
+        let failure = ended.error().map(Error::clone);
         if failure.is_none() && successor.is_none() {
             entry.outcome = Some(ended);
             return;
@@ -234,7 +234,7 @@ impl Core {
         entry.in_flight = 0;
         if let Some(ended) = entry.deferred.take() {
             let ended = match is_partial && ended.error().is_none() {
-                true => Ended::Done(Err(error.duplicate())),
+                true => Ended::Done(Err(error.clone())),
                 false => ended,
             };
             return self.finish(key, ended);
@@ -243,7 +243,7 @@ impl Core {
             Work::Serve(_) | Work::Fill(_) | Work::Write(_) | Work::Lent(_)
                 if entry.staged.is_some() =>
             {
-                self.finish(key, Ended::Done(Err(error.duplicate())));
+                self.finish(key, Ended::Done(Err(error.clone())));
             }
             Work::Serve(_)
             | Work::PutIn { .. }
@@ -256,11 +256,11 @@ impl Core {
                 }
             }
             // A flush says how operations ended, and they end here.
-            Work::Flush => self.finish(key, Ended::Done(Err(error.duplicate()))),
+            Work::Flush => self.finish(key, Ended::Done(Err(error.clone()))),
             // No acknowledgement will come for a put that was complete here.
             Work::Put(put) if entry.outcome.is_some() => put.acknowledged = true,
             _ if entry.outcome.is_some() => {}
-            _ => self.fail_operation(key, error.duplicate()),
+            _ => self.fail_operation(key, error.clone()),
         }
     }
 

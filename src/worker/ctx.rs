@@ -227,7 +227,7 @@ impl Ctx {
         ) = (&*entry.work, ended, entry.link)
             && let Some(peer) = self.peer(link)
         {
-            peer.lost.get_or_insert_with(|| error.duplicate());
+            peer.lost.get_or_insert_with(|| error.clone());
         }
     }
 

@@ -807,7 +807,7 @@ impl Ctx {
     /// The peer broke the protocol; the interface closes the link, the worker the connection.
     #[cold]
     pub(super) fn broken(&mut self, link: LinkId, error: Error) -> Error {
-        self.failures.push((link, error.duplicate()));
+        self.failures.push((link, error.clone()));
         error
     }
 

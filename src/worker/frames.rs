@@ -109,6 +109,7 @@ impl Bed {
                 identity: identity().clone(),
                 name: "hostile".into(),
                 certificates: None,
+                origin: crate::transport::channel::Origin::Unknown,
             },
             account,
             transports: Vec::new(),

@@ -450,7 +450,7 @@ impl Peer {
             .with_peer(&self.info.name)
             .over(self.attributes.transport);
         tracing::debug!(target: "wharf::endpoint", parent: self.span(), peer = %self.info.name, %error, "connection ended");
-        self.status = Status::Closed(error.duplicate());
+        self.status = Status::Closed(error.clone());
         self.queue.clear();
         // Whatever the link was lent is ours again once it is dropped.
         self.link = None;
@@ -464,16 +464,16 @@ impl Peer {
     /// Why it is over, if it is.
     pub(crate) fn over(&self) -> Option<Error> {
         match &self.status {
-            Status::Closed(error) => Some(error.duplicate()),
+            Status::Closed(error) => Some(error.clone()),
             _ => None,
         }
     }
 
     pub(crate) fn error(&self) -> Option<Error> {
         match &self.status {
-            Status::Closed(error) => Some(error.duplicate()),
+            Status::Closed(error) => Some(error.clone()),
             Status::Closing { .. } => Some(match &self.reason {
-                Some(reason) => reason.duplicate(),
+                Some(reason) => reason.clone(),
                 None => Error::new(ErrorKind::Closed, "the endpoint is closing")
                     .with_peer(&self.info.name),
             }),

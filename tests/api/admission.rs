@@ -28,7 +28,7 @@ scenarios! { between workers:
             }
         });
         let there = Worker::new(&builder.build().expect("a context")).expect("a worker");
-        let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = there.listen("127.0.0.1:0").await.expect("a listener");
         let address = there.address().expect("an address");
         let here = way.worker();
         for by_address in [false, true] {
@@ -80,7 +80,7 @@ scenarios! { between workers:
         for (limits, of_one_source) in [(source, true), (worker, false)] {
             let context = way.builder().limits(limits).build().expect("a context");
             let there = Worker::new(&context).expect("a worker");
-            let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+            let listener = there.listen("127.0.0.1:0").await.expect("a listener");
             let address = there.address().expect("an address");
             // A peer that comes to another address of this host over a network is another source.
             let unasked = !(of_one_source && way.is_network());
@@ -89,17 +89,17 @@ scenarios! { between workers:
             let (first, _first_there) = match unasked {
                 true => (here.connect(&address).await, None),
                 false => {
-                    let (first, there) = meet(&here, &mut listener).await;
+                    let (first, there) = meet(&here, &listener).await;
                     (first, Some(there))
                 }
             };
             let first = first.expect("the first");
             first.tag_send(1, vec![1; 8]).await.expect("sent");
             there.tag_recv(Tag(1), Mask::ALL, vec![0; 8]).await.expect("a message");
-            let (second, accepted) = meet(&here, &mut listener).await;
+            let (second, accepted) = meet(&here, &listener).await;
             let (second, accepted) = (second.expect("the second"), accepted.expect("the second"));
             let late = way.worker();
-            let (refused, accepted_third) = meet(&late, &mut listener).await;
+            let (refused, accepted_third) = meet(&late, &listener).await;
             assert_eq!(refused.expect_err("a third").kind(), ErrorKind::Exhausted);
             assert_eq!(accepted_third.expect_err("a third").kind(), ErrorKind::Exhausted);
             assert_eq!(there.metrics().refused_over_limit, 1);
@@ -117,13 +117,13 @@ scenarios! { between workers:
             // The places come back, of who was asked for and of who was not.
             second.close().await.expect("closed");
             accepted.closed().await;
-            let (again, kept) = meet(&late, &mut listener).await;
+            let (again, kept) = meet(&late, &listener).await;
             let (again, kept) = (again.expect("a place came back"), kept.expect("a place came back"));
             first.close().await.expect("closed");
             let mut looks = Looks::new("a place");
             loop {
                 // The other end may not have noticed yet.
-                match meet(&late, &mut listener).await.0 {
+                match meet(&late, &listener).await.0 {
                     Ok(_) => break,
                     Err(error) => assert_eq!(error.kind(), ErrorKind::Exhausted, "{error}"),
                 }
@@ -135,7 +135,7 @@ scenarios! { between workers:
 }
 
 /// Both ends of a connection to a listener, as far as they came.
-async fn meet(here: &Worker, listener: &mut Listener) -> (Result<Endpoint>, Result<Endpoint>) {
+async fn meet(here: &Worker, listener: &Listener) -> (Result<Endpoint>, Result<Endpoint>) {
     let address = listener.local_addr();
     tokio::join!(here.connect(address), async {
         listener.accept().await.expect("a request").await

@@ -182,7 +182,7 @@ fn pair(way: Way, own: &Runtime, peers: &Runtime) -> Pair {
     };
     let (here, there) = (worker(peers), worker(own));
     let (dialled, accepted) = own.block_on(async {
-        let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = there.listen("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr();
         let dialler = here.clone();
         let dialled = peers.spawn(async move { dialler.connect(address).await });

@@ -88,7 +88,7 @@ async fn ends(builders: [ContextBuilder; 2], flip: &Arc<Flip>) -> Ends {
         let context = builder.build().expect("a context");
         Worker::new(&context).expect("a worker")
     });
-    let mut listener = workers[1].listen("127.0.0.1:0").await.expect("listens");
+    let listener = workers[1].listen("127.0.0.1:0").await.expect("listens");
     let address = way(listener.local_addr(), flip.clone()).await;
     let (dialled, accepted) = tokio::join!(workers[0].connect(address), async {
         listener.accept().await?.accept().await

@@ -126,7 +126,7 @@ scenarios! { between workers:
     async fn accepted_elsewhere(way: Way) {
         let context = way.context();
         let [here, front, there] = std::array::from_fn(|_| Worker::new(&context).expect("a worker"));
-        let mut listener = front.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = front.listen("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr();
         let (dialled, accepted) = tokio::join!(here.connect(address), async {
             let incoming = listener.accept().await.expect("a request");
@@ -141,7 +141,7 @@ scenarios! { between workers:
 
     async fn rejected(way: Way) {
         let (here, there) = (way.worker(), way.worker());
-        let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = there.listen("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr();
         let (result, ()) = tokio::join!(here.connect(address), async {
             listener.accept().await.expect("a request").reject("not on Sundays").await;
@@ -170,7 +170,7 @@ scenarios! { between workers:
         };
         let right = context(Some("open sesame"));
         let there = Worker::new(&right).expect("a worker");
-        let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = there.listen("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr();
         for wrong in [Some("open barley"), Some("open sesam"), None] {
             let here = Worker::new(&context(wrong)).expect("a worker");
@@ -184,7 +184,7 @@ scenarios! { between workers:
 
         // One who demands a proof does not talk to a listener that has none, and that one hears nothing of it.
         let open = Worker::new(&context(None)).expect("a worker");
-        let mut listener = open.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = open.listen("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr();
         tokio::select! {
             result = here.connect(address) => {
@@ -201,7 +201,7 @@ scenarios! { between workers:
         }
         let context = way.context();
         let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
-        let mut listener = there.listen("[::1]:0").await.expect("a listener");
+        let listener = there.listen("[::1]:0").await.expect("a listener");
         assert!(listener.local_addr().is_ipv6());
         let address = listener.local_addr().to_string();
         let (dialled, accepted) = tokio::join!(here.connect(address), async { listener.accept().await.expect("a request").await });
@@ -245,7 +245,7 @@ scenarios! { between workers:
     async fn given_up(way: Way) {
         let context = way.context();
         let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
-        let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = there.listen("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr();
         for patience in [0, 1, 2, 5, 10] {
             let _ = tokio::time::timeout(Duration::from_millis(patience), here.connect(address)).await;
@@ -277,7 +277,7 @@ fn nothing_in_common() {
     run(async {
         for (here, there) in [(Way::Shm, Way::Tcp), (Way::Tcp, Way::Shm)] {
             let (here, there) = (here.worker(), there.worker());
-            let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+            let listener = there.listen("127.0.0.1:0").await.expect("a listener");
             let address = listener.local_addr();
             let accept = async {
                 while let Ok(incoming) = listener.accept().await {
@@ -334,7 +334,7 @@ scenarios! { between workers:
     async fn again_and_again(way: Way) {
         let context = way.context();
         let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
-        let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = there.listen("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr();
         let (to_here, to_there) = (here.address().expect("an address"), there.address().expect("an address"));
         for round in 0..24 {
@@ -367,7 +367,7 @@ scenarios! { between workers:
     async fn any_address(way: Way) {
         let context = way.context();
         let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
-        let mut listener = there.listen("0.0.0.0:0").await.expect("a listener");
+        let listener = there.listen("0.0.0.0:0").await.expect("a listener");
         assert!(listener.local_addr().ip().is_unspecified());
         let address = format!("127.0.0.1:{}", listener.local_addr().port());
         let (one, two) = tokio::join!(here.connect(address), async { listener.accept().await.expect("a request").await });
@@ -378,7 +378,7 @@ scenarios! { between workers:
     async fn listener_goes(way: Way) {
         let context = way.context();
         let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
-        let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = there.listen("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr();
         there.listen(address.to_string()).await.expect_err("the port is taken");
         let first = tokio::spawn({

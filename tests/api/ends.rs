@@ -137,7 +137,7 @@ scenarios! { everywhere:
     async fn shut_down(way: Way) {
         let pair = way.pair().await;
         let worker = pair.here.worker.clone();
-        let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
         let waiting = {
             let worker = worker.clone();
             let endpoint = pair.here.endpoint.clone();

@@ -181,7 +181,7 @@ impl Pair {
 
 /// Connects `here` to `there`, which listens; the endpoints of both.
 pub(crate) async fn connect(here: &Worker, there: &Worker) -> (Endpoint, Endpoint) {
-    let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+    let listener = there.listen("127.0.0.1:0").await.expect("a listener");
     let address = listener.local_addr();
     let (dialled, accepted) = tokio::join!(here.connect(address), async {
         listener.accept().await?.accept().await

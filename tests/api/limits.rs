@@ -243,7 +243,7 @@ fn each_limit_has_a_counter() {
             let limits = without(whose, Quota::connections);
             let context = Way::Tcp.builder().limits(limits).build();
             let there = Worker::new(&context.expect("a context")).expect("a worker");
-            let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+            let listener = there.listen("127.0.0.1:0").await.expect("a listener");
             let here = Way::Tcp.worker();
             let (refused, _) = tokio::join!(here.connect(listener.local_addr()), async {
                 listener.accept().await.expect("a request").accept().await

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// A good client gets in.
-async fn good_client(way: Way, listener: &mut Listener, there: &Worker) {
+async fn good_client(way: Way, listener: &Listener, there: &Worker) {
     let here = way.worker();
     let address = listener.local_addr();
     let dial = async {
@@ -72,7 +72,7 @@ async fn open(way: Way) -> (Worker, Listener, SocketAddr) {
 scenarios! { between workers:
     /// Garbage, huge and impossible lengths, truncated hellos: that connection ends, nothing else.
     async fn garbage(way: Way) {
-        let (worker, mut listener, address) = open(way).await;
+        let (worker, listener, address) = open(way).await;
         let bad: [&[u8]; 8] = [
             b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
             &[0xff; 5000],
@@ -100,12 +100,12 @@ scenarios! { between workers:
                 until_the_end(&mut stream).await;
             }
         }
-        good_client(way, &mut listener, &worker).await;
+        good_client(way, &listener, &worker).await;
     }
 
     /// A hello with any byte altered, or cut short, is refused or harmless.
     async fn altered_hello(way: Way) {
-        let (worker, mut listener, address) = open(way).await;
+        let (worker, listener, address) = open(way).await;
         let key = Key::new([0x42; 32]);
         let honest = Stranger::honest(way.medium(), &key);
         let alter = |message: &mut Vec<u8>, at: usize| {
@@ -140,12 +140,12 @@ scenarios! { between workers:
         while let Ok(Ok(incoming)) = tokio::time::timeout(Duration::from_millis(50), listener.accept()).await {
             assert!(incoming.accept().await.is_err());
         }
-        good_client(way, &mut listener, &worker).await;
+        good_client(way, &listener, &worker).await;
     }
 
     /// A client of another version is told so.
     async fn another_version(way: Way) {
-        let (worker, mut listener, address) = open(way).await;
+        let (worker, listener, address) = open(way).await;
         for version in [0, VERSION - 1, VERSION + 1, 999] {
             let mut stream = way.stranger(address).await;
             let key = Key::new([0x42; 32]);
@@ -156,12 +156,12 @@ scenarios! { between workers:
             assert!(text.contains("version"), "{text:?}");
             until_the_end(&mut stream).await;
         }
-        good_client(way, &mut listener, &worker).await;
+        good_client(way, &listener, &worker).await;
     }
 
     /// More silent and slow clients than there are handshakes at a time: a good one gets in all the same.
     async fn slow_loris(way: Way) {
-        let (worker, mut listener, address) = open(way).await;
+        let (worker, listener, address) = open(way).await;
         let mut slow = Vec::new();
         for index in 0..200 {
             let mut stream = TcpStream::connect(address).await.expect("the listener");
@@ -170,7 +170,7 @@ scenarios! { between workers:
             }
             slow.push(stream);
         }
-        good_client(way, &mut listener, &worker).await;
+        good_client(way, &listener, &worker).await;
         for mut stream in slow {
             until_the_end(&mut stream).await;
         }
@@ -190,7 +190,7 @@ fn frame(id: u8, header: u64, prefix: u8, body: &[u8]) -> Vec<u8> {
 #[test]
 fn bad_frames() {
     run(async {
-        let (worker, mut listener, address) = open(Way::Tcp).await;
+        let (worker, listener, address) = open(Way::Tcp).await;
         let flood: Vec<u8> = (0..20_000)
             .flat_map(|_| frame(1, 5, 0, &[0; 100]))
             .collect();
@@ -276,7 +276,7 @@ fn bad_frames() {
                 endpoint.closed(),
             );
             assert_eq!(reason.kind(), ErrorKind::Protocol, "{what}: {reason:?}");
-            good_client(Way::Tcp, &mut listener, &worker).await;
+            good_client(Way::Tcp, &listener, &worker).await;
         }
     });
 }

@@ -45,7 +45,7 @@ fn many(way: Way) {
         let context = way.context();
         let hub = Worker::new(&context).expect("a worker");
         let other = Worker::new(&context).expect("a worker");
-        let mut listener = hub.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = hub.listen("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr();
         let dial = async {
             let mut endpoints = Vec::new();

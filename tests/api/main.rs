@@ -38,6 +38,7 @@ mod stranger;
 mod stream;
 mod tag;
 mod turns;
+mod types;
 mod user_code;
 mod who;
 mod windows;

@@ -536,7 +536,7 @@ fn slow_reader_stalls_nobody_else() {
                     .expect("a runtime");
                 let (worker, endpoint) = runtime.block_on(watchdog(LIMIT, async {
                     let worker = Worker::new(&context).expect("a worker");
-                    let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+                    let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
                     addresses
                         .send(listener.local_addr())
                         .expect("somebody listens");

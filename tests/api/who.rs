@@ -238,7 +238,7 @@ fn a_recorded_handshake_proves_nothing() {
             let context = context(Way::Tcp, secret);
             let new = || Worker::new(&context).expect("a worker");
             let (here, there) = (new(), new());
-            let mut listener = there.listen("127.0.0.1:0").await.expect("a listener");
+            let listener = there.listen("127.0.0.1:0").await.expect("a listener");
             let between = TcpListener::bind("127.0.0.1:0").await.expect("a socket");
             let place = between.local_addr().expect("an address");
             let server = TcpStream::connect(listener.local_addr()).await;

@@ -37,7 +37,7 @@ async fn connects(path: Path) {
         Worker::new(&path.context()).expect("a worker"),
         Worker::new(&path.context()).expect("a worker"),
     );
-    let mut listener = b.listen("127.0.0.1:0").await.expect("a listener");
+    let listener = b.listen("127.0.0.1:0").await.expect("a listener");
     let address = listener.local_addr();
     let acceptor = tokio::spawn(async move {
         // Whether they stand or not.
@@ -95,7 +95,7 @@ async fn accepts(path: Path) {
         Worker::new(&path.context()).expect("a worker"),
         Worker::new(&path.context()).expect("a worker"),
     );
-    let mut listener = b.listen("127.0.0.1:0").await.expect("a listener");
+    let listener = b.listen("127.0.0.1:0").await.expect("a listener");
     let address = listener.local_addr();
     for polls in 0..24 {
         let _case = Case(format!("an accept dropped after {polls} polls"));

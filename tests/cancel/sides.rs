@@ -85,7 +85,7 @@ impl Sides {
         }
         let other = path.context();
         let b = Worker::new(&other).expect("a worker");
-        let mut listener = b.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = b.listen("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr();
         let (to_b, to_a) = tokio::join!(a.connect(address), async {
             listener.accept().await.expect("a request").accept().await

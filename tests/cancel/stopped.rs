@@ -299,7 +299,7 @@ fn a_worker_goes_after_its_runtime() {
             .expect("a runtime");
         let (worker, endpoint, sent) = here.block_on(watchdog(LIMIT, async {
             let worker = Worker::new(&Path::Shm.context()).expect("a worker");
-            let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+            let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
             let address = listener.local_addr();
             let sent = there.spawn(watchdog(LIMIT, async move {
                 let worker = Worker::new(&Path::Shm.context()).expect("a worker");

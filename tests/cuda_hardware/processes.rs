@@ -255,7 +255,7 @@ fn by_wharf(case: &mut Case) {
     runtime().block_on(async {
         let context = device::context(Progress::Adaptive);
         let worker = Worker::new(&context).expect("a worker");
-        let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
         child.say(listener.local_addr());
         let incoming = guarded(listener.accept()).await.expect("a request");
         let endpoint = guarded(incoming.accept()).await.expect("a connection");

@@ -63,7 +63,7 @@ impl End {
     async fn listen_with(builder: ContextBuilder, say: impl FnOnce(String)) -> Self {
         let context = builder.build().expect("a context");
         let worker = Worker::new(&context).expect("a worker");
-        let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
         say(listener.local_addr().to_string());
         let incoming = watchdog(LIMIT, listener.accept()).await.expect("a request");
         let endpoint = watchdog(LIMIT, incoming.accept()).await;

@@ -18,7 +18,7 @@ async fn peer(way: Way) {
     let context = context(way, &device);
     let worker = Worker::new(&context).expect("a worker");
     let parent = child("peer").expect("a child");
-    let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+    let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
     parent.say(listener.local_addr());
     let incoming = listener.accept().await.expect("a connection");
     let endpoint = incoming.accept().await.expect("accepted");

@@ -30,7 +30,7 @@ fn everywhere<F: Future<Output = ()> + Send + 'static>(test: fn(&'static str) ->
 
 /// A client's connection to a server that runs as a task and gives back why it ended.
 async fn connected(transport: &str) -> (Endpoint, JoinHandle<()>) {
-    let (_server, mut listener, client) = ends(transport).await;
+    let (_server, listener, client) = ends(transport).await;
     let address = listener.local_addr();
     let (dialled, accepted) = tokio::join!(client.connect(address), async {
         listener.accept().await?.await

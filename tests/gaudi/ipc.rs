@@ -141,7 +141,7 @@ impl Talk {
     async fn first(parent: &Parent) -> Self {
         let context = context();
         let worker = Worker::new(&context).expect("a worker");
-        let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
         parent.say(listener.local_addr());
         let incoming = watchdog(LIMIT, listener.accept()).await;
         let incoming = incoming.expect("a request");

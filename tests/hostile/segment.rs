@@ -420,7 +420,7 @@ pub(super) struct Bed {
 }
 
 async fn connected(from: &Worker, to: &Worker) -> (Endpoint, Endpoint) {
-    let mut listener = to.listen("127.0.0.1:0").await.expect("a listener");
+    let listener = to.listen("127.0.0.1:0").await.expect("a listener");
     let address = listener.local_addr();
     let (here, there) = tokio::join!(from.connect(address), async {
         listener.accept().await?.accept().await

@@ -296,7 +296,7 @@ impl House {
     }
 
     async fn verbs(&self, number: u64) -> Region {
-        let mut listener = self.worker.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = self.worker.listen("127.0.0.1:0").await.expect("a listener");
         let mut child = self.start("second");
         child.say(listener.local_addr());
         child.say(number);

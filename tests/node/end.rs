@@ -60,7 +60,7 @@ impl End {
             worker.endpoint(from).expect("the endpoint it came from")
         } else if listens {
             let listener = worker.listen(format!("{}:0", ADDRESSES[0])).await;
-            let mut listener = listener.expect("a listener");
+            let listener = listener.expect("a listener");
             parent.say(listener.local_addr());
             let incoming = watchdog(LIMIT, listener.accept()).await.expect("a request");
             watchdog(LIMIT, incoming.accept())

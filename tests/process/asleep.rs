@@ -36,7 +36,7 @@ fn end(
         let endpoint = match &to {
             Some(address) => worker.connect(address.recv().expect("an address")).await,
             None => {
-                let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+                let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
                 say.send(listener.local_addr().to_string())
                     .expect("somebody who dials");
                 listener

@@ -95,7 +95,7 @@ async fn rounds(worker: &Worker, endpoint: &Endpoint) {
 
 async fn first(test: &'static str) {
     for part in PARTS {
-        let mut first = First::new(test, Path::Shm, Path::Shm.context()).await;
+        let first = First::new(test, Path::Shm, Path::Shm.context()).await;
         let child = first.start(part);
         let accepted = async { first.listener.accept().await?.accept().await };
         let endpoint = watchdog(LIMIT, accepted).await.expect("a connection");

@@ -33,7 +33,7 @@ async fn patient(path: Path) -> (Worker, Listener) {
 }
 
 /// One message from a worker that connects as anyone does.
-async fn honest(path: Path, worker: &Worker, mut listener: Listener) {
+async fn honest(path: Path, worker: &Worker, listener: Listener) {
     let here = Worker::new(&path.context()).expect("a worker");
     let (dialled, accepted) = tokio::join!(here.connect(listener.local_addr()), async {
         listener.accept().await.expect("a request").await
@@ -63,7 +63,7 @@ fn silent_connections_keep_nobody_out() {
 }
 
 async fn serve_with_few_fds(mut parent: Parent) {
-    let (worker, mut listener) = patient(Path::Tcp).await;
+    let (worker, listener) = patient(Path::Tcp).await;
     setrlimit(Resource::RLIMIT_NOFILE, 60, 60).expect("one's own");
     parent.say(listener.local_addr());
     let _accepted = listener.accept().await.expect("a request").await;
@@ -120,7 +120,7 @@ fn dripping_connections_keep_nobody_out() {
 #[test]
 fn a_crowd_is_let_in() {
     multi_thread().block_on(watchdog(LIMIT, async {
-        let (worker, mut listener) = patient(Path::Tcp).await;
+        let (worker, listener) = patient(Path::Tcp).await;
         let here = Worker::new(&Path::Tcp.context()).expect("a worker");
         let address = listener.local_addr();
         let dials = (0..300).map(|_| {

@@ -477,7 +477,7 @@ mod of_who_listens {
 
     async fn second(mut second: Second) {
         let listener = second.worker.listen("127.0.0.1:0").await;
-        let mut listener = listener.expect("a listener");
+        let listener = listener.expect("a listener");
         second.parent.say(listener.local_addr());
         let _asks = watchdog(LIMIT, listener.accept()).await.expect("a request");
         second.parent.say("asked");

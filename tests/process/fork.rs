@@ -81,7 +81,7 @@ async fn connected(path: Path) -> Side {
         Worker::new(&path.context()).expect("a worker"),
         Worker::new(&path.context()).expect("a worker"),
     );
-    let mut listener = peer.listen("127.0.0.1:0").await.expect("a listener");
+    let listener = peer.listen("127.0.0.1:0").await.expect("a listener");
     let address = listener.local_addr();
     let (endpoint, back) = tokio::join!(worker.connect(address), async {
         listener.accept().await.expect("a request").accept().await

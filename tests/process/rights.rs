@@ -82,7 +82,7 @@ async fn meet(mut child: Child, by_address: bool) -> (String, Vec<String>, Vec<S
     let logs = Logs::of_this_thread();
     let context = Context::builder().build().expect("a context");
     let worker = Worker::new(&context).expect("a worker");
-    let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+    let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
     let (transports, warnings) = if by_address {
         child.say(worker.address().expect("an address"));
         let received = watchdog(LIMIT, worker.tag_recv(Tag(0), Mask::ALL, Vec::new())).await;
@@ -174,7 +174,7 @@ fn without_ptrace_there_is_no_cma() {
             let logs = Logs::of_process();
             let context = Context::builder().build().expect("a context");
             let worker = Worker::new(&context).expect("a worker");
-            let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+            let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
             parent.say(listener.local_addr());
             let incoming = watchdog(LIMIT, listener.accept()).await.expect("a request");
             let endpoint = watchdog(LIMIT, incoming.accept()).await;

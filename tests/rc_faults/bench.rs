@@ -182,7 +182,7 @@ impl Two {
 
     /// Connects them.
     pub(crate) async fn connect(workers: &[Worker; 2]) -> Result<(Endpoint, Endpoint), Error> {
-        let mut listener = workers[1].listen("127.0.0.1:0").await?;
+        let listener = workers[1].listen("127.0.0.1:0").await?;
         let address = listener.local_addr();
         let answers = async { listener.accept().await?.accept().await };
         meet(workers[0].connect(address), answers).await

@@ -16,7 +16,7 @@ async fn two(transports: &str) -> Result<Two, Error> {
 
 async fn two_at(address: &str, context: Context) -> Result<Two, Error> {
     let workers = [Worker::new(&context)?, Worker::new(&context)?];
-    let mut listener = workers[1].listen_rdma(address).await?;
+    let listener = workers[1].listen_rdma(address).await?;
     let address = listener.local_addr().to_string();
     let (here, there) = meet(workers[0].connect_rdma(&address), async {
         listener.accept().await?.accept().await
@@ -168,7 +168,7 @@ fn a_device_that_is_removed_ends_its_listener() {
     run(async {
         let context = context("shm").expect("a context");
         let worker = Worker::new(&context).expect("a worker");
-        let mut listener = worker.listen_rdma("10.99.0.1:0").await.expect("listens");
+        let listener = worker.listen_rdma("10.99.0.1:0").await.expect("listens");
         assert_eq!(control("cm 11"), "1");
         let error = listener.accept().await.expect_err("gone");
         assert_eq!(error.kind(), ErrorKind::Closed, "{error}");

@@ -86,7 +86,7 @@ impl Bench {
             .capacity(32)
             .open()
             .expect("an inbox");
-        let mut listener = receiver.listen("127.0.0.1:0").await.expect("a listener");
+        let listener = receiver.listen("127.0.0.1:0").await.expect("a listener");
         let address = listener.local_addr();
         let (here, there) = tokio::join!(sender.connect(address), async {
             listener.accept().await?.accept().await

@@ -59,7 +59,7 @@ struct Ends {
 
 /// Connects, by way of `through` where that is not the listener's own address.
 async fn connect(workers: [&Worker; 2], host: &str) -> Result<Ends> {
-    let mut listener = workers[1].listen("127.0.0.1:0").await?;
+    let listener = workers[1].listen("127.0.0.1:0").await?;
     let address = format!("{host}:{}", listener.local_addr().port());
     let accepting = async {
         let incoming = listener.accept().await?;

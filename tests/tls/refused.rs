@@ -9,7 +9,7 @@ use crate::{
 
 /// Dials `host`, in vain; both ends must have heard of all `reasons`, the first for who dials and the second for who listens.
 async fn in_vain(workers: [&Worker; 2], host: &str, logs: &Logs, reasons: [&str; 2]) {
-    let (mut listener, address) = listening(workers[1]).await;
+    let (listener, address) = listening(workers[1]).await;
     let error = tokio::select! {
         dialled = workers[0].connect(format!("{host}:{}", address.port())) => {
             dialled.map(drop).expect_err("refused")

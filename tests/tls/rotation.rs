@@ -11,7 +11,7 @@ fn a_running_listener_takes_a_new_certificate() {
         let first = old.issue(&["127.0.0.1"]);
         let tls = Tls::server(old.server(&first, false));
         let there = worker(Some(&tls));
-        let (mut listener, address) = listening(&there).await;
+        let (listener, address) = listening(&there).await;
         let dials = Tls::client(old.client(None));
         let here = worker(Some(&dials));
         let accept = async { listener.accept().await?.accept().await };

@@ -89,7 +89,7 @@ async fn lead(target: SocketAddr, way: Arc<Way>) -> SocketAddr {
 async fn ends(authority: &Authority, way: &Arc<Way>) -> ([Worker; 2], [Endpoint; 2]) {
     let tls = mutual(authority);
     let workers = [(); 2].map(|()| worker(Some(&tls)));
-    let mut listener = workers[1].listen("127.0.0.1:0").await.expect("listens");
+    let listener = workers[1].listen("127.0.0.1:0").await.expect("listens");
     let address = lead(listener.local_addr(), way.clone()).await;
     let accept = async { listener.accept().await?.accept().await };
     let (dialled, accepted) = tokio::join!(workers[0].connect(address), accept);

@@ -608,7 +608,7 @@ fn a_server_of_another_version_is_refused() {
     ] {
         run(async {
             let worker = worker();
-            let mut listener = worker.listen("127.0.0.1:0").await.expect("listens");
+            let listener = worker.listen("127.0.0.1:0").await.expect("listens");
             let address = listener.local_addr().to_string();
             let client = start(command(&[&address, "tag_lat"]));
             let endpoint = listener

@@ -173,7 +173,7 @@ impl Collector {
     }
 
     fn fail(&mut self, call: u64, error: &Error) -> Vec<Verdict> {
-        let body = encode_verdict(&Err(error.duplicate()));
+        let body = encode_verdict(&Err(error.clone()));
         self.failed.insert(call, body.clone());
         while self.failed.len() > MAX_FAILED {
             self.failed.pop_first();

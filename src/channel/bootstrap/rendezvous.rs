@@ -213,7 +213,7 @@ pub(super) async fn lead(
                 let wrong = contradiction(&arrival, size, &waiting);
                 let rank = arrival.rank;
                 if let Some(error) = wrong {
-                    let _ = arrival.answer.send(Err(error.duplicate()));
+                    let _ = arrival.answer.send(Err(error.clone()));
                     break Err(error);
                 }
                 waiting.insert(rank, arrival);
@@ -228,7 +228,7 @@ pub(super) async fn lead(
     if let Err(error) = verdict {
         for (_, arrival) in waiting {
             // One that has gone meanwhile needs no answer.
-            let _ = arrival.answer.send(Err(error.duplicate()));
+            let _ = arrival.answer.send(Err(error.clone()));
         }
         // The answers go out by the tasks that hold the connections; they are few bytes.
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -232,7 +232,7 @@ impl<R: Registrar> Miss<R> {
             End::Ready(registration) => Some(Ok(registration.clone())),
             // An error of a longer range need not be its own.
             End::Failed(error, range) if leader || last || own == Some(*range) => {
-                Some(Err(error.duplicate()))
+                Some(Err(error.clone()))
             }
             End::Failed(..) | End::Again => None,
             End::UnionFailed => {

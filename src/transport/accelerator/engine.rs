@@ -142,7 +142,7 @@ impl<V: Vendor> Engine<V> {
     /// That anything can be taken.
     fn admit(&self) -> Result<(), SendError> {
         if let Some(error) = &self.lost {
-            return Err(SendError::Failed(error.duplicate()));
+            return Err(SendError::Failed(error.clone()));
         }
         if self.closed {
             let error = Error::new(ErrorKind::Closed, "the engine is closed").over(V::NAME);
@@ -242,7 +242,7 @@ impl<V: Vendor> Engine<V> {
 
     /// Why a device that was opened cannot be used, if so.
     fn lost_device(&self, device: u16) -> Option<Error> {
-        self.home(device)?.lost().map(Error::duplicate)
+        self.home(device)?.lost().map(Error::clone)
     }
 
     /// What has to be opened for a copy; `None`: nothing.
@@ -304,7 +304,7 @@ impl<V: Vendor> Engine<V> {
             for waiting in self.waiting.drain(..) {
                 if waiting.needs(failed) {
                     self.reports
-                        .push_back((waiting.token(), Err(error.duplicate())));
+                        .push_back((waiting.token(), Err(error.clone())));
                 } else {
                     kept.push_back(waiting);
                 }
@@ -477,10 +477,10 @@ impl<V: Vendor> Engine<V> {
         if let Some(error) = self.homes.iter().find_map(Home::lost)
             && self.homes.iter().all(|home| home.lost().is_some())
         {
-            let error = error.duplicate();
+            let error = error.clone();
             for waiting in self.waiting.drain(..) {
                 self.reports
-                    .push_back((waiting.token(), Err(error.duplicate())));
+                    .push_back((waiting.token(), Err(error.clone())));
             }
             self.lost = Some(error);
         }
@@ -638,7 +638,7 @@ impl<V: Vendor> CopyEngine for Engine<V> {
             && !self.told
         {
             self.told = true;
-            sink.lost(error.duplicate());
+            sink.lost(error.clone());
             count += 1;
         }
         count

@@ -466,6 +466,7 @@ fn connect(
         identity: identity().clone(),
         name: "the other end".to_owned(),
         certificates: None,
+        origin: crate::transport::channel::Origin::Unknown,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -154,7 +154,7 @@ impl Home {
         }
         tokens.extend(self.refused.drain(..).map(|(copy, _)| copy.token));
         let ends = tokens.into_iter();
-        reports.extend(ends.map(|token| (token, Err(error.duplicate()))));
+        reports.extend(ends.map(|token| (token, Err(error.clone()))));
     }
 
     /// Gives a copy to its lane, with what keeps its memory registered.
@@ -377,10 +377,10 @@ impl accelerator::Home for Home {
         let asked = asked.and_then(|guard| event.is_done(&guard));
         let ended = asked.as_ref().err().filter(|error| is_end(error));
         if let Some(error) = ended.filter(|_| *event.context() == self.context) {
-            self.lose(error.duplicate(), reports);
+            self.lose(error.clone(), reports);
         }
         Some(match &self.lost {
-            Some(error) => Err(error.duplicate()),
+            Some(error) => Err(error.clone()),
             None => asked,
         })
     }
@@ -416,7 +416,7 @@ impl accelerator::Home for Home {
         });
         match &self.lost {
             // What was accepted is among what was reported.
-            Some(error) if !accepted => Err(error.duplicate()),
+            Some(error) if !accepted => Err(error.clone()),
             _ => result,
         }
     }

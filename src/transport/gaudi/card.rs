@@ -433,7 +433,7 @@ impl OpenCard {
         let start = Instant::now();
         let flight = loop {
             if let Some(error) = self.lost() {
-                return Err(error.duplicate());
+                return Err(error.clone());
             }
             match begin(&*self.backend) {
                 Ok(flight) => break flight,
@@ -489,7 +489,7 @@ impl OpenCard {
                         heap.exported(own, dma_buf)?;
                         if let Some(error) = self.lost() {
                             heap.close_exports();
-                            return Err(error.duplicate());
+                            return Err(error.clone());
                         }
                         heap.dma_buf(own)?.ok_or_else(|| {
                             Error::new(ErrorKind::Io, "a dma-buf that is gone at once")

@@ -338,12 +338,12 @@ impl Home {
         if !self.is_untold() {
             return;
         }
-        let Some(error) = self.card.lost().map(Error::duplicate) else {
+        let Some(error) = self.card.lost().map(Error::clone) else {
             return;
         };
         self.ready.clear();
         let gone = self.copies.drain().chain(self.locking.clear());
-        reports.extend(gone.map(|entry| (entry.token, Err(error.duplicate()))));
+        reports.extend(gone.map(|entry| (entry.token, Err(error.clone()))));
         self.lost = Some(error);
     }
 }
@@ -423,7 +423,7 @@ impl accelerator::Home for Home {
     fn push(&mut self, route: Route, copy: Queued) {
         let admitted = match &self.lost {
             None => self.admit(route, copy),
-            Some(error) => Err(error.duplicate()),
+            Some(error) => Err(error.clone()),
         };
         if let Err(error) = admitted {
             self.refused.push((copy.token, error));
@@ -489,7 +489,7 @@ impl accelerator::Home for Home {
 
     /// The card is closed: that ends its work, for all engines.
     fn give_up(&mut self, error: Error, reports: &mut Reports) {
-        self.card.completer().fail(error.duplicate());
+        self.card.completer().fail(error.clone());
         let start = Instant::now();
         while self.card.lost().is_none() && start.elapsed() < CLOSING {
             thread::sleep(Duration::from_millis(1));
@@ -497,7 +497,7 @@ impl accelerator::Home for Home {
         self.lose(reports);
         let gone = self.copies.drain().chain(self.locking.clear());
         let tokens = gone.map(|entry| entry.token).chain(self.staging.give_up());
-        reports.extend(tokens.map(|token| (token, Err(error.duplicate()))));
+        reports.extend(tokens.map(|token| (token, Err(error.clone()))));
     }
 
     /// Nothing is under way any more: dropping it is all.

@@ -101,7 +101,7 @@ fn direct(copy: &Staged, alive: &Alive, card: &OpenCard, from: u64, window: &Win
         if let Err(error) = &copied
             && error.kind() == ErrorKind::DeadlineExceeded
         {
-            card.completer().fail(error.duplicate());
+            card.completer().fail(error.clone());
         }
         copied?;
         done += length;
@@ -136,7 +136,7 @@ fn through_the_host(copy: &Staged, alive: &Alive) -> Result<()> {
         // An engine may touch the pages until its card is closed.
         for spot in [&copy.from, &copy.to] {
             if let Spot::Card(card, _) = spot {
-                card.completer().fail(error.duplicate());
+                card.completer().fail(error.clone());
             }
         }
         let _ = ManuallyDrop::new(block);

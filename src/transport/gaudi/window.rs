@@ -24,7 +24,7 @@ impl Window {
         length: u64,
     ) -> Result<Self> {
         if let Some(error) = card.lost() {
-            return Err(error.duplicate());
+            return Err(error.clone());
         }
         let (part, mapped) = card.peers().open(card.backend(), dma_buf, offset, length)?;
         Ok(Self {

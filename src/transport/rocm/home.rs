@@ -367,11 +367,7 @@ impl Home {
         let tokens = tokens.chain(locking.map(|(_, copy)| copy.token));
         let tokens = tokens.chain(self.staging.give_up());
         let gates = self.gates.drain(..).map(|(_, token)| token);
-        reports.extend(
-            tokens
-                .chain(gates)
-                .map(|token| (token, Err(error.duplicate()))),
-        );
+        reports.extend(tokens.chain(gates).map(|token| (token, Err(error.clone()))));
     }
 
     /// Notes what the runtime said of the device.
@@ -390,7 +386,7 @@ impl Home {
         while let Some(waiting) = self.queued.pop_front() {
             let token = waiting.copy.token;
             if let Some(error) = &self.lost {
-                reports.push_back((token, Err(error.duplicate())));
+                reports.push_back((token, Err(error.clone())));
                 continue;
             }
             if let Err(error) = self.submit(waiting) {
@@ -398,7 +394,7 @@ impl Home {
                 if is_end {
                     self.lose(&error, reports);
                 }
-                let error = self.lost.as_ref().map_or(error, Error::duplicate);
+                let error = self.lost.as_ref().map_or(error, Error::clone);
                 reports.push_back((token, Err(error)));
             }
         }
@@ -555,7 +551,7 @@ impl accelerator::Home for Home {
 
     fn after(&mut self, mark: &Mark, token: u64, _: &mut Reports) -> Result<()> {
         if let Some(error) = &self.lost {
-            return Err(error.duplicate());
+            return Err(error.clone());
         }
         self.gates.push((Arc::clone(mark), token));
         self.gate_looks = GATE_LOOKS;

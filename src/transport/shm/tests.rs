@@ -193,6 +193,7 @@ fn peer() -> PeerInfo {
         identity,
         name: "the other".into(),
         certificates: None,
+        origin: crate::transport::channel::Origin::Unknown,
     }
 }
 

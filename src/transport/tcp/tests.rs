@@ -236,6 +236,7 @@ fn set_up(role: Role, hello: &[u8]) -> Result<Connected> {
         identity,
         name: "stranger".to_owned(),
         certificates: None,
+        origin: crate::transport::channel::Origin::Unknown,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

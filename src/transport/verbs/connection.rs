@@ -301,14 +301,14 @@ impl Connection {
     #[cold]
     fn give_up(&self, state: &mut State, error: Error) -> Error {
         state.over = true;
-        let _ = self.refused.set(error.duplicate());
+        let _ = self.refused.set(error.clone());
         let _ = self.control.shutdown(Shutdown::Both);
         error
     }
 
     /// Why this end has ended the control lane, if it has.
     pub(super) fn refused(&self) -> Option<Error> {
-        self.refused.get().map(Error::duplicate)
+        self.refused.get().map(Error::clone)
     }
 
     /// The sending half ends.

@@ -537,7 +537,7 @@ impl RcInterface {
             tracing::warn!(target: "wharf::verbs", transport = NAME, %error, "a rail for one-sided operations has failed: what went over it goes in messages");
         }
         for token in entry.connection.rail_failed(rail, completion.id()) {
-            let error = entry.connection.named(error.duplicate());
+            let error = entry.connection.named(error.clone());
             sink.refused(entry.id, token, error);
         }
         sink.writable(entry.id);

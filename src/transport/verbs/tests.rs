@@ -93,6 +93,7 @@ fn peer() -> PeerInfo {
         },
         name: "the other end".to_owned(),
         certificates: None,
+        origin: crate::transport::channel::Origin::Unknown,
     }
 }
 

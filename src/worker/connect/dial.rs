@@ -116,6 +116,7 @@ async fn dial_worker(
             identity: identity().clone(),
             name: "self".to_owned(),
             certificates: None,
+            origin: crate::transport::channel::Origin::Unknown,
         };
         return attach(
             shared,

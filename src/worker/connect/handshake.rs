@@ -254,6 +254,7 @@ pub(super) async fn establish(
         identity: believed(&channel, identity),
         name,
         certificates: channel.certificates(),
+        origin: channel.origin(),
     };
     // The first, and those to be tried should it not come about.
     let known = |name: &String| {

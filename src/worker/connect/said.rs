@@ -21,6 +21,7 @@ pub(in crate::worker) fn info(channel: &Channel, client: &Introduction) -> PeerI
         identity: believed(channel, client.identity.clone()),
         name: channel.peer_name(),
         certificates: channel.certificates(),
+        origin: channel.origin(),
     }
 }
 

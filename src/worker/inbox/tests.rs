@@ -79,6 +79,7 @@ pub(in crate::worker) fn core() -> (Core, Sent) {
             },
             name: "peer".into(),
             certificates: None,
+            origin: crate::transport::channel::Origin::Unknown,
         },
         account,
         transports: Vec::new(),

@@ -34,7 +34,7 @@ impl Movers {
         };
         match &found.state {
             State::Open(open) => match &open.lost {
-                Some(error) => Ready::Never(error.duplicate()),
+                Some(error) => Ready::Never(error.clone()),
                 None => Ready::Now,
             },
             State::Opening => {
@@ -77,7 +77,7 @@ impl Movers {
         for op in waiting {
             match &failed {
                 None => self.devices.step_soon(op),
-                Some(error) => self.ctx.staging_failed(op, error.duplicate()),
+                Some(error) => self.ctx.staging_failed(op, error.clone()),
             }
         }
         left
@@ -239,19 +239,19 @@ impl Movers {
         };
         tracing::error!(target: "wharf::worker", %error, "an engine that copies for a device");
         if let Some(open) = self.devices.open(index) {
-            open.lost = Some(error.duplicate());
+            open.lost = Some(error.clone());
             open.queue.clear();
             open.places.clear();
         }
         for token in self.devices.unreported(index, false) {
-            self.reported(token, Err(error.duplicate()));
+            self.reported(token, Err(error.clone()));
         }
         let waiting = std::mem::take(&mut self.devices.waiting);
         let of_it = |waiting: &Waiting| waiting.slot == index;
         let (over, still) = waiting.into_iter().partition(of_it);
         self.devices.waiting = still;
         for op in Vec::<Waiting>::into_iter(over).flat_map(|waiting| waiting.ops) {
-            self.ctx.staging_failed(op, error.duplicate());
+            self.ctx.staging_failed(op, error.clone());
         }
     }
 
@@ -370,7 +370,7 @@ impl Pump<'_> {
     /// Why a request, whose operation goes on or does not, is not handed to the engine.
     fn refusal(&self, goes_on: bool) -> Option<Error> {
         match &self.open.lost {
-            Some(error) => Some(error.duplicate()),
+            Some(error) => Some(error.clone()),
             None if !goes_on => Some(Error::new(ErrorKind::Canceled, "cancelled")),
             None => None,
         }

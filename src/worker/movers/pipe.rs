@@ -226,7 +226,7 @@ impl Movers {
                 self.devices.wait_for_fragment(key, slot, side, link);
             }
             Err(error) => {
-                let error = error.duplicate();
+                let error = error.clone();
                 self.ctx.staging_failed(key, error);
             }
         }
@@ -318,7 +318,7 @@ impl Movers {
             self.ctx.close_soon(entry.link);
             drop(self.ctx.operations.work_of(entry));
         }
-        let failure = ended.error().map(Error::duplicate);
+        let failure = ended.error().map(Error::clone);
         if let Some(Work::Send(_)) = self.ctx.operations.work(parent) {
             return match failure {
                 None => self.finish(parent, Ended::Done(Ok(()))),

@@ -95,7 +95,7 @@ impl Ctx {
         peer.odd
             .get_or_insert_default()
             .unrouted
-            .push((slot, error.duplicate()));
+            .push((slot, error.clone()));
     }
 
     /// Gives a loan back.

@@ -47,7 +47,7 @@ impl Ctx {
 
     pub(in crate::worker) fn write_failed(&mut self, key: OpKey, error: &crate::error::Error) {
         if let Some(Work::Write(write)) = self.operations.work(key) {
-            let event = Event::Unwritten(write.stream, error.duplicate());
+            let event = Event::Unwritten(write.stream, error.clone());
             self.events.push_back(event);
         }
     }
@@ -67,7 +67,7 @@ impl Movers {
         match slot {
             Ok(slot) => self.begin_staged(key, Pipe::new(Kind::Write, slot, total)),
             Err(error) => {
-                let event = Event::Unwritten(stream, error.duplicate());
+                let event = Event::Unwritten(stream, error.clone());
                 self.ctx.events.push_back(event);
                 self.fail_operation(key, error);
             }

@@ -187,6 +187,6 @@ impl Direct {
 
 impl From<&Error> for Broken {
     fn from(error: &Error) -> Self {
-        Self::Ended(error.duplicate())
+        Self::Ended(error.clone())
     }
 }

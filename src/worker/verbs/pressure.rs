@@ -103,7 +103,7 @@ impl Ctx {
                             || !entry.queued && matches!(send.stage, SendStage::Queued))
             });
             if waits {
-                self.fail_operation(key, error.duplicate());
+                self.fail_operation(key, error.clone());
             }
         }
         if let Some(peer) = self.peer(link) {

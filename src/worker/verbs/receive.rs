@@ -232,7 +232,7 @@ impl Core {
     /// Ends all that wait.
     pub(in crate::worker) fn fail_receives(&mut self, error: &Error) {
         for id in self.posted.ids() {
-            self.fail_receive(OpKey::of(id), error.duplicate());
+            self.fail_receive(OpKey::of(id), error.clone());
         }
     }
 }

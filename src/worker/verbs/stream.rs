@@ -225,7 +225,7 @@ impl Core {
                 return true;
             }
             stream.named = false;
-            stream.ended = Some(error.duplicate());
+            stream.ended = Some(error.clone());
             lent.extend(
                 stream
                     .writing

@@ -473,7 +473,7 @@ impl Core {
     /// The bytes of a device's buffer cannot be had: the stream is broken.
     pub(crate) fn stream_write_failed(&mut self, key: StreamKey, error: &Error) {
         if let Some(stream) = self.streams.get(key) {
-            stream.writing.failed = Some(error.duplicate());
+            stream.writing.failed = Some(error.clone());
             self.movers.ctx.wakes.extend(stream.writing.waker.take());
             self.reset_stream(key);
         }
@@ -547,7 +547,7 @@ impl Core {
 impl Stream {
     pub(in crate::worker) fn write_error(&self) -> Option<Broken> {
         if let Some(error) = &self.writing.failed {
-            Some(Broken::Ended(error.duplicate()))
+            Some(Broken::Ended(error.clone()))
         } else if let Some(refused) = self.writing.stopped {
             Some(refused.map_or(Broken::Stopped, Broken::Refused))
         } else if let Some(error) = &self.ended {

@@ -302,7 +302,7 @@ impl Stream {
         match (self.reading.end, &self.ended) {
             (Some(ReadEnd::Fin), _) => Some(Ok(0)),
             (Some(ReadEnd::Reset), _) => Some(Err(Broken::Reset)),
-            (None, Some(error)) => Some(Err(Broken::Ended(error.duplicate()))),
+            (None, Some(error)) => Some(Err(Broken::Ended(error.clone()))),
             (None, None) => None,
         }
     }

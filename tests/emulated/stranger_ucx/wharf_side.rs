@@ -56,7 +56,7 @@ pub(crate) fn play() -> Option<()> {
     if let Some(mut parent) = child("receiver") {
         run(&mut parent, async |parent, what, len, count| {
             let (context, worker) = start("shm,cma");
-            let mut listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+            let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
             parent.say(listener.local_addr());
             let incoming = listener.accept().await.expect("a request");
             let endpoint = incoming.accept().await.expect("a connection");

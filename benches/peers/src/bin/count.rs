@@ -27,7 +27,7 @@ async fn count(verb: &str, size: usize, number: usize) -> Outcome<()> {
         .progress(Progress::Busy)
         .build()?;
     let (here, there) = (Worker::new(&context)?, Worker::new(&context)?);
-    let mut listener = there.listen("127.0.0.1:0").await?;
+    let listener = there.listen("127.0.0.1:0").await?;
     let address = listener.local_addr();
     let (dialled, accepted) = tokio::join!(here.connect(address), async {
         listener.accept().await?.accept().await

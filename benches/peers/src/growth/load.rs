@@ -109,7 +109,7 @@ async fn worker(transport: &str) -> Outcome<Worker> {
 struct Ends {
     here: Worker,
     there: Worker,
-    listener: tokio::sync::Mutex<Listener>,
+    listener: Listener,
     address: String,
     endpoint: Endpoint,
     _back: Endpoint,
@@ -118,13 +118,13 @@ struct Ends {
 impl Ends {
     async fn new(transport: &str) -> Outcome<Self> {
         let (here, there) = (worker(transport).await?, worker(transport).await?);
-        let mut listener = there.listen("127.0.0.1:0").await?;
+        let listener = there.listen("127.0.0.1:0").await?;
         let address = listener.local_addr().to_string();
-        let (endpoint, back) = connect(&here, &address, &mut listener).await?;
+        let (endpoint, back) = connect(&here, &address, &listener).await?;
         Ok(Self {
             here,
             there,
-            listener: tokio::sync::Mutex::new(listener),
+            listener,
             address,
             endpoint,
             _back: back,
@@ -133,10 +133,9 @@ impl Ends {
 
     /// As many more connections.
     async fn more(&self, number: usize) -> Outcome<Vec<(Endpoint, Endpoint)>> {
-        let mut listener = self.listener.lock().await;
         let mut made = Vec::with_capacity(number);
         for _ in 0..number {
-            made.push(connect(&self.here, &self.address, &mut listener).await?);
+            made.push(connect(&self.here, &self.address, &self.listener).await?);
         }
         Ok(made)
     }
@@ -160,7 +159,7 @@ impl Ends {
 async fn connect(
     here: &Worker,
     address: &str,
-    listener: &mut Listener,
+    listener: &Listener,
 ) -> Outcome<(Endpoint, Endpoint)> {
     let (dialled, accepted) = tokio::join!(here.connect(address), async {
         listener.accept().await?.accept().await
@@ -301,7 +300,7 @@ fn tasks(transport: &str, number: usize, extent: Extent) -> Outcome<Cost> {
         pair::pin(1)?;
         runtime()?.block_on(async {
             let there = worker(&transport_there).await?;
-            let mut listener = there.listen("127.0.0.1:0").await?;
+            let listener = there.listen("127.0.0.1:0").await?;
             tell.send(listener.local_addr().to_string())?;
             let endpoint = listener.accept().await?.accept().await?;
             let tasks: Vec<_> = tags()

@@ -42,7 +42,7 @@ pub(super) fn run(address: &str, is_child: bool, cpu: Option<usize>) -> Outcome<
 async fn listen(address: &str, cpu: Option<usize>) -> Outcome<()> {
     let context = Context::builder().progress(Progress::EventDriven).build()?;
     let worker = Worker::new(&context)?;
-    let mut listener = worker.listen(address).await?;
+    let listener = worker.listen(address).await?;
     let mut out = std::io::stdout();
     writeln!(out, "listening on {}", listener.local_addr())?;
     out.flush()?;

@@ -71,7 +71,7 @@ impl Uffd {
         fork::check(Operation::Memory)?;
         match PROCESS.get_or_init(|| Self::open(true).map(Arc::new)) {
             Ok(this) => Ok(Arc::clone(this)),
-            Err(error) => Err(error.duplicate()),
+            Err(error) => Err(error.clone()),
         }
     }
 

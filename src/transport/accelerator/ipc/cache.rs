@@ -65,7 +65,7 @@ enum Entry<K: Key, V: Send + Sync + 'static> {
     Open { value: Arc<V>, used: u64 },
 }
 
-type End<K, V> = std::result::Result<Lease<K, V>, Arc<Error>>;
+type End<K, V> = Result<Lease<K, V>>;
 
 /// An entry in use. The last one of an entry that is kept no longer has it closed, on a thread that may block.
 pub(crate) struct Lease<K: Key, V: Send + Sync + 'static> {
@@ -146,8 +146,7 @@ impl<K: Key, V: Send + Sync + 'static> Cache<K, V> {
         let found = end.borrow().clone();
         drop(end);
         match found {
-            Some(Ok(lease)) => Ok(lease),
-            Some(Err(error)) => Err(error.duplicate()),
+            Some(end) => end,
             None => Err(not_run()),
         }
     }
@@ -341,7 +340,7 @@ impl<K: Key, V: Send + Sync + 'static> Job<K, V> {
                 Err(error) => {
                     state.entries.remove(&self.key);
                     state.live -= 1;
-                    Err(Arc::new(error))
+                    Err(error)
                 }
             }
         };

@@ -1,0 +1,186 @@
+//! Numbers and words of the interface, as text and back: in configuration, logs and on command lines.
+
+use std::{fmt, str::FromStr};
+
+use super::{Access, AmId, EndpointId, LinkId, Mask, Priority, Tag, WorkerId};
+use crate::error::{Error, ErrorKind, Operation, Result};
+
+/// Decimal, or hexadecimal after `0x`.
+fn number<N: TryFrom<u64>>(text: &str) -> Option<N> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    N::try_from(number.ok()?).ok()
+}
+
+#[cold]
+fn no(what: &str, text: &str, wanted: impl fmt::Display) -> Error {
+    let text = format!("{text:?} is no {what}: {wanted}");
+    Error::new(ErrorKind::InvalidArgument, text).during(Operation::Configure)
+}
+
+macro_rules! numbers {
+    ($($Type:ident, $what:literal, $form:literal;)*) => {$(
+        impl fmt::Display for $Type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, $form, self.0)
+            }
+        }
+
+        impl FromStr for $Type {
+            type Err = Error;
+
+            /// Decimal, or hexadecimal after `0x`.
+            ///
+            /// # Errors
+            /// `InvalidArgument`: no number, or too large a one.
+            fn from_str(text: &str) -> Result<Self> {
+                let found = number(text).map(Self);
+                found.ok_or_else(|| no($what, text, "a number, or 0x and hexadecimal digits"))
+            }
+        }
+    )*};
+}
+
+numbers! {
+    Tag, "tag", "{:#x}";
+    Mask, "mask", "{:#x}";
+    EndpointId, "endpoint", "{}";
+    AmId, "active message id", "{}";
+    LinkId, "link", "{}";
+}
+
+impl FromStr for WorkerId {
+    type Err = Error;
+
+    /// From its `Display` form, 32 hexadecimal digits.
+    ///
+    /// # Errors
+    /// `InvalidArgument`.
+    fn from_str(text: &str) -> Result<Self> {
+        let is_one = text.len() == 32 && text.bytes().all(|letter| letter.is_ascii_hexdigit());
+        let found = u128::from_str_radix(text, 16).ok().filter(|_| is_one);
+        let found = found.map(|id| Self(id.to_be_bytes()));
+        found.ok_or_else(|| no("worker", text, "32 hexadecimal digits"))
+    }
+}
+
+const PRIORITIES: [(&str, Priority); 3] = [
+    ("low", Priority::Low),
+    ("normal", Priority::Normal),
+    ("high", Priority::High),
+];
+
+impl fmt::Display for Priority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let found = PRIORITIES.iter().find(|(_, priority)| priority == self);
+        f.pad(found.map_or("", |(name, _)| name))
+    }
+}
+
+impl FromStr for Priority {
+    type Err = Error;
+
+    /// `low`, `normal` or `high`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`.
+    fn from_str(text: &str) -> Result<Self> {
+        let found = PRIORITIES.iter().find(|(name, _)| *name == text);
+        let found = found.map(|(_, priority)| *priority);
+        found.ok_or_else(|| no("priority", text, "low, normal or high"))
+    }
+}
+
+const RIGHTS: [(&str, Access); 3] = [
+    ("read", Access::READ),
+    ("write", Access::WRITE),
+    ("device-atomic", Access::DEVICE_ATOMIC),
+];
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rights = RIGHTS.iter().filter(|(_, right)| self.contains(*right));
+        let names: Vec<&str> = rights.map(|(name, _)| *name).collect();
+        f.pad(match &*names.join("+") {
+            "" => "none",
+            names => names,
+        })
+    }
+}
+
+impl FromStr for Access {
+    type Err = Error;
+
+    /// Rights with `+` between them, as `read+write`; `none`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`.
+    fn from_str(text: &str) -> Result<Self> {
+        if text == "none" {
+            return Ok(Self::empty());
+        }
+        text.split('+').try_fold(Self::empty(), |rights, name| {
+            let right = RIGHTS.iter().find(|(known, _)| *known == name);
+            let right = right.map(|(_, right)| rights | *right);
+            right.ok_or_else(|| {
+                no(
+                    "access",
+                    text,
+                    "read, write and device-atomic, with + between them",
+                )
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn back<T: FromStr<Err = Error> + fmt::Display + PartialEq + fmt::Debug>(values: &[T]) {
+        for value in values {
+            assert_eq!(
+                &value.to_string().parse::<T>().expect("its own text"),
+                value
+            );
+        }
+    }
+
+    fn refused<T: FromStr<Err = Error> + fmt::Debug>(texts: &[&str]) {
+        for text in texts {
+            let error = text.parse::<T>().expect_err(text);
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        }
+    }
+
+    #[test]
+    fn as_text_and_back() {
+        back(&[Tag(0), Tag(7), Tag(u64::MAX)]);
+        back(&[Mask::ALL, Mask::NONE]);
+        back(&[EndpointId(3)]);
+        back(&[AmId(0), AmId(u16::MAX)]);
+        back(&[LinkId(1 << 40)]);
+        back(&[WorkerId([0; 16]), WorkerId([0xab; 16])]);
+        back(&[Priority::Low, Priority::Normal, Priority::High]);
+        back(&[
+            Access::empty(),
+            Access::READ,
+            Access::READ | Access::WRITE,
+            Access::all(),
+        ]);
+        assert_eq!("12".parse::<Tag>().expect("decimal"), Tag(12));
+        assert_eq!("0xff".parse::<AmId>().expect("hexadecimal"), AmId(255));
+        assert_eq!((Access::READ | Access::WRITE).to_string(), "read+write");
+    }
+
+    #[test]
+    fn what_is_none() {
+        refused::<Tag>(&["", "x", "-1", "0x", "0xg", "18446744073709551616"]);
+        refused::<AmId>(&["65536"]);
+        refused::<WorkerId>(&["", "ab", "+0000000000000000000000000000000", "é"]);
+        refused::<Priority>(&["", "Low", "urgent"]);
+        refused::<Access>(&["", "read,write", "read+", "all"]);
+    }
+}

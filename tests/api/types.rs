@@ -1,0 +1,209 @@
+//! What the types of the interface are made from, made into and compared by, as a program would write it.
+
+use std::{
+    borrow::Cow,
+    collections::HashSet,
+    error::Error as _,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use wharf::{Buffer, BufferMut, Context, Error, ErrorKind, Mask, Tag, Worker};
+
+use crate::support::{LIMIT, watchdog};
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_all().build().expect("a runtime");
+    runtime.block_on(watchdog(LIMIT, test));
+}
+
+fn worker(transports: &str) -> Worker {
+    let builder = Context::builder().transports(transports).expect("known");
+    Worker::new(&builder.build().expect("a context")).expect("a worker")
+}
+
+#[test]
+fn what_becomes_a_buffer() {
+    let buffers: [Buffer; 9] = [
+        [1_u8, 2, 3].into(),
+        vec![1, 2, 3].into(),
+        vec![1, 2, 3].into_boxed_slice().into(),
+        Arc::<[u8]>::from([1, 2, 3]).into(),
+        Bytes::from_static(&[1, 2, 3]).into(),
+        (&[1, 2, 3]).into(),
+        "\u{1}\u{2}\u{3}".into(),
+        Cow::Borrowed(&[1, 2, 3][..]).into(),
+        Cow::<[u8]>::Owned(vec![1, 2, 3]).into(),
+    ];
+    for buffer in buffers {
+        let address = buffer.address();
+        let bytes = Bytes::try_from(buffer).expect("the host's");
+        assert_eq!(&bytes[..], [1, 2, 3]);
+        assert_eq!(bytes.as_ptr(), address, "without a copy");
+    }
+    run(async {
+        let context = Context::builder().build().expect("a context");
+        let mut memory = context.allocate(5000).await.expect("memory");
+        memory[4999] = 7;
+        let bytes = Bytes::try_from(memory.freeze()).expect("the host's");
+        assert_eq!((bytes.len(), bytes[4999]), (5000, 7));
+    });
+}
+
+#[test]
+fn errors_of_the_system_and_back() {
+    fn opened() -> wharf::Result<()> {
+        std::fs::File::open("/nothing/here")?;
+        Ok(())
+    }
+    let error = opened().expect_err("nothing there");
+    assert_eq!(error.kind(), ErrorKind::Io);
+    let source = error.source().expect("the system's");
+    assert!(source.downcast_ref::<io::Error>().is_some(), "{error:?}");
+    let refused = Error::from(io::Error::from(io::ErrorKind::ConnectionRefused));
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+    let clone = error.clone();
+    assert_eq!(
+        (clone.kind(), clone.to_string()),
+        (error.kind(), error.to_string())
+    );
+    assert!(clone.source().is_some());
+    // Through a function that gives the system's errors.
+    let system = io::Error::from(Error::new(ErrorKind::StaleKey, "exposed no longer"));
+    assert_eq!(system.kind(), io::ErrorKind::InvalidData);
+    assert_eq!(Error::from(system).kind(), ErrorKind::StaleKey);
+}
+
+#[test]
+fn every_form_of_an_address() {
+    run(async {
+        let there = worker("tcp");
+        let here = worker("tcp");
+        let listener = there
+            .listen((Ipv4Addr::LOCALHOST, 0))
+            .await
+            .expect("listens");
+        let address = listener.local_addr();
+        let port = address.port();
+        let (text, all) = (address.to_string(), [address]);
+        let SocketAddr::V4(four) = address else {
+            panic!("{address}")
+        };
+        macro_rules! connects {
+            ($($to:expr),* $(,)?) => {$(
+                let (connected, accepted) = tokio::join!(here.connect($to), async {
+                    listener.accept().await.expect("a peer").accept().await
+                });
+                let (connected, accepted) = (connected.expect("connected"), accepted.expect("accepted"));
+                assert_eq!(connected.peer_addr(), Some(address));
+                assert_eq!(accepted.peer_addr().expect("from where").ip(), address.ip());
+                assert_eq!(connected.peer_credentials(), None);
+                drop((connected, accepted));
+            )*};
+        }
+        connects!(
+            &*text,
+            &text,
+            text.clone(),
+            address,
+            four,
+            SocketAddrV4::new(Ipv4Addr::LOCALHOST, port),
+            ("127.0.0.1", port),
+            ("localhost".to_owned(), port),
+            (IpAddr::V4(Ipv4Addr::LOCALHOST), port),
+            (Ipv4Addr::LOCALHOST, port),
+            vec![address],
+            &all[..],
+        );
+        let none = here.connect(Vec::<SocketAddr>::new()).await;
+        assert_eq!(none.expect_err("none").kind(), ErrorKind::InvalidArgument);
+        for listens in [
+            here.listen("127.0.0.1:0").await,
+            here.listen(("localhost", 0)).await,
+            here.listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+                .await,
+            here.listen(vec![address, SocketAddr::from((Ipv4Addr::LOCALHOST, 0))])
+                .await,
+        ] {
+            listens.expect("listens");
+        }
+        // Without IPv6 that cannot be had, whatever form names it.
+        if let Ok(listener) = there.listen((Ipv6Addr::LOCALHOST, 0)).await {
+            let port = listener.local_addr().port();
+            let (connected, accepted) = tokio::join!(here.connect(("::1", port)), async {
+                listener.accept().await.expect("a peer").accept().await
+            });
+            let both = (connected.expect("connected"), accepted.expect("accepted"));
+            assert_eq!(
+                both.0.peer_addr(),
+                Some(SocketAddr::from((Ipv6Addr::LOCALHOST, port)))
+            );
+        }
+        here.shutdown(LIMIT).await.expect("shut down");
+        there.shutdown(LIMIT).await.expect("shut down");
+    });
+}
+
+/// Several tasks accept at one listener; each peer is one's.
+#[test]
+fn a_listener_is_shared() {
+    run(async {
+        let there = worker("shm");
+        let here = worker("shm");
+        let listener = Arc::new(there.listen("127.0.0.1:0").await.expect("listens"));
+        let address = listener.local_addr();
+        let tasks: Vec<_> = (0..4)
+            .map(|_| {
+                let listener = Arc::clone(&listener);
+                tokio::spawn(async move {
+                    let incoming = listener.accept().await.expect("a peer");
+                    incoming.accept().await.expect("accepted")
+                })
+            })
+            .collect();
+        let mut ends = HashSet::new();
+        for _ in 0..4 {
+            ends.insert(here.connect(address).await.expect("connected"));
+        }
+        for task in tasks {
+            ends.insert(task.await.expect("no panic"));
+        }
+        assert_eq!(ends.len(), 8, "each is another");
+        for end in &ends {
+            assert!(ends.contains(&end.clone()), "a clone is the same");
+            if let Some(peer) = end.peer_credentials() {
+                assert_eq!(peer.pid, std::process::id());
+            }
+        }
+        let by_socket = ends.iter().filter(|end| end.peer_credentials().is_some());
+        assert_eq!(by_socket.count(), 8, "all over the Unix socket");
+        drop(ends);
+        here.shutdown(LIMIT).await.expect("shut down");
+        there.shutdown(LIMIT).await.expect("shut down");
+    });
+}
+
+#[test]
+fn what_was_received() {
+    run(async {
+        let worker = worker("self");
+        let address = worker.address().expect("an address");
+        let endpoint = worker.connect(&address).await.expect("oneself");
+        endpoint
+            .tag_send(Tag(1), *b"twelve bytes")
+            .await
+            .expect("sent");
+        let received = worker.tag_recv(Tag(1), Mask::ALL, vec![0; 100]).await;
+        let received = received.expect("received");
+        assert_eq!(received.bytes(), b"twelve bytes");
+        assert_eq!(received.as_ref(), b"twelve bytes");
+        let at = received.buffer.as_ptr();
+        let bytes = Bytes::from(received);
+        assert_eq!((&bytes[..], bytes.as_ptr()), (&b"twelve bytes"[..], at));
+        let _ = BufferMut::from(vec![0; 3]);
+        worker.shutdown(LIMIT).await.expect("shut down");
+    });
+}
