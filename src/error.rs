@@ -181,7 +181,7 @@ impl Error {
             | io::ErrorKind::NetworkUnreachable
             | io::ErrorKind::AddrNotAvailable => ErrorKind::Unreachable,
             io::ErrorKind::TimedOut => ErrorKind::DeadlineExceeded,
-            io::ErrorKind::OutOfMemory => ErrorKind::Exhausted,
+            io::ErrorKind::OutOfMemory | io::ErrorKind::FileTooLarge => ErrorKind::Exhausted,
             _ => match source.raw_os_error() {
                 Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOSPC) => {
                     ErrorKind::Exhausted

@@ -22,6 +22,7 @@ use nix::{
     fcntl::{FcntlArg, SealFlag, fcntl},
     sys::{
         memfd::{MFdFlags, memfd_create},
+        resource::{RLIM_INFINITY, Resource, getrlimit},
         stat::fstat,
         statfs::{TMPFS_MAGIC, fstatfs},
     },
@@ -38,6 +39,16 @@ const FUTURE_WRITE: SealFlag = SealFlag::from_bits_retain(libc::F_SEAL_FUTURE_WR
 
 /// `MFD_NOEXEC_SEAL` (Linux 6.3): never executable. Machines with `vm.memfd_noexec=2` refuse a memfd without it.
 const MFD_NOEXEC_SEAL: libc::c_uint = 8;
+
+/// That a file may be so long: a longer one ends the process (`SIGXFSZ`), unless it has said otherwise.
+fn fits_the_limit(size: libc::off_t) -> io::Result<()> {
+    let limit = getrlimit(Resource::RLIMIT_FSIZE).map_or(RLIM_INFINITY, |(soft, _)| soft);
+    if limit == RLIM_INFINITY || size.unsigned_abs() <= limit {
+        return Ok(());
+    }
+    let text = format!("{size} bytes of shared memory, where files may have {limit} (ulimit -f)");
+    Err(io::Error::new(io::ErrorKind::FileTooLarge, text))
+}
 
 /// Anonymous shared memory of fixed size.
 #[derive(Debug)]
@@ -102,6 +113,7 @@ impl Memfd {
             Err(Errno::EINVAL) => memfd_create(name, flags),
             other => other,
         }?;
+        fits_the_limit(size)?;
         ftruncate(&fd, size)?;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;
         Ok(fd)

@@ -16,6 +16,7 @@ mod crowd;
 mod death;
 mod device;
 mod exchange;
+mod file_limit;
 mod fork;
 mod listening;
 mod paths;

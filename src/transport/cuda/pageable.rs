@@ -16,7 +16,7 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{shared::NAME, words::is_end};
+use super::words::is_end;
 use crate::{
     driver::cuda::{CudaContext, DevicePtr, HostRegistration, PointerKind},
     error::{Error, ErrorKind, Result},
@@ -56,12 +56,19 @@ pub(super) fn is_pinned(context: &CudaContext, range: AddressRange) -> bool {
 
 /// Registers host memory for all devices.
 #[derive(Debug)]
-pub(super) struct Pinner(CudaContext);
+pub(super) struct Pinner {
+    context: CudaContext,
+    /// In errors and logs.
+    name: &'static str,
+}
 
 impl Pinner {
     /// By a context, for all of them.
-    pub(super) fn new(context: &CudaContext) -> Self {
-        Self(context.clone())
+    pub(super) fn new(context: &CudaContext, name: &'static str) -> Self {
+        Self {
+            context: context.clone(),
+            name,
+        }
     }
 
     /// # Errors
@@ -71,7 +78,7 @@ impl Pinner {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(range.start() as usize);
         let start = NonNull::new(start).ok_or_else(none)?;
         let length = usize::try_from(range.len()).map_err(|_| none())?;
-        let guard = self.0.enter()?;
+        let guard = self.context.enter()?;
         // SAFETY: whoever has it registered has it mapped now, and the cache hears when it no more is.
         let made = unsafe { guard.register_host(start, length, true) }?;
         match made.is_owned() {
@@ -85,7 +92,7 @@ impl Registrar for Pinner {
     type Handle = HostRegistration;
 
     fn name(&self) -> &'static str {
-        NAME
+        self.name
     }
 
     /// Never in the thread that asks, which is a runtime's: every page is touched.

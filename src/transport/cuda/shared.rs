@@ -99,7 +99,7 @@ impl Shared {
             return Ok(cache);
         }
         let cache = Arc::new(RegistrationCache::new(
-            Pinner::new(context),
+            Pinner::new(context, NAME),
             monitor(MonitorKind::Auto)?,
             RegistrationCacheOptions::new(),
         )?);
