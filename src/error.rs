@@ -35,7 +35,9 @@ pub enum ErrorKind {
     ConnectionRefused,
     /// The listener turned the connection down; the message holds its reason.
     Rejected,
-    /// The connection broke.
+    /// The peer closed the connection in order: it closed the endpoint, dropped it, or shut its worker down, and all that it sent before has come.
+    ClosedByPeer,
+    /// The connection broke, or the peer ended it at once.
     ConnectionReset,
     /// The peer's process has ended.
     PeerDied,
@@ -262,7 +264,7 @@ impl Error {
     pub fn bytes_moved(&self) -> u64 {
         self.0.bytes_moved
     }
-    /// Whether the connection, not just this operation, is gone.
+    /// Whether the connection, not just this operation, is gone by a failure: not where the peer closed it in order.
     #[must_use]
     pub fn is_peer_failure(&self) -> bool {
         matches!(
@@ -337,7 +339,9 @@ impl From<Error> for io::Error {
             ErrorKind::DeadlineExceeded => io::ErrorKind::TimedOut,
             ErrorKind::WouldBlock => io::ErrorKind::WouldBlock,
             ErrorKind::ConnectionRefused | ErrorKind::Rejected => io::ErrorKind::ConnectionRefused,
-            ErrorKind::ConnectionReset | ErrorKind::PeerDied => io::ErrorKind::ConnectionReset,
+            ErrorKind::ClosedByPeer | ErrorKind::ConnectionReset | ErrorKind::PeerDied => {
+                io::ErrorKind::ConnectionReset
+            }
             ErrorKind::Closed => io::ErrorKind::NotConnected,
             ErrorKind::Unreachable => io::ErrorKind::HostUnreachable,
             ErrorKind::AuthenticationFailed

@@ -222,7 +222,7 @@ impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
         }) = entered
         {
             let queued = handle.shared.poll_queued(cx, *key);
-            if queued.is_pending() && !copy.deadline.is_over(cx) {
+            if queued.is_pending() && !copy.deadline.is_over(&handle.shared, cx) {
                 return Poll::Pending;
             }
             if queued == Poll::Ready(true) {

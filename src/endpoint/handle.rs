@@ -205,7 +205,10 @@ impl Endpoint {
         let reason = Ending::new(self).await;
         match reason {
             Some(error)
-                if !matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::Closed) =>
+                if !matches!(
+                    error.kind(),
+                    ErrorKind::ClosedByPeer | ErrorKind::ConnectionReset | ErrorKind::Closed
+                ) =>
             {
                 Err(error.during(Operation::Close))
             }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::Sleep;
+use tokio::{runtime, time::Sleep};
 
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
@@ -19,6 +19,7 @@ use crate::{
         Handle,
         engine::Engine,
         operations::{Arrival, Outcome},
+        shared::Shared,
         turn,
     },
 };
@@ -138,12 +139,15 @@ pub(crate) enum Deadline {
 
 impl Deadline {
     #[inline]
-    pub(crate) fn is_over(&mut self, cx: &mut Context<'_>) -> bool {
+    pub(crate) fn is_over(&mut self, shared: &Shared, cx: &mut Context<'_>) -> bool {
         match self {
             Self::None => false,
             Self::After(after) => {
+                // Whoever polls may be outside every runtime: then by the clock of the worker's.
+                let outside = runtime::Handle::try_current().is_err();
+                let _within = outside.then(|| shared.runtime.enter());
                 *self = Self::Running(Box::pin(tokio::time::sleep(*after)));
-                self.is_over(cx)
+                self.is_over(shared, cx)
             }
             Self::Running(sleep) => sleep.as_mut().poll(cx).is_ready(),
         }
@@ -250,7 +254,7 @@ impl Entered {
             *place = None;
             return Poll::Ready(Outcome::Done(Err(error)));
         }
-        if deadline.is_over(cx) {
+        if deadline.is_over(shared, cx) {
             let outcome = shared.ask(|engine| {
                 engine.progress();
                 if !engine.core.is_over(key) {

@@ -682,7 +682,7 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
         let rare = self.rare.get_or_insert_default();
         rare.entered = key.map(|key| Entered::new(self.worker.handle(), key));
         // The timer starts.
-        if rare.deadline.is_over(cx) {
+        if rare.deadline.is_over(self.worker.shared(), cx) {
             cx.waker().wake_by_ref();
         }
         Poll::Pending

@@ -585,6 +585,7 @@ error_codes! {
     23 => Io,
     24 => Forked,
     25 => DeviceLost,
+    26 => ClosedByPeer,
 }
 
 /// A body that ends too early.

@@ -91,7 +91,7 @@ impl Ctx {
             return Ok(());
         };
         let said = matches!(peer.status, Status::Closing { sent: true });
-        let gone = || Error::new(ErrorKind::ConnectionReset, "the peer closed the connection");
+        let gone = || Error::new(ErrorKind::ClosedByPeer, "the peer closed the connection");
         // By this side, whatever the peer did at the same time.
         let closed = || Error::new(ErrorKind::Closed, "the endpoint was closed");
         match (answer, said) {

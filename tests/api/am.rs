@@ -745,7 +745,7 @@ scenarios! { between workers:
         drop(there);
         a_while().await;
         drop(handler);
-        assert_eq!(here.endpoint.closed().await.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(here.endpoint.closed().await.kind(), ErrorKind::ClosedByPeer);
     }
 }
 

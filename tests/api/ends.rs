@@ -189,9 +189,9 @@ scenarios! { between workers:
         };
         let (closed, reason) = tokio::join!(pair.here.endpoint.close(), receives);
         closed.expect("closed");
-        assert_eq!(reason.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(reason.kind(), ErrorKind::ClosedByPeer);
         let error = pair.there.endpoint.tag_send(1, vec![1]).await.expect_err("closed");
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(error.kind(), ErrorKind::ClosedByPeer);
         // Its own end is closed without ado.
         pair.there.endpoint.close().await.expect("closed");
     }
@@ -207,7 +207,7 @@ scenarios! { between workers:
         for index in 0..20 {
             same(&there.receive(1, LONG).await, pattern(50_000, index), index);
         }
-        assert_eq!(there.endpoint.closed().await.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(there.endpoint.closed().await.kind(), ErrorKind::ClosedByPeer);
     }
 
     /// So does the last handle of a worker, in the background.
@@ -221,7 +221,7 @@ scenarios! { between workers:
         for index in 0..20 {
             same(&there.receive(1, LONG).await, pattern(50_000, index), index);
         }
-        assert_eq!(there.endpoint.closed().await.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(there.endpoint.closed().await.kind(), ErrorKind::ClosedByPeer);
     }
 
     async fn both_close(way: Way) {
@@ -265,7 +265,9 @@ scenarios! { between workers:
                 pair.there.endpoint.close().await.expect("closed");
             }
             for error in [long.await.expect_err("the peer went"), sync.await.expect_err("the peer went"), endpoint.closed().await] {
-                assert!(error.is_peer_failure(), "{error:?}");
+                // A goodbye does not look like a failure, nor the other way round.
+                assert_eq!(error.is_peer_failure(), abort, "{error:?}");
+                assert_eq!(error.kind() == ErrorKind::ClosedByPeer, !abort, "{error:?}");
             }
             // An announced message goes with its sender.
             let announced = || pair.there.worker.tag_probe(1, Mask::ALL).is_some_and(|info| info.len == LONG);
@@ -305,7 +307,7 @@ scenarios! { between workers:
         pair.here.send(1, pattern(10, 1)).await;
         pair.here.worker.shutdown(Duration::from_secs(60)).await.expect("in order");
         pair.there.receive(1, 10).await;
-        assert_eq!(pair.there.endpoint.closed().await.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(pair.there.endpoint.closed().await.kind(), ErrorKind::ClosedByPeer);
         pair.there.worker.shutdown(Duration::from_secs(60)).await.expect("in order");
     }
 }

@@ -240,7 +240,7 @@ scenarios! { between workers:
             }
         }
         close.await.expect("no panic").expect("closed");
-        assert_eq!(pair.here.endpoint.closed().await.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(pair.here.endpoint.closed().await.kind(), ErrorKind::ClosedByPeer);
         for index in 0..sent {
             same(&pair.there.receive(index, 4000).await, pattern(4000, index as usize), index);
         }
@@ -269,7 +269,7 @@ scenarios! { between workers:
         let send = pair.here.endpoint.tag_send(1, pattern(LONG, 1)).post().expect("room");
         let claim = pair.there.worker.tag_matched(1, Mask::ALL).await.expect("a message");
         pair.there.endpoint.close().await.expect("closed");
-        assert_eq!(send.await.expect_err("nobody received it").kind(), ErrorKind::ConnectionReset);
+        assert_eq!(send.await.expect_err("nobody received it").kind(), ErrorKind::ClosedByPeer);
         let (error, buffer) = claim.recv(vec![7; LONG]).await.expect_err("it is gone").into_parts();
         assert_eq!((error.kind(), buffer), (ErrorKind::ConnectionReset, Some(vec![7; LONG])));
     }
@@ -564,7 +564,7 @@ fn slow_reader_stalls_nobody_else() {
                             index,
                         );
                     }
-                    assert_eq!(endpoint.closed().await.kind(), ErrorKind::ConnectionReset);
+                    assert_eq!(endpoint.closed().await.kind(), ErrorKind::ClosedByPeer);
                 }));
             })
         };

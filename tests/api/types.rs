@@ -7,6 +7,8 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4},
     sync::Arc,
+    task::{Context as TaskContext, Poll, Wake, Waker},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -206,4 +208,59 @@ fn what_was_received() {
         let _ = BufferMut::from(vec![0; 3]);
         worker.shutdown(LIMIT).await.expect("shut down");
     });
+}
+
+/// Waits on this thread, in no runtime.
+fn outside<F: Future>(future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut cx = TaskContext::from_waker(&waker);
+    let mut future = std::pin::pin!(future);
+    loop {
+        match future.as_mut().poll(&mut cx) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park_timeout(LIMIT),
+        }
+    }
+}
+
+/// A deadline runs by the clock of the worker's runtime where whoever waits is in none.
+#[test]
+fn deadlines_outside_every_runtime() {
+    let runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = { runtime }
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let worker = runtime.block_on(async { worker("self") });
+    let endpoint = runtime.block_on(async {
+        let address = worker.address().expect("an address");
+        worker.connect(&address).await.expect("oneself")
+    });
+    let soon = Duration::from_millis(10);
+    let never = worker
+        .tag_recv(Tag(1), Mask::ALL, vec![0; 8])
+        .deadline(soon);
+    let error = outside(never).expect_err("nobody sends");
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+    let posted = worker
+        .tag_recv(Tag(1), Mask::ALL, vec![0; 8])
+        .deadline(soon)
+        .post();
+    let error = outside(posted).expect_err("nobody sends");
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+    let sent = endpoint.tag_send(Tag(2), *b"at once!").deadline(LIMIT);
+    outside(sent).expect("sent");
+    let came = worker
+        .tag_recv(Tag(2), Mask::ALL, vec![0; 8])
+        .deadline(LIMIT);
+    assert_eq!(outside(came).expect("received").bytes(), b"at once!");
+    drop(endpoint);
+    runtime.block_on(worker.shutdown(LIMIT)).expect("shut down");
 }

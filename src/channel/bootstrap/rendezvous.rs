@@ -460,7 +460,7 @@ pub(super) async fn follow(
             )
         })?
         .map_err(|error| match error.kind() {
-            ErrorKind::ConnectionReset => Error::new(
+            ErrorKind::ClosedByPeer | ErrorKind::ConnectionReset => Error::new(
                 ErrorKind::PeerDied,
                 "rank 0 ended before all ranks had come",
             ),
@@ -547,6 +547,7 @@ fn worth_another_try(error: &Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::ConnectionRefused
+            | ErrorKind::ClosedByPeer
             | ErrorKind::ConnectionReset
             | ErrorKind::Unreachable
             | ErrorKind::DeadlineExceeded
