@@ -6,7 +6,6 @@
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::c_void,
     ptr::NonNull,
     sync::{
         Arc,
@@ -22,6 +21,7 @@ use wharf::{
 
 use crate::{
     alone::{child_with, is_child},
+    dlpack,
     error::ErrorKind,
     fixture::{accelerator, calls, context, pattern},
     program::Memory,
@@ -235,48 +235,10 @@ fn what_was_a_devices_is_the_hosts_with_each_monitor() {
     );
 }
 
-/// A tensor as a library hands it over.
-#[repr(C)]
-struct Tensor {
-    data: *mut c_void,
-    device: [i32; 2],
-    ndim: i32,
-    code: u8,
-    bits: u8,
-    lanes: u16,
-    shape: *const i64,
-    strides: *const i64,
-    byte_offset: u64,
-    manager: *mut c_void,
-    deleter: Option<extern "C" fn(*mut Self)>,
-}
-
-extern "C" fn delete(tensor: *mut Tensor) {
-    // SAFETY: a box of `tensor`, and within it another of the owner.
-    unsafe {
-        let tensor = Box::from_raw(tensor);
-        drop(Box::from_raw(tensor.manager.cast::<Owner>()));
-    }
-}
-
 static SHAPE: [i64; 2] = [100, 750];
 
 fn tensor(device: [i32; 2], owner: Owner) -> DlpackTensor {
-    let tensor = Box::new(Tensor {
-        data: std::ptr::without_provenance_mut(owner.0.at() as usize),
-        device,
-        ndim: 2,
-        code: 2,
-        bits: 32,
-        lanes: 1,
-        shape: SHAPE.as_ptr(),
-        strides: std::ptr::null(),
-        byte_offset: 0,
-        manager: Box::into_raw(Box::new(owner)).cast(),
-        deleter: Some(delete),
-    });
-    // SAFETY: such a tensor, with all that it needs.
-    unsafe { DlpackTensor::from_raw(Box::into_raw(tensor).cast()) }.expect("not null")
+    dlpack::tensor(owner.0.at(), &SHAPE, device, owner)
 }
 
 #[test]

@@ -10,6 +10,8 @@ mod error {
 mod alone;
 #[path = "../support/bench.rs"]
 mod bench;
+#[path = "../support/dlpack.rs"]
+mod dlpack;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -12,6 +12,8 @@ mod error {
 mod alone;
 #[path = "../support/bench.rs"]
 mod bench;
+#[path = "../support/dlpack.rs"]
+mod dlpack;
 #[path = "../support/mod.rs"]
 mod support;
 #[path = "../cuda_ipc/sys.rs"]
@@ -28,6 +30,7 @@ mod domain;
 mod fake;
 mod faults;
 mod fixture;
+mod foreign;
 mod ipc;
 mod lost;
 mod old;

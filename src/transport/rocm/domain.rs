@@ -84,6 +84,15 @@ impl MemoryDomain for RocmDomain {
         }
     }
 
+    /// Calls nothing: an allocation's number goes before its memory is freed, by whomever.
+    fn is_current(&self, range: AddressRange, known: &MemoryAttributes) -> bool {
+        let Ok(length) = usize::try_from(range.len()) else {
+            return false;
+        };
+        let seen = self.0.known.find(range.start(), length);
+        known.id != 0 && seen.is_some_and(|seen| seen.id == known.id)
+    }
+
     /// Host memory zeroed, and a device's where the library can (`hsa_amd_memory_fill`). `HostPinned` is of the host's fine-grained pool, in reach of all devices.
     /// `RocmManaged` is refused: the runtime has no memory that it moves.
     fn allocate(&self, memory_type: MemoryType, length: usize) -> Result<Box<dyn DomainMemory>> {
