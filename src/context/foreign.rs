@@ -16,7 +16,7 @@ use crate::{
 
 impl Buffer {
     /// Memory that the program allocated itself: of a device (`cudaMalloc`, `hipMalloc`), pinned, mapped, or ordinary. No type is asked for: the memory
-    /// domains of the context know it by its address. What none of them knows is the host's. Operations of this context's workers take it as they take memory
+    /// domains of the context know it by its address, else by [`Context::notify_allocated`]. What none of them knows is the host's. Operations of this context's workers take it as they take memory
     /// that wharf allocated.
     ///
     /// The owner is dropped when wharf is done with the memory: with the last clone, those that operations hold among them. It keeps the memory allocated, as an
@@ -40,7 +40,7 @@ impl Buffer {
     /// ```
     ///
     /// # Errors
-    /// `InvalidArgument`: null, or not all in one allocation; what the domain's driver said; `Forked` in a child made by `fork`. The owner is dropped then.
+    /// `InvalidArgument`: null, not all in one allocation, or unknown where the host has no memory; what the domain's driver said; `Forked` in a child made by `fork`. The owner is dropped then.
     ///
     /// # Safety
     /// The `length` bytes at `address` are allocated, initialised and unchanged until the owner is dropped; so is work of a device's that has yet to write
@@ -165,10 +165,26 @@ unsafe fn foreign<O: Send + Sync + 'static>(
         return Err(Error::new(ErrorKind::InvalidArgument, text).during(Operation::Memory));
     }
     let known = context.memory().types.find_current(range)?;
+    if known.memory_type == MemoryType::Host && is_no_hosts(range) {
+        return Err(nobodys(range));
+    }
     agree(&owner, known.memory_type)?;
     // SAFETY: the caller vouches for the bytes, and the domains have said what they are.
     let memory: Box<dyn DomainMemory> = Box::new(unsafe { Foreign::new(range, known, owner) });
     Ok(memory.into())
+}
+
+/// Whether the processor has no such addresses: a device's, then.
+fn is_no_hosts(range: AddressRange) -> bool {
+    cfg!(target_arch = "x86_64") && range.end() > 1 << 56
+}
+
+#[cold]
+fn nobodys(range: AddressRange) -> Error {
+    let text = format!(
+        "{range} is no memory of the host's, and no memory domain of this context knows it; where none can, Context::notify_allocated says whose it is"
+    );
+    Error::new(ErrorKind::InvalidArgument, text).during(Operation::Memory)
 }
 
 #[cold]

@@ -221,8 +221,11 @@ impl Context {
     }
 
     /// Says what an allocator of device memory has just allocated, so that nobody needs to ask. Of host memory it is not needed, and ignored.
+    ///
+    /// Where a driver can tell what an address is, this counts as long as the driver agrees. Where none can, as no library says where others of the process have
+    /// allocated, this is how wharf comes to know of the memory, and it counts until [`notify_freed`](Self::notify_freed).
     pub fn notify_allocated(&self, attributes: &MemoryAttributes) {
-        self.inner.memory.types.allocated(attributes);
+        self.inner.memory.types.announced(attributes);
     }
 
     /// Says that memory is about to be freed: what this context remembers of it is forgotten.
@@ -272,7 +275,8 @@ impl Context {
             .memory()
             .expert(DomainCapabilities::EXPORT, memory_type)
             .is_some_and(|_| allocated.exports());
-        self.notify_allocated(&attributes.dma_buf(exports));
+        let attributes = attributes.dma_buf(exports);
+        self.inner.memory.types.allocated(&attributes);
         Ok(allocated.into())
     }
 

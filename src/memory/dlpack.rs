@@ -205,7 +205,7 @@ impl DlpackTensor {
             (2 | 13, found) => ("CUDA", found == MemoryType::CudaManaged),
             (10, MemoryType::Rocm(ordinal)) => ("ROCm", Some(ordinal) == device),
             (10, found) => ("ROCm", found == MemoryType::RocmManaged),
-            // A device of the producer's own, which the standard has no number for.
+            // A device of the producer's own.
             (12, found) => ("a device of its own", !found.is_host_accessible()),
             _ => ("a device that wharf does not know", false),
         };

@@ -9,6 +9,9 @@
 //! remembered only where a monitor tells when it goes away, until another device runtime appears. While no device runtime is loaded nothing is
 //! looked up at all.
 //!
+//! The index goes as far as addresses of the host do. Answers for devices' addresses beyond are not kept; what the program says of them is, in a list ([`Said`]):
+//! there may be nobody to ask.
+//!
 //! Readers take no lock: a slot is a sequence of atomics whose `state` is read before and after them. An entry names a slot and its tag, which
 //! changes with every use of the slot. Events ([`Sink`]) take no lock either: they note themselves in `events`, then take the live bit from what
 //! they find in the index. An answer that was being fetched meanwhile finds the note and is not kept.
@@ -17,7 +20,7 @@ use std::{
     sync::{
         Arc, OnceLock,
         atomic::{
-            AtomicU64,
+            AtomicU32, AtomicU64,
             Ordering::{Acquire, Relaxed, Release, SeqCst},
             fence,
         },
@@ -141,7 +144,9 @@ impl MemoryTypes {
         if runtimes == 0 {
             return Some(MemoryAttributes::new(MemoryType::Host, range));
         }
-        let found = self.cache.get(range)?;
+        let Some(found) = self.cache.get(range) else {
+            return self.cache.said(range);
+        };
         let (attributes, seen) = found;
         if attributes.memory_type != MemoryType::Host {
             return Some(attributes);
@@ -194,22 +199,32 @@ impl MemoryTypes {
     }
 
     /// As [`find`](Self::find), for memory that the program may have freed without a word: what is remembered of a driver's memory counts only if that driver
-    /// has it still.
+    /// has it still. What the program has said of addresses that no host has counts until it says that they are free.
     ///
     /// # Errors
     /// As of [`find`](Self::find).
     pub(crate) fn find_current(&self, range: AddressRange) -> Result<MemoryAttributes> {
-        if let Some(known) = self.known(range)
-            && known.memory_type != MemoryType::Host
-        {
-            let mut domains = self.detectors();
-            if domains.any(|domain| domain.is_current(range, &known)) {
+        if let Some(known) = self.known_of_device(range) {
+            if self.is_current(range, &known) {
                 self.tally.add(false);
                 return Ok(known);
             }
             self.cache.invalidate(known.allocation, Cause::Notified);
         }
         self.find(range)
+    }
+
+    fn known_of_device(&self, range: AddressRange) -> Option<MemoryAttributes> {
+        let known = self.known(range);
+        known.filter(|known| known.memory_type != MemoryType::Host)
+    }
+
+    /// Whether what is remembered still holds. What is beyond the index the program has said.
+    fn is_current(&self, range: AddressRange, known: &MemoryAttributes) -> bool {
+        is_beyond(range)
+            || self
+                .detectors()
+                .any(|domain| domain.is_current(range, known))
     }
 
     /// As long as no device runtime was announced, asks whether one is there: the program may have loaded it without a word.
@@ -260,6 +275,12 @@ impl MemoryTypes {
             self.cache.store(&attributes, runtimes, events);
             return Ok(attributes);
         }
+        if let Some(known) = self.known_of_device(range)
+            && self.is_current(range, &known)
+        {
+            // Nobody detects it, and what was said of it holds.
+            return Ok(known);
+        }
         if range.len() > PAGE {
             let last = AddressRange::new(range.end() - 1, 1)?;
             // Host memory of which a part is pinned is host memory.
@@ -298,6 +319,14 @@ impl MemoryTypes {
             let events = self.cache.events.count();
             self.cache
                 .store(attributes, self.runtimes.load(SeqCst), events);
+        }
+    }
+
+    /// As [`allocated`](Self::allocated), by the program. Where the index does not go it is noted down all the same: nobody else may know.
+    pub(crate) fn announced(&self, attributes: &MemoryAttributes) {
+        self.allocated(attributes);
+        if attributes.memory_type != MemoryType::Host && is_beyond(attributes.allocation) {
+            self.cache.say(attributes);
         }
     }
 
@@ -349,6 +378,7 @@ const SHARERS: usize = 15;
 struct Cache {
     index: Radix,
     slots: Slab<Slot>,
+    said: Said,
     pages: Slab<Page>,
     writer: Mutex<Writer>,
     events: Events,
@@ -449,6 +479,25 @@ struct Slot {
     seen: AtomicU64,
 }
 
+/// Allocations beyond the index that the program told of: so many slots, looked through one by one.
+#[derive(Debug)]
+struct Said {
+    slots: Slab<Slot>,
+    made: AtomicU32,
+}
+
+impl Said {
+    /// Shows those that are live, with their entries. No lock, no allocation.
+    fn live(&self) -> impl Iterator<Item = (u64, &Slot)> {
+        let made = 0..self.made.load(Acquire);
+        made.filter_map(|index| {
+            let slot = self.slots.get(index)?;
+            let state = slot.state.load(Acquire);
+            (state & 1 != 0).then(|| (entry_of(index, state >> 1), slot))
+        })
+    }
+}
+
 /// Allocations that share a page: their entries, or 0.
 #[derive(Debug, Default)]
 struct Page {
@@ -524,6 +573,24 @@ impl Slot {
         Some((attributes, seen))
     }
 
+    /// Has it say something else from now on, and gives the tag.
+    fn write(&self, attributes: &MemoryAttributes, seen: u64) -> u64 {
+        let range = attributes.allocation;
+        let tag = (self.state.load(Relaxed) >> 1).wrapping_add(1) & ((1 << TAG_BITS) - 1);
+        self.state.store(tag << 1, Relaxed);
+        // Whoever reads what follows finds the state changed.
+        fence(Release);
+        let exports = if attributes.dma_buf { EXPORTS } else { 0 };
+        let coded = encode(attributes.memory_type) | exports;
+        self.memory_type.store(coded, Relaxed);
+        self.start.store(range.start(), Relaxed);
+        self.end.store(range.end(), Relaxed);
+        self.id.store(attributes.id, Relaxed);
+        self.seen.store(seen, Relaxed);
+        self.state.store(live(tag), Release);
+        tag
+    }
+
     /// Takes the live bit away.
     fn retire(&self, entry: u64) {
         let state = live(tag_of(entry));
@@ -539,6 +606,10 @@ impl Cache {
         Self {
             index: Radix::new(),
             slots: Slab::new(),
+            said: Said {
+                slots: Slab::new(),
+                made: AtomicU32::new(0),
+            },
             pages: Slab::new(),
             writer: Mutex::default(),
             events: Events::new(),
@@ -603,29 +674,60 @@ impl Cache {
         });
     }
 
+    /// What the program has said of all of `range`, which is beyond the index.
+    #[cold]
+    fn said(&self, range: AddressRange) -> Option<MemoryAttributes> {
+        if !is_beyond(range) {
+            return None;
+        }
+        let all = self
+            .said
+            .live()
+            .filter_map(|(entry, slot)| slot.read(entry));
+        let mut all = all.map(|(attributes, _)| attributes);
+        all.find(|attributes| attributes.allocation.contains(range))
+    }
+
+    /// Notes down what the program says, in place of what it said of parts of it.
+    fn say(&self, attributes: &MemoryAttributes) {
+        let _writer = self.writer.lock();
+        self.unsay_within(attributes.allocation);
+        let made = self.said.made.load(Relaxed);
+        let is_free = |index: &u32| {
+            let slot = self.said.slots.get(*index);
+            slot.is_some_and(|slot| slot.state.load(Acquire) & 1 == 0)
+        };
+        let free = (0..made).find(is_free).unwrap_or(made);
+        if free == CAPACITY {
+            tracing::warn!(target: "wharf::memory", "{CAPACITY} allocations are noted: not {}", attributes.allocation);
+            return;
+        }
+        self.said.slots.make(free).write(attributes, 0);
+        self.said.made.store(made.max(free + 1), Release);
+    }
+
+    /// Forgets what the program said of every allocation that shares a byte with `range`. No lock, no allocation.
+    fn unsay_within(&self, range: AddressRange) {
+        for (entry, slot) in self.said.live() {
+            let found = slot.read(entry);
+            if found.is_some_and(|(attributes, _)| attributes.allocation.overlaps(range)) {
+                slot.retire(entry);
+            }
+        }
+    }
+
     /// Remembers an answer that was asked for after `events` had been counted, unless something went away since. Whatever is remembered of parts
     /// of it goes.
     fn store(&self, attributes: &MemoryAttributes, seen: u64, events: u64) {
         let range = attributes.allocation;
-        let memory_type = encode(attributes.memory_type);
-        if range.is_empty() || range.end() > LIMIT - PAGE {
+        if range.is_empty() || is_beyond(range) {
             return;
         }
         let mut writer = self.writer.lock();
         self.retire_within(range);
         let index = self.free_slot(&mut writer);
         let slot = self.slots.make(index);
-        let tag = (slot.state.load(Relaxed) >> 1).wrapping_add(1) & ((1 << TAG_BITS) - 1);
-        slot.state.store(tag << 1, Relaxed);
-        // Whoever reads what follows finds the state changed.
-        fence(Release);
-        let exports = if attributes.dma_buf { EXPORTS } else { 0 };
-        slot.memory_type.store(memory_type | exports, Relaxed);
-        slot.start.store(range.start(), Relaxed);
-        slot.end.store(range.end(), Relaxed);
-        slot.id.store(attributes.id, Relaxed);
-        slot.seen.store(seen, Relaxed);
-        slot.state.store(live(tag), Release);
+        let tag = slot.write(attributes, seen);
         let entry = entry_of(index, tag);
         let published = self.publish(&mut writer, range, entry);
         // Either an event counts itself before the look at the count, or it finds what was published.
@@ -767,7 +869,15 @@ impl Sink for Cache {
         self.events.note(range);
         fence(SeqCst);
         self.retire_within(range);
+        if is_beyond(range) {
+            self.unsay_within(range);
+        }
     }
+}
+
+/// Whether the index does not go so far.
+fn is_beyond(range: AddressRange) -> bool {
+    range.end() > LIMIT - PAGE
 }
 
 fn page_of(address: u64) -> u64 {
@@ -867,6 +977,51 @@ mod tests {
 
     /// Where no other test of the program tells of events.
     const BASE: u64 = 0x2000_0000_0000;
+
+    /// What the program says of addresses that the index does not have counts until it takes it back.
+    #[test]
+    fn said_beyond_the_index() {
+        const FAR: u64 = 0x1001_0000_0000_0000;
+        let (types, expert) = types(&[]);
+        let asked = || expert.asked.load(SeqCst);
+        let said: Vec<_> = (0..100).map(|at| cuda(FAR + at * 5000, 5000, 0)).collect();
+        said.iter().for_each(|said| types.announced(said));
+        types.announced(&MemoryAttributes::new(MemoryType::Host, range(FAR << 1, 8)));
+        assert_eq!(types.known(range(FAR << 1, 8)), None, "never the host's");
+        for said in &said {
+            let start = said.allocation.start();
+            for part in [said.allocation, range(start, 1), range(start + 4999, 1)] {
+                assert_eq!(types.known(part), Some(*said));
+                assert_eq!(types.find_current(part).expect("said"), *said);
+            }
+            assert_eq!(types.known(range(start + 4999, 2)), None, "two of them");
+        }
+        assert_eq!(asked(), 0);
+        assert_eq!(types.find_anew(said[3].allocation).expect("said"), said[3]);
+        assert!(asked() > 0, "somebody could know better");
+        // Another one there, of a part of the third and the fourth.
+        let other = cuda(FAR + 3 * 5000 + 10, 5000, 0).dma_buf(true);
+        types.announced(&other);
+        assert_eq!(types.known(other.allocation), Some(other));
+        assert_eq!(types.known(range(FAR + 3 * 5000, 1)), None);
+        assert_eq!(types.known(range(FAR + 5 * 5000 - 1, 1)), None);
+        types.freed(range(FAR + 4999, 2));
+        types.cache.invalidate(range(FAR + 20_000, 1), Cause::Freed);
+        for (at, said) in said.iter().enumerate() {
+            let gone = [0, 1, 3, 4].contains(&at);
+            let known = types.known(said.allocation);
+            assert_eq!(known, (!gone).then_some(*said), "{at}");
+        }
+        assert_eq!(types.known(other.allocation), None);
+        // Places are used again.
+        for round in 0..1000 {
+            let said = cuda(FAR + round * 7, 7, 0);
+            types.announced(&said);
+            assert_eq!(types.known(said.allocation), Some(said));
+            types.freed(said.allocation);
+        }
+        assert_eq!(types.cache.said.made.load(SeqCst), 100);
+    }
 
     #[test]
     fn asked_once_for_an_allocation() {

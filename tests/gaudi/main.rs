@@ -18,6 +18,7 @@ mod costs;
 mod discovery;
 mod engine;
 mod faults;
+mod foreign;
 mod gdr;
 mod ipc;
 mod lost;

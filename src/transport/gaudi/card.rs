@@ -324,6 +324,13 @@ impl OpenCard {
         (taken.length - (own - taken.start) >= length).then_some(own)
     }
 
+    /// The engines' address of memory that others have allocated by Synapse, where nobody can be asked for it: whoever begins a copy of it says that it is theirs.
+    pub(super) fn unlisted(&self, address: u64) -> Option<u64> {
+        let is_wharfs = self.serial != RAW && self.own(address).is_some();
+        let others = self.is_guest() && self.pool.is_none() && !is_wharfs;
+        (others && of_address(self.thunk, address).is_none()).then_some(address)
+    }
+
     /// Allocates zeroed memory. Its address is wharf's. May take long.
     ///
     /// # Errors

@@ -6,6 +6,9 @@
 //! | bits 47 to 63 all alike, else | not Gaudi's |
 //! | others, in an allocation of a card | `Gaudi` with the card's number |
 //! | others, in the pool of the card that Synapse has in this process | `Gaudi` with that card's number; the pool counts as one allocation |
+//!
+//! Where that pool is not known, and on the first Gaudi, whose addresses could be the host's, memory that others allocate by Synapse is what the program says that
+//! it is ([`Context::notify_allocated`](crate::Context::notify_allocated)), until it says that it is freed.
 
 use std::{fmt, sync::Arc};
 
@@ -100,6 +103,17 @@ impl MemoryDomain for GaudiDomain {
         let memory_type = MemoryType::Gaudi(card.ordinal());
         let attributes = MemoryAttributes::new(memory_type, range_of(&taken)?).id(taken.id);
         Ok(Some(attributes.dma_buf(self.0.exports)))
+    }
+
+    /// What the program said of Synapse's memory counts where nobody else knows.
+    fn is_current(&self, range: AddressRange, known: &MemoryAttributes) -> bool {
+        let MemoryType::Gaudi(ordinal) = known.memory_type else {
+            return false;
+        };
+        match self.0.join() {
+            Ok(Some(card)) => card.ordinal() == ordinal && card.unlisted(range.start()).is_some(),
+            _ => false,
+        }
     }
 
     /// All of it zeroed. The first allocation on a card opens it, where the program has not said otherwise; then no other process has it.

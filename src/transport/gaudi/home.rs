@@ -155,6 +155,7 @@ impl Home {
             Error::new(ErrorKind::InvalidArgument, text)
         };
         let engine = self.card.engine(device, length);
+        let engine = engine.or_else(|| self.card.unlisted(device));
         let engine = engine.ok_or_else(|| unknown(device))?;
         let mut entry = Copy {
             token: copy.token,
@@ -170,7 +171,8 @@ impl Home {
         };
         if route == Route::Across {
             entry.from = engine;
-            if let Some(to) = self.card.engine(other, length) {
+            let own = self.card.engine(other, length);
+            if let Some(to) = own.or_else(|| self.card.unlisted(other)) {
                 entry.to = to;
                 self.make_ready(entry);
                 return Ok(());
