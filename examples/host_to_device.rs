@@ -1,6 +1,6 @@
 //! A file to a device, from there to another place on a device, and back: the digests must agree.
 //!
-//! `cargo run --release --example host_to_device -- [--device cuda|gaudi|rocm] [--layer endpoint|transport] [FILE]` (without FILE: `Cargo.lock`). It takes the accelerator of this
+//! `cargo run --release --example host_to_device -- [--device cuda|gaudi|rocm] [--layer endpoint|transport] [--memory wharf|program] [FILE]` (without FILE: `Cargo.lock`). It takes the accelerator of this
 //! machine, and where there is none an emulated one, and says which. The paths and rates are printed, and the exit code tells whether the bytes that
 //! came back are those that went.
 //!
@@ -8,6 +8,9 @@
 //!   worker knows whose memory is where, brings the bytes through pinned fragments and waits for the device.
 //! * `--layer transport`: the same without a worker, by what the worker uses: the memory domain allocates, the copy engine copies, its fds wake. Here the
 //!   program keeps the promises: what is being copied stays where it is, and nobody else touches it.
+//!
+//! Device memory is allocated by wharf; with `--memory program`, at the first layer, by the vendor's own calls (`common/own_memory.rs`), as in a program that has its
+//! memory from a framework. wharf finds out by the address whose it is, and nothing else is different. Of a Gaudi the program acquires the first card by Synapse.
 //!
 //! # Safety
 //! Only the second layer needs it: each copy's ends belong to this program until it was reported, and the engine is brought to rest, whatever
@@ -29,6 +32,8 @@ use wharf::{
 
 #[path = "common/accelerator.rs"]
 mod accelerator;
+#[path = "common/own_memory.rs"]
+mod own_memory;
 
 use accelerator::{Found, Outcome, compare, digest, find, read, say, vendor};
 
@@ -45,19 +50,27 @@ fn main() -> ExitCode {
 
 /// All of it, by what the command line says.
 pub(crate) fn run(arguments: &[String]) -> Outcome<()> {
-    let usage =
-        "usage: host_to_device [--device cuda|gaudi|rocm] [--layer endpoint|transport] [FILE]";
+    let usage = "usage: host_to_device [--device cuda|gaudi|rocm] [--layer endpoint|transport] [--memory wharf|program] [FILE]";
     let (device, arguments) = vendor(arguments)?;
     let (layer, rest) = match arguments {
         [flag, layer, rest @ ..] if flag == "--layer" => (layer.as_str(), rest),
         rest => ("endpoint", rest),
+    };
+    let (memory, rest) = match rest {
+        [flag, memory, rest @ ..] if flag == "--memory" => (memory.as_str(), rest),
+        rest => ("wharf", rest),
     };
     let file = match rest {
         [] => PathBuf::from("Cargo.lock"),
         [file] if !file.starts_with('-') => PathBuf::from(file),
         _ => return Err(usage.into()),
     };
-    if !["endpoint", "transport"].contains(&layer) {
+    let is_known = match layer {
+        "endpoint" => ["wharf", "program"].contains(&memory),
+        "transport" => memory == "wharf",
+        _ => false,
+    };
+    if !is_known {
         return Err(usage.into());
     }
     let content = read(Path::new(&file))?;
@@ -69,15 +82,29 @@ pub(crate) fn run(arguments: &[String]) -> Outcome<()> {
         .build()?;
     let sent = digest(&content);
     let got = match layer {
-        "endpoint" => runtime.block_on(by_endpoint(&found, device.name(), content))?,
+        "endpoint" => runtime.block_on(by_endpoint(
+            &found,
+            device.name(),
+            memory == "program",
+            content,
+        ))?,
         _ => runtime.block_on(by_transport(&found, &content))?,
     };
     compare(layer, &sent, &digest(&got))
 }
 
 /// By a context, a worker and an endpoint.
-async fn by_endpoint(found: &Found, device: &str, content: Vec<u8>) -> Outcome<Vec<u8>> {
-    let (here, there) = (found.first(), found.second());
+async fn by_endpoint(
+    found: &Found,
+    device: &str,
+    is_own: bool,
+    content: Vec<u8>,
+) -> Outcome<Vec<u8>> {
+    let (here, mut there) = (found.first(), found.second());
+    if is_own && matches!(here, MemoryType::Gaudi(_)) {
+        // A process has one card of Synapse's.
+        there = here;
+    }
     let length = content.len();
     let context = Context::builder()
         .transports(&format!("self,{device}"))?
@@ -90,9 +117,23 @@ async fn by_endpoint(found: &Found, device: &str, content: Vec<u8>) -> Outcome<V
         say(format_args!("{verb} {from} to {to}: {rate}\n  {way}"));
     };
 
+    let allocate = async |device| -> Outcome<BufferMut> {
+        let memory = match is_own {
+            true => own_memory::allocate(&context, device, length)?,
+            false => context.allocate_on(device, length).await?,
+        };
+        let found = memory.memory_type();
+        let who = match is_own {
+            true => "the program",
+            false => "wharf",
+        };
+        say(format_args!("memory of {found}, allocated by {who}"));
+        Ok(memory)
+    };
+
     // Memory of a device is a buffer like any other, and can be exposed to peers: here to ourselves.
     let access = Access::READ | Access::WRITE;
-    let memory = context.allocate_on(here, length).await?;
+    let memory = allocate(here).await?;
     let region = context.expose(memory, access).await?;
     let remote = endpoint.import(&region.descriptor()?)?;
     // The first transfer opens the device. That is not what is measured.
@@ -108,7 +149,7 @@ async fn by_endpoint(found: &Found, device: &str, content: Vec<u8>) -> Outcome<V
         start.elapsed(),
     );
 
-    let other = context.allocate_on(there, length).await?;
+    let other = allocate(there).await?;
     let start = Instant::now();
     let other = endpoint.get(remote, other).await?;
     report("get", Operation::Get, here, there, start.elapsed());

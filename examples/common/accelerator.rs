@@ -192,11 +192,18 @@ fn emulate(vendor: Vendor, why: &str) -> Box<dyn Error + Send + Sync> {
         Ok(program) => program,
         Err(error) => return error.into(),
     };
-    let error = Command::new(program)
+    let mut again = Command::new(program);
+    again
         .arg0(name)
         .args(arguments)
-        .env(vendor.variable(), &library)
-        .exec();
+        .env(vendor.variable(), &library);
+    if vendor == Vendor::Gaudi {
+        // For who allocates by Synapse: of the same emulated cards. Unless it is loaded nobody looks at it.
+        if let Ok(synapse) = beside("libwharf_emulated_synapse.so") {
+            again.env("WHARF_LIBSYNAPSE", synapse);
+        }
+    }
+    let error = again.exec();
     format!("starting again: {error}").into()
 }
 

@@ -180,7 +180,7 @@ pub trait MemoryDomain: Send + Sync + fmt::Debug {
     }
 
     /// Whether an answer that [`detect`](Self::detect) gave for an allocation around `range` still holds: nobody tells when the program frees memory by its
-    /// own calls. Asked of answers that are remembered, each time that memory of the program's becomes a [`Buffer`](crate::Buffer). `false` where that takes
+    /// own calls. Or whether what the program said of it may. Asked of what is remembered, each time that memory of the program's becomes a [`Buffer`](crate::Buffer). `false` where that takes
     /// as long as to detect it anew.
     fn is_current(&self, range: AddressRange, known: &MemoryAttributes) -> bool {
         let _ = (range, known);

@@ -241,6 +241,7 @@ fn host_to_device_refuses_what_it_cannot() {
     }
     bad(&run(this_test!(), "--nonsense", 10, true, &[]), "usage: ");
     bad(&run(this_test!(), "--layer", 10, true, &[]), "usage: ");
+    bad(&run(this_test!(), "--memory", 10, true, &[]), "usage: ");
 }
 
 #[test]
@@ -472,6 +473,41 @@ fn perf_memory_channel_on_host_and_devices() {
     assert!(parse(&["--nonsense".into()]).is_err());
 }
 
+/// A device's memory by the vendor's own calls.
+#[track_caller]
+fn own_memory(test: &str, device: &str, types: [&str; 2]) {
+    if let Some(part) = part() {
+        let arguments = ["--device", device, "--memory", &part, &file()].map(str::to_owned);
+        end(host_to_device::run(&arguments));
+    }
+    for size in SIZES {
+        let output = run(test, "program", size, false, &[]);
+        let allocated = types.map(|name| format!("memory of {name}, allocated by the program"));
+        let [first, second] = types;
+        let ways = [
+            format!("put host to {first}"),
+            format!("get {first} to {second}"),
+            format!("get {second} to host"),
+        ];
+        good(&output, &allocated.each_ref().map(String::as_str));
+        good(&output, &ways.each_ref().map(String::as_str));
+        good(&output, &["endpoint: SHA-256 ", " ok"]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!errors.contains("was not freed"), "{errors}");
+    }
+    let output = run(test, "wharf", 1000, false, &[]);
+    good(
+        &output,
+        &[&format!("memory of {}, allocated by wharf", types[0])],
+    );
+    bad(&run(test, "nobody", 10, false, &[]), "usage: ");
+}
+
+#[test]
+fn host_to_device_with_the_programs_memory() {
+    own_memory(this_test!(), "cuda", ["cuda:0", "cuda:1"]);
+}
+
 /// The same on the other vendor's emulated runtime.
 mod rocm {
     use super::*;
@@ -499,6 +535,11 @@ mod rocm {
         }
         // Nothing is there but what the tests have.
         good(&run(this_test!(), "endpoint", 10, false, &[]), &SAID);
+    }
+
+    #[test]
+    fn host_to_device_with_the_programs_memory() {
+        own_memory(this_test!(), "rocm", ["rocm:0", "rocm:1"]);
     }
 
     #[test]
@@ -561,6 +602,12 @@ mod gaudi {
             good(&output, &SAID);
             good(&output, &["staged", "SHA-256 "]);
         }
+    }
+
+    /// A process has one card of Synapse's.
+    #[test]
+    fn host_to_device_with_the_programs_memory() {
+        own_memory(this_test!(), "gaudi", ["gaudi:0", "gaudi:0"]);
     }
 
     #[test]
