@@ -4,7 +4,7 @@
 //! Ends of copies are vouched for by whoever submitted them. The word of a lane outlives its stream's writes: the home that owns both sees to it.
 #![allow(unsafe_code)]
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, mem::ManuallyDrop, sync::Arc};
 
 use super::{
     pageable::Pinner,
@@ -347,7 +347,7 @@ impl Lane {
         let queued = self.queued.drain(..).map(|(copy, _)| copy.token);
         let flying = self.flying.drain(..).map(|copy| {
             if goes_on {
-                std::mem::forget(copy.kept);
+                let _ = ManuallyDrop::new(copy.kept);
             }
             copy.token
         });
