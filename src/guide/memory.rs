@@ -75,6 +75,9 @@
 //! }
 //! ```
 //!
+//! `cargo run --example host_to_device -- --memory program` allocates by CUDA's, HSA's or Synapse's own calls. Where no driver tells whose an address is, the program
+//! says it once: [`Context::notify_allocated`](crate::Context::notify_allocated).
+//!
 //! Tensors of PyTorch, CuPy, NumPy or JAX come by [DLPack](crate::memory::DlpackTensor), or by
 //! [what they say of themselves](crate::memory::ArrayInterface); `examples/python_tensors` moves them from Python.
 //!
