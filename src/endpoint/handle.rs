@@ -306,7 +306,7 @@ pub(super) fn ended(peer: Option<&mut Peer>, operation: Operation) -> Error {
 /// Waits for the end of a connection; made by [`Endpoint::closed`].
 ///
 /// # Completion
-/// Resolves when the connection is over, with the reason: `ConnectionReset` when the peer closed it, `PeerDied` when its process ended,
+/// Resolves when the connection is over, with the reason: `ClosedByPeer` when the peer closed it in order, `ConnectionReset` when it broke or the peer aborted it, `PeerDied` when its process ended,
 /// `Closed` when this side broke it off.
 ///
 /// # Cancel safety

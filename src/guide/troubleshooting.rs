@@ -36,7 +36,8 @@
 //! | text | cause | remedy |
 //! |---|---|---|
 //! | `the peer's process has ended` | it crashed or was killed | its log; every operation on the endpoint says so; connect again |
-//! | kind `ConnectionReset` | the connection broke, or the peer was silent for three keepalive intervals | [`Endpoint::closed`](crate::Endpoint::closed) says why |
+//! | kind `ClosedByPeer` | the peer closed the endpoint, dropped it or shut its worker down, and all that it sent before has come | nothing: it is no failure |
+//! | kind `ConnectionReset` | the connection broke, the peer aborted it, or the peer was silent for three keepalive intervals | [`Endpoint::closed`](crate::Endpoint::closed) says why |
 //! | `the peer could not do its part` | the peer failed the operation for a reason of its own | its log |
 //! | kind `DeviceLost` | a device failed | a new context; nothing else is touched |
 //! | `the worker is shutting down`, `the worker was shut down` | use after [`shutdown`](crate::Worker::shutdown), or the last handle was dropped | hold a handle as long as it is used |

@@ -604,7 +604,7 @@ scenarios! { everywhere:
         assert!(inbox.next().await.is_none());
         assert_eq!(pair.there.worker.active_messages(8).open().expect_err("shut down").kind(), ErrorKind::Closed);
         let sent = pair.here.endpoint.am_send(ID, "", "x").await.expect_err("closed");
-        assert!(matches!(sent.kind(), ErrorKind::Closed | ErrorKind::ConnectionReset), "{sent}");
+        assert!(matches!(sent.kind(), ErrorKind::Closed | ErrorKind::ClosedByPeer), "{sent}");
     }
 }
 

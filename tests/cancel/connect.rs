@@ -214,7 +214,7 @@ async fn close(path: Path) {
             if polls > 0 {
                 let error = watchdog(LIMIT, sides.to_a.closed()).await;
                 assert!(
-                    matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::Closed),
+                    matches!(error.kind(), ErrorKind::ClosedByPeer | ErrorKind::Closed),
                     "{error:?}"
                 );
                 watchdog(LIMIT, sides.to_b.closed()).await;

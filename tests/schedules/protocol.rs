@@ -231,7 +231,7 @@ fn after_ones_own_close_calls_say_closed() {
         let error = drive(&mut run, near.tag_send(1, "late")).expect_err("closed");
         assert_eq!(error.kind(), ErrorKind::Closed);
         let error = drive(&mut run, far.tag_send(1, "late")).expect_err("closed there");
-        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        assert_eq!(error.kind(), ErrorKind::ClosedByPeer);
         drop((near, far));
         end(&mut run);
     }

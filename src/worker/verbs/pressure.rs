@@ -268,7 +268,7 @@ mod tests {
         for key in keys {
             let outcome = core.take_outcome(key);
             assert!(
-                matches!(&outcome, Some(crate::worker::operations::Outcome::Done(Err(error))) if error.kind() == ErrorKind::ConnectionReset),
+                matches!(&outcome, Some(crate::worker::operations::Outcome::Done(Err(error))) if error.kind() == ErrorKind::ClosedByPeer),
                 "{outcome:?}"
             );
         }
