@@ -64,7 +64,7 @@ impl<B: AsRef<[u8]>> AsRef<[u8]> for Received<B> {
     }
 }
 
-impl<B: Into<Bytes>> From<Received<B>> for Bytes {
+impl<B: Into<Self>> From<Received<B>> for Bytes {
     /// The message, without a copy.
     fn from(received: Received<B>) -> Self {
         let mut bytes = received.buffer.into();

@@ -78,7 +78,7 @@ impl Ending {
 
     /// What was set.
     pub(crate) fn error(&self) -> Option<Error> {
-        self.0.get().map(Error::clone)
+        self.0.get().cloned()
     }
 }
 

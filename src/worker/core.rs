@@ -63,7 +63,7 @@ impl Core {
             return;
         };
         let successor = entry.successor.take();
-        let failure = ended.error().map(Error::clone);
+        let failure = ended.error().cloned();
         if failure.is_none() && successor.is_none() {
             entry.outcome = Some(ended);
             return;

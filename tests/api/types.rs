@@ -151,6 +151,10 @@ fn every_form_of_an_address() {
 
 /// Several tasks accept at one listener; each peer is one's.
 #[test]
+#[allow(
+    clippy::mutable_key_type,
+    reason = "which endpoint it is never changes"
+)]
 fn a_listener_is_shared() {
     run(async {
         let there = worker("shm");

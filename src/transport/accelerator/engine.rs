@@ -242,7 +242,7 @@ impl<V: Vendor> Engine<V> {
 
     /// Why a device that was opened cannot be used, if so.
     fn lost_device(&self, device: u16) -> Option<Error> {
-        self.home(device)?.lost().map(Error::clone)
+        self.home(device)?.lost().cloned()
     }
 
     /// What has to be opened for a copy; `None`: nothing.

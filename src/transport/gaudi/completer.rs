@@ -170,7 +170,7 @@ impl Line {
         let mut failures = 0;
         loop {
             watched.append(&mut self.new.lock());
-            let failure = self.failure.lock().as_ref().map(Error::clone);
+            let failure = self.failure.lock().as_ref().cloned();
             if let Some(error) = failure {
                 self.lose(&error, &mut watched, at_loss);
             }
@@ -299,7 +299,7 @@ impl Line {
 
     fn fail_one(&self, one: Watched) {
         drop(one.flight);
-        let error = self.lost.get().map(Error::clone);
+        let error = self.lost.get().cloned();
         let error = error.unwrap_or_else(|| Error::new(ErrorKind::DeviceLost, "the card is lost"));
         one.told.told(one.key, Err(error));
     }

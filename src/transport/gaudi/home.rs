@@ -340,7 +340,7 @@ impl Home {
         if !self.is_untold() {
             return;
         }
-        let Some(error) = self.card.lost().map(Error::clone) else {
+        let Some(error) = self.card.lost().cloned() else {
             return;
         };
         self.ready.clear();

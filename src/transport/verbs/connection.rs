@@ -308,7 +308,7 @@ impl Connection {
 
     /// Why this end has ended the control lane, if it has.
     pub(super) fn refused(&self) -> Option<Error> {
-        self.refused.get().map(Error::clone)
+        self.refused.get().cloned()
     }
 
     /// The sending half ends.

@@ -318,7 +318,7 @@ impl Movers {
             self.ctx.close_soon(entry.link);
             drop(self.ctx.operations.work_of(entry));
         }
-        let failure = ended.error().map(Error::clone);
+        let failure = ended.error().cloned();
         if let Some(Work::Send(_)) = self.ctx.operations.work(parent) {
             return match failure {
                 None => self.finish(parent, Ended::Done(Ok(()))),
