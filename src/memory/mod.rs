@@ -55,11 +55,11 @@ pub use mlock::MlockRegistrar;
 pub(crate) use pieces::Extent;
 pub use pool::{BufferPool, Lease, Leasing, PoolStats};
 pub use range::AddressRange;
-pub(crate) use rcache::quarter_of_memory;
 pub use rcache::{
     GetRegistration, OverLimit, Registration, RegistrationCache, RegistrationCacheMetrics,
     RegistrationCacheOptions, RegistrationCacheStatistics, Released, registration_caches,
 };
+pub(crate) use rcache::{WeakRegistrationCache, quarter_of_memory};
 pub use region::Region;
 pub use registrar::{Registrar, RegistrarAttributes};
 pub use source::SendBuffer;

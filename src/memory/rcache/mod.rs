@@ -88,6 +88,20 @@ use crate::{
 #[doc(alias = "ucs_rcache_t")]
 pub struct RegistrationCache<R: Registrar>(Arc<Handle<R>>);
 
+/// Leads to a cache for as long as somebody has it.
+pub(crate) struct WeakRegistrationCache<R: Registrar>(Weak<Handle<R>>);
+
+impl<R: Registrar> WeakRegistrationCache<R> {
+    /// To none.
+    pub(crate) const fn new() -> Self {
+        Self(Weak::new())
+    }
+
+    pub(crate) fn upgrade(&self) -> Option<RegistrationCache<R>> {
+        self.0.upgrade().map(RegistrationCache)
+    }
+}
+
 impl<R: Registrar> Clone for RegistrationCache<R> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
@@ -145,6 +159,11 @@ impl<R: Registrar> RegistrationCache<R> {
             inner,
             subscription: Some(subscription),
         })))
+    }
+
+    /// Leads to it without keeping it.
+    pub(crate) fn downgrade(&self) -> WeakRegistrationCache<R> {
+        WeakRegistrationCache(Arc::downgrade(&self.0))
     }
 
     /// A registration that covers `range` and allows `access`, found or made.

@@ -16,12 +16,50 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
+use parking_lot::Mutex;
+
 use super::Bell;
 use crate::{
     error::Result,
-    memory::{AddressRange, GetRegistration, Registrar, Registration, RegistrationCache},
+    memory::{
+        AddressRange, GetRegistration, MonitorKind, Registrar, Registration, RegistrationCache,
+        RegistrationCacheOptions, WeakRegistrationCache, monitor,
+    },
     types::Access,
 };
+
+/// The cache that all engines of an accelerator share, there as long as one of them has it.
+pub(in crate::transport) struct SharedCache<R: Registrar>(Mutex<WeakRegistrationCache<R>>);
+
+impl<R: Registrar> SharedCache<R> {
+    pub(in crate::transport) const fn new() -> Self {
+        Self(Mutex::new(WeakRegistrationCache::new()))
+    }
+
+    /// That which is there, else one for a new registrar, with the monitor that can be had.
+    ///
+    /// # Errors
+    /// Of `registrar`; as of [`RegistrationCache::new`].
+    pub(in crate::transport) fn get(
+        &self,
+        registrar: impl FnOnce() -> Result<R>,
+    ) -> Result<RegistrationCache<R>> {
+        let mut shared = self.0.lock();
+        if let Some(cache) = shared.upgrade() {
+            return Ok(cache);
+        }
+        let (monitor, options) = (monitor(MonitorKind::Auto)?, RegistrationCacheOptions::new());
+        let cache = RegistrationCache::new(registrar()?, monitor, options)?;
+        *shared = cache.downgrade();
+        Ok(cache)
+    }
+}
+
+impl<R: Registrar> fmt::Debug for SharedCache<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SharedCache")
+    }
+}
 
 /// Copies, as `T`, of one home that wait for their memory.
 pub(in crate::transport) struct Locking<R: Registrar, T> {

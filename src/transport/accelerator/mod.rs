@@ -64,6 +64,6 @@ pub(super) use buried::Buried;
 pub(super) use engine::Engine;
 pub(super) use inline::{InlineCopy, SmallCopy, Way};
 pub(super) use loader::{Driver, Loader, driver};
-pub(super) use locking::Locking;
+pub(super) use locking::{Locking, SharedCache};
 pub(super) use reaper::Reaper;
 pub(super) use vendor::{Asked, Home, Owner, Queued, Reports, Route, Vendor};

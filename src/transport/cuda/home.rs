@@ -19,7 +19,7 @@ use super::{
 use crate::{
     driver::cuda::{self, ContextGuard, CudaContext, Event, Stream},
     error::{Error, ErrorKind, Result},
-    memory::{AddressRange, RegistrationCache},
+    memory::AddressRange,
     transport::accelerator::{
         self, Asked, Bell, Locking, Queued, Reports, Route, staging::forbidden,
     },
@@ -51,22 +51,14 @@ pub(super) struct Home {
     by_words: bool,
     context: CudaContext,
     shared: Arc<Shared>,
-    /// Copies of ordinary memory; made for the first of them.
-    pageable: Option<Pageable>,
+    /// Copies that wait for their ordinary memory to be registered; made for the first of them.
+    pageable: Option<Locking<Pinner, (Route, Queued)>>,
     /// Those whose memory cannot be registered, to be reported.
     refused: Vec<(Queued, Error)>,
     lost: Option<Error>,
     /// Whether it was given up with work in its streams.
     stuck: bool,
     bell: Arc<Bell>,
-}
-
-/// Copies that wait for their memory to be registered.
-#[derive(Debug)]
-struct Pageable {
-    locking: Locking<Pinner, (Route, Queued)>,
-    /// Keeps the cache.
-    _cache: Arc<RegistrationCache<Pinner>>,
 }
 
 impl Home {
@@ -149,7 +141,7 @@ impl Home {
         let lanes = self.lanes.iter_mut();
         let mut tokens: Vec<u64> = lanes.flat_map(|lane| lane.abandon(goes_on)).collect();
         if let Some(pageable) = &mut self.pageable {
-            let waiting = pageable.locking.clear().into_iter();
+            let waiting = pageable.clear().into_iter();
             tokens.extend(waiting.map(|(_, copy)| copy.token));
         }
         tokens.extend(self.refused.drain(..).map(|(copy, _)| copy.token));
@@ -179,26 +171,20 @@ impl Home {
             Some(pageable) => pageable,
             None => {
                 let cache = self.shared.pageable(&self.context)?;
-                self.pageable.insert(Pageable {
-                    locking: Locking::new(&cache, &self.bell),
-                    _cache: cache,
-                })
+                self.pageable.insert(Locking::new(&cache, &self.bell))
             }
         };
-        match pageable.locking.find(range) {
+        match pageable.find(range) {
             Some(kept) => self.queue(route, copy, Some(kept)),
             None if is_pinned(&self.context, range) => self.queue(route, copy, None),
-            None => pageable.locking.begin((route, copy), range, None),
+            None => pageable.begin((route, copy), range, None),
         }
         Ok(())
     }
 
     /// Takes those whose memory is registered, or cannot be.
     fn take_registered(&mut self, reports: &mut Reports) {
-        let over = self
-            .pageable
-            .as_mut()
-            .map(|pageable| pageable.locking.take());
+        let over = self.pageable.as_mut().map(Locking::take);
         for ((route, copy), result) in over.into_iter().flatten() {
             match result {
                 Ok(kept) => self.queue(route, copy, Some(kept)),
@@ -221,7 +207,7 @@ impl Home {
     /// Whether copies wait for their memory.
     fn has_pageable(&self) -> bool {
         let waiting = self.pageable.as_ref();
-        waiting.is_some_and(|pageable| !pageable.locking.is_empty()) || !self.refused.is_empty()
+        waiting.is_some_and(|pageable| !pageable.is_empty()) || !self.refused.is_empty()
     }
 
     /// Waits until all streams are empty; whether they are.
@@ -274,13 +260,13 @@ impl accelerator::Home for Home {
 
     fn holds(&self, token: u64) -> bool {
         let waiting = self.pageable.as_ref();
-        waiting.is_some_and(|pageable| pageable.locking.any(|(_, copy)| copy.token == token))
+        waiting.is_some_and(|pageable| pageable.any(|(_, copy)| copy.token == token))
             || self.refused.iter().any(|(copy, _)| copy.token == token)
     }
 
     fn goes_on(&self) -> bool {
         let waiting = self.pageable.as_ref();
-        waiting.is_some_and(|pageable| pageable.locking.is_stirred()) || !self.refused.is_empty()
+        waiting.is_some_and(Locking::is_stirred) || !self.refused.is_empty()
     }
 
     fn flush(&mut self, reports: &mut Reports) {

@@ -2,7 +2,7 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Weak, atomic::AtomicBool},
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use parking_lot::Mutex;
@@ -11,8 +11,8 @@ use super::pageable::Pinner;
 use crate::{
     driver::cuda::{Cuda, CudaContext, Device},
     error::Result,
-    memory::{MonitorKind, RegistrationCache, RegistrationCacheOptions, monitor},
-    transport::accelerator::{Loader, Reaper, driver},
+    memory::RegistrationCache,
+    transport::accelerator::{Loader, Reaper, SharedCache, driver},
 };
 
 /// The accelerator's name in configuration, where `cuda` is short for all that CUDA has.
@@ -24,7 +24,7 @@ pub(super) struct Shared {
     loader: Loader<Cuda>,
     /// Primary contexts, held from their first use on: making one anew takes long.
     contexts: Mutex<Vec<CudaContext>>,
-    pageable: Mutex<Weak<RegistrationCache<Pinner>>>,
+    pageable: SharedCache<Pinner>,
     pub(super) reaper: Arc<Reaper>,
     /// Whether a device did not end its work in time: what it may still touch is never freed.
     pub(super) given_up: AtomicBool,
@@ -37,7 +37,7 @@ impl Shared {
         Self {
             loader: Loader::new(library),
             contexts: Mutex::default(),
-            pageable: Mutex::default(),
+            pageable: SharedCache::new(),
             reaper: Arc::default(),
             given_up: AtomicBool::new(false),
         }
@@ -89,22 +89,12 @@ impl Shared {
         Ok(context)
     }
 
-    /// The cache of ordinary memory that is registered: one for all engines, as long as there are any.
+    /// The cache of ordinary memory that is registered.
     ///
     /// # Errors
-    /// As of [`RegistrationCache::new`].
-    pub(super) fn pageable(&self, context: &CudaContext) -> Result<Arc<RegistrationCache<Pinner>>> {
-        let mut pageable = self.pageable.lock();
-        if let Some(cache) = pageable.upgrade() {
-            return Ok(cache);
-        }
-        let cache = Arc::new(RegistrationCache::new(
-            Pinner::new(context, NAME),
-            monitor(MonitorKind::Auto)?,
-            RegistrationCacheOptions::new(),
-        )?);
-        *pageable = Arc::downgrade(&cache);
-        Ok(cache)
+    /// As of [`SharedCache::get`].
+    pub(super) fn pageable(&self, context: &CudaContext) -> Result<RegistrationCache<Pinner>> {
+        self.pageable.get(|| Ok(Pinner::new(context, NAME)))
     }
 
     /// A device that somebody uses already, else the first: for memory that is no device's own.

@@ -39,7 +39,7 @@ use super::{
 use crate::{
     driver::hsa::{Agent, CopyEnd, Fault, FaultWatch, Signal, SignalCallback},
     error::{Error, ErrorKind, Result},
-    memory::{AddressRange, Registration, RegistrationCache},
+    memory::{AddressRange, Registration},
     transport::accelerator::{
         self, Asked, Bell, Locking, Queued, Reports, Route,
         staging::{Alive, Staging, forbidden},
@@ -66,8 +66,6 @@ pub(super) struct Home {
     queued: VecDeque<Waiting>,
     /// Copies whose host memory is being locked.
     locking: Locking<Locker, (Route, Queued)>,
-    /// Keeps the cache.
-    _cache: Arc<RegistrationCache<Locker>>,
     /// Copies of memory that cannot be locked.
     staging: Staging,
     /// What is under way, by its route.
@@ -170,7 +168,6 @@ impl Home {
             shared: Arc::clone(shared),
             queued: VecDeque::new(),
             locking: Locking::new(&cache, bell),
-            _cache: cache,
             staging: Staging::new(bell),
             flying: Default::default(),
             free: free.collect::<Result<_>>()?,

@@ -4,7 +4,7 @@ use std::{
     fmt,
     path::PathBuf,
     sync::{
-        Arc, OnceLock, Weak,
+        Arc, OnceLock,
         atomic::{
             AtomicBool,
             Ordering::{Acquire, Release},
@@ -12,21 +12,19 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
-
 use super::{known::Known, locked::Locker, machine::Machine};
 use crate::{
     driver::hsa::Hsa,
     error::Result,
-    memory::{MonitorKind, RegistrationCache, RegistrationCacheOptions, monitor},
-    transport::accelerator::{Loader, Reaper, driver},
+    memory::RegistrationCache,
+    transport::accelerator::{Loader, Reaper, SharedCache, driver},
 };
 
 /// What they share.
 pub(super) struct Shared {
     loader: Loader<Hsa>,
     machine: OnceLock<Arc<Machine>>,
-    locked: Mutex<Weak<RegistrationCache<Locker>>>,
+    locked: SharedCache<Locker>,
     pub(super) known: Arc<Known>,
     pub(super) reaper: Arc<Reaper>,
     /// Whether a device failed or did not end its work in time: what it may still touch is never freed.
@@ -40,7 +38,7 @@ impl Shared {
         Self {
             loader: Loader::new(library),
             machine: OnceLock::new(),
-            locked: Mutex::default(),
+            locked: SharedCache::new(),
             known: Arc::default(),
             reaper: Arc::default(),
             given_up: AtomicBool::new(false),
@@ -85,22 +83,12 @@ impl Shared {
         self.machine.get()
     }
 
-    /// The cache of host memory that is locked: one for all engines, as long as there are any.
+    /// The cache of host memory that is locked.
     ///
     /// # Errors
-    /// As of [`Shared::machine`] and [`RegistrationCache::new`].
-    pub(super) fn locked(&self) -> Result<Arc<RegistrationCache<Locker>>> {
-        let mut locked = self.locked.lock();
-        if let Some(cache) = locked.upgrade() {
-            return Ok(cache);
-        }
-        let cache = Arc::new(RegistrationCache::new(
-            Locker::new(self.machine()?),
-            monitor(MonitorKind::Auto)?,
-            RegistrationCacheOptions::new(),
-        )?);
-        *locked = Arc::downgrade(&cache);
-        Ok(cache)
+    /// As of [`Shared::machine`] and [`SharedCache::get`].
+    pub(super) fn locked(&self) -> Result<RegistrationCache<Locker>> {
+        self.locked.get(|| self.machine().map(Locker::new))
     }
 
     pub(super) fn give_up(&self) {
