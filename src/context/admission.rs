@@ -4,7 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use crate::{
     transport::{
-        channel::{Channel, PeerCredentials},
+        channel::{Channel, Origin, PeerCredentials},
         tls::Certificates,
     },
     types::WorkerId,
@@ -36,8 +36,7 @@ pub enum Via {
 pub struct IncomingInfo {
     worker: WorkerId,
     via: Via,
-    address: Option<SocketAddr>,
-    process: Option<PeerCredentials>,
+    origin: Origin,
     // Read where the feature is.
     #[cfg_attr(not(feature = "tls"), allow(dead_code))]
     certificates: Option<Certificates>,
@@ -59,8 +58,7 @@ impl IncomingInfo {
                 "rdma" => Via::Rdma,
                 _ => Via::Tcp,
             },
-            address: channel.peer_address(),
-            process: channel.peer_credentials(),
+            origin: channel.origin(),
             certificates: channel.certificates(),
             knows_secret,
             by_address,
@@ -82,13 +80,13 @@ impl IncomingInfo {
     /// The address that it comes from, over TCP and RDMA.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
-        self.address
+        self.origin.address()
     }
 
     /// Its process, user and group, over the Unix socket: as the kernel recorded them when it connected.
     #[must_use]
     pub fn process(&self) -> Option<PeerCredentials> {
-        self.process
+        self.origin.process()
     }
 
     /// The certificates that it has shown over TLS, its own first, which have passed the verifier; `None` where none were asked for, and over

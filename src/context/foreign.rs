@@ -9,6 +9,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{
         AddressRange, ArrayInterface, Buffer, BufferMut, DlpackTensor, DomainMemory, Foreign,
+        MemoryAttributes,
     },
     sys::fork,
     types::MemoryType,
@@ -54,7 +55,7 @@ impl Buffer {
     ) -> Result<Self> {
         let range = AddressRange::new(address, length as u64)?;
         // SAFETY: the caller vouches for it; as nobody writes it, neither does this.
-        unsafe { foreign(context, range, owner, |_, _| Ok(())) }.map(BufferMut::freeze)
+        unsafe { foreign(context, range, owner) }.map(BufferMut::freeze)
     }
 
     /// An array of a Python library's, by what it says of itself; as [`foreign`](Self::foreign).
@@ -70,7 +71,7 @@ impl Buffer {
         owner: impl Send + Sync + 'static,
     ) -> Result<Self> {
         // SAFETY: the caller vouches for it.
-        unsafe { foreign(context, array.range()?, owner, |_, _| Ok(())) }.map(BufferMut::freeze)
+        unsafe { foreign(context, array.range()?, owner) }.map(BufferMut::freeze)
     }
 }
 
@@ -91,7 +92,7 @@ impl BufferMut {
     ) -> Result<Self> {
         let range = AddressRange::new(address, length as u64)?;
         // SAFETY: the caller vouches for it.
-        unsafe { foreign(context, range, owner, |_, _| Ok(())) }
+        unsafe { foreign(context, range, owner) }
     }
 
     /// An array of a Python library's, to receive into; as [`Buffer::from_array`].
@@ -110,7 +111,7 @@ impl BufferMut {
             return Err(read_only());
         }
         // SAFETY: the caller vouches for it.
-        unsafe { foreign(context, array.range()?, owner, |_, _| Ok(())) }
+        unsafe { foreign(context, array.range()?, owner) }
     }
 }
 
@@ -140,38 +141,59 @@ impl DlpackTensor {
 
     fn into_any(self, context: &Context) -> Result<BufferMut> {
         let range = self.range()?;
+        let Some(known) = known(context, range)? else {
+            return Ok(BufferMut::default());
+        };
+        self.agree(known.memory_type)?;
         // SAFETY: whoever made it vouched for its bytes, which stay until its deleter is called; that others do not write them, or read them
         // either, is the standard's rule for what is lent to be read, and else the caller's promise.
-        unsafe { foreign(context, range, self, Self::agree) }
+        Ok(unsafe { buffer(range, known, self) })
     }
 }
 
-/// Memory of the program's, of the type that the context finds, if that is agreed to.
+/// Memory of the program's, of the type that the context finds.
 ///
 /// # Safety
 /// As of [`Foreign::new`], but for what is known of it.
-unsafe fn foreign<O: Send + Sync + 'static>(
+unsafe fn foreign(
     context: &Context,
     range: AddressRange,
-    owner: O,
-    agree: impl FnOnce(&O, MemoryType) -> Result<()>,
+    owner: impl Send + Sync + 'static,
 ) -> Result<BufferMut> {
+    Ok(match known(context, range)? {
+        // SAFETY: the caller vouches for the bytes, and the domains have said what they are.
+        Some(known) => unsafe { buffer(range, known, owner) },
+        None => BufferMut::default(),
+    })
+}
+
+/// What the context knows of it; `None`: no bytes.
+fn known(context: &Context, range: AddressRange) -> Result<Option<MemoryAttributes>> {
     fork::check(Operation::Memory)?;
     if range.is_empty() {
-        return Ok(BufferMut::default());
+        return Ok(None);
     }
     if range.start() == 0 {
         let text = format!("{} bytes at a null address", range.len());
         return Err(Error::new(ErrorKind::InvalidArgument, text).during(Operation::Memory));
     }
     let known = context.memory().types.find_current(range)?;
-    if known.memory_type == MemoryType::Host && is_no_hosts(range) {
-        return Err(nobodys(range));
+    match known.memory_type == MemoryType::Host && is_no_hosts(range) {
+        true => Err(nobodys(range)),
+        false => Ok(Some(known)),
     }
-    agree(&owner, known.memory_type)?;
-    // SAFETY: the caller vouches for the bytes, and the domains have said what they are.
+}
+
+/// # Safety
+/// As of [`Foreign::new`].
+unsafe fn buffer(
+    range: AddressRange,
+    known: MemoryAttributes,
+    owner: impl Send + Sync + 'static,
+) -> BufferMut {
+    // SAFETY: the caller's promise.
     let memory: Box<dyn DomainMemory> = Box::new(unsafe { Foreign::new(range, known, owner) });
-    Ok(memory.into())
+    memory.into()
 }
 
 /// Whether the processor has no such addresses: a device's, then.

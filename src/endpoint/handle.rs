@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    transport::channel::{Origin, PeerCredentials},
+    transport::channel::PeerCredentials,
     types::{EndpointId, Identity, LinkId, MemoryType, WorkerId},
     worker::{Explanation, Handle, engine::Engine, peer::Peer, shared::Shared},
 };
@@ -38,8 +38,9 @@ impl Drop for Inner {
 
 /// Clones of one endpoint are the same.
 impl PartialEq for Endpoint {
+    #[inline]
     fn eq(&self, other: &Self) -> bool {
-        self.is_same(other)
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 }
 
@@ -61,11 +62,6 @@ impl Endpoint {
     #[inline]
     pub(crate) fn shared(&self) -> &Shared {
         &self.inner.handle.shared
-    }
-    /// Whether it is a clone of this one.
-    #[inline]
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
     }
     #[inline]
     pub(crate) fn handle(&self) -> &Arc<Handle> {
@@ -115,20 +111,14 @@ impl Endpoint {
     #[must_use]
     #[doc(alias = "UCP_EP_ATTR_FIELD_REMOTE_SOCKADDR")]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        match self.ask(|peer| peer.info.origin)? {
-            Origin::Socket(address) => Some(address),
-            Origin::Process(_) | Origin::Unknown => None,
-        }
+        self.ask(|peer| peer.info.origin.address()).flatten()
     }
 
     /// The peer's process, user and group, as the kernel recorded them when the connection was made over the Unix socket of this host. `None`: it was made
     /// another way, or has ended.
     #[must_use]
     pub fn peer_credentials(&self) -> Option<PeerCredentials> {
-        match self.ask(|peer| peer.info.origin)? {
-            Origin::Process(process) => Some(process),
-            Origin::Socket(_) | Origin::Unknown => None,
-        }
+        self.ask(|peer| peer.info.origin.process()).flatten()
     }
 
     /// The transports in use, the one that carries messages first.

@@ -219,7 +219,7 @@ impl RemoteRegion {
         access: Access,
     ) -> Option<(&Near, u64)> {
         let imported = &*self.imported;
-        let may = endpoint.is_same(&imported.endpoint)
+        let may = *endpoint == imported.endpoint
             && imported.access.contains(access)
             && length <= self.length;
         match &imported.near {
@@ -246,8 +246,7 @@ impl RemoteRegion {
     #[inline]
     fn is_of(&self, endpoint: &Endpoint) -> bool {
         let of = self.endpoint();
-        endpoint.is_same(of)
-            || endpoint.id() == of.id() && std::ptr::eq(endpoint.shared(), of.shared())
+        endpoint == of || endpoint.id() == of.id() && std::ptr::eq(endpoint.shared(), of.shared())
     }
 
     #[cold]

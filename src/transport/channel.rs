@@ -152,6 +152,22 @@ pub(crate) enum Origin {
     Unknown,
 }
 
+impl Origin {
+    pub(crate) fn address(self) -> Option<SocketAddr> {
+        match self {
+            Self::Socket(address) => Some(address),
+            Self::Process(_) | Self::Unknown => None,
+        }
+    }
+
+    pub(crate) fn process(self) -> Option<PeerCredentials> {
+        match self {
+            Self::Process(process) => Some(process),
+            Self::Socket(_) | Self::Unknown => None,
+        }
+    }
+}
+
 impl Drop for Channel {
     /// In a child made by `fork` it is the parent's, which may be in the middle of a set-up: the child's drop would take it out of what the
     /// parent's runtime waits for. Descriptors that came and belong nowhere are closed where that may block.
@@ -349,11 +365,6 @@ impl Channel {
         self.peer_address = address;
     }
 
-    /// Its address, over TCP and to a listener over RDMA.
-    pub(crate) fn peer_address(&self) -> Option<SocketAddr> {
-        self.peer_address
-    }
-
     /// Where the peer is.
     pub(crate) fn origin(&self) -> Origin {
         match (self.peer_address, self.peer_credentials()) {
@@ -365,10 +376,10 @@ impl Channel {
 
     /// Where the peer is, for what is counted by source.
     pub(crate) fn source(&self) -> Source {
-        match (self.peer_address, self.peer_credentials()) {
-            (Some(address), _) => address.ip().into(),
-            (None, Some(peer)) => Source::User(peer.uid),
-            (None, None) => Source::Unknown,
+        match self.origin() {
+            Origin::Socket(address) => address.ip().into(),
+            Origin::Process(process) => Source::User(process.uid),
+            Origin::Unknown => Source::Unknown,
         }
     }
 

@@ -18,7 +18,11 @@ use crate::{
         hello::Message,
     },
     sys::{abstract_socket, identity::identity},
-    transport::{PeerInfo, Reach, channel::Channel, loopback, rdmacm},
+    transport::{
+        PeerInfo, Reach,
+        channel::{Channel, Origin},
+        loopback, rdmacm,
+    },
     types::{EndpointId, LinkId, Source, WorkerId},
     worker::{connect::said::trial, shared::Shared},
 };
@@ -116,7 +120,7 @@ async fn dial_worker(
             identity: identity().clone(),
             name: "self".to_owned(),
             certificates: None,
-            origin: crate::transport::channel::Origin::Unknown,
+            origin: Origin::Unknown,
         };
         return attach(
             shared,
