@@ -2,12 +2,11 @@
 //! Devices': `tests/cuda/foreign.rs`. Tensors of real libraries: `tests/ecosystem/python.rs`.
 //!
 //! # Safety
-//! What buffers are made of is kept by their owners. Tensors are boxes that their deleters free.
+//! What buffers are made of is kept by their owners.
 #![allow(unsafe_code)]
 
 use std::{
     cell::Cell,
-    ffi::c_void,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -18,6 +17,8 @@ use wharf::{
     Buffer, BufferMut, Context, ErrorKind, MemoryType,
     memory::{ArrayInterface, DlpackTensor},
 };
+
+use crate::support::dlpack::{self, Tensor};
 
 fn context() -> Context {
     let builder = Context::builder().transports("self").expect("known");
@@ -64,51 +65,17 @@ fn ordinary_memory_and_its_owner() {
     );
 }
 
-/// `DLTensor`, by the standard.
-#[repr(C)]
-#[derive(Clone)]
-struct Tensor {
-    data: *mut c_void,
-    device: [i32; 2],
-    ndim: i32,
-    code: u8,
-    bits: u8,
-    lanes: u16,
-    shape: *const i64,
-    strides: *const i64,
-    byte_offset: u64,
-}
-
-#[repr(C)]
-struct Unversioned {
-    tensor: Tensor,
-    manager: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Self)>,
-}
-
-#[repr(C)]
-struct Versioned {
-    version: [u32; 2],
-    manager: *mut c_void,
-    deleter: Option<unsafe extern "C" fn(*mut Self)>,
-    flags: u64,
-    tensor: Tensor,
-}
-
 thread_local! {
     static DELETED: Cell<u32> = const { Cell::new(0) };
 }
 
-unsafe extern "C" fn delete(tensor: *mut Unversioned) {
-    DELETED.set(DELETED.get() + 1);
-    // SAFETY: a box of `unversioned`.
-    drop(unsafe { Box::from_raw(tensor) });
-}
+/// What a tensor's deleter drops.
+struct Lent;
 
-unsafe extern "C" fn delete_versioned(tensor: *mut Versioned) {
-    DELETED.set(DELETED.get() + 1);
-    // SAFETY: a box of `versioned`.
-    drop(unsafe { Box::from_raw(tensor) });
+impl Drop for Lent {
+    fn drop(&mut self) {
+        DELETED.set(DELETED.get() + 1);
+    }
 }
 
 const CPU: i32 = 1;
@@ -141,25 +108,11 @@ fn tensor(bits: u8, shape: &'static [i64], strides: &'static [i64]) -> Tensor {
 }
 
 fn unversioned(tensor: Tensor) -> DlpackTensor {
-    let tensor = Box::new(Unversioned {
-        tensor,
-        manager: std::ptr::null_mut(),
-        deleter: Some(delete),
-    });
-    // SAFETY: such a tensor.
-    unsafe { DlpackTensor::from_raw(Box::into_raw(tensor).cast()) }.expect("not null")
+    dlpack::unversioned(tensor, Lent)
 }
 
 fn versioned(version: [u32; 2], flags: u64, tensor: Tensor) -> wharf::Result<DlpackTensor> {
-    let tensor = Box::new(Versioned {
-        version,
-        manager: std::ptr::null_mut(),
-        deleter: Some(delete_versioned),
-        flags,
-        tensor,
-    });
-    // SAFETY: such a tensor, in this version or another.
-    unsafe { DlpackTensor::from_raw_versioned(Box::into_raw(tensor).cast()) }
+    dlpack::versioned(version, flags, tensor, Lent)
 }
 
 #[test]

@@ -14,13 +14,7 @@ use std::{
 use bytes::Bytes;
 use wharf::{Buffer, BufferMut, Context, Error, ErrorKind, Mask, Tag, Worker};
 
-use crate::support::{LIMIT, watchdog};
-
-fn run(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = { runtime }.enable_all().build().expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, test));
-}
+use crate::support::{LIMIT, on_a_runtime};
 
 fn worker(transports: &str) -> Worker {
     let builder = Context::builder().transports(transports).expect("known");
@@ -46,7 +40,7 @@ fn what_becomes_a_buffer() {
         assert_eq!(&bytes[..], [1, 2, 3]);
         assert_eq!(bytes.as_ptr(), address, "without a copy");
     }
-    run(async {
+    on_a_runtime(async {
         let context = Context::builder().build().expect("a context");
         let mut memory = context.allocate(5000).await.expect("memory");
         memory[4999] = 7;
@@ -81,7 +75,7 @@ fn errors_of_the_system_and_back() {
 
 #[test]
 fn every_form_of_an_address() {
-    run(async {
+    on_a_runtime(async {
         let there = worker("tcp");
         let here = worker("tcp");
         let listener = there
@@ -156,7 +150,7 @@ fn every_form_of_an_address() {
     reason = "which endpoint it is never changes"
 )]
 fn a_listener_is_shared() {
-    run(async {
+    on_a_runtime(async {
         let there = worker("shm");
         let here = worker("shm");
         let listener = Arc::new(there.listen("127.0.0.1:0").await.expect("listens"));
@@ -194,7 +188,7 @@ fn a_listener_is_shared() {
 
 #[test]
 fn what_was_received() {
-    run(async {
+    on_a_runtime(async {
         let worker = worker("self");
         let address = worker.address().expect("an address");
         let endpoint = worker.connect(&address).await.expect("oneself");

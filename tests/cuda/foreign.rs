@@ -21,11 +21,10 @@ use wharf::{
 
 use crate::{
     alone::{child_with, is_child},
-    dlpack,
     error::ErrorKind,
     fixture::{accelerator, calls, context, pattern},
     program::Memory,
-    support::{LIMIT, this_test, until, watchdog},
+    support::{LIMIT, Owner, dlpack, on_a_runtime, this_test, until},
 };
 
 const LEN: usize = 300_000;
@@ -34,22 +33,6 @@ fn with_cuda() -> Context {
     let builder = Context::builder().transports("self,shm").expect("known");
     let builder = builder.accelerator(Arc::new(accelerator()));
     builder.build().expect("a context")
-}
-
-fn on_a_runtime(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = { runtime }.enable_all().build().expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, test));
-}
-
-/// Tells when it is dropped.
-struct Owner(Memory, Arc<AtomicUsize>);
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        self.1.fetch_add(1, SeqCst);
-        let _ = &self.0;
-    }
 }
 
 #[test]
@@ -237,7 +220,7 @@ fn what_was_a_devices_is_the_hosts_with_each_monitor() {
 
 static SHAPE: [i64; 2] = [100, 750];
 
-fn tensor(device: [i32; 2], owner: Owner) -> DlpackTensor {
+fn tensor(device: [i32; 2], owner: Owner<Memory>) -> DlpackTensor {
     dlpack::tensor(owner.0.at(), &SHAPE, device, owner)
 }
 

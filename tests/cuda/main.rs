@@ -10,8 +10,6 @@ mod error {
 mod alone;
 #[path = "../support/bench.rs"]
 mod bench;
-#[path = "../support/dlpack.rs"]
-mod dlpack;
 #[path = "../support/mod.rs"]
 mod support;
 

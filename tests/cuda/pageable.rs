@@ -16,17 +16,11 @@ use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
     fixture::{Bench, Parked, accelerator, block_until, calls, context, control, pattern},
-    support::{LIMIT, this_test, watchdog},
+    support::{LIMIT, on_a_runtime, this_test},
 };
 
 const LEN: usize = 3_000_001;
 const DEVICE: MemoryType = MemoryType::Cuda(0);
-
-fn on_a_runtime(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = { runtime }.enable_all().build().expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, test));
-}
 
 fn wharf(forbids: bool) -> (Context, Worker) {
     let builder = Context::builder().transports("self").expect("known");

@@ -3,7 +3,7 @@
 use nix::sys::resource::{Resource, setrlimit};
 use wharf::{Context, ErrorKind, Mask, Tag, Worker};
 
-use crate::support::{LIMIT, again, is_alone, passes, this_test, watchdog};
+use crate::support::{LIMIT, again, is_alone, on_a_runtime, passes, this_test};
 
 #[test]
 fn a_limit_on_files_ends_nobody() {
@@ -11,9 +11,7 @@ fn a_limit_on_files_ends_nobody() {
         return passes(&mut again(this_test!()));
     }
     setrlimit(Resource::RLIMIT_FSIZE, 64 << 10, 64 << 10).expect("one's own");
-    let runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = { runtime }.enable_all().build().expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, async {
+    on_a_runtime(async {
         // What needs no file goes on: the transport that does is left out, with the reason.
         let context = Context::builder().build().expect("a context");
         let left_out = context.unavailable();
@@ -41,5 +39,5 @@ fn a_limit_on_files_ends_nobody() {
         drop(endpoint);
         here.shutdown(LIMIT).await.expect("shut down");
         there.shutdown(LIMIT).await.expect("shut down");
-    }));
+    });
 }

@@ -25,10 +25,7 @@ use wharf::{
     transport::cuda::CudaStream,
 };
 
-use crate::{
-    common::Path,
-    support::{LIMIT, watchdog},
-};
+use crate::{common::Path, support::on_a_runtime};
 
 /// Whether something ended as it should in a child.
 trait Refused {
@@ -453,30 +450,22 @@ async fn channels_are_refused(path: Path) {
     here.and(there).expect("met");
 }
 
-fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime")
-        .block_on(watchdog(LIMIT, test));
-}
-
 #[test]
 fn refused_over_shm() {
-    run(refused_at_every_entrance(Path::Shm));
+    on_a_runtime(refused_at_every_entrance(Path::Shm));
 }
 
 #[test]
 fn refused_over_tcp() {
-    run(refused_at_every_entrance(Path::Tcp));
+    on_a_runtime(refused_at_every_entrance(Path::Tcp));
 }
 
 #[test]
 fn channels_are_refused_over_shm() {
-    run(channels_are_refused(Path::Shm));
+    on_a_runtime(channels_are_refused(Path::Shm));
 }
 
 #[test]
 fn channels_are_refused_over_tcp() {
-    run(channels_are_refused(Path::Tcp));
+    on_a_runtime(channels_are_refused(Path::Tcp));
 }

@@ -17,11 +17,10 @@ use wharf::{
 
 use crate::{
     alone::{child_with, is_child},
-    dlpack,
     error::ErrorKind,
     fixture::{accelerator, calls, control, own, pattern},
     program::{self, Allocation},
-    support::{LIMIT, this_test, until, watchdog},
+    support::{LIMIT, Owner, dlpack, on_a_runtime, this_test, until},
 };
 
 const LEN: usize = 300_000;
@@ -32,22 +31,6 @@ fn with_rocm() -> Context {
     let builder = Context::builder().transports("self,shm").expect("known");
     let builder = builder.accelerator(Arc::new(accelerator()));
     builder.build().expect("a context")
-}
-
-fn on_a_runtime(test: impl Future<Output = ()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = { runtime }.enable_all().build().expect("a runtime");
-    runtime.block_on(watchdog(LIMIT, test));
-}
-
-/// Tells when it is dropped.
-struct Owner(Allocation, Arc<AtomicUsize>);
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        self.1.fetch_add(1, SeqCst);
-        let _ = &self.0;
-    }
 }
 
 #[test]

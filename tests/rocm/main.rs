@@ -12,8 +12,6 @@ mod error {
 mod alone;
 #[path = "../support/bench.rs"]
 mod bench;
-#[path = "../support/dlpack.rs"]
-mod dlpack;
 #[path = "../support/mod.rs"]
 mod support;
 #[path = "../cuda_ipc/sys.rs"]

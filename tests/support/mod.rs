@@ -6,10 +6,12 @@
 #![allow(dead_code, unused_imports, unused_macros)]
 
 pub(crate) mod accelerator;
+pub(crate) mod dlpack;
 pub(crate) mod emulated;
 mod logs;
 mod monitor;
 pub(crate) mod moved;
+mod owner;
 mod place;
 mod process;
 mod registrar;
@@ -20,6 +22,7 @@ mod watchdog;
 
 pub(crate) use logs::Logs;
 pub(crate) use monitor::FakeMonitor;
+pub(crate) use owner::Owner;
 pub(crate) use place::{own_place, own_port};
 pub(crate) use process::{
     Child, Parent, again, child, end_of, is_alone, is_child, listens, passes, this_test,
@@ -27,7 +30,7 @@ pub(crate) use process::{
 pub(crate) use registrar::{FakeRegistrar, Key};
 pub(crate) use threads::{are_all, idle, other_threads, threads};
 pub(crate) use until::{Looks, at_rest, block_at_rest, block_until, until};
-pub(crate) use watchdog::{LIMIT, watchdog};
+pub(crate) use watchdog::{LIMIT, on_a_runtime, watchdog};
 
 /// How many file descriptors this process has open. Other tests of the program open some as well: compare in a child.
 pub(crate) fn open_fds() -> usize {

@@ -14,6 +14,16 @@ use std::{
 /// What a step of a test may take on a slow and busy machine before it counts as hanging.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
+/// Runs a test on a runtime of one thread, within [`LIMIT`].
+#[track_caller]
+pub(crate) fn on_a_runtime(test: impl Future<Output = ()>) {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+        .block_on(watchdog(LIMIT, test));
+}
+
 /// Runs `future` and panics with a picture of the process when it has not ended after `limit`.
 ///
 /// The clock is a thread of its own, so that it works under a paused Tokio clock. A future that never returns from its

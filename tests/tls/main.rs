@@ -17,16 +17,7 @@ use std::{net::SocketAddr, time::Duration};
 use wharf::{Context, Endpoint, Error, Incoming, Result, Tls, Worker};
 
 use example::certificates::Authority;
-use support::{LIMIT, watchdog};
-
-/// Runs a test on a runtime of one thread, so that its log is seen.
-fn run(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime")
-        .block_on(watchdog(LIMIT, test));
-}
+use support::on_a_runtime;
 
 /// A worker that goes by TCP alone.
 fn worker(tls: Option<&Tls>) -> Worker {

@@ -2,11 +2,11 @@
 
 use wharf::{Access, Context, ErrorKind, Mask, Tag, Tls, Worker};
 
-use crate::{Authority, connect, mutual, run, worker};
+use crate::{Authority, connect, mutual, on_a_runtime, worker};
 
 #[test]
 fn both_ends_show_who_they_are() {
-    run(async {
+    on_a_runtime(async {
         let authority = Authority::new();
         let [here, there] = ["localhost", "127.0.0.1"].map(|name| authority.issue(&[name]));
         let tls = |shown| Tls::new(authority.client(Some(shown)), authority.server(shown, true));
@@ -32,7 +32,7 @@ fn both_ends_show_who_they_are() {
 /// By a worker's address the name is the one that was given, else the IP address.
 #[test]
 fn workers_by_their_addresses() {
-    run(async {
+    on_a_runtime(async {
         let authority = Authority::new();
         let shown = authority.issue(&["worker.example"]);
         let tls = Tls::new(authority.client(None), authority.server(&shown, false));
@@ -59,7 +59,7 @@ fn workers_by_their_addresses() {
 /// Processes of one user on one host go by shared memory, which needs no encryption.
 #[test]
 fn shared_memory_stays() {
-    run(async {
+    on_a_runtime(async {
         let tls = mutual(&Authority::new());
         let workers = [(); 2].map(|()| {
             let builder = Context::builder().transports("shm,tcp").expect("known");
@@ -78,7 +78,7 @@ fn shared_memory_stays() {
 
 #[test]
 fn rdma_is_refused() {
-    run(async {
+    on_a_runtime(async {
         let tls = mutual(&Authority::new());
         let builder = Context::builder().transports("rc_verbs").expect("known");
         let error = builder.tls(tls.clone()).build().map(drop);
@@ -104,7 +104,7 @@ fn rdma_is_refused() {
 /// Memory of a peer, and long messages both ways at once, with nobody polling but the two ends.
 #[test]
 fn long_transfers_both_ways() {
-    run(async {
+    on_a_runtime(async {
         let tls = mutual(&Authority::new());
         let workers = [(); 2].map(|()| worker(Some(&tls)));
         let ends = connect([&workers[0], &workers[1]], "localhost").await;

@@ -4,7 +4,7 @@ use wharf::{ErrorKind, Tls, Worker};
 
 use crate::{
     support::Looks,
-    {Authority, listening, run, support::Logs, worker},
+    {Authority, listening, on_a_runtime, support::Logs, worker},
 };
 
 /// Dials `host`, in vain; both ends must have heard of all `reasons`, the first for who dials and the second for who listens.
@@ -47,7 +47,7 @@ fn client(authority: &Authority) -> Worker {
 
 #[test]
 fn another_name() {
-    run(async {
+    on_a_runtime(async {
         let logs = Logs::of_this_thread();
         let authority = Authority::new();
         let there = server(&authority, &["other.example", "127.0.0.1"]);
@@ -58,7 +58,7 @@ fn another_name() {
 
 #[test]
 fn another_address() {
-    run(async {
+    on_a_runtime(async {
         let logs = Logs::of_this_thread();
         let authority = Authority::new();
         let there = server(&authority, &["localhost", "127.0.0.2"]);
@@ -69,7 +69,7 @@ fn another_address() {
 
 #[test]
 fn expired() {
-    run(async {
+    on_a_runtime(async {
         let logs = Logs::of_this_thread();
         let authority = Authority::new();
         let old = authority.expired(&["localhost"]);
@@ -81,7 +81,7 @@ fn expired() {
 
 #[test]
 fn another_authority() {
-    run(async {
+    on_a_runtime(async {
         let logs = Logs::of_this_thread();
         let there = server(&Authority::new(), &["localhost"]);
         let reasons = ["UnknownIssuer", "alert"];
@@ -97,7 +97,7 @@ fn another_authority() {
 
 #[test]
 fn no_certificate_of_the_client() {
-    run(async {
+    on_a_runtime(async {
         let logs = Logs::of_this_thread();
         let authority = Authority::new();
         let shown = authority.issue(&["localhost"]);
@@ -109,7 +109,7 @@ fn no_certificate_of_the_client() {
 
 #[test]
 fn a_certificate_of_the_client_by_another_authority() {
-    run(async {
+    on_a_runtime(async {
         let logs = Logs::of_this_thread();
         let (authority, other) = (Authority::new(), Authority::new());
         let shown = authority.issue(&["localhost"]);
@@ -123,7 +123,7 @@ fn a_certificate_of_the_client_by_another_authority() {
 
 #[test]
 fn a_client_without_tls() {
-    run(async {
+    on_a_runtime(async {
         let logs = Logs::of_this_thread();
         let there = server(&Authority::new(), &["localhost"]);
         let reasons = ["the listener demands TLS", "the listener demands TLS"];
@@ -133,7 +133,7 @@ fn a_client_without_tls() {
 
 #[test]
 fn a_listener_without_tls() {
-    run(async {
+    on_a_runtime(async {
         let logs = Logs::of_this_thread();
         let reasons = ["this side demands TLS", "the peer speaks TLS"];
         let here = client(&Authority::new());
@@ -144,7 +144,7 @@ fn a_listener_without_tls() {
 /// What has only one half of TLS does not do the other half in plain text.
 #[test]
 fn halves() {
-    run(async {
+    on_a_runtime(async {
         let authority = Authority::new();
         let shown = authority.issue(&["localhost"]);
         let listens = worker(Some(&Tls::server(authority.server(&shown, false))));

@@ -2,11 +2,11 @@
 
 use wharf::{ErrorKind, Mask, Tag, Tls};
 
-use crate::{Authority, listening, run, worker};
+use crate::{Authority, listening, on_a_runtime, worker};
 
 #[test]
 fn a_running_listener_takes_a_new_certificate() {
-    run(async {
+    on_a_runtime(async {
         let [old, new] = [Authority::new(), Authority::new()];
         let first = old.issue(&["127.0.0.1"]);
         let tls = Tls::server(old.server(&first, false));

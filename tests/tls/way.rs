@@ -10,7 +10,7 @@ use tokio::{
 };
 use wharf::{Endpoint, ErrorKind, Mask, Tag, Worker};
 
-use crate::{Authority, mutual, pattern, run, worker};
+use crate::{Authority, mutual, on_a_runtime, pattern, worker};
 
 const LONG: usize = 300_000;
 /// Time in which an end that was told nothing would wait for ever.
@@ -104,7 +104,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
 /// From the first byte on the way sees nothing of wharf's.
 #[test]
 fn nothing_is_seen() {
-    run(async {
+    on_a_runtime(async {
         let way = Arc::new(Way::default());
         let (workers, [here, there]) = ends(&Authority::new(), &way).await;
         let long = pattern(LONG);
@@ -167,7 +167,7 @@ fn place_in_record(sent: &[u8], at: usize) -> usize {
 fn every_flipped_bit_is_noticed() {
     let places = (0..70).chain([1000, 16_300, 16_500, 100_001, 250_000]);
     for at in places {
-        run(async {
+        on_a_runtime(async {
             let way = Arc::new(Way::default());
             let (_workers, endpoints) = ends(&Authority::new(), &way).await;
             *way.plan.lock() = Some(Plan::Flip(at, at as u32 * 3 % 8));
@@ -192,7 +192,7 @@ fn every_flipped_bit_is_noticed() {
 #[test]
 fn what_is_cut_off_is_an_error() {
     for at in [0, 3, 60, 5000, 16_406, 100_000, 200_000] {
-        run(async {
+        on_a_runtime(async {
             let way = Arc::new(Way::default());
             let (workers, endpoints) = ends(&Authority::new(), &way).await;
             *way.plan.lock() = Some(Plan::Cut(at));
