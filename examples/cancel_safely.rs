@@ -74,7 +74,7 @@ async fn select_loses_nothing(worker: &Worker, peer: &Endpoint) -> Outcome<()> {
             biased;
             // Often ready at the same time, and then it wins.
             _ = tick.tick() => dropped += 1,
-            received = worker.tag_recv(tag, Mask::ALL, vec![0; MEBIBYTE]) => {
+            received = worker.tag_recv(tag, vec![0; MEBIBYTE]) => {
                 let received = received?;
                 let number = received.buffer.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
                 check(number == Some(expected), "the messages come once and in order")?;
@@ -82,7 +82,7 @@ async fn select_loses_nothing(worker: &Worker, peer: &Endpoint) -> Outcome<()> {
             }
         }
         // The same for a receive that was polled and had no time to end.
-        if timeout(Duration::ZERO, worker.tag_matched(tag, Mask::ALL))
+        if timeout(Duration::ZERO, worker.tag_matched(tag))
             .await
             .is_err()
         {
@@ -97,10 +97,10 @@ async fn select_loses_nothing(worker: &Worker, peer: &Endpoint) -> Outcome<()> {
 /// `tokio::time::timeout` drops the receive. What comes later is for the next one.
 async fn a_timeout_takes_no_message(worker: &Worker, peer: &Endpoint) -> Outcome<()> {
     let tag = Tag(2);
-    let late = timeout(SHORT, worker.tag_recv(tag, Mask::ALL, vec![0; 16])).await;
+    let late = timeout(SHORT, worker.tag_recv(tag, vec![0; 16])).await;
     check(late.is_err(), "nothing was sent yet")?;
     peer.tag_send(tag, "late").await?;
-    let received = worker.tag_recv(tag, Mask::ALL, vec![0; 16]).await?;
+    let received = worker.tag_recv(tag, vec![0; 16]).await?;
     check(&received.buffer[..received.len] == b"late", "it is there")?;
     println!("  timeout: the message that came too late is received by the next receive");
     Ok(())
@@ -112,7 +112,7 @@ async fn a_send_that_was_begun_arrives(endpoint: &Endpoint, peer: &Worker) -> Ou
     drop(endpoint.tag_send(tag, "never begun"));
     // `post` begins it without waiting for it. So does a first poll.
     drop(endpoint.tag_send(tag, vec![7; MEBIBYTE]).post()?);
-    let received = peer.tag_recv(tag, Mask::ALL, vec![0; MEBIBYTE]).await?;
+    let received = peer.tag_recv(tag, vec![0; MEBIBYTE]).await?;
     check(
         received.len == MEBIBYTE && received.buffer.iter().all(|byte| *byte == 7),
         "what arrives is the send that was begun",
@@ -129,7 +129,7 @@ async fn a_send_that_was_begun_arrives(endpoint: &Endpoint, peer: &Worker) -> Ou
 /// `cancel` ends an operation and resolves to how it ended: stopped, or over before it could be.
 async fn cancel_says_what_happened(worker: &Worker, peer: &Endpoint) -> Outcome<()> {
     let tag = Tag(4);
-    let receive = worker.tag_recv(tag, Mask::ALL, vec![0; 16]).post();
+    let receive = worker.tag_recv(tag, vec![0; 16]).post();
     let (error, buffer) = match receive.cancel().await {
         Err(stopped) => stopped.into_parts(),
         Ok(_) => return Err("there was nothing to receive".into()),
@@ -140,7 +140,7 @@ async fn cancel_says_what_happened(worker: &Worker, peer: &Endpoint) -> Outcome<
         "the buffer comes back",
     )?;
 
-    let receive = worker.tag_recv(tag, Mask::ALL, vec![0; 16]).post();
+    let receive = worker.tag_recv(tag, vec![0; 16]).post();
     peer.tag_send(tag, "in time").sync().await?; // until it matched
     let received = receive.cancel().await?;
     check(
@@ -160,7 +160,7 @@ async fn a_long_send_is_withdrawn(endpoint: &Endpoint, peer: &Worker) -> Outcome
         Ok(()) => return Err("nobody received it".into()),
     }
     endpoint.tag_send(tag, "instead").await?;
-    let received = peer.tag_recv(tag, Mask::ALL, vec![0; 16]).await?;
+    let received = peer.tag_recv(tag, vec![0; 16]).await?;
     check(
         &received.buffer[..received.len] == b"instead",
         "what was sent instead",
@@ -171,9 +171,7 @@ async fn a_long_send_is_withdrawn(endpoint: &Endpoint, peer: &Worker) -> Outcome
 
 /// A deadline is a cancel by the clock, and unlike `timeout` gives the buffer back.
 async fn a_deadline_gives_the_buffer_back(worker: &Worker) -> Outcome<()> {
-    let receive = worker
-        .tag_recv(Tag(6), Mask::ALL, vec![0; 64])
-        .deadline(SHORT);
+    let receive = worker.tag_recv(Tag(6), vec![0; 64]).deadline(SHORT);
     let (error, buffer) = match receive.await {
         Err(late) => late.into_parts(),
         Ok(_) => return Err("there was nothing to receive".into()),

@@ -73,10 +73,9 @@ pub(crate) async fn run(transport: &str) -> Result<(), Failure> {
     let (here, there) = (Worker::new(&context)?, Worker::new(&context)?);
     let listener = there.listen("127.0.0.1:0").await?;
     let address = listener.local_addr();
-    let (client, server) = tokio::join!(here.connect(address), async {
+    let (client, server) = tokio::try_join!(here.connect(address), async {
         listener.accept().await?.accept().await
-    });
-    let (client, server) = (client?, server?);
+    })?;
     let serving = tokio::spawn(serve(server));
 
     let start = Instant::now();

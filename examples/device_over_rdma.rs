@@ -1,8 +1,8 @@
 //! Device memory of one process to device memory of another over InfiniBand or RoCE, by tag, put and get.
 //!
-//! `cargo run --release --example device_over_rdma -- [--device cuda|gaudi|rocm] [FILE]` (without FILE: `Cargo.lock`). The program starts itself again as the second process.
-//! Between host memory and an exposed region of device memory the network device reads and writes that memory itself, where it takes the accelerator's
-//! dma-bufs; elsewhere, and for messages, the bytes stop in pinned fragments. `explain` says which.
+//! `cargo run --release --example device_over_rdma -- [--device cuda|gaudi|rocm] [--direct] [FILE]` (without FILE: `Cargo.lock`). The program starts itself again as the second process.
+//! Where the network device takes the accelerator's dma-bufs, it reads and writes device memory itself, at both ends; elsewhere the bytes stop in pinned
+//! fragments. `explain` says which; with `--direct` it fails where they would stop.
 //!
 //! Without an RDMA device it says why, and does the same in one process on the emulated library of the tests. The exit code tells whether all digests
 //! agree. `tests/rdma-vm/rdma-vm -- target/release/examples/device_over_rdma` shows it on the kernel's soft-RoCE devices.
@@ -66,6 +66,8 @@ fn again(library: &std::path::Path) -> Box<dyn std::error::Error + Send + Sync> 
     let error = command
         .args(env::args_os().skip(1))
         .env(LIBRARY, library)
+        // Its devices take dma-bufs, and what they write there comes late.
+        .envs([("EMULATED_VERBS_DMABUF", "1"), ("EMULATED_VERBS_LATE", "1")])
         .exec();
     format!("starting again: {error}").into()
 }
@@ -76,11 +78,13 @@ pub(crate) fn alone(arguments: &[String]) -> Outcome<()> {
         "*** EMULATED: no RDMA device is in use, and both ends are in one process. ***"
     ));
     let (device, rest) = vendor(arguments)?;
-    match rest {
-        [] => exchange::alone(device, TRANSPORTS, "Cargo.lock".as_ref()),
-        [file] => exchange::alone(device, TRANSPORTS, file.as_ref()),
-        _ => Err(format!("usage: {NAME} [--device cuda|gaudi|rocm] [FILE]").into()),
-    }
+    let (file, direct) = exchange::file(NAME, rest)?;
+    let over = exchange::Over {
+        device,
+        transports: TRANSPORTS,
+        direct,
+    };
+    exchange::alone(over, file)
 }
 
 fn ended(outcome: Outcome<()>) -> ExitCode {

@@ -25,7 +25,7 @@ use tokio::{
     process::Command,
     task::JoinSet,
 };
-use wharf::{Access, Context, Descriptor, Endpoint, Mask, RemoteRegion, Tag, Worker};
+use wharf::{Access, Context, Descriptor, Endpoint, RemoteRegion, Tag, Worker};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -82,9 +82,7 @@ pub(crate) async fn serve(
     let store = start_store(listener.local_addr().to_string());
     let serving = async {
         let endpoint = listener.accept().await?.await?;
-        let received = worker
-            .tag_recv(DESCRIPTOR, Mask::ALL, vec![0; 4096])
-            .await?;
+        let received = worker.tag_recv(DESCRIPTOR, vec![0; 4096]).await?;
         let records =
             endpoint.import(&Descriptor::from_bytes(&received.buffer[..received.len])?)?;
         let server = Server {
@@ -174,7 +172,7 @@ impl Server {
         self.endpoint.tag_send(QUESTION, question).await?;
         let received = self
             .worker
-            .tag_recv(answer, Mask::ALL, vec![0; 32])
+            .tag_recv(answer, vec![0; 32])
             .deadline(Duration::from_secs(10))
             .await?;
         Ok(received.buffer[..received.len].to_vec())
@@ -198,8 +196,8 @@ pub(crate) async fn store(transport: &str, address: &str) -> Outcome<()> {
         .await?;
     loop {
         let question = tokio::select! {
-            question = worker.tag_recv(QUESTION, Mask::ALL, vec![0; 8]) => question?,
-            _ = worker.tag_recv(END, Mask::ALL, Vec::new()) => break,
+            question = worker.tag_recv(QUESTION, vec![0; 8]) => question?,
+            _ = worker.tag_recv(END, Vec::new()) => break,
             // The server is gone.
             _ = endpoint.closed() => break,
         };

@@ -16,7 +16,7 @@ use http_body_util::{BodyExt, Empty};
 use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
-use wharf::{Access, Context, Endpoint, Mask, Tag, Traffic, Worker, memory};
+use wharf::{Access, Context, Endpoint, Tag, Traffic, Worker, memory};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -64,7 +64,7 @@ async fn traffic(worker: &Worker, other: &Worker) -> Outcome<Endpoint> {
     let endpoint = worker.connect(&other.address()?).await?;
     for _ in 0..10 {
         endpoint.tag_send(Tag(1), vec![0; 1000]).await?;
-        other.tag_recv(Tag(1), Mask::ALL, vec![0; 1000]).await?;
+        other.tag_recv(Tag(1), vec![0; 1000]).await?;
     }
     Ok(endpoint)
 }

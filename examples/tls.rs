@@ -9,7 +9,7 @@
 #[path = "../tests/tls/certificates.rs"]
 pub(crate) mod certificates;
 
-use wharf::{Context, Endpoint, Listener, Mask, Tag, Tls, Worker};
+use wharf::{Context, Endpoint, Listener, Tag, Tls, Worker};
 
 use certificates::Authority;
 
@@ -24,8 +24,8 @@ async fn connect(here: &Worker, listener: &Listener) -> Result<[Endpoint; 2], Fa
         println!("{} has shown {shown} certificate(s)", incoming.peer_name());
         incoming.accept().await
     };
-    let (dialled, accepted) = tokio::join!(here.connect(name), accepting);
-    Ok([dialled?, accepted?])
+    let (dialled, accepted) = tokio::try_join!(here.connect(name), accepting)?;
+    Ok([dialled, accepted])
 }
 
 async fn exchange() -> Result<(), Failure> {
@@ -49,7 +49,7 @@ async fn exchange() -> Result<(), Failure> {
         let seen = endpoint.peer_certificates().ok_or("no certificate")?;
         assert_eq!(seen[..], chain[..]);
         endpoint.tag_send(1u64, "in private").await?;
-        let received = there.tag_recv(Tag(1), Mask::ALL, vec![0; 10]).await?;
+        let received = there.tag_recv(Tag(1), vec![0; 10]).await?;
         assert_eq!(received.buffer, b"in private");
     }
     println!("two connections, each with the certificate of its time");

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wharf::{Context, Mask, Tag, Worker};
+use wharf::{Context, Tag, Worker};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -41,7 +41,7 @@ pub(crate) async fn run(time: Duration) -> Outcome<String> {
     let other = there.clone();
     let answering = tokio::spawn(async move {
         loop {
-            let got = other.tag_recv(Tag(1), Mask::ALL, vec![0; 8]).await?;
+            let got = other.tag_recv(Tag(1), vec![0; 8]).await?;
             let Some(back) = other.endpoint(got.from) else {
                 return Ok::<_, wharf::Error>(());
             };
@@ -52,7 +52,7 @@ pub(crate) async fn run(time: Duration) -> Outcome<String> {
     let mut rounds = 0;
     while rounds < 2 || Instant::now() < end {
         endpoint.tag_send(Tag(1), vec![0; 8]).await?;
-        here.tag_recv(Tag(2), Mask::ALL, vec![0; 8]).await?;
+        here.tag_recv(Tag(2), vec![0; 8]).await?;
         tokio::time::sleep(Duration::from_millis(20)).await;
         rounds += 1;
     }

@@ -163,10 +163,9 @@ pub(crate) async fn run(transport: &str) -> Result<(), Failure> {
     // Before anybody connects: what comes earlier is refused.
     let calls = there.active_messages(CALL).capacity(WAITING).open()?;
     let listener = there.listen("127.0.0.1:0").await?;
-    let (endpoint, accepted) = tokio::join!(here.connect(listener.local_addr()), async {
+    let (endpoint, _accepted) = tokio::try_join!(here.connect(listener.local_addr()), async {
         listener.accept().await?.accept().await
-    });
-    let (endpoint, _accepted) = (endpoint?, accepted?);
+    })?;
 
     let gauge = Arc::new(Gauge::default());
     let counted = gauge.clone();

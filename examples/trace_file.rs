@@ -14,7 +14,7 @@ use std::{
 use tracing::Instrument;
 use tracing_chrome::{ChromeLayerBuilder, TraceStyle};
 use tracing_subscriber::{EnvFilter, prelude::*};
-use wharf::{Context, Mask, Tag, Worker};
+use wharf::{Context, Tag, Worker};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -60,7 +60,7 @@ async fn traffic() -> Outcome<()> {
         let span = tracing::info_span!("message", length);
         async {
             let send = endpoint.tag_send(Tag(tag), vec![1; length]);
-            let receive = there.tag_recv(Tag(tag), Mask::ALL, vec![0; length]);
+            let receive = there.tag_recv(Tag(tag), vec![0; length]);
             let (sent, received) = tokio::join!(send, receive);
             sent?;
             received.map(drop).map_err(wharf::Error::from)

@@ -16,7 +16,7 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 use sha2::{Digest, Sha256};
 use tokio::process::{Child, Command};
-use wharf::{Access, Context, Descriptor, Endpoint, Mask, MemoryType, Operation, Tag, Worker};
+use wharf::{Access, Context, Descriptor, Endpoint, MemoryType, Operation, Tag, Worker};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -122,7 +122,7 @@ async fn send(
     endpoint
         .tag_send(HEAD, [&(length as u64).to_le_bytes()[..], &digest].concat())
         .await?;
-    worker.tag_recv(READY, Mask::ALL, Vec::new()).await?;
+    worker.tag_recv(READY, Vec::new()).await?;
     let bar = progress_bar("tag", length);
     for part in parts(length) {
         let bytes = part.len() as u64;
@@ -133,9 +133,7 @@ async fn send(
     // A send may be over before its bytes are there, so the time is the receiver's.
     report.line("tag", Operation::TagSend, verdict(worker, &digest).await?);
 
-    let received = worker
-        .tag_recv(DESCRIPTOR, Mask::ALL, vec![0; 4096])
-        .await?;
+    let received = worker.tag_recv(DESCRIPTOR, vec![0; 4096]).await?;
     let remote = endpoint.import(&Descriptor::from_bytes(&received.buffer[..received.len])?)?;
     if remote.len() != length {
         return Err(format!("the other end exposes {} bytes, not {length}", remote.len()).into());
@@ -197,7 +195,7 @@ async fn receive(transport: &str, address: &str) -> Outcome<()> {
     let worker = Worker::new(&context)?;
     let endpoint = worker.connect(address).await?;
 
-    let received = worker.tag_recv(HEAD, Mask::ALL, vec![0; 64]).await?;
+    let received = worker.tag_recv(HEAD, vec![0; 64]).await?;
     let head = &received.buffer[..received.len];
     let (length, expected) = head
         .split_first_chunk::<8>()
@@ -215,7 +213,7 @@ async fn receive(transport: &str, address: &str) -> Outcome<()> {
     endpoint.tag_send(READY, Vec::new()).await?;
     let mut received = Vec::new();
     for buffer in buffers {
-        received.push(worker.tag_recv(PART, Mask::ALL, buffer).await?);
+        received.push(worker.tag_recv(PART, buffer).await?);
     }
     let took = start.elapsed();
     let mut check = Sha256::new();
@@ -230,7 +228,7 @@ async fn receive(transport: &str, address: &str) -> Outcome<()> {
     endpoint
         .tag_send(DESCRIPTOR, region.descriptor()?.to_bytes())
         .await?;
-    worker.tag_recv(LOOK, Mask::ALL, Vec::new()).await?;
+    worker.tag_recv(LOOK, Vec::new()).await?;
     let mut seen = vec![0; length];
     region.read_at(0, &mut seen)?;
     tell(&endpoint, &digest(&seen), expected, Duration::ZERO).await?;
@@ -255,7 +253,7 @@ async fn tell(to: &Endpoint, digest: &[u8], expected: &[u8], took: Duration) -> 
 
 /// Waits for the second process's digest, compares it, and gives the time that it took there.
 async fn verdict(worker: &Worker, digest: &[u8]) -> Outcome<Duration> {
-    let received = worker.tag_recv(VERDICT, Mask::ALL, vec![0; 64]).await?;
+    let received = worker.tag_recv(VERDICT, vec![0; 64]).await?;
     let verdict = &received.buffer[..received.len];
     let (took, theirs) = verdict
         .split_first_chunk::<8>()

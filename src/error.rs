@@ -1,4 +1,8 @@
 //! What can go wrong, as one type that says what failed, doing what, with whom, over what, and whether to try again.
+//!
+//! `Display` is one line that says all of it: what was tried, with whom, and why it failed, which is the text of the error behind it (the system's, mostly).
+//! As with [`io::Error`], that error is had by [`Error::get_ref`], and [`source`](std::error::Error::source) is what lies beneath it: so a chain that is printed
+//! link by link (anyhow's `{:#}`) says nothing twice.
 
 use std::{borrow::Cow, error::Error as StdError, fmt, io, sync::Arc};
 
@@ -33,11 +37,15 @@ pub enum ErrorKind {
     WouldBlock,
     /// Nobody listens there.
     ConnectionRefused,
+    /// Another listens at that address.
+    AddrInUse,
     /// The listener turned the connection down; the message holds its reason.
     Rejected,
     /// The peer closed the connection in order: it closed the endpoint, dropped it, or shut its worker down, and all that it sent before has come.
     ClosedByPeer,
-    /// The connection broke, or the peer ended it at once.
+    /// The peer ended the connection at once, by [`Endpoint::abort`](crate::Endpoint::abort): what was under way is lost.
+    AbortedByPeer,
+    /// The connection broke.
     ConnectionReset,
     /// The peer's process has ended.
     PeerDied,
@@ -63,13 +71,14 @@ pub enum ErrorKind {
     Exhausted,
     /// The system refused for want of rights.
     PermissionDenied,
-    /// The device, or the program's context on it, has failed; nothing on it goes on, and a new attempt needs a new context.
+    /// The device, or the program's context on it, has failed; nothing on it goes on, and its memory is gone. A device that its driver resets may come back with the next
+    /// allocation on it; where it does not, a new attempt needs a new context, or a new process.
     DeviceLost,
     /// This process is a child made by `fork`; what its parent opened cannot be used here.
     Forked,
     /// This cannot be done here.
     Unsupported,
-    /// The system reported an error of another kind; `source()` holds it.
+    /// The system reported an error of another kind; [`Error::get_ref`] has it.
     Io,
 }
 
@@ -173,6 +182,7 @@ impl Error {
         let source = source.into();
         let kind = match source.kind() {
             io::ErrorKind::ConnectionRefused => ErrorKind::ConnectionRefused,
+            io::ErrorKind::AddrInUse => ErrorKind::AddrInUse,
             io::ErrorKind::ConnectionReset
             | io::ErrorKind::BrokenPipe
             | io::ErrorKind::ConnectionAborted
@@ -194,10 +204,17 @@ impl Error {
         Self::new(kind, message).with_source(source)
     }
 
-    /// Adds the cause.
+    /// Adds the cause, whose text is said behind this one's unless that has it.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(source.into().into());
+        self
+    }
+
+    /// Says more of what went wrong, in front.
+    #[cold]
+    pub(crate) fn saying(mut self, text: &str) -> Self {
+        self.0.message = format!("{text}: {}", self.0.message).into();
         self
     }
 
@@ -269,19 +286,98 @@ impl Error {
     pub fn is_peer_failure(&self) -> bool {
         matches!(
             self.0.kind,
-            ErrorKind::ConnectionReset | ErrorKind::PeerDied | ErrorKind::Protocol
+            ErrorKind::AbortedByPeer
+                | ErrorKind::ConnectionReset
+                | ErrorKind::PeerDied
+                | ErrorKind::Protocol
         )
     }
+    /// With which code and words the peer closed the connection, where it gave any.
+    #[must_use]
+    pub fn close_reason(&self) -> Option<&CloseReason> {
+        self.get_ref()?.downcast_ref()
+    }
+    /// The error that this one reports: the system's [`io::Error`], a driver's status. Its text is part of this one's.
+    ///
+    /// ```
+    /// let system = std::io::Error::from_raw_os_error(111);
+    /// let error = wharf::Error::io("asking for a page", system);
+    /// assert_eq!(error.to_string(), "asking for a page: Connection refused (os error 111)");
+    /// let system = error.get_ref().and_then(|error| error.downcast_ref::<std::io::Error>());
+    /// assert_eq!(system.and_then(std::io::Error::raw_os_error), Some(111));
+    /// ```
+    #[must_use]
+    pub fn get_ref(&self) -> Option<&(dyn StdError + Send + Sync + 'static)> {
+        self.0.source.as_deref()
+    }
 }
+
+/// Why the peer closed the connection, as it said: [`Endpoint::close_with`](crate::Endpoint::close_with).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CloseReason {
+    code: u32,
+    text: String,
+}
+
+impl CloseReason {
+    /// Bytes of the longest text.
+    pub(crate) const LONGEST: usize = 255;
+
+    pub(crate) fn new(code: u32, text: &str) -> Self {
+        let end = text.floor_char_boundary(Self::LONGEST);
+        let text = text[..end].to_owned();
+        Self { code, text }
+    }
+    /// The number, which means what the two programs have agreed on.
+    #[must_use]
+    pub fn code(&self) -> u32 {
+        self.code
+    }
+    /// The words for people, as the peer chose them; at most 255 bytes.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+impl fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "code {}", self.code)?;
+        match self.text.is_empty() {
+            true => Ok(()),
+            false => write!(f, ": {}", self.text.escape_debug()),
+        }
+    }
+}
+
+impl StdError for CloseReason {}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
+        let source = inner.source.as_deref().map(ToString::to_string);
+        let reason = source.filter(|reason| !inner.message.contains(reason));
+        let said = [Some(&*inner.message), reason.as_deref()];
+        let mut peer = inner.peer.as_deref();
+        // Each thing once.
+        peer.take_if(|peer| said.iter().flatten().any(|text| text.contains(&**peer)));
         if let Some(operation) = inner.operation {
-            write!(f, "{operation}: ")?;
+            write!(f, "{operation}")?;
+            let way = match operation {
+                Operation::Connect => Some("to"),
+                Operation::Accept => Some("from"),
+                _ => None,
+            };
+            if let Some((way, peer)) = way.and_then(|way| Some((way, peer.take()?))) {
+                write!(f, " {way} {peer}")?;
+            }
+            f.write_str(": ")?;
         }
         f.write_str(&inner.message)?;
-        if let Some(peer) = &inner.peer {
+        if let Some(reason) = &reason {
+            write!(f, ": {reason}")?;
+        }
+        if let Some(peer) = peer {
             write!(f, " (peer {peer})")?;
         }
         if let Some(transport) = inner.transport {
@@ -296,21 +392,14 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let inner = &*self.0;
-        write!(f, "{:?}: {self}", inner.kind)?;
-        if let Some(source) = &inner.source {
-            write!(f, " [{source}]")?;
-        }
-        Ok(())
+        write!(f, "{:?}: {self}", self.0.kind)
     }
 }
 
 impl StdError for Error {
+    /// What lies beneath the error that this one reports, and says.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0
-            .source
-            .as_deref()
-            .map(|source| source as &(dyn StdError + 'static))
+        self.0.source.as_deref()?.source()
     }
 }
 
@@ -339,6 +428,8 @@ impl From<Error> for io::Error {
             ErrorKind::DeadlineExceeded => io::ErrorKind::TimedOut,
             ErrorKind::WouldBlock => io::ErrorKind::WouldBlock,
             ErrorKind::ConnectionRefused | ErrorKind::Rejected => io::ErrorKind::ConnectionRefused,
+            ErrorKind::AddrInUse => io::ErrorKind::AddrInUse,
+            ErrorKind::AbortedByPeer => io::ErrorKind::ConnectionAborted,
             ErrorKind::ClosedByPeer | ErrorKind::ConnectionReset | ErrorKind::PeerDied => {
                 io::ErrorKind::ConnectionReset
             }

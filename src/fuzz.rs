@@ -19,14 +19,14 @@ use crate::{
         registered::Registered,
         stream::StreamName,
     },
-    transport::{cma, cuda, gaudi, rdmacm, rocm, tcp, verbs},
+    transport::{by_hand, cma, cuda, gaudi, rdmacm, rocm, tcp, verbs},
 };
 
 /// A decoder by the name of its fuzz target.
 pub type Decoder = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const DECODERS: [Decoder; 13] = [
+pub const DECODERS: [Decoder; 14] = [
     ("address", address),
     ("hello", hello),
     ("descriptor", descriptor),
@@ -39,6 +39,7 @@ pub const DECODERS: [Decoder; 13] = [
     ("verbs", verbs::fuzz),
     ("rdmacm", rdmacm::fuzz),
     ("cma", cma::fuzz),
+    ("by_hand", by_hand::fuzz),
     ("ipc", ipc),
 ];
 

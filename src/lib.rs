@@ -10,12 +10,12 @@
 //! let (here, there) = (Worker::new(&context)?, Worker::new(&context)?);
 //! let listener = there.listen("127.0.0.1:0").await?;
 //! let address = listener.local_addr();
-//! let (to_there, to_here) = tokio::join!(here.connect(address), async { listener.accept().await?.accept().await });
-//! let (to_there, _to_here) = (to_there?, to_here?);
+//! let accepting = async { listener.accept().await?.accept().await };
+//! let (to_there, _to_here) = tokio::try_join!(here.connect(address), accepting)?;
 //!
 //! // A message: the send owns what it sends, the receive gives its buffer back.
 //! to_there.tag_send(Tag(7), "hello").await?;
-//! let got = there.tag_recv(Tag(7), Mask::ALL, vec![0; 64]).await?;
+//! let got = there.tag_recv(Tag(7), vec![0; 64]).await?;
 //! assert_eq!(&got.buffer[..got.len], b"hello");
 //!
 //! // One-sided: memory exposed there, written and read from here.
@@ -41,13 +41,14 @@
 //! | [`Buffer`], [`BufferMut`], [`HostBufferMut`] | what operations own while they are under way | |
 //! | [`Region`], [`Descriptor`], [`RemoteRegion`] | exposed memory: here, on the way, there | `ucp_mem_h`, packed and unpacked `ucp_rkey_h` |
 //! | [`ByteStream`] | a stream of bytes, like a `TcpStream`; many on one endpoint | `ucp_stream_*` |
+//! | [`StreamListener`] | the byte streams of all peers, like a `TcpListener`: for axum, tonic, hyper | |
 //! | [`AmSend`], [`AmSink`], [`AmInbox`], [`AmArrival`], [`ActiveMessage`] | active messages: sent, received, answered | `ucp_am_*` |
 //! | [`Counter`] | a word that peers raise by signals and tasks wait for | |
 //! | [`TagSend`], [`TagRecv`], [`Put`], [`Get`], [`Atomic`], [`Flush`], [`Fence`] | operations: futures that do nothing before they are awaited or posted | `ucp_*_nbx` |
 //! | [`BufferList`], [`BufferListMut`] | several buffers as one message or one run of bytes | `UCP_DATATYPE_IOV` |
 //! | [`RemoteLayout`], [`Block`] | many blocks of a [`RemoteRegion`], strided or listed, in one put or get | |
 //! | [`CopyBuffer`], [`Queued`], [`Reached`] | a copy between any two memories of this process, in order with the program's own streams | |
-//! | [`Op`] | an operation that was posted | a request |
+//! | [`Op`], [`OpProgress`] | an operation that was posted, and how far it is | a request |
 //! | [`channel`] | groups of processes: bootstrap, communicator and what is made through them | |
 //! | [`transport`] | the contract of a path, for those who drive one by hand or bring their own | UCT |
 //!
@@ -59,8 +60,8 @@
 //! | dropped | before its first poll | after it |
 //! |---|---|---|
 //! | [`TagSend`], [`Put`], [`Atomic`] | nothing was sent | it still happens; [`Endpoint::flush`] waits for it |
-//! | [`TagRecv`], [`TagMatched`] | nothing | cancel safe: the receive is withdrawn; a message that it had matched goes back to its place |
-//! | [`AmSend`] | nothing was sent | it still happens; what is refused then, [`Endpoint::flush`] tells |
+//! | [`TagRecv`], [`TagRecvFrom`], [`TagRecvBytes`], [`TagMatched`] | nothing | cancel safe: the receive is withdrawn; a message that it had matched goes back to its place |
+//! | [`AmSend`], [`AmSendCopy`] | nothing was sent | it still happens; what is refused then, [`Endpoint::flush`] tells |
 //! | [`AmRecv`] | nothing | cancel safe |
 //! | [`ActiveMessage`], [`AmReceive`] | an announced message is rejected | the payload is fetched into the buffer that it owns, which is freed then |
 //! | [`Get`], [`CopyBuffer`], [`Queued`] | nothing | it runs to its end into the buffer that it owns, which is freed then |
@@ -120,9 +121,26 @@
 //! the worker is made. How its futures wait is [`Progress`]: by default they spin for as long as that pays and then sleep; nothing wakes up
 //! while nothing happens.
 //!
+//! # Features
+//!
+//! | feature | brings | default |
+//! |---|---|---|
+//! | `cuda`, `rocm`, `gaudi` | device memory of NVIDIA, AMD, and Intel's Gaudi cards | yes |
+//! | `verbs` | InfiniBand and RoCE | yes |
+//! | `channel` | groups of processes and channels: [`channel`]; with `cuda`, device channels | yes |
+//! | `tls` | TCP under TLS | no |
+//! | `axum`, `tonic`, `hyper` | byte streams for their servers and clients: [`services`](guide::services) | no |
+//! | `serde` | addresses, descriptors, ids and kinds for serde | no |
+//! | `etcd` | groups that meet in etcd; needs `protoc` to build | no |
+//! | `mem-hooks` | the memory monitor that patches libc | no |
+//! | `conformance` | the suite for transports of one's own | no |
+//! | `tools` | the program `wharf` | no |
+//!
+//! Without any of them, messages, memory and streams go over shared memory and TCP.
+//!
 //! # The guide
 //!
-//! [First steps](guide::first_steps), [memory and devices](guide::memory), [processes and groups](guide::processes); [coming from UCX](guide::coming_from_ucx),
+//! [First steps](guide::first_steps), [memory and devices](guide::memory), [processes and groups](guide::processes), [services](guide::services); [coming from UCX](guide::coming_from_ucx),
 //! [from MSCCL++](guide::coming_from_mscclpp); [TLS](guide::tls); [containers and permissions](guide::containers), [security](guide::security), [tuning](guide::tuning),
 //! [troubleshooting](guide::troubleshooting), [logs, traces and counters](guide::observing).
 //!
@@ -131,13 +149,40 @@
 //! [`Endpoint::transports`] says what is in use. A better path that failed its probe is never left silently: one `tracing` warning (target
 //! `wharf::wireup`) says what and why. [`Worker::metrics`] counts what was done, [`guide::tuning`] goes from symptoms to remedies.
 
+#![cfg_attr(docsrs, feature(doc_cfg))]
+// What several transports stand on is unused where all of those are left out. A build with all of them says what nobody uses.
+#![cfg_attr(
+    not(all(
+        feature = "channel",
+        feature = "cuda",
+        feature = "gaudi",
+        feature = "rocm",
+        feature = "verbs"
+    )),
+    allow(dead_code, unused_imports, unused_macros)
+)]
+
+#[cfg(feature = "channel")]
 pub mod channel;
 pub mod config;
 mod context;
+#[cfg(any(
+    feature = "cuda",
+    feature = "gaudi",
+    feature = "rocm",
+    feature = "verbs"
+))]
 mod driver;
 mod endpoint;
 mod error;
-#[cfg(any(test, fuzzing))]
+#[cfg(all(
+    any(test, fuzzing),
+    feature = "channel",
+    feature = "cuda",
+    feature = "gaudi",
+    feature = "rocm",
+    feature = "verbs"
+))]
 #[doc(hidden)]
 pub mod fuzz;
 pub mod guide;
@@ -156,16 +201,19 @@ pub use context::{
     Admission, Context, ContextBuilder, ContextMetrics, IncomingInfo, Report, TransportReport,
     TransportState, TypeCacheReport, Via,
 };
+#[cfg(feature = "hyper")]
+pub use endpoint::StreamConnector;
 pub use endpoint::{
     AcceptStream, ActiveMessage, ActiveMessages, AmArrival, AmBytes, AmHandler, AmInbox, AmReceive,
-    AmReceived, AmRecv, AmRecvWith, AmSend, AmSink, Arm, Atomic, ByteReader, ByteStream,
-    ByteWriter, BytesInPlace, ChunksInPlace, Closed, Completion, CopyBuffer, Counter, Destination,
-    Endpoint, Fence, Fetched, Flush, FlushAll, Get, Matched, MessageInfo, Op, OpenStream, Put,
-    Queued, Reached, ReadChunk, Ready, Received, RemoteLayout, RemoteRegion, ReuniteError,
-    SocketAddresses, TagMatched, TagRecv, TagSend, Wait, Worker, WriteBuffer,
+    AmReceived, AmRecv, AmRecvWith, AmSend, AmSendCopy, AmSink, Arm, Atomic, ByteReader,
+    ByteStream, ByteWriter, BytesInPlace, ChunksInPlace, Closed, Completion, CopyBuffer, Counter,
+    Destination, Endpoint, Fence, Fetched, Flush, FlushAll, Get, Matched, MessageInfo, Op,
+    OpProgress, OpenStream, ProgressStream, Put, Queued, Reached, ReadChunk, Ready, Received,
+    RemoteLayout, RemoteRegion, ReuniteError, SocketAddresses, TagMatched, TagRecv, TagRecvBytes,
+    TagRecvFrom, TagSend, Transferred, Wait, Worker, WriteBuffer,
 };
-pub use error::{Error, ErrorKind, OpError, Operation, Result};
-pub use listener::{Incoming, Listener};
+pub use error::{CloseReason, Error, ErrorKind, OpError, Operation, Result};
+pub use listener::{Incoming, Listener, StreamAddr, StreamListener};
 pub use memory::{
     Buffer, BufferList, BufferListMut, BufferMut, HostBufferMut, ReceiveBuffer, Region, SendBuffer,
 };

@@ -1,9 +1,14 @@
+//! What is said of slower paths, and what single operations do.
+//!
+//! A slower path than there could be is said at WARN once in a process for each reason, with what mends it; of the rest whoever listens to DEBUG hears.
+//!
 //! What single operations do, told to whoever asks for it: events of level TRACE, target [`OPERATION`].
 //!
 //! Nobody asks, as a rule: then each place costs one look at a static word, and nothing is formatted.
 
-use std::fmt::Display;
+use std::{collections::BTreeSet, fmt::Display};
 
+use parking_lot::Mutex;
 use tracing::{Level, level_filters::LevelFilter};
 
 /// Target of these events.
@@ -14,6 +19,26 @@ const OPERATION: &str = "wharf::operation";
 fn is_asked() -> bool {
     LevelFilter::current() >= Level::TRACE
 }
+
+/// Whether this reason is said for the first time. Peers word some: so many are told, and no more.
+#[cold]
+pub(crate) fn is_first(reason: &str) -> bool {
+    const MOST: usize = 64;
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut said = SAID.lock();
+    said.len() < MOST && said.insert(reason.to_owned())
+}
+
+/// Says that a slower path is taken: a warning the first time for this `reason`.
+macro_rules! slower {
+    ($reason:expr, target: $target:literal, $($said:tt)*) => {
+        match $crate::trace::is_first(&$reason) {
+            true => tracing::warn!(target: $target, $($said)*),
+            false => tracing::debug!(target: $target, $($said)*),
+        }
+    };
+}
+pub(crate) use slower;
 
 /// Says that an operation of `length` bytes goes this way.
 #[inline(always)]

@@ -11,17 +11,24 @@ use std::{
     time::Duration,
 };
 
-use wharf::{AmId, Buffer, BufferList, Context, Endpoint, ErrorKind, Mask, Op, Tag, Worker};
+use parking_lot::Mutex;
+use wharf::{AmId, Buffer, BufferList, Context, Endpoint, ErrorKind, Op, Tag, Worker};
 
 /// Counts the bytes that are allocated.
 struct Counting;
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
+/// How often.
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+/// Tests count what all of the process does: one at a time.
+static ALONE: Mutex<()> = Mutex::new(());
 
 // SAFETY: all is left to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
+        CALLS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
@@ -95,9 +102,34 @@ fn run(scenario: impl Future<Output = ()>) {
 /// What so many operations take by themselves, with room to spare: far less than their bytes.
 const LIMIT: usize = 32 << 20;
 
+/// A short active message that is copied allocates nothing.
+#[test]
+fn copied_messages_take_no_memory() {
+    let _alone = ALONE.lock();
+    run(async {
+        let (_here, there, [endpoint, _accepted]) = pair("shm").await;
+        let mut inbox = there.active_messages(AmId(3)).open().expect("an inbox");
+        let (header, payload) = ([1_u8; 16], [2_u8; 200]);
+        let mut least = usize::MAX;
+        for _ in 0..50 {
+            let before = CALLS.load(Ordering::Relaxed);
+            let sent = endpoint.am_send_copy(AmId(3), &header, &payload).await;
+            least = least.min(CALLS.load(Ordering::Relaxed) - before);
+            sent.expect("sent");
+            let message = inbox.recv().await.expect("a message");
+            assert_eq!(
+                (message.header(), message.data()),
+                (&header[..], Some(&payload[..]))
+            );
+        }
+        assert_eq!(least, 0);
+    });
+}
+
 /// One after the other, because they count what all of the process allocates.
 #[test]
 fn lists_that_wait_for_room_take_no_copy() {
+    let _alone = ALONE.lock();
     for (transport, length) in [("tcp", 100_000), ("shm", 8_000)] {
         run(async {
             let (_here, there, [endpoint, _accepted]) = pair(transport).await;
@@ -110,7 +142,7 @@ fn lists_that_wait_for_room_take_no_copy() {
                 posted.len()
             );
             for send in posted {
-                let received = there.tag_recv(Tag(1), Mask::ALL, vec![0; length]).await;
+                let received = there.tag_recv(Tag(1), vec![0; length]).await;
                 let received = received.expect("received");
                 assert!(received.len == length && received.buffer.iter().all(|byte| *byte == 7));
                 send.await.expect("sent");

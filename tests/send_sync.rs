@@ -2,21 +2,22 @@
 
 use wharf::{
     AcceptStream, Access, ActiveMessage, ActiveMessages, Admission, AmBytes, AmHandler, AmId,
-    AmInbox, AmReceive, AmReceived, AmRecv, AmSend, AmSink, Atomic, Block, Blocks, Buffer,
-    BufferList, BufferListMut, BufferMut, ByteReader, ByteStream, ByteWriter, Closed, Context,
-    ContextBuilder, ContextMetrics, CopyBuffer, Counter, Descriptor, Endpoint, EndpointId, Error,
-    ErrorKind, Explanation, Fence, Fetched, Flush, FlushAll, Get, Held, HostBufferMut, Incoming,
-    IncomingInfo, LaneMetrics, Listener, Mask, Matched, MemoryType, MessageInfo, Mover, NumaNode,
-    Op, OpError, OpenStream, Operation, Party, Plan, Priority, Progress, Put, Queued, Reached,
-    ReadChunk, Ready, Received, RefusalCounts, Refusals, Region, RemoteLayout, RemoteRegion,
-    Report, ReuniteError, Tag, TagMatched, TagRecv, TagSend, Traffic, TransportReport,
+    AmInbox, AmReceive, AmReceived, AmRecv, AmSend, AmSendCopy, AmSink, Atomic, Block, Blocks,
+    Buffer, BufferList, BufferListMut, BufferMut, ByteReader, ByteStream, ByteWriter, Closed,
+    Context, ContextBuilder, ContextMetrics, CopyBuffer, Counter, Descriptor, Endpoint, EndpointId,
+    Error, ErrorKind, Explanation, Fence, Fetched, Flush, FlushAll, Get, Held, HostBufferMut,
+    Incoming, IncomingInfo, LaneMetrics, Listener, Mask, Matched, MemoryType, MessageInfo, Mover,
+    NumaNode, Op, OpError, OpProgress, OpenStream, Operation, Party, Plan, Priority, Progress,
+    ProgressStream, Put, Queued, Reached, ReadChunk, Ready, Received, RefusalCounts, Refusals,
+    Region, RemoteLayout, RemoteRegion, Report, ReuniteError, StreamAddr, StreamListener, Tag,
+    TagMatched, TagRecv, TagRecvBytes, TagRecvFrom, TagSend, Traffic, Transferred, TransportReport,
     TransportState, TypeCacheReport, Via, Wait, When, Worker, WorkerAddress, WorkerId,
     WorkerMetrics, WriteBuffer,
     channel::{
-        Bootstrap, Communicator, CommunicatorId, DeviceChannel, DeviceChannelHandle, Enqueued,
-        Lease as MemoryLease, MemoryChannel, PacketWidth, PortChannel, ProxyService,
-        RegisteredMemory, RemoteMemory, Semaphore, SemaphoreSignal, SemaphoreWait, Signals,
-        Trigger, TriggerKind,
+        Bootstrap, Communicator, CommunicatorId, DeviceChannel, DeviceChannelHandle, DevicePort,
+        DevicePortHandle, Enqueued, GpuBuffer, GpuBufferKind, Lease, MemoryChannel, PacketWidth,
+        PortChannel, ProxyService, RegisteredMemory, RemoteMemory, Semaphore, SemaphoreSignal,
+        SemaphoreWait, Signals, Trigger, TriggerKind,
         bootstrap::{
             BootstrapOptions, Launch, Launcher, Meeting, MemoryBootstrap, TcpBootstrap, TcpRoot,
             UniqueId, UnixBootstrap,
@@ -25,15 +26,15 @@ use wharf::{
     config::{Entry, Source, UnknownVariable, Variable},
     memory::{
         AddressRange, AllocMonitor, BufferPool, DmaBuf, DomainAttributes, DomainMemory,
-        GetRegistration, Hooks, HostDomain, Imported, Lease, Leasing, MemoryAttributes,
-        MemoryDomain, MemoryMonitor, MemoryTypeMetrics, MlockRegistrar, MonitorKind, PoolStats,
+        GetRegistration, Hooks, HostDomain, Imported, Leasing, MemoryAttributes, MemoryDomain,
+        MemoryMonitor, MemoryTypeMetrics, MlockRegistrar, MonitorKind, PoolLease, PoolStats,
         Registration, RegistrationCache, RegistrationCacheMetrics, RegistrationCacheOptions,
         RegistrationCacheStatistics, Released, Subscription, TrackedAlloc, Uffd,
     },
     transport::{
         Accelerator, Connected, Connector, CopyAttributes, CopyEngine, CopyRequest, DeviceAtomic,
-        DeviceInfo, DeviceKey, Exposure, Interface, Link, LinkAttributes, LocalKeys, LocalRange,
-        OneSidedAttributes, Opened, Place, RawSlice, Registering, RemoteMemory as NetworkMemory,
+        DeviceInfo, DeviceKey, DeviceRegistrar, Exposure, Interface, Link, LinkAttributes,
+        LocalKeys, LocalRange, OneSidedAttributes, Opened, Place, RawSlice, Registering,
         RemoteRange, SharedMemory, Transport,
         accelerator::{DevicePlace, DeviceStream, Export, Import, ImportedMemory},
         cuda::{CudaCopy, CudaEvent, CudaStream},
@@ -73,6 +74,8 @@ all! {
     Worker: Send + Sync + Unpin + Clone + 'static;
     Endpoint: Send + Sync + Unpin + Clone + 'static;
     Listener: Send + Sync + Unpin + 'static;
+    StreamListener: Send + Sync + Unpin + 'static;
+    StreamAddr: Send + Sync + Unpin + Clone + 'static;
     Incoming: Send + Unpin + 'static;
     IncomingInfo: Send + Sync + Unpin + Clone + 'static;
     Admission: Send + Sync + Unpin + Clone + 'static;
@@ -84,7 +87,7 @@ all! {
 
     RegisteredMemory: Send + Sync + Unpin + Clone + 'static;
     RemoteMemory: Send + Sync + Unpin + Clone + 'static;
-    MemoryLease: Send + Sync + Unpin + 'static;
+    Lease: Send + Sync + Unpin + 'static;
     Semaphore: Send + Sync + Unpin + Clone + 'static;
     SemaphoreSignal<'static>: Send + Sync + Unpin + 'static;
     SemaphoreWait<'static>: Send + Sync + Unpin + 'static;
@@ -93,6 +96,10 @@ all! {
     PacketWidth: Send + Sync + Unpin + Copy + 'static;
     DeviceChannel: Send + Sync + Unpin + Clone + 'static;
     DeviceChannelHandle: Send + Sync + Unpin + Copy + 'static;
+    DevicePort: Send + Sync + Unpin + Clone + 'static;
+    DevicePortHandle: Send + Sync + Unpin + Copy + 'static;
+    GpuBuffer: Send + Sync + Unpin + 'static;
+    GpuBufferKind: Send + Sync + Unpin + Copy + 'static;
     Enqueued: Send + Unpin + 'static;
     ProxyService: Send + Sync + Unpin + Clone + 'static;
     PortChannel: Send + Sync + Unpin + Clone + 'static;
@@ -105,7 +112,7 @@ all! {
     LocalRange<'static>: Send + Sync + Unpin + Copy + 'static;
     OneSidedAttributes: Send + Sync + Unpin + Copy + 'static;
     Registering<()>: Send + Unpin + 'static;
-    dyn NetworkMemory: Send + Sync + 'static;
+    dyn DeviceRegistrar: Send + Sync + 'static;
     RemoteRange<'static>: Send + Sync + Unpin + Copy + 'static;
 
     Buffer: Send + Sync + Unpin + Clone + 'static;
@@ -154,7 +161,7 @@ all! {
     DmaBuf: Send + Sync + Unpin + 'static;
     DomainAttributes: Send + Sync + Unpin + Clone + 'static;
     HostDomain: Send + Sync + Unpin + Copy + 'static;
-    Lease<MlockRegistrar>: Send + Sync + Unpin + 'static;
+    PoolLease<MlockRegistrar>: Send + Sync + Unpin + 'static;
     Leasing<'static, MlockRegistrar>: Send + Unpin + 'static;
     MemoryAttributes: Send + Sync + Unpin + Copy + 'static;
     MlockRegistrar: Send + Sync + Unpin + 'static;
@@ -177,8 +184,11 @@ all! {
 
     TagSend<'static>: Send + Unpin + 'static;
     TagRecv<'static, Vec<u8>>: Send + Unpin + 'static;
+    TagRecvFrom<'static, Vec<u8>>: Send + Unpin + 'static;
+    TagRecvBytes<'static>: Send + Unpin + 'static;
     TagMatched<'static>: Send + Unpin + 'static;
     AmSend<'static>: Send + Unpin + 'static;
+    AmSendCopy<'static>: Send + Unpin + 'static;
     AmSink: Send + Unpin + 'static;
     ActiveMessages<'static>: Send + Unpin + 'static;
     AmInbox: Send + Sync + Unpin + 'static;
@@ -202,6 +212,9 @@ all! {
     Atomic<'static, u64>: Send + Unpin + 'static;
     Counter: Send + Sync + Unpin + Clone + 'static;
     Wait<'static>: Send + Unpin + 'static;
+    OpProgress: Send + Sync + Unpin + Clone + 'static;
+    ProgressStream: Send + Sync + Unpin + 'static;
+    Transferred: Send + Sync + Unpin + Copy + 'static;
     Op<u32>: Send + Unpin + 'static;
     Op<u64>: Send + Unpin + 'static;
     Closed<'static>: Send + Unpin + 'static;

@@ -1,4 +1,5 @@
-//! Two processes with device memory each: a file goes from one's to the other's by tag and by put, and back by get, with its digest.
+//! Two processes with device memory each: a file goes from one's to the other's by tag and by put, and back by get, with its digest. With
+//! `--direct` an operation fails where its bytes would stop in host memory between the two.
 
 use std::{
     path::Path,
@@ -7,7 +8,7 @@ use std::{
 };
 
 use tokio::process::{Child, Command};
-use wharf::{Access, Buffer, Context, Descriptor, Endpoint, Mask, Operation, Tag, Worker};
+use wharf::{Access, Buffer, Context, Descriptor, Endpoint, Operation, Tag, Worker};
 
 use super::accelerator::{Found, Outcome, Vendor, compare, digest, find, read, say, vendor};
 
@@ -24,7 +25,7 @@ const LOOK: Tag = Tag(5);
 /// The digest of what is in the second process's device memory.
 const VERDICT: Tag = Tag(6);
 
-/// The whole program: `NAME [--device cuda|gaudi|rocm] [FILE]`, or `NAME --device … --second ADDRESS` for the process that it starts.
+/// The whole program: `NAME [--device cuda|gaudi|rocm] [--direct] [FILE]`, or `NAME --device … --second ADDRESS` for the process that it starts.
 pub(crate) fn main(name: &str, transports: &str) -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = vendor(&arguments).and_then(|(device, rest)| match rest {
@@ -32,13 +33,15 @@ pub(crate) fn main(name: &str, transports: &str) -> ExitCode {
             end_with_the_first(name);
             second(device, transports, address)
         }
-        [] => first(device, transports, "Cargo.lock".as_ref(), |address| {
-            again(device, address)
-        }),
-        [file] => first(device, transports, file.as_ref(), |address| {
-            again(device, address)
-        }),
-        _ => Err(format!("usage: {name} [--device cuda|gaudi|rocm] [FILE]").into()),
+        _ => {
+            let (file, direct) = file(name, rest)?;
+            let over = Over {
+                device,
+                transports,
+                direct,
+            };
+            first(over, file, |address| again(device, address))
+        }
     });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -47,6 +50,28 @@ pub(crate) fn main(name: &str, transports: &str) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// What goes, and whether it may stop: the rest of the command line.
+pub(crate) fn file<'a>(name: &str, rest: &'a [String]) -> Outcome<(&'a Path, bool)> {
+    let (rest, direct) = match rest {
+        [flag, rest @ ..] if flag == "--direct" => (rest, true),
+        rest => (rest, false),
+    };
+    match rest {
+        [] => Ok(("Cargo.lock".as_ref(), direct)),
+        [file] if !file.starts_with('-') => Ok((file.as_ref(), direct)),
+        _ => Err(format!("usage: {name} [--device cuda|gaudi|rocm] [--direct] [FILE]").into()),
+    }
+}
+
+/// How it goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Over<'a> {
+    pub(crate) device: Vendor,
+    pub(crate) transports: &'a str,
+    /// Nothing may stop in host memory between two devices.
+    pub(crate) direct: bool,
 }
 
 /// This program again, as the second process.
@@ -58,12 +83,11 @@ fn again(device: Vendor, address: &str) -> Outcome<Command> {
 
 /// The process that has the file. `command` starts the other, which connects to the address.
 pub(crate) fn first(
-    device: Vendor,
-    transports: &str,
+    over: Over<'_>,
     file: &Path,
     command: impl FnOnce(&str) -> Outcome<Command>,
 ) -> Outcome<()> {
-    meet(device, transports, file, |address| {
+    meet(over, file, |address| {
         let (mut child, line) = start(command(address)?)?;
         Ok(async move {
             let status = child.wait().await?;
@@ -78,9 +102,9 @@ pub(crate) fn first(
 
 /// Both ends in this process, the second on a thread of its own.
 #[allow(dead_code, reason = "not every example does")]
-pub(crate) fn alone(device: Vendor, transports: &str, file: &Path) -> Outcome<()> {
-    let there = transports.to_owned();
-    meet(device, transports, file, |address| {
+pub(crate) fn alone(over: Over<'_>, file: &Path) -> Outcome<()> {
+    let (device, there) = (over.device, over.transports.to_owned());
+    meet(over, file, |address| {
         let address = address.to_owned();
         let end = tokio::task::spawn_blocking(move || second(device, &there, &address));
         Ok(async move { end.await? })
@@ -89,13 +113,13 @@ pub(crate) fn alone(device: Vendor, transports: &str, file: &Path) -> Outcome<()
 
 /// The end that has the file. `begin` starts the other, which connects to the address; its future is how that ended.
 fn meet<F: Future<Output = Outcome<()>>>(
-    device: Vendor,
-    transports: &str,
+    over: Over<'_>,
     file: &Path,
     begin: impl FnOnce(&str) -> Outcome<F>,
 ) -> Outcome<()> {
     let content = read(file)?;
-    let transports = &format!("{transports},{}", device.name());
+    let device = over.device;
+    let transports = &format!("{},{}", over.transports, device.name());
     // Before there is a runtime, as the program may start anew in it.
     let found = find(device)?;
     found.introduce();
@@ -113,7 +137,7 @@ fn meet<F: Future<Output = Outcome<()>>>(
             incoming = listener.accept() => incoming?.accept().await?,
             end = &mut other => return end.and(Err("the second end ended early".into())),
         };
-        send(&found, &context, &worker, &endpoint, content).await?;
+        send(&found, over.direct, &worker, &endpoint, content).await?;
         endpoint.close().await?;
         worker.shutdown(Duration::from_secs(5)).await?;
         other.await
@@ -129,11 +153,12 @@ fn start(mut command: Command) -> Outcome<(Child, Option<tokio::process::ChildSt
 
 async fn send(
     found: &Found,
-    context: &Context,
+    direct: bool,
     worker: &Worker,
     endpoint: &Endpoint,
     content: Vec<u8>,
 ) -> Outcome<()> {
+    let context = worker.context();
     let (length, sent) = (content.len(), digest(&content));
     let (here, there) = (found.first(), found.second());
     let report = |verb: &str, operation, from, to, took| {
@@ -146,9 +171,13 @@ async fn send(
 
     let head = [&(length as u64).to_le_bytes()[..], &sent].concat();
     endpoint.tag_send(HEAD, head).await?;
-    worker.tag_recv(READY, Mask::ALL, Vec::new()).await?;
+    worker.tag_recv(READY, Vec::new()).await?;
     let start = Instant::now();
-    endpoint.tag_send(FILE, file.clone()).await?;
+    let send = endpoint.tag_send(FILE, file.clone());
+    match direct {
+        true => send.forbid_staging().await?,
+        false => send.await?,
+    }
     report(
         "tag to the other process",
         Operation::TagSend,
@@ -158,9 +187,7 @@ async fn send(
     );
     compare("tag, in the other process", &sent, &verdict(worker).await?)?;
 
-    let received = worker
-        .tag_recv(DESCRIPTOR, Mask::ALL, vec![0; 4096])
-        .await?;
+    let received = worker.tag_recv(DESCRIPTOR, vec![0; 4096]).await?;
     let remote = endpoint.import(&Descriptor::from_bytes(&received.buffer[..received.len])?)?;
     if remote.len() != length {
         return Err(format!(
@@ -170,7 +197,11 @@ async fn send(
         .into());
     }
     let start = Instant::now();
-    endpoint.put(file, remote.clone()).await?;
+    let put = endpoint.put(file, remote.clone());
+    match direct {
+        true => put.forbid_staging().await?,
+        false => put.await?,
+    }
     report(
         "put into the other process",
         Operation::Put,
@@ -181,7 +212,11 @@ async fn send(
 
     let memory = context.allocate_on(here, length).await?;
     let start = Instant::now();
-    let got = endpoint.get(remote, memory).await?;
+    let get = endpoint.get(remote, memory);
+    let got = match direct {
+        true => get.forbid_staging().await?,
+        false => get.await?,
+    };
     report(
         "get from the other process",
         Operation::Get,
@@ -197,7 +232,7 @@ async fn send(
 }
 
 async fn verdict(worker: &Worker) -> Outcome<Vec<u8>> {
-    let mut received = worker.tag_recv(VERDICT, Mask::ALL, vec![0; 64]).await?;
+    let mut received = worker.tag_recv(VERDICT, vec![0; 64]).await?;
     received.buffer.truncate(received.len);
     Ok(received.buffer)
 }
@@ -213,7 +248,7 @@ async fn receive(found: &Found, transports: &str, address: &str) -> Outcome<()> 
     let context = Context::builder().transports(transports)?.build()?;
     let worker = Worker::new(&context)?;
     let endpoint = worker.connect(address).await?;
-    let received = worker.tag_recv(HEAD, Mask::ALL, vec![0; 64]).await?;
+    let received = worker.tag_recv(HEAD, vec![0; 64]).await?;
     let head = &received.buffer[..received.len];
     let (length, sent) = head
         .split_first_chunk::<8>()
@@ -222,7 +257,7 @@ async fn receive(found: &Found, transports: &str, address: &str) -> Outcome<()> 
 
     let memory = context.allocate_on(found.second(), length).await?;
     endpoint.tag_send(READY, Vec::new()).await?;
-    let received = worker.tag_recv(FILE, Mask::ALL, memory).await?;
+    let received = worker.tag_recv(FILE, memory).await?;
     if received.len != length {
         return Err(format!("{} bytes came, not {length}", received.len).into());
     }
@@ -232,7 +267,7 @@ async fn receive(found: &Found, transports: &str, address: &str) -> Outcome<()> 
     let region = context.expose(memory, Access::READ | Access::WRITE).await?;
     let descriptor = region.descriptor()?.to_bytes();
     endpoint.tag_send(DESCRIPTOR, descriptor).await?;
-    worker.tag_recv(LOOK, Mask::ALL, Vec::new()).await?;
+    worker.tag_recv(LOOK, Vec::new()).await?;
     tell(&worker, &endpoint, region.unexpose().await.freeze(), sent).await?;
 
     // The first process gets until it closes.

@@ -19,7 +19,7 @@ use std::{
 
 use tokio::runtime::Runtime;
 use wharf::{
-    Buffer, BufferMut, Context, Endpoint, Error, ErrorKind, Mask, Tag, Worker,
+    Buffer, BufferMut, Context, Endpoint, Error, ErrorKind, Tag, Worker,
     memory::{ArrayInterface, DlpackTensor},
 };
 
@@ -82,7 +82,7 @@ impl Session {
     /// One message. What was received into is seen by everybody when it has come.
     fn send(&self, from: Buffer, to: BufferMut) -> wharf::Result<()> {
         self.runtime.block_on(async {
-            let received = self.worker.tag_recv(Tag(1), Mask::ALL, to);
+            let received = self.worker.tag_recv(Tag(1), to);
             let (sent, received) = tokio::join!(self.endpoint.tag_send(Tag(1), from), received);
             sent?;
             received.map(drop).map_err(|error| error.into_parts().0)

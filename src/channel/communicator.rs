@@ -1,6 +1,6 @@
 //! A group of processes with a worker in each: ranks, a connection to every peer, and an identity.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, str::FromStr, sync::Arc};
 
 use bytes::Bytes;
 use tokio::{sync::OnceCell, time::Instant};
@@ -9,6 +9,7 @@ use crate::{
     endpoint::{Endpoint, Worker},
     error::{Error, ErrorKind, Operation, Result},
     protocol::WorkerAddress,
+    types::{hex, text::no},
 };
 
 use super::bootstrap::{Bootstrap, after, check_rank};
@@ -27,7 +28,22 @@ impl CommunicatorId {
 
 impl fmt::Display for CommunicatorId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        hex::write(&self.0, f)
+    }
+}
+
+impl FromStr for CommunicatorId {
+    type Err = Error;
+
+    /// From its `Display` form, 32 hexadecimal digits.
+    ///
+    /// # Errors
+    /// `InvalidArgument`.
+    fn from_str(text: &str) -> Result<Self> {
+        let found = hex::read(text).and_then(|id| id.try_into().ok());
+        found
+            .map(Self)
+            .ok_or_else(|| no("communicator", text, "32 hexadecimal digits"))
     }
 }
 

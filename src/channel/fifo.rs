@@ -4,7 +4,8 @@
 //! slot = 16 bytes: [ first word | second word, bit 63: the lap's parity ]
 //!
 //! producers  head: reserve, if head - tail < slots; first word; second word with the parity (release)
-//! consumer   tail: second word (acquire), its parity is the lap's: first word; tail + 1 (release)
+//! consumer   next: second word (acquire), its parity is the lap's: first word; next + 1
+//!            tail = next (release), and whoever waits for room is woken: for many at a time, and before it sleeps
 //! ```
 //!
 //! A slot is not cleared: the parity says whether its words are of this lap, and that there is room whether they may be overwritten. A consumer that
@@ -32,6 +33,8 @@ use crate::{
 
 /// Bit 63 of the second word.
 const PARITY: u64 = 1 << 63;
+/// Most places that the consumer keeps before it gives them back.
+const BATCH: u64 = 32;
 /// Looks before the consumer parks: some microseconds.
 const LOOKS: usize = if cfg!(wharf_loom) { 1 } else { 200 };
 
@@ -49,6 +52,8 @@ pub(super) struct Fifo {
     slots: Box<[Slot]>,
     head: AtomicU64,
     tail: AtomicU64,
+    /// The consumer's own: what it takes next. Places before it are given back by `tail`, not each by itself.
+    next: AtomicU64,
     /// The consumer, when it sleeps.
     consumer: AtomicWaker,
     /// Producers that wait for room.
@@ -77,6 +82,7 @@ impl Fifo {
             slots: (0..slots).map(slot).collect(),
             head: AtomicU64::new(0),
             tail: AtomicU64::new(0),
+            next: AtomicU64::new(0),
             consumer: AtomicWaker::new(),
             room: Mutex::new(Waiters::default()),
             closed: AtomicBool::new(false),
@@ -150,18 +156,41 @@ impl Fifo {
 
     /// Takes a trigger, if one is there. To be called by the one consumer.
     pub(super) fn pop(&self) -> Option<[u64; 2]> {
-        let tail = self.tail.load(Ordering::Relaxed);
-        let slot = self.slot(tail);
+        let next = self.next.load(Ordering::Relaxed);
+        let slot = self.slot(next);
         let second = slot.second.load(Ordering::Acquire);
-        if second & PARITY != self.parity(tail) {
+        if second & PARITY != self.parity(next) {
+            self.give_back(next);
             return None;
         }
         let first = slot.first.load(Ordering::Relaxed);
-        self.tail.store(tail.wrapping_add(1), Ordering::Release);
+        let next = next.wrapping_add(1);
+        self.next.store(next, Ordering::Relaxed);
+        if next.is_multiple_of(self.batch()) {
+            self.give_back(next);
+        }
+        Some([first, second & !PARITY])
+    }
+
+    /// Places that are given back at a time, so that neither the line of the tail nor the lock of who waits moves for each trigger.
+    fn batch(&self) -> u64 {
+        BATCH.min(self.slots.len() as u64 / 2).max(1)
+    }
+
+    /// Lets producers have the places before `next`.
+    fn give_back(&self, next: u64) {
+        if self.tail.load(Ordering::Relaxed) == next {
+            return;
+        }
+        self.tail.store(next, Ordering::Release);
         let mut woken = Vec::new();
         self.room.lock().take(&mut woken);
         wake_all(woken);
-        Some([first, second & !PARITY])
+    }
+
+    /// Makes the consumer look, as when a trigger has come.
+    pub(super) fn wake(&self) {
+        self.consumer.wake();
     }
 
     /// Takes a trigger, or sleeps until there is one. `None`: closed, and all were taken. To be called by the one consumer.
@@ -193,7 +222,7 @@ impl Fifo {
 
     /// Triggers that were put in and not taken.
     pub(super) fn len(&self) -> usize {
-        let tail = self.tail.load(Ordering::Acquire);
+        let tail = self.next.load(Ordering::Acquire);
         let head = self.head.load(Ordering::Acquire);
         head.wrapping_sub(tail) as usize
     }
@@ -367,6 +396,28 @@ mod models {
             };
             assert_eq!(consume(&fifo), Some([1, 1]));
             assert_eq!(consume(&fifo), Some([2, 2]));
+            producer.join().unwrap();
+        });
+    }
+
+    /// The same where the consumer gives places back two at a time.
+    #[test]
+    fn a_producer_is_woken_for_many_places() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(|| {
+            let fifo = Arc::new(Fifo::new(4));
+            assert_eq!(fifo.batch(), 2);
+            (1..=4).for_each(|number| assert!(fifo.push([number; 2]).is_ok()));
+            let producer = {
+                let fifo = Arc::clone(&fifo);
+                thread::spawn(move || {
+                    block_on(fifo.push_when_room([5; 2], |_| ())).expect("open");
+                })
+            };
+            for number in 1..=5 {
+                assert_eq!(consume(&fifo), Some([number; 2]));
+            }
             producer.join().unwrap();
         });
     }

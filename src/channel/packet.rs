@@ -14,6 +14,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::types::text::words;
+
 /// Bytes of a word: data and its flag.
 pub(super) const WORD: usize = 8;
 /// Of those, data.
@@ -30,6 +32,8 @@ pub enum PacketWidth {
     #[doc(alias = "LL16Packet")]
     Sixteen,
 }
+
+words! { PacketWidth, "packet width": Eight = "8", Sixteen = "16" }
 
 impl PacketWidth {
     /// Bytes of a packet.

@@ -2,12 +2,14 @@
 
 use std::net::IpAddr;
 
-use super::{nearest::did_you_mean, value::Text};
-use crate::{
-    driver::verbs::Verbs,
-    error::{Error, Result},
-    transport::verbs::DeviceChoice,
+use super::{
+    environment::{Names, Word},
+    nearest::did_you_mean,
+    value::Text,
 };
+use crate::error::{Error, Result};
+#[cfg(feature = "verbs")]
+use crate::{driver::rdmacm::Libraries, transport::verbs::DeviceChoice};
 
 /// A selection of interfaces and devices that exist. RDMA devices are named with a port (`rxe0:1`) or without.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,32 +24,47 @@ pub(crate) enum NetDevices {
 }
 
 impl NetDevices {
-    /// Parses `all`, names with commas between, or `^` and names.
-    pub(crate) fn parse(
-        text: &str,
-        interfaces: &dyn Fn() -> Result<Vec<String>>,
-    ) -> Result<Self, String> {
-        Self::parse_with(text, interfaces, &rdma_devices)
+    /// As a variable has it. Of what UCX's names, what is missing is left out.
+    pub(super) fn read(word: &Word<'_>) -> Result<Self, String> {
+        let strict = Self::parse(word.text, &word.names);
+        match strict {
+            Err(why) if word.is_ucx() => {
+                word.leave_out(&why);
+                Ok(Self::named(word.text))
+            }
+            strict => strict,
+        }
     }
 
-    fn parse_with(
-        text: &str,
-        interfaces: &dyn Fn() -> Result<Vec<String>>,
-        devices: &dyn Fn() -> Vec<String>,
-    ) -> Result<Self, String> {
+    /// What a list names, whether or not it is there.
+    fn named(text: &str) -> Self {
         let text = text.trim();
         let (negated, list) = match text.strip_prefix('^') {
             Some(list) => (true, list),
             None => (false, text),
         };
-        if list.trim() == "all" && !negated {
+        let names = list.split(',').map(|name| name.trim().to_owned()).collect();
+        match negated {
+            true => Self::Except(names),
+            false => Self::Only(names),
+        }
+    }
+
+    /// Parses `all`, names with commas between, or `^` and names.
+    pub(crate) fn parse(text: &str, there: &Names<'_>) -> Result<Self, String> {
+        let text = text.trim();
+        if text == "all" {
             return Ok(Self::All);
         }
-        let mut existing = interfaces().map_err(|error| error.to_string())?;
-        let names: Vec<String> = list.split(',').map(|name| name.trim().to_owned()).collect();
+        let chosen = Self::named(text);
+        let names = match &chosen {
+            Self::Only(names) | Self::Except(names) => &names[..],
+            Self::All => &[],
+        };
+        let mut existing = (there.interfaces)().map_err(|error| error.to_string())?;
         if !names.iter().all(|name| existing.contains(name)) {
             // Where interfaces do not explain it: the library is looked for.
-            let mut devices = devices();
+            let mut devices = (there.devices)();
             let ports = names.iter().filter(|name| {
                 name.split_once(':').is_some_and(|(device, port)| {
                     devices.iter().any(|known| known == device)
@@ -65,11 +82,6 @@ impl NetDevices {
                 existing.join(", ")
             ));
         }
-        let chosen = if negated {
-            Self::Except(names)
-        } else {
-            Self::Only(names)
-        };
         if existing.iter().any(|name| chosen.names(name)) {
             Ok(chosen)
         } else {
@@ -104,6 +116,7 @@ impl NetDevices {
     }
 
     /// The same, as a choice of RDMA devices. Where only interfaces are named, all devices.
+    #[cfg(feature = "verbs")]
     pub(crate) fn rdma(&self) -> DeviceChoice {
         let interfaces = system_interfaces().unwrap_or_default();
         let devices = |names: &[String]| -> Vec<String> {
@@ -132,8 +145,9 @@ impl Text for NetDevices {
 }
 
 /// The names of this machine's RDMA devices; none where there is no library for them.
-fn rdma_devices() -> Vec<String> {
-    let devices = Verbs::load(None).and_then(|verbs| verbs.devices());
+#[cfg(feature = "verbs")]
+pub(crate) fn rdma_devices(libraries: &Libraries) -> Vec<String> {
+    let devices = libraries.verbs().and_then(|verbs| verbs.devices());
     let devices = devices.unwrap_or_default();
     devices
         .iter()
@@ -171,13 +185,20 @@ pub(crate) fn interface_addresses() -> Result<Vec<(String, IpAddr)>> {
         .collect())
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "verbs"))]
 mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<NetDevices, String> {
         let interfaces = || Ok(vec!["lo".to_owned(), "eth0".to_owned()]);
-        NetDevices::parse_with(text, &interfaces, &|| vec!["rxe0".to_owned()])
+        NetDevices::parse(
+            text,
+            &Names {
+                own: &[],
+                interfaces: &interfaces,
+                devices: &|| vec!["rxe0".to_owned()],
+            },
+        )
     }
 
     #[test]
@@ -207,6 +228,26 @@ mod tests {
         for bad in ["rxe1", "rxe0:0", "rxe0:x", "eth0:1"] {
             assert!(parse(bad).unwrap_err().contains("rxe0"), "{bad}");
         }
+    }
+
+    /// A card that is not there is left out, and no other one is taken for it.
+    #[test]
+    fn what_ucx_takes() {
+        let read = |name, text| {
+            let interfaces = || Ok(vec!["lo".to_owned(), "eth0".to_owned()]);
+            let names = Names {
+                interfaces: &interfaces,
+                ..Names::NONE
+            };
+            NetDevices::read(&Word { name, text, names })
+        };
+        let card = read("UCX_NET_DEVICES", "mlx5_9:1").expect("legal");
+        assert!(card.is_only_rdma() && !card.rdma().allows("rxe0", 1));
+        let both = read("UCX_NET_DEVICES", "mlx5_9:1,lo").expect("legal");
+        assert!(both.allows("lo") && !both.allows("eth0") && !both.rdma().allows("rxe0", 1));
+        let except = read("UCX_NET_DEVICES", "^eth9").expect("legal");
+        assert!(except.allows("eth0"));
+        assert!(read("WHARF_NET_DEVICES", "mlx5_9:1").is_err());
     }
 
     #[test]

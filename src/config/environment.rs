@@ -2,17 +2,20 @@
 
 use super::{
     setting::{Setting, Source, invalid},
+    told::warn_once,
     variables::Variable,
 };
 use crate::error::Result;
 
 /// What a value may name.
 #[derive(Clone, Copy)]
-pub(super) struct Names<'a> {
+pub(crate) struct Names<'a> {
     /// The program's own transports.
-    pub(super) own: &'a [&'a str],
+    pub(crate) own: &'a [&'a str],
     /// Lists the machine's interfaces.
-    pub(super) interfaces: &'a dyn Fn() -> Result<Vec<String>>,
+    pub(crate) interfaces: &'a dyn Fn() -> Result<Vec<String>>,
+    /// Lists its RDMA devices.
+    pub(crate) devices: &'a dyn Fn() -> Vec<String>,
 }
 
 impl Names<'_> {
@@ -20,6 +23,7 @@ impl Names<'_> {
     pub(super) const NONE: Self = Names {
         own: &[],
         interfaces: &|| Ok(Vec::new()),
+        devices: &Vec::new,
     };
 }
 
@@ -28,6 +32,18 @@ pub(super) struct Word<'a> {
     pub(super) name: &'static str,
     pub(super) text: &'a str,
     pub(super) names: Names<'a>,
+}
+
+impl Word<'_> {
+    /// Whether the variable is UCX's: what is legal there never fails here, and what is not here is left out.
+    pub(super) fn is_ucx(&self) -> bool {
+        self.name.starts_with("UCX_")
+    }
+
+    /// A part of the value has no effect here.
+    pub(super) fn leave_out(&self, why: &str) {
+        warn_once(&format!("{}={}: {why}", self.name, self.text));
+    }
 }
 
 /// A set of variables.

@@ -5,12 +5,14 @@ use std::{ops::Deref, time::Duration};
 use super::{
     environment::{Environment, Names},
     options::{Options, Overrides},
-    rdma::Rc,
+    rdma::{Rc, RcOverrides},
     setting::{Source, invalid},
     table::Told,
-    unknown::{UnknownVariable, warn_unknown},
+    unknown::{UnknownVariable, is_of_kubernetes, warn_idle, warn_unknown},
     variables::{VARIABLES, Variable},
 };
+#[cfg(feature = "verbs")]
+use crate::driver::rdmacm::Libraries;
 use crate::error::Result;
 
 /// All options, complete and possible. Dereferences to those of a context.
@@ -19,8 +21,11 @@ pub(crate) struct Config {
     options: Options,
     /// How connections over RDMA devices are made.
     pub(crate) rc: Rc,
-    /// Variables that other rooms read, and that were set.
-    pub(crate) others: Vec<(&'static str, String)>,
+    /// What other rooms read, as far as it was set.
+    pub(crate) others: Vec<Told>,
+    /// The libraries of RDMA devices, as far as the builder names them.
+    #[cfg(feature = "verbs")]
+    pub(crate) libraries: Libraries,
     /// Variables that nobody reads.
     pub(crate) unknown: Vec<UnknownVariable>,
 }
@@ -49,24 +54,24 @@ impl Config {
     /// Longest time that a timeout may be.
     const MAX_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
-    /// Puts together what the builder was given, the environment and the defaults. `own` are the names of the program's
-    /// own transports, `interfaces` lists the machine's.
+    /// Puts together what the builder was given, the environment and the defaults. `names` are those that values may hold.
     ///
     /// # Errors
     /// `Configuration`: a variable's value is unknown or impossible.
     pub(crate) fn load(
-        given: Overrides,
+        (given, rc): (Overrides, RcOverrides),
         environment: &Environment<'_>,
-        own: &[&str],
-        interfaces: &dyn Fn() -> Result<Vec<String>>,
+        names: Names<'_>,
     ) -> Result<Self> {
         let unknown = UnknownVariable::among(environment);
         warn_unknown(&unknown);
-        let names = Names { own, interfaces };
+        warn_idle(environment);
         let config = Self {
             options: Options::load(given, environment, names)?,
-            rc: Rc::load(environment, names)?,
+            rc: Rc::load(rc, environment, names)?,
             others: read_elsewhere(environment),
+            #[cfg(feature = "verbs")]
+            libraries: Libraries::default(),
             unknown,
         };
         config.check()?;
@@ -116,7 +121,26 @@ impl Config {
                 self.rcache_max_regions.source
             )));
         }
-        Ok(())
+        self.rc.check()
+    }
+
+    /// The libraries that the builder names come before those of variables.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn with_libraries(mut self, libraries: Libraries) -> Self {
+        use crate::driver::{rdmacm, verbs};
+
+        for (name, path) in [
+            (verbs::VARIABLE, &libraries.verbs),
+            (rdmacm::VARIABLE, &libraries.cm),
+        ] {
+            if let Some(path) = path {
+                self.others.retain(|(other, ..)| *other != name);
+                let path = path.display().to_string();
+                self.others.push((name, path, Source::Builder));
+            }
+        }
+        self.libraries = libraries;
+        self
     }
 
     /// Every option of a context as text, by its variable.
@@ -128,15 +152,16 @@ impl Config {
 
     /// Every variable, in the table's order.
     pub(crate) fn entries(&self) -> Vec<Entry> {
-        let rows = self.describe();
+        let rows: Vec<_> = self
+            .describe()
+            .into_iter()
+            .chain(self.others.clone())
+            .collect();
         let entry = |variable: &'static Variable| {
             let row = rows.iter().find(|(name, ..)| *name == variable.name);
             let (value, source) = match row {
                 Some((_, value, source)) => (Some(value.clone()), *source),
-                None => match self.others.iter().find(|(name, _)| *name == variable.name) {
-                    Some((name, value)) => (Some(value.clone()), Source::Env(name)),
-                    None => (None, Source::Default),
-                },
+                None => (None, Source::Default),
             };
             Entry {
                 variable,
@@ -149,27 +174,31 @@ impl Config {
 }
 
 /// The variables that other rooms read, as they are set now; of a secret only that it is.
-fn read_elsewhere(environment: &Environment<'_>) -> Vec<(&'static str, String)> {
+fn read_elsewhere(environment: &Environment<'_>) -> Vec<Told> {
     let own = Config::default().describe();
     VARIABLES
         .iter()
         .filter(|variable| !own.iter().any(|(name, ..)| *name == variable.name))
+        .filter(|variable| variable.missing_feature().is_none())
         .filter_map(|variable| {
             let value = environment.get(variable.name)?;
+            if is_of_kubernetes(variable.name, &value) {
+                return None;
+            }
             let value = match variable.name {
                 "WHARF_SECRET" => "set".to_owned(),
                 // An address has a colon; a unique id holds the group's secret.
                 "WHARF_ROOT" if !value.contains(':') => "set, to a unique id".to_owned(),
                 _ => value,
             };
-            Some((variable.name, value))
+            Some((variable.name, value, Source::Env(variable.name)))
         })
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Overrides, *};
+    use super::*;
     use crate::error::Result;
 
     fn load(variables: &[(&str, &str)]) -> Result<Config> {
@@ -181,10 +210,12 @@ mod tests {
         let names = variables.iter().map(|(key, _)| (*key).to_owned()).collect();
         let interfaces = || Ok(vec!["lo".to_owned(), "eth0".to_owned()]);
         Config::load(
-            Overrides::default(),
+            Default::default(),
             &Environment::new(&get, names),
-            &[],
-            &interfaces,
+            Names {
+                interfaces: &interfaces,
+                ..Names::NONE
+            },
         )
     }
 
@@ -258,6 +289,41 @@ mod tests {
         );
         assert_eq!(of("WHARF_SERVICE"), (None, Source::Default));
         assert!(!format!("{config:?}").contains("Schwert"));
+    }
+
+    /// A service called `wharf`, and one called `wharf-tls`, in a pod's namespace.
+    #[test]
+    fn what_kubernetes_sets_is_left_alone() {
+        let config = load(&[
+            ("WHARF_SERVICE_HOST", "10.0.0.7"),
+            ("WHARF_SERVICE_PORT", "7000"),
+            ("WHARF_SERVICE_PORT_HTTP", "7000"),
+            ("WHARF_PORT", "tcp://10.0.0.7:7000"),
+            ("WHARF_PORT_7000_TCP", "tcp://10.0.0.7:7000"),
+            ("WHARF_PORT_7000_TCP_PROTO", "tcp"),
+            ("WHARF_PORT_7000_TCP_PORT", "7000"),
+            ("WHARF_PORT_7000_TCP_ADDR", "10.0.0.7"),
+            ("WHARF_TLS_SERVICE_HOST", "10.0.0.8"),
+            ("WHARF_TLS_PORT", "tcp://10.0.0.8:7000"),
+            ("WHARF_TLS_PORT_7000_UDP_ADDR", "10.0.0.8"),
+        ])
+        .expect("nobody's mistake");
+        assert!(config.unknown.is_empty(), "{:?}", config.unknown);
+        let entries = config.entries();
+        let port = entries
+            .iter()
+            .find(|entry| entry.variable.name == "WHARF_PORT");
+        assert_eq!(port.expect("an entry").value, None);
+        // A port, and misspellings.
+        let config = load(&[
+            ("WHARF_PORT", "7000"),
+            ("WHARF_PORT_X", "1"),
+            ("WHARF_TLS_PORT", "1"),
+        ]);
+        let config = config.expect("possible");
+        assert_eq!(config.unknown.len(), 2, "{:?}", config.unknown);
+        let port = ("WHARF_PORT", "7000".to_owned(), Source::Env("WHARF_PORT"));
+        assert_eq!(config.others, [port]);
     }
 
     #[test]

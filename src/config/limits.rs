@@ -1,9 +1,13 @@
 //! What peers may make a worker hold: of memory, messages, streams, requests and connections.
 
+use std::{fmt, str::FromStr};
+
 use super::{
     nearest::did_you_mean,
+    setting::invalid,
     value::{self, Text},
 };
+use crate::error::Error;
 
 /// What peers may make a worker hold before they are held back, and then refused.
 ///
@@ -160,9 +164,9 @@ impl Limits {
     }
 }
 
-impl Text for Limits {
-    /// As [`Limits::parse`] takes it, complete.
-    fn text(&self) -> String {
+/// As `WHARF_LIMITS` takes it, complete.
+impl fmt::Display for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scopes = [
             ("connection", &self.connection),
             ("source", &self.source),
@@ -174,7 +178,28 @@ impl Text for Limits {
                 count => format!("{scope}.{name}={count}"),
             })
         });
-        parts.collect::<Vec<_>>().join(",")
+        f.write_str(&parts.collect::<Vec<_>>().join(","))
+    }
+}
+
+impl FromStr for Limits {
+    type Err = Error;
+
+    /// As `WHARF_LIMITS`: `SCOPE.AMOUNT=COUNT` with commas between; the others are the defaults.
+    ///
+    /// # Errors
+    /// `Configuration`.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::parse(text).map_err(invalid)
+    }
+}
+
+#[cfg(feature = "serde")]
+crate::types::serial::as_text! { Limits }
+
+impl Text for Limits {
+    fn text(&self) -> String {
+        self.to_string()
     }
 }
 

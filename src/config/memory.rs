@@ -4,7 +4,7 @@ use super::{
     environment::Word,
     value::{self, Text},
 };
-use crate::{memory::MonitorKind, transport::verbs::RelaxedOrdering};
+use crate::memory::MonitorKind;
 
 /// The monitor: by its own name, or by UCX's `y` or `n`.
 pub(super) fn monitor(word: &Word<'_>) -> Result<MonitorKind, String> {
@@ -36,37 +36,27 @@ pub(super) fn enable(text: &str) -> Result<bool, String> {
     }
 }
 
-/// A count, or `inf`.
-pub(super) fn count(text: &str) -> Result<Option<usize>, String> {
-    limit(text, value::count)
+/// A count, or `inf`. UCX's may be 0, which keeps what is in use.
+pub(super) fn count(word: &Word<'_>) -> Result<Option<usize>, String> {
+    let count = limit(word, value::count)?;
+    Ok(count.map(|count| count.max(usize::from(word.is_ucx()))))
 }
 
 /// Bytes, or `inf`.
-pub(super) fn size(text: &str) -> Result<Option<usize>, String> {
-    limit(text, value::bytes)
+pub(super) fn size(word: &Word<'_>) -> Result<Option<usize>, String> {
+    limit(word, value::bytes)
 }
 
 fn limit(
-    text: &str,
+    word: &Word<'_>,
     parse: impl Fn(&str) -> Result<usize, String>,
 ) -> Result<Option<usize>, String> {
-    match text.trim().eq_ignore_ascii_case("inf") {
-        true => Ok(Some(usize::MAX)),
-        false => parse(text)
+    match word.text.trim().to_ascii_lowercase().as_str() {
+        "inf" => Ok(Some(usize::MAX)),
+        "auto" if word.is_ucx() => Ok(None),
+        _ => parse(word.text)
             .map(Some)
             .map_err(|error| format!("{error} or \"inf\"")),
-    }
-}
-
-/// `auto`, also as `try`; or yes or no.
-pub(super) fn relaxed_ordering(text: &str) -> Result<RelaxedOrdering, String> {
-    match text.trim().to_ascii_lowercase().as_str() {
-        "auto" | "try" => Ok(RelaxedOrdering::Auto),
-        _ => match value::yes_no(text) {
-            Ok(true) => Ok(RelaxedOrdering::On),
-            Ok(false) => Ok(RelaxedOrdering::Off),
-            Err(_) => Err("expected auto, y or n".to_owned()),
-        },
     }
 }
 
@@ -76,17 +66,6 @@ pub(super) fn told(limit: Option<usize>, default: u64) -> String {
         Some(usize::MAX) => "inf".to_owned(),
         Some(count) => count.to_string(),
         None => default.to_string(),
-    }
-}
-
-impl Text for RelaxedOrdering {
-    fn text(&self) -> String {
-        let text = match self {
-            Self::Auto => "auto",
-            Self::On => "y",
-            Self::Off => "n",
-        };
-        text.to_owned()
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A value set on the builder beats `WHARF_*`, which beats UCX's variable of the same meaning, which beats the default. An empty variable counts
 //! as not set. [`VARIABLES`] has all of them. A `WHARF_` variable that is not among them is a misspelling: it is told by a `tracing` warning (target
-//! `wharf::config`), with the nearest name, once. What is in force, and where it came from, [`Context::configuration`](crate::Context::configuration)
+//! `wharf::config`), with the nearest name, once; those that Kubernetes sets for a service called `wharf` (`WHARF_SERVICE_HOST`, `WHARF_PORT_7000_TCP_ADDR`, …)
+//! are left alone. What is legal in a variable of UCX's never fails a context: [what is not here is left out](crate::guide::coming_from_ucx#environment), with a warning. What is in force, and where it came from, [`Context::configuration`](crate::Context::configuration)
 //! tells, and `wharf info --config`.
 //!
 //! ```
@@ -30,26 +31,40 @@ mod memory;
 mod nearest;
 mod options;
 mod progress;
+#[cfg(feature = "verbs")]
+mod rdma;
+#[cfg(not(feature = "verbs"))]
+#[path = "no_rdma.rs"]
 mod rdma;
 mod setting;
 mod table;
-#[cfg(test)]
+#[cfg(all(test, feature = "verbs"))]
 mod tests;
+mod told;
 mod transports;
 mod unknown;
 mod value;
 mod variables;
 
+#[cfg(feature = "verbs")]
+pub use crate::transport::verbs::RelaxedOrdering;
+#[cfg(feature = "verbs")]
+pub(crate) use devices::rdma_devices;
 pub(crate) use devices::{NetDevices, interface_addresses, system_interfaces};
-pub(crate) use environment::Environment;
+pub(crate) use environment::{Environment, Names};
 pub(crate) use in_force::Config;
 pub use in_force::Entry;
 pub use limits::{Limits, Quota};
 pub(crate) use options::Overrides;
 pub use progress::Progress;
+pub(crate) use rdma::RcOverrides;
+#[cfg(feature = "verbs")]
+pub(crate) use rdma::mtu as path_mtu;
 pub use setting::Source;
 pub(crate) use setting::invalid;
 pub(crate) use transports::TransportSet;
 pub use unknown::UnknownVariable;
-pub(crate) use value::{RendezvousScheme, RendezvousThreshold, Threshold};
+
+pub use value::RendezvousScheme;
+pub(crate) use value::{RendezvousThreshold, Threshold};
 pub use variables::{VARIABLES, Variable};

@@ -1,4 +1,4 @@
-//! The options of a context, but those of `rc_verbs`: one table.
+//! The options of a context, but those of RDMA devices: one table.
 
 use std::time::Duration;
 
@@ -16,7 +16,6 @@ use super::{
 use crate::{
     error::Result,
     memory::{MonitorKind, RegistrationCacheOptions},
-    transport::verbs::RelaxedOrdering,
 };
 
 options! {
@@ -27,11 +26,11 @@ options! {
     given Overrides {
         /// Transports that may be used.
         transports: TransportSet = |names| TransportSet::all(names.own),
-            "WHARF_TLS" or "UCX_TLS" by |word| TransportSet::parse(word.text, word.names.own);
+            "WHARF_TLS" or "UCX_TLS" by TransportSet::read;
         /// Interfaces that may be used.
         net_devices: NetDevices = |_| NetDevices::default(),
             "WHARF_NET_DEVICES" or "UCX_NET_DEVICES"
-                by |word| NetDevices::parse(word.text, word.names.interfaces);
+                by NetDevices::read;
         /// How waiting is done.
         progress: Progress = |_| Progress::default(),
             "WHARF_PROGRESS" by |word| Progress::parse(word.text);
@@ -47,8 +46,7 @@ options! {
             "WHARF_HANDSHAKE_TIMEOUT" by |word| value::time(word.text);
         /// Between keepalive probes on connections that need them, positive; `None`: none.
         keepalive: Option<Duration> = |_| Some(Duration::from_secs(10)),
-            "WHARF_KEEPALIVE_INTERVAL" or "UCX_KEEPALIVE_INTERVAL"
-                by |word| value::time_or_never(word.text);
+            "WHARF_KEEPALIVE_INTERVAL" or "UCX_KEEPALIVE_INTERVAL" by value::keepalive;
         /// Frames over TCP carry checksums.
         tcp_checksums: bool = |_| false,
             "WHARF_TCP_CHECKSUMS" by |word| value::yes_no(word.text);
@@ -67,12 +65,9 @@ options! {
         /// Who tells when memory goes away.
         memory_monitor: MonitorKind = |_| MonitorKind::default(),
             "WHARF_MEM_MONITOR" or "UCX_MEM_EVENTS" by memory::monitor;
-    }
-
-    read {
         /// How a long message travels where network devices reach memory, or one process the other's.
         rendezvous_scheme: RendezvousScheme = |_| RendezvousScheme::default(),
-            "WHARF_RNDV_SCHEME" or "UCX_RNDV_SCHEME" by |word| RendezvousScheme::parse(word.text);
+            "WHARF_RNDV_SCHEME" or "UCX_RNDV_SCHEME" by RendezvousScheme::read;
         /// Operations posted on one endpoint, at least 1.
         ops_window: usize = |_| 4096,
             "WHARF_OPS_WINDOW" by |word| value::count(word.text);
@@ -82,26 +77,19 @@ options! {
         /// Registrations that are kept, at least 1; `None`: the cache's default. So the others.
         rcache_max_regions: Option<usize> = |_| None,
             "WHARF_RCACHE_MAX_REGIONS" or "UCX_RCACHE_MAX_REGIONS"
-                by |word| memory::count(word.text),
+                by memory::count,
             told by |limit| {
                 let default = RegistrationCacheOptions::default().max_regions;
                 memory::told(*limit, u64::try_from(default).unwrap_or(u64::MAX))
             };
         /// Bytes in registrations that are kept.
         rcache_max_size: Option<usize> = |_| None,
-            "WHARF_RCACHE_MAX_SIZE" or "UCX_RCACHE_MAX_SIZE" by |word| memory::size(word.text),
+            "WHARF_RCACHE_MAX_SIZE" or "UCX_RCACHE_MAX_SIZE" by memory::size,
             told by |limit| memory::told(*limit, RegistrationCacheOptions::default().max_bytes);
         /// Bytes that may wait to be deregistered.
         rcache_max_unreleased: Option<usize> = |_| None,
             "WHARF_RCACHE_MAX_UNRELEASED" or "UCX_RCACHE_MAX_UNRELEASED"
-                by |word| memory::size(word.text),
+                by memory::size,
             told by |limit| memory::told(*limit, RegistrationCacheOptions::default().max_unreleased);
-        /// When writes of network devices may overtake each other.
-        relaxed_ordering: RelaxedOrdering = |_| RelaxedOrdering::default(),
-            "WHARF_IB_PCI_RELAXED_ORDERING" or "UCX_IB_PCI_RELAXED_ORDERING"
-                by |word| memory::relaxed_ordering(word.text);
-        /// Network devices fetch pages when they want them.
-        on_demand: bool = |_| false,
-            "WHARF_IB_ON_DEMAND" by |word| value::yes_no(word.text);
     }
 }

@@ -78,7 +78,8 @@ impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Adaptive => f.pad("adaptive"),
-            Self::Spin(time) => f.pad(&format!("spin:{time:?}")),
+            // In ASCII.
+            Self::Spin(time) => f.pad(&format!("spin:{time:?}").replace('µ', "u")),
             Self::Busy => f.pad("busy"),
             Self::EventDriven => f.pad("event"),
             Self::Thread => f.pad("thread"),
@@ -98,6 +99,9 @@ impl FromStr for Progress {
         Self::parse(text).map_err(wrong)
     }
 }
+
+#[cfg(feature = "serde")]
+crate::types::serial::as_text! { Progress }
 
 impl Text for Progress {
     fn text(&self) -> String {

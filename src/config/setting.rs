@@ -1,7 +1,8 @@
 //! A value with where it came from, and what is said where it is impossible.
 
-use std::{fmt, ops::Deref};
+use std::{fmt, ops::Deref, str::FromStr};
 
+use super::variables::Variable;
 use crate::error::{Error, ErrorKind, Operation};
 
 /// Where a value came from.
@@ -22,6 +23,29 @@ impl fmt::Display for Source {
             Self::Default => f.write_str("default"),
             Self::Builder => f.write_str("builder"),
             Self::Env(name) => f.write_str(name),
+        }
+    }
+}
+
+impl FromStr for Source {
+    type Err = Error;
+
+    /// From its `Display` form: `default`, `builder`, or the name of a variable of the [table](super::VARIABLES).
+    ///
+    /// # Errors
+    /// `Configuration`.
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text {
+            "default" => Ok(Self::Default),
+            "builder" => Ok(Self::Builder),
+            _ => Variable::find(text)
+                .map(|variable| {
+                    Self::Env(match variable.name == text {
+                        true => variable.name,
+                        false => variable.ucx.unwrap_or(variable.name),
+                    })
+                })
+                .ok_or_else(|| invalid(format!("{text:?} is no source of a value"))),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! /// What it is.
 //! name: Type = |names| default, "VARIABLE" or "UCX'S" by |word| parse(word.text), told by |value| text;
 //! ```
-//! Those under `given` may be given by the builder as well. Without `told by` a value is told as its type is, by [`Text`](super::value::Text). What
+//! Each may be given by the builder as well. Without `told by` a value is told as its type is, by [`Text`](super::value::Text). What
 //! the variables are for, [`VARIABLES`](super::VARIABLES) says.
 
 use super::setting::Source;
@@ -19,17 +19,8 @@ macro_rules! options {
     (
         $(#[$about:meta])*
         struct $Options:ident;
-        $(
-            $(#[$given_about:meta])*
-            given $Given:ident {
-                $(
-                    $(#[$given_doc:meta])*
-                    $given:ident: $given_type:ty = $given_default:expr,
-                    $given_name:literal $(or $given_ucx:literal)? by $given_parse:expr;
-                )+
-            }
-        )?
-        read {
+        $(#[$given_about:meta])*
+        given $Given:ident {
             $(
                 $(#[$doc:meta])*
                 $option:ident: $type:ty = $default:expr,
@@ -41,17 +32,14 @@ macro_rules! options {
         $(#[$about])*
         #[derive(Clone, Debug)]
         pub(crate) struct $Options {
-            $($($(#[$given_doc])* pub(crate) $given: Setting<$given_type>,)+)?
             $($(#[$doc])* pub(crate) $option: Setting<$type>,)+
         }
 
-        $(
-            $(#[$given_about])*
-            #[derive(Clone, Debug, Default)]
-            pub(crate) struct $Given {
-                $(pub(crate) $given: Option<$given_type>,)+
-            }
-        )?
+        $(#[$given_about])*
+        #[derive(Clone, Debug, Default)]
+        pub(crate) struct $Given {
+            $(pub(crate) $option: Option<$type>,)+
+        }
 
         impl Default for $Options {
             fn default() -> Self {
@@ -59,7 +47,6 @@ macro_rules! options {
                     default(&Names::NONE).into()
                 }
                 Self {
-                    $($($given: default($given_default),)+)?
                     $($option: default($default),)+
                 }
             }
@@ -71,20 +58,13 @@ macro_rules! options {
             /// # Errors
             /// `Configuration`: a variable's value is unknown or impossible.
             pub(super) fn load(
-                $(given: $Given,)?
+                given: $Given,
                 environment: &Environment<'_>,
                 names: Names<'_>,
             ) -> Result<Self> {
                 Ok(Self {
-                    $($($given: environment.choose(
-                        given.$given,
-                        &[$given_name $(, $given_ucx)?],
-                        $given_parse,
-                        $given_default,
-                        names,
-                    )?,)+)?
                     $($option: environment.choose(
-                        None,
+                        given.$option,
                         &[$name $(, $ucx)?],
                         $parse,
                         $default,
@@ -103,7 +83,6 @@ macro_rules! options {
                     (name, tell(&setting.value), setting.source)
                 }
                 vec![
-                    $($(told($given_name, &self.$given, Text::text),)+)?
                     $(told($name, &self.$option, options!(@tell $($tell)?)),)+
                 ]
             }

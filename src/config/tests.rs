@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    Config, Environment, Overrides, Progress, RendezvousScheme, Source, Threshold, TransportSet,
+    Config, Environment, Names, Overrides, Progress, RcOverrides, RendezvousScheme, Source,
+    Threshold, TransportSet,
 };
 use crate::{
     error::{ErrorKind, Result},
@@ -20,7 +21,14 @@ fn load(given: Overrides, variables: &[(&str, &str)]) -> Result<Config> {
     };
     let names = variables.iter().map(|(key, _)| (*key).to_owned()).collect();
     let interfaces = || Ok(vec!["lo".to_owned(), "eth0".to_owned()]);
-    Config::load(given, &Environment::new(&get, names), &[], &interfaces)
+    Config::load(
+        (given, RcOverrides::default()),
+        &Environment::new(&get, names),
+        Names {
+            interfaces: &interfaces,
+            ..Names::NONE
+        },
+    )
 }
 
 fn message(variables: &[(&str, &str)]) -> String {
@@ -166,8 +174,8 @@ fn every_variable_is_read() {
     assert_eq!(*config.ops_window, 16);
     assert_eq!(config.limits.worker.connections, 9);
     assert_eq!(*config.rendezvous_scheme, RendezvousScheme::Put);
-    assert_eq!(*config.relaxed_ordering, RelaxedOrdering::Off);
-    assert!(*config.on_demand);
+    assert_eq!(*config.rc.relaxed_ordering, RelaxedOrdering::Off);
+    assert!(*config.rc.on_demand);
     let rc = config.rc.options();
     assert_eq!(
         (rc.timeout, rc.retries, rc.sends, rc.gid_index),

@@ -1,6 +1,6 @@
 //! Which transports may be used, by UCX's names.
 
-use super::{nearest::did_you_mean, value::Text};
+use super::{environment::Word, nearest::did_you_mean, value::Text};
 use crate::transport::registry;
 
 /// Names that stand for several transports, or for one under another name.
@@ -20,13 +20,34 @@ const ALIASES: [(&str, &[&str]); 15] = [
     ("gaudi", &["gaudi_copy", "gaudi_ipc", "gaudi_gdr"]),
     // What designs for Gaudi call the copies.
     ("gaudi_cpy", &["gaudi_copy"]),
-    ("ze", &["ze_copy", "ze_ipc"]),
+    ("ze", &["ze_copy", "ze_ipc", "ze_gdr"]),
 ];
 
 /// Transports that exist in UCX's world but not in this build: naming one is not a mistake.
-const ABSENT: [&str; 15] = [
-    "rc_mlx5", "ud_verbs", "ud_mlx5", "ud_v", "ud_x", "dc", "dc_x", "dc_mlx5", "srd", "gga",
-    "ugni", "knem", "xpmem", "ze_copy", "ze_ipc",
+const ABSENT: [&str; 23] = [
+    "rc_mlx5",
+    "ud_verbs",
+    "ud_mlx5",
+    "ud_v",
+    "ud_x",
+    "dc",
+    "dc_x",
+    "dc_mlx5",
+    "srd",
+    "gga",
+    "gga_mlx5",
+    "ugni",
+    "ugni_smsg",
+    "ugni_udt",
+    "ugni_rdma",
+    "cm",
+    "knem",
+    "xpmem",
+    "ze_copy",
+    "ze_ipc",
+    "ze_gdr",
+    "rocm_gdr",
+    "mlx5",
 ];
 
 /// The transports that may be used, in order of preference.
@@ -55,8 +76,52 @@ impl TransportSet {
     }
 
     /// Parses names with commas between, or `^` and the names to leave out. `\` before a name means that very transport
-    /// where the name is an alias too. `own` are the names of the program's own transports.
+    /// where the name is an alias too. `own` are the names of the program's own transports. What was left out of this build cannot be named.
     pub(crate) fn parse(text: &str, own: &[&str]) -> Result<Self, String> {
+        let set = Self::parse_some(text, own)?;
+        let missing = set
+            .absent()
+            .find_map(|name| Some((name, registry::missing_feature(name)?)));
+        match missing {
+            Some((name, feature)) => Err(format!(
+                "{name} is not in this build of wharf: its feature `{feature}` brings it"
+            )),
+            None => Ok(set),
+        }
+    }
+
+    /// As [`TransportSet::parse`], where what is not in this build may be named, beside what is.
+    fn parse_some(text: &str, own: &[&str]) -> Result<Self, String> {
+        let set = Self::parse_all(text, own)?;
+        if set.names.is_empty() {
+            let here = available(own).collect::<Vec<_>>().join(", ");
+            return Err(match set.absent.as_slice() {
+                [] => format!("leaves no transport out of {here}"),
+                absent => {
+                    let brings = |name: &String| match registry::missing_feature(name) {
+                        Some(feature) => format!("{name} (by the feature `{feature}`)"),
+                        None => name.clone(),
+                    };
+                    let absent: Vec<String> = absent.iter().map(brings).collect();
+                    format!(
+                        "{} not available in this build of wharf, which has {here}",
+                        absent.join(", ")
+                    )
+                }
+            });
+        }
+        Ok(set)
+    }
+
+    /// As a variable has it. UCX's may leave none: what then is left, the context decides.
+    pub(super) fn read(word: &Word<'_>) -> Result<Self, String> {
+        match word.is_ucx() {
+            true => Self::parse_all(word.text, word.names.own),
+            false => Self::parse_some(word.text, word.names.own),
+        }
+    }
+
+    fn parse_all(text: &str, own: &[&str]) -> Result<Self, String> {
         let text = text.trim();
         let (negated, list) = match text.strip_prefix('^') {
             Some(list) => (true, list),
@@ -78,21 +143,10 @@ impl TransportSet {
             .filter(|name| wanted(name))
             .map(str::to_owned)
             .collect();
-        let absent: Vec<String> = ABSENT
-            .iter()
+        let absent: Vec<String> = absent(own)
             .filter(|name| !negated && chosen.contains(name))
-            .map(|name| (*name).to_owned())
+            .map(str::to_owned)
             .collect();
-        if names.is_empty() {
-            let here = available(own).collect::<Vec<_>>().join(", ");
-            return Err(match absent.as_slice() {
-                [] => format!("leaves no transport out of {here}"),
-                absent => format!(
-                    "{} not available in this build of wharf, which has {here}",
-                    absent.join(", ")
-                ),
-            });
-        }
         Ok(Self {
             names,
             absent,
@@ -130,11 +184,23 @@ impl Text for TransportSet {
 
 /// What can be had: the program's own first (it added them to be used), then this build's.
 fn available<'a>(own: &'a [&'a str]) -> impl Iterator<Item = &'a str> {
-    own.iter().copied().chain(registry::NAMES)
+    own.iter().copied().chain(registry::NAMES.iter().copied())
+}
+
+/// What is known and cannot be had: in no build, or left out of this one and not the program's own.
+fn absent<'a>(own: &[&str]) -> impl Iterator<Item = &'a str> {
+    let left_out = registry::left_out().map(|(name, _)| name);
+    ABSENT
+        .into_iter()
+        .chain(left_out.filter(|name| !own.contains(name)))
 }
 
 /// The transports that a word of the list stands for.
 fn expand<'a>(word: &'a str, own: &[&str]) -> Result<Vec<&'a str>, String> {
+    // Only for what helps another transport to connect, which none here needs.
+    if let Some(name) = word.strip_suffix(":aux") {
+        return expand(name, own).map(|_| Vec::new());
+    }
     let exact = word.strip_prefix('\\');
     if exact.is_none()
         && let Some((_, names)) = ALIASES.iter().find(|(alias, _)| *alias == word)
@@ -142,13 +208,13 @@ fn expand<'a>(word: &'a str, own: &[&str]) -> Result<Vec<&'a str>, String> {
         return Ok(names.to_vec());
     }
     let name = exact.unwrap_or(word);
-    if available(own).any(|known| known == name) || ABSENT.contains(&name) {
+    if available(own).chain(absent(own)).any(|known| known == name) {
         return Ok(vec![name]);
     }
     let mut known: Vec<&str> = available(own)
         .chain(["all"])
         .chain(ALIASES.iter().map(|(alias, _)| *alias))
-        .chain(ABSENT)
+        .chain(absent(own))
         .collect();
     let mut seen = std::collections::HashSet::new();
     known.retain(|name| seen.insert(*name));
@@ -159,9 +225,15 @@ fn expand<'a>(word: &'a str, own: &[&str]) -> Result<Vec<&'a str>, String> {
     ))
 }
 
+#[cfg(all(
+    feature = "cuda",
+    feature = "gaudi",
+    feature = "rocm",
+    feature = "verbs"
+))]
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::environment::Names, *};
 
     fn names(text: &str) -> Vec<String> {
         TransportSet::parse(text, &[])
@@ -220,7 +292,10 @@ mod tests {
     fn known_but_absent() {
         let set = TransportSet::parse("ze,tcp", &[]).unwrap();
         assert_eq!(set.names().collect::<Vec<_>>(), ["tcp"]);
-        assert_eq!(set.absent().collect::<Vec<_>>(), ["ze_copy", "ze_ipc"]);
+        assert_eq!(
+            set.absent().collect::<Vec<_>>(),
+            ["ze_copy", "ze_ipc", "ze_gdr"]
+        );
         assert!(set.is_named() && !TransportSet::default().is_named());
         let known = "rc_x ud dc ze";
         for only in known.split(' ') {
@@ -231,13 +306,40 @@ mod tests {
         }
     }
 
+    /// Of UCX's variable nothing that is legal there is an error.
+    #[test]
+    fn what_ucx_takes() {
+        let read = |name, text| {
+            let names = Names::NONE;
+            TransportSet::read(&Word { name, text, names })
+        };
+        let names = |text| -> Vec<String> {
+            let set = read("UCX_TLS", text).expect(text);
+            set.names().map(str::to_owned).collect()
+        };
+        for nothing in [
+            "rocm_gdr",
+            "ze_gdr,ugni_smsg",
+            "dc_x",
+            "ud:aux",
+            "xpmem,knem",
+            "^all",
+        ] {
+            assert_eq!(names(nothing), [""; 0], "{nothing}");
+            assert!(read("WHARF_TLS", nothing).is_err(), "{nothing}");
+        }
+        assert_eq!(names("rc_x,ud:aux,tcp"), ["tcp"]);
+        assert_eq!(names("tcp,shm:aux"), ["tcp"]);
+        assert_eq!(names("gaudi_gdr"), ["gaudi_gdr"]);
+        assert!(read("UCX_TLS", "smm").is_err() && read("UCX_TLS", "smm:aux").is_err());
+    }
+
     #[test]
     fn aliases_lead_to_transports() {
         for (alias, names) in ALIASES {
             assert!(
-                names
-                    .iter()
-                    .all(|name| registry::NAMES.contains(name) || ABSENT.contains(name)),
+                names.iter().all(|name| registry::NAMES.contains(name)
+                    || absent(&[]).any(|absent| absent == *name)),
                 "{alias}"
             );
         }

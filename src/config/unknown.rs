@@ -1,10 +1,9 @@
 //! Variables that look like wharf's and are none: misspellings.
 
-use parking_lot::Mutex;
-
 use super::{
     environment::Environment,
     nearest::nearest,
+    told::warn_once,
     variables::{VARIABLES, Variable},
 };
 
@@ -24,9 +23,12 @@ impl UnknownVariable {
         let known = || VARIABLES.iter().map(|variable| variable.name);
         let stranger =
             |name: &&str| name.starts_with("WHARF_") && !known().any(|known| known == *name);
+        let is_anothers =
+            |name: &str| is_of_kubernetes(name, &environment.get(name).unwrap_or_default());
         environment
             .names()
             .filter(stranger)
+            .filter(|name| !is_anothers(name))
             .map(|name| Self {
                 name: name.to_owned(),
                 nearest: nearest(name, known()).and_then(Variable::find),
@@ -35,28 +37,46 @@ impl UnknownVariable {
     }
 }
 
+/// Whether Kubernetes has set it, as it does for every service in a pod's namespace: here for one called `wharf`, or `wharf-` and something.
+pub(super) fn is_of_kubernetes(name: &str, value: &str) -> bool {
+    let is_of_port = |rest: &str| {
+        let mut words = rest.split('_');
+        let number = words.next().is_some_and(|port| port.parse::<u16>().is_ok());
+        number && matches!(words.next(), Some("TCP" | "UDP" | "SCTP"))
+    };
+    name.ends_with("_SERVICE_HOST")
+        || name.ends_with("_SERVICE_PORT")
+        || name.contains("_SERVICE_PORT_")
+        || name.ends_with("_PORT") && value.contains("://")
+        || name
+            .match_indices("_PORT_")
+            .any(|(at, port)| is_of_port(&name[at + port.len()..]))
+}
+
 /// Tells of variables that nobody reads: each is a misspelling, and would silently do nothing. Of each once in a process.
 pub(super) fn warn_unknown(unknown: &[UnknownVariable]) {
-    /// Names that were told of. The environment has an end; who changes it while the process runs hears no more after so many.
-    static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    const MOST: usize = 64;
     for UnknownVariable { name, nearest } in unknown {
-        let mut told = TOLD.lock();
-        if told.len() >= MOST || told.contains(name) {
-            continue;
-        }
-        told.push(name.clone());
-        drop(told);
-        match nearest {
-            Some(nearest) => tracing::warn!(
-                target: "wharf::config",
-                "{name} is not a variable of wharf, and does nothing; did you mean {}?",
-                nearest.name
-            ),
-            None => tracing::warn!(
-                target: "wharf::config",
-                "{name} is not a variable of wharf, and does nothing"
-            ),
+        let guess = nearest.map_or_else(String::new, |nearest| {
+            format!("; did you mean {}?", nearest.name)
+        });
+        warn_once(&format!(
+            "{name} is not a variable of wharf, and does nothing{guess}"
+        ));
+    }
+}
+
+/// Tells of wharf's own variables that do nothing in this build. Of each once in a process.
+pub(super) fn warn_idle(environment: &Environment<'_>) {
+    for variable in VARIABLES {
+        let name = variable.name;
+        if let Some(feature) = variable.missing_feature()
+            && name.starts_with("WHARF_")
+            && let Some(value) = environment.get(name)
+            && !is_of_kubernetes(name, &value)
+        {
+            warn_once(&format!(
+                "{name} does nothing: this build of wharf is without its feature `{feature}`"
+            ));
         }
     }
 }

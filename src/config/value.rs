@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use super::environment::Word;
+use crate::{error::Error, types::text::words};
+
 /// A value as its variable takes it.
 pub(super) trait Text {
     fn text(&self) -> String;
@@ -42,7 +45,8 @@ impl Threshold {
 
 /// How a long message travels where network devices reach memory, or one process the other's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum RendezvousScheme {
+#[non_exhaustive]
+pub enum RendezvousScheme {
     /// The cheapest: between network devices as `Get`, on one host what was measured.
     #[default]
     Auto,
@@ -54,15 +58,24 @@ pub(crate) enum RendezvousScheme {
     Messages,
 }
 
+words! {
+    RendezvousScheme, "rendezvous scheme":
+    Auto = "auto",
+    Get = "get_zcopy",
+    Put = "put_zcopy",
+    Messages = "am",
+}
+
 impl RendezvousScheme {
-    /// By UCX's names.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
-        match text.trim().to_ascii_lowercase().as_str() {
-            "auto" => Ok(Self::Auto),
-            "get_zcopy" => Ok(Self::Get),
-            "put_zcopy" => Ok(Self::Put),
-            "am" => Ok(Self::Messages),
-            _ => Err("expected auto, get_zcopy, put_zcopy or am".to_owned()),
+    /// As a variable has it; UCX's may name more.
+    pub(super) fn read(word: &Word<'_>) -> Result<Self, String> {
+        let text = word.text.trim().to_ascii_lowercase();
+        match text.as_str() {
+            "get_ppln" | "put_ppln" | "rkey_ptr" if word.is_ucx() => {
+                word.leave_out("there is no such scheme here; as with auto");
+                Ok(Self::Auto)
+            }
+            _ => text.parse().map_err(|error: Error| error.to_string()),
         }
     }
 }
@@ -155,6 +168,16 @@ pub(super) fn time_or_never(text: &str) -> Result<Option<Duration>, String> {
     Ok(Some(time(text)?).filter(|time| !time.is_zero()))
 }
 
+/// The same between two probes. UCX's may be `auto`, and as long as one likes.
+pub(super) fn keepalive(word: &Word<'_>) -> Result<Option<Duration>, String> {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    match word.is_ucx() {
+        true if word.text.trim().eq_ignore_ascii_case("auto") => Ok(Some(Duration::from_secs(10))),
+        true => Ok(time_or_never(word.text)?.map(|time| time.min(YEAR))),
+        false => time_or_never(word.text),
+    }
+}
+
 /// `y`, `yes`, `on`, `true`, `1` and their opposites.
 pub(super) fn yes_no(text: &str) -> Result<bool, String> {
     match text.trim().to_ascii_lowercase().as_str() {
@@ -194,13 +217,7 @@ impl Text for RendezvousThreshold {
 
 impl Text for RendezvousScheme {
     fn text(&self) -> String {
-        let text = match self {
-            Self::Auto => "auto",
-            Self::Get => "get_zcopy",
-            Self::Put => "put_zcopy",
-            Self::Messages => "am",
-        };
-        text.to_owned()
+        self.to_string()
     }
 }
 

@@ -1,13 +1,13 @@
 //! Who may connect: what is known of a peer that asks, and what the program says to it.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{fmt, net::SocketAddr, sync::Arc};
 
 use crate::{
     transport::{
         channel::{Channel, Origin, PeerCredentials},
         tls::Certificates,
     },
-    types::WorkerId,
+    types::{WorkerId, text::words},
 };
 
 /// What a program's own check decides ([`ContextBuilder::admit`](crate::ContextBuilder::admit)).
@@ -29,6 +29,17 @@ pub enum Via {
     Unix,
     /// A connection by RDMA address.
     Rdma,
+}
+
+words! { Via, "way": Tcp = "tcp", Unix = "unix", Rdma = "rdma" }
+
+impl fmt::Display for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Accept => f.write_str("accepted"),
+            Self::Refuse(reason) => write!(f, "refused: {reason}"),
+        }
+    }
 }
 
 /// What is known of a peer that asks for a connection: nothing that it only says of itself.

@@ -1,29 +1,41 @@
 //! Building a context: options, then probes.
 
+#[cfg(feature = "verbs")]
+use std::path::PathBuf;
 use std::{fmt, sync::Arc, time::Duration};
 
+#[cfg(feature = "verbs")]
+use super::memory::device_memory;
 use super::{
     admission::{Admission, Admit, IncomingInfo},
     handle::{Context, Inner},
-    memory::{Memory, device_memory},
-    reason::reason,
+    memory::{Memory, registrations},
+    reason::{NOT_BUILT_IN, reason},
 };
 use crate::{
     config::{
-        Config, Environment, Limits, NetDevices, Overrides, Progress, RendezvousThreshold, Source,
-        Threshold, TransportSet, invalid, system_interfaces,
+        Config, Environment, Limits, Names, NetDevices, Overrides, Progress, RcOverrides,
+        RendezvousScheme, RendezvousThreshold, Source, Threshold, TransportSet, invalid,
+        system_interfaces,
     },
     error::{Error, ErrorKind, Operation, Result},
     memory::{MemoryDomain, MonitorKind},
     sys::fork,
+    trace,
     transport::{
         Accelerator, Reach, Transport,
         cma::Cma,
+        loopback::Loopback,
         registry,
         tcp::{Tcp, TcpOptions},
         tls::Tls,
-        verbs::{RcOptions, RcVerbs},
     },
+};
+#[cfg(feature = "verbs")]
+use crate::{
+    config::{RelaxedOrdering, path_mtu, rdma_devices},
+    driver::rdmacm::Libraries,
+    transport::verbs::RcOptions,
 };
 
 /// Options of a [`Context`]. What is not set here is taken from `WHARF_*` variables, some of UCX's beneath them, and
@@ -38,6 +50,9 @@ use crate::{
 ))]
 pub struct ContextBuilder {
     given: Overrides,
+    rc: RcOverrides,
+    #[cfg(feature = "verbs")]
+    libraries: Libraries,
     secret: Option<Vec<u8>>,
     admit: Option<Admit>,
     tls: Option<Tls>,
@@ -61,7 +76,7 @@ impl ContextBuilder {
     /// [`transport`](Self::transport) was called. Variables: `WHARF_TLS`, `UCX_TLS`.
     ///
     /// # Errors
-    /// `Configuration`: an unknown name, or nothing is left in this build.
+    /// `Configuration`: an unknown name, one that was left out of this build (the message says which of the crate's features brings it), or nothing is left.
     #[doc(alias = "UCX_TLS")]
     pub fn transports(mut self, list: &str) -> Result<Self> {
         let parsed = TransportSet::parse(list, &self.own_names());
@@ -71,13 +86,19 @@ impl ContextBuilder {
     }
 
     /// Which network interfaces may be used: names with commas between, `"all"`, or `^` and those to leave out. Workers listen at their addresses alone.
+    /// RDMA devices are named in the same way, after `verbs_library` where that is called.
     /// Variables: `WHARF_NET_DEVICES`, `UCX_NET_DEVICES`.
     ///
     /// # Errors
     /// `Configuration`: no such interface, or none is left.
     #[doc(alias = "UCX_NET_DEVICES")]
     pub fn net_devices(mut self, list: &str) -> Result<Self> {
-        let parsed = NetDevices::parse(list, &system_interfaces);
+        let names = Names {
+            own: &[],
+            interfaces: &system_interfaces,
+            devices: &|| self.rdma_devices(),
+        };
+        let parsed = NetDevices::parse(list, &names);
         self.given.net_devices =
             Some(parsed.map_err(|why| invalid(format!("network devices \"{list}\": {why}")))?);
         Ok(self)
@@ -225,6 +246,120 @@ impl ContextBuilder {
         self
     }
 
+    /// How long messages travel where network devices reach memory, or one process the other's. Variables: `WHARF_RNDV_SCHEME`, `UCX_RNDV_SCHEME`.
+    #[doc(alias = "UCX_RNDV_SCHEME")]
+    pub fn rendezvous_scheme(mut self, scheme: RendezvousScheme) -> Self {
+        self.given.rendezvous_scheme = Some(scheme);
+        self
+    }
+
+    /// Operations that may be posted on one endpoint, at least 1; 4096 without. Variable: `WHARF_OPS_WINDOW`.
+    pub fn ops_window(mut self, operations: usize) -> Self {
+        self.given.ops_window = Some(operations);
+        self
+    }
+
+    /// Whether registrations of memory are kept, as they are without this. Variables: `WHARF_RCACHE_ENABLE`, `UCX_RCACHE_ENABLE`.
+    #[doc(alias = "UCX_RCACHE_ENABLE")]
+    pub fn keep_registrations(mut self, yes: bool) -> Self {
+        self.given.rcache = Some(yes);
+        self
+    }
+
+    /// Registrations that are kept, at least 1. Variables: `WHARF_RCACHE_MAX_REGIONS`, `UCX_RCACHE_MAX_REGIONS`.
+    #[doc(alias = "UCX_RCACHE_MAX_REGIONS")]
+    pub fn max_registrations(mut self, registrations: usize) -> Self {
+        self.given.rcache_max_regions = Some(Some(registrations));
+        self
+    }
+
+    /// Bytes in registrations that are kept. Variables: `WHARF_RCACHE_MAX_SIZE`, `UCX_RCACHE_MAX_SIZE`.
+    #[doc(alias = "UCX_RCACHE_MAX_SIZE")]
+    pub fn max_registered(mut self, bytes: usize) -> Self {
+        self.given.rcache_max_size = Some(Some(bytes));
+        self
+    }
+
+    /// Bytes that may wait to be deregistered. Variables: `WHARF_RCACHE_MAX_UNRELEASED`, `UCX_RCACHE_MAX_UNRELEASED`.
+    #[doc(alias = "UCX_RCACHE_MAX_UNRELEASED")]
+    pub fn max_unreleased(mut self, bytes: usize) -> Self {
+        self.given.rcache_max_unreleased = Some(Some(bytes));
+        self
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl ContextBuilder {
+    /// When writes of network devices may overtake each other. Variables: `WHARF_IB_PCI_RELAXED_ORDERING`, `UCX_IB_PCI_RELAXED_ORDERING`.
+    #[doc(alias = "UCX_IB_PCI_RELAXED_ORDERING")]
+    pub fn relaxed_ordering(mut self, ordering: RelaxedOrdering) -> Self {
+        self.rc.relaxed_ordering = Some(ordering);
+        self
+    }
+
+    /// Whether network devices fetch pages when they want them, where they can, instead of having them pinned. Variable: `WHARF_IB_ON_DEMAND`.
+    pub fn on_demand_paging(mut self, yes: bool) -> Self {
+        self.rc.on_demand = Some(yes);
+        self
+    }
+
+    /// Where the address to use stands in the table of a port of an RDMA device. Variables: `WHARF_IB_GID_INDEX`, `UCX_IB_GID_INDEX`.
+    #[doc(alias = "UCX_IB_GID_INDEX")]
+    pub fn gid_index(mut self, index: u8) -> Self {
+        self.rc.gid_index = Some(Some(index));
+        self
+    }
+
+    /// How long a packet of `rc_verbs` may go unanswered before it is sent again: above zero, up to two hours. Variables: `WHARF_RC_TIMEOUT`,
+    /// `UCX_RC_TIMEOUT`.
+    #[doc(alias = "UCX_RC_TIMEOUT")]
+    pub fn rc_timeout(mut self, time: Duration) -> Self {
+        self.rc.timeout = Some(time);
+        self
+    }
+
+    /// How often such a packet is sent again before the peer is given up, at most 7. Variables: `WHARF_RC_RETRY_COUNT`, `UCX_RC_RETRY_COUNT`.
+    #[doc(alias = "UCX_RC_RETRY_COUNT")]
+    pub fn rc_retries(mut self, retries: u8) -> Self {
+        self.rc.retries = Some(retries);
+        self
+    }
+
+    /// Bytes of the largest packets of `rc_verbs`; as many as both ports take without. Variables: `WHARF_RC_PATH_MTU`, `UCX_RC_PATH_MTU`.
+    ///
+    /// # Errors
+    /// `Configuration`: other than a power of two from 256 to 4096.
+    #[doc(alias = "UCX_RC_PATH_MTU")]
+    pub fn rc_path_mtu(mut self, bytes: u32) -> Result<Self> {
+        let mtu = path_mtu(&bytes.to_string());
+        self.rc.mtu = Some(mtu.map_err(|why| invalid(format!("path MTU {bytes}: {why}")))?);
+        Ok(self)
+    }
+
+    /// Messages of a connection of `rc_verbs` that may be on their way to the device, 32 to 1024. Variables: `WHARF_RC_TX_QUEUE_LEN`,
+    /// `UCX_RC_TX_QUEUE_LEN`.
+    #[doc(alias = "UCX_RC_TX_QUEUE_LEN")]
+    pub fn rc_send_queue(mut self, messages: usize) -> Self {
+        self.rc.sends = Some(messages);
+        self
+    }
+
+    /// The library of InfiniBand and RoCE: this file, and no other is looked for. Loaded when the context is built, or by
+    /// [`net_devices`](Self::net_devices) for names that are no interface's. Variable: `WHARF_LIBIBVERBS`.
+    pub fn verbs_library(mut self, path: impl Into<PathBuf>) -> Self {
+        self.libraries.verbs = Some(path.into());
+        self
+    }
+
+    /// The library of connections by RDMA address: this file, and no other is looked for. It has to use the libibverbs that the context uses. Loaded by the
+    /// first [`connect_rdma`](crate::Worker::connect_rdma) or [`listen_rdma`](crate::Worker::listen_rdma). Variable: `WHARF_LIBRDMACM`.
+    pub fn rdmacm_library(mut self, path: impl Into<PathBuf>) -> Self {
+        self.libraries.cm = Some(path.into());
+        self
+    }
+}
+
+impl ContextBuilder {
     /// Adds an expert for some types of memory. Those that were added first are asked first.
     pub fn memory_domain(mut self, domain: Arc<dyn MemoryDomain>) -> Self {
         self.domains.push(domain);
@@ -309,15 +444,28 @@ impl ContextBuilder {
         if self.secret.as_ref().is_some_and(Vec::is_empty) {
             return Err(invalid("an empty secret protects nothing"));
         }
-        let config = Config::load(self.given, environment, &own, interfaces)?;
+        let names = Names {
+            own: &own,
+            interfaces,
+            devices: &|| self.rdma_devices(),
+        };
+        let config = Config::load((self.given.clone(), self.rc.clone()), environment, names)?;
+        #[cfg(feature = "verbs")]
+        let config = config.with_libraries(self.libraries);
+        #[cfg(feature = "verbs")]
+        let rc = RcOptions {
+            devices: config.net_devices.rdma(),
+            memory: device_memory(&config),
+            libraries: config.libraries.clone(),
+            ..config.rc.options()
+        };
+        #[cfg(feature = "verbs")]
+        let experts = Arc::clone(&rc.memory.experts);
         let candidates = self.own.iter().cloned().chain(registry::built_in(
             *config.keepalive,
             *config.pidfd,
-            RcOptions {
-                devices: config.net_devices.rdma(),
-                memory: device_memory(&config),
-                ..config.rc.options()
-            },
+            #[cfg(feature = "verbs")]
+            rc,
             TcpOptions {
                 checksums: *config.tcp_checksums,
                 tls: self.tls.is_some(),
@@ -326,9 +474,14 @@ impl ContextBuilder {
         ));
         let secured = self.tls.is_some();
         let probed = Probed::new(&config, secured, self.accelerators, candidates)?;
+        for accelerator in &probed.accelerators {
+            accelerator.configure(registrations(&config), *config.memory_monitor);
+        }
         let mut domains = self.domains;
         domains.extend(probed.accelerators.iter().map(|device| device.domain()));
         let memory = Memory::new(&config, domains)?;
+        #[cfg(feature = "verbs")]
+        let _ = experts.set(memory.types.domains().to_vec());
         Ok(Context {
             inner: Arc::new(Inner {
                 config,
@@ -345,6 +498,14 @@ impl ContextBuilder {
         })
     }
 
+    /// Those of this machine, by their names.
+    fn rdma_devices(&self) -> Vec<String> {
+        #[cfg(feature = "verbs")]
+        return rdma_devices(&self.libraries);
+        #[cfg(not(feature = "verbs"))]
+        Vec::new()
+    }
+
     fn own_names(&self) -> Vec<&'static str> {
         self.own.iter().map(|transport| transport.name()).collect()
     }
@@ -352,8 +513,11 @@ impl ContextBuilder {
 
 impl fmt::Debug for ContextBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ContextBuilder")
-            .field("given", &self.given)
+        let mut shown = f.debug_struct("ContextBuilder");
+        shown.field("given", &self.given).field("rc", &self.rc);
+        #[cfg(feature = "verbs")]
+        shown.field("libraries", &self.libraries);
+        shown
             .field("secret", &self.secret.is_some())
             .field("admit", &self.admit.is_some())
             .field("tls", &self.tls)
@@ -387,20 +551,29 @@ impl Probed {
             unavailable: Vec::new(),
         };
         let named = config.transports.is_named();
-        for transport in candidates.filter(|transport| config.transports.allows(transport.name())) {
+        let mut oneself = None;
+        for transport in candidates {
+            if !config.transports.allows(transport.name()) {
+                oneself =
+                    oneself.or_else(|| (transport.name() == Loopback::NAME).then_some(transport));
+                continue;
+            }
             if transport.name() == Tcp::NAME && config.net_devices.is_only_rdma() {
                 let why = "no network interface may be used (only RDMA devices are named)";
                 found.miss(Tcp::NAME, why.to_owned(), named);
                 continue;
             }
-            if secured && transport.name() == RcVerbs::NAME {
+            if secured && cfg!(feature = "verbs") && transport.name() == "rc_verbs" {
                 let why = "it has no encryption, and TLS is demanded";
-                found.miss(RcVerbs::NAME, why.to_owned(), named);
+                found.miss(transport.name(), why.to_owned(), named);
                 continue;
             }
             match transport.probe() {
                 Ok(()) => found.transports.push(transport),
-                Err(error) => found.miss(transport.name(), reason(&error), named),
+                Err(error) => {
+                    let on_host = transport.reach() == Reach::Host;
+                    found.miss(transport.name(), reason(&error), named || on_host);
+                }
             }
         }
         let mut built_in = registry::accelerators(|name| config.transports.allows(name));
@@ -427,15 +600,27 @@ impl Probed {
         } else if config.transports.allows("cma")
             && let Err(error) = Cma::probe_local()
         {
-            found.miss("cma", reason(&error), named);
+            found.miss("cma", reason(&error), true);
+        }
+        if found.transports.is_empty()
+            && found.accelerators.is_empty()
+            && config.transports.source == Source::Env("UCX_TLS")
+            && let Some(oneself) = oneself
+        {
+            let text = "UCX_TLS leaves no transport that works here: a worker reaches itself alone";
+            if trace::is_first(text) {
+                tracing::warn!(target: "wharf::context", "{text}");
+            }
+            found.transports.push(oneself);
         }
         found.finish(config)
     }
 
-    /// Notes what was asked for and is not there. Only what was asked for by name deserves a warning.
+    /// Notes what was asked for and is not there. What was asked for by name deserves a warning, and what any host has: without it all is slower.
     fn miss(&mut self, name: &str, why: String, warn: bool) {
         if warn {
-            tracing::warn!(target: "wharf::context", "transport {name} is not available: {why}");
+            let remedy = registry::remedy(name);
+            trace::slower!(format!("{name}: {why}"), target: "wharf::context", remedy, "transport {name} is not available: {why}");
         } else {
             tracing::debug!(target: "wharf::context", "transport {name} is not available: {why}");
         }
@@ -443,8 +628,13 @@ impl Probed {
     }
 
     fn finish(mut self, config: &Config) -> Result<Self> {
+        let mut told = Vec::new();
         for name in config.transports.absent() {
-            self.miss(name, "not in this build of wharf".to_owned(), true);
+            // One warning for all that a feature would bring.
+            let feature = registry::missing_feature(name);
+            let is_told = feature.is_some() && told.contains(&feature);
+            told.push(feature);
+            self.miss(name, NOT_BUILT_IN.to_owned(), !is_told);
         }
         let carries = |name: &str| {
             self.transports
@@ -460,6 +650,9 @@ impl Probed {
             .filter(|name| carries(name) || (*name == "cma" && cma))
             .map(str::to_owned)
             .collect();
+        if self.usable.is_empty() && carries(Loopback::NAME) {
+            self.usable.push(Loopback::NAME.to_owned());
+        }
         let devices = self.accelerators.iter().map(|device| device.name());
         self.usable.extend(devices.map(str::to_owned));
         if !self.transports.is_empty() || !self.accelerators.is_empty() {
@@ -489,7 +682,7 @@ impl Probed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::Opened;
+    use crate::{config::Entry, transport::Opened};
 
     #[derive(Debug)]
     struct Pigeon {
@@ -675,6 +868,95 @@ mod tests {
                 .unwrap()
                 .can_use("cma")
         );
+    }
+
+    /// What is legal in UCX's variable never fails.
+    #[test]
+    fn ucx_variables_build() {
+        for variables in [
+            [("UCX_TLS", "rocm_gdr,ze_gdr")],
+            [("UCX_TLS", "ugni_smsg")],
+            [("UCX_TLS", "cma")],
+            [("UCX_TLS", "dc_x,ud:aux")],
+        ] {
+            let context = build(Context::builder(), &variables).expect("legal");
+            assert_eq!(
+                context.transports().collect::<Vec<_>>(),
+                ["self"],
+                "{variables:?}"
+            );
+        }
+        for variables in [
+            [("UCX_TLS", "tcp,rc_x,ud:aux")],
+            [("UCX_NET_DEVICES", "mlx5_7:1")],
+            [("UCX_RNDV_SCHEME", "get_ppln")],
+            [("UCX_RNDV_SCHEME", "put_ppln")],
+            [("UCX_RNDV_SCHEME", "rkey_ptr")],
+            [("UCX_RC_TX_QUEUE_LEN", "100000")],
+            [("UCX_RC_TX_QUEUE_LEN", "1")],
+            [("UCX_RC_RETRY_COUNT", "15")],
+            [("UCX_RCACHE_MAX_REGIONS", "0")],
+            [("UCX_RCACHE_MAX_SIZE", "auto")],
+            [("UCX_KEEPALIVE_INTERVAL", "auto")],
+        ] {
+            build(Context::builder(), &variables).expect(variables[0].1);
+        }
+    }
+
+    /// Every variable of a context has a method, which beats it.
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn methods_beat_variables() {
+        let builder = Context::builder()
+            .transports("self")
+            .and_then(|builder| builder.net_devices("lo"))
+            .and_then(|builder| builder.rc_path_mtu(1024))
+            .expect("possible")
+            .progress(Progress::EventDriven)
+            .rendezvous_threshold(9)
+            .rendezvous_scheme(RendezvousScheme::Put)
+            .connect_timeout(Duration::from_secs(1))
+            .handshake_timeout(Duration::from_secs(1))
+            .keepalive(Duration::from_secs(1))
+            .tcp_checksums(true)
+            .pidfd(false)
+            .cma(false)
+            .forbid_staging()
+            .ops_window(7)
+            .limits(Limits::default())
+            .memory_monitor(MonitorKind::None)
+            .keep_registrations(false)
+            .max_registrations(7)
+            .max_registered(7)
+            .max_unreleased(7)
+            .relaxed_ordering(RelaxedOrdering::Off)
+            .on_demand_paging(true)
+            .gid_index(1)
+            .rc_timeout(Duration::from_millis(7))
+            .rc_retries(3)
+            .rc_send_queue(64)
+            .verbs_library("/nowhere/libibverbs.so.1")
+            .rdmacm_library("/nowhere/librdmacm.so.1");
+        let context = build(builder, &[]).expect("possible");
+        let entries = context.configuration();
+        let with_a_method = |entry: &&Entry| entry.variable.doc.contains("`ContextBuilder::");
+        let mut count = 0;
+        for entry in entries.iter().filter(with_a_method) {
+            assert_eq!(entry.source, Source::Builder, "{}", entry.variable.name);
+            count += 1;
+        }
+        assert_eq!(count, 28, "all but those of accelerators and groups");
+        for impossible in [
+            Context::builder().rc_retries(8),
+            Context::builder().rc_send_queue(1025),
+            Context::builder().rc_timeout(Duration::ZERO),
+            Context::builder().ops_window(0),
+            Context::builder().max_registrations(0),
+        ] {
+            let error = build(impossible, &[]).map(drop).expect_err("impossible");
+            assert_eq!(error.kind(), ErrorKind::Configuration, "{error}");
+        }
+        assert!(Context::builder().rc_path_mtu(1000).is_err());
     }
 
     #[test]

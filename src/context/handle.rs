@@ -4,18 +4,20 @@ use std::{fmt, sync::Arc};
 
 use super::{
     admission::{Admission, Admit, IncomingInfo},
-    memory::{ContextMetrics, Memory, let_devices, no_device_atomics},
+    memory::{ContextMetrics, Memory, no_device_atomics},
+    reason::NOT_BUILT_IN,
 };
 use crate::{
     config::{Config, Entry, UnknownVariable},
     error::{Error, ErrorKind, Operation, Result},
     memory::{
-        self, AddressRange, Advice, BufferMut, DmaBuf, DomainCapabilities, HostBufferMut,
-        MemoryAttributes, MemoryDomain, MemoryMonitor, Region, Registrar, RegistrationCache,
-        RegistrationCacheOptions, region::RegionTable,
+        self, AddressRange, Advice, BufferMut, DmaBuf, DomainCapabilities, DomainMemory,
+        HostBufferMut, MemoryAttributes, MemoryDomain, MemoryMonitor, Region, Registrar,
+        RegistrationCache, RegistrationCacheOptions, region::RegionTable,
     },
     sys::fork,
-    transport::{Accelerator, Transport, tls::Tls},
+    trace,
+    transport::{Accelerator, Transport, exposing::let_devices, registry, tls::Tls},
     types::{Access, MemoryType},
 };
 
@@ -62,6 +64,33 @@ impl Context {
     #[must_use]
     pub fn unavailable(&self) -> &[(String, String)] {
         &self.inner.unavailable
+    }
+
+    /// A transport that messages can go over, by its name: for who drives one [by hand](crate::transport::by_hand).
+    ///
+    /// # Errors
+    /// `Unsupported`: it cannot be used here, and why, or is none that carries messages.
+    ///
+    /// ```
+    /// # fn main() -> wharf::Result<()> {
+    /// let context = wharf::Context::builder().transports("tcp")?.build()?;
+    /// assert_eq!(context.transport("tcp")?.name(), "tcp");
+    /// assert_eq!(context.transport("shm").unwrap_err().kind(), wharf::ErrorKind::Unsupported);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias("uct_component_query", "uct_md_open"))]
+    pub fn transport(&self, name: &str) -> Result<Arc<dyn Transport>> {
+        let mut all = self.inner.transports.iter();
+        if let Some(found) = all.find(|transport| transport.name() == name) {
+            return Ok(Arc::clone(found));
+        }
+        let mut why = self.unavailable().iter();
+        let text = match why.find(|(of, _)| of == name) {
+            Some((_, why)) => format!("{name} cannot be used here: {why}"),
+            None => format!("no transport {name} that carries messages is in use"),
+        };
+        Err(Error::new(ErrorKind::Unsupported, text))
     }
 
     /// The configuration in force: every variable of [`VARIABLES`](crate::config::VARIABLES) with its value, and where that came from. What a
@@ -126,11 +155,11 @@ impl Context {
                 false => Ok(region),
             };
         };
-        let context = self.clone();
-        let expose = move || match let_devices(context.memory(), &*transport, &region) {
+        let expose = move || match let_devices(&*transport, &region) {
             Err(error) if atomics => Err(no_device_atomics(Some(error))),
             Err(error) => {
-                tracing::warn!(target: "wharf::memory", %error, "exposed memory of {} bytes is not in reach of network devices: it is reached by messages", region.len());
+                let reason = format!("exposed, unregistered: {:?}", error.kind());
+                trace::slower!(reason, target: "wharf::memory", %error, "exposed memory of {} bytes is not in reach of network devices: it is reached by messages", region.len());
                 Ok(region)
             }
             Ok(()) => Ok(region),
@@ -253,7 +282,10 @@ impl Context {
             return Err(refused("a domain allocates no memory of 0 bytes"));
         }
         let context = self.clone();
-        let allocate = move || memory::allocate(context.memory_domains(), memory_type, len);
+        let allocate = move || {
+            let allocated = memory::allocate(context.memory_domains(), memory_type, len);
+            allocated.map_err(|error| context.not_here(error, memory_type))
+        };
         let allocated = match tokio::runtime::Handle::try_current() {
             Ok(runtime) => match runtime.spawn_blocking(allocate).await {
                 Ok(allocated) => allocated,
@@ -270,6 +302,12 @@ impl Context {
             },
             Err(_) => allocate(),
         }?;
+        Ok(self.allocated(allocated))
+    }
+
+    /// A buffer of memory that was allocated just now, which the index knows from now on.
+    pub(crate) fn allocated(&self, allocated: Box<dyn DomainMemory>) -> BufferMut {
+        let memory_type = allocated.memory_type();
         let attributes = MemoryAttributes::new(memory_type, allocated.range()).id(allocated.id());
         let exports = self
             .memory()
@@ -277,7 +315,28 @@ impl Context {
             .is_some_and(|_| allocated.exports());
         let attributes = attributes.dma_buf(exports);
         self.inner.memory.types.allocated(&attributes);
-        Ok(allocated.into())
+        allocated.into()
+    }
+
+    /// Adds why the accelerator of this type of memory is not in use, where that is why.
+    fn not_here(&self, error: Error, memory_type: MemoryType) -> Error {
+        let named = memory_type.to_string();
+        let vendor = named.split(':').next().unwrap_or_default();
+        let mut unavailable = self.unavailable().iter();
+        let unavailable = unavailable.find(|(name, _)| name.starts_with(vendor));
+        let mut left_out = registry::left_out();
+        let left_out = left_out.find(|(name, _)| name.starts_with(vendor));
+        let why = match (left_out, unavailable) {
+            (Some((name, feature)), _) => {
+                format!("{name}: {NOT_BUILT_IN}; its feature `{feature}` brings it")
+            }
+            (None, Some((name, why))) => format!("{name}: {why}"),
+            (None, None) => return error,
+        };
+        match error.kind() {
+            ErrorKind::Unsupported => error.with_source(Error::new(ErrorKind::Unsupported, why)),
+            _ => error,
+        }
     }
 
     /// Tells the domain of the memory of `range` what the program intends with it. May block.
@@ -292,10 +351,12 @@ impl Context {
         domain.advise(range, advice)
     }
 
-    /// The memory of `range` as a dma-buf, for another device's driver. May block.
+    /// The memory of `range` as a dma-buf, for another device's driver. May block. Of the host's memory that of [`Context::allocate`], where the kernel has
+    /// `/dev/udmabuf`: network devices need no dma-buf for it and nothing else here takes one, so it is for drivers that the program talks to itself.
     ///
     /// # Errors
-    /// As [`memory_attributes`](Self::memory_attributes); `Unsupported` when its domain cannot export it, as the host's cannot.
+    /// As [`memory_attributes`](Self::memory_attributes); `Unsupported` when its domain cannot export it, and why; `InvalidArgument`: more of the host's than the kernel
+    /// allows at once (64 MiB, unless its module was told another limit); `PermissionDenied`: the device is not this user's.
     pub fn export(&self, range: AddressRange) -> Result<DmaBuf> {
         fork::check(Operation::Memory)?;
         let memory = &self.inner.memory;

@@ -1,21 +1,18 @@
 //! What a context knows of memory: whose it is, who allocates and exports it, who tells when it goes away.
-//!
-//! # Safety
-//! Exposed memory is registered with devices that peers reach it by: see [`let_devices`].
-#![allow(unsafe_code)]
 
 use std::sync::{Arc, OnceLock};
 
+#[cfg(feature = "verbs")]
+use crate::transport::verbs::MemoryOptions;
 use crate::{
     config::Config,
     error::{Error, ErrorKind, Operation, Result},
     memory::{
-        self, AddressRange, DmaBuf, DomainCapabilities, HostDomain, MemoryDomain, MemoryMonitor,
-        MemoryTypeMetrics, MemoryTypes, MonitorKind, Region, RegistrationCacheMetrics,
-        RegistrationCacheOptions, region::DeviceReach,
+        self, AddressRange, DomainCapabilities, HostDomain, MemoryDomain, MemoryMonitor,
+        MemoryTypeMetrics, MemoryTypes, MonitorKind, RegistrationCacheMetrics,
+        RegistrationCacheOptions,
     },
-    transport::{Transport, verbs::MemoryOptions},
-    types::{Access, MemoryType},
+    types::MemoryType,
 };
 
 /// The part of a context that is about memory.
@@ -39,7 +36,7 @@ impl Memory {
         domains.push(Arc::new(HostDomain));
         Ok(Self {
             types: MemoryTypes::new(domains, kind)?,
-            rcache: options(config),
+            rcache: registrations(config),
             kind,
             monitor: made,
         })
@@ -79,7 +76,7 @@ impl Memory {
 }
 
 /// What the configuration says of registration caches.
-fn options(config: &Config) -> RegistrationCacheOptions {
+pub(super) fn registrations(config: &Config) -> RegistrationCacheOptions {
     let mut options = RegistrationCacheOptions::new().enabled(*config.rcache);
     if let Some(regions) = *config.rcache_max_regions {
         options = options.max_regions(regions);
@@ -94,12 +91,14 @@ fn options(config: &Config) -> RegistrationCacheOptions {
 }
 
 /// What the configuration says of memory in reach of network devices.
+#[cfg(feature = "verbs")]
 pub(super) fn device_memory(config: &Config) -> MemoryOptions {
     MemoryOptions {
-        cache: options(config),
+        cache: registrations(config),
         monitor: *config.memory_monitor,
-        relaxed_ordering: *config.relaxed_ordering,
-        on_demand: *config.on_demand,
+        relaxed_ordering: *config.rc.relaxed_ordering,
+        on_demand: *config.rc.on_demand,
+        experts: Arc::default(),
     }
 }
 
@@ -111,53 +110,6 @@ pub struct ContextMetrics {
     pub memory_types: MemoryTypeMetrics,
     /// The registration caches of this process, of all contexts.
     pub registration_caches: Vec<RegistrationCacheMetrics>,
-}
-
-/// Registers a region with the network devices of a transport. May block.
-///
-/// # Errors
-/// Why peers reach it by messages alone.
-pub(super) fn let_devices(
-    known: &Memory,
-    transport: &dyn Transport,
-    region: &Region,
-) -> Result<()> {
-    let memory = transport.remote_memory().ok_or_else(|| {
-        let text = format!("{} has no device open", transport.name());
-        Error::new(ErrorKind::Unsupported, text).during(Operation::Memory)
-    })?;
-    let exposed = region.exposed();
-    let (address, on_device) = match exposed.device {
-        Some((_, address)) => (address, true),
-        None => (exposed.address as u64, false),
-    };
-    let range = AddressRange::new(address, exposed.length as u64)?;
-    let dma_buf = match on_device {
-        true => Some(exported(known, range, region.access())?),
-        false => None,
-    };
-    // SAFETY: the region holds its memory until what is made here is dropped, and nothing in this process has references into it.
-    let exposure = unsafe { memory.expose(range, dma_buf.as_ref(), region.access()) }?;
-    region.reach_by(DeviceReach {
-        keys: exposure.keys().to_vec(),
-        registered: Box::new(exposure),
-    });
-    Ok(())
-}
-
-/// Memory of a device, for network devices to reach it with these rights.
-///
-/// # Errors
-/// As of [`Context::export`](crate::Context::export); `Unsupported`: it is to be written, and its device would not see that.
-fn exported(known: &Memory, range: AddressRange, access: Access) -> Result<DmaBuf> {
-    let domain = known.domain_of(range, DomainCapabilities::EXPORT)?;
-    let dma_buf = domain.export(range)?;
-    let is_written = access.intersects(Access::WRITE | Access::DEVICE_ATOMIC);
-    if is_written && !dma_buf.ordered {
-        let text = "its device may not see what network devices write into its memory";
-        return Err(Error::new(ErrorKind::Unsupported, text).during(Operation::Memory));
-    }
-    Ok(dma_buf)
 }
 
 /// Why memory is not exposed for atomics of devices.

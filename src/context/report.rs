@@ -1,6 +1,11 @@
 //! What a context found: every transport with its devices, or the reason why it is not used; the place of things.
 
-use super::{handle::Context, reason::reason};
+use std::fmt;
+
+use super::{
+    handle::Context,
+    reason::{NOT_BUILT_IN, reason},
+};
 use crate::{
     config::{Config, Source},
     memory::MemoryTypes,
@@ -52,6 +57,16 @@ pub enum TransportState {
     LeftOut(String),
 }
 
+impl fmt::Display for TransportState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usable => f.write_str("usable"),
+            Self::Unavailable(why) => write!(f, "unavailable: {why}"),
+            Self::LeftOut(why) => write!(f, "left out: {why}"),
+        }
+    }
+}
+
 /// The cache that remembers whose memory is where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -88,7 +103,8 @@ impl Context {
         let missing = missing.filter(|name| !built_in(name));
         let all = own
             .chain(registry::NAMES.iter().map(|name| (*name).to_owned()))
-            .chain(missing);
+            .chain(missing)
+            .chain(registry::left_out().map(|(name, _)| name.to_owned()));
         let mut reports: Vec<TransportReport> = Vec::new();
         for name in all {
             if reports.iter().any(|known| known.name == name) {
@@ -123,6 +139,9 @@ impl Context {
         let missing = self.unavailable().iter().find(|(known, _)| known == name);
         if let Some((_, why)) = missing {
             return TransportState::Unavailable(why.clone());
+        }
+        if registry::missing_feature(name).is_some() && !self.can_use(name) {
+            return TransportState::Unavailable(NOT_BUILT_IN.to_owned());
         }
         if registry::NAMES.contains(&name) && !config.transports.allows(name) {
             return TransportState::LeftOut(match config.transports.source {
@@ -207,8 +226,15 @@ mod tests {
             .iter()
             .map(|transport| transport.name.as_str())
             .collect();
-        assert!(names.starts_with(&registry::NAMES), "{names:?}");
-        assert_eq!(names.last(), Some(&"ze_ipc"));
+        assert!(names.starts_with(registry::NAMES), "{names:?}");
+        assert_eq!(names[registry::NAMES.len()], "ze_ipc");
+        let left_out = registry::left_out().map(|(name, _)| name);
+        assert!(
+            names
+                .into_iter()
+                .skip(registry::NAMES.len() + 1)
+                .eq(left_out)
+        );
         assert_eq!(of(&report, "tcp").state, TransportState::Usable);
         let interfaces = &of(&report, "tcp").devices;
         assert!(!interfaces.is_empty());

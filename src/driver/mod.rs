@@ -23,16 +23,25 @@
 //! first used. A library is never unloaded: its functions may be called from any thread until
 //! the process ends.
 
+#[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 mod forks;
+#[cfg(feature = "cuda")]
 pub(crate) mod gdr;
+#[cfg(feature = "rocm")]
 pub(crate) mod hip;
+#[cfg(feature = "gaudi")]
 pub(crate) mod hlthunk;
+#[cfg(feature = "rocm")]
 pub(crate) mod hsa;
 mod library;
 mod loaded;
+#[cfg(feature = "verbs")]
 pub(crate) mod rdmacm;
+#[cfg(feature = "gaudi")]
 pub(crate) mod scal;
 mod status;
+#[cfg(feature = "gaudi")]
 pub(crate) mod synapse;
+#[cfg(feature = "verbs")]
 pub(crate) mod verbs;

@@ -32,7 +32,7 @@ macro_rules! status {
             /// The status that an error stems from, if it stems from one.
             #[allow(dead_code, reason = "not asked of every library")]
             pub(crate) fn of(error: &$crate::error::Error) -> Option<Self> {
-                ::std::error::Error::source(error)?.downcast_ref::<Self>().copied()
+                error.get_ref()?.downcast_ref::<Self>().copied()
             }
         }
 

@@ -16,6 +16,7 @@ use crate::{
     memory::{Buffer, SendBuffer},
     protocol::am,
     types::{AmId, OpKey, Tag},
+    util::copy::copied,
     worker::{
         am::refused,
         device::admit_source,
@@ -31,7 +32,7 @@ use super::{
     Endpoint, Op,
     attempt::{Attempt, tried, try_send},
     handle::{ended, window},
-    operation::{Completion, Settled},
+    operation::{Completion, Settled, wrong},
     request::{First, Request, Verb},
 };
 
@@ -228,6 +229,108 @@ impl fmt::Debug for AmSend<'_> {
             .field("id", &self.0.verb.message.id)
             .field("header", &self.0.verb.message.header.get().len())
             .field("len", &self.0.verb.message.payload.get().len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// An active message whose bytes are copied; made by [`Endpoint::am_send_copy`].
+///
+/// # Completion
+/// As [`AmSend`]. The bytes are read in the first poll, or by [`AmSendCopy::post`], and not after it.
+///
+/// # Cancel safety
+/// As [`AmSend`].
+#[must_use = "a send does nothing unless awaited or posted"]
+pub struct AmSendCopy<'a>(Request<Copying<'a>>);
+
+struct Copying<'a> {
+    endpoint: &'a Endpoint,
+    id: AmId,
+    header: &'a [u8],
+    payload: &'a [u8],
+    /// What does not go at once.
+    copy: Option<Sending<'a>>,
+}
+
+impl AmSendCopy<'_> {
+    /// As [`AmSend::deadline`].
+    pub fn deadline(mut self, after: Duration) -> Self {
+        self.0.set_deadline(after);
+        self
+    }
+
+    /// Sends now, to be awaited later or not at all; the bytes are free when this returns.
+    ///
+    /// # Errors
+    /// As [`AmSend::post`].
+    #[inline]
+    pub fn post(self) -> Result<Op<()>> {
+        self.0.post()
+    }
+}
+
+impl<'a> Verb<'a> for Copying<'a> {
+    type Kind = ();
+    type Refused = Error;
+
+    fn operation(&self) -> Operation {
+        Operation::AmSend
+    }
+    #[inline(always)]
+    fn endpoint(&self) -> &'a Endpoint {
+        self.endpoint
+    }
+    #[inline(always)]
+    fn at_once(&mut self, _window: usize) -> Option<(Result<u64>, Begun<'a>)> {
+        let mut inside = self.endpoint.shared().owner_inside()?;
+        let place = self.endpoint.place();
+        let sent = inside
+            .ctx()
+            .am_at_once(place, self.id, self.header, self.payload)?;
+        Some((sent.map(|()| 0), inside.over()))
+    }
+
+    /// Before the worker is entered.
+    fn check(&mut self) -> Result<()> {
+        self.copy = Some(Sending {
+            endpoint: self.endpoint,
+            message: Message {
+                id: self.id,
+                header: copied(self.header).into(),
+                payload: copied(self.payload).into(),
+                unstaged: false,
+            },
+        });
+        Ok(())
+    }
+
+    fn begin(&mut self, engine: &mut Engine, is_posted: bool) -> Result<First> {
+        match &mut self.copy {
+            Some(copy) => copy.begin(engine, is_posted),
+            None => Err(wrong()),
+        }
+    }
+
+    fn refused(&mut self, error: Error) -> Error {
+        error
+    }
+}
+
+impl Future for AmSendCopy<'_> {
+    type Output = Result<()>;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        self.0.poll(cx)
+    }
+}
+
+impl fmt::Debug for AmSendCopy<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AmSendCopy")
+            .field("id", &self.0.verb.id)
+            .field("header", &self.0.verb.header.len())
+            .field("len", &self.0.verb.payload.len())
             .finish_non_exhaustive()
     }
 }
@@ -433,6 +536,27 @@ impl Endpoint {
         payload: impl Into<SendBuffer<'a>>,
     ) -> AmSend<'a> {
         AmSend::new(self, id.into(), header.into(), payload.into())
+    }
+
+    /// Sends a copy of `header` and `payload`, as [`Endpoint::am_send`] sends what it is given. A short message goes straight from where they are, and allocates
+    /// nothing, where the peer has given a credit and there is room.
+    ///
+    /// # Errors
+    /// As [`Endpoint::am_send`].
+    #[inline]
+    pub fn am_send_copy<'a>(
+        &'a self,
+        id: impl Into<AmId>,
+        header: &'a [u8],
+        payload: &'a [u8],
+    ) -> AmSendCopy<'a> {
+        AmSendCopy(Request::new(Copying {
+            endpoint: self,
+            id: id.into(),
+            header,
+            payload,
+            copy: None,
+        }))
     }
 
     /// Active messages of one id as a [`Sink`] of [`Buffer`] (payloads) or of `(Buffer, Buffer)` (header and payload).

@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use pin_project::pin_project;
+
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::{Buffer, BufferMut, ReceiveBuffer},
@@ -257,13 +259,14 @@ impl<B: ReceiveBuffer + Unpin> fmt::Debug for Queued<'_, B> {
 /// Nothing is lost by dropping it.
 #[must_use = "futures do nothing unless awaited"]
 #[derive(Debug)]
-pub struct Reached<'a>(CopyBuffer<'a, Vec<u8>>);
+#[pin_project]
+pub struct Reached<'a>(#[pin] CopyBuffer<'a, Vec<u8>>);
 
 impl Future for Reached<'_> {
     type Output = Result<()>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let reached = ready!(Pin::new(&mut self.0).poll(cx));
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
+        let reached = ready!(self.project().0.poll(cx));
         Poll::Ready(reached.map(drop).map_err(|error| error.into_parts().0))
     }
 }

@@ -10,8 +10,11 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use pin_project::pin_project;
+
 use crate::{
-    error::{Error, ErrorKind, Operation, Result},
+    error::{CloseReason, Error, ErrorKind, Operation, Result},
+    protocol::goodbye::Leaves,
     transport::channel::PeerCredentials,
     types::{EndpointId, Identity, LinkId, MemoryType, WorkerId},
     worker::{Explanation, Handle, engine::Engine, peer::Peer, shared::Shared},
@@ -36,6 +39,18 @@ impl Drop for Inner {
     }
 }
 
+/// An endpoint that it does not keep open.
+#[cfg(feature = "hyper")]
+#[derive(Clone)]
+pub(super) struct WeakEndpoint(std::sync::Weak<Inner>);
+
+#[cfg(feature = "hyper")]
+impl WeakEndpoint {
+    pub(super) fn upgrade(&self) -> Option<Endpoint> {
+        self.0.upgrade().map(|inner| Endpoint { inner })
+    }
+}
+
 /// Clones of one endpoint are the same.
 impl PartialEq for Endpoint {
     #[inline]
@@ -57,6 +72,11 @@ impl Endpoint {
         Self {
             inner: Arc::new(Inner { handle, link, id }),
         }
+    }
+
+    #[cfg(feature = "hyper")]
+    pub(super) fn downgrade(&self) -> WeakEndpoint {
+        WeakEndpoint(Arc::downgrade(&self.inner))
     }
 
     #[inline]
@@ -87,6 +107,12 @@ impl Endpoint {
     /// Whether there may be a way between device memories of both ends.
     pub(crate) fn reaches_devices(&self) -> bool {
         self.ask(Peer::reaches_devices).unwrap_or(false)
+    }
+
+    /// As of the connection.
+    #[cold]
+    pub(crate) fn has_rails(&self) -> bool {
+        self.ask(Peer::has_rails).unwrap_or(false)
     }
 
     /// Whether the other end is the worker itself.
@@ -188,16 +214,35 @@ impl Endpoint {
     #[doc(alias = "ucp_ep_close_nbx")]
     #[doc(alias("ucp_ep_close_nb", "ucp_ep_destroy", "ucp_disconnect_nb"))]
     pub async fn close(&self) -> Result<()> {
+        self.close_as(None).await
+    }
+
+    /// As [`Endpoint::close`], and tells the peer why: a code, which means what the two programs have agreed on, and words for people, cut after 255 bytes. All
+    /// that ends with the connection at the peer says both: [`Error::close_reason`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::close`].
+    ///
+    /// # Cancel safety
+    /// As [`Endpoint::close`].
+    pub async fn close_with(&self, code: u32, reason: &str) -> Result<()> {
+        self.close_as(Some(CloseReason::new(code, reason))).await
+    }
+
+    async fn close_as(&self, reason: Option<CloseReason>) -> Result<()> {
         let (link, id) = self.place();
         self.shared().begin(Operation::Close, |engine| {
-            engine.begin_close(link, id);
+            engine.begin_close(link, id, Leaves::Closed, reason);
         })?;
         let reason = Ending::new(self).await;
         match reason {
             Some(error)
                 if !matches!(
                     error.kind(),
-                    ErrorKind::ClosedByPeer | ErrorKind::ConnectionReset | ErrorKind::Closed
+                    ErrorKind::ClosedByPeer
+                        | ErrorKind::AbortedByPeer
+                        | ErrorKind::ConnectionReset
+                        | ErrorKind::Closed
                 ) =>
             {
                 Err(error.during(Operation::Close))
@@ -206,7 +251,8 @@ impl Endpoint {
         }
     }
 
-    /// Ends the connection at once. Operations under way end with `Closed`.
+    /// Ends the connection at once. Operations under way end with `Closed`; the peer's with `AbortedByPeer`, or where the link had no room for that word with
+    /// `ConnectionReset`.
     #[doc(alias(
         "UCP_EP_CLOSE_FLAG_FORCE",
         "UCP_EP_CLOSE_MODE_FORCE",
@@ -296,22 +342,24 @@ pub(super) fn ended(peer: Option<&mut Peer>, operation: Operation) -> Error {
 /// Waits for the end of a connection; made by [`Endpoint::closed`].
 ///
 /// # Completion
-/// Resolves when the connection is over, with the reason: `ClosedByPeer` when the peer closed it in order, `ConnectionReset` when it broke or the peer aborted it, `PeerDied` when its process ended,
+/// Resolves when the connection is over, with the reason: `ClosedByPeer` when the peer closed it in order, `AbortedByPeer` when it aborted it, `ConnectionReset` when it broke, `PeerDied` when its process ended,
 /// `Closed` when this side broke it off.
 ///
 /// # Cancel safety
 /// Cancel safe.
 #[must_use = "futures do nothing unless awaited"]
 #[derive(Debug)]
+#[pin_project]
 pub struct Closed<'a> {
+    #[pin]
     ending: Ending<'a>,
 }
 
 impl Future for Closed<'_> {
     type Output = Error;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Error> {
-        Pin::new(&mut self.ending).poll(cx).map(|reason| {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Error> {
+        self.project().ending.poll(cx).map(|reason| {
             reason.unwrap_or_else(|| Error::new(ErrorKind::Closed, "the endpoint is closed"))
         })
     }

@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //! [`BytesInPlace`] has an address and a length, of bytes that are there for its life: of a slice that it borrows, or of a message that is
-//! [`Held`] for as long. They are only copied from, since over shared memory the sender may change them meanwhile, unless the caller vouches for
+//! [`HeldBytes`] for as long. They are only copied from, since over shared memory the sender may change them meanwhile, unless the caller vouches for
 //! the sender. A message that is lent to who looks at it is dropped once, by the guard that has it, and by nobody else.
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ use std::{
 };
 
 use crate::{
-    transport::Held,
+    transport::HeldBytes,
     types::{AmId, EndpointId},
     util::copy::copy,
     worker::{
@@ -61,7 +61,7 @@ impl<'a> BytesInPlace<'a> {
     }
 
     #[inline]
-    pub(super) fn of_held(held: &'a Held) -> Self {
+    pub(super) fn of_held(held: &'a HeldBytes) -> Self {
         Self {
             address: held.address(),
             length: held.length(),

@@ -124,8 +124,8 @@ impl<'a> ActiveMessages<'a> {
 }
 
 fn open(engine: &mut Engine, id: AmId, capacity: u32) -> Result<u64> {
-    if engine.closing {
-        return Err(Error::new(ErrorKind::Closed, "the worker is shutting down"));
+    if engine.closing.is_some() {
+        return Err(engine.closed());
     }
     engine.core.am_open(id, capacity)
 }
@@ -180,7 +180,7 @@ impl Opened {
             cx,
             |engine| match engine.am_now(self.id, self.serial, keeps) {
                 Some(arrived) => Some(Some(arrived)),
-                None => engine.closing.then_some(None),
+                None => engine.closing.map(|_| None),
             },
             |engine, waker| {
                 if let Some(slot) = engine.core.am_waker(self.id, self.serial) {

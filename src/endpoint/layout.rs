@@ -157,6 +157,11 @@ impl RemoteLayout {
         }
     }
 
+    /// Whether network devices may reach it: it is one run, and the owner gave keys.
+    pub(super) fn is_in_reach_of_devices(&self) -> bool {
+        self.shape.is_none() && self.region.route().is_some()
+    }
+
     #[cold]
     /// # Errors
     /// `Unsupported`: device memory at an end without a way that needs no stop, and staging is forbidden.
@@ -165,7 +170,8 @@ impl RemoteLayout {
         if on_device || there {
             // Between two devices there may be a way, for bytes in one run; within a worker to and from pinned memory too.
             let endpoint = self.region.endpoint();
-            let direct = self.shape.is_none() && (on_device && there || endpoint.is_own());
+            let direct = self.shape.is_none() && (on_device && there || endpoint.is_own())
+                || self.is_in_reach_of_devices();
             admit_staging(&endpoint.shared().context, direct, operation)?;
         }
         Ok(())
@@ -482,7 +488,8 @@ mod tests {
                 let hostile = Hostile::new().await;
                 let layout = hostile.remote().strided(0, 4, 8, 2).unwrap();
                 let get = hostile.endpoint.get(layout, vec![0; 8]).post().unwrap();
-                let crate::endpoint::operation::Entered::Waiting(place) = &get.entered else {
+                let Some(crate::endpoint::operation::Entered::Waiting(place)) = &*get.entered
+                else {
                     panic!("over at once");
                 };
                 let (link, _) = hostile.endpoint.place();

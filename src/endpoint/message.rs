@@ -162,7 +162,7 @@ impl ActiveMessage {
             }
             Content::Announced(announced) => announced.rts.length,
         };
-        AmBytes(match zeroes(announced) {
+        AmBytes(match zeroes(announced, Operation::AmRecv) {
             Ok(buffer) => Payload::Arriving(Box::new(self.receive(buffer))),
             Err(error) => Payload::Here(Some(Err(error))),
         })
@@ -218,13 +218,13 @@ pub(super) fn endpoint_of(
 }
 
 /// Memory for a payload of a length that a peer says.
-fn zeroes(length: u64) -> Result<Vec<u8>> {
+pub(super) fn zeroes(length: u64, operation: Operation) -> Result<Vec<u8>> {
     let exhausted = || {
         Error::new(
             ErrorKind::Exhausted,
             format!("no memory for a payload of {length} bytes"),
         )
-        .during(Operation::AmRecv)
+        .during(operation)
     };
     let length = usize::try_from(length).map_err(|_| exhausted())?;
     // Asked first, since the one that is zero from the start, and untouched until bytes arrive, aborts when there is none.

@@ -4,7 +4,7 @@ use std::{
     future::Future,
     marker::PhantomData,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll},
     time::Duration,
 };
@@ -15,6 +15,7 @@ use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::{BufferMut, ReceiveBuffer},
     types::{AtomicNarrow as _, OpKey},
+    util::seldom::Seldom,
     worker::{
         Handle,
         engine::Engine,
@@ -142,6 +143,8 @@ impl Deadline {
     pub(crate) fn is_over(&mut self, shared: &Shared, cx: &mut Context<'_>) -> bool {
         match self {
             Self::None => false,
+            // All that it had under way has ended, and the runtime may have with it.
+            _ if shared.stopping.load(Relaxed) => false,
             Self::After(after) => {
                 // Whoever polls may be outside every runtime: then by the clock of the worker's.
                 let outside = runtime::Handle::try_current().is_err();
@@ -340,7 +343,8 @@ impl Drop for Place {
     "UCP_OP_ATTR_FLAG_MULTI_SEND"
 ))]
 pub struct Op<T: Completion> {
-    pub(crate) entered: Entered,
+    /// `None`: a value that was there when it was posted has been told.
+    pub(crate) entered: Seldom<Entered>,
     pub(crate) deadline: Deadline,
     pub(crate) operation: Operation,
     pub(crate) kind: PhantomData<fn() -> T>,
@@ -350,7 +354,7 @@ impl<T: Completion> Op<T> {
     #[inline]
     pub(crate) fn new(entered: Entered, deadline: Deadline, operation: Operation) -> Self {
         Self {
-            entered,
+            entered: Seldom::new(entered),
             deadline,
             operation,
             kind: PhantomData,
@@ -372,10 +376,10 @@ impl<T: Completion> Op<T> {
     /// As for the operation itself.
     #[doc(alias = "ucp_request_cancel")]
     pub async fn cancel(self) -> T::Output {
-        if let Entered::Waiting(Place {
+        if let Some(Entered::Waiting(Place {
             handle,
             key: Some(key),
-        }) = &self.entered
+        })) = &*self.entered
         {
             let error = Error::new(ErrorKind::Canceled, "cancelled").during(self.operation);
             handle.shared.ask(|engine| {
@@ -392,22 +396,39 @@ impl<T: Completion> Future for Op<T> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T::Output> {
         let this = &mut *self;
-        if let Some(output) = T::front(|| this.entered.take_posted(cx)) {
+        if let Some(output) = T::front(|| this.entered.as_mut()?.take_posted(cx)) {
             return Poll::Ready(output);
         }
-        // Operations that are over when they are posted must not keep others from running.
-        match &this.entered {
-            Entered::Waiting(_) => {}
-            &Entered::Value(value) => {
-                std::task::ready!(turn::may_be_told(cx));
-                this.entered = Entered::Over;
-                return Poll::Ready(T::of_value(value));
-            }
-            _ => std::task::ready!(turn::may_be_told(cx)),
+        if let Some(Entered::Value(value)) = *this.entered {
+            // Operations that are over when they are posted must not keep others from running.
+            std::task::ready!(turn::may_be_told(cx));
+            this.entered.forget();
+            return Poll::Ready(T::of_value(value));
         }
-        this.entered
-            .poll(cx, &mut this.deadline, this.operation)
-            .map(|outcome| T::settle(Settled(outcome)))
+        // In a place of its own: see `TagRecv::poll`.
+        let mut settled = Poll::Pending;
+        this.settle(cx, &mut settled);
+        settled
+    }
+}
+
+impl<T: Completion> Op<T> {
+    /// Waits for one that is in the table, or gives the end that it had.
+    #[inline(never)]
+    fn settle(&mut self, cx: &mut Context<'_>, settled: &mut Poll<T::Output>) {
+        let outcome = match self.entered.as_mut() {
+            None => Outcome::Done(Err(wrong().during(self.operation))),
+            Some(entered) => {
+                if !matches!(entered, Entered::Waiting(_)) && turn::may_be_told(cx).is_pending() {
+                    return;
+                }
+                match entered.poll(cx, &mut self.deadline, self.operation) {
+                    Poll::Ready(outcome) => outcome,
+                    Poll::Pending => return,
+                }
+            }
+        };
+        *settled = Poll::Ready(T::settle(Settled(outcome)));
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    memory::Region,
+    memory::{Region, region::denied},
     protocol::{
         Descriptor,
         descriptor::{RegionKey, ShmRoute},
@@ -79,6 +79,7 @@ impl RemoteRegion {
             segment: route.map_or(0, |route| route.segment),
             segment_offset: route.map_or(0, |route| route.offset),
             on_device,
+            read_back: descriptor.is_read_back(),
         };
         let imported = Imported {
             endpoint: endpoint.clone(),
@@ -257,10 +258,7 @@ impl RemoteRegion {
                 "the remote region was imported on another endpoint",
             )
         } else if !self.access().contains(access) {
-            Error::new(
-                ErrorKind::AccessDenied,
-                "the region was not exposed for this access",
-            )
+            denied()
         } else {
             Error::new(
                 ErrorKind::OutOfBounds,
@@ -310,7 +308,8 @@ impl Region {
             key,
             shm,
         )?;
-        Ok(descriptor.with_devices(&self.device_keys()))
+        let (keys, read_back) = self.device_keys();
+        Ok(descriptor.with_devices(&keys, read_back))
     }
 }
 

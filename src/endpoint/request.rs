@@ -135,12 +135,20 @@ impl<'a, V: Verb<'a>> Request<V> {
                 None => {}
             }
         }
-        self.post_slowly(failed)
+        // In a place of its own: see `TagRecv::poll`. What is copied leaves the processor before what is written after it.
+        let mut entered = Entered::Over;
+        self.post_slowly(failed, &mut entered)?;
+        let rare = self.rare.take().unwrap_or_default();
+        Ok(Op::new(entered, rare.deadline, self.verb.operation()))
     }
 
     /// `failed`: why it could not happen at once, where it cannot happen at all.
     #[inline(never)]
-    fn post_slowly(mut self, failed: Option<Error>) -> Result<Op<V::Kind>, V::Refused> {
+    fn post_slowly(
+        &mut self,
+        failed: Option<Error>,
+        entered: &mut Entered,
+    ) -> Result<(), V::Refused> {
         let operation = self.verb.operation();
         let begun = failed
             .map_or(Ok(()), Err)
@@ -149,14 +157,13 @@ impl<'a, V: Verb<'a>> Request<V> {
                 let shared = self.verb.endpoint().shared();
                 shared.begin(operation, |engine| self.verb.begin(engine, true))
             });
-        let entered = match begun.and_then(|(first, _)| first) {
+        *entered = match begun.and_then(|(first, _)| first) {
             Ok(First::Over(value)) => self.verb.entered(value),
             Ok(First::Ended(entered)) => entered,
             Ok(First::Entered(key)) => Entered::new(self.verb.endpoint().handle(), key),
             Err(error) => return Err(self.verb.refused(error.or_during(operation))),
         };
-        let rare = self.rare.take().unwrap_or_default();
-        Ok(Op::new(entered, rare.deadline, operation))
+        Ok(())
     }
 
     #[inline(always)]
@@ -166,7 +173,15 @@ impl<'a, V: Verb<'a>> Request<V> {
         {
             return self.conclude(begun, cx, result);
         }
-        self.poll_slowly(cx)
+        // In a place of its own: see `TagRecv::poll`.
+        let mut waited = Poll::Pending;
+        self.wait(cx, &mut waited);
+        waited
+    }
+
+    #[inline(never)]
+    fn wait(&mut self, cx: &mut Context<'_>, found: &mut Poll<<V::Kind as Completion>::Output>) {
+        *found = self.poll_slowly(cx);
     }
 
     /// Ends a first poll after which it is over. When its task is to give way first, it is told then.
@@ -196,7 +211,6 @@ impl<'a, V: Verb<'a>> Request<V> {
         self.rare.get_or_insert_default().entered = Some(entered);
     }
 
-    #[inline(never)]
     fn poll_slowly(&mut self, cx: &mut Context<'_>) -> Poll<<V::Kind as Completion>::Output> {
         let operation = self.verb.operation();
         if let Some(outcome) = poll_entered(&mut self.rare, cx, operation) {

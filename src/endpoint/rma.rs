@@ -77,6 +77,9 @@ impl Endpoint {
             // Pinned memory is reached as well: what stops is refused there.
             return Ok(());
         }
+        if remote.is_in_reach_of_devices() && self.has_rails() {
+            return Ok(());
+        }
         let reaches = remote.shape.is_none() && self.reaches_devices();
         admit_unstaged(ends, reaches, operation)
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    error::{Error, ErrorKind, Operation, Result},
+    error::{Operation, Result},
     memory::{Region, atomic::COUNTER_SIZE, waiters::reached},
     protocol::{Descriptor, control::Signal},
     types::{Access, AtomicOp, AtomicRequest, Width},
@@ -206,10 +206,10 @@ impl Waiting {
                 }
                 match arrived() {
                     Some(value) => Some(Ok(value)),
-                    None => engine.closing.then(|| {
-                        Err(Error::new(ErrorKind::Closed, "the worker was shut down")
-                            .during(Operation::Signal))
-                    }),
+                    None => {
+                        let closing = engine.closing;
+                        closing.map(|_| Err(engine.closed().during(Operation::Signal)))
+                    }
                 }
             },
             |engine, waker| {

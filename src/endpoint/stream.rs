@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
+use pin_project::pin_project;
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
         device::{admit, admit_staging},
         engine::Engine,
         shared::Shared,
-        spin::Luck,
+        spin::SpinRecord,
         stream::{broken::Broken, key::StreamKey},
     },
 };
@@ -68,8 +69,11 @@ use super::Endpoint;
     "UCP_FEATURE_STREAM",
     "ucp_stream_recv_flags_t"
 ))]
+#[pin_project]
 pub struct ByteStream {
+    #[pin]
     reader: ByteReader,
+    #[pin]
     writer: ByteWriter,
 }
 
@@ -78,13 +82,13 @@ pub struct ByteReader {
     inner: Arc<Inner>,
     /// Taken from the stream and not yet consumed.
     head: Bytes,
-    luck: Luck,
+    record: SpinRecord,
 }
 
 /// The writing half of a [`ByteStream`].
 pub struct ByteWriter {
     inner: Arc<Inner>,
-    luck: Luck,
+    record: SpinRecord,
 }
 
 struct Inner {
@@ -106,12 +110,12 @@ impl Inner {
     fn drive_in<R>(
         &self,
         cx: &mut Context<'_>,
-        luck: &mut Luck,
+        record: &mut SpinRecord,
         attempt: impl FnMut(&mut Engine) -> Option<Result<R, Broken>>,
     ) -> Poll<Result<R, Broken>> {
         let key = self.key;
         let begun = ready!(self.shared().look(Operation::Stream, cx)).map_err(Broken::Ended)?;
-        begun.glance(cx, luck, attempt, |engine, waker| {
+        begun.glance(cx, record, attempt, |engine, waker| {
             engine.core.wait_to_read(key, waker)
         })
     }
@@ -133,14 +137,14 @@ impl Inner {
     fn drive_out<R>(
         &self,
         cx: &mut Context<'_>,
-        luck: &mut Luck,
+        record: &mut SpinRecord,
         mut attempt: impl FnMut(&mut Engine) -> Option<Result<R, Broken>>,
     ) -> Poll<Result<R, Broken>> {
         let key = self.key;
         let begun = ready!(self.shared().look(Operation::Stream, cx)).map_err(Broken::Ended)?;
         begun.glance(
             cx,
-            luck,
+            record,
             |engine| {
                 if let Some(done) = attempt(engine) {
                     return Some(done);
@@ -163,11 +167,11 @@ impl ByteStream {
             reader: ByteReader {
                 inner: inner.clone(),
                 head: Bytes::new(),
-                luck: Luck::default(),
+                record: SpinRecord::default(),
             },
             writer: ByteWriter {
                 inner,
-                luck: Luck::default(),
+                record: SpinRecord::default(),
             },
         }
     }
@@ -252,7 +256,7 @@ impl ByteReader {
         }
         let key = self.inner.key;
         self.inner
-            .drive_in(cx, &mut self.luck, |engine| engine.read_stream_chunk(key))
+            .drive_in(cx, &mut self.record, |engine| engine.read_stream_chunk(key))
     }
 }
 
@@ -321,7 +325,7 @@ impl AsyncRead for ByteReader {
         let key = this.inner.key;
         let read = this
             .inner
-            .drive_in(cx, &mut this.luck, |engine| engine.read_stream(key, buf));
+            .drive_in(cx, &mut this.record, |engine| engine.read_stream(key, buf));
         read.map(|read| read.map(drop).map_err(io::Error::from))
     }
 }
@@ -367,7 +371,7 @@ impl AsyncWrite for ByteWriter {
         {
             return Poll::Ready(Ok(written));
         }
-        let written = this.inner.drive_out(cx, &mut this.luck, |engine| {
+        let written = this.inner.drive_out(cx, &mut this.record, |engine| {
             let mut written = 0;
             for slice in slices.iter().filter(|slice| !slice.is_empty()) {
                 match engine.core.write_stream(key, slice) {
@@ -395,7 +399,7 @@ impl AsyncWrite for ByteWriter {
         let this = &mut *self;
         let key = this.inner.key;
         this.inner
-            .drive_out(cx, &mut this.luck, |engine| engine.core.flush_stream(key))
+            .drive_out(cx, &mut this.record, |engine| engine.core.flush_stream(key))
             .map(|flushed| flushed.map_err(io::Error::from))
     }
 
@@ -403,7 +407,7 @@ impl AsyncWrite for ByteWriter {
         let this = &mut *self;
         let key = this.inner.key;
         this.inner
-            .drive_out(cx, &mut this.luck, |engine| {
+            .drive_out(cx, &mut this.record, |engine| {
                 engine.core.finish_stream(key);
                 engine.core.has_finished(key)
             })
@@ -413,46 +417,46 @@ impl AsyncWrite for ByteWriter {
 
 impl AsyncRead for ByteStream {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.reader).poll_read(cx, buf)
+        self.project().reader.poll_read(cx, buf)
     }
 }
 
 impl AsyncBufRead for ByteStream {
     fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
-        Pin::new(&mut self.get_mut().reader).poll_fill_buf(cx)
+        self.project().reader.poll_fill_buf(cx)
     }
-    fn consume(mut self: Pin<&mut Self>, amount: usize) {
-        Pin::new(&mut self.reader).consume(amount);
+    fn consume(self: Pin<&mut Self>, amount: usize) {
+        self.project().reader.consume(amount);
     }
 }
 
 impl AsyncWrite for ByteStream {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.writer).poll_write(cx, data)
+        self.project().writer.poll_write(cx, data)
     }
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.writer).poll_write_vectored(cx, slices)
+        self.project().writer.poll_write_vectored(cx, slices)
     }
     fn is_write_vectored(&self) -> bool {
         true
     }
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.writer).poll_flush(cx)
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.project().writer.poll_flush(cx)
     }
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.writer).poll_shutdown(cx)
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.project().writer.poll_shutdown(cx)
     }
 }
 
@@ -619,7 +623,7 @@ impl Future for WriteBuffer<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         let this = &mut *self;
-        let ByteWriter { inner, luck } = &mut *this.writer;
+        let ByteWriter { inner, record } = &mut *this.writer;
         let key = inner.key;
         if let Some(buffer) = this.buffer.take() {
             if buffer.is_on_device() {
@@ -637,7 +641,7 @@ impl Future for WriteBuffer<'_> {
         }
         let number = this.number;
         inner
-            .drive_out(cx, luck, |engine| engine.core.has_left(key, number))
+            .drive_out(cx, record, |engine| engine.core.has_left(key, number))
             .map(|left| left.map_err(Into::into))
     }
 }

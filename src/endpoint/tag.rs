@@ -4,6 +4,7 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -11,12 +12,13 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
-    error::{Error, ErrorKind, OpError, Operation, Result},
+    error::{Error, OpError, Operation, Result},
     memory::{Buffer, BufferMut, ReceiveBuffer, SendBuffer},
     protocol::{matching::Arrival as Order, window::SHORT},
-    types::{EndpointId, Mask, OpKey, Priority, Tag},
+    types::{EndpointId, LinkId, Mask, OpKey, Priority, Tag},
     util::{copy::copied, seldom::Seldom, waker_slot::WakerSlot},
     worker::{
+        Handle,
         ctx::{sender_gone, truncated},
         device::{admit_source, admit_target},
         direct::{DirectOutcome, Owed},
@@ -114,7 +116,7 @@ impl Endpoint {
 }
 
 impl Worker {
-    /// Receives the next message whose tag agrees with `tag` in the bits of `mask`, from any endpoint.
+    /// Receives the next message with exactly this tag, or one that agrees with it in some bits ([`TagRecv::mask`]), from any endpoint.
     ///
     /// # Errors
     /// `Truncated` when the message is longer than the buffer; what ended the connection in the middle of it. The buffer comes back.
@@ -123,21 +125,20 @@ impl Worker {
     pub fn tag_recv<B: ReceiveBuffer + Unpin>(
         &self,
         tag: impl Into<Tag>,
-        mask: Mask,
         buffer: B,
     ) -> TagRecv<'_, B> {
-        TagRecv::new(self, tag.into(), mask, buffer)
+        TagRecv::new(self, tag.into(), buffer)
     }
 
     /// Waits for such a message and claims it, to be received later with a buffer of its size.
     ///
     /// # Errors
     /// `Closed` when the worker shuts down.
-    pub fn tag_matched(&self, tag: impl Into<Tag>, mask: Mask) -> TagMatched<'_> {
-        TagMatched::new(self, tag.into(), mask)
+    pub fn tag_matched(&self, tag: impl Into<Tag>) -> TagMatched<'_> {
+        TagMatched::new(self.handle(), None, tag.into(), Mask::ALL)
     }
 
-    /// Looks for such a message without taking it.
+    /// Looks for a message whose tag agrees with `tag` in the bits of `mask`, without taking it.
     #[must_use]
     #[doc(alias = "ucp_tag_probe_nb")]
     pub fn tag_probe(&self, tag: impl Into<Tag>, mask: Mask) -> Option<MessageInfo> {
@@ -161,7 +162,7 @@ impl Worker {
             engine.progress();
             engine.core.take_unexpected(tag, mask)
         })??;
-        Some(Matched::new(self.clone(), taken.arrival, taken.message))
+        Some(Matched::new(self.handle(), taken.arrival, taken.message))
     }
 }
 
@@ -360,27 +361,35 @@ impl fmt::Debug for TagSend<'_> {
 /// # Cancel safety
 /// Cancel safe: a receive that is dropped takes no message with it. One that had matched puts it back in its place.
 #[must_use = "a receive does nothing unless awaited or posted"]
+// In this order: beside the buffer, what is empty in `rare` would be moved with it.
+#[repr(C)]
 pub struct TagRecv<'a, B: ReceiveBuffer + Unpin> {
+    /// Until it is entered, or over.
+    buffer: Option<B>,
     worker: &'a Worker,
     tag: Tag,
     mask: Mask,
-    /// Until it is entered, or over.
-    buffer: Option<B>,
-    unstaged: bool,
     rare: Seldom<Rare>,
+    unstaged: bool,
 }
 
 impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
     #[inline]
-    pub(crate) fn new(worker: &'a Worker, tag: Tag, mask: Mask, buffer: B) -> Self {
+    pub(crate) fn new(worker: &'a Worker, tag: Tag, buffer: B) -> Self {
         Self {
+            buffer: Some(buffer),
             worker,
             tag,
-            mask,
-            buffer: Some(buffer),
-            unstaged: false,
+            mask: Mask::ALL,
             rare: Seldom::default(),
+            unstaged: false,
         }
+    }
+
+    /// Takes a message whose tag agrees in these bits, where without it all of them count.
+    pub fn mask(mut self, mask: Mask) -> Self {
+        self.mask = mask;
+        self
     }
 
     /// Fails with `Unsupported` where its bytes would stop in pinned host memory between two memories, one of them a device's, as
@@ -406,31 +415,28 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
         {
             return Op::new(entered, Deadline::None, Operation::TagRecv);
         }
-        self.post_slowly()
+        // In a place of its own: see `TagRecv::poll`.
+        let mut entered = Entered::Over;
+        self.post_slowly(&mut entered);
+        let rare = self.rare.take().unwrap_or_default();
+        Op::new(entered, rare.deadline, Operation::TagRecv)
     }
 
     #[inline(never)]
-    fn post_slowly(mut self) -> Op<Received<B>> {
-        let entered = match self.buffer.take() {
-            Some(buffer) => self.enter(buffer.into()),
-            None => Entered::Over,
-        };
-        let deadline = self
-            .rare
-            .take()
-            .map_or(Deadline::None, |rare| rare.deadline);
-        Op::new(entered, deadline, Operation::TagRecv)
+    fn post_slowly(&mut self, entered: &mut Entered) {
+        if let Some(buffer) = self.buffer.take() {
+            *entered = self.enter(buffer.into());
+        }
     }
 }
 
 /// Begins a receive, if its memory can be received into.
 #[inline(never)]
-fn enter(
-    worker: &Worker,
+pub(super) fn enter(
+    handle: &Arc<Handle>,
     buffer: BufferMut,
     begin: impl FnOnce(&mut Engine, BufferMut) -> OpKey,
 ) -> Entered {
-    let handle = worker.handle();
     match admit_target(&handle.shared.context, &buffer, Operation::TagRecv) {
         Ok(()) => Entered::begin(handle, Operation::TagRecv, buffer, begin),
         Err(error) => Entered::refused(error, buffer),
@@ -448,10 +454,35 @@ fn post(engine: &mut Engine, tag: Tag, mask: Mask, buffer: BufferMut, unstaged: 
         return key;
     }
     let key = core.post_receive(tag, mask, buffer, unstaged);
-    if engine.closing {
-        engine.core.fail_receive(key, shut_down());
+    if engine.closing.is_some() {
+        let closed = engine.closed().during(Operation::TagRecv);
+        engine.core.fail_receive(key, closed);
     }
     key
+}
+
+/// Gives what is in the table the earliest message of a peer's that it accepts, or has it wait for one.
+pub(super) fn post_of_peer(
+    engine: &mut Engine,
+    key: OpKey,
+    peer: (LinkId, EndpointId),
+    tag: Tag,
+    mask: Mask,
+) {
+    let core = &mut engine.core;
+    if let Some(taken) = core.take_unexpected_of(peer, tag, mask) {
+        return core.movers.hand_over(key, taken.arrival, taken.message);
+    }
+    let never = match core.movers.ctx.endpoint(peer.0, peer.1) {
+        Some(peer) if peer.is_alive() => None,
+        peer => Some(ended(peer, Operation::TagRecv)),
+    };
+    let closed = || engine.closing.map(|_| engine.closed());
+    let never = never.or_else(closed);
+    match never {
+        Some(error) => engine.core.fail_operation(key, error),
+        None => engine.core.post_of_peer(key, peer.0, tag, mask),
+    }
 }
 
 /// What a look found.
@@ -469,8 +500,9 @@ fn look(engine: &mut Engine, tag: Tag, mask: Mask, buffer: &mut BufferMut) -> Op
     {
         return Some(found);
     }
-    if engine.closing {
-        return Some(Found::Here(Err(shut_down())));
+    if engine.closing.is_some() {
+        let closed = engine.closed().during(Operation::TagRecv);
+        return Some(Found::Here(Err(closed)));
     }
     match engine.receive_now(tag, mask, buffer) {
         DirectOutcome::Waiting => None,
@@ -504,11 +536,6 @@ fn take_waiting(
     Some(Found::Here(core.movers.ctx.take_whole(buffer, message)))
 }
 
-#[cold]
-fn shut_down() -> Error {
-    Error::new(ErrorKind::Closed, "the worker is shutting down").during(Operation::TagRecv)
-}
-
 impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
     /// Posts it where nothing is here for it, and somebody looks for what comes: nobody has to be told. The buffer goes where it stays; moved from
     /// one function to the next, it would be waited for each time.
@@ -528,7 +555,7 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
     }
 
     fn enter(&self, buffer: BufferMut) -> Entered {
-        enter(self.worker, buffer, |engine, buffer| {
+        enter(self.worker.handle(), buffer, |engine, buffer| {
             post(engine, self.tag, self.mask, buffer, self.unstaged)
         })
     }
@@ -571,7 +598,11 @@ impl<B: ReceiveBuffer + Unpin> Future for TagRecv<'_, B> {
             begun.count(cx);
             return Poll::Ready(Ok(arrival.into_received(buffer)));
         }
-        this.begin_and_wait(cx)
+        // A place of its own. What a call writes lies in memory, and would take what is returned above there too: written by fields and read by whole
+        // registers, each of which waits until the processor's stores have left it.
+        let mut waited = Poll::Pending;
+        this.begin_and_wait(cx, &mut waited);
+        waited
     }
 }
 
@@ -591,11 +622,15 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
     }
 
     #[inline(never)]
-    fn begin_and_wait(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received<B>, OpError<B>>> {
-        match self.buffer.take() {
+    fn begin_and_wait(
+        &mut self,
+        cx: &mut Context<'_>,
+        found: &mut Poll<Result<Received<B>, OpError<B>>>,
+    ) {
+        *found = match self.buffer.take() {
             Some(buffer) => self.begin(cx, buffer.into()),
             None => self.wait(cx),
-        }
+        };
     }
 
     fn begin(
@@ -718,26 +753,40 @@ pub struct MessageInfo {
     pub from: EndpointId,
 }
 
-/// Waits for a message and claims it; made by [`Worker::tag_matched`].
+/// Waits for a message and claims it; made by [`Worker::tag_matched`] and [`Endpoint::tag_matched`].
 ///
 /// # Cancel safety
 /// Cancel safe: dropped before it resolves, it takes no message with it.
 #[must_use = "a matched receive does nothing unless awaited"]
 pub struct TagMatched<'a> {
-    worker: &'a Worker,
+    pub(super) handle: &'a Arc<Handle>,
+    peer: Option<(LinkId, EndpointId)>,
     tag: Tag,
     mask: Mask,
     entered: Option<Entered>,
 }
 
 impl<'a> TagMatched<'a> {
-    pub(crate) fn new(worker: &'a Worker, tag: Tag, mask: Mask) -> Self {
+    /// Of any peer, or of this one.
+    pub(crate) fn new(
+        handle: &'a Arc<Handle>,
+        peer: Option<(LinkId, EndpointId)>,
+        tag: Tag,
+        mask: Mask,
+    ) -> Self {
         Self {
-            worker,
+            handle,
+            peer,
             tag,
             mask,
             entered: None,
         }
+    }
+
+    /// Claims a message whose tag agrees in these bits, where without it all of them count.
+    pub fn mask(mut self, mask: Mask) -> Self {
+        self.mask = mask;
+        self
     }
 }
 
@@ -755,7 +804,7 @@ impl Future for TagMatched<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<Matched>> {
         let this = &mut *self;
-        let handle = this.worker.handle();
+        let handle = this.handle;
         if this.entered.is_none() {
             let (key, _) = handle.shared.begin(Operation::TagRecv, |engine| {
                 engine.progress();
@@ -765,7 +814,9 @@ impl Future for TagMatched<'_> {
                     .ctx
                     .operations
                     .insert(None, false, Work::Claim(None));
-                if let Some(taken) = core.take_unexpected(this.tag, this.mask) {
+                if let Some(peer) = this.peer {
+                    post_of_peer(engine, key, peer, this.tag, this.mask);
+                } else if let Some(taken) = core.take_unexpected(this.tag, this.mask) {
                     core.movers.hand_over(key, taken.arrival, taken.message);
                 } else {
                     let claim = Posted::Claim(key);
@@ -773,8 +824,9 @@ impl Future for TagMatched<'_> {
                     if let Some(entry) = core.movers.ctx.operations.get(key) {
                         *entry.work = Work::Claim(Some(post));
                     }
-                    if engine.closing {
-                        engine.core.fail_operation(key, shut_down());
+                    if engine.closing.is_some() {
+                        let closed = engine.closed().during(Operation::TagRecv);
+                        engine.core.fail_operation(key, closed);
                     }
                 }
                 key
@@ -787,7 +839,7 @@ impl Future for TagMatched<'_> {
         let outcome = std::task::ready!(entered.poll(cx, &mut Deadline::None, Operation::TagRecv));
         Poll::Ready(match outcome {
             Outcome::Claimed(Ok(message)) => Ok(Matched {
-                worker: this.worker.clone(),
+                handle: handle.clone(),
                 message: Some(*message),
             }),
             Outcome::Claimed(Err(error)) | Outcome::Done(Err(error)) => Err(error),
@@ -803,14 +855,14 @@ impl Future for TagMatched<'_> {
 #[must_use = "a matched message that is dropped goes back to where it was"]
 #[doc(alias = "ucp_tag_message_h")]
 pub struct Matched {
-    worker: Worker,
+    handle: Arc<Handle>,
     message: Option<(Order, Unexpected)>,
 }
 
 impl Matched {
-    pub(crate) fn new(worker: Worker, order: Order, message: Unexpected) -> Self {
+    pub(crate) fn new(handle: &Arc<Handle>, order: Order, message: Unexpected) -> Self {
         Self {
-            worker,
+            handle: handle.clone(),
             message: Some((order, message)),
         }
     }
@@ -838,8 +890,8 @@ impl Matched {
     #[doc(alias = "ucp_tag_msg_recv_nbx")]
     #[doc(alias = "ucp_tag_msg_recv_nb")]
     pub fn recv<B: ReceiveBuffer + Unpin>(mut self, buffer: B) -> Op<Received<B>> {
-        let worker = self.worker.clone();
-        let entered = enter(&worker, buffer.into(), |engine, buffer| {
+        let handle = self.handle.clone();
+        let entered = enter(&handle, buffer.into(), |engine, buffer| {
             let core = &mut engine.core;
             let order = core.unexpected.arrival();
             let key = core.movers.ctx.enter_receive(buffer, None, order);
@@ -856,6 +908,22 @@ impl Matched {
         });
         Op::new(entered, Deadline::None, Operation::TagRecv)
     }
+
+    /// Its bytes as they are here; `None`: they are elsewhere, and it is to be received.
+    pub(super) fn take_bytes(&mut self) -> Option<Bytes> {
+        let (order, message) = self.message.take()?;
+        let taken = self
+            .handle
+            .shared
+            .ask(|engine| engine.ctx().take_bytes(message));
+        match taken? {
+            Ok(bytes) => Some(bytes),
+            Err(message) => {
+                self.message = Some((order, message));
+                None
+            }
+        }
+    }
 }
 
 fn info(message: &Unexpected) -> MessageInfo {
@@ -869,8 +937,8 @@ fn info(message: &Unexpected) -> MessageInfo {
 impl Drop for Matched {
     fn drop(&mut self) {
         if let Some((order, message)) = self.message.take() {
-            self.worker
-                .shared()
+            self.handle
+                .shared
                 .ask(|engine| engine.core.restore(order, message));
         }
     }

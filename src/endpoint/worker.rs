@@ -12,7 +12,7 @@ use crate::{
     error::{Error, ErrorKind, Operation, Result},
     protocol::WorkerAddress,
     sys::fork,
-    types::{EndpointId, WorkerId},
+    types::{EndpointId, WorkerId, text::words},
     worker::{Handle, WorkerMetrics, connect, engine::Engine, peer::Status, shared::Shared},
 };
 
@@ -31,13 +31,13 @@ use super::{
 ///
 /// ```
 /// # async fn run() -> wharf::Result<()> {
-/// use wharf::{Context, Mask, Tag, Worker};
+/// use wharf::{Context, Tag, Worker};
 ///
 /// let context = Context::builder().transports("self")?.build()?;
 /// let worker = Worker::new(&context)?;
 /// let endpoint = worker.connect(&worker.address()?).await?;
 /// endpoint.tag_send(Tag(7), "to oneself").await?;
-/// let received = worker.tag_recv(Tag(7), Mask::ALL, vec![0; 64]).await?;
+/// let received = worker.tag_recv(Tag(7), vec![0; 64]).await?;
 /// assert_eq!(&received.buffer[..received.len], b"to oneself");
 /// # Ok(())
 /// # }
@@ -51,10 +51,10 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts a worker on the current Tokio runtime.
+    /// Starts a worker on the current Tokio runtime, [with which it ends](crate::guide::first_steps#runtimes).
     ///
     /// # Errors
-    /// `InvalidArgument` outside a runtime; `Forked` in a child made by `fork`; what the system said when fds or memory ran out.
+    /// `InvalidArgument` outside a runtime, or on one without timers or I/O; `Forked` in a child made by `fork`; what the system said when fds or memory ran out.
     #[doc(alias = "ucp_worker_create")]
     pub fn new(context: &Context) -> Result<Self> {
         Handle::start(context).map(|handle| Self { handle })
@@ -99,7 +99,7 @@ impl Worker {
     ///
     /// # Errors
     /// `ConnectionRefused`, `Rejected`, `AuthenticationFailed`, `VersionMismatch`, `DeadlineExceeded`; `Unreachable`: no path, or another worker is
-    /// where the one that was addressed was (one that only says it is that one: `AuthenticationFailed`); `Forked` in a child made by `fork`. Of several addresses each has an equal share of the
+    /// where the one that was addressed was (one that only says it is that one: `AuthenticationFailed`); `Closed`: the worker was shut down, or its runtime has ended; `Forked` in a child made by `fork`. Of several addresses each has an equal share of the
     /// [time](crate::ContextBuilder::connect_timeout), half a second at the least. A listener that is full has its place given to another while a peer
     /// is silent; whoever lost one dials again until the time is over.
     ///
@@ -113,10 +113,13 @@ impl Worker {
     ))]
     pub async fn connect(&self, destination: impl Destination) -> Result<Endpoint> {
         fork::check(Operation::Connect)?;
-        let destination = destination.resolve().await?;
-        connect::connect(self.shared(), destination)
-            .await
-            .map(|place| self.endpoint_of(place))
+        let shared = self.shared();
+        let connects = async {
+            let destination = destination.resolve().await?;
+            connect::connect(shared, destination).await
+        };
+        let place = shared.unless_stopped(Operation::Connect, connects).await?;
+        Ok(self.endpoint_of(place))
     }
 
     /// Connects to a [`listen_rdma`](crate::Worker::listen_rdma) at `host:port`, an address of an RDMA device, by the connection manager of
@@ -129,17 +132,22 @@ impl Worker {
     ///
     /// # Cancel safety
     /// Dropped, the half-made connection is given up at both ends.
+    #[cfg(feature = "verbs")]
     #[doc(alias = "rdma_connect")]
     pub async fn connect_rdma(&self, address: impl SocketAddresses) -> Result<Endpoint> {
         fork::check(Operation::Connect)?;
         self.no_tls(Operation::Connect)?;
-        let (addresses, _) = address.find(Operation::Connect).await?;
-        connect::connect(self.shared(), connect::Destination::Rdma(addresses))
-            .await
-            .map(|place| self.endpoint_of(place))
+        let shared = self.shared();
+        let connects = async {
+            let (addresses, _) = address.find(Operation::Connect).await?;
+            connect::connect(shared, connect::Destination::Rdma(addresses)).await
+        };
+        let place = shared.unless_stopped(Operation::Connect, connects).await?;
+        Ok(self.endpoint_of(place))
     }
 
     /// Refuses what has no encryption, where TLS is demanded.
+    #[cfg(feature = "verbs")]
     pub(crate) fn no_tls(&self, operation: Operation) -> Result<()> {
         if self.context().tls().is_none() {
             return Ok(());
@@ -209,11 +217,11 @@ impl Worker {
     /// # async fn run() -> wharf::Result<()> {
     /// # use std::{future::Future, os::fd::AsFd, pin::pin, task};
     /// # use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    /// # use wharf::{Arm, Context, Mask, Worker};
+    /// # use wharf::{Arm, Context, Worker};
     /// # let worker = Worker::new(&Context::builder().transports("self")?.build()?)?;
     /// # let endpoint = worker.connect(&worker.address()?).await?;
     /// # drop(endpoint.tag_send(1, "hello").post());
-    /// let mut receive = pin!(worker.tag_recv(1, Mask::ALL, vec![0; 5]));
+    /// let mut receive = pin!(worker.tag_recv(1, vec![0; 5]));
     /// let received = loop {
     ///     while worker.progress() > 0 {}
     ///     let mut cx = task::Context::from_waker(task::Waker::noop());
@@ -263,6 +271,8 @@ pub enum Arm {
     /// Something is here, or has happened since the last [`Worker::progress`]: make progress and look again.
     Ready,
 }
+
+words! { Arm, "answer of `arm`": Armed = "armed", Ready = "ready" }
 
 /// For a loop other than Tokio's: readable when something has happened since [`Worker::arm`] said [`Arm::Armed`].
 impl AsFd for Worker {

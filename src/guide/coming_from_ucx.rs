@@ -85,8 +85,30 @@
 //! * A buffer is handed over, not lent, and comes back with the result, with an error too.
 //! * Nobody polls. Put and atomics wake a sleeping target over shared memory as well.
 //!
+//! # UCT: one transport by hand
+//!
+//! [`transport::by_hand`](crate::transport::by_hand) has the calls of UCT beside its own: a [`Driver`](crate::transport::by_hand::Driver) is an interface, a memory domain
+//! and a worker in one, over `tcp`, `shm`, `rc_verbs` or a transport of your own; put and get by a packed key, progressed by the program. An accelerator's copies
+//! are driven so by its [`CopyEngine`](crate::transport::CopyEngine), as `examples/host_to_device --layer transport` does. What to unlearn: a put is over when its bytes are at the
+//! target; the local buffer is handed over and need not be registered; and over `tcp` the other end has to be progressed, as in UCX.
+//!
 //! # Environment
 //!
 //! `UCX_TLS`, `UCX_NET_DEVICES`, `UCX_RNDV_THRESH`, `UCX_KEEPALIVE_INTERVAL`, `UCX_RCACHE_*`, `UCX_MEM_EVENTS`, `UCX_RNDV_SCHEME`, `UCX_IB_GID_INDEX`,
-//! `UCX_IB_PCI_RELAXED_ORDERING` and `UCX_RC_*` work as they are; each has a `WHARF_` twin that beats it. Other `UCX_*` variables are left alone.
+//! `UCX_IB_PCI_RELAXED_ORDERING` and `UCX_RC_*` work as they are; each has a `WHARF_` twin that beats it, and a method of the
+//! [builder](crate::ContextBuilder) that beats both. These have an effect, and no other `UCX_*` variable has one:
+//!
+//! | variable | what is legal in UCX and is not here |
+//! |---|---|
+//! | `UCX_TLS` | transports that wharf has not (`rc_mlx5`, `ud`, `dc`, `rocm_gdr`, `ze`, `ugni_smsg`, …), or whose feature was left out of the build, are left out, and so is what is for connecting alone (`ud:aux`). Where none is left that works here, a worker reaches itself |
+//! | `UCX_NET_DEVICES` | a card or an interface that is missing is left out, and no other is taken for it |
+//! | `UCX_RNDV_SCHEME` | `get_ppln`, `put_ppln`, `rkey_ptr`: as `auto` |
+//! | `UCX_RNDV_THRESH`, `UCX_MEM_EVENTS`, `UCX_RCACHE_ENABLE`, `UCX_IB_GID_INDEX`, `UCX_IB_PCI_RELAXED_ORDERING`, `UCX_RC_PATH_MTU` | |
+//! | `UCX_KEEPALIVE_INTERVAL` | `auto`: ten seconds; more than a year: a year |
+//! | `UCX_RCACHE_MAX_REGIONS`, `UCX_RCACHE_MAX_SIZE`, `UCX_RCACHE_MAX_UNRELEASED` | no region: one; `auto`: wharf's default |
+//! | `UCX_RC_TX_QUEUE_LEN`, `UCX_RC_RETRY_COUNT`, `UCX_RC_TIMEOUT` | the nearest that `rc_verbs` takes: 32 to 1024, 7 at the most, 4.096 µs to 2.4 h |
+//!
+//! What is left out, or taken otherwise, is told by a warning, once in a process; it never fails a context. The same in a `WHARF_` variable, or given to the
+//! builder, is an error, and so is what UCX would not take either.
+//!
 //! `ucx_info` is `wharf info`, `ucx_perftest` is `wharf perf`, under the same names of tests.

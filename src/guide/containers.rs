@@ -1,6 +1,6 @@
 //! Containers and permissions: what each path wants, and what is said where it is refused.
 //!
-//! Nothing is required. What is refused is not used, and wharf says so: once, at the level `WARN`, or in [`Context::unavailable`](crate::Context::unavailable)
+//! Nothing is required. What is refused is not used, and wharf says so: once for each reason at the level `WARN`, with what mends it, and in [`Context::unavailable`](crate::Context::unavailable)
 //! and [`Endpoint::explain`](crate::Endpoint::explain).
 //!
 //! | path | wants | without it |
@@ -8,6 +8,7 @@
 //! | `shm` | `memfd_create`, `eventfd`, Unix sockets (one abstract): **one network namespace**. Nothing of `/dev/shm`: its size does not matter | `shared memory cannot be used: falling back to tcp` |
 //! | `shm` between containers | the same network namespace (`--network container:…`, one pod), and the same user | goes by `tcp` |
 //! | `cma` | the right to trace the peer: the same user, one pid namespace (`--pid container:…`, `shareProcessNamespace`), no Yama in the way, system calls `process_vm_readv` and `process_vm_writev` | `cma cannot be used: long messages are copied twice through shared memory`, with the reason |
+//! | [`Context::allocate`](crate::Context::allocate) | `memfd_create` | memory that no peer maps: `buffers are of memory that no peer maps` |
 //! | noticing death at once | `pidfd_open` | the end of the Unix socket, a moment later |
 //! | registrations kept for any memory | `userfaultfd` | `no memory events can be had, so only registrations of wharf's own memory are kept` |
 //! | `rc_verbs` | `libibverbs.so.1`, `/dev/infiniband/uverbs*`, locked memory | in `unavailable()` and `explain()`: which library, device or port, and why |

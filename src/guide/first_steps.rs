@@ -6,7 +6,7 @@
 //! [`Endpoint`](crate::Endpoint) is a connection. Tagged messages go to a *worker*: whoever receives says which tags it takes.
 //!
 //! ```
-//! use wharf::{Context, Endpoint, Mask, Tag, Worker};
+//! use wharf::{Context, Endpoint, Tag, Worker};
 //!
 //! const PING: Tag = Tag(1);
 //! const PONG: Tag = Tag(2);
@@ -20,20 +20,19 @@
 //!     let listener = there.listen("127.0.0.1:0").await?;
 //!     let address = listener.local_addr();
 //!     let accepting = async { listener.accept().await?.accept().await };
-//!     let (to_there, to_here) = tokio::join!(here.connect(address), accepting);
-//!     let (to_there, to_here): (Endpoint, Endpoint) = (to_there?, to_here?);
+//!     // Not `join!`, which would go on waiting for a peer where the other half has failed.
+//!     let (to_there, to_here): (Endpoint, Endpoint) = tokio::try_join!(here.connect(address), accepting)?;
 //!
 //!     for round in 0..100_u64 {
 //!         // A send owns what it sends; `to_le_bytes` is copied, a `Vec` or `Bytes` is not.
 //!         let ping = to_there.tag_send_copy(PING, &round.to_le_bytes());
 //!         let pong = async {
 //!             // A receive owns its buffer and gives it back.
-//!             let got = there.tag_recv(PING, Mask::ALL, vec![0; 8]).await?;
+//!             let got = there.tag_recv(PING, vec![0; 8]).await?;
 //!             to_here.tag_send(PONG, got.buffer).await
 //!         };
-//!         let (sent, answered) = tokio::join!(ping, pong);
-//!         (sent?, answered?);
-//!         let got = here.tag_recv(PONG, Mask::ALL, vec![0; 8]).await?;
+//!         tokio::try_join!(ping, pong)?;
+//!         let got = here.tag_recv(PONG, vec![0; 8]).await?;
 //!         assert_eq!(got.buffer, round.to_le_bytes());
 //!     }
 //!     println!("over {:?}", to_there.transports()); // shared memory, as both are on this host
@@ -48,7 +47,7 @@
 //!
 //! ```
 //! use futures::future::try_join_all;
-//! use wharf::{Context, Mask, Tag, Worker};
+//! use wharf::{Context, Tag, Worker};
 //!
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -61,7 +60,7 @@
 //!         let (endpoint, worker) = (endpoint.clone(), worker.clone());
 //!         tokio::spawn(async move {
 //!             endpoint.tag_send(Tag(tag), vec![tag as u8; 1000]).await?;
-//!             let got = worker.tag_recv(Tag(tag), Mask::ALL, vec![0; 1000]).await?;
+//!             let got = worker.tag_recv(Tag(tag), vec![0; 1000]).await?;
 //!             Ok::<_, wharf::Error>(got.buffer[999])
 //!         })
 //!     });
@@ -71,7 +70,7 @@
 //!
 //!     // Posted: a hundred receives, then a hundred sends, all under way at once.
 //!     let receives: Vec<_> =
-//!         (0..100).map(|_| worker.tag_recv(Tag(9), Mask::ALL, vec![0; 64]).post()).collect();
+//!         (0..100).map(|_| worker.tag_recv(Tag(9), vec![0; 64]).post()).collect();
 //!     for n in 0..100_u8 {
 //!         endpoint.ready().await?;
 //!         let _sent = endpoint.tag_send(Tag(9), vec![n; 64]).post()?; // dropping it lets it go on
@@ -152,5 +151,18 @@
 //!     Ok(())
 //! }
 //! ```
+//!
+//! # Runtimes
+//!
+//! A worker belongs to the Tokio runtime that it is made on, which needs timers and I/O (`enable_all`). A task there wakes it when something comes, and does what nobody
+//! waits for: it accepts who comes by its address, closes what was dropped, answers peers.
+//!
+//! * **Futures may be polled anywhere**: on another runtime, by another executor, outside of all. Connecting and listening go by the runtime that is there, else by
+//!   the worker's; deadlines too.
+//! * **A runtime that nobody drives** (`current_thread`, outside of `block_on`) does none of it: connections stay as they are, and peers get no answers. A future that is polled elsewhere drives the worker for as long as it looks, and is not woken when
+//!   it sleeps. It is no error, as it may be driven again. [`Progress::Thread`](crate::Progress::Thread) gives the worker a thread of its own.
+//! * **A runtime that ends** (dropped, shut down) takes its workers along: connections are cut, which peers see as `ConnectionReset`, and all that is under way or
+//!   begins later, anywhere, fails with `Closed`: "the worker's Tokio runtime has ended".
+//! * **[`Worker::shutdown`](crate::Worker::shutdown)** before that says goodbye to peers.
 //!
 //! Next: [`memory`](super::memory). What dropping any of these futures does: [the front page](crate#cancel-safety), and `examples/cancel_safely.rs`.

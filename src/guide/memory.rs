@@ -69,7 +69,7 @@
 //!     let (address, bytes) = (room.address, room.bytes);
 //!     // SAFETY: this is all that there is of it from now on.
 //!     let room = unsafe { BufferMut::foreign(context, address, bytes, room) }?;
-//!     let received = worker.tag_recv(Tag(2), wharf::Mask::ALL, room).await?;
+//!     let received = worker.tag_recv(Tag(2), room).await?;
 //!     println!("{} bytes in {} memory", received.len, received.buffer.memory_type());
 //!     Ok(())
 //! }
@@ -87,7 +87,7 @@
 //! [`forbid_staging`](crate::ContextBuilder::forbid_staging) makes it an error.
 //!
 //! ```
-//! use wharf::{Context, ErrorKind, Mask, MemoryType, Operation, Tag, Worker};
+//! use wharf::{Context, ErrorKind, MemoryType, Operation, Tag, Worker};
 //!
 //! #[tokio::main(flavor = "current_thread")]
 //! async fn main() -> wharf::Result<()> {
@@ -108,7 +108,7 @@
 //!     println!("{}", endpoint.explain(Operation::TagSend, MemoryType::Host, place, 1 << 20));
 //!
 //!     // Receive into it, then copy back to look at it.
-//!     let receive = worker.tag_recv(Tag(1), Mask::ALL, target).post();
+//!     let receive = worker.tag_recv(Tag(1), target).post();
 //!     endpoint.tag_send(Tag(1), vec![9; 1 << 20]).await?;
 //!     let got = receive.await?;
 //!     let back = worker.copy(got.buffer.freeze(), vec![0; 1 << 20]).await?;
@@ -126,12 +126,12 @@
 //! ```no_run
 //! # fn kernel(_chunk: &wharf::BufferMut) {}
 //! # async fn run(worker: &wharf::Worker, stream: wharf::transport::cuda::CudaStream) -> wharf::Result<()> {
-//! use wharf::{Mask, MemoryType, Tag};
+//! use wharf::{MemoryType, Tag};
 //! let context = worker.context();
 //! let mut host = wharf::BufferMut::from(context.allocate(4 << 20).await?);
 //! let mut device = context.allocate_on(MemoryType::Cuda(0), 4 << 20).await?;
 //! for chunk in 0..100 {
-//!     let got = worker.tag_recv(Tag(chunk), Mask::ALL, host).await?;
+//!     let got = worker.tag_recv(Tag(chunk), host).await?;
 //!     // The copy begins when the stream is done with what was in `device`, and the stream goes on behind it.
 //!     let source = got.buffer.freeze();
 //!     let copy = worker.copy(source.clone(), device).after(stream).then_on(stream).queued().await?;
@@ -147,5 +147,7 @@
 //! ```
 //!
 //! Straight into device memory of a peer there is no stop at all: [`Region`](crate::Region)s may be on a device, and a
-//! [`DeviceChannel`](crate::channel::DeviceChannel) lets kernels of wharf's own put and signal from within your stream.
+//! [`DeviceChannel`](crate::channel::DeviceChannel) lets kernels of wharf's own put and signal from within your stream. Kernels of yours ask a proxy for
+//! transfers over any transport by a [`DevicePort`](crate::channel::DevicePort), whose PTX functions they call.
+//! [`GpuBuffer`](crate::channel::GpuBuffer) is memory that can be shared as far as the device can share any.
 //! `examples/host_to_device.rs`, `device_between_processes.rs` and `device_over_tcp.rs` run without a device, on an emulated one, and say so.

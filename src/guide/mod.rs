@@ -4,7 +4,8 @@
 //! |---|---|
 //! | send my first message, stream, put or signal | [`first_steps`] |
 //! | use memory well: buffers that stay registered, devices, pipelines with streams | [`memory`] |
-//! | talk between processes, groups of processes, and under hyper, tonic or tower | [`processes`] |
+//! | talk between processes and groups of processes | [`processes`] |
+//! | put a service on it: axum, tonic (gRPC), hyper | [`services`] |
 //! | find what I know from UCX | [`coming_from_ucx`] |
 //! | find what I know from MSCCL++ | [`coming_from_mscclpp`] |
 //! | run it in a container, or know which rights it wants | [`containers`] |
@@ -63,6 +64,7 @@ pub mod memory;
 pub mod observing;
 pub mod processes;
 pub mod security;
+pub mod services;
 pub mod tls;
 pub mod troubleshooting;
 pub mod tuning;

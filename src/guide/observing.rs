@@ -22,6 +22,7 @@
 //! | `wharf::rocm` | the HSA runtime |
 //! | `wharf::gaudi` | hl-thunk, Synapse |
 //! | `wharf::verbs` | RDMA devices |
+//! | `wharf::by_hand` | transports that the program drives by hand: better ways that failed |
 //! | `wharf::channel` | channels and semaphores |
 //! | `wharf::bootstrap` | groups that come together |
 //!
@@ -33,7 +34,7 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> wharf::Result<()> {
-//! use wharf::{Context, Mask, Tag, Worker};
+//! use wharf::{Context, Tag, Worker};
 //!
 //! tracing_subscriber::fmt()
 //!     .with_env_filter("wharf=debug,wharf::operation=trace")
@@ -43,7 +44,7 @@
 //! let endpoint = worker.connect(&worker.address()?).await?;
 //! endpoint.tag_send(Tag(1), "hello").await?;
 //! // TRACE wharf::operation: goes what="tag send" length=5 way="eager"
-//! worker.tag_recv(Tag(1), Mask::ALL, vec![0; 8]).await?;
+//! worker.tag_recv(Tag(1), vec![0; 8]).await?;
 //! # Ok(()) }
 //! ```
 //!
@@ -68,12 +69,12 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> wharf::Result<()> {
-//! # use wharf::{Context, Mask, Tag, Worker};
+//! # use wharf::{Context, Tag, Worker};
 //! # let worker = Worker::new(&Context::builder().build()?)?;
 //! # let endpoint = worker.connect(&worker.address()?).await?;
 //! let before = worker.metrics();
 //! endpoint.tag_send(Tag(1), vec![0; 4096]).await?;
-//! worker.tag_recv(Tag(1), Mask::ALL, vec![0; 4096]).await?;
+//! worker.tag_recv(Tag(1), vec![0; 4096]).await?;
 //! let after = worker.metrics();
 //! assert_eq!(after.parked, before.parked, "it slept for a message that was here already");
 //! # Ok(()) }

@@ -1,4 +1,4 @@
-//! Several processes: addresses, groups, channels, and the ecosystem on top.
+//! Several processes: addresses, groups, channels.
 //!
 //! # Two processes
 //!
@@ -6,14 +6,14 @@
 //! then. Or one sends its [`WorkerAddress`](crate::WorkerAddress) by any means (a file, etcd, a message) and listens on nothing.
 //!
 //! ```
-//! use wharf::{Context, Mask, Tag, Worker};
+//! use wharf::{Context, Tag, Worker};
 //!
 //! /// The process that waits for others.
-//! async fn server(mut listener: wharf::Listener, worker: Worker) -> wharf::Result<()> {
+//! async fn server(listener: wharf::Listener, worker: Worker) -> wharf::Result<()> {
 //!     let incoming = listener.accept().await?;
 //!     println!("{} asks", incoming.peer_name()); // or `reject(reason)`
 //!     let endpoint = incoming.accept().await?;
-//!     let got = worker.tag_recv(Tag(1), Mask::ALL, vec![0; 64]).await?;
+//!     let got = worker.tag_recv(Tag(1), vec![0; 64]).await?;
 //!     assert_eq!(&got.buffer[..got.len], b"from the other process");
 //!     println!("{}", endpoint.closed().await); // why the connection ended
 //!     Ok(())
@@ -33,8 +33,8 @@
 //!     let worker = Worker::new(&Context::builder().build()?)?;
 //!     let listener = worker.listen("127.0.0.1:0").await?;
 //!     let address = listener.local_addr().to_string();
-//!     let (served, called) = tokio::join!(server(listener, worker), client(&address));
-//!     served.and(called)
+//!     tokio::try_join!(server(listener, worker), client(&address))?;
+//!     Ok(())
 //! }
 //! ```
 //!
@@ -103,17 +103,7 @@
 //!
 //! `examples/ring_all_reduce.rs` sums a vector over N processes; `examples/perf_memory_channel.rs` times channels.
 //!
-//! # hyper, axum, tonic, tower
+//! # On top
 //!
-//! A [`ByteStream`](crate::ByteStream) is `AsyncRead + AsyncWrite`: `hyper_util::rt::TokioIo` wraps it for hyper, a `Listener` of ten lines serves it
-//! with axum, a connector of a closure takes it to tonic. An [`AmSink`](crate::AmSink) is a `Sink`, and its readiness is what
-//! `tower::Service::poll_ready` asks for: the peer's credits admit a request before it is made.
-//!
-//! | with | example |
-//! |---|---|
-//! | hyper, HTTP/1 and HTTP/2 | `examples/hyper_server.rs` |
-//! | axum | `examples/axum_over_wharf.rs` |
-//! | tonic (gRPC) | `examples/tonic_greeter.rs` |
-//! | tower | `examples/tower_rpc.rs` |
-//! | a codec of tokio-util | `examples/codec.rs` |
-//! | an ordinary Tokio server beside it, on one runtime | `examples/embed_in_server.rs` |
+//! [Services](super::services) of axum, tonic and hyper run on byte streams. An [`AmSink`](crate::AmSink) is a `Sink`, and its readiness is what
+//! `tower::Service::poll_ready` asks for: the peer's credits admit a request before it is made (`examples/tower_rpc.rs`).

@@ -1,15 +1,16 @@
 //! Troubleshooting by symptom: the text of an error or a warning, its cause, its remedy.
 //!
-//! An [`Error`](crate::Error) says what failed, doing what, with whom, over which transport; [`kind`](crate::Error::kind) is for programs and `source()`
-//! for what lies below. A warning says what is slower than it could be. Texts are as they are printed, `…` stands for what varies.
+//! An [`Error`](crate::Error) says what failed, doing what, with whom, over which transport; [`kind`](crate::Error::kind) is for programs and
+//! [`get_ref`](crate::Error::get_ref) has the system's own error. A warning says what is slower than it could be. Texts are as they are printed, `…` stands for what varies.
 //!
 //! # It does not start
 //!
 //! | text | cause | remedy |
 //! |---|---|---|
 //! | `a worker is made on a Tokio runtime: call this in its context` | `Worker::new` outside a runtime | call it in `#[tokio::main]`, or within `Runtime::enter` |
-//! | "there is no reactor running", "A Tokio 1.x context was found, but IO is disabled" (Tokio's panic) | the runtime lacks its drivers | `Builder::enable_all()` |
+//! | `a worker needs the runtime's …: build it with` | the runtime lacks its drivers; Tokio's panic before it is how it tells | `Builder::enable_all()` |
 //! | `… is not a variable of wharf` | a misspelt `WHARF_` variable | the nearest name is in the error |
+//! | `… is not in this build of wharf: its feature …`, `… does nothing: this build of wharf is without its feature …` | a transport or a variable of what was left out of the build | that feature of the dependency on wharf, or `default-features` |
 //! | `… not available in this build of wharf, which has …` | a transport's name in `WHARF_TLS` | one of those that are listed |
 //! | `transport … is not available: …` | a transport asked for by name does not work here | the reason follows; [`containers`](super::containers) |
 //! | `… is not here: …` | a vendor's library was not found | install it, or `WHARF_LIBCUDA=/path/…` and its like; each name that was tried is listed with the loader's words |
@@ -20,10 +21,13 @@
 //! | text | cause | remedy |
 //! |---|---|---|
 //! | `… is not host:port` | the address | `host:port`, with brackets for IPv6 |
-//! | `no connection within …` | nothing answers; a firewall drops | the port; [`connect_timeout`](crate::ContextBuilder::connect_timeout) |
+//! | `nobody answered within …` | nothing answers; a firewall drops | the port; [`connect_timeout`](crate::ContextBuilder::connect_timeout) |
+//! | `a wharf listener is there, and nobody accepted the connection within …` | the program does not call [`accept`](crate::Listener::accept), or later | the other program |
+//! | `what answers there is no wharf listener: …` | an HTTP server, for one, has that port | the port |
 //! | kind `ConnectionRefused` | nobody listens there | start order; retry |
-//! | `no transport in common over this connection (…)` | the lists of both ends have nothing in common | `WHARF_TLS` of both: `shm` is for one host alone, `tcp` goes anywhere |
-//! | `no path to that worker: it is on another host or offers no transport in common` | an address of a worker with `shm` alone, from elsewhere | add `tcp` there |
+//! | kind `AddrInUse` | another has the port | another port, or 0 for any |
+//! | `no transport in common: the listener has …` | the lists of both ends have nothing in common | `WHARF_TLS` of both: `shm` is for one host alone, `tcp` goes anywhere |
+//! | `no path: that worker, …, has … and no address in the network` | an address of a worker with `shm` alone, from elsewhere | add `tcp` there |
 //! | `an endpoint to oneself needs the transport …` | connecting to one's own address without `self` | add `self` |
 //! | `one end has a shared secret and the other has none`, `the shared secret is wrong, …` | [`secret`](crate::ContextBuilder::secret) at one end, or two different ones | the same at both |
 //! | `the peer did not prove that it is who it says` | somebody else is where a worker was, and has its id; or bytes were altered on their way | ask who listens there |
@@ -37,10 +41,12 @@
 //! |---|---|---|
 //! | `the peer's process has ended` | it crashed or was killed | its log; every operation on the endpoint says so; connect again |
 //! | kind `ClosedByPeer` | the peer closed the endpoint, dropped it or shut its worker down, and all that it sent before has come | nothing: it is no failure |
-//! | kind `ConnectionReset` | the connection broke, the peer aborted it, or the peer was silent for three keepalive intervals | [`Endpoint::closed`](crate::Endpoint::closed) says why |
+//! | kind `AbortedByPeer` | the peer called [`abort`](crate::Endpoint::abort) | its log |
+//! | kind `ConnectionReset` | the connection broke, or the peer was silent for three keepalive intervals | [`Endpoint::closed`](crate::Endpoint::closed) says why |
 //! | `the peer could not do its part` | the peer failed the operation for a reason of its own | its log |
 //! | kind `DeviceLost` | a device failed | a new context; nothing else is touched |
-//! | `the worker is shutting down`, `the worker was shut down` | use after [`shutdown`](crate::Worker::shutdown), or the last handle was dropped | hold a handle as long as it is used |
+//! | `the worker's Tokio runtime has ended` | the runtime that the worker was made on was dropped | keep it, or [make the worker](super::first_steps#runtimes) on one that stays |
+//! | `the worker was shut down` | use after [`shutdown`](crate::Worker::shutdown), or the last handle was dropped | hold a handle as long as it is used |
 //! | `queue pair …` | an RDMA transfer failed: retries used up, link down | the link; `WHARF_RC_TIMEOUT`, `WHARF_RC_RETRY_COUNT`; messages go over the next rail by themselves |
 //!
 //! # An operation is refused
@@ -66,7 +72,7 @@
 //! | `shared memory cannot be used: falling back to tcp` | different network namespaces, users, or no memory for the rings | the reason follows |
 //! | `no memory events can be had, so only registrations of wharf's own memory are kept` | no `userfaultfd` | the same chapter |
 //! | `the worker has … connections, which is its limit` | as many peers are connected as may be | `ContextBuilder::limits`, or `WHARF_LIMITS=worker.connections=…,source.connections=…` |
-//! | `accepting a connection` with the system's "too many open files" | `RLIMIT_NOFILE`; silent connections are sent away at once | `ulimit -n`, `LimitNOFILE=`; who they are tells `wharf::wireup` at level DEBUG |
+//! | `a listener has no place` with the system's "too many open files" | `RLIMIT_NOFILE`; silent connections are sent away at once, and where that makes no place peers are told | `ulimit -n`, `LimitNOFILE=`; who they are tells `wharf::wireup` at level DEBUG |
 //! | `memory cannot be registered with network devices; it travels in messages` | locked memory, or memory of a kind that the device cannot have | `ulimit -l`; the reason follows |
 //! | `this process may lock … KiB of memory (ulimit -l)` | `RLIMIT_MEMLOCK` | `memlock` in `limits.conf`, `LimitMEMLOCK=`, `--ulimit memlock=-1` |
 //! | `the files in /dev/infiniband must be readable and writable for this user` | rights | the group of the files, or `--device /dev/infiniband` |

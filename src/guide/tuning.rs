@@ -48,13 +48,13 @@
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> wharf::Result<()> {
-//! use wharf::{Context, Mask, Progress, Tag, Worker};
+//! use wharf::{Context, Progress, Tag, Worker};
 //!
 //! let context = Context::builder().progress(Progress::EventDriven).build()?;
 //! let worker = Worker::new(&context)?;
 //! let endpoint = worker.connect(&worker.address()?).await?;
 //! endpoint.tag_send(Tag(1), vec![0; 100]).await?;
-//! worker.tag_recv(Tag(1), Mask::ALL, vec![0; 100]).await?;
+//! worker.tag_recv(Tag(1), vec![0; 100]).await?;
 //!
 //! let done = worker.metrics();
 //! assert_eq!(done.found_spinning, 0);

@@ -226,6 +226,20 @@ impl Buffer {
         }
     }
 
+    /// Memory of a device's, and the part of it that this is.
+    pub(crate) fn on_device(&self) -> Option<(&dyn DomainMemory, AddressRange)> {
+        match &self.0 {
+            Shared::Domain {
+                memory,
+                offset,
+                len,
+            } if !memory.memory_type().is_host_accessible() => {
+                Some((&**memory, memory.range().part(*offset, *len)))
+            }
+            _ => None,
+        }
+    }
+
     /// Whether the host cannot reach it, or a piece of it.
     #[inline]
     pub(crate) fn is_on_device(&self) -> bool {
@@ -737,6 +751,14 @@ impl BufferMut {
     pub fn device_range(&self) -> Option<AddressRange> {
         match &self.0 {
             Unique::Domain(memory) => Some(memory.range()),
+            _ => None,
+        }
+    }
+
+    /// Memory of a device's.
+    pub(crate) fn on_device(&self) -> Option<&dyn DomainMemory> {
+        match &self.0 {
+            Unique::Domain(memory) if !memory.memory_type().is_host_accessible() => Some(&**memory),
             _ => None,
         }
     }

@@ -9,11 +9,11 @@
 
 use std::{any::Any, fmt, os::fd::OwnedFd, sync::Arc};
 
-use super::{AddressRange, Cause, invalidate};
+use super::{AddressRange, Cause, host::segment_at, invalidate};
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
-    sys::pages,
-    types::MemoryType,
+    sys::{pages, udmabuf::DEVICE},
+    types::{MemoryType, text::words},
 };
 
 bitflags::bitflags! {
@@ -115,6 +115,8 @@ pub enum Advice {
     WillNeed,
 }
 
+words! { Advice, "advice": Normal = "normal", WillNeed = "will-need" }
+
 /// Device memory as other devices' drivers take it.
 #[derive(Debug)]
 pub struct DmaBuf {
@@ -122,8 +124,8 @@ pub struct DmaBuf {
     pub fd: OwnedFd,
     /// Where the asked range begins in it, in bytes.
     pub offset: u64,
-    /// Whether the device that has the memory sees, in work that begins later, what another device has written and said so. Else that takes a call of
-    /// its driver.
+    /// Whether the device that has the memory sees, in work that begins later, what another device has written and said so. Else that takes
+    /// [`MemoryDomain::flush`], or a read of the same bytes by the device that wrote them.
     pub ordered: bool,
 }
 
@@ -148,6 +150,12 @@ pub unsafe trait DomainMemory: Any + Send + Sync + fmt::Debug {
     /// Whether its domain can export it, where the domain exports memory of its type at all.
     fn exports(&self) -> bool {
         true
+    }
+
+    /// The allocation that it is in, where registrations of all of that may be kept: the caches hear of its end, or [`id`](Self::id) tells it from
+    /// what is there later.
+    fn whole(&self) -> Option<AddressRange> {
+        Some(self.range())
     }
 }
 
@@ -187,6 +195,18 @@ pub trait MemoryDomain: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Whether network devices may be given its devices' memory by the address, without a dma-buf: `None`: never, as other memory of the process may have
+    /// that address; else whether the kernel is known to take such addresses, as it does where a module of the vendor's is loaded.
+    fn by_address(&self) -> Option<bool> {
+        None
+    }
+
+    /// Where on the PCI bus the device is whose memory has this type, as in `0000:17:00.0`: what is near it moves the memory. `None`: nobody knows.
+    fn place(&self, memory_type: MemoryType) -> Option<String> {
+        let _ = memory_type;
+        None
+    }
+
     /// Allocates `length` bytes, more than 0.
     ///
     /// # Errors
@@ -217,6 +237,18 @@ pub trait MemoryDomain: Send + Sync + fmt::Debug {
     /// `Unsupported`, and what the driver said.
     fn export(&self, range: AddressRange) -> Result<DmaBuf> {
         Err(cannot(self.name(), format_args!("export {range}")))
+    }
+
+    /// What other devices have written into the memory of `range`, and said so, is seen by work of its device that begins later; where
+    /// [`DmaBuf::ordered`] does not say that it is anyway.
+    ///
+    /// # Errors
+    /// `Unsupported`: its driver has no such call; and what the driver said.
+    fn flush(&self, range: AddressRange) -> Result<()> {
+        Err(cannot(
+            self.name(),
+            format_args!("flush what other devices wrote into {range}"),
+        ))
     }
 }
 
@@ -256,6 +288,10 @@ unsafe impl DomainMemory for Announced {
     fn exports(&self) -> bool {
         self.0.exports()
     }
+
+    fn whole(&self) -> Option<AddressRange> {
+        self.0.whole()
+    }
 }
 
 /// Allocates by the first of `domains` that can. Before the memory is freed the caches hear of it.
@@ -286,7 +322,12 @@ pub(crate) fn allocate(
         );
         return Err(Error::new(ErrorKind::Io, text).during(Operation::Memory));
     }
-    Ok(Box::new(Announced(memory)))
+    Ok(announced(memory))
+}
+
+/// The same memory. Before it is freed the caches hear of it.
+pub(crate) fn announced(memory: Box<dyn DomainMemory>) -> Box<dyn DomainMemory> {
+    Box::new(Announced(memory))
 }
 
 /// Host memory. It detects nothing: what no other domain knows is the host's.
@@ -299,7 +340,8 @@ impl MemoryDomain for HostDomain {
     }
 
     fn attributes(&self) -> DomainAttributes {
-        let capabilities = DomainCapabilities::ALLOCATE | DomainCapabilities::ADVISE;
+        let capabilities =
+            DomainCapabilities::ALLOCATE | DomainCapabilities::ADVISE | DomainCapabilities::EXPORT;
         DomainAttributes::new(capabilities, [MemoryType::Host])
     }
 
@@ -331,6 +373,55 @@ impl MemoryDomain for HostDomain {
                 .during(Operation::Memory)
         })
     }
+
+    /// What [`Context::allocate`](crate::Context::allocate) and [`HostBufferMut`](super::HostBufferMut) have, where the kernel has `/dev/udmabuf`: the same pages, kept by whoever has the
+    /// dma-buf. It holds whole pages. Network devices need none for the host's memory; other drivers take it, where they import those of strangers.
+    fn export(&self, range: AddressRange) -> Result<DmaBuf> {
+        let segment = segment_at(range).filter(|_| !range.is_empty()).ok_or_else(|| {
+            let text = format!("{range} is in no memory of Context::allocate, and of the host's nothing else is exported as a dma-buf");
+            Error::new(ErrorKind::Unsupported, text).during(Operation::Memory)
+        })?;
+        let pages = range.align_to(pages::page_size() as u64)?;
+        let fd = segment
+            .export(pages)
+            .map_err(|error| not_exported(range, error))?;
+        Ok(DmaBuf {
+            fd,
+            offset: range.start() - pages.start(),
+            // Caches of the host are the bus's matter, and a driver that takes it says by `DMA_BUF_IOCTL_SYNC` where they are not.
+            ordered: true,
+        })
+    }
+}
+
+#[cold]
+fn not_exported(range: AddressRange, error: std::io::Error) -> Error {
+    let (kind, text) = match error.kind() {
+        std::io::ErrorKind::NotFound => (
+            ErrorKind::Unsupported,
+            format!(
+                "the host's memory is exported by {DEVICE}, which is not here (load the kernel's module udmabuf, CONFIG_UDMABUF)"
+            ),
+        ),
+        std::io::ErrorKind::PermissionDenied => (
+            ErrorKind::PermissionDenied,
+            format!("{DEVICE} is not this user's"),
+        ),
+        std::io::ErrorKind::InvalidInput => (
+            ErrorKind::InvalidArgument,
+            format!(
+                "the kernel exports no such memory as {range}: it has a limit for each (/sys/module/udmabuf/parameters/size_limit_mb)"
+            ),
+        ),
+        std::io::ErrorKind::Unsupported => (
+            ErrorKind::Unsupported,
+            format!("{range} is lent to a peer, or was"),
+        ),
+        _ => (ErrorKind::Io, format!("exporting {range}")),
+    };
+    Error::new(kind, text)
+        .with_source(error)
+        .during(Operation::Memory)
 }
 
 /// Pages of the host.
@@ -395,6 +486,7 @@ mod tests {
             Mute.allocate(MemoryType::Host, 1).map(drop).unwrap_err(),
             Mute.advise(range, Advice::Normal).unwrap_err(),
             Mute.export(range).map(drop).unwrap_err(),
+            Mute.flush(range).unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::Unsupported);
         }

@@ -54,6 +54,11 @@ unsafe impl DomainMemory for Foreign {
     fn exports(&self) -> bool {
         self.known.dma_buf
     }
+
+    /// Nobody tells when the program frees it: its number does, if it has one.
+    fn whole(&self) -> Option<AddressRange> {
+        (self.known.id != 0).then_some(self.known.allocation)
+    }
 }
 
 impl fmt::Debug for Foreign {

@@ -8,13 +8,14 @@
 #![allow(unsafe_code)]
 
 use std::{
+    collections::BTreeMap,
     fmt, io,
     ops::{Deref, DerefMut},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::NonNull,
     slice,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -26,8 +27,9 @@ use crate::{
     error::{Error, ErrorKind, Result},
     sys::{
         memfd::{self, HUGE_PAGE, Mapping, Memfd},
-        pages,
+        pages, udmabuf,
     },
+    trace,
     types::EndpointId,
 };
 
@@ -35,7 +37,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Segment {
     id: u64,
-    fd: OwnedFd,
+    /// `None`: the system makes no such memory, and this is the process's own.
+    fd: Option<OwnedFd>,
     mapping: Mapping,
     huge: bool,
     /// Another process has it, and keeps what it has.
@@ -57,7 +60,15 @@ impl Segment {
     /// Makes one of `len` zero bytes (at least 1).
     fn allocate(len: usize) -> Result<Self> {
         let memory = Memfd::create_sealable(c"wharf-buffer", len);
-        Self::of(memory, false).map_err(|error| {
+        let made = match Self::of(memory, false) {
+            Err(error) if memfd::is_forbidden(&error) => {
+                let remedy = "allow memfd_create (a seccomp profile refuses it)";
+                trace::slower!("no memfd for buffers", target: "wharf::memory", %error, remedy, "buffers are of memory that no peer maps");
+                Mapping::anonymous(len).map(|mapping| Self::with(None, mapping, false))
+            }
+            made => made,
+        };
+        made.map_err(|error| {
             Error::io(format!("allocating {len} bytes of shareable memory"), error)
         })
     }
@@ -68,19 +79,51 @@ impl Segment {
     }
 
     fn of(memory: io::Result<Memfd>, huge: bool) -> io::Result<Self> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         let memory = memory?;
         let mapping = memory.map()?;
-        Ok(Self {
+        Ok(Self::with(Some(memory.into_fd()), mapping, huge))
+    }
+
+    fn with(fd: Option<OwnedFd>, mapping: Mapping, huge: bool) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            fd: memory.into_fd(),
+            fd,
             mapping,
             huge,
             given: AtomicBool::new(false),
             lent_to: AtomicU64::new(NOBODY),
             ending: Mutex::default(),
             locked: AtomicBool::new(false),
-        })
+        }
+    }
+
+    /// From here on it is [found](segment_at) by its addresses.
+    fn known(self) -> Arc<Self> {
+        let start = self.mapping.as_ptr() as u64;
+        let segment = Arc::new(self);
+        if segment.fd.is_some() {
+            SEGMENTS.lock().insert(start, Arc::downgrade(&segment));
+        }
+        segment
+    }
+
+    /// The part of it at `range`, which is in it and of whole pages, as a dma-buf of the same pages. Whoever has that keeps them.
+    ///
+    /// # Errors
+    /// As of [`udmabuf::create`]; `Unsupported`: it has no descriptor that leads to what is here.
+    pub(crate) fn export(&self, range: AddressRange) -> io::Result<OwnedFd> {
+        let start = self.mapping.as_ptr() as u64;
+        // A loan that ends would part it from its descriptor.
+        let _alone = self.ending.lock();
+        let lent_to = self.lent_to.load(Ordering::Acquire);
+        let fd = self
+            .fd()
+            .filter(|_| lent_to == NOBODY)
+            .ok_or(io::ErrorKind::Unsupported)?;
+        let made = udmabuf::create(fd, range.start() - start, range.len())?;
+        self.set_given();
+        Ok(made)
     }
 
     /// Its number in this process; never used again.
@@ -89,18 +132,21 @@ impl Segment {
     }
 
     /// What a peer maps it by, after [`Mapping::of_received`]'s checks.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(AsFd::as_fd)
     }
 
     /// Whether a peer would map it: not huge pages that the system keeps ready, see [`Mapping::of_received`]; and whether it would find there what is here.
     pub(crate) fn is_mappable(&self) -> bool {
-        !self.huge && self.lent_to.load(Ordering::Acquire) != APART
+        !self.huge && self.fd.is_some() && self.lent_to.load(Ordering::Acquire) != APART
     }
 
     /// Seals it: peers that get it from here on read it, and write nothing.
     pub(crate) fn seal(&self) -> bool {
-        let sealed = memfd::seal_writing(self.fd());
+        let Some(fd) = self.fd() else {
+            return false;
+        };
+        let sealed = memfd::seal_writing(fd);
         if let Err(error) = &sealed {
             tracing::debug!(target: "wharf::memory", %error, "a buffer cannot be sealed, so no peer maps it");
         }
@@ -133,11 +179,11 @@ impl Segment {
     /// `Exhausted`: the system has no mapping left.
     pub(crate) fn end_loan(&self) -> Result<()> {
         let _alone = self.ending.lock();
-        if self.lent_to().is_none() {
+        let Some(fd) = self.fd().filter(|_| self.lent_to().is_some()) else {
             return Ok(());
-        }
+        };
         self.mapping
-            .part(self.fd())
+            .part(fd)
             .map_err(|error| Error::io("taking back a buffer that a peer has mapped", error))?;
         // Whatever was registered are the pages that the peer has.
         let range = AddressRange::of_mapping(self.mapping.as_ptr(), self.mapping.len());
@@ -157,9 +203,24 @@ impl Segment {
     }
 }
 
+/// The segments of this process that have a descriptor, by their first address.
+static SEGMENTS: Mutex<BTreeMap<u64, Weak<Segment>>> = Mutex::new(BTreeMap::new());
+
+/// The segment that all of a range lies in.
+pub(crate) fn segment_at(range: AddressRange) -> Option<Arc<Segment>> {
+    let segments = SEGMENTS.lock();
+    let (_, segment) = segments.range(..=range.start()).next_back()?;
+    let segment = segment.upgrade()?;
+    drop(segments);
+    let mapping = &segment.mapping;
+    let whole = AddressRange::of_mapping(mapping.as_ptr(), mapping.len());
+    whole.contains(range).then_some(segment)
+}
+
 impl Drop for Segment {
     /// Before it is unmapped: no registration of it is given out for what is mapped there next.
     fn drop(&mut self) {
+        SEGMENTS.lock().remove(&(self.mapping.as_ptr() as u64));
         let range = AddressRange::of_mapping(self.mapping.as_ptr(), self.mapping.len());
         invalidate(range, Cause::Freed);
     }
@@ -185,7 +246,7 @@ impl HostBufferMut {
     pub fn allocate(len: usize) -> Result<Self> {
         let segment = match possible(len)? {
             0 => None,
-            len => Some(Arc::new(Segment::allocate(len)?)),
+            len => Some(Segment::allocate(len)?.known()),
         };
         Ok(Self { segment, len })
     }
@@ -201,7 +262,7 @@ impl HostBufferMut {
         }
         match Segment::allocate_huge(len) {
             Ok(segment) => Ok(Self {
-                segment: Some(Arc::new(segment)),
+                segment: Some(segment.known()),
                 len,
             }),
             Err(error) => {
@@ -358,7 +419,8 @@ mod tests {
         let mut buffer = HostBufferMut::allocate(100).expect("allocate");
         buffer[99] = 9;
         let (segment, offset) = buffer.segment().expect("segment");
-        let peer = Mapping::of_received(segment.fd(), segment.mapping().len()).expect("map");
+        let fd = segment.fd().expect("a memfd");
+        let peer = Mapping::of_received(fd, segment.mapping().len()).expect("map");
         // SAFETY: the mapping has 100 bytes, and nothing writes them now.
         assert_eq!(unsafe { peer.as_ptr().add(offset + 99).read() }, 9);
         // SAFETY: as before; nothing borrows the buffer now.
@@ -386,7 +448,8 @@ mod tests {
             _ => eprintln!("huge pages are not tested: the system keeps none ready"),
         }
         let (segment, _) = buffer.segment().expect("segment");
-        Mapping::of_received(segment.fd(), segment.mapping().len()).expect("a peer's mapping");
+        let fd = segment.fd().expect("a memfd");
+        Mapping::of_received(fd, segment.mapping().len()).expect("a peer's mapping");
         assert!(HostBufferMut::allocate_huge(0).expect("none").is_empty());
         assert!(HostBufferMut::allocate_huge(usize::MAX).is_err());
         // More than any machine keeps ready.

@@ -186,7 +186,7 @@ impl<R: Registrar> BufferPool<R> {
 
     /// Leases a buffer if one is free and nobody waits for it. None in a child made by `fork`: the memory is its parent's.
     #[must_use]
-    pub fn try_lease(&self) -> Option<Lease<R>> {
+    pub fn try_lease(&self) -> Option<PoolLease<R>> {
         if fork::forked() {
             return None;
         }
@@ -256,9 +256,9 @@ impl<R: Registrar> Inner<R> {
             .expect("a pool holds its registration until it is dropped")
     }
 
-    fn lease(self: &Arc<Self>, place: usize) -> Lease<R> {
+    fn lease(self: &Arc<Self>, place: usize) -> PoolLease<R> {
         self.leases.fetch_add(1, Relaxed);
-        Lease {
+        PoolLease {
             inner: Arc::clone(self),
             place,
         }
@@ -320,9 +320,9 @@ pub struct Leasing<'a, R: Registrar> {
 }
 
 impl<R: Registrar> Future for Leasing<'_, R> {
-    type Output = Lease<R>;
+    type Output = PoolLease<R>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Lease<R>> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<PoolLease<R>> {
         let this = &mut *self;
         if fork::forked() {
             return Poll::Pending;
@@ -388,12 +388,12 @@ impl<R: Registrar> fmt::Debug for Leasing<'_, R> {
 
 /// A buffer of a [`BufferPool`], unique, with what it held before. Goes back when it is dropped, or when the [`BufferMut`] or [`Buffer`] is that it
 /// was made into.
-pub struct Lease<R: Registrar> {
+pub struct PoolLease<R: Registrar> {
     inner: Arc<Inner<R>>,
     place: usize,
 }
 
-impl<R: Registrar> Lease<R> {
+impl<R: Registrar> PoolLease<R> {
     /// What the registrar gave for all of the pool's memory.
     #[must_use]
     pub fn handle(&self) -> &R::Handle {
@@ -407,7 +407,7 @@ impl<R: Registrar> Lease<R> {
     }
 }
 
-impl<R: Registrar> Deref for Lease<R> {
+impl<R: Registrar> Deref for PoolLease<R> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -416,14 +416,14 @@ impl<R: Registrar> Deref for Lease<R> {
     }
 }
 
-impl<R: Registrar> DerefMut for Lease<R> {
+impl<R: Registrar> DerefMut for PoolLease<R> {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`; the borrow is unique.
         unsafe { slice::from_raw_parts_mut(self.inner.address(self.place), self.inner.size) }
     }
 }
 
-impl<R: Registrar> Drop for Lease<R> {
+impl<R: Registrar> Drop for PoolLease<R> {
     fn drop(&mut self) {
         // In a child it is the parent's still.
         if !fork::forked() {
@@ -432,22 +432,22 @@ impl<R: Registrar> Drop for Lease<R> {
     }
 }
 
-impl<R: Registrar> fmt::Debug for Lease<R> {
+impl<R: Registrar> fmt::Debug for PoolLease<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lease({} bytes)", self.inner.size)
+        write!(f, "PoolLease({} bytes)", self.inner.size)
     }
 }
 
-impl<R: Registrar> From<Lease<R>> for BufferMut {
-    fn from(lease: Lease<R>) -> Self {
+impl<R: Registrar> From<PoolLease<R>> for BufferMut {
+    fn from(lease: PoolLease<R>) -> Self {
         let (address, len) = (lease.inner.address(lease.place), lease.inner.size);
         // SAFETY: initialised by the kernel, within the slab, and this lease's alone, which rides along as the owner and is reached by nobody.
         unsafe { Self::from_raw(address, len, lease) }
     }
 }
 
-impl<R: Registrar> From<Lease<R>> for Buffer {
-    fn from(lease: Lease<R>) -> Self {
+impl<R: Registrar> From<PoolLease<R>> for Buffer {
+    fn from(lease: PoolLease<R>) -> Self {
         BufferMut::from(lease).freeze()
     }
 }

@@ -56,6 +56,13 @@ impl AddressRange {
         Self { start, end }
     }
 
+    /// What both have; nothing where they do not overlap.
+    pub(crate) fn common(self, other: Self) -> Self {
+        let start = self.start.max(other.start);
+        let end = self.end.min(other.end).max(start);
+        Self { start, end }
+    }
+
     /// First address.
     #[inline]
     #[must_use]

@@ -113,6 +113,8 @@ pub(crate) struct Exposed {
 pub(crate) struct DeviceReach {
     /// Remote keys, for the descriptor.
     pub(crate) keys: Vec<DeviceKey>,
+    /// Whoever writes reads back.
+    pub(crate) read_back: bool,
     #[allow(dead_code, reason = "held to be dropped")]
     pub(crate) registered: Box<dyn Any + Send + Sync>,
 }
@@ -142,6 +144,29 @@ impl Exposed {
         } else {
             // SAFETY: `bounds` checked the target; the source is elsewhere.
             unsafe { copy(source.as_ptr(), target, source.len()) };
+        }
+        Ok(())
+    }
+
+    /// Copies from the region, for a peer whose access was checked.
+    pub(crate) fn read(&self, offset: usize, target: &mut [u8]) -> Result<()> {
+        let source = self.bounds(offset, target.len())?;
+        let (long, short) = (source.cast::<u64>(), source.cast::<u32>());
+        if let Ok(word) = <&mut [u8; 8]>::try_from(&mut *target)
+            && long.is_aligned()
+        {
+            // SAFETY: `bounds` checked the word, which is aligned.
+            let from = unsafe { AtomicU64::from_ptr(long) };
+            *word = from.load(Ordering::Acquire).to_ne_bytes();
+        } else if let Ok(word) = <&mut [u8; 4]>::try_from(&mut *target)
+            && short.is_aligned()
+        {
+            // SAFETY: as above.
+            let from = unsafe { AtomicU32::from_ptr(short) };
+            *word = from.load(Ordering::Acquire).to_ne_bytes();
+        } else {
+            // SAFETY: `bounds` checked the source; the target is ours alone. A peer may write meanwhile: bytes may be old or new.
+            unsafe { copy(source, target.as_mut_ptr(), target.len()) };
         }
         Ok(())
     }
@@ -246,6 +271,10 @@ unsafe impl DomainMemory for Part {
     fn memory_type(&self) -> MemoryType {
         self.memory_type
     }
+
+    fn whole(&self) -> Option<AddressRange> {
+        None
+    }
 }
 
 #[derive(Default)]
@@ -254,6 +283,43 @@ pub(crate) struct RegionTable {
     watchers: Mutex<Vec<Weak<dyn RegionWatcher>>>,
     /// Held while a slot changes and the watchers hear of it, so that they hear in that order. Taken before any worker's lock.
     changes: Mutex<()>,
+}
+
+/// That `length` bytes at `offset` may be accessed so in memory that is exposed for `given`, so many bytes of it.
+///
+/// # Errors
+/// `AccessDenied`, `OutOfBounds`.
+pub(crate) fn admit(
+    (given, size): (Access, u64),
+    access: Access,
+    offset: u64,
+    length: u64,
+) -> Result<()> {
+    if !given.contains(access) {
+        return Err(denied());
+    }
+    match offset.checked_add(length) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(out_of_bounds()),
+    }
+}
+
+#[cold]
+pub(crate) fn stale() -> Error {
+    let text = "the remote memory is not exposed any more";
+    Error::new(ErrorKind::StaleKey, text)
+}
+
+#[cold]
+pub(crate) fn denied() -> Error {
+    let text = "the region was not exposed for this access";
+    Error::new(ErrorKind::AccessDenied, text)
+}
+
+#[cold]
+pub(crate) fn out_of_bounds() -> Error {
+    let text = "the range leaves the exposed region";
+    Error::new(ErrorKind::OutOfBounds, text)
 }
 
 impl RegionTable {
@@ -292,10 +358,7 @@ impl RegionTable {
     pub(crate) fn find(&self, slot: u32, generation: u64) -> Result<Arc<Exposed>> {
         match self.slots.lock().get(slot as usize) {
             Some(Some(exposed)) if exposed.generation == generation => Ok(exposed.clone()),
-            _ => Err(Error::new(
-                ErrorKind::StaleKey,
-                "the remote memory is not exposed any more",
-            )),
+            _ => Err(stale()),
         }
     }
 
@@ -325,21 +388,12 @@ impl RegionTable {
         access: Access,
     ) -> Result<Arc<Exposed>> {
         let exposed = self.find(slot, generation)?;
-        if !exposed.access.contains(access) {
-            return Err(Error::new(
-                ErrorKind::AccessDenied,
-                "the region was not exposed for this access",
-            ));
-        }
-        if offset
-            .checked_add(length)
-            .is_none_or(|end| end > exposed.length as u64)
-        {
-            return Err(Error::new(
-                ErrorKind::OutOfBounds,
-                "the range leaves the exposed region",
-            ));
-        }
+        admit(
+            (exposed.access, exposed.length as u64),
+            access,
+            offset,
+            length,
+        )?;
         Ok(exposed)
     }
 
@@ -452,12 +506,13 @@ impl Region {
         *self.exposed().reach.lock() = Some(reach);
     }
 
-    /// The keys by which network devices reach it.
-    pub(crate) fn device_keys(&self) -> Vec<DeviceKey> {
+    /// The keys by which network devices reach it, and whether what they write is to be read back.
+    pub(crate) fn device_keys(&self) -> (Vec<DeviceKey>, bool) {
         let reach = self.exposed().reach.lock();
-        reach
-            .as_ref()
-            .map_or_else(Vec::new, |reach| reach.keys.clone())
+        let reach = reach.as_ref();
+        reach.map_or_else(Default::default, |reach| {
+            (reach.keys.clone(), reach.read_back)
+        })
     }
 
     /// Bytes exposed.
@@ -486,25 +541,7 @@ impl Region {
     /// # Errors
     /// `OutOfBounds`; `Unsupported` when the memory is a device's.
     pub fn read_at(&self, offset: usize, target: &mut [u8]) -> Result<()> {
-        let source = self.exposed().bounds(offset, target.len())?;
-        let (long, short) = (source.cast::<u64>(), source.cast::<u32>());
-        if let Ok(word) = <&mut [u8; 8]>::try_from(&mut *target)
-            && long.is_aligned()
-        {
-            // SAFETY: `bounds` checked the word, which is aligned.
-            let from = unsafe { AtomicU64::from_ptr(long) };
-            *word = from.load(Ordering::Acquire).to_ne_bytes();
-        } else if let Ok(word) = <&mut [u8; 4]>::try_from(&mut *target)
-            && short.is_aligned()
-        {
-            // SAFETY: as above.
-            let from = unsafe { AtomicU32::from_ptr(short) };
-            *word = from.load(Ordering::Acquire).to_ne_bytes();
-        } else {
-            // SAFETY: `bounds` checked the source; the target is ours alone. A peer may write meanwhile: bytes may be old or new.
-            unsafe { copy(source, target.as_mut_ptr(), target.len()) };
-        }
-        Ok(())
+        self.exposed().read(offset, target)
     }
 
     /// Copies into the region.

@@ -82,6 +82,20 @@ pub trait Registrar: Send + Sync + 'static {
     /// can and try once more.
     fn register(&self, range: AddressRange, access: Access) -> Result<Self::Handle>;
 
+    /// The same for memory whose owner keeps it: `range` is rounded out, and of that only what is in the allocation `whole` is meant.
+    ///
+    /// # Errors
+    /// As of [`register`](Self::register).
+    fn register_owned(
+        &self,
+        range: AddressRange,
+        whole: AddressRange,
+        access: Access,
+    ) -> Result<Self::Handle> {
+        let _ = whole;
+        self.register(range, access)
+    }
+
     /// Ends a registration. There is nobody left who uses it.
     ///
     /// # Errors

@@ -14,14 +14,14 @@ static EMPTY: Buffer = Buffer::new();
 ///
 /// ```
 /// # async fn run() -> wharf::Result<()> {
-/// # use wharf::{Buffer, Context, Mask, Tag, Worker};
+/// # use wharf::{Buffer, Context, Tag, Worker};
 /// # let context = Context::builder().transports("self")?.build()?;
 /// # let worker = Worker::new(&context)?;
 /// # let endpoint = worker.connect(&worker.address()?).await?;
 /// let message = Buffer::from(vec![1; 8]);
 /// for _ in 0..100 {
 ///     endpoint.tag_send(Tag(1), &message).await?;
-/// #   worker.tag_recv(Tag(1), Mask::ALL, vec![0; 8]).await?;
+/// #   worker.tag_recv(Tag(1), vec![0; 8]).await?;
 /// }
 /// # Ok(())
 /// # }

@@ -13,7 +13,7 @@
 //! there may be nobody to ask.
 //!
 //! Readers take no lock: a slot is a sequence of atomics whose `state` is read before and after them. An entry names a slot and its tag, which
-//! changes with every use of the slot. Events ([`Sink`]) take no lock either: they note themselves in `events`, then take the live bit from what
+//! changes with every use of the slot. Events ([`MemorySink`]) take no lock either: they note themselves in `events`, then take the live bit from what
 //! they find in the index. An answer that was being fetched meanwhile finds the note and is not kept.
 
 use std::{
@@ -32,7 +32,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{
     AddressRange, Cause, DomainCapabilities, MemoryAttributes, MemoryDomain, MemoryMonitor,
-    MonitorKind, Sink, Subscription, Validity, monitor,
+    MemorySink, MonitorKind, Subscription, Validity, monitor,
     radix::{LIMIT, PAGE, Radix},
     subscribe,
 };
@@ -864,7 +864,7 @@ impl Cache {
     }
 }
 
-impl Sink for Cache {
+impl MemorySink for Cache {
     fn invalidate(&self, range: AddressRange, _: Cause) {
         self.events.note(range);
         fence(SeqCst);

@@ -12,7 +12,7 @@ use super::wire::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    types::{Identity, WorkerId},
+    types::{Identity, WorkerId, hex},
 };
 
 /// Where a worker can be reached, as bytes or as text.
@@ -167,6 +167,9 @@ impl WorkerAddress {
     }
 }
 
+#[cfg(feature = "serde")]
+crate::types::serial::as_bytes! { WorkerAddress: Self::to_bytes, Self::from_bytes }
+
 impl TryFrom<&[u8]> for WorkerAddress {
     type Error = Error;
 
@@ -179,9 +182,7 @@ impl TryFrom<&[u8]> for WorkerAddress {
 impl fmt::Display for WorkerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(TEXT_PREFIX)?;
-        self.to_bytes()
-            .iter()
-            .try_for_each(|byte| write!(f, "{byte:02x}"))
+        hex::write(&self.to_bytes(), f)
     }
 }
 
@@ -192,21 +193,13 @@ impl FromStr for WorkerAddress {
         let digits = text
             .strip_prefix(TEXT_PREFIX)
             .ok_or_else(|| malformed("a worker address begins with wharf1-"))?;
-        let (pairs, []) = digits.as_bytes().as_chunks::<2>() else {
+        if !digits.len().is_multiple_of(2) {
             return Err(malformed("the worker address is cut short"));
-        };
-        let bytes: Option<Vec<u8>> = pairs
-            .iter()
-            .map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?))
-            .collect();
-        Self::from_bytes(
-            &bytes.ok_or_else(|| malformed("a worker address is written in hexadecimal digits"))?,
-        )
+        }
+        let bytes = hex::read(digits)
+            .ok_or_else(|| malformed("a worker address is written in hexadecimal digits"))?;
+        Self::from_bytes(&bytes)
     }
-}
-
-fn digit(character: u8) -> Option<u8> {
-    char::from(character).to_digit(16).map(|digit| digit as u8)
 }
 
 fn put_socket(out: &mut Vec<u8>, socket: &SocketAddr) {

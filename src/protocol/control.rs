@@ -17,8 +17,10 @@
 //! | `JOIN` | operation of the initiator | [`Join`] |
 //! | `MAP` | generation of the region | `u32` slot of the region: the sender has its key, and wants to be let at it directly |
 //! | `CREDIT` | bytes of eager window returned | none |
-//! | `CLOSE` | 0 | none: nothing new follows, and what was announced is matched no more |
+//! | `CLOSE` | 0 | the (rest of the) [`goodbye`](super::goodbye): nothing new follows, and what was announced is matched no more |
 //! | `CLOSE` | 1 | none: all before the peer's `CLOSE` was read, and nothing follows |
+//! | `CLOSE` | 2 | a part of the goodbye; the next follows |
+//! | `CLOSE` | 3 | none: the connection is aborted |
 //! | `STREAM_OPEN` | stream ([`StreamName`](super::stream::StreamName)) | none |
 //! | `STREAM_ACCEPTED` | number of streams accepted since the last | none; a `STREAM_WINDOW` gives each the rest of its window |
 //! | `STREAM_DATA` | stream | payload |
@@ -47,9 +49,10 @@
 //! | `KEYS` | operation of the receiver | the keys |
 //! | `WRITE` | operation of the sender | `u64` operation of the receiver, `u64` address, keys: asks for the bytes to be written there; answered by `DONE` when they are, or by `FRAGMENT`s |
 //! | `LAYOUT_DATA` | operation of the initiator | [`LayoutAnswer`], bytes of the blocks |
+//! | `MOVED` | operation of the peer | `u16`: so many times [`TOLD`](super::plan::TOLD) bytes of it have been moved by this side alone; sent where there is room, or not at all |
 //!
 //! Numbers 16 to 19 are those of active messages, 20 to 27 and 36 of streams, 28 to 31 of atomics and signals, 32 to 35 of layouts, 37 to 40 of
-//! transfers that the receiver pulls, 41 to 43 of those by network devices. Keys are a `u64` device and a `u32` key each.
+//! transfers that the receiver pulls, 41 to 43 of those by network devices; 44 is news of both. Keys are a `u64` device and a `u32` key each.
 
 use std::borrow::Cow;
 
@@ -75,6 +78,8 @@ pub(crate) const JOIN: u8 = 12;
 pub(crate) const MAP: u8 = 13;
 pub(crate) const CREDIT: u8 = 14;
 pub(crate) const CLOSE: u8 = 15;
+/// The longest body of a message that may have to wait for room.
+pub(crate) const BODY: usize = 48;
 pub(crate) const STREAM_OPEN: u8 = 20;
 pub(crate) const STREAM_DATA: u8 = 21;
 pub(crate) const STREAM_FIN: u8 = 22;
@@ -91,6 +96,7 @@ pub(crate) const ROUTED: u8 = 40;
 pub(crate) const ASK_KEYS: u8 = 41;
 pub(crate) const KEYS: u8 = 42;
 pub(crate) const WRITE: u8 = 43;
+pub(crate) const MOVED: u8 = 44;
 
 /// In [`PutRts::last`]: the bytes are in memory that the initiator's host does not reach.
 pub(crate) const OF_DEVICE: u32 = 4;
@@ -586,6 +592,8 @@ error_codes! {
     24 => Forked,
     25 => DeviceLost,
     26 => ClosedByPeer,
+    27 => AbortedByPeer,
+    28 => AddrInUse,
 }
 
 /// A body that ends too early.
@@ -674,7 +682,7 @@ mod tests {
 
     #[test]
     fn error_codes_go_round() {
-        for code in 1..=25 {
+        for code in 1..=28 {
             assert_eq!(error_kind_code(error_kind(code)), code);
         }
         assert_eq!(error_kind(60_000), ErrorKind::Protocol);

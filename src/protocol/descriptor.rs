@@ -1,9 +1,11 @@
 //! Exposed memory as a peer sees it: what the owner gives away so that others may put and get.
 
+use std::{fmt, str::FromStr};
+
 use super::wire::{Reader, identity_bytes, malformed, once, open, put_field, required, seal};
 use crate::{
     error::{Error, ErrorKind, Result},
-    types::{Access, DeviceKey, Identity, MemoryType},
+    types::{Access, DeviceKey, Identity, MemoryType, hex, text::no},
 };
 
 /// The key to memory that another worker exposes; opaque bytes to programs, who pass it on by any means.
@@ -29,6 +31,7 @@ pub struct Descriptor {
     key: RegionKey,
     shm: Option<ShmRoute>,
     devices: Vec<DeviceKey>,
+    read_back: bool,
 }
 
 /// The owner's name for an exposed region: a place in its table, and how often that place was used before.
@@ -72,6 +75,7 @@ impl Descriptor {
             key,
             shm,
             devices: Vec::new(),
+            read_back: false,
         };
         if descriptor.is_possible() {
             Ok(descriptor)
@@ -90,8 +94,10 @@ impl Descriptor {
     }
 
     /// With the keys by which network devices reach the memory; those of the first [`MAX_DEVICES`] devices.
-    pub(crate) fn with_devices(mut self, keys: &[DeviceKey]) -> Self {
+    /// `read_back`: whoever writes by them reads a byte afterwards, by the same device of the owner's.
+    pub(crate) fn with_devices(mut self, keys: &[DeviceKey], read_back: bool) -> Self {
         self.devices = keys[..keys.len().min(MAX_DEVICES)].to_vec();
+        self.read_back = read_back;
         self
     }
 
@@ -135,6 +141,11 @@ impl Descriptor {
         &self.devices
     }
 
+    /// Whether what they write is to be read back.
+    pub(crate) fn is_read_back(&self) -> bool {
+        self.read_back
+    }
+
     /// The descriptor as bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -171,6 +182,9 @@ impl Descriptor {
             }
             put_field(&mut fields, field::DEVICES, &route);
         }
+        if self.read_back {
+            put_field(&mut fields, field::READ_BACK, &[]);
+        }
         seal(MAGIC, VERSION, &fields)
     }
 
@@ -183,19 +197,17 @@ impl Descriptor {
         let mut reader = open(MAGIC, VERSION, "descriptor", bytes)?;
         let (mut identity, mut memory_type) = (None, None);
         let (mut access, mut region, mut shm) = (None, None, None);
-        let mut devices = None;
+        let (mut devices, mut read_back) = (None, None);
         while let Some((id, body)) = reader.field()? {
             match id {
                 field::IDENTITY => once(&mut identity, body.whole(Reader::identity)?)?,
                 field::MEMORY_TYPE => once(&mut memory_type, body.whole(read_memory_type)?)?,
                 // A right that this side does not know is one that it does not use.
-                field::ACCESS => once(
-                    &mut access,
-                    Access::from_bits_truncate(body.whole(Reader::u8)?),
-                )?,
+                field::ACCESS => once(&mut access, Access::of_bits(body.whole(Reader::u8)?))?,
                 field::REGION => once(&mut region, body.whole(read_region)?)?,
                 field::SHM => once(&mut shm, body.whole(read_shm)?)?,
                 field::DEVICES => once(&mut devices, body.whole(read_devices)?)?,
+                field::READ_BACK => once(&mut read_back, body.whole(|_| Ok(()))?)?,
                 _ => {}
             }
         }
@@ -209,6 +221,7 @@ impl Descriptor {
             key,
             shm,
             devices: devices.unwrap_or_default(),
+            read_back: read_back.is_some(),
         };
         if descriptor.is_possible() {
             Ok(descriptor)
@@ -229,6 +242,31 @@ impl Descriptor {
             })
     }
 }
+
+/// Its bytes, as hexadecimal digits.
+impl fmt::Display for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        hex::write(&self.to_bytes(), f)
+    }
+}
+
+impl FromStr for Descriptor {
+    type Err = Error;
+
+    /// From its `Display` form.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: other than hexadecimal digits; and as [`Descriptor::from_bytes`].
+    fn from_str(text: &str) -> Result<Self> {
+        match hex::read(text) {
+            Some(bytes) => Self::from_bytes(&bytes),
+            None => Err(no("descriptor", text, "hexadecimal digits")),
+        }
+    }
+}
+
+#[cfg(feature = "serde")]
+crate::types::serial::as_bytes! { Descriptor: Self::to_bytes, Self::from_bytes }
 
 impl TryFrom<&[u8]> for Descriptor {
     type Error = Error;
@@ -314,6 +352,7 @@ mod field {
     pub(super) const REGION: u16 = 5;
     pub(super) const SHM: u16 = 6;
     pub(super) const DEVICES: u16 = 7;
+    pub(super) const READ_BACK: u16 = 8;
 }
 
 #[cfg(test)]
@@ -334,6 +373,7 @@ mod tests {
             generation in any::<u64>(),
             segment in prop::option::of(any::<u64>()),
             devices in prop::collection::vec((any::<u64>(), any::<u32>()), 0..9),
+            read_back in any::<bool>(),
         )(
             address in 0..=u64::MAX - length,
             offset in 0..=u64::MAX - length,
@@ -343,11 +383,12 @@ mod tests {
             key in Just(RegionKey { slot, generation }),
             segment in Just(segment),
             devices in Just(devices),
+            read_back in Just(read_back),
         ) -> Descriptor {
             let shm = segment.map(|segment| ShmRoute { segment, offset, segment_length: offset + length });
-            let access = Access::from_bits_truncate(access);
+            let access = Access::of_bits(access);
             let devices: Vec<_> = devices.into_iter().map(|(device, key)| DeviceKey { device, key }).collect();
-            Descriptor::new(identity, MemoryType::Host, access, address, length, key, shm).unwrap().with_devices(&devices)
+            Descriptor::new(identity, MemoryType::Host, access, address, length, key, shm).unwrap().with_devices(&devices, read_back)
         }
     }
 

@@ -11,6 +11,7 @@
 //! | [`thresholds`] | the lengths at which messages travel otherwise |
 //! | [`control`] | the messages of a link: their ids, what their header means, their bodies |
 //! | [`window`] | what a peer may send ahead of its receiver, and when it comes back |
+//! | [`goodbye`] | why a connection is closed: codes and reasons |
 //! | [`stream`] | byte streams: their names in messages and their limits |
 //! | [`am`] | the words of active messages, their limits |
 //! | [`ledger`] | what is held for peers: accounts, and their limits |
@@ -33,15 +34,18 @@ pub(crate) mod am;
 pub(crate) mod atomic;
 pub(crate) mod control;
 pub(crate) mod descriptor;
+pub(crate) mod goodbye;
 pub(crate) mod handshake;
 pub(crate) mod hello;
 pub(crate) mod keys;
 pub(crate) mod layout;
 pub(crate) mod ledger;
 pub(crate) mod matching;
+#[cfg(feature = "channel")]
 pub(crate) mod offer;
 pub(crate) mod pake;
 pub(crate) mod plan;
+#[cfg(feature = "channel")]
 pub(crate) mod registered;
 pub(crate) mod stream;
 pub(crate) mod thresholds;

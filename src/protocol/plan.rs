@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! message   unasked? ──▶ eager
-//!              │ announced ─▶ comes(): within, pulled (reaches()), copied, by devices, in fragments
+//!              │ announced ─▶ comes(): within, copied, by devices, pulled (reaches()), in fragments
 //! put, get  accesses(): within, straight, by devices, announced and pulled (reaches()), in parts, by messages
 //! copy      moves(): by the processor, by an engine, through a fragment, across two accelerators
 //! stream    lends(): which owned buffers the reader copies
@@ -18,6 +18,15 @@ use crate::protocol::{
 
 /// Bytes that one end of a copy between two processes claims at a time: about 5 to 10 µs.
 pub(crate) const CHUNK: usize = 64 << 10;
+
+/// Who moves the bytes of the peer's operation alone says after each so many how far it is: they take 300 µs at the least, and the message with a wake-up of the peer a
+/// hundredth of that.
+pub(crate) const TOLD: usize = 16 << 20;
+
+/// How often that is in so many bytes, as far as it is told.
+pub(crate) fn told(bytes: usize) -> u16 {
+    u16::try_from(bytes / TOLD).unwrap_or(u16::MAX)
+}
 /// From this size on the peer is given the segment that a wharf-owned buffer lives in, and copying is shared.
 pub(crate) const SHARE_FROM: usize = 128 << 10;
 /// From this size on the owner of exposed memory is asked to copy along.
@@ -68,8 +77,8 @@ pub(crate) enum Comes {
 pub(crate) const fn comes(own: bool, from_device: bool, to_device: bool) -> &'static [Comes] {
     match (from_device, to_device) {
         (_, true) if own => &[Comes::Within],
-        (_, true) => &[Comes::Pulled],
-        (true, false) => &[Comes::Fragments],
+        (_, true) => &[Comes::Devices, Comes::Pulled],
+        (true, false) => &[Comes::Devices, Comes::Fragments],
         (false, false) => &[Comes::Copied, Comes::Devices, Comes::Fragments],
     }
 }
@@ -117,10 +126,9 @@ pub(crate) const fn accesses(
         _ if length == 0 => &[Accesses::Messages],
         (false, false) => &[Accesses::Straight, Accesses::Devices, Accesses::Messages],
         _ if own => &[Accesses::Within],
-        (false, true) if put => &[Accesses::Devices, Accesses::Announced],
-        (true, true) if put => &[Accesses::Announced],
+        (_, true) if put => &[Accesses::Devices, Accesses::Announced],
         (false, true) => &[Accesses::Devices, Accesses::Messages],
-        (true, _) => &[Accesses::Parts],
+        (true, _) => &[Accesses::Devices, Accesses::Parts],
     }
 }
 

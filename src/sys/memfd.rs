@@ -13,7 +13,7 @@
 use std::{
     ffi::CStr,
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     ptr::{self, NonNull},
 };
 
@@ -152,6 +152,12 @@ impl AsFd for Memfd {
     }
 }
 
+/// Whether the system makes no such files at all.
+pub(crate) fn is_forbidden(error: &io::Error) -> bool {
+    let errno = error.raw_os_error();
+    matches!(errno, Some(libc::ENOSYS | libc::EPERM | libc::EACCES))
+}
+
 /// Seals a memfd of this process so that nobody can map it for writing any more, or write it otherwise. The mappings that there are stay as they are.
 ///
 /// # Errors
@@ -242,23 +248,26 @@ impl Mapping {
         Ok(())
     }
 
+    /// `len` zero bytes of no file, which forked children share.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
+        Self::map(-1, libc::MAP_SHARED | libc::MAP_ANONYMOUS, len, true)
+    }
+
     /// Maps `len` bytes of a memfd that has them and is sealed against shrinking.
     fn new(fd: BorrowedFd<'_>, len: usize, is_writable: bool) -> io::Result<Self> {
+        Self::map(fd.as_raw_fd(), libc::MAP_SHARED, len, is_writable)
+    }
+
+    fn map(fd: RawFd, flags: libc::c_int, len: usize, is_writable: bool) -> io::Result<Self> {
         let protection = match is_writable {
             true => libc::PROT_READ | libc::PROT_WRITE,
             false => libc::PROT_READ,
         };
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let address = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len,
-                protection,
-                libc::MAP_SHARED,
-                fd.as_raw_fd(),
-                0,
-            )
-        };
+        let address = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, fd, 0) };
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }

@@ -27,4 +27,5 @@ pub(crate) mod process_vm;
 pub(crate) mod threads;
 pub(crate) mod timerfd;
 pub(crate) mod topology;
+pub(crate) mod udmabuf;
 pub(crate) mod userfaultfd;

@@ -32,6 +32,48 @@ pub(crate) fn place(class: &str, name: &str) -> (Option<String>, Option<u32>) {
     place_in(Path::new("/sys/class"), class, name)
 }
 
+/// How far two devices are from each other on the bus: less is nearer, and what passes between them is the faster (NIXL and UCX tell these apart too).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Distance {
+    /// Below one bridge or switch: what passes does not come to a processor.
+    Switch,
+    /// Of one root complex, or one NUMA node.
+    Socket,
+    /// Across sockets; or the system does not say.
+    Far,
+}
+
+/// The distance of two PCI devices by their places.
+pub(crate) fn distance(one: &str, other: &str) -> Distance {
+    distance_in(Path::new("/sys/bus/pci/devices"), one, other)
+}
+
+fn distance_in(devices: &Path, one: &str, other: &str) -> Distance {
+    let way = |place: &str| {
+        is_pci(place).then_some(())?;
+        let real = fs::canonicalize(devices.join(place)).ok()?;
+        Some(real)
+    };
+    let (Some(here), Some(there)) = (way(one), way(other)) else {
+        return Distance::Far;
+    };
+    let name = |part: std::path::Component<'_>| part.as_os_str().to_str().map(str::to_owned);
+    let both = here.components().zip(there.components());
+    let shared = both.take_while(|(one, other)| one == other);
+    let (mut bridge, mut root) = (false, false);
+    for part in shared.filter_map(|(part, _)| name(part)) {
+        bridge |= is_pci(&part);
+        root |= part.starts_with("pci");
+    }
+    let nodes = (number(&here), number(&there));
+    match (bridge, root, nodes) {
+        (true, ..) => Distance::Switch,
+        (_, true, _) => Distance::Socket,
+        (_, _, (Some(one), Some(other))) if one == other => Distance::Socket,
+        _ => Distance::Far,
+    }
+}
+
 /// The rate of a network interface in megabits a second.
 pub(crate) fn interface_speed(name: &str) -> Option<u32> {
     is_name(name).then_some(())?;
@@ -175,6 +217,68 @@ mod tests {
         );
         assert_eq!((nodes[2].memory, nodes[2].distances.len()), (0, 0));
         assert_eq!(nodes_in(&folder.path().join("none")), []);
+    }
+
+    /// A tree as the kernel has it: each device by its way from a root complex, with its NUMA node.
+    fn bus(devices: &[(&str, &str)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().expect("a folder");
+        let all = folder.path().join("bus");
+        fs::create_dir(&all).expect("a folder");
+        for (way, node) in devices {
+            let device = folder.path().join(way);
+            fs::create_dir_all(&device).expect("a device");
+            fs::write(device.join("numa_node"), node).expect("a file");
+            let place = device.file_name().expect("a place");
+            symlink(&device, all.join(place)).expect("a link");
+        }
+        folder
+    }
+
+    fn distances(bus: &tempfile::TempDir, card: &str, others: &[&str]) -> Vec<Distance> {
+        let all = bus.path().join("bus");
+        let distance = |other: &&str| distance_in(&all, card, other);
+        others.iter().map(distance).collect()
+    }
+
+    #[test]
+    fn cards_are_near_what_shares_a_switch_or_a_socket() {
+        use Distance::{Far, Socket, Switch};
+        // As in a DGX: a switch for two cards and two network devices, two such on a socket.
+        let dgx = bus(&[
+            ("pci0000:07/0000:07:01.0/0000:08:00.0/0000:0b:00.0", "0"),
+            ("pci0000:07/0000:07:01.0/0000:08:04.0/0000:0c:00.0", "0"),
+            ("pci0000:48/0000:48:01.0/0000:49:00.0/0000:4c:00.0", "0"),
+            ("pci0000:c8/0000:c8:01.0/0000:c9:00.0/0000:cc:00.0", "1"),
+        ]);
+        let others = [
+            "0000:0c:00.0",
+            "0000:4c:00.0",
+            "0000:cc:00.0",
+            "0000:ff:00.0",
+        ];
+        assert_eq!(
+            distances(&dgx, "0000:0b:00.0", &others),
+            [Switch, Socket, Far, Far]
+        );
+        assert_eq!(distances(&dgx, "0000:cc:00.0", &others[..2]), [Far, Far]);
+        // As in an HGX or an HLS without a switch: each card at a root port of its own.
+        let hgx = bus(&[
+            ("pci0000:17/0000:17:01.0/0000:18:00.0", "0"),
+            ("pci0000:17/0000:17:03.0/0000:19:00.0", "0"),
+            ("pci0000:a0/0000:a0:01.0/0000:a1:00.0", "1"),
+        ]);
+        let others = ["0000:19:00.0", "0000:a1:00.0"];
+        assert_eq!(distances(&hgx, "0000:18:00.0", &others), [Socket, Far]);
+        // A laptop, whose system knows no nodes.
+        let laptop = bus(&[
+            ("pci0000:00/0000:00:01.0/0000:01:00.0", "-1"),
+            ("pci0000:00/0000:00:1c.0/0000:02:00.0", "-1"),
+        ]);
+        assert_eq!(
+            distances(&laptop, "0000:01:00.0", &["0000:02:00.0"]),
+            [Socket]
+        );
+        assert_eq!(distance("nowhere", "../etc"), Far);
     }
 
     #[test]

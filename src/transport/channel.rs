@@ -221,6 +221,7 @@ impl Channel {
     }
 
     /// A channel over an RDMA connection, by the socket of the task that carries it. Passes no descriptors.
+    #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "made by `rdmacm`"))]
     pub(crate) fn rdma(stream: UnixStream, peer_name: String, ending: Ending) -> Self {
         Self::new(Socket::Rdma(stream, ending), peer_name, None)
     }

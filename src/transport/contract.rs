@@ -31,7 +31,7 @@ use crate::{
         DeviceInfo, Hold,
         channel::Channel,
         channel::Origin,
-        one_sided::{DeviceWays, OneSided, RemoteMemory},
+        one_sided::{DeviceRegistrar, DeviceWays, OneSided},
         shared_memory::SharedMemory,
         tls::Certificates,
     },
@@ -76,7 +76,7 @@ pub trait Transport: Send + Sync + fmt::Debug + 'static {
         false
     }
     /// Registers memory for one-sided operations over this transport; `None` where it has none, or no device can be opened. May block.
-    fn remote_memory(&self) -> Option<Arc<dyn RemoteMemory>> {
+    fn remote_memory(&self) -> Option<Arc<dyn DeviceRegistrar>> {
         None
     }
 }
@@ -360,7 +360,7 @@ pub trait Interface: Send + fmt::Debug {
     /// What the system said.
     fn attach(&mut self, id: LinkId, connected: Connected) -> Result<Box<dyn Link>>;
 
-    /// Forgets a link; nothing is reported of it any more. The worker drops the [`Link`] right after. A message of it that is [`Held`](super::Held) stays.
+    /// Forgets a link; nothing is reported of it any more. The worker drops the [`Link`] right after. A message of it that is [`HeldBytes`](super::HeldBytes) stays.
     fn detach(&mut self, id: LinkId);
 
     /// Registers its fds. `fd` events come back through [`Interface::ready`].
@@ -391,16 +391,16 @@ pub trait Interface: Send + fmt::Debug {
     /// # Safety
     /// `wanted.room` bytes at `wanted.address` may be written, and nobody else reaches them meanwhile.
     #[allow(unsafe_code)]
-    unsafe fn take(&mut self, wanted: &Wanted) -> Option<Taken> {
+    unsafe fn take(&mut self, wanted: &mut Wanted) -> Taken {
         let _ = wanted;
-        None
+        Taken::Nothing
     }
 
     /// As [`Interface::take`], of a message of this id, with this header in the bits of `mask`, that stays where it lies until it was looked at. `None`
     /// as well while an earlier one of that link stays. `looks`: of [`Wanted`].
     ///
     /// # Safety
-    /// The [`Held`](super::Held) is dropped before the interface.
+    /// The [`HeldBytes`](super::HeldBytes) is dropped before the interface.
     #[allow(unsafe_code)]
     unsafe fn take_in_place(
         &mut self,
@@ -419,7 +419,7 @@ pub trait Interface: Send + fmt::Debug {
     /// Takes back [`Interface::arm`]: this side polls again.
     fn disarm(&mut self);
 
-    /// Whether a message is [`Held`](super::Held). Nothing tells of the end, which may be what a peer without room waits for: who sleeps looks again before long.
+    /// Whether a message is [`HeldBytes`](super::HeldBytes). Nothing tells of the end, which may be what a peer without room waits for: who sleeps looks again before long.
     fn is_held(&self) -> bool {
         false
     }

@@ -1,7 +1,7 @@
 //! A message that stays where it arrived after the call that brought it, while somebody reads it there.
 //!
 //! ```text
-//! interface ─▶ Sink::message_in_place(body, hold) ─▶ hold.take(body) ─▶ Held ─▶ the worker's lock is given back ─▶ read ─▶ dropped
+//! interface ─▶ Sink::message_in_place(body, hold) ─▶ hold.take(body) ─▶ HeldBytes ─▶ the worker's lock is given back ─▶ read ─▶ dropped
 //! interface ─▶ is_held: gives the sender nothing back from the body on
 //! ```
 //!
@@ -10,8 +10,8 @@
 //! looks again after a millisecond ([`Interface::is_held`](super::Interface::is_held)).
 //!
 //! # Safety
-//! [`Held`] reads the [`Hold`] that made it, and its body, by their addresses, so as to change no count that all threads see. Both are there: an
-//! interface keeps what belongs to a link while [`Hold::is_held`], also when the link is detached, and who takes a [`Held`] promises to drop it before
+//! [`HeldBytes`] reads the [`Hold`] that made it, and its body, by their addresses, so as to change no count that all threads see. Both are there: an
+//! interface keeps what belongs to a link while [`Hold::is_held`], also when the link is detached, and who takes a [`HeldBytes`] promises to drop it before
 //! the interface.
 #![allow(unsafe_code)]
 
@@ -47,7 +47,7 @@ impl Hold {
     /// that made that call.
     #[inline(always)]
     #[must_use]
-    pub unsafe fn take(self: &Arc<Self>, body: &[u8]) -> Option<Held> {
+    pub unsafe fn take(self: &Arc<Self>, body: &[u8]) -> Option<HeldBytes> {
         // SAFETY: the caller's promise.
         unsafe { self.take_at(body.as_ptr(), body.len()) }
     }
@@ -61,12 +61,12 @@ impl Hold {
         self: &Arc<Self>,
         address: *const u8,
         length: usize,
-    ) -> Option<Held> {
+    ) -> Option<HeldBytes> {
         if self.is_held() {
             return None;
         }
         self.0.store(1, Ordering::Relaxed);
-        Some(Held {
+        Some(HeldBytes {
             address,
             length,
             hold: NonNull::from(&**self),
@@ -76,18 +76,18 @@ impl Hold {
 
 /// The body of such a message. May change while it is read, if its sender is hostile.
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldBytes {
     address: *const u8,
     length: usize,
     hold: NonNull<Hold>,
 }
 
 // SAFETY: addresses of what is shared between threads: an atomic word, and bytes that are only read.
-unsafe impl Send for Held {}
+unsafe impl Send for HeldBytes {}
 // SAFETY: as above.
-unsafe impl Sync for Held {}
+unsafe impl Sync for HeldBytes {}
 
-impl Held {
+impl HeldBytes {
     /// Its first byte.
     #[inline]
     #[must_use]
@@ -122,7 +122,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: the interface keeps it until it is let go of just here (module docs).

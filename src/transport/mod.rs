@@ -1,8 +1,11 @@
-//! The paths that bytes take: one contract, one registry, then one folder for each transport.
+//! The paths that bytes take, for those who choose options of one, drive one by hand, or bring their own. Most programs need nothing of it: a
+//! [`Context`](crate::Context) uses what this machine has, and [`ContextBuilder::transports`](crate::ContextBuilder::transports) chooses by name.
 //!
-//! Comes in: messages with an id, a 64-bit header and a body; channels to set links up over. Goes out: what arrived, through
-//! [`Sink`]. Uses `memory`, `sys`, `types`, `util`. Knows nothing of tags, operations or rendezvous.
-//! Tests: `conformance/` over each, `tests/own_transport/`, and loom models beside what they model.
+//! A transport carries messages with an id, a header of 64 bits and a body, and tells what arrived through [`Sink`]. It knows nothing of tags, operations or
+//! rendezvous. An [`Accelerator`] copies between the host's memory and a device's: [`cuda`], [`rocm`], [`gaudi`].
+//!
+//! # By hand
+//! [`by_hand`] drives one transport without a worker: exposed memory, a packed key, puts and gets that the program itself progresses.
 //!
 //! # A transport of one's own
 //! Whoever implements [`Transport`] and gives it to [`ContextBuilder::transport`](crate::ContextBuilder::transport) has every operation over it. What has to be
@@ -11,13 +14,20 @@
 //! between two memories of a host ([`Link::shared_memory`], [`Link::share`]). The duties are in [`contract`], and `conformance`, with the
 //! feature of that name, holds a transport against them. `examples/own_transport` is one of three hundred lines.
 
+// One contract, one registry, then one folder for each transport. Uses `memory`, `sys`, `types`, `util`. Tests: `conformance/` over each,
+// `tests/own_transport/`, and loom models beside what they model.
+
 pub mod accelerator;
+pub mod by_hand;
 pub mod channel;
 pub(crate) mod cma;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 pub mod contract;
+#[cfg(feature = "cuda")]
 pub mod cuda;
+pub(crate) mod exposing;
+#[cfg(feature = "gaudi")]
 pub mod gaudi;
 mod hold;
 mod inventory;
@@ -26,8 +36,10 @@ pub mod one_sided;
 mod pair;
 mod path;
 pub(crate) mod patience;
+#[cfg(feature = "verbs")]
 pub(crate) mod rdmacm;
 pub(crate) mod registry;
+#[cfg(feature = "rocm")]
 pub mod rocm;
 mod send;
 mod shared_memory;
@@ -38,6 +50,7 @@ pub(crate) mod tls;
 #[cfg(not(feature = "tls"))]
 #[path = "tls/absent.rs"]
 pub(crate) mod tls;
+#[cfg(feature = "verbs")]
 pub(crate) mod verbs;
 mod wanted;
 
@@ -49,11 +62,11 @@ pub use contract::{
     Connected, Connector, Interface, Link, LinkAttributes, MAX_PREFIX, Opened, PeerInfo, Place,
     RawSlice, Registry, Sink, Transport,
 };
-pub use hold::{Held, Hold};
+pub use hold::{HeldBytes, Hold};
 pub use inventory::DeviceInfo;
 pub use one_sided::{
-    DeviceAtomic, DeviceKey, DeviceWays, Exposure, LocalKeys, LocalRange, MAX_DEVICES, OneSided,
-    OneSidedAttributes, Registering, RemoteMemory, RemoteRange,
+    DeviceAtomic, DeviceKey, DeviceRegistrar, DeviceWays, Exposure, LocalKeys, LocalRange,
+    MAX_DEVICES, OneSided, OneSidedAttributes, Registering, RemoteRange,
 };
 pub(crate) use pair::{Inside, Pair, Standing};
 pub use path::{Reach, Role};

@@ -1,14 +1,14 @@
 //! One-sided operations: a device reads and writes the peer's registered memory, and the peer's processor takes no part.
 //!
 //! ```text
-//! RemoteMemory ── find() / register() ──▶ LocalKeys ──┐
+//! DeviceRegistrar ── find() / register() ──▶ LocalKeys ──┐
 //!      │                                              ├── OneSided::put / get ──▶ Sink::sent, or Sink::refused
 //!      └── expose() ──▶ Exposure, in the descriptor ──┘         (token)
 //! ```
 //!
 //! A [`Link`](super::Link) that has them answers [`Link::one_sided`](super::Link::one_sided); the transport's registrations are had from
 //! [`OneSided::memory`] and [`Transport::remote_memory`](super::Transport::remote_memory). All of a context's links over one transport
-//! share one [`RemoteMemory`].
+//! share one [`DeviceRegistrar`].
 //!
 //! # Completion
 //! Every operation that answered [`Zcopy::Pending`] ends with exactly one [`Sink::sent`](super::Sink::sent) or
@@ -25,8 +25,8 @@ use std::{any::Any, fmt, future::Future, pin::Pin, sync::Arc};
 use super::{SendError, Zcopy};
 use crate::{
     error::{Error, ErrorKind, Result},
-    memory::{AddressRange, DmaBuf},
-    types::Access,
+    memory::{AddressRange, LocalMemory},
+    types::{Access, MemoryType},
 };
 
 pub use crate::types::DeviceKey;
@@ -89,17 +89,23 @@ pub enum DeviceAtomic {
 /// The one-sided half of a link. Called with the worker's lock held.
 ///
 /// An operation goes over a rail between a device of this process that `local` has a key for and one of the peer that `remote` has a key for;
-/// rails take turns. Where none fits, the answer is [`SendError::Failed`] of kind `Unsupported`, which is an error of the operation alone:
+/// which of several, the link chooses. Where none fits, the answer is [`SendError::Failed`] of kind `Unsupported`, which is an error of the operation alone:
 /// ask [`OneSided::reaches`] first. Any other `Failed` is the link's end.
 pub trait OneSided {
     /// What it can do.
     fn attributes(&self) -> OneSidedAttributes;
 
     /// Registers memory for this link's devices.
-    fn memory(&self) -> &Arc<dyn RemoteMemory>;
+    fn memory(&self) -> &Arc<dyn DeviceRegistrar>;
 
-    /// The devices of this process that have rails of this link, for [`RemoteMemory::register`]. At most [`MAX_DEVICES`], none twice.
+    /// The devices of this process that have rails of this link, for [`DeviceRegistrar::register`]. At most [`MAX_DEVICES`], none twice.
     fn devices(&self) -> &[u64];
+
+    /// Those of them from which a rail leads to one of the peer's devices that `remote` names.
+    fn devices_to(&self, remote: &[DeviceKey]) -> Vec<u64> {
+        let _ = remote;
+        self.devices().to_vec()
+    }
 
     /// Whether a rail leads to one of the peer's devices that `remote` names.
     fn reaches(&self, remote: &[DeviceKey]) -> bool;
@@ -181,32 +187,55 @@ pub trait OneSided {
 pub type Registering<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
 /// Registers memory of this process with the devices of a context, off the caller's thread.
-pub trait RemoteMemory: Send + Sync + fmt::Debug {
-    /// Keys of all `devices` for `range`, where that is registered already. Does not wait and does not register. `access` is what devices
-    /// of this process do: `READ` it for a put, `WRITE` it for a get.
-    fn find(&self, range: AddressRange, access: Access, devices: &[u64]) -> Option<LocalKeys>;
+pub trait DeviceRegistrar: Send + Sync + fmt::Debug {
+    /// Whether `devices` may reach memory of this type, as far as is known: that of a device not everybody does.
+    ///
+    /// # Errors
+    /// Why not.
+    fn takes(&self, memory_type: MemoryType, devices: &[u64]) -> Result<(), String> {
+        let _ = devices;
+        match memory_type.is_host_accessible() {
+            true => Ok(()),
+            false => Err(format!("memory of type {memory_type} is not registered")),
+        }
+    }
 
-    /// Registers `range` (with all of `whole` around it, when that is memory of wharf's own) on all `devices`, from the first poll on.
+    /// Those of `devices` that are nearest to memory of this type on the bus: it is best moved by them. All of them, where nothing is known.
+    fn nearest(&self, memory_type: MemoryType, devices: Vec<u64>) -> Vec<u64> {
+        let _ = memory_type;
+        devices
+    }
+
+    /// Keys of all `devices` for this memory, where it is registered already. Does not wait and does not register. `access` is what devices
+    /// of this process do: `READ` it for a put, `WRITE` it for a get.
+    fn find(&self, memory: &LocalMemory, access: Access, devices: &[u64]) -> Option<LocalKeys>;
+
+    /// Registers this memory (with the whole allocation around it, where it says one) on all `devices`, from the first poll on.
     /// It may be used by this process's operations as `access` says, and read by peers who are told [`LocalKeys::remote`].
     fn register(
         &self,
-        range: AddressRange,
-        whole: Option<AddressRange>,
+        memory: LocalMemory,
         access: Access,
         devices: &[u64],
     ) -> Registering<LocalKeys>;
 
-    /// Registers `range`, to the byte, for one operation of a peer that writes into it: a registration of its own, kept for nobody else.
+    /// Makes what devices of this process have written into `range` under these keys, and said so, seen by whose memory it is. `None`: it is seen.
+    fn settle(&self, keys: &LocalKeys, range: AddressRange) -> Option<Registering<()>> {
+        let _ = (keys, range);
+        None
+    }
+
+    /// Registers `range`, of the host, to the byte, for one operation of a peer that writes into it: a registration of its own, kept for nobody else.
     fn register_for_writing(&self, range: AddressRange, devices: &[u64]) -> Registering<LocalKeys>;
 
-    /// Ends what [`RemoteMemory::register_for_writing`] made. When the future resolves, no peer reaches the memory any more.
+    /// Ends what [`DeviceRegistrar::register_for_writing`] made. When the future resolves, no peer reaches the memory any more.
     fn end_writing(&self, keys: LocalKeys) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
-    /// The same in the caller's thread, also where [`RemoteMemory::end_writing`] is under way. Blocks: 0.1 ms and more for each MiB.
+    /// The same in the caller's thread, also where [`DeviceRegistrar::end_writing`] is under way. Blocks: 0.1 ms and more for each MiB.
     fn end_writing_now(&self, keys: &LocalKeys);
 
     /// Registers exposed memory on all devices, by a registration of its own that ends with the [`Exposure`]. Blocks: 0.1 ms and more for
-    /// each MiB. `dma_buf` is what memory of a device is reached by; `range` is then its address on the device.
+    /// each MiB.
     ///
     /// # Safety
     /// The memory must stay allocated until the [`Exposure`] was dropped, and whoever uses it meanwhile must expect that peers read and
@@ -214,19 +243,16 @@ pub trait RemoteMemory: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// What the system said, with the remedy; `Unsupported` when no device can. The region is then reached by messages.
-    unsafe fn expose(
-        &self,
-        range: AddressRange,
-        dma_buf: Option<&DmaBuf>,
-        access: Access,
-    ) -> Result<Exposure>;
+    unsafe fn expose(&self, memory: &LocalMemory, access: Access) -> Result<Exposure>;
 }
 
 /// How a link's devices do one-sided operations, for people.
 #[derive(Clone, Debug)]
 pub struct DeviceWays {
-    /// Devices and ports; or why none does.
-    pub rails: Result<String, String>,
+    /// Each rail by its device at this end and its name, a device and a port; or why there is none.
+    pub rails: Result<Vec<(u64, String)>, String>,
+    /// How many there were besides, and failed.
+    pub failed: usize,
     /// Why they do no atomics.
     pub no_atomics: Option<String>,
 }
@@ -295,6 +321,7 @@ impl fmt::Debug for LocalKeys {
 /// memory by its keys.
 pub struct Exposure {
     keys: Vec<DeviceKey>,
+    read_back: bool,
     _held: Box<dyn Any + Send + Sync>,
 }
 
@@ -302,7 +329,24 @@ impl Exposure {
     /// Remote keys that last as long as `held`.
     #[must_use]
     pub fn new(keys: Vec<DeviceKey>, held: Box<dyn Any + Send + Sync>) -> Self {
-        Self { keys, _held: held }
+        Self {
+            keys,
+            read_back: false,
+            _held: held,
+        }
+    }
+
+    /// Whoever writes the memory reads a byte of it afterwards by the same device: only then is it seen by whose it is.
+    #[must_use]
+    pub fn read_back(mut self, yes: bool) -> Self {
+        self.read_back = yes;
+        self
+    }
+
+    /// Whether it is to be read back.
+    #[must_use]
+    pub fn is_read_back(&self) -> bool {
+        self.read_back
     }
 
     /// The remote keys, one for each device that has the memory registered.

@@ -304,6 +304,16 @@ impl Pair {
         self.done(token).fetch_add(1, Ordering::AcqRel) + 1
     }
 
+    /// How many chunks have been moved, as both ends say; 0 when the word is no longer this transfer's.
+    pub(crate) fn completed(&self, token: u32) -> u64 {
+        let count = self.done(token).load(Ordering::Acquire);
+        let seen = self.next(token).load(Ordering::Acquire);
+        match seen >> 32 == u64::from(token >> TOKEN_SLOT_BITS) {
+            true => count,
+            false => 0,
+        }
+    }
+
     /// Whether `total` chunks have been moved, as both ends say. The end that opened the word may have closed it since, or used it again: it does
     /// so only when the transfer is over.
     #[must_use]

@@ -1,5 +1,7 @@
 //! Which path it is: what it is between, and which of its ends this one is.
 
+use crate::types::text::words;
+
 /// What a path is between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reach {
@@ -11,6 +13,8 @@ pub enum Reach {
     Network,
 }
 
+words! { Reach, "reach": Worker = "worker", Host = "host", Network = "network" }
+
 /// Which end of a connection this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -19,3 +23,5 @@ pub enum Role {
     /// The end that listened.
     Server,
 }
+
+words! { Role, "role": Client = "client", Server = "server" }

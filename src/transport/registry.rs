@@ -2,15 +2,22 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::transport::{
-    Accelerator, Transport,
-    cuda::CudaCopy,
-    gaudi::GaudiCopy,
-    loopback::Loopback,
-    rocm::RocmCopy,
-    shm::{Shm, ShmOptions},
-    tcp::{Tcp, TcpOptions},
-    verbs::{RcOptions, RcVerbs},
+#[cfg(feature = "cuda")]
+use crate::transport::cuda::CudaCopy;
+#[cfg(feature = "gaudi")]
+use crate::transport::gaudi::GaudiCopy;
+#[cfg(feature = "rocm")]
+use crate::transport::rocm::RocmCopy;
+#[cfg(feature = "verbs")]
+use crate::transport::verbs::{RcOptions, RcVerbs};
+use crate::{
+    transport::{
+        Accelerator, Transport,
+        loopback::Loopback,
+        shm::{Shm, ShmOptions},
+        tcp::{Tcp, TcpOptions},
+    },
+    util::features::is_built_in,
 };
 
 /// What can be chosen, the preferred first: the shorter the way, the earlier.
@@ -24,21 +31,50 @@ use crate::transport::{
 /// * `cuda_copy` is no [`Transport`] but an [`Accelerator`], which copies at the ends of the others; `cuda_ipc` and `gdr_copy` are faculties of it.
 /// * `gaudi_copy` is one as well; `gaudi_ipc` and `gaudi_gdr` are faculties of it.
 /// * `rocm_copy` is the same for AMD's devices, with `rocm_ipc`.
-pub(crate) const NAMES: [&str; 13] = [
+pub(crate) const NAMES: &[&str] = &[
     "self",
     "shm",
     "cma",
+    #[cfg(feature = "verbs")]
     "rc_verbs",
     "tcp",
+    #[cfg(feature = "cuda")]
     "cuda_copy",
+    #[cfg(feature = "cuda")]
     "cuda_ipc",
+    #[cfg(feature = "cuda")]
     "gdr_copy",
+    #[cfg(feature = "gaudi")]
     "gaudi_copy",
+    #[cfg(feature = "gaudi")]
     "gaudi_ipc",
+    #[cfg(feature = "gaudi")]
     "gaudi_gdr",
+    #[cfg(feature = "rocm")]
     "rocm_copy",
+    #[cfg(feature = "rocm")]
     "rocm_ipc",
 ];
+
+/// The feature that brings each of those that can be left out of a build.
+const FEATURES: [(&str, &str); 9] = [
+    ("rc_verbs", "verbs"),
+    ("cuda_copy", "cuda"),
+    ("cuda_ipc", "cuda"),
+    ("gdr_copy", "cuda"),
+    ("gaudi_copy", "gaudi"),
+    ("gaudi_ipc", "gaudi"),
+    ("gaudi_gdr", "gaudi"),
+    ("rocm_copy", "rocm"),
+    ("rocm_ipc", "rocm"),
+];
+
+/// Those that were left out of this build, and the feature that would bring each.
+pub(crate) fn left_out() -> impl Iterator<Item = (&'static str, &'static str)> {
+    FEATURES
+        .into_iter()
+        .filter(|(_, feature)| !is_built_in(feature))
+}
 
 /// Those of [`NAMES`] that are parts of another, and of which.
 pub(crate) const PARTS: [(&str, &str); 5] = [
@@ -49,11 +85,22 @@ pub(crate) const PARTS: [(&str, &str); 5] = [
     ("rocm_ipc", "rocm_copy"),
 ];
 
+/// The feature that would bring this one, where it was left out of this build.
+pub(crate) fn missing_feature(name: &str) -> Option<&'static str> {
+    left_out()
+        .find(|(left, _)| *left == name)
+        .map(|(_, feature)| feature)
+}
+
 /// What to do where one of [`NAMES`] is not available, as far as anything can be done about it.
-const REMEDIES: [(&str, &str); 6] = [
+const REMEDIES: [(&str, &str); 7] = [
+    (
+        "shm",
+        "allow memfd_create and timerfd_create, and let processes share their host's network namespace and one user; WHARF_TLS=^shm does without it",
+    ),
     (
         "cma",
-        "allow it by kernel.yama.ptrace_scope=0, or in a container by CAP_SYS_PTRACE or a seccomp profile with process_vm_readv; without it shm copies twice",
+        "allow it by kernel.yama.ptrace_scope=0, or in a container by CAP_SYS_PTRACE or a seccomp profile with process_vm_readv; without it (WHARF_CMA=n) shm copies twice what is not of Context::allocate",
     ),
     (
         "rc_verbs",
@@ -79,6 +126,13 @@ const REMEDIES: [(&str, &str); 6] = [
 
 /// What to do where this one is not available.
 pub(crate) fn remedy(name: &str) -> Option<&'static str> {
+    match missing_feature(name) {
+        Some("cuda") => return Some("build wharf with its feature `cuda`"),
+        Some("gaudi") => return Some("build wharf with its feature `gaudi`"),
+        Some("rocm") => return Some("build wharf with its feature `rocm`"),
+        Some("verbs") => return Some("build wharf with its feature `verbs`"),
+        _ => {}
+    }
     let mut remedies = REMEDIES.iter();
     remedies
         .find(|(of, _)| *of == name)
@@ -93,7 +147,7 @@ const KEEPALIVE: (u64, u64) = (1, 32_767);
 pub(crate) fn built_in(
     keepalive: Option<Duration>,
     use_pidfd: bool,
-    rc: RcOptions,
+    #[cfg(feature = "verbs")] rc: RcOptions,
     tcp: TcpOptions,
 ) -> Vec<Arc<dyn Transport>> {
     // Up to whole seconds.
@@ -101,12 +155,14 @@ pub(crate) fn built_in(
         let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
         Duration::from_secs(seconds.clamp(KEEPALIVE.0, KEEPALIVE.1))
     });
+    #[cfg(feature = "verbs")]
     let rc = RcOptions { keepalive, ..rc };
     let shm = ShmOptions { use_pidfd };
     let tcp = TcpOptions { keepalive, ..tcp };
     vec![
         Arc::new(Loopback),
         Arc::new(Shm::new(shm)),
+        #[cfg(feature = "verbs")]
         Arc::new(RcVerbs::new(rc)),
         Arc::new(Tcp::new(tcp)),
     ]
@@ -114,15 +170,24 @@ pub(crate) fn built_in(
 
 /// The kinds of devices of this build that are allowed by their names, in the order in which they are asked.
 pub(crate) fn accelerators(allows: impl Fn(&str) -> bool) -> Vec<Arc<dyn Accelerator>> {
+    #[cfg(feature = "cuda")]
     let cuda = CudaCopy::new()
         .ipc(allows("cuda_ipc"))
         .gdr(allows("gdr_copy"));
+    #[cfg(feature = "gaudi")]
     let gaudi = GaudiCopy::new()
         .ipc(allows("gaudi_ipc"))
         .gdr(allows("gaudi_gdr"));
+    #[cfg(feature = "rocm")]
     let rocm = RocmCopy::new().ipc(allows("rocm_ipc"));
-    let all: [Arc<dyn Accelerator>; 3] = [Arc::new(cuda), Arc::new(gaudi), Arc::new(rocm)];
-    let mut all = Vec::from(all);
+    let mut all: Vec<Arc<dyn Accelerator>> = vec![
+        #[cfg(feature = "cuda")]
+        Arc::new(cuda),
+        #[cfg(feature = "gaudi")]
+        Arc::new(gaudi),
+        #[cfg(feature = "rocm")]
+        Arc::new(rocm),
+    ];
     all.retain(|device| allows(device.name()));
     all
 }
@@ -133,7 +198,14 @@ mod tests {
 
     #[test]
     fn order_and_names_agree() {
-        let places: Vec<_> = built_in(None, true, RcOptions::default(), TcpOptions::default())
+        let transports = built_in(
+            None,
+            true,
+            #[cfg(feature = "verbs")]
+            RcOptions::default(),
+            TcpOptions::default(),
+        );
+        let places: Vec<_> = transports
             .iter()
             .map(|transport| NAMES.iter().position(|name| *name == transport.name()))
             .collect();
@@ -142,5 +214,15 @@ mod tests {
             "a transport under a name that cannot be chosen"
         );
         assert!(places.is_sorted(), "the order differs from the preference");
+    }
+
+    /// What is not here was left out with its feature.
+    #[test]
+    fn each_is_here_or_left_out() {
+        for (name, feature) in FEATURES {
+            let is_left_out = left_out().any(|left| left == (name, feature));
+            assert_ne!(NAMES.contains(&name), is_left_out, "{name}");
+        }
+        assert_eq!(NAMES.len() + left_out().count(), 4 + FEATURES.len());
     }
 }

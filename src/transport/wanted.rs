@@ -1,6 +1,6 @@
 //! A message that somebody waits for, and how it is found.
 
-use super::Held;
+use super::HeldBytes;
 use crate::types::LinkId;
 
 /// A message that somebody waits for, and the memory that it is to go to.
@@ -10,7 +10,7 @@ use crate::types::LinkId;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Wanted {
-    /// Its header, in the bits of `mask`.
+    /// Its header, in the bits of `mask`; all of it once the message was taken.
     pub header: u64,
     /// Where its body goes.
     pub address: *mut u8,
@@ -24,17 +24,21 @@ pub struct Wanted {
     pub id: u8,
 }
 
-/// A message that was wanted, and is where it was to go. In this order for the same reason as [`Wanted`].
+/// Whether a message that was wanted was there. As large as two registers, in which it comes back: what is written to memory is waited for, as there.
 #[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Taken {
-    /// Its header.
-    pub header: u64,
-    /// The link that brought it.
-    pub from: LinkId,
-    /// Bytes of its body.
-    pub length: usize,
+pub enum Taken {
+    /// It is not there.
+    Nothing,
+    /// It is where it was to go, and its header in [`Wanted`].
+    Message {
+        /// The link that brought it.
+        from: LinkId,
+        /// Bytes of its body.
+        length: u32,
+    },
 }
+
+const _: () = assert!(size_of::<Taken>() == 16);
 
 /// A message that was wanted, and stays where it lies.
 #[derive(Debug)]
@@ -44,5 +48,5 @@ pub struct InPlace {
     /// Its header.
     pub header: u64,
     /// Its body.
-    pub held: Held,
+    pub held: HeldBytes,
 }

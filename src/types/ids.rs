@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::hex;
+
 /// A worker's identity: 128 bits, unique for all practical purposes.
 ///
 /// A worker makes a key of its own when it is made, and this is the beginning of that key's hash (SHA-256). Whoever connects proves that they
@@ -12,7 +14,7 @@ pub struct WorkerId(pub [u8; 16]);
 
 impl fmt::Display for WorkerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        hex::write(&self.0, f)
     }
 }
 

@@ -6,14 +6,17 @@
 mod access;
 mod atomic;
 mod device_key;
+pub(crate) mod hex;
 mod identity;
 mod ids;
 mod memory_type;
 mod plan;
 mod priority;
+#[cfg(feature = "serde")]
+pub(crate) mod serial;
 mod source;
 mod tag;
-mod text;
+pub(crate) mod text;
 
 pub use access::Access;
 pub use atomic::AtomicWord;

@@ -1,6 +1,6 @@
 //! How bytes go: words for what [`Endpoint::explain`](crate::Endpoint::explain) says.
 
-use std::fmt;
+use super::text::words;
 
 /// What moves the bytes of an operation between its two ends.
 ///
@@ -80,46 +80,26 @@ pub struct Plan {
     pub when: Option<When>,
 }
 
-impl fmt::Display for Mover {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Eager => "eager",
-            Self::Messages => "messages",
-            Self::Mapped => "mapped memory",
-            Self::Kernel => "cma",
-            Self::NetworkDevices => "network devices",
-            Self::Engine => "engine",
-            Self::Processor => "processor",
-        })
-    }
+words! {
+    Mover, "mover":
+    Eager = "eager",
+    Messages = "messages",
+    Mapped = "mapped memory",
+    Kernel = "cma",
+    NetworkDevices = "network devices",
+    Engine = "engine",
+    Processor = "processor",
 }
-
-impl fmt::Display for Party {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Source => "source",
-            Self::Target => "target",
-            Self::Both => "both",
-        })
-    }
-}
-
-/// As a part of a sentence: `where …`, `if …`.
-impl fmt::Display for When {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Shared => "where wharf allocated the memory and the other end has mapped it",
-            Self::Met => "where the owner has met the key of the region",
-            Self::Owned => "where the buffer is handed over",
-            Self::OwnedAndShared => {
-                "where the buffer is handed over, wharf allocated it, and the other end has mapped it"
-            }
-            Self::Registered => "where network devices have both memories registered",
-            Self::Opened => "where the engine can open the memory of the other end",
-            Self::Reached => "where the driver lets one reach the other, which was not tried yet",
-            Self::Pageable => {
-                "if the engine, which is not open yet, takes memory that is not pinned"
-            }
-        })
-    }
+words! { Party, "party": Source = "source", Target = "target", Both = "both" }
+// As a part of a sentence: `where …`, `if …`.
+words! {
+    When, "condition":
+    Shared = "where wharf allocated the memory and the other end has mapped it",
+    Met = "where the owner has met the key of the region",
+    Owned = "where the buffer is handed over",
+    OwnedAndShared = "where the buffer is handed over, wharf allocated it, and the other end has mapped it",
+    Registered = "where network devices have both memories registered",
+    Opened = "where the engine can open the memory of the other end",
+    Reached = "where the driver lets one reach the other, which was not tried yet",
+    Pageable = "if the engine, which is not open yet, takes memory that is not pinned",
 }

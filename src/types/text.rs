@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use super::{Access, AmId, EndpointId, LinkId, Mask, Priority, Tag, WorkerId};
+use super::{Access, AmId, EndpointId, LinkId, Mask, Priority, Tag, WorkerId, hex};
 use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// Decimal, or hexadecimal after `0x`.
@@ -15,7 +15,7 @@ fn number<N: TryFrom<u64>>(text: &str) -> Option<N> {
 }
 
 #[cold]
-fn no(what: &str, text: &str, wanted: impl fmt::Display) -> Error {
+pub(crate) fn no(what: &str, text: &str, wanted: impl fmt::Display) -> Error {
     let text = format!("{text:?} is no {what}: {wanted}");
     Error::new(ErrorKind::InvalidArgument, text).during(Operation::Configure)
 }
@@ -59,40 +59,42 @@ impl FromStr for WorkerId {
     /// # Errors
     /// `InvalidArgument`.
     fn from_str(text: &str) -> Result<Self> {
-        let is_one = text.len() == 32 && text.bytes().all(|letter| letter.is_ascii_hexdigit());
-        let found = u128::from_str_radix(text, 16).ok().filter(|_| is_one);
-        let found = found.map(|id| Self(id.to_be_bytes()));
+        let found = hex::read(text).and_then(|id| id.try_into().ok()).map(Self);
         found.ok_or_else(|| no("worker", text, "32 hexadecimal digits"))
     }
 }
 
-const PRIORITIES: [(&str, Priority); 3] = [
-    ("low", Priority::Low),
-    ("normal", Priority::Normal),
-    ("high", Priority::High),
-];
+/// Kinds, each with its word: displayed, and parsed.
+macro_rules! words {
+    ($Type:ident, $what:literal: $($Kind:ident = $word:literal),+ $(,)?) => {
+        impl std::fmt::Display for $Type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(match self { $(Self::$Kind => $word,)+ })
+            }
+        }
 
-impl fmt::Display for Priority {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let found = PRIORITIES.iter().find(|(_, priority)| priority == self);
-        f.pad(found.map_or("", |(name, _)| name))
-    }
+        impl std::str::FromStr for $Type {
+            type Err = $crate::Error;
+
+            /// From its `Display` form.
+            ///
+            /// # Errors
+            /// `InvalidArgument`.
+            fn from_str(text: &str) -> $crate::Result<Self> {
+                match text {
+                    $($word => Ok(Self::$Kind),)+
+                    _ => Err($crate::types::text::no($what, text, [$($word),+].join(", "))),
+                }
+            }
+        }
+
+        #[cfg(feature = "serde")]
+        $crate::types::serial::as_text! { $Type }
+    };
 }
+pub(crate) use words;
 
-impl FromStr for Priority {
-    type Err = Error;
-
-    /// `low`, `normal` or `high`.
-    ///
-    /// # Errors
-    /// `InvalidArgument`.
-    fn from_str(text: &str) -> Result<Self> {
-        let found = PRIORITIES.iter().find(|(name, _)| *name == text);
-        let found = found.map(|(_, priority)| *priority);
-        found.ok_or_else(|| no("priority", text, "low, normal or high"))
-    }
-}
-
+words! { Priority, "priority": Low = "low", Normal = "normal", High = "high" }
 const RIGHTS: [(&str, Access); 3] = [
     ("read", Access::READ),
     ("write", Access::WRITE),
@@ -168,7 +170,7 @@ mod tests {
             Access::empty(),
             Access::READ,
             Access::READ | Access::WRITE,
-            Access::all(),
+            Access::all() | Access::DEVICE_ATOMIC,
         ]);
         assert_eq!("12".parse::<Tag>().expect("decimal"), Tag(12));
         assert_eq!("0xff".parse::<AmId>().expect("hexadecimal"), AmId(255));

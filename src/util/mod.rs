@@ -1,10 +1,11 @@
 //! Small tools without a subject of their own.
 //!
-//! Comes in: nothing. Goes out: the atomics and cells that lock-free code uses, the places that wakers wait in, counts. Uses no other room.
+//! Comes in: nothing. Goes out: the atomics and cells that lock-free code uses, the places that wakers wait in, counts, what is built in. Uses no other room.
 //! Tests: the models of the rooms that use them.
 
 pub(crate) mod by_id;
 pub(crate) mod copy;
+pub(crate) mod features;
 pub(crate) mod loom;
 pub(crate) mod seldom;
 pub(crate) mod tally;

@@ -20,7 +20,7 @@ use crate::{
         frames::{Bed, LINK, OP},
         operations::{Send, SendStage, Work},
         peer::{ANSWER, ANSWERS},
-        queue::{Lane, Queued},
+        queue::{Class, Queued},
     },
 };
 
@@ -260,7 +260,7 @@ fn own_messages_cut_nobody_off() {
     let peer = bed.core.movers.ctx.peer(LINK).expect("there");
     for op in 0..4 * u64::from(ANSWERS) {
         let key = crate::types::OpKey(op);
-        peer.queue.push(Lane::Normal, Queued::Operation(key));
+        peer.queue.push(Class::Normal, Queued::Operation(key));
     }
     for op in 0..2 * u64::from(ANSWERS) {
         bed.core.movers.ctx.control(LINK, control::CANCEL, op, &[]);

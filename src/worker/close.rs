@@ -5,6 +5,8 @@
 //! both close:  CLOSE 0 ⇄ CLOSE 0,  CLOSE 1 ⇄ CLOSE 1: who has it hangs up
 //! ```
 //!
+//! Before `CLOSE 0` the rest of a goodbye may go in as many `CLOSE 2` as it needs. Who aborts says `CLOSE 3` where there is room, and hangs up.
+//!
 //! `CLOSE 0` says that nothing new follows; `CLOSE 1`, that everything before the other's `CLOSE 0` has been read. Whoever hangs up has it, so
 //! that nothing is left under way in either direction. Between the two a peer's puts and gets are still served, and its short messages
 //! delivered; messages that it has announced and that nobody has matched end at their sender.
@@ -12,8 +14,11 @@
 use std::task::{Context as TaskContext, Poll};
 
 use crate::{
-    error::{Error, ErrorKind, Result},
-    protocol::control,
+    error::{CloseReason, Error, ErrorKind, Result},
+    protocol::{
+        control,
+        goodbye::{self, Leaves},
+    },
     types::{EndpointId, LinkId, OpKey},
     worker::{
         core::Core,
@@ -53,19 +58,38 @@ impl Shared {
 
 impl Engine {
     /// Begins to close an endpoint: `CLOSE` goes out once its operations have ended.
-    pub(crate) fn begin_close(&mut self, link: LinkId, id: EndpointId) {
+    pub(crate) fn begin_close(
+        &mut self,
+        link: LinkId,
+        id: EndpointId,
+        leaves: Leaves,
+        reason: Option<CloseReason>,
+    ) {
         if let Some(peer) = self.core.movers.ctx.endpoint(link, id)
             && matches!(peer.status, Status::Open)
         {
-            self.core.begin_close(link);
+            self.core.begin_close(link, leaves, reason);
         }
     }
 
     /// Ends a connection at once.
     pub(crate) fn abort(&mut self, link: LinkId, id: EndpointId, error: Error) {
-        if self.core.movers.ctx.endpoint(link, id).is_some() {
+        if let Some(peer) = self.core.movers.ctx.endpoint(link, id) {
+            if let Some(link) = &mut peer.link {
+                // Where there is no room for it the peer finds the link gone, and knows no more.
+                let _ = link.am_short(control::CLOSE, 3, &[]);
+            }
             self.fail(link, error);
         }
+    }
+}
+
+/// Why operations end that this side closes under.
+fn closed(reason: Option<CloseReason>) -> Error {
+    let closed = Error::new(ErrorKind::Closed, "the endpoint was closed");
+    match reason {
+        Some(reason) => closed.with_source(reason),
+        None => closed,
     }
 }
 
@@ -85,26 +109,44 @@ impl Ctx {
         self.runnable.push_back(link);
     }
 
-    /// The peer says that it closes (0), or that it has read this side's word of it (1).
-    pub(crate) fn close_received(&mut self, link: LinkId, answer: u64) -> Result<()> {
+    /// The peer says that it closes (0) and why (2), that it has read this side's word of it (1), or that it breaks off (3).
+    pub(crate) fn close_received(&mut self, link: LinkId, answer: u64, body: &[u8]) -> Result<()> {
         let Some(peer) = self.peer(link) else {
             return Ok(());
         };
         let said = matches!(peer.status, Status::Closing { sent: true });
-        let gone = || Error::new(ErrorKind::ClosedByPeer, "the peer closed the connection");
-        // By this side, whatever the peer did at the same time.
-        let closed = || Error::new(ErrorKind::Closed, "the endpoint was closed");
-        match (answer, said) {
-            (0, false) if peer.reason.is_none() => self.peer_closes(link, gone()),
-            // Both at once.
-            (0, true) if peer.reason.is_none() => {
-                let reason = closed()
-                    .with_peer(&peer.info.name)
-                    .over(peer.attributes.transport);
-                peer.reason = Some(reason);
-                self.control(link, control::CLOSE, 1, &[]);
+        if answer == 2 || !body.is_empty() {
+            let heard = &mut peer.odd.get_or_insert_default().heard;
+            if heard.len() + body.len() > goodbye::LONGEST || peer.reason.is_some() {
+                return Err(violation("a goodbye that is too long, or a second one"));
             }
-            (1, true) => self.failures.push((link, closed())),
+            heard.extend_from_slice(body);
+        }
+        match (answer, said) {
+            (0, _) if peer.reason.is_none() => {
+                let heard = peer.odd.as_mut().map(|odd| std::mem::take(&mut odd.heard));
+                let gone = goodbye::error_of(&heard.unwrap_or_default())?;
+                if said {
+                    // Both at once: by this side, whatever the peer did at the same time.
+                    let reason = closed(gone.close_reason().cloned())
+                        .with_peer(&peer.info.name)
+                        .over(peer.attributes.transport);
+                    peer.reason = Some(reason);
+                    self.control(link, control::CLOSE, 1, &[]);
+                } else {
+                    self.peer_closes(link, gone);
+                }
+            }
+            (1, true) => {
+                let reason = peer.reason.clone().unwrap_or_else(|| closed(None));
+                self.failures.push((link, reason));
+            }
+            (2, _) => {}
+            (3, _) => {
+                let text = "the peer aborted the connection";
+                let aborted = Error::new(ErrorKind::AbortedByPeer, text);
+                self.failures.push((link, aborted));
+            }
             _ => {
                 return Err(violation("a close that answers none, or a second one"));
             }
@@ -115,7 +157,12 @@ impl Ctx {
 
 impl Core {
     /// Closes an open connection from this side.
-    pub(crate) fn begin_close(&mut self, link: LinkId) {
+    pub(crate) fn begin_close(
+        &mut self,
+        link: LinkId,
+        leaves: Leaves,
+        reason: Option<CloseReason>,
+    ) {
         let Some(peer) = at(&mut self.movers.ctx.peers, link) else {
             return;
         };
@@ -123,11 +170,13 @@ impl Core {
         peer.ready.take(&mut self.movers.ctx.wakes);
         if peer.is_own() {
             // Both ends close at once, and nobody is left to match what is announced.
-            self.movers.ctx.peer_closes(
-                link,
-                Error::new(ErrorKind::Closed, "the endpoint was closed"),
-            );
+            self.movers.ctx.peer_closes(link, closed(reason));
             self.forget_announced(link);
+        } else {
+            let said = goodbye::encode(leaves, reason.as_ref());
+            if !said.is_empty() {
+                peer.odd.get_or_insert_default().goodbye = said;
+            }
         }
         self.close_writes(link);
         self.close_step(link);
@@ -172,7 +221,17 @@ impl Core {
         }
         peer.status = Status::Closing { sent: true };
         let answer = u64::from(peer.reason.is_some());
-        self.movers.ctx.control(link, control::CLOSE, answer, &[]);
+        let odd = peer.odd.as_mut().filter(|_| !reader_gone);
+        let said = odd.map_or_else(Vec::new, |odd| std::mem::take(&mut odd.goodbye));
+        let mut rest = &said[..];
+        while let Some((part, more)) = rest
+            .split_at_checked(control::BODY)
+            .filter(|(_, more)| !more.is_empty())
+        {
+            self.movers.ctx.control(link, control::CLOSE, 2, part);
+            rest = more;
+        }
+        self.movers.ctx.control(link, control::CLOSE, answer, rest);
         self.forget_announced(link);
     }
 

@@ -11,16 +11,13 @@ use std::sync::Arc;
 
 use crate::{
     error::{Error, ErrorKind, Result},
+    memory::region::stale,
     protocol::plan::CHUNK,
     sys::memfd::Mapping,
     transport::{Pair, Standing, cma::CmaPeer},
     types::{LinkId, OpKey},
     util::copy::copy,
-    worker::{
-        rma::{ends, stale},
-        spread::Spread,
-        violation::violation,
-    },
+    worker::{rma::ends, spread::Spread, violation::violation},
 };
 
 /// Chunks moved in one pass: what a message waits behind. More transfers than these take turns.
@@ -170,6 +167,14 @@ impl Transfer {
 
     pub(in crate::worker) fn total(&self) -> u64 {
         chunks(self.length)
+    }
+
+    /// Bytes of chunks that this end has moved; of pieces all.
+    pub(in crate::worker) fn moved(&self) -> usize {
+        match &self.spread {
+            Some(spread) => self.length.saturating_sub(spread.left as usize),
+            None => self.length.min(self.next * CHUNK),
+        }
     }
 
     /// Moves the next chunk, inside the peer: its bytes, and whether it was the last. `None`: nothing is left to claim.

@@ -2,7 +2,7 @@
 //! [`Sink`](crate::transport::Sink) (`deliver.rs`), what goes out leaves through links (`send.rs`), who waits is woken by the caller after
 //! it has let go of the lock.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use crate::{
     config::RendezvousThreshold,
@@ -10,14 +10,14 @@ use crate::{
     memory::region::RegionTable,
     protocol::{
         control,
-        matching::{Arrival as Order, Name, PostedQueue, UnexpectedQueue},
+        matching::{Arrival as Order, Name, PostId, PostedQueue, UnexpectedQueue},
     },
     types::{LinkId, OpKey},
     worker::{
         ctx::{Ctx, Event, message_of},
         direct::Direct,
         inbox::Inboxes,
-        movers::{Kept, Movers},
+        movers::{Lingering, Movers},
         operations::{self, Body, Ended, Outcome, RecvStage, SendStage, Unexpected, Work},
         peer::at,
         receive::Posted,
@@ -28,7 +28,11 @@ use crate::{
 pub(crate) struct Core {
     pub(crate) movers: Movers,
     pub(crate) posted: PostedQueue<Posted>,
-    /// Receives in it that are not in the table.
+    /// What waits for a message of one peer, in one order with those that take one of any.
+    pub(in crate::worker) of_peer: HashMap<LinkId, PostedQueue<OpKey>>,
+    /// Stands for them in front of the others: [`ASIDE`](crate::worker::receive::ASIDE).
+    pub(in crate::worker) aside: Option<PostId>,
+    /// Receives in `posted` that are not in the table.
     pub(crate) receives: usize,
     pub(crate) unexpected: UnexpectedQueue<Unexpected>,
     pub(crate) direct: Option<Direct>,
@@ -46,6 +50,8 @@ impl Core {
         Self {
             movers: Movers::new(Ctx::new(regions, rendezvous_threshold)),
             posted: PostedQueue::default(),
+            of_peer: HashMap::new(),
+            aside: None,
             receives: 0,
             unexpected: UnexpectedQueue::default(),
             direct: None,
@@ -79,7 +85,7 @@ impl Core {
             (None, Some(successor), Some(error)) => self.fail_operation(*successor, error),
             _ => {}
         }
-        self.movers.ctx.bury_entry(entry);
+        self.movers.ctx.defer_drop_entry(entry);
     }
 
     /// Puts a message back where it was; somebody may be waiting for it.
@@ -94,8 +100,7 @@ impl Core {
             // Its bytes went with its sender.
             return;
         }
-        let tag = message.tag;
-        if let Some(key) = self.match_posted(tag) {
+        if let Some(key) = self.match_posted(message.link, message.tag) {
             self.movers.hand_over(key, order, message);
         } else {
             self.return_unexpected(order, message);
@@ -103,11 +108,7 @@ impl Core {
     }
 
     pub(crate) fn fail_operation(&mut self, key: OpKey, error: Error) {
-        if let Some(entry) = self.movers.ctx.operations.get(key)
-            && let Work::Claim(Some(post)) = &*entry.work
-        {
-            self.posted.remove(*post);
-        }
+        self.unpost(key);
         self.movers.fail_operation(key, error);
         self.act();
     }
@@ -168,7 +169,7 @@ impl Core {
         }
         if let Some(entry) = self.movers.ctx.operations.remove(key) {
             self.movers.ctx.release(entry.link, &entry.work);
-            self.movers.ctx.bury_entry(entry);
+            self.movers.ctx.defer_drop_entry(entry);
         }
         Some(outcome)
     }
@@ -205,7 +206,7 @@ impl Core {
                 && one_copy.pair.has_let()
                 && !one_copy.pair.is_peer_outside()
             {
-                self.movers.push_kept(Kept {
+                self.movers.push_lingering(Lingering {
                     pair: one_copy.pair,
                     memory: None,
                 });
@@ -252,7 +253,7 @@ impl Core {
             | Work::StreamIn(_) => {
                 if let Some(entry) = self.movers.ctx.operations.remove(key) {
                     self.movers.ctx.served(&entry.work);
-                    self.movers.ctx.bury_entry(entry);
+                    self.movers.ctx.defer_drop_entry(entry);
                 }
             }
             // A flush says how operations ended, and they end here.
@@ -304,39 +305,27 @@ impl Core {
             }
             return self.act();
         }
-        let post = match &*entry.work {
-            Work::Claim(Some(post)) => Some(*post),
-            Work::Flush => {
-                self.movers.ctx.operations.take_work(key);
-                return;
+        if matches!(&*entry.work, Work::Flush) {
+            self.movers.ctx.operations.take_work(key);
+            return;
+        }
+        entry.detached = true;
+        let waits = matches!(
+            &*entry.work,
+            Work::Recv(operations::Recv {
+                stage: RecvStage::Waiting(_),
+                ..
+            })
+        );
+        if waits {
+            self.movers.ctx.resign(key);
+        }
+        if waits || self.unpost(key) {
+            if let Some(entry) = self.movers.ctx.operations.remove(key) {
+                self.movers.ctx.defer_drop_entry(entry);
             }
-            _ => None,
-        };
-        match post {
-            Some(post) => {
-                self.posted.remove(post);
-                if let Some(entry) = self.movers.ctx.operations.remove(key) {
-                    self.movers.ctx.bury_entry(entry);
-                }
-            }
-            None => {
-                entry.detached = true;
-                let waits = matches!(
-                    &*entry.work,
-                    Work::Recv(operations::Recv {
-                        stage: RecvStage::Waiting(_),
-                        ..
-                    })
-                );
-                if waits {
-                    self.movers.ctx.resign(key);
-                    if let Some(entry) = self.movers.ctx.operations.remove(key) {
-                        self.movers.ctx.bury_entry(entry);
-                    }
-                } else {
-                    self.movers.ctx.keep_place(key);
-                }
-            }
+        } else {
+            self.movers.ctx.keep_place(key);
         }
         self.act();
     }
@@ -355,7 +344,9 @@ impl Core {
         }
         let (link, copies) = (entry.link, entry.copies);
         match &mut *entry.work {
-            Work::Recv(recv) if matches!(recv.stage, RecvStage::Waiting(_)) => {
+            Work::Recv(recv)
+                if matches!(recv.stage, RecvStage::Waiting(_) | RecvStage::Posted(_)) =>
+            {
                 self.fail_operation(key, error);
                 true
             }

@@ -4,11 +4,13 @@
 
 use std::{collections::VecDeque, fmt, sync::Arc, task::Waker};
 
+use bytes::Bytes;
+
 use crate::{
     config::RendezvousThreshold,
     error::{Error, ErrorKind, Result},
     memory::{BufferMut, region::RegionTable},
-    protocol::{control, ledger::Ledger, matching::Arrival as Order, window::eager_cost},
+    protocol::{control, ledger::Ledger, matching::Arrival as Order, plan, window::eager_cost},
     sys::memfd::Mapping,
     trace,
     types::{EndpointId, LinkId, OpKey},
@@ -17,8 +19,9 @@ use crate::{
         metrics::Counts,
         operations::{self, Arrival, Body, Ended, Entry, Operations, RecvStage, Unexpected, Work},
         peer::{OneCopy, Peer, Status, at, of},
-        pressure::Buried,
+        pressure::Deferred,
         stream::key::StreamKey,
+        violation::violation,
         windows::Window,
     },
 };
@@ -46,7 +49,7 @@ pub(crate) struct Ctx {
     pub(crate) operations: Operations,
     pub(crate) wakes: Vec<Waker>,
     /// Dropped when the lock is gone.
-    pub(crate) buried: Vec<Buried>,
+    pub(crate) deferred: Vec<Deferred>,
     pub(crate) writable: Vec<LinkId>,
     pub(crate) failures: Vec<(LinkId, Error)>,
     /// Links whose queue has something that may go now.
@@ -81,7 +84,7 @@ impl Ctx {
             vacant: Vec::new(),
             operations: Operations::default(),
             wakes: Vec::new(),
-            buried: Vec::new(),
+            deferred: Vec::new(),
             writable: Vec::new(),
             failures: Vec::new(),
             runnable: VecDeque::new(),
@@ -143,6 +146,37 @@ impl Ctx {
         }) {
             self.failures.push((link, error));
         }
+    }
+
+    /// Tells a peer how far its operation is, whose bytes this side alone moves: now and then, if it is long.
+    #[inline]
+    pub(crate) fn tell_moved(&mut self, link: LinkId, op: u64, before: usize, now: usize) {
+        let steps = now / plan::TOLD;
+        if steps > before / plan::TOLD
+            && let Some(peer) = self.peer(link)
+        {
+            let body = plan::told(now).to_le_bytes();
+            if let Err(error) = peer.mention(control::MOVED, op, &body) {
+                self.failures.push((link, error));
+            }
+        }
+    }
+
+    /// The peer, which moves the bytes of an operation alone, says how far it is.
+    pub(crate) fn told_moved(&mut self, link: LinkId, key: OpKey, body: &[u8]) -> Result<()> {
+        let steps = match body.try_into() {
+            Ok(steps) => u16::from_le_bytes(steps),
+            Err(_) => return Err(violation("news of another length")),
+        };
+        let Some(entry) = self.operations.named(link, key) else {
+            return Ok(());
+        };
+        match &*entry.work {
+            // A number for people: whether it is true is seen in the end.
+            Work::Send(_) | Work::Put(_) | Work::Recv(_) => entry.told = entry.told.max(steps),
+            _ => return Err(violation("news of what the peer does not move")),
+        }
+        Ok(())
     }
 
     /// Tells a peer that its operation was refused.
@@ -238,7 +272,7 @@ impl Ctx {
         {
             self.events.push_back(Event::Returned(order, message));
         }
-        self.bury_entry(entry);
+        self.defer_drop_entry(entry);
     }
 
     /// The message of a receive or claim whose future is gone keeps its place while its bytes arrive.
@@ -327,14 +361,45 @@ impl Ctx {
                 return Err(Error::new(ErrorKind::Unsupported, "not a whole message"));
             }
         };
+        self.taken(link, ack, credit);
+        self.defer_drop_body(body);
+        result.map(|length| Arrival { length, tag, from })
+    }
+
+    /// As [`Ctx::take_whole`], with the bytes as they are here. An error: the message, of which they are elsewhere.
+    pub(crate) fn take_bytes(&mut self, message: Unexpected) -> Result<Bytes, Unexpected> {
+        let Unexpected {
+            link,
+            from,
+            tag,
+            body,
+        } = message;
+        let kept = |body| Unexpected::new(link, from, tag, body);
+        match body {
+            Body::Inline { length, bytes, ack } => {
+                let data = bytes.get(..usize::from(length)).unwrap_or(&bytes);
+                self.taken(link, ack, eager_cost(data.len()));
+                Ok(Bytes::copy_from_slice(data))
+            }
+            Body::Whole { data, ack, credit } => match Bytes::try_from(data) {
+                Ok(bytes) => {
+                    self.taken(link, ack, u64::from(credit));
+                    Ok(bytes)
+                }
+                Err(data) => Err(kept(Body::Whole { data, ack, credit })),
+            },
+            body => Err(kept(body)),
+        }
+    }
+
+    /// A message has been taken that was here: acknowledges it, and returns its window.
+    fn taken(&mut self, link: LinkId, ack: Option<u64>, credit: u64) {
         if let Some(op) = ack {
             self.control(link, control::DONE, op, &[]);
         }
         if credit > 0 {
             self.consumed(link, credit);
         }
-        self.bury_body(body);
-        result.map(|length| Arrival { length, tag, from })
     }
 
     /// What a receive's way took is known, if that was measured.
@@ -354,7 +419,7 @@ impl Ctx {
         {
             self.release(entry.link, &entry.work);
             self.close_soon(entry.link);
-            self.bury_entry(entry);
+            self.defer_drop_entry(entry);
         }
     }
 

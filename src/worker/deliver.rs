@@ -12,16 +12,18 @@ use crate::{
     protocol::{
         control::{self, Announcement, GetRequest, Join, PutHeader, Rtr, Signal},
         matching::{Arrival as Order, Name},
+        plan,
         window::{Due, Terms, eager_cost},
     },
     sys::{fd_passing, memfd::Mapping},
+    trace,
     transport::{Hold, MAX_PREFIX, Place, Sink},
     types::{Access, EndpointId, LinkId, OpKey, Priority, Tag},
     util::copy::{copied, copy_slice},
     worker::{
         copy::{Remote, Transfer, chunks},
         core::Core,
-        ctx::{Ctx, truncated},
+        ctx::{Ctx, fill, truncated},
         layout::{LEAST, PACK},
         movers::Movers,
         one_sided::word,
@@ -285,7 +287,7 @@ impl Ctx {
                 }
                 self.control(link, control::DONE, op, &[]);
             }
-            self.bury_entry(entry);
+            self.defer_drop_entry(entry);
         }
     }
 
@@ -405,6 +407,7 @@ impl Movers {
             return Err(violation("an end of what was not sent"));
         }
         if put.announced && put.layout.is_some() && !is_sent {
+            entry.told = entry.told.max(plan::told(put.next));
             if self.ctx.announcement_answered(link, key) {
                 // The next part of its list.
                 self.submit(link, key);
@@ -538,7 +541,7 @@ impl Core {
         self.movers.ctx.hold_window(link, data.len())?;
         if self.fill_receive((link, from), tag, data) {
             // It is in the buffer, and whoever waits for it is woken.
-        } else if let Some(key) = self.match_posted(tag) {
+        } else if let Some(key) = self.match_posted(link, tag) {
             if self.movers.ctx.waits_on_device(key) {
                 // Its share of the window is returned when an engine has copied it.
                 let data = Buffer::from(copied(data));
@@ -580,11 +583,21 @@ impl Core {
         };
         // It ends here, and need not be found among those of the connection.
         entry.link = Some(link);
-        if let Work::Claim(post) = &mut *entry.work {
-            *post = None;
-            // Consumed and acknowledged by the caller: a claim is a match.
-            let message = Unexpected::new(link, from, tag, whole(data, None, 0));
-            self.finish(key, Ended::Claimed(Box::new((order, message))));
+        match &mut *entry.work {
+            Work::Claim(post) => {
+                *post = None;
+                // Consumed and acknowledged by the caller: a claim is a match.
+                let message = Unexpected::new(link, from, tag, whole(data, None, 0));
+                self.finish(key, Ended::Claimed(Box::new((order, message))));
+            }
+            Work::Recv(recv) => {
+                recv.order = order;
+                let mut buffer = std::mem::take(&mut recv.buffer);
+                let filled = fill(&mut buffer, data, from);
+                let result = filled.map(|length| Arrival { length, tag, from });
+                self.movers.ctx.received(key, buffer, result);
+            }
+            _ => {}
         }
     }
 
@@ -602,7 +615,7 @@ impl Core {
         self.movers.ctx.lacked(link, rts.length);
         let op = rts.op;
         let message = Unexpected::new(link, from, tag, Body::Announced(rts));
-        if let Some(key) = self.match_posted(tag) {
+        if let Some(key) = self.match_posted(link, tag) {
             let order = self.unexpected.arrival();
             self.movers.hand_over(key, order, message);
             return Ok(());
@@ -787,7 +800,7 @@ impl Sink for Core {
         match mapped {
             Ok(Some(mapping)) => self.movers.ctx.map_segment(from, segment, mapping),
             Ok(None) => {
-                tracing::warn!(target: "wharf::memory", length, "a peer's memory segment is too long to be mapped; its memory is reached the slow way");
+                trace::slower!("a segment of a peer is too long", target: "wharf::memory", length, "a peer's memory segment is too long to be mapped; its memory is reached the slow way");
             }
             // It is no segment of ours: no honest peer sends it.
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
@@ -797,7 +810,7 @@ impl Sink for Core {
                 self.movers.ctx.failures.push((from, error));
             }
             Err(error) => {
-                tracing::warn!(target: "wharf::memory", %error, "a peer's memory segment cannot be mapped; its memory is reached the slow way")
+                trace::slower!(format!("a segment of a peer: {error}"), target: "wharf::memory", %error, "a peer's memory segment cannot be mapped; its memory is reached the slow way")
             }
         }
     }
@@ -920,7 +933,7 @@ impl Core {
                 }
             }
             control::CLOSE => {
-                self.movers.ctx.close_received(from, header)?;
+                self.movers.ctx.close_received(from, header, body)?;
                 self.close_writes(from);
             }
             control::STREAM_OPEN..=control::STREAM_ACCEPTED | control::STREAM_TAKEN => {
@@ -938,8 +951,9 @@ impl Core {
             control::SIGNAL => self.movers.ctx.signalled(from, &Signal::decode(body)?),
             control::SETTLE => self.movers.ctx.settle(from, header),
             control::ASK_KEYS => self.movers.keys_asked(from, OpKey(header), body)?,
-            control::KEYS => self.movers.ctx.keys_here(from, OpKey(header), body)?,
+            control::KEYS => self.movers.keys_here(from, OpKey(header), body)?,
             control::WRITE => self.movers.ctx.write_asked(from, OpKey(header), body)?,
+            control::MOVED => self.movers.ctx.told_moved(from, OpKey(header), body)?,
             control::PULL => self.movers.pulled(from, OpKey(header), body)?,
             control::PUT_RTS => self.movers.put_announced(from, header, body)?,
             control::ROUTE => self.movers.route_asked(from, OpKey(header), body)?,
@@ -1002,7 +1016,7 @@ impl Core {
             let key = self.enter_direct(buffer, from, order);
             return self.place_receive(from, key, tag, length);
         }
-        match self.match_posted(tag) {
+        match self.match_posted(from, tag) {
             Some(key) => self.place_posted(from, key, tag, length),
             None => Ok(Place::Whole),
         }

@@ -21,10 +21,10 @@ use std::{
 };
 
 use crate::{
-    error::{Error, ErrorKind, Operation, Result},
+    error::{Error, Operation, Result},
     sys::biased::OwnerGuard,
     types::{AmId, EndpointId, LinkId, OpKey},
-    worker::{direct::Owed, engine::Engine, operations::Outcome, shared::Shared, spin::Luck},
+    worker::{direct::Owed, engine::Engine, operations::Outcome, shared::Shared, spin::SpinRecord},
 };
 
 /// An operation has begun, or what waits may look: from here on its task may be made to give way.
@@ -46,9 +46,10 @@ impl Shared {
     ) -> Result<(R, Begun<'_>)> {
         self.mark.check(operation)?;
         let mut engine = self.enter();
-        if engine.closing && starts(operation) {
+        if engine.closing.is_some() && starts(operation) {
+            let closed = engine.closed();
             self.leave(engine);
-            return Err(shut_down(operation));
+            return Err(closed.during(operation));
         }
         let result = act(&mut engine);
         self.leave(engine);
@@ -99,7 +100,7 @@ impl Shared {
             return None;
         }
         let engine = self.enter_as_owner()?;
-        if engine.closing {
+        if engine.closing.is_some() {
             return None;
         }
         Some(Inside {
@@ -248,11 +249,11 @@ impl Begun<'_> {
     pub(crate) fn glance<R>(
         self,
         cx: &mut TaskContext<'_>,
-        luck: &mut Luck,
+        record: &mut SpinRecord,
         attempt: impl FnMut(&mut Engine) -> Option<R>,
         park: impl FnMut(&mut Engine, &Waker),
     ) -> Poll<R> {
-        self.shared.glance(cx, luck, attempt, park)
+        self.shared.glance(cx, record, attempt, park)
     }
 
     /// As [`Shared::poll_closed`].
@@ -284,9 +285,4 @@ fn starts(operation: Operation) -> bool {
         operation,
         TagSend | AmSend | Put | Get | Atomic | Signal | Copy
     )
-}
-
-#[cold]
-fn shut_down(operation: Operation) -> Error {
-    Error::new(ErrorKind::Closed, "the worker is shutting down").during(operation)
 }

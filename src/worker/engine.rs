@@ -55,7 +55,8 @@ pub(crate) struct Engine {
     pub(crate) reactor_called: bool,
     /// Laps of futures, so that the reactor sees whether somebody else drives.
     pub(crate) laps: u64,
-    pub(crate) closing: bool,
+    /// Why nothing begins any more, once that is so.
+    pub(crate) closing: Option<&'static str>,
     /// For how long the reactor is to look before it arms, because somebody began to wait.
     pub(crate) linger: Option<Duration>,
     /// Things that passes have moved, and wakes.
@@ -123,9 +124,16 @@ impl Engine {
             reactor_due: false,
             reactor_called: false,
             laps: 0,
-            closing: false,
+            closing: None,
             linger: None,
         })
+    }
+
+    /// That nothing begins any more, and why.
+    #[cold]
+    pub(crate) fn closed(&self) -> Error {
+        let why = self.closing.unwrap_or("the worker has ended");
+        Error::new(ErrorKind::Closed, why)
     }
 
     /// Takes what was found out on another thread.
@@ -292,21 +300,25 @@ impl Engine {
         true
     }
 
-    /// Takes the next message of the link that brought the last one, if it is wanted. For an engine that is not armed.
+    /// Takes the next message of the link that brought the last one, if it is wanted: from where, and how long it is. For an engine that is not armed.
     ///
     /// # Safety
     /// As for [`Interface::take`].
     #[inline(always)]
-    pub(crate) unsafe fn take(&mut self, wanted: &Wanted) -> Option<Taken> {
+    pub(crate) unsafe fn take(&mut self, wanted: &mut Wanted) -> Option<(LinkId, usize)> {
         let installed = self.interfaces.get_mut(self.latest)?;
         // SAFETY: the caller's promise.
-        let taken = unsafe { installed.interface.take(wanted) }?;
-        installed.received.add(taken.length);
+        let taken = unsafe { installed.interface.take(wanted) };
+        let Taken::Message { from, length } = taken else {
+            return None;
+        };
+        let length = length as usize;
+        installed.received.add(length);
         // As a lap: who takes one message after the other drives. Not armed, as the caller has seen.
         self.laps = self.laps.wrapping_add(1);
         self.happened = self.happened.wrapping_add(1);
         self.watch.tell();
-        Some(taken)
+        Some((from, length))
     }
 
     /// The same of one that stays where it lies. For an engine that is not armed, too.
@@ -415,7 +427,7 @@ impl Engine {
         }
         self.core.act();
         moved += self.core.give_back_owed();
-        self.core.movers.release_kept();
+        self.core.movers.release_lingering();
         moved
     }
 
@@ -479,7 +491,7 @@ impl Engine {
     /// As [`Engine::arm`], for all but the reactor: while a message is read where it lies, or a peer stays in memory, it is the reactor that looks for
     /// the end of that.
     pub(crate) fn arm_or_leave(&mut self) -> bool {
-        if self.armed || !self.is_held() && !self.core.movers.kept_new {
+        if self.armed || !self.is_held() && !self.core.movers.linger_new {
             return self.arm();
         }
         self.reactor_due = false;
@@ -491,7 +503,7 @@ impl Engine {
     pub(in crate::worker) fn longest_sleep(&mut self, nap: Duration) -> Option<Duration> {
         match self.is_held() {
             true => Some(nap),
-            false => Some(self.core.movers.until_kept()?.max(nap)),
+            false => Some(self.core.movers.until_lingering()?.max(nap)),
         }
     }
 
@@ -583,7 +595,7 @@ impl Movers {
     /// Whether a pass has more to do than to take what arrived.
     #[inline]
     fn has_followup(&self) -> bool {
-        self.has_work() || !self.kept.is_empty() || self.devices.is_live()
+        self.has_work() || !self.lingering.is_empty() || self.devices.is_live()
     }
 
     /// Whether the next pass moves something by itself.

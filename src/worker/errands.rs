@@ -272,7 +272,7 @@ impl Drop for Core {
         // Links first: they use memory of operations as well.
         self.movers.ctx.peers.clear();
         let operations = std::mem::take::<Operations>(&mut self.movers.ctx.operations);
-        let deferred = std::mem::take(&mut self.movers.ctx.buried);
+        let deferred = std::mem::take(&mut self.movers.ctx.deferred);
         on_thread(move || {
             for (_, mut open) in engines {
                 open.engine.quiesce();

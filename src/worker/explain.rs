@@ -230,6 +230,8 @@ struct Known<'a> {
     direct: Option<&'a OneCopy>,
     cma: bool,
     devices: Option<DeviceWays>,
+    /// Those that reach this side's memory best.
+    near: Result<Vec<u64>, String>,
     scheme: RendezvousScheme,
 }
 
@@ -286,9 +288,20 @@ impl Known<'_> {
     }
 
     /// Whether network devices do it, and else why not.
-    fn rails(&self) -> Option<Result<&str, &str>> {
+    fn rails(&self) -> Option<Result<String, &str>> {
         let rails = self.devices.as_ref().map(|ways| &ways.rails)?;
-        Some(rails.as_deref().map_err(String::as_str))
+        let rails = rails
+            .as_ref()
+            .and_then(|rails| Ok((rails, self.near.as_ref()?)));
+        let named = |(rails, near): (&Vec<(u64, String)>, &Vec<u64>)| {
+            let rails = rails.iter().filter(|(device, _)| near.contains(device));
+            let names: Vec<&str> = rails.map(|(_, name)| name.as_str()).collect();
+            match self.devices.as_ref().map_or(0, |ways| ways.failed) {
+                0 => names.join(", "),
+                failed => format!("{} ({failed} failed)", names.join(", ")),
+            }
+        };
+        Some(rails.map(named).map_err(String::as_str))
     }
 
     /// The way to device memory of the peer that the engine opens.
@@ -376,6 +389,10 @@ impl Known<'_> {
                     _ if found.is_complete() => {}
                     Some(Ok(_)) if self.scheme == RendezvousScheme::Messages => {
                         found.not("network devices", "WHARF_RNDV_SCHEME says so");
+                    }
+                    Some(Ok(_)) if self.scheme == RendezvousScheme::Put && into => {
+                        let why = "WHARF_RNDV_SCHEME has them write, which they do to host memory";
+                        found.not("network devices", why);
                     }
                     Some(Ok(_)) => {
                         let by = match self.scheme {
@@ -838,8 +855,18 @@ fn engines<'a>(devices: &'a Devices, own: bool, asked: &Asked) -> Result<Engines
     })
 }
 
+/// The network devices of a connection that reach memory of this side, of this type, best.
+fn near(peer: &mut Peer, memory_type: MemoryType) -> Result<Vec<u64>, String> {
+    let ways = peer.link.as_mut().and_then(|link| link.one_sided());
+    ways.map_or(Ok(Vec::new()), |ways| {
+        let (memory, devices) = (ways.memory(), ways.devices());
+        memory.takes(memory_type, devices)?;
+        Ok(memory.nearest(memory_type, devices.to_vec()))
+    })
+}
+
 fn explain_on(
-    peer: &Peer,
+    peer: &mut Peer,
     devices: &Devices,
     scheme: RendezvousScheme,
     own: bool,
@@ -862,6 +889,7 @@ fn explain_on(
         Ok(engines) => engines,
         Err(why) => return why,
     };
+    let near = near(peer, asked.here());
     let direct = peer.one_copy.as_deref();
     let known = Known {
         peer,
@@ -870,6 +898,7 @@ fn explain_on(
         direct,
         cma: direct.is_some_and(|one_copy| one_copy.cma.is_some()),
         devices: peer.link.as_ref().and_then(|link| link.device_ways()),
+        near,
         scheme,
     };
     let mut found = match asked.operation {

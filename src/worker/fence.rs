@@ -126,6 +126,7 @@ pub(super) mod tests {
             segment: 0,
             segment_offset: 0,
             on_device,
+            read_back: false,
         }
     }
 

@@ -681,7 +681,7 @@ async fn memory_is_taken_back_when_the_last_frame_is_there() {
             let gone = Error::new(ErrorKind::PeerDied, "it was stopped for too long");
             bed.core.fail(LINK, gone);
         }
-        bed.core.movers.ctx.buried.clear();
+        bed.core.movers.ctx.deferred.clear();
         revoked.await;
         assert_eq!(region.unexpose().await.len(), 64);
     }

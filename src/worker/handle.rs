@@ -11,7 +11,7 @@ use crate::{
     Context,
     error::{Error, ErrorKind, Operation, Result},
     memory::region::RegionWatcher,
-    protocol::ledger::Ledger,
+    protocol::{goodbye::Leaves, ledger::Ledger},
     sys::fork,
     worker::{
         connect::{self, wireup::Wireup},
@@ -25,6 +25,10 @@ use crate::{
         shared::{Shared, Transport},
     },
 };
+
+/// Why nothing begins on a worker any more.
+const SHUT_DOWN: &str = "the worker was shut down";
+const RUNTIME_ENDED: &str = "the worker's Tokio runtime has ended";
 
 /// What the last handle's drop leaves the connections to say goodbye.
 const DROP_DEADLINE: Duration = Duration::from_secs(5);
@@ -43,6 +47,7 @@ impl Handle {
                 "a worker is made on a Tokio runtime: call this in its context",
             )
         })?;
+        has_drivers()?;
         let rendezvous = context.config().rendezvous_threshold.value;
         let mut core = Core::new(context.regions().clone(), rendezvous);
         core.movers.ctx.ledger = Ledger::new(quotas(&context.config().limits));
@@ -89,10 +94,21 @@ impl Handle {
                 .name("wharf-worker".into())
                 .spawn(move || span.in_scope(|| reactor::run_thread(&driver, &bells)))
                 .map_err(|error| Error::io("the worker's thread", error))?;
+            let mut stopped = shared.stopped.subscribe();
+            let ends = Stops(shared.clone(), RUNTIME_ENDED);
+            shared.runtime.spawn(async move {
+                let _ends = ends;
+                drop(stopped.wait_for(|stopped| *stopped).await);
+            });
         } else {
             let _runtime = shared.runtime.enter();
             let reactor = Reactor::new(shared.clone())?;
-            shared.runtime.spawn(reactor.instrument(span));
+            let ends = Stops(shared.clone(), RUNTIME_ENDED);
+            let drives = async move {
+                let _ends = ends;
+                reactor.await;
+            };
+            shared.runtime.spawn(drives.instrument(span));
         }
         Ok(Arc::new(Self { shared }))
     }
@@ -101,7 +117,7 @@ impl Handle {
     pub(crate) async fn shutdown(shared: &Arc<Shared>, deadline: Duration) -> Result<()> {
         fork::check(Operation::Close)?;
         let links = shared.with(|engine| {
-            engine.closing = true;
+            engine.closing.get_or_insert(SHUT_DOWN);
             let core = &mut engine.core;
             let links: Vec<_> = core
                 .movers
@@ -115,7 +131,7 @@ impl Handle {
                 if let Some(peer) = core.movers.ctx.peer(*link)
                     && matches!(peer.status, Status::Open)
                 {
-                    core.begin_close(*link);
+                    core.begin_close(*link, Leaves::ShutDown, None);
                 }
             }
             core.wake_who_looks();
@@ -127,8 +143,11 @@ impl Handle {
                 std::future::poll_fn(|cx| shared.poll_closed(cx, *link, *id, &mut ticket)).await;
             }
         };
-        let in_time = tokio::time::timeout(deadline, all).await.is_ok();
-        Self::stop(shared);
+        let all = async { Ok(tokio::time::timeout(deadline, all).await.is_ok()) };
+        // Whatever stops it meanwhile, or has before, leaves nothing to wait for.
+        let all = shared.unless_stopped(Operation::Close, all).await;
+        let in_time = all.unwrap_or(true);
+        Self::stop(shared, SHUT_DOWN);
         if in_time {
             Ok(())
         } else {
@@ -141,9 +160,9 @@ impl Handle {
     }
 
     /// Ends everything that is left.
-    fn stop(shared: &Arc<Shared>) {
+    fn stop(shared: &Arc<Shared>, why: &'static str) {
         shared.with(|engine| {
-            engine.closing = true;
+            let why = *engine.closing.get_or_insert(why);
             let links: Vec<_> = engine
                 .core
                 .movers
@@ -154,14 +173,9 @@ impl Handle {
                 .map(|peer| peer.slot)
                 .collect();
             for link in links {
-                engine.fail(
-                    link,
-                    Error::new(ErrorKind::Closed, "the worker was shut down"),
-                );
+                engine.fail(link, Error::new(ErrorKind::Closed, why));
             }
-            engine
-                .core
-                .end_all(&Error::new(ErrorKind::Closed, "the worker was shut down"));
+            engine.core.end_all(&Error::new(ErrorKind::Closed, why));
         });
         shared.end_devices();
         shared.stopping.store(true, Ordering::Release);
@@ -170,13 +184,25 @@ impl Handle {
     }
 }
 
-/// Stops a worker that nobody has any more, at the latest when this is dropped.
-struct Stops(Arc<Shared>);
+/// Whether the current runtime has what a worker needs. Tokio tells by panics alone, which it prints.
+fn has_drivers() -> Result<()> {
+    let timers = || drop(tokio::time::sleep(Duration::ZERO));
+    let io = || drop(tokio::net::UnixDatagram::unbound());
+    let lacks = |what| {
+        let text = format!("a worker needs the runtime's {what}: build it with `enable_all`");
+        Error::new(ErrorKind::InvalidArgument, text)
+    };
+    std::panic::catch_unwind(timers).map_err(|_| lacks("timers"))?;
+    std::panic::catch_unwind(io).map_err(|_| lacks("I/O driver"))
+}
+
+/// Stops a worker, at the latest when this is dropped: nobody has it any more, or its runtime drops its tasks.
+struct Stops(Arc<Shared>, &'static str);
 
 impl Drop for Stops {
     fn drop(&mut self) {
         if !fork::forked() && !self.0.stopping.load(Ordering::Acquire) {
-            Handle::stop(&self.0);
+            Handle::stop(&self.0, self.1);
         }
     }
 }
@@ -199,11 +225,11 @@ impl Drop for Handle {
                 .any(|peer| !matches!(peer.status, Status::Closed(_)))
         });
         if !pending {
-            Self::stop(&shared);
+            Self::stop(&shared, SHUT_DOWN);
             return;
         }
         let runtime = shared.runtime.clone();
-        let stops = Stops(shared);
+        let stops = Stops(shared, SHUT_DOWN);
         // On a runtime that is gone the task is dropped at once, else with the runtime, and with it the connections.
         runtime.spawn(async move {
             if let Err(error) = Self::shutdown(&stops.0, DROP_DEADLINE).await {

@@ -10,7 +10,7 @@ use crate::{
         ledger::{AccountId, Amount, Amounts},
         matching::{Arrival, Name, Taken},
     },
-    types::{LinkId, Mask, Tag},
+    types::{EndpointId, LinkId, Mask, Tag},
     worker::{
         Held, RefusalCounts, Refusals,
         core::Core,
@@ -226,6 +226,22 @@ impl Core {
         Some(taken)
     }
 
+    /// The same of one peer's.
+    pub(crate) fn take_unexpected_of(
+        &mut self,
+        (link, from): (LinkId, EndpointId),
+        tag: Tag,
+        mask: Mask,
+    ) -> Option<Taken<Unexpected>> {
+        let peer = self.movers.ctx.endpoint(link, from);
+        let peer = peer.filter(|peer| peer.is_alive());
+        let account = peer.map(|peer| peer.account.unwrap_or(AccountId::NOBODY));
+        let is_own = |message: &Unexpected| message.from == from;
+        let taken = self.unexpected.take_match_of(account, tag, mask, is_own)?;
+        self.movers.ctx.let_go(&taken);
+        Some(taken)
+    }
+
     /// Takes the message of this name.
     pub(crate) fn take_named(&mut self, name: Name) -> Option<Taken<Unexpected>> {
         let taken = self.unexpected.take_named(name)?;
@@ -250,7 +266,7 @@ impl Core {
         let whole = |message: &Unexpected| !matches!(message.body, Body::Arriving { .. });
         for taken in self.unexpected.take_of(account, whole) {
             self.movers.ctx.let_go(&taken);
-            self.movers.ctx.bury_body(taken.message.body);
+            self.movers.ctx.defer_drop_body(taken.message.body);
         }
         self.am_forget(account);
     }
@@ -264,7 +280,7 @@ mod tests {
     use crate::{
         protocol::{am, control},
         transport::Sink,
-        types::{AmId, EndpointId},
+        types::AmId,
         worker::{
             frames::{Bed, LINK},
             inbox::tests::rts,

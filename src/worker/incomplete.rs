@@ -224,6 +224,7 @@ fn blocks(bed: &mut Bed) -> OpKey {
         segment: 0,
         segment_offset: 0,
         on_device: false,
+        read_back: false,
     };
     let plan = Plan::new(target, 200, shape.into());
     get(&mut bed.core, 100, Some(Box::new(plan)))
@@ -365,7 +366,7 @@ fn a_receive_that_the_peer_is_inside() {
                     panic!("{outcome:?}");
                 };
                 assert_eq!(buffer.is_some(), leaves);
-                assert_eq!(engine.core.movers.kept.is_empty(), leaves);
+                assert_eq!(engine.core.movers.lingering.is_empty(), leaves);
                 if !leaves {
                     theirs.leave();
                 }

@@ -2,11 +2,87 @@
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
-use crate::worker::{
-    engine::Engine,
-    metrics::{Traffic, WorkerMetrics},
-    shared::Shared,
+use crate::{
+    protocol::plan::{CHUNK, TOLD},
+    types::OpKey,
+    worker::{
+        copy::Transfer,
+        core::Core,
+        engine::Engine,
+        metrics::{Traffic, WorkerMetrics},
+        movers::Movers,
+        one_sided::OneSided,
+        operations::{Ended, RecvStage, SendStage, Work},
+        shared::Shared,
+    },
 };
+
+impl Core {
+    /// How many bytes of an operation were moved, as this side knows it, and of how many: `None` for a receive that has no message. `None`: it is over, or moves
+    /// nothing.
+    pub(crate) fn moved(&mut self, key: OpKey) -> Option<(usize, Option<usize>)> {
+        let Some(key) = self.entry_of(key) else {
+            return (!self.is_over(key)).then_some((0, None));
+        };
+        let entry = self.movers.ctx.operations.get(key)?;
+        let total = match &*entry.work {
+            Work::Send(send) => Some(send.buffer.len()),
+            Work::Recv(recv) => recv.arrival.map(|arrival| arrival.length),
+            Work::Put(put) => Some(put.buffer.len()),
+            Work::Get(get) => Some(get.buffer.len()),
+            Work::Copy(copy) => Some(copy.from.len()),
+            _ => return None,
+        };
+        match entry.outcome.as_ref().or(entry.deferred.as_ref()) {
+            Some(Ended::Done(Ok(()))) => Some((total.unwrap_or(0), total)),
+            Some(_) => None,
+            None => Some((self.movers.counted(key).min(total.unwrap_or(0)), total)),
+        }
+    }
+}
+
+impl Movers {
+    /// What whoever moves the bytes of an operation has counted.
+    fn counted(&mut self, key: OpKey) -> usize {
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return 0;
+        };
+        let pipe = entry
+            .staged
+            .as_ref()
+            .and_then(|staged| staged.pipe.as_ref());
+        if let Some(pipe) = pipe {
+            return pipe.done;
+        }
+        if let Some(OneSided::Moves(moves)) = entry.one_sided.as_deref() {
+            return moves.next;
+        }
+        let (in_messages, word) = match &*entry.work {
+            Work::Send(send) => match &send.stage {
+                SendStage::Streaming(out) => (out.next, None),
+                _ => (0, send.slot),
+            },
+            Work::Recv(recv) => match recv.stage {
+                RecvStage::Landing { got, .. } => (got, None),
+                RecvStage::Shared(word) => (0, Some(word)),
+                _ => (0, None),
+            },
+            // What was announced the peer fetches.
+            Work::Put(put) if put.announced => (0, None),
+            Work::Put(put) => (put.next, put.slot),
+            Work::Get(get) => (get.got, get.slot),
+            _ => (0, None),
+        };
+        let (link, told) = (entry.link, entry.told as usize * TOLD);
+        let transfer = self.transfers.iter().find(|transfer| transfer.op == key);
+        let copied = transfer.map_or(0, Transfer::moved);
+        let by_both = word.and_then(|word| {
+            let one_copy = self.ctx.one_copy(link?)?;
+            Some(one_copy.pair.completed(word) as usize * CHUNK)
+        });
+        in_messages.max(copied).max(by_both.unwrap_or(0)).max(told)
+    }
+}
 
 impl Shared {
     /// What the worker has done so far.

@@ -24,11 +24,12 @@ use std::sync::Arc;
 use crate::{
     config::RendezvousScheme,
     error::{Error, Result},
-    memory::{AddressRange, Buffer, Segment},
+    memory::{Buffer, LocalMemory},
     protocol::control::{self, Rts},
-    transport::{Link, LocalKeys, OneSidedAttributes, RemoteMemory},
+    trace,
+    transport::{self, DeviceRegistrar, Link, LocalKeys, OneSidedAttributes},
     types::{Access, DeviceKey},
-    worker::violation::violation,
+    worker::{rma::Target, violation::violation},
 };
 
 /// Pieces of one operation that each rail may have in flight.
@@ -47,18 +48,18 @@ pub(crate) enum OneSided {
     Asks { op: u64, address: u64 },
     /// The peer's write it; without keys while it is being registered. With the peer's operation.
     Written {
-        memory: Arc<dyn RemoteMemory>,
+        memory: Arc<dyn DeviceRegistrar>,
         keys: Option<LocalKeys>,
         op: u64,
     },
     /// It has ended so while the memory was being registered for the peer's, which is to end first.
     Over {
-        memory: Arc<dyn RemoteMemory>,
+        memory: Arc<dyn DeviceRegistrar>,
         result: Option<Result<()>>,
     },
     /// The peer's wrote it, and may do so until the registration has ended, which is under way.
     Closing {
-        memory: Arc<dyn RemoteMemory>,
+        memory: Arc<dyn DeviceRegistrar>,
         keys: LocalKeys,
     },
     /// Nothing: it has failed, and ends when the peer's processor is seen outside its memory (`Movers::leaving`).
@@ -69,10 +70,16 @@ pub(crate) enum OneSided {
 pub(crate) struct Moves {
     /// Towards this process.
     pub(in crate::worker) pull: bool,
+    /// Nothing where a device has the memory.
     pub(in crate::worker) local: *mut u8,
+    pub(in crate::worker) of: LocalMemory,
     pub(in crate::worker) length: usize,
-    /// The allocation of wharf's own that it is in.
-    pub(in crate::worker) whole: Option<AddressRange>,
+    /// What a put or get was of, should it go otherwise.
+    pub(in crate::worker) target: Option<Target>,
+    /// Keys of the peer's devices by which what was written is yet to be read back.
+    pub(in crate::worker) unread: Vec<DeviceKey>,
+    /// What was written here is seen by whose memory it is.
+    pub(in crate::worker) settled: bool,
     /// In the peer's memory.
     pub(in crate::worker) address: u64,
     pub(in crate::worker) keys: Arc<[DeviceKey]>,
@@ -90,9 +97,6 @@ pub(crate) struct Moves {
 
 // SAFETY: `local` is memory owned by the operation of the same worker; this moves with the worker's state.
 unsafe impl Send for Moves {}
-
-/// Memory of this side: where, how much, and the allocation of wharf's own that it is in.
-type Local = (*mut u8, usize, Option<AddressRange>);
 
 pub(in crate::worker) enum Memory {
     Unknown,
@@ -113,7 +117,7 @@ pub(crate) struct Offer {
 impl Moves {
     pub(in crate::worker) fn new(
         pull: bool,
-        (local, length, whole): Local,
+        (local, of): (*mut u8, LocalMemory),
         address: u64,
         keys: Arc<[DeviceKey]>,
         tell: Option<u64>,
@@ -121,8 +125,11 @@ impl Moves {
         Self {
             pull,
             local,
-            length,
-            whole,
+            of,
+            length: of.range.len() as usize,
+            target: None,
+            unread: Vec::new(),
+            settled: false,
             address,
             keys,
             tell,
@@ -132,10 +139,6 @@ impl Moves {
             memory: Memory::Unknown,
             failed: None,
         }
-    }
-
-    pub(in crate::worker) fn range(&self) -> Option<AddressRange> {
-        AddressRange::new(self.local as u64, self.length as u64).ok()
     }
 
     /// What this side's devices do with the local memory.
@@ -157,12 +160,6 @@ impl Moves {
     }
 }
 
-/// The allocation that a buffer of wharf's own is in.
-pub(in crate::worker) fn whole(segment: Option<(&Arc<Segment>, usize)>) -> Option<AddressRange> {
-    let mapping = segment?.0.mapping();
-    AddressRange::new(mapping.as_ptr() as u64, mapping.len() as u64).ok()
-}
-
 /// What lets peers read a message: its keys, if it is registered already. `None`: it goes otherwise.
 pub(super) fn offer(
     link: &mut dyn Link,
@@ -172,13 +169,19 @@ pub(super) fn offer(
     room: usize,
 ) -> Option<Offer> {
     let ways = link.one_sided()?;
-    if scheme == RendezvousScheme::Messages || rts.segment != 0 {
+    let memory = buffer.local_memory()?;
+    let on_device = memory.is_on_device();
+    if scheme == RendezvousScheme::Messages
+        || rts.segment != 0 && !on_device
+        || memory.range.is_empty()
+        || on_device && takes(ways, &memory).is_err()
+    {
         return None;
     }
-    let data = buffer.as_slice().filter(|data| !data.is_empty())?;
+    rts.address = memory.range.start();
     let found = ways
         .memory()
-        .find(AddressRange::of(data), Access::READ, ways.devices());
+        .find(&memory, Access::READ, &offered(ways, &memory));
     let keys = found.filter(|_| scheme != RendezvousScheme::Put);
     let count = keys.as_ref().map_or(0, |keys| keys.remote().len());
     let fits = count.min(control::MAX_KEYS) * control::KEY <= room;
@@ -194,6 +197,23 @@ pub(super) fn offer(
     })
 }
 
+/// The devices that the peer may have read it by: of a device's memory all, as those near the peer's count as well.
+pub(in crate::worker) fn offered(ways: &dyn transport::OneSided, memory: &LocalMemory) -> Vec<u64> {
+    let all = ways.devices().to_vec();
+    match memory.is_on_device() {
+        true => all,
+        false => ways.memory().nearest(memory.memory_type, all),
+    }
+}
+
+/// Whether the link's devices may reach this memory.
+pub(in crate::worker) fn takes(
+    ways: &dyn transport::OneSided,
+    memory: &LocalMemory,
+) -> Result<(), String> {
+    ways.memory().takes(memory.memory_type, ways.devices())
+}
+
 impl Offer {
     /// The keys that go with the announcement.
     pub(super) fn announced(&self, rts: &Rts) -> &[DeviceKey] {
@@ -204,9 +224,10 @@ impl Offer {
     }
 }
 
-/// Logs why memory is not in reach of devices: once in a while it is worth knowing.
+/// Logs why memory is not in reach of devices.
 pub(in crate::worker) fn told(error: Error) -> Error {
-    tracing::warn!(target: "wharf::memory", %error, "memory cannot be registered with network devices; it travels in messages");
+    let reason = format!("unregistered: {:?}", error.kind());
+    trace::slower!(reason, target: "wharf::memory", %error, "memory cannot be registered with network devices; it travels in messages");
     error
 }
 

@@ -258,6 +258,8 @@ impl Send {
 }
 
 pub(crate) enum RecvStage {
+    /// Waits for a message of its connection's peer, in that queue.
+    Posted(PostId),
     /// Matched; the bytes arrive one after the other.
     Landing { expected: usize, got: usize },
     /// Matched; being copied out of the sender's memory.
@@ -505,7 +507,9 @@ pub(crate) struct Entry {
     /// Whether it stands in the queue of its link.
     pub(crate) queued: bool,
     /// One-copy transfers that touch this entry's memory.
-    pub(crate) copies: u32,
+    pub(crate) copies: u16,
+    /// So many times [`plan::TOLD`] bytes were moved by the peer, as it says.
+    pub(crate) told: u16,
     /// A receive whose future is gone and whose message keeps its place ([`Body::Arriving`]).
     pub(crate) keeps_place: bool,
     /// The receive that has matched that message.
@@ -789,6 +793,7 @@ impl Entry {
             deferred: None,
             queued: false,
             copies: 0,
+            told: 0,
             keeps_place: false,
             successor: None,
             discards: false,

@@ -31,7 +31,7 @@ use crate::{
         copy::Remote,
         layout::Requests,
         metrics::Counted,
-        queue::{Lane, Queue, Queued},
+        queue::{Class, Queue, Queued},
         signal::Signals,
         stream::PeerStreams,
         ways::Ways,
@@ -223,6 +223,9 @@ pub(crate) struct Odd {
     pub(crate) refused: Vec<(&'static str, String)>,
     /// Why device memory of it is not opened here, once that was tried: by the accelerator's place in the context, each once.
     pub(crate) unrouted: Vec<(usize, Error)>,
+    /// The goodbye of this side, until it is said; and of the peer, as far as it has come.
+    pub(crate) goodbye: Vec<u8>,
+    pub(crate) heard: Vec<u8>,
 }
 
 pub(crate) struct Peer {
@@ -334,6 +337,13 @@ impl Peer {
     /// Whether there may be a way between its device memory and this side's: within one worker, or one host.
     pub(crate) fn reaches_devices(&self) -> bool {
         self.is_own() || self.one_copy.is_some()
+    }
+
+    /// Whether network devices may move bytes over it, out of memory of devices too.
+    #[cold]
+    pub(crate) fn has_rails(&self) -> bool {
+        let ways = self.link.as_ref().and_then(|link| link.device_ways());
+        ways.is_some_and(|ways| ways.rails.is_ok())
     }
 
     /// Whether the other end is this worker itself.
@@ -509,6 +519,17 @@ impl Peer {
         self.send_window.take(eager_cost(length));
     }
 
+    /// Sends a message of the protocol that may as well be left out, where nothing waits and there is room.
+    pub(crate) fn mention(&mut self, id: u8, header: u64, body: &[u8]) -> Result<(), Error> {
+        if self.queue.active() == 0
+            && let Some(link) = &mut self.link
+            && let Err(SendError::Failed(error)) = link.am_short(id, header, body)
+        {
+            return Err(error);
+        }
+        Ok(())
+    }
+
     /// Sends a message of the protocol, or queues it. `true`: it is an answer that waits, and is to be charged.
     pub(crate) fn control(&mut self, id: u8, header: u64, body: &[u8]) -> Result<bool, Error> {
         if self.queue.active() == 0
@@ -520,16 +541,16 @@ impl Peer {
                 Err(SendError::Failed(error)) => return Err(error),
             }
         }
-        let mut bytes = [0; 48];
+        let mut bytes = [0; control::BODY];
         bytes[..body.len()].copy_from_slice(body);
-        let lane = if control::is_answer(id) {
-            Lane::Answer
+        let class = if control::is_answer(id) {
+            Class::Answer
         } else {
-            Lane::Normal
+            Class::Normal
         };
         let length = body.len() as u8;
         self.queue.push(
-            lane,
+            class,
             Queued::Control {
                 id,
                 header,

@@ -7,7 +7,7 @@ use crate::{
 
 /// Memory of users that an operation held. Its owner's drop may do anything, and so use this worker.
 #[allow(dead_code, reason = "held to be dropped")]
-pub(crate) enum Buried {
+pub(crate) enum Deferred {
     Work(Work),
     Buffer(Buffer),
     Memory(BufferMut),

@@ -1,4 +1,4 @@
-//! What waits for room on a link: lanes, of which the first that is not empty goes first.
+//! What waits for room on a link: classes, of which the first that is not empty goes first.
 //!
 //! ```text
 //! answers ▷ high ▷ announcements held back ▷ normal ▷ the rest of what is being sent in fragments ▷ low
@@ -10,12 +10,12 @@ use std::collections::VecDeque;
 
 use crate::types::{OpKey, Priority};
 
-/// Messages in a row after which the last lane has a turn: a flood of short messages slows a long one down and does not stop it.
+/// Messages in a row after which the last class has a turn: a flood of short messages slows a long one down and does not stop it.
 const TURNS: u32 = 64;
 
 /// A place in the order of going out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum Class {
     /// Answers of the protocol, which have no order with anything else.
     Answer,
     High,
@@ -27,7 +27,7 @@ pub(crate) enum Lane {
     Low,
 }
 
-impl Lane {
+impl Class {
     /// That of an operation's next step. `bulk`: a fragment, and not the first thing of its operation.
     pub(crate) fn of(priority: Priority, bulk: bool) -> Self {
         match priority {
@@ -39,26 +39,26 @@ impl Lane {
     }
 }
 
-const LANES: [Lane; 6] = [
-    Lane::Answer,
-    Lane::High,
-    Lane::Held,
-    Lane::Normal,
-    Lane::Bulk,
-    Lane::Low,
+const CLASSES: [Class; 6] = [
+    Class::Answer,
+    Class::High,
+    Class::Held,
+    Class::Normal,
+    Class::Bulk,
+    Class::Low,
 ];
 
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     /// None until something has to wait: most connections are idle.
-    lanes: Option<Box<Lanes>>,
+    classes: Option<Box<Classes>>,
     length: usize,
     /// Of that, tagged sends that are held back.
     held: usize,
     turn: u32,
 }
 
-type Lanes = [VecDeque<Queued>; 6];
+type Classes = [VecDeque<Queued>; 6];
 
 impl Queue {
     #[inline]
@@ -81,41 +81,41 @@ impl Queue {
         self.held > 0
     }
 
-    pub(crate) fn push(&mut self, lane: Lane, queued: Queued) {
-        self.lane(lane).push_back(queued);
+    pub(crate) fn push(&mut self, class: Class, queued: Queued) {
+        self.class(class).push_back(queued);
     }
 
-    /// A lane that gets one more.
-    fn lane(&mut self, lane: Lane) -> &mut VecDeque<Queued> {
+    /// A class that gets one more.
+    fn class(&mut self, class: Class) -> &mut VecDeque<Queued> {
         self.length += 1;
-        self.held += usize::from(lane == Lane::Held);
-        &mut self.lanes.get_or_insert_default()[lane as usize]
+        self.held += usize::from(class == Class::Held);
+        &mut self.classes.get_or_insert_default()[class as usize]
     }
 
     /// Puts back what [`Queue::pop`] took and the link had no room for.
-    pub(crate) fn put_back(&mut self, lane: Lane, queued: Queued) {
-        self.lane(lane).push_front(queued);
+    pub(crate) fn put_back(&mut self, class: Class, queued: Queued) {
+        self.class(class).push_front(queued);
     }
 
     /// What goes next. `announce`: the peer takes another announcement.
-    pub(crate) fn pop(&mut self, announce: bool) -> Option<(Lane, Queued)> {
+    pub(crate) fn pop(&mut self, announce: bool) -> Option<(Class, Queued)> {
         if self.length == 0 {
             return None;
         }
-        let waiting = self.lanes.as_mut()?;
+        let waiting = self.classes.as_mut()?;
         self.turn = self.turn.wrapping_add(1);
-        let mut lanes = LANES;
+        let mut classes = CLASSES;
         if self.turn.is_multiple_of(TURNS) {
-            lanes.reverse();
+            classes.reverse();
         }
-        for lane in lanes {
-            if lane == Lane::Held && !announce {
+        for class in classes {
+            if class == Class::Held && !announce {
                 continue;
             }
-            if let Some(queued) = waiting[lane as usize].pop_front() {
+            if let Some(queued) = waiting[class as usize].pop_front() {
                 self.length -= 1;
-                self.held -= usize::from(lane == Lane::Held);
-                return Some((lane, queued));
+                self.held -= usize::from(class == Class::Held);
+                return Some((class, queued));
             }
         }
         None
@@ -123,14 +123,14 @@ impl Queue {
 
     /// Takes an operation out.
     pub(crate) fn remove(&mut self, key: OpKey) {
-        let Some(lanes) = &mut self.lanes else {
+        let Some(classes) = &mut self.classes else {
             return;
         };
-        for lane in lanes.iter_mut() {
-            lane.retain(|queued| !matches!(queued, Queued::Operation(op) if *op == key));
+        for class in classes.iter_mut() {
+            class.retain(|queued| !matches!(queued, Queued::Operation(op) if *op == key));
         }
-        self.length = lanes.iter().map(VecDeque::len).sum();
-        self.held = lanes[Lane::Held as usize].len();
+        self.length = classes.iter().map(VecDeque::len).sum();
+        self.held = classes[Class::Held as usize].len();
     }
 
     pub(crate) fn clear(&mut self) {
@@ -162,10 +162,10 @@ mod tests {
         Queued::Operation(OpKey::new(number, 0))
     }
 
-    fn next(queue: &mut Queue, announce: bool) -> Option<(Lane, usize)> {
-        let (lane, queued) = queue.pop(announce)?;
+    fn next(queue: &mut Queue, announce: bool) -> Option<(Class, usize)> {
+        let (class, queued) = queue.pop(announce)?;
         match queued {
-            Queued::Operation(key) => Some((lane, key.slot())),
+            Queued::Operation(key) => Some((class, key.slot())),
             Queued::Control { .. } | Queued::Stream(_) => None,
         }
     }
@@ -173,9 +173,9 @@ mod tests {
     #[test]
     fn higher_first_and_in_order_within() {
         let mut queue = Queue::default();
-        for (number, lane) in (0..).zip([Lane::Low, Lane::Bulk, Lane::Normal, Lane::High]) {
-            queue.push(lane, operation(number));
-            queue.push(lane, operation(10 + number));
+        for (number, class) in (0..).zip([Class::Low, Class::Bulk, Class::Normal, Class::High]) {
+            queue.push(class, operation(number));
+            queue.push(class, operation(10 + number));
         }
         assert_eq!(queue.len(), 8);
         for expected in [3, 13, 2, 12, 1, 11, 0, 10] {
@@ -190,39 +190,39 @@ mod tests {
     #[test]
     fn what_found_no_room_is_the_first_of_its_lane_again() {
         let mut queue = Queue::default();
-        queue.push(Lane::Normal, operation(1));
-        queue.push(Lane::Normal, operation(2));
-        let (lane, queued) = queue.pop(true).expect("one");
-        queue.put_back(lane, queued);
-        assert_eq!(next(&mut queue, true), Some((Lane::Normal, 1)));
+        queue.push(Class::Normal, operation(1));
+        queue.push(Class::Normal, operation(2));
+        let (class, queued) = queue.pop(true).expect("one");
+        queue.put_back(class, queued);
+        assert_eq!(next(&mut queue, true), Some((Class::Normal, 1)));
     }
 
     #[test]
     fn held_until_there_is_a_place() {
         let mut queue = Queue::default();
-        queue.push(Lane::Held, operation(1));
+        queue.push(Class::Held, operation(1));
         assert!(queue.holds());
         assert_eq!(next(&mut queue, false), None);
-        assert_eq!(next(&mut queue, true), Some((Lane::Held, 1)));
+        assert_eq!(next(&mut queue, true), Some((Class::Held, 1)));
         assert!(!queue.holds());
     }
 
     #[test]
     fn the_last_lane_is_not_starved() {
         let mut queue = Queue::default();
-        queue.push(Lane::Low, operation(0));
+        queue.push(Class::Low, operation(0));
         for _ in 0..2 * TURNS {
-            queue.push(Lane::High, operation(1));
+            queue.push(Class::High, operation(1));
         }
-        let place = (0..2 * TURNS).position(|_| next(&mut queue, true) == Some((Lane::Low, 0)));
+        let place = (0..2 * TURNS).position(|_| next(&mut queue, true) == Some((Class::Low, 0)));
         assert!(place.is_some_and(|place| place <= TURNS as usize));
     }
 
     #[test]
     fn removed_from_any_lane() {
         let mut queue = Queue::default();
-        for (number, lane) in (0..).zip(LANES) {
-            queue.push(lane, operation(number));
+        for (number, class) in (0..).zip(CLASSES) {
+            queue.push(class, operation(number));
         }
         for number in 0..6 {
             queue.remove(OpKey::new(number, 0));

@@ -24,6 +24,10 @@ pub(crate) enum Posted {
     Claim(OpKey),
 }
 
+/// A claim of nobody's. It stands in front of all, accepts every message, and so ends every short way as long as something waits for a message of one peer,
+/// which may be earlier than those that wait for one of any.
+pub(in crate::worker) const ASIDE: OpKey = OpKey(u64::MAX);
+
 pub(crate) struct Receive {
     pub(in crate::worker) buffer: BufferMut,
     pub(in crate::worker) waker: WakerSlot,

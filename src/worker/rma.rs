@@ -2,13 +2,7 @@
 
 use std::sync::atomic::AtomicU32;
 
-use crate::{
-    error::{Error, ErrorKind},
-    protocol::plan::CHUNK,
-    sys::memfd::Mapping,
-    transport::Pair,
-    types::Width,
-};
+use crate::{protocol::plan::CHUNK, sys::memfd::Mapping, transport::Pair, types::Width};
 
 /// From this size on a segment is worth mapping at its first use; smaller ones are as well when they are used again.
 pub(in crate::worker) const INLINE: usize = CHUNK;
@@ -27,6 +21,8 @@ pub(crate) struct Target {
     pub(crate) segment_offset: u64,
     /// Out of reach for the owner's processor too.
     pub(crate) on_device: bool,
+    /// What network devices write is read back, so that whose memory it is sees it.
+    pub(crate) read_back: bool,
 }
 
 /// A target that may be mapped here: in a segment, in reach of the owner's processor, and in the table of generations.
@@ -69,14 +65,6 @@ pub(in crate::worker) fn within(mapping: &Mapping, offset: u64, length: usize) -
     let start = usize::try_from(offset).ok()?;
     let fits = mapping.is_writable() && start.checked_add(length)? <= mapping.len();
     fits.then(|| mapping.as_ptr().wrapping_add(start))
-}
-
-#[cold]
-pub(super) fn stale() -> Error {
-    Error::new(
-        ErrorKind::StaleKey,
-        "the remote memory is not exposed any more",
-    )
 }
 
 pub(in crate::worker) fn what(pull: bool) -> &'static str {

@@ -124,7 +124,8 @@ pub(crate) fn lend(one_copy: &mut OneCopy, link: &mut dyn Link, segment: &Arc<Se
 /// Gives the peer a segment. Whether it will have it.
 pub(crate) fn give(one_copy: &mut OneCopy, link: &mut dyn Link, segment: &Segment) -> bool {
     let length = segment.mapping().len() as u64;
-    let is_given = link.share(segment.id(), segment.fd(), length).is_ok();
+    let share = |fd| link.share(segment.id(), fd, length).is_ok();
+    let is_given = segment.fd().is_some_and(share);
     if is_given {
         one_copy.set_given(segment);
     }

@@ -11,7 +11,7 @@
 //! Whoever parks has armed, or has the reactor look ([`SpinPolicy`]). Whoever leaves with something else still pending asks the reactor to look after it.
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
     os::fd::{AsFd, OwnedFd},
     pin::pin,
     sync::{
@@ -26,9 +26,9 @@ use futures::task::AtomicWaker;
 
 use crate::{
     Context,
-    error::{Error, ErrorKind, Result},
+    error::{Error, ErrorKind, Operation, Result},
     memory::region::{Guest, RegionWatcher},
-    protocol::keys::PrivateKey,
+    protocol::{goodbye::Leaves, keys::PrivateKey},
     sys::{
         biased::{Biased, Guard, OwnerGuard},
         eventfd::EventFd,
@@ -42,7 +42,7 @@ use crate::{
         engine::Engine,
         metrics::Dialling,
         operations::Outcome,
-        spin::{LingerPolicy, Luck, Spin, SpinPolicy},
+        spin::{LingerPolicy, Spin, SpinPolicy, SpinRecord},
         turn,
     },
 };
@@ -169,6 +169,30 @@ impl Shared {
         self.wake_reactor();
     }
 
+    /// Does what only a worker that goes on can do, in the context of the runtime that is there, or of the worker's outside of all.
+    ///
+    /// # Errors
+    /// `Closed` when it has been shut down or its runtime has ended, before or meanwhile; else what `future` says.
+    pub(crate) async fn unless_stopped<T>(
+        &self,
+        operation: Operation,
+        future: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let mut stopped = self.stopped.subscribe();
+        let mut ends = pin!(stopped.wait_for(|stopped| *stopped));
+        let mut future = pin!(future);
+        poll_fn(|cx| {
+            if ends.as_mut().poll(cx).is_ready() {
+                let closed = self.with(|engine| engine.closed());
+                return Poll::Ready(Err(closed.during(operation)));
+            }
+            let outside = tokio::runtime::Handle::try_current().is_err();
+            let _within = outside.then(|| self.runtime.enter());
+            future.as_mut().poll(cx)
+        })
+        .await
+    }
+
     /// Makes the reactor run.
     pub(crate) fn wake_reactor(&self) {
         if self.spin.is_thread() {
@@ -245,7 +269,7 @@ impl Shared {
     pub(in crate::worker) fn glance<R>(
         &self,
         cx: &mut TaskContext<'_>,
-        luck: &mut Luck,
+        record: &mut SpinRecord,
         mut attempt: impl FnMut(&mut Engine) -> Option<R>,
         mut park: impl FnMut(&mut Engine, &Waker),
     ) -> Poll<R> {
@@ -255,7 +279,7 @@ impl Shared {
             if let Some(result) = attempt(&mut engine) {
                 engine.found(look.has_spun());
                 self.leave(engine);
-                self.linger.found(&look, luck);
+                self.linger.found(&look, record);
                 self.count(cx);
                 return Poll::Ready(result);
             }
@@ -263,7 +287,7 @@ impl Shared {
             if engine.woken == 0
                 && self
                     .spin
-                    .look_again(&mut look, luck, || engine.looks_cost())
+                    .look_again(&mut look, record, || engine.looks_cost())
             {
                 self.begin_lap(&mut engine);
                 self.leave_lap(engine);
@@ -277,7 +301,7 @@ impl Shared {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            if self.parks(&mut engine, self.linger.parked(luck)) {
+            if self.parks(&mut engine, self.linger.parked(record)) {
                 self.leave(engine);
                 return Poll::Pending;
             }
@@ -301,7 +325,7 @@ impl Shared {
     /// Between two laps of one future, nobody else needs to be told to look.
     #[inline]
     pub(in crate::worker) fn leave_lap(&self, engine: Guard<'_, Engine>) {
-        if engine.core.movers.ctx.wakes.len() | engine.core.movers.ctx.buried.len() == 0 {
+        if engine.core.movers.ctx.wakes.len() | engine.core.movers.ctx.deferred.len() == 0 {
             drop(engine);
         } else {
             leave_and_wake(engine);
@@ -456,15 +480,15 @@ fn leave_and_wake(mut engine: Guard<'_, Engine>) {
     engine.happened = engine.happened.wrapping_add(count as u64);
     engine.woken = engine.woken.saturating_add(count);
     engine.watch.tell();
-    let buried = engine.core.movers.ctx.buried.pop();
-    let more = if engine.core.movers.ctx.buried.is_empty() {
+    let deferred = engine.core.movers.ctx.deferred.pop();
+    let more = if engine.core.movers.ctx.deferred.is_empty() {
         Vec::new()
     } else {
-        std::mem::take(&mut engine.core.movers.ctx.buried)
+        std::mem::take(&mut engine.core.movers.ctx.deferred)
     };
     drop(engine);
     wake_all(wakes.into_iter().chain(last));
-    drop((buried, more));
+    drop((deferred, more));
 }
 
 impl RegionWatcher for Shared {
@@ -486,7 +510,7 @@ impl RegionWatcher for Shared {
             };
             open.for_each(|(pair, link)| take_back(pair, Some(link)));
             core.movers
-                .kept
+                .lingering
                 .iter()
                 .for_each(|kept| take_back(&kept.pair, None));
             core.movers.ctx.withdraw(slot);
@@ -528,7 +552,9 @@ impl Shared {
                 match peer.status {
                     // It was only answered on.
                     crate::worker::peer::Status::Open if !peer.claimed => {}
-                    crate::worker::peer::Status::Open => engine.core.begin_close(link),
+                    crate::worker::peer::Status::Open => {
+                        engine.core.begin_close(link, Leaves::Dropped, None);
+                    }
                     crate::worker::peer::Status::Closed(_) => engine.core.forget(link),
                     crate::worker::peer::Status::Closing { .. } => {}
                 }

@@ -99,12 +99,12 @@ impl SpinPolicy {
 
     /// The same for half a stream. Over sockets its own waits say for how long: what comes there takes longer than the least window. Over shared memory
     /// it comes sooner or is not asked for yet, and who looks for it holds up those who would ask.
-    fn window_of(&self, luck: &Luck, is_socket: bool) -> Duration {
+    fn window_of(&self, record: &SpinRecord, is_socket: bool) -> Duration {
         match self.progress {
             Progress::Adaptive
-                if is_socket && self.pays_over(true) && luck.mean() <= SOCKET_CAP =>
+                if is_socket && self.pays_over(true) && record.mean() <= SOCKET_CAP =>
             {
-                (luck.mean() * 2).clamp(LEAST, SOCKET_CAP)
+                (record.mean() * 2).clamp(LEAST, SOCKET_CAP)
             }
             Progress::Adaptive if !self.pays() => Duration::ZERO,
             Progress::Adaptive => LEAST,
@@ -331,7 +331,7 @@ impl LingerPolicy {
 /// Half a stream's memory of its waits. A task that only reads a stream finds what it waits for while it looks; one that drives a protocol over
 /// it never does, because it has not asked yet.
 #[derive(Debug)]
-pub(crate) struct Luck {
+pub(crate) struct SpinRecord {
     /// Looks that may fail until none is tried.
     credit: u8,
     /// Waits since then.
@@ -342,7 +342,7 @@ pub(crate) struct Luck {
     mean: u32,
 }
 
-impl Default for Luck {
+impl Default for SpinRecord {
     fn default() -> Self {
         Self {
             credit: 2,
@@ -353,7 +353,7 @@ impl Default for Luck {
     }
 }
 
-impl Luck {
+impl SpinRecord {
     /// Whether to look inside the poll, for this wait: always while it pays, now and then otherwise.
     fn tries(&mut self) -> bool {
         self.passed = self.passed.wrapping_add(1);
@@ -398,16 +398,16 @@ impl SpinPolicy {
     pub(crate) fn look_again(
         &self,
         look: &mut Look,
-        luck: &mut Luck,
+        record: &mut SpinRecord,
         is_socket: impl FnOnce() -> bool,
     ) -> bool {
-        if !*look.tries.get_or_insert_with(|| luck.tries()) {
+        if !*look.tries.get_or_insert_with(|| record.tries()) {
             return false;
         }
         let again =
-            self.goes_on(&mut look.spin, || self.window_of(luck, is_socket())) == Some(true);
+            self.goes_on(&mut look.spin, || self.window_of(record, is_socket())) == Some(true);
         if !again {
-            luck.credit = luck.credit.saturating_sub(VAIN);
+            record.credit = record.credit.saturating_sub(VAIN);
             look.tries = Some(false);
         }
         again
@@ -417,22 +417,22 @@ impl SpinPolicy {
 impl LingerPolicy {
     /// A look had success.
     #[inline]
-    pub(crate) fn found(&self, look: &Look, luck: &mut Luck) {
+    pub(crate) fn found(&self, look: &Look, record: &mut SpinRecord) {
         if look.tries == Some(true) {
-            luck.credit = (luck.credit + 1).min(MOST);
+            record.credit = (record.credit + 1).min(MOST);
         }
-        if let Some(since) = luck.since.take() {
+        if let Some(since) = record.since.take() {
             let waited = since.elapsed();
-            luck.learn(waited);
+            record.learn(waited);
             self.learn(waited);
         } else if let Some((waited, _)) = look.spin.waited() {
-            luck.learn(waited);
+            record.learn(waited);
         }
     }
 
     /// A future goes to sleep. For how long the reactor is to look.
-    pub(crate) fn parked(&self, luck: &mut Luck) -> Option<Duration> {
-        luck.since = Some(Instant::now());
+    pub(crate) fn parked(&self, record: &mut SpinRecord) -> Option<Duration> {
+        record.since = Some(Instant::now());
         self.window()
     }
 }
@@ -591,11 +591,11 @@ mod tests {
             SpinPolicy::new(Progress::Adaptive),
             LingerPolicy::new(Progress::Adaptive),
         );
-        let mut luck = Luck::default();
+        let mut record = SpinRecord::default();
         let mut vain = || {
             let mut look = spin.look();
             let mut looks = 0_u32;
-            while spin.look_again(&mut look, &mut luck, || false) {
+            while spin.look_again(&mut look, &mut record, || false) {
                 looks += 1;
             }
             u32::from(looks > 0)
@@ -603,47 +603,47 @@ mod tests {
         let tried: u32 = (0..320).map(|_| vain()).sum();
         assert!((10..=13).contains(&tried), "{tried} of 320");
         // One that finds something is worth another one.
-        let find = |luck: &mut Luck| {
+        let find = |record: &mut SpinRecord| {
             let mut look = spin.look();
-            luck.passed = 31;
-            assert!(spin.look_again(&mut look, luck, || false));
-            linger.found(&look, luck);
+            record.passed = 31;
+            assert!(spin.look_again(&mut look, record, || false));
+            linger.found(&look, record);
         };
-        find(&mut luck);
-        assert_eq!(luck.credit, 1);
+        find(&mut record);
+        assert_eq!(record.credit, 1);
         // Where every other wait is in vain, that is too many: those who were woken stand behind it.
         let mut tried = 0;
         for _ in 0..100 {
-            find(&mut luck);
+            find(&mut record);
             let mut look = spin.look();
-            tried += u32::from(spin.look_again(&mut look, &mut luck, || false));
-            while spin.look_again(&mut look, &mut luck, || false) {}
-            assert_eq!(luck.credit, 0);
+            tried += u32::from(spin.look_again(&mut look, &mut record, || false));
+            while spin.look_again(&mut look, &mut record, || false) {}
+            assert_eq!(record.credit, 0);
         }
         assert_eq!(tried, 100);
         // Where nearly all find something, one in vain ends nothing.
-        (0..100).for_each(|_| find(&mut luck));
-        assert_eq!(luck.credit, MOST);
+        (0..100).for_each(|_| find(&mut record));
+        assert_eq!(record.credit, MOST);
         let mut look = spin.look();
-        while spin.look_again(&mut look, &mut luck, || false) {}
-        assert_eq!(luck.credit, MOST - VAIN);
+        while spin.look_again(&mut look, &mut record, || false) {}
+        assert_eq!(record.credit, MOST - VAIN);
     }
 
     #[test]
     fn over_sockets_the_waits_say_for_how_long_to_look() {
         let spin = SpinPolicy::new(Progress::Adaptive);
-        let mut luck = Luck::default();
-        let window = |luck: &Luck, is_socket| spin.window_of(luck, is_socket);
-        assert_eq!(window(&luck, true), LEAST);
+        let mut record = SpinRecord::default();
+        let window = |record: &SpinRecord, is_socket| spin.window_of(record, is_socket);
+        assert_eq!(window(&record, true), LEAST);
         let wait = Duration::from_micros(8);
-        (0..50).for_each(|_| luck.learn(wait));
-        assert!((wait..CAP).contains(&window(&luck, true)));
-        assert_eq!(window(&luck, false), LEAST);
-        (0..50).for_each(|_| luck.learn(CAP * 3 / 2));
-        assert_eq!(window(&luck, true), SOCKET_CAP);
+        (0..50).for_each(|_| record.learn(wait));
+        assert!((wait..CAP).contains(&window(&record, true)));
+        assert_eq!(window(&record, false), LEAST);
+        (0..50).for_each(|_| record.learn(CAP * 3 / 2));
+        assert_eq!(window(&record, true), SOCKET_CAP);
         // Too long to be looked after.
-        (0..50).for_each(|_| luck.learn(CAP * 3));
-        assert_eq!(window(&luck, true), LEAST);
+        (0..50).for_each(|_| record.learn(CAP * 3));
+        assert_eq!(window(&record, true), LEAST);
     }
 
     /// Where the next message takes some 30 us, who waits for one over a socket looks for it, and over shared memory sleeps; in vain, neither goes on.

@@ -39,7 +39,7 @@ impl Engine {
         if !self.core.posted.is_empty() || !self.core.unexpected.is_empty() || self.is_armed() {
             return None;
         }
-        let wanted = Wanted {
+        let mut wanted = Wanted {
             id: control::TAG_EAGER,
             header: tag.0,
             mask: mask.0,
@@ -48,27 +48,27 @@ impl Engine {
             looks,
         };
         // SAFETY: the room is that long, and is borrowed alone for the whole of this call.
-        unsafe { self.take_wanted(&wanted) }
+        unsafe { self.take_wanted(&mut wanted) }
     }
 
     /// # Safety
     /// As for [`Engine::take`].
     #[inline(always)]
-    unsafe fn take_wanted(&mut self, wanted: &Wanted) -> Option<(Arrival, Owed)> {
+    unsafe fn take_wanted(&mut self, wanted: &mut Wanted) -> Option<(Arrival, Owed)> {
         // SAFETY: the caller's promise.
-        let taken = unsafe { self.take(wanted) }?;
-        let peer = self.core.movers.ctx.peer(taken.from)?;
+        let (from, length) = unsafe { self.take(wanted) }?;
+        let peer = self.core.movers.ctx.peer(from)?;
         let arrival = Arrival {
-            length: taken.length,
-            tag: Tag(taken.header),
+            length,
+            tag: Tag(wanted.header),
             from: peer.id,
         };
-        if !peer.receive_window.pass(eager_cost(taken.length)) {
-            self.core.movers.ctx.exceeded(taken.from);
+        if !peer.receive_window.pass(eager_cost(length)) {
+            self.core.movers.ctx.exceeded(from);
             return None;
         }
         let due = peer.receive_window.due(&Terms::EAGER);
-        Some((arrival, Owed(taken.from, due)))
+        Some((arrival, Owed(from, due)))
     }
 
     /// The same for a posted receive, whose buffer lies in the queue: it is over then, and gone from there.
@@ -79,7 +79,7 @@ impl Engine {
         }
         let (tag, mask, room) = self.core.next_receive(key)?;
         let (address, room) = (room.as_mut_ptr(), room.len());
-        let wanted = Wanted {
+        let mut wanted = Wanted {
             id: control::TAG_EAGER,
             header: tag.0,
             mask: mask.0,
@@ -88,7 +88,7 @@ impl Engine {
             looks: 0,
         };
         // SAFETY: the room is the buffer's, which the posted receive owns, and which nobody else reaches during the call: it stays where it is.
-        let (arrival, owed) = unsafe { self.take_wanted(&wanted) }?;
+        let (arrival, owed) = unsafe { self.take_wanted(&mut wanted) }?;
         let buffer = self.core.take_receive(key)?;
         Some((arrival, buffer, owed))
     }

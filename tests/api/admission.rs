@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use parking_lot::Mutex;
 use wharf::{
-    Admission, Endpoint, ErrorKind, IncomingInfo, Listener, Mask, Result, Tag, Via, Worker,
+    Admission, Endpoint, ErrorKind, IncomingInfo, Listener, Result, Tag, Via, Worker,
     config::Limits,
 };
 
@@ -62,7 +62,7 @@ scenarios! { between workers:
         *open.lock() = true;
         let dialled = here.connect(&address).await.expect("it is nine");
         dialled.tag_send(1, vec![1; 8]).await.expect("sent");
-        there.tag_recv(Tag(1), Mask::ALL, vec![0; 8]).await.expect("a message");
+        there.tag_recv(Tag(1), vec![0; 8]).await.expect("a message");
         assert_eq!(there.metrics().accepted, 1);
         let (_dialled, incoming) = tokio::join!(here.connect(listener.local_addr()), async {
             let incoming = listener.accept().await.expect("a request");
@@ -95,7 +95,7 @@ scenarios! { between workers:
             };
             let first = first.expect("the first");
             first.tag_send(1, vec![1; 8]).await.expect("sent");
-            there.tag_recv(Tag(1), Mask::ALL, vec![0; 8]).await.expect("a message");
+            there.tag_recv(Tag(1), vec![0; 8]).await.expect("a message");
             let (second, accepted) = meet(&here, &listener).await;
             let (second, accepted) = (second.expect("the second"), accepted.expect("the second"));
             let late = way.worker();

@@ -151,7 +151,7 @@ fn receive(worker: &Worker, inbox: &mut wharf::AmInbox, sleeper: &mut dyn Sleepe
     for number in 0..MESSAGES {
         let wanted = message(number);
         let found = if number % 2 == 0 {
-            let mut receive = pin!(worker.tag_recv(Tag(number), Mask::ALL, vec![0; wanted.len()]));
+            let mut receive = pin!(worker.tag_recv(Tag(number), vec![0; wanted.len()]));
             let look = || match receive.as_mut().poll(&mut cx) {
                 Poll::Ready(received) => Some(received.expect("a message").buffer),
                 Poll::Pending => None,
@@ -265,7 +265,7 @@ fn what_others_took_is_not_slept_through() {
     while worker.progress() > 0 {}
     // The message is taken by a future of the same worker after the loop has looked.
     let taken = runtime.block_on(async {
-        let other = there.worker.tag_recv(Tag(5), Mask::ALL, vec![0; 8]).post();
+        let other = there.worker.tag_recv(Tag(5), vec![0; 8]).post();
         here.send(4, vec![1; 8]).await;
         here.send(5, vec![1; 8]).await;
         other.await

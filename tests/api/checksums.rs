@@ -14,7 +14,7 @@ use tokio::{
     net::{TcpListener, TcpStream, tcp},
     time::timeout,
 };
-use wharf::{ContextBuilder, Endpoint, ErrorKind, Mask, Region, RemoteRegion, Tag, Worker};
+use wharf::{ContextBuilder, Endpoint, ErrorKind, Region, RemoteRegion, Tag, Worker};
 
 use crate::{
     fixture::{Way, pattern, run, same},
@@ -119,7 +119,7 @@ async fn exchange(traffic: Traffic, ends: &Ends) {
             let sent = pattern(100, 1);
             let (_, received) = tokio::join!(
                 here.tag_send(1u64, sent),
-                receiver.tag_recv(Tag(1), Mask::ALL, vec![0; 100])
+                receiver.tag_recv(Tag(1), vec![0; 100])
             );
             if let Ok(received) = received {
                 same(&received.buffer, sent, "an eager message");
@@ -129,7 +129,7 @@ async fn exchange(traffic: Traffic, ends: &Ends) {
             let sent = pattern(LONG, 2);
             let (_, received) = tokio::join!(
                 here.tag_send(2u64, sent),
-                receiver.tag_recv(Tag(2), Mask::ALL, vec![0; LONG])
+                receiver.tag_recv(Tag(2), vec![0; LONG])
             );
             if let Ok(received) = received {
                 same(&received.buffer, sent, "a long message");
@@ -271,7 +271,7 @@ fn without_checksums_a_changed_payload_arrives() {
         flip.armed.store(true, SeqCst);
         let sent = pattern(100, 1);
         ends.endpoints[0].tag_send(1u64, sent).await.expect("sent");
-        let receive = ends.workers[1].tag_recv(Tag(1), Mask::ALL, vec![0; 100]);
+        let receive = ends.workers[1].tag_recv(Tag(1), vec![0; 100]);
         let received = receive.await.expect("received").buffer;
         let differ = received.iter().zip(sent).filter(|(a, b)| a != b).count();
         assert_eq!((flip.done.load(SeqCst), differ), (1, 1));

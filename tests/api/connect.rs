@@ -94,15 +94,15 @@ scenarios! { between workers:
         let (here, there) = (Worker::new(&context).expect("a worker"), Worker::new(&context).expect("a worker"));
         let dialled = here.connect(&there.address().expect("an address")).await.expect("connected");
         dialled.tag_send(1, vec![1; 8]).await.expect("sent");
-        let received = there.tag_recv(1, wharf::Mask::ALL, vec![0; 8]).await.expect("a message");
+        let received = there.tag_recv(1, vec![0; 8]).await.expect("a message");
         // An answer, and another: the connection outlasts what was taken to answer on.
         for tag in [2, 3] {
             let back = there.endpoint(received.from).expect("open");
             back.tag_send(tag, vec![2; 8]).await.expect("answered");
             drop(back);
-            here.tag_recv(tag, wharf::Mask::ALL, vec![0; 8]).await.expect("an answer");
+            here.tag_recv(tag, vec![0; 8]).await.expect("an answer");
             dialled.tag_send(1, vec![1; 8]).await.expect("sent");
-            there.tag_recv(1, wharf::Mask::ALL, vec![0; 8]).await.expect("a message");
+            there.tag_recv(1, vec![0; 8]).await.expect("a message");
         }
         let back = there.endpoint(received.from).expect("open");
         works(&pair_of(&context, (here, dialled), (there, back))).await;
@@ -266,7 +266,7 @@ scenarios! { between workers:
             }
         };
         dialled.tag_send(5, vec![5; 8]).await.expect("sent");
-        let received = there.tag_recv(5, wharf::Mask::ALL, vec![0; 8]).await.expect("a message");
+        let received = there.tag_recv(5, vec![0; 8]).await.expect("a message");
         assert_eq!(received.buffer, vec![5; 8]);
     }
 }

@@ -5,8 +5,8 @@
 #![allow(unsafe_code)]
 
 use wharf::{
-    Access, Buffer, BufferList, BufferListMut, BufferMut, Endpoint, ErrorKind, Mask, MemoryType,
-    OpError, Tag,
+    Access, Buffer, BufferList, BufferListMut, BufferMut, Endpoint, ErrorKind, MemoryType, OpError,
+    Tag,
     memory::{AddressRange, DomainMemory},
 };
 
@@ -93,10 +93,10 @@ scenarios! {
                 assert_eq!(back.expect("given back").len(), source.len());
             }
             for target in targets(length) {
-                given_back(pair.there.worker.tag_recv(Tag(1), Mask::ALL, target).await);
+                given_back(pair.there.worker.tag_recv(Tag(1), target).await);
             }
             for target in targets(length) {
-                given_back(pair.there.worker.tag_recv(Tag(1), Mask::ALL, target).post().await);
+                given_back(pair.there.worker.tag_recv(Tag(1), target).post().await);
             }
         }
         works(&pair.here, &pair.there).await;
@@ -164,7 +164,7 @@ scenarios! {
     async fn a_claimed_message(way: Way) {
         let pair = way.pair().await;
         pair.here.endpoint.tag_send(Tag(5), "claimed").await.expect("sent");
-        let matched = pair.there.worker.tag_matched(Tag(5), Mask::ALL).await.expect("here");
+        let matched = pair.there.worker.tag_matched(Tag(5)).await.expect("here");
         given_back(matched.recv(unique(64)).await);
         // It went back to its place.
         assert_eq!(pair.there.receive(5, 64).await, b"claimed");

@@ -16,12 +16,12 @@ scenarios! { everywhere:
     /// A receive without a message is cancelled and gives its buffer back; the message that comes later is not lost.
     async fn cancelled_receive(way: Way) {
         let pair = way.pair().await;
-        let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![7; 100]).post();
+        let receive = pair.there.worker.tag_recv(1, vec![7; 100]).post();
         let (error, buffer) = receive.cancel().await.expect_err("cancelled").into_parts();
         assert_eq!((error.kind(), error.operation()), (ErrorKind::Canceled, Some(Operation::TagRecv)));
         assert_eq!(buffer, Some(vec![7; 100]));
         for size in [8, 5000, LONG] {
-            drop(pair.there.worker.tag_recv(1, Mask::ALL, vec![7; size]).post());
+            drop(pair.there.worker.tag_recv(1, vec![7; size]).post());
             let (received, ()) = tokio::join!(pair.there.receive(1, size), pair.here.send(1, pattern(size, 1)));
             same(&received, pattern(size, 1), size);
         }
@@ -31,7 +31,7 @@ scenarios! { everywhere:
     async fn cancelled_too_late(way: Way) {
         let pair = way.pair().await;
         for size in [8, 5000, LONG] {
-            let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![7; size]).post();
+            let receive = pair.there.worker.tag_recv(1, vec![7; size]).post();
             pair.here.endpoint.tag_send(1, pattern(size, 1)).sync().await.expect("matched");
             let received = receive.cancel().await.expect("it was here");
             same(&received.buffer, pattern(size, 1), size);
@@ -60,7 +60,7 @@ scenarios! { everywhere:
     async fn cancelled_send_against_its_receive(way: Way) {
         let pair = way.pair().await;
         for round in 0..40 {
-            let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![0; LONG]).post();
+            let receive = pair.there.worker.tag_recv(1, vec![0; LONG]).post();
             let send = pair.here.endpoint.tag_send(1, pattern(LONG, round)).post().expect("room");
             if round % 3 == 1 {
                 tokio::task::yield_now().await;
@@ -80,11 +80,11 @@ scenarios! { everywhere:
         let pair = way.pair().await;
         let time = Duration::from_millis(20);
         let start = Instant::now();
-        let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![7; 100]).deadline(time);
+        let receive = pair.there.worker.tag_recv(1, vec![7; 100]).deadline(time);
         let (error, buffer) = receive.await.expect_err("nothing came").into_parts();
         assert_eq!((error.kind(), error.operation()), (ErrorKind::DeadlineExceeded, Some(Operation::TagRecv)));
         assert_eq!(buffer, Some(vec![7; 100]));
-        let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![7; 100]).post().deadline(time);
+        let receive = pair.there.worker.tag_recv(1, vec![7; 100]).post().deadline(time);
         assert_eq!(receive.await.expect_err("nothing came").kind(), ErrorKind::DeadlineExceeded);
         assert!(start.elapsed() >= 2 * time);
 
@@ -99,7 +99,7 @@ scenarios! { everywhere:
         // With time enough it is as without.
         let day = Duration::from_secs(86_400);
         let (received, sent) = tokio::join!(
-            pair.there.worker.tag_recv(1, Mask::ALL, vec![7; LONG]).deadline(day),
+            pair.there.worker.tag_recv(1, vec![7; LONG]).deadline(day),
             pair.here.endpoint.tag_send(1, pattern(LONG, 3)).deadline(day),
         );
         sent.expect("sent");
@@ -133,28 +133,53 @@ scenarios! { everywhere:
         assert!(pair.there.worker.endpoint(pair.there.endpoint.id()).is_none());
     }
 
+    /// A code and words say why: at the other end, or at one's own where both are the same.
+    async fn closed_with_a_reason(way: Way) {
+        for words in [String::new(), "no more".to_owned(), "long ".repeat(50)] {
+            let pair = way.pair().await;
+            pair.here.send(1, pattern(5000, 1)).await;
+            let receives = async {
+                pair.there.receive(1, LONG).await;
+                pair.there.endpoint.closed().await
+            };
+            let (closed, error) = tokio::join!(pair.here.endpoint.close_with(404, &words), receives);
+            closed.expect("closed");
+            let kind = if way == Way::Own { ErrorKind::Closed } else { ErrorKind::ClosedByPeer };
+            let late = pair.there.endpoint.tag_send(1, "late").await.expect_err("closed");
+            for error in [error, late] {
+                assert_eq!(error.kind(), kind, "{error}");
+                let reason = error.close_reason().expect("a reason");
+                assert_eq!((reason.code(), reason.text()), (404, &*words));
+                assert!(error.to_string().contains("code 404") && error.to_string().contains(&words), "{error}");
+            }
+        }
+    }
+
     /// A worker that is shut down ends everything.
     async fn shut_down(way: Way) {
         let pair = way.pair().await;
         let worker = pair.here.worker.clone();
         let listener = worker.listen("127.0.0.1:0").await.expect("a listener");
+        let (begun, have_begun) = tokio::sync::oneshot::channel();
         let waiting = {
             let worker = worker.clone();
             let endpoint = pair.here.endpoint.clone();
             tokio::spawn(async move {
-                let receive = worker.tag_recv(9, Mask::ALL, vec![7; 10]);
-                let posted = worker.tag_recv(9, Mask::ALL, vec![8; 10]).post();
+                // Polled after those before it, which have begun then.
+                let last = async { begun.send(()).expect("awaited") };
+                let receive = worker.tag_recv(9, vec![7; 10]);
+                let posted = worker.tag_recv(9, vec![8; 10]).post();
                 let send = endpoint.tag_send(8, pattern(LONG, 1));
                 let sync = endpoint.tag_send(8, pattern(10, 1)).sync();
-                let claim = worker.tag_matched(9, Mask::ALL);
-                tokio::join!(receive, posted, send, sync, claim, listener.accept(), endpoint.closed())
+                let claim = worker.tag_matched(9);
+                tokio::join!(receive, posted, send, sync, claim, listener.accept(), endpoint.closed(), last)
             })
         };
-        a_while().await;
+        have_begun.await.expect("it begins");
         // Two sends wait for receives that never come; of its own a worker knows that.
         let ended = worker.shutdown(Duration::from_millis(100)).await.map_err(|error| error.kind());
         assert_eq!(ended, if way == Way::Own { Ok(()) } else { Err(ErrorKind::DeadlineExceeded) });
-        let (receive, posted, send, sync, claim, incoming, _) = waiting.await.expect("all ended");
+        let (receive, posted, send, sync, claim, incoming, ..) = waiting.await.expect("all ended");
         let (error, buffer) = receive.expect_err("ended").into_parts();
         assert_eq!((error.kind(), buffer), (ErrorKind::Closed, Some(vec![7; 10])));
         let (error, buffer) = posted.expect_err("ended").into_parts();
@@ -164,9 +189,9 @@ scenarios! { everywhere:
         assert_eq!(claim.expect_err("ended").kind(), ErrorKind::Closed);
         assert_eq!(incoming.expect_err("ended").kind(), ErrorKind::Closed);
         // And everything that comes after.
-        assert_eq!(worker.tag_recv(9, Mask::ALL, vec![0; 10]).await.expect_err("ended").kind(), ErrorKind::Closed);
-        assert_eq!(worker.tag_recv(9, Mask::ALL, vec![0; 10]).post().await.expect_err("ended").kind(), ErrorKind::Closed);
-        assert_eq!(worker.tag_matched(9, Mask::ALL).await.expect_err("ended").kind(), ErrorKind::Closed);
+        assert_eq!(worker.tag_recv(9, vec![0; 10]).await.expect_err("ended").kind(), ErrorKind::Closed);
+        assert_eq!(worker.tag_recv(9, vec![0; 10]).post().await.expect_err("ended").kind(), ErrorKind::Closed);
+        assert_eq!(worker.tag_matched(9).await.expect_err("ended").kind(), ErrorKind::Closed);
         pair.here.endpoint.tag_send(1, vec![1]).await.expect_err("ended");
         worker.shutdown(Duration::from_secs(60)).await.expect("nothing is left");
     }
@@ -256,7 +281,7 @@ scenarios! { between workers:
             let endpoint = &pair.here.endpoint;
             let long = endpoint.tag_send(1, pattern(LONG, 1)).post().expect("room");
             let sync = endpoint.tag_send(1, pattern(10, 1)).sync().post().expect("room");
-            let mut receive = pair.here.worker.tag_recv(Tag(0), Mask::NONE, vec![0; 10]).post();
+            let mut receive = pair.here.worker.tag_recv(Tag(0), vec![0; 10]).mask(Mask::NONE).post();
             until("the message", || pair.there.worker.tag_probe(1, Mask::ALL).is_some()).await;
             if abort {
                 pair.there.endpoint.abort();
@@ -267,7 +292,8 @@ scenarios! { between workers:
             for error in [long.await.expect_err("the peer went"), sync.await.expect_err("the peer went"), endpoint.closed().await] {
                 // A goodbye does not look like a failure, nor the other way round.
                 assert_eq!(error.is_peer_failure(), abort, "{error:?}");
-                assert_eq!(error.kind() == ErrorKind::ClosedByPeer, !abort, "{error:?}");
+                let kind = if abort { ErrorKind::AbortedByPeer } else { ErrorKind::ClosedByPeer };
+                assert_eq!(error.kind(), kind, "{error:?}");
             }
             // An announced message goes with its sender.
             let announced = || pair.there.worker.tag_probe(1, Mask::ALL).is_some_and(|info| info.len == LONG);
@@ -298,7 +324,7 @@ scenarios! { between workers:
         assert_eq!(long.await.expect_err("broken off").kind(), ErrorKind::Closed);
         assert_eq!(sync.await.expect_err("broken off").kind(), ErrorKind::Closed);
         assert_eq!(flush.await.expect("ended").expect_err("broken off").kind(), ErrorKind::Closed);
-        assert!(pair.there.endpoint.closed().await.is_peer_failure());
+        assert_eq!(pair.there.endpoint.closed().await.kind(), ErrorKind::AbortedByPeer);
     }
 
     /// A shut-down without anything pending is in order, and the peer sees a close.
@@ -336,7 +362,7 @@ scenarios! { between workers:
             // More than have a word that both ends count chunks in.
             const MESSAGES: usize = 40;
             let mut receives: Vec<_> = (0..MESSAGES)
-                .map(|tag| pair.there.worker.tag_recv(tag as u64, Mask::ALL, vec![0; size]).post())
+                .map(|tag| pair.there.worker.tag_recv(tag as u64, vec![0; size]).post())
                 .collect();
             let sends: Vec<_> = (0..MESSAGES)
                 .map(|tag| {

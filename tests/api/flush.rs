@@ -114,7 +114,7 @@ scenarios! { between workers:
             a_while().await;
             assert!(poll!(&mut all).is_pending());
         }
-        let received = pair.there.worker.tag_recv(1, wharf::Mask::ALL, vec![0; 8]).await;
+        let received = pair.there.worker.tag_recv(1, vec![0; 8]).await;
         assert_eq!(received.expect("a message").len, 8);
         all.await.expect("flushed");
         message.await.expect("sent");

@@ -1,5 +1,5 @@
 //! Buffers of memory that the program allocated itself, where no device is: ordinary memory, tensors by DLPack, arrays by what they say of themselves.
-//! Devices': `tests/cuda/foreign.rs`. Tensors of real libraries: `tests/ecosystem/python.rs`.
+//! Devices': `tests/support/foreign.rs`. Tensors of real libraries: `tests/ecosystem/python.rs`.
 //!
 //! # Safety
 //! What buffers are made of is kept by their owners.

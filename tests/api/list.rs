@@ -1,6 +1,6 @@
 //! Lists of buffers: messages gathered and scattered.
 
-use wharf::{Buffer, BufferList, BufferListMut, BufferMut, ErrorKind, Mask, ReceiveBuffer, Tag};
+use wharf::{Buffer, BufferList, BufferListMut, BufferMut, ErrorKind, ReceiveBuffer, Tag};
 
 use crate::{
     fixture::{SIZES, Side, Way, a_while, pattern, run, run_on_threads, same},
@@ -64,7 +64,7 @@ fn joined(list: BufferListMut, cut: &[usize]) -> Vec<u8> {
 async fn receive(side: &Side, tag: u64, cut: &[usize]) -> Vec<u8> {
     let received = side
         .worker
-        .tag_recv(Tag(tag), Mask::ALL, room(cut))
+        .tag_recv(Tag(tag), room(cut))
         .await
         .expect("a message");
     let mut bytes = joined(received.buffer, cut);
@@ -108,7 +108,7 @@ scenarios! { everywhere:
         for (seed, size) in SIZES.into_iter().enumerate().filter(|(_, size)| *size < 2_000_000) {
             let bytes = pattern(size, seed);
             let cut = [size / 3, 0, size - size / 3, 9];
-            let receive = pair.there.worker.tag_recv(Tag(1), Mask::ALL, room(&cut)).post();
+            let receive = pair.there.worker.tag_recv(Tag(1), room(&cut)).post();
             a_while_once(seed).await;
             let (sent, received) = tokio::join!(pair.here.endpoint.tag_send(1, bytes), receive);
             sent.expect("sent");
@@ -170,7 +170,7 @@ scenarios! { everywhere:
         for size in [10, 5_000, 50_000, 500_000] {
             let cut = [size / 2, size - size / 2 - 1];
             let send = pair.here.endpoint.tag_send(1, list(pattern(size, 1), &[size / 3, size - size / 3])).post().expect("room");
-            let error = pair.there.worker.tag_recv(Tag(1), Mask::ALL, room(&cut)).await.expect_err("too long");
+            let error = pair.there.worker.tag_recv(Tag(1), room(&cut)).await.expect_err("too long");
             let (error, buffer) = error.into_parts();
             assert_eq!(error.kind(), ErrorKind::Truncated);
             assert!(joined(buffer.expect("given back"), &cut).iter().all(|byte| *byte == 0xee));
@@ -184,7 +184,7 @@ scenarios! { everywhere:
         for size in [10, 5_000, 200_000] {
             let bytes = pattern(size, 2);
             let cut = [size / 2, size - size / 2];
-            let receive = pair.there.worker.tag_recv(Tag(1), Mask::ALL, room(&cut)).post();
+            let receive = pair.there.worker.tag_recv(Tag(1), room(&cut)).post();
             let send = pair.here.endpoint.tag_send(1, bytes).post().expect("room");
             a_while().await;
             drop(receive);

@@ -42,10 +42,7 @@ async fn good_client(way: Way, listener: &Listener, there: &Worker) {
         }
     });
     dialled.tag_send(1, pattern(3000, 1)).await.expect("sent");
-    let received = there
-        .tag_recv(1, wharf::Mask::ALL, vec![0; 3000])
-        .await
-        .expect("a message");
+    let received = there.tag_recv(1, vec![0; 3000]).await.expect("a message");
     assert_eq!(received.from, accepted.id());
 }
 
@@ -242,10 +239,7 @@ fn bad_frames() {
                 .write_all(&frame(1, 7, 0, b"good"))
                 .await
                 .expect("written");
-            let received = worker
-                .tag_recv(7, wharf::Mask::ALL, vec![0; 4])
-                .await
-                .expect("a message");
+            let received = worker.tag_recv(7, vec![0; 4]).await.expect("a message");
             assert_eq!(
                 (&received.buffer[..], received.from),
                 (&b"good"[..], endpoint.id())
@@ -263,7 +257,7 @@ fn bad_frames() {
                 .await
                 .expect("written");
             worker
-                .tag_recv(7, wharf::Mask::ALL, vec![0; 4])
+                .tag_recv(7, vec![0; 4])
                 .await
                 .unwrap_or_else(|error| panic!("{what}: {error:?}"));
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wharf::{Endpoint, Mask, Progress, Worker};
+use wharf::{Endpoint, Progress, Worker};
 
 use crate::{
     fixture::{Way, run},
@@ -77,7 +77,7 @@ fn many(way: Way) {
         }
         for (index, endpoint) in accepted.iter().enumerate().rev() {
             let received = hub
-                .tag_recv(index as u64, Mask::ALL, vec![0; 100])
+                .tag_recv(index as u64, vec![0; 100])
                 .await
                 .expect("a message");
             assert_eq!(received.buffer, vec![index as u8; 100]);
@@ -93,7 +93,7 @@ fn many(way: Way) {
         }
         for index in 0..MANY {
             let received = other
-                .tag_recv(index as u64, Mask::ALL, vec![0; 100_000])
+                .tag_recv(index as u64, vec![0; 100_000])
                 .await
                 .expect("a message");
             assert_eq!(received.len, 100_000);
@@ -136,7 +136,7 @@ fn idle(progress: Progress) {
                     for size in [8, 5000, 200_000] {
                         let (sent, received) = tokio::join!(
                             dialled.tag_send(index, vec![1; size]),
-                            there.tag_recv(index, Mask::ALL, vec![0; size]),
+                            there.tag_recv(index, vec![0; size]),
                         );
                         sent.expect("sent");
                         received.expect("a message");
@@ -146,7 +146,7 @@ fn idle(progress: Progress) {
                 }
                 // One that waits for ever.
                 tokio::spawn(async move {
-                    let _ = here.tag_recv(99, Mask::ALL, vec![0; 8]).await;
+                    let _ = here.tag_recv(99, vec![0; 8]).await;
                 });
             }
             ready.send(()).expect("somebody waits");

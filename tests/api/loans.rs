@@ -5,7 +5,7 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt},
 };
 
-use wharf::{Access, AmId, BufferListMut, BufferMut, Mask};
+use wharf::{Access, AmId, BufferListMut, BufferMut};
 
 use crate::{
     fixture::{Pair, Way, connect, pattern, run, same},
@@ -73,7 +73,7 @@ async fn lent(pair: &Pair) -> (BufferMut, File) {
     let mut target: BufferMut = memory.expect("memory").into();
     // The peer maps it when it comes to it.
     while mappings_of(target.address()) < 2 {
-        let receive = pair.there.worker.tag_recv(1, Mask::ALL, target);
+        let receive = pair.there.worker.tag_recv(1, target);
         let send = pair.here.endpoint.tag_send(1, pattern(LENGTH, 1).to_vec());
         let (sent, received) = tokio::join!(send, receive);
         sent.expect("sent");
@@ -133,7 +133,7 @@ fn a_loan_ends_when_bytes_of_another_come() {
 
         let (target, file) = lent(&pair).await;
         let list = BufferListMut::from([BufferMut::from(vec![0; 100]), target]);
-        let receive = pair.there.worker.tag_recv(2, Mask::ALL, list);
+        let receive = pair.there.worker.tag_recv(2, list);
         let (sent, received) = tokio::join!(other.tag_send(2, secret()), receive);
         sent.expect("sent");
         let pieces = received.expect("received").buffer.into_inner();
@@ -165,7 +165,7 @@ fn a_loan_ends_when_bytes_of_another_come() {
             .tag_send(4, secret()[..100].to_vec())
             .await
             .expect("sent");
-        let receive = pair.there.worker.tag_recv(4, Mask::ALL, target);
+        let receive = pair.there.worker.tag_recv(4, target);
         let target = receive.await.expect("received").buffer;
         same(&bytes(&target)[..100], &secret()[..100], "waited");
         same(&seen(&file), pattern(LENGTH, 1), "one that waited");
@@ -213,7 +213,7 @@ fn it_is_lent_to_one() {
             } else {
                 &pair.here.endpoint
             };
-            let receive = pair.there.worker.tag_recv(1, Mask::ALL, target);
+            let receive = pair.there.worker.tag_recv(1, target);
             let send = from.tag_send(1, pattern(LENGTH, round).to_vec());
             let (sent, received) = tokio::join!(send, receive);
             sent.expect("sent");
@@ -238,7 +238,7 @@ fn parts_are_not_given() {
         source[..LENGTH].copy_from_slice(pattern(LENGTH, 1));
         let source = source.freeze();
         for _ in 0..4 {
-            let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![0; LENGTH]);
+            let receive = pair.there.worker.tag_recv(1, vec![0; LENGTH]);
             let send = pair.here.endpoint.tag_send(1, source.slice(..LENGTH));
             let (sent, received) = tokio::join!(send, receive);
             sent.expect("sent");
@@ -262,7 +262,7 @@ fn what_is_passed_on_is_sealed() {
         let (target, file) = lent(&pair).await;
         let passed = target.freeze();
         for _ in 0..3 {
-            let receive = worker.tag_recv(1, Mask::ALL, vec![0; LENGTH]);
+            let receive = worker.tag_recv(1, vec![0; LENGTH]);
             let (sent, received) = tokio::join!(accepted.tag_send(1, passed.clone()), receive);
             sent.expect("sent");
             same(

@@ -25,17 +25,28 @@ mod ends;
 mod flush;
 mod foreign;
 mod layout;
+#[cfg(not(any(
+    feature = "channel",
+    feature = "cuda",
+    feature = "gaudi",
+    feature = "rocm",
+    feature = "verbs"
+)))]
+mod left_out;
 mod lent;
 mod limits;
 mod list;
 mod listener;
 mod load;
 mod loans;
+mod of_peer;
 mod pressure;
+mod progress;
 mod rma;
 mod signal;
 mod stranger;
 mod stream;
+mod stream_listener;
 mod tag;
 mod turns;
 mod types;

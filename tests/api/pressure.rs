@@ -252,10 +252,8 @@ scenarios! { between workers:
         for posted in [false, true] {
             let pair = if posted { &way.pair().await } else { &pair };
             let send = pair.here.endpoint.tag_send(1, pattern(8 << 20, 1)).post().expect("room");
-            while pair.there.worker.tag_probe(1, Mask::ALL).is_none() {
-                a_while().await;
-            }
-            let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![0; 8 << 20]).post();
+            until("the announcement", || pair.there.worker.tag_probe(1, Mask::ALL).is_some()).await;
+            let receive = pair.there.worker.tag_recv(1, vec![0; 8 << 20]).post();
             let (closed, received, sent) = tokio::join!(pair.there.endpoint.close(), receive, send);
             closed.expect("closed");
             sent.expect("sent");
@@ -267,7 +265,7 @@ scenarios! { between workers:
     async fn close_with_a_claim(way: Way) {
         let pair = way.pair().await;
         let send = pair.here.endpoint.tag_send(1, pattern(LONG, 1)).post().expect("room");
-        let claim = pair.there.worker.tag_matched(1, Mask::ALL).await.expect("a message");
+        let claim = pair.there.worker.tag_matched(1).await.expect("a message");
         pair.there.endpoint.close().await.expect("closed");
         assert_eq!(send.await.expect_err("nobody received it").kind(), ErrorKind::ClosedByPeer);
         let (error, buffer) = claim.recv(vec![7; LONG]).await.expect_err("it is gone").into_parts();
@@ -394,7 +392,8 @@ fn priorities() {
                 let message = pair
                     .there
                     .worker
-                    .tag_matched(0, Mask::NONE)
+                    .tag_matched(0)
+                    .mask(Mask::NONE)
                     .await
                     .expect("a message");
                 let tag = message.info().tag.0;
@@ -553,10 +552,7 @@ fn slow_reader_stalls_nobody_else() {
                 told.recv_timeout(LIMIT).expect("told");
                 runtime.block_on(watchdog(LIMIT, async {
                     for index in 0..COUNT {
-                        let received = worker
-                            .tag_recv(1, Mask::ALL, vec![0; LONG])
-                            .await
-                            .expect("a message");
+                        let received = worker.tag_recv(1, vec![0; LONG]).await.expect("a message");
                         let length = if index % 2 == 0 { 8000 } else { LONG };
                         same(
                             &received.buffer[..received.len],

@@ -1,6 +1,6 @@
 //! One-sided operations.
 
-use wharf::{Access, BufferMut, Descriptor, ErrorKind, Mask, Region, RemoteRegion};
+use wharf::{Access, BufferMut, Descriptor, ErrorKind, Region, RemoteRegion};
 
 use std::{
     collections::BTreeSet,
@@ -681,7 +681,7 @@ scenarios! { between workers:
         let mut rounds = 0;
         // A peer maps what it is given when it comes to it.
         while rounds < 4 || mappings_of(source.address()) < reads || mappings_of(target.address()) < writes {
-            let receive = pair.there.worker.tag_recv(1, Mask::ALL, target);
+            let receive = pair.there.worker.tag_recv(1, target);
             let (sent, received) = tokio::join!(pair.here.endpoint.tag_send(1, source.clone()), receive);
             sent.expect("sent");
             target = received.expect("received").buffer;
@@ -697,7 +697,7 @@ scenarios! { between workers:
         }
         // Each from the one and from the other, so that the first may have had it again.
         for (seed, length) in [(2, 8), (3, 5000), (4, 64 << 10), (5, 300 << 10), (6, length)] {
-            let receive = pair.there.worker.tag_recv(2, Mask::ALL, target);
+            let receive = pair.there.worker.tag_recv(2, target);
             let (sent, received) = tokio::join!(other.tag_send(2, pattern(length, seed).to_vec()), receive);
             sent.expect("sent");
             target = received.expect("received").buffer;
@@ -707,7 +707,7 @@ scenarios! { between workers:
                 written.read_exact_at(&mut seen, 0).expect("memory");
                 same(&seen, pattern(source.len(), 1), "what the peer has");
             }
-            let receive = pair.there.worker.tag_recv(1, Mask::ALL, target);
+            let receive = pair.there.worker.tag_recv(1, target);
             let (sent, received) = tokio::join!(pair.here.endpoint.tag_send(1, source.clone()), receive);
             sent.expect("sent");
             target = received.expect("received").buffer;

@@ -46,6 +46,7 @@ macro_rules! scenarios {
         fn tls() {
             run($scenario(Way::Tls));
         }
+        #[cfg(feature = "verbs")]
         #[test]
         fn rc_verbs() {
             run($scenario(Way::RcVerbs));
@@ -63,6 +64,7 @@ macro_rules! scenarios {
         fn tls_on_threads() {
             run_on_threads($scenario(Way::Tls));
         }
+        #[cfg(feature = "verbs")]
         #[test]
         fn rc_verbs_on_threads() {
             run_on_threads($scenario(Way::RcVerbs));

@@ -40,7 +40,7 @@ scenarios! { everywhere:
         let pair = way.pair().await;
         let mut receives = Vec::new();
         for (index, size) in SIZES.into_iter().enumerate().rev() {
-            let receive = pair.there.worker.tag_recv(index as u64, Mask::ALL, vec![0; size + 9]).post();
+            let receive = pair.there.worker.tag_recv(index as u64, vec![0; size + 9]).post();
             receives.push((index, size, receive));
         }
         let sends = pair.here.send_in_order(SIZES.into_iter().enumerate().map(|(index, size)| (index as u64, pattern(size, index))));
@@ -81,7 +81,7 @@ scenarios! { everywhere:
             for _ in 0..4 {
                 target.fill(0);
                 let (received, ()) = tokio::join!(
-                    pair.there.worker.tag_recv(5, Mask::ALL, target),
+                    pair.there.worker.tag_recv(5, target),
                     pair.here.send(5, source.clone()),
                 );
                 let received = received.expect("a message");
@@ -101,7 +101,7 @@ scenarios! { everywhere:
             for (index, size) in sizes.iter().enumerate() {
                 // Half of them by another mask that takes all of these.
                 let (tag, mask) = if index % 2 == 0 { (0, Mask::NONE) } else { (7, Mask(0xff)) };
-                let received = pair.there.worker.tag_recv(tag, mask, vec![0; 150_000]).await.expect("a message");
+                let received = pair.there.worker.tag_recv(tag, vec![0; 150_000]).mask(mask).await.expect("a message");
                 assert_eq!(received.tag, Tag((index as u64) << 8 | 7), "order");
                 same(&received.buffer[..received.len], pattern(*size, index), index);
             }
@@ -112,7 +112,7 @@ scenarios! { everywhere:
     /// Posted receives match in the order they were posted, wildcards among them.
     async fn posted_keep_order(way: Way) {
         let pair = way.pair().await;
-        let post = |tag: u64, mask| pair.there.worker.tag_recv(tag, mask, vec![0; 200_000]).post();
+        let post = |tag: u64, mask| pair.there.worker.tag_recv(tag, vec![0; 200_000]).mask(mask).post();
         let first = post(0, Mask::NONE);
         let second = post(4, Mask::ALL);
         let third = post(0, Mask::NONE);
@@ -139,7 +139,7 @@ scenarios! { everywhere:
         let pair = way.pair().await;
         let worker = &pair.there.worker;
         for round in 0..120 {
-            let post = |tag: u64, mask| worker.tag_recv(tag, mask, vec![0; 60]).post();
+            let post = |tag: u64, mask| worker.tag_recv(tag, vec![0; 60]).mask(mask).post();
             drop(post(1, Mask::ALL));
             let last = match round % 3 {
                 0 => (0, Mask::NONE),
@@ -178,7 +178,7 @@ scenarios! { everywhere:
             result.expect("sent");
             same(&received, pattern(size, 9), size);
 
-            let receive = pair.there.worker.tag_recv(1, Mask::ALL, vec![0; size]).post();
+            let receive = pair.there.worker.tag_recv(1, vec![0; size]).post();
             pair.here.endpoint.tag_send(1, pattern(size, 10)).sync().await.expect("matched");
             same(&receive.await.expect("a message").buffer, pattern(size, 10), size);
         }
@@ -196,7 +196,7 @@ scenarios! { everywhere:
                             tokio::task::yield_now().await;
                         }
                     }
-                    let short = pair.there.worker.tag_recv(3, Mask::ALL, vec![0; size - 1]);
+                    let short = pair.there.worker.tag_recv(3, vec![0; size - 1]);
                     let (error, buffer) = if size % 2 == 0 { short.post().await } else { short.await }.expect_err("too short").into_parts();
                     assert_eq!(error.kind(), ErrorKind::Truncated, "{size}: {error}");
                     assert_eq!(buffer.map(|buffer| buffer.len()), Some(size - 1), "{size}");
@@ -214,13 +214,13 @@ scenarios! { everywhere:
             let sends = pair.here.send_in_order([(1, pattern(size, 1)), (2, pattern(size, 2)), (1, pattern(size, 3))]);
             let receives = async {
                 let worker = &pair.there.worker;
-                let first = worker.tag_matched(1, Mask::ALL).await.expect("a message");
+                let first = worker.tag_matched(1).await.expect("a message");
                 assert_eq!((first.info().len, first.info().tag), (size, Tag(1)));
                 assert_eq!(first.info().from, pair.there.endpoint.id());
                 drop(first);
-                let first = worker.tag_matched(0, Mask::NONE).await.expect("a message");
+                let first = worker.tag_matched(0).mask(Mask::NONE).await.expect("a message");
                 assert_eq!(first.info().tag, Tag(1), "back in front of the second");
-                let second = worker.tag_matched(0, Mask::NONE).await.expect("a message");
+                let second = worker.tag_matched(0).mask(Mask::NONE).await.expect("a message");
                 assert_eq!(second.info().tag, Tag(2));
                 drop(second);
                 let received = first.recv(vec![0; size]).await.expect("a message");
@@ -244,7 +244,7 @@ scenarios! { everywhere:
         let pair = way.pair().await;
         for size in [0, 20, 5000, 9000, 100_000, 300_000] {
             let claim = async {
-                let matched = pair.there.worker.tag_matched(6, Mask::ALL).await.expect("a message");
+                let matched = pair.there.worker.tag_matched(6).await.expect("a message");
                 assert_eq!(matched.info().len, size);
                 matched
             };
@@ -357,7 +357,7 @@ scenarios! { everywhere:
     async fn answers(way: Way) {
         let pair = way.pair().await;
         pair.here.send(1, &b"question"[..]).await;
-        let question = pair.there.worker.tag_recv(1, Mask::ALL, vec![0; 20]).await.expect("a message");
+        let question = pair.there.worker.tag_recv(1, vec![0; 20]).await.expect("a message");
         let back = pair.there.worker.endpoint(question.from).expect("it is open");
         assert_eq!(back.id(), pair.there.endpoint.id());
         back.tag_send_copy(2, b"answer").await.expect("sent");
@@ -375,7 +375,7 @@ scenarios! { everywhere:
         let pair = way.pair().await;
         for size in [1, 49, 5000, 50_000, 200_000, (1 << 20) + 3] {
             for expected in [true, false] {
-                let post = || pair.there.worker.tag_recv(1, Mask::ALL, vec![0; size - 1]).post();
+                let post = || pair.there.worker.tag_recv(1, vec![0; size - 1]).post();
                 let receive = expected.then(post);
                 let send = pair.here.endpoint.tag_send(1, pattern(size, 1)).sync().post().expect("room");
                 while !expected && pair.there.worker.tag_probe(1, Mask::ALL).is_none() {
@@ -407,7 +407,7 @@ scenarios! { everywhere:
                 let mut source = odd(size);
                 source.as_mut_slice().expect("host memory").copy_from_slice(pattern(size, shift));
                 let (received, ()) = tokio::join!(
-                    pair.there.worker.tag_recv(1, Mask::ALL, odd(size + 1)),
+                    pair.there.worker.tag_recv(1, odd(size + 1)),
                     pair.here.send(1, source.freeze()),
                 );
                 let received = received.expect("a message");
@@ -461,8 +461,7 @@ fn ways_of_messages_that_end_together_are_measured() {
         let receives = async {
             let mut buffers = vec![vec![0; LENGTH]; 4];
             for _ in 0..ROUNDS {
-                let post =
-                    |(tag, buffer)| pair.there.worker.tag_recv(tag, Mask::ALL, buffer).post();
+                let post = |(tag, buffer)| pair.there.worker.tag_recv(tag, buffer).post();
                 let receives: Vec<_> = (0..4_u64).zip(buffers.drain(..)).map(post).collect();
                 for received in join_all(receives).await {
                     buffers.push(received.expect("a message").buffer);

@@ -13,7 +13,7 @@ use std::{
 
 use nix::time::{ClockId, clock_gettime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use wharf::{Mask, Progress, Tag};
+use wharf::{Progress, Tag};
 
 use crate::fixture::{Pair, Way, run};
 
@@ -57,7 +57,7 @@ async fn joined(pair: &Pair, length: usize, rounds: &AtomicU64) {
         for (from, to) in [(&pair.here, &pair.there), (&pair.there, &pair.here)] {
             let (sent, received) = tokio::join!(
                 from.endpoint.tag_send(Tag(1), vec![1; length]),
-                to.worker.tag_recv(Tag(1), Mask::ALL, vec![0; length]),
+                to.worker.tag_recv(Tag(1), vec![0; length]),
             );
             sent.expect("sent");
             assert_eq!(received.expect("received").len, length);
@@ -72,7 +72,7 @@ async fn in_turn(pair: &Pair, length: usize, rounds: &AtomicU64) {
         for (from, to) in [(&pair.here, &pair.there), (&pair.there, &pair.here)] {
             let sent = from.endpoint.tag_send(Tag(2), vec![1; length]).await;
             sent.expect("sent");
-            let received = to.worker.tag_recv(Tag(2), Mask::ALL, vec![0; length]).await;
+            let received = to.worker.tag_recv(Tag(2), vec![0; length]).await;
             assert_eq!(received.expect("received").len, length);
         }
         rounds.fetch_add(1, Relaxed);
@@ -175,7 +175,7 @@ fn who_looks_gives_way_to_those_it_woke() {
     run(async {
         let context = Way::Shm.builder().progress(Progress::Spin(LATEST)).build();
         let pair = Pair::of(&context.expect("a context"), Way::Shm).await;
-        let receive = |tag| pair.there.worker.tag_recv(tag, Mask::ALL, vec![0; 8]);
+        let receive = |tag| pair.there.worker.tag_recv(tag, vec![0; 8]);
         let mut least = Duration::MAX;
         for _ in 0..SLEEPS {
             let (woken, other) = (Arc::new(Woken::default()), Arc::new(Woken::default()));

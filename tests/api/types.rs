@@ -3,16 +3,27 @@
 use std::{
     borrow::Cow,
     collections::HashSet,
-    error::Error as _,
+    fmt::{Debug, Display},
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4},
+    str::FromStr,
     sync::Arc,
     task::{Context as TaskContext, Poll, Wake, Waker},
     time::Duration,
 };
 
 use bytes::Bytes;
-use wharf::{Buffer, BufferMut, Context, Error, ErrorKind, Mask, Tag, Worker};
+#[cfg(feature = "channel")]
+use wharf::channel::{PacketWidth, bootstrap::Launcher};
+use wharf::{
+    Access, Admission, Arm, Buffer, BufferMut, Context, Descriptor, Error, ErrorKind, Mask, Mover,
+    Tag, TransportState, Via, When, Worker,
+    config::{Limits, Source},
+    memory::{Advice, Cause, MonitorKind, OverLimit, Timing, Validity},
+    transport::{Reach, Role},
+};
+#[cfg(feature = "serde")]
+use wharf::{AmId, MemoryType, Priority, Progress};
 
 use crate::support::{LIMIT, on_a_runtime};
 
@@ -57,7 +68,7 @@ fn errors_of_the_system_and_back() {
     }
     let error = opened().expect_err("nothing there");
     assert_eq!(error.kind(), ErrorKind::Io);
-    let source = error.source().expect("the system's");
+    let source = error.get_ref().expect("the system's");
     assert!(source.downcast_ref::<io::Error>().is_some(), "{error:?}");
     let refused = Error::from(io::Error::from(io::ErrorKind::ConnectionRefused));
     assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
@@ -66,7 +77,7 @@ fn errors_of_the_system_and_back() {
         (clone.kind(), clone.to_string()),
         (error.kind(), error.to_string())
     );
-    assert!(clone.source().is_some());
+    assert!(clone.get_ref().is_some());
     // Through a function that gives the system's errors.
     let system = io::Error::from(Error::new(ErrorKind::StaleKey, "exposed no longer"));
     assert_eq!(system.kind(), io::ErrorKind::InvalidData);
@@ -196,7 +207,7 @@ fn what_was_received() {
             .tag_send(Tag(1), *b"twelve bytes")
             .await
             .expect("sent");
-        let received = worker.tag_recv(Tag(1), Mask::ALL, vec![0; 100]).await;
+        let received = worker.tag_recv(Tag(1), vec![0; 100]).await;
         let received = received.expect("received");
         assert_eq!(received.bytes(), b"twelve bytes");
         assert_eq!(received.as_ref(), b"twelve bytes");
@@ -204,6 +215,124 @@ fn what_was_received() {
         let bytes = Bytes::from(received);
         assert_eq!((&bytes[..], bytes.as_ptr()), (&b"twelve bytes"[..], at));
         let _ = BufferMut::from(vec![0; 3]);
+        worker.shutdown(LIMIT).await.expect("shut down");
+    });
+}
+
+/// Every kind and option is read from what it is displayed as.
+#[test]
+fn kinds_as_text() {
+    fn back<T: FromStr<Err = Error> + Display + PartialEq + Debug>(values: &[T]) {
+        for value in values {
+            let read: T = value.to_string().parse().expect("its own text");
+            assert_eq!(&read, value);
+        }
+        assert!("no such kind".parse::<T>().is_err());
+    }
+    back(&[Arm::Armed, Arm::Ready]);
+    back(&[Via::Tcp, Via::Unix, Via::Rdma]);
+    back(&[Mover::Eager, Mover::Kernel, Mover::NetworkDevices]);
+    back(&[When::Shared, When::Pageable]);
+    back(&[Reach::Worker, Reach::Host, Reach::Network]);
+    back(&[Role::Client, Role::Server]);
+    back(&[Timing::Before, Timing::After]);
+    back(&[Cause::Unmapped, Cause::Notified]);
+    back(&[Validity::Valid, Validity::Pending]);
+    back(&[OverLimit::Uncached, OverLimit::Fail]);
+    back(&[Advice::Normal, Advice::WillNeed]);
+    back(&MonitorKind::ALL);
+    #[cfg(feature = "channel")]
+    back(&[PacketWidth::Eight, PacketWidth::Sixteen]);
+    #[cfg(feature = "channel")]
+    back(&[Launcher::Wharf, Launcher::OpenMpi, Launcher::Kubernetes]);
+    back(&[
+        Limits::default(),
+        Limits::default().each_source(|quota| quota.connections(7)),
+    ]);
+    back(&[
+        Source::Default,
+        Source::Builder,
+        Source::Env("WHARF_TLS"),
+        Source::Env("UCX_TLS"),
+    ]);
+    assert_eq!(
+        TransportState::LeftOut("UCX_TLS".to_owned()).to_string(),
+        "left out: UCX_TLS"
+    );
+    assert_eq!(
+        Admission::Refuse("full".to_owned()).to_string(),
+        "refused: full"
+    );
+}
+
+/// Any memory can be exposed with all rights.
+#[test]
+fn all_rights() {
+    on_a_runtime(async {
+        let worker = worker("self");
+        let address = worker.address().expect("an address");
+        let endpoint = worker.connect(&address).await.expect("oneself");
+        let region = worker.context().expose(vec![0; 8], Access::all()).await;
+        let region = region.expect("exposed");
+        let descriptor = region.descriptor().expect("a descriptor");
+        assert_eq!(descriptor.access(), Access::READ | Access::WRITE);
+        // As text, for a configuration or a command line.
+        let text = descriptor.to_string();
+        assert_eq!(text.parse::<Descriptor>().expect("its text"), descriptor);
+        for wrong in ["", "0", "xx", &text[2..], &text.replace('0', "1")] {
+            assert!(wrong.parse::<Descriptor>().is_err(), "{wrong}");
+        }
+        let remote = endpoint.import(&descriptor).expect("its own");
+        endpoint
+            .put(vec![7; 8], remote.clone())
+            .await
+            .expect("written");
+        let got = endpoint.get(remote, vec![0; 8]).await.expect("read");
+        assert_eq!(got, [7; 8]);
+        worker.shutdown(LIMIT).await.expect("shut down");
+    });
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn in_json() {
+    use serde_json::{from_value, json, to_value};
+    fn is<T>(value: &T, as_json: serde_json::Value)
+    where
+        T: serde_core::Serialize + serde_core::de::DeserializeOwned + PartialEq + Debug,
+    {
+        assert_eq!(to_value(value).expect("written"), as_json);
+        assert_eq!(&from_value::<T>(as_json).expect("read"), value);
+    }
+    is(&Tag(u64::MAX), json!(u64::MAX));
+    is(&Mask(6), json!(6));
+    is(&AmId(7), json!(7));
+    is(&Priority::High, json!("high"));
+    is(&MemoryType::Cuda(1), json!("cuda:1"));
+    is(&Access::all(), json!("read+write"));
+    is(
+        &Progress::Spin(Duration::from_micros(20)),
+        json!("spin:20us"),
+    );
+    is(&Limits::default(), json!(Limits::default().to_string()));
+    #[cfg(feature = "channel")]
+    is(&PacketWidth::Eight, json!("8"));
+    is(&MonitorKind::Uffd, json!("uffd"));
+    assert!(from_value::<AmId>(json!(65536)).is_err());
+    assert!(from_value::<Priority>(json!("urgent")).is_err());
+    on_a_runtime(async {
+        let worker = worker("self,tcp");
+        is(&worker.id(), json!(worker.id().to_string()));
+        let address = worker.address().expect("an address");
+        is(&address, json!(address.to_string()));
+        let region = worker
+            .context()
+            .expose(vec![0; 8], Access::READ)
+            .await
+            .expect("exposed");
+        let descriptor = region.descriptor().expect("a descriptor");
+        is(&descriptor, json!(descriptor.to_string()));
+        assert!(from_value::<Descriptor>(json!("00")).is_err());
         worker.shutdown(LIMIT).await.expect("shut down");
     });
 }
@@ -242,22 +371,15 @@ fn deadlines_outside_every_runtime() {
         worker.connect(&address).await.expect("oneself")
     });
     let soon = Duration::from_millis(10);
-    let never = worker
-        .tag_recv(Tag(1), Mask::ALL, vec![0; 8])
-        .deadline(soon);
+    let never = worker.tag_recv(Tag(1), vec![0; 8]).deadline(soon);
     let error = outside(never).expect_err("nobody sends");
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
-    let posted = worker
-        .tag_recv(Tag(1), Mask::ALL, vec![0; 8])
-        .deadline(soon)
-        .post();
+    let posted = worker.tag_recv(Tag(1), vec![0; 8]).deadline(soon).post();
     let error = outside(posted).expect_err("nobody sends");
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
     let sent = endpoint.tag_send(Tag(2), *b"at once!").deadline(LIMIT);
     outside(sent).expect("sent");
-    let came = worker
-        .tag_recv(Tag(2), Mask::ALL, vec![0; 8])
-        .deadline(LIMIT);
+    let came = worker.tag_recv(Tag(2), vec![0; 8]).deadline(LIMIT);
     assert_eq!(outside(came).expect("received").bytes(), b"at once!");
     drop(endpoint);
     runtime.block_on(worker.shutdown(LIMIT)).expect("shut down");

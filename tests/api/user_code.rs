@@ -12,7 +12,7 @@ use std::{
 
 use futures::FutureExt;
 use tokio::sync::mpsc::unbounded_channel;
-use wharf::{AmId, Mask, Progress, Tag};
+use wharf::{AmId, Progress, Tag};
 
 use crate::fixture::{Pair, Way, a_while, run};
 
@@ -30,7 +30,7 @@ async fn expect_works(pair: &Pair) {
     for round in 0..3_u64 {
         let receive = tokio::spawn({
             let worker = pair.there.worker.clone();
-            async move { worker.tag_recv(Tag(77), Mask::ALL, vec![0; 8]).await }
+            async move { worker.tag_recv(Tag(77), vec![0; 8]).await }
         });
         a_while().await;
         pair.here.send(77, round.to_le_bytes().to_vec()).await;
@@ -126,13 +126,13 @@ fn a_waker_that_panics_takes_nobody_along() {
                 let pair = pair(way, progress).await;
                 let panics = Arc::new(Panics(AtomicU32::new(0)));
                 let waker = Waker::from(panics.clone());
-                let mut receive = pin!(pair.there.worker.tag_recv(Tag(1), Mask::ALL, vec![0; 8]));
+                let mut receive = pin!(pair.there.worker.tag_recv(Tag(1), vec![0; 8]));
                 let polled = receive.as_mut().poll(&mut TaskContext::from_waker(&waker));
                 assert!(polled.is_pending());
                 // In the same pass as another's, which is woken all the same.
                 let other = tokio::spawn({
                     let worker = pair.there.worker.clone();
-                    async move { worker.tag_recv(Tag(2), Mask::ALL, vec![0; 8]).await }
+                    async move { worker.tag_recv(Tag(2), vec![0; 8]).await }
                 });
                 a_while().await;
                 for tag in [1, 2] {
@@ -169,7 +169,7 @@ fn a_look_stops_nobody() {
                     runtime
                         .expect("a runtime")
                         .block_on(inbox.recv_with(|message| {
-                            let waits = worker.tag_recv(Tag(78), Mask::ALL, vec![0; 8]);
+                            let waits = worker.tag_recv(Tag(78), vec![0; 8]);
                             assert!(waits.now_or_never().is_none());
                             begun.send(()).expect("heard");
                             ended.recv().expect("told");

@@ -6,7 +6,7 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
 };
-use wharf::{Context, ErrorKind, Mask, Worker, WorkerAddress};
+use wharf::{Context, ErrorKind, Worker, WorkerAddress};
 
 use crate::{
     fixture::{Way, run},
@@ -112,10 +112,7 @@ fn nobody_dials_as_somebody_else() {
             let endpoint = y.connect(&to_x).await.expect("X is there");
             assert_eq!(endpoint.peer(), Some(x.id()));
             endpoint.tag_send(7, b"for X".to_vec()).await.expect("sent");
-            let received = x
-                .tag_recv(7, Mask::ALL, vec![0; 5])
-                .await
-                .expect("a message");
+            let received = x.tag_recv(7, vec![0; 5]).await.expect("a message");
             assert_eq!(&received.buffer[..], b"for X");
         }
     });

@@ -203,10 +203,7 @@ async fn close(path: Path) {
                     watchdog(LIMIT, sides.shutdown()).await;
                     continue;
                 }
-                let receive =
-                    sides
-                        .b
-                        .tag_recv(wharf::Tag(1 << 50), wharf::Mask::ALL, vec![0; 300_000]);
+                let receive = sides.b.tag_recv(wharf::Tag(1 << 50), vec![0; 300_000]);
                 let received = receive.await.expect("sent before the close");
                 assert!(received.buffer.iter().all(|&byte| byte == 5));
                 send.await.expect("sent before the close");

@@ -2,7 +2,7 @@
 
 use std::{future::Future, pin::Pin};
 
-use wharf::{Access, Endpoint, Mask, RemoteRegion, Tag};
+use wharf::{Access, Endpoint, RemoteRegion, Tag};
 
 use crate::{
     guarded::{Guard, bytes, expect_bytes},
@@ -68,7 +68,7 @@ async fn receive(path: Path) {
                         .expect("room"),
                 );
             }
-            let receive = sides.a.tag_recv(tag, Mask::ALL, guard.target(size));
+            let receive = sides.a.tag_recv(tag, guard.target(size));
             let mut receive = Box::pin(receive);
             let mut ended =
                 poll_some(receive.as_mut(), polls.min(1), between, &sides.a, &sides.b).await;
@@ -81,7 +81,7 @@ async fn receive(path: Path) {
             drop(receive);
             let received = match ended {
                 Some(received) => received,
-                None => sides.a.tag_recv(tag, Mask::ALL, guard.target(size)).await,
+                None => sides.a.tag_recv(tag, guard.target(size)).await,
             };
             let received = received.expect("the message");
             assert_eq!(received.len, size);
@@ -101,7 +101,7 @@ async fn receive(path: Path) {
         let source = guard.source(&bytes(seed, size));
         let send = sides.to_a.tag_send(Tag(seed), source).post();
         drop(send.expect("room"));
-        let receive = sides.a.tag_recv(Tag(seed), Mask::ALL, guard.target(size));
+        let receive = sides.a.tag_recv(Tag(seed), guard.target(size));
         let mut receive = Box::pin(receive);
         let ended = poll_some(receive.as_mut(), polls, between, &sides.a, &sides.b).await;
         if let Some(received) = ended {
@@ -117,10 +117,7 @@ async fn receive(path: Path) {
         let_go(receive, Goes::Forgotten);
         if polls == 0 {
             // It was never posted, so the message is somebody else's.
-            let received = sides
-                .a
-                .tag_recv(Tag(seed), Mask::ALL, guard.target(size))
-                .await;
+            let received = sides.a.tag_recv(Tag(seed), guard.target(size)).await;
             assert_eq!(received.expect("the message").len, size);
         }
         guard.check();
@@ -137,7 +134,7 @@ async fn receive_of_a_posted_operation(path: Path) {
         let guard = Guard::default();
         let seeds = [sides.fresh(), sides.fresh()];
         let tag = Tag(seeds[0]);
-        let mut first = Box::pin(sides.a.tag_recv(tag, Mask::ALL, guard.target(size)).post());
+        let mut first = Box::pin(sides.a.tag_recv(tag, guard.target(size)).post());
         let sends = seeds.map(|seed| {
             let source = guard.source(&bytes(seed, size));
             sides.to_a.tag_send(tag, source).post().expect("room")
@@ -158,7 +155,7 @@ async fn receive_of_a_posted_operation(path: Path) {
             left = &left[1..];
         }
         for &seed in left {
-            let received = sides.a.tag_recv(tag, Mask::ALL, guard.target(size)).await;
+            let received = sides.a.tag_recv(tag, guard.target(size)).await;
             let received = received.expect("the message");
             assert_eq!(received.len, size);
             let found = received.buffer.as_slice().expect("host memory");
@@ -187,7 +184,7 @@ async fn matched(path: Path) {
             let seed = sides.fresh();
             let tag = Tag(seed);
             let source = guard.source(&bytes(seed, size));
-            let mut claim = Box::pin(sides.a.tag_matched(tag, Mask::ALL));
+            let mut claim = Box::pin(sides.a.tag_matched(tag));
             let early = poll_some(claim.as_mut(), polls.min(1), between, &sides.a, &sides.b).await;
             assert!(early.is_none(), "nothing was sent");
             let send = sides.to_a.tag_send(tag, source).post().expect("room");
@@ -223,7 +220,7 @@ async fn matched(path: Path) {
                     }
                 }
             }
-            let received = sides.a.tag_recv(tag, Mask::ALL, guard.target(size)).await;
+            let received = sides.a.tag_recv(tag, guard.target(size)).await;
             let received = received.expect("the message");
             assert_eq!(received.len, size);
             expect_bytes(seed, received.buffer.as_slice().expect("host memory"));
@@ -264,7 +261,7 @@ async fn send(path: Path) {
             let second = guard.source(&bytes(seeds[1], size));
             let last = sides.to_b.tag_send(tag, second).post().expect("room");
             for &seed in if polls == 0 { &seeds[1..] } else { &seeds[..] } {
-                let received = sides.b.tag_recv(tag, Mask::ALL, guard.target(size)).await;
+                let received = sides.b.tag_recv(tag, guard.target(size)).await;
                 let received = received.expect("the message");
                 assert_eq!(received.len, size);
                 expect_bytes(seed, received.buffer.as_slice().expect("host memory"));

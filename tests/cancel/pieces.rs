@@ -1,6 +1,6 @@
 //! Lists of buffers and layouts, dropped or forgotten after each number of polls: memory is given back once nothing uses it.
 
-use wharf::{Access, Block, BufferList, BufferListMut, Mask, RemoteLayout, RemoteRegion, Tag};
+use wharf::{Access, Block, BufferList, BufferListMut, RemoteLayout, RemoteRegion, Tag};
 
 use crate::{
     guarded::{Guard, bytes, expect_bytes},
@@ -68,9 +68,7 @@ async fn receive_into_a_list(path: Path) {
                 sides.to_a.tag_send(Tag(seed), list).post().expect("room")
             };
             let send = early.then(post);
-            let receive = sides
-                .a
-                .tag_recv(Tag(seed), Mask::ALL, targets(&guard, size));
+            let receive = sides.a.tag_recv(Tag(seed), targets(&guard, size));
             let mut receive = Box::pin(receive);
             let mut ended =
                 poll_some(receive.as_mut(), polls.min(1), between, &sides.a, &sides.b).await;
@@ -83,9 +81,7 @@ async fn receive_into_a_list(path: Path) {
             let received = match ended {
                 Some(received) => received,
                 None => {
-                    let again = sides
-                        .a
-                        .tag_recv(Tag(seed), Mask::ALL, targets(&guard, size));
+                    let again = sides.a.tag_recv(Tag(seed), targets(&guard, size));
                     again.await
                 }
             };

@@ -1,6 +1,6 @@
 //! A receive in `select!` that is dropped again and again loses no message.
 
-use wharf::{Mask, Tag};
+use wharf::Tag;
 
 use crate::{
     guarded::bytes,
@@ -51,7 +51,7 @@ async fn rounds(path: Path, wanted: u64) {
             }
         };
         tokio::select! {
-            received = sides.a.tag_recv(TAG, Mask::ALL, vec![0; 70_000]) => {
+            received = sides.a.tag_recv(TAG, vec![0; 70_000]) => {
                 let received = received.expect("a message");
                 let number = received.buffer.first_chunk().copied().map(u64::from_le_bytes);
                 assert_eq!(number, Some(expected), "in round {rounds}");
@@ -68,7 +68,7 @@ async fn rounds(path: Path, wanted: u64) {
     let last = loop {
         match sides
             .a
-            .tag_recv(TAG, Mask::ALL, vec![0; 70_000])
+            .tag_recv(TAG, vec![0; 70_000])
             .deadline(std::time::Duration::from_millis(300))
             .await
         {

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use wharf::{Context, Endpoint, Mask, Progress, Tag, Worker};
+use wharf::{Context, Endpoint, Progress, Tag, Worker};
 
 use crate::{
     guarded::{bytes, expect_bytes},
@@ -118,7 +118,7 @@ impl Sides {
             let tag = Tag(seed);
             let (sent, received) = tokio::join!(
                 self.to_b.tag_send(tag, bytes(seed, length)),
-                self.b.tag_recv(tag, Mask::ALL, vec![0; length]),
+                self.b.tag_recv(tag, vec![0; length]),
             );
             sent.expect("a send");
             let received = received.expect("a message");
@@ -126,7 +126,7 @@ impl Sides {
             expect_bytes(seed, &received.buffer);
             let (sent, received) = tokio::join!(
                 self.to_a.tag_send(tag, received.buffer),
-                self.a.tag_recv(tag, Mask::ALL, vec![0; length]),
+                self.a.tag_recv(tag, vec![0; length]),
             );
             sent.expect("a send");
             expect_bytes(seed, &received.expect("a message").buffer);

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::task::coop;
-use wharf::{Access, AmId, Mask, Tag, channel::Semaphore};
+use wharf::{Access, AmId, Tag, channel::Semaphore};
 
 use crate::sides::{Case, Path, Sides, on_every_path};
 
@@ -112,7 +112,7 @@ async fn dropped_after_one_poll(path: Path) {
         let receive = async {
             for number in 0..TIMES {
                 let buffer = vec![0; 8];
-                let received = sides.b.tag_recv(Tag(1), Mask::ALL, buffer).await;
+                let received = sides.b.tag_recv(Tag(1), buffer).await;
                 assert_eq!(received.expect("a message").buffer, number.to_le_bytes());
             }
         };
@@ -144,7 +144,7 @@ async fn dropped_after_one_poll(path: Path) {
         .await;
         for number in 0..times {
             let buffer = vec![0; length];
-            let received = sides.b.tag_recv(Tag(2), Mask::ALL, buffer).await;
+            let received = sides.b.tag_recv(Tag(2), buffer).await;
             assert_eq!(
                 received.expect("a message").buffer,
                 vec![number as u8; length]

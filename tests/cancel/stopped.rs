@@ -36,7 +36,7 @@ async fn cancelled_receive(path: Path) {
         let seed = sides.fresh();
         let tag = Tag(seed);
         // Nothing was sent: the buffer comes back.
-        let mut receive = Box::pin(sides.a.tag_recv(tag, Mask::ALL, guard.target(size)).post());
+        let mut receive = Box::pin(sides.a.tag_recv(tag, guard.target(size)).post());
         let ended = poll_some(receive.as_mut(), polls, between, &sides.a, &sides.b).await;
         assert!(ended.is_none(), "nothing was sent");
         let error = unpinned(receive)
@@ -47,7 +47,7 @@ async fn cancelled_receive(path: Path) {
         let (_, buffer) = error.into_parts();
         assert_eq!(buffer.expect("the buffer").len(), size);
         // Something was.
-        let mut receive = Box::pin(sides.a.tag_recv(tag, Mask::ALL, guard.target(size)).post());
+        let mut receive = Box::pin(sides.a.tag_recv(tag, guard.target(size)).post());
         let source = guard.source(&bytes(seed, size));
         let send = sides.to_a.tag_send(tag, source).post().expect("room");
         let mut ended = poll_some(receive.as_mut(), polls, between, &sides.a, &sides.b).await;
@@ -61,7 +61,7 @@ async fn cancelled_receive(path: Path) {
                 let (_, buffer) = error.into_parts();
                 let buffer = buffer.expect("the buffer");
                 assert_eq!(buffer.len(), size);
-                let again = sides.a.tag_recv(tag, Mask::ALL, buffer).await;
+                let again = sides.a.tag_recv(tag, buffer).await;
                 again.expect("the message")
             }
         };
@@ -86,8 +86,7 @@ async fn cancelled_send(path: Path) {
                 let guard = Guard::default();
                 let seeds = [sides.fresh(), sides.fresh()];
                 let tag = Tag(seeds[0]);
-                let posted =
-                    matched.then(|| sides.b.tag_recv(tag, Mask::ALL, guard.target(size)).post());
+                let posted = matched.then(|| sides.b.tag_recv(tag, guard.target(size)).post());
                 let send = sides
                     .to_b
                     .tag_send(tag, guard.source(&bytes(seeds[0], size)));
@@ -109,7 +108,7 @@ async fn cancelled_send(path: Path) {
                         let receive = async {
                             match posted {
                                 Some(posted) => posted.await,
-                                None => sides.b.tag_recv(tag, Mask::ALL, guard.target(size)).await,
+                                None => sides.b.tag_recv(tag, guard.target(size)).await,
                             }
                         };
                         let (sent, received) = tokio::join!(cancel, receive);
@@ -134,7 +133,7 @@ async fn cancelled_send(path: Path) {
                 for &seed in if sent { &seeds[..] } else { &seeds[1..] } {
                     let received = match posted.take() {
                         Some(posted) => posted.await,
-                        None => sides.b.tag_recv(tag, Mask::ALL, guard.target(size)).await,
+                        None => sides.b.tag_recv(tag, guard.target(size)).await,
                     };
                     let received = received.expect("the message");
                     assert_eq!(received.len, size);
@@ -223,17 +222,14 @@ async fn deadlines(path: Path) {
             let seed = sides.fresh();
             let tag = Tag(seed);
             // Nothing comes.
-            let receive = sides.a.tag_recv(tag, Mask::ALL, guard.target(size));
+            let receive = sides.a.tag_recv(tag, guard.target(size));
             let error = receive.deadline(limit).await.expect_err("nothing was sent");
             assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
             let (_, buffer) = error.into_parts();
             assert_eq!(buffer.expect("the buffer").len(), size);
             // It comes at about the same time: nothing is lost.
             let (received, sent) = tokio::join!(
-                sides
-                    .a
-                    .tag_recv(tag, Mask::ALL, guard.target(size))
-                    .deadline(limit),
+                sides.a.tag_recv(tag, guard.target(size)).deadline(limit),
                 std::future::poll_fn(|_| {
                     let send = sides.to_a.tag_send(tag, guard.source(&bytes(seed, size)));
                     Poll::Ready(send.post().expect("room"))
@@ -243,7 +239,7 @@ async fn deadlines(path: Path) {
                 Ok(received) => received,
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
-                    let again = sides.a.tag_recv(tag, Mask::ALL, guard.target(size)).await;
+                    let again = sides.a.tag_recv(tag, guard.target(size)).await;
                     again.expect("the message")
                 }
             };
@@ -261,10 +257,7 @@ async fn deadlines(path: Path) {
             assert_eq!(error.kind(), ErrorKind::DeadlineExceeded);
             let marker = sides.to_a.tag_send(tag, "end").post().expect("room");
             loop {
-                let received = sides
-                    .a
-                    .tag_recv(tag, Mask::ALL, guard.target(size.max(3)))
-                    .await;
+                let received = sides.a.tag_recv(tag, guard.target(size.max(3))).await;
                 let received = received.expect("a message");
                 let found = &received.buffer.as_slice().expect("host memory")[..received.len];
                 if found == b"end" {
@@ -317,11 +310,7 @@ fn a_worker_goes_after_its_runtime() {
             while worker.tag_probe(Tag(1), Mask::ALL).is_none() {
                 tokio::task::yield_now().await;
             }
-            let mut receive = Box::pin(
-                worker
-                    .tag_recv(Tag(1), Mask::ALL, guard.target(LENGTH))
-                    .post(),
-            );
+            let mut receive = Box::pin(worker.tag_recv(Tag(1), guard.target(LENGTH)).post());
             let polls = round as usize % 4;
             poll_some(receive.as_mut(), polls, Between::Nothing, &worker, &worker).await;
         }));

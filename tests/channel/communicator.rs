@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures::future::try_join_all;
 use tokio::time::Instant;
 use wharf::{
-    Context, ErrorKind, Mask, Result, Tag, Worker,
+    Context, ErrorKind, Result, Tag, Worker,
     channel::{
         Communicator,
         bootstrap::{Bootstrap, BootstrapOptions, MemoryBootstrap, UnixBootstrap},
@@ -64,7 +64,7 @@ fn each_reaches_each() {
                 endpoint.tag_send(tag, text.clone()).await.expect("sent");
                 let got = there
                     .worker()
-                    .tag_recv(tag, Mask::ALL, vec![0; 32])
+                    .tag_recv(tag, vec![0; 32])
                     .await
                     .expect("received");
                 assert_eq!(&got.buffer[..got.len], text.as_bytes());
@@ -203,7 +203,7 @@ fn two_processes() {
             let communicator = Communicator::new(bootstrap, &worker()).await.expect("made");
             let got = communicator
                 .worker()
-                .tag_recv(Tag(1), Mask::ALL, vec![0; 32])
+                .tag_recv(Tag(1), vec![0; 32])
                 .await
                 .expect("received");
             let zero = communicator.endpoint(0).await.expect("connected");
@@ -225,7 +225,7 @@ fn two_processes() {
         one.tag_send(Tag(1), "round").await.expect("sent");
         let got = communicator
             .worker()
-            .tag_recv(Tag(2), Mask::ALL, vec![0; 32])
+            .tag_recv(Tag(2), vec![0; 32])
             .await
             .expect("received");
         assert_eq!(&got.buffer[..got.len], b"round");

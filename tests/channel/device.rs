@@ -1,5 +1,5 @@
-//! Device channels, on the emulated driver. It knows the kernels by the digest of their text and does what they say: this shows how they are loaded, tried,
-//! launched and ordered, and what becomes of that; the PTX itself is for an assembler and a device (`cuda_hardware`).
+//! Device channels, on the emulated driver, which runs the kernels from their text on a weak memory: how they are loaded, tried, launched and ordered, and
+//! what becomes of that. What each order in the text is for shows `tests/emulated/ptx`; that a compiler takes it, and a device, `.ci/run` and `cuda_hardware`.
 //!
 //! # Safety
 //! Streams are never destroyed, and channels end before the process.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::future::try_join_all;
 use wharf::{
     ErrorKind,
-    channel::bootstrap::{BootstrapOptions, Launch, Launcher, Place, Variables},
+    channel::bootstrap::{BootstrapOptions, Launch, Launcher, RootPlace, Variables},
 };
 
 use crate::{
@@ -29,7 +29,7 @@ fn launch(text: &str) -> Launch {
 
 fn address(launch: &Launch) -> &str {
     match launch.place() {
-        Place::Address(address) => address,
+        RootPlace::Address(address) => address,
         other => panic!("an address, not {other:?}"),
     }
 }
@@ -67,7 +67,7 @@ fn open_mpi() {
     assert_eq!(found.launcher(), Launcher::OpenMpi);
     assert_eq!((found.rank(), found.size()), (3, 4));
     assert_eq!((found.local_rank(), found.local_size()), (Some(3), Some(4)));
-    assert!(matches!(found.place(), Place::Name(name) if name.starts_with("ompi-")));
+    assert!(matches!(found.place(), RootPlace::Name(name) if name.starts_with("ompi-")));
     let found = launch(
         "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=3 OMPI_COMM_WORLD_LOCAL_SIZE=4
          MASTER_ADDR=a MASTER_PORT=5",
@@ -133,7 +133,7 @@ fn the_innermost_counts() {
     assert_eq!(address(&found), "here:9");
     // One process needs nobody.
     let found = launch("RANK=0 WORLD_SIZE=1");
-    assert_eq!(found.place(), &Place::Nowhere);
+    assert_eq!(found.place(), &RootPlace::Nowhere);
 }
 
 #[test]

@@ -10,9 +10,11 @@ mod api;
 mod bootstrap;
 mod communicator;
 mod device;
+mod device_port;
 mod environment;
 #[cfg(feature = "etcd")]
 mod etcd;
+mod gpu_buffer;
 mod group;
 mod memory_channel;
 mod port_channel;

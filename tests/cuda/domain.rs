@@ -385,7 +385,6 @@ fn advice_moves_managed_memory_alone() {
     );
     for (memory, advice, moved) in [
         (&managed, Advice::Normal, 0),
-        (&device, Advice::WillNeed, 0),
         (&managed, Advice::WillNeed, 1),
     ] {
         bench
@@ -394,6 +393,8 @@ fn advice_moves_managed_memory_alone() {
             .expect("takes advice");
         assert_eq!(calls("cuMemPrefetchAsync"), moved);
     }
+    let error = bench.domain.advise(device.0.range(), Advice::WillNeed);
+    assert_eq!(error.expect_err("stays").kind(), ErrorKind::Unsupported);
     let host = vec![0_u8; 8];
     let error = bench
         .domain

@@ -331,6 +331,10 @@ fn absence_is_a_reason() {
     let error = accelerator().gdr_copy().expect_err("is not there");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains(expected), "{error}");
+    // The program's word comes first.
+    let named = accelerator().gdr_library("/named/libgdrapi.so.2");
+    let error = named.gdr_copy().expect_err("is not there");
+    assert!(error.to_string().contains("/named/"), "{error}");
     let (device, pinned) = (bench.allocate(MemoryType::Cuda(0), 64), bench.pinned(64));
     for _ in 0..50 {
         bench.copy(pinned.end(0), device.end(0), 8).expect("copies");

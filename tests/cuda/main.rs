@@ -10,11 +10,18 @@ mod error {
 mod alone;
 #[path = "../support/bench.rs"]
 mod bench;
+#[path = "../support/copies.rs"]
+mod copies;
+#[path = "../support/foreign.rs"]
+mod foreign_memory;
+#[path = "../support/lost.rs"]
+mod given_up;
+#[path = "../support/faults.rs"]
+mod struck;
 #[path = "../support/mod.rs"]
 mod support;
 
 mod budget;
-mod copies;
 mod domain;
 mod faults;
 mod fixture;
@@ -30,5 +37,6 @@ mod program;
 #[allow(dead_code)]
 #[path = "../cuda_hardware/raw.rs"]
 mod raw;
+mod refused;
 mod streams;
 mod wake;

@@ -137,6 +137,27 @@ fn long_copies_of_ordinary_memory() {
     assert_eq!(control("misused"), "0", "{}", control("misuses"));
 }
 
+/// The cache is as the context's configuration has it.
+#[test]
+fn without_a_cache_each_copy_registers_for_itself() {
+    if !is_child() {
+        return child_with(this_test!(), &[("WHARF_RCACHE_ENABLE", "n")]);
+    }
+    on_a_runtime(async {
+        let (wharf, worker) = wharf(false);
+        let bytes = Buffer::from(pattern(6, LEN));
+        let memory = wharf.allocate_on(DEVICE, LEN).await.expect("memory");
+        let mut memory = worker.copy(bytes.clone(), memory).await.expect("copied");
+        let before = registered();
+        for _ in 0..3 {
+            memory = worker.copy(bytes.clone(), memory).await.expect("copied");
+        }
+        assert_eq!(registered() - before, 3, "{}", control("trace"));
+        worker.shutdown(LIMIT).await.expect("shut down");
+    });
+    assert_eq!(control("misused"), "0", "{}", control("misuses"));
+}
+
 /// The driver takes none of it: the bytes come through fragments, or fail where they may not stop.
 #[test]
 fn without_registration_it_is_staged() {

@@ -149,6 +149,11 @@ impl Memory {
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
+
+    /// The same, by the name that it has with every vendor.
+    pub(crate) fn address(&self) -> u64 {
+        self.at
+    }
 }
 
 impl Drop for Memory {

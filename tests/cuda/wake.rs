@@ -1,4 +1,4 @@
-//! A worker that parks is woken: by the driver's host function, without it, and when the device dies.
+//! A worker that parks is woken: by the next completion, without host functions, and when the device dies.
 //!
 //! # Safety
 //! The engine's stream and the word that it is made to wait for outlive the test's use of them.
@@ -11,49 +11,10 @@ use wharf::MemoryType;
 use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
-    fixture::{Bench, Parked, block_until, calls, context, control, live},
+    fixture::{Bench, Parked, calls, context, control, live},
     program::Stream,
     support::this_test,
 };
-
-#[test]
-fn a_host_function_wakes() {
-    if !is_child() {
-        return child_with(this_test!(), &[]);
-    }
-    let mut bench = Bench::new();
-    let mut parked = Parked::new(&mut bench);
-    let (device, other, pinned) = (
-        bench.allocate(MemoryType::Cuda(0), 4096),
-        bench.allocate(MemoryType::Cuda(1), 4096),
-        bench.pinned(8192),
-    );
-    assert!(bench.engine.arm(), "nothing is under way");
-    bench.engine.disarm();
-    for (from, to) in [
-        (pinned.end(0), device.end(0)),
-        (pinned.end(0), other.end(0)),
-        (device.end(0), other.end(0)),
-        (other.end(0), pinned.end(4096)),
-    ]
-    .repeat(30)
-    {
-        bench.begin(from, to, 4096, 1).expect("begins");
-        bench.engine.flush();
-        parked.drain(&mut bench, 1);
-    }
-    // What has completed already is not waited for.
-    bench
-        .begin(pinned.end(0), device.end(0), 8, 2)
-        .expect("begins");
-    bench.engine.flush();
-    block_until("the end of the copy", || !bench.engine.arm());
-    bench.drain(1);
-    for (_, result) in &bench.sink.done {
-        assert!(result.is_ok());
-    }
-    assert!(bench.sink.lost.is_none());
-}
 
 #[test]
 fn the_next_completion_wakes_not_the_last() {

@@ -226,7 +226,13 @@ pub(crate) fn the_host_cannot_touch_it(case: &mut Case) -> Verdict {
     // The harness's own arguments for one test in a process that is allowed to die.
     let this = std::env::current_exe().expect("this program's path");
     let status = std::process::Command::new(this)
-        .args(["--exact", case.test, "--nocapture", "--test-threads=1"])
+        .args([
+            "--exact",
+            case.test,
+            "--nocapture",
+            "--include-ignored",
+            "--test-threads=1",
+        ])
         .env("WHARFTEST_PART", "T14 toucher")
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::null())

@@ -14,7 +14,7 @@ fn suite(filter: &str, variables: &[(&str, &str)]) -> (Output, Value) {
     let folder = tempfile::tempdir().expect("a folder for temporary files");
     let report = folder.path().join("new folder/report.json");
     let output = Command::new(std::env::current_exe().expect("this program's path"))
-        .args([filter, "--skip", "itself", "--test-threads=1"])
+        .args([filter, "--skip", "itself", "--ignored", "--test-threads=1"])
         .env_remove("WHARFTEST_HARDWARE")
         .env_remove("WHARF_LIBCUDA")
         .env("WHARFTEST_REPORT", &report)

@@ -1,7 +1,7 @@
 //! What only a device can show: T1 to T21, on the machine's own CUDA driver and its first device, with figures.
 //!
 //! ```sh
-//! cargo test --release --test cuda_hardware -- --test-threads=1
+//! cargo test --release --test cuda_hardware -- --include-ignored --test-threads=1
 //! ```
 //!
 //! | variable | what it does |
@@ -12,7 +12,7 @@
 //! | `WHARF_LIBCUDA` | the driver's file, as for the crate |
 //! | `UCX_WHEEL` | a folder with the package `libucx-cu12`, for T15 |
 //!
-//! Without a device each test prints one line that says why it did not run. Speed is measured and reported, never asserted. The tests run one after the
+//! Its tests are ignored unless they are asked for; then, without a device, each prints one line that says why it did not run. Speed is measured and reported, never asserted. The tests run one after the
 //! other, whatever the harness says. `itself` runs the whole suite on the emulated driver, so that it is known to work before it meets a device.
 //!
 //! | file | holds |
@@ -58,6 +58,7 @@ mod ucx;
 macro_rules! tests {
     ($($name:ident $id:literal $body:path;)*) => {$(
         #[test]
+        #[ignore = "needs a CUDA device: --include-ignored where there is one"]
         fn $name() {
             suite::run($id, stringify!($name), $body);
         }

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{runtime::Runtime, time::timeout};
 use wharf::{
-    Access, BufferMut, Context, ContextBuilder, Descriptor, Endpoint, Mask, MemoryType, Tag,
-    Worker, transport::cuda::CudaCopy,
+    Access, BufferMut, Context, ContextBuilder, Descriptor, Endpoint, MemoryType, Tag, Worker,
+    transport::cuda::CudaCopy,
 };
 
 use crate::{
@@ -93,7 +93,7 @@ impl End {
     async fn answers(&self, parent: &mut Parent, rounds: usize) {
         for round in 0..rounds {
             let empty = self.memory(vec![0; LENGTH]).await;
-            let got = self.worker.tag_recv(Tag(1), Mask::ALL, empty);
+            let got = self.worker.tag_recv(Tag(1), empty);
             let got = watchdog(LIMIT, got).await.expect("a message");
             self.expect(got.buffer, round).await;
 
@@ -122,7 +122,7 @@ impl End {
             watchdog(LIMIT, sent).await.expect("sent");
 
             let empty = self.memory(vec![0; LENGTH]).await;
-            let got = self.worker.tag_recv(Tag(2), Mask::ALL, empty);
+            let got = self.worker.tag_recv(Tag(2), empty);
             let got = watchdog(LIMIT, got).await.expect("a message");
             self.expect(got.buffer, round + 1).await;
 
@@ -244,7 +244,7 @@ fn a_sender_that_is_killed_in_the_middle() {
         runtime().block_on(async {
             let end = End::listen(|line| parent.say(line)).await;
             let empty = end.memory(vec![0; LENGTH]).await;
-            let receive = end.worker.tag_recv(Tag(1), Mask::ALL, empty);
+            let receive = end.worker.tag_recv(Tag(1), empty);
             let before = copies();
             let started = async {
                 // It is asked for, and gets no further.
@@ -308,7 +308,7 @@ fn what_is_dropped_while_it_opens_gives_the_loan_back() {
             dropped_by(get, held("1")).await;
             // Another allocation, which is opened anew.
             let empty = end.memory(vec![0; LENGTH]).await;
-            let receive = end.worker.tag_recv(Tag(1), Mask::ALL, empty);
+            let receive = end.worker.tag_recv(Tag(1), empty);
             parent.say("receiving");
             dropped_by(receive, held("2")).await;
             control("set open_held 0");
@@ -398,7 +398,7 @@ fn closing_waits_for_what_is_lent() {
             let empty = end.memory(vec![0; LENGTH]).await;
             let before = copies();
             control("hold");
-            let receive = end.worker.tag_recv(Tag(1), Mask::ALL, empty);
+            let receive = end.worker.tag_recv(Tag(1), empty);
             let released = async {
                 until("a copy", || copies() > before).await;
                 parent.say("copying");
@@ -556,9 +556,7 @@ fn without_staging() {
             // From now on nothing can be opened.
             control("fault cuIpcOpenMemHandle_v2@1+=801");
             let room = end.context.allocate_on(DEVICE, LENGTH).await;
-            let receive = end
-                .worker
-                .tag_recv(Tag(1), Mask::ALL, room.expect("memory"));
+            let receive = end.worker.tag_recv(Tag(1), room.expect("memory"));
             let error = watchdog(LIMIT, receive).await.map(drop);
             let error = error.expect_err("it would be staged");
             assert_eq!(error.kind(), wharf::ErrorKind::Unsupported, "{error:?}");

@@ -11,8 +11,8 @@ use std::{
 };
 
 use wharf::{
-    BufferList, BufferListMut, BufferMut, Context, Error, ErrorKind, Identity, Mask, MemoryType,
-    Tag, Worker,
+    BufferList, BufferListMut, BufferMut, Context, Error, ErrorKind, Identity, MemoryType, Tag,
+    Worker,
     memory::MemoryDomain,
     transport::{Accelerator, CopyEngine, Export, Import},
 };
@@ -20,7 +20,10 @@ use wharf::{
 use crate::{
     common::{DEVICE, OTHER, SIZES, bytes, equal, filled},
     fixture::{Pair, Way, a_while, pattern, run},
-    support::accelerator::{FRAGMENT, FakeAccelerator, Plan},
+    support::{
+        accelerator::{FRAGMENT, FakeAccelerator, Plan},
+        until,
+    },
 };
 
 const FAR: MemoryType = MemoryType::Rocm(0);
@@ -110,9 +113,7 @@ fn several_at_a_time() {
         two.far.plan(|plan| plan.stuck = true);
         let before = two.near.copies();
         let copy = two.worker.copy(source, target).post();
-        while two.near.copies() < before + 4 {
-            a_while().await;
-        }
+        until("a full pipe", || two.near.copies() >= before + 4).await;
         for _ in 0..5 {
             a_while().await;
         }
@@ -254,9 +255,10 @@ fn dropped_and_forbidden() {
                 tokio::task::yield_now().await;
             }
         }
-        while two.worker.in_flight() > 0 {
-            a_while().await;
-        }
+        until("the end of what was dropped", || {
+            two.worker.in_flight() == 0
+        })
+        .await;
         let source = two.filled(FAR, &[1; 100]).await.freeze();
         let target = two.context.allocate_on(DEVICE, 100).await.expect("memory");
         let copy = two.worker.copy(source.clone(), target).forbid_staging();
@@ -350,7 +352,7 @@ fn a_way_that_is_closed_closes_no_other() {
             let target = context.allocate_on(to, wanted.len()).await.expect("memory");
             let both = tokio::join!(
                 here.endpoint.tag_send(Tag(1), source.freeze()),
-                there.worker.tag_recv(Tag(1), Mask::ALL, target),
+                there.worker.tag_recv(Tag(1), target),
             );
             both.0.expect("sent");
             let received = both.1.expect("received").buffer;

@@ -3,8 +3,8 @@
 use std::{future::Future, task::Poll};
 
 use wharf::{
-    Access, Block, Buffer, BufferList, BufferListMut, BufferMut, ErrorKind, Mask, MemoryType,
-    Region, RemoteLayout, RemoteRegion, Tag,
+    Access, Block, Buffer, BufferList, BufferListMut, BufferMut, ErrorKind, MemoryType, Region,
+    RemoteLayout, RemoteRegion, Tag,
 };
 
 use crate::{
@@ -268,13 +268,13 @@ scenarios! {
                     // And a message.
                     let both = tokio::join!(
                         ends.here.endpoint.tag_send(Tag(2), list),
-                        ends.there.worker.tag_recv(Tag(2), Mask::ALL, memory(&ends.there, theirs, &vec![0; length]).await),
+                        ends.there.worker.tag_recv(Tag(2), memory(&ends.there, theirs, &vec![0; length]).await),
                     );
                     both.0.expect("sent");
                     equal(&content(&ends.there, both.1.expect("received").buffer).await, bytes, format_args!("sent, {what}"));
                     let both = tokio::join!(
                         ends.there.endpoint.tag_send(Tag(3), memory(&ends.there, theirs, bytes).await.freeze()),
-                        ends.here.worker.tag_recv(Tag(3), Mask::ALL, room().await),
+                        ends.here.worker.tag_recv(Tag(3), room().await),
                     );
                     both.0.expect("sent");
                     equal(&content(&ends.here, both.1.expect("received").buffer.into()).await, bytes, format_args!("received, {what}"));
@@ -589,7 +589,7 @@ mod faults {
                 let (result, ()) = tokio::join!(transfer(&ends, layout, source, mine), abort);
                 if let Err(error) = result {
                     let kind = error.kind();
-                    assert!(matches!(kind, ErrorKind::Closed | ErrorKind::ConnectionReset), "{error}");
+                    assert!(matches!(kind, ErrorKind::Closed | ErrorKind::AbortedByPeer), "{error}");
                 }
                 drop(region);
                 let Ends { here, there, .. } = ends;

@@ -31,7 +31,7 @@ async fn transfer(ends: &Ends, verb: usize, source: Buffer) -> Result<(), Vec<Er
                     .expect("memory");
                 let (sent, received) = tokio::join!(
                     ends.here.endpoint.tag_send(Tag(3), source),
-                    ends.there.worker.tag_recv(Tag(3), Mask::ALL, target),
+                    ends.there.worker.tag_recv(Tag(3), target),
                 );
                 let received = received.map(drop).map_err(|error| error.into_parts().0);
                 [sent, received]
@@ -39,7 +39,7 @@ async fn transfer(ends: &Ends, verb: usize, source: Buffer) -> Result<(), Vec<Er
             1 => {
                 let (sent, received) = tokio::join!(
                     ends.here.endpoint.tag_send(Tag(3), source),
-                    ends.there.worker.tag_recv(Tag(3), Mask::ALL, vec![0; size]),
+                    ends.there.worker.tag_recv(Tag(3), vec![0; size]),
                 );
                 let received = received.map(drop).map_err(|error| error.into_parts().0);
                 [sent, received]
@@ -194,7 +194,7 @@ scenarios! {
         assert!(ends.there.worker.tag_probe(Tag(9), Mask::ALL).is_none());
         // Nothing is sent.
         let target = memory(&ends.there, DEVICE, &[0; 9]).await;
-        let receive = ends.there.worker.tag_recv(Tag(9), Mask::ALL, target).post();
+        let receive = ends.there.worker.tag_recv(Tag(9), target).post();
         let error = receive.cancel().await.expect_err("cancelled");
         assert_eq!(error.kind(), ErrorKind::Canceled, "{error}");
         assert_eq!(error.into_parts().1.expect("back").memory_type(), DEVICE);
@@ -262,9 +262,9 @@ scenarios! {
         }
         for tag in (0..40).rev() {
             let target = ends.there.context.allocate_on(OTHER, SIZE).await.expect("memory");
-            receives.push((1, ends.there.worker.tag_recv(Tag(tag), Mask::ALL, target).post()));
+            receives.push((1, ends.there.worker.tag_recv(Tag(tag), target).post()));
             let target = ends.here.context.allocate_on(DEVICE, SIZE).await.expect("memory");
-            receives.push((2, ends.here.worker.tag_recv(Tag(100 + tag), Mask::ALL, target).post()));
+            receives.push((2, ends.here.worker.tag_recv(Tag(100 + tag), target).post()));
         }
         for send in sends {
             send.await.expect("sent");
@@ -304,7 +304,7 @@ scenarios! {
             let (result, ()) = tokio::join!(transfer(&ends, verb, source.clone()), abort);
             for error in result.err().unwrap_or_default() {
                 let kind = error.kind();
-                assert!(matches!(kind, ErrorKind::Closed | ErrorKind::ConnectionReset), "{error}");
+                assert!(matches!(kind, ErrorKind::Closed | ErrorKind::AbortedByPeer), "{error}");
             }
             // What is left of it is here only.
             drop(source);
@@ -361,7 +361,7 @@ fn memory_outlives_its_export() {
             } else {
                 let (sent, received, ()) = tokio::join!(
                     ends.here.endpoint.tag_send(Tag(3), source.freeze()),
-                    ends.there.worker.tag_recv(Tag(3), Mask::ALL, target),
+                    ends.there.worker.tag_recv(Tag(3), target),
                     abort,
                 );
                 sent.expect_err("the connection ended");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf::{Access, BufferMut, Descriptor, Mask, MemoryType, Tag, Worker};
+use wharf::{Access, BufferMut, Descriptor, MemoryType, Tag, Worker};
 
 use crate::{
     common::{DEVICE, OTHER, bytes, context, equal, filled},
@@ -39,7 +39,7 @@ async fn peer(way: Way) {
     loop {
         let (sent, received) = tokio::join!(
             endpoint.tag_send(Tag(2), source.clone()),
-            worker.tag_recv(Tag(1), Mask::ALL, target),
+            worker.tag_recv(Tag(1), target),
         );
         sent.expect("sent");
         target = received.expect("received").buffer;
@@ -55,10 +55,7 @@ async fn killed(way: Way, test: &str) {
         let address = child.hear().await;
         let endpoint = worker.connect(address).await.expect("connected");
         let room = vec![0; 4096];
-        let descriptor = worker
-            .tag_recv(Tag(0), Mask::ALL, room)
-            .await
-            .expect("a descriptor");
+        let descriptor = worker.tag_recv(Tag(0), room).await.expect("a descriptor");
         let descriptor =
             Descriptor::from_bytes(&descriptor.buffer[..descriptor.len]).expect("unaltered");
         let remote = endpoint.import(&descriptor).expect("the peer's");
@@ -80,7 +77,7 @@ async fn killed(way: Way, test: &str) {
                     .expect("room"),
             );
             let target = context.allocate_on(DEVICE, SIZE).await.expect("memory");
-            receives.push(worker.tag_recv(Tag(2), Mask::ALL, target).post());
+            receives.push(worker.tag_recv(Tag(2), target).post());
             let target = context.allocate_on(DEVICE, SIZE).await.expect("memory");
             gets.push(endpoint.get(remote.clone(), target).post().expect("room"));
         }

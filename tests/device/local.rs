@@ -3,14 +3,17 @@
 use std::{future::Future, pin::pin, task::Poll, time::Duration};
 
 use wharf::{
-    Access, BufferList, BufferListMut, BufferMut, ErrorKind, Mask, MemoryType, Progress,
-    ReceiveBuffer, Tag, Worker,
+    Access, BufferList, BufferListMut, BufferMut, ErrorKind, MemoryType, Progress, ReceiveBuffer,
+    Tag, Worker,
 };
 
 use crate::{
     common::{DEVICE, Ends, OTHER, SIZES, bytes, context, context_with, equal, filled},
     fixture::{Way, a_while, pattern, run, run_on_threads},
-    support::accelerator::{FRAGMENT, FakeAccelerator, Plan},
+    support::{
+        accelerator::{FRAGMENT, FakeAccelerator, Plan},
+        until,
+    },
 };
 
 const TYPES: [MemoryType; 4] = [MemoryType::Host, MemoryType::HostPinned, DEVICE, OTHER];
@@ -272,9 +275,7 @@ fn dropped_copies_run_to_their_end() {
             }
         }
         // All memory but the fragments goes when the device is done with it.
-        while device.allocated() > 1 {
-            a_while().await;
-        }
+        until("the end of what was dropped", || device.allocated() <= 1).await;
         assert_eq!(worker.in_flight(), 0);
         drop((worker, context));
         device.check_freed();
@@ -432,7 +433,7 @@ fn within_a_worker_nothing_stops_in_host_memory() {
             let before = device.copies();
             let (sent, received) = tokio::join!(
                 endpoint.tag_send(Tag(9), source.clone()),
-                side.worker.tag_recv(Tag(9), Mask::ALL, target),
+                side.worker.tag_recv(Tag(9), target),
             );
             sent.expect("sent");
             count(before, "a message");
@@ -483,7 +484,7 @@ fn within_a_worker_nothing_stops_in_host_memory() {
         let before = device.copies();
         let (sent, received) = tokio::join!(
             endpoint.tag_send(Tag(9), list),
-            side.worker.tag_recv(Tag(9), Mask::ALL, target),
+            side.worker.tag_recv(Tag(9), target),
         );
         sent.expect("sent");
         assert_eq!(device.copies() - before, 2);

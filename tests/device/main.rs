@@ -22,4 +22,5 @@ mod killed;
 mod local;
 mod own;
 mod plan;
+mod progress;
 mod verbs;

@@ -3,7 +3,7 @@
 use std::{future::Future, time::Duration};
 
 use wharf::{
-    Access, BufferList, BufferListMut, BufferMut, ErrorKind, Mask, MemoryType, Progress, Region,
+    Access, BufferList, BufferListMut, BufferMut, ErrorKind, MemoryType, Progress, Region,
     RemoteRegion, Tag,
 };
 
@@ -61,7 +61,7 @@ scenarios! {
                 let source = memory(&ends.here, from, wanted).await.freeze();
                 for early in [true, false] {
                     let target = memory(&ends.there, to, &vec![0x33; size + 5]).await;
-                    let receive = || ends.there.worker.tag_recv(Tag(7), Mask::ALL, target);
+                    let receive = || ends.there.worker.tag_recv(Tag(7), target);
                     let received = if early {
                         let receive = receive().post();
                         ends.here.endpoint.tag_send(Tag(7), source.clone()).await.expect("sent");
@@ -100,7 +100,7 @@ scenarios! {
             for seed in 0..30 {
                 let size = [3, 3 * FRAGMENT / 2, 0, 9000][seed % 4];
                 let target = memory(&ends.there, to, &vec![0; 2 * FRAGMENT]).await;
-                let received = ends.there.worker.tag_recv(Tag(1), Mask::ALL, target).await.expect("received");
+                let received = ends.there.worker.tag_recv(Tag(1), target).await.expect("received");
                 assert_eq!(received.len, size, "message {seed}");
                 let found = content(&ends.there, received.buffer).await;
                 equal(&found[..size], pattern(size, seed), seed);
@@ -119,7 +119,7 @@ scenarios! {
             let target = memory(&ends.there, OTHER, &vec![0; size]).await;
             let both = tokio::join!(
                 ends.here.endpoint.tag_send(Tag(1), source.clone()).sync(),
-                ends.there.worker.tag_recv(Tag(1), Mask::ALL, target),
+                ends.there.worker.tag_recv(Tag(1), target),
             );
             both.0.expect("matched");
             let target = both.1.expect("received").buffer;
@@ -127,7 +127,7 @@ scenarios! {
                 let source = if host { pattern(size, 1).to_vec().into() } else { source.clone() };
                 let send = ends.here.endpoint.tag_send(Tag(1), source).post().expect("room");
                 let short = memory(&ends.there, DEVICE, &[0; 99]).await;
-                let error = ends.there.worker.tag_recv(Tag(1), Mask::ALL, short).await.expect_err("too short");
+                let error = ends.there.worker.tag_recv(Tag(1), short).await.expect_err("too short");
                 assert_eq!(error.kind(), ErrorKind::Truncated, "{error}");
                 assert_eq!(error.into_parts().1.expect("back").len(), 99);
                 send.await.expect("over");
@@ -143,7 +143,7 @@ scenarios! {
             for size in [40, 8000, 3 * FRAGMENT] {
                 let source = memory(&ends.here, from, pattern(size, 9)).await.freeze();
                 let send = ends.here.endpoint.tag_send(Tag(4), source).post().expect("room");
-                let matched = ends.there.worker.tag_matched(Tag(4), Mask::ALL).await.expect("here");
+                let matched = ends.there.worker.tag_matched(Tag(4)).await.expect("here");
                 assert_eq!(matched.info().len, size);
                 let target = memory(&ends.there, to, &vec![0; size]).await;
                 let received = matched.recv(target).await.expect("received");
@@ -266,14 +266,14 @@ scenarios! {
         };
         let received = tokio::join!(
             ends.here.endpoint.tag_send(Tag(1), source.clone()),
-            ends.there.worker.tag_recv(Tag(1), Mask::ALL, target().await),
+            ends.there.worker.tag_recv(Tag(1), target().await),
         );
         received.0.expect("sent");
         let received = BufferMut::from(received.1.expect("received").buffer);
         equal(&content(&ends.there, received).await[..4 * FRAGMENT], wanted, "list to list");
         let received = tokio::join!(
             ends.here.endpoint.tag_send(Tag(1), source.clone()),
-            ends.there.worker.tag_recv(Tag(1), Mask::ALL, vec![0; 4 * FRAGMENT]),
+            ends.there.worker.tag_recv(Tag(1), vec![0; 4 * FRAGMENT]),
         );
         equal(&received.1.expect("received").buffer, wanted, "list to host");
         for to in [MemoryType::Host, DEVICE] {
@@ -314,7 +314,7 @@ scenarios! {
         for target in [memory(&ends.there, DEVICE, &[0; 3]).await, vec![0; 3].into()] {
             let both = tokio::join!(
                 ends.here.endpoint.tag_send(Tag(1), source.clone()),
-                ends.there.worker.tag_recv(Tag(1), Mask::ALL, target),
+                ends.there.worker.tag_recv(Tag(1), target),
             );
             both.0.expect("sent");
             assert_eq!(both.1.expect("received").len, 0);
@@ -332,7 +332,7 @@ scenarios! {
             let target = memory(&ends.there, to, &vec![0; wanted.len()]).await;
             let both = tokio::join!(
                 ends.here.endpoint.tag_send(Tag(1), source.clone()),
-                ends.there.worker.tag_recv(Tag(1), Mask::ALL, target),
+                ends.there.worker.tag_recv(Tag(1), target),
             );
             both.0.expect("sent");
             let target = both.1.expect("received").buffer;
@@ -428,7 +428,7 @@ async fn driven(way: Way, progress: Progress) {
         let target = memory(&ends.there, OTHER, &vec![0; size]).await;
         let (sent, received) = tokio::join!(
             ends.here.endpoint.tag_send(Tag(1), source.clone()),
-            ends.there.worker.tag_recv(Tag(1), Mask::ALL, target),
+            ends.there.worker.tag_recv(Tag(1), target),
         );
         sent.expect("sent");
         let received = received.expect("received").buffer;

@@ -78,8 +78,39 @@ const PAGE: u64 = 65536;
 
 #[test]
 fn a_window_is_mapped_used_and_undone() {
+    window("gdrfake", SOURCE);
+}
+
+/// GDRCopy 2.0 to 2.3 have the older call alone, which writes 40 bytes.
+#[test]
+fn a_window_of_an_older_library() {
+    let older = SOURCE
+        .replace("gdr_get_info_v2", "gdr_get_info")
+        .replace("bits: u32, kind: u32 }", "bits: u32 }")
+        .replace("bits: 3, kind: 1 }", "bits: 3 }");
+    assert!(!older.contains("kind"));
+    window("gdrolder", &older);
+}
+
+#[test]
+fn a_library_with_neither_call_is_none() {
     let fakes = Fakes::new();
-    let path = fakes.compile("gdrfake", SOURCE);
+    let path = fakes.compile(
+        "gdrnone",
+        &SOURCE.replace("gdr_get_info_v2", "gdr_get_other"),
+    );
+    let error = Gdr::load(Some(&path)).expect_err("lacks both");
+    assert!(
+        error
+            .to_string()
+            .contains("neither gdr_get_info_v2 nor gdr_get_info"),
+        "{error}"
+    );
+}
+
+fn window(name: &str, source: &str) {
+    let fakes = Fakes::new();
+    let path = fakes.compile(name, source);
     let gdr = Gdr::load(Some(&path)).expect("loads");
     assert_eq!(gdr.version(), (2, 6));
     // SAFETY: loading and calling functions of the source above.

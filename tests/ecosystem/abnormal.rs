@@ -2,21 +2,19 @@
 
 use std::{error::Error, future::Future};
 
-use axum::body::{Body, Bytes};
-use futures::{StreamExt, stream};
 use http_body_util::{BodyExt, Full};
 use hyper::{
     Response,
-    body::Incoming,
+    body::{Bytes, Incoming},
     client::conn::{http1, http2},
 };
 use tokio::task::JoinHandle;
 use wharf::Endpoint;
 
 use crate::{
-    axum_over_wharf, ends, hyper_server, on_each_runtime, on_one_thread,
+    ends, hyper_server, on_each_runtime, on_one_thread,
     support::{self, Child, this_test},
-    tonic_greeter, worker,
+    worker,
 };
 
 const TRANSPORTS: [&str; 2] = ["shm", "tcp"];
@@ -208,78 +206,4 @@ fn server_is_killed_in_the_middle_of_a_body() {
             });
         }
     }
-}
-
-#[test]
-fn client_goes_in_the_middle_of_an_upload() {
-    everywhere(|transport| async move {
-        let (_server, listener, client) = ends(transport).await;
-        let address = listener.local_addr();
-        let streams = axum_over_wharf::Streams::of(listener);
-        let serving =
-            tokio::spawn(async move { axum::serve(streams, axum_over_wharf::router()).await });
-        let endpoint = client.connect(address).await.expect("connected");
-        let mut sender = axum_over_wharf::connect(&endpoint).await.expect("HTTP/2");
-        let (sent, some_sent) = tokio::sync::oneshot::channel::<()>();
-        let mut sent = Some(sent);
-        let chunks = stream::iter(0..).map(move |number| {
-            if number == 20 {
-                drop(sent.take());
-            }
-            Ok::<_, std::io::Error>(vec![1; 16 << 10])
-        });
-        let request = axum_over_wharf::request("/upload", Body::from_stream(chunks));
-        let upload = tokio::spawn({
-            let request = sender.send_request(request.expect("a request"));
-            async move { drop(request.await) }
-        });
-        drop(some_sent.await);
-        upload.abort();
-        drop(sender);
-        endpoint.close().await.expect("closed");
-        // The server goes on for others.
-        let endpoint = client.connect(address).await.expect("connected");
-        axum_over_wharf::ask(&endpoint).await.expect("answers");
-        serving.abort();
-    });
-}
-
-/// A gRPC server that goes in the middle of its stream of answers, and a client that does.
-#[test]
-fn grpc_breaks_off() {
-    everywhere(|transport| async move {
-        let (server, listener, _) = ends(transport).await;
-        let address = listener.local_addr().to_string();
-        let serving = tokio::spawn(tonic_greeter::serve_wharf(listener));
-        let connect = || async {
-            tonic_greeter::Client::connect(transport, &address)
-                .await
-                .expect("a channel")
-        };
-        // A client that goes does not touch another.
-        let (gone, client) = (connect().await, connect().await);
-        let mut replies = gone.say_hellos("all", u32::MAX).await.expect("a stream");
-        replies.next().await.expect("one").expect("a reply");
-        drop((replies, gone));
-        client.check().await.expect("answers");
-
-        let mut replies = client.say_hellos("all", u32::MAX).await.expect("a stream");
-        replies.next().await.expect("one").expect("a reply");
-        // tonic's tasks go on until their streams end, so the worker is what goes.
-        let reading = tokio::spawn(async move {
-            loop {
-                match replies.next().await {
-                    Some(Ok(_)) => {}
-                    Some(Err(status)) => break status,
-                    None => panic!("a stream that was cut off ended as if it were whole"),
-                }
-            }
-        });
-        let _ = server.shutdown(std::time::Duration::from_secs(5)).await;
-        let status = reading.await.expect("an error");
-        assert_ne!(status.code(), tonic::Code::Ok);
-        let status = client.say_hello("you").await.expect_err("nobody answers");
-        assert_ne!(status.code(), tonic::Code::Ok, "{status}");
-        serving.abort();
-    });
 }

@@ -1,8 +1,7 @@
 //! Each example's own run, on each transport and runtime.
 
 use crate::{
-    axum_over_wharf, cancel_safely, codec, embed_in_server, hyper_server, on_each_runtime,
-    to_oneself, tonic_greeter, tower_rpc,
+    cancel_safely, codec, embed_in_server, hyper_server, on_each_runtime, to_oneself, tower_rpc,
 };
 
 fn hyper(transport: &'static str) {
@@ -33,59 +32,6 @@ fn hyper_over_self() {
         endpoint.close().await.expect("closed");
         serving.await.expect("the server ends with the connection");
     });
-}
-
-fn axum(transport: &'static str) {
-    on_each_runtime(move || async move {
-        axum_over_wharf::run(transport)
-            .await
-            .expect("an example that works");
-    });
-}
-
-#[test]
-fn axum_over_shm() {
-    axum("shm");
-}
-
-#[test]
-fn axum_over_tcp() {
-    axum("tcp");
-}
-
-fn tonic(kind: &'static str) {
-    on_each_runtime(move || async move {
-        let folder = tempfile::tempdir().expect("a folder");
-        let place = folder.path().join("socket").display().to_string();
-        let (say, heard) = tokio::sync::oneshot::channel();
-        let serving = tokio::spawn(async move {
-            tonic_greeter::serve(kind, &place, |address| say.send(address).expect("heard")).await
-        });
-        let address = heard.await.expect("an address");
-        let client = tonic_greeter::Client::connect(kind, &address)
-            .await
-            .expect("a channel");
-        client.check().await.expect("answers");
-        client.close().await.expect("closed");
-        serving.abort();
-    });
-}
-
-#[test]
-fn tonic_over_shm() {
-    tonic("shm");
-}
-
-#[test]
-fn tonic_over_tcp() {
-    tonic("tcp");
-}
-
-/// What wharf is compared with works as well.
-#[test]
-fn tonic_over_sockets() {
-    tonic("unix");
-    tonic("plain-tcp");
 }
 
 fn cancel(transport: &'static str) {

@@ -1,11 +1,9 @@
-//! Real hyper, axum and tonic clients against the servers of `examples/`, and what happens when one side goes in the middle.
+//! A real hyper client against the server of `examples/`, what happens when one side goes in the middle, and the other examples of what is put on top.
+//! Those that need features are in `tests/services`.
 //!
 //! The examples are compiled in as they are; each checks what it does. `cargo test --test ecosystem`.
 
 // Their `main` is not called, and not every test uses all that they have.
-#[allow(dead_code)]
-#[path = "../../examples/axum_over_wharf.rs"]
-mod axum_over_wharf;
 #[allow(dead_code)]
 #[path = "../../examples/cancel_safely.rs"]
 mod cancel_safely;
@@ -27,9 +25,6 @@ mod support;
 #[path = "../../examples/tokio_console.rs"]
 mod tokio_console;
 #[allow(dead_code)]
-#[path = "../../examples/tonic_greeter.rs"]
-mod tonic_greeter;
-#[allow(dead_code)]
 #[path = "../../examples/tower_rpc.rs"]
 mod tower_rpc;
 #[allow(dead_code)]
@@ -40,32 +35,8 @@ mod abnormal;
 mod examples;
 mod observing;
 
-use std::future::Future;
-
-use support::{LIMIT, watchdog};
+use support::{on_a_runtime as on_one_thread, on_each_runtime};
 use wharf::{Context, Endpoint, Listener, Worker};
-
-/// Runs a test on a runtime of one thread, and again on one of two.
-fn on_each_runtime<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F) {
-    on_one_thread(test());
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    let task = runtime.spawn(watchdog(LIMIT, test()));
-    if let Err(error) = runtime.block_on(task) {
-        std::panic::resume_unwind(error.into_panic());
-    }
-}
-
-fn on_one_thread(test: impl Future<Output = ()>) {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime")
-        .block_on(watchdog(LIMIT, test));
-}
 
 fn worker(transport: &str) -> Worker {
     let builder = Context::builder().transports(transport).expect("known");

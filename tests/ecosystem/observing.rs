@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf::{Context, Mask, Progress, Tag, Worker};
+use wharf::{Context, Progress, Tag, Worker};
 
 use crate::{
     support::until,
@@ -113,7 +113,7 @@ fn traffic_is_counted() {
             const LENGTHS: [usize; 5] = [0, 8, 3000, 100_000, 3 << 20];
             for length in LENGTHS {
                 let send = endpoint.tag_send(Tag(1), vec![7; length]);
-                let receive = there.tag_recv(Tag(1), Mask::ALL, vec![0; length]);
+                let receive = there.tag_recv(Tag(1), vec![0; length]);
                 let (sent, got) = tokio::join!(send, receive);
                 sent.expect("sent");
                 got.expect("received");
@@ -175,8 +175,7 @@ fn waits_are_counted() {
         let endpoint = here.connect(&address).await.expect("connected");
         let before = there.metrics();
         let waiter = there.clone();
-        let waiting =
-            tokio::spawn(async move { waiter.tag_recv(Tag(1), Mask::ALL, vec![0; 8]).await });
+        let waiting = tokio::spawn(async move { waiter.tag_recv(Tag(1), vec![0; 8]).await });
         until("sleep", || there.metrics().parked > before.parked).await;
         endpoint.tag_send(Tag(1), vec![0; 8]).await.expect("sent");
         waiting.await.expect("a task").expect("received");
@@ -200,7 +199,7 @@ fn operations_are_traced_when_asked_for() {
         let address = worker.address().expect("an address");
         let endpoint = worker.connect(&address).await.expect("connected");
         endpoint.tag_send(Tag(1), vec![0; 8]).await.expect("sent");
-        let receive = worker.tag_recv(Tag(1), Mask::ALL, vec![0; 8]);
+        let receive = worker.tag_recv(Tag(1), vec![0; 8]);
         receive.await.expect("received");
         let lines = logs.lines();
         let said = |words: &[&str]| {

@@ -5,6 +5,15 @@
 
 #![allow(clippy::duplicate_mod, reason = "each example brings its own")]
 
+#[allow(dead_code)]
+#[path = "../../examples/by_hand_shm.rs"]
+mod by_hand_shm;
+#[allow(dead_code)]
+#[path = "../../examples/by_hand_tcp.rs"]
+mod by_hand_tcp;
+#[allow(dead_code)]
+#[path = "../../examples/by_hand_verbs.rs"]
+mod by_hand_verbs;
 // Their `main` is not called.
 #[allow(dead_code)]
 #[path = "../../examples/device_between_processes.rs"]
@@ -18,6 +27,9 @@ mod device_over_tcp;
 #[allow(dead_code)]
 #[path = "../../examples/gaudi_cards.rs"]
 mod gaudi_cards;
+#[allow(dead_code)]
+#[path = "../../examples/hello.rs"]
+mod hello;
 #[allow(dead_code)]
 #[path = "../../examples/host_to_device.rs"]
 mod host_to_device;
@@ -34,7 +46,7 @@ mod support;
 mod two_processes;
 
 use std::{
-    io::Read,
+    io::{BufRead, BufReader, Read},
     path::Path,
     process::{Command, Output, Stdio},
     thread,
@@ -273,12 +285,12 @@ macro_rules! play {
                     command.env(ADDRESS, address).stdout(Stdio::null());
                     Ok(command)
                 };
-                end(exchange::first(
+                let over = exchange::Over {
                     device,
-                    TRANSPORTS,
-                    Path::new(&file()),
-                    second,
-                ))
+                    transports: TRANSPORTS,
+                    direct: false,
+                };
+                end(exchange::first(over, Path::new(&file()), second))
             }
             Some(_) => {
                 exchange::end_with_the_first("second");
@@ -290,15 +302,62 @@ macro_rules! play {
     }};
 }
 
+/// What an example's `main` is given.
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+/// The README's two processes. The second is told where the first listens; both end by themselves.
+#[test]
+fn hello_between_two_processes() {
+    match part().as_deref() {
+        Some("first") => end(runtime()
+            .block_on(hello::listen("127.0.0.1:0"))
+            .map_err(Into::into)),
+        Some(_) => {
+            let address = std::env::var(ADDRESS).expect("given");
+            end(runtime()
+                .block_on(hello::greet(&address))
+                .map_err(Into::into))
+        }
+        None => {}
+    }
+    let mut first = again(this_test!(), "first")
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a process");
+    let mut lines = BufReader::new(first.stdout.take().expect("piped"))
+        .lines()
+        .map(|line| line.expect("reads"));
+    let address = lines
+        .find_map(|line| Some(line.split_once("listening at ")?.1.to_owned()))
+        .expect("the first process says where it listens");
+    let second = again(this_test!(), "second")
+        .env(ADDRESS, address)
+        .stderr(Stdio::piped())
+        .output()
+        .expect("a process");
+    if !second.status.success() {
+        // It would wait for another peer.
+        let _ = first.kill();
+    }
+    let status = end_of(&mut first, this_test!());
+    good(&second, &[r#"b"hello, you" over ["shm""#]);
+    assert!(status.success(), "{status}");
+    let said: Vec<String> = lines.collect();
+    assert!(
+        said.iter()
+            .any(|line| line.contains(r#"b"hello, there" over ["shm""#)),
+        "{said:?}"
+    );
+}
+
 /// A file between two processes, over shared memory and over TCP.
 #[test]
 fn two_processes_with_host_memory() {
-    let runtime = || {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("a runtime")
-    };
     match part().as_deref() {
         Some("first") => {
             let command = |transport: &str, address: &str| {
@@ -321,6 +380,36 @@ fn two_processes_with_host_memory() {
     }
 }
 
+#[test]
+fn by_hand() {
+    match part().as_deref() {
+        Some("tcp") => end(by_hand_tcp::main()),
+        Some("shm") => end(by_hand_shm::main()),
+        Some(_) => end(by_hand_verbs::main()),
+        None => {}
+    }
+    let library = emulated::verbs();
+    let library = [("WHARF_LIBIBVERBS", library.to_str().expect("UTF-8"))];
+    let came = |over: &str, by: &str| format!("{over} by hand: 1048576 bytes came back, by {by}");
+    let by_tcp = run(this_test!(), "tcp", 1, false, &[]);
+    good(&by_tcp, &[&came("tcp", "Messages")]);
+    // The kernel's way is not everywhere; the example's other memory is mapped.
+    let by_shm = run(this_test!(), "shm", 1, false, &[]);
+    good(&by_shm, &[&came("shm", "Mapped")]);
+    let by_verbs = run(this_test!(), "verbs", 1, false, &library);
+    good(&by_verbs, &[&came("verbs", "NetworkDevices")]);
+    // None of them is longer than what a page shows.
+    for name in ["tcp", "shm", "verbs"] {
+        let file = format!("{}/examples/by_hand_{name}.rs", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(&file).expect("an example");
+        assert!(
+            text.lines().count() <= 60,
+            "{file} has {}",
+            text.lines().count()
+        );
+    }
+}
+
 /// Both ends in one process, on the emulated library of RDMA devices.
 #[test]
 fn device_over_rdma() {
@@ -332,6 +421,38 @@ fn device_over_rdma() {
     for size in SIZES {
         let output = run(this_test!(), "all", size, true, &variable);
         good(&output, &["*** EMULATED", "SHA-256 "]);
+    }
+}
+
+/// The same with nothing stopping in host memory: the emulated network devices read and write the memory of each vendor's emulated device, and what
+/// they write comes late.
+#[test]
+fn device_over_rdma_direct() {
+    if let Some(device) = part() {
+        let arguments = ["--device", &device, "--direct", &file()];
+        end(device_over_rdma::alone(&arguments.map(str::to_owned)));
+    }
+    let libraries = [emulated::verbs(), emulated::hsa(), emulated::hlthunk()];
+    let [verbs, hsa, hlthunk] = libraries
+        .each_ref()
+        .map(|path| path.to_str().expect("UTF-8"));
+    let variables = [
+        ("WHARF_LIBIBVERBS", verbs),
+        ("WHARF_LIBHSA", hsa),
+        ("WHARF_LIBHLTHUNK", hlthunk),
+        ("EMULATED_VERBS_DMABUF", "1"),
+        ("EMULATED_VERBS_LATE", "1"),
+    ];
+    for device in ["cuda", "rocm", "gaudi"] {
+        for size in SIZES {
+            let output = run(this_test!(), device, size, true, &variables);
+            let ways = [
+                "rendezvous, the receiver's devices read",
+                "the initiator's devices",
+                "put, in the other process: SHA-256 ",
+            ];
+            good(&output, &ways);
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::{
 };
 
 use wharf::{
-    Access, Buffer, BufferMut, Context, ErrorKind, Mask, MemoryType, Tag, Worker,
+    Access, Buffer, BufferMut, Context, ErrorKind, MemoryType, Tag, Worker,
     memory::{AddressRange, Cause, MemoryAttributes, invalidate},
 };
 
@@ -78,7 +78,7 @@ async fn every_operation(context: &Context, worker: &Worker, allocate: impl Fn()
         "by way of wharf's",
     );
 
-    let received = worker.tag_recv(Tag(1), Mask::ALL, allocate());
+    let received = worker.tag_recv(Tag(1), allocate());
     let (sent, received) = tokio::join!(endpoint.tag_send(Tag(1), source.clone()), received);
     sent.expect("sent");
     let target = received.expect("received").buffer;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::runtime::Runtime;
 use wharf::{
-    Context, Descriptor, Endpoint, ErrorKind, Mask, MemoryType, Operation, Tag, Worker,
+    Context, Descriptor, Endpoint, ErrorKind, MemoryType, Operation, Tag, Worker,
     transport::{Accelerator as _, gaudi::GaudiCopy},
 };
 
@@ -175,7 +175,7 @@ impl Talk {
     async fn receive(&self, device: MemoryType, tag: u64) {
         let room = self.context.allocate_on(device, LENGTH).await;
         let room = room.expect("memory");
-        let got = watchdog(LIMIT, self.worker.tag_recv(Tag(tag), Mask::ALL, room)).await;
+        let got = watchdog(LIMIT, self.worker.tag_recv(Tag(tag), room)).await;
         let got = got.expect("received");
         assert_eq!(got.len, LENGTH);
         let found = bytes(&self.worker, got.buffer.freeze()).await;
@@ -241,7 +241,7 @@ async fn first(mut parent: Parent) -> Parent {
     sent.expect("sent");
     talk.receive(DEVICE, 300).await;
     // The peer has put into it, and got it back.
-    let again = talk.worker.tag_recv(Tag(2), Mask::ALL, vec![0; 1]);
+    let again = talk.worker.tag_recv(Tag(2), vec![0; 1]);
     watchdog(LIMIT, again).await.expect("received");
     drop(region);
     assert_eq!(parent.hear().await, "end");
@@ -256,7 +256,7 @@ async fn second(mut parent: Parent) -> Parent {
         talk.receive(OTHER, 200 + round).await;
     }
     explained(&talk, DEVICE, OTHER);
-    let word = talk.worker.tag_recv(Tag(1), Mask::ALL, vec![0; 4096]);
+    let word = talk.worker.tag_recv(Tag(1), vec![0; 4096]);
     let word = watchdog(LIMIT, word).await.expect("received");
     let word = word.buffer[..word.len].to_vec();
     let word = Descriptor::try_from(&word[..]).expect("a descriptor");
@@ -317,7 +317,7 @@ async fn survivor(parent: Parent) -> Parent {
         }
         let got = async {
             tokio::select! {
-                got = talk.worker.tag_recv(Tag(2), Mask::ALL, next) => got.map_err(wharf::Error::from),
+                got = talk.worker.tag_recv(Tag(2), next) => got.map_err(wharf::Error::from),
                 // Nothing is under way: no receive has a peer yet.
                 ended = talk.endpoint.closed() => Err(ended),
             }

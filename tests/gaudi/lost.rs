@@ -57,7 +57,13 @@ async fn lose(how: Option<&(dyn Fn(&Machine) + Sync)>) {
         }
     };
     let again = fresh.copy(vec![8; 100], again).await.expect("copied");
-    assert_eq!(bytes(&fresh, again.freeze()).await, [8; 100]);
+    let again = again.freeze();
+    assert_eq!(bytes(&fresh, again.clone()).await, [8; 100]);
+    // The worker that lost it has it again too.
+    assert_eq!(bytes(&worker, again.clone()).await, [8; 100]);
+    let beside = context.allocate_on(OTHER, 100).await.expect("memory");
+    let beside = worker.copy(again, beside).await.expect("copied");
+    assert_eq!(bytes(&worker, beside.freeze()).await, [8; 100]);
     drop((worker, fresh, context));
     tokio::task::spawn_blocking(move || {
         block_until("all is given back", || machine.live("sessions") == 0);
@@ -109,5 +115,24 @@ fn a_reset_at_idle_closes_the_card() {
         let error = worker.copy(memory.clone(), vec![0; 1000]).await;
         let error = error.expect_err("lost");
         assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error:?}");
+        // It was the only one that was in use: the engine was lost with it. Both come back with the next allocation, the memory of before does not.
+        let start = std::time::Instant::now();
+        let again = loop {
+            match context.allocate_on(DEVICE, 1000).await {
+                Ok(again) => break again,
+                Err(error) => assert!(start.elapsed() < LIMIT, "{error}"),
+            }
+        };
+        let again = worker.copy(vec![5; 1000], again).await.expect("copied");
+        assert_eq!(bytes(&worker, again.freeze()).await, [5; 1000]);
+        let error = worker
+            .copy(memory, vec![0; 1000])
+            .await
+            .expect_err("of before");
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error:?}");
+        // And so it is in a context of its own.
+        let (other, apart) = machine.worker();
+        let memory = filled(&apart, &other, DEVICE, &[6; 10]).await;
+        assert_eq!(bytes(&apart, memory.freeze()).await, [6; 10]);
     });
 }

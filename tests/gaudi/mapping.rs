@@ -6,7 +6,10 @@
 
 use std::sync::Arc;
 
-use wharf::{Context, ErrorKind, MemoryType, Result, transport::Accelerator as _};
+use wharf::{
+    Context, ErrorKind, MemoryType, Result,
+    transport::{Accelerator as _, gaudi::GaudiCopy},
+};
 
 use crate::{
     machine::Machine,
@@ -123,6 +126,43 @@ fn a_table_that_lies_is_refused() {
     set(TABLE, &"[".repeat(65 << 10));
     refused(&machine, &[TABLE, "too long"]);
     assert_eq!(machine.calls("hlthunk_open"), 0);
+    machine.check();
+}
+
+/// By the program, whatever the variables say.
+#[test]
+fn what_the_program_says() {
+    let Some(_) = child("alone") else {
+        return alone(this_test!());
+    };
+    let machine = Machine::new(&[("cards", 3)]);
+    let [a, b, c] = ["0000:33:00.0", "0000:44:00.0", "0000:55:00.0"];
+    set(TABLE, "no table");
+    set(VISIBLE, "no list");
+    let gaudi = || machine.gaudi().modules([5, 7, 6]);
+    let places = |gaudi: GaudiCopy| -> Vec<String> {
+        let cards = gaudi.cards().expect("cards");
+        cards.iter().map(|card| card.pci().to_owned()).collect()
+    };
+    assert_eq!(places(gaudi().numbered([c, "44:00.0"])), [c, b, a]);
+    assert_eq!(places(gaudi().numbered([""; 0])), [a, b, c]);
+    assert_eq!(places(gaudi().modules([6]).numbered([b])), [b]);
+    for (wrong, said) in [
+        (gaudi().numbered(["here"]), "GaudiCopy::numbered: \"here\""),
+        (gaudi().numbered([a, "33:00.0"]), "there twice"),
+        (
+            gaudi().numbered(["0000:99:00.0"]),
+            "GaudiCopy::numbered: entry 0: no Gaudi card at 0000:99:00.0",
+        ),
+        (
+            gaudi().modules([4]).numbered([a]),
+            "GaudiCopy::modules: no Gaudi card is module 4",
+        ),
+    ] {
+        let error = wrong.probe().expect_err("must be refused");
+        assert_eq!(error.kind(), ErrorKind::Configuration, "{error}");
+        assert!(error.to_string().contains(said), "{said} in {error}");
+    }
     machine.check();
 }
 

@@ -171,10 +171,9 @@ fn a_pool_is_exported_once() {
         let error = domain.export(wrong).expect_err("not one allocation");
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     }
-    domain.advise(place, Advice::WillNeed).expect("advice");
-    domain
-        .advise(range(8, 8), Advice::Normal)
-        .expect_err("nobody's");
+    // It stays where it is.
+    let error = domain.advise(place, Advice::WillNeed).expect_err("no call");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     drop((one, inner, memory, first, domain, gaudi));
     machine.check_gone();
     block_until("no dma-buf is open", || machine.live("exported") == 0);

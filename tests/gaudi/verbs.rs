@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use wharf::{Access, Context, Descriptor, Mask, MemoryType, Tag};
+use wharf::{Access, Context, Descriptor, MemoryType, Tag};
 
 use crate::{
     fixture::{Pair, Way, pattern, run, run_on_threads, same},
@@ -35,7 +35,7 @@ scenarios! {
                 let target = filled(&there.worker, &there.context, to, &vec![0x33; size + 5]).await;
                 let (sent, received) = tokio::join!(
                     here.endpoint.tag_send(Tag(7), source),
-                    there.worker.tag_recv(Tag(7), Mask::ALL, target),
+                    there.worker.tag_recv(Tag(7), target),
                 );
                 sent.expect("sent");
                 let target = received.expect("received").buffer;

@@ -92,6 +92,23 @@ fn every_example_is_listed_and_run_by_a_test() {
     }
 }
 
+/// The program that a reader meets first is one that is compiled and run.
+#[test]
+fn the_readme_begins_with_an_example() {
+    let readme = read("README.md");
+    let listing = between(&readme, "```rust\n", "```");
+    // Without what is for the test that runs the example, and the lines about that itself.
+    let program = read("examples/hello.rs").replace("pub(crate) ", "");
+    let start = program.find("use wharf").expect("a program");
+    assert_eq!(listing.first(), Some(&&program[start..]));
+
+    // The dependencies that it says: of this version, and of Tokio's that has what is used.
+    let manifest = read("Cargo.toml");
+    let version = between(&manifest, "\nversion = \"", "\"")[0];
+    let line = format!("wharf = \"{}\"", version.trim_end_matches(".0"));
+    assert!(readme.contains(&line), "{line}");
+}
+
 #[test]
 fn the_guide_names_examples_that_are_there() {
     let mut guide = Vec::new();
@@ -206,8 +223,8 @@ fn every_target_is_listed() {
 
 #[test]
 fn the_architecture_names_files_that_are_there() {
-    let text = read("ARCHITECTURE.md");
-    let is_part = |c: char| c.is_alphanumeric() || "_/.".contains(c);
+    let text = read("ARCHITECTURE.md") + &read("CONTRIBUTING.md");
+    let is_part = |c: char| c.is_alphanumeric() || "_/.-".contains(c);
     let mut named = BTreeSet::new();
     for start in ["src/", "tests/", "examples/", "benches/"] {
         for (at, _) in text.match_indices(start) {

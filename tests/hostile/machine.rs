@@ -501,14 +501,14 @@ impl<'a> Play<'a> {
         }
         match self.dice.below(24) {
             0 | 1 => {
-                let receive = worker.tag_recv(tag, mask, canaries(length)).post();
+                let receive = worker.tag_recv(tag, canaries(length)).mask(mask).post();
                 self.held.push(Held::Receive(receive));
             }
             2..=4 => self.hold_loose(async move {
-                received(worker.tag_recv(tag, mask, canaries(length)).await)
+                received(worker.tag_recv(tag, canaries(length)).mask(mask).await)
             }),
             5 => self.hold_loose(async move {
-                match worker.tag_matched(tag, mask).await {
+                match worker.tag_matched(tag).mask(mask).await {
                     Ok(matched) => Ended::Matched(matched),
                     Err(_) => Ended::Over,
                 }

@@ -452,7 +452,7 @@ impl Peer {
     pub(crate) fn request(&mut self, dice: &mut Dice<'_>) -> Option<Message> {
         let tag = dice.below(4) as u64;
         let body = Body::default;
-        Some(match dice.below(36) {
+        Some(match dice.below(37) {
             0..=5 => {
                 let length = dice.length();
                 message(TAG_EAGER, tag, Body(self.payload(length)))
@@ -582,7 +582,7 @@ impl Peer {
             }
             34 => {
                 let (op, own) = (self.op(dice), self.own_op());
-                let rare = [PULL, ASK_KEYS, KEYS, WRITE, FETCHED];
+                let rare = [PULL, ASK_KEYS, KEYS, WRITE, FETCHED, MOVED];
                 let id = if dice.lies() {
                     dice.pick(&rare)
                 } else {
@@ -596,6 +596,10 @@ impl Peer {
                         .u64(Self::number(dice))
                         .u64(Self::number(dice)),
                 )
+            }
+            35 => {
+                let steps = dice.pick(&[0, 1, 2, u16::MAX]);
+                message(MOVED, self.op(dice), body().u16(steps))
             }
             _ if dice.lies() => message(CLOSE, dice.pick(&[0, 1]), body()),
             _ => return None,

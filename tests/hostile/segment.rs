@@ -20,7 +20,7 @@ use std::{
 use futures::future::{BoxFuture, FutureExt, select_all};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use wharf::{Access, BufferMut, Context, Endpoint, Mask, Region, RemoteRegion, Tag, Worker};
+use wharf::{Access, BufferMut, Context, Endpoint, Region, RemoteRegion, Tag, Worker};
 
 use super::{
     choices,
@@ -164,7 +164,7 @@ impl Segment {
         };
         let id = match dice.below(4) {
             0 => dice.byte().into(),
-            _ => dice.below(44) as u64,
+            _ => dice.below(45) as u64,
         };
         let content: Vec<u8> = (0..7)
             .flat_map(|_| match dice.below(3) {
@@ -321,7 +321,7 @@ impl Program {
 
     async fn receive(&self, tag: Tag) {
         let buffer = vec![CANARY; 600_000];
-        match self.worker.tag_recv(tag, Mask::ALL, buffer).await {
+        match self.worker.tag_recv(tag, buffer).await {
             Ok(got) => {
                 let (message, behind) = got.buffer.split_at(got.len);
                 let is_certain = got.len <= self.certain.received;
@@ -568,7 +568,7 @@ impl Bed {
             let buffer = vec![0; 100_000];
             let (sent, got) = tokio::join!(
                 self.to_honest.tag_send(tag, vec![9; 100_000]),
-                self.honest.tag_recv(tag, Mask::ALL, buffer),
+                self.honest.tag_recv(tag, buffer),
             );
             sent.expect("sent");
             let got = got.expect("received");

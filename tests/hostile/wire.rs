@@ -43,6 +43,7 @@ pub(crate) const ROUTED: u8 = 40;
 pub(crate) const ASK_KEYS: u8 = 41;
 pub(crate) const KEYS: u8 = 42;
 pub(crate) const WRITE: u8 = 43;
+pub(crate) const MOVED: u8 = 44;
 
 /// In place of a slot, or of a number of blocks.
 pub(crate) const NONE: u32 = u32::MAX;

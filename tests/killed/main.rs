@@ -142,10 +142,7 @@ impl End {
 
     async fn receive(&self) {
         loop {
-            let mut receive = self
-                .worker
-                .tag_recv(self.back, Mask::ALL, vec![0; LONG])
-                .post();
+            let mut receive = self.worker.tag_recv(self.back, vec![0; LONG]).post();
             let received = tokio::select! {
                 biased;
                 received = &mut receive => received,
@@ -250,7 +247,7 @@ impl End {
 
     async fn hear(&mut self, number: u64) {
         let tag = tag(Kind::Descriptor, number);
-        let heard = self.worker.tag_recv(tag, Mask::ALL, vec![0; 4096]).await;
+        let heard = self.worker.tag_recv(tag, vec![0; 4096]).await;
         let heard = heard.expect("a descriptor");
         let descriptor = Descriptor::from_bytes(&heard.buffer[..heard.len]).expect("a descriptor");
         let far = self.endpoint.import(&descriptor).expect("imported");

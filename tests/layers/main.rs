@@ -1,5 +1,5 @@
-//! Three things about `src/`: what rooms use of each other (here), that files do not use each other in circles (`circles`), and that functions of
-//! the heart are short (`lengths`).
+//! Four things about `src/`: what rooms use of each other (here), that files do not use each other in circles (`circles`), that functions of
+//! the heart are short (`lengths`), and that no two types of the interface have one name (`names`).
 //!
 //! Holds the table of rooms against `src/`: a room may use itself and rooms on lower floors, never one above or beside it.
 //!
@@ -8,6 +8,7 @@
 
 mod circles;
 mod lengths;
+mod names;
 
 use std::{
     collections::BTreeMap,

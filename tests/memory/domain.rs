@@ -1,6 +1,15 @@
 //! Experts for memory: what they allocate, say and export, by way of a context.
+//!
+//! # Safety
+//! What is exported is mapped as long as the test runs, and touched within the mapping.
+#![allow(unsafe_code)]
 
-use std::sync::atomic::Ordering::SeqCst;
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    path::Path,
+    ptr,
+    sync::atomic::Ordering::SeqCst,
+};
 
 use wharf::{
     Buffer, BufferMut, Context, ErrorKind, MemoryType,
@@ -88,6 +97,68 @@ async fn exported_by_whoever_has_it() {
     context.advise(host, Advice::WillNeed).expect("host memory");
     let error = context.advise(range, Advice::WillNeed).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+}
+
+/// What the host's memory is refused for, without the kernel's part in it.
+#[tokio::test]
+async fn memory_of_the_host_that_is_not_exported() {
+    let context = Context::builder().build().expect("a context");
+    let others = vec![0_u8; 100];
+    let memory = context.allocate(10_000).await.expect("memory");
+    let all = AddressRange::of(&memory);
+    let behind = AddressRange::new(all.end(), 1 << 20).expect("a range");
+    for range in [AddressRange::of(&others), behind] {
+        let error = context.export(range).expect_err("nobody's");
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains("Context::allocate"), "{error}");
+    }
+    if Path::new("/dev/udmabuf").exists() {
+        return;
+    }
+    let error = context.export(all).expect_err("absent");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("udmabuf"), "{error}");
+}
+
+#[tokio::test]
+#[ignore = "needs /dev/udmabuf: `tests/rdma-vm/rdma-vm --kernel 6.12` has it"]
+async fn memory_of_the_host_as_a_dma_buf() {
+    let context = Context::builder().build().expect("a context");
+    let mut memory = context.allocate(10_000).await.expect("memory");
+    for (place, byte) in memory.iter_mut().zip(0_u32..) {
+        *place = (byte % 251) as u8;
+    }
+    let all = AddressRange::of(&memory);
+    let part = AddressRange::new(all.start() + 4096 + 100, 4000).expect("a range");
+    let exported = context.export(part).expect("a dma-buf");
+    assert!(exported.ordered && exported.offset == 100);
+    // Its pages are two: what follows the first byte asked for is in it to the end of its page.
+    let map = |fd: &OwnedFd| {
+        let flags = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        // SAFETY: a new mapping, of the two pages that the buffer has.
+        let at = unsafe { libc::mmap(ptr::null_mut(), 8192, flags.0, flags.1, fd.as_raw_fd(), 0) };
+        assert_ne!(at, libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+        at.cast::<u8>()
+    };
+    let seen = map(&exported.fd);
+    // SAFETY: within the mapping, which nobody unmaps.
+    unsafe {
+        for at in 0..4000 {
+            assert_eq!(seen.add(100 + at).read(), ((4196 + at) % 251) as u8);
+        }
+        seen.add(100).write(255);
+    }
+    assert_eq!(memory[4196], 255, "the same pages");
+    // It outlives the memory.
+    drop(memory);
+    // SAFETY: as before.
+    assert_eq!(unsafe { seen.add(100).read() }, 255);
+    // More than the kernel allows at once.
+    let long = context.allocate(128 << 20).await.expect("memory");
+    let error = context
+        .export(AddressRange::of(&long))
+        .expect_err("too long");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
 }
 
 #[test]

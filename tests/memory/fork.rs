@@ -16,7 +16,7 @@ use std::{
 };
 
 use wharf::{
-    Access, Context, ErrorKind, Mask, Tag, Worker,
+    Access, Context, ErrorKind, Tag, Worker,
     memory::{BufferPool, Timing},
 };
 
@@ -164,10 +164,7 @@ fn a_child_is_refused_and_the_parent_goes_on() {
                 0
             });
             out.tag_send(Tag(1), "still here").await.unwrap();
-            let got = there
-                .tag_recv(Tag(1), Mask::ALL, vec![0; 64])
-                .await
-                .unwrap();
+            let got = there.tag_recv(Tag(1), vec![0; 64]).await.unwrap();
             assert_eq!(&got.buffer[..got.len], b"still here");
         }
         assert_eq!(region.unexpose().await.len(), 64);
@@ -206,7 +203,7 @@ fn a_child_that_drops_everything_takes_nothing_from_its_parent() {
             });
             runtime.block_on(watchdog(LIMIT, async {
                 out.tag_send(Tag(1), "still here").await.unwrap();
-                let got = there.tag_recv(Tag(1), Mask::ALL, vec![0; 64]).await;
+                let got = there.tag_recv(Tag(1), vec![0; 64]).await;
                 let got = got.unwrap();
                 assert_eq!(&got.buffer[..got.len], b"still here");
             }));

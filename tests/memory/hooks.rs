@@ -22,8 +22,9 @@ use std::{
 use wharf::{
     ErrorKind,
     memory::{
-        AddressRange, Cause, EventClasses, Imported, MemoryMonitor, MonitorKind, RegistrationCache,
-        Sink, Subscription, Timing, Validity, disable_hooks, install_hooks, monitor, subscribe,
+        AddressRange, Cause, EventClasses, Imported, MemoryMonitor, MemorySink, MonitorKind,
+        RegistrationCache, Subscription, Timing, Validity, disable_hooks, install_hooks, monitor,
+        subscribe,
     },
 };
 
@@ -99,7 +100,7 @@ impl Counter {
     }
 }
 
-impl Sink for Counter {
+impl MemorySink for Counter {
     fn invalidate(&self, range: AddressRange, _: Cause) {
         if range.len() > EVERYTHING {
             self.everything.store(true, SeqCst);
@@ -223,6 +224,7 @@ fn patch_under_load() -> Result<(), String> {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn patching_while_threads_run() {
     for _ in 0..runs().div_ceil(BATCH) {
         if !alone(this_test!(), patch_under_load) {
@@ -278,6 +280,7 @@ fn patch_under_forks() -> Result<(), String> {
 
 /// A child has the code as it is at that moment, and no thread that would finish a patch.
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn patching_while_a_thread_forks() {
     for _ in 0..runs().div_ceil(BATCH) {
         if !alone(this_test!(), patch_under_forks) {
@@ -558,6 +561,7 @@ type ProcessMadvise =
     unsafe extern "C" fn(c_int, *const libc::iovec, usize, c_int, libc::c_uint) -> isize;
 
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn results_are_those_of_libc() {
     alone(this_test!(), || {
         let before = answers();
@@ -583,6 +587,7 @@ fn results_are_those_of_libc() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn what_no_other_table_has_is_told() {
     alone(this_test!(), || {
         install()?;
@@ -623,6 +628,7 @@ fn what_no_other_table_has_is_told() {
 
 /// The kernel detaches what is left, wherever it begins.
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn a_segment_that_lost_its_first_part() {
     alone(this_test!(), || {
         install()?;
@@ -650,6 +656,7 @@ fn a_segment_that_lost_its_first_part() {
 
 /// The kernel takes whole huge pages, however few bytes the call names.
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn huge_pages_are_told_of_whole() {
     const HUGE: usize = 2 << 20;
     alone(this_test!(), || {
@@ -678,6 +685,7 @@ fn huge_pages_are_told_of_whole() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn disabled_and_never_taken_away() {
     alone(this_test!(), || {
         let original = code(c"munmap");
@@ -738,6 +746,7 @@ fn another_patch_is_respected() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn overwritten_later() {
     alone(this_test!(), || {
         let original = code(c"shmdt");
@@ -757,6 +766,7 @@ fn overwritten_later() {
 
 /// A hit does not come from a time at which the events still came.
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn nothing_is_found_after_an_overwrite() {
     alone(this_test!(), || {
         let original = code(c"munmap");
@@ -781,6 +791,7 @@ fn nothing_is_found_after_an_overwrite() {
 
 /// Of another library, loaded after the patch, by its own way into libc.
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn a_library_loaded_later() {
     alone(this_test!(), || {
         install()?;
@@ -811,6 +822,7 @@ fn a_library_loaded_later() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn processes_started_from_a_patched_one() {
     alone(this_test!(), || {
         install()?;
@@ -863,6 +875,7 @@ extern "C" fn unmap_in_handler(_: c_int) {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn signal_handlers_and_ends_of_threads() {
     alone(this_test!(), || {
         // SAFETY: the handler calls what may be called in one.
@@ -912,6 +925,7 @@ fn signal_handlers_and_ends_of_threads() {
 
 /// With the real UCX, where it is installed.
 #[test]
+#[ignore = "needs UCX: libucm.so.0"]
 fn ucx_in_the_process() {
     alone(this_test!(), || {
         let absent = Imported::available().expect_err("not loaded");
@@ -936,6 +950,7 @@ fn ucx_in_the_process() {
 }
 
 #[test]
+#[ignore = "needs UCX: libucm.so.0"]
 fn ucx_that_watches_nothing() {
     alone_with(this_test!(), &[("UCX_MEM_EVENTS", "n")], || {
         load_ucx()?;
@@ -949,6 +964,7 @@ fn ucx_that_watches_nothing() {
 
 /// UCX overwrites what was patched before it without a word.
 #[test]
+#[ignore = "needs UCX: libucm.so.0"]
 fn ucx_after_the_hooks() {
     alone(this_test!(), || {
         install()?;

@@ -15,7 +15,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wharf::memory::{AddressRange, Cause, MonitorKind, Sink, Timing, Validity, monitor, subscribe};
+use wharf::memory::{
+    AddressRange, Cause, MemorySink, MonitorKind, Timing, Validity, monitor, subscribe,
+};
 
 use crate::{
     allocator::{FORBIDDEN, calls, forbid},
@@ -36,7 +38,7 @@ struct Strict {
     allocates: AtomicBool,
 }
 
-impl Sink for Strict {
+impl MemorySink for Strict {
     fn invalidate(&self, range: AddressRange, _: Cause) {
         if self.own_thread.load(SeqCst) {
             forbid(true);
@@ -151,6 +153,7 @@ fn uffd() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn hooks() {
     no_allocation(this_test!(), MonitorKind::Hooks);
 }
@@ -161,6 +164,7 @@ fn alloc() {
 }
 
 #[test]
+#[ignore = "needs UCX: libucm.so.0"]
 fn imported() {
     no_allocation(this_test!(), MonitorKind::Imported);
 }

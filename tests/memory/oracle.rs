@@ -153,6 +153,7 @@ fn userfaultfd_and_mimalloc() {
 
 /// Patched functions of libc, which tell before the change.
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn hooks_and_glibc() {
     if let Some(parent) = child("hooks") {
         return with(MonitorKind::Hooks, None, |line| parent.say(line));
@@ -161,6 +162,7 @@ fn hooks_and_glibc() {
 }
 
 #[test]
+#[cfg_attr(not(feature = "mem-hooks"), ignore = "needs the feature mem-hooks")]
 fn hooks_and_jemalloc() {
     let library = "libjemalloc.so.2";
     if let Some(parent) = child("hooks-jemalloc") {

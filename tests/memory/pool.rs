@@ -9,10 +9,10 @@ use std::{
 };
 
 use wharf::{
-    Access, Buffer, BufferMut, Context, Error, ErrorKind, Mask, Result, Tag, Worker,
+    Access, Buffer, BufferMut, Context, Error, ErrorKind, Result, Tag, Worker,
     memory::{
-        AddressRange, BufferPool, Cause, MlockRegistrar, Registrar, RegistrarAttributes, Sink,
-        subscribe,
+        AddressRange, BufferPool, Cause, MemorySink, MlockRegistrar, Registrar,
+        RegistrarAttributes, subscribe,
     },
 };
 
@@ -170,7 +170,7 @@ const HUGE: u64 = 1 << 46;
 #[derive(Default)]
 struct HugeEvents(AtomicUsize);
 
-impl Sink for HugeEvents {
+impl MemorySink for HugeEvents {
     fn invalidate(&self, range: AddressRange, _: Cause) {
         if range.len() == HUGE {
             self.0.fetch_add(1, SeqCst);
@@ -236,7 +236,7 @@ fn leases_are_sent_and_received_into() {
         let text = Buffer::from(lease).slice(..5);
         endpoint.tag_send(Tag(1), text).await.unwrap();
         let room = BufferMut::from(pool.lease().await);
-        let got = worker.tag_recv(Tag(1), Mask::ALL, room).await.unwrap();
+        let got = worker.tag_recv(Tag(1), room).await.unwrap();
         assert_eq!(&got.buffer.as_slice().unwrap()[..got.len], b"hello");
         drop(got);
         assert_eq!(pool.stats().leased, 0);

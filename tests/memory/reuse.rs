@@ -91,7 +91,7 @@ fn round(
             .expect("a runtime");
         for own in (first + side..first + turns).step_by(2) {
             while turn.load(SeqCst) != own {
-                hint::spin_loop();
+                thread::yield_now();
             }
             // The other is about to unmap.
             while map_at(PLACE, LENGTH, false, libc::MAP_FIXED_NOREPLACE).is_err() {}

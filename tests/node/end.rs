@@ -55,7 +55,7 @@ impl End {
         let by_address = meeting == Meeting::WorkerAddress;
         let endpoint = if listens && by_address {
             parent.say(worker.address().expect("an address"));
-            let hello = watchdog(LIMIT, worker.tag_recv(HELLO, Mask::ALL, Vec::new())).await;
+            let hello = watchdog(LIMIT, worker.tag_recv(HELLO, Vec::new())).await;
             let from = hello.expect("a message").from;
             worker.endpoint(from).expect("the endpoint it came from")
         } else if listens {
@@ -155,7 +155,7 @@ impl End {
         };
         let take = async {
             loop {
-                let any = self.worker.tag_matched(Tag(0), Mask(0)).await;
+                let any = self.worker.tag_matched(Tag(0)).mask(Mask(0)).await;
                 let any = any.expect("a message");
                 let info = any.info();
                 let message = any.recv(vec![0; info.len]).await.expect("its bytes");
@@ -202,7 +202,7 @@ impl End {
         let descriptor = region.descriptor().expect("a descriptor").to_bytes();
         let send = self.endpoint.tag_send(DESCRIPTOR, descriptor.to_vec());
         send.await.expect("a send");
-        let receive = self.worker.tag_recv(DESCRIPTOR, Mask::ALL, vec![0; 4096]);
+        let receive = self.worker.tag_recv(DESCRIPTOR, vec![0; 4096]);
         let theirs = watchdog(LIMIT, receive).await.expect("a message");
         let theirs = Descriptor::from_bytes(&theirs.buffer[..theirs.len]).expect("unaltered");
         (region, self.endpoint.import(&theirs).expect("the peer's"))
@@ -230,7 +230,7 @@ impl End {
     }
 
     async fn receive(&self, number: u64, size: usize) {
-        let receive = self.worker.tag_recv(Tag(number), Mask::ALL, vec![0; size]);
+        let receive = self.worker.tag_recv(Tag(number), vec![0; size]);
         let received = receive.await.expect("a message");
         assert_eq!(received.from, self.endpoint.id());
         expect(
@@ -246,7 +246,7 @@ impl End {
     }
 
     async fn hear_done(&self) {
-        let receive = self.worker.tag_recv(DONE, Mask::ALL, Vec::new());
+        let receive = self.worker.tag_recv(DONE, Vec::new());
         watchdog(LIMIT, receive).await.expect("a message");
     }
 

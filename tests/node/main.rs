@@ -33,9 +33,7 @@ macro_rules! ends {
                 return;
             }
         }
-        let Some(cable) = Cable::new() else {
-            return;
-        };
+        let cable = Cable::new();
         let ends = [true, false].map(|listens| {
             let by = cable.command(listens);
             Child::start_by(&by, this_test!(), part(listens), &[])
@@ -73,6 +71,7 @@ async fn exchange(end: End, _: Parent) {
 }
 
 #[test]
+#[ignore = "needs root: makes network namespaces"]
 fn exchange_by_host_and_port() {
     let (_cable, mut ends) = ends!(Meeting::HostAndPort, Context::builder(), exchange);
     current_thread().block_on(watchdog(2 * LIMIT, expect_fallback(&mut ends)));
@@ -80,6 +79,7 @@ fn exchange_by_host_and_port() {
 }
 
 #[test]
+#[ignore = "needs root: makes network namespaces"]
 fn exchange_by_worker_address() {
     let (_cable, mut ends) = ends!(Meeting::WorkerAddress, Context::builder(), exchange);
     current_thread().block_on(watchdog(2 * LIMIT, expect_fallback(&mut ends)));
@@ -110,6 +110,7 @@ async fn stream(end: End, mut parent: Parent) {
 }
 
 #[test]
+#[ignore = "needs root: makes network namespaces"]
 fn cable_pulled_in_a_transfer() {
     let (cable, mut ends) = ends!(Meeting::HostAndPort, Context::builder(), stream);
     let test = async {
@@ -152,6 +153,7 @@ async fn idle(end: End, parent: Parent) {
 }
 
 #[test]
+#[ignore = "needs root: makes network namespaces"]
 fn cable_pulled_while_idle() {
     let builder = Context::builder().keepalive(Duration::from_secs(1));
     let (cable, mut ends) = ends!(Meeting::HostAndPort, builder, idle);
@@ -213,6 +215,7 @@ async fn busy(end: End, parent: Parent) {
 }
 
 #[test]
+#[ignore = "needs root: makes network namespaces"]
 fn cable_pulled_while_busy() {
     let builder = Context::builder().keepalive(Duration::from_secs(1));
     let (cable, mut ends) = ends!(Meeting::HostAndPort, builder, busy);

@@ -1,5 +1,5 @@
 //! The example of a transport of one's own, compiled in as it is: it does what every transport must, and carries what wharf does.
-//! `cargo test --features conformance --test own_transport`.
+//! `cargo test --test own_transport`.
 
 #[allow(dead_code, reason = "its `main` is not called")]
 #[path = "../../examples/own_transport/main.rs"]

@@ -4,7 +4,7 @@
 
 use std::{sync::mpsc, thread, time::Duration};
 
-use wharf::{Context, Mask, Progress, Tag, Worker};
+use wharf::{Context, Progress, Tag, Worker};
 
 use crate::support::watchdog;
 
@@ -54,7 +54,7 @@ fn end(
             if to.is_some() {
                 endpoint.tag_send(TAG, bytes.to_vec()).await.expect("sent");
             }
-            let received = worker.tag_recv(TAG, Mask::ALL, buffer).await;
+            let received = worker.tag_recv(TAG, buffer).await;
             buffer = received.expect("a message").buffer;
             assert_eq!(buffer, bytes);
             if to.is_none() {

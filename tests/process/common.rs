@@ -168,7 +168,7 @@ impl First {
                 .tag_send(tag, bytes(length as u64, length))
                 .await
                 .expect("a send");
-            let back = watchdog(LIMIT, self.worker.tag_recv(tag, Mask::ALL, vec![0; length]));
+            let back = watchdog(LIMIT, self.worker.tag_recv(tag, vec![0; length]));
             let back = back.await.expect("an answer");
             assert_eq!(back.len, length);
             expect_bytes(length as u64, &back.buffer);
@@ -215,7 +215,7 @@ impl Second {
     pub(crate) async fn echo(self) {
         loop {
             let matched = tokio::select! {
-                matched = self.worker.tag_matched(Tag(0), Mask(0)) => matched.expect("a message"),
+                matched = self.worker.tag_matched(Tag(0)).mask(Mask(0)) => matched.expect("a message"),
                 _ = self.endpoint.closed() => return,
             };
             let length = matched.info().len;
@@ -234,7 +234,7 @@ impl Second {
 }
 
 async fn receive(worker: &Worker, tag: u64, room: usize) -> Vec<u8> {
-    let received = watchdog(LIMIT, worker.tag_recv(Tag(tag), Mask::ALL, vec![0; room])).await;
+    let received = watchdog(LIMIT, worker.tag_recv(Tag(tag), vec![0; room])).await;
     let mut received = received.expect("a message");
     received.buffer.truncate(received.len);
     received.buffer

@@ -15,7 +15,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
-use wharf::{Listener, Mask, Tag, Worker};
+use wharf::{Listener, Tag, Worker};
 
 use crate::{
     common::{Path, current_thread, multi_thread, own_sockets},
@@ -40,7 +40,7 @@ async fn honest(path: Path, worker: &Worker, listener: Listener) {
     });
     let (dialled, accepted) = (dialled.expect("let in"), accepted.expect("accepted"));
     dialled.tag_send(1, vec![7; 8]).await.expect("sent");
-    let received = worker.tag_recv(Tag(1), Mask::ALL, vec![0; 8]).await;
+    let received = worker.tag_recv(Tag(1), vec![0; 8]).await;
     assert_eq!(received.expect("a message").from, accepted.id());
 }
 
@@ -67,7 +67,7 @@ async fn serve_with_few_fds(mut parent: Parent) {
     setrlimit(Resource::RLIMIT_NOFILE, 60, 60).expect("one's own");
     parent.say(listener.local_addr());
     let _accepted = listener.accept().await.expect("a request").await;
-    let received = worker.tag_recv(Tag(1), Mask::ALL, vec![0; 8]).await;
+    let received = worker.tag_recv(Tag(1), vec![0; 8]).await;
     received.expect("a message");
     parent.hear().await;
 }
@@ -166,7 +166,7 @@ async fn serve_alone(mut parent: Parent) {
     };
     parent.say(String::from_utf8(name.clone()).expect("text"));
     parent.say(address);
-    let received = worker.tag_recv(Tag(1), Mask::ALL, vec![0; 8]).await;
+    let received = worker.tag_recv(Tag(1), vec![0; 8]).await;
     received.expect("a message");
     parent.hear().await;
 }
@@ -198,6 +198,7 @@ async fn crowd(mut parent: Parent) {
 
 /// Another user, who can never share memory with this one, is sent away at once.
 #[test]
+#[ignore = "needs root: starts a process of another user"]
 fn another_user_takes_no_place() {
     if let Some(parent) = child("serves") {
         multi_thread().block_on(serve_alone(parent));
@@ -207,10 +208,10 @@ fn another_user_takes_no_place() {
         current_thread().block_on(crowd(parent));
         return;
     }
-    if !geteuid().is_root() {
-        println!("not run: only root can start a process of another user");
-        return;
-    }
+    assert!(
+        geteuid().is_root(),
+        "only root can start a process of another user"
+    );
     let mut serves = Child::start(this_test!(), "serves", &[]);
     let mut nobody = Child::start(this_test!(), "nobody", &[]);
     current_thread().block_on(async {

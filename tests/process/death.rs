@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wharf::{Access, Descriptor, Error, ErrorKind, Mask, OpError, Tag};
+use wharf::{Access, Descriptor, Error, ErrorKind, OpError, Tag};
 
 use crate::{
     common::{
@@ -128,7 +128,7 @@ mod of_the_sender_of_a_long_message {
                 errors: 0,
             };
             for number in 0.. {
-                let receive = first.worker.tag_recv(Tag(number), Mask::ALL, vec![0; LONG]);
+                let receive = first.worker.tag_recv(Tag(number), vec![0; LONG]);
                 let mut receive = receive.post();
                 let received = tokio::select! {
                     biased;
@@ -336,7 +336,7 @@ mod while_much_is_pending {
         let mut receives: Vec<_> = (0..200)
             .map(|number| {
                 let tag = Tag(NEVER + number);
-                first.worker.tag_recv(tag, Mask::ALL, vec![0; 1000]).post()
+                first.worker.tag_recv(tag, vec![0; 1000]).post()
             })
             .collect();
         let mut sends = Vec::new();

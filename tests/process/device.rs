@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use wharf::{
-    Access, BufferMut, Context, Descriptor, ErrorKind, Mask, MemoryType, Operation, Tag, Worker,
+    Access, BufferMut, Context, Descriptor, ErrorKind, MemoryType, Operation, Tag, Worker,
     transport::cuda::CudaCopy,
 };
 
@@ -71,7 +71,7 @@ mod every_verb {
             let sent = watchdog(LIMIT, endpoint.tag_send(Tag(1), source)).await;
             sent.expect("sent");
             let empty = filled(context, worker, 0, length).await;
-            let got = watchdog(LIMIT, worker.tag_recv(Tag(2), Mask::ALL, empty)).await;
+            let got = watchdog(LIMIT, worker.tag_recv(Tag(2), empty)).await;
             expect(worker, length + 1, got.expect("a message").buffer).await;
 
             let descriptor = first.receive(DESCRIPTOR, 4096).await;
@@ -94,7 +94,7 @@ mod every_verb {
         let (context, worker) = (&second.context, &second.worker);
         for length in LENGTHS {
             let empty = filled(context, worker, 0, length).await;
-            let got = watchdog(LIMIT, worker.tag_recv(Tag(1), Mask::ALL, empty)).await;
+            let got = watchdog(LIMIT, worker.tag_recv(Tag(1), empty)).await;
             expect(worker, length, got.expect("a message").buffer).await;
             let source = filled(context, worker, length + 1, length).await.freeze();
             let sent = watchdog(LIMIT, second.endpoint.tag_send(Tag(2), source)).await;

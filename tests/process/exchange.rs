@@ -49,7 +49,7 @@ async fn first(mut first: First) {
             .await
             .expect("a send");
         let target = first.context.allocate(length + 1).await.expect("memory");
-        let back = watchdog(LIMIT, worker.tag_recv(Tag(seed), Mask::ALL, target)).await;
+        let back = watchdog(LIMIT, worker.tag_recv(Tag(seed), target)).await;
         let back = back.expect("a message");
         assert_eq!(back.len, length);
         expect_bytes(seed, &back.buffer[..length]);
@@ -57,11 +57,7 @@ async fn first(mut first: First) {
     // All at once.
     let receives: Vec<_> = (0..)
         .zip(SIZES)
-        .map(|(seed, &length)| {
-            worker
-                .tag_recv(Tag(seed), Mask::ALL, vec![0; length])
-                .post()
-        })
+        .map(|(seed, &length)| worker.tag_recv(Tag(seed), vec![0; length]).post())
         .collect();
     let sends: Vec<_> = (0..)
         .zip(SIZES)
@@ -137,7 +133,7 @@ async fn second(second: Second) {
     // An echo, until told otherwise.
     let mut sends = Vec::new();
     loop {
-        let matched = watchdog(LIMIT, worker.tag_matched(Tag(0), Mask(0)))
+        let matched = watchdog(LIMIT, worker.tag_matched(Tag(0)).mask(Mask(0)))
             .await
             .expect("a message");
         if matched.info().tag == Tag(TO_CHECK) {

@@ -155,7 +155,7 @@ async fn refused_at_every_entrance(path: Path) {
     let mut stream = stream.expect("a stream");
     let mut inbox = worker.active_messages(4).open().expect("an inbox");
     let mut sink = endpoint.am_sink(5);
-    let before = worker.tag_recv(Tag(70), Mask::ALL, vec![0; 8]).post();
+    let before = worker.tag_recv(Tag(70), vec![0; 8]).post();
     // Something to probe for and to take.
     back.tag_send(Tag(71), "here").await.expect("sent");
     while worker.tag_probe(Tag(71), Mask::ALL).is_none() {
@@ -176,13 +176,13 @@ async fn refused_at_every_entrance(path: Path) {
             ("tag_send", poll(endpoint.tag_send(1, "no"))),
             ("tag_send, long", poll(endpoint.tag_send(1, long()))),
             ("tag_send, posted", post(endpoint.tag_send(1, "no").post())),
-            ("tag_recv", poll(worker.tag_recv(1, Mask::ALL, vec![0; 8]))),
+            ("tag_recv", poll(worker.tag_recv(1, vec![0; 8]))),
             (
                 "tag_recv, posted",
-                poll(worker.tag_recv(1, Mask::ALL, vec![0; 8]).post()),
+                poll(worker.tag_recv(1, vec![0; 8]).post()),
             ),
             ("tag_recv, posted before", poll(before)),
-            ("tag_matched", poll(worker.tag_matched(71, Mask::ALL))),
+            ("tag_matched", poll(worker.tag_matched(71))),
             ("tag_probe", worker.tag_probe(71, Mask::ALL).is_none()),
             ("tag_take", worker.tag_take(71, Mask::ALL).is_none()),
             ("am_send", poll(endpoint.am_send(1, "no", "no"))),
@@ -263,15 +263,12 @@ async fn refused_at_every_entrance(path: Path) {
     assert_eq!(bytes[8..], [0; 4088]);
     assert_eq!(theirs.value(), 100);
     assert_eq!(peer.tag_probe(1, Mask::ALL), None);
-    let taken = worker
-        .tag_recv(71, Mask::ALL, vec![0; 4])
-        .await
-        .expect("the message");
+    let taken = worker.tag_recv(71, vec![0; 4]).await.expect("the message");
     assert_eq!(taken.buffer, b"here");
     for length in [8, 5_000, 300_000] {
         let (sent, received) = tokio::join!(
             endpoint.tag_send(1, vec![5; length]),
-            peer.tag_recv(1, Mask::ALL, vec![0; length]),
+            peer.tag_recv(1, vec![0; length]),
         );
         sent.expect("sent");
         assert_eq!(received.expect("received").buffer, vec![5; length]);

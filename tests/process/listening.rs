@@ -16,7 +16,7 @@ use crate::{
 fn listens_at() -> Vec<IpAddr> {
     /// As the tables write it.
     const LISTENS: &str = "0A";
-    let own = own_sockets();
+    let mut own = own_sockets();
     let mut found = Vec::new();
     for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
         // There is none for IPv6 where that is off.
@@ -24,7 +24,8 @@ fn listens_at() -> Vec<IpAddr> {
         for line in text.lines().skip(1) {
             let columns: Vec<&str> = line.split_whitespace().collect();
             let (address, state, inode) = (columns[1], columns[3], columns[9]);
-            if state != LISTENS || !own.contains(inode) {
+            // The kernel's list is read in pieces, between which others come and go: it may name one twice.
+            if state != LISTENS || !own.remove(inode) {
                 continue;
             }
             let (hex, _port) = address.split_once(':').expect("address:port");

@@ -16,7 +16,6 @@ mod crowd;
 mod death;
 mod device;
 mod exchange;
-mod file_limit;
 mod fork;
 mod listening;
 mod paths;

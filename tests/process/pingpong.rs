@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use wharf::{Access, Context, Descriptor, Endpoint, HostBufferMut, Mask, Region, Tag};
+use wharf::{Access, Context, Descriptor, Endpoint, HostBufferMut, Region, Tag};
 
 use crate::{
     common::{First, Second, on_every_path},
@@ -10,7 +10,8 @@ use crate::{
     support::{LIMIT, watchdog},
 };
 
-const ROUNDS: u64 = 2_000 / SHORTER as u64;
+/// All of them where the test is optimised, as one step of CI has it.
+const ROUNDS: u64 = if cfg!(debug_assertions) { 500 } else { 2_000 } / SHORTER as u64;
 const DESCRIPTOR: u64 = 1 << 40;
 const PING: u64 = 2 << 40;
 const END: u64 = 3 << 40;
@@ -51,7 +52,7 @@ async fn first(mut first: First) {
                 .tag_send(Tag(PING), vec![1; 8])
                 .await
                 .expect("a send");
-            let back = first.worker.tag_recv(Tag(PING), Mask::ALL, vec![0; 8]);
+            let back = first.worker.tag_recv(Tag(PING), vec![0; 8]);
             back.await.expect("a message");
         }
     };
@@ -140,7 +141,7 @@ async fn second(second: Second) {
 
     let tags = async {
         for _ in 0..ROUNDS {
-            let ping = second.worker.tag_recv(Tag(PING), Mask::ALL, vec![0; 8]);
+            let ping = second.worker.tag_recv(Tag(PING), vec![0; 8]);
             let ping = ping.await.expect("a message");
             let pong = second.endpoint.tag_send(Tag(PING), ping.buffer);
             pong.await.expect("a send");

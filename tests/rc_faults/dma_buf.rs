@@ -1,19 +1,22 @@
 //! Exposed device memory that network devices reach by themselves: memory of the emulated CUDA driver, whose dma-bufs the emulated devices take.
 
-use wharf::{Access, BufferMut, ErrorKind, MemoryType, Operation, Region, RemoteRegion};
+use wharf::{
+    Access, Buffer, BufferMut, Context, ErrorKind, MemoryType, Operation, Region, RemoteRegion,
+    Worker,
+};
 
 use crate::{
     bench::{Two, context, control, run},
-    support::emulated,
+    support::{LIMIT, emulated},
 };
 
-const CUDA: MemoryType = MemoryType::Cuda(0);
-const BOTH: Access = Access::READ.union(Access::WRITE);
+pub(crate) const CUDA: MemoryType = MemoryType::Cuda(0);
+pub(crate) const BOTH: Access = Access::READ.union(Access::WRITE);
 /// One inline, one in the link's memory, one piece, several.
-const LENGTHS: [usize; 4] = [1, 200, 70_000, 3_000_000];
+pub(crate) const LENGTHS: [usize; 4] = [1, 200, 70_000, 3_000_000];
 
 /// Writes and reads of the network devices, and which copies the CUDA driver was asked for.
-fn counts() -> (usize, usize, String) {
+pub(crate) fn counts() -> (usize, usize, String) {
     let count = |what| control(what).parse().expect("a count");
     let calls = emulated::control("counts");
     let copies: Vec<&str> = calls
@@ -27,32 +30,41 @@ fn counts() -> (usize, usize, String) {
     )
 }
 
-fn bytes(length: usize, seed: u8) -> Vec<u8> {
+pub(crate) fn bytes(length: usize, seed: u8) -> Vec<u8> {
     let byte = |at: usize| (at as u8) ^ (at >> 8) as u8 ^ seed;
     (0..length).map(byte).collect()
 }
 
-struct Bed {
-    two: Two,
+pub(crate) struct Bed {
+    pub(crate) two: Two,
+    /// Has a context of its own, which forbids nothing.
+    filler: Worker,
 }
 
 impl Bed {
     /// Devices that take dma-bufs, or not, and whose writes are ordered for the owner, or not.
-    async fn new(dma_bufs: bool, ordered: bool) -> Self {
+    pub(crate) async fn new(dma_bufs: bool, ordered: bool) -> Self {
         control(&format!("dmabuf {}", u8::from(dma_bufs)));
         let context = context("rc_verbs,cuda").expect("a context");
         let ordering = if ordered { 100 } else { 0 };
         emulated::control(&format!("set ordering {ordering}"));
+        Self::in_context(context).await
+    }
+
+    pub(crate) async fn in_context(context: Context) -> Self {
         let two = Two::over_tcp(context).await.expect("connects");
         assert_eq!(two.here.transports(), ["rc_verbs"]);
-        Self { two }
+        let other = Context::builder().transports("self,cuda");
+        let other = other
+            .and_then(|builder| builder.build())
+            .expect("a context");
+        let filler = Worker::new(&other).expect("a worker");
+        Self { two, filler }
     }
 
     /// Device memory with these bytes, exposed.
-    async fn exposed(&self, content: &[u8], access: Access) -> (Region, RemoteRegion) {
-        let memory = self.two.context.allocate_on(CUDA, content.len()).await;
-        let memory = self.two.workers[1].copy(content.to_vec(), memory.expect("memory"));
-        let memory: BufferMut = memory.await.expect("copied");
+    pub(crate) async fn exposed(&self, content: &[u8], access: Access) -> (Region, RemoteRegion) {
+        let memory = self.filled(CUDA, content).await;
         let region = self.two.context.expose(memory, access).await;
         let region = region.expect("exposed");
         let descriptor = region.descriptor().expect("its range");
@@ -61,13 +73,26 @@ impl Bed {
     }
 
     /// What is in the memory of a region, which ends.
-    async fn content(&self, region: Region) -> Vec<u8> {
-        let memory = region.unexpose().await.freeze();
+    pub(crate) async fn content(&self, region: Region) -> Vec<u8> {
+        self.look(region.unexpose().await.freeze()).await
+    }
+
+    /// Memory of this type with these bytes.
+    pub(crate) async fn filled(&self, memory_type: MemoryType, content: &[u8]) -> BufferMut {
+        let memory = self.two.context.allocate_on(memory_type, content.len());
+        self.copied(content, memory.await.expect("memory")).await
+    }
+
+    /// The memory with these bytes in it.
+    pub(crate) async fn copied(&self, content: &[u8], memory: BufferMut) -> BufferMut {
+        let copied = self.filler.copy(content.to_vec(), memory);
+        copied.await.expect("copied")
+    }
+
+    /// The bytes of a buffer, wherever they are.
+    pub(crate) async fn look(&self, memory: Buffer) -> Vec<u8> {
         let room = vec![0xee; memory.len()];
-        self.two.workers[1]
-            .copy(memory, room)
-            .await
-            .expect("copied")
+        self.filler.copy(memory, room).await.expect("copied")
     }
 
     /// Puts and gets of all lengths, with what they took of the network devices and of the driver.
@@ -100,7 +125,10 @@ impl Bed {
         }
     }
 
-    async fn end(self) {
+    pub(crate) async fn end(self) {
+        let over = self.filler.shutdown(LIMIT).await;
+        over.expect("in time");
+        drop(self.filler);
         self.two.end().await;
         assert_eq!(emulated::control("misuses"), "");
     }
@@ -154,21 +182,52 @@ fn a_signal_comes_behind_its_put_into_device_memory() {
     });
 }
 
-/// Where the device would not see what others write, they write nothing; they read.
+/// Where the device sees what others write only once they have read it back, they do.
 #[test]
-fn writes_that_the_device_would_not_see_go_by_its_engine() {
+fn writes_that_the_device_would_not_see_are_read_back() {
     alone!();
     run(async {
         let bed = Bed::new(true, false).await;
-        bed.puts_and_gets(false).await;
-        let (region, remote) = bed.exposed(&bytes(5000, 1), Access::READ).await;
+        control("late 1");
         let before = counts();
-        let got = bed.two.here.get(remote, vec![0; 5000]).await;
-        assert!(got.expect("got") == bytes(5000, 1));
-        let after = counts();
-        assert_eq!((after.0, after.2), (before.0, before.2));
-        assert!(after.1 > before.1, "read by a device");
-        drop(region);
+        bed.puts_and_gets(true).await;
+        let reads = counts().1 - before.1;
+        assert!(reads >= 2 * LENGTHS.len(), "{reads} reads of puts and gets");
+        // Such as are over here at once are read back all the same.
+        let (region, remote) = bed.exposed(&bytes(100, 1), BOTH).await;
+        let puts = (0..16).map(|_| bed.two.here.put(bytes(100, 2), remote.clone()).local());
+        let puts: Vec<_> = puts.map(|put| put.post().expect("posted")).collect();
+        bed.two.here.flush().await.expect("flushed");
+        for put in puts {
+            put.await.expect("put");
+        }
+        assert!(bed.content(region).await == bytes(100, 2));
+        assert_eq!(control("behind"), "0");
+        // What may not be read cannot be read back: the device's engine writes it.
+        let (region, remote) = bed.exposed(&bytes(5000, 1), Access::WRITE).await;
+        let before = counts();
+        let put = bed.two.here.put(bytes(5000, 2), remote).await;
+        put.expect("put");
+        assert_eq!((counts().0, counts().1), (before.0, before.1));
+        assert!(bed.content(region).await == bytes(5000, 2));
+        bed.end().await;
+    });
+}
+
+/// What the test before would say of a put that nobody reads back.
+#[test]
+fn writes_that_nobody_reads_back_are_not_seen() {
+    alone!();
+    run(async {
+        let bed = Bed::new(true, true).await;
+        control("late 1");
+        let (region, remote) = bed.exposed(&bytes(5000, 1), BOTH).await;
+        let put = bed.two.here.put(bytes(5000, 2), remote).await;
+        put.expect("put");
+        let found = bed.content(region).await;
+        assert!(found[..2500] == bytes(5000, 2)[..2500]);
+        assert!(found[2500..] == bytes(5000, 1)[2500..], "it came by itself");
+        control("late 0");
         bed.end().await;
     });
 }

@@ -12,3 +12,6 @@ mod by_address;
 mod dma_buf;
 mod explain;
 mod faults;
+mod gpudirect;
+#[path = "../device/own.rs"]
+mod own;

@@ -8,6 +8,7 @@ use crate::{
 
 /// The one that it was told to, and no other.
 #[test]
+#[ignore = "needs RDMA devices: tests/rdma-vm/rdma-vm"]
 fn that_are_named() {
     needs_machine!();
     play!(Path::RcVerbs)

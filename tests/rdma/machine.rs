@@ -7,21 +7,19 @@ use parking_lot::{Mutex, MutexGuard};
 /// The tests change the machine's network: one at a time.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A test's turn; `None` where there are no devices, and a line that says so.
-pub(crate) fn turn(test: &str) -> Option<MutexGuard<'static, ()>> {
-    if std::env::var_os("RDMA_VM").is_none() {
-        println!("{test}: skipped: no RDMA devices; run in tests/rdma-vm/rdma-vm");
-        return None;
-    }
-    Some(TURN.lock())
+/// A test's turn, in the machine.
+pub(crate) fn turn() -> MutexGuard<'static, ()> {
+    assert!(
+        std::env::var_os("RDMA_VM").is_some(),
+        "no RDMA devices; run in tests/rdma-vm/rdma-vm"
+    );
+    TURN.lock()
 }
 
-/// Leaves the test where there are no devices.
+/// For a test that is ignored elsewhere.
 macro_rules! needs_machine {
     () => {
-        let Some(_turn) = $crate::machine::turn($crate::support::this_test!()) else {
-            return;
-        };
+        let _turn = $crate::machine::turn();
     };
 }
 pub(crate) use needs_machine;

@@ -1,10 +1,10 @@
 //! The transport for RDMA devices, between two processes with a soft-RoCE device each, in a virtual machine (`tests/rdma-vm`).
 //!
 //! The scenarios of `tests/process` are played here over `rc_verbs`; the others are about what only such a device has: a completion
-//! channel, a cable that loses packets, a link that goes down. Elsewhere each test prints one line with the reason why it is not run.
+//! channel, a cable that loses packets, a link that goes down. Elsewhere its tests are ignored.
 //!
 //! ```sh
-//! tests/rdma-vm/rdma-vm -- $(cargo test --test rdma --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*rdma-[^"]*\)".*/\1/p')
+//! tests/rdma-vm/rdma-vm -- $(cargo test --test rdma --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*rdma-[^"]*\)".*/\1/p') --include-ignored --test-threads=1
 //! ```
 
 #![allow(clippy::print_stdout, reason = "a test that cannot run here says so")]

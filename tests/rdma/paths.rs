@@ -7,6 +7,7 @@ pub(crate) const SHORTER: usize = 16;
 macro_rules! on_every_path {
     () => {
         #[test]
+        #[ignore = "needs RDMA devices: tests/rdma-vm/rdma-vm"]
         fn rc_verbs() {
             $crate::machine::needs_machine!();
             $crate::common::play!($crate::common::Path::RcVerbs)

@@ -1,8 +1,10 @@
 //! Whose memory it is, for every kind that the runtime knows; what is allocated, and when it ends.
 
+use std::sync::Arc;
+
 use wharf::{
-    Context, MemoryType,
-    memory::{AddressRange, DomainCapabilities},
+    Context, HostBufferMut, MemoryType,
+    memory::{AddressRange, Advice, DomainCapabilities, MemoryAttributes},
     transport::accelerator::{Accelerator as _, Export},
 };
 
@@ -200,7 +202,7 @@ fn the_caches_hear_that_memory_is_freed() {
     if !is_child() {
         return child_with(this_test!(), &[("EMULATED_HSA_REUSE", "1")]);
     }
-    let builder = Context::builder().accelerator(std::sync::Arc::new(accelerator()));
+    let builder = Context::builder().accelerator(Arc::new(accelerator()));
     let context = builder.build().expect("a context");
     let memory = own(0, 4096);
     let at = memory.address();
@@ -230,4 +232,87 @@ fn chosen_and_left_out_by_name() {
         .expect("memory");
     let export = out.export(memory.range().start(), 64).expect("a value");
     assert!(matches!(export, Export::Impossible(why) if why.contains("rocm_ipc")));
+}
+
+/// The kernel's own moves of the host's memory (SVM): what was said is asked of the runtime itself.
+#[test]
+fn advice_on_memory_that_moves() {
+    if !is_child() {
+        return child_with(this_test!(), &[("EMULATED_HSA_DEVICES", "1")]);
+    }
+    let bench = Bench::new();
+    // As `hipMallocManaged` has it, which the program says: 12 KiB of pages, from within the first on.
+    let memory = HostBufferMut::allocate(1 << 16).expect("memory");
+    let start = memory.as_ptr() as u64;
+    let managed = range(start + 100, 12_000);
+    let preferred = |at| program::svm(start + at, 4096);
+    assert_eq!(preferred(0), [0, 0]);
+    let signals = live("signals");
+    let advise = |advice| bench.domain.advise(managed, advice);
+    advise(Advice::WillNeed).expect("moved");
+    let gpu = program::devices()[0];
+    assert_eq!((preferred(0), preferred(8192)), ([gpu; 2], [gpu; 2]));
+    assert_eq!(preferred(12_288), [0, 0], "behind it");
+    assert_eq!(calls("hsa_amd_svm_prefetch_async"), 1);
+    advise(Advice::Normal).expect("taken back");
+    assert_eq!(preferred(0), [0, gpu], "where it is, it stays");
+    assert_eq!(calls("hsa_amd_svm_prefetch_async"), 1);
+    assert_eq!(live("signals"), signals);
+    // What the program prefers is not changed.
+    program::prefer(start, 4096, program::host());
+    let first = range(start, 4096);
+    bench.domain.advise(first, Advice::WillNeed).expect("moved");
+    assert_eq!(preferred(0), [program::host(); 2]);
+    // Memory that is nobody's, or does not move.
+    let error = bench.domain.advise(range(1 << 40, 4096), Advice::WillNeed);
+    let error = error.expect_err("nobody's");
+    assert!(
+        error.to_string().contains("hsa_amd_svm_attributes_get"),
+        "{error}"
+    );
+    let (device, pinned) = (own(0, 4096), bench.pinned(4096));
+    for address in [device.address(), pinned.address()] {
+        for advice in [Advice::Normal, Advice::WillNeed] {
+            let error = bench.domain.advise(range(address, 4096), advice);
+            assert_eq!(error.expect_err("stays").kind(), ErrorKind::Unsupported);
+        }
+    }
+    // A context hands it on for what it was told is managed.
+    let context = Context::builder()
+        .accelerator(Arc::new(accelerator()))
+        .build()
+        .expect("a context");
+    let attributes = MemoryAttributes::new(MemoryType::RocmManaged, managed);
+    context.notify_allocated(&attributes);
+    context.advise(managed, Advice::WillNeed).expect("moved");
+    assert_eq!(preferred(8192), [gpu; 2]);
+    context.notify_freed(managed);
+}
+
+#[test]
+fn advice_that_cannot_be_followed_is_refused() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let bench = Bench::new();
+    let memory = HostBufferMut::allocate(4096).expect("memory");
+    let page = range(memory.as_ptr() as u64, 4096);
+    // Two devices, and none preferred.
+    let error = bench.domain.advise(page, Advice::WillNeed);
+    let error = error.expect_err("which");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    assert!(error.to_string().contains("hipMemAdvise"), "{error}");
+    control("fault hsa_amd_svm_attributes_set@1=4096");
+    let error = bench.domain.advise(page, Advice::Normal);
+    let error = error.expect_err("refused");
+    assert!(
+        error.to_string().contains("hsa_amd_svm_attributes_set"),
+        "{error}"
+    );
+    control("set svm 0");
+    for advice in [Advice::Normal, Advice::WillNeed] {
+        let error = bench.domain.advise(page, advice).expect_err("no SVM");
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains("SVM"), "{error}");
+    }
 }

@@ -14,6 +14,37 @@ use crate::{
     support::emulated,
 };
 
+/// Memory of two devices, and of each kind, the host's first.
+pub(crate) const DEVICE: MemoryType = MemoryType::Rocm(0);
+pub(crate) const OTHER: MemoryType = MemoryType::Rocm(1);
+pub(crate) const KINDS: [MemoryType; 3] = [MemoryType::HostPinned, DEVICE, OTHER];
+/// What errors of copies name, where they name a call: the addresses are looked up before.
+pub(crate) const COPIES: Option<&str> = None;
+/// `kDLROCM`.
+pub(crate) const DLPACK: i32 = 10;
+/// How the emulator is for random copies: without and with a large BAR.
+pub(crate) const RANDOM: [[(&str, &str); 4]; 2] = [
+    [
+        ("EMULATED_HSA_SEED", "1"),
+        ("EMULATED_HSA_DELAY_US", "80"),
+        ("EMULATED_HSA_BAR", "0"),
+        ("WHARFTEST_SEED", "1"),
+    ],
+    [
+        ("EMULATED_HSA_SEED", "2"),
+        ("EMULATED_HSA_DELAY_US", "200"),
+        ("EMULATED_HSA_BAR", "1"),
+        ("WHARFTEST_SEED", "2"),
+    ],
+];
+
+/// Waits until the runtime has nothing of this process's.
+pub(crate) fn nothing_is_left() {
+    block_until("the end", || live("allocations") == 0);
+    let left = (live("signals"), live("notifiers"), live("handlers"));
+    assert_eq!(left, (0, 0, 0));
+}
+
 /// The accelerator. A new one, on the one runtime of this process.
 pub(crate) fn accelerator() -> RocmCopy {
     RocmCopy::with_library(library())
@@ -26,6 +57,11 @@ pub(crate) fn library() -> PathBuf {
 /// The program's own memory, of a device's pool.
 pub(crate) fn own(device: u16, length: usize) -> Allocation {
     program::on_device(device, length)
+}
+
+/// The program's own memory, of the host's pool.
+pub(crate) fn own_pinned(length: usize) -> Allocation {
+    program::on_host(length)
 }
 
 /// Tells the emulator something, and has its answer.

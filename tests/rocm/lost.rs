@@ -1,6 +1,4 @@
-//! Bad addresses, and devices that go away under copies.
-
-use std::time::Duration;
+//! Devices that go away under copies, as far as ROCm is like no other: `support/lost.rs` has the rest.
 
 use wharf::{MemoryType, transport::accelerator::Accelerator as _};
 
@@ -8,51 +6,12 @@ use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
     fixture::{Bench, accelerator, control, device_end, own},
-    support::{block_at_rest, this_test},
+    support::this_test,
 };
-
-/// The runtime would take each of them, and the device be lost.
-#[test]
-fn addresses_that_are_not_what_they_are_said_to_be() {
-    if !is_child() {
-        return child_with(this_test!(), &[]);
-    }
-    let mut bench = Bench::new();
-    let (device, pinned) = (
-        bench.allocate(MemoryType::Rocm(0), 4096),
-        bench.pinned(4096),
-    );
-    let host = vec![0_u8; 4096];
-    let host = host.as_ptr() as u64;
-    let freed = own(0, 4096);
-    let gone = freed.address();
-    bench
-        .copy(pinned.end(0), device_end(gone, 0), 8)
-        .expect("it is there");
-    drop(freed);
-    for (from, to) in [
-        (device_end(host, 0), pinned.end(0)),
-        (pinned.end(0), device_end(host, 0)),
-        (device_end(gone, 0), pinned.end(0)),
-        (pinned.end(0), device_end(gone, 0)),
-        (device.end(0), device_end(gone, 0)),
-        // Past the end of an allocation.
-        (device.end(4000), pinned.end(0)),
-    ] {
-        let error = bench
-            .copy(from, to, 4096)
-            .expect_err("not what it is said to be");
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-    }
-    bench
-        .copy(pinned.end(0), device.end(0), 4096)
-        .expect("the engine goes on");
-    assert!(bench.sink.lost.is_none());
-}
 
 /// What was never met may not be in reach of the other device, which is no reason to lose it.
 #[test]
-fn memory_out_of_reach_is_refused() {
+fn memory_out_of_reach_loses_no_device() {
     for peers in ["1", "0"] {
         if !is_child() {
             child_with(this_test!(), &[("EMULATED_HSA_PEERS", peers)]);
@@ -62,19 +21,21 @@ fn memory_out_of_reach_is_refused() {
         let device = bench.allocate(MemoryType::Rocm(0), 4096);
         let far = own(1, 4096);
         let end = device_end(far.address(), 1);
-        let error = bench.copy(device.end(0), end, 64).expect_err("not met");
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        let peers = std::env::var("EMULATED_HSA_PEERS").expect("given") == "1";
+        let before_met = bench.copy(device.end(0), end, 64);
+        match peers {
+            true => {
+                let error = before_met.expect_err("not met");
+                assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            }
+            // Through the host, whence its own device reaches it.
+            false => before_met.expect("copies"),
+        }
         let range = wharf::memory::AddressRange::new(far.address(), 4096).expect("a range");
         let met = bench.domain.detect(range).expect("detects").expect("known");
         assert_eq!(met.memory_type, MemoryType::Rocm(1));
-        let copied = bench.copy(device.end(0), end, 64);
-        match std::env::var("EMULATED_HSA_PEERS").as_deref() {
-            Ok("0") => {
-                let error = copied.expect_err("no way");
-                assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-            }
-            _ => copied.expect("copies"),
-        }
+        bench.copy(device.end(0), end, 64).expect("copies");
+        assert_eq!(bench.engine.stopped().0, if peers { 0 } else { 2 });
         let pinned = bench.pinned(64);
         bench.copy(end, pinned.end(0), 64).expect("its own device");
         return;
@@ -164,37 +125,6 @@ fn a_signal_that_becomes_negative_is_one_error() {
             _ => result.expect("copied"),
         }
     }
-}
-
-#[test]
-fn a_device_that_does_not_end_is_given_up() {
-    if !is_child() {
-        return child_with(this_test!(), &[]);
-    }
-    let mut bench = Bench::new();
-    let (device, pinned) = (
-        bench.allocate(MemoryType::Rocm(0), 4096),
-        bench.pinned(4096),
-    );
-    control("hold");
-    bench
-        .begin(pinned.end(0), device.end(0), 4096, 1)
-        .expect("begins");
-    bench.engine.flush();
-    bench.engine.quiesce();
-    bench.drain(1);
-    let error = bench.sink.done[0].1.as_ref().expect_err("given up");
-    assert_eq!(error.kind(), ErrorKind::DeviceLost, "{error}");
-    // The device reads it later: it is there still, and so is the signal.
-    let at = pinned.address();
-    drop((bench, pinned));
-    block_at_rest("what is left", Duration::from_millis(50), || {
-        control("live")
-    });
-    control("release");
-    crate::fixture::block_until("the copy", || crate::fixture::live("copies") == 0);
-    assert_ne!(control(&format!("digest {at} 4096")), "");
-    assert_eq!(control("misused"), "0", "{}", control("misuses"));
 }
 
 #[test]

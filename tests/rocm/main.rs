@@ -12,6 +12,14 @@ mod error {
 mod alone;
 #[path = "../support/bench.rs"]
 mod bench;
+#[path = "../support/copies.rs"]
+mod copies;
+#[path = "../support/foreign.rs"]
+mod foreign_memory;
+#[path = "../support/lost.rs"]
+mod given_up;
+#[path = "../support/faults.rs"]
+mod struck;
 #[path = "../support/mod.rs"]
 mod support;
 #[path = "../cuda_ipc/sys.rs"]
@@ -21,7 +29,6 @@ mod types {
 }
 
 mod bar;
-mod copies;
 mod domain;
 #[path = "../driver/fake.rs"]
 #[allow(dead_code)]
@@ -35,5 +42,6 @@ mod old;
 mod order;
 mod pageable;
 mod program;
+mod refused;
 mod verbs;
 mod wake;

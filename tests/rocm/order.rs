@@ -15,7 +15,7 @@ use crate::{
     alone::{child_with, is_child},
     error::{Error, ErrorKind},
     fake::Fakes,
-    fixture::{Bench, Parked},
+    fixture::{Bench, Parked, accelerator},
     support::this_test,
 };
 
@@ -119,4 +119,27 @@ fn a_place_is_told_when_it_is_reached() {
     assert_eq!(place.accelerator(), "rocm_copy");
     drop(bench);
     assert_eq!(events(), 0, "every event is destroyed");
+}
+
+/// The program's word comes before the variable's, and the library is found where the program has it.
+#[test]
+fn the_program_names_hip() {
+    if !is_child() {
+        let fakes = Fakes::new();
+        let path = fakes.compile("hip", SOURCE);
+        let variables = [
+            ("WHARF_LIBHIP", "/nowhere/libamdhip64.so"),
+            ("WHARFTEST_HIP", path.to_str().expect("UTF-8")),
+        ];
+        return child_with(this_test!(), &variables);
+    }
+    let path = std::env::var("WHARFTEST_HIP").expect("given");
+    // SAFETY: the library above, which runs nothing when it is loaded.
+    let _library = unsafe { libloading::Library::new(&path) }.expect("loads");
+    let mut bench = Bench::new();
+    let error = after(&mut bench, 16, 1).expect_err("not the one that is named");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    let mut bench = Bench::with(accelerator().hip(path));
+    after(&mut bench, 16, 1).expect("marks");
+    bench.drain(1);
 }

@@ -119,6 +119,37 @@ impl Drop for Allocation {
     }
 }
 
+/// The devices.
+pub(crate) fn devices() -> Vec<u64> {
+    agents(GPU)
+}
+
+/// The host.
+pub(crate) fn host() -> u64 {
+    agents(CPU)[0]
+}
+
+/// Of memory of the host that moves: which agent it prefers, and to which it was prefetched; 0 for none.
+pub(crate) fn svm(address: u64, len: usize) -> [u64; 2] {
+    type Get = unsafe extern "C" fn(*mut c_void, usize, *mut [u64; 2], usize) -> u32;
+    let get: Get = function("hsa_amd_svm_attributes_get");
+    let mut pairs = [[4, 7], [5, 7]];
+    let at = ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: a list of two pairs.
+    ok(unsafe { get(at, len, pairs.as_mut_ptr(), pairs.len()) });
+    pairs.map(|[_, value]| value)
+}
+
+/// As `hipMemAdvise`.
+pub(crate) fn prefer(address: u64, len: usize, agent: u64) {
+    type Set = unsafe extern "C" fn(*mut c_void, usize, *mut [u64; 2], usize) -> u32;
+    let set: Set = function("hsa_amd_svm_attributes_set");
+    let mut pair = [4, agent];
+    let at = ptr::with_exposed_provenance_mut(address as usize);
+    // SAFETY: a list of one pair.
+    ok(unsafe { set(at, len, &raw mut pair, 1) });
+}
+
 /// Memory of a device.
 pub(crate) fn on_device(device: u16, len: usize) -> Allocation {
     Allocation::new(agents(GPU)[usize::from(device)], len)

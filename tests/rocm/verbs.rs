@@ -2,7 +2,7 @@
 
 use std::{future::Future, sync::Arc};
 
-use wharf::{Access, Context, Mask, MemoryType, Tag, Worker};
+use wharf::{Access, Context, MemoryType, Tag, Worker};
 
 use crate::{
     alone::{child_with, is_child},
@@ -41,7 +41,7 @@ fn every_verb_between_devices_and_the_host() {
                 let memory = worker.copy(data.clone(), memory).await.expect("copies");
                 // To the other device by a message, and back into ordinary memory by a get.
                 let target = context.allocate_on(other, length).await.expect("memory");
-                let receive = worker.tag_recv(Tag(1), Mask::ALL, target);
+                let receive = worker.tag_recv(Tag(1), target);
                 let send = endpoint.tag_send(Tag(1), memory.freeze());
                 let (received, sent) = tokio::join!(receive, send);
                 sent.expect("sent");

@@ -7,7 +7,7 @@ use wharf::MemoryType;
 use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
-    fixture::{Bench, Parked, block_until, calls, control, live},
+    fixture::{Bench, Parked, block_until, calls, control},
     support::this_test,
 };
 
@@ -54,58 +54,6 @@ fn nothing_is_called_while_parked_and_one_handler_wakes() {
         bench.sink.done.clear();
     }
     assert_eq!(control("misused"), "0", "{}", control("misuses"));
-}
-
-#[test]
-fn each_direction_wakes_by_itself() {
-    if !is_child() {
-        return child_with(this_test!(), &[]);
-    }
-    let mut bench = Bench::new();
-    let mut parked = Parked::new(&mut bench);
-    let (device, other, pinned) = (
-        bench.allocate(MemoryType::Rocm(0), 4096),
-        bench.allocate(MemoryType::Rocm(1), 4096),
-        bench.pinned(8192),
-    );
-    assert!(bench.engine.arm(), "nothing is under way");
-    bench.engine.disarm();
-    for (from, to) in [
-        (pinned.end(0), device.end(0)),
-        (pinned.end(0), other.end(0)),
-        (device.end(0), other.end(0)),
-        (other.end(0), pinned.end(4096)),
-    ]
-    .repeat(30)
-    {
-        bench.begin(from, to, 4096, 1).expect("begins");
-        bench.engine.flush();
-        parked.drain(&mut bench, 1);
-    }
-    // One device stands still, the other wakes.
-    control("hold 0");
-    bench
-        .begin(pinned.end(0), device.end(0), 8, 2)
-        .expect("begins");
-    bench
-        .begin(pinned.end(0), other.end(0), 8, 3)
-        .expect("begins");
-    parked.drain(&mut bench, 1);
-    control("release");
-    parked.drain(&mut bench, 1);
-    // What has completed already is not waited for.
-    bench
-        .begin(pinned.end(0), device.end(0), 8, 4)
-        .expect("begins");
-    bench.engine.flush();
-    block_until("the end of the copy", || !bench.engine.arm());
-    bench.drain(1);
-    for (_, result) in &bench.sink.done {
-        assert!(result.is_ok());
-    }
-    assert!(bench.sink.lost.is_none());
-    drop((device, other, pinned, bench));
-    block_until("the end", || live("signals") + live("handlers") == 0);
 }
 
 #[test]

@@ -495,6 +495,40 @@ impl Ends {
     }
 }
 
+impl Ends {
+    /// As [`Interface::take`]: from where, and how long it is.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn take_front(&mut self, wanted: &mut Wanted) -> Option<(LinkId, usize)> {
+        let entry = &self.entries[self.latest_entry()?];
+        let mut wire = entry.wire.lock();
+        if self.glances == GLANCES || wire.over[entry.side] || !wire.kind.in_place {
+            return None;
+        }
+        let into = &mut wire.ways[1 - entry.side];
+        let frame = into.arrived.front()?;
+        let fits = into.landing.is_none()
+            && into.whole.is_none()
+            && frame.id == wanted.id
+            && frame.header & wanted.mask == wanted.header & wanted.mask
+            && frame.body.len() <= wanted.room;
+        if !fits {
+            return None;
+        }
+        let frame = into.arrived.pop_front()?;
+        // SAFETY: no more than the room that the caller vouches for.
+        unsafe {
+            wanted
+                .address
+                .copy_from_nonoverlapping(frame.body.as_ptr(), frame.body.len());
+        }
+        self.glances += 1;
+        wanted.header = frame.header;
+        Some((entry.id, frame.body.len()))
+    }
+}
+
 impl Interface for Ends {
     fn attach(&mut self, id: LinkId, connected: Connected) -> Result<Box<dyn Link>> {
         let made = connected.0.downcast::<(Shared, Role)>();
@@ -563,35 +597,15 @@ impl Interface for Ends {
         is_there && self.step(index, true, sink).is_some()
     }
 
-    unsafe fn take(&mut self, wanted: &Wanted) -> Option<Taken> {
-        let entry = &self.entries[self.latest_entry()?];
-        let mut wire = entry.wire.lock();
-        if self.glances == GLANCES || wire.over[entry.side] || !wire.kind.in_place {
-            return None;
+    unsafe fn take(&mut self, wanted: &mut Wanted) -> Taken {
+        // SAFETY: the caller's promise.
+        match unsafe { self.take_front(wanted) } {
+            Some((from, length)) => Taken::Message {
+                from,
+                length: length as u32,
+            },
+            None => Taken::Nothing,
         }
-        let into = &mut wire.ways[1 - entry.side];
-        let frame = into.arrived.front()?;
-        let fits = into.landing.is_none()
-            && into.whole.is_none()
-            && frame.id == wanted.id
-            && frame.header & wanted.mask == wanted.header & wanted.mask
-            && frame.body.len() <= wanted.room;
-        if !fits {
-            return None;
-        }
-        let frame = into.arrived.pop_front()?;
-        // SAFETY: no more than the room that the caller vouches for.
-        unsafe {
-            wanted
-                .address
-                .copy_from_nonoverlapping(frame.body.as_ptr(), frame.body.len());
-        }
-        self.glances += 1;
-        Some(Taken {
-            header: frame.header,
-            from: entry.id,
-            length: frame.body.len(),
-        })
     }
 
     fn arm(&mut self) -> bool {

@@ -22,8 +22,8 @@ use std::{
 use support::{LIMIT, block_until, open_fds, watchdog};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wharf::{
-    Access, AmId, AmInbox, Buffer, BufferList, ByteStream, Context, Counter, Endpoint, Mask,
-    Region, RemoteRegion, Tag, Worker,
+    Access, AmId, AmInbox, Buffer, BufferList, ByteStream, Context, Counter, Endpoint, Region,
+    RemoteRegion, Tag, Worker,
 };
 
 const WORKERS: usize = 4;
@@ -141,7 +141,7 @@ impl Bench {
     async fn tagged(&self, tag: Tag, sent: Vec<u8>) {
         let (send, receive) = tokio::join!(
             self.here.tag_send(tag, sent.clone()),
-            self.receiver.tag_recv(tag, Mask::ALL, vec![0; sent.len()])
+            self.receiver.tag_recv(tag, vec![0; sent.len()])
         );
         send.expect("sent");
         let received = receive.expect("received");
@@ -152,7 +152,7 @@ impl Bench {
             self.task
         );
         // And back, posted.
-        let receive = self.sender.tag_recv(tag, Mask::ALL, received.buffer).post();
+        let receive = self.sender.tag_recv(tag, received.buffer).post();
         self.there
             .tag_send(tag, sent.clone())
             .await
@@ -172,7 +172,7 @@ impl Bench {
             loop {
                 tokio::select! {
                     biased;
-                    received = self.receiver.tag_recv(tag, Mask::ALL, vec![0; sent.len()]) => break received,
+                    received = self.receiver.tag_recv(tag, vec![0; sent.len()]) => break received,
                     () = tokio::task::yield_now(), if tries < 3 => tries += 1,
                 }
             }
@@ -308,7 +308,7 @@ impl Bench {
         ]);
         let (send, receive) = tokio::join!(
             self.here.tag_send(tag, list),
-            self.receiver.tag_recv(tag, Mask::ALL, vec![0; sent.len()])
+            self.receiver.tag_recv(tag, vec![0; sent.len()])
         );
         send.expect("sent");
         assert!(

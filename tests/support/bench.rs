@@ -50,6 +50,8 @@ pub(crate) struct Bench<A> {
     pub(crate) domain: Arc<dyn MemoryDomain>,
     pub(crate) engine: Box<dyn CopyEngine>,
     pub(crate) sink: Sink,
+    /// Copies may not stop in host memory.
+    pub(crate) unstaged: bool,
 }
 
 impl<A: Accelerator> Bench<A> {
@@ -59,6 +61,7 @@ impl<A: Accelerator> Bench<A> {
             domain: accelerator.domain(),
             engine: accelerator.open().expect("opens"),
             sink: Sink::default(),
+            unstaged: false,
             accelerator,
         }
     }
@@ -84,7 +87,7 @@ impl<A: Accelerator> Bench<A> {
             to,
             length,
             token,
-            unstaged: false,
+            unstaged: self.unstaged,
         };
         // SAFETY: the tests keep memory until its copies were reported, or mean to break that.
         match unsafe { self.engine.copy(request) } {

@@ -16,12 +16,26 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs a test on a runtime of one thread, within [`LIMIT`].
 #[track_caller]
-pub(crate) fn on_a_runtime(test: impl Future<Output = ()>) {
+pub(crate) fn on_a_runtime<T>(test: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .expect("a runtime")
-        .block_on(watchdog(LIMIT, test));
+        .block_on(watchdog(LIMIT, test))
+}
+
+/// Runs a test on a runtime of one thread, and again as a task of one with two.
+pub(crate) fn on_each_runtime<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F) {
+    on_a_runtime(test());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let task = runtime.spawn(watchdog(LIMIT, test()));
+    if let Err(error) = runtime.block_on(task) {
+        std::panic::resume_unwind(error.into_panic());
+    }
 }
 
 /// Runs `future` and panics with a picture of the process when it has not ended after `limit`.

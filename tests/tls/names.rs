@@ -1,6 +1,6 @@
 //! Who is taken: names, addresses, certificates of both ends, and what needs no TLS.
 
-use wharf::{Access, Context, ErrorKind, Mask, Tag, Tls, Worker};
+use wharf::{Access, Context, ErrorKind, Tag, Tls, Worker};
 
 use crate::{Authority, connect, mutual, on_a_runtime, worker};
 
@@ -42,7 +42,7 @@ fn workers_by_their_addresses() {
         let here = worker(Some(&named));
         let endpoint = here.connect(&address).await.expect("connected");
         endpoint.tag_send(1u64, "hello").await.expect("sent");
-        let received = there.tag_recv(Tag(1), Mask::ALL, vec![0; 5]).await;
+        let received = there.tag_recv(Tag(1), vec![0; 5]).await;
         assert_eq!(received.expect("a message").buffer, b"hello");
 
         let error = worker(Some(&tls)).connect(&address).await.map(drop);
@@ -113,8 +113,8 @@ fn long_transfers_both_ways() {
         let (a, b, c, d) = tokio::join!(
             ends.dialled.tag_send(1u64, long.clone()),
             ends.accepted.tag_send(2u64, long.clone()),
-            workers[1].tag_recv(Tag(1), Mask::ALL, vec![0; long.len()]),
-            workers[0].tag_recv(Tag(2), Mask::ALL, vec![0; long.len()]),
+            workers[1].tag_recv(Tag(1), vec![0; long.len()]),
+            workers[0].tag_recv(Tag(2), vec![0; long.len()]),
         );
         a.and(b).expect("sent");
         for received in [c, d] {

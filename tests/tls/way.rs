@@ -8,7 +8,7 @@ use tokio::{
     net::{TcpListener, TcpStream, tcp},
     time::timeout,
 };
-use wharf::{Endpoint, ErrorKind, Mask, Tag, Worker};
+use wharf::{Endpoint, ErrorKind, Tag, Worker};
 
 use crate::{Authority, mutual, on_a_runtime, pattern, worker};
 
@@ -108,7 +108,7 @@ fn nothing_is_seen() {
         let way = Arc::new(Way::default());
         let (workers, [here, there]) = ends(&Authority::new(), &way).await;
         let long = pattern(LONG);
-        let receive = |tag, length| workers[1].tag_recv(Tag(tag), Mask::ALL, vec![0; length]);
+        let receive = |tag, length| workers[1].tag_recv(Tag(tag), vec![0; length]);
         let (sent, received) =
             tokio::join!(here.tag_send(1u64, &b"a short secret"[..]), receive(1, 14));
         sent.expect("sent");
@@ -197,7 +197,7 @@ fn what_is_cut_off_is_an_error() {
             let (workers, endpoints) = ends(&Authority::new(), &way).await;
             *way.plan.lock() = Some(Plan::Cut(at));
             let long = pattern(LONG);
-            let receive = workers[1].tag_recv(Tag(1), Mask::ALL, vec![0; LONG]).post();
+            let receive = workers[1].tag_recv(Tag(1), vec![0; LONG]).post();
             let sent = endpoints[0]
                 .tag_send(1u64, long.clone())
                 .post()

@@ -75,6 +75,13 @@ fn everything_in_one_report() {
     );
     assert_eq!(report["build"]["version"], env!("CARGO_PKG_VERSION"));
     assert!(strings(&report["build"]["features"]).contains(&"tools"));
+    // The compiler that Cargo has for this test as well.
+    let output = std::process::Command::new("rustc")
+        .arg("--version")
+        .output()
+        .expect("a compiler");
+    let compiler = String::from_utf8(output.stdout).expect("UTF-8");
+    assert_eq!(report["build"]["compiler"], compiler.trim());
     let transports = report["transports"].as_array().expect("a list");
     let names: Vec<&str> = transports
         .iter()

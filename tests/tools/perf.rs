@@ -10,7 +10,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use wharf::{Context, Mask, Progress, Tag, Worker};
+use wharf::{Context, Progress, Tag, Worker};
 
 use crate::support::{LIMIT, block_until, emulated, end_of, watchdog};
 
@@ -301,7 +301,16 @@ fn text_is_for_people_and_nothing_else_is_printed() {
         "--local", "tag_lat", "tag_bw", "-x", "tcp", "-n", "20", "-s", "8,64",
     ]);
     assert!(ended.is_ok, "{}", ended.errors);
-    assert_eq!(ended.errors, "", "a progress bar, and no terminal");
+    // That the machine was busy with something else is told there, too.
+    let others: Vec<&str> = ended
+        .errors
+        .lines()
+        .filter(|line| !line.starts_with("warning: the machine was busy: "))
+        .collect();
+    assert!(
+        others.is_empty(),
+        "a progress bar, and no terminal: {others:?}"
+    );
     for word in [
         "latency (usec)",
         "overhead (usec)",
@@ -364,8 +373,18 @@ fn a_plot_has_a_line_for_each_transport_and_the_floor() {
         "json",
     ])
     .rows();
-    let floor = &rows.last().expect("rows")["floor"];
+    let last = rows.last().expect("rows");
+    let floor = &last["floor"];
     assert!(floor["cache_line_us"].as_f64().expect("a time") > 0.0);
+    for error in ["cache_line_error", "memcpy_error"] {
+        assert!(floor[error].as_f64().expect("a share") >= 0.0, "{floor}");
+    }
+    let conditions = &last["conditions"];
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
+    assert_eq!(conditions["host"], host.trim());
+    assert!(conditions["load"].as_f64().expect("a load") >= 0.0);
+    let date = conditions["date"].as_str().expect("a date").to_owned();
+    assert!(date.starts_with("20") && date.ends_with(" UTC"), "{date}");
     assert_eq!(
         floor["memcpy_mb_per_second"]
             .as_array()
@@ -383,6 +402,10 @@ fn a_plot_has_a_line_for_each_transport_and_the_floor() {
         assert_eq!(said(name), 2, "{name}");
     }
     assert_eq!((said("floor: cache line"), said("floor: memcpy")), (1, 1));
+    let head = format!("{}, {date}, load ", host.trim());
+    let says = |text: &str| svg.lines().any(|line| line.trim().starts_with(text));
+    assert!(says(&head), "{head}");
+    assert!(says("floor: cache line ") && svg.contains(" usec, its median "));
     let colours = ["#1F77B4", "#D62728", "#2CA02C"];
     for colour in colours {
         let lines = svg
@@ -404,7 +427,7 @@ fn a_batch_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = write(
         folder.path(),
-        "# what is measured\ntag_lat -s 16\n\n  get -x tcp -s 64 -n 7   # another transport\nput_bw -p parked\n",
+        "# what is measured\ntag_lat -s 16\n\n  get -x tcp -s 64 -n 7   # another transport\nput_bw -p event\n",
     );
     let rows = perf(&[
         "--local", "--batch", &file, "-x", "shm", "-n", "20", "-f", "json",
@@ -425,7 +448,7 @@ fn a_batch_file() {
     let wanted = [
         json!(["tag_lat", "shm", 16, 20, "adaptive"]),
         json!(["get", "tcp", 64, 7, "adaptive"]),
-        json!(["put_bw", "shm", 8, 20, "parked"]),
+        json!(["put_bw", "shm", 8, 20, "event"]),
     ];
     assert_eq!(seen, wanted);
 
@@ -448,9 +471,7 @@ fn against_a_server_with_threads_and_tasks() {
     };
     // At the same time.
     let one = run(&["tag_lat", "am_lat", "-x", "tcp"]);
-    let other = run(&[
-        "tag_bw", "put_bw", "-T", "2", "--tasks", "3", "-p", "parked",
-    ]);
+    let other = run(&["tag_bw", "put_bw", "-T", "2", "--tasks", "3", "-p", "event"]);
     let (one, other) = (ended(one).rows(), ended(other).rows());
     assert_eq!((one.len(), other.len()), (2, 2));
     for row in &other {
@@ -463,7 +484,7 @@ fn against_a_server_with_threads_and_tasks() {
 
 #[test]
 fn each_way_to_wait() {
-    for progress in ["adaptive", "parked", "spin", "spin:50us", "thread"] {
+    for progress in ["adaptive", "event", "spin:50us", "thread"] {
         let rows = perf(&[
             "--local", "tag_lat", "-x", "shm", "-n", "50", "-p", progress, "-f", "json",
         ])
@@ -477,10 +498,10 @@ fn each_way_to_wait() {
     }
     // Two processors at least: with one, each end spins for as long as the other one waits for it.
     let rows = perf(&[
-        "--local", "tag_lat", "-x", "tcp", "-n", "50", "-p", "polling", "-f", "json",
+        "--local", "tag_lat", "-x", "tcp", "-n", "50", "-p", "busy", "-f", "json",
     ])
     .rows();
-    assert_eq!(rows[0]["progress"], "polling");
+    assert_eq!(rows[0]["progress"], "busy");
 }
 
 #[test]
@@ -618,7 +639,7 @@ fn a_server_of_another_version_is_refused() {
                 .await
                 .expect("connected");
             let asked = worker
-                .tag_recv(CONTROL, Mask::ALL, vec![0; 65536])
+                .tag_recv(CONTROL, vec![0; 65536])
                 .await
                 .expect("a request");
             let asked: Value = serde_json::from_slice(&asked.buffer[..asked.len]).expect("JSON");
@@ -644,7 +665,7 @@ fn a_client_of_another_version_or_with_a_bad_request_is_refused() {
                 .await
                 .expect("sent");
             let answer = worker
-                .tag_recv(CONTROL, Mask::ALL, vec![0; 65536])
+                .tag_recv(CONTROL, vec![0; 65536])
                 .await
                 .expect("an answer");
             serde_json::from_slice(&answer.buffer[..answer.len]).expect("JSON")
@@ -702,9 +723,9 @@ fn bad_arguments() {
         (&["--local", "tag_lat", "-d", "-1"], &["-1"]),
         (
             &["--local", "tag_lat", "-p", "fast"],
-            &["adaptive, polling"],
+            &["adaptive, spin:TIME, busy"],
         ),
-        (&["--local", "parked_lat", "-p", "polling"], &["never does"]),
+        (&["--local", "parked_lat", "-p", "busy"], &["never does"]),
         (&["--local", "parked_lat", "-x", "self"], &["two processes"]),
         (
             &["--local", "put_lat", "-m", "cuda"],

@@ -54,6 +54,7 @@ fn at(text: &str) -> SocketAddr {
 }
 
 #[test]
+#[ignore = "needs RDMA devices: tests/rdma-vm/rdma-vm"]
 fn queue_pairs_are_connected_by_address() {
     needs_machine!();
     run(async {
@@ -140,6 +141,7 @@ fn queue_pairs_are_connected_by_address() {
 }
 
 #[test]
+#[ignore = "needs RDMA devices: tests/rdma-vm/rdma-vm"]
 fn a_request_may_be_turned_down_or_reach_nobody() {
     needs_machine!();
     run(async {
@@ -177,6 +179,7 @@ fn a_request_may_be_turned_down_or_reach_nobody() {
 }
 
 #[test]
+#[ignore = "needs RDMA devices: tests/rdma-vm/rdma-vm"]
 fn an_address_without_device_is_told() {
     needs_machine!();
     let id = channel().id().expect("an identifier");

@@ -41,6 +41,7 @@ fn ip(words: &str) {
 
 /// On a device of its own, so that others keep their link.
 #[test]
+#[ignore = "needs RDMA devices: tests/rdma-vm/rdma-vm"]
 fn a_link_that_goes_down_is_told() {
     needs_machine!();
     ip(

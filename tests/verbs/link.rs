@@ -21,15 +21,6 @@ use crate::{
     support::{LIMIT, emulated::in_machine, watchdog},
 };
 
-/// Whether this is the virtual machine; prints why not.
-pub(crate) fn is_machine(test: &str) -> bool {
-    let is = in_machine();
-    if !is {
-        eprintln!("{test}: skipped: no RDMA devices; run in tests/rdma-vm/rdma-vm");
-    }
-    is
-}
-
 /// Two devices that reach each other: of the virtual machine, or emulated.
 pub(crate) fn devices() -> [&'static str; 2] {
     match in_machine() {
@@ -44,12 +35,13 @@ pub(crate) fn verbs() -> &'static Verbs {
     Verbs::load(emulated.as_deref()).expect("libibverbs")
 }
 
-/// Leaves the test where there are no devices.
+/// For a test that is ignored elsewhere.
 macro_rules! needs_machine {
     () => {
-        if !$crate::link::is_machine($crate::support::this_test!()) {
-            return;
-        }
+        assert!(
+            $crate::support::emulated::in_machine(),
+            "no RDMA devices; run in tests/rdma-vm/rdma-vm"
+        );
     };
 }
 pub(crate) use needs_machine;

@@ -1,10 +1,10 @@
 //! The driver for verbs: on soft-RoCE devices in a virtual machine (`tests/rdma-vm`), on an emulated library, and without either.
 //!
 //! The room is private, so this program compiles it into itself, with the error type of the library: what is tested is the same source.
-//! Tests that need devices print one line with the reason where there are none:
+//! Tests that need devices are ignored where there are none:
 //!
 //! ```sh
-//! tests/rdma-vm/rdma-vm -- $(cargo test --test verbs --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*verbs-[^"]*\)".*/\1/p')
+//! tests/rdma-vm/rdma-vm -- $(cargo test --test verbs --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*verbs-[^"]*\)".*/\1/p') --include-ignored
 //! ```
 
 #[allow(dead_code, unused_imports, reason = "no test uses all of the room")]

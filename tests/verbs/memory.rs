@@ -22,6 +22,7 @@ use crate::{
 };
 
 #[test]
+#[ignore = "needs RDMA devices: tests/rdma-vm/rdma-vm"]
 fn devices_and_ports_are_described() {
     needs_machine!();
     let all = Verbs::load(None)
@@ -51,6 +52,7 @@ fn devices_and_ports_are_described() {
 }
 
 #[test]
+#[ignore = "needs RDMA devices: tests/rdma-vm/rdma-vm"]
 fn the_ipv4_address_is_chosen() {
     needs_machine!();
     for (name, last) in devices().into_iter().zip([1, 2]) {
@@ -102,6 +104,7 @@ fn gids_are_preferred_by_kind_and_reach() {
 }
 
 #[test]
+#[ignore = "needs RDMA devices: tests/rdma-vm/rdma-vm"]
 fn what_cannot_be_registered_is_told() {
     needs_machine!();
     let end = End::open("rxe0");
@@ -150,6 +153,7 @@ fn what_cannot_be_registered_is_told() {
 }
 
 #[test]
+#[ignore = "needs RDMA devices: tests/rdma-vm/rdma-vm"]
 fn dma_bufs_are_refused_by_soft_roce() {
     needs_machine!();
     let end = End::open("rxe0");
@@ -163,6 +167,7 @@ fn dma_bufs_are_refused_by_soft_roce() {
 
 /// In a process of its own, which has a limit and no right to pass it.
 #[test]
+#[ignore = "needs RDMA devices: tests/rdma-vm/rdma-vm"]
 fn the_limit_on_locked_memory_is_told_with_the_remedy() {
     needs_machine!();
     if child("limited").is_none() {

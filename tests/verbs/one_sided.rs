@@ -7,7 +7,7 @@
 
 use std::{future::Future, time::Duration};
 
-use wharf::{Access, BufferMut, Context, Endpoint, ErrorKind, Mask, Region, RemoteRegion, Worker};
+use wharf::{Access, BufferMut, Context, Endpoint, ErrorKind, Region, RemoteRegion, Worker};
 
 use crate::{
     emulated::{alone, control},
@@ -63,9 +63,7 @@ impl Bed {
     async fn carry(&self, length: usize, seed: u8) {
         let data = bytes(length, seed);
         let send = self.to.tag_send(u64::from(seed), data.clone());
-        let receive = self
-            .there
-            .tag_recv(u64::from(seed), Mask::ALL, vec![0; length]);
+        let receive = self.there.tag_recv(u64::from(seed), vec![0; length]);
         let (sent, received) = tokio::join!(send, receive);
         sent.expect("sent");
         assert!(received.expect("received").buffer == data, "{length} bytes");
@@ -297,7 +295,7 @@ fn a_refusal_does_not_harm_others() {
             );
             let get = bed.to.get(from, vec![0; LONG]).post().expect("posted");
             let send = bed.to.tag_send(3, bytes(LONG, 8)).post().expect("posted");
-            let receive = bed.there.tag_recv(3, Mask::ALL, vec![0; LONG]).await;
+            let receive = bed.there.tag_recv(3, vec![0; LONG]).await;
             assert!(receive.expect("received").buffer == bytes(LONG, 8));
             send.await.expect("sent");
             assert_eq!(bad.await.expect_err("gone").kind(), ErrorKind::StaleKey);
@@ -337,7 +335,7 @@ fn a_limit_on_locked_memory_turns_transfers_into_messages() {
         let error = bed.context.expose(vec![0; 8], Access::DEVICE_ATOMIC).await;
         let error = error.expect_err("no device reaches it");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        let cause = std::error::Error::source(&error).expect("why").to_string();
+        let cause = error.get_ref().expect("why").to_string();
         assert!(
             cause.contains("ulimit -l") || cause.contains("no memory"),
             "{cause}"

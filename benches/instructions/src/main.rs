@@ -8,7 +8,7 @@
 use std::{hint::black_box, process::ExitCode};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use wharf::{Access, AmId, Context, Endpoint, Listener, Mask, Progress, RemoteRegion, Tag, Worker};
+use wharf::{Access, AmId, Context, Endpoint, Listener, Progress, RemoteRegion, Tag, Worker};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -48,7 +48,7 @@ impl Ends {
             .progress(Progress::Adaptive)
             .build()?;
         let (worker, there) = (Worker::new(&context)?, Worker::new(&context)?);
-        let mut listener = there.listen("127.0.0.1:0").await?;
+        let listener = there.listen("127.0.0.1:0").await?;
         let address = listener.local_addr();
         let (here, back) = tokio::join!(worker.connect(address), async {
             listener.accept().await?.accept().await
@@ -83,14 +83,14 @@ impl Ends {
                 let mut buffer = vec![0; SIZE];
                 for _ in 0..times {
                     here.tag_send(TAG, &message).await?;
-                    buffer = there.tag_recv(TAG, Mask::ALL, buffer).await?.buffer;
+                    buffer = there.tag_recv(TAG, buffer).await?.buffer;
                 }
                 black_box(buffer);
             }
             "tag_posted" => {
                 let mut buffer = vec![0; SIZE];
                 for _ in 0..times {
-                    let posted = there.tag_recv(TAG, Mask::ALL, buffer).post();
+                    let posted = there.tag_recv(TAG, buffer).post();
                     here.tag_send(TAG, &message).await?;
                     buffer = posted.await?.buffer;
                 }

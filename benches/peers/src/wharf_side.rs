@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use wharf::{
     Access, AmId, AmInbox, Buffer, BytesInPlace, Context, Descriptor, Endpoint, HostBufferMut,
-    Listener, Mask, Op, Progress, ReceiveBuffer, Received, RemoteLayout, RemoteRegion, Tag, Tls,
-    Worker,
+    Listener, Op, Progress, ReceiveBuffer, Received, RemoteLayout, RemoteRegion, Tag, Tls, Worker,
 };
 
 use crate::certificates::Authority;
@@ -222,7 +221,7 @@ impl Side {
     /// Both ends come here.
     async fn meet(&self, endpoint: &Endpoint) -> Outcome<()> {
         endpoint.tag_send(MEET, Vec::new()).await?;
-        self.worker.tag_recv(MEET, Mask::ALL, Vec::new()).await?;
+        self.worker.tag_recv(MEET, Vec::new()).await?;
         Ok(())
     }
 
@@ -242,7 +241,7 @@ impl Side {
         loop {
             for _ in 0..laps.batch() {
                 endpoint.tag_send(DATA, &message).await?;
-                answer = self.worker.tag_recv(DATA, Mask::ALL, answer).await?.buffer;
+                answer = self.worker.tag_recv(DATA, answer).await?.buffer;
             }
             if !laps.lap() {
                 endpoint.tag_send(DATA, message.slice(..STOP)).await?;
@@ -254,7 +253,7 @@ impl Side {
     async fn pong(&self, endpoint: &Endpoint) -> Outcome<f64> {
         let (message, mut buffer) = (self.ordinary(), vec![0; self.spec.size]);
         loop {
-            let received = self.worker.tag_recv(DATA, Mask::ALL, buffer).await?;
+            let received = self.worker.tag_recv(DATA, buffer).await?;
             if received.len == STOP {
                 return Ok(0.0);
             }
@@ -315,7 +314,9 @@ impl Side {
         loop {
             for _ in 0..laps.batch() {
                 let send = endpoint.am_send(AM, Buffer::new(), &message);
-                window.add(send.post()?).await?;
+                if let Some(oldest) = window.add(send.post()?) {
+                    oldest.await?;
+                }
             }
             if !laps.lap() {
                 break;
@@ -324,7 +325,7 @@ impl Side {
         window.finish().await?;
         let stop = message.slice(..STOP);
         endpoint.am_send(AM, Buffer::new(), stop).await?;
-        self.worker.tag_recv(ACK, Mask::ALL, Vec::new()).await?;
+        self.worker.tag_recv(ACK, Vec::new()).await?;
         Ok(self.spec.size as f64 / laps.mean())
     }
 
@@ -353,7 +354,7 @@ impl Side {
     async fn swallow(&self, endpoint: &Endpoint) -> Outcome<f64> {
         let mut buffer = vec![0; self.spec.size];
         loop {
-            let received = self.worker.tag_recv(DATA, Mask::ALL, buffer).await?;
+            let received = self.worker.tag_recv(DATA, buffer).await?;
             if received.len == STOP {
                 break;
             }
@@ -372,9 +373,9 @@ impl Side {
         let mut laps = Laps::start(&self.spec);
         loop {
             for _ in 0..laps.batch() {
-                window
-                    .add(endpoint.tag_send(DATA, &message).post()?)
-                    .await?;
+                if let Some(oldest) = window.add(endpoint.tag_send(DATA, &message).post()?) {
+                    oldest.await?;
+                }
             }
             if !laps.lap() {
                 break;
@@ -388,7 +389,7 @@ impl Side {
     /// Says that nothing more comes, and waits until all has come.
     async fn finish(&self, endpoint: &Endpoint) -> Outcome<()> {
         endpoint.tag_send(DATA, vec![0; STOP]).await?;
-        self.worker.tag_recv(ACK, Mask::ALL, Vec::new()).await?;
+        self.worker.tag_recv(ACK, Vec::new()).await?;
         Ok(())
     }
 
@@ -398,7 +399,7 @@ impl Side {
         endpoint: &Endpoint,
         buffers: Vec<B>,
     ) -> Outcome<f64> {
-        let post = |buffer| self.worker.tag_recv(DATA, Mask::ALL, buffer).post();
+        let post = |buffer| self.worker.tag_recv(DATA, buffer).post();
         let mut posted: VecDeque<Op<Received<B>>> = buffers.into_iter().map(post).collect();
         while let Some(oldest) = posted.pop_front() {
             let received = oldest.await?;
@@ -432,7 +433,7 @@ impl Side {
 
     async fn borrow(&self, endpoint: &Endpoint) -> Outcome<RemoteRegion> {
         let space = vec![0; 4096];
-        let received = self.worker.tag_recv(DESCRIPTOR, Mask::ALL, space).await?;
+        let received = self.worker.tag_recv(DESCRIPTOR, space).await?;
         let bytes = received.buffer.get(..received.len).unwrap_or_default();
         Ok(endpoint.import(&Descriptor::from_bytes(bytes)?)?)
     }
@@ -457,7 +458,9 @@ impl Side {
         let mut laps = Laps::start(&self.spec);
         loop {
             for _ in 0..laps.batch() {
-                window.add(endpoint.put(&message, &remote).post()?).await?;
+                if let Some(oldest) = window.add(endpoint.put(&message, &remote).post()?) {
+                    oldest.await?;
+                }
             }
             if !laps.lap() {
                 break;
@@ -604,7 +607,7 @@ impl Side {
         let mut arrivals = Arrivals::default();
         let mut buffer = vec![0; 8];
         loop {
-            buffer = self.worker.tag_recv(DATA, Mask::ALL, buffer).await?.buffer;
+            buffer = self.worker.tag_recv(DATA, buffer).await?.buffer;
             let sent = buffer.first_chunk().ok_or("a message without a stamp")?;
             if !arrivals.note(u64::from_le_bytes(*sent)) {
                 return Ok(arrivals.median());
@@ -658,15 +661,13 @@ impl Window {
         Self { posted, limit }
     }
 
-    /// Waits for the oldest when the window is full.
-    async fn add(&mut self, operation: Op<()>) -> Outcome<()> {
+    /// The oldest, which is to be waited for, when the window is full.
+    fn add(&mut self, operation: Op<()>) -> Option<Op<()>> {
         self.posted.push_back(operation);
-        if self.posted.len() >= self.limit
-            && let Some(oldest) = self.posted.pop_front()
-        {
-            oldest.await?;
+        match self.posted.len() >= self.limit {
+            true => self.posted.pop_front(),
+            false => None,
         }
-        Ok(())
     }
 
     async fn finish(mut self) -> Outcome<()> {

@@ -24,7 +24,10 @@ use super::{
     unique_id::UniqueId,
     unix::UnixBootstrap,
 };
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    types::text::words,
+};
 
 /// The port where rank 0 listens when nothing says another: torchrun's.
 const PORT: u16 = 29500;
@@ -52,23 +55,20 @@ pub enum Launcher {
     Kubernetes,
 }
 
-impl fmt::Display for Launcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Wharf => "WHARF_RANK and WHARF_SIZE",
-            Self::Torchrun => "torchrun",
-            Self::OpenMpi => "Open MPI",
-            Self::Pmi => "PMI",
-            Self::Slurm => "Slurm",
-            Self::Kubernetes => "Kubernetes",
-        })
-    }
+words! {
+    Launcher, "launcher":
+    Wharf = "WHARF_RANK and WHARF_SIZE",
+    Torchrun = "torchrun",
+    OpenMpi = "Open MPI",
+    Pmi = "PMI",
+    Slurm = "Slurm",
+    Kubernetes = "Kubernetes",
 }
 
 /// Where the ranks of a launch meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Place {
+pub enum RootPlace {
     /// Rank 0 is alone.
     Nowhere,
     /// `host:port`, where rank 0 listens.
@@ -87,7 +87,7 @@ pub struct Launch {
     size: usize,
     local_rank: Option<usize>,
     local_size: Option<usize>,
-    place: Place,
+    place: RootPlace,
     secret: Option<String>,
 }
 
@@ -152,7 +152,7 @@ impl Launch {
     }
     /// Where they meet.
     #[must_use]
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &RootPlace {
         &self.place
     }
 
@@ -170,20 +170,20 @@ impl Launch {
         }
         let (rank, size) = (self.rank, self.size);
         let meeting: Meeting = match &self.place {
-            Place::Nowhere => {
+            RootPlace::Nowhere => {
                 let group = MemoryBootstrap::group_with_deadline(1, options.deadline)?;
                 let alone = group.into_iter().next();
                 return alone
                     .map(|alone| Box::new(alone) as Box<dyn Bootstrap>)
                     .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "a group of none"));
             }
-            Place::Name(name) => {
+            RootPlace::Name(name) => {
                 return Ok(Box::new(
                     UnixBootstrap::join(name, rank, size, &options).await?,
                 ));
             }
-            Place::Address(address) => address.as_str().into(),
-            Place::Id(id) => id.clone().into(),
+            RootPlace::Address(address) => address.as_str().into(),
+            RootPlace::Id(id) => id.clone().into(),
         };
         Ok(Box::new(
             TcpBootstrap::join(meeting, rank, size, &options).await?,
@@ -213,7 +213,7 @@ struct Found {
     local_rank: Option<(&'static str, usize)>,
     local_size: Option<(&'static str, usize)>,
     /// Where rank 0 is, as far as this launcher's own variables tell; the error says what is missing.
-    place: Result<Place>,
+    place: Result<RootPlace>,
 }
 
 struct Reading<'a> {
@@ -336,7 +336,7 @@ impl Reading<'_> {
             (Err(error), _) => Err(error),
             (Ok(Some(master)), _) => Ok(master),
             (Ok(None), Some(job)) if local_size.is_some_and(|local| local.1 == size.1) => {
-                Ok(Place::Name(format!("ompi-{}", short(job))))
+                Ok(RootPlace::Name(format!("ompi-{}", short(job))))
             }
             _ => Err(wrong(
                 "Open MPI does not say where rank 0 is: set MASTER_ADDR and MASTER_PORT, or WHARF_ROOT (mpirun -x)"
@@ -398,7 +398,7 @@ impl Reading<'_> {
         }))
     }
 
-    fn slurm_place(&self) -> Result<Place> {
+    fn slurm_place(&self) -> Result<RootPlace> {
         let names = [
             "SLURM_STEP_NODELIST",
             "SLURM_NODELIST",
@@ -434,7 +434,7 @@ impl Reading<'_> {
                 (first + job.wrapping_mul(31).wrapping_add(step) % count) as u16
             }
         };
-        Ok(Place::Address(format!("{host}:{port}")))
+        Ok(RootPlace::Address(format!("{host}:{port}")))
     }
 
     fn kubernetes(&self) -> Result<Option<Found>> {
@@ -465,7 +465,7 @@ impl Reading<'_> {
     }
 
     /// A pod of an indexed job has the host name `JOB-INDEX`; within the headless service of its `subdomain` the others find it by that.
-    fn kubernetes_place(&self, index: usize) -> Result<Place> {
+    fn kubernetes_place(&self, index: usize) -> Result<RootPlace> {
         let (Some(host), Some(service)) = (self.text("HOSTNAME"), self.text("WHARF_SERVICE"))
         else {
             return Err(wrong(
@@ -483,7 +483,7 @@ impl Reading<'_> {
                 ))
             })?;
         let port = self.port()?.unwrap_or(PORT);
-        Ok(Place::Address(format!("{job}-0.{service}:{port}")))
+        Ok(RootPlace::Address(format!("{job}-0.{service}:{port}")))
     }
 
     fn port(&self) -> Result<Option<u16>> {
@@ -498,10 +498,10 @@ impl Reading<'_> {
     }
 
     /// `MASTER_ADDR` and `MASTER_PORT`: both, or none.
-    fn master(&self) -> Result<Option<Place>> {
+    fn master(&self) -> Result<Option<RootPlace>> {
         let port = self.number::<u16>("MASTER_PORT")?;
         match (self.text("MASTER_ADDR"), port) {
-            (Some(host), Some((_, port))) => Ok(Some(Place::Address(host_port(host, port)))),
+            (Some(host), Some((_, port))) => Ok(Some(RootPlace::Address(host_port(host, port)))),
             (None, None) => Ok(None),
             (Some(_), None) => Err(wrong("MASTER_ADDR is set, MASTER_PORT is not".to_owned())),
             (None, Some(_)) => Err(wrong("MASTER_PORT is set, MASTER_ADDR is not".to_owned())),
@@ -509,16 +509,16 @@ impl Reading<'_> {
     }
 
     /// `WHARF_ROOT`.
-    fn root(&self) -> Result<Option<Place>> {
+    fn root(&self) -> Result<Option<RootPlace>> {
         let Some(root) = self.text("WHARF_ROOT") else {
             return Ok(None);
         };
         if let Ok(id) = root.parse() {
-            return Ok(Some(Place::Id(id)));
+            return Ok(Some(RootPlace::Id(id)));
         }
         match root.rsplit_once(':') {
             Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok() => {
-                Ok(Some(Place::Address(root.to_owned())))
+                Ok(Some(RootPlace::Address(root.to_owned())))
             }
             _ => Err(wrong(
                 "WHARF_ROOT is neither host:port nor a unique id".to_owned(),
@@ -563,7 +563,7 @@ impl Reading<'_> {
         self.agree(rank, size)?;
         let place = match self.root()? {
             Some(root) => root,
-            None if size.1 == 1 => Place::Nowhere,
+            None if size.1 == 1 => RootPlace::Nowhere,
             None => place?,
         };
         Ok(Launch {

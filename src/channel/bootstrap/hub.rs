@@ -1,8 +1,8 @@
 //! One rank's end of its group: what has arrived, who is gone, which collective calls are open. The same over every carrier; a carrier
-//! gives it lanes to the other ranks and frames from them.
+//! gives it links to the other ranks and frames from them.
 //!
-//! Each rank has a lane to and from rank 0 from the beginning. Rank 0 sees by its end that a rank is gone, and tells all others; it also leads the
-//! collective calls. Lanes between other ranks are made when the first message wants one.
+//! Each rank has a link to and from rank 0 from the beginning. Rank 0 sees by its end that a rank is gone, and tells all others; it also leads the
+//! collective calls. Links between other ranks are made when the first message wants one.
 //!
 //! A message takes room at its receiver until it is received; a sender counts the room that it has taken, and waits when there is no more.
 
@@ -41,8 +41,8 @@ const GRACE: Duration = Duration::from_secs(2);
 const MAX_INCOMING: usize = 8;
 
 /// A way to one rank. Frames arrive there in their order.
-pub(super) trait Lane: Send + Sync {
-    /// Sends a frame, without waiting. Goes nowhere when the lane is broken: its end is told to the hub then.
+pub(super) trait PeerLink: Send + Sync {
+    /// Sends a frame, without waiting. Goes nowhere when the link is broken: its end is told to the hub then.
     fn push(&self, frame: Frame);
 
     /// Waits until all that was pushed has left this process.
@@ -51,10 +51,10 @@ pub(super) trait Lane: Send + Sync {
     }
 }
 
-/// Makes lanes.
+/// Makes links.
 #[async_trait]
 pub(super) trait Roads: Send + Sync {
-    async fn lane(&self, hub: &Arc<Hub>, to: usize) -> Result<Arc<dyn Lane>>;
+    async fn link(&self, hub: &Arc<Hub>, to: usize) -> Result<Arc<dyn PeerLink>>;
 }
 
 /// See [`Hub::under_way`].
@@ -62,7 +62,7 @@ pub(super) struct UnderWay(watch::Sender<usize>);
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.send_modify(|lanes| *lanes -= 1);
+        self.0.send_modify(|links| *links -= 1);
     }
 }
 
@@ -70,15 +70,15 @@ pub(super) struct Hub {
     pub(super) rank: usize,
     pub(super) size: usize,
     pub(super) deadline: Duration,
-    /// Lanes to the others.
-    lanes: Vec<OnceCell<Arc<dyn Lane>>>,
+    /// Links to the others.
+    links: Vec<OnceCell<Arc<dyn PeerLink>>>,
     roads: Box<dyn Roads>,
     state: Mutex<State>,
     /// Something in the state is different now.
     changed: Notify,
     /// Whether this rank has left.
     left: watch::Sender<bool>,
-    /// Lanes that carry something, or still may.
+    /// Links that carry something, or still may.
     under_way: watch::Sender<usize>,
 }
 
@@ -90,8 +90,8 @@ struct State {
     /// Room taken by this rank at each receiver.
     taken: HashMap<usize, usize>,
     gone: BTreeMap<usize, Gone>,
-    /// Lanes that other ranks have made to here.
-    incoming: Vec<(usize, Arc<dyn Lane>)>,
+    /// Links that other ranks have made to here.
+    incoming: Vec<(usize, Arc<dyn PeerLink>)>,
     /// Collective calls so far.
     calls: u64,
     open: HashMap<u64, oneshot::Sender<Bytes>>,
@@ -102,7 +102,7 @@ struct State {
 struct Arrived {
     bytes: Bytes,
     /// Where to say that it was received.
-    lane: Arc<dyn Lane>,
+    link: Arc<dyn PeerLink>,
 }
 
 impl Hub {
@@ -121,7 +121,7 @@ impl Hub {
             rank,
             size,
             deadline,
-            lanes: (0..size).map(|_| OnceCell::new()).collect(),
+            links: (0..size).map(|_| OnceCell::new()).collect(),
             roads,
             state: Mutex::new(state),
             changed: Notify::new(),
@@ -140,15 +140,15 @@ impl Hub {
     }
 
     /// Says how to reach a rank. The first word counts.
-    pub(super) fn set_lane(&self, to: usize, lane: Arc<dyn Lane>) {
-        if let Some(place) = self.lanes.get(to) {
-            // A second lane to one rank is dropped, and closes.
-            let _ = place.set(lane);
+    pub(super) fn set_lane(&self, to: usize, link: Arc<dyn PeerLink>) {
+        if let Some(place) = self.links.get(to) {
+            // A second link to one rank is dropped, and closes.
+            let _ = place.set(link);
         }
     }
 
-    fn known_lane(&self, to: usize) -> Option<&Arc<dyn Lane>> {
-        self.lanes.get(to)?.get()
+    fn known_lane(&self, to: usize) -> Option<&Arc<dyn PeerLink>> {
+        self.links.get(to)?.get()
     }
 
     /// Becomes true when this rank has left.
@@ -170,16 +170,16 @@ impl Hub {
             )
         };
         drop(open);
-        let incoming = incoming.iter().map(|(_, lane)| lane);
-        for lane in self.others().map(|(_, lane)| lane).chain(incoming) {
-            lane.push(Frame::Goodbye);
+        let incoming = incoming.iter().map(|(_, link)| link);
+        for link in self.others().map(|(_, link)| link).chain(incoming) {
+            link.push(Frame::Goodbye);
         }
         self.changed.notify_waiters();
     }
 
-    /// Counts a lane as one that carries something, until this is dropped.
+    /// Counts a link as one that carries something, until this is dropped.
     pub(super) fn under_way(&self) -> UnderWay {
-        self.under_way.send_modify(|lanes| *lanes += 1);
+        self.under_way.send_modify(|links| *links += 1);
         UnderWay(self.under_way.clone())
     }
 
@@ -190,19 +190,19 @@ impl Hub {
         }
         self.leave();
         let mut under_way = self.under_way.subscribe();
-        let ended = under_way.wait_for(|lanes| *lanes == 0);
+        let ended = under_way.wait_for(|links| *links == 0);
         if timeout_at(after(self.deadline), ended).await.is_err() {
             tracing::debug!(target: "wharf::bootstrap", rank = self.rank, "not all had read what was sent when this rank left");
         }
     }
 
-    /// The lanes that stand, to all ranks but this one.
-    fn others(&self) -> impl Iterator<Item = (usize, &Arc<dyn Lane>)> {
-        self.lanes
+    /// The links that stand, to all ranks but this one.
+    fn others(&self) -> impl Iterator<Item = (usize, &Arc<dyn PeerLink>)> {
+        self.links
             .iter()
             .enumerate()
             .filter(|(rank, _)| *rank != self.rank)
-            .filter_map(|(rank, lane)| Some((rank, lane.get()?)))
+            .filter_map(|(rank, link)| Some((rank, link.get()?)))
     }
 
     /// Whether this rank is one of the group still; a child that it has made by `fork`, in which nothing carries frames, is not.
@@ -248,11 +248,11 @@ impl Hub {
                 return Err(collector::gone(to, *how));
             }
             let place = self
-                .lanes
+                .links
                 .get(to)
                 .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "there is no such rank"))?;
-            let lane = place
-                .get_or_try_init(|| self.roads.lane(self, to))
+            let link = place
+                .get_or_try_init(|| self.roads.link(self, to))
                 .await
                 .map_err(|error| error.with_peer(format!("rank {to}")))?;
             self.wait(|state| {
@@ -266,7 +266,7 @@ impl Hub {
                 })
             })
             .await?;
-            lane.push(Frame::Message { tag, bytes });
+            link.push(Frame::Message { tag, bytes });
             Ok(())
         };
         timeout_at(deadline, sent).await.unwrap_or_else(|_| {
@@ -305,7 +305,7 @@ impl Hub {
                 format!("rank {from} sent nothing under tag {tag:#x} in time"),
             )
         })??;
-        arrived.lane.push(Frame::Credit {
+        arrived.link.push(Frame::Credit {
             bytes: cost(arrived.bytes.len()),
         });
         Ok(arrived.bytes)
@@ -341,9 +341,9 @@ impl Hub {
                 self.state.lock().open.remove(&call);
                 return Err(error);
             }
-        } else if let Some(lane) = self.known_lane(0) {
+        } else if let Some(link) = self.known_lane(0) {
             let millis = u32::try_from(left.as_millis()).unwrap_or(u32::MAX);
-            lane.push(Frame::Part {
+            link.push(Frame::Part {
                 call,
                 millis,
                 bytes,
@@ -353,8 +353,8 @@ impl Hub {
         if self.rank == 0 {
             // Whoever has the result may end its process: what the others are told has left it by then.
             let gone: Vec<usize> = self.state.lock().gone.keys().copied().collect();
-            let lanes = self.others().filter(|(rank, _)| !gone.contains(rank));
-            let all = futures::future::join_all(lanes.map(|(_, lane)| lane.flushed()));
+            let links = self.others().filter(|(rank, _)| !gone.contains(rank));
+            let all = futures::future::join_all(links.map(|(_, link)| link.flushed()));
             // One that does not read is not waited for longer than this.
             let _ = timeout_at(Instant::now() + GRACE, all).await;
         }
@@ -372,8 +372,8 @@ impl Hub {
         }
     }
 
-    /// A frame from another rank. An error means that it does not keep to the protocol: its lane is to be closed then.
-    pub(super) fn take(&self, from: usize, frame: Frame, reply: &Arc<dyn Lane>) -> Result<()> {
+    /// A frame from another rank. An error means that it does not keep to the protocol: its link is to be closed then.
+    pub(super) fn take(&self, from: usize, frame: Frame, reply: &Arc<dyn PeerLink>) -> Result<()> {
         let wrong = |what| Err(Error::new(ErrorKind::Protocol, what));
         match frame {
             Frame::Message { tag, bytes } => {
@@ -385,7 +385,7 @@ impl Hub {
                 *room += cost(bytes.len());
                 let arrived = Arrived {
                     bytes,
-                    lane: reply.clone(),
+                    link: reply.clone(),
                 };
                 state
                     .inbox
@@ -448,8 +448,8 @@ impl Hub {
                     // Whoever asked may be gone.
                     let _ = open.send(body);
                 }
-            } else if let Some(lane) = self.known_lane(rank) {
-                lane.push(Frame::Verdict { call, body });
+            } else if let Some(link) = self.known_lane(rank) {
+                link.push(Frame::Verdict { call, body });
             }
         }
     }
@@ -473,9 +473,9 @@ impl Hub {
         if let Some(verdicts) = verdicts {
             tracing::debug!(target: "wharf::bootstrap", rank, ?how, "a rank is gone");
             // First the others, as with every verdict: rank 0 may end when it knows.
-            for (other, lane) in self.others() {
+            for (other, link) in self.others() {
                 if other != rank {
-                    lane.push(Frame::Gone { rank, how });
+                    link.push(Frame::Gone { rank, how });
                 }
             }
             self.tell(verdicts);
@@ -483,38 +483,38 @@ impl Hub {
         self.changed.notify_waiters();
     }
 
-    /// A rank whose lane did not come to stand is gone.
+    /// A rank whose link did not come to stand is gone.
     pub(super) fn lost_without_lane(&self, rank: usize) {
         if self.known_lane(rank).is_none() {
             self.gone(rank, Gone::Died);
         }
     }
 
-    /// `from` has made a lane to here.
+    /// `from` has made a link to here.
     ///
     /// # Errors
     /// `Rejected` when it has made more than it can need.
-    pub(super) fn add_incoming(&self, from: usize, lane: Arc<dyn Lane>) -> Result<()> {
+    pub(super) fn add_incoming(&self, from: usize, link: Arc<dyn PeerLink>) -> Result<()> {
         let mut state = self.state.lock();
-        let lanes = state.incoming.iter().filter(|(rank, _)| *rank == from);
-        if lanes.count() >= MAX_INCOMING {
+        let links = state.incoming.iter().filter(|(rank, _)| *rank == from);
+        if links.count() >= MAX_INCOMING {
             return Err(Error::new(
                 ErrorKind::Rejected,
                 format!("rank {from} has too many connections to this one"),
             ));
         }
-        state.incoming.push((from, lane));
+        state.incoming.push((from, link));
         Ok(())
     }
 
-    /// Such a lane has ended.
-    pub(super) fn remove_incoming(&self, lane: &Arc<dyn Lane>) {
+    /// Such a link has ended.
+    pub(super) fn remove_incoming(&self, link: &Arc<dyn PeerLink>) {
         let removed = {
             let mut state = self.state.lock();
             let place = state
                 .incoming
                 .iter()
-                .position(|(_, known)| Arc::ptr_eq(known, lane));
+                .position(|(_, known)| Arc::ptr_eq(known, link));
             place.map(|place| state.incoming.swap_remove(place))
         };
         drop(removed);
@@ -550,13 +550,13 @@ impl fmt::Debug for Hub {
     }
 }
 
-/// A lane within the process.
+/// A link within the process.
 pub(super) struct LocalLane {
     pub(super) to: std::sync::Weak<Hub>,
     pub(super) from: usize,
 }
 
-impl Lane for LocalLane {
+impl PeerLink for LocalLane {
     fn push(&self, frame: Frame) {
         let Some(hub) = self.to.upgrade() else { return };
         let Some(reply) = hub.known_lane(self.from) else {

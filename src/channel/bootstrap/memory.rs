@@ -48,11 +48,11 @@ impl MemoryBootstrap {
             .collect();
         for hub in &hubs {
             for to in &hubs {
-                let lane = LocalLane {
+                let link = LocalLane {
                     to: Arc::downgrade(to),
                     from: hub.rank,
                 };
-                hub.set_lane(to.rank, Arc::new(lane));
+                hub.set_lane(to.rank, Arc::new(link));
             }
         }
         Ok(hubs

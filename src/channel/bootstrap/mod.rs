@@ -1,9 +1,17 @@
 //! How the processes of a group find each other, and talk while nothing else stands yet.
 //!
-//! Comes in: a rank, a size and where rank 0 is. Goes out: a [`Bootstrap`]: small messages between ranks, all-gather and barrier, each with a
-//! deadline. Uses `protocol` for the handshake and its proof of a secret, `sys` for abstract sockets, and no worker. Tests: `tests/channel/bootstrap.rs`.
+//! From a rank, a size and where rank 0 is a process has a [`Bootstrap`]: small messages between ranks, all-gather and barrier, each with a deadline. It
+//! is for what comes before the fast paths: addresses, descriptors, agreement. Messages are at most [`MAX_MESSAGE`] bytes.
 //!
-//! It is for what comes before the fast paths: addresses, descriptors, agreement. Messages are at most [`MAX_MESSAGE`] bytes.
+//! | the processes are | see |
+//! |---|---|
+//! | tasks of one | [`MemoryBootstrap`] |
+//! | anywhere, by a unique id or host and port | [`TcpBootstrap`], [`UniqueId`] |
+//! | on one host | [`UnixBootstrap`] |
+//! | started by torchrun, Open MPI, PMI, Slurm or Kubernetes | [`Launch`] |
+//! | those that etcd knows | `EtcdBootstrap`, with the feature `etcd` |
+
+// Uses `protocol` for the handshake and its proof of a secret, `sys` for abstract sockets, and no worker. Tests: `tests/channel/bootstrap.rs`.
 
 mod collector;
 mod contract;
@@ -24,7 +32,7 @@ mod unique_id;
 mod unix;
 
 pub use contract::Bootstrap;
-pub use environment::{Launch, Launcher, Place, Variables};
+pub use environment::{Launch, Launcher, RootPlace, Variables};
 #[cfg(feature = "etcd")]
 pub use etcd::{Change, EtcdBootstrap, EtcdOptions, Member, Members, Membership};
 pub use limits::{DEADLINE, MAX_GATHER, MAX_MESSAGE, MAX_SIZE, TAGS};

@@ -36,9 +36,9 @@ use tokio::{
 use super::{
     collector::missing,
     frame::{Gone, MAX_FRAME, decode_error, encode_error, malformed},
-    hub::{Hub, Lane, Roads},
+    hub::{Hub, PeerLink, Roads},
     limits::{after, check_rank, check_size},
-    socket::{Acceptor, Address, Socket, SocketLane, random},
+    socket::{Acceptor, Address, Socket, SocketLink, random},
 };
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
@@ -263,7 +263,7 @@ pub(super) async fn lead(
         }
     }
     drop(standing);
-    // Until all lanes are in their places; one whose task ended in this moment drops its sender.
+    // Until all links are in their places; one whose task ended in this moment drops its sender.
     while expected > 0 && all_made.recv().await.is_some() {
         expected -= 1;
     }
@@ -354,7 +354,7 @@ async fn serve_root(acceptor: Acceptor, me: Me, events: mpsc::Sender<Event>) {
         let socket = acceptor.accept().await;
         key += 1;
         let (me, events) = (me.clone(), events.clone());
-        // Not tied to the acceptor's task: lanes drain after it.
+        // Not tied to the acceptor's task: links drain after it.
         tokio::spawn(async move {
             let introduced = timeout_at(after(SILENCE), async {
                 me.greet(&socket).await?;
@@ -393,12 +393,12 @@ async fn serve_root(acceptor: Acceptor, me: Me, events: mpsc::Sender<Event>) {
             };
             match answer {
                 Ok(Ok(Standing { hub, table, made })) => {
-                    let lane = SocketLane::new(socket, table);
-                    hub.set_lane(rank, lane.clone());
+                    let link = SocketLink::new(socket, table);
+                    hub.set_lane(rank, link.clone());
                     let hub = Arc::downgrade(&hub);
                     let _ = made.send(());
                     drop((made, events));
-                    lane.run(hub, rank).await;
+                    link.run(hub, rank).await;
                 }
                 Ok(Err(error)) => refuse(&socket, &error).await,
                 // Rank 0 gave up without a word.
@@ -419,7 +419,7 @@ async fn refuse(socket: &Socket, error: &Error) {
 fn introduction(bytes: &Bytes) -> Result<(usize, usize, u32, Address)> {
     let mut reader = Reader::new(bytes);
     if reader.u8()? != b'R' {
-        return Err(malformed("a peer's lane was asked for at rank 0"));
+        return Err(malformed("a peer's link was asked for at rank 0"));
     }
     let (rank, size, millis) = (reader.u32()?, reader.u32()?, reader.u32()?);
     let address = Address::decode(bytes.get(13..).unwrap_or_default())?;
@@ -475,9 +475,9 @@ pub(super) async fn follow(
         addresses,
     };
     let hub = Hub::new(rank, size, later, Box::new(roads));
-    let lane = SocketLane::new(socket, Bytes::new());
-    hub.set_lane(0, lane.clone());
-    tokio::spawn(lane.run(Arc::downgrade(&hub), 0));
+    let link = SocketLink::new(socket, Bytes::new());
+    hub.set_lane(0, link.clone());
+    tokio::spawn(link.run(Arc::downgrade(&hub), 0));
     let serving = tokio::spawn(serve_peers(acceptor, me, group, Arc::downgrade(&hub)));
     Ok((hub, Tasks(serving.abort_handle())))
 }
@@ -573,7 +573,7 @@ fn read_table(table: &[u8], size: usize) -> Result<([u8; 16], Vec<Address>)> {
     Ok((group, addresses))
 }
 
-/// Takes the lanes that other ranks make to this one, until it leaves.
+/// Takes the links that other ranks make to this one, until it leaves.
 async fn serve_peers(acceptor: Acceptor, me: Me, group: [u8; 16], hub: Weak<Hub>) {
     let Some(strong) = hub.upgrade() else { return };
     let mut left = strong.watch_left();
@@ -601,9 +601,9 @@ async fn serve_peers(acceptor: Acceptor, me: Me, group: [u8; 16], hub: Weak<Hub>
                 Ok(Ok(from)) => {
                     let Some(strong) = hub.upgrade() else { return };
                     // The length of the answer, and that it is good.
-                    let lane = SocketLane::new(socket, Bytes::from_static(&[1, 0, 0, 0, 0]));
-                    match strong.add_incoming(from, lane.clone()) {
-                        Ok(()) => drop(tokio::spawn(lane.run(hub, from))),
+                    let link = SocketLink::new(socket, Bytes::from_static(&[1, 0, 0, 0, 0]));
+                    match strong.add_incoming(from, link.clone()) {
+                        Ok(()) => drop(tokio::spawn(link.run(hub, from))),
                         Err(error) => {
                             tracing::warn!(target: "wharf::bootstrap", %error, "a connection was turned away");
                         }
@@ -636,30 +636,30 @@ fn peer_introduction(bytes: &[u8], group: [u8; 16], size: usize) -> Result<usize
     Ok(rank)
 }
 
-/// The lane to a rank, once it was made.
-type Made = Arc<Mutex<Option<Arc<dyn Lane>>>>;
+/// The link to a rank, once it was made.
+type Made = Arc<Mutex<Option<Arc<dyn PeerLink>>>>;
 
-/// Lanes straight to the other ranks.
+/// Links straight to the other ranks.
 struct DirectRoads {
     me: Me,
     group: [u8; 16],
     addresses: Vec<Address>,
-    /// What was made, by rank. Locked while a lane is being made, whether or not the message that wanted it is still there: each attempt of
+    /// What was made, by rank. Locked while a link is being made, whether or not the message that wanted it is still there: each attempt of
     /// hasty messages would be a connection more, until the other end has too many.
     made: Vec<Made>,
 }
 
 #[async_trait]
 impl Roads for DirectRoads {
-    async fn lane(&self, hub: &Arc<Hub>, to: usize) -> Result<Arc<dyn Lane>> {
+    async fn link(&self, hub: &Arc<Hub>, to: usize) -> Result<Arc<dyn PeerLink>> {
         let address = self
             .addresses
             .get(to)
             .ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "there is no such rank"))?;
         let made = self.made.get(to).cloned().unwrap_or_default();
         let mut made = made.lock_owned().await;
-        if let Some(lane) = &*made {
-            return Ok(lane.clone());
+        if let Some(link) = &*made {
+            return Ok(link.clone());
         }
         let socket = address.dial().await?;
         self.me.meet(&socket).await?;
@@ -679,11 +679,11 @@ impl Roads for DirectRoads {
             if answer.first() != Some(&0) {
                 return Err(decode_error(answer.get(1..).unwrap_or_default())?);
             }
-            let lane = SocketLane::new(socket, Bytes::new());
-            tokio::spawn(lane.clone().run(hub, to));
-            let lane: Arc<dyn Lane> = lane;
-            *made = Some(lane.clone());
-            Ok::<Arc<dyn Lane>, Error>(lane)
+            let link = SocketLink::new(socket, Bytes::new());
+            tokio::spawn(link.clone().run(hub, to));
+            let link: Arc<dyn PeerLink> = link;
+            *made = Some(link.clone());
+            Ok::<Arc<dyn PeerLink>, Error>(link)
         });
         making.await.map_err(|error| {
             Error::new(ErrorKind::Closed, "the runtime is shutting down").with_source(error)
@@ -691,12 +691,12 @@ impl Roads for DirectRoads {
     }
 }
 
-/// Rank 0 has lanes to all from the beginning.
+/// Rank 0 has links to all from the beginning.
 pub(super) struct NoRoads;
 
 #[async_trait]
 impl Roads for NoRoads {
-    async fn lane(&self, _hub: &Arc<Hub>, _to: usize) -> Result<Arc<dyn Lane>> {
+    async fn link(&self, _hub: &Arc<Hub>, _to: usize) -> Result<Arc<dyn PeerLink>> {
         Err(Error::new(ErrorKind::Unreachable, "there is no way there"))
     }
 }

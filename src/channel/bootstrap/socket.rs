@@ -1,4 +1,4 @@
-//! Sockets between ranks, of both kinds: addresses, dialling, listening, and lanes over them.
+//! Sockets between ranks, of both kinds: addresses, dialling, listening, and links over them.
 
 use std::{
     collections::VecDeque,
@@ -20,7 +20,7 @@ use tokio::{
 
 use super::{
     frame::{Frame, Gone, MAX_FRAME, malformed},
-    hub::{Hub, Lane},
+    hub::{Hub, PeerLink},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -139,7 +139,8 @@ impl Acceptor {
                 Ok(Self::Tcp(listener))
             }
             Socket::Unix(_) => {
-                let name = format!("wharf-bootstrap-{}", hex(&random::<16>()?)).into_bytes();
+                let name =
+                    format!("wharf-bootstrap-{:032x}", u128::from_be_bytes(random()?)).into_bytes();
                 Self::unix(name)
             }
         }
@@ -326,8 +327,8 @@ impl Socket {
     }
 }
 
-/// A lane over a socket. A task reads and writes what does not go at once.
-pub(super) struct SocketLane {
+/// A link over a socket. A task reads and writes what does not go at once.
+pub(super) struct SocketLink {
     socket: Socket,
     out: Mutex<Out>,
     /// There is something to write that did not go at once.
@@ -346,20 +347,20 @@ struct Out {
     goodbye: bool,
 }
 
-impl SocketLane {
-    /// A lane that begins with the bytes `first`.
+impl SocketLink {
+    /// A link that begins with the bytes `first`.
     pub(super) fn new(socket: Socket, first: Bytes) -> Arc<Self> {
-        let lane = Arc::new(Self {
+        let link = Arc::new(Self {
             socket,
             out: Mutex::default(),
             more: Notify::new(),
             empty: Notify::new(),
         });
         if !first.is_empty() {
-            lane.out.lock().queue.push_back(first);
-            lane.pump();
+            link.out.lock().queue.push_back(first);
+            link.pump();
         }
-        lane
+        link
     }
 
     /// Writes what goes without waiting.
@@ -422,7 +423,7 @@ impl SocketLane {
         let Some(strong) = hub.upgrade() else { return };
         let mut left = strong.watch_left();
         drop(strong);
-        let reply: Arc<dyn Lane> = self.clone();
+        let reply: Arc<dyn PeerLink> = self.clone();
         let mut bytes = BytesMut::new();
         let ended = loop {
             let writing = !self.is_empty();
@@ -445,7 +446,7 @@ impl SocketLane {
         };
         match ended {
             None => {
-                // This may be sooner here than who leaves has told the lane; without a goodbye the other end takes this rank for dead.
+                // This may be sooner here than who leaves has told the link; without a goodbye the other end takes this rank for dead.
                 self.push(Frame::Goodbye);
                 if timeout(LEAVING, self.end_in_order()).await.is_err() {
                     tracing::debug!(target: "wharf::bootstrap", from, "a rank did not read to the end");
@@ -502,7 +503,7 @@ impl SocketLane {
         &self,
         hub: &Arc<Hub>,
         from: usize,
-        reply: &Arc<dyn Lane>,
+        reply: &Arc<dyn PeerLink>,
         bytes: &mut BytesMut,
     ) -> Result<bool> {
         bytes.reserve(CHUNK);
@@ -533,7 +534,7 @@ impl SocketLane {
     }
 }
 
-impl Lane for SocketLane {
+impl PeerLink for SocketLink {
     fn push(&self, frame: Frame) {
         {
             let mut out = self.out.lock();
@@ -576,8 +577,4 @@ pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
     getrandom::fill(&mut bytes)
         .map_err(|error| Error::new(ErrorKind::Io, "no random bytes").with_source(error))?;
     Ok(bytes)
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -4,11 +4,12 @@ use std::{fmt, net::SocketAddr, str::FromStr};
 
 use super::{
     frame::malformed,
-    socket::{Address, hex, random},
+    socket::{Address, random},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
     protocol::wire::Reader,
+    types::hex,
 };
 
 /// Length in bytes.
@@ -146,7 +147,7 @@ const _: () = assert!(HEAD + MAX_ADDRESSES * ENTRY + 4 <= LENGTH);
 /// 256 hexadecimal digits.
 impl fmt::Display for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex(&self.to_bytes()))
+        hex::write(&self.to_bytes(), f)
     }
 }
 
@@ -154,15 +155,9 @@ impl FromStr for UniqueId {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let (pairs, rest) = text.trim().as_bytes().as_chunks::<2>();
-        let digit = |digit: u8| char::from(digit).to_digit(16);
-        let bytes: Option<Vec<u8>> = pairs
-            .iter()
-            .map(|&[high, low]| Some((digit(high)? << 4 | digit(low)?) as u8))
-            .collect();
-        match bytes {
-            Some(bytes) if rest.is_empty() => Self::from_bytes(&bytes),
-            _ => Err(malformed("a unique id is 256 hexadecimal digits")),
+        match hex::read(text.trim()) {
+            Some(bytes) => Self::from_bytes(&bytes),
+            None => Err(malformed("a unique id is 256 hexadecimal digits")),
         }
     }
 }

@@ -11,17 +11,18 @@
 //! another process open this rank's memory, and the block. Or 0, and the reason. Nothing that a peer sends is trusted but as other registered memory is;
 //! what it exported is opened only for a peer of this host.
 
-use std::{any::Any, sync::Arc};
+use std::sync::Arc;
 
 use crate::{
-    channel::{Communicator, MemoryChannel, RegisteredMemory, semaphore::meet},
+    channel::{
+        Communicator, MemoryChannel, RegisteredMemory,
+        cuda::{self, blocking, unsupported},
+        semaphore::meet,
+    },
     driver::cuda::{CudaContext, DevicePtr, PinnedAllocation, Stream},
     error::{Error, ErrorKind, Operation, Result},
     sys::identity::identity,
-    transport::{
-        Accelerator, Export,
-        cuda::{CudaCopy, CudaStream},
-    },
+    transport::{Accelerator, Export, cuda::CudaStream},
     types::{Access, MemoryType},
 };
 
@@ -157,11 +158,7 @@ async fn prepare(
     packets: usize,
 ) -> Result<Prepared, String> {
     let context = communicator.worker().context();
-    let accelerator = context
-        .accelerators()
-        .iter()
-        .find(|one| cuda(one).is_some());
-    let Some(accelerator) = accelerator.cloned() else {
+    let Some(accelerator) = cuda::accelerator(context) else {
         return Err("CUDA is not in use by this context".to_owned());
     };
     if !matches!(channel.remote().memory_type(), MemoryType::Cuda(_)) {
@@ -175,7 +172,7 @@ async fn prepare(
         let memory_type = channel.local().memory_type();
         // Compiles, and may take long.
         blocking(move || {
-            let Some(cuda) = cuda(&accelerator) else {
+            let Some(cuda) = cuda::cuda(&accelerator) else {
                 return Err(unsupported("CUDA is not in use by this context"));
             };
             let stream = cuda.adopt(stream)?;
@@ -318,11 +315,6 @@ fn is_here(channel: &MemoryChannel) -> Result<bool> {
     Ok((peer.boot, peer.pid_namespace, peer.pid) == (own.boot, own.pid_namespace, own.pid))
 }
 
-fn cuda(accelerator: &Arc<dyn Accelerator>) -> Option<&CudaCopy> {
-    let accelerator: &dyn Any = &**accelerator;
-    accelerator.downcast_ref()
-}
-
 impl Prepared {
     fn message(&self) -> Result<Vec<u8>> {
         let mut message = vec![1];
@@ -371,21 +363,6 @@ fn refusal(reason: &str) -> Vec<u8> {
     let mut message = vec![0];
     message.extend_from_slice(&reason.as_bytes()[..reason.len().min(REASON)]);
     message
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| {
-        let text = format!("on a thread that may block: {error}");
-        Err(Error::new(ErrorKind::Canceled, text))
-    })
-}
-
-#[cold]
-fn unsupported(why: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::Unsupported, why)
 }
 
 #[cfg(test)]

@@ -122,7 +122,7 @@ impl Drop for Path {
                 let _kept = ManuallyDrop::new(side);
                 return;
             }
-            side.bury();
+            side.free_when_unused();
         }
     }
 }

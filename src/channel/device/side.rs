@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //! Addresses lie in memory that the channel holds or has open: this rank's memory and its block of counters are registered, the peer's are open here or of
-//! this process. All of it is kept until the stream has passed the last kernel: [`Side::bury`] waits for that on a thread of its own, and where it cannot
+//! this process. All of it is kept until the stream has passed the last kernel: [`Side::free_when_unused`] waits for that on a thread of its own, and where it cannot
 //! be found out the memory is never freed. Status words are read and written by the host as atomics; one is used again after the kernel that writes it
 //! has ended.
 #![allow(unsafe_code)]
@@ -194,7 +194,7 @@ impl Side {
     }
 
     /// Drops it when the stream has passed all that is in it now, on a thread of its own. Where that cannot be found out, or no thread can be had, never.
-    pub(super) fn bury(mut self) {
+    pub(super) fn free_when_unused(mut self) {
         let last = self.last();
         let side = ManuallyDrop::new(self);
         let wait = move || {

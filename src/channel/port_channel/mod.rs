@@ -13,8 +13,19 @@
 //! | `mod.rs` | [`ProxyService`], [`PortChannel`] |
 //! | `proxy.rs` | the task |
 //! | `trigger.rs` | [`Trigger`]: the 16 bytes |
+//! | `device.rs` | [`DevicePort`]: a ring for kernels of a CUDA device |
+//! | `ring.rs`, `handle.rs`, `port.ptx` | the ring, what a kernel needs of it, functions that use it |
 
+#[cfg(feature = "cuda")]
+mod device;
+#[cfg(feature = "cuda")]
+mod handle;
 mod proxy;
+#[cfg(feature = "cuda")]
+mod ring;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_ring.rs"]
+mod ring;
 mod trigger;
 
 use std::{
@@ -27,11 +38,20 @@ use std::{
 
 use parking_lot::RwLock;
 
-use crate::error::{Error, ErrorKind, Operation, Result};
+#[cfg(feature = "cuda")]
+use crate::transport::cuda::CudaStream;
+use crate::{
+    context::Context as WharfContext,
+    error::{Error, ErrorKind, Operation, Result},
+};
 
 use super::{RegisteredMemory, RemoteMemory, Semaphore, SemaphoreWait};
 use proxy::Shared;
 
+#[cfg(feature = "cuda")]
+pub use device::DevicePort;
+#[cfg(feature = "cuda")]
+pub use handle::DevicePortHandle;
 pub use trigger::{MAX_MEMORIES, MAX_SEMAPHORES, Trigger, TriggerKind};
 
 /// Slots of a proxy's ring.
@@ -134,6 +154,26 @@ impl ProxyService {
             semaphore,
             trigger,
         })
+    }
+
+    /// A ring that kernels in `stream` push triggers to, which this proxy does as well. `context` has CUDA in use. The ring lives until the port is dropped and the
+    /// stream has passed what is in it then; so long the proxy goes on.
+    ///
+    /// # Errors
+    /// `Unsupported`: CUDA is not in use by the context; `InvalidArgument` for a stream that is capturing a graph, or is each thread's own; `Exhausted`,
+    /// `DeviceLost`; `Forked` in a child made by `fork`.
+    ///
+    /// # Cancel safety
+    /// Dropped, there is no port, or one that nobody uses until the proxy ends.
+    #[cfg(feature = "cuda")]
+    #[doc(alias("FifoDeviceHandle", "startProxy"))]
+    pub async fn device_port(
+        &self,
+        context: &WharfContext,
+        stream: CudaStream,
+    ) -> Result<DevicePort> {
+        let shared = Arc::clone(&self.inner.shared);
+        DevicePort::open(shared, self.inner.clone(), context, stream).await
     }
 
     /// Hands over a trigger as it is. Its position in the ring, counted from 0.
@@ -278,6 +318,34 @@ impl PortChannel {
     #[must_use]
     pub fn trigger(&self) -> Trigger {
         self.trigger
+    }
+
+    /// What kernels need to ask for transfers of this channel by a port of its proxy. For each call the port has one place of 60.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a port of another proxy; `Exhausted` when the port has no place; what the driver said; `Forked` as [`PortChannel::put`].
+    ///
+    /// # Cancel safety
+    /// Dropped, a place of the port may be lost.
+    #[cfg(feature = "cuda")]
+    #[doc(alias = "deviceHandle")]
+    pub async fn on_device(&self, port: &DevicePort) -> Result<DevicePortHandle> {
+        port.handle(&self.service.shared, self.trigger, None).await
+    }
+
+    /// The same, and from now on the signals of the peer go to the kernels, which wait for them by `wharf_port_wait`, and to nobody else: a [`wait`](Self::wait)
+    /// stands in line with them. To be called once for a channel.
+    ///
+    /// # Errors
+    /// As [`PortChannel::on_device`].
+    ///
+    /// # Cancel safety
+    /// As [`PortChannel::on_device`].
+    #[cfg(feature = "cuda")]
+    pub async fn on_device_with_signals(&self, port: &DevicePort) -> Result<DevicePortHandle> {
+        let semaphore = Some(&self.semaphore);
+        port.handle(&self.service.shared, self.trigger, semaphore)
+            .await
     }
 
     async fn ask(&self, kind: TriggerKind, ranges: [usize; 3]) -> Result<u64> {

@@ -1,14 +1,17 @@
 //! The proxy: a task that takes triggers and does them, and sleeps when there are none.
+//!
+//! Its own ring wakes it. Those of devices do not: where there are some, it looks at them all the time for a while, and then by the clock.
 
 use std::{
     collections::HashMap,
     future::{Future, poll_fn},
-    pin::pin,
+    pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
+    time::{Duration, Instant},
 };
 
 use parking_lot::{Mutex, RwLock};
@@ -25,10 +28,20 @@ use crate::{
     util::wake::wake_all,
 };
 
-use super::{Trigger, TriggerKind};
+use super::{
+    Trigger, TriggerKind,
+    ring::{Reader, Ring},
+};
 
 /// Puts of one channel that are under way at a time.
 const UNDER_WAY: usize = 64;
+/// For so long after a device's trigger, or when some are expected, the proxy looks all the time.
+const EAGER: Duration = Duration::from_millis(1);
+/// For so long after that it looks often.
+const LIVELY: Duration = Duration::from_secs(1);
+/// Between two looks then, and later. A runtime's timers are no finer.
+const OFTEN: Duration = Duration::from_millis(1);
+const SELDOM: Duration = Duration::from_millis(10);
 
 /// What producers and the proxy share.
 ///
@@ -41,6 +54,10 @@ pub(super) struct Shared {
     flushes: Mutex<Flushes>,
     /// Triggers that were done.
     done: AtomicU64,
+    /// Rings of devices that the proxy has not seen yet.
+    rings: Mutex<Vec<Arc<Ring>>>,
+    /// There are some, or triggers are expected.
+    is_called: AtomicBool,
     /// The process that it is of.
     mark: fork::Mark,
 }
@@ -68,6 +85,8 @@ impl Shared {
             semaphores: RwLock::default(),
             flushes: Mutex::default(),
             done: AtomicU64::new(0),
+            rings: Mutex::default(),
+            is_called: AtomicBool::new(false),
             mark: fork::Mark::here(),
         })
     }
@@ -85,6 +104,20 @@ impl Shared {
     pub(super) fn close(&self) {
         if !self.mark.is_child() {
             self.fifo.close();
+        }
+    }
+
+    /// One more ring of a device's.
+    pub(super) fn add_ring(&self, ring: Arc<Ring>) {
+        self.rings.lock().push(ring);
+        self.expect_triggers();
+    }
+
+    /// Makes the proxy look at the rings of devices.
+    pub(super) fn expect_triggers(&self) {
+        if !self.mark.is_child() {
+            self.is_called.store(true, Ordering::Release);
+            self.fifo.wake();
         }
     }
 
@@ -200,11 +233,124 @@ impl Drop for Ending {
     }
 }
 
+/// Rings of devices, and when to look at them next.
+struct Devices {
+    readers: Vec<Reader>,
+    /// Who is looked at first: the proxy's own ring is behind all of them.
+    turn: usize,
+    /// Of the last trigger, or when some were expected.
+    since: Instant,
+    has_found: bool,
+    nap: Option<Pin<Box<tokio::time::Sleep>>>,
+}
+
+/// What there is to do.
+enum Found {
+    Own([u64; 2]),
+    /// Of the device's ring with this number.
+    Device(usize, [u64; 2]),
+    /// Nothing will come any more.
+    Over,
+}
+
+impl Devices {
+    fn new() -> Self {
+        Self {
+            readers: Vec::new(),
+            turn: 0,
+            since: Instant::now(),
+            has_found: false,
+            nap: None,
+        }
+    }
+
+    fn poll(&mut self, shared: &Shared, cx: &mut Context<'_>) -> Poll<Found> {
+        // Looked at before it is changed: it seldom is so.
+        if shared.is_called.load(Ordering::Acquire) {
+            shared.is_called.store(false, Ordering::Relaxed);
+            let mut fresh = shared.rings.lock();
+            self.readers.extend(fresh.drain(..).map(Reader::new));
+            (self.since, self.nap) = (Instant::now(), None);
+        }
+        if let Some(found) = self.pop(shared) {
+            return Poll::Ready(found);
+        }
+        match shared.fifo.poll_pop(cx.waker()) {
+            Poll::Ready(Some(words)) => return Poll::Ready(Found::Own(words)),
+            // Nobody holds the service: no kernel can push any more.
+            Poll::Ready(None) => return Poll::Ready(self.pop(shared).unwrap_or(Found::Over)),
+            Poll::Pending if self.readers.is_empty() => return Poll::Pending,
+            Poll::Pending => {}
+        }
+        if std::mem::take(&mut self.has_found) {
+            (self.since, self.nap) = (Instant::now(), None);
+        }
+        self.let_go();
+        loop {
+            let idle = self.since.elapsed();
+            if idle < EAGER {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let time = if idle < LIVELY { OFTEN } else { SELDOM };
+            let nap = self
+                .nap
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep(time)));
+            if nap.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            self.nap = None;
+            if let Some(found) = self.pop(shared) {
+                return Poll::Ready(found);
+            }
+        }
+    }
+
+    /// A trigger of any ring, each in its turn.
+    fn pop(&mut self, shared: &Shared) -> Option<Found> {
+        let rings = self.readers.len();
+        if rings == 0 {
+            return None;
+        }
+        let found = (0..=rings).find_map(|step| {
+            let at = (self.turn + step) % (rings + 1);
+            let found = match self.readers.get_mut(at) {
+                Some(reader) => reader.pop().map(|words| Found::Device(at, words)),
+                None => shared.fifo.pop().map(Found::Own),
+            };
+            found.inspect(|_| self.turn = at + 1)
+        });
+        self.has_found |= matches!(found, Some(Found::Device(..)));
+        found
+    }
+
+    /// Drops rings that are empty for good. To be called when none has a trigger.
+    fn let_go(&mut self) {
+        for at in (0..self.readers.len()).rev() {
+            // Gone before it is looked at once more: what was pushed before is there then.
+            if self.readers[at].is_gone() && self.readers[at].is_empty() {
+                let reader = self.readers.swap_remove(at);
+                // Its memory is freed by calls that may block.
+                tokio::task::spawn_blocking(move || drop(reader));
+            }
+        }
+    }
+}
+
 /// A channel's puts: those under way, and what has failed since the last flush.
 #[derive(Default)]
 struct Channel {
     puts: Vec<Op<()>>,
     failed: Option<Error>,
+    known: Known,
+}
+
+/// What a channel's last trigger has named: who names the same takes no lock. What has a number keeps it.
+#[derive(Default)]
+struct Known {
+    source: Option<(u16, RegisteredMemory)>,
+    destination: Option<(u16, RemoteMemory)>,
+    semaphore: Option<(u16, Semaphore)>,
 }
 
 /// The task. It ends when the ring is closed and empty.
@@ -212,8 +358,14 @@ pub(super) async fn run(shared: Arc<Shared>) {
     let ending = Ending(shared);
     let shared = &ending.0;
     let mut channels: HashMap<u16, Channel> = HashMap::new();
+    let mut devices = Devices::new();
     let mut position = 0;
-    while let Some(words) = poll_fn(|cx| shared.fifo.poll_pop(cx.waker())).await {
+    loop {
+        let (device, words) = match poll_fn(|cx| devices.poll(shared, cx)).await {
+            Found::Own(words) => (None, words),
+            Found::Device(device, words) => (Some(device), words),
+            Found::Over => return,
+        };
         let trigger = Trigger::from_words(words);
         let channel = channels.entry(trigger.semaphore).or_default();
         let outcome = act(shared, channel, trigger).await;
@@ -225,14 +377,18 @@ pub(super) async fn run(shared: Arc<Shared>) {
             true => Some(flush(shared, channel, trigger).await),
             false => None,
         };
-        shared.done.store(position + 1, Ordering::Release);
-        if let Some(outcome) = flushed
-            && let Err(error) = shared.flushed(position, outcome)
-        {
-            // For the next flush.
-            channel.failed = Some(error);
+        if let Some(reader) = device.and_then(|device| devices.readers.get_mut(device)) {
+            reader.finish(flushed);
+        } else {
+            shared.done.store(position + 1, Ordering::Release);
+            if let Some(outcome) = flushed
+                && let Err(error) = shared.flushed(position, outcome)
+            {
+                // For the next flush.
+                channel.failed = Some(error);
+            }
+            position += 1;
         }
-        position += 1;
         tokio::task::coop::consume_budget().await;
     }
 }
@@ -244,27 +400,31 @@ async fn act(shared: &Shared, channel: &mut Channel, trigger: Trigger) -> Result
         return Ok(());
     }
     let signals = trigger.kind.contains(TriggerKind::SIGNAL);
-    let semaphore = find(&shared.semaphores, trigger.semaphore, "semaphore");
+    let Channel { puts, known, .. } = channel;
+    let (number, list) = (trigger.semaphore, &shared.semaphores);
+    let semaphore = find(&mut known.semaphore, list, number, "semaphore");
     if trigger.kind.contains(TriggerKind::DATA) {
-        let source = find(&shared.memories, trigger.source, "source memory")?;
-        let destination = find(&shared.remotes, trigger.destination, "destination memory")?;
-        if signals && !channel.puts.is_empty() || channel.puts.len() >= UNDER_WAY {
-            settle(channel).await?;
+        let (number, list) = (trigger.source, &shared.memories);
+        let source = find(&mut known.source, list, number, "source memory")?;
+        let (number, list) = (trigger.destination, &shared.remotes);
+        let destination = find(&mut known.destination, list, number, "destination memory")?;
+        if signals && !puts.is_empty() || puts.len() >= UNDER_WAY {
+            settle(puts).await?;
         }
         let start = || {
             let (to, from) = (trigger.destination_offset, trigger.source_offset);
             let (to, from) = (to as usize, from as usize);
-            start_put(&destination, to, &source, from, trigger.size as usize)
+            start_put(destination, to, source, from, trigger.size as usize)
         };
         if signals {
             let semaphore = semaphore?;
             return start()?.signal(semaphore.remote()).await;
         }
         match start()?.post() {
-            Ok(put) => channel.puts.push(put),
+            Ok(put) => puts.push(put),
             // The window is full, of this channel's or of others.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                settle(channel).await?;
+                settle(puts).await?;
                 start()?.await?;
             }
             Err(error) => return Err(error.into_parts().0),
@@ -272,24 +432,25 @@ async fn act(shared: &Shared, channel: &mut Channel, trigger: Trigger) -> Result
         return Ok(());
     }
     if signals {
-        settle(channel).await?;
+        settle(puts).await?;
         semaphore?.signal().await?;
     }
     Ok(())
 }
 
 /// Waits for the puts of a channel.
-async fn settle(channel: &mut Channel) -> Result<()> {
+async fn settle(puts: &mut Vec<Op<()>>) -> Result<()> {
     let mut outcome = Ok(());
-    for put in channel.puts.drain(..) {
+    for put in puts.drain(..) {
         outcome = outcome.and(put.await);
     }
     outcome
 }
 
 async fn flush(shared: &Shared, channel: &mut Channel, trigger: Trigger) -> Result<()> {
-    let settled = settle(channel).await;
-    let flushed = match find(&shared.semaphores, trigger.semaphore, "semaphore") {
+    let settled = settle(&mut channel.puts).await;
+    let (number, list) = (trigger.semaphore, &shared.semaphores);
+    let flushed = match find(&mut channel.known.semaphore, list, number, "semaphore") {
         Ok(semaphore) => semaphore.endpoint().flush().await,
         Err(error) => Err(error),
     };
@@ -299,10 +460,19 @@ async fn flush(shared: &Shared, channel: &mut Channel, trigger: Trigger) -> Resu
     }
 }
 
-fn find<T: Clone>(list: &RwLock<Vec<T>>, number: u16, what: &'static str) -> Result<T> {
-    let found = list.read().get(usize::from(number)).cloned();
-    found.ok_or_else(|| {
+fn find<'a, T: Clone>(
+    known: &'a mut Option<(u16, T)>,
+    list: &RwLock<Vec<T>>,
+    number: u16,
+    what: &'static str,
+) -> Result<&'a T> {
+    let found = match known.take().filter(|(known, _)| *known == number) {
+        Some((_, found)) => Some(found),
+        None => list.read().get(usize::from(number)).cloned(),
+    };
+    let found = found.ok_or_else(|| {
         let text = format!("the proxy has no {what} {number}");
         Error::new(ErrorKind::InvalidArgument, text).during(Operation::Put)
-    })
+    })?;
+    Ok(&known.insert((number, found)).1)
 }

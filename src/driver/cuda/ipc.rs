@@ -102,7 +102,7 @@ impl fmt::Debug for IpcMapping {
     }
 }
 
-/// Another process's memory, imported by the virtual memory calls, mapped for reading and writing by its context's device. On drop unmapped and,
+/// Memory by the virtual memory calls, another process's or made here, mapped for reading and writing by its context's device. On drop unmapped and,
 /// when no other process has it, freed; that may block.
 pub(crate) struct VirtualMemory {
     context: CudaContext,
@@ -150,7 +150,7 @@ impl ContextGuard<'_> {
     }
 
     /// Reserves addresses for physical memory, maps it and lets the device access it. Takes over the handle.
-    fn map(&self, memory: RawMemory, len: usize) -> Result<VirtualMemory> {
+    pub(super) fn map(&self, memory: RawMemory, len: usize) -> Result<VirtualMemory> {
         let cuda = self.cuda();
         let mut this = VirtualMemory {
             context: self.context().clone(),
@@ -216,7 +216,7 @@ impl Drop for VirtualMemory {
                 status.check("cuMemAddressFree")?;
             }
             if let (Some(memory), Some(release)) = (memory, api.cuMemRelease) {
-                // SAFETY: imported once, released once.
+                // SAFETY: imported or made once, released once.
                 let status = unsafe { release(memory) };
                 status.check("cuMemRelease")?;
             }

@@ -364,6 +364,29 @@ impl ContextGuard<'_> {
     }
 }
 
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST`.
+const FLUSH_BY_HOST: i32 = 1;
+
+impl ContextGuard<'_> {
+    /// What other devices have written into memory of this context's device, and said so, is seen by work that begins later. Blocks: some microseconds.
+    ///
+    /// # Errors
+    /// `Unsupported`: the driver or device has no such call; what the driver said.
+    pub(crate) fn flush_remote_writes(&self) -> Result<()> {
+        let cuda = self.cuda();
+        let function = cuda.api.cuFlushGPUDirectRDMAWrites;
+        let call = cuda.optional(function, "cuFlushGPUDirectRDMAWrites")?;
+        let device = self.context().device();
+        if device.attribute(Attribute::GpuDirectFlushOptions)? & FLUSH_BY_HOST == 0 {
+            let why = format!("{device:?} does not have such writes flushed by the host");
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        // SAFETY: numbers; the context is current.
+        let status = unsafe { call(sys::FLUSH_CURRENT_CONTEXT, sys::FLUSH_TO_ALL_DEVICES) };
+        status.check("cuFlushGPUDirectRDMAWrites")
+    }
+}
+
 /// The pages of the host that a range touches: where they begin, and their bytes.
 fn pages(start: DevicePtr, len: usize) -> Result<(DevicePtr, usize)> {
     // SAFETY: asks for a number.

@@ -30,6 +30,7 @@
 #![allow(unsafe_code)]
 
 mod context;
+mod create;
 mod device;
 mod driver;
 mod ipc;
@@ -41,6 +42,7 @@ mod stream;
 mod sys;
 
 pub(crate) use context::{ContextGuard, ContextId, CudaContext};
+pub(crate) use create::Reach;
 pub(crate) use device::Device;
 pub(crate) use driver::{Cuda, Version};
 pub(crate) use ipc::{IpcMapping, MemoryPool, VirtualMemory};

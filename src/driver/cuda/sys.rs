@@ -143,6 +143,31 @@ impl Location {
     }
 }
 
+/// `CUmemAllocationProp`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct AllocationProperties {
+    /// `CU_MEM_ALLOCATION_TYPE_PINNED`: 1, the only one.
+    pub(super) kind: u32,
+    pub(super) handle_types: u32,
+    pub(super) location: Location,
+    pub(super) win32: u64,
+    pub(super) compression: u8,
+    pub(super) rdma_capable: u8,
+    pub(super) usage: u16,
+    pub(super) reserved: [u8; 4],
+}
+
+/// `CUmulticastObjectProp`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct MulticastProperties {
+    pub(super) devices: u32,
+    pub(super) size: usize,
+    pub(super) handle_types: u64,
+    pub(super) flags: u64,
+}
+
 /// `CUmemAccessDesc`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -159,6 +184,9 @@ const _: () = {
     assert!(size_of::<PoolPointer>() == 64 && align_of::<PoolPointer>() == 1);
     assert!(size_of::<FabricHandle>() == 64 && align_of::<FabricHandle>() == 1);
     assert!(size_of::<Location>() == 8 && offset_of!(Location, id) == 4);
+    assert!(size_of::<AllocationProperties>() == 32);
+    assert!(offset_of!(AllocationProperties, rdma_capable) == 25);
+    assert!(size_of::<MulticastProperties>() == 32 && offset_of!(MulticastProperties, size) == 8);
     assert!(size_of::<AccessDescription>() == 12 && offset_of!(AccessDescription, flags) == 8);
 };
 
@@ -168,14 +196,24 @@ const _: () = {
 pub(crate) enum Attribute {
     /// Host and device may access managed memory at once.
     ConcurrentManagedAccess = 89,
+    /// Physical memory and addresses can be had apart.
+    VirtualMemory = 102,
+    /// Network cards reach memory that was had so.
+    VirtualMemoryRdma = 110,
     /// Read-only host memory can be registered.
     ReadOnlyHostRegister = 113,
+    /// Who can flush writes of network cards: bit 0 the host.
+    GpuDirectFlushOptions = 117,
     /// To whom writes of network cards are visible without a flush.
     GpuDirectWritesOrdering = 118,
     /// Streams can write and wait for 64-bit words.
     StreamMemoryOps64 = 122,
     /// Memory can be exported as a dma-buf.
     DmaBuf = 124,
+    /// Physical memory can be shared with other nodes of a fabric.
+    FabricHandles = 128,
+    /// Memory of several devices can be had at one address (NVLink SHARP).
+    Multicast = 132,
     /// A dma-buf of device memory can be mapped by the host.
     DmaBufMmap = 152,
 }
@@ -207,8 +245,14 @@ pub(super) const LOCATION_DEVICE: u32 = 1;
 pub(super) const HANDLE_POSIX_FD: u32 = 1;
 /// `CU_MEM_HANDLE_TYPE_FABRIC`.
 pub(super) const HANDLE_FABRIC: u32 = 8;
+/// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED` and `CU_MULTICAST_GRANULARITY_RECOMMENDED`.
+pub(super) const GRANULARITY_RECOMMENDED: u32 = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
 pub(super) const ACCESS_READ_WRITE: u32 = 3;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX`.
+pub(super) const FLUSH_CURRENT_CONTEXT: u32 = 0;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES`.
+pub(super) const FLUSH_TO_ALL_DEVICES: u32 = 200;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 pub(super) const RANGE_DMA_BUF_FD: u32 = 1;
 /// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`.
@@ -298,6 +342,7 @@ symbols! {
         cuMemcpyDtoHAsync_v2(DevicePtr, DevicePtr, usize, RawStream) -> Status, since 3020;
         cuMemcpyDtoDAsync_v2(DevicePtr, DevicePtr, usize, RawStream) -> Status, since 3020;
         cuMemPrefetchAsync(DevicePtr, usize, RawDevice, RawStream) -> Status, since 8000;
+        cuFlushGPUDirectRDMAWrites(u32, u32) -> Status, since 11030;
         cuMemGetHandleForAddressRange(*mut c_void, DevicePtr, usize, u32, u64) -> Status, since 11070;
         cuStreamCreateWithPriority(*mut RawStream, u32, i32) -> Status, since 5050;
         cuStreamGetCtx(RawStream, *mut RawContext) -> Status, since 9020;
@@ -306,6 +351,9 @@ symbols! {
         cuStreamWaitValue64_v2(RawStream, DevicePtr, u64, u32) -> Status, since 11070;
         cuMemAddressReserve(*mut DevicePtr, usize, usize, DevicePtr, u64) -> Status, since 10020;
         cuMemAddressFree(DevicePtr, usize) -> Status, since 10020;
+        cuMemCreate(*mut RawMemory, usize, *const AllocationProperties, u64) -> Status, since 10020;
+        cuMemGetAllocationGranularity(*mut usize, *const AllocationProperties, u32) -> Status, since 10020;
+        cuMulticastGetGranularity(*mut usize, *const MulticastProperties, u32) -> Status, since 12010;
         cuMemRelease(RawMemory) -> Status, since 10020;
         cuMemMap(DevicePtr, usize, usize, RawMemory, u64) -> Status, since 10020;
         cuMemUnmap(DevicePtr, usize) -> Status, since 10020;

@@ -68,6 +68,13 @@ impl Gdr {
             let text = format!("{} has no {}", library.name(), names(&missing));
             Error::new(ErrorKind::Unsupported, text)
         })?;
+        if api.gdr_get_info_v2.is_none() && api.gdr_get_info.is_none() {
+            let text = format!(
+                "{} has neither gdr_get_info_v2 nor gdr_get_info",
+                library.name()
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
         let mut version = (0, 0);
         // SAFETY: writes two numbers.
         unsafe { (api.gdr_runtime_get_version)(&raw mut version.0, &raw mut version.1) };
@@ -81,6 +88,15 @@ impl Gdr {
     /// The name by which the library was found.
     pub(crate) fn library(&self) -> &str {
         self.library.name()
+    }
+
+    /// What says where pages were mapped, and its name: until 2.3 the older call, whose struct is a shorter one of the same beginning.
+    fn info(&self) -> (sys::GetInfo, &'static str) {
+        match (self.api.gdr_get_info_v2, self.api.gdr_get_info) {
+            (Some(call), _) => (call, "gdr_get_info_v2"),
+            (None, Some(call)) => (call, "gdr_get_info"),
+            (None, None) => unreachable!("one of them was there when it was loaded"),
+        }
     }
 
     /// The library's version.
@@ -217,9 +233,10 @@ impl GdrSession {
         session.check(code, "gdr_map")?;
         window.mapped = mapped.cast();
         let mut info = sys::Info::default();
-        // SAFETY: a handle of this session; writes 48 bytes.
-        let code = unsafe { (api.gdr_get_info_v2)(session.raw, handle, &raw mut info) };
-        session.check(code, "gdr_get_info_v2")?;
+        let (call, name) = session.gdr.info();
+        // SAFETY: a handle of this session; writes 48 bytes at most.
+        let code = unsafe { call(session.raw, handle, &raw mut info) };
+        session.check(code, name)?;
         // The kernel may have begun earlier than it was asked to.
         window.offset = usize::try_from(start.0.wrapping_sub(info.address))
             .ok()

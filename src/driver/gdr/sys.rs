@@ -12,7 +12,10 @@ pub(super) type RawGdr = usize;
 #[repr(C)]
 pub(super) struct RawHandle(pub(super) u64);
 
-/// `gdr_info_v2_t`.
+/// What asks for [`Info`].
+pub(super) type GetInfo = unsafe extern "C" fn(RawGdr, RawHandle, *mut Info) -> i32;
+
+/// `gdr_info_v2_t`; `gdr_info_t`, of 40 bytes, ends before `mapping_type`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub(super) struct Info {
@@ -41,7 +44,6 @@ symbols! {
         gdr_close(RawGdr) -> i32, since 2000;
         gdr_pin_buffer(RawGdr, u64, usize, u64, u32, *mut RawHandle) -> i32, since 2000;
         gdr_unpin_buffer(RawGdr, RawHandle) -> i32, since 2000;
-        gdr_get_info_v2(RawGdr, RawHandle, *mut Info) -> i32, since 2000;
         gdr_map(RawGdr, RawHandle, *mut *mut c_void, usize) -> i32, since 2000;
         gdr_unmap(RawGdr, RawHandle, *mut c_void, usize) -> i32, since 2000;
         gdr_copy_to_mapping(RawHandle, *mut c_void, *const c_void, usize) -> i32, since 2000;
@@ -49,5 +51,7 @@ symbols! {
         gdr_runtime_get_version(*mut i32, *mut i32), since 2000;
     }
     optional {
+        gdr_get_info(RawGdr, RawHandle, *mut Info) -> i32, since 2000;
+        gdr_get_info_v2(RawGdr, RawHandle, *mut Info) -> i32, since 2040;
     }
 }

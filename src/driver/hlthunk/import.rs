@@ -32,12 +32,12 @@ struct MemArgs {
 }
 
 const _: () = {
-    assert!(size_of::<MemArgs>() == 40);
+    assert!(size_of::<MemArgs>() == 40 && MEMORY as u32 == 0xC028_6444);
     assert!(offset_of!(MemArgs, length) == 8 && offset_of!(MemArgs, op) == 24);
 };
 
-/// `DRM_IOCTL_HL_MEMORY`: to and from the kernel, 40 bytes, `d`, 0x44.
-const MEMORY: libc::c_ulong = 0xC028_6444;
+/// `DRM_IOCTL_HL_MEMORY`: to and from the kernel, with 40 bytes.
+const MEMORY: libc::Ioctl = libc::_IOWR::<MemArgs>(b'd' as u32, 0x44);
 /// `HL_MEM_OP_REG_DMABUF_FD`.
 const REG_DMABUF_FD: u32 = 99;
 /// As the call is named in errors.

@@ -35,7 +35,7 @@ impl Errno {
 
     /// The number that an error stems from, if it stems from one.
     pub(crate) fn of(error: &Error) -> Option<Self> {
-        StdError::source(error)?.downcast_ref::<Self>().copied()
+        error.get_ref()?.downcast_ref::<Self>().copied()
     }
 
     /// Kind, phrase and remedy.

@@ -11,6 +11,7 @@
 //! | `agent` | agents and pools: who they are, who reaches whom |
 //! | `memory` | memory of pools, locked host memory, what an address is |
 //! | `signal` | signals and copies |
+//! | `svm` | advice on memory of the host that devices share |
 //! | `share` | memory of another process: handles and dma-bufs |
 //! | `watchers` | who is told of freed memory and of devices that failed |
 //! | `watch` | being told of freed memory and of devices that failed |
@@ -37,6 +38,7 @@ mod memory;
 mod share;
 mod signal;
 mod status;
+mod svm;
 mod sys;
 mod watch;
 mod watchers;

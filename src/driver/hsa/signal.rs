@@ -154,6 +154,11 @@ impl Signal {
         unsafe { (self.0.hsa.api.hsa_signal_store_screlease)(self.0.raw, value) }
     }
 
+    /// As the calls take it, while this lives.
+    pub(super) fn raw(&self) -> RawSignal {
+        self.0.raw
+    }
+
     /// Blocks this thread until the value is below `bound`, or about `limit` has passed; the value then. For threads that may block: never
     /// to be used where something else can be done.
     pub(crate) fn wait(&self, bound: i64, limit: Duration) -> i64 {

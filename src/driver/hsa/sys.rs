@@ -89,7 +89,22 @@ pub(super) struct RawEvent {
     pub(super) reason: u32,
 }
 
+/// `hsa_amd_svm_attribute_pair_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct SvmPair {
+    pub(super) attribute: u64,
+    pub(super) value: u64,
+}
+
+/// `hsa_amd_svm_attribute_t`.
+pub(super) mod svm {
+    /// An agent's handle; 0 for none.
+    pub(in super::super) const PREFERRED_LOCATION: u64 = 4;
+}
+
 const _: () = {
+    assert!(size_of::<SvmPair>() == 16);
     assert!(size_of::<Status>() == 4);
     assert!(size_of::<RawAgent>() == 8 && size_of::<RawPool>() == 8 && size_of::<RawSignal>() == 8);
     assert!(size_of::<RawPointerInfo>() == 56 && align_of::<RawPointerInfo>() == 8);
@@ -166,6 +181,8 @@ pub(super) mod pointer {
 pub(super) mod system {
     /// u16.
     pub(in super::super) const VERSION_MAJOR: u32 = 0;
+    /// bool.
+    pub(in super::super) const SVM_SUPPORTED: u32 = 0x201;
     /// bool; `INVALID_ARGUMENT` where it is not known.
     pub(in super::super) const DMABUF_SUPPORTED: u32 = 0x204;
 }
@@ -225,6 +242,9 @@ symbols! {
     optional {
         hsa_amd_register_system_event_handler(OnEvent, *mut c_void) -> Status, since 1000;
         hsa_amd_memory_fill(*mut c_void, u32, usize) -> Status, since 1000;
+        hsa_amd_svm_attributes_set(*mut c_void, usize, *mut SvmPair, usize) -> Status, since 1000;
+        hsa_amd_svm_attributes_get(*mut c_void, usize, *mut SvmPair, usize) -> Status, since 1000;
+        hsa_amd_svm_prefetch_async(*mut c_void, usize, RawAgent, u32, *const RawSignal, RawSignal) -> Status, since 1000;
         hsa_amd_interop_map_buffer(u32, *mut RawAgent, c_int, u32, *mut usize, *mut *mut c_void, *mut usize, *mut *const c_void) -> Status, since 1000;
         hsa_amd_interop_unmap_buffer(*mut c_void) -> Status, since 1000;
         hsa_amd_portable_export_dmabuf(*const c_void, usize, *mut c_int, *mut u64) -> Status, since 1001;

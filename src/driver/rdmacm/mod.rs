@@ -16,6 +16,7 @@
 //! |---|---|
 //! | `sys` | what the header says |
 //! | `driver` | the library: found, its functions |
+//! | `libraries` | which files it and libibverbs are |
 //! | `channel` | where events are told |
 //! | `address` | addresses as the kernel has them |
 //! | `id` | identifiers, and each step of a connection |
@@ -34,9 +35,11 @@ mod channel;
 mod driver;
 mod event;
 mod id;
+mod libraries;
 mod sys;
 
 pub(crate) use channel::EventChannel;
-pub(crate) use driver::RdmaCm;
+pub(crate) use driver::{RdmaCm, VARIABLE};
 pub(crate) use event::{Event, EventKind};
 pub(crate) use id::{Connect, Id};
+pub(crate) use libraries::Libraries;

@@ -62,7 +62,7 @@ pub(super) struct RawEvent {
     _ud: [u64; 4],
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(target_pointer_width = "64")]
 const _: () = {
     assert!(size_of::<RawEventChannel>() == 4);
     assert!(offset_of!(RawId, channel) == 8 && offset_of!(RawId, context) == 16);

@@ -417,7 +417,7 @@ impl DeviceAttributes {
         let firmware: Vec<u8> = orig
             .fw_ver
             .iter()
-            .map(|byte| byte.cast_unsigned())
+            .map(|byte| byte.to_ne_bytes()[0])
             .take_while(|byte| *byte != 0)
             .collect();
         Self {

@@ -31,9 +31,7 @@ pub(crate) fn failed(call: &str, device: &str, errno: i32) -> Error {
 
 /// The error number that `error` stems from, if it stems from one.
 pub(crate) fn errno_of(error: &Error) -> Option<i32> {
-    std::error::Error::source(error)?
-        .downcast_ref::<io::Error>()?
-        .raw_os_error()
+    error.get_ref()?.downcast_ref::<io::Error>()?.raw_os_error()
 }
 
 /// What this thread's last call left in `errno`; never 0, so that a library that forgot to set it does not make an error a success.

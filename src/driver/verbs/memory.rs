@@ -147,6 +147,32 @@ impl ProtectionDomain {
         Ok(self.region(raw, iova, length))
     }
 
+    /// Whether the device takes dma-bufs: asked with no descriptor, which who takes them says is a bad one.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn takes_dma_bufs(&self) -> Result<()> {
+        const PAGE: usize = 4096;
+        self.0.open.usable()?;
+        let call = self.dmabuf_call()?;
+        let access = Access::LOCAL_WRITE.bits().cast_signed();
+        // SAFETY: numbers.
+        let raw = unsafe { call(self.0.raw(), 0, PAGE, 0, -1, access) };
+        let errno = failure::last();
+        if let Some(raw) = NonNull::new(raw) {
+            // Of nothing.
+            drop(self.region(raw, 0, PAGE));
+        }
+        match errno {
+            libc::EBADF => Ok(()),
+            errno => Err(failure::failed(
+                "ibv_reg_dmabuf_mr",
+                self.0.open.name(),
+                errno,
+            )),
+        }
+    }
+
     fn dmabuf_call(
         &self,
     ) -> Result<unsafe extern "C" fn(*mut RawPd, u64, usize, u64, i32, i32) -> *mut RawMr> {

@@ -461,11 +461,13 @@ pub(super) struct RawGidEntry {
     pub(super) ndev_ifindex: u32,
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(target_pointer_width = "64")]
 const _: () = {
     assert!(offset_of!(RawDevice, node_type) == 16 && offset_of!(RawDevice, transport_type) == 20);
     assert!(offset_of!(RawDevice, name) == 24 && offset_of!(RawDevice, dev_name) == 88);
-    assert!(size_of::<RawContext>() == 328 && align_of::<RawContext>() == 8);
+    // 40 bytes on x86-64, 48 on aarch64.
+    let mutex = size_of::<libc::pthread_mutex_t>();
+    assert!(size_of::<RawContext>() == 288 + mutex && align_of::<RawContext>() == 8);
     assert!(offset_of!(RawContext, device) == 0 && offset_of!(RawContext, ops) == 8);
     assert!(offset_of!(RawContext, ops.poll_cq) == 96);
     assert!(offset_of!(RawContext, ops.req_notify_cq) == 104);
@@ -474,7 +476,7 @@ const _: () = {
     assert!(offset_of!(RawContext, ops.post_recv) == 216);
     assert!(offset_of!(RawContext, cmd_fd) == 264 && offset_of!(RawContext, async_fd) == 268);
     assert!(offset_of!(RawContext, num_comp_vectors) == 272);
-    assert!(offset_of!(RawContext, abi_compat) == 320);
+    assert!(offset_of!(RawContext, abi_compat) == 280 + mutex);
     assert!(size_of::<RawMr>() == 48 && offset_of!(RawMr, addr) == 16);
     assert!(offset_of!(RawMr, length) == 24 && offset_of!(RawMr, handle) == 32);
     assert!(offset_of!(RawMr, lkey) == 36 && offset_of!(RawMr, rkey) == 40);

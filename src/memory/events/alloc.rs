@@ -166,7 +166,7 @@ mod tests {
     use std::sync::{Arc, atomic::AtomicUsize};
 
     use super::*;
-    use crate::memory::{Sink, subscribe};
+    use crate::memory::{MemorySink, subscribe};
 
     /// Counts what is told of one block, and whether its first byte was still there.
     struct Seen {
@@ -175,7 +175,7 @@ mod tests {
         count: AtomicUsize,
     }
 
-    impl Sink for Seen {
+    impl MemorySink for Seen {
         fn invalidate(&self, range: AddressRange, cause: Cause) {
             if range.start() == self.block.load(SeqCst) as u64 && cause == Cause::Freed {
                 self.length.store(range.len() as usize, SeqCst);

@@ -78,6 +78,9 @@ impl FromStr for MonitorKind {
     }
 }
 
+#[cfg(feature = "serde")]
+crate::types::serial::as_text! { MonitorKind }
+
 /// The monitor of this kind: one in a process, made when it is first asked for. With [`MonitorKind::Auto`] there always is one; what was
 /// chosen, and why, is logged once (target `wharf::memory`), as a warning when no events can be had.
 ///

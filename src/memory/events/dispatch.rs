@@ -23,14 +23,14 @@ use crate::{
 };
 
 /// Who hears of memory that went away.
-pub trait Sink: Send + Sync {
+pub trait MemorySink: Send + Sync {
     /// `range` changed or is about to. Called from inside `munmap`, `free` or a signal handler, in any thread: must not take a lock,
     /// allocate, free, block, log or panic.
     fn invalidate(&self, range: AddressRange, cause: Cause);
 }
 
 struct Place {
-    sink: AtomicPtr<Arc<dyn Sink>>,
+    sink: AtomicPtr<Arc<dyn MemorySink>>,
     users: AtomicUsize,
 }
 
@@ -69,7 +69,7 @@ pub fn invalidate(range: AddressRange, cause: Cause) {
 ///
 /// # Errors
 /// `Exhausted` when there are 256 subscribers already.
-pub fn subscribe(sink: Arc<dyn Sink>) -> Result<Subscription> {
+pub fn subscribe(sink: Arc<dyn MemorySink>) -> Result<Subscription> {
     // Asked now, so that a child knows what it is when it drops the subscription.
     fork::forked();
     let sink = Box::into_raw(Box::new(sink));
@@ -92,7 +92,7 @@ pub fn subscribe(sink: Arc<dyn Sink>) -> Result<Subscription> {
     .during(Operation::Memory))
 }
 
-/// Ends its subscription when dropped: afterwards the sink is called no more. Must not be dropped inside [`Sink::invalidate`]. In a child
+/// Ends its subscription when dropped: afterwards the sink is called no more. Must not be dropped inside [`MemorySink::invalidate`]. In a child
 /// made by `fork` it does nothing.
 pub struct Subscription {
     place: &'static Place,
@@ -138,7 +138,7 @@ mod tests {
     /// No other test tells of addresses here.
     const BASE: u64 = 0x10_0000_0000;
 
-    impl Sink for Seen {
+    impl MemorySink for Seen {
         fn invalidate(&self, range: AddressRange, _: Cause) {
             if range.start() == self.start {
                 self.count.fetch_add(1, SeqCst);
@@ -172,7 +172,7 @@ mod tests {
         leave: AtomicBool,
     }
 
-    impl Sink for Slow {
+    impl MemorySink for Slow {
         fn invalidate(&self, range: AddressRange, _: Cause) {
             if range.start() == BASE + 16_384 {
                 self.entered.store(true, SeqCst);

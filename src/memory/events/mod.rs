@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   munmap, madvise, free …          the caches
-//!        │                              ▲ Sink::invalidate
+//!        │                              ▲ MemorySink::invalidate
 //!   a MemoryMonitor ──▶ invalidate() ───┘  no lock, no allocation, no wait
 //! ```
 //!
 //! A monitor sees changes of mappings, before or after they happen, and calls [`invalidate`], which hands the range to every subscribed
-//! [`Sink`]. That path may run inside `munmap`, inside the allocator with its locks held, or in a signal handler: so nothing on it takes a
+//! [`MemorySink`]. That path may run inside `munmap`, inside the allocator with its locks held, or in a signal handler: so nothing on it takes a
 //! lock, allocates, frees, waits or logs.
 //!
 //! | file | holds |
@@ -34,7 +34,7 @@ mod uffd;
 
 pub use alloc::{AllocMonitor, TrackedAlloc};
 pub use choose::{MonitorKind, monitor};
-pub use dispatch::{Sink, Subscription, invalidate, subscribe};
+pub use dispatch::{MemorySink, Subscription, invalidate, subscribe};
 pub use hooks::{Hooks, disable_hooks, install_hooks};
 pub use imported::{Imported, announce_all};
 pub use monitor::{Cause, EventClasses, MemoryMonitor, NoMonitor, Timing, Validity};

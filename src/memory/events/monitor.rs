@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::{error::Result, memory::AddressRange};
+use crate::{error::Result, memory::AddressRange, types::text::words};
 
 /// When an event arrives, relative to the change that it tells of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +41,17 @@ pub enum Validity {
     /// Some change has not been delivered yet.
     Pending,
 }
+
+words! { Timing, "timing": Before = "before", After = "after" }
+words! {
+    Cause, "cause":
+    Unmapped = "unmapped",
+    Moved = "moved",
+    Discarded = "discarded",
+    Freed = "freed",
+    Notified = "notified",
+}
+words! { Validity, "validity": Valid = "valid", Pending = "pending" }
 
 bitflags::bitflags! {
     /// Classes of changes that a monitor sees.

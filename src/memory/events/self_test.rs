@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Cause, EventClasses, MemoryMonitor, Sink, Validity, subscribe};
+use super::{Cause, EventClasses, MemoryMonitor, MemorySink, Validity, subscribe};
 use crate::{
     error::{Error, Operation, Result},
     memory::AddressRange,
@@ -27,7 +27,7 @@ use crate::{
 /// `Exhausted`: no pages to try it with, no place for a sink.
 pub(super) fn run(monitor: &dyn MemoryMonitor, classes: EventClasses) -> Result<EventClasses> {
     let recorder = Arc::new(Recorder::default());
-    let subscription = subscribe(Arc::clone(&recorder) as Arc<dyn Sink>)?;
+    let subscription = subscribe(Arc::clone(&recorder) as Arc<dyn MemorySink>)?;
     let mut seen = EventClasses::empty();
     for (class, change) in CHANGES {
         if classes.contains(class) && is_seen(monitor, &recorder, change)? {
@@ -149,7 +149,7 @@ impl Recorder {
     }
 }
 
-impl Sink for Recorder {
+impl MemorySink for Recorder {
     fn invalidate(&self, range: AddressRange, _: Cause) {
         if range.start() < self.end.load(SeqCst) && self.start.load(SeqCst) < range.end() {
             self.seen.store(true, SeqCst);

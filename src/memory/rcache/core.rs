@@ -100,20 +100,20 @@ impl<H> Core<H> {
                 Mark::Stale {
                     first,
                     pending,
-                    bury,
+                    unused,
                     successor,
                 } => {
                     if first && !pending {
                         self.count_dead(bytes);
                     }
                     if first {
-                        match bury {
+                        match unused {
                             true => met.idle += 1,
                             false => met.in_use += 1,
                         }
                     }
-                    if bury {
-                        met.ring |= self.bury(slot);
+                    if unused {
+                        met.ring |= self.push_dead(slot);
                     }
                     match successor {
                         Some(successor) => (entry, within) = (successor, Some(range)),
@@ -131,7 +131,7 @@ impl<H> Core<H> {
     }
 
     /// Puts a dead slot without users onto the stack. True when the reaper is to be woken. Afterwards the slot is someone else's.
-    pub(super) fn bury(&self, slot: &Slot<H>) -> bool {
+    pub(super) fn push_dead(&self, slot: &Slot<H>) -> bool {
         self.unreleased_regions.fetch_add(1, Ordering::Relaxed);
         self.unreleased_bytes
             .fetch_add(slot.range().len(), Ordering::Relaxed);

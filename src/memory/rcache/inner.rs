@@ -255,7 +255,7 @@ impl<R: Registrar> Drop for Registration<R> {
     #[inline]
     fn drop(&mut self) {
         if self.slot().leave() {
-            self.bury();
+            self.push_dead();
         }
     }
 }
@@ -263,7 +263,7 @@ impl<R: Registrar> Drop for Registration<R> {
 impl<R: Registrar> Registration<R> {
     /// The last user of a dead slot gave it back.
     #[cold]
-    fn bury(&self) {
+    fn push_dead(&self) {
         if forked() {
             return;
         }
@@ -273,7 +273,7 @@ impl<R: Registrar> Registration<R> {
             Arc::increment_strong_count(self.inner.as_ptr());
             Arc::from_raw(self.inner.as_ptr())
         };
-        if inner.core.bury(self.slot()) {
+        if inner.core.push_dead(self.slot()) {
             inner.bell.ring();
         }
     }

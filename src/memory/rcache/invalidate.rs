@@ -4,14 +4,14 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 
 use super::inner::Inner;
 use crate::{
-    memory::{AddressRange, Cause, Registrar, Sink},
+    memory::{AddressRange, Cause, MemorySink, Registrar},
     sys::fork::forked,
 };
 
 /// The cache's ear.
 pub(super) struct CacheSink<R: Registrar>(pub(super) Arc<Inner<R>>);
 
-impl<R: Registrar> Sink for CacheSink<R> {
+impl<R: Registrar> MemorySink for CacheSink<R> {
     fn invalidate(&self, range: AddressRange, _: Cause) {
         self.0.event(range);
     }

@@ -295,7 +295,7 @@ impl<R: Registrar> Miss<R> {
             }
             None => {
                 inner.count(&inner.stats.uncached);
-                Job::uncached(&self.cache, exact, self.request.access)
+                Job::uncached(&self.cache, exact, &self.request)
             }
         };
         let flight = Arc::clone(&job.flight);
@@ -451,7 +451,7 @@ impl<R: Registrar> Inner<R> {
             if slot.evict(true) {
                 self.core.count_dead(bytes);
                 self.count(&self.stats.evictions);
-                *ring |= self.core.bury(slot);
+                *ring |= self.core.push_dead(slot);
                 return true;
             }
         }
@@ -550,7 +550,7 @@ impl<R: Registrar> Inner<R> {
         for (old, old_entry) in held {
             self.core.index.clear(old.range(), old_entry.raw());
             if old.leave() {
-                *ring |= self.core.bury(old);
+                *ring |= self.core.push_dead(old);
             }
         }
         Some(Job {
@@ -558,6 +558,7 @@ impl<R: Registrar> Inner<R> {
             slot: NonNull::from(slot),
             range: union,
             access,
+            whole: miss.request.whole,
             watch: !owned,
             merged: union != exact,
             flight,
@@ -579,10 +580,19 @@ impl<R: Registrar> Inner<R> {
     }
 
     /// Asks the registrar. Not under a lock.
-    fn register(&self, range: AddressRange, access: Access) -> Result<R::Handle> {
+    fn register(
+        &self,
+        range: AddressRange,
+        whole: Option<AddressRange>,
+        access: Access,
+    ) -> Result<R::Handle> {
         let (name, begin) = (self.registrar.name(), Instant::now());
         let _span = tracing::debug_span!(target: "wharf::rcache", "register", registrar = name, %range, ?access).entered();
-        let result = catch_unwind(AssertUnwindSafe(|| self.registrar.register(range, access)));
+        let ask = || match whole {
+            Some(whole) => self.registrar.register_owned(range, whole, access),
+            None => self.registrar.register(range, access),
+        };
+        let result = catch_unwind(AssertUnwindSafe(ask));
         let ns = begin.elapsed().as_nanos() as u64;
         let result = result.unwrap_or_else(|_| {
             Err(Error::new(
@@ -616,6 +626,8 @@ struct Job<R: Registrar> {
     slot: NonNull<Slot<R::Handle>>,
     range: AddressRange,
     access: Access,
+    /// The allocation that it is of, where its owner keeps it.
+    whole: Option<AddressRange>,
     /// It relies on events.
     watch: bool,
     /// The range is more than was asked for.
@@ -634,8 +646,9 @@ unsafe impl<R: Registrar> Send for Job<R> {}
 
 impl<R: Registrar> Job<R> {
     /// For itself, not in the cache.
-    fn uncached(cache: &Arc<Handle<R>>, range: AddressRange, access: Access) -> Self {
+    fn uncached(cache: &Arc<Handle<R>>, range: AddressRange, request: &Request) -> Self {
         cache.inner.live.fetch_add(1, Ordering::SeqCst);
+        let access = request.access;
         let slot = Box::into_raw(Slot::uncached(range, access));
         Self {
             cache: Arc::clone(cache),
@@ -643,6 +656,7 @@ impl<R: Registrar> Job<R> {
             slot: unsafe { NonNull::new_unchecked(slot) },
             range,
             access,
+            whole: request.whole,
             watch: false,
             merged: false,
             flight: Arc::new(Flight::new()),
@@ -707,7 +721,7 @@ impl<R: Registrar> Job<R> {
                 return Some(End::Unwatchable);
             }
         }
-        let asked = (!self.refused).then(|| inner.register(self.range, self.access));
+        let asked = (!self.refused).then(|| inner.register(self.range, self.whole, self.access));
         let result = match asked {
             Some(Err(error)) if error.kind() == ErrorKind::Exhausted && !may_wait => {
                 self.refused = true;
@@ -718,7 +732,7 @@ impl<R: Registrar> Job<R> {
             }
             _ => {
                 inner.give_back(self.range.len());
-                inner.register(self.range, self.access)
+                inner.register(self.range, self.whole, self.access)
             }
         };
         let handle = match result {

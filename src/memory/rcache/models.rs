@@ -80,7 +80,7 @@ fn get_put_invalidate_reap() {
             // SAFETY: just counted, and Ready.
             assert_eq!(unsafe { *slot.handle() }, 7);
             if slot.leave() {
-                core.bury(slot);
+                core.push_dead(slot);
             }
         }
         let mut handles = event.join().expect("event");
@@ -101,7 +101,7 @@ fn the_last_user_buries_once() {
                 if let Some((slot, _)) = core.enter(pages(0, 0), ACCESS)
                     && slot.leave()
                 {
-                    core.bury(slot);
+                    core.push_dead(slot);
                 }
             }
         };
@@ -133,7 +133,7 @@ fn an_old_entry_does_not_open_the_next_life() {
             // SAFETY: just counted, and Ready.
             assert_eq!(unsafe { *slot.handle() }, 1, "page 0 is the first life's");
             if slot.leave() {
-                core.bury(slot);
+                core.push_dead(slot);
             }
         }
         other.join().expect("other");
@@ -174,7 +174,7 @@ fn an_event_meets_a_registration_under_way() {
         // SAFETY: opened here.
         unsafe { slot.put_handle(pinned) };
         if matches!(slot.commit(), Commit::Ready { .. }) && slot.leave() {
-            core.bury(slot);
+            core.push_dead(slot);
         }
         event.join().expect("event");
         if let Some((slot, _)) = core.enter(pages(0, 0), ACCESS) {
@@ -215,7 +215,7 @@ fn replace(reaped: bool, reopened: bool) {
         if retired.is_some() {
             core.index.clear(old.range(), old_entry.raw());
             if old.leave() {
-                core.bury(old);
+                core.push_dead(old);
             }
         }
         if reaped && reap(&core) == [1] && reopened {
@@ -227,7 +227,7 @@ fn replace(reaped: bool, reopened: bool) {
         // SAFETY: opened here.
         unsafe { slot.put_handle(u64::from(with_old_page)) };
         if matches!(slot.commit(), Commit::Ready { .. }) && slot.leave() {
-            core.bury(slot);
+            core.push_dead(slot);
         }
         event.join().expect("event");
         if let Some((slot, _)) = core.enter(pages(0, 0), ACCESS) {
@@ -269,7 +269,7 @@ fn evict_against_use() {
                     // SAFETY: just counted, and Ready.
                     assert_eq!(unsafe { *slot.handle() }, 7);
                     if slot.leave() {
-                        core.bury(slot);
+                        core.push_dead(slot);
                     }
                 }
             })
@@ -280,7 +280,7 @@ fn evict_against_use() {
         };
         let slot = core.slots.get(0);
         if slot.evict(false) {
-            core.bury(slot);
+            core.push_dead(slot);
         }
         let mut handles = reap(&core);
         user.join().expect("user");

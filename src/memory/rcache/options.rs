@@ -4,6 +4,8 @@ use std::fs;
 
 use nix::sys::resource::{Resource, getrlimit};
 
+use crate::types::text::words;
+
 /// What happens to a request when everything that could be evicted is in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -14,6 +16,8 @@ pub enum OverLimit {
     /// It fails with [`ErrorKind::Exhausted`](crate::ErrorKind::Exhausted).
     Fail,
 }
+
+words! { OverLimit, "limit's policy": Uncached = "uncached", Fail = "fail" }
 
 /// Limits and habits of a [`RegistrationCache`](super::RegistrationCache).
 #[doc(alias = "ucs_rcache_params_t")]

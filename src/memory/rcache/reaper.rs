@@ -173,7 +173,7 @@ impl<R: Registrar> Inner<R> {
                 if slot.evict(false) {
                     self.core.count_dead(bytes);
                     self.count(&self.stats.evictions);
-                    ring |= self.core.bury(slot);
+                    ring |= self.core.push_dead(slot);
                 }
             }
         }
@@ -193,8 +193,8 @@ impl<R: Registrar> Inner<R> {
                     if retired.ready {
                         self.core.count_dead(bytes);
                     }
-                    if retired.bury {
-                        self.core.bury(slot);
+                    if retired.unused {
+                        self.core.push_dead(slot);
                     }
                 }
             }

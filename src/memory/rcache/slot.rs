@@ -92,7 +92,7 @@ pub(super) enum Mark {
         /// It is Pending: whoever opened it counts its death.
         pending: bool,
         /// Nobody uses it: it belongs onto the dead stack, by the caller.
-        bury: bool,
+        unused: bool,
         /// What has taken its place, if anything: it may cover the same memory.
         successor: Option<Entry>,
     },
@@ -101,7 +101,7 @@ pub(super) enum Mark {
 /// A slot that was retired, as it was before.
 pub(super) struct Retired {
     /// Nobody uses it: it belongs onto the dead stack, by the caller.
-    pub(super) bury: bool,
+    pub(super) unused: bool,
     pub(super) ready: bool,
     pub(super) owned: bool,
 }
@@ -195,7 +195,7 @@ impl<H> Slot<H> {
     }
 
     pub(super) fn access(&self) -> Access {
-        Access::from_bits_truncate(self.access.load(Ordering::Acquire) as u8)
+        Access::of_bits(self.access.load(Ordering::Acquire) as u8)
     }
 
     pub(super) fn has(&self, flags: u64) -> bool {
@@ -302,7 +302,7 @@ impl<H> Slot<H> {
             return Mark::Stale {
                 first: state & DEAD == 0,
                 pending: state & PENDING != 0,
-                bury: state & (DEAD | REFS) == 0,
+                unused: state & (DEAD | REFS) == 0,
                 successor: (successor != 0).then_some(Entry(successor)),
             };
         }
@@ -338,7 +338,7 @@ impl<H> Slot<H> {
             ) {
                 Ok(_) => {
                     return Some(Retired {
-                        bury: false,
+                        unused: false,
                         ready: state & READY != 0,
                         owned: state & OWNED != 0,
                     });
@@ -374,7 +374,7 @@ impl<H> Slot<H> {
     pub(super) fn retire(&self) -> Option<Retired> {
         let state = self.state.fetch_or(RETIRED, Ordering::AcqRel);
         (state & DEAD == 0 && state & (PENDING | READY) != 0).then_some(Retired {
-            bury: state & (REFS | PENDING) == 0,
+            unused: state & (REFS | PENDING) == 0,
             ready: state & READY != 0,
             owned: state & OWNED != 0,
         })

@@ -56,9 +56,22 @@ impl<T> PostedQueue<T> {
     /// Adds a receive behind all others.
     #[inline(always)]
     pub(crate) fn post(&mut self, tag: Tag, mask: Mask, receive: T) -> PostId {
-        let (tag, mask) = (tag.0 & mask.0, mask.0);
-        let slot = self.store.insert(tag, mask, self.next_order, receive);
+        let order = self.take_order();
+        self.post_at(order, tag, mask, receive)
+    }
+
+    /// The place of the next receive, which is posted in another queue.
+    #[inline(always)]
+    pub(crate) fn take_order(&mut self) -> u64 {
         self.next_order += 1;
+        self.next_order - 1
+    }
+
+    /// Adds a receive in this place.
+    #[inline(always)]
+    pub(crate) fn post_at(&mut self, order: u64, tag: Tag, mask: Mask, receive: T) -> PostId {
+        let (tag, mask) = (tag.0 & mask.0, mask.0);
+        let slot = self.store.insert(tag, mask, order, receive);
         self.waiting += 1;
         self.store.index(slot);
         if mask != u64::MAX {
@@ -85,6 +98,11 @@ impl<T> PostedQueue<T> {
             true => node.value.as_mut(),
             false => None,
         }
+    }
+
+    /// Its place among those that wait.
+    pub(crate) fn order(&self, id: PostId) -> u64 {
+        self.store.node(id.slot).order
     }
 
     /// Whether it waits still.

@@ -154,6 +154,11 @@ impl<V> Store<V> {
         index
     }
 
+    /// The one behind a node in its group, or [`NONE`].
+    pub(super) fn next(&self, index: u32) -> u32 {
+        self.node(index).next
+    }
+
     /// Puts a node into the group of its tag, by its order.
     #[inline]
     pub(super) fn index(&mut self, index: u32) {

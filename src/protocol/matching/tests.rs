@@ -65,6 +65,8 @@ enum UnexpectedStep {
     /// Arrived, matched at once: only its place is kept.
     Pass(Tag),
     Take(Tag, Mask),
+    /// Of those under the n-th account, which is known to be theirs or not.
+    TakeOf(Tag, Mask, usize, bool),
     /// Puts back the n-th of those taken.
     Restore(usize),
     RemoveIf(u64),
@@ -77,6 +79,8 @@ fn unexpected_steps() -> impl Strategy<Value = UnexpectedStep> {
         40 => tags().prop_map(UnexpectedStep::Push),
         5 => tags().prop_map(UnexpectedStep::Pass),
         30 => (tags(), masks()).prop_map(|(tag, mask)| UnexpectedStep::Take(tag, mask)),
+        20 => (tags(), masks(), 0usize..2, any::<bool>())
+            .prop_map(|(tag, mask, account, known)| UnexpectedStep::TakeOf(tag, mask, account, known)),
         15 => any::<usize>().prop_map(UnexpectedStep::Restore),
         2 => (2u64..7).prop_map(UnexpectedStep::RemoveIf),
         10 => any::<usize>().prop_map(UnexpectedStep::CallBack),
@@ -157,6 +161,14 @@ proptest! {
                     let peeked = queue.peek_match(tag, mask).map(|(tag, message)| (tag, *message));
                     prop_assert_eq!(peeked, at.map(|at| model[at]));
                     let got = queue.take_match(tag, mask);
+                    prop_assert_eq!(got.as_ref().map(|got| (got.tag, got.message)), at.map(|at| model.remove(at)));
+                    taken.extend(got.map(|got| { let number = got.message; (got, number) }));
+                }
+                UnexpectedStep::TakeOf(tag, mask, of, known) => {
+                    let is_own = |number: &u64| *number % 2 == of as u64;
+                    let accepts = |&(message, number): &(Tag, u64)| mask.matches(tag, message) && is_own(&number);
+                    let at = model.iter().position(accepts);
+                    let got = queue.take_match_of(known.then_some(accounts[of]), tag, mask, is_own);
                     prop_assert_eq!(got.as_ref().map(|got| (got.tag, got.message)), at.map(|at| model.remove(at)));
                     taken.extend(got.map(|got| { let number = got.message; (got, number) }));
                 }

@@ -126,6 +126,52 @@ impl<M: Message> UnexpectedQueue<M> {
         }
     }
 
+    /// As [`UnexpectedQueue::take_match`], of one peer's messages, which `is_own` knows. All that wait are under `account`, if that is known: they are looked
+    /// through at the same time as those of the tag, so that it costs no more than the fewer of them.
+    pub(crate) fn take_match_of(
+        &mut self,
+        account: Option<AccountId>,
+        tag: Tag,
+        mask: Mask,
+        is_own: impl Fn(&M) -> bool,
+    ) -> Option<Taken<M>> {
+        let accepts = |slot| {
+            let node = self.store.node(slot);
+            mask.matches(tag, Tag(node.tag)) && node.value.as_ref().is_some_and(&is_own)
+        };
+        let is_exact = mask == Mask::ALL;
+        let mut next = match is_exact {
+            true => self.find(tag, mask),
+            false => self.arrived.oldest,
+        };
+        let mut own = account.map(|account| self.first(account));
+        let mut earliest = NONE;
+        let found = loop {
+            if next == NONE || accepts(next) {
+                break next;
+            }
+            next = match is_exact {
+                true => self.store.next(next),
+                false => self.store.node(next).newer,
+            };
+            match own {
+                Some(NONE) => break earliest,
+                Some(slot) => {
+                    let order = |slot| self.store.node(slot).order;
+                    if accepts(slot) && (earliest == NONE || order(slot) < order(earliest)) {
+                        earliest = slot;
+                    }
+                    own = Some(self.kin[slot as usize].after);
+                }
+                None => {}
+            }
+        };
+        match found {
+            NONE => None,
+            slot => self.take(slot),
+        }
+    }
+
     /// Looks at the message that [`UnexpectedQueue::take_match`] would take.
     #[inline]
     pub(crate) fn peek_match(&self, tag: Tag, mask: Mask) -> Option<(Tag, &M)> {

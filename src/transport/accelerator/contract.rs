@@ -4,7 +4,7 @@ use std::{any::Any, fmt, future::Future, pin::Pin, sync::Arc};
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    memory::MemoryDomain,
+    memory::{MemoryDomain, MonitorKind, RegistrationCacheOptions},
     transport::{DeviceInfo, Registry, SendError},
     types::{Identity, MemoryType},
 };
@@ -44,6 +44,12 @@ pub trait Accelerator: Any + Send + Sync + fmt::Debug + 'static {
 
     /// Whether copies to or from this memory are its business. The host's is not.
     fn serves(&self, memory_type: MemoryType) -> bool;
+
+    /// How a context that has it is configured: what registration caches for copies of ordinary memory keep, and who tells them when it goes away
+    /// (`WHARF_RCACHE_…`, `WHARF_MEM_MONITOR`). Of several contexts the last one says it, for caches that are made from then on.
+    fn configure(&self, options: RegistrationCacheOptions, monitor: MonitorKind) {
+        let _ = (options, monitor);
+    }
 
     /// Opens it for one worker. May take long; called outside the worker's lock, on a thread that may block.
     ///
@@ -350,6 +356,12 @@ pub trait CopyEngine: Send + fmt::Debug {
     fn stops(&self, from: MemoryType, to: MemoryType, length: usize) -> Option<Stop> {
         let _ = (from, to, length);
         None
+    }
+
+    /// Whether an engine that has told that it is lost ([`CopySink::lost`]) takes copies again: a device of it was reset and opened anew in this process. Asked when the
+    /// next copy comes. What was lost stays so; the device's memory of before is nobody's.
+    fn is_back(&mut self) -> bool {
+        false
     }
 
     /// How many copies have stopped in host memory of its own so far, and their bytes.

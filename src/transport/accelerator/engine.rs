@@ -245,6 +245,38 @@ impl<V: Vendor> Engine<V> {
         self.home(device)?.lost().cloned()
     }
 
+    /// Forgets devices that were lost, of which all is reported, and that are back: the next copy opens them. Whether there were any.
+    fn renew(&mut self) -> bool {
+        let vendor = &self.vendor;
+        let mut gone = Vec::new();
+        self.homes.retain(|home| {
+            let is_back = home.lost().is_some() && home.is_idle() && vendor.is_back(home.ordinal());
+            if is_back {
+                gone.push(home.ordinal());
+            }
+            !is_back
+        });
+        let was_in = |pair: &(u16, u16)| gone.contains(&pair.0) || gone.contains(&pair.1);
+        self.pairs.retain(|pair| !was_in(pair));
+        if !gone.is_empty() {
+            (self.lost, self.told) = (None, false);
+        }
+        !gone.is_empty()
+    }
+
+    /// Why a copy between these cannot be, though they were opened.
+    fn lost_of(&mut self, device: u16, other: Option<u16>) -> Option<Error> {
+        let lost = |engine: &Self| {
+            let own = engine.lost_device(device);
+            own.or_else(|| engine.lost_device(other?))
+        };
+        let error = lost(self)?;
+        match self.renew() {
+            true => lost(self),
+            false => Some(error),
+        }
+    }
+
     /// What has to be opened for a copy; `None`: nothing.
     fn wanted(&self, device: u16, other: Option<u16>) -> Option<Wanted> {
         let both = [Some(device), other];
@@ -505,6 +537,11 @@ impl<V: Vendor> CopyEngine for Engine<V> {
         V::ATTRIBUTES
     }
 
+    /// Once all of it is reported.
+    fn is_back(&mut self) -> bool {
+        self.lost.is_some() && self.told && self.renew()
+    }
+
     unsafe fn copy(&mut self, request: CopyRequest) -> Result<(), SendError> {
         self.admit()?;
         if self.in_flight - self.places.len() >= V::ATTRIBUTES.max_in_flight {
@@ -523,8 +560,7 @@ impl<V: Vendor> CopyEngine for Engine<V> {
             }
         }
         let placed = self.place(&request).map_err(SendError::Failed)?;
-        let lost = self.lost_device(placed.device);
-        if let Some(error) = lost.or_else(|| self.lost_device(placed.copy.other?)) {
+        if let Some(error) = self.lost_of(placed.device, placed.copy.other) {
             return Err(SendError::Failed(error));
         }
         self.in_flight += 1;
@@ -537,7 +573,7 @@ impl<V: Vendor> CopyEngine for Engine<V> {
         let device = at.device;
         self.admit()?;
         check::<V>(&at).map_err(SendError::Failed)?;
-        if let Some(error) = self.lost_device(device) {
+        if let Some(error) = self.lost_of(device, None) {
             return Err(SendError::Failed(error));
         }
         let is_open = self.home(device).is_some();

@@ -28,15 +28,56 @@ use crate::{
     types::Access,
 };
 
+/// How memory is registered for a device's copies: as a context is configured, the last that has this accelerator.
+#[derive(Debug, Default)]
+pub(in crate::transport) struct CacheOptions(
+    Mutex<Option<(RegistrationCacheOptions, MonitorKind)>>,
+);
+
+impl CacheOptions {
+    pub(in crate::transport) const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    pub(in crate::transport) fn set(&self, options: RegistrationCacheOptions, kind: MonitorKind) {
+        *self.0.lock() = Some((options, kind));
+    }
+
+    /// A cache before `registrar`, with what becomes of the options in `adapt`.
+    ///
+    /// # Errors
+    /// As of [`RegistrationCache::new`] and [`monitor`].
+    pub(in crate::transport) fn cache<R: Registrar>(
+        &self,
+        registrar: R,
+        adapt: impl FnOnce(RegistrationCacheOptions) -> RegistrationCacheOptions,
+    ) -> Result<RegistrationCache<R>> {
+        let said = *self.0.lock();
+        let (options, kind) = said.unwrap_or_default();
+        RegistrationCache::new(registrar, monitor(kind)?, adapt(options))
+    }
+}
+
 /// The cache that all engines of an accelerator share, there as long as one of them has it.
-pub(in crate::transport) struct SharedCache<R: Registrar>(Mutex<WeakRegistrationCache<R>>);
+pub(in crate::transport) struct SharedCache<R: Registrar> {
+    options: CacheOptions,
+    cache: Mutex<WeakRegistrationCache<R>>,
+}
 
 impl<R: Registrar> SharedCache<R> {
     pub(in crate::transport) const fn new() -> Self {
-        Self(Mutex::new(WeakRegistrationCache::new()))
+        Self {
+            options: CacheOptions::new(),
+            cache: Mutex::new(WeakRegistrationCache::new()),
+        }
     }
 
-    /// That which is there, else one for a new registrar, with the monitor that can be had.
+    /// For the cache that is made next.
+    pub(in crate::transport) fn set(&self, options: RegistrationCacheOptions, kind: MonitorKind) {
+        self.options.set(options, kind);
+    }
+
+    /// That which is there, else one for a new registrar.
     ///
     /// # Errors
     /// Of `registrar`; as of [`RegistrationCache::new`].
@@ -44,12 +85,11 @@ impl<R: Registrar> SharedCache<R> {
         &self,
         registrar: impl FnOnce() -> Result<R>,
     ) -> Result<RegistrationCache<R>> {
-        let mut shared = self.0.lock();
+        let mut shared = self.cache.lock();
         if let Some(cache) = shared.upgrade() {
             return Ok(cache);
         }
-        let (monitor, options) = (monitor(MonitorKind::Auto)?, RegistrationCacheOptions::new());
-        let cache = RegistrationCache::new(registrar()?, monitor, options)?;
+        let cache = self.options.cache(registrar()?, |options| options)?;
         *shared = cache.downgrade();
         Ok(cache)
     }

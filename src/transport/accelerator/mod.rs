@@ -33,25 +33,42 @@
 //! | `bell` | how a parked worker is woken |
 //! | `inline` | the place for copies that the processor makes by itself |
 //! | `loader` | the vendor's library, loaded or found in use |
-//! | `buried` | memory that a domain allocated |
+//! | `allocated` | memory that a domain allocated |
 //! | `locking` | ordinary host memory, registered while the engine goes on |
 //! | `staging` | copies that threads make, where the device cannot |
 //! | `reaper` | freeing without waiting |
 //! | `ipc` | memory of other processes of the host |
 
+#[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
+mod allocated;
+#[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
 mod bell;
-mod buried;
 mod contract;
+#[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
 mod engine;
+#[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
 #[cfg(test)]
 mod fake;
+#[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
 mod inline;
+#[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
 pub(crate) mod ipc;
+#[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
 mod loader;
+#[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
 mod locking;
+#[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
 mod opening;
+#[cfg(any(
+    feature = "cuda",
+    feature = "gaudi",
+    feature = "rocm",
+    feature = "verbs"
+))]
 mod reaper;
+#[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
 pub(super) mod staging;
+#[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
 mod vendor;
 
 pub use contract::{
@@ -59,11 +76,20 @@ pub use contract::{
     DeviceStream, Export, Import, ImportedMemory, SmallCopies, Stop,
 };
 
-pub(super) use bell::Bell;
-pub(super) use buried::Buried;
-pub(super) use engine::Engine;
-pub(super) use inline::{InlineCopy, SmallCopy, Way};
-pub(super) use loader::{Driver, Loader, driver};
-pub(super) use locking::{Locking, SharedCache};
+#[cfg(any(
+    feature = "cuda",
+    feature = "gaudi",
+    feature = "rocm",
+    feature = "verbs"
+))]
 pub(super) use reaper::Reaper;
-pub(super) use vendor::{Asked, Home, Owner, Queued, Reports, Route, Vendor};
+#[cfg(any(feature = "cuda", feature = "gaudi", feature = "rocm"))]
+pub(super) use {
+    allocated::Allocated,
+    bell::Bell,
+    engine::Engine,
+    inline::{InlineCopy, SmallCopy, Way},
+    loader::{Driver, Loader, driver},
+    locking::{CacheOptions, Locking, SharedCache},
+    vendor::{Asked, Home, Owner, Queued, Reports, Route, Vendor},
+};

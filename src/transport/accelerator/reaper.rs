@@ -33,7 +33,7 @@ pub(in crate::transport) struct Reaper {
 
 impl Reaper {
     /// Drops `thing` soon; at once where no thread can be had.
-    pub(in crate::transport) fn bury(&self, thing: impl Any + Send) {
+    pub(in crate::transport) fn drop_later(&self, thing: impl Any + Send) {
         let mut thread = self.thread.lock();
         if thread.is_none() {
             *thread = self.start();
@@ -109,7 +109,7 @@ mod tests {
         let dropped = Arc::default();
         let reaper = Reaper::default();
         for index in 0..10 {
-            reaper.bury(Thing(index, Arc::clone(&dropped)));
+            reaper.drop_later(Thing(index, Arc::clone(&dropped)));
         }
         reaper.settle(Duration::from_secs(60));
         let dropped = dropped.lock();

@@ -105,6 +105,12 @@ pub(in crate::transport) trait Vendor:
     /// What the driver said.
     fn open(&self, device: u16, bell: &Arc<Bell>) -> Result<Self::Home>;
 
+    /// Whether a device that was lost was opened anew in this process since. A few locks; asked of lost devices alone.
+    fn is_back(&self, device: u16) -> bool {
+        let _ = device;
+        false
+    }
+
     /// Lets two devices reach each other's memory where they can. May take long.
     ///
     /// # Errors

@@ -7,7 +7,9 @@ use super::bed;
 use super::{Subject, tcp_channel, unix_channel};
 #[cfg(feature = "tls")]
 use crate::transport::channel::Channel;
-use crate::transport::{loopback::Loopback, shm, tcp, verbs};
+use crate::transport::{loopback::Loopback, shm, tcp};
+#[cfg(feature = "verbs")]
+use crate::{driver::rdmacm::Libraries, transport::verbs};
 
 fn over_tcp_by(options: tcp::TcpOptions) -> Subject {
     let transport = move || Arc::new(tcp::Tcp::new(options.clone())) as Arc<_>;
@@ -39,18 +41,23 @@ conformance!(
 );
 
 /// Over the emulated devices, which stand beside the test's executable, or over those of the virtual machine.
+#[cfg(feature = "verbs")]
 fn over_verbs() -> Subject {
     let transport = || {
         let program = std::env::current_exe().expect("this program");
         let emulated = std::env::var_os("RDMA_VM").is_none();
         let options = verbs::RcOptions {
-            library: emulated.then(|| program.with_file_name("libwharf_emulated_verbs.so")),
+            libraries: Libraries {
+                verbs: emulated.then(|| program.with_file_name("libwharf_emulated_verbs.so")),
+                cm: None,
+            },
             ..verbs::RcOptions::default()
         };
         Arc::new(verbs::RcVerbs::new(options)) as Arc<_>
     };
     Subject::new(transport, tcp_channel)
 }
+#[cfg(feature = "verbs")]
 conformance!(over_rc_verbs, over_verbs());
 
 #[cfg(feature = "tls")]

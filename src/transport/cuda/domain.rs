@@ -12,7 +12,7 @@
 //! caller's mistake, and the driver refuses a context that is gone.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use super::{memory, pageable, shared::Shared};
 use crate::{
@@ -36,6 +36,18 @@ const PIECES: usize = 4096;
 pub(super) struct CudaDomain(pub(super) Arc<Shared>);
 
 impl CudaDomain {
+    /// The context that memory is of; `None`: no device's.
+    fn context_of(&self, cuda: &'static Cuda, range: AddressRange) -> Result<Option<CudaContext>> {
+        let info = cuda.inspect(DevicePtr(range.start()))?;
+        match (info.kind, info.context, info.device) {
+            (PointerKind::Unknown, ..) => Err(unknown(range)),
+            // SAFETY: the context of memory that somebody has.
+            (_, Some(raw), _) => unsafe { CudaContext::adopt(cuda, raw) }.map(Some),
+            (_, None, Some(ordinal)) => self.0.context(ordinal).map(Some),
+            (_, None, None) => Ok(None),
+        }
+    }
+
     /// The driver, for memory that somebody already has.
     fn cuda(&self) -> Result<&'static Cuda> {
         self.0.in_use().ok_or_else(|| {
@@ -97,7 +109,15 @@ impl MemoryDomain for CudaDomain {
             }
             _ => false,
         };
-        let attributes = MemoryAttributes::new(memory_type, allocation).id(info.buffer_id);
+        // Of several pieces the first alone has this number, and any of the others may be mapped anew.
+        let is_one = |(start, length): (DevicePtr, u64)| {
+            (start.0, length) == (allocation.start(), allocation.len())
+        };
+        let id = match info.range.is_none_or(is_one) {
+            true => info.buffer_id,
+            false => 0,
+        };
+        let attributes = MemoryAttributes::new(memory_type, allocation).id(id);
         Ok(Some(attributes.dma_buf(exports)))
     }
 
@@ -116,8 +136,21 @@ impl MemoryDomain for CudaDomain {
         memory::allocate(&self.0, memory_type, length)
     }
 
-    /// [`Advice::WillNeed`] brings managed memory to the device that it prefers, else to the one on which it was allocated; other memory
-    /// is where it belongs.
+    fn by_address(&self) -> Option<bool> {
+        let modules = ["nvidia_peermem", "nv_peer_mem"];
+        let is_loaded = |name| Path::new("/sys/module").join(name).exists();
+        Some(modules.into_iter().any(is_loaded))
+    }
+
+    fn place(&self, memory_type: MemoryType) -> Option<String> {
+        let MemoryType::Cuda(ordinal) = memory_type else {
+            return None;
+        };
+        self.cuda().ok()?.device(ordinal).ok()?.pci_bus_id().ok()
+    }
+
+    /// [`Advice::WillNeed`] brings managed memory to the device that it prefers, else to the one on which it was allocated. Other memory stays where it is:
+    /// `Unsupported`.
     fn advise(&self, range: AddressRange, advice: Advice) -> Result<()> {
         let cuda = self.cuda()?;
         let start = DevicePtr(range.start());
@@ -125,7 +158,12 @@ impl MemoryDomain for CudaDomain {
         if info.kind == PointerKind::Unknown {
             return Err(unknown(range));
         }
-        if advice != Advice::WillNeed || info.kind != PointerKind::Managed || range.is_empty() {
+        if info.kind != PointerKind::Managed {
+            let text = format!("{range} does not move: it takes no advice");
+            return Err(Error::new(ErrorKind::Unsupported, text).during(Operation::Memory));
+        }
+        if advice != Advice::WillNeed || range.is_empty() {
+            // Nothing is left of the other advice once it was followed.
             return Ok(());
         }
         let length = length(range)?;
@@ -142,17 +180,10 @@ impl MemoryDomain for CudaDomain {
     fn export(&self, range: AddressRange) -> Result<DmaBuf> {
         let cuda = self.cuda()?;
         let start = DevicePtr(range.start());
-        let info = cuda.inspect(start)?;
-        let context = match (info.kind, info.context, info.device) {
-            (PointerKind::Unknown, ..) => return Err(unknown(range)),
-            // SAFETY: the context of memory that somebody has.
-            (_, Some(raw), _) => unsafe { CudaContext::adopt(cuda, raw) }?,
-            (_, None, Some(ordinal)) => self.0.context(ordinal)?,
-            (_, None, None) => {
-                let text = format!("{range} is on no device: it is not exported as a dma-buf");
-                return Err(Error::new(ErrorKind::Unsupported, text).during(Operation::Memory));
-            }
-        };
+        let context = self.context_of(cuda, range)?.ok_or_else(|| {
+            let text = format!("{range} is on no device: it is not exported as a dma-buf");
+            Error::new(ErrorKind::Unsupported, text).during(Operation::Memory)
+        })?;
         let guard = context.enter()?;
         let exported = guard.export_dma_buf(start, length(range)?, false)?;
         // What the program's copies wrote is to be there for other devices when the driver says that they are done.
@@ -173,6 +204,13 @@ impl MemoryDomain for CudaDomain {
             offset: exported.offset,
             ordered: ordering.is_ok_and(|ordering| ordering >= ORDERED_FOR_OWNER),
         })
+    }
+
+    fn flush(&self, range: AddressRange) -> Result<()> {
+        let context = self.context_of(self.cuda()?, range)?;
+        let context = context.ok_or_else(|| unknown(range))?;
+        let flushed = context.enter()?.flush_remote_writes();
+        flushed.map_err(|error| error.during(Operation::Memory))
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    lane::{Kept, Lane, Signals},
+    copy_queue::{CopyQueue, Kept, Signals},
     order::Mark,
     pageable::{Pinner, is_pinned},
     shared::Shared,
@@ -46,7 +46,7 @@ const _: () = assert!(ROUTES.len() + GATES <= TEST);
 pub(super) struct Home {
     ordinal: u16,
     /// Streams before the words: they write them.
-    lanes: Vec<Lane>,
+    queues: Vec<CopyQueue>,
     words: Words,
     by_words: bool,
     context: CudaContext,
@@ -74,14 +74,19 @@ impl Home {
         let guard = context.enter()?;
         let mut words = Words::new()?;
         let pinned = words.pin(&guard);
-        let mut lanes = Vec::with_capacity(ROUTES.len() + GATES);
+        let mut queues = Vec::with_capacity(ROUTES.len() + GATES);
         for (_, route) in ROUTES {
-            lanes.push(Lane::new(&guard, route, lanes.len(), true)?);
+            queues.push(CopyQueue::new(&guard, route, queues.len(), true)?);
         }
         for _ in 0..GATES {
-            lanes.push(Lane::new(&guard, cuda::Route::Across, lanes.len(), false)?);
+            queues.push(CopyQueue::new(
+                &guard,
+                cuda::Route::Across,
+                queues.len(),
+                false,
+            )?);
         }
-        let by_words = match pinned.and_then(|()| test(&guard, lanes[0].stream(), &words)) {
+        let by_words = match pinned.and_then(|()| test(&guard, queues[0].stream(), &words)) {
             Ok(works) => works,
             Err(error) if is_end(&error) => return Err(error),
             Err(error) => {
@@ -92,7 +97,7 @@ impl Home {
         drop(guard);
         Ok(Self {
             ordinal: context.device().ordinal(),
-            lanes,
+            queues,
             words,
             by_words,
             context,
@@ -112,7 +117,7 @@ impl Home {
         run: impl FnOnce(&ContextGuard<'_>, Parts<'_>, &mut Reports) -> Result<()>,
     ) {
         let parts = Parts {
-            lanes: &mut self.lanes,
+            queues: &mut self.queues,
             signals: Lent {
                 words: &self.words,
                 by_words: &mut self.by_words,
@@ -138,8 +143,8 @@ impl Home {
 
     /// Reports everything. `goes_on`: the device may still touch what is in its streams.
     fn abandon(&mut self, goes_on: bool, error: &Error, reports: &mut Reports) {
-        let lanes = self.lanes.iter_mut();
-        let mut tokens: Vec<u64> = lanes.flat_map(|lane| lane.abandon(goes_on)).collect();
+        let queues = self.queues.iter_mut();
+        let mut tokens: Vec<u64> = queues.flat_map(|queue| queue.abandon(goes_on)).collect();
         if let Some(pageable) = &mut self.pageable {
             let waiting = pageable.clear().into_iter();
             tokens.extend(waiting.map(|(_, copy)| copy.token));
@@ -149,11 +154,11 @@ impl Home {
         reports.extend(ends.map(|token| (token, Err(error.clone()))));
     }
 
-    /// Gives a copy to its lane, with what keeps its memory registered.
+    /// Gives a copy to its queue, with what keeps its memory registered.
     fn queue(&mut self, route: Route, copy: Queued, kept: Kept) {
-        let lane = ROUTES.iter().position(|(known, _)| *known == route);
-        if let Some(lane) = lane.and_then(|index| self.lanes.get_mut(index)) {
-            lane.push(copy, kept);
+        let queue = ROUTES.iter().position(|(known, _)| *known == route);
+        if let Some(queue) = queue.and_then(|index| self.queues.get_mut(index)) {
+            queue.push(copy, kept);
         }
     }
 
@@ -216,7 +221,7 @@ impl Home {
             return true; // Nothing of a context that is gone goes on.
         };
         loop {
-            let mut streams = self.lanes.iter().flat_map(Lane::streams);
+            let mut streams = self.queues.iter().flat_map(CopyQueue::streams);
             let busy = streams.any(|stream| match stream.is_idle(&guard) {
                 Ok(idle) => !idle,
                 Err(error) => !is_end(&error),
@@ -242,11 +247,11 @@ impl accelerator::Home for Home {
     }
 
     fn is_idle(&self) -> bool {
-        self.lanes.iter().all(Lane::is_idle) && !self.has_pageable()
+        self.queues.iter().all(CopyQueue::is_idle) && !self.has_pageable()
     }
 
     fn has_copies(&self) -> bool {
-        !self.lanes[..ROUTES.len()].iter().all(Lane::is_idle) || self.has_pageable()
+        !self.queues[..ROUTES.len()].iter().all(CopyQueue::is_idle) || self.has_pageable()
     }
 
     fn push(&mut self, route: Route, copy: Queued) {
@@ -272,12 +277,12 @@ impl accelerator::Home for Home {
     fn flush(&mut self, reports: &mut Reports) {
         // The first look begins what has to be registered; it may be over at once.
         self.take_registered(reports);
-        if !self.lanes.iter().any(Lane::has_queued) {
+        if !self.queues.iter().any(CopyQueue::has_queued) {
             return;
         }
         self.within(reports, |guard, mut home, reports| {
-            for lane in home.lanes.iter_mut().filter(|lane| lane.has_queued()) {
-                lane.flush(guard, home.signals.again(), reports)?;
+            for queue in home.queues.iter_mut().filter(|queue| queue.has_queued()) {
+                queue.flush(guard, home.signals.again(), reports)?;
             }
             Ok(())
         });
@@ -285,26 +290,26 @@ impl accelerator::Home for Home {
 
     #[inline]
     fn collect(&mut self, reports: &mut Reports) {
-        for lane in &mut self.lanes {
-            lane.collect(&self.words, reports);
+        for queue in &mut self.queues {
+            queue.collect(&self.words, reports);
         }
     }
 
     fn has_done(&self) -> bool {
-        self.goes_on() || self.lanes.iter().any(|lane| lane.has_done(&self.words))
+        self.goes_on() || self.queues.iter().any(|queue| queue.has_done(&self.words))
     }
 
     fn ask(&mut self, reports: &mut Reports) -> Asked {
         if self.has_done() {
             return Asked::Done;
         }
-        if !self.lanes.iter().any(Lane::is_unasked) {
+        if !self.queues.iter().any(CopyQueue::is_unasked) {
             return Asked::Rings;
         }
         let mut result = Asked::Rings;
         self.within(reports, |guard, mut home, _| {
-            for lane in home.lanes.iter_mut().filter(|lane| lane.is_unasked()) {
-                match lane.ask(guard, home.signals.again())? {
+            for queue in home.queues.iter_mut().filter(|queue| queue.is_unasked()) {
+                match queue.ask(guard, home.signals.again())? {
                     Asked::Rings => {}
                     other => result = other,
                 }
@@ -323,12 +328,12 @@ impl accelerator::Home for Home {
     }
 
     fn check(&mut self, reports: &mut Reports) {
-        if !self.lanes.iter().any(Lane::has_flying) {
+        if !self.queues.iter().any(CopyQueue::has_flying) {
             return;
         }
         self.within(reports, |guard, mut home, reports| {
-            for lane in home.lanes.iter_mut().filter(|lane| lane.has_flying()) {
-                lane.check(guard, home.signals.again(), reports)?;
+            for queue in home.queues.iter_mut().filter(|queue| queue.has_flying()) {
+                queue.check(guard, home.signals.again(), reports)?;
             }
             Ok(())
         });
@@ -340,13 +345,13 @@ impl accelerator::Home for Home {
     }
 
     fn has_gate(&self, mark: &Mark) -> bool {
-        let gates = self.lanes[ROUTES.len()..].iter();
+        let gates = self.queues[ROUTES.len()..].iter();
         let least = match mark {
             // The last is left for those that can wait in no other way.
             Mark::Ours(_) => 2,
             Mark::Theirs(_) => 1,
         };
-        gates.filter(|lane| lane.is_idle()).count() >= least
+        gates.filter(|queue| queue.is_idle()).count() >= least
     }
 
     fn can_ask(&self, mark: &Mark) -> bool {
@@ -384,8 +389,8 @@ impl accelerator::Home for Home {
         let mut accepted = false;
         let mut result = Ok(());
         self.within(reports, |guard, mut home, _| {
-            let mut gates = home.lanes[ROUTES.len()..].iter_mut();
-            let Some(gate) = gates.find(|lane| lane.is_idle()) else {
+            let mut gates = home.queues[ROUTES.len()..].iter_mut();
+            let Some(gate) = gates.find(|queue| queue.is_idle()) else {
                 let text = "too many streams are waited for";
                 result = Err(Error::new(ErrorKind::WouldBlock, text));
                 return Ok(());
@@ -408,10 +413,10 @@ impl accelerator::Home for Home {
     }
 
     fn then(&mut self, stream: &Stream, tokens: &[u64]) -> Result<()> {
-        for lane in self.lanes.iter().filter(|lane| lane.has_flying()) {
+        for queue in self.queues.iter().filter(|queue| queue.has_flying()) {
             let mark = {
                 let guard = self.context.enter()?;
-                lane.mark(&guard, tokens)?
+                queue.mark(&guard, tokens)?
             };
             // An event may be dropped while it is waited for: the stream keeps what it needs.
             if let Some(event) = mark {
@@ -424,7 +429,7 @@ impl accelerator::Home for Home {
     fn close(mut self, deadline: Instant) {
         // Waits of the side streams end with the words that are there, but not at once.
         let quiet = self.lost.is_some() || (!self.stuck && self.settle(deadline));
-        self.lanes.clear();
+        self.queues.clear();
         if !quiet {
             tracing::warn!(
                 target: "wharf::cuda",
@@ -438,11 +443,11 @@ impl accelerator::Home for Home {
 
 /// What [`Home::within`] lends.
 struct Parts<'a> {
-    lanes: &'a mut Vec<Lane>,
+    queues: &'a mut Vec<CopyQueue>,
     signals: Lent<'a>,
 }
 
-/// [`Signals`] for one lane after the other.
+/// [`Signals`] for one queue after the other.
 struct Lent<'a> {
     words: &'a Words,
     by_words: &'a mut bool,

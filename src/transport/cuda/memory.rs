@@ -14,11 +14,11 @@ use std::{
 
 use super::{shared::Shared, words::is_end};
 use crate::{
-    driver::cuda::{Attribute, ContextGuard, DeviceAllocation, HostRegistration},
+    driver::cuda::{Attribute, ContextGuard, DeviceAllocation, DevicePtr, HostRegistration, Reach},
     error::{Error, ErrorKind, Result},
     memory::{AddressRange, DomainMemory},
     sys::pages::Anonymous,
-    transport::accelerator::Buried,
+    transport::accelerator::Allocated,
     types::MemoryType,
 };
 
@@ -65,17 +65,56 @@ fn device(
     memory_type: MemoryType,
 ) -> Result<Box<dyn DomainMemory>> {
     let allocation = guard.allocate(length)?;
+    let at = allocation.ptr();
+    let allocation = zeroed(guard, allocation, at, length)?;
+    allocated(shared, allocation, memory_type)
+}
+
+/// Memory of a device that is made to be shared, as far as that goes there, all of it zeroed. `None`: not at all.
+///
+/// # Errors
+/// As [`allocate`].
+pub(super) fn allocate_to_share(
+    shared: &Arc<Shared>,
+    ordinal: u16,
+    length: usize,
+) -> Result<Option<(Box<dyn DomainMemory>, Reach)>> {
+    let context = shared.context(ordinal)?;
+    let guard = context.enter()?;
+    let reach = guard.reach_of_memory()?;
+    if !reach.multicast && !reach.fabric {
+        return Ok(None);
+    }
+    let allocate = || {
+        let (memory, reach) = guard.create_virtual(length, reach)?;
+        let at = memory.ptr();
+        let memory = zeroed(&guard, memory, at, length)?;
+        let range = AddressRange::new(at.0, length as u64)?;
+        let id = shared.start()?.buffer_id(at)?.unwrap_or(0);
+        let exports = context.device().has(Attribute::DmaBuf)?;
+        let memory_type = MemoryType::Cuda(ordinal);
+        // SAFETY: device memory is not for the host.
+        let memory =
+            unsafe { Allocated::new(memory, range, memory_type, (id, exports), &shared.reaper) };
+        let memory: Box<dyn DomainMemory> = Box::new(memory);
+        Ok(Some((memory, reach)))
+    };
+    shared.reaper.allocate(allocate)
+}
+
+/// Zeroes what nobody else knows yet.
+fn zeroed<T>(guard: &ContextGuard<'_>, memory: T, at: DevicePtr, length: usize) -> Result<T> {
     let stream = guard.stream(false)?;
-    // SAFETY: nobody else knows the allocation yet, and the stream is waited for.
-    unsafe { stream.fill(guard, allocation.ptr(), 0, length) }?;
+    // SAFETY: nobody else knows the memory yet, and the stream is waited for.
+    unsafe { stream.fill(guard, at, 0, length) }?;
     if let Err(error) = stream.synchronize(guard) {
         // The device may still write: once more, or the memory is never freed.
         if !is_end(&error) && stream.synchronize(guard).is_err() {
-            let _ = ManuallyDrop::new(allocation);
+            let _ = ManuallyDrop::new(memory);
         }
         return Err(error);
     }
-    allocated(shared, allocation, memory_type)
+    Ok(memory)
 }
 
 fn managed(
@@ -124,12 +163,12 @@ fn pinned(
     let range = AddressRange::new(address as u64, length as u64)?;
     let id = shared
         .start()?
-        .buffer_id(crate::driver::cuda::DevicePtr(range.start()))?
+        .buffer_id(DevicePtr(range.start()))?
         .unwrap_or(0);
     // SAFETY: zeroed pages of this process's own, at most `isize::MAX` bytes as the kernel has it, which stay mapped until the value is dropped, whatever
     // the driver does.
     let memory = unsafe {
-        Buried::new(
+        Allocated::new(
             pinned,
             range,
             MemoryType::HostPinned,
@@ -154,7 +193,7 @@ fn allocated(
     // SAFETY: device memory is not for the host. Managed memory was zeroed, and the host may access it at any time; the driver allocates no more than
     // there is.
     let memory = unsafe {
-        Buried::new(
+        Allocated::new(
             allocation,
             range,
             memory_type,

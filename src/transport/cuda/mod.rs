@@ -1,21 +1,23 @@
 //! `cuda_copy`: memory of CUDA devices, and copies between it and the host's.
 //!
-//! Comes in: what an [`Accelerator`] is asked for. Goes out: its [`MemoryDomain`], and a [`CopyEngine`] for each worker. Uses `driver/cuda`, `memory`,
-//! `sys`. Tests: `tests/cuda/`, on the emulated driver, as a program would use it.
+//! Every context has it, where `libcuda.so.1` is found when it is first wanted: `Context::allocate_on(MemoryType::Cuda(0), bytes)`, and [foreign](crate::Buffer::foreign)
+//! memory of such devices. [`CudaCopy`] says which library and what of it is used:
 //!
-//! | file | holds |
-//! |---|---|
-//! | `domain` | whose memory it is; export, advice |
-//! | `memory` | what is allocated, and how it is freed |
-//! | `vendor` | what the engine that all vendors share is given |
-//! | `home` | a device as one engine uses it |
-//! | `lane` | a stream with the copies in it |
-//! | `words` | how a device says that it has come to a place |
-//! | `order` | the program's own streams and events |
-//! | `pageable` | ordinary memory, registered for copies |
-//! | `gdr` | copies that the processor makes by itself, by GDRCopy |
-//! | `shared` | the driver and its contexts |
-//! | `ipc` | `cuda_ipc`: memory of other processes of the host |
+//! ```
+//! use std::sync::Arc;
+//! use wharf::{Context, ErrorKind, MemoryType, transport::cuda::CudaCopy};
+//!
+//! # async fn run() -> wharf::Result<()> {
+//! let devices = CudaCopy::with_library("/opt/driver/libcuda.so.1").ipc(false);
+//! let context = Context::builder().accelerator(Arc::new(devices)).build()?;
+//! // Nothing is loaded until memory is asked for.
+//! let error = context.allocate_on(MemoryType::Cuda(0), 1 << 20).await.unwrap_err();
+//! assert_eq!(error.kind(), ErrorKind::Unsupported);
+//! assert!(error.to_string().contains("/opt/driver/libcuda.so.1"));
+//! # Ok(())
+//! # }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+//! ```
 //!
 //! # What a copy costs
 //! Copies that were begun are handed over together, at the end of the batch: the context is entered, each copy is one call, one call has a word of pinned
@@ -32,11 +34,28 @@
 //! Of the errors of the driver those that it gives to every later call end the device for the engine: each copy under way on it is reported as `DeviceLost`, copies that
 //! name it are refused, other devices go on. The engine reports to be lost when none is left. Any other error ends the copy that met it.
 
+// Comes in: what an [`Accelerator`] is asked for. Goes out: its [`MemoryDomain`], and a [`CopyEngine`] for each worker. Uses `driver/cuda`, `memory`,
+// `sys`. Tests: `tests/cuda/`, on the emulated driver, as a program would use it.
+//
+// | file | holds |
+// |---|---|
+// | `domain` | whose memory it is; export, advice |
+// | `memory` | what is allocated, and how it is freed |
+// | `vendor` | what the engine that all vendors share is given |
+// | `home` | a device as one engine uses it |
+// | `copy_queue` | a stream with the copies in it |
+// | `words` | how a device says that it has come to a place |
+// | `order` | the program's own streams and events |
+// | `pageable` | ordinary memory, registered for copies |
+// | `gdr` | copies that the processor makes by itself, by GDRCopy |
+// | `shared` | the driver and its contexts |
+// | `ipc` | `cuda_ipc`: memory of other processes of the host |
+
+mod copy_queue;
 mod domain;
 mod gdr;
 mod home;
 mod ipc;
-mod lane;
 mod memory;
 mod order;
 mod pageable;
@@ -52,9 +71,9 @@ use super::accelerator::{
     Accelerator, CopyEngine, Engine, Export, Import, ImportedMemory, ipc::lazy::LazyIpc,
 };
 use crate::{
-    driver::cuda::{Cuda, Stream},
+    driver::cuda::{Cuda, Reach, Stream},
     error::{Error, ErrorKind, Result},
-    memory::MemoryDomain,
+    memory::{DomainMemory, MemoryDomain, MonitorKind, RegistrationCacheOptions},
     transport::DeviceInfo,
     types::{Identity, MemoryType},
 };
@@ -65,6 +84,7 @@ pub struct CudaCopy {
     shared: Arc<shared::Shared>,
     ipc: LazyIpc<ipc::CudaSharing>,
     use_gdr: bool,
+    gdr_library: Option<PathBuf>,
 }
 
 impl CudaCopy {
@@ -94,14 +114,21 @@ impl CudaCopy {
         self
     }
 
-    /// What makes small copies by the processor itself (`gdr_copy`): the name and version of GDRCopy's library, which is the file that
-    /// `WHARF_LIBGDRAPI` names, else `libgdrapi.so.2`; or the driver, from CUDA 13.3 on. Without either streams make all copies. Loads that library; initialises
+    /// With GDRCopy in this file, else the one that `WHARF_LIBGDRAPI` names, or `libgdrapi.so.2`. Loaded when it is first wanted.
+    #[must_use]
+    pub fn gdr_library(mut self, path: impl Into<PathBuf>) -> Self {
+        self.gdr_library = Some(path.into());
+        self
+    }
+
+    /// What makes small copies by the processor itself (`gdr_copy`): the name and version of GDRCopy's library, which is the file of
+    /// [`gdr_library`](Self::gdr_library), else the one that `WHARF_LIBGDRAPI` names, else `libgdrapi.so.2`; or the driver, from CUDA 13.3 on. Without either streams make all copies. Loads that library; initialises
     /// nothing.
     ///
     /// # Errors
     /// Why there is none: no library, or its kernel module is not loaded.
     pub fn gdr_copy(&self) -> Result<String> {
-        gdr::probe(self.shared.in_use())
+        gdr::probe(self.gdr_library.as_deref(), self.shared.in_use())
     }
 
     /// The names of the devices, by number: the first is that of `MemoryType::Cuda(0)`. Initialises the driver, which may take seconds.
@@ -114,6 +141,18 @@ impl CudaCopy {
         (0..count)
             .map(|ordinal| cuda.device(ordinal)?.name())
             .collect()
+    }
+
+    /// Memory of a device that is made to be shared, as far as that goes there. `None`: not at all. May block.
+    ///
+    /// # Errors
+    /// `Exhausted`, `Unsupported`, and what the driver said.
+    pub(crate) fn allocate_to_share(
+        &self,
+        ordinal: u16,
+        length: usize,
+    ) -> Result<Option<(Box<dyn DomainMemory>, Reach)>> {
+        memory::allocate_to_share(&self.shared, ordinal, length)
     }
 
     /// The program's stream, checked. A few short calls.
@@ -129,6 +168,7 @@ impl CudaCopy {
             shared: Arc::new(shared::Shared::new(library)),
             ipc: LazyIpc::new("cuda_ipc"),
             use_gdr: true,
+            gdr_library: None,
         }
     }
 }
@@ -142,6 +182,10 @@ impl Default for CudaCopy {
 impl Accelerator for CudaCopy {
     fn name(&self) -> &'static str {
         shared::NAME
+    }
+
+    fn configure(&self, options: RegistrationCacheOptions, monitor: MonitorKind) {
+        self.shared.configure(options, monitor);
     }
 
     fn probe(&self) -> Result<()> {
@@ -190,6 +234,7 @@ impl Accelerator for CudaCopy {
         let vendor = vendor::CudaVendor {
             shared: Arc::clone(&self.shared),
             gdr: self.use_gdr,
+            gdr_library: self.gdr_library.clone(),
         };
         Ok(Box::new(Engine::open(Arc::new(vendor))?))
     }

@@ -11,7 +11,7 @@ use super::pageable::Pinner;
 use crate::{
     driver::cuda::{Cuda, CudaContext, Device},
     error::Result,
-    memory::RegistrationCache,
+    memory::{MonitorKind, RegistrationCache, RegistrationCacheOptions},
     transport::accelerator::{Loader, Reaper, SharedCache, driver},
 };
 
@@ -87,6 +87,11 @@ impl Shared {
             contexts.push(context.clone());
         }
         Ok(context)
+    }
+
+    /// How the cache is to be that is made next.
+    pub(super) fn configure(&self, options: RegistrationCacheOptions, monitor: MonitorKind) {
+        self.pageable.set(options, monitor);
     }
 
     /// The cache of ordinary memory that is registered.

@@ -1,6 +1,9 @@
 //! CUDA as the engine that all vendors share has it.
 
-use std::sync::{Arc, atomic::Ordering::Release};
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering::Release},
+};
 
 use super::{
     home::Home,
@@ -37,6 +40,7 @@ pub(super) struct CudaVendor {
     pub(super) shared: Arc<Shared>,
     /// Whether the processor may make small copies itself.
     pub(super) gdr: bool,
+    pub(super) gdr_library: Option<PathBuf>,
 }
 
 impl Vendor for CudaVendor {
@@ -58,7 +62,8 @@ impl Vendor for CudaVendor {
 
     fn inline(&self) -> Option<Box<dyn InlineCopy>> {
         let cuda = self.shared.start().ok()?;
-        self.gdr.then(|| super::gdr::open(cuda)).flatten()
+        let library = self.gdr_library.as_deref();
+        self.gdr.then(|| super::gdr::open(library, cuda)).flatten()
     }
 
     fn memory(device: u16) -> MemoryType {

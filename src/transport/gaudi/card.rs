@@ -31,11 +31,10 @@ use crate::{
     driver::hlthunk::{CardInfo, Chip, HlThunk},
     error::{Error, ErrorKind, Result},
     memory::{
-        AddressRange, DmaBuf, MonitorKind, RegistrationCache, RegistrationCacheOptions, monitor,
-        quarter_of_memory,
+        AddressRange, DmaBuf, RegistrationCache, RegistrationCacheOptions, quarter_of_memory,
     },
     sys::pages::Anonymous,
-    transport::accelerator::Route,
+    transport::accelerator::{CacheOptions, Route},
 };
 
 /// Where the number of an open card is in its addresses.
@@ -127,6 +126,7 @@ pub(super) fn open(
     thunk: &'static HlThunk,
     info: &CardInfo,
     ordinal: u16,
+    cache: &CacheOptions,
 ) -> Result<Arc<OpenCard>> {
     let _one = OPENING.lock();
     if let Some(card) = find(thunk, ordinal) {
@@ -149,7 +149,7 @@ pub(super) fn open(
             return Err(error);
         }
     };
-    begin(thunk, backend, ordinal, numbered, name).inspect_err(|_| card.close())
+    begin(thunk, backend, ordinal, numbered, name, cache).inspect_err(|_| card.close())
 }
 
 /// The card that Synapse has in this process. May take long.
@@ -160,6 +160,7 @@ pub(super) fn attach(
     thunk: &'static HlThunk,
     info: &CardInfo,
     ordinal: u16,
+    cache: &CacheOptions,
     guest: impl FnOnce() -> Result<Guest>,
 ) -> Result<Arc<OpenCard>> {
     let _one = OPENING.lock();
@@ -171,7 +172,7 @@ pub(super) fn attach(
         _ => (RAW, 0),
     };
     let name = format!("Gaudi card {} of Synapse", info.bus_id);
-    begin(thunk, Arc::new(guest()?), ordinal, numbered, name)
+    begin(thunk, Arc::new(guest()?), ordinal, numbered, name, cache)
 }
 
 /// A number for a card's addresses, and what is added to those of its engines.
@@ -194,9 +195,10 @@ fn begin(
     ordinal: u16,
     numbered: (u64, u64),
     name: String,
+    cache: &CacheOptions,
 ) -> Result<Arc<OpenCard>> {
     let held = Arc::clone(&backend);
-    let opened = OpenCard::new(backend, ordinal, numbered, thunk, name);
+    let opened = OpenCard::new(backend, ordinal, numbered, thunk, name, cache);
     let opened = opened.and_then(|opened| match opened.test() {
         Ok(()) => Ok(opened),
         Err(error) => {
@@ -227,6 +229,7 @@ impl OpenCard {
         (serial, tag): (u64, u64),
         thunk: &'static HlThunk,
         name: String,
+        cache: &CacheOptions,
     ) -> Result<Self> {
         let heap = Arc::new(Mutex::new(Heap::default()));
         let theirs = Arc::clone(&heap);
@@ -234,8 +237,12 @@ impl OpenCard {
         let at_loss = move || theirs.lock().close_exports();
         let registrar = HostRegistrar(Arc::clone(&backend));
         // What cards pin is not counted by `RLIMIT_MEMLOCK`.
-        let options = RegistrationCacheOptions::new().max_bytes(quarter_of_memory());
-        let cache = RegistrationCache::new(registrar, monitor(MonitorKind::Auto)?, options)?;
+        let cache = cache.cache(registrar, |options| {
+            match options.max_bytes == RegistrationCacheOptions::new().max_bytes {
+                true => options.max_bytes(quarter_of_memory()),
+                false => options,
+            }
+        })?;
         let pool = backend.pool().map(|(start, length)| Taken {
             start,
             length,
@@ -285,6 +292,11 @@ impl OpenCard {
     /// Why it is lost: then it is closed.
     pub(super) fn lost(&self) -> Option<&Error> {
         self.completer.lost()
+    }
+
+    /// Whether its addresses are wharf's, and no other opening's.
+    pub(super) fn has_own_addresses(&self) -> bool {
+        self.serial != RAW
     }
 
     /// The engines' address, if this is one of this card's.

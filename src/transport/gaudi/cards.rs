@@ -4,7 +4,7 @@
 //! PCI place stay what they are when the machine restarts; the kernel's own numbers do not.
 //! `HABANA_VISIBLE_MODULES`, the vendor's variable, hides the cards that it does not name.
 
-use super::mapping;
+use super::mapping::Table;
 use crate::{
     driver::hlthunk::{CardInfo, Chip, HlThunk, State},
     error::{Error, ErrorKind, Result},
@@ -17,15 +17,12 @@ pub(super) const VISIBLE: &str = "HABANA_VISIBLE_MODULES";
 /// The cards, by number. 256 attempts to open a node, microseconds each where there is none.
 ///
 /// # Errors
-/// `Unsupported`: there are none, or none says what it is; `Configuration`: one of the variables is wrong.
+/// `Unsupported`: there are none, or none says what it is; `Configuration`: a table or a list of modules does not fit them.
 pub(super) fn find(
     thunk: &'static HlThunk,
-    table: Option<&str>,
-    visible: Option<&str>,
+    table: Option<Table>,
+    visible: Option<Visible>,
 ) -> Result<Vec<CardInfo>> {
-    // Before anybody is asked.
-    let visible = visible.map(modules).transpose()?.flatten();
-    let table = table.map(mapping::parse).transpose()?;
     let mut found: Vec<CardInfo> = Vec::new();
     let mut silent = None;
     for card in thunk.discover() {
@@ -45,19 +42,48 @@ pub(super) fn find(
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
     found.sort_by_key(|card| card.index);
-    if let Some(visible) = visible {
+    if let Some(Visible { said_by, modules }) = visible {
         let all: Vec<u32> = found.iter().map(|card| card.hw.module_id).collect();
-        if let Some(absent) = visible.iter().find(|module| !all.contains(module)) {
+        if let Some(absent) = modules.iter().find(|module| !all.contains(module)) {
             let text = format!(
-                "{VISIBLE}: no Gaudi card is module {absent}; there are {all:?} (hl-smi -Q index,module_id,bus_id)"
+                "{said_by}: no Gaudi card is module {absent}; there are {all:?} (hl-smi -Q index,module_id,bus_id)"
             );
             return Err(Error::new(ErrorKind::Configuration, text));
         }
-        found.retain(|card| visible.contains(&card.hw.module_id));
+        found.retain(|card| modules.contains(&card.hw.module_id));
     }
     match table {
-        Some(table) => mapping::order(&table, found),
+        Some(table) => table.order(found),
         None => Ok(found),
+    }
+}
+
+/// Which cards are used.
+#[derive(Debug)]
+pub(super) struct Visible {
+    /// The variable or the method, for errors.
+    said_by: &'static str,
+    modules: Vec<u32>,
+}
+
+impl Visible {
+    /// By the program.
+    pub(super) fn given(modules: &[u32]) -> Self {
+        Self {
+            said_by: "GaudiCopy::modules",
+            modules: modules.to_owned(),
+        }
+    }
+
+    /// By the variable. `None`: all.
+    ///
+    /// # Errors
+    /// `Configuration`.
+    pub(super) fn parse(text: &str) -> Result<Option<Self>> {
+        Ok(modules(text)?.map(|modules| Self {
+            said_by: VISIBLE,
+            modules,
+        }))
     }
 }
 

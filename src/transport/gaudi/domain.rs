@@ -22,8 +22,8 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     memory::{
-        AddressRange, Advice, DmaBuf, DomainAttributes, DomainCapabilities, DomainMemory,
-        MemoryAttributes, MemoryDomain,
+        AddressRange, DmaBuf, DomainAttributes, DomainCapabilities, DomainMemory, MemoryAttributes,
+        MemoryDomain,
     },
     types::MemoryType,
 };
@@ -74,8 +74,7 @@ impl MemoryDomain for GaudiDomain {
 
     /// Before the cards were looked for, the types of 64; then those of the cards there are.
     fn attributes(&self) -> DomainAttributes {
-        let mut capabilities =
-            DomainCapabilities::DETECT | DomainCapabilities::ALLOCATE | DomainCapabilities::ADVISE;
+        let mut capabilities = DomainCapabilities::DETECT | DomainCapabilities::ALLOCATE;
         capabilities.set(DomainCapabilities::EXPORT, self.0.exports);
         let devices = self.0.count().unwrap_or(DEVICES);
         let own = (0..devices).map(MemoryType::Gaudi);
@@ -123,12 +122,12 @@ impl MemoryDomain for GaudiDomain {
         self.0.reaper.allocate(make)
     }
 
-    /// It is all where it belongs.
-    fn advise(&self, range: AddressRange, _: Advice) -> Result<()> {
-        match self.detect(range)? {
-            Some(known) if known.allocation.contains(range) => Ok(()),
-            _ => Err(unknown(range)),
-        }
+    fn place(&self, memory_type: MemoryType) -> Option<String> {
+        let MemoryType::Gaudi(ordinal) = memory_type else {
+            return None;
+        };
+        let cards = self.0.cards().ok()?;
+        Some(cards.get(usize::from(ordinal))?.bus_id.to_string())
     }
 
     fn export(&self, range: AddressRange) -> Result<DmaBuf> {
@@ -199,7 +198,9 @@ impl Drop for Freed {
 impl Drop for Allocated {
     fn drop(&mut self) {
         if let Some(card) = self.card.take() {
-            self.shared.reaper.bury(Freed(card, self.range.start()));
+            self.shared
+                .reaper
+                .drop_later(Freed(card, self.range.start()));
         }
     }
 }

@@ -20,34 +20,86 @@ const LONGEST: usize = 64 << 10;
 
 /// What an entry says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+struct Entry {
     index: u16,
     module_id: Option<u32>,
     bus_id: BusId,
+}
+
+/// Which cards have which numbers.
+#[derive(Debug)]
+pub(super) struct Table {
+    /// The variable or the method, for errors.
+    said_by: &'static str,
+    entries: Vec<Entry>,
+}
+
+impl Table {
+    /// Of the variable.
+    ///
+    /// # Errors
+    /// `Configuration`, naming the entry.
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        Ok(Self {
+            said_by: VARIABLE,
+            entries: parse(text)?,
+        })
+    }
+
+    /// Of the program: the card at the first place is number 0.
+    ///
+    /// # Errors
+    /// `Configuration`: one is no PCI place, or is there twice.
+    pub(super) fn of_places(places: &[String]) -> Result<Self> {
+        let said_by = "GaudiCopy::numbered";
+        let mut entries: Vec<Entry> = Vec::new();
+        for (index, place) in (0..).zip(places) {
+            let bus_id: BusId = place.parse().map_err(|error| wrong(said_by, error))?;
+            if entries.iter().any(|known| known.bus_id == bus_id) {
+                return Err(wrong(said_by, format!("{bus_id} is there twice")));
+            }
+            entries.push(Entry {
+                index,
+                module_id: None,
+                bus_id,
+            });
+        }
+        Ok(Self { said_by, entries })
+    }
+
+    /// The cards in the order of their numbers.
+    ///
+    /// # Errors
+    /// `Configuration`, naming the entry: no such card was found, it is another module, or there are not so many cards.
+    pub(super) fn order(&self, cards: Vec<CardInfo>) -> Result<Vec<CardInfo>> {
+        order(&self.entries, cards).map_err(|what| wrong(self.said_by, what))
+    }
 }
 
 /// Reads a table, and that it does not contradict itself.
 ///
 /// # Errors
 /// `Configuration`, naming the entry.
-pub(super) fn parse(text: &str) -> Result<Vec<Entry>> {
+fn parse(text: &str) -> Result<Vec<Entry>> {
     if text.len() > LONGEST {
         let what = format!(
             "{} bytes are too long; it has at most {LONGEST}",
             text.len()
         );
-        return Err(wrong(what));
+        return Err(wrong(VARIABLE, what));
     }
     let value: Value =
-        serde_json::from_str(text).map_err(|error| wrong(format!("no JSON: {error}")))?;
+        serde_json::from_str(text).map_err(|error| wrong(VARIABLE, format!("no JSON: {error}")))?;
     let Value::Array(list) = value else {
         return Err(wrong(
+            VARIABLE,
             "no array; it is [{\"index\":0,\"bus_id\":\"0000:33:00.0\"}]",
         ));
     };
     let mut entries: Vec<Entry> = Vec::new();
     for (place, value) in list.iter().enumerate() {
-        let entry = entry(value).map_err(|what| wrong(format!("entry {place}: {what}")))?;
+        let entry =
+            entry(value).map_err(|what| wrong(VARIABLE, format!("entry {place}: {what}")))?;
         for (other, known) in entries.iter().enumerate() {
             let twice = if known.index == entry.index {
                 format!("index {}", entry.index)
@@ -58,9 +110,8 @@ pub(super) fn parse(text: &str) -> Result<Vec<Entry>> {
             } else {
                 continue;
             };
-            return Err(wrong(format!(
-                "entry {place}: entry {other} has {twice} too"
-            )));
+            let what = format!("entry {place}: entry {other} has {twice} too");
+            return Err(wrong(VARIABLE, what));
         }
         entries.push(entry);
     }
@@ -108,11 +159,8 @@ fn cut(value: &Value) -> String {
     }
 }
 
-/// The cards in the order of their numbers.
-///
-/// # Errors
-/// `Configuration`, naming the entry: no such card was found, it is another module, or there are not so many cards.
-pub(super) fn order(entries: &[Entry], cards: Vec<CardInfo>) -> Result<Vec<CardInfo>> {
+/// See [`Table::order`].
+fn order(entries: &[Entry], cards: Vec<CardInfo>) -> std::result::Result<Vec<CardInfo>, String> {
     let count = cards.len();
     let mut places: Vec<Option<CardInfo>> = vec![None; count];
     let mut left: Vec<Option<CardInfo>> = cards.into_iter().map(Some).collect();
@@ -128,27 +176,27 @@ pub(super) fn order(entries: &[Entry], cards: Vec<CardInfo>) -> Result<Vec<CardI
                 .flatten()
                 .map(|card| card.bus_id.as_str())
                 .collect();
-            return Err(wrong(format!(
+            return Err(format!(
                 "entry {place}: no Gaudi card at {} is here; there are {}",
                 entry.bus_id,
                 known.join(", ")
-            )));
+            ));
         };
         if let Some(module) = entry.module_id
             && module != card.hw.module_id
         {
-            return Err(wrong(format!(
+            return Err(format!(
                 "entry {place}: the card at {} is module {}, not {module}",
                 entry.bus_id, card.hw.module_id
-            )));
+            ));
         }
         // An index is there once.
         let Some(slot) = places.get_mut(usize::from(entry.index)) else {
-            return Err(wrong(format!(
+            return Err(format!(
                 "entry {place}: index {} with {count} cards, which have 0 to {}",
                 entry.index,
                 count.saturating_sub(1)
-            )));
+            ));
         };
         *slot = Some(card);
     }
@@ -158,8 +206,8 @@ pub(super) fn order(entries: &[Entry], cards: Vec<CardInfo>) -> Result<Vec<CardI
 }
 
 #[cold]
-fn wrong(what: impl std::fmt::Display) -> Error {
-    Error::new(ErrorKind::Configuration, format!("{VARIABLE}: {what}"))
+fn wrong(said_by: &str, what: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::Configuration, format!("{said_by}: {what}"))
 }
 
 #[cfg(test)]

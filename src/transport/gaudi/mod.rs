@@ -1,28 +1,23 @@
 //! `gaudi_copy`: memory of Intel's Gaudi cards, and copies between it and the host's (`gaudi_cpy`).
 //!
-//! Comes in: what an [`Accelerator`] is asked for. Goes out: its [`MemoryDomain`], and a [`CopyEngine`] for each worker. Uses `driver/hlthunk`, `memory`,
-//! `sys`. Tests: `tests/gaudi/`, on the emulated library, as a program would use it.
+//! Every context has it, where `libhl-thunk.so` is found when it is first wanted: `Context::allocate_on(MemoryType::Gaudi(0), bytes)`, and [foreign](crate::Buffer::foreign)
+//! memory of such devices. [`GaudiCopy`] says which library and what of it is used:
 //!
-//! | file | holds |
-//! |---|---|
-//! | `options` | its name, and what a program chooses |
-//! | `shared` | the library, the cards there are, which of them are opened |
-//! | `cards`, `mapping` | which cards there are, and their numbers |
-//! | `card` | a card that is open: one in the process |
-//! | `backend` | what carries out copies on a card, whoever has it open |
-//! | `own` | that for a card which this process opened: command submissions |
-//! | `guest` | that for a card which Synapse has in this process |
-//! | `completer` | the thread that waits for a card's copies, and for its end |
-//! | `heap` | allocations in the card's huge pages |
-//! | `host` | host memory in reach of cards |
-//! | `domain` | whose memory it is; export, advice |
-//! | `vendor` | what the engine that all vendors share is given |
-//! | `home` | a card as one engine uses it |
-//! | `staged` | copies that no engine makes alone |
-//! | `peers` | what a card reaches of other cards |
-//! | `window` | a part of that, open |
-//! | `ipc` | `gaudi_ipc`: memory of other processes of the host |
-//! | `paths` | how bytes go between two places |
+//! ```
+//! use std::sync::Arc;
+//! use wharf::{Context, ErrorKind, MemoryType, transport::gaudi::GaudiCopy};
+//!
+//! # async fn run() -> wharf::Result<()> {
+//! let devices = GaudiCopy::with_library("/opt/driver/libhl-thunk.so").ipc(false);
+//! let context = Context::builder().accelerator(Arc::new(devices)).build()?;
+//! // Nothing is loaded until memory is asked for.
+//! let error = context.allocate_on(MemoryType::Gaudi(0), 1 << 20).await.unwrap_err();
+//! assert_eq!(error.kind(), ErrorKind::Unsupported);
+//! assert!(error.to_string().contains("/opt/driver/libhl-thunk.so"));
+//! # Ok(())
+//! # }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+//! ```
 //!
 //! # Whose a card is
 //! One process at a time has a card. So wharf opens none for being asked what there is: it looks at the control nodes. A card is opened
@@ -49,7 +44,32 @@
 //! # When a card is lost
 //! A reset, an engine that failed or a submission that timed out end the card: it is closed at once, so that the kernel does not kill the process, and with it
 //! the dma-bufs of its memory; then each copy under way on it is reported as `DeviceLost`, and copies that name its memory are refused. Other cards go on. The
-//! next allocation opens it anew, for workers that have not used it before.
+//! next allocation opens it anew, once the kernel has it in operation again, for all workers and contexts of the process; until then it is refused (`WouldBlock`). Memory of before
+//! stays lost: its addresses are never given out again. (The first Gaudi's are the hardware's own: there a worker that has lost the card does not use it again.)
+
+// Comes in: what an [`Accelerator`] is asked for. Goes out: its [`MemoryDomain`], and a [`CopyEngine`] for each worker. Uses `driver/hlthunk`, `memory`,
+// `sys`. Tests: `tests/gaudi/`, on the emulated library, as a program would use it.
+//
+// | file | holds |
+// |---|---|
+// | `options` | its name, and what a program chooses |
+// | `shared` | the library, the cards there are, which of them are opened |
+// | `cards`, `mapping` | which cards there are, and their numbers |
+// | `card` | a card that is open: one in the process |
+// | `backend` | what carries out copies on a card, whoever has it open |
+// | `own` | that for a card which this process opened: command submissions |
+// | `guest` | that for a card which Synapse has in this process |
+// | `completer` | the thread that waits for a card's copies, and for its end |
+// | `heap` | allocations in the card's huge pages |
+// | `host` | host memory in reach of cards |
+// | `domain` | whose memory it is; export |
+// | `vendor` | what the engine that all vendors share is given |
+// | `home` | a card as one engine uses it |
+// | `staged` | copies that no engine makes alone |
+// | `peers` | what a card reaches of other cards |
+// | `window` | a part of that, open |
+// | `ipc` | `gaudi_ipc`: memory of other processes of the host |
+// | `paths` | how bytes go between two places |
 
 mod backend;
 mod card;
@@ -80,7 +100,7 @@ use options::{Options, Owning};
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    memory::MemoryDomain,
+    memory::{MemoryDomain, MonitorKind, RegistrationCacheOptions},
     transport::DeviceInfo,
     types::{Identity, MemoryType},
 };
@@ -169,10 +189,31 @@ impl GaudiCopy {
         })
     }
 
+    /// Which cards are used: those in these places of the server (modules), and no others. Without, `HABANA_VISIBLE_MODULES` says so. A module without a card is
+    /// an error of [`Accelerator::probe`].
+    #[must_use]
+    pub fn modules(self, modules: impl IntoIterator<Item = u32>) -> Self {
+        Self::of(Options {
+            modules: Some(modules.into_iter().collect()),
+            ..self.options
+        })
+    }
+
+    /// The numbers of the cards, those of `MemoryType::Gaudi`: the card at the first of these PCI places, such as `0000:33:00.0`, is number 0, and so on; cards
+    /// that are not named come after them. Without, `GAUDI_MAPPING_TABLE` says so. What is no place, or has no card, is an error of [`Accelerator::probe`].
+    #[must_use]
+    pub fn numbered(self, places: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self::of(Options {
+            numbers: Some(places.into_iter().map(Into::into).collect()),
+            ..self.options
+        })
+    }
+
     /// The cards of this machine, by number. Opens none: looks at their control nodes, once; may take milliseconds.
     ///
     /// # Errors
-    /// `Unsupported`: no library, one of 2021, or no card; `Configuration`: `GAUDI_MAPPING_TABLE` or `HABANA_VISIBLE_MODULES` does not fit them.
+    /// `Unsupported`: no library, one of 2021, or no card; `Configuration`: what [`numbered`](Self::numbered) and [`modules`](Self::modules) were given, or the variables in
+    /// their place, does not fit them.
     pub fn cards(&self) -> Result<Vec<GaudiCard>> {
         let cards = self.shared.cards()?.iter().enumerate();
         Ok(cards
@@ -250,6 +291,10 @@ impl Default for GaudiCopy {
 impl Accelerator for GaudiCopy {
     fn name(&self) -> &'static str {
         options::NAME
+    }
+
+    fn configure(&self, options: RegistrationCacheOptions, monitor: MonitorKind) {
+        self.shared.cache.set(options, monitor);
     }
 
     /// Looks at the control nodes; opens the cards that the program chose to have from the start.

@@ -14,6 +14,10 @@ pub(super) struct Options {
     pub(super) synapse: Option<PathBuf>,
     pub(super) scal: Option<PathBuf>,
     pub(super) owning: Owning,
+    /// PCI places of the cards that have the first numbers; `None`: by the vendor's variable.
+    pub(super) numbers: Option<Vec<String>>,
+    /// Modules of the cards that are used, in the same way.
+    pub(super) modules: Option<Vec<u32>>,
     pub(super) exports: bool,
     pub(super) ipc: bool,
 }
@@ -25,6 +29,8 @@ impl Options {
             synapse: None,
             scal: None,
             owning,
+            numbers: None,
+            modules: None,
             exports: true,
             ipc: true,
         }

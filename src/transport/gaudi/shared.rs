@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 
 use super::{
     card::{self, OpenCard},
-    cards,
+    cards::{self, Visible},
     guest::{self, Guest},
-    mapping,
+    mapping::{self, Table},
     options::{Choice, OWN, Options, Owning},
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     },
     error::{Error, ErrorKind, Operation, Result},
     memory::announce_device_runtime,
-    transport::accelerator::Reaper,
+    transport::accelerator::{CacheOptions, Reaper},
 };
 
 /// What they share.
@@ -33,8 +33,13 @@ pub(super) struct Shared {
     /// The files of Synapse and SCAL, in the same way.
     pub(super) synapse: Option<PathBuf>,
     pub(super) scal: Option<PathBuf>,
+    /// What is said of their numbers, and which of them are used.
+    numbers: Option<Vec<String>>,
+    modules: Option<Vec<u32>>,
     /// Whether memory is offered as dma-bufs.
     pub(super) exports: bool,
+    /// How host memory is registered with cards that are opened from now on.
+    pub(super) cache: CacheOptions,
     thunk: OnceLock<&'static HlThunk>,
     cards: OnceLock<Vec<CardInfo>>,
     /// Cards that stay open as long as this.
@@ -49,6 +54,8 @@ impl Shared {
             synapse: options.synapse,
             scal: options.scal,
             owning: options.owning,
+            numbers: options.numbers,
+            modules: options.modules,
             exports: options.exports,
             ..Self::default()
         }
@@ -88,9 +95,21 @@ impl Shared {
                 format!("{name}: {error}"),
             )),
         };
-        let table = variable(mapping::VARIABLE)?;
-        let visible = variable(cards::VISIBLE)?;
-        let found = cards::find(self.load()?, table.as_deref(), visible.as_deref())?;
+        let table = match &self.numbers {
+            Some(places) => Some(Table::of_places(places)?),
+            None => match variable(mapping::VARIABLE)? {
+                Some(text) => Some(Table::parse(&text)?),
+                None => None,
+            },
+        };
+        let visible = match &self.modules {
+            Some(modules) => Some(Visible::given(modules)),
+            None => match variable(cards::VISIBLE)? {
+                Some(text) => Visible::parse(&text)?,
+                None => None,
+            },
+        };
+        let found = cards::find(self.load()?, table, visible)?;
         Ok(self.cards.get_or_init(|| found))
     }
 
@@ -185,10 +204,10 @@ impl Shared {
         if by_synapse || info.chip == Chip::Gaudi3 {
             let device = self.acquire(info)?;
             let guest = || Guest::new(device, thunk, self.scal.as_deref());
-            let card = card::attach(thunk, info, ordinal, guest)?;
+            let card = card::attach(thunk, info, ordinal, &self.cache, guest)?;
             return Ok(self.keep(card));
         }
-        Ok(self.keep(card::open(thunk, info, ordinal)?))
+        Ok(self.keep(card::open(thunk, info, ordinal, &self.cache)?))
     }
 
     /// Takes a card by Synapse.
@@ -230,7 +249,7 @@ impl Shared {
         };
         announce_device_runtime();
         let guest = || Guest::new(device, thunk, self.scal.as_deref());
-        let card = card::attach(thunk, &cards[at], ordinal, guest)?;
+        let card = card::attach(thunk, &cards[at], ordinal, &self.cache, guest)?;
         Ok(Some(self.keep(card)))
     }
 
@@ -327,7 +346,7 @@ struct Open(Mutex<Vec<Arc<OpenCard>>>, Reaper);
 impl Drop for Open {
     fn drop(&mut self) {
         for card in self.0.get_mut().drain(..) {
-            self.1.bury(card);
+            self.1.drop_later(card);
         }
     }
 }

@@ -60,6 +60,13 @@ impl Vendor for GaudiVendor {
         Ok(Home::new(self.0.opened(device)?, bell))
     }
 
+    /// A card that was reset and has been opened by an allocation since, where no address of before can be one of now.
+    fn is_back(&self, device: u16) -> bool {
+        let loaded = self.0.loaded();
+        let now = loaded.and_then(|thunk| card::find(thunk, device));
+        now.is_some_and(|card| card.has_own_addresses())
+    }
+
     /// Copies between cards are staged.
     fn join(&self, _: u16, _: u16) -> Result<()> {
         Ok(())

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     driver::{
-        rdmacm::{Connect, EventChannel, EventKind, Id, RdmaCm},
+        rdmacm::{Connect, EventChannel, EventKind, Id, Libraries, RdmaCm},
         verbs::{CompletionChannel, State, Verbs, errno_of},
     },
     error::{Error, ErrorKind, Result},
@@ -42,8 +42,8 @@ fn parameters(queue_pair: u32, data: &[u8]) -> Connect<'_> {
 }
 
 /// A new identifier with events of its own.
-fn new_id() -> Result<(Id, EventChannel, &'static RdmaCm, &'static Verbs)> {
-    let (cm, verbs) = manager()?;
+fn new_id(libraries: &Libraries) -> Result<(Id, EventChannel, &'static RdmaCm, &'static Verbs)> {
+    let (cm, verbs) = manager(libraries)?;
     let channel = cm.event_channel().map_err(unavailable)?;
     let id = channel.id().map_err(unavailable)?;
     Ok((id, channel, cm, verbs))
@@ -71,9 +71,14 @@ impl Listening {
     ///
     /// # Cancel safety
     /// Dropped, it does not listen.
-    pub(crate) async fn bind(address: SocketAddr, keepalive: Option<Duration>) -> Result<Self> {
+    pub(crate) async fn bind(
+        libraries: &Libraries,
+        address: SocketAddr,
+        keepalive: Option<Duration>,
+    ) -> Result<Self> {
+        let libraries = libraries.clone();
         let (id, channel, local, cm, verbs) = off(move || {
-            let (id, channel, cm, verbs) = new_id()?;
+            let (id, channel, cm, verbs) = new_id(&libraries)?;
             let bound = id.bind(address).and_then(|()| id.listen(BACKLOG));
             bound.map_err(|error| about(error, format!("binding {address} for RDMA")))?;
             let local = id.local_address().unwrap_or(address);
@@ -234,6 +239,7 @@ fn serve(id: &Id, verbs: &'static Verbs) -> Result<(Pair, CompletionChannel)> {
 /// # Cancel safety
 /// Dropped, the half-made connection is ended.
 pub(crate) async fn dial(
+    libraries: &Libraries,
     to: SocketAddr,
     limit: Duration,
     keepalive: Option<Duration>,
@@ -241,8 +247,9 @@ pub(crate) async fn dial(
     let limit = u32::try_from(limit.as_millis())
         .unwrap_or(u32::MAX)
         .clamp(1, i32::MAX as u32);
+    let libraries = libraries.clone();
     let (id, channel, verbs) = off(move || {
-        let (id, channel, _, verbs) = new_id()?;
+        let (id, channel, _, verbs) = new_id(&libraries)?;
         id.resolve_address(None, to, limit)
             .map_err(|error| nowhere(error, to))?;
         Ok((Offloaded::new(id), channel, verbs))

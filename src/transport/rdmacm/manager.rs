@@ -1,7 +1,10 @@
 //! The connection manager's library, or why there are no connections by RDMA address.
 
 use crate::{
-    driver::{rdmacm::RdmaCm, verbs::Verbs},
+    driver::{
+        rdmacm::{Libraries, RdmaCm},
+        verbs::Verbs,
+    },
     error::{Error, Result},
 };
 
@@ -9,12 +12,8 @@ use crate::{
 ///
 /// # Errors
 /// Why connections by RDMA address are not available here.
-pub(super) fn manager() -> Result<(&'static RdmaCm, &'static Verbs)> {
-    let find = || {
-        let verbs = Verbs::load(None)?;
-        Ok((RdmaCm::load(None, verbs)?, verbs))
-    };
-    find().map_err(unavailable)
+pub(super) fn manager(libraries: &Libraries) -> Result<(&'static RdmaCm, &'static Verbs)> {
+    libraries.load().map_err(unavailable)
 }
 
 /// Says what is not available.

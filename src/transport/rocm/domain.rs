@@ -8,7 +8,7 @@
 //! | host memory that the program has locked | ordinary host memory: devices have it at another address |
 //! | reserved for virtual memory, graphics and what came later | an error: neither the host's nor anybody's that could be named |
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use super::{
     known::{Seen, type_of},
@@ -20,8 +20,8 @@ use crate::{
     driver::hsa::{PointerInfo, PointerKind},
     error::{Error, ErrorKind, Operation, Result},
     memory::{
-        AddressRange, DmaBuf, DomainAttributes, DomainCapabilities, DomainMemory, MemoryAttributes,
-        MemoryDomain,
+        AddressRange, Advice, DmaBuf, DomainAttributes, DomainCapabilities, DomainMemory,
+        MemoryAttributes, MemoryDomain,
     },
     types::MemoryType,
 };
@@ -40,8 +40,10 @@ impl MemoryDomain for RocmDomain {
 
     /// Before the runtime is initialised, the types of 64 devices; then those of the devices there are.
     fn attributes(&self) -> DomainAttributes {
-        let capabilities =
-            DomainCapabilities::DETECT | DomainCapabilities::ALLOCATE | DomainCapabilities::EXPORT;
+        let capabilities = DomainCapabilities::DETECT
+            | DomainCapabilities::ALLOCATE
+            | DomainCapabilities::ADVISE
+            | DomainCapabilities::EXPORT;
         let devices = match self.0.known_machine() {
             Some(machine) => u16::try_from(machine.devices.len()).unwrap_or(DEVICES),
             None => DEVICES,
@@ -49,7 +51,11 @@ impl MemoryDomain for RocmDomain {
         let own = (0..devices).map(MemoryType::Rocm);
         DomainAttributes::new(
             capabilities,
-            Vec::from_iter([MemoryType::HostPinned].into_iter().chain(own)),
+            Vec::from_iter(
+                [MemoryType::HostPinned, MemoryType::RocmManaged]
+                    .into_iter()
+                    .chain(own),
+            ),
         )
     }
 
@@ -99,6 +105,45 @@ impl MemoryDomain for RocmDomain {
         memory::allocate(&self.0, memory_type, length)
     }
 
+    /// The kernel's own driver tells it, where RDMA's part of the vendor's kernel package is there.
+    fn by_address(&self) -> Option<bool> {
+        Some(Path::new("/sys/kernel/mm/memory_peers/amdkfd").exists())
+    }
+
+    fn place(&self, memory_type: MemoryType) -> Option<String> {
+        let MemoryType::Rocm(ordinal) = memory_type else {
+            return None;
+        };
+        let machine = self.0.machine_in_use().ok()??;
+        let device = machine.devices.get(usize::from(ordinal))?;
+        Some(device.agent.pci_address().ok()?.to_string())
+    }
+
+    /// Of memory of the host that the kernel moves (SVM): `hipMallocManaged`'s, which the runtime does not tell from the host's, so the program says which it is
+    /// ([`Context::notify_allocated`](crate::Context::notify_allocated), `RocmManaged`). `WillNeed` moves it to the device that it prefers, else to the only one, which it prefers from
+    /// then on, and waits for that; `Normal` takes the preference back.
+    fn advise(&self, range: AddressRange, advice: Advice) -> Result<()> {
+        let machine = self.0.machine().map_err(in_memory)?;
+        let (hsa, start) = (machine.hsa, range.start());
+        if hsa.inspect(start)?.kind != PointerKind::Unknown {
+            let text = format!("{range} does not move: it takes no advice");
+            return Err(Error::new(ErrorKind::Unsupported, text).during(Operation::Memory));
+        }
+        if !hsa.has_svm().map_err(in_memory)? {
+            let text = "the kernel moves no memory between the host and AMD's devices in this process (SVM: amdgpu with HMM)";
+            return Err(Error::new(ErrorKind::Unsupported, text).during(Operation::Memory));
+        }
+        let length = usize::try_from(range.len()).map_err(|_| unknown(range))?;
+        if length == 0 {
+            return Ok(());
+        }
+        let moved = match advice {
+            Advice::Normal => hsa.set_preferred_location(start, length, None),
+            Advice::WillNeed => will_need(machine, range, length),
+        };
+        moved.map_err(in_memory)
+    }
+
     fn export(&self, range: AddressRange) -> Result<DmaBuf> {
         let machine = self.0.machine_in_use().map_err(in_memory)?;
         let machine = machine.ok_or_else(|| {
@@ -124,6 +169,29 @@ impl MemoryDomain for RocmDomain {
             _ => Err(unknown(range)),
         }
     }
+}
+
+/// Moves memory to where it is to be.
+fn will_need(machine: &Machine, range: AddressRange, length: usize) -> Result<()> {
+    let (hsa, start) = (machine.hsa, range.start());
+    let to = match (
+        hsa.preferred_location(start, length)?,
+        machine.devices.as_slice(),
+    ) {
+        (Some(preferred), _) => preferred,
+        (None, [only]) => {
+            hsa.set_preferred_location(start, length, Some(&only.agent))?;
+            only.agent.raw()
+        }
+        (None, devices) => {
+            let text = format!(
+                "{range} prefers none of {} devices: hipMemAdvise says which",
+                devices.len()
+            );
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+    };
+    hsa.prefetch(start, length, to)
 }
 
 /// What is said of an allocation.

@@ -31,17 +31,18 @@ use parking_lot::Mutex;
 
 use super::{
     failure::{failure, fault, is_end, lost},
+    known::Seen,
     locked::{Locker, translate},
     order::Mark,
     shared::Shared,
-    staged::{Staged, stage},
+    staged::{Spot, Staged, stage},
 };
 use crate::{
     driver::hsa::{Agent, CopyEnd, Fault, FaultWatch, Signal, SignalCallback},
     error::{Error, ErrorKind, Result},
     memory::{AddressRange, Registration},
     transport::accelerator::{
-        self, Asked, Bell, Locking, Queued, Reports, Route,
+        self, Asked, Bell, Locking, Queued, Reports, Route, Stop,
         staging::{Alive, Staging, forbidden},
     },
     types::MemoryType,
@@ -205,6 +206,11 @@ impl Home {
             }
             _ => {}
         }
+        if let (Route::Across, Some(other)) = (route, copy.other)
+            && self.is_beyond(&copy, other)?
+        {
+            return self.stage_across(&copy, other);
+        }
         if locked.is_none() || to_device || route == Route::Across {
             self.check(copy.to, copy.length)?;
         }
@@ -291,34 +297,65 @@ impl Home {
 
     /// Has a thread copy through memory that the device reaches.
     fn stage(&mut self, route: Route, copy: Queued) {
-        let to_device = route == Route::ToDevice;
-        let (host, at) = match to_device {
-            true => (copy.from, copy.to),
-            false => (copy.to, copy.from),
+        let (from, to) = match route {
+            Route::ToDevice => (Spot::Host(copy.from), Spot::Device(self.ordinal, copy.to)),
+            _ => (Spot::Device(self.ordinal, copy.from), Spot::Host(copy.to)),
         };
+        self.stage_between(&copy, from, to);
+    }
+
+    fn stage_between(&mut self, copy: &Queued, from: Spot, to: Spot) {
         let staged = Staged {
-            device: self.ordinal,
-            host,
-            at,
+            from,
+            to,
             length: copy.length,
-            to_device,
         };
         let shared = Arc::clone(&self.shared);
         let run = move |alive: &Alive| stage(&shared, &staged, alive);
         self.staging.begin(copy.token, run);
     }
 
-    /// That this device reaches all bytes of an end. One that met an address it cannot reach would be lost.
-    fn check(&self, address: u64, length: usize) -> Result<()> {
-        let seen = match self.shared.known.find(address, length) {
-            Some(seen) => Some(seen),
-            None => self
+    /// Whether a copy goes to memory that this device has no peer access to.
+    fn is_beyond(&self, copy: &Queued, other: u16) -> Result<bool> {
+        if self.reaches_all_of(other)? {
+            return Ok(false);
+        }
+        let seen = self.seen(copy.to, copy.length)?;
+        Ok(seen.is_some_and(|seen| !seen.reach.has(self.ordinal) && seen.reach.has(other)))
+    }
+
+    /// Whether this device has peer access to the other's memory.
+    fn reaches_all_of(&self, other: u16) -> Result<bool> {
+        let other = self.shared.machine()?.device(other)?;
+        Ok(other.reached_by.has(self.ordinal))
+    }
+
+    /// Has a thread copy to memory of another device that this one does not reach.
+    fn stage_across(&mut self, copy: &Queued, other: u16) -> Result<()> {
+        if copy.unstaged {
+            return Err(forbidden());
+        }
+        self.check(copy.from, copy.length)?;
+        let from = Spot::Device(self.ordinal, copy.from);
+        self.stage_between(copy, from, Spot::Device(other, copy.to));
+        Ok(())
+    }
+
+    /// What allocation so many bytes lie in, if it is one of the runtime's.
+    fn seen(&self, address: u64, length: usize) -> Result<Option<Seen>> {
+        match self.shared.known.find(address, length) {
+            Some(seen) => Ok(Some(seen)),
+            None => Ok(self
                 .shared
                 .known
                 .see(self.shared.machine()?, address, false)?
-                .filter(|seen| address - seen.range.start() + length as u64 <= seen.range.len()),
-        };
-        match seen {
+                .filter(|seen| address - seen.range.start() + length as u64 <= seen.range.len())),
+        }
+    }
+
+    /// That this device reaches all bytes of an end. One that met an address it cannot reach would be lost.
+    fn check(&self, address: u64, length: usize) -> Result<()> {
+        match self.seen(address, length)? {
             Some(seen) if seen.reach.has(self.ordinal) => Ok(()),
             Some(seen) => {
                 let text = format!(
@@ -439,6 +476,14 @@ impl accelerator::Home for Home {
     /// A device that is watched tells by itself that it failed.
     fn needs_checks(&self) -> bool {
         self.watch.is_none() || !self.gates.is_empty()
+    }
+
+    fn stops(&self, other: u16, _: usize) -> Option<Stop> {
+        let why = || {
+            let (here, there) = (MemoryType::Rocm(self.ordinal), MemoryType::Rocm(other));
+            Stop::Certain(format!("{here} has no peer access to {there}"))
+        };
+        (!self.reaches_all_of(other).ok()?).then(why)
     }
 
     fn stopped(&self) -> (u64, u64) {

@@ -12,7 +12,7 @@ use crate::{
     driver::hsa::{Allocation, Status},
     error::{Error, ErrorKind, Result},
     memory::{AddressRange, DomainMemory},
-    transport::accelerator::Buried,
+    transport::accelerator::Allocated,
     types::MemoryType,
 };
 
@@ -69,7 +69,8 @@ fn try_allocate(
     }
     let exports = on_device && machine.hsa.has_dma_buf()?;
     // SAFETY: a device's memory is not for the host. The host's was zeroed just now; the pool's memory stays while `memory` lives.
-    let memory = unsafe { Buried::new(memory, range, memory_type, (id, exports), &shared.reaper) };
+    let memory =
+        unsafe { Allocated::new(memory, range, memory_type, (id, exports), &shared.reaper) };
     Ok(Box::new(memory))
 }
 

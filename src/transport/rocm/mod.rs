@@ -1,23 +1,23 @@
 //! `rocm_copy`: memory of AMD's devices, and copies between it and the host's, by the HSA runtime of ROCm.
 //!
-//! Comes in: what an [`Accelerator`] is asked for. Goes out: its [`MemoryDomain`], and a [`CopyEngine`] for each worker. Uses `driver/hsa`, `driver/hip`, `memory`.
-//! Tests: `tests/rocm/`, on the emulated runtime, as a program would use it.
+//! Every context has it, where `libhsa-runtime64.so.1` is found when it is first wanted: `Context::allocate_on(MemoryType::Rocm(0), bytes)`, and [foreign](crate::Buffer::foreign)
+//! memory of such devices. [`RocmCopy`] says which library and what of it is used:
 //!
-//! | file | holds |
-//! |---|---|
-//! | `domain` | whose memory it is; export |
-//! | `known` | allocations that were met: their numbers, who reaches them, when they end |
-//! | `memory` | what is allocated, and how it is freed |
-//! | `vendor` | what the engine that all vendors share is given |
-//! | `home` | a device as one engine uses it: copies and their signals |
-//! | `locked` | host memory of the program's, by the registration cache |
-//! | `staged` | copies of host memory that cannot be locked |
-//! | `bar` | copies that the processor makes by itself, through a large BAR |
-//! | `order` | the program's own HIP streams |
-//! | `machine` | the agents of the runtime that matter here |
-//! | `failure` | how copies fail, and devices |
-//! | `shared` | what all of one accelerator share |
-//! | `ipc` | `rocm_ipc`: memory of other processes of the host |
+//! ```
+//! use std::sync::Arc;
+//! use wharf::{Context, ErrorKind, MemoryType, transport::rocm::RocmCopy};
+//!
+//! # async fn run() -> wharf::Result<()> {
+//! let devices = RocmCopy::with_library("/opt/driver/libhsa-runtime64.so.1").ipc(false);
+//! let context = Context::builder().accelerator(Arc::new(devices)).build()?;
+//! // Nothing is loaded until memory is asked for.
+//! let error = context.allocate_on(MemoryType::Rocm(0), 1 << 20).await.unwrap_err();
+//! assert_eq!(error.kind(), ErrorKind::Unsupported);
+//! assert!(error.to_string().contains("/opt/driver/libhsa-runtime64.so.1"));
+//! # Ok(())
+//! # }
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run()).unwrap();
+//! ```
 //!
 //! # What a copy costs
 //! One call of the runtime, at the end of the batch; both ends are looked up in a table before, as a device that meets an address it cannot reach is lost. To poll is
@@ -34,8 +34,27 @@
 //! signal becomes negative has failed by itself.
 //!
 //! # What it cannot
-//! Managed memory; copies between devices that have no peer access (`Unsupported`); streams of HIP that wait for copies
+//! Managed memory; streams of HIP that wait for copies
 //! ([`CopyEngine::then`]).
+
+// Comes in: what an [`Accelerator`] is asked for. Goes out: its [`MemoryDomain`], and a [`CopyEngine`] for each worker. Uses `driver/hsa`, `driver/hip`, `memory`.
+// Tests: `tests/rocm/`, on the emulated runtime, as a program would use it.
+//
+// | file | holds |
+// |---|---|
+// | `domain` | whose memory it is; export |
+// | `known` | allocations that were met: their numbers, who reaches them, when they end |
+// | `memory` | what is allocated, and how it is freed |
+// | `vendor` | what the engine that all vendors share is given |
+// | `home` | a device as one engine uses it: copies and their signals |
+// | `locked` | host memory of the program's, by the registration cache |
+// | `staged` | copies of host memory that cannot be locked |
+// | `bar` | copies that the processor makes by itself, through a large BAR |
+// | `order` | the program's own HIP streams |
+// | `machine` | the agents of the runtime that matter here |
+// | `failure` | how copies fail, and devices |
+// | `shared` | what all of one accelerator share |
+// | `ipc` | `rocm_ipc`: memory of other processes of the host |
 
 mod bar;
 mod domain;
@@ -61,7 +80,7 @@ use super::accelerator::{
 use crate::{
     driver::hsa::Hsa,
     error::Result,
-    memory::MemoryDomain,
+    memory::{MemoryDomain, MonitorKind, RegistrationCacheOptions},
     transport::DeviceInfo,
     types::{Identity, MemoryType},
 };
@@ -72,6 +91,7 @@ pub struct RocmCopy {
     shared: Arc<shared::Shared>,
     ipc: LazyIpc<ipc::RocmSharing>,
     use_bar: bool,
+    hip: Option<PathBuf>,
 }
 
 impl RocmCopy {
@@ -101,6 +121,14 @@ impl RocmCopy {
         self
     }
 
+    /// With HIP in this file, else the one that `WHARF_LIBHIP` names, or `libamdhip64.so.7`, `.6` or `.5`: whose streams copies are ordered with
+    /// ([`RocmStream`]). It is never loaded here: the program has it loaded if it has such a stream.
+    #[must_use]
+    pub fn hip(mut self, path: impl Into<PathBuf>) -> Self {
+        self.hip = Some(path.into());
+        self
+    }
+
     /// The names of the devices, by number: the first is that of `MemoryType::Rocm(0)`. Initialises the runtime, which may take seconds.
     ///
     /// # Errors
@@ -122,6 +150,7 @@ impl RocmCopy {
             shared: Arc::new(shared::Shared::new(library)),
             ipc: LazyIpc::new("rocm_ipc"),
             use_bar: true,
+            hip: None,
         }
     }
 }
@@ -135,6 +164,10 @@ impl Default for RocmCopy {
 impl Accelerator for RocmCopy {
     fn name(&self) -> &'static str {
         machine::NAME
+    }
+
+    fn configure(&self, options: RegistrationCacheOptions, monitor: MonitorKind) {
+        self.shared.configure(options, monitor);
     }
 
     fn probe(&self) -> Result<()> {
@@ -177,6 +210,7 @@ impl Accelerator for RocmCopy {
         let vendor = vendor::RocmVendor {
             shared: Arc::clone(&self.shared),
             bar: self.use_bar,
+            hip: self.hip.clone(),
         };
         Ok(Box::new(Engine::open(Arc::new(vendor))?))
     }

@@ -6,7 +6,7 @@
 //! Handles are vouched for by whoever made a [`RocmStream`] of them.
 #![allow(unsafe_code)]
 
-use std::{ffi::c_void, sync::Arc};
+use std::{ffi::c_void, path::Path, sync::Arc};
 
 use super::machine::NAME;
 use crate::{
@@ -56,12 +56,12 @@ pub(super) type Mark = Arc<HipEvent>;
 ///
 /// # Errors
 /// `Unsupported`: HIP is not in this process; `InvalidArgument`: the stream is capturing a graph; what HIP said.
-pub(super) fn mark(place: DevicePlace) -> Result<Mark> {
+pub(super) fn mark(library: Option<&Path>, place: DevicePlace) -> Result<Mark> {
     let DevicePlace::Stream(stream) = place else {
         let text = "HIP events of the program's are not waited for: give the stream";
         return Err(Error::new(ErrorKind::Unsupported, text).over(NAME));
     };
-    let hip = Hip::resident(None).ok_or_else(|| {
+    let hip = Hip::resident(library).ok_or_else(|| {
         let text = "this program has not loaded HIP (libamdhip64.so.7, .6 or .5): it cannot have a stream of it";
         Error::new(ErrorKind::Unsupported, text).over(NAME)
     })?;

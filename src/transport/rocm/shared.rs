@@ -16,7 +16,7 @@ use super::{known::Known, locked::Locker, machine::Machine};
 use crate::{
     driver::hsa::Hsa,
     error::Result,
-    memory::RegistrationCache,
+    memory::{MonitorKind, RegistrationCache, RegistrationCacheOptions},
     transport::accelerator::{Loader, Reaper, SharedCache, driver},
 };
 
@@ -81,6 +81,11 @@ impl Shared {
     /// The machine, where it is known already.
     pub(super) fn known_machine(&self) -> Option<&Arc<Machine>> {
         self.machine.get()
+    }
+
+    /// How the cache is to be that is made next.
+    pub(super) fn configure(&self, options: RegistrationCacheOptions, monitor: MonitorKind) {
+        self.locked.set(options, monitor);
     }
 
     /// The cache of host memory that is locked.

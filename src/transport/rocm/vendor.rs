@@ -1,6 +1,6 @@
 //! ROCm as the engine that all vendors share has it.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use super::{
     bar,
@@ -36,6 +36,8 @@ pub(super) struct RocmVendor {
     pub(super) shared: Arc<Shared>,
     /// Whether the processor may make small copies itself.
     pub(super) bar: bool,
+    /// HIP's file; without, where it is looked for.
+    pub(super) hip: Option<PathBuf>,
 }
 
 impl Vendor for RocmVendor {
@@ -78,7 +80,7 @@ impl Vendor for RocmVendor {
     }
 
     fn mark(&self, place: DevicePlace) -> Result<Mark> {
-        order::mark(place)
+        order::mark(self.hip.as_deref(), place)
     }
 
     fn stream(&self, _: DeviceStream) -> Result<((), u16)> {

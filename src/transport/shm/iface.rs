@@ -450,17 +450,21 @@ impl ShmInterface {
     /// # Safety
     /// As there.
     #[inline(never)]
-    unsafe fn take_other(&mut self, wanted: &Wanted) -> Option<Taken> {
-        let entry = self.entries.get_mut(self.latest)?;
+    unsafe fn take_other(&mut self, wanted: &mut Wanted) -> Taken {
+        let Some(entry) = self.entries.get_mut(self.latest) else {
+            return Taken::Nothing;
+        };
         // SAFETY: the caller's promise.
-        let (header, length) = unsafe { entry.consumer.take_wanted(wanted) }?;
+        let Some((header, length)) = (unsafe { entry.consumer.take_wanted(wanted) }) else {
+            return Taken::Nothing;
+        };
         entry.idle = 0;
         self.glances += 1;
-        Some(Taken {
+        wanted.header = header;
+        Taken::Message {
             from: entry.id,
-            header,
-            length,
-        })
+            length: length as u32,
+        }
     }
 
     /// As [`Interface::take_in_place`], for what is not inline, and where more is to be done.
@@ -612,26 +616,28 @@ impl Interface for ShmInterface {
         }
     }
 
-    unsafe fn take(&mut self, wanted: &Wanted) -> Option<Taken> {
+    unsafe fn take(&mut self, wanted: &mut Wanted) -> Taken {
         if self.glances == GLANCES {
-            return None;
+            return Taken::Nothing;
         }
-        let entry = self.entries.get_mut(self.latest)?;
+        let Some(entry) = self.entries.get_mut(self.latest) else {
+            return Taken::Nothing;
+        };
         if !entry.is_hot {
-            return None;
+            return Taken::Nothing;
         }
         // SAFETY: the caller's promise.
         match unsafe { entry.consumer.take_inline(wanted) } {
             Inline::Taken { header, length } => {
                 entry.idle = 0;
                 self.glances += 1;
-                Some(Taken {
+                wanted.header = header;
+                Taken::Message {
                     from: entry.id,
-                    header,
-                    length,
-                })
+                    length: length as u32,
+                }
             }
-            Inline::Nothing => None,
+            Inline::Nothing => Taken::Nothing,
             // SAFETY: the caller's promise.
             Inline::Other => unsafe { self.take_other(wanted) },
         }

@@ -1,25 +1,29 @@
 //! Shared memory between two workers of one host: the fastest path there is between processes.
 //!
-//! Comes in: a channel that passes fds (a Unix socket) to a peer of the same user. Goes out: links whose short messages cost one
-//! cache line and no system call, doorbells rung only for a peer that sleeps, and words in common
-//! ([`SharedMemory`](super::SharedMemory)), by which two ends agree on memory that one of them copies for both. Uses `sys`, `types`, `util::loom`. Chosen before everything else on a host.
-//!
-//! | file | idea |
-//! |---|---|
-//! | `options` | its name, and what can be chosen |
-//! | `layout` | the drawing of the segment |
-//! | `ring` | one direction: producer, consumer |
-//! | `doorbell` | the flags that ask for a ring of the bell, and why nothing is lost |
-//! | `segment` | the mapped segment: its rings, and the words for one-copy transfers |
-//! | `connector` | the handshake that makes and passes the segment |
-//! | `link`, `iface` | the two halves that the worker drives |
+//! Two workers that meet on one host take it by themselves before everything else but `self`, where they may: same user, and `shm` not left out by
+//! [`ContextBuilder::transports`](crate::ContextBuilder::transports). A short message costs one cache line and no system call, a peer that sleeps is woken
+//! by a doorbell, and long messages are copied once, by the kernel or in memory that both have mapped.
 //!
 //! Limits: 48 bytes short, 66 KiB buffered, 4.6 MiB of addresses for each connection, of which a quiet one touches two pages. Nothing has a name in the file system, so a crash leaves
 //! nothing behind. Each end trusts the other with nothing but the content of messages: a peer that scribbles over the segment
 //! harms its own link only.
-//!
-//! Tests: `tests.rs` here (two interfaces over a socket pair), and models in `models.rs`
-//! (`RUSTFLAGS="--cfg wharf_loom" cargo test --lib --release models`).
+
+// Comes in: a channel that passes fds (a Unix socket) to a peer of the same user. Goes out: links whose short messages cost one
+// cache line and no system call, doorbells rung only for a peer that sleeps, and words in common
+// ([`SharedMemory`](super::SharedMemory)), by which two ends agree on memory that one of them copies for both. Uses `sys`, `types`, `util::loom`. Chosen before everything else on a host.
+//
+// | file | idea |
+// |---|---|
+// | `options` | its name, and what can be chosen |
+// | `layout` | the drawing of the segment |
+// | `ring` | one direction: producer, consumer |
+// | `doorbell` | the flags that ask for a ring of the bell, and why nothing is lost |
+// | `segment` | the mapped segment: its rings, and the words for one-copy transfers |
+// | `connector` | the handshake that makes and passes the segment |
+// | `link`, `iface` | the two halves that the worker drives |
+//
+// Tests: `tests.rs` here (two interfaces over a socket pair), and models in `models.rs`
+// (`RUSTFLAGS="--cfg wharf_loom" cargo test --lib --release models`).
 
 mod connector;
 mod doorbell;

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    transport::{Held, Hold, Wanted},
+    transport::{HeldBytes, Hold, Wanted},
     util::{
         copy::{SHORTEST, copy, copy_short, copy_small},
         loom::{Ordering, prefetch_read, prefetch_write},
@@ -356,7 +356,7 @@ pub(crate) enum InlineInPlace {
     Other,
     Held {
         header: u64,
-        held: Held,
+        held: HeldBytes,
     },
 }
 
@@ -654,7 +654,7 @@ impl Consumer {
         id: u8,
         header: u64,
         mask: u64,
-    ) -> Option<(u64, Held)> {
+    ) -> Option<(u64, HeldBytes)> {
         let wanted = header;
         let word = self.look(0)?;
         let cell = self.memory.cell(self.head);
@@ -914,7 +914,7 @@ mod tests {
             assert!(take(&mut consumer, false).is_some());
         }
         assert!(pushed > 10);
-        let bytes = held.as_ref().map(Held::to_vec);
+        let bytes = held.as_ref().map(HeldBytes::to_vec);
         assert_eq!(bytes, Some(long));
         assert_eq!(published(&mut consumer), (head, area));
         drop(held);

@@ -2,7 +2,7 @@
 //! Two interfaces in one process, wired over a socket pair; and one in a process that is killed.
 //!
 //! # Safety
-//! Tests of a hostile peer write the shared segment by its raw addresses, inside its bounds. A [`Held`] goes before its interface.
+//! Tests of a hostile peer write the shared segment by its raw addresses, inside its bounds. A [`HeldBytes`] goes before its interface.
 
 use std::{
     env,
@@ -38,11 +38,11 @@ use crate::{
         memfd::{Mapping, Memfd},
     },
     transport::{
-        Held, Hold, Pair,
+        HeldBytes, Hold, Pair,
         channel::Channel,
         contract::{
-            Connector, Interface, Link, PeerInfo, Registry, Role, SendError, Sink, Transport,
-            Wanted,
+            Connector, Interface, Link, PeerInfo, Registry, Role, SendError, Sink, Taken,
+            Transport, Wanted,
         },
     },
     types::{Identity, LinkId},
@@ -59,7 +59,7 @@ struct Inbox {
     refuse: bool,
     /// Whether the next message stays where it lies.
     holds: bool,
-    held: Option<Held>,
+    held: Option<HeldBytes>,
 }
 
 impl Sink for Inbox {
@@ -669,7 +669,7 @@ fn a_wanted_message_goes_where_it_is_wanted_and_others_stay() {
     let mut buffer = vec![0; 3000];
     let mut take = |server: &mut Side, id, header, room| {
         let address = buffer.as_mut_ptr();
-        let wanted = Wanted {
+        let mut wanted = Wanted {
             id,
             header,
             mask: MASK,
@@ -678,9 +678,13 @@ fn a_wanted_message_goes_where_it_is_wanted_and_others_stay() {
             looks: 3,
         };
         // SAFETY: no more room is given than the buffer has.
-        let taken = unsafe { server.interface.take(&wanted) }?;
-        assert_eq!(taken.from, LinkId(2));
-        Some((taken.header, buffer[..taken.length].to_vec()))
+        let taken = unsafe { server.interface.take(&mut wanted) };
+        let Taken::Message { from, length } = taken else {
+            assert_eq!(wanted.header, header);
+            return None;
+        };
+        assert_eq!(from, LinkId(2));
+        Some((wanted.header, buffer[..length as usize].to_vec()))
     };
     assert_eq!(take(&mut server, 3, 6, 3000), None, "another header");
     assert_eq!(take(&mut server, 4, 5, 3000), None, "another id");
@@ -742,7 +746,7 @@ fn a_message_that_is_wanted_in_place_stays_until_it_was_read() {
 #[test]
 fn who_takes_gives_way_to_a_pass_and_gives_room_back() {
     let (_client, mut one, mut server, _two) = two();
-    let wanted = Wanted {
+    let mut wanted = Wanted {
         id: 0,
         header: 0,
         mask: 0,
@@ -757,8 +761,12 @@ fn who_takes_gives_way_to_a_pass_and_gives_room_back() {
         let mut left = CELLS;
         while left > 0 {
             let before = left;
-            // SAFETY: no byte is wanted.
-            while unsafe { server.interface.take(&wanted) }.is_some() {
+            loop {
+                // SAFETY: no byte is wanted.
+                let taken = unsafe { server.interface.take(&mut wanted) };
+                let Taken::Message { .. } = taken else {
+                    break;
+                };
                 left -= 1;
             }
             assert!(before - left < 100, "nobody else was looked at");

@@ -15,15 +15,17 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::Instant,
 };
 
 use parking_lot::Mutex;
 use socket2::Socket;
 
 use super::{
-    devices::{Devices, Graveyard},
+    devices::{Devices, SharedReaper},
     domain::Domain,
     options::NAME,
+    pace::{self, MEASURED, Pace},
     queues::SEGMENT,
     rail::{Rail, retire},
     wire::{HEADER, Header, Kind},
@@ -53,8 +55,8 @@ enum Work {
         offset: usize,
         length: usize,
     },
-    /// Memory of others: its end is told with this token.
-    OneSided(u64),
+    /// So many bytes of memory of others: its end is told with this token.
+    OneSided(u64, u64),
     /// Written from the ring, or inline: its end is told with this token.
     Written(u64),
     /// So many bytes come into the ring at this place, and are told with this token.
@@ -82,6 +84,7 @@ struct Sending {
     head: u64,
     tail: u64,
     depth: u32,
+    pace: Pace,
 }
 
 impl Sending {
@@ -95,6 +98,7 @@ impl Sending {
             head: 0,
             tail: 0,
             depth,
+            pace: Pace::default(),
         }
     }
 
@@ -206,7 +210,7 @@ pub(super) struct Connection {
     refused: OnceLock<Error>,
     /// Longest body that the peer takes.
     pub(super) longest: usize,
-    graveyard: Graveyard,
+    reaper: SharedReaper,
     /// What one-sided operations register memory with.
     pub(super) memory: Option<Arc<Domain>>,
 }
@@ -264,18 +268,18 @@ impl Connection {
             dropped: AtomicBool::new(false),
             refused: OnceLock::new(),
             longest,
-            graveyard: Arc::clone(&devices.graveyard),
+            reaper: Arc::clone(&devices.reaper),
             // Without it messages go all the same.
             memory: devices.memory().ok(),
         }
     }
 
-    /// The control lane's descriptor.
+    /// The control socket's descriptor.
     pub(super) fn fd(&self) -> RawFd {
         self.control.as_raw_fd()
     }
 
-    /// The control lane.
+    /// The control socket.
     pub(super) fn control(&self) -> &Socket {
         &self.control
     }
@@ -297,7 +301,7 @@ impl Connection {
         let _ = self.control.shutdown(Shutdown::Both);
     }
 
-    /// A request was refused: nothing tells of that but this. The control lane ends, at the other end too, and the interface finds why.
+    /// A request was refused: nothing tells of that but this. The control socket ends, at the other end too, and the interface finds why.
     #[cold]
     fn give_up(&self, state: &mut State, error: Error) -> Error {
         state.over = true;
@@ -306,7 +310,7 @@ impl Connection {
         error
     }
 
-    /// Why this end has ended the control lane, if it has.
+    /// Why this end has ended the control socket, if it has.
     pub(super) fn refused(&self) -> Option<Error> {
         self.refused.get().cloned()
     }
@@ -466,7 +470,16 @@ impl Connection {
             sending.tail = slot.ring;
             match slot.work {
                 Work::Own | Work::Message { .. } => {}
-                Work::OneSided(token) | Work::Written(token) => ended.push(Ended {
+                Work::OneSided(token, bytes) => {
+                    if bytes >= MEASURED {
+                        sending.pace.ended(bytes, Instant::now());
+                    }
+                    ended.push(Ended {
+                        token,
+                        fetched: None,
+                    });
+                }
+                Work::Written(token) => ended.push(Ended {
                     token,
                     fetched: None,
                 }),
@@ -491,6 +504,25 @@ impl Connection {
         }
     }
 
+    /// The rail by which so many bytes are moved first, of some.
+    pub(super) fn first_of(&self, rails: &[usize], bytes: u64) -> Option<usize> {
+        if let [only] = rails {
+            return Some(*only);
+        }
+        let state = self.state.lock();
+        let paces = rails.iter().filter_map(|rail| state.sending.get(*rail));
+        let first = pace::first(paces.map(|sending| &sending.pace), bytes)?;
+        rails.get(first).copied()
+    }
+
+    /// The shares of some rails in long transfers, in hundredths, where they were measured and differ.
+    pub(super) fn shares(&self, rails: &[usize]) -> Option<Vec<u32>> {
+        let state = self.state.lock();
+        let paces = rails.iter().filter_map(|rail| state.sending.get(*rail));
+        let paces: Vec<Pace> = paces.map(|sending| sending.pace).collect();
+        pace::shares(&paces)
+    }
+
     /// Posts a request that is no message, made by `make` with a number and flags to be used. `token` is told when it has completed.
     ///
     /// # Errors
@@ -501,7 +533,7 @@ impl Connection {
     pub(super) unsafe fn one_sided<'a>(
         &self,
         rail: usize,
-        token: u64,
+        (token, bytes): (u64, u64),
         make: impl FnOnce(u64, SendFlags) -> SendRequest<'a>,
     ) -> Result<(), SendError> {
         self.with_room(rail, |rail, sending| {
@@ -509,7 +541,10 @@ impl Connection {
             // SAFETY: the caller vouches for it.
             unsafe { post(rail, request) }?;
             let ring = sending.head;
-            sending.note(Work::OneSided(token), ring, true);
+            sending.note(Work::OneSided(token, bytes), ring, true);
+            if bytes >= MEASURED {
+                sending.pace.posted(bytes, Instant::now());
+            }
             Ok(())
         })
     }
@@ -624,12 +659,12 @@ impl Connection {
             sending.tail = slot.ring;
             match slot.work {
                 Work::Own | Work::Message { .. } => {}
-                Work::OneSided(token) => {
+                Work::OneSided(token, _) | Work::Written(token) | Work::Fetch(token, ..) => {
                     tokens.push(token);
                 }
-                Work::Written(token) | Work::Fetch(token, ..) => tokens.push(token),
             }
         }
+        sending.pace.emptied();
         // Who waits for room has to look for another way.
         state.wants = false;
         tokens
@@ -642,7 +677,7 @@ impl Connection {
         let place = usize::try_from(number.checked_sub(sending.done)?).ok()?;
         match sending.slots.get(place)?.work {
             Work::Own | Work::Message { .. } => None,
-            Work::OneSided(token) | Work::Written(token) | Work::Fetch(token, ..) => Some(token),
+            Work::OneSided(token, _) | Work::Written(token) | Work::Fetch(token, ..) => Some(token),
         }
     }
 
@@ -928,7 +963,7 @@ impl Drop for Connection {
         let mut others = Vec::new();
         let mut never = Vec::new();
         for (rail, sending) in rails.into_iter().zip(&self.state.get_mut().sending) {
-            let lent = |slot: &Slot| matches!(slot.work, Work::OneSided(_));
+            let lent = |slot: &Slot| matches!(slot.work, Work::OneSided(..));
             let idle = !sending.slots.iter().any(lent);
             // Peers read and write over rails for that alone.
             if idle && (!rail.data || rail.queue_pair.to_error().is_ok()) {
@@ -947,7 +982,7 @@ impl Drop for Connection {
             reservation.queues.device.served.end(queue_pair);
             rest.push((ring, reservation));
         }
-        self.graveyard.bury((rest, others));
+        self.reaper.drop_later((rest, others));
         retire(never);
     }
 }

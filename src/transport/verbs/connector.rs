@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! both ends:  queue pairs made;  offer {window, longest message, rails} ⇄ offer;  queue pairs joined;  verdict ⇄ verdict;
-//!             the socket stays: the control lane
+//!             the socket stays: the control socket
 //! ```
 
 use std::{
@@ -16,7 +16,7 @@ use socket2::{Socket, TcpKeepalive};
 use super::{
     buffers::Memory,
     connection::{Connection, RING, SPARE_SLOTS},
-    devices::{OpenDevice, Port},
+    device::{OpenDevice, Port},
     options::{NAME, RcOptions},
     pairs::pairs,
     queues::SEGMENT,
@@ -30,13 +30,14 @@ use crate::{
         QueuePairOptions, ReceiveAttributes, SendAttributes,
     },
     error::{Error, ErrorKind, Result},
-    transport::{Connected, Connector, PeerInfo, Role, channel::Channel},
+    transport::{Connected, Connector, MAX_DEVICES, PeerInfo, Role, channel::Channel},
 };
 
 /// Rails for messages.
 const RAILS: usize = 4;
-/// Rails for one-sided operations, beside the one of messages. A request that a peer refuses ends the rail that it went over; messages go on.
-const DATA_RAILS: usize = 2;
+/// Rails for one-sided operations, beside those of messages: one for each device, so that memory has one near it. A request that a peer refuses ends the
+/// rail that it went over; messages go on.
+const DATA_RAILS: usize = MAX_DEVICES;
 /// Bytes that are sent inline, where the device has no less; it may say more.
 const INLINE: [u32; 3] = [144, 60, 0];
 /// Reads and atomics that are under way at once, at most.
@@ -128,7 +129,7 @@ impl Half {
             .filter(|device| !device.is_lost())
             .flat_map(|device| device.ports.iter().map(move |port| (device, port)))
             .filter(|(device, port)| !device.is_down(port.number));
-        for (device, port) in ports.take(RAILS) {
+        for (device, port) in ports.take(DATA_RAILS) {
             match rail(room, device, port, false) {
                 Ok(rail) => {
                     let packet = random()?;
@@ -169,7 +170,7 @@ impl Half {
     }
 
     /// Joins the rails to the other end's, as [`pairs`] says. Which of them could be joined, as bits; at least one.
-    fn join(&mut self, theirs: &Offer, role: Role, options: &RcOptions) -> Result<u8> {
+    fn join(&mut self, theirs: &Offer, role: Role, options: &RcOptions) -> Result<u16> {
         let ours = self.offer().rails;
         let pairs = pairs(&ours, &theirs.rails, role, RAILS, DATA_RAILS);
         let mut all: Vec<_> = self.rails.drain(..).map(Some).collect();
@@ -202,7 +203,7 @@ impl Half {
     }
 
     /// The rails that both ends could join; the others end.
-    fn keep(&mut self, joined: u8) -> Vec<Rail> {
+    fn keep(&mut self, joined: u16) -> Vec<Rail> {
         let all = std::mem::take(&mut self.rails).into_iter().enumerate();
         let (kept, surplus): (Vec<_>, Vec<_>) =
             all.partition(|(index, _)| joined >> index & 1 == 1);
@@ -425,7 +426,7 @@ impl Connector for RcConnector {
         }
         let is_tcp = channel.is_tcp();
         let control = Socket::from(channel.take_stream()?);
-        let set_up = |error: io::Error| named(Error::io("setting up the control lane", error));
+        let set_up = |error: io::Error| named(Error::io("setting up the control socket", error));
         control.set_nonblocking(true).map_err(set_up)?;
         if is_tcp && let Some(time) = self.room.devices.options.keepalive {
             // As tcp does: a host that has gone silent is given up after three times this.

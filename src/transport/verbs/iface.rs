@@ -1,6 +1,6 @@
 //! The receiving half of all of a worker's connections.
 //!
-//! A pass polls each completion queue. A lane sleeps as `driver::verbs::completion` says: events taken, queue empty, armed, polled once
+//! A pass polls each completion queue. A set sleeps as `driver::verbs::completion` says: events taken, queue empty, armed, polled once
 //! more; what that last poll finds is kept for the next pass.
 //!
 //! # Safety
@@ -22,7 +22,7 @@ use slab::Slab;
 use super::{
     connection::{Connection, Ended, MARK},
     connector::Established,
-    devices::OpenDevice,
+    device::OpenDevice,
     link::RcLink,
     options::NAME,
     queues::{BATCH, EARLY, Queues, receive_of},
@@ -59,10 +59,10 @@ const LAST_PASSES: u32 = 1 << 14;
 pub(super) struct RcInterface {
     /// Keeps what connections are made in for as long as the worker.
     room: Arc<Room>,
-    lanes: Vec<Lane>,
-    /// Lanes that there ever were.
+    sets: Vec<QueueSet>,
+    /// Sets of queues that there ever were.
     made: usize,
-    /// A lane that has failed has no connection any more.
+    /// A set that has failed has no connection any more.
     useless: bool,
     devices: Vec<Watched>,
     connections: Slab<Entry>,
@@ -75,7 +75,7 @@ pub(super) struct RcInterface {
     brought: Vec<u8>,
     /// Rails of lost devices, of which nothing more comes.
     abandoned: Vec<(usize, usize)>,
-    /// The lane that is served first.
+    /// The set that is served first.
     turn: usize,
     /// Connections that change rails, and since when.
     switching: Vec<(usize, LinkId, Instant)>,
@@ -88,14 +88,14 @@ pub(super) struct RcInterface {
 impl fmt::Debug for RcInterface {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RcInterface")
-            .field("lanes", &self.lanes.len())
+            .field("sets", &self.sets.len())
             .field("connections", &self.connections)
             .finish_non_exhaustive()
     }
 }
 
 /// A set of queues that connections use.
-struct Lane {
+struct QueueSet {
     queues: Arc<Queues>,
     /// What its channel is registered under.
     token: usize,
@@ -142,7 +142,7 @@ struct Entry {
     passes: u32,
 }
 
-impl Lane {
+impl QueueSet {
     fn new(queues: Arc<Queues>, token: usize) -> Self {
         Self {
             queues,
@@ -332,7 +332,7 @@ impl RcInterface {
     pub(super) fn new(room: Arc<Room>) -> Self {
         Self {
             room,
-            lanes: Vec::new(),
+            sets: Vec::new(),
             made: 0,
             useless: false,
             devices: Vec::new(),
@@ -351,16 +351,16 @@ impl RcInterface {
         }
     }
 
-    /// Watches a set of queues, and its device. The lane's place.
+    /// Watches a set of queues, and its device. The set's place.
     fn watch(&mut self, queues: &Arc<Queues>) -> Result<usize> {
-        let same = |lane: &Lane| Arc::ptr_eq(&lane.queues, queues);
+        let same = |set: &QueueSet| Arc::ptr_eq(&set.queues, queues);
         if queues.has_failed() {
             return Err(Error::new(
                 ErrorKind::DeviceLost,
                 format!("{}: the queues have failed", queues.device.name()),
             ));
         }
-        if let Some(place) = self.lanes.iter().position(same) {
+        if let Some(place) = self.sets.iter().position(same) {
             return Ok(place);
         }
         let device = &queues.device;
@@ -381,18 +381,18 @@ impl RcInterface {
         if let Some(registry) = &self.registry {
             register(registry, queues.channel.as_raw_fd(), CHANNEL, self.made)?;
         }
-        self.lanes.push(Lane::new(Arc::clone(queues), self.made));
+        self.sets.push(QueueSet::new(Arc::clone(queues), self.made));
         self.made += 1;
-        Ok(self.lanes.len() - 1)
+        Ok(self.sets.len() - 1)
     }
 
-    /// Serves what one lane has. Returns how many things happened.
+    /// Serves what one set has. Returns how many things happened.
     #[inline]
     fn serve(&mut self, place: usize, budget: usize, sink: &mut dyn Sink) -> usize {
         let mut happened = 0;
         while happened < budget {
-            let lane = &mut self.lanes[place];
-            let more = lane.drain().and_then(|()| lane.fill(budget - happened));
+            let set = &mut self.sets[place];
+            let more = set.drain().and_then(|()| set.fill(budget - happened));
             match more {
                 Ok(true) => {}
                 Ok(false) => break,
@@ -402,27 +402,27 @@ impl RcInterface {
                 }
             }
             while happened < budget {
-                let lane = &mut self.lanes[place];
-                let Some(completion) = lane.found[..lane.count].get(lane.at).copied() else {
+                let set = &mut self.sets[place];
+                let Some(completion) = set.found[..set.count].get(set.at).copied() else {
                     break;
                 };
-                lane.at += 1;
+                set.at += 1;
                 happened += 1;
                 match receive_of(&completion) {
                     Some(index) => self.received(place, index, &completion, sink),
                     None => self.sent(place, &completion, sink),
                 }
             }
-            let lane = &self.lanes[place];
-            if lane.at == lane.count && lane.count < TAKEN {
+            let set = &self.sets[place];
+            if set.at == set.count && set.count < TAKEN {
                 // It was empty a moment ago.
                 break;
             }
         }
         // Less than a batch of free receives is left for later passes: so many are promised to no peer.
-        let lane = &mut self.lanes[place];
-        if !lane.early.is_empty()
-            && let Err(error) = lane.sweep()
+        let set = &mut self.sets[place];
+        if !set.early.is_empty()
+            && let Err(error) = set.sweep()
         {
             self.lane_failed(place, &error);
         }
@@ -432,10 +432,9 @@ impl RcInterface {
     /// A receive has completed.
     #[inline]
     fn received(&mut self, place: usize, index: u32, completion: &Completion, sink: &mut dyn Sink) {
-        let lane = &mut self.lanes[place];
-        let found = lane.find(completion.queue_pair());
-        if found.is_none() && lane.queues.expects(completion.queue_pair()) && lane.keep(completion)
-        {
+        let set = &mut self.sets[place];
+        let found = set.find(completion.queue_pair());
+        if found.is_none() && set.queues.expects(completion.queue_pair()) && set.keep(completion) {
             return;
         }
         // A connection that is gone: what came is thrown away.
@@ -452,7 +451,7 @@ impl RcInterface {
                 self.over(key, broken(text));
             } else if completion.is_success() {
                 // SAFETY: completed, and posted again below.
-                let bytes = unsafe { lane.queues.received(index, completion.bytes()) };
+                let bytes = unsafe { set.queues.received(index, completion.bytes()) };
                 match entry.deliver(rail, bytes, sink) {
                     Ok(()) => {}
                     Err(Some(error)) => self.over(key, error),
@@ -463,7 +462,7 @@ impl RcInterface {
                 self.broke(key, rail, completion);
             }
         }
-        if let Err(error) = self.lanes[place].freed(index) {
+        if let Err(error) = self.sets[place].freed(index) {
             self.lane_failed(place, &error);
         }
     }
@@ -471,7 +470,7 @@ impl RcInterface {
     /// A send has completed, and with it all before it.
     #[inline]
     fn sent(&mut self, place: usize, completion: &Completion, sink: &mut dyn Sink) {
-        let Some((key, rail)) = self.lanes[place].find(completion.queue_pair()) else {
+        let Some((key, rail)) = self.sets[place].find(completion.queue_pair()) else {
             return;
         };
         if completion.id() == MARK {
@@ -580,7 +579,7 @@ impl RcInterface {
     /// A completion queue has failed. `false`: so has its device, as nobody may have heard yet; then its connections go on over others.
     #[cold]
     fn lane_failed_alone(&mut self, place: usize, error: &Error) -> bool {
-        let device = &self.lanes[place].queues.device;
+        let device = &self.sets[place].queues.device;
         device.take_events();
         let alone = !device.is_lost();
         if alone {
@@ -592,13 +591,13 @@ impl RcInterface {
     /// A completion queue has failed, or a receive could not be posted: all of its connections are over.
     #[cold]
     fn lane_failed(&mut self, place: usize, error: &Error) {
-        let lane = &mut self.lanes[place];
-        if std::mem::replace(&mut lane.failed, true) {
+        let set = &mut self.sets[place];
+        if std::mem::replace(&mut set.failed, true) {
             return;
         }
-        lane.queues.fail();
-        self.useless |= lane.is_useless();
-        let mut keys: Vec<usize> = lane
+        set.queues.fail();
+        self.useless |= set.is_useless();
+        let mut keys: Vec<usize> = set
             .by_number
             .values()
             .filter(|(key, rail)| {
@@ -626,7 +625,7 @@ impl RcInterface {
         }
     }
 
-    /// Reads what the control lane has.
+    /// Reads what the control socket has.
     fn read_control(&mut self, key: usize, sink: &mut dyn Sink) -> usize {
         loop {
             let Some(entry) = self.connections.get_mut(key) else {
@@ -649,7 +648,7 @@ impl RcInterface {
                             Ok(()) => continue,
                             Err(error) => error,
                         },
-                        None => broken("what came on the control lane is no frame"),
+                        None => broken("what came on the control socket is no frame"),
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -657,7 +656,7 @@ impl RcInterface {
                     entry.readable = false;
                     return 0;
                 }
-                Err(error) => reset("the control lane broke").with_source(error),
+                Err(error) => reset("the control socket broke").with_source(error),
             };
             self.over(key, error);
             return 1;
@@ -708,7 +707,7 @@ impl RcInterface {
                     sink.writable(entry.id);
                 }
             }
-            _ => self.over(key, reset("the control lane broke")),
+            _ => self.over(key, reset("the control socket broke")),
         }
     }
 
@@ -809,7 +808,7 @@ impl RcInterface {
         }
     }
 
-    /// Whether the lane of one rail of a connection, or of any, has something.
+    /// Whether the set of one rail of a connection, or of any, has something.
     fn has_left(&mut self, key: usize, only: Option<usize>) -> bool {
         let Some(entry) = self.connections.get(key) else {
             return false;
@@ -820,9 +819,9 @@ impl RcInterface {
                 return false;
             }
             let queues = &rail.reservation.queues;
-            let same = |lane: &&mut Lane| Arc::ptr_eq(&lane.queues, queues);
-            let lane = self.lanes.iter_mut().find(same);
-            lane.is_some_and(|lane| lane.fill(TAKEN).unwrap_or(false))
+            let same = |set: &&mut QueueSet| Arc::ptr_eq(&set.queues, queues);
+            let set = self.sets.iter_mut().find(same);
+            set.is_some_and(|set| set.fill(TAKEN).unwrap_or(false))
         })
     }
 
@@ -843,14 +842,14 @@ impl RcInterface {
     #[cold]
     fn look_for_failed(&mut self, place: usize) {
         let device = Arc::clone(&self.devices[place].device);
-        for place in 0..self.lanes.len() {
-            let lane = &self.lanes[place];
-            if Arc::ptr_eq(&lane.queues.device, &device) && lane.queues.has_failed() {
+        for place in 0..self.sets.len() {
+            let set = &self.sets[place];
+            if Arc::ptr_eq(&set.queues.device, &device) && set.queues.has_failed() {
                 let text = format!("{}: a queue has failed", device.name());
                 self.lane_failed(place, &Error::new(ErrorKind::DeviceLost, text));
             }
         }
-        self.useless |= self.lanes.iter().any(Lane::is_useless);
+        self.useless |= self.sets.iter().any(QueueSet::is_useless);
         let mut over = Vec::new();
         for (key, entry) in &self.connections {
             for (index, rail) in entry.connection.rails.iter().enumerate() {
@@ -889,7 +888,7 @@ impl RcInterface {
         }
     }
 
-    /// Serves the control lanes, and reports connections that are over and of which nothing is left.
+    /// Serves the control sockets, and reports connections that are over and of which nothing is left.
     #[cold]
     fn serve_busy(&mut self, sink: &mut dyn Sink) -> usize {
         let mut happened = 0;
@@ -923,24 +922,24 @@ impl RcInterface {
     }
 
     fn forget_numbers(&mut self, key: usize) {
-        for lane in &mut self.lanes {
-            lane.by_number.retain(|_, (of, _)| *of != key);
-            lane.last = None;
-            self.useless |= lane.is_useless();
+        for set in &mut self.sets {
+            set.by_number.retain(|_, (of, _)| *of != key);
+            set.last = None;
+            self.useless |= set.is_useless();
         }
     }
 
-    /// Lets go of lanes that have failed and have no connection any more, and of their memory.
+    /// Lets go of sets that have failed and have no connection any more, and of their memory.
     #[cold]
     fn let_go(&mut self) {
         self.useless = false;
         let mut over = Vec::new();
-        for lane in self.lanes.extract_if(.., |lane| lane.is_useless()) {
+        for set in self.sets.extract_if(.., |set| set.is_useless()) {
             if let Some(registry) = &self.registry {
-                registry.deregister(&mut SourceFd(&lane.queues.channel.as_raw_fd()));
+                registry.deregister(&mut SourceFd(&set.queues.channel.as_raw_fd()));
             }
-            lane.queues.fail();
-            over.push(lane.queues);
+            set.queues.fail();
+            over.push(set.queues);
         }
         self.turn = 0;
         self.room.let_go(over);
@@ -963,9 +962,9 @@ impl RcInterface {
             return;
         }
         let queues = &rail.reservation.queues;
-        let same = |lane: &Lane| !lane.failed && Arc::ptr_eq(&lane.queues, queues);
-        if let Some(place) = self.lanes.iter().position(same)
-            && let Err(error) = self.lanes[place].take_all(rail.queue_pair.number())
+        let same = |set: &QueueSet| !set.failed && Arc::ptr_eq(&set.queues, queues);
+        if let Some(place) = self.sets.iter().position(same)
+            && let Err(error) = self.sets[place].take_all(rail.queue_pair.number())
         {
             self.lane_failed(place, &error);
         }
@@ -983,11 +982,11 @@ impl RcInterface {
             self.take_what_came_over(rail);
             rail.reservation.settle();
             // What was polled before.
-            if let Err(error) = self.lanes[place].sweep() {
+            if let Err(error) = self.sets[place].sweep() {
                 self.lane_failed(place, &error);
             }
         }
-        self.room.devices.graveyard.bury(rails);
+        self.room.devices.reaper.drop_later(rails);
     }
 
     /// Takes a connection out.
@@ -1045,10 +1044,9 @@ impl Interface for RcInterface {
             register(registry, connection.fd(), CONTROL, key)?;
         }
         for (index, (rail, place)) in connection.rails.iter().zip(places).enumerate() {
-            let lane = &mut self.lanes[place];
-            lane.by_number
-                .insert(rail.queue_pair.number(), (key, index));
-            if let Err(error) = lane.attached(rail.queue_pair.number()) {
+            let set = &mut self.sets[place];
+            set.by_number.insert(rail.queue_pair.number(), (key, index));
+            if let Err(error) = set.attached(rail.queue_pair.number()) {
                 // The key is the next one's.
                 self.forget_numbers(key);
                 return Err(error);
@@ -1088,9 +1086,9 @@ impl Interface for RcInterface {
         for (index, watched) in self.devices.iter().enumerate() {
             register(&registry, watched.device.events_fd(), DEVICE, index)?;
         }
-        for lane in &self.lanes {
-            let fd = lane.queues.channel.as_raw_fd();
-            register(&registry, fd, CHANNEL, lane.token)?;
+        for set in &self.sets {
+            let fd = set.queues.channel.as_raw_fd();
+            register(&registry, fd, CHANNEL, set.token)?;
         }
         for (key, entry) in &self.connections {
             register(&registry, entry.connection.fd(), CONTROL, key)?;
@@ -1107,9 +1105,9 @@ impl Interface for RcInterface {
         let index = token & ((1 << SHIFT) - 1);
         match token >> SHIFT {
             CHANNEL => {
-                let mut lanes = self.lanes.iter_mut();
-                if let Some(lane) = lanes.find(|lane| lane.token == index) {
-                    lane.told = true;
+                let mut sets = self.sets.iter_mut();
+                if let Some(set) = sets.find(|set| set.token == index) {
+                    set.told = true;
                 }
             }
             DEVICE => {
@@ -1133,7 +1131,7 @@ impl Interface for RcInterface {
 
     fn progress(&mut self, budget: usize, sink: &mut dyn Sink) -> usize {
         let mut happened = 0;
-        let count = self.lanes.len();
+        let count = self.sets.len();
         for step in 0..count {
             if happened < budget {
                 // They take turns: one that always has something does not keep the others from being served.
@@ -1184,25 +1182,25 @@ impl Interface for RcInterface {
                 return false;
             }
         }
-        for place in 0..self.lanes.len() {
-            let lane = &mut self.lanes[place];
-            if lane.at < lane.count || !lane.due.is_empty() {
+        for place in 0..self.sets.len() {
+            let set = &mut self.sets[place];
+            if set.at < set.count || !set.due.is_empty() {
                 return false;
             }
             // What is left of a device that is lost was taken when that was told.
-            let lost = lane.queues.device.is_lost();
-            if lane.failed || lost || lane.by_number.is_empty() {
+            let lost = set.queues.device.is_lost();
+            if set.failed || lost || set.by_number.is_empty() {
                 continue;
             }
             // Who sleeps with an event in the channel is woken for nothing.
-            lane.told |= std::mem::take(&mut lane.fired) && lane.armed;
-            let armed = lane.drain().and_then(|()| match lane.armed {
+            set.told |= std::mem::take(&mut set.fired) && set.armed;
+            let armed = set.drain().and_then(|()| match set.armed {
                 true => Ok(()),
-                false => lane.queues.completions.arm(false),
+                false => set.queues.completions.arm(false),
             });
-            match armed.and_then(|()| lane.fill(TAKEN)) {
+            match armed.and_then(|()| set.fill(TAKEN)) {
                 Ok(found) => {
-                    lane.armed = true;
+                    set.armed = true;
                     if found {
                         return false;
                     }

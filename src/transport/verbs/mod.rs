@@ -8,7 +8,7 @@
 //!     │
 //!   Room (of a worker) ──── Queues: one completion queue, one shared receive queue, their memory
 //!     │                        │
-//!   Connector ── Connection ── Rail: queue pair, send ring        control lane: the socket of the set-up
+//!   Connector ── Connection ── Rail: queue pair, send ring        control socket: the socket of the set-up
 //!                  │      │
 //!               Link    Interface
 //! ```
@@ -16,19 +16,22 @@
 //! | file | holds |
 //! |---|---|
 //! | `options` | its name, and what can be set |
-//! | `devices` | which devices and ports are used, and with which address |
+//! | `device` | an open device: its ports, with which address, and what it tells |
+//! | `devices` | which devices are used |
 //! | `buffers` | memory that the device knows |
 //! | `queues` | what the connections of a worker to a device share |
 //! | `wire` | what goes over the wire, and over the channel |
 //! | `connector` | setting up |
 //! | `pairs` | which rails of the two ends belong together |
 //! | `connection` | what both halves of a link share: send queue, credits |
+//! | `pace` | how fast each rail is, and which one a piece of a transfer goes over |
 //! | `rail` | a queue pair with what it sends from, and those that end without a connection |
 //! | `room` | what a worker has of the devices |
 //! | `served` | queue pairs by which peers reach memory of this side |
 //! | `link` | the sending half |
 //! | `one_sided` | puts, gets and atomics over a connection |
-//! | `domain` | memory in reach of the devices |
+//! | `domain` | memory in reach of the devices: the host's, and other devices' |
+//! | `read_back` | what a device wrote into memory of another, read back so that it is there |
 //! | `iface` | the receiving half |
 //!
 //! # Room at the receiver
@@ -42,23 +45,26 @@
 //!
 //! # Rails
 //! Each pair of ports is a rail: those of one subnet first, then in the devices' order. Messages go over one rail. When it fails,
-//! each end gives it up, waits until nothing more comes of it, and tells over the control lane which message it waits for; what the other had
+//! each end gives it up, waits until nothing more comes of it, and tells over the control socket which message it waits for; what the other had
 //! sent from there on goes over the next rail. A rail with one-sided operations under way cannot be replaced: nobody knows whether they were done.
-//! The control lane has to stay: where it goes over the cable that failed, the connection ends within 10 s.
+//! The control socket has to stay: where it goes over the cable that failed, the connection ends within 10 s.
 //! Tests: `transport/conformance/` and `tests/verbs/`, on an emulated library and in a virtual machine with soft-RoCE devices.
 
 mod buffers;
 mod connection;
 mod connector;
+mod device;
 mod devices;
 mod domain;
 mod iface;
 mod link;
 mod one_sided;
 mod options;
+mod pace;
 mod pairs;
 mod queues;
 mod rail;
+mod read_back;
 mod room;
 pub(crate) mod served;
 #[cfg(test)]
@@ -68,12 +74,12 @@ mod wire;
 use std::sync::Arc;
 
 use devices::Devices;
-pub(crate) use options::{DeviceChoice, MemoryOptions, RcOptions, RelaxedOrdering};
+pub use options::RelaxedOrdering;
+pub(crate) use options::{DeviceChoice, MemoryOptions, RcOptions};
 
 use crate::{
-    driver::{rdmacm::RdmaCm, verbs::Verbs},
     error::Result,
-    transport::{DeviceInfo, Opened, Reach, RemoteMemory, Transport},
+    transport::{DeviceInfo, DeviceRegistrar, Opened, Reach, Transport},
 };
 
 /// The transport `rc_verbs`.
@@ -113,8 +119,9 @@ impl Transport for RcVerbs {
 
     /// Whether connections can be made by IP addresses of the devices.
     fn note(&self) -> Option<String> {
-        let verbs = Verbs::load(self.devices.options.library.as_deref()).ok()?;
-        Some(match RdmaCm::load(None, verbs) {
+        let libraries = &self.devices.options.libraries;
+        libraries.verbs().ok()?;
+        Some(match libraries.load() {
             Ok(_) => "librdmacm is here, for connect_rdma and listen_rdma".to_owned(),
             Err(error) => format!("no connect_rdma and listen_rdma: {error}"),
         })
@@ -124,7 +131,7 @@ impl Transport for RcVerbs {
         true
     }
 
-    fn remote_memory(&self) -> Option<Arc<dyn RemoteMemory>> {
+    fn remote_memory(&self) -> Option<Arc<dyn DeviceRegistrar>> {
         match self.devices.memory() {
             Ok(memory) => Some(memory.clone()),
             Err(error) => {

@@ -5,22 +5,22 @@
 //! short, atomic   ─▶ inline, or a part of the rail's ring ─▶ Sink::sent, Sink::fetched
 //! ```
 //!
-//! Rails take turns. They are others than those of messages, which let no peer read or write: a request that the peer refuses ends its rail, with all
+//! Rails share long transfers by their speeds ([`pace`](super::pace)), and take turns with short ones. They are others than those of messages, which let no peer read or write: a request that the peer refuses ends its rail, with all
 //! that is under way there, and the link goes on. A link without such rails has messages alone.
 //!
 //! # Safety
 //! Memory of others is named as its owner vouches for it ([`OneSided::put`]); parts of the ring belong to the device until their slot has ended.
 #![allow(unsafe_code)]
 
-use std::sync::Arc;
+use std::{fmt::Write as _, sync::Arc};
 
-use super::{connection::Connection, queues::BODY, rail::Rail};
+use super::{connection::Connection, pace::MEASURED, queues::BODY, rail::Rail};
 use crate::{
     driver::verbs::{SendRequest, Sge},
     error::{Error, ErrorKind},
     transport::{
-        DeviceAtomic, DeviceKey, DeviceWays, LocalRange, MAX_DEVICES, OneSided, OneSidedAttributes,
-        RemoteMemory, RemoteRange, SendError, Zcopy,
+        DeviceAtomic, DeviceKey, DeviceRegistrar, DeviceWays, LocalRange, MAX_DEVICES, OneSided,
+        OneSidedAttributes, RemoteRange, SendError, Zcopy,
     },
 };
 
@@ -33,7 +33,7 @@ const LONGEST: usize = 1 << 30;
 #[derive(Debug)]
 pub(super) struct Ways {
     connection: Arc<Connection>,
-    memory: Arc<dyn RemoteMemory>,
+    memory: Arc<dyn DeviceRegistrar>,
     /// Devices of this side.
     devices: Vec<u64>,
     attributes: OneSidedAttributes,
@@ -47,7 +47,7 @@ impl Ways {
     /// `None`: memory cannot be registered, or the ends have no rail for it.
     pub(super) fn new(connection: &Arc<Connection>) -> Option<Self> {
         let first = connection.rails.iter().position(|rail| rail.data)?;
-        let memory: Arc<dyn RemoteMemory> = connection.memory.clone()?;
+        let memory: Arc<dyn DeviceRegistrar> = connection.memory.clone()?;
         let data_rails = || usable(&connection.rails[first..]);
         let mut devices = Vec::new();
         for rail in data_rails() {
@@ -85,16 +85,28 @@ fn usable(rails: &[Rail]) -> impl Iterator<Item = &Rail> {
 /// How they go, for people.
 #[cold]
 pub(super) fn explain(connection: &Connection) -> DeviceWays {
-    let named = |rail: &Rail| format!("{} port {}", rail.queue_pair.device(), rail.port);
+    let named = |rail: &Rail| {
+        let name = format!("{} port {}", rail.queue_pair.device(), rail.port);
+        (rail.device(), name)
+    };
     let all = || connection.rails.iter().filter(|rail| rail.data);
-    let usable: Vec<_> = usable(&connection.rails).map(named).collect();
+    let mut usable: Vec<_> = usable(&connection.rails).map(named).collect();
+    let rails = connection.rails.iter().enumerate();
+    let places: Vec<usize> = rails
+        .filter(|(_, rail)| rail.data && rail.is_usable())
+        .map(|(place, _)| place)
+        .collect();
+    // Long transfers, as far as was measured; where it says nothing they are alike.
+    let shares = connection.shares(&places).unwrap_or_default();
+    for ((_, name), share) in usable.iter_mut().zip(shares) {
+        let _ = write!(name, " ({share} % of long transfers)");
+    }
     let gone = all().count() - usable.len();
     let rails = match (&connection.memory, usable.as_slice(), gone) {
         (None, ..) => Err("no memory can be registered with the devices".to_owned()),
         (_, [], 0) => Err("the ends have no rail for that in common".to_owned()),
         (_, [], _) => Err("the rails for that have failed".to_owned()),
-        (_, rails, 0) => Ok(rails.join(", ")),
-        (_, rails, gone) => Ok(format!("{} ({gone} failed)", rails.join(", "))),
+        (_, rails, _) => Ok(rails.to_vec()),
     };
     let without = all().find(|rail| !rail.does_atomics());
     DeviceWays {
@@ -103,6 +115,7 @@ pub(super) fn explain(connection: &Connection) -> DeviceWays {
             Ok(_) => without.map(|rail| format!("{} does none", rail.queue_pair.device())),
         },
         rails,
+        failed: gone,
     }
 }
 
@@ -120,32 +133,54 @@ fn unreached() -> SendError {
 }
 
 impl Ways {
-    /// The next rail that these keys allow, its key at the peer, and here. Without local keys any rail will do.
+    /// The rail that these keys allow, its key at the peer, and here: that by which so many bytes are moved first, else the next. Without local keys any rail
+    /// will do.
     fn rail(
         &mut self,
         local: Option<&[DeviceKey]>,
         remote: &[DeviceKey],
+        bytes: usize,
     ) -> Result<(usize, u32, u32), SendError> {
         let rails = &self.connection.rails[self.first..];
+        let (mut all, mut count) = ([0; MAX_DEVICES], 0);
         for step in 0..rails.len() {
             let turn = match self.turn + step {
                 turn if turn < rails.len() => turn,
                 turn => turn - rails.len(),
             };
-            let rail = &rails[turn];
-            if !rail.is_usable() {
-                continue;
-            }
-            let here = match local {
-                Some(keys) => key_of(keys, rail.device()),
-                None => Some(0),
-            };
-            if let (Some(there), Some(here)) = (key_of(remote, rail.peer_device), here) {
-                self.turn = turn + 1;
-                return Ok((self.first + turn, there, here));
+            if self.keys(turn, local, remote).is_some()
+                && let Some(place) = all.get_mut(count)
+            {
+                (*place, count) = (self.first + turn, count + 1);
+                // Short ones take turns.
+                if (bytes as u64) < MEASURED {
+                    break;
+                }
             }
         }
-        Err(unreached())
+        let chosen = self.connection.first_of(&all[..count], bytes as u64);
+        let turn = chosen.ok_or_else(unreached)? - self.first;
+        let (there, here) = self.keys(turn, local, remote).ok_or_else(unreached)?;
+        self.turn = turn + 1;
+        Ok((self.first + turn, there, here))
+    }
+
+    /// The keys for a rail, at the peer and here, where it can be used now and they allow it.
+    fn keys(
+        &self,
+        turn: usize,
+        local: Option<&[DeviceKey]>,
+        remote: &[DeviceKey],
+    ) -> Option<(u32, u32)> {
+        let rail = &self.connection.rails[self.first + turn];
+        if !rail.is_usable() {
+            return None;
+        }
+        let here = match local {
+            Some(keys) => key_of(keys, rail.device())?,
+            None => 0,
+        };
+        Some((key_of(remote, rail.peer_device)?, here))
     }
 
     fn sge(local: &LocalRange<'_>, key: u32) -> [Sge; 1] {
@@ -162,12 +197,21 @@ impl OneSided for Ways {
         self.attributes
     }
 
-    fn memory(&self) -> &Arc<dyn RemoteMemory> {
+    fn memory(&self) -> &Arc<dyn DeviceRegistrar> {
         &self.memory
     }
 
     fn devices(&self) -> &[u64] {
         &self.devices
+    }
+
+    fn devices_to(&self, remote: &[DeviceKey]) -> Vec<u64> {
+        let mut devices = self.devices.clone();
+        devices.retain(|device| {
+            let mut rails = usable(&self.connection.rails[self.first..]);
+            rails.any(|rail| rail.device() == *device && key_of(remote, rail.peer_device).is_some())
+        });
+        devices
     }
 
     fn reaches(&self, remote: &[DeviceKey]) -> bool {
@@ -181,11 +225,15 @@ impl OneSided for Ways {
         remote: RemoteRange<'_>,
         token: u64,
     ) -> Result<Zcopy, SendError> {
-        let (rail, there, here) = self.rail(Some(local.keys), remote.keys)?;
+        let (rail, there, here) = self.rail(Some(local.keys), remote.keys, local.length)?;
         let sge = Self::sge(&local, here);
         let make = |id, flags| SendRequest::write(id, &sge, flags, remote.address, there);
         // SAFETY: the caller's promise.
-        unsafe { self.connection.one_sided(rail, token, make) }.map(|()| Zcopy::Pending)
+        unsafe {
+            self.connection
+                .one_sided(rail, (token, local.length as u64), make)
+        }
+        .map(|()| Zcopy::Pending)
     }
 
     fn put_short(
@@ -194,7 +242,7 @@ impl OneSided for Ways {
         remote: RemoteRange<'_>,
         token: u64,
     ) -> Result<Zcopy, SendError> {
-        let (rail, there, _) = self.rail(None, remote.keys)?;
+        let (rail, there, _) = self.rail(None, remote.keys, 0)?;
         self.connection
             .short_write(rail, token, data, |id, sge, flags| {
                 SendRequest::write(id, sge, flags, remote.address, there)
@@ -208,11 +256,15 @@ impl OneSided for Ways {
         remote: RemoteRange<'_>,
         token: u64,
     ) -> Result<Zcopy, SendError> {
-        let (rail, there, here) = self.rail(Some(local.keys), remote.keys)?;
+        let (rail, there, here) = self.rail(Some(local.keys), remote.keys, local.length)?;
         let sge = Self::sge(&local, here);
         let make = |id, flags| SendRequest::read(id, &sge, flags, remote.address, there);
         // SAFETY: the caller's promise.
-        unsafe { self.connection.one_sided(rail, token, make) }.map(|()| Zcopy::Pending)
+        unsafe {
+            self.connection
+                .one_sided(rail, (token, local.length as u64), make)
+        }
+        .map(|()| Zcopy::Pending)
     }
 
     fn get_short(
@@ -221,7 +273,7 @@ impl OneSided for Ways {
         remote: RemoteRange<'_>,
         token: u64,
     ) -> Result<(), SendError> {
-        let (rail, there, _) = self.rail(None, remote.keys)?;
+        let (rail, there, _) = self.rail(None, remote.keys, 0)?;
         self.connection
             .fetch(rail, token, length, |id, sge, flags| {
                 SendRequest::read(id, sge, flags, remote.address, there)
@@ -235,7 +287,7 @@ impl OneSided for Ways {
         remote: RemoteRange<'_>,
         token: u64,
     ) -> Result<(), SendError> {
-        let (rail, there, _) = self.rail(None, remote.keys)?;
+        let (rail, there, _) = self.rail(None, remote.keys, 0)?;
         let address = remote.address;
         self.connection
             .fetch(rail, token, 8, |id, sge, flags| match atomic {

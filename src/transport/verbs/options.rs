@@ -1,10 +1,14 @@
 //! The transport's name, and what can be set.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use crate::{
-    driver::verbs::Mtu,
-    memory::{MonitorKind, RegistrationCacheOptions},
+    driver::{rdmacm::Libraries, verbs::Mtu},
+    memory::{MemoryDomain, MonitorKind, RegistrationCacheOptions},
+    types::text::words,
 };
 
 /// The name in configuration.
@@ -13,8 +17,8 @@ pub(super) const NAME: &str = "rc_verbs";
 /// What can be set.
 #[derive(Clone, Debug)]
 pub(crate) struct RcOptions {
-    /// The library; `None`: the one that `WHARF_LIBIBVERBS` names, or the system's.
-    pub(crate) library: Option<PathBuf>,
+    /// Which libraries are used.
+    pub(crate) libraries: Libraries,
     /// Devices and ports that may be used.
     pub(crate) devices: DeviceChoice,
     /// Where in a port's table the address to use stands; `None`: the best of them.
@@ -25,7 +29,7 @@ pub(crate) struct RcOptions {
     pub(crate) retries: u8,
     /// The largest packets; `None`: as large as both ports take.
     pub(crate) mtu: Option<Mtu>,
-    /// Silence after which the kernel asks over the control lane whether the peer's host is still there. `None`: it never does.
+    /// Silence after which the kernel asks over the control socket whether the peer's host is still there. `None`: it never does.
     pub(crate) keepalive: Option<Duration>,
     /// Messages of a connection that may be on their way to the device, 32 to 1024.
     pub(crate) sends: u32,
@@ -37,7 +41,7 @@ impl Default for RcOptions {
     /// 16 is 268 ms: with 7 retries an unreachable peer is told after 2 s (soft-RoCE) to 8 s (devices that wait up to four times as long).
     fn default() -> Self {
         Self {
-            library: None,
+            libraries: Libraries::default(),
             devices: DeviceChoice::All,
             gid_index: None,
             timeout: 16,
@@ -79,9 +83,10 @@ impl DeviceChoice {
     }
 }
 
-/// When writes may overtake each other on the bus.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum RelaxedOrdering {
+/// When writes of network devices may overtake each other on the bus.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RelaxedOrdering {
     /// Where completions tell of the bytes.
     #[default]
     Auto,
@@ -91,8 +96,13 @@ pub(crate) enum RelaxedOrdering {
     Off,
 }
 
+words! { RelaxedOrdering, "ordering": Auto = "auto", On = "y", Off = "n" }
+
+/// Who knows and exports memory of other devices, once the context has found them.
+pub(crate) type Experts = Arc<OnceLock<Vec<Arc<dyn MemoryDomain>>>>;
+
 /// How memory is registered.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct MemoryOptions {
     /// What caches keep.
     pub(crate) cache: RegistrationCacheOptions,
@@ -102,4 +112,6 @@ pub(crate) struct MemoryOptions {
     pub(crate) relaxed_ordering: RelaxedOrdering,
     /// Pages are fetched when a device wants them, where it can (`WHARF_IB_ON_DEMAND`).
     pub(crate) on_demand: bool,
+    /// Whom memory of other devices is had from.
+    pub(crate) experts: Experts,
 }

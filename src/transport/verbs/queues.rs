@@ -15,7 +15,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{buffers::Memory, devices::OpenDevice, wire::HEADER};
+use super::{buffers::Memory, device::OpenDevice, wire::HEADER};
 use crate::{
     driver::verbs::{
         Access, Completion, CompletionChannel, CompletionQueue, ReceiveRequest, Sge,

@@ -14,11 +14,8 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{buffers::Memory, devices::Graveyard, queues::Reservation};
-use crate::{
-    driver::verbs::{AtomicSupport, QueuePair},
-    sys::eventfd::EventFd,
-};
+use super::{buffers::Memory, devices::SharedReaper, queues::Reservation};
+use crate::{driver::verbs::QueuePair, sys::eventfd::EventFd};
 
 /// One queue pair with what it sends from. The fields end in this order.
 pub(super) struct Rail {
@@ -63,7 +60,7 @@ impl Rail {
 
     /// Whether that does atomics.
     pub(super) fn does_atomics(&self) -> bool {
-        self.reservation.queues.device.attributes.atomics != AtomicSupport::None
+        self.reservation.queues.device.does_atomics()
     }
 }
 
@@ -79,7 +76,7 @@ pub(super) struct Retired {
     rails: Mutex<Option<Vec<Rail>>>,
     any: AtomicBool,
     bell: EventFd,
-    graveyard: Graveyard,
+    reaper: SharedReaper,
 }
 
 impl fmt::Debug for Retired {
@@ -91,12 +88,12 @@ impl fmt::Debug for Retired {
 impl Retired {
     /// # Errors
     /// `EMFILE`, `ENFILE`, `ENOMEM`.
-    pub(super) fn new(graveyard: Graveyard) -> io::Result<Self> {
+    pub(super) fn new(reaper: SharedReaper) -> io::Result<Self> {
         Ok(Self {
             rails: Mutex::new(Some(Vec::new())),
             any: AtomicBool::new(false),
             bell: EventFd::new()?,
-            graveyard,
+            reaper,
         })
     }
 
@@ -122,7 +119,7 @@ impl Retired {
     pub(super) fn close(&self) {
         let rails = self.rails.lock().take().unwrap_or_default();
         if !rails.is_empty() {
-            self.graveyard.bury(rails);
+            self.reaper.drop_later(rails);
         }
     }
 
@@ -137,7 +134,7 @@ impl Retired {
             }
             None => {
                 drop(rails);
-                self.graveyard.bury(rail);
+                self.reaper.drop_later(rail);
             }
         }
     }

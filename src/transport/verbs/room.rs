@@ -5,7 +5,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{
-    devices::{Devices, OpenDevice},
+    device::OpenDevice,
+    devices::Devices,
     queues::{Queues, Reservation},
     rail::Retired,
 };
@@ -23,7 +24,7 @@ impl Room {
     /// # Errors
     /// What the system said.
     pub(super) fn new(devices: Arc<Devices>) -> Result<Self> {
-        let retired = Retired::new(Arc::clone(&devices.graveyard))
+        let retired = Retired::new(Arc::clone(&devices.reaper))
             .map_err(|error| Error::io("an eventfd", error))?;
         Ok(Self {
             retired: Arc::new(retired),
@@ -71,7 +72,7 @@ impl Room {
             queues.extend(all.extract_if(.., |queues| queues.has_failed()));
         }
         if !queues.is_empty() {
-            self.devices.graveyard.bury(queues);
+            self.devices.reaper.drop_later(queues);
         }
     }
 }
@@ -81,7 +82,7 @@ impl Drop for Room {
         self.retired.close();
         let queues = std::mem::take(self.queues.get_mut());
         if !queues.is_empty() {
-            self.devices.graveyard.bury(queues);
+            self.devices.reaper.drop_later(queues);
         }
     }
 }

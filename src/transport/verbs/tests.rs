@@ -22,7 +22,10 @@ use super::{
 };
 use crate::{
     ErrorKind,
-    driver::verbs::{SendFlags, SendRequest},
+    driver::{
+        rdmacm::Libraries,
+        verbs::{SendFlags, SendRequest},
+    },
     error::{Error, Result},
     transport::{
         Connected, Connector, Interface, Link, PeerInfo, Role, SendError, Sink, channel::Channel,
@@ -59,7 +62,7 @@ struct End {
 
 impl End {
     fn pass(&mut self) {
-        // There is no poll: the control lane is looked at each time.
+        // There is no poll: the control socket is looked at each time.
         self.interface.ready(0, true, false);
         self.interface.progress(64, &mut self.seen);
     }
@@ -69,7 +72,10 @@ impl End {
 fn room(devices: DeviceChoice) -> Arc<Room> {
     let program = std::env::current_exe().unwrap();
     let options = RcOptions {
-        library: Some(program.with_file_name("libwharf_emulated_verbs.so")),
+        libraries: Libraries {
+            verbs: Some(program.with_file_name("libwharf_emulated_verbs.so")),
+            cm: None,
+        },
         devices,
         ..RcOptions::default()
     };

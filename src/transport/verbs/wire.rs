@@ -75,10 +75,10 @@ fn number(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(number)
 }
 
-/// Bytes of a frame of the control lane.
+/// Bytes of a frame of the control socket.
 pub(super) const FRAME: usize = 16;
 
-/// What the control lane carries: a rail has failed, nothing more comes of it, and the sender waits for this message.
+/// What the control socket carries: a rail has failed, nothing more comes of it, and the sender waits for this message.
 ///
 /// `1 (1) rail (1) zeros (2) expected (4) zeros (8)`, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,9 +104,9 @@ impl Drained {
 }
 
 const MAGIC: &[u8; 4] = b"wrc1";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Rails of a connection; more of an offer are ignored.
-pub(super) const MOST_RAILS: usize = 8;
+pub(super) const MOST_RAILS: usize = 16;
 /// Bytes of a rail in an offer.
 const RAIL: usize = 44;
 const OFFER: usize = 16;
@@ -244,9 +244,9 @@ impl RailOffer {
 const MOST_TEXT: usize = 512;
 
 /// The verdict on the other end's offer: which of the rails could be joined, as bits.
-pub(super) fn verdict<T>(of: &Result<(T, u8)>) -> Vec<u8> {
+pub(super) fn verdict<T>(of: &Result<(T, u16)>) -> Vec<u8> {
     match of {
-        Ok((_, rails)) => vec![1, *rails],
+        Ok((_, rails)) => [&[1][..], &rails.to_le_bytes()].concat(),
         Err(error) => {
             let mut bytes = vec![0];
             bytes.extend(error.to_string().bytes().take(MOST_TEXT));
@@ -259,9 +259,9 @@ pub(super) fn verdict<T>(of: &Result<(T, u8)>) -> Vec<u8> {
 ///
 /// # Errors
 /// `Unreachable`, with its reason.
-pub(super) fn read_verdict(bytes: &[u8]) -> Result<u8> {
+pub(super) fn read_verdict(bytes: &[u8]) -> Result<u16> {
     match bytes {
-        [1, rails, ..] => Ok(*rails),
+        [1, low, high, ..] => Ok(u16::from_le_bytes([*low, *high])),
         [0, text @ ..] => Err(refusal(text)),
         _ => Err(Error::new(ErrorKind::Protocol, "no verdict")),
     }

@@ -3,13 +3,18 @@
 use std::{
     fmt,
     net::SocketAddr,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
 use tokio::{net::TcpStream, time::timeout};
 use tracing::Instrument;
 
+#[cfg(feature = "verbs")]
+use crate::transport::rdmacm;
 use crate::{
     error::{Error, ErrorKind, Operation, Result},
     protocol::{
@@ -18,13 +23,17 @@ use crate::{
         hello::Message,
     },
     sys::{abstract_socket, identity::identity},
+    trace,
     transport::{
         PeerInfo, Reach,
         channel::{Channel, Origin},
-        loopback, rdmacm,
+        loopback, registry,
     },
     types::{EndpointId, LinkId, Source, WorkerId},
-    worker::{connect::said::trial, shared::Shared},
+    worker::{
+        connect::said::{transports, trial},
+        shared::Shared,
+    },
 };
 
 use super::{
@@ -44,14 +53,21 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(1
 pub enum Destination {
     /// Of the host of this name, where there is one.
     Sockets(Vec<SocketAddr>, Option<String>),
+    #[cfg(feature = "verbs")]
     Rdma(Vec<SocketAddr>),
     Worker(WorkerAddress),
 }
 
 impl fmt::Display for Destination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = |f: &mut fmt::Formatter<'_>, sockets: &[SocketAddr]| {
+            let sockets = sockets.iter().map(ToString::to_string);
+            f.write_str(&sockets.collect::<Vec<_>>().join(", "))
+        };
         match self {
-            Self::Sockets(sockets, _) | Self::Rdma(sockets) => write!(f, "{sockets:?}"),
+            Self::Sockets(sockets, _) => all(f, sockets),
+            #[cfg(feature = "verbs")]
+            Self::Rdma(sockets) => all(f, sockets),
             Self::Worker(address) => write!(f, "worker {}", address.worker()),
         }
     }
@@ -66,15 +82,20 @@ pub(crate) async fn connect(
     let begin = Instant::now();
     let span = tracing::debug_span!(target: "wharf::wireup", "connect", to = %destination);
     let mut later = None;
-    let result = timeout(limit, async {
+    let answered = AtomicBool::new(false);
+    let all = async {
         let [mut pause, longest] = PAUSES;
         loop {
             let result = match &destination {
                 Destination::Sockets(sockets, host) => {
-                    dial(shared, sockets, host.as_deref(), None, None).await
+                    let how = (None, None);
+                    dial(shared, sockets, host.as_deref(), how, &answered).await
                 }
-                Destination::Rdma(addresses) => dial_rdma(shared, addresses, limit).await,
-                Destination::Worker(address) => dial_worker(shared, address).await,
+                #[cfg(feature = "verbs")]
+                Destination::Rdma(addresses) => {
+                    dial_rdma(shared, addresses, limit, &answered).await
+                }
+                Destination::Worker(address) => dial_worker(shared, address, &answered).await,
             };
             match result {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => later = Some(error),
@@ -83,15 +104,24 @@ pub(crate) async fn connect(
             tokio::time::sleep(pause).await;
             pause = longest.min(2 * pause);
         }
-    });
-    let result = result.instrument(span).await.unwrap_or_else(|_| {
-        let text = format!("no connection within {limit:?}");
-        let error = Error::new(ErrorKind::DeadlineExceeded, text);
-        Err(match later {
-            Some(why) => error.with_source(why),
-            None => error,
-        })
-    });
+    };
+    let result = timeout(limit, all)
+        .instrument(span)
+        .await
+        .unwrap_or_else(|_| {
+            let text = match answered.into_inner() {
+                true => format!(
+                    "a wharf listener is there, and nobody accepted the connection within {limit:?}"
+                ),
+                false => format!("nobody answered within {limit:?}"),
+            };
+            let error = Error::new(ErrorKind::DeadlineExceeded, text);
+            let error = error.with_peer(&destination);
+            Err(match later {
+                Some(why) => error.with_source(why),
+                None => error,
+            })
+        });
     let result = result.map_err(|error| error.during(Operation::Connect));
     match &result {
         Ok(_) => shared.dialling.made(begin.elapsed()),
@@ -103,6 +133,7 @@ pub(crate) async fn connect(
 async fn dial_worker(
     shared: &Arc<Shared>,
     address: &WorkerAddress,
+    answered: &AtomicBool,
 ) -> Result<(LinkId, EndpointId)> {
     let worker = address.worker();
     if worker == shared.id {
@@ -151,7 +182,11 @@ async fn dial_worker(
     if let Some(found) = claim(shared, worker) {
         return Ok(found);
     }
-    let own = dial(shared, address.sockets(), None, unix, Some(worker)).await?;
+    if unix.is_none() && address.sockets().is_empty() {
+        return Err(no_path(shared, address));
+    }
+    let how = (unix, Some(worker));
+    let own = dial(shared, address.sockets(), None, how, answered).await?;
     if met.has_crossed()
         && let Some(found) = arrival(shared, worker).await
     {
@@ -161,13 +196,27 @@ async fn dial_worker(
     Ok(own)
 }
 
+/// An address by which nothing can be tried.
+fn no_path(shared: &Shared, address: &WorkerAddress) -> Error {
+    let place = match address.identity().same_host(identity()) {
+        true => "on this host",
+        false => "on another host",
+    };
+    let theirs = address.transports().join(", ");
+    let ours = transports(shared).join(", ");
+    let text = format!(
+        "no path: that worker, {place}, has {theirs} and no address in the network; this one has {ours}"
+    );
+    Error::new(ErrorKind::Unreachable, text).with_peer(format_args!("worker {}", address.worker()))
+}
+
 /// Dials sockets, or a Unix socket first: of any worker, or of this one alone.
 async fn dial(
     shared: &Arc<Shared>,
     sockets: &[SocketAddr],
     host: Option<&str>,
-    unix: Option<&[u8]>,
-    addressed: Option<WorkerId>,
+    (unix, addressed): (Option<&[u8]>, Option<WorkerId>),
+    answered: &AtomicBool,
 ) -> Result<(LinkId, EndpointId)> {
     let tcp = shared
         .transports
@@ -179,7 +228,7 @@ async fn dial(
             Err(error) if final_verdict(&error) => return Err(error),
             Err(error) => {
                 if tcp && !sockets.is_empty() {
-                    tracing::warn!(target: "wharf::wireup", %error, "shared memory cannot be used: falling back to tcp");
+                    falls_back(&error, "the worker");
                 }
                 last = Some(error);
             }
@@ -189,8 +238,7 @@ async fn dial(
     for (index, socket) in sockets.iter().enumerate() {
         let mut stood = false;
         let opening = async {
-            let stream = TcpStream::connect(socket).await;
-            let stream = stream.map_err(|error| Error::io("connecting", error))?;
+            let stream = TcpStream::connect(socket).await?;
             stood = true;
             let mut channel = Channel::tcp(stream);
             channel.look(&shared.wireup.patience);
@@ -213,6 +261,7 @@ async fn dial(
                 continue;
             }
         };
+        answered.store(true, Relaxed);
         let name = socket.to_string();
         match go_on(shared, channel, client, name, addressed, unix.is_none()).await {
             Err(error) if !final_verdict(&error) && index + 1 < sockets.len() => {
@@ -221,12 +270,17 @@ async fn dial(
             result => return result.map_err(|error| error.with_peer(socket)),
         }
     }
-    Err(last.unwrap_or_else(|| {
-        Error::new(
-            ErrorKind::Unreachable,
-            "no path to that worker: it is on another host or offers no transport in common",
-        )
-    }))
+    Err(last.unwrap_or_else(no_address))
+}
+
+fn no_address() -> Error {
+    Error::new(ErrorKind::InvalidArgument, "no address to connect to")
+}
+
+/// A peer on this host is reached over the network.
+fn falls_back(error: &Error, peer: &str) {
+    let remedy = registry::remedy("shm");
+    trace::slower!(format!("tcp for shm: {:?}", error.kind()), target: "wharf::wireup", peer, %error, remedy, "shared memory cannot be used: falling back to tcp");
 }
 
 /// Whether another path would hear the same.
@@ -268,16 +322,19 @@ async fn greeted(
 }
 
 /// Dials addresses of RDMA devices, one after the other.
+#[cfg(feature = "verbs")]
 async fn dial_rdma(
     shared: &Arc<Shared>,
     addresses: &[SocketAddr],
     limit: Duration,
+    answered: &AtomicBool,
 ) -> Result<(LinkId, EndpointId)> {
     let mut last = None;
     for (index, address) in addresses.iter().enumerate() {
         let opening = async {
-            let keepalive = *shared.context.config().keepalive;
-            let mut channel = rdmacm::dial(*address, limit, keepalive).await?;
+            let config = shared.context.config();
+            let dial = rdmacm::dial(&config.libraries, *address, limit, *config.keepalive);
+            let mut channel = dial.await?;
             channel.look(&shared.wireup.patience);
             channel.set_peer_address(Some(*address));
             Ok(channel)
@@ -289,12 +346,13 @@ async fn dial_rdma(
                 continue;
             }
         };
+        answered.store(true, Relaxed);
         match go_on(shared, channel, client, address.to_string(), None, true).await {
             Err(error) if !final_verdict(&error) => last = Some(error.with_peer(address)),
             result => return result.map_err(|error| error.with_peer(address)),
         }
     }
-    Err(last.unwrap_or_else(|| Error::new(ErrorKind::InvalidArgument, "no address to connect to")))
+    Err(last.unwrap_or_else(no_address))
 }
 
 /// The client's part over a channel between hosts: where the server turns out to be on this host, over its Unix socket instead.
@@ -328,7 +386,7 @@ async fn go_on(
         .await
         {
             Err(error) if tcp && !final_verdict(&error) => {
-                tracing::warn!(target: "wharf::wireup", peer = %name, %error, "shared memory cannot be used: falling back to tcp");
+                falls_back(&error, &name);
             }
             result => return result,
         }

@@ -164,6 +164,16 @@ async fn say(channel: &mut Channel, message: &[u8]) -> Result<()> {
     Err(error)
 }
 
+/// What answers does not speak as a wharf listener does.
+fn no_wharf(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Protocol | ErrorKind::Malformed => {
+            error.saying("what answers there is no wharf listener")
+        }
+        _ => error,
+    }
+}
+
 /// The client's part, until it is known who answers.
 pub(super) async fn greet(shared: &Shared, channel: &mut Channel) -> Result<Client> {
     let own = shared.wireup.ephemeral()?;
@@ -171,8 +181,8 @@ pub(super) async fn greet(shared: &Shared, channel: &mut Channel) -> Result<Clie
     let opening = Opening::new(channel.medium(), secret, own, &random()?);
     say(channel, opening.hello()).await?;
     shared.wireup.think_ahead()?;
-    let bytes = channel.receive_alone().await?;
-    let answered = opening.answered(&bytes)?;
+    let bytes = channel.receive_alone().await.map_err(no_wharf)?;
+    let answered = opening.answered(&bytes).map_err(no_wharf)?;
     let bytes = channel.receive_alone().await?;
     answered.proved(&bytes)
 }

@@ -15,16 +15,18 @@ use crate::{
         thresholds::{Lending, Thresholds},
     },
     sys::identity::identity,
+    trace,
     transport::{
         Connected, Pair, PeerInfo, Reach, Role,
         channel::Channel,
         cma::{self, CmaPeer},
+        registry,
     },
     types::{EndpointId, LinkId, Source, WorkerId},
     worker::{
         connect::{
             request::Request,
-            said::{info, refuse, trial},
+            said::{info, refuse, transports, trial},
         },
         peer::{Made, OneCopy, Peer},
         shared::{Shared, Transport},
@@ -51,13 +53,13 @@ pub(super) fn lane<'a>(
             }
     });
     lane.ok_or_else(|| {
-        Error::new(
-            ErrorKind::Unreachable,
-            format!(
-                "no transport in common over this connection ({})",
-                why.join("; ")
-            ),
-        )
+        let (ours, theirs) = (transports(shared).join(", "), offered.join(", "));
+        let mut text =
+            format!("no transport in common: the listener has {ours}; who dials has {theirs}");
+        for why in why {
+            text = format!("{text}; {why}");
+        }
+        Error::new(ErrorKind::Unreachable, text)
     })
 }
 
@@ -103,7 +105,8 @@ pub(super) async fn connect_by_one<'a>(
         let goes_on = channel.was_given_up() && index + 1 < lanes.len();
         if goes_on {
             let next = lanes[index + 1].name;
-            tracing::warn!(target: "wharf::wireup", peer = %info.name, transport = lane.name, next, %error, "a transport cannot be set up; the next is tried");
+            let remedy = registry::remedy(lane.name);
+            trace::slower!(format!("{next} for {}: {:?}", lane.name, error.kind()), target: "wharf::wireup", peer = %info.name, transport = lane.name, next, %error, remedy, "a transport cannot be set up; the next is tried");
             refused.push((lane.name, error.to_string()));
         }
         first.get_or_insert(error);
@@ -227,7 +230,8 @@ pub(super) fn told(
 ) -> Option<CmaPeer> {
     settled
         .inspect_err(|reason| {
-            tracing::warn!(target: "wharf::wireup", peer = %info.name, %reason, "cma cannot be used: long messages are copied twice through shared memory");
+            let remedy = registry::remedy(cma::NAME);
+            trace::slower!(format!("no cma: {reason}"), target: "wharf::wireup", peer = %info.name, %reason, remedy, "cma cannot be used: long messages are copied twice through shared memory");
         })
         .ok()
 }
@@ -246,8 +250,8 @@ pub(super) fn attach(
     claimed: bool,
 ) -> Result<(LinkId, EndpointId)> {
     shared.with(|engine| {
-        if engine.closing {
-            return Err(Error::new(ErrorKind::Closed, "the worker is shutting down"));
+        if engine.closing.is_some() {
+            return Err(engine.closed());
         }
         let place = u32::try_from(engine.core.movers.ctx.next_place()).map_err(|_| Error::new(ErrorKind::Exhausted, "too many connections"))?;
         let slot = LinkId::new(place, engine.core.movers.ctx.endpoints as u32);

@@ -1,10 +1,11 @@
 //! Listening: the places where peers connect, and the worker's own address.
 
 use std::{
+    fs::File,
     io,
     net::SocketAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures::FutureExt;
@@ -13,12 +14,16 @@ use tokio::{
     sync::{mpsc, oneshot},
 };
 
+#[cfg(feature = "verbs")]
+use crate::transport::rdmacm::Listening;
 use crate::{
     context::IncomingInfo,
     error::{Error, ErrorKind, Operation, Result},
     protocol::WorkerAddress,
     sys::{abstract_socket, identity::identity},
-    transport::{Reach, channel::Channel, rdmacm::Listening},
+    trace,
+    transport::{Reach, channel::Channel, registry},
+    types::{EndpointId, LinkId},
     worker::{
         connect::{
             request::Request,
@@ -40,6 +45,7 @@ use super::{
 /// One listening place: a TCP socket or an RDMA address and, for peers on this host, a Unix socket under a random abstract name.
 pub(crate) struct Place {
     pub(crate) tcp: Vec<TcpListener>,
+    #[cfg(feature = "verbs")]
     pub(crate) rdma: Option<Listening>,
     pub(crate) unix: Option<(UnixListener, Vec<u8>)>,
 }
@@ -59,10 +65,12 @@ impl Place {
     }
 
     /// Binds an address of an RDMA device, as [`Place::bind`] does one of TCP.
+    #[cfg(feature = "verbs")]
     pub(crate) async fn bind_rdma(shared: &Shared, addresses: &[SocketAddr]) -> Result<Self> {
+        let config = shared.context.config();
         let mut error = Error::new(ErrorKind::InvalidArgument, "no address to listen on");
         for address in addresses {
-            match Listening::bind(*address, *shared.context.config().keepalive).await {
+            match Listening::bind(&config.libraries, *address, *config.keepalive).await {
                 Ok(listening) => {
                     let mut place = Self::with(shared, Vec::new())?;
                     place.rdma = Some(listening);
@@ -76,6 +84,7 @@ impl Place {
 
     /// Where it listens, for peers on other hosts.
     pub(crate) fn local_addr(&self) -> Result<SocketAddr> {
+        #[cfg(feature = "verbs")]
         if let Some(rdma) = &self.rdma {
             return Ok(rdma.local_addr());
         }
@@ -100,7 +109,8 @@ impl Place {
             match abstract_socket::bind(&name) {
                 Ok(listener) => Some((listener, name)),
                 Err(error) => {
-                    tracing::warn!(target: "wharf::wireup", %error, "no Unix socket for peers on this host: they will not reach this worker through shared memory");
+                    let remedy = registry::remedy("shm");
+                    trace::slower!(format!("no Unix socket: {error}"), target: "wharf::wireup", %error, remedy, "no Unix socket for peers on this host: they will not reach this worker through shared memory");
                     None
                 }
             }
@@ -109,6 +119,7 @@ impl Place {
         };
         Ok(Self {
             tcp,
+            #[cfg(feature = "verbs")]
             rdma: None,
             unix,
         })
@@ -131,19 +142,29 @@ impl Place {
         let backlog = Backlog::new();
         for listener in self.tcp {
             let (greeter, backlog) = (greeter.clone(), backlog.clone());
+            let mut shortage = Shortage::new();
             tasks.push(shared.runtime.spawn(async move {
                 loop {
+                    let accept = async || Ok(Channel::tcp(listener.accept().await?.0));
                     let patience = &greeter.shared.wireup.patience;
-                    match patience.wait(listener.accept()).await {
-                        Ok((stream, _)) => greeter.greet(Channel::tcp(stream), &backlog).await,
-                        Err(error) => not_accepted(error, &backlog).await,
+                    match patience.wait(accept()).await {
+                        Ok(channel) => {
+                            shortage.since = None;
+                            greeter.greet(channel, &backlog).await;
+                        }
+                        Err(error) => shortage.met(error, &backlog, accept()).await,
                     }
                 }
             }));
         }
         // The Unix socket goes with the RDMA address that it stands beside.
         let (stands, mut ended) = oneshot::channel::<()>();
+        #[cfg_attr(
+            not(feature = "verbs"),
+            expect(unused_mut, reason = "taken by an RDMA address")
+        )]
         let mut stands = Some(stands);
+        #[cfg(feature = "verbs")]
         if let Some(listening) = self.rdma {
             let greeter = greeter.clone();
             let stands = stands.take();
@@ -159,18 +180,21 @@ impl Place {
                 // Without one there is no such end.
                 let _stands = stands;
                 let backlog = Backlog::new();
+                let mut shortage = Shortage::new();
                 loop {
+                    let accept = async || Ok(Channel::unix(listener.accept().await?.0));
                     let accepted = tokio::select! {
-                        accepted = greeter.shared.wireup.patience.wait(listener.accept()) => accepted,
+                        accepted = greeter.shared.wireup.patience.wait(accept()) => accepted,
                         _ = &mut ended => return,
                     };
                     let channel = match accepted {
-                        Ok((stream, _)) => Channel::unix(stream),
+                        Ok(channel) => channel,
                         Err(error) => {
-                            not_accepted(error, &backlog).await;
+                            shortage.met(error, &backlog, accept()).await;
                             continue;
                         }
                     };
+                    shortage.since = None;
                     match admits(&greeter.shared, &channel) {
                         Ok(()) => greeter.greet(channel, &backlog).await,
                         Err(error) => tracing::debug!(target: "wharf::wireup", peer = %channel.peer_name(), %error, "connection turned down"),
@@ -195,19 +219,53 @@ pub(super) fn admits(shared: &Shared, channel: &Channel) -> Result<()> {
     refused
 }
 
-/// After a failure to accept.
-async fn not_accepted(error: io::Error, backlog: &Backlog) {
-    if error.kind() == io::ErrorKind::ConnectionAborted {
-        // The peer has gone before it was taken.
-        return;
+/// What a listening place does while the system gives it no sockets.
+struct Shortage {
+    /// Gives its place to one peer at a time, who is told.
+    spare: Option<File>,
+    /// Every try to accept has failed since then.
+    since: Option<Instant>,
+}
+
+impl Shortage {
+    fn new() -> Self {
+        let spare = File::open("/dev/null").ok();
+        Self { spare, since: None }
     }
-    tracing::warn!(target: "wharf::wireup", %error, "accepting a connection");
-    // Out of fds, most likely, which the silent hold: a pause lets them go.
-    backlog.clear();
-    tokio::time::sleep(Duration::from_millis(100)).await;
+
+    /// After a failure to accept.
+    async fn met(
+        &mut self,
+        error: io::Error,
+        backlog: &Backlog,
+        accept: impl Future<Output = io::Result<Channel>>,
+    ) {
+        if error.kind() == io::ErrorKind::ConnectionAborted {
+            // The peer has gone before it was taken.
+            return;
+        }
+        let error = Error::io("accepting a connection", error);
+        if self.since.is_none() {
+            tracing::warn!(target: "wharf::wireup", %error, "a listener has no place");
+        }
+        // Out of fds, most likely, which the silent hold: a pause lets them go. What lasts for longer than they may is not for them.
+        backlog.clear();
+        let since = *self.since.get_or_insert_with(Instant::now);
+        let is_full = error.kind() == ErrorKind::Exhausted && since.elapsed() > 2 * FIRST_BYTES;
+        if is_full && self.spare.take().is_some() {
+            tracing::debug!(target: "wharf::wireup", %error, "connection turned down");
+            if let Some(Ok(mut channel)) = accept.now_or_never() {
+                refuse(&mut channel, &error).await;
+            }
+            self.spare = Self::new().spare;
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// Serves an RDMA address until the device is gone.
+#[cfg(feature = "verbs")]
 async fn serve_rdma(greeter: Greeter, listening: Listening) {
     let backlog = Backlog::new();
     loop {
@@ -327,6 +385,10 @@ pub(crate) fn address(shared: &Arc<Shared>) -> Result<WorkerAddress> {
     if let Some(address) = &*known {
         return Ok(address.clone());
     }
+    if shared.stopping.load(Relaxed) {
+        let closed = shared.with(|engine| engine.closed());
+        return Err(closed.during(Operation::Listen));
+    }
     let _runtime = shared.runtime.enter();
     let network = shared
         .transports
@@ -370,6 +432,31 @@ pub(crate) fn address(shared: &Arc<Shared>) -> Result<WorkerAddress> {
     Ok(address)
 }
 
+/// Accepts a request that keeps its place among the listener's until it is a connection: a peer that is silent in the set-up loses it to another, so that
+/// as many may be accepted side by side as there are places, and none holds up the rest.
+pub(crate) async fn accept_in_turn(
+    shared: &Arc<Shared>,
+    mut request: Request,
+    claimed: bool,
+) -> Result<(LinkId, EndpointId)> {
+    let limit = shared.context.config().handshake_timeout.value;
+    let pending = request.pending.take();
+    let gives_way = async {
+        match &pending {
+            Some(pending) => {
+                pending.begin(Stage::Setup);
+                pending.expired(limit, limit).await
+            }
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        biased;
+        accepted = accept(shared, request, claimed) => accepted,
+        error = gives_way => Err(error),
+    }
+}
+
 /// A peer that has this worker's address connects: taken, unless this worker is dialling it at the same time and its own dialling stands.
 async fn accept_unasked(shared: Arc<Shared>, mut request: Request) {
     let Some(met) = Met::accepts(&shared, request.worker()) else {
@@ -383,22 +470,7 @@ async fn accept_unasked(shared: Arc<Shared>, mut request: Request) {
         .await;
         return;
     };
-    let limit = shared.context.config().handshake_timeout.value;
-    let pending = request.pending.take();
-    let gives_way = async {
-        match &pending {
-            Some(pending) => {
-                pending.begin(Stage::Setup);
-                pending.expired(limit, limit).await
-            }
-            None => std::future::pending().await,
-        }
-    };
-    let accepted = tokio::select! {
-        biased;
-        accepted = accept(&shared, request, false) => accepted,
-        error = gives_way => Err(error),
-    };
+    let accepted = accept_in_turn(&shared, request, false).await;
     if let Err(error) = accepted {
         tracing::debug!(target: "wharf::wireup", %error, "a connection to this worker's address failed");
     }

@@ -52,7 +52,7 @@ pub(crate) use accepted::{Accepted, Seat};
 pub use dial::Destination;
 pub(crate) use dial::connect;
 pub(crate) use lanes::accept;
-pub(crate) use listen::{Place, address};
+pub(crate) use listen::{Place, accept_in_turn, address};
 pub(crate) use request::Request;
 pub(crate) use said::refuse;
 pub(crate) use wireup::new_key;

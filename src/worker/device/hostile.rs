@@ -13,6 +13,7 @@ use crate::{
         },
         layout::{Block, Indexed, MAX_BLOCKS, Shape, Strided, encode_block},
         ledger::Amount,
+        plan,
     },
     types::{Access, MemoryType, OpKey, Priority, Tag},
     worker::{
@@ -439,6 +440,7 @@ fn put_list(bed: &mut Bed, count: usize) -> (OpKey, Vec<u8>) {
         segment: 0,
         segment_offset: 0,
         on_device: true,
+        read_back: false,
     };
     let bytes: Vec<u8> = (0..count).map(|index| index as u8).collect();
     let put = Put {
@@ -570,6 +572,7 @@ fn answers_are_held_to_the_part() {
             segment: 0,
             segment_offset: 0,
             on_device: true,
+            read_back: false,
         };
         let mut whole = Plan::new(target, 100, shape.into());
         assert_eq!((whole.cut(0, 20), whole.cut(20, 10)), (20, 10));
@@ -606,4 +609,32 @@ fn answers_are_held_to_the_part() {
             false => bed.expect_violation(control::LAYOUT_DATA, key.0, &body),
         }
     }
+}
+
+/// How far a transfer is, as the peer says it who moves its bytes, is a number for people: more than there is counts as all, and it never ends anything.
+#[test]
+fn news_of_what_the_peer_moves() {
+    let mut bed = Bed::new(1000);
+    let length = 2 * plan::TOLD + 1;
+    let key = send(&mut bed, vec![1; length].into(), SendStage::Announced);
+    let moved = |bed: &mut Bed| bed.core.moved(key);
+    assert_eq!(moved(&mut bed), Some((0, Some(length))));
+    for (told, done) in [(0, 0), (1, plan::TOLD), (0, plan::TOLD), (u16::MAX, length)] {
+        let answer = bed.say(control::MOVED, key.0, &u16::to_le_bytes(told));
+        assert_eq!(answer.expect("taken"), []);
+        assert_eq!(moved(&mut bed), Some((done, Some(length))));
+    }
+    // What has ended, or never was.
+    assert_eq!(bed.say(control::MOVED, 77, &[0; 2]).expect("taken"), []);
+    for body in [&[][..], &[1], &[0; 3], &[0; 8]] {
+        bed.expect_violation(control::MOVED, key.0, body);
+        bed.core.movers.ctx.failures.clear();
+    }
+    let flush = bed
+        .core
+        .movers
+        .ctx
+        .operations
+        .insert(Some(LINK), false, Work::Flush);
+    bed.expect_violation(control::MOVED, flush.0, &[1, 0]);
 }

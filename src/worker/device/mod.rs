@@ -97,9 +97,12 @@ pub(crate) fn admit_source(
         return Ok(());
     }
     admit(context, &buffer.device_types(), operation)?;
-    let direct = peer.reaches_devices();
+    if !unstaged && *context.config().staging {
+        return Ok(());
+    }
+    let direct = peer.reaches_devices() || peer.has_rails();
     admit_staging(context, direct, operation)?;
-    match direct || !unstaged {
+    match direct {
         true => Ok(()),
         false => Err(forbidden(true).during(operation)),
     }

@@ -13,7 +13,7 @@ use crate::{
         control::Announcement,
         ledger::{AccountId, Amount},
     },
-    transport::{Held, Hold},
+    transport::{HeldBytes, Hold},
     types::{EndpointId, LinkId},
     util::copy::copied,
 };
@@ -60,7 +60,7 @@ pub(crate) struct Front {
     pub(crate) link: LinkId,
     pub(crate) from: EndpointId,
     pub(in crate::worker) header: u16,
-    pub(in crate::worker) held: Held,
+    pub(in crate::worker) held: HeldBytes,
     /// Something may be due to be given back for it: [`Engine::am_settle`](crate::worker::engine::Engine::am_settle).
     pub(crate) owes: bool,
 }
@@ -101,7 +101,7 @@ pub(crate) enum Content {
     /// Where it arrived.
     InPlace {
         header: u16,
-        held: Held,
+        held: HeldBytes,
     },
     Announced(Box<Announced>),
 }
@@ -172,7 +172,7 @@ impl Content {
 
     /// A copy of what lies in place.
     #[inline(always)]
-    fn of_held(header: u16, held: Held) -> Self {
+    fn of_held(header: u16, held: HeldBytes) -> Self {
         let length = held.length();
         if length > INLINE {
             return Self::of_long(header, &held);
@@ -187,7 +187,7 @@ impl Content {
     }
 
     #[inline(never)]
-    fn of_long(header: u16, held: &Held) -> Self {
+    fn of_long(header: u16, held: &HeldBytes) -> Self {
         let bytes = held.to_vec().into();
         Self::Whole { header, bytes }
     }

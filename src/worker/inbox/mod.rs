@@ -5,7 +5,7 @@
 //!
 //! A message for who polls at this moment, or for a callback, stays where it arrived if it can ([`Content::InPlace`]) until it was looked at.
 //!
-//! A message that is [`Held`](crate::transport::Held) is dropped before the interface that brought it, as is promised where it is made: those in an inbox
+//! A message that is [`HeldBytes`](crate::transport::HeldBytes) is dropped before the interface that brought it, as is promised where it is made: those in an inbox
 //! go with the [`Core`](crate::worker::core::Core), which the engine drops before its interfaces, and who takes one out holds the worker while it is looked at.
 
 use std::{collections::VecDeque, task::Waker};

@@ -41,6 +41,20 @@ impl Movers {
     }
 
     fn step(&mut self, index: usize) -> Result<Step> {
+        let transfer = &self.transfers[index];
+        // Where both ends count chunks the other one sees them.
+        let alone = transfer.peer_op.filter(|_| transfer.chunks.is_none());
+        let before = transfer.moved();
+        let step = self.step_alone(index)?;
+        if let (Some(op), Step::Moved) = (alone, &step) {
+            let transfer = &self.transfers[index];
+            self.ctx
+                .tell_moved(transfer.link, op, before, transfer.moved());
+        }
+        Ok(step)
+    }
+
+    fn step_alone(&mut self, index: usize) -> Result<Step> {
         let transfer = &mut self.transfers[index];
         if transfer.spread.is_some() {
             return self.step_spread(index);

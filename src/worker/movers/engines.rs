@@ -32,10 +32,14 @@ impl Movers {
                 "no accelerator is in use",
             ));
         };
-        match &found.state {
+        match &mut found.state {
             State::Open(open) => match &open.lost {
-                Some(error) => Ready::Never(error.clone()),
-                None => Ready::Now,
+                // What it had under way was reported before it was lost.
+                Some(error) if !open.engine.is_back() => Ready::Never(error.clone()),
+                _ => {
+                    open.lost = None;
+                    Ready::Now
+                }
             },
             State::Opening => {
                 found.waiting.push(op);

@@ -53,18 +53,18 @@ use crate::{
         device::{Devices, route::What},
         one_sided::OneSided,
         operations::{Arrival, Body, Ended, Entry, RecvStage, SendStage, Unexpected, Work},
-        pressure::Buried,
+        pressure::Deferred,
     },
 };
 
-/// A peer that may be inside this side's memory at this moment, and what memory that is. Kept until it is seen outside.
-pub(crate) struct Kept {
+/// A peer that may be inside this side's memory at this moment, and what memory that is. Lingers until it is seen outside.
+pub(crate) struct Lingering {
     pub(crate) pair: Arc<Pair>,
     /// `None` for exposed memory, whose owner asks [`Pair::is_peer_outside`].
     pub(crate) memory: Option<Work>,
 }
 
-/// Memory that a peer was inside when it was taken back, and which is given a moment until it is kept.
+/// Memory that a peer was inside when it was taken back, and which is given a moment before it lingers.
 pub(crate) struct Leaving {
     pair: Arc<Pair>,
     what: Left,
@@ -82,9 +82,9 @@ enum Left {
 /// Copying a chunk takes less.
 const LEAVES_WITHIN: Duration = Duration::from_micros(200);
 
-/// Between two looks at what is kept, at first and at most.
-const KEPT_PAUSE: Duration = Duration::from_micros(100);
-const KEPT_PAUSE_MOST: Duration = Duration::from_millis(100);
+/// Between two looks at what lingers, at first and at most.
+const LINGER: Duration = Duration::from_micros(100);
+const LINGER_MOST: Duration = Duration::from_millis(100);
 
 /// What is done with the movers when something has ended that took long.
 pub(crate) type Told = Box<dyn FnOnce(&mut Movers) + Send>;
@@ -111,12 +111,12 @@ pub(crate) struct Movers {
     /// Which of them has the next turn.
     pub(crate) next_transfer: usize,
     pub(crate) leaving: Vec<Leaving>,
-    pub(crate) kept: Vec<Kept>,
+    pub(crate) lingering: Vec<Lingering>,
     /// When they are looked at next, and how long before the look after that.
-    kept_next: Instant,
-    kept_pause: Duration,
+    linger_next: Instant,
+    linger_pause: Duration,
     /// Something was kept since the reactor looked last, which looks again as long as there is something.
-    pub(in crate::worker) kept_new: bool,
+    pub(in crate::worker) linger_new: bool,
     pub(crate) devices: Devices,
     /// How announced messages go by network devices.
     pub(crate) scheme: RendezvousScheme,
@@ -130,10 +130,10 @@ impl Movers {
             transfers: Vec::new(),
             next_transfer: 0,
             leaving: Vec::new(),
-            kept: Vec::new(),
-            kept_next: Instant::now(),
-            kept_pause: KEPT_PAUSE,
-            kept_new: false,
+            lingering: Vec::new(),
+            linger_next: Instant::now(),
+            linger_pause: LINGER,
+            linger_new: false,
             devices: Devices::default(),
             scheme: RendezvousScheme::default(),
         }
@@ -166,7 +166,7 @@ impl Movers {
                 && let Some((order, message)) = message_of(&mut entry, ended)
             {
                 self.hand_over(key, order, message);
-                self.ctx.bury_entry(entry);
+                self.ctx.defer_drop_entry(entry);
             }
         } else if let Some(entry) = self.ctx.operations.get(key)
             && let Work::Recv(recv) = &mut *entry.work
@@ -328,7 +328,7 @@ impl Movers {
     /// Lets go of memory that the peer may be inside, once it is outside.
     pub(crate) fn let_go(&mut self, pair: &Arc<Pair>, memory: Work) {
         if pair.is_peer_outside() {
-            self.ctx.bury(memory);
+            self.ctx.defer_drop(memory);
         } else if pair.is_slow() {
             self.keep(pair.clone(), memory);
         } else {
@@ -361,10 +361,10 @@ impl Movers {
     fn end_left(&mut self, pair: Arc<Pair>, what: Left, is_outside: bool) {
         pair.set_slow(!is_outside);
         match (what, is_outside) {
-            (Left::Memory(memory), true) => self.ctx.bury(memory),
+            (Left::Memory(memory), true) => self.ctx.defer_drop(memory),
             (Left::Memory(memory), false) => {
                 let memory = Some(memory);
-                self.push_kept(Kept { pair, memory });
+                self.push_lingering(Lingering { pair, memory });
             }
             (Left::Failed(key, error), _) => {
                 if let Some(entry) = self.ctx.operations.get(key) {
@@ -395,7 +395,7 @@ impl Movers {
     /// Has something done once the lock is gone.
     pub(in crate::worker) fn errand(&mut self, begin: impl FnOnce(&dyn Errands) -> Box<dyn Send>) {
         if let Some(errands) = &self.errands {
-            self.ctx.buried.push(Buried::Errand(begin(&**errands)));
+            self.ctx.deferred.push(Deferred::Errand(begin(&**errands)));
         }
     }
 
@@ -408,47 +408,47 @@ impl Movers {
         });
     }
 
-    pub(crate) fn push_kept(&mut self, kept: Kept) {
-        self.kept.push(kept);
-        self.kept_new = true;
-        self.kept_pause = KEPT_PAUSE;
-        self.kept_next = Instant::now();
+    pub(crate) fn push_lingering(&mut self, kept: Lingering) {
+        self.lingering.push(kept);
+        self.linger_new = true;
+        self.linger_pause = LINGER;
+        self.linger_next = Instant::now();
     }
 
     /// The worker goes. Memory that a peer is still inside, which is stopped in the middle of a copy, outlives it.
     pub(crate) fn outlive(&mut self) {
         self.end_leaving(true);
-        self.release_kept();
-        let mut kept = std::mem::take(&mut self.kept);
-        kept.retain(|kept| kept.memory.is_some());
-        if !kept.is_empty() {
+        self.release_lingering();
+        let mut lingering = std::mem::take(&mut self.lingering);
+        lingering.retain(|kept| kept.memory.is_some());
+        if !lingering.is_empty() {
             keeper::keep(Box::new(move || {
-                kept.retain(|kept| !kept.pair.is_peer_outside());
-                kept.is_empty()
+                lingering.retain(|kept| !kept.pair.is_peer_outside());
+                lingering.is_empty()
             }));
         }
     }
 
-    /// How long until what is kept is looked at again. For the reactor, which sees to it: no arrival tells that a peer has left.
-    pub(in crate::worker) fn until_kept(&mut self) -> Option<Duration> {
-        self.kept_new = false;
-        let next = self.kept_next;
-        (!self.kept.is_empty()).then(|| next.saturating_duration_since(Instant::now()))
+    /// How long until what lingers is looked at again. For the reactor, which sees to it: no arrival tells that a peer has left.
+    pub(in crate::worker) fn until_lingering(&mut self) -> Option<Duration> {
+        self.linger_new = false;
+        let next = self.linger_next;
+        (!self.lingering.is_empty()).then(|| next.saturating_duration_since(Instant::now()))
     }
 
-    /// Lets go of kept memory whose writers are seen outside.
-    pub(crate) fn release_kept(&mut self) {
-        if self.kept.is_empty() {
+    /// Lets go of memory whose writers are seen outside.
+    pub(crate) fn release_lingering(&mut self) {
+        if self.lingering.is_empty() {
             return;
         }
         // A look may be a system call, and some peers never go.
         let now = Instant::now();
-        if now < self.kept_next {
+        if now < self.linger_next {
             return;
         }
-        let before = self.kept.len();
+        let before = self.lingering.len();
         let mut last = (std::ptr::null(), false);
-        let (over, kept) = std::mem::take(&mut self.kept)
+        let (over, kept) = std::mem::take(&mut self.lingering)
             .into_iter()
             .partition(|kept| {
                 // Many in a row are of one peer.
@@ -458,15 +458,15 @@ impl Movers {
                 }
                 last.1
             });
-        self.kept = kept;
-        self.kept_pause = match self.kept.len() < before {
-            true => KEPT_PAUSE,
-            false => (self.kept_pause * 2).min(KEPT_PAUSE_MOST),
+        self.lingering = kept;
+        self.linger_pause = match self.lingering.len() < before {
+            true => LINGER,
+            false => (self.linger_pause * 2).min(LINGER_MOST),
         };
-        self.kept_next = now + self.kept_pause;
-        for kept in Vec::<Kept>::into_iter(over) {
+        self.linger_next = now + self.linger_pause;
+        for kept in Vec::<Lingering>::into_iter(over) {
             if let Some(work) = kept.memory {
-                self.ctx.bury(work);
+                self.ctx.defer_drop(work);
             }
         }
     }

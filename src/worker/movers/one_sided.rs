@@ -10,17 +10,18 @@ use std::sync::Arc;
 use crate::{
     config::RendezvousScheme,
     error::{Error, ErrorKind, Result},
-    memory::AddressRange,
     protocol::control::{self, Announcement, Rtr},
     transport::{
-        self, LocalKeys, LocalRange, Registering, RemoteMemory, RemoteRange, SendError, Zcopy,
+        self, DeviceRegistrar, LocalKeys, LocalRange, Registering, RemoteRange, SendError, Zcopy,
     },
     types::{Access, DeviceKey, LinkId, OpKey},
     util::copy::{copy, copy_slice},
     worker::{
         ctx::Ctx,
         movers::{Movers, Told},
-        one_sided::{CLEARED, IN_FLIGHT, Memory, Moves, Offer, OneSided, told, whole, word},
+        one_sided::{
+            CLEARED, IN_FLIGHT, Memory, Moves, Offer, OneSided, offered, takes, told, word,
+        },
         operations::{Ended, Entry, Outgoing, RecvStage, SendStage, Work},
         peer::at,
         rma::Target,
@@ -44,6 +45,88 @@ fn post_short(
             Ok(Zcopy::Pending)
         }
         false => ways.put_short(data, remote, key.0),
+    }
+}
+
+impl Moves {
+    /// All of it through the link's memory.
+    fn post_short(
+        &mut self,
+        ways: &mut dyn transport::OneSided,
+        key: OpKey,
+    ) -> Result<(), SendError> {
+        let remote = RemoteRange {
+            address: self.address,
+            keys: &self.keys,
+        };
+        // SAFETY: `local` is owned by the entry, and the call only reads it.
+        let data = unsafe { std::slice::from_raw_parts(self.local, self.length) };
+        let sent = post_short(ways, self.pull, data, remote, key)?;
+        self.short = true;
+        self.next = self.length;
+        self.pending = u32::from(sent == Zcopy::Pending);
+        Ok(())
+    }
+
+    /// Hands the piece up to `end` to the link.
+    fn post(
+        &self,
+        ways: &mut dyn transport::OneSided,
+        keys: &[DeviceKey],
+        end: usize,
+        key: OpKey,
+    ) -> Result<Zcopy, SendError> {
+        let local = LocalRange {
+            address: self.of.range.start().wrapping_add(self.next as u64),
+            length: end - self.next,
+            keys,
+        };
+        let remote = RemoteRange {
+            address: self.address.wrapping_add(self.next as u64),
+            keys: &self.keys,
+        };
+        match self.pull {
+            // SAFETY: the memory is owned by the entry, which stays while `in_flight` counts this, and so are the keys.
+            true => unsafe { ways.get(local, remote, key.0) },
+            // SAFETY: as above.
+            false => unsafe { ways.put(local, remote, key.0) },
+        }
+    }
+
+    /// Finds keys of the devices that are best for it. `Some`: they are to be made.
+    fn find_keys(&mut self, ways: &dyn transport::OneSided) -> Option<Registering<LocalKeys>> {
+        let (access, memory) = (self.access(), ways.memory());
+        let devices = memory.nearest(self.of.memory_type, ways.devices_to(&self.keys));
+        if let Some(keys) = memory.find(&self.of, access, &devices) {
+            self.memory = Memory::Ready(keys);
+            return None;
+        }
+        self.memory = Memory::Waiting;
+        Some(memory.register(self.of, access, &devices))
+    }
+
+    /// Reads the last byte that was put, by the next of the peer's devices that have written. `false`: all have, or one is out of reach.
+    fn read_back(
+        &mut self,
+        ways: &mut dyn transport::OneSided,
+        key: OpKey,
+    ) -> Result<bool, SendError> {
+        let Some(last) = self.unread.last().copied() else {
+            return Ok(false);
+        };
+        let remote = RemoteRange {
+            address: self.address.wrapping_add(self.length as u64 - 1),
+            keys: &[last],
+        };
+        if !ways.reaches(remote.keys) {
+            let text = "the rail that has written is gone before it could read back";
+            self.failed = Some(Error::new(ErrorKind::ConnectionReset, text));
+            return Ok(false);
+        }
+        ways.get_short(1, remote, key.0)?;
+        self.unread.pop();
+        self.pending = 1;
+        Ok(true)
     }
 }
 
@@ -76,17 +159,22 @@ impl Ctx {
             Work::Get(get) => (true, get.buffer.as_slice()),
             _ => return false,
         };
-        let Some(data) = data else {
-            return false;
+        let (length, short) = match data {
+            Some(data) => (data.len(), Some(data)),
+            None => (1, None),
         };
-        let length = data.len();
         let ways = peer.link.as_mut().and_then(|link| link.one_sided());
         let Some(ways) = ways.filter(|ways| length > 0 && ways.reaches(route)) else {
             return false;
         };
+        let read_back = target.read_back && !pull;
         let address = target.address.wrapping_add(target.offset);
         // Nothing waits that it would overtake.
-        if peer.queue.is_empty() && length <= ways.attributes().max_short {
+        if let Some(data) = short
+            && !read_back
+            && peer.queue.is_empty()
+            && length <= ways.attributes().max_short
+        {
             let remote = RemoteRange {
                 address,
                 keys: route,
@@ -103,13 +191,27 @@ impl Ctx {
                 }
             }
         }
-        let (local, segment) = match &mut *entry.work {
-            Work::Put(put) => (put.buffer.address().cast_mut(), put.buffer.segment()),
-            Work::Get(get) => (get.buffer.address(), get.buffer.segment()),
+        let (local, of) = match &mut *entry.work {
+            Work::Put(put) => (put.buffer.address().cast_mut(), put.buffer.local_memory()),
+            Work::Get(get) => {
+                let length = get.buffer.len();
+                (get.buffer.address(), get.buffer.local_memory(length))
+            }
             _ => return false,
         };
-        let (local, route) = ((local, length, whole(segment)), Arc::clone(route));
-        self.begin_moves(link_id, key, Moves::new(pull, local, address, route, None));
+        let Some(of) = of.filter(|of| !of.range.is_empty()) else {
+            return false;
+        };
+        if of.is_on_device() && takes(ways, &of).is_err() {
+            return false;
+        }
+        let mut moves = Moves::new(pull, (local, of), address, Arc::clone(route), None);
+        moves.target = Some(*target);
+        if read_back {
+            let written = route.iter().filter(|key| ways.reaches(&[**key]));
+            moves.unread = written.copied().collect();
+        }
+        self.begin_moves(link_id, key, moves);
         true
     }
 
@@ -206,7 +308,7 @@ impl Ctx {
         Some(error)
     }
 
-    /// A transfer of which nothing is under way goes in messages. `op` is the peer's operation of an announced message.
+    /// A transfer from or to the host's memory here, of which nothing is under way, goes in messages. `op` is the peer's operation of an announced message.
     fn by_messages(&mut self, link: LinkId, key: OpKey, op: Option<u64>, length: usize) {
         let Some(entry) = self.operations.get(key) else {
             return;
@@ -241,6 +343,19 @@ impl Ctx {
         self.control(link, control::TAG_RTR, op, &rtr.encode());
     }
 
+    /// What is left to do until memory here that was written is seen by whose it is.
+    fn settling(&mut self, link: LinkId, moves: &Moves) -> Option<Registering<()>> {
+        let Memory::Ready(keys) = &moves.memory else {
+            return None;
+        };
+        if !moves.pull || moves.settled {
+            return None;
+        }
+        let peer = at(&mut self.peers, link)?;
+        let ways = peer.link.as_mut()?.one_sided()?;
+        ways.memory().settle(keys, moves.of.range)
+    }
+
     fn one_sided_of(&mut self, link: LinkId, key: OpKey) -> Option<&mut OneSided> {
         let entry = self.operations.get(key)?;
         match entry.link == Some(link) && entry.outcome.is_none() {
@@ -259,52 +374,11 @@ impl Ctx {
             offer.asked = None;
             let (body, length) = control::with_keys(&[], keys.remote());
             self.control(link, control::KEYS, to, &body[..length]);
-        } else if !offer.waiting
-            && let Some(entry) = self.operations.get(key)
-            && let Work::Send(send) = &mut *entry.work
-        {
-            send.stage = SendStage::Streaming(Outgoing { to, next: 0 });
-            entry.one_sided = None;
-            self.submit(link, key);
+        } else if !offer.waiting {
+            // There are none: it asks for the bytes otherwise.
+            offer.asked = None;
+            self.control(link, control::KEYS, to, &[]);
         }
-    }
-
-    /// The keys that a receive asked for.
-    pub(in crate::worker) fn keys_here(
-        &mut self,
-        link: LinkId,
-        key: OpKey,
-        body: &[u8],
-    ) -> Result<()> {
-        let keys = control::keys(body)?;
-        let Some(OneSided::Asks { op, address }) = self.one_sided_of(link, key) else {
-            return Ok(());
-        };
-        let (op, address) = (*op, *address);
-        let reaches = self.reaches(link, &keys);
-        let Some(entry) = self.operations.get(key) else {
-            return Ok(());
-        };
-        let Work::Recv(recv) = &mut *entry.work else {
-            return Ok(());
-        };
-        let RecvStage::Landing { expected, got: 0 } = recv.stage else {
-            return Err(violation("keys of what comes in messages"));
-        };
-        entry.one_sided = None;
-        if !reaches {
-            self.ask_for_fragments(link, key, op);
-            return Ok(());
-        }
-        recv.stage = RecvStage::Copying;
-        let local = (
-            recv.buffer.address(),
-            expected,
-            whole(recv.buffer.segment()),
-        );
-        let moves = Moves::new(true, local, address, keys.into(), Some(op));
-        self.begin_moves(link, key, moves);
-        Ok(())
     }
 
     /// The receiver of an announced message asks for it to be written.
@@ -338,14 +412,11 @@ impl Ctx {
         let Work::Send(send) = &*entry.work else {
             return Ok(());
         };
-        let (Some(OneSided::Offers(offer)), Some(data)) = (offered, send.buffer.as_slice()) else {
+        let (Some(OneSided::Offers(offer)), Some(of)) = (offered, send.buffer.local_memory())
+        else {
             return Ok(());
         };
-        let local = (
-            data.as_ptr().cast_mut(),
-            data.len(),
-            whole(send.buffer.segment()),
-        );
+        let local = (send.buffer.address().cast_mut(), of);
         let mut moves = Moves::new(false, local, address, keys.into(), Some(to));
         if let Some(keys) = offer.keys {
             moves.memory = Memory::Ready(keys);
@@ -400,6 +471,79 @@ impl Ctx {
 }
 
 impl Movers {
+    /// The keys that a receive asked for; none where there are none.
+    pub(in crate::worker) fn keys_here(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        body: &[u8],
+    ) -> Result<()> {
+        let keys = control::keys(body)?;
+        let Some(OneSided::Asks { op, address }) = self.ctx.one_sided_of(link, key) else {
+            return Ok(());
+        };
+        let (op, address) = (*op, *address);
+        let reaches = self.ctx.reaches(link, &keys);
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return Ok(());
+        };
+        let Work::Recv(recv) = &mut *entry.work else {
+            return Ok(());
+        };
+        let length = recv.arrival.map_or(0, |arrival| arrival.length);
+        let (local, of) = (recv.buffer.address(), recv.buffer.local_memory(length));
+        match of.filter(|_| reaches) {
+            Some(of) => {
+                let moves = Moves::new(true, (local, of), address, keys.into(), Some(op));
+                self.ctx.begin_moves(link, key, moves);
+            }
+            None => self.by_messages(link, key, (Some(op), None), length),
+        }
+        Ok(())
+    }
+
+    /// A transfer of which nothing is under way goes otherwise. `op` is the peer's operation of an announced message; a put or get has its target.
+    fn by_messages(
+        &mut self,
+        link: LinkId,
+        key: OpKey,
+        (op, target): (Option<u64>, Option<Target>),
+        length: usize,
+    ) {
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return;
+        };
+        entry.one_sided = None;
+        let there = target.is_some_and(|target| target.on_device);
+        let stops = match &*entry.work {
+            Work::Put(put) => there && !put.buffer.is_on_device(),
+            Work::Get(get) => there && !get.buffer.is_on_device(),
+            _ => false,
+        };
+        if stops && let Some(error) = self.may_not_stop(key) {
+            return self.fail_operation(key, error);
+        }
+        let Some(entry) = self.ctx.operations.get(key) else {
+            return;
+        };
+        match (&mut *entry.work, op, target) {
+            (Work::Recv(recv), Some(op), _) if recv.buffer.is_on_device() => {
+                self.begin_pull(key, link, op, length, false);
+            }
+            (Work::Send(send), Some(op), _) if send.buffer.is_on_device() => {
+                self.stream_send(link, key, op);
+            }
+            (Work::Put(put), _, Some(target)) if put.buffer.is_on_device() && !put.announced => {
+                entry.outcome = None;
+                self.begin_device_put(key, target);
+            }
+            (Work::Get(get), _, Some(target)) if get.buffer.is_on_device() => {
+                self.begin_device_get(key, target);
+            }
+            _ => self.ctx.by_messages(link, key, op, length),
+        }
+    }
+
     /// The next piece of an operation.
     pub(in crate::worker) fn advance_moves(
         &mut self,
@@ -415,10 +559,10 @@ impl Movers {
         let Some(OneSided::Moves(moves)) = entry.one_sided.as_deref_mut() else {
             return Ok(Step::Sent);
         };
-        if moves.failed.is_some() || moves.next == moves.length {
-            return Ok(Step::Parked);
-        }
-        let (Some(link), Some(range)) = (peer.link.as_mut(), moves.range()) else {
+        let all = moves.next == moves.length;
+        let waits = all && (moves.pending > 0 || moves.unread.is_empty());
+        let link = peer.link.as_mut();
+        let Some(link) = link.filter(|_| moves.failed.is_none() && !waits) else {
             return Ok(Step::Parked);
         };
         let Some(ways) = link.one_sided().filter(|ways| ways.reaches(&moves.keys)) else {
@@ -426,19 +570,16 @@ impl Movers {
             self.not_moved(link_id, key, Error::new(ErrorKind::ConnectionReset, text));
             return Ok(Step::Sent);
         };
+        if all {
+            if !moves.read_back(ways, key)? {
+                self.moves_over(key);
+            }
+            return Ok(Step::Parked);
+        }
         let attributes = ways.attributes();
-        let remote = RemoteRange {
-            address: moves.address.wrapping_add(moves.next as u64),
-            keys: &moves.keys,
-        };
-        if moves.length <= attributes.max_short {
-            // SAFETY: `local` is owned by the entry, and the call only reads it.
-            let data = unsafe { std::slice::from_raw_parts(moves.local, moves.length) };
-            let sent = post_short(ways, moves.pull, data, remote, key)?;
+        if moves.length <= attributes.max_short && !moves.of.is_on_device() {
+            moves.post_short(ways, key)?;
             self.ctx.counts.one_sided.add(moves.length);
-            moves.short = true;
-            moves.next = moves.length;
-            moves.pending = u32::from(sent == Zcopy::Pending);
             self.posted(key);
             return Ok(Step::Sent);
         }
@@ -446,13 +587,9 @@ impl Movers {
             Memory::Ready(keys) => keys,
             Memory::Waiting => return Ok(Step::Parked),
             Memory::Unknown => {
-                let (access, devices) = (moves.access(), ways.devices());
-                if let Some(keys) = ways.memory().find(range, access, devices) {
-                    moves.memory = Memory::Ready(keys);
+                let Some(made) = moves.find_keys(ways) else {
                     return Ok(Step::More);
-                }
-                let made = ways.memory().register(range, moves.whole, access, devices);
-                moves.memory = Memory::Waiting;
+                };
                 self.have_registered(link_id, key, made);
                 return Ok(Step::Parked);
             }
@@ -461,22 +598,26 @@ impl Movers {
             return Ok(Step::Parked);
         }
         let end = moves.piece_end(&attributes);
-        let local = LocalRange {
-            address: (moves.local as u64).wrapping_add(moves.next as u64),
-            length: end - moves.next,
-            keys: registered.local(),
+        let sent = match moves.post(ways, registered.local(), end, key) {
+            Err(SendError::Failed(error)) if error.kind() == ErrorKind::Unsupported => {
+                // The rails from where it is registered have gone: anew, once what is under way there has ended.
+                if moves.pending > 0 {
+                    return Ok(Step::Parked);
+                }
+                moves.memory = Memory::Unknown;
+                return Ok(Step::More);
+            }
+            sent => sent?,
         };
-        let sent = match moves.pull {
-            // SAFETY: the memory is owned by the entry, which stays while `in_flight` counts this, and so are the keys.
-            true => unsafe { ways.get(local, remote, key.0) },
-            // SAFETY: as above.
-            false => unsafe { ways.put(local, remote, key.0) },
-        }?;
         self.ctx.counts.one_sided.add(end - moves.next);
+        let (before, tell) = (moves.next, moves.tell.filter(|_| end < moves.length));
         moves.next = end;
         if sent == Zcopy::Pending {
             moves.pending += 1;
             entry.in_flight += 1;
+        }
+        if let Some(op) = tell {
+            self.ctx.tell_moved(link_id, op, before, end);
         }
         self.posted(key);
         Ok(Step::More)
@@ -491,12 +632,13 @@ impl Movers {
             return;
         };
         let (next, all) = (moves.next, moves.next == moves.length);
-        let over = all && moves.pending == 0;
+        let is_read = moves.unread.is_empty();
+        let over = all && moves.pending == 0 && is_read;
         let mut copied = false;
         if let Work::Put(put) = &mut *entry.work {
             put.next = next;
             // One with a signal goes on.
-            copied = all && put.signal.is_none();
+            copied = all && is_read && put.signal.is_none();
         }
         if over {
             self.moves_over(key);
@@ -533,9 +675,10 @@ impl Movers {
         // It may have been ended by a word of the peer meanwhile.
         let ended =
             moves.failed.is_some() || moves.next == moves.length || entry.deferred.is_some();
-        if moves.pending == 0 && ended {
+        let unread = moves.failed.is_none() && entry.deferred.is_none() && !moves.unread.is_empty();
+        if moves.pending == 0 && ended && !unread {
             self.moves_over(key);
-        } else if moves.failed.is_none() && moves.next < moves.length {
+        } else if moves.failed.is_none() && (moves.next < moves.length || unread) {
             self.submit(link, key);
         }
         true
@@ -563,6 +706,11 @@ impl Movers {
         let Some(OneSided::Moves(moves)) = entry.one_sided.as_deref() else {
             return;
         };
+        if !moves.pull && moves.next == moves.length {
+            // What was put, read back.
+            self.piece_over(link, key, Ok(()));
+            return;
+        }
         if entry.outcome.is_some() || !moves.short || !moves.pull {
             return;
         }
@@ -588,6 +736,10 @@ impl Movers {
             return;
         };
         let deferred = entry.deferred.take();
+        if matches!(entry.outcome, Some(Ended::Done(Err(_)))) {
+            // A word of the peer has ended it while what was put was read back.
+            return;
+        }
         if deferred.is_none()
             && let Some(error) = &moves.failed
             && leaves_it_to_messages(error, &entry.work)
@@ -595,7 +747,22 @@ impl Movers {
             && at(&mut self.ctx.peers, link).is_some_and(|peer| peer.link.is_some())
         {
             // Bytes that have come before come once more.
-            return self.ctx.by_messages(link, key, moves.tell, moves.length);
+            let from = (moves.tell, moves.target);
+            return self.by_messages(link, key, from, moves.length);
+        }
+        if deferred.is_none()
+            && moves.failed.is_none()
+            && let Some(link) = link
+            && let Some(settling) = self.ctx.settling(link, &moves)
+        {
+            if let Some(entry) = self.ctx.operations.get(key) {
+                entry.one_sided = Some(Box::new(OneSided::Moves(moves)));
+            }
+            let work = async move {
+                let result = settling.await;
+                Box::new(move |movers: &mut Self| movers.settled(link, key, result)) as Told
+            };
+            return self.errand(|errands| errands.wait(Box::pin(work)));
         }
         let result = moves.failed.map_or(Ok(()), Err);
         if let (Some(link), Some(op)) = (link, moves.tell) {
@@ -607,6 +774,24 @@ impl Movers {
         match deferred {
             Some(ended) => self.finish(key, ended),
             None => self.copied(key, result),
+        }
+    }
+
+    /// What was written into memory of a device here is seen by it, or cannot be made so.
+    fn settled(&mut self, link: LinkId, key: OpKey, result: Result<()>) {
+        let Some(OneSided::Moves(moves)) = self.ctx.one_sided_of(link, key) else {
+            return;
+        };
+        match result {
+            Ok(()) => {
+                moves.settled = true;
+                self.moves_over(key);
+            }
+            Err(error) => {
+                tracing::warn!(target: "wharf::memory", %error, "memory of a device may not see what was written into it; it goes by messages");
+                let (from, length) = ((moves.tell, moves.target), moves.length);
+                self.by_messages(link, key, from, length);
+            }
         }
     }
 
@@ -626,8 +811,8 @@ impl Movers {
             return;
         }
         tracing::debug!(target: "wharf::memory", %error, "a transfer goes by messages instead of by network devices");
-        let (op, length) = (moves.tell, moves.length);
-        self.ctx.by_messages(link, key, op, length);
+        let (from, length) = ((moves.tell, moves.target), moves.length);
+        self.by_messages(link, key, from, length);
     }
 
     /// A message was announced whose keys are not here yet: they are made meanwhile.
@@ -648,13 +833,11 @@ impl Movers {
         let Some(Work::Send(send)) = self.ctx.operations.work(key) else {
             return;
         };
-        let range = send.buffer.as_slice().map(AddressRange::of);
-        let whole = whole(send.buffer.segment());
+        let memory = send.buffer.local_memory();
         let peer = at(&mut self.ctx.peers, link).and_then(|peer| peer.link.as_mut());
-        if let (Some(ways), Some(range)) = (peer.and_then(|link| link.one_sided()), range) {
-            let made = ways
-                .memory()
-                .register(range, whole, Access::READ, ways.devices());
+        if let (Some(ways), Some(memory)) = (peer.and_then(|link| link.one_sided()), memory) {
+            let devices = offered(ways, &memory);
+            let made = ways.memory().register(memory, Access::READ, &devices);
             self.have_registered(link, key, made);
             if let Some(OneSided::Offers(offer)) = self.ctx.one_sided_of(link, key) {
                 offer.waiting = true;
@@ -687,24 +870,26 @@ impl Movers {
             return false;
         };
         let local = recv.buffer.address();
-        let whole = whole(recv.buffer.segment());
+        let Some(of) = recv.buffer.local_memory(length) else {
+            return false;
+        };
+        if of.is_on_device() && (scheme == RendezvousScheme::Put || takes(ways, &of).is_err()) {
+            return false;
+        }
         let landing = RecvStage::Landing {
             expected: length,
             got: 0,
         };
         if scheme == RendezvousScheme::Put {
-            let range = AddressRange::new(local as u64, length as u64);
-            let (Ok(range), true) = (range, recv.buffer.as_mut_slice().is_some()) else {
-                return false;
-            };
             recv.stage = landing;
             let memory = Arc::clone(ways.memory());
-            let made = memory.register_for_writing(range, ways.devices());
+            let devices = offered(ways, &of);
+            let made = memory.register_for_writing(of.range, &devices);
             let (keys, op) = (None, rts.op);
             entry.one_sided = Some(Box::new(OneSided::Written { memory, keys, op }));
             self.have_cleared(link, key, made);
         } else if rts.keys.is_empty() {
-            recv.stage = landing;
+            recv.stage = RecvStage::Copying;
             let (op, address) = (rts.op, rts.address);
             entry.one_sided = Some(Box::new(OneSided::Asks { op, address }));
             self.ctx
@@ -712,8 +897,7 @@ impl Movers {
         } else if ways.reaches(&rts.keys) {
             recv.stage = RecvStage::Copying;
             let keys = rts.keys.as_slice().into();
-            let local = (local, length, whole);
-            let moves = Moves::new(true, local, rts.address, keys, Some(rts.op));
+            let moves = Moves::new(true, (local, of), rts.address, keys, Some(rts.op));
             self.ctx.begin_moves(link, key, moves);
         } else {
             return false;
@@ -865,7 +1049,7 @@ impl Movers {
     fn end_writing(
         &mut self,
         key: OpKey,
-        memory: Arc<dyn RemoteMemory>,
+        memory: Arc<dyn DeviceRegistrar>,
         keys: LocalKeys,
         result: Result<()>,
     ) {

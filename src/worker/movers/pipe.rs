@@ -22,7 +22,7 @@ use crate::{
         },
         movers::Movers,
         operations::{Ended, Entry, Work},
-        pressure::Buried,
+        pressure::Deferred,
         source::Source,
     },
 };
@@ -52,10 +52,10 @@ impl Ctx {
 
     fn end_staged(&mut self, link: Option<LinkId>, staged: Staged) {
         if let Some(source) = staged.source {
-            self.buried.push(Buried::Buffer(source));
+            self.deferred.push(Deferred::Buffer(source));
         }
         if let Some(own) = staged.own {
-            self.buried.push(Buried::Own(own));
+            self.deferred.push(Deferred::Own(own));
         }
         if let Some(pipe) = staged.pipe {
             self.end_route(link, pipe.route);
@@ -197,6 +197,12 @@ impl Movers {
         self.step_staged(key);
     }
 
+    /// Why the bytes of an operation may not stop in host memory, where they may not.
+    pub(in crate::worker) fn may_not_stop(&mut self, key: OpKey) -> Option<Error> {
+        let unstaged = self.ctx.is_unstaged(key);
+        (unstaged || self.devices.staging_forbidden()).then(|| forbidden(unstaged))
+    }
+
     /// Takes a fragment for an operation: the one door to all stops in host memory. `None`: it waits for one, or has failed.
     pub(in crate::worker) fn take_fragment(
         &mut self,
@@ -204,10 +210,8 @@ impl Movers {
         slot: usize,
         side: Side,
     ) -> Option<(Fragment, usize)> {
-        let entry = self.ctx.operations.get(key)?;
-        let (link, unstaged) = (entry.link, entry.unstaged);
-        if unstaged || self.devices.staging_forbidden() {
-            let error = forbidden(unstaged);
+        let link = self.ctx.operations.get(key)?.link;
+        if let Some(error) = self.may_not_stop(key) {
             self.ctx.staging_failed(key, error);
             return None;
         }
@@ -357,11 +361,26 @@ impl Movers {
         let Some(pipe) = self.ctx.pipe(key) else {
             return;
         };
+        let before = pipe.done;
         pipe.end(id);
+        let (kind, now) = (pipe.kind, pipe.done);
         if pipe.is_done() {
             self.staging_done(key);
         } else {
+            self.tell_pulled(key, kind, before, now);
             self.step_staged(key);
+        }
+    }
+
+    /// More parts of a message or put of the peer's are where they belong, which sees nothing of that itself.
+    fn tell_pulled(&mut self, key: OpKey, kind: Kind, before: usize, now: usize) {
+        let (op, first) = match kind {
+            Kind::Pull { op, first } => (Some(op), first as usize),
+            _ => (self.ctx.sender(key), 0),
+        };
+        let link = self.ctx.operations.get(key).and_then(|entry| entry.link);
+        if let (Some(link), Some(op)) = (link, op) {
+            self.ctx.tell_moved(link, op, first + before, first + now);
         }
     }
 

@@ -69,6 +69,9 @@ impl Movers {
         let length = rts.length as usize;
         recv.arrival = Some(Arrival { length, tag, from });
         if recv.buffer.is_on_device() {
+            if self.receive_by_devices(link, key, &rts) {
+                return;
+            }
             let of_device = rts.segment == control::TABLE && rts.segment_offset == 0;
             self.begin_pull(key, link, rts.op, length, of_device);
         } else if recv.buffer.is_list() || rts.segment == control::TABLE {

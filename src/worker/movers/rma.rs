@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::{
     error::Result,
+    memory::region::stale,
     protocol::{
         control::{self, Join},
         plan::{self, Accesses},
@@ -25,7 +26,7 @@ use crate::{
         movers::Movers,
         operations::{End, Work},
         peer::{OneCopy, Peer, at, of},
-        rma::{INLINE, Near, Target, ends, stale, what, within},
+        rma::{INLINE, Near, Target, ends, what, within},
     },
 };
 
@@ -261,6 +262,7 @@ impl Movers {
             link, key, target, ..
         } = *run;
         let is_straight = path.is_some();
+        let stops = target.on_device && !run.here.on_device && run.here.length > 0;
         for way in ways {
             match way {
                 Accesses::Straight if is_straight => self.start_access(run, path, chunks),
@@ -270,7 +272,12 @@ impl Movers {
                 Accesses::Parts if run.here.pull => self.begin_device_get(key, target),
                 Accesses::Parts => self.begin_device_put(key, target),
                 // What is announced is a message as well: its owner pulls.
-                Accesses::Announced | Accesses::Messages => self.submit(link, key),
+                Accesses::Announced | Accesses::Messages => {
+                    match self.may_not_stop(key).filter(|_| stops) {
+                        Some(error) => self.fail_operation(key, error),
+                        None => self.submit(link, key),
+                    }
+                }
             }
             return;
         }

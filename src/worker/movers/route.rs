@@ -7,6 +7,7 @@ use crate::{
         control::{self, Pull, Route as Asked},
         plan,
     },
+    trace,
     transport::{Export, ImportedMemory, SendError},
     types::{Access, LinkId, OpKey},
     worker::{
@@ -88,7 +89,8 @@ impl Ctx {
         if peer.unrouted(slot).is_some() {
             return;
         }
-        tracing::warn!(
+        trace::slower!(
+            format!("unrouted: {:?}", error.kind()),
             target: "wharf::worker", peer = peer.info.name, %error,
             "device memory of this peer cannot be opened: it is copied through host memory from now on"
         );

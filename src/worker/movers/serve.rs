@@ -11,7 +11,10 @@ use std::slice;
 use crate::{
     error::{ErrorKind, Result},
     memory::Buffer,
-    protocol::control::{self, LayoutAnswer, Pull},
+    protocol::{
+        control::{self, LayoutAnswer, Pull},
+        plan,
+    },
     transport::{RawSlice, SendError},
     types::{LinkId, OpKey, Priority},
     worker::{
@@ -22,6 +25,7 @@ use crate::{
             pool::Side,
         },
         movers::Movers,
+        one_sided::OneSided,
         operations::{Ended, Outgoing, SendStage, Serve, Work},
         peer::at,
         source::Source,
@@ -54,6 +58,15 @@ impl Ctx {
                 &send.buffer
             }
             Work::Send(send) if matches!(send.stage, SendStage::Pulled) => &send.buffer,
+            // Its keys were asked for, and do not help.
+            Work::Send(send)
+                if matches!(send.stage, SendStage::AwaitMatch)
+                    && matches!(entry.one_sided.as_deref(), Some(OneSided::Offers(_))) =>
+            {
+                entry.one_sided = None;
+                send.stage = SendStage::Pulled;
+                &send.buffer
+            }
             Work::Put(put) if put.announced && put.next > 0 => &put.buffer,
             _ => return Err(violation("asks for what was not announced")),
         };
@@ -266,6 +279,7 @@ impl Movers {
         serve.out.next += length;
         let (sent, is_all) = (serve.out.next, serve.out.next == serve.length);
         let blocks = serve.answer.is_some();
+        let parent = entry.staged.as_ref().and_then(|staged| staged.parent);
         if entry.pipe().is_some_and(|pipe| !pipe.end_sent(sent)) {
             return Step::More;
         }
@@ -275,6 +289,11 @@ impl Movers {
             }
             self.finish(key, Ended::Done(Ok(())));
             return Step::Sent;
+        }
+        if let Some((send, _)) = parent
+            && let Some(entry) = self.ctx.operations.get(send)
+        {
+            entry.told = plan::told(sent);
         }
         self.devices.step_soon(key);
         match self.ctx.pipe(key).and_then(|pipe| pipe.ready(sent)) {

@@ -127,7 +127,7 @@ impl Writing {
     #[must_use = "the reader may be in it"]
     pub(in crate::worker) fn give_up(
         &mut self,
-        mut bury: impl FnMut(Buffer),
+        mut defer: impl FnMut(Buffer),
     ) -> Option<(Buffer, u32)> {
         let mut lent = None;
         self.lost |= !self.pieces.is_empty();
@@ -141,7 +141,7 @@ impl Writing {
                     self.took_back = true;
                     lent = Some((buffer, word));
                 }
-                Piece::Owned { buffer, .. } => bury(buffer),
+                Piece::Owned { buffer, .. } => defer(buffer),
                 Piece::Gathered { .. } | Piece::Staged { .. } => {}
             }
         }

@@ -6,7 +6,10 @@
 
 use crate::{
     error::{Error, ErrorKind, Result},
-    memory::atomic::{COUNTER_SIZE, execute, raise},
+    memory::{
+        atomic::{COUNTER_SIZE, execute, raise},
+        region::stale,
+    },
     protocol::{atomic, control},
     transport::{Pair, RemoteRange, SendError, Standing},
     types::{Access, AtomicRequest, EndpointId, LinkId, OpKey},
@@ -15,7 +18,7 @@ use crate::{
         ctx::Ctx,
         operations::{self, DeviceWord, Ended, Work},
         peer::at,
-        rma::{Near, Target, stale},
+        rma::{Near, Target},
         step::Outlet,
         violation::violation,
     },

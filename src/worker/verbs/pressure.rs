@@ -8,14 +8,14 @@ use crate::{
         core::Core,
         ctx::Ctx,
         operations::{Body, Entry, SendStage, Work},
-        pressure::Buried,
+        pressure::Deferred,
         violation::violation,
     },
 };
 
 impl Ctx {
     /// Lets go of an operation's memory, once the lock is gone.
-    pub(crate) fn bury(&mut self, work: Work) {
+    pub(crate) fn defer_drop(&mut self, work: Work) {
         let holds = match &work {
             Work::Recv(recv) => !recv.buffer.is_empty(),
             Work::Get(get) => !get.buffer.is_empty(),
@@ -30,23 +30,23 @@ impl Ctx {
             _ => true,
         };
         if holds {
-            self.buried.push(Buried::Work(work));
+            self.deferred.push(Deferred::Work(work));
         }
     }
 
     /// The same for an entry that was removed.
-    pub(crate) fn bury_entry(&mut self, entry: Entry) {
+    pub(crate) fn defer_drop_entry(&mut self, entry: Entry) {
         let work = self.operations.work_of(entry);
-        self.bury(work);
+        self.defer_drop(work);
     }
 
     /// The same for a message that a dropped receive had put back.
     #[inline]
-    pub(crate) fn bury_body(&mut self, body: Body) {
+    pub(crate) fn defer_drop_body(&mut self, body: Body) {
         if let Body::Whole { data, .. } = body
             && data.is_lent()
         {
-            self.buried.push(Buried::Buffer(data));
+            self.deferred.push(Deferred::Buffer(data));
         }
     }
 
@@ -241,9 +241,23 @@ mod tests {
         );
         let (mut unknown, _) = core();
         assert_eq!(
-            close(&mut unknown, 2).expect_err("unknown").kind(),
+            close(&mut unknown, 4).expect_err("unknown").kind(),
             ErrorKind::Protocol
         );
+        // The longest goodbye is one with a code and 255 bytes.
+        let (mut talks, _) = core();
+        for _ in 0..5 {
+            talks
+                .message(LINK, control::CLOSE, 2, &[b'.'; 48])
+                .expect("a part");
+        }
+        let much = talks.message(LINK, control::CLOSE, 0, &[b'.'; 21]);
+        assert_eq!(much.expect_err("too long").kind(), ErrorKind::Protocol);
+        talks
+            .message(LINK, control::CLOSE, 0, &[b'.'; 20])
+            .expect("the rest");
+        let more = talks.message(LINK, control::CLOSE, 2, b".");
+        assert_eq!(more.expect_err("closed").kind(), ErrorKind::Protocol);
         let (mut twice, sent) = core();
         close(&mut twice, 0).expect("a close");
         twice.pump(LINK);

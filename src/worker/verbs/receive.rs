@@ -13,15 +13,15 @@ use crate::{
         core::Core,
         ctx::{Ctx, fill},
         operations::{Arrival, Outcome},
-        pressure::Buried,
-        receive::{Posted, Receive, Stage},
+        pressure::Deferred,
+        receive::{ASIDE, Posted, Receive, Stage},
     },
 };
 
 impl Ctx {
-    fn bury_memory(&mut self, buffer: BufferMut) {
+    fn defer_drop_memory(&mut self, buffer: BufferMut) {
         if !buffer.is_empty() {
-            self.buried.push(Buried::Memory(buffer));
+            self.deferred.push(Deferred::Memory(buffer));
         }
     }
 }
@@ -99,15 +99,18 @@ impl Core {
         true
     }
 
-    /// Matches the earliest receive or claim that accepts a message with this tag: its entry in the table.
-    pub(crate) fn match_posted(&mut self, tag: Tag) -> Option<OpKey> {
+    /// Matches the earliest receive or claim that accepts a message of this connection with this tag: its entry in the table.
+    pub(crate) fn match_posted(&mut self, link: LinkId, tag: Tag) -> Option<OpKey> {
         let id = self.posted.first_match(tag)?;
-        self.posted.matched(id);
         if let Posted::Claim(key) = self.posted.get(id)? {
             let key = *key;
+            if key == ASIDE {
+                return self.match_aside(link, tag);
+            }
             self.posted.remove(id);
             return Some(key);
         }
+        self.posted.matched(id);
         let order = self.unexpected.arrival();
         let receive = self.receive(id)?;
         let buffer = std::mem::take(&mut receive.buffer);
@@ -208,7 +211,7 @@ impl Core {
         };
         match receive.stage {
             Stage::Entered(entry) => self.drop_future(entry),
-            Stage::Waiting | Stage::Failed(_) => self.movers.ctx.bury_memory(receive.buffer),
+            Stage::Waiting | Stage::Failed(_) => self.movers.ctx.defer_drop_memory(receive.buffer),
             Stage::Arrived(arrival, link, order) => {
                 self.restore(order, arrival.into_message(link, receive.buffer));
             }

@@ -24,7 +24,7 @@ use crate::{
         one_sided::{Offer, offer},
         operations::{self, Ended, Send, SendStage, Work},
         peer::{Peer, at},
-        queue::{Lane, Queued},
+        queue::{Class, Queued},
         send::{TURN, announce, closed, try_eager},
         step::{FRAGMENTS_IN_FLIGHT, Outlet, Step},
         verbs::pressure::is_bulk,
@@ -87,11 +87,11 @@ impl Ctx {
         if std::mem::replace(&mut entry.queued, true) {
             return;
         }
-        let lane = Lane::of(entry.priority, is_bulk(entry));
+        let class = Class::of(entry.priority, is_bulk(entry));
         let Some(peer) = at(&mut self.peers, link) else {
             return;
         };
-        peer.queue.push(lane, Queued::Operation(key));
+        peer.queue.push(class, Queued::Operation(key));
         if peer.queue.active() == 1 {
             self.submitted.push(link);
         }
@@ -111,27 +111,27 @@ impl Ctx {
         &mut self,
         link: LinkId,
         front: Queued,
-        lane: Lane,
+        class: Class,
         result: Result<Step, SendError>,
     ) -> bool {
         match result {
             Ok(Step::Sent | Step::Parked) => {}
             Ok(Step::More) => {
-                let lane = self.mark_queued(&front).unwrap_or(lane);
+                let class = self.mark_queued(&front).unwrap_or(class);
                 if let Some(peer) = self.peer(link) {
-                    peer.queue.push(lane, front);
+                    peer.queue.push(class, front);
                 }
             }
             Ok(Step::Held) => {
                 self.mark_queued(&front);
                 if let Some(peer) = self.peer(link) {
-                    peer.queue.push(Lane::Held, front);
+                    peer.queue.push(Class::Held, front);
                 }
             }
             Err(SendError::Full) => {
                 self.mark_queued(&front);
                 if let Some(peer) = self.peer(link) {
-                    peer.queue.put_back(lane, front);
+                    peer.queue.put_back(class, front);
                 }
                 return false;
             }
@@ -143,15 +143,15 @@ impl Ctx {
         true
     }
 
-    /// Notes that something is in the queue again. Returns the lane of its next step.
-    fn mark_queued(&mut self, queued: &Queued) -> Option<Lane> {
+    /// Notes that something is in the queue again. Returns the class of its next step.
+    fn mark_queued(&mut self, queued: &Queued) -> Option<Class> {
         match queued {
             Queued::Operation(key) => {
                 let entry = self.operations.get(*key)?;
                 entry.queued = true;
-                Some(Lane::of(entry.priority, is_bulk(entry)))
+                Some(Class::of(entry.priority, is_bulk(entry)))
             }
-            Queued::Stream(_) => Some(Lane::Bulk),
+            Queued::Stream(_) => Some(Class::Bulk),
             Queued::Control { .. } => None,
         }
     }
@@ -216,11 +216,11 @@ impl Movers {
         if entry.queued || !peer.queue.is_empty() || peer.link.is_none() {
             return self.ctx.submit(link, key);
         }
-        let lane = Lane::of(entry.priority, is_bulk(entry));
-        let result = self.advance(link, key, lane);
+        let class = Class::of(entry.priority, is_bulk(entry));
+        let result = self.advance(link, key, class);
         let has_room = self
             .ctx
-            .advanced(link, Queued::Operation(key), lane, result);
+            .advanced(link, Queued::Operation(key), class, result);
         let peer = self.ctx.peer(link);
         let is_idle = peer.is_some_and(|peer| peer.is_open() && peer.queue.is_empty());
         match has_room && !is_idle {
@@ -230,7 +230,7 @@ impl Movers {
     }
 
     /// The next step of one operation, whose connection has a link.
-    fn advance(&mut self, link_id: LinkId, key: OpKey, lane: Lane) -> Result<Step, SendError> {
+    fn advance(&mut self, link_id: LinkId, key: OpKey, class: Class) -> Result<Step, SendError> {
         let entry = self.ctx.operations.get(key);
         let going = entry.filter(|entry| entry.is_under_way());
         let Some(entry) = going else {
@@ -258,7 +258,7 @@ impl Movers {
         };
         let step = match &mut *entry.work {
             Work::Send(send) => match &mut send.stage {
-                SendStage::Queued => return self.begin_send(link_id, key, lane),
+                SendStage::Queued => return self.begin_send(link_id, key, class),
                 SendStage::Streaming(out) => outlet.fragment(out, &send.buffer)?,
                 _ => return Ok(Step::Parked),
             },
@@ -311,7 +311,7 @@ impl Movers {
     }
 
     /// A send of which nothing has left goes unasked, or is announced.
-    fn begin_send(&mut self, link: LinkId, key: OpKey, lane: Lane) -> Result<Step, SendError> {
+    fn begin_send(&mut self, link: LinkId, key: OpKey, class: Class) -> Result<Step, SendError> {
         let (Some(peer), Some(entry)) =
             (at(&mut self.ctx.peers, link), self.ctx.operations.get(key))
         else {
@@ -331,7 +331,7 @@ impl Movers {
             return Ok(Step::Sent);
         }
         if is_tagged
-            && (lane != Lane::Held && peer.queue.holds() || !unasked && !peer.may_announce())
+            && (class != Class::Held && peer.queue.holds() || !unasked && !peer.may_announce())
         {
             return Ok(Step::Held);
         }
@@ -449,7 +449,7 @@ impl Core {
                 // It flushes at this moment, and is pumped after that; or it is gone, and the queue with it.
                 return;
             }
-            let Some((lane, front)) = peer.queue.pop(peer.may_announce()) else {
+            let Some((class, front)) = peer.queue.pop(peer.may_announce()) else {
                 self.close_step(link);
                 return;
             };
@@ -469,7 +469,7 @@ impl Core {
                     if let Some(entry) = self.movers.ctx.operations.get(*key) {
                         entry.queued = false;
                     }
-                    self.movers.advance(link, *key, lane)
+                    self.movers.advance(link, *key, class)
                 }
                 Queued::Stream(key) => {
                     let result = self.advance_stream(*key);
@@ -481,7 +481,7 @@ impl Core {
             };
             let is_paid = result.is_ok()
                 && matches!(&front, Queued::Control { id, .. } if control::is_owed(*id));
-            if !self.movers.ctx.advanced(link, front, lane, result) {
+            if !self.movers.ctx.advanced(link, front, class, result) {
                 return;
             }
             if is_paid {

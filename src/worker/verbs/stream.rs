@@ -15,7 +15,7 @@ use crate::{
         core::Core,
         ctx::Ctx,
         peer::{Peer, at},
-        pressure::Buried,
+        pressure::Deferred,
         stream::{Stream, key::StreamKey, leave, outgoing::WriteEnd, reading::BLOCK},
     },
 };
@@ -180,7 +180,7 @@ impl Core {
         };
         let lent = stream
             .writing
-            .give_up(|buffer| self.movers.ctx.buried.push(Buried::Buffer(buffer)));
+            .give_up(|buffer| self.movers.ctx.deferred.push(Deferred::Buffer(buffer)));
         stream.writing.end = WriteEnd::Sent;
         let (link, header) = (stream.link, stream.header());
         self.movers.take_back(link, Vec::from_iter(lent));
@@ -219,7 +219,7 @@ impl Core {
             self.movers.ctx.wakes.append(&mut streams.openers);
         }
         let mut lent = Vec::new();
-        let (wakes, buried) = (&mut self.movers.ctx.wakes, &mut self.movers.ctx.buried);
+        let (wakes, deferred) = (&mut self.movers.ctx.wakes, &mut self.movers.ctx.deferred);
         self.streams.entries.retain(|_, stream| {
             if stream.link != link || stream.ended.is_some() {
                 return true;
@@ -229,7 +229,7 @@ impl Core {
             lent.extend(
                 stream
                     .writing
-                    .give_up(|buffer| buried.push(Buried::Buffer(buffer))),
+                    .give_up(|buffer| deferred.push(Deferred::Buffer(buffer))),
             );
             stream.reading.lent = None;
             wakes.extend(stream.reading.waker.take());

@@ -25,7 +25,7 @@ use crate::{
         movers::Movers,
         operations::Work,
         peer::{OneCopy, at},
-        pressure::Buried,
+        pressure::Deferred,
         send::show,
         stream::{
             key::StreamKey,
@@ -54,8 +54,8 @@ impl Movers {
         }
         let Some(one_copy) = self.ctx.one_copy(link) else {
             self.ctx
-                .buried
-                .extend(lent.into_iter().map(|(buffer, _)| Buried::Buffer(buffer)));
+                .deferred
+                .extend(lent.into_iter().map(|(buffer, _)| Deferred::Buffer(buffer)));
             return;
         };
         let pair = one_copy.pair.clone();
@@ -162,7 +162,7 @@ impl Core {
         if taken == buffer.len() {
             // The reader has left it: it says so after the last byte.
             if let Some(Piece::Owned { buffer, .. }) = writing.pieces.pop_front() {
-                self.movers.ctx.buried.push(Buried::Buffer(buffer));
+                self.movers.ctx.deferred.push(Deferred::Buffer(buffer));
             }
             writing.left += 1;
             self.movers.ctx.wakes.extend(writing.waker.take());

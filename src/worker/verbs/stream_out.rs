@@ -18,8 +18,8 @@ use crate::{
         metrics::Counted,
         operations::{Operations, Work},
         peer::{OneCopy, Peer, at},
-        pressure::Buried,
-        queue::Lane,
+        pressure::Deferred,
+        queue::Class,
         step::{Step, lend, lent},
         stream::{
             Stream,
@@ -245,7 +245,7 @@ impl Core {
         stream.writing.is_queued = true;
         let peer = at(&mut self.movers.ctx.peers, link)?;
         peer.queue
-            .push(Lane::Normal, crate::worker::queue::Queued::Stream(key));
+            .push(Class::Normal, crate::worker::queue::Queued::Stream(key));
         Some(link)
     }
 
@@ -304,7 +304,7 @@ impl Core {
                     return Ok(Step::Parked);
                 }
                 if let Some(buffer) = writing.send_owned(&mut turn)? {
-                    ctx.buried.push(Buried::Buffer(buffer));
+                    ctx.deferred.push(Deferred::Buffer(buffer));
                     ctx.wakes.extend(writing.waker.take());
                 }
             }

@@ -66,25 +66,25 @@ impl Engine {
             }
             (wanted.address, wanted.room) = (unfilled.as_mut_ptr().cast(), unfilled.len());
             // SAFETY: the room is that long, and is borrowed alone for the whole of this call.
-            let Some(taken) = (unsafe { self.take(&wanted) }) else {
+            let Some((from, length)) = (unsafe { self.take(&mut wanted) }) else {
                 break;
             };
             wanted.looks = 0;
             // SAFETY: so many bytes were written at its beginning.
-            unsafe { buf.assume_init(taken.length) };
-            if taken.from != link {
+            unsafe { buf.assume_init(length) };
+            if from != link {
                 // Of a stream of another connection that has the same name there.
-                let bytes = copied(&buf.initialized()[buf.filled().len()..][..taken.length]);
+                let bytes = copied(&buf.initialized()[buf.filled().len()..][..length]);
                 self.core
-                    .stream_taken_for_another(taken.from, taken.header, &bytes);
+                    .stream_taken_for_another(from, wanted.header, &bytes);
                 break;
             }
-            buf.advance(taken.length);
-            read += taken.length;
+            buf.advance(length);
+            read += length;
             let Some(stream) = self.core.streams.get(key) else {
                 break;
             };
-            if !stream.reading.window.pass(taken.length as u64) {
+            if !stream.reading.window.pass(length as u64) {
                 self.core.movers.ctx.exceeded_stream(link);
                 break;
             }

@@ -23,7 +23,7 @@ fn refused<T>(result: Result<T, Error>, kind: ErrorKind, words: &[&str]) -> Erro
 
 /// What an error stems from.
 fn source(error: &Error) -> String {
-    let source = std::error::Error::source(error);
+    let source = error.get_ref();
     source.map(ToString::to_string).unwrap_or_default()
 }
 

@@ -335,20 +335,12 @@ fn pools_say_what_they_are_and_who_reaches_them() {
     assert!(!gpu(0).has_large_bar().expect("an answer"));
 }
 
-/// Debian's own library, where it is installed; `WHARFTEST_HSA=required` makes its absence a failure.
+/// Debian's own library.
 #[test]
+#[ignore = "needs AMD's HSA runtime: Debian's package libhsa-runtime64-1"]
 fn the_real_runtime_without_a_device_says_so() {
-    let hsa = match Hsa::load(Some(Path::new("libhsa-runtime64.so.1"))) {
-        Ok(hsa) => hsa,
-        Err(error) => {
-            assert!(
-                std::env::var("WHARFTEST_HSA").is_err(),
-                "the package libhsa-runtime64-1 is to be here: {error}"
-            );
-            eprintln!("skipped: {error} (Debian: libhsa-runtime64-1)");
-            return;
-        }
-    };
+    let hsa = Hsa::load(Some(Path::new("libhsa-runtime64.so.1")));
+    let hsa = hsa.expect("the package libhsa-runtime64-1");
     assert!(!hsa.is_in_use(), "before anybody initialised it");
     assert_eq!(
         hsa.inspect(4096).expect("no error").kind,

@@ -2,10 +2,10 @@
 //!
 //! ```sh
 //! python3 -m pip install --no-deps --target FOLDER libucx-cu12==1.22.0
-//! UCX_WHEEL=FOLDER cargo test --test emulated stranger_ucx -- --nocapture
+//! UCX_WHEEL=FOLDER cargo test --test emulated stranger_ucx -- --ignored --nocapture
 //! ```
 //!
-//! Without `UCX_WHEEL` these tests say so and end; `.ci/run` installs the package and sets it.
+//! `.ci/run` installs the package and sets `UCX_WHEEL`.
 //!
 //! * `perftest`: its programs, unchanged: what they find, and `ucx_perftest` between two processes. `programs` runs them.
 //! * `data`: its library in two processes of this program, every byte checked.
@@ -38,14 +38,9 @@ pub(crate) struct Ucx {
 }
 
 impl Ucx {
-    /// `None`, with a line that says why, when the package is not here.
-    pub(crate) fn find(test: &str) -> Option<Self> {
-        let Some(wheel) = std::env::var_os(WHEEL) else {
-            eprintln!(
-                "{test}: skipped: {WHEEL} does not name a folder with the package libucx-cu12"
-            );
-            return None;
-        };
+    pub(crate) fn find() -> Self {
+        let wheel = std::env::var_os(WHEEL)
+            .unwrap_or_else(|| panic!("{WHEEL} names no folder with the package libucx-cu12"));
         let wheel = PathBuf::from(wheel);
         let folder = tempfile::tempdir().expect("a folder for temporary files");
         let to = folder.path();
@@ -67,7 +62,7 @@ impl Ucx {
         symlink(emulated::cudart(), runtime).expect("a link");
         symlink(emulated::cuda(), to.join("libcuda.so.1")).expect("a link");
         symlink(emulated::nvml(), to.join("libnvidia-ml.so.1")).expect("a link");
-        Some(Self { folder })
+        Self { folder }
     }
 
     /// Where the loader finds UCX and the emulated driver.

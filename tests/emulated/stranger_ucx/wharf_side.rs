@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use wharf::{
-    Access, Buffer, BufferMut, Context, Endpoint, Mask, MemoryType, Tag, Worker,
+    Access, Buffer, BufferMut, Context, Endpoint, MemoryType, Tag, Worker,
     transport::cuda::CudaCopy,
 };
 
@@ -73,10 +73,7 @@ pub(crate) fn play() -> Option<()> {
         let address = parent.hear().await;
         let endpoint = worker.connect(address.as_str()).await.expect("connects");
         send(&context, &endpoint, what, len, count).await;
-        worker
-            .tag_recv(DONE, Mask::ALL, Vec::new())
-            .await
-            .expect("received");
+        worker.tag_recv(DONE, Vec::new()).await.expect("received");
         endpoint.close().await.expect("closed");
         parent.say("done");
     });
@@ -222,10 +219,7 @@ async fn receive(context: &Context, worker: &Worker, what: What, len: usize, cou
     let lanes = (0..in_flight(len)).map(async |lane| {
         let mut room = memory(context, to, len).await;
         for _ in 0..turns(lane, len, count) {
-            let got = worker
-                .tag_recv(TAG, Mask::ALL, room)
-                .await
-                .expect("a message");
+            let got = worker.tag_recv(TAG, room).await.expect("a message");
             assert_eq!(got.len, len);
             room = got.buffer;
         }

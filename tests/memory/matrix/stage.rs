@@ -17,8 +17,8 @@ use std::{
 use wharf::{
     Error, ErrorKind,
     memory::{
-        AddressRange, Cause, MemoryMonitor, MonitorKind, Sink, Subscription, Timing, Validity,
-        monitor, subscribe,
+        AddressRange, Cause, MemoryMonitor, MemorySink, MonitorKind, Subscription, Timing,
+        Validity, monitor, subscribe,
     },
 };
 
@@ -63,7 +63,7 @@ impl Stage {
         let recorder = Arc::new(Recorder::default());
         Ok(Self {
             monitor,
-            _subscription: subscribe(Arc::clone(&recorder) as Arc<dyn Sink>)?,
+            _subscription: subscribe(Arc::clone(&recorder) as Arc<dyn MemorySink>)?,
             recorder,
         })
     }
@@ -127,7 +127,7 @@ struct Recorder {
     intact: AtomicBool,
 }
 
-impl Sink for Recorder {
+impl MemorySink for Recorder {
     fn invalidate(&self, range: AddressRange, _: Cause) {
         let start = range.start().max(self.start.load(SeqCst));
         let end = range.end().min(self.end.load(SeqCst));

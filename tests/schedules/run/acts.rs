@@ -255,12 +255,12 @@ impl Run {
         let worker = self.bed.nodes[node].worker.clone();
         let buffer = self.guard.target(room);
         if posts {
-            let op = worker.tag_recv(Tag(tag), Mask(mask), buffer).post();
+            let op = worker.tag_recv(Tag(tag), buffer).mask(Mask(mask)).post();
             let task = Task::new(What::Recv(number), node, None, Fut::Recv(op));
             return self.push(task, at_once);
         }
         let task = Task::boxed(What::Recv(number), node, None, async move {
-            got(worker.tag_recv(Tag(tag), Mask(mask), buffer).await)
+            got(worker.tag_recv(Tag(tag), buffer).mask(Mask(mask)).await)
         });
         self.push(task, at_once);
     }
@@ -273,7 +273,7 @@ impl Run {
         let worker = self.bed.nodes[node].worker.clone();
         let buffer = self.guard.target(room);
         let task = Task::boxed(What::Claim(number), node, None, async move {
-            match worker.tag_matched(Tag(tag), Mask(mask)).await {
+            match worker.tag_matched(Tag(tag)).mask(Mask(mask)).await {
                 Ok(matched) if takes => got(matched.recv(buffer).await),
                 Ok(matched) => {
                     drop(matched);

@@ -6,7 +6,7 @@
 //! The difference of two runs, by the difference of their numbers, is what one costs: the call, the request, the completion at both ends. Lines of
 //! the emulated library's object are to be taken off. `benches/README.md` has the figures.
 
-use wharf::{Access, AmId, Buffer, Context, Descriptor, Mask, Progress, Tag, Worker};
+use wharf::{Access, AmId, Buffer, Context, Descriptor, Progress, Tag, Worker};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -39,7 +39,7 @@ async fn count(verb: &str, size: usize, number: usize) -> Outcome<()> {
             let mut room = vec![0; size];
             for _ in 0..number {
                 endpoint.tag_send(Tag(1), message.clone()).await?;
-                room = there.tag_recv(Tag(1), Mask::ALL, room).await?.buffer;
+                room = there.tag_recv(Tag(1), room).await?.buffer;
             }
         }
         "am" => {

@@ -148,7 +148,7 @@ impl Ends {
         while extent.goes_on(&clock, number) {
             for _ in 0..BATCH {
                 self.endpoint.tag_send(DATA, message.clone()).await?;
-                buffer = self.there.tag_recv(DATA, Mask::ALL, buffer).await?.buffer;
+                buffer = self.there.tag_recv(DATA, buffer).await?.buffer;
             }
             number += BATCH;
         }
@@ -179,7 +179,7 @@ impl Held {
     async fn new(kind: Kind, ends: &Ends, number: usize) -> Outcome<Self> {
         let others = (OTHERS..).map(Tag).take(number);
         let receives = |mask: Mask| {
-            let post = |tag| ends.there.tag_recv(tag, mask, vec![0; SIZE]).post();
+            let post = |tag| ends.there.tag_recv(tag, vec![0; SIZE]).mask(mask).post();
             Self::Receives(others.clone().map(post).collect())
         };
         Ok(match kind {
@@ -283,7 +283,7 @@ async fn to_and_fro(run: Arc<Run>, endpoint: Endpoint, there: Worker, tag: Tag) 
     while run.goes_on() {
         for _ in 0..BATCH {
             endpoint.tag_send(tag, message.clone()).await?;
-            buffer = there.tag_recv(tag, Mask::ALL, buffer).await?.buffer;
+            buffer = there.tag_recv(tag, buffer).await?.buffer;
         }
         run.messages.fetch_add(BATCH, Relaxed);
     }
@@ -344,7 +344,7 @@ async fn ask(run: Arc<Run>, endpoint: Endpoint, here: Worker, tag: Tag) -> Outco
     let mut buffer = vec![0; SIZE];
     while run.goes_on() {
         endpoint.tag_send(tag, message.clone()).await?;
-        buffer = here.tag_recv(tag, Mask::ALL, buffer).await?.buffer;
+        buffer = here.tag_recv(tag, buffer).await?.buffer;
         run.messages.fetch_add(2, Relaxed);
     }
     endpoint.tag_send(tag, message.slice(..STOP)).await?;
@@ -355,7 +355,7 @@ async fn answer(endpoint: Endpoint, there: Worker, tag: Tag) -> Outcome<()> {
     let message = Buffer::from(vec![1; SIZE]);
     let mut buffer = vec![0; SIZE];
     loop {
-        let received = there.tag_recv(tag, Mask::ALL, buffer).await?;
+        let received = there.tag_recv(tag, buffer).await?;
         if received.len == STOP {
             return Ok(());
         }

@@ -1,6 +1,7 @@
 //! This program, and what of the system transports depend on.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use serde_json::{Value, json};
@@ -8,9 +9,17 @@ use serde_json::{Value, json};
 /// Version and build.
 pub(super) fn build() -> Value {
     let features: Vec<&str> = [
+        ("channel", cfg!(feature = "channel")),
+        ("conformance", cfg!(feature = "conformance")),
+        ("cuda", cfg!(feature = "cuda")),
         ("etcd", cfg!(feature = "etcd")),
+        ("gaudi", cfg!(feature = "gaudi")),
         ("mem-hooks", cfg!(feature = "mem-hooks")),
+        ("rocm", cfg!(feature = "rocm")),
+        ("serde", cfg!(feature = "serde")),
+        ("tls", cfg!(feature = "tls")),
         ("tools", cfg!(feature = "tools")),
+        ("verbs", cfg!(feature = "verbs")),
     ]
     .into_iter()
     .filter_map(|(name, has)| has.then_some(name))
@@ -26,6 +35,7 @@ pub(super) fn build() -> Value {
         "version": env!("CARGO_PKG_VERSION"),
         "target": format!("{}-{}-{environment}", std::env::consts::ARCH, std::env::consts::OS),
         "optimised": !cfg!(debug_assertions),
+        "compiler": compiler(),
         "features": features,
     })
 }
@@ -43,6 +53,31 @@ pub(super) fn system() -> Value {
         "ptrace_scope": number("/proc/sys/kernel/yama/ptrace_scope"),
         "unprivileged_userfaultfd": number("/proc/sys/vm/unprivileged_userfaultfd"),
         "huge_pages": number("/proc/sys/vm/nr_hugepages"),
+    })
+}
+
+/// What the compiler has left of itself in this program: its name and version. `None` where that was stripped.
+fn compiler() -> Option<String> {
+    // Of an ELF file of 64 bits: where its sections are described, how long a description is, how many there are; of a section its place and length.
+    let file = File::open("/proc/self/exe").ok()?;
+    let number = |at: u64| {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at).ok()?;
+        Some(u64::from_ne_bytes(bytes))
+    };
+    let short = |at: u64| Some(number(at)? & 0xffff);
+    let (first, length, count) = (number(0x28)?, short(0x3a)?, short(0x3c)?);
+    (0..count).find_map(|section| {
+        let at = first + section * length;
+        let (place, size) = (number(at + 0x18)?, number(at + 0x20)?);
+        // Remarks of compilers and linkers are short; code, data and what is for debuggers is not.
+        let mut bytes = vec![0; usize::try_from(size).ok().filter(|size| *size <= 4096)?];
+        file.read_exact_at(&mut bytes, place).ok()?;
+        let mut texts = bytes.split(|byte| *byte == 0);
+        texts.find_map(|text| {
+            let version = str::from_utf8(text).ok()?.strip_prefix("rustc version ")?;
+            Some(format!("rustc {version}"))
+        })
     })
 }
 

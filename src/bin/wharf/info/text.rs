@@ -109,8 +109,12 @@ impl Lines {
             Some(true) => "optimised",
             _ => "not optimised",
         };
+        let compiler = match &build["compiler"] {
+            Value::Null => "an unknown compiler".to_owned(),
+            compiler => text(compiler),
+        };
         self.line(&format!(
-            "{}, {optimised}, features: {}",
+            "{}, {optimised}, by {compiler}, features: {}",
             text(&build["target"]),
             strings(&build["features"], ", ")
         ));

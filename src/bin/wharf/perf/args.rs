@@ -79,7 +79,7 @@ pub(super) struct Run {
     /// Memory of this end and of the other: host, allocated (by the library), host-pinned, cuda[:N], cuda-managed, rocm[:N], rocm-managed, gaudi[:N]
     #[arg(short, long, value_name = "TYPE[,TYPE]", value_delimiter = ',')]
     pub(super) memory: Vec<Memory>,
-    /// How both ends wait: adaptive (unless given), polling, parked, spin[:TIMEus], thread
+    /// How both ends wait, as in WHARF_PROGRESS: adaptive (unless given), spin:TIME, busy, event, thread
     #[arg(short, long, value_parser = parse_progress)]
     pub(super) progress: Option<Progress>,
     /// Look at the content at both ends; the figures then hold that work

@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use wharf::{Context, Progress, Worker, WorkerId};
 
 use super::args::{Args, Run, pin};
+use super::conditions::Meanwhile;
 use super::control::{self, Control};
 use super::laps::{Figures, Laps};
 use super::report::{Report, Row};
@@ -25,7 +26,7 @@ use super::{Outcome, memory::Memory, plot, server, wake};
 
 /// How long the other end may take to answer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long a peer that fails may take to say why, once its connection is gone.
+/// How long an end that fails may take to say why, once the other one has failed.
 const REASON: Duration = Duration::from_secs(1);
 /// Transports that carry messages, in the order in which they are measured.
 const CARRIERS: [&str; 4] = ["self", "shm", "rc_verbs", "tcp"];
@@ -60,6 +61,7 @@ pub(super) fn run(args: &Args) -> Outcome<()> {
     };
     let mut rows = Vec::new();
     let mut failures = 0;
+    let meanwhile = Meanwhile::start();
     // Its runtime has to outlive the peers' connections.
     let runtime = crate::runtime()?;
     let done = runtime.block_on(async {
@@ -91,14 +93,18 @@ pub(super) fn run(args: &Args) -> Outcome<()> {
     });
     bar.finish_and_clear();
     drop(client);
+    let conditions = meanwhile.end();
     if let (Err(_), Some(file)) = (&done, &args.plot) {
         let _ = std::fs::remove_file(file);
     }
     done?;
     report.end()?;
     if let Some(file) = &args.plot {
-        let floor = plot::draw(file, &rows, cpus)?;
-        report.floor(&floor)?;
+        let floor = plot::draw(file, &rows, cpus, &conditions)?;
+        report.floor(&floor, &conditions)?;
+    }
+    if let Some(warning) = conditions.warning() {
+        eprintln!("warning: {warning}");
     }
     match failures {
         0 => Ok(()),
@@ -437,7 +443,7 @@ impl Client {
         for _ in 0..threads {
             let (gate, opened) = oneshot::channel();
             gates.push(gate);
-            let lane = Lane {
+            let flow = Flow {
                 spec: spec.clone(),
                 address: peer.address.clone(),
                 cpu: self.cpus.map(|cpus| cpus[0]),
@@ -447,7 +453,7 @@ impl Client {
             };
             let events = events.clone();
             std::thread::spawn(move || {
-                let done = lane.run(&events, opened);
+                let done = flow.run(&events, opened);
                 let _ = events.send(Event::Done(done));
             });
         }
@@ -489,7 +495,7 @@ impl Client {
                 said = peer.control.receive(), if !peer_done => {
                     let (_, body) = said?;
                     match control::quoted(&body["errors"][0]) {
-                        Some(error) => return Err(format!("at the other end: {error}").into()),
+                        Some(theirs) => return Err(both(&mut heard, &theirs).await),
                         None => peer_done = true,
                     }
                 }
@@ -506,7 +512,25 @@ impl Client {
     }
 }
 
-/// The error of this end, or the other one's when that says more: a connection that breaks here broke for a reason there.
+/// The error of the other end, and this one's when it failed too: a connection that breaks there may have broken for a reason here, and the
+/// news of it may come first.
+async fn both(heard: &mut mpsc::UnboundedReceiver<Event>, theirs: &str) -> crate::Failure {
+    let ours = async {
+        loop {
+            match heard.recv().await {
+                Some(Event::Done(Err(error))) => return Some(error),
+                Some(_) => {}
+                None => return None,
+            }
+        }
+    };
+    match tokio::time::timeout(REASON, ours).await {
+        Ok(Some(ours)) => format!("{ours}; at the other end: {theirs}").into(),
+        _ => format!("at the other end: {theirs}").into(),
+    }
+}
+
+/// The error of this end, and the other one's when it says more: a connection that breaks here broke for a reason there.
 async fn reason(peer: &Peer, error: crate::Failure) -> crate::Failure {
     match peer.control.receive_within(REASON).await {
         Ok((_, body)) => match control::quoted(&body["errors"][0]) {
@@ -597,7 +621,7 @@ impl Watch {
 }
 
 /// What one thread measures.
-struct Lane {
+struct Flow {
     spec: Spec,
     address: String,
     cpu: Option<usize>,
@@ -607,7 +631,7 @@ struct Lane {
     threads: usize,
 }
 
-impl Lane {
+impl Flow {
     fn run(
         self,
         events: &mpsc::UnboundedSender<Event>,

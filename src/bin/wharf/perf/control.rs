@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use serde_json::{Value, json};
-use wharf::{Endpoint, Mask, Tag, Worker, WorkerId};
+use wharf::{Endpoint, Tag, Worker, WorkerId};
 
 use super::Outcome;
-use super::spec::{Spec, Test, parse_progress, progress_name};
+use super::spec::{Spec, Test, parse_progress};
 
 /// Of the messages, and of what both ends do after them.
 pub(super) const VERSION: u64 = 1;
@@ -50,7 +50,7 @@ impl Control {
     /// The next message: its word and its body. An error when the other end has another version, says what is no message, or is gone.
     pub(super) async fn receive(&self) -> Outcome<(String, Value)> {
         let receive = async {
-            let received = self.worker.tag_recv(TAG, Mask::ALL, vec![0; LONGEST]);
+            let received = self.worker.tag_recv(TAG, vec![0; LONGEST]);
             let received = received.await.map_err(|error| error.into_parts().0)?;
             let bytes = received.buffer.get(..received.len).unwrap_or_default();
             let body: Value = serde_json::from_slice(bytes)
@@ -103,7 +103,7 @@ pub(super) fn write(spec: &Spec, workers: &[WorkerId]) -> Value {
         "window": spec.window,
         "tasks": spec.tasks,
         "memory": [spec.memory[0].to_string(), spec.memory[1].to_string()],
-        "progress": progress_name(spec.progress),
+        "progress": spec.progress.to_string(),
         "validate": spec.validate,
         "transport": spec.transport,
         "workers": workers,

@@ -3,7 +3,7 @@
 //! The asker ends a measurement with a message of another length ([`Side::stop_len`]), on a stream with a first byte of its own ([`STOP`]).
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use wharf::{ActiveMessage, AmInbox, Buffer, BufferMut, ByteStream, Mask, Received};
+use wharf::{ActiveMessage, AmInbox, Buffer, BufferMut, ByteStream, Received};
 
 use super::Outcome;
 use super::laps::Figures;
@@ -41,7 +41,7 @@ async fn tag_ping(side: &Side) -> Outcome<Figures> {
             let send = endpoint.tag_send(to, message.clone());
             let send = if is_sync { send.sync() } else { send };
             send.await?;
-            let received = worker.tag_recv(from, Mask::ALL, answer).await?;
+            let received = worker.tag_recv(from, answer).await?;
             answer = received.buffer;
             if validate {
                 answer = side.inspect(number, answer, received.len).await?;
@@ -61,7 +61,7 @@ async fn tag_pong(side: &Side) -> Outcome<()> {
     let mut buffer = side.space().await?;
     let (mut number, stop) = (0, side.stop_len());
     loop {
-        let received = worker.tag_recv(from, Mask::ALL, buffer).await?;
+        let received = worker.tag_recv(from, buffer).await?;
         if received.len == stop {
             return Ok(());
         }
@@ -126,7 +126,7 @@ async fn tag_drain(side: &Side) -> Outcome<()> {
     if side.spec.window == 1 {
         let mut buffer = side.space().await?;
         loop {
-            let received = worker.tag_recv(from, Mask::ALL, buffer).await?;
+            let received = worker.tag_recv(from, buffer).await?;
             if received.len == stop {
                 return Ok(());
             }
@@ -137,7 +137,7 @@ async fn tag_drain(side: &Side) -> Outcome<()> {
             }
         }
     }
-    let post = |buffer: BufferMut| worker.tag_recv(from, Mask::ALL, buffer).post();
+    let post = |buffer: BufferMut| worker.tag_recv(from, buffer).post();
     let mut posted = Window::<Received<BufferMut>>::new(side.spec.window);
     while !posted.is_full() {
         posted.add(post(side.space().await?));

@@ -9,6 +9,7 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
+use super::conditions::Conditions;
 use super::report::{MB, Row};
 use super::{Outcome, floor};
 
@@ -16,11 +17,19 @@ use super::{Outcome, floor};
 #[derive(Debug)]
 pub(super) struct Floor {
     pub(super) cache_line_us: f64,
+    /// How far the median of its measurements is from the best, which counts: a share.
+    pub(super) cache_line_error: f64,
     /// Bytes, and MB a second.
     pub(super) memcpy: Vec<(usize, f64)>,
+    /// As of the cache line; that of the size where it is the largest.
+    pub(super) memcpy_error: f64,
 }
 
 const PANEL: (u32, u32) = (640, 400);
+/// What stands above the panels.
+const HEAD: u32 = 40;
+/// How often the floor is measured.
+const FLOORS: usize = 5;
 const COLOURS: [RGBColor; 6] = [
     RGBColor(31, 119, 180),
     RGBColor(214, 39, 40),
@@ -44,7 +53,12 @@ struct Panel {
 }
 
 /// Measures the floor and draws.
-pub(super) fn draw(file: &Path, rows: &[Row], cpus: Option<[usize; 2]>) -> Outcome<Floor> {
+pub(super) fn draw(
+    file: &Path,
+    rows: &[Row],
+    cpus: Option<[usize; 2]>,
+    conditions: &Conditions,
+) -> Outcome<Floor> {
     let panels = panels(rows);
     if panels.is_empty() {
         return Err("nothing that was measured can be drawn by size".into());
@@ -56,20 +70,29 @@ pub(super) fn draw(file: &Path, rows: &[Row], cpus: Option<[usize; 2]>) -> Outco
         .collect();
     sizes.sort_unstable();
     sizes.dedup();
-    let floor = Floor {
-        cache_line_us: floor::cache_line(cpus) / 1e3,
-        memcpy: sizes
-            .into_iter()
-            .filter_map(|size| Some((size, floor::memcpy(size)? / MB)))
-            .collect(),
+    let (cache_line, cache_line_error) =
+        repeated(f64::min, || Some(floor::cache_line(cpus))).unwrap_or((f64::NAN, f64::NAN));
+    let mut floor = Floor {
+        cache_line_us: cache_line / 1e3,
+        cache_line_error,
+        memcpy: Vec::new(),
+        memcpy_error: 0.0,
     };
+    for size in sizes {
+        if let Some((rate, error)) = repeated(f64::max, || floor::memcpy(size)) {
+            floor.memcpy.push((size, rate / MB));
+            floor.memcpy_error = floor.memcpy_error.max(error);
+        }
+    }
     let (times, rates): (Vec<_>, Vec<_>) = panels.into_iter().partition(|panel| panel.is_time);
     let columns = u32::from(!times.is_empty()) + u32::from(!rates.is_empty());
     let lines = times.len().max(rates.len());
-    let size = (PANEL.0 * columns, PANEL.1 * u32::try_from(lines)?);
+    let size = (PANEL.0 * columns, HEAD + PANEL.1 * u32::try_from(lines)?);
     let root = SVGBackend::new(file, size).into_drawing_area();
     let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", file.display());
     root.fill(&WHITE).map_err(|error| failed(&error))?;
+    let (head, root) = root.split_vertically(HEAD);
+    draw_head(&head, &floor, conditions).map_err(|error| failed(&error))?;
     let areas = root.split_evenly((lines, columns as usize));
     for (column, panels) in [&times, &rates]
         .into_iter()
@@ -83,6 +106,32 @@ pub(super) fn draw(file: &Path, rows: &[Row], cpus: Option<[usize; 2]>) -> Outco
     }
     root.present().map_err(|error| failed(&error))?;
     Ok(floor)
+}
+
+/// The best of several measurements, and how far the one in the middle is from it: a share.
+fn repeated(best: fn(f64, f64) -> f64, measure: impl Fn() -> Option<f64>) -> Option<(f64, f64)> {
+    let mut found: Vec<f64> = (0..FLOORS).map_while(|_| measure()).collect();
+    let best = found.iter().copied().reduce(best)?;
+    found.sort_by(f64::total_cmp);
+    Some((best, (found[found.len() / 2] / best - 1.0).abs()))
+}
+
+/// Where, when, beside what, and how sure the floor is.
+fn draw_head(area: &Area<'_>, floor: &Floor, conditions: &Conditions) -> Outcome<()> {
+    let style = ("sans-serif", 12).into_font();
+    let texts = [
+        conditions.text(),
+        format!(
+            "floor: cache line {:.3} usec, its median {:.0} % off, those of memcpy at most {:.0} %",
+            floor.cache_line_us,
+            floor.cache_line_error * 100.0,
+            floor.memcpy_error * 100.0
+        ),
+    ];
+    for (line, text) in (0..).zip(texts) {
+        area.draw(&Text::new(text, (10, 6 + 16 * line), style.clone()))?;
+    }
+    Ok(())
 }
 
 /// The tests that have a size to be drawn by.
@@ -231,4 +280,28 @@ fn short(size: f64) -> String {
         }
     }
     format!("{size}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn the_best_counts_and_the_middle_is_its_error() {
+        let given = [4.0, 2.0, 900.0, 3.0, 2.5];
+        let next = Cell::new(0);
+        let measure = || {
+            next.set(next.get() + 1);
+            given.get(next.get() - 1).copied()
+        };
+        assert_eq!(repeated(f64::min, measure), Some((2.0, 0.5)));
+        next.set(0);
+        assert_eq!(
+            repeated(f64::max, measure),
+            Some((900.0, 1.0 - 3.0 / 900.0))
+        );
+        assert_eq!(repeated(f64::max, || None), None);
+    }
 }

@@ -4,11 +4,14 @@ use std::io::{IsTerminal, Write};
 
 use serde_json::json;
 
+use wharf::Progress;
+
 use super::Outcome;
 use super::args::Format;
+use super::conditions::Conditions;
 use super::laps::Figures;
 use super::plot::Floor;
-use super::spec::{Spec, Test, Verb, progress_name};
+use super::spec::{Spec, Test, Verb};
 
 /// MB, as `ucx_perftest` has them.
 pub(super) const MB: f64 = 1_048_576.0;
@@ -33,7 +36,7 @@ pub(super) struct Row {
     average: f64,
     overall: f64,
     /// Operations that run side by side.
-    lanes: f64,
+    flows: f64,
 }
 
 /// The shares of the percentiles.
@@ -66,9 +69,9 @@ impl Row {
             size: spec.size,
             memory,
             progress: if spec.is_self() {
-                "parked".to_owned()
+                Progress::EventDriven.to_string()
             } else {
-                progress_name(spec.progress)
+                spec.progress.to_string()
             },
             window: spec.window,
             threads,
@@ -78,7 +81,7 @@ impl Row {
             percentiles: SHARES.map(|(share, _)| figures.percentile(share) / 1e3),
             average: figures.average / 1e3,
             overall: figures.overall / 1e3,
-            lanes: (threads * spec.tasks) as f64,
+            flows: (threads * spec.tasks) as f64,
         }
     }
 
@@ -90,7 +93,7 @@ impl Row {
     /// Operations a second at this time for one, in microseconds.
     fn rate(&self, time: f64) -> f64 {
         if time > 0.0 {
-            self.lanes * 1e6 / time
+            self.flows * 1e6 / time
         } else {
             0.0
         }
@@ -316,21 +319,41 @@ impl Report {
     }
 
     /// What the machine allows.
-    pub(super) fn floor(&mut self, floor: &Floor) -> Outcome<()> {
+    pub(super) fn floor(&mut self, floor: &Floor, conditions: &Conditions) -> Outcome<()> {
         let mut out = std::io::stdout().lock();
         match self.format {
             Format::Text => {
                 writeln!(
                     out,
-                    "floor: cache line between two threads {:.3} usec",
-                    floor.cache_line_us
+                    "floor: cache line between two threads {:.3} usec, the median {:.0} % off",
+                    floor.cache_line_us,
+                    floor.cache_line_error * 100.0
                 )?;
                 for (size, mb) in &floor.memcpy {
-                    writeln!(out, "floor: memcpy of {size} bytes {mb:.2} MB/s")?;
+                    writeln!(
+                        out,
+                        "floor: memcpy of {size} bytes {mb:.2} MB/s, the median at most {:.0} % off",
+                        floor.memcpy_error * 100.0
+                    )?;
                 }
+                writeln!(out, "measured: {}", conditions.text())?;
             }
             Format::Json => {
-                let line = json!({"floor": {"cache_line_us": floor.cache_line_us, "memcpy_mb_per_second": floor.memcpy}});
+                let line = json!({
+                    "floor": {
+                        "cache_line_us": floor.cache_line_us,
+                        "cache_line_error": floor.cache_line_error,
+                        "memcpy_mb_per_second": floor.memcpy,
+                        "memcpy_error": floor.memcpy_error,
+                    },
+                    "conditions": {
+                        "host": conditions.host,
+                        "date": conditions.date,
+                        "load": conditions.load,
+                        "processors": conditions.processors,
+                        "others_busy": conditions.others,
+                    },
+                });
                 writeln!(out, "{line}")?;
             }
             // Its columns are those of the tests; the floor is in the plot.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use wharf::{
     Access, AmId, Buffer, BufferMut, Completion, Context, Descriptor, Endpoint, Error, ErrorKind,
-    Mask, Op, Region, RemoteRegion, Tag, Worker,
+    Op, Region, RemoteRegion, Tag, Worker,
 };
 
 use super::Outcome;
@@ -145,7 +145,7 @@ impl Side {
     /// Waits for an empty message.
     pub(super) async fn hear(&self, purpose: Use) -> Outcome<()> {
         let tag = self.from(purpose);
-        self.worker.tag_recv(tag, Mask::ALL, Vec::new()).await?;
+        self.worker.tag_recv(tag, Vec::new()).await?;
         Ok(())
     }
 
@@ -163,7 +163,7 @@ impl Side {
     pub(super) async fn take(&self) -> Outcome<Vec<f64>> {
         let space = vec![0; MOST_VALUES * 8];
         let tag = self.from(Use::Values);
-        let received = self.worker.tag_recv(tag, Mask::ALL, space).await?;
+        let received = self.worker.tag_recv(tag, space).await?;
         let bytes = received.buffer.get(..received.len).unwrap_or_default();
         let (values, _) = bytes.as_chunks::<8>();
         Ok(values
@@ -244,7 +244,7 @@ impl Side {
     /// What the other end shows.
     pub(super) async fn import(&self) -> Outcome<RemoteRegion> {
         let tag = self.from(Use::Descriptor);
-        let received = self.worker.tag_recv(tag, Mask::ALL, vec![0; 4096]).await?;
+        let received = self.worker.tag_recv(tag, vec![0; 4096]).await?;
         let bytes = received.buffer.get(..received.len).unwrap_or_default();
         Ok(self.endpoint.import(&Descriptor::from_bytes(bytes)?)?)
     }

@@ -302,36 +302,14 @@ fn available() -> usize {
 /// Bytes in flight.
 const MOST_BYTES: usize = 64 << 30;
 
-/// How an end waits, as it is written; the inverse of [`progress_name`].
+/// How an end waits, as it is written everywhere ([`Progress`]); a spin of ten seconds at the most.
 pub(super) fn parse_progress(text: &str) -> Result<Progress, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "adaptive" => Ok(Progress::Adaptive),
-        "polling" | "busy" => Ok(Progress::Busy),
-        "parked" | "event" => Ok(Progress::EventDriven),
-        "thread" => Ok(Progress::Thread),
-        "spin" => Ok(Progress::Spin(Duration::from_micros(20))),
-        other => other
-            .strip_prefix("spin:")
-            .and_then(|window| window.strip_suffix("us"))
-            .and_then(|window| window.parse().ok())
-            .filter(|window| *window <= 10_000_000)
-            .map(|window| Progress::Spin(Duration::from_micros(window)))
-            .ok_or_else(|| {
-                "expected one of adaptive, polling, parked, spin, spin:MICROSECONDSus, thread"
-                    .to_owned()
-            }),
-    }
-}
-
-/// See [`parse_progress`].
-pub(super) fn progress_name(progress: Progress) -> String {
-    match progress {
-        Progress::Adaptive => "adaptive".to_owned(),
-        Progress::Busy => "polling".to_owned(),
-        Progress::EventDriven => "parked".to_owned(),
-        Progress::Thread => "thread".to_owned(),
-        Progress::Spin(window) => format!("spin:{}us", window.as_micros()),
-        _ => "unknown".to_owned(),
+    match text.parse() {
+        Ok(Progress::Spin(window)) if window > Duration::from_secs(10) => {
+            Err("a window of 10 s at the most".to_owned())
+        }
+        Ok(progress) => Ok(progress),
+        Err(error) => Err(error.to_string()),
     }
 }
 
@@ -423,11 +401,14 @@ mod tests {
     }
 
     #[test]
-    fn progress_has_a_name() {
-        for name in ["adaptive", "polling", "parked", "thread", "spin:50us"] {
-            assert_eq!(parse_progress(name).map(progress_name).as_deref(), Ok(name));
+    fn waits_have_one_name() {
+        for name in ["adaptive", "busy", "event", "thread", "spin:50us"] {
+            let parsed = parse_progress(name).map(|progress| progress.to_string());
+            assert_eq!(parsed.as_deref(), Ok(name));
         }
-        assert!(parse_progress("spin:").is_err() && parse_progress("fast").is_err());
+        for wrong in ["spin:", "fast", "polling", "spin:11s"] {
+            assert!(parse_progress(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

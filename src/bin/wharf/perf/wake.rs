@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use wharf::Access;
 use wharf::memory::{AddressRange, MlockRegistrar};
-use wharf::{Access, Mask};
 
 use super::Outcome;
 use super::laps::{Figures, Laps};
@@ -79,10 +79,7 @@ pub(super) async fn parked(side: &Side) -> Outcome<Option<Figures>> {
         let mut delays = Vec::new();
         let mut buffer = vec![0; 8];
         loop {
-            let received = side
-                .worker
-                .tag_recv(side.from(Use::Data), Mask::ALL, buffer)
-                .await?;
+            let received = side.worker.tag_recv(side.from(Use::Data), buffer).await?;
             buffer = received.buffer;
             let sent =
                 u64::from_le_bytes(*buffer.first_chunk().ok_or("a message without a stamp")?);

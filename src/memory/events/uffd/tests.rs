@@ -18,7 +18,7 @@ use std::{
 use super::Uffd;
 use crate::{
     error::ErrorKind,
-    memory::{AddressRange, Cause, EventClasses, MemoryMonitor, Sink, Validity, subscribe},
+    memory::{AddressRange, Cause, EventClasses, MemoryMonitor, MemorySink, Validity, subscribe},
 };
 
 const PAGE: usize = 4096;
@@ -95,7 +95,7 @@ struct Count {
     events: AtomicU64,
 }
 
-impl Sink for Count {
+impl MemorySink for Count {
     fn invalidate(&self, range: AddressRange, _: Cause) {
         let page = self.page.load(SeqCst);
         if range.start() <= page && page < range.end() {

@@ -97,7 +97,7 @@ impl Maker {
 
 enum Wish {
     Map(DevicePtr),
-    Bury(Numbered),
+    Retire(Numbered),
 }
 
 /// The thread's other end. There is one thread, from the first wish until the mapper is dropped; it drops what it was given before it ends.
@@ -147,8 +147,8 @@ impl Mapper {
     }
 
     /// Undoes a window; here, where no thread can be had.
-    pub(super) fn bury(&mut self, window: Numbered) {
-        drop(self.send(Wish::Bury(window)));
+    pub(super) fn retire(&mut self, window: Numbered) {
+        drop(self.send(Wish::Retire(window)));
     }
 
     /// Gives it back when there is no thread.
@@ -172,7 +172,7 @@ impl Mapper {
                         *slot.made.lock() = Some(maker.make(at));
                         slot.done.store(true, Release);
                     }
-                    Wish::Bury(window) => drop(window),
+                    Wish::Retire(window) => drop(window),
                 }
             }
         };

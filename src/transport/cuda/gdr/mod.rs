@@ -37,7 +37,7 @@
 mod mapper;
 mod windows;
 
-use std::slice;
+use std::{path::Path, slice};
 
 use crate::{
     driver::{
@@ -67,12 +67,12 @@ pub(super) struct GdrCopy {
 }
 
 impl GdrCopy {
-    /// With GDRCopy's library as it is found on this machine, else by the driver, which is initialised. Takes milliseconds the first time.
+    /// With GDRCopy's library, this one or as it is found on this machine, else by the driver, which is initialised. Takes milliseconds the first time.
     ///
     /// # Errors
     /// Why there is neither: no library, or no kernel module that answers; and no device whose memory the driver maps.
-    pub(super) fn open(cuda: &'static Cuda) -> Result<Self> {
-        let session = match Gdr::load(None).and_then(Gdr::open) {
+    pub(super) fn open(library: Option<&Path>, cuda: &'static Cuda) -> Result<Self> {
+        let session = match Gdr::load(library).and_then(Gdr::open) {
             Ok(session) => Some(session),
             Err(_) if is_mapped_by(cuda) => None,
             Err(error) => return Err(error),
@@ -90,7 +90,7 @@ impl GdrCopy {
             match made {
                 Made::Window(window) => {
                     if let Some(old) = self.windows.insert(window) {
-                        self.mapper.bury(old);
+                        self.mapper.retire(old);
                     }
                 }
                 Made::Refused { range, error } => {
@@ -98,7 +98,7 @@ impl GdrCopy {
                     if error.kind() == ErrorKind::Exhausted
                         && let Some(old) = self.windows.evict()
                     {
-                        self.mapper.bury(old);
+                        self.mapper.retire(old);
                     }
                     if let Some(range) = range {
                         self.windows.refuse(range);
@@ -107,7 +107,7 @@ impl GdrCopy {
             }
         }
         while let Some(old) = self.windows.ended() {
-            self.mapper.bury(old);
+            self.mapper.retire(old);
         }
     }
 
@@ -141,7 +141,7 @@ impl InlineCopy for GdrCopy {
             Ok(Some(id)) if self.windows.is_of(index, id) => {}
             Ok(_) => {
                 if let Some(old) = self.windows.remove(index) {
-                    self.mapper.bury(old);
+                    self.mapper.retire(old);
                 }
                 self.missed(at);
                 return Ok(false);
@@ -165,7 +165,7 @@ impl InlineCopy for GdrCopy {
         if let Err(error) = done {
             tracing::debug!(target: "wharf::cuda", "a copy through {pane:?}: {error}");
             if let Some(old) = self.windows.remove(index) {
-                self.mapper.bury(old);
+                self.mapper.retire(old);
             }
             return Ok(false);
         }
@@ -177,8 +177,8 @@ impl InlineCopy for GdrCopy {
 ///
 /// # Errors
 /// Why nothing does.
-pub(super) fn probe(cuda: Option<&'static Cuda>) -> Result<String> {
-    let opened = Gdr::load(None).and_then(|gdr| gdr.open().map(|_| gdr));
+pub(super) fn probe(library: Option<&Path>, cuda: Option<&'static Cuda>) -> Result<String> {
+    let opened = Gdr::load(library).and_then(|gdr| gdr.open().map(|_| gdr));
     match opened {
         Ok(gdr) => {
             let (major, minor) = gdr.version();
@@ -197,8 +197,8 @@ fn is_mapped_by(cuda: &'static Cuda) -> bool {
 }
 
 /// For an engine that goes on without it.
-pub(super) fn open(cuda: &'static Cuda) -> Option<Box<dyn InlineCopy>> {
-    let opened = GdrCopy::open(cuda);
+pub(super) fn open(library: Option<&Path>, cuda: &'static Cuda) -> Option<Box<dyn InlineCopy>> {
+    let opened = GdrCopy::open(library, cuda);
     let note = |error: Error| tracing::debug!(target: "wharf::cuda", "no gdr_copy: {error}");
     Some(Box::new(opened.map_err(note).ok()?))
 }

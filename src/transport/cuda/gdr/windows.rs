@@ -21,7 +21,7 @@ use crate::{
         gdr::{DirectWindow, PAGE, Window},
     },
     error::Result,
-    memory::{AddressRange, Cause, Sink, Subscription, subscribe},
+    memory::{AddressRange, Cause, MemorySink, Subscription, subscribe},
 };
 
 /// Windows at once: with their MiB each they take an eighth of the smallest BAR1, of 256 MiB.
@@ -120,7 +120,7 @@ struct Mark {
     ended: AtomicBool,
 }
 
-impl Sink for Marks {
+impl MemorySink for Marks {
     /// A place that changes meanwhile may be marked for nothing, or not be: what is kept is compared with the driver's number before it is used.
     fn invalidate(&self, range: AddressRange, _: Cause) {
         for place in &self.places {

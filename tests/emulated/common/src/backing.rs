@@ -10,7 +10,8 @@
 //!
 //! # Safety
 //! The only pointers made here go to the kernel, which checks them, or come from `mmap` without a fixed address. Memory of
-//! the program is written where a caller says so: it is the emulated device's DMA, and as wild as a real one.
+//! the program is written where a caller says so: it is the emulated device's DMA, and as wild as a real one. Words of a
+//! memory file are changed in a mapping of this process's own, as atomics, which lives as long as the file does here.
 
 use std::{
     ffi::CString,
@@ -21,6 +22,10 @@ use std::{
         unix::fs::{FileExt, MetadataExt},
     },
     ptr,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, AtomicU64, Ordering::SeqCst},
+    },
 };
 
 /// Bytes of device memory, in a file that has no name.
@@ -29,6 +34,21 @@ pub struct Backing {
     file: File,
     len: u64,
     inode: u64,
+    /// Where this process has mapped it, once a word was asked for.
+    mapped: OnceLock<Mapped>,
+}
+
+/// A mapping. Dropping it takes it away.
+#[derive(Debug)]
+struct Mapped {
+    start: u64,
+    len: u64,
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        unmap(self.start, self.start + self.len);
+    }
 }
 
 impl Backing {
@@ -60,6 +80,7 @@ impl Backing {
             file,
             len: data.len(),
             inode: data.ino(),
+            mapped: OnceLock::new(),
         })
     }
 
@@ -201,6 +222,52 @@ impl Backing {
         Ok(())
     }
 
+    /// Changes an aligned word of 4 or 8 bytes, with nothing of any process's in between; `None` leaves it. What it was.
+    ///
+    /// # Errors
+    /// `InvalidInput` beyond the end or for what is no such word; from `mmap`.
+    pub fn word(
+        &self,
+        offset: u64,
+        width: u64,
+        change: &mut dyn FnMut(u64) -> Option<u64>,
+    ) -> io::Result<u64> {
+        self.check(offset, width)?;
+        if !matches!(width, 4 | 8) || !offset.is_multiple_of(width) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mapped = match self.mapped.get() {
+            Some(mapped) => mapped,
+            None => {
+                let mapped = self.map()?;
+                self.mapped.get_or_init(|| mapped)
+            }
+        };
+        // SAFETY: an aligned word within the mapping, which lives as long as this; who else uses it does so as an atomic one, or by calls.
+        Ok(unsafe { change_word(mapped.start + offset, width, change) })
+    }
+
+    fn map(&self) -> io::Result<Mapped> {
+        // SAFETY: no fixed address: nothing that exists is touched.
+        let at = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                self.len as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                self.fd(),
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Mapped {
+            start: at.expose_provenance() as u64,
+            len: self.len,
+        })
+    }
+
     /// Shows `len` bytes at `offset` at the address `at`, in the place of a reservation: host memory then.
     ///
     /// # Errors
@@ -234,6 +301,24 @@ impl Backing {
     }
 }
 
+/// Changes a word of this process's memory, with nothing in between; `None` leaves it. What it was.
+///
+/// # Safety
+/// It is mapped, aligned, of 4 or 8 bytes, and others use it as an atomic word meanwhile.
+pub unsafe fn change_word(at: u64, width: u64, change: &mut dyn FnMut(u64) -> Option<u64>) -> u64 {
+    if width == 4 {
+        // SAFETY: the caller's promise.
+        let word = unsafe { AtomicU32::from_ptr(ptr::with_exposed_provenance_mut(at as usize)) };
+        let mut narrow = |was: u32| change(u64::from(was)).map(|is| is as u32);
+        let was = word.try_update(SeqCst, SeqCst, &mut narrow);
+        return u64::from(was.unwrap_or_else(|was| was));
+    }
+    // SAFETY: the caller's promise.
+    let word = unsafe { AtomicU64::from_ptr(ptr::with_exposed_provenance_mut(at as usize)) };
+    word.try_update(SeqCst, SeqCst, change)
+        .unwrap_or_else(|was| was)
+}
+
 /// Copies between two places of the host: what is not there is an error.
 ///
 /// # Errors
@@ -251,6 +336,28 @@ pub fn copy_host(to: u64, from: u64, len: u64) -> io::Result<()> {
         // SAFETY: both vectors live through the call; the kernel checks the addresses in them.
         unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) }
     })
+}
+
+/// Whether the kernel would pin `address..address + len`: all of it is mapped, and the first and the last byte can be read, as they cannot where addresses
+/// are only held for a device.
+#[must_use]
+pub fn is_pinnable(address: u64, len: u64) -> bool {
+    let reads = |at: u64| {
+        let mut byte = 0_u8;
+        let here = libc::iovec {
+            iov_base: (&raw mut byte).cast(),
+            iov_len: 1,
+        };
+        let there = libc::iovec {
+            iov_base: ptr::with_exposed_provenance_mut(at as usize),
+            iov_len: 1,
+        };
+        // SAFETY: writes one byte of this function's; the kernel answers EFAULT for what cannot be read.
+        unsafe {
+            libc::process_vm_readv(libc::getpid(), &raw const here, 1, &raw const there, 1, 0) == 1
+        }
+    };
+    is_mapped(address, len) && len > 0 && reads(address) && reads(address + len - 1)
 }
 
 /// Whether every page of `address..address + len` is mapped.

@@ -23,9 +23,9 @@
 
 use std::{
     fs::File,
-    io,
+    io, mem,
     os::{
-        fd::{AsRawFd, RawFd},
+        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
         unix::fs::FileExt,
     },
     path::PathBuf,
@@ -243,6 +243,60 @@ const fn region(start: i64, len: i64) -> libc::flock {
         l_len: len,
         l_pid: 0,
     }
+}
+
+/// Longest text in a dma-buf.
+const TEXT: usize = 16 << 10;
+
+/// Offset and length.
+pub type Run = (u64, u64);
+
+/// What is said in a dma-buf of a card: its size, where in the card's memory its bytes are, if that is in pieces, and else where they begin; and the
+/// memory. All of it stays there.
+///
+/// # Errors
+/// It is none.
+pub fn look(fd: RawFd) -> io::Result<(u64, Vec<Run>, u64, OwnedFd)> {
+    let none = || io::Error::from_raw_os_error(libc::EINVAL);
+    #[repr(C, align(8))]
+    struct Control([u8; 64]);
+    let mut text = vec![0_u8; TEXT];
+    let mut control = Control([0; 64]);
+    let mut data = libc::iovec {
+        iov_base: text.as_mut_ptr().cast(),
+        iov_len: text.len(),
+    };
+    // SAFETY: all zeros is a message without anything.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = &raw mut data;
+    message.msg_iovlen = 1;
+    message.msg_control = (&raw mut control).cast();
+    message.msg_controllen = size_of::<Control>() as _;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: everything the message points to lives through the call.
+    let got = unsafe { libc::recvmsg(fd, &raw mut message, flags) };
+    let len = usize::try_from(got).map_err(|_| none())?;
+    if (message.msg_controllen as usize) < 20 {
+        return Err(none());
+    }
+    let word = [control.0[16], control.0[17], control.0[18], control.0[19]];
+    // SAFETY: the kernel made it for this caller.
+    let memory = unsafe { OwnedFd::from_raw_fd(RawFd::from_ne_bytes(word)) };
+    let text = String::from_utf8_lossy(&text[..len]);
+    let mut lines = text.lines();
+    let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16);
+    let mut words = lines
+        .next()
+        .unwrap_or("")
+        .rsplit(' ')
+        .map(|word| hex(word).ok());
+    let (size, start) = (words.next().flatten(), words.next().flatten());
+    let (size, start) = size.zip(start).ok_or_else(none)?;
+    let runs = lines.next().unwrap_or("").split(',').filter_map(|run| {
+        let (at, len) = run.split_once(':')?;
+        Some((hex(at).ok()?, hex(len).ok()?))
+    });
+    Ok((size, runs.collect(), start, memory))
 }
 
 #[cfg(test)]

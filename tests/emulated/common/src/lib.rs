@@ -9,6 +9,7 @@ pub mod control;
 pub mod faults;
 pub mod gaudi;
 pub mod journal;
+pub mod loaded;
 pub mod pace;
 pub mod pattern;
 pub mod random;

@@ -48,11 +48,13 @@ codes! {
     _STUB_LIBRARY "CUDA_ERROR_STUB_LIBRARY" 34 "CUDA driver is a stub library"
     NO_DEVICE "CUDA_ERROR_NO_DEVICE" 100 "no CUDA-capable device is detected"
     INVALID_DEVICE "CUDA_ERROR_INVALID_DEVICE" 101 "invalid device ordinal"
+    INVALID_IMAGE "CUDA_ERROR_INVALID_IMAGE" 200 "device kernel image is invalid"
     INVALID_CONTEXT "CUDA_ERROR_INVALID_CONTEXT" 201 "invalid device context"
     MAP_FAILED "CUDA_ERROR_MAP_FAILED" 205 "mapping of buffer object failed"
     ALREADY_MAPPED "CUDA_ERROR_ALREADY_MAPPED" 208 "resource already mapped"
     PEER_ACCESS_UNSUPPORTED "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED" 217 "peer access is not supported between these two devices"
-    JIT_COMPILER_NOT_FOUND "CUDA_ERROR_JIT_COMPILER_NOT_FOUND" 221 "PTX JIT compiler library not found"
+    INVALID_PTX "CUDA_ERROR_INVALID_PTX" 218 "a PTX JIT compilation failed"
+    _JIT_COMPILER_NOT_FOUND "CUDA_ERROR_JIT_COMPILER_NOT_FOUND" 221 "PTX JIT compiler library not found"
     OPERATING_SYSTEM "CUDA_ERROR_OPERATING_SYSTEM" 304 "OS call failed or operation not supported on this OS"
     INVALID_HANDLE "CUDA_ERROR_INVALID_HANDLE" 400 "invalid resource handle"
     NOT_FOUND "CUDA_ERROR_NOT_FOUND" 500 "named symbol not found"
@@ -65,6 +67,7 @@ codes! {
     _TOO_MANY_PEERS "CUDA_ERROR_TOO_MANY_PEERS" 711 "peer mapping resources exhausted"
     HOST_MEMORY_ALREADY_REGISTERED "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED" 712 "part or all of the requested memory range is already mapped"
     HOST_MEMORY_NOT_REGISTERED "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED" 713 "pointer does not correspond to a registered memory region"
+    MISALIGNED_ADDRESS "CUDA_ERROR_MISALIGNED_ADDRESS" 716 "misaligned address"
     LAUNCH_FAILED "CUDA_ERROR_LAUNCH_FAILED" 719 "unspecified launch failure"
     NOT_PERMITTED "CUDA_ERROR_NOT_PERMITTED" 800 "operation not permitted"
     NOT_SUPPORTED "CUDA_ERROR_NOT_SUPPORTED" 801 "operation not supported"
@@ -206,6 +209,15 @@ pub(crate) struct AllocationProp {
     pub(crate) rdma_capable: u8,
     pub(crate) usage: u16,
     pub(crate) reserved: [u8; 4],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MulticastProp {
+    pub(crate) devices: u32,
+    pub(crate) size: usize,
+    pub(crate) handle_types: u64,
+    pub(crate) flags: u64,
 }
 
 #[repr(C)]

@@ -134,7 +134,9 @@ impl Context {
                 .streams
                 .retain(|_, stream| stream.context.id != self.id);
             objects.events.retain(|_, event| event.context != self.id);
-            objects.modules.retain(|_, context| *context != self.id);
+            objects
+                .modules
+                .retain(|_, module| module.context != self.id);
         }
         let gone = driver().memory.lock().drop_context(self.id);
         drop(gone);

@@ -29,6 +29,8 @@ pub(crate) struct Device {
     used: AtomicU64,
     engines: [Mutex<Option<Instant>>; 3],
     gate: Gate,
+    /// What its kernels have written and read.
+    pub(crate) floor: wharf_emulated_ptx::Device,
 }
 
 /// A device's primary context.
@@ -104,6 +106,7 @@ impl Device {
             used: AtomicU64::new(0),
             engines: [Mutex::new(None), Mutex::new(None), Mutex::new(None)],
             gate: Gate::default(),
+            floor: wharf_emulated_ptx::Device::new(settings::SEED.get() << 8 | u64::from(physical)),
         }
     }
 
@@ -183,13 +186,14 @@ impl Device {
             // Memory management, POSIX descriptors, RDMA with it, memory pools, GPUDirect RDMA.
             102 | 103 | 110 | 113 | 115 | 116 => 1,
             // Flushing of GPUDirect RDMA writes: by the host.
-            117 => 1,
+            117 => settings::FLUSH.get() as i32,
             118 => settings::ORDERING.get() as i32,
             119 => 1 | if settings::FABRIC.on() { 8 } else { 0 },
             124 => i32::from(version >= 11070 && settings::DMABUF.on()),
             125 => 1,
             128 => i32::from(version >= 12030 && settings::FABRIC.on()),
             130 => 0,
+            132 => i32::from(version >= 12010 && settings::MULTICAST.on()),
             134 => 0,
             // dma-buf with mmap came in 13.3.
             152 => i32::from(crate::memory::maps_dma_bufs()),

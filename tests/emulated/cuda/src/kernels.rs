@@ -1,390 +1,258 @@
-//! The kernels of wharf's device channels, known by their names and by the digest of their text.
+//! Kernels: modules of PTX text, launches of what is in them, and the memory that they reach.
 //!
-//! No PTX is run here: what a kernel's comment says is done by the stream's thread, in one go. That shows how wharf loads, launches and orders its kernels,
-//! what it passes them and what it makes of their results; not that the PTX is right, nor anything of a device's memory order. An assembler checks
-//! the text, and a device what it does. Any other text is refused as by a driver whose compiler is missing.
+//! A launch is run by the stream's thread, from its text (`wharf-emulated-ptx`). Launches of the kernels of wharf's device channels, which are known by
+//! their names, are looked at before: that their arguments are what `channel.ptx` asks for, and what they will touch.
 
-use std::time::Duration;
+use std::{fmt, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
-use wharf_emulated_common::{pace::Looks, pattern};
+use wharf_emulated_common::pace::takes;
+use wharf_emulated_ptx::{Fault, Grid, Launch, Memory, Program, Turn};
 
 use crate::{
     abi::{Outcome, Status},
     copy,
     driver::driver,
-    memory::{Class, Place},
-    stream::{read_word, write_word},
+    memory::Class,
+    settings,
+    stream::change_word,
 };
 
-/// The digest of `src/channel/device/channel.ptx`. Who changes that text looks whether what is done here is still what it says.
-const TEXT: u64 = 0xAA16_6BBB_3627_1EC6;
-
-/// A launch, as it is queued.
-#[derive(Debug)]
-pub(crate) enum Kernel {
-    Signal {
-        token: u64,
-        inc: u64,
-    },
-    SignalStore {
-        token: u64,
-        sent: u64,
-        inc: u64,
-    },
-    Wait {
-        token: u64,
-        taken: u64,
-        looks: u64,
-        status: u64,
-    },
-    Put {
-        to: u64,
-        from: u64,
-        len: u64,
-        done: u64,
-        token: u64,
-        inc: u64,
-    },
-    PacketsPut {
-        to: u64,
-        from: u64,
-        len: u64,
-        words: u64,
-        flag: u32,
-    },
-    PacketsGet {
-        to: u64,
-        from: u64,
-        len: u64,
-        flag: u32,
-        looks: u64,
-        status: u64,
-    },
-}
+/// Turns between two looks at whether the context has ended.
+const TURNS: u32 = 1024;
+/// Before the next look, when a kernel does nothing but look.
+const PAUSE: Duration = Duration::from_micros(20);
+/// Looks that need no pause.
+const EAGER: u32 = 16;
 
 /// What an operation touches by its address: where, and how many bytes.
 pub(crate) type Touched = [Option<(u64, u64)>; 4];
 
-/// Names, and how many bytes each argument has.
-pub(crate) const NAMES: [(&str, &[usize]); 6] = [
-    ("wharf_signal", &[8, 8]),
-    ("wharf_signal_store", &[8, 8, 8]),
-    ("wharf_wait", &[8, 8, 8, 8]),
-    ("wharf_put", &[8, 8, 8, 8, 8, 8]),
-    ("wharf_packets_put", &[8, 8, 8, 8, 4]),
-    ("wharf_packets_get", &[8, 8, 8, 4, 8, 8]),
-];
-
-/// Additions of this process: two of its streams may add to one word.
-static ADDING: Mutex<()> = Mutex::new(());
-
-/// Whether a text is the one that is known here.
-pub(crate) fn is_known(text: &str) -> bool {
-    let digest = pattern::digest(pattern::EMPTY, text.as_bytes());
-    if digest != TEXT {
-        eprintln!("emulated CUDA driver: kernels with the digest {digest:#x} are unknown");
+/// Reads a module.
+pub(crate) fn read(text: &str) -> Outcome<Arc<Program>> {
+    if !text.contains(".version") {
+        return Err(Status::INVALID_IMAGE);
     }
-    digest == TEXT
+    let program = Program::parse(text).map_err(|malformed| {
+        eprintln!("emulated CUDA driver: a module's text: {malformed}");
+        Status::INVALID_PTX
+    })?;
+    Ok(Arc::new(program))
+}
+
+/// A launch, as it is queued.
+pub(crate) struct Kernel {
+    name: String,
+    launch: Launch,
+    known: Option<Known>,
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {:x?}", self.name, self.known)
+    }
 }
 
 impl Kernel {
-    /// What a launch of the kernel with this number means, checked.
-    pub(crate) fn new(index: usize, arguments: &[u64], grid: (u32, u32)) -> Outcome<Self> {
-        let kernel = match (NAMES[index].0, arguments) {
-            ("wharf_signal", &[token, inc]) => Self::Signal { token, inc },
-            ("wharf_signal_store", &[token, sent, inc]) => Self::SignalStore { token, sent, inc },
-            ("wharf_wait", &[token, taken, looks, status]) => Self::Wait {
-                token,
-                taken,
-                looks,
-                status,
-            },
-            ("wharf_put", &[to, from, len, done, token, inc]) => Self::Put {
-                to,
-                from,
-                len,
-                done,
-                token,
-                inc,
-            },
-            ("wharf_packets_put", &[to, from, len, words, flag]) => Self::PacketsPut {
-                to,
-                from,
-                len,
-                words,
-                flag: flag as u32,
-            },
-            ("wharf_packets_get", &[to, from, len, flag, looks, status]) => Self::PacketsGet {
-                to,
-                from,
-                len,
-                flag: flag as u32,
-                looks,
-                status,
-            },
-            _ => return Err(Status::INVALID_VALUE),
+    /// A launch with the bytes of its parameters, checked.
+    pub(crate) fn new(
+        program: &Arc<Program>,
+        entry: usize,
+        bytes: &[u8],
+        grid: Grid,
+    ) -> Outcome<Self> {
+        let function = program.function(entry).ok_or(Status::INVALID_HANDLE)?;
+        let value = |place: usize, size: usize| {
+            let mut word = [0; 8];
+            let size = size.min(8);
+            word[..size].copy_from_slice(&bytes[place..place + size]);
+            u64::from_le_bytes(word)
         };
-        match kernel.complaint(grid) {
-            None => Ok(kernel),
-            Some(complaint) => {
-                driver()
-                    .journal
-                    .misuse(format!("{complaint}: {kernel:x?} with {grid:?}"));
-                Err(Status::INVALID_VALUE)
-            }
+        let parameters = function.parameters().iter();
+        let values: Vec<u64> = parameters.map(|of| value(of.place, of.size)).collect();
+        let known = Known::new(function.name(), &values);
+        let is_wrong = known.as_ref().and_then(|known| known.complaint(grid));
+        if let Some(complaint) = is_wrong {
+            driver().journal.misuse(format!(
+                "{complaint}: {}{values:x?} with {grid:?}",
+                function.name()
+            ));
+            return Err(Status::INVALID_VALUE);
         }
+        let seed = settings::SEED.get() << 32 ^ driver().number();
+        Ok(Self {
+            name: function.name().to_owned(),
+            launch: Launch::new(program, entry, bytes, grid, seed),
+            known,
+        })
     }
 
-    /// What is wrong with it.
-    fn complaint(&self, grid: (u32, u32)) -> Option<&'static str> {
-        // Address, bytes, alignment.
-        let (ranges, alone): (&[(u64, u64, u64)], bool) = match self {
-            Self::Signal { token, .. } => (&[(*token, 8, 8)], true),
-            Self::SignalStore { token, sent, .. } => (&[(*token, 8, 8), (*sent, 8, 8)], true),
-            Self::Wait {
-                token,
-                taken,
-                status,
-                ..
-            } => (&[(*token, 8, 8), (*taken, 8, 8), (*status, 4, 4)], true),
-            Self::Put {
-                to,
-                from,
-                len,
-                done,
-                token,
-                ..
-            } => {
-                let signal = if *token == 0 { 0 } else { 8 };
-                let ranges = &[
-                    (*to, *len, 1),
-                    (*from, *len, 1),
-                    (*done, 4, 4),
-                    (*token, signal, 8),
-                ];
-                return ranges_complaint(ranges);
-            }
-            Self::PacketsPut {
-                to,
-                from,
-                len,
-                words,
-                flag,
-            } => {
-                if *flag == 0 || words * 4 < *len {
-                    return Some("a flag of 0, or more data than words");
-                }
-                (&[(*to, words * 8, 8), (*from, *len, 1)], false)
-            }
-            Self::PacketsGet {
-                to,
-                from,
-                len,
-                flag,
-                status,
-                ..
-            } => {
-                if *flag == 0 {
-                    return Some("a flag of 0");
-                }
-                let words = len.div_ceil(4);
-                (
-                    &[(*to, *len, 1), (*from, words * 8, 8), (*status, 4, 4)],
-                    false,
-                )
-            }
-        };
-        if alone && grid != (1, 1) {
-            return Some("more than one thread would do it more than once");
-        }
-        ranges_complaint(ranges)
-    }
-
-    /// Where it reads and writes, and how many bytes.
+    /// Where it reads and writes, and how many bytes, as far as that is known.
     pub(crate) fn touches(&self) -> Touched {
-        match *self {
-            Self::Signal { token, .. } => [Some((token, 8)), None, None, None],
-            Self::SignalStore { token, sent, .. } => {
-                [Some((token, 8)), Some((sent, 8)), None, None]
-            }
-            Self::Wait {
-                token,
-                taken,
-                status,
-                ..
-            } => [Some((token, 8)), Some((taken, 8)), Some((status, 4)), None],
-            Self::Put {
-                to,
-                from,
-                len,
-                done,
-                token,
-                ..
-            } => [
-                Some((to, len)),
-                Some((from, len)),
-                Some((done, 4)),
-                (token != 0).then_some((token, 8)),
-            ],
-            Self::PacketsPut {
-                to,
-                from,
-                len,
-                words,
-                ..
-            } => [Some((to, words * 8)), Some((from, len)), None, None],
-            Self::PacketsGet {
-                to,
-                from,
-                len,
-                status,
-                ..
-            } => [
-                Some((to, len)),
-                Some((from, len.div_ceil(4) * 8)),
-                Some((status, 4)),
-                None,
-            ],
-        }
+        self.known.as_ref().map_or([None; 4], Known::touches)
     }
 
     /// Does it. `is_over` tells that the context has ended.
-    pub(crate) fn run(self, device: usize, is_over: impl Fn() -> bool) -> Outcome {
-        match self {
-            Self::Signal { token, inc } => add(token, inc, device).map(drop),
-            Self::SignalStore { token, sent, inc } => {
-                let value = add(sent, inc, device)?;
-                write_word(token, value, 8, device)
-            }
-            Self::Wait {
-                token,
-                taken,
-                looks,
-                status,
-            } => {
-                let passed = until(looks, is_over, || {
-                    let _adding = ADDING.lock();
-                    let seen = read_word(taken, 8, device)?;
-                    let passed = read_word(token, 8, device)?
-                        .wrapping_sub(seen)
-                        .cast_signed()
-                        > 0;
-                    if passed {
-                        write_word(taken, seen.wrapping_add(1), 8, device)?;
+    pub(crate) fn run(mut self, device: usize, is_over: impl Fn() -> bool) -> Outcome {
+        let (floor, reach) = (&driver().devices[device].floor, Reach(device));
+        let (mut turns, mut looks) = (0_u32, 0_u32);
+        loop {
+            match self.launch.turn(floor, &reach) {
+                Ok(Turn::Over) => return Ok(()),
+                Ok(Turn::Worked) => {}
+                Ok(Turn::Looked) => {
+                    looks = looks.saturating_add(1);
+                    if looks > EAGER {
+                        takes(PAUSE);
                     }
-                    Ok(passed)
-                })?;
-                say(passed, status, device)
-            }
-            Self::Put {
-                to,
-                from,
-                len,
-                done,
-                token,
-                inc,
-            } => {
-                if read_word(done, 4, device)? != 0 {
-                    return Err(Status::LAUNCH_FAILED);
                 }
-                if len > 0 {
-                    copy::execute(&Place::At(to), &Place::At(from), len, device)?;
-                }
-                match token {
-                    0 => Ok(()),
-                    token => add(token, inc, device).map(drop),
+                Err(fault) => {
+                    eprintln!("emulated CUDA driver: {}: {fault}", self.name);
+                    return Err(status_of(&fault));
                 }
             }
-            Self::PacketsPut {
-                to,
-                from,
-                len,
-                words,
-                flag,
-            } => {
-                let mut data = vec![0; (words * 4) as usize];
-                copy::read(from, &mut data[..len as usize], device)?;
-                // Bytes may be seen to come one by one: the data is there before its flag.
-                for flag in [0, flag] {
-                    let packets: Vec<u8> = data
-                        .chunks(4)
-                        .flat_map(|four| four.iter().copied().chain(flag.to_le_bytes()))
-                        .collect();
-                    copy::write(to, &packets, device)?;
-                }
-                Ok(())
-            }
-            Self::PacketsGet {
-                to,
-                from,
-                len,
-                flag,
-                looks,
-                status,
-            } => {
-                let mut packets = vec![0; (len.div_ceil(4) * 8) as usize];
-                let passed = until(looks, is_over, || {
-                    copy::read(from, &mut packets, device)?;
-                    let mut flags = packets.chunks(8).map(|word| &word[4..]);
-                    Ok(flags.all(|found| found == flag.to_le_bytes()))
-                })?;
-                if passed {
-                    // The flags were read with the data, but not before it.
-                    copy::read(from, &mut packets, device)?;
-                    let data = packets.chunks(8).flat_map(|word| &word[..4]).copied();
-                    let data: Vec<u8> = data.take(len as usize).collect();
-                    copy::write(to, &data, device)?;
-                }
-                say(passed, status, device)
+            turns = turns.wrapping_add(1);
+            if turns.is_multiple_of(TURNS) && is_over() {
+                return Ok(());
             }
         }
     }
 }
 
-fn ranges_complaint(ranges: &[(u64, u64, u64)]) -> Option<&'static str> {
-    let memory = driver().memory.lock();
-    for (at, len, align) in ranges {
-        if !at.is_multiple_of(*align) {
-            return Some("an address that is not aligned");
-        }
-        let class = memory.classify(*at, *len);
-        if *len > 0 && !matches!(class, Ok(Class::Device { .. } | Class::Pinned)) {
-            return Some("a range that is no memory of a device nor pinned");
-        }
-    }
-    None
-}
-
-fn add(at: u64, inc: u64, device: usize) -> Outcome<u64> {
-    let _adding = ADDING.lock();
-    let value = read_word(at, 8, device)?.wrapping_add(inc);
-    write_word(at, value, 8, device)?;
-    Ok(value)
-}
-
-/// Looks again and again; a look counts as a microsecond.
-fn until(
-    looks: u64,
-    is_over: impl Fn() -> bool,
-    mut so: impl FnMut() -> Outcome<bool>,
-) -> Outcome<bool> {
-    let (mut looked, mut pauses) = (Duration::ZERO, Looks::new());
-    loop {
-        if so()? {
-            return Ok(true);
-        }
-        if looked.as_micros() >= u128::from(looks) || is_over() {
-            return Ok(false);
-        }
-        looked += pauses.pause();
+/// What a context says of a kernel's fault.
+pub(crate) const fn status_of(fault: &Fault) -> Status {
+    match fault {
+        Fault::Address(..) => Status::ILLEGAL_ADDRESS,
+        Fault::Misaligned(..) => Status::MISALIGNED_ADDRESS,
+        Fault::Trap => Status::LAUNCH_FAILED,
     }
 }
 
-/// Writes the word that says that it was in vain.
-fn say(passed: bool, status: u64, device: usize) -> Outcome {
-    if passed {
-        return Ok(());
+/// What a device's kernels reach: the memory of devices, and of the host what is pinned.
+#[derive(Debug)]
+pub(crate) struct Reach(pub(crate) usize);
+
+impl Reach {
+    fn check(at: u64, len: u64) -> Result<(), Fault> {
+        let memory = driver().memory.lock();
+        let class = memory.classify(at, len);
+        match class {
+            Ok(Class::Device { .. } | Class::Managed | Class::Pinned) => Ok(()),
+            Ok(Class::Pageable) | Err(_) => Err(Fault::Address(at, len)),
+        }
     }
-    write_word(status, 1, 4, device)
+}
+
+impl Memory for Reach {
+    fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        let len = bytes.len() as u64;
+        Self::check(at, len)?;
+        copy::read(at, bytes, self.0).map_err(|_| Fault::Address(at, len))
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Fault> {
+        let len = bytes.len() as u64;
+        Self::check(at, len)?;
+        copy::write(at, bytes, self.0).map_err(|_| Fault::Address(at, len))
+    }
+
+    fn load(&self, at: u64, width: u64) -> Result<u64, Fault> {
+        let loaded = change_word(at, width, self.0, &mut |_| None);
+        loaded.map_err(|_| Fault::Address(at, width))
+    }
+
+    fn store(&self, at: u64, width: u64, value: u64) -> Result<(), Fault> {
+        let stored = change_word(at, width, self.0, &mut |_| Some(value));
+        stored.map(drop).map_err(|_| Fault::Address(at, width))
+    }
+
+    fn update(
+        &self,
+        at: u64,
+        width: u64,
+        change: &mut dyn FnMut(u64) -> u64,
+    ) -> Result<u64, Fault> {
+        let changed = change_word(at, width, self.0, &mut |was| Some(change(was)));
+        changed.map_err(|_| Fault::Address(at, width))
+    }
+}
+
+/// What a launch of a kernel of wharf's is to touch.
+#[derive(Debug)]
+struct Known {
+    /// Address, bytes, alignment.
+    ranges: Vec<(u64, u64, u64)>,
+    /// Whether a second thread would do it a second time.
+    is_for_one: bool,
+    /// What is wrong with its other arguments.
+    complaint: Option<&'static str>,
+}
+
+impl Known {
+    /// By the kernel's name; as `channel.ptx` describes it.
+    fn new(name: &str, arguments: &[u64]) -> Option<Self> {
+        let flag_of = |flag: u64| (flag as u32 == 0).then_some("a flag of 0");
+        let (ranges, is_for_one, complaint) = match (name, arguments) {
+            ("wharf_signal", &[token, _]) => (vec![(token, 8, 8)], true, None),
+            ("wharf_signal_store", &[token, sent, _]) => {
+                (vec![(token, 8, 8), (sent, 8, 8)], true, None)
+            }
+            ("wharf_wait", &[token, taken, _, status]) => {
+                let ranges = vec![(token, 8, 8), (taken, 8, 8), (status, 4, 4)];
+                (ranges, true, None)
+            }
+            ("wharf_put", &[to, from, len, done, token, _]) => {
+                let signal = if token == 0 { 0 } else { 8 };
+                let ranges = vec![
+                    (to, len, 1),
+                    (from, len, 1),
+                    (done, 4, 4),
+                    (token, signal, 8),
+                ];
+                (ranges, false, None)
+            }
+            ("wharf_packets_put", &[to, from, len, words, flag]) => {
+                let is_short = (words * 4 < len).then_some("more data than words");
+                let ranges = vec![(to, words * 8, 8), (from, len, 1)];
+                (ranges, false, is_short.or_else(|| flag_of(flag)))
+            }
+            ("wharf_packets_get", &[to, from, len, flag, _, status]) => {
+                let ranges = vec![(to, len, 1), (from, len.div_ceil(4) * 8, 8), (status, 4, 4)];
+                (ranges, false, flag_of(flag))
+            }
+            _ => return None,
+        };
+        Some(Self {
+            ranges,
+            is_for_one,
+            complaint,
+        })
+    }
+
+    /// What is wrong with a launch.
+    fn complaint(&self, grid: Grid) -> Option<&'static str> {
+        if self.complaint.is_some() {
+            return self.complaint;
+        }
+        if self.is_for_one && (grid.blocks, grid.threads) != (1, 1) {
+            return Some("more than one thread would do it more than once");
+        }
+        let memory = driver().memory.lock();
+        self.ranges.iter().find_map(|(at, len, align)| {
+            if !at.is_multiple_of(*align) {
+                return Some("an address that is not aligned");
+            }
+            let class = memory.classify(*at, *len);
+            let is_reached = matches!(class, Ok(Class::Device { .. } | Class::Pinned));
+            (*len > 0 && !is_reached).then_some("a range that is no memory of a device nor pinned")
+        })
+    }
+
+    fn touches(&self) -> Touched {
+        let mut touched = [None; 4];
+        let ranges = self.ranges.iter().filter(|(_, len, _)| *len > 0);
+        for (touched, (at, len, _)) in touched.iter_mut().zip(ranges) {
+            *touched = Some((*at, *len));
+        }
+        touched
+    }
 }

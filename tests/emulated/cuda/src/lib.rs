@@ -8,9 +8,10 @@
 //!   function, an overlap of registered memory are errors, or end the process with a message;
 //! * memory, events and pools cross processes.
 //!
-//! What it cannot show: the speed, caches and memory order of a device, contention in a driver, kernels: those of wharf's device channels it knows
-//! by the digest of their text and does what they say (`kernels`), other modules are refused. libcudart does not
-//! run on it (its private tables are nowhere documented).
+//! Kernels run from their PTX, as much of it as `wharf-emulated-ptx` reads, on a memory as weak as the text allows; a text that is beyond it is
+//! refused (218), with the line on stderr. Launches of wharf's own kernels are looked at more closely (`kernels`).
+//!
+//! What it cannot show: the speed of a device, contention in a driver. libcudart does not run on it (its private tables are nowhere documented).
 //!
 //! # Loading
 //! By path (`libwharf_emulated_cuda.so` beside the test's executable), or copied to a folder as `libcuda.so.1` for a program
@@ -19,7 +20,7 @@
 //! # Environment
 //! `EMULATED_CUDA_NAME` sets a number at the start; the names, their meaning and defaults stand in `settings.rs`. The ones
 //! that tests want: `DEVICES` (2), `MEMORY` (16 GiB each), `VERSION` (13000), `DELAY_US` (50), `PEERS`, `PAGEABLE`, `REUSE`,
-//! `FREE_WAITS`, `FETCH`, `FABRIC`, `LATENCY_NS`, `BANDWIDTH_MBS`, `HANG_MS`. `EMULATED_CUDA_FAULTS` is a fault plan.
+//! `FREE_WAITS`, `FETCH`, `FABRIC`, `MULTICAST`, `LATENCY_NS`, `BANDWIDTH_MBS`, `HANG_MS`. `EMULATED_CUDA_FAULTS` is a fault plan.
 //! `EMULATED_CUDA_JOURNAL` names a file that is written when the process ends: `count NAME NUMBER` for each function that was called,
 //! `misuse …` for each misuse, `cpu MICROSECONDS`.
 //! `CUDA_VISIBLE_DEVICES` works as on the real driver.

@@ -181,6 +181,11 @@ impl Memory {
             .checked_next_multiple_of(unit)
             .ok_or(Status::OUT_OF_MEMORY)?;
         let used = Device::take(context.device, capacity)?;
+        if !settings::REUSE.on() {
+            for spare in std::mem::take(&mut self.spares) {
+                self.leave(spare.room);
+            }
+        }
         let (address, room, backing, offset) = if settings::REUSE.on()
             && let Some(at) = self
                 .spares

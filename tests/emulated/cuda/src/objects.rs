@@ -5,6 +5,8 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use wharf_emulated_ptx::Program;
+
 use crate::{
     abi::{Outcome, Status},
     context::Context,
@@ -28,8 +30,15 @@ pub(crate) struct Objects {
     pub(crate) streams: HashMap<u64, Arc<Stream>>,
     pub(crate) events: HashMap<u64, Arc<Event>>,
     pub(crate) pools: HashMap<u64, Arc<Pool>>,
-    /// With the numbers of their contexts.
-    pub(crate) modules: HashMap<u64, u64>,
+    pub(crate) modules: HashMap<u64, Module>,
+}
+
+/// A module that was read.
+#[derive(Clone, Debug)]
+pub(crate) struct Module {
+    /// The number of its context.
+    pub(crate) context: u64,
+    pub(crate) program: Arc<Program>,
 }
 
 impl Objects {
@@ -57,19 +66,19 @@ pub(crate) fn event_handle() -> u64 {
 
 /// A handle for a new module.
 pub(crate) fn module_handle() -> u64 {
-    MODULE | (driver().number() << 4)
+    MODULE | (driver().number() << 8)
 }
 
 /// The handle of a module's kernel.
 pub(crate) fn function_handle(module: u64, index: usize) -> u64 {
-    FUNCTION | (module & !(0xFFFF << 48)) | index as u64
+    FUNCTION | (module & !(0xFFFF << 48)) | (index as u64 & 255)
 }
 
 /// The module of a kernel, and which one it is.
 pub(crate) fn function(handle: u64) -> Option<(u64, usize)> {
-    let index = (handle & 15) as usize;
-    let known = handle >> 48 == FUNCTION >> 48 && index < crate::kernels::NAMES.len();
-    known.then_some((MODULE | (handle & !(0xFFFF << 48) & !15), index))
+    let known = handle >> 48 == FUNCTION >> 48;
+    let index = (handle & 255) as usize;
+    known.then_some((MODULE | (handle & !(0xFFFF << 48) & !255), index))
 }
 
 /// A handle for a new pool.

@@ -34,6 +34,8 @@ wharf_emulated_common::settings! {
     HANG_MS "hang_ms" 60_000;
     /// Whether fabric handles are supported.
     FABRIC "fabric" 0;
+    /// Whether devices do multicast.
+    MULTICAST "multicast" 0;
     /// Processes with the same number can open each other's fabric handles.
     CLUSTER "cluster" 1;
     /// Whether devices do atomics on the memory of others that they reach.
@@ -42,6 +44,8 @@ wharf_emulated_common::settings! {
     DMABUF "dmabuf" 1;
     /// How far writes of network cards are ordered for devices: 0 not at all; 100 for the owner; 200 for all.
     ORDERING "ordering" 0;
+    /// Who can flush such writes: 1 the host, 0 nobody.
+    FLUSH "flush" 1;
     /// Whether operations on 64-bit words in streams are supported.
     WORDS64 "words64" 1;
     /// Whether devices can reach each other: 0 none; 1 all; 2 pairs (0 and 1, 2 and 3, ...).

@@ -18,7 +18,7 @@ use std::{
     ffi::c_void,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering::SeqCst, fence},
+        atomic::{Ordering::SeqCst, fence},
     },
     thread,
     time::{Duration, Instant},
@@ -40,7 +40,7 @@ use crate::{
     driver::driver,
     event::Mark,
     gate,
-    kernels::{Kernel, Touched},
+    kernels::{self, Kernel, Reach, Touched},
     memory,
     memory::Place,
     settings,
@@ -109,8 +109,8 @@ pub(crate) enum Op {
     Host(extern "C" fn(*mut c_void), Data),
     /// The program's function, told of the error.
     Callback(extern "C" fn(u64, u32, *mut c_void), Data),
-    /// A kernel of wharf's.
-    Kernel(Kernel),
+    /// A kernel.
+    Kernel(Box<Kernel>),
     /// Gives memory of a pool back.
     Free(u64),
     /// Takes time, as a kernel does.
@@ -310,12 +310,34 @@ impl Stream {
                     takes(Duration::from_micros(random.up_to(most)));
                 }
             }
+            let is_kernel = matches!(op, Op::Kernel(_));
             self.execute(op);
+            self.see(is_kernel);
             let mut queue = self.queue.lock();
             queue.done = sequence;
             queue.touched = [None; 4];
             drop(queue);
             self.changed.notify_all();
+        }
+    }
+
+    /// What is seen of an operation that has ended: what kernels wrote, unless the next operation is a kernel as well and nobody can know that this one has
+    /// ended; and by kernels what anything else did.
+    fn see(&self, is_kernel: bool) {
+        let floor = &driver().devices[self.context.device].floor;
+        if !is_kernel {
+            floor.refresh();
+            return;
+        }
+        let next = self.queue.lock();
+        if matches!(next.waiting.front(), Some((_, Op::Kernel(_)))) {
+            return;
+        }
+        drop(next);
+        if self.context.check().is_ok()
+            && let Err(fault) = floor.settle(&Reach(self.context.device))
+        {
+            self.context.fail(kernels::status_of(&fault));
         }
     }
 
@@ -355,13 +377,18 @@ impl Stream {
             Op::Pattern { to, len, seed } => write_bytes(to, len, device, |bytes, index| {
                 pattern::fill(bytes, seed, index);
             }),
-            Op::Write { to, value, width } => write_word(to, value, width, device),
+            Op::Write { to, value, width } => {
+                change_word(to, width, device, &mut |_| Some(value)).map(drop)
+            }
             Op::Wait {
                 at,
                 value,
                 width,
                 how,
-            } => self.until(|| Ok(holds(read_word(at, width, device)?, value, width, how))),
+            } => self.until(|| {
+                let word = change_word(at, width, device, &mut |_| None)?;
+                Ok(holds(word, value, width, how))
+            }),
             Op::After(stream, place) => {
                 // An error in the other's context is not this one's.
                 while !stream.reached(place)
@@ -470,54 +497,32 @@ const fn holds(word: u64, value: u64, width: u64, how: u32) -> bool {
     }
 }
 
-/// Writes a word so that whoever reads it sees all that was written before.
-pub(crate) fn write_word(to: u64, value: u64, width: u64, device: usize) -> Outcome {
+/// Changes an aligned word with nothing in between, behind all that was written before; `None` leaves it. What it was.
+pub(crate) fn change_word(
+    at: u64,
+    width: u64,
+    device: usize,
+    change: &mut dyn FnMut(u64) -> Option<u64>,
+) -> Outcome<u64> {
     let memory = driver().memory.lock();
-    if memory.is_pinned(to, width) {
-        if !backing::is_mapped(to, width) {
-            return Err(Status::ILLEGAL_ADDRESS);
-        }
-        fence(SeqCst);
-        if width == 4 {
-            // SAFETY: aligned, as was checked when it was queued; pinned memory of the program, which cannot be freed or
-            // unregistered while the table is locked; others use it as an atomic word.
-            let word =
-                unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(to as usize)) };
-            word.store(value as u32, SeqCst);
-        } else {
-            // SAFETY: as above.
-            let word =
-                unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(to as usize)) };
-            word.store(value, SeqCst);
-        }
-        return Ok(());
-    }
-    drop(memory);
     fence(SeqCst);
-    copy::write(to, &value.to_le_bytes()[..width as usize], device)
-}
-
-pub(crate) fn read_word(at: u64, width: u64, device: usize) -> Outcome<u64> {
-    let memory = driver().memory.lock();
     if memory.is_pinned(at, width) {
         if !backing::is_mapped(at, width) {
             return Err(Status::ILLEGAL_ADDRESS);
         }
-        if width == 4 {
-            // SAFETY: as in `write_word`.
-            let word =
-                unsafe { AtomicU32::from_ptr(std::ptr::with_exposed_provenance_mut(at as usize)) };
-            return Ok(u64::from(word.load(SeqCst)));
-        }
-        // SAFETY: as in `write_word`.
-        let word =
-            unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at as usize)) };
-        return Ok(word.load(SeqCst));
+        // SAFETY: aligned, as was checked when it was queued; pinned memory of the program, which cannot be freed or
+        // unregistered while the table is locked; others use it as an atomic word.
+        return Ok(unsafe { backing::change_word(at, width, change) });
     }
+    let spans = memory.spans(at, width, device)?;
     drop(memory);
-    let mut bytes = [0; 8];
-    copy::read(at, &mut bytes[..width as usize], device)?;
-    Ok(u64::from_le_bytes(bytes))
+    match spans.as_deref() {
+        Some([span]) => {
+            let changed = span.backing.word(span.offset, width, change);
+            changed.map_err(|_| Status::ILLEGAL_ADDRESS)
+        }
+        _ => Err(Status::ILLEGAL_ADDRESS),
+    }
 }
 
 /// Queues a word operation, after the checks that the driver makes in the call.

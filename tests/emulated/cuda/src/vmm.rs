@@ -14,6 +14,9 @@ use crate::{
     show::show,
 };
 
+/// What parts of multicast objects are multiples of.
+pub(crate) const MULTICAST: u64 = 8 << 20;
+
 /// Physical memory.
 #[derive(Debug)]
 pub(crate) struct Physical {

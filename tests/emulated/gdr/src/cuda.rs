@@ -1,5 +1,5 @@
 #![allow(unsafe_code)]
-//! The emulated CUDA drivers of this process, found among what the loader has loaded.
+//! The emulated CUDA drivers of this process.
 //!
 //! # Safety
 //! See `lib.rs`.
@@ -8,12 +8,13 @@ use std::{
     ffi::{CStr, CString, c_char, c_int, c_void},
     fs::File,
     os::fd::FromRawFd,
-    ptr,
 };
+
+use wharf_emulated_common::loaded::Library;
 
 /// One driver: there is one for each file that was loaded.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Driver(usize);
+pub(crate) struct Driver(Library);
 
 /// Pinned pages.
 #[derive(Debug)]
@@ -31,23 +32,12 @@ type Pin = extern "C" fn(u64, u64, u64, extern "C" fn(u64), *mut c_int, *mut u64
 impl Driver {
     /// All of them.
     pub(crate) fn all() -> Vec<Self> {
-        let mut names: Vec<CString> = Vec::new();
-        // SAFETY: the function below has the type that is asked for, and its data lives through the call.
-        unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut names).cast()) };
-        let opened = names.iter().map(|name| {
-            // SAFETY: a C string; opens only what is loaded.
-            unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }
-        });
-        let drivers = opened.filter(|library| !library.is_null());
-        let drivers = drivers.map(|library| Self(library.expose_provenance()));
-        drivers
-            .filter(|driver| !driver.symbol(c"wharf_emulated_pin").is_null())
-            .collect()
+        let found = Library::with(c"wharf_emulated_pin");
+        found.into_iter().map(Self).collect()
     }
 
     fn symbol(self, name: &CStr) -> *mut c_void {
-        // SAFETY: an open library, which is never closed, and a C string.
-        unsafe { libc::dlsym(ptr::with_exposed_provenance_mut(self.0), name.as_ptr()) }
+        self.0.symbol(name)
     }
 
     /// Pins pages under a number that `revoked` is told when they go.
@@ -115,21 +105,4 @@ pub(crate) fn misuse(text: &str) {
     let misuse: extern "C" fn(*const c_char) =
         unsafe { std::mem::transmute(driver.symbol(c"wharf_emulated_misuse")) };
     misuse(text.as_ptr());
-}
-
-unsafe extern "C" fn collect(
-    info: *mut libc::dl_phdr_info,
-    _size: usize,
-    data: *mut c_void,
-) -> c_int {
-    // SAFETY: the loader's struct, and the vector of the only caller.
-    let (info, names) = unsafe { (&*info, &mut *data.cast::<Vec<CString>>()) };
-    if !info.dlpi_name.is_null() {
-        // SAFETY: the loader's string.
-        let name = unsafe { CStr::from_ptr(info.dlpi_name) };
-        if !name.is_empty() {
-            names.push(name.to_owned());
-        }
-    }
-    0
 }

@@ -10,11 +10,11 @@
 use std::{
     ffi::{c_int, c_long, c_ulong, c_void},
     fs::File,
-    io, mem,
+    io,
     os::fd::{FromRawFd, OwnedFd, RawFd},
 };
 
-use wharf_emulated_common::backing::Backing;
+use wharf_emulated_common::{backing::Backing, gaudi};
 
 use crate::{
     abi::{Chip, Outcome},
@@ -27,8 +27,6 @@ use crate::{
 const MEMORY: c_ulong = 0xC028_6444;
 /// The operation.
 const REG_DMABUF_FD: u32 = 99;
-/// Longest text in a dma-buf.
-const TEXT: usize = 16 << 10;
 
 /// A dma-buf of another card, mapped. It is held until it is unmapped.
 #[derive(Debug)]
@@ -81,47 +79,6 @@ impl Peer {
     }
 }
 
-/// Offset and length.
-type Run = (u64, u64);
-
-/// What is said in a dma-buf: its size and its runs; and the card's memory. All of it stays there.
-fn look(fd: RawFd) -> Outcome<(u64, Vec<Run>, OwnedFd)> {
-    #[repr(C, align(8))]
-    struct Control([u8; 64]);
-    let mut text = vec![0_u8; TEXT];
-    let mut control = Control([0; 64]);
-    let mut data = libc::iovec {
-        iov_base: text.as_mut_ptr().cast(),
-        iov_len: text.len(),
-    };
-    // SAFETY: all zeros is a message without anything.
-    let mut message: libc::msghdr = unsafe { mem::zeroed() };
-    message.msg_iov = &raw mut data;
-    message.msg_iovlen = 1;
-    message.msg_control = (&raw mut control).cast();
-    message.msg_controllen = size_of::<Control>() as _;
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: everything the message points to lives through the call.
-    let got = unsafe { libc::recvmsg(fd, &raw mut message, flags) };
-    let len = usize::try_from(got).map_err(|_| libc::EINVAL)?;
-    if (message.msg_controllen as usize) < 20 {
-        return Err(libc::EINVAL);
-    }
-    let word = [control.0[16], control.0[17], control.0[18], control.0[19]];
-    // SAFETY: the kernel made it for this caller.
-    let memory = unsafe { OwnedFd::from_raw_fd(RawFd::from_ne_bytes(word)) };
-    let text = String::from_utf8_lossy(&text[..len]);
-    let mut lines = text.lines();
-    let hex = |word: &str| u64::from_str_radix(word.trim_start_matches("0x"), 16);
-    let size = lines.next().and_then(|line| line.rsplit(' ').next());
-    let size = size.and_then(|word| hex(word).ok()).ok_or(libc::EINVAL)?;
-    let runs = lines.next().unwrap_or("").split(',').filter_map(|run| {
-        let (at, len) = run.split_once(':')?;
-        Some((hex(at).ok()?, hex(len).ok()?))
-    });
-    Ok((size, runs.collect(), memory))
-}
-
 /// Maps a dma-buf for the card of `card`.
 fn register(card: RawFd, dma_buf: RawFd, len: u64) -> Outcome<u64> {
     match settings::PEERS.get() {
@@ -131,7 +88,7 @@ fn register(card: RawFd, dma_buf: RawFd, len: u64) -> Outcome<u64> {
     }
     let (_, session) = emulator().machine.compute(card)?;
     let mut tables = session.tables()?;
-    let (size, mut runs, memory) = look(dma_buf)?;
+    let (size, mut runs, _, memory) = gaudi::look(dma_buf).map_err(number)?;
     if session.chip != Chip::Gaudi2 || len == 0 || len > size || runs.is_empty() {
         return Err(libc::EINVAL);
     }
@@ -193,7 +150,7 @@ extern "C" fn lseek(fd: c_int, offset: c_long, whence: c_int) -> c_long {
     if answer >= 0 || whence != libc::SEEK_END {
         return answer;
     }
-    match look(fd) {
+    match gaudi::look(fd) {
         Ok((size, ..)) => size as c_long,
         Err(_) => -1,
     }

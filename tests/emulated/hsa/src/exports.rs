@@ -21,7 +21,7 @@ use crate::{
     runtime::runtime,
     settings,
     share::{self, Handle},
-    signal,
+    signal, svm,
 };
 
 exports! {
@@ -34,6 +34,7 @@ exports! {
             0 | 1 => value.cast::<u16>().set(1),
             // A clock of a gigahertz.
             3 => value.set(1_000_000_000),
+            0x201 => value.cast::<bool>().set(settings::SVM.on()),
             0x204 if settings::DMABUF_ASKED.on() => value.cast::<bool>().set(settings::DMABUF.on()),
             _ => Err(Status::INVALID_ARGUMENT),
         }
@@ -231,6 +232,34 @@ exports! {
 
     [false, None] fn hsa_amd_interop_unmap_buffer(address: u64) |_call| {
         runtime().memory.lock().unmap(Kind::DmaBuf, address)
+    }
+
+    [false, None] fn hsa_amd_svm_attributes_set(address: u64, len: usize, pairs: In<svm::Pair>, count: usize) |_call| {
+        svm::set(address, len as u64, &pairs.list(count)?)
+    }
+
+    [false, None] fn hsa_amd_svm_attributes_get(address: u64, len: usize, pairs: Out<svm::Pair>, count: usize) |_call| {
+        let place = |index: usize| Out::<svm::Pair>::at(pairs.address() + (index * size_of::<svm::Pair>()) as u64);
+        if !pairs.is_wanted() && count > 0 {
+            return Err(Status::INVALID_ARGUMENT);
+        }
+        let asked = (0..count).map(|index| place(index).get()).collect::<Outcome<Vec<_>>>()?;
+        let answered = svm::get(address, len as u64, &asked)?;
+        answered.into_iter().enumerate().try_for_each(|(index, pair)| place(index).set(pair))
+    }
+
+    [false, None] fn hsa_amd_svm_prefetch_async(
+        address: u64, len: usize, agent: u64, count: u32, after: In<u64>, done: u64,
+    ) |_call| {
+        if after.is_null() != (count == 0) {
+            return Err(Status::INVALID_ARGUMENT);
+        }
+        for handle in after.list(count as usize)?.iter().chain([&done]) {
+            signal::check(*handle)?;
+        }
+        svm::prefetch(address, len as u64, agent)?;
+        signal::change(done, |word| { word.fetch_sub(1, SeqCst); });
+        Ok(())
     }
 
     [false, None] fn hsa_amd_register_deallocation_callback(address: u64, run: OnFree, argument: usize) |_call| {

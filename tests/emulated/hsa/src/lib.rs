@@ -54,3 +54,4 @@ mod runtime;
 mod settings;
 mod share;
 mod signal;
+mod svm;

@@ -1,7 +1,7 @@
 #![allow(unsafe_code)]
 //! The whole state of one process's runtime.
 //!
-//! Locks are taken in this order, and none is held while bytes move or the program's functions run: `memory` → `work`.
+//! Locks are taken in this order, and none is held while bytes move or the program's functions run: `memory` → `work`; `svm` alone.
 //!
 //! # Safety
 //! `pthread_atfork` keeps a function without captures, which is there as long as the library; it stores one atomic.
@@ -20,6 +20,7 @@ use crate::{
     event::Events,
     memory::Memory,
     settings,
+    svm::Svm,
 };
 
 /// The runtime.
@@ -29,6 +30,8 @@ pub(crate) struct Runtime {
     count: AtomicI64,
     /// Everything that has an address.
     pub(crate) memory: Mutex<Memory>,
+    /// Advice on memory of the host.
+    pub(crate) svm: Mutex<Svm>,
     /// Copies and handlers that wait, and signals.
     pub(crate) work: Mutex<Work>,
     /// Something of `work`, or a signal's value, changed.
@@ -99,6 +102,7 @@ pub(crate) fn runtime() -> &'static Runtime {
         Runtime {
             count: AtomicI64::new(0),
             memory: Mutex::new(Memory::default()),
+            svm: Mutex::new(Svm::default()),
             work: Mutex::new(Work::default()),
             changed: Condvar::new(),
             events: Events::default(),

@@ -48,6 +48,8 @@ wharf_emulated_common::settings! {
     DMABUF "dmabuf" 1;
     /// Whether the runtime can be asked about dma-bufs.
     DMABUF_ASKED "dmabuf_asked" 1;
+    /// Whether memory of the host takes advice of devices that share it (SVM).
+    SVM "svm" 1;
     /// Pages of a dma-buf before the memory, at least 1.
     PAD "pad" 3;
     /// Whether addresses of freed memory are given out again at once; if not, they are kept as long as possible.

@@ -8,11 +8,17 @@ use std::{
     ffi::{CStr, c_char, c_int, c_void},
     fs::File,
     io::Seek,
-    os::fd::BorrowedFd,
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd},
     ptr, slice,
+    sync::Once,
 };
 
-use wharf_emulated_common::{backing::is_mapped, faults::Fault};
+use wharf_emulated_common::{
+    backing::{is_mapped, is_pinnable},
+    faults::Fault,
+    gaudi,
+    loaded::Library,
+};
 
 use crate::{
     abi::{
@@ -97,6 +103,13 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *
         Some(code) => return null(code as c_int),
         None => false,
     };
+    static ENVIRONMENT: Once = Once::new();
+    ENVIRONMENT.call_once(|| {
+        let says = |name| std::env::var_os(name).is_some_and(|value| value == "1");
+        let mut world = WORLD.lock();
+        world.dmabuf |= says("EMULATED_VERBS_DMABUF");
+        world.late |= says("EMULATED_VERBS_LATE");
+    });
     let devices = TABLE
         .0
         .iter()
@@ -354,17 +367,22 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     if length == 0 || iova != addr as u64 || (access & 10 != 0 && access & 1 == 0) || access > 31 {
         return null(libc::EINVAL);
     }
-    if !is_mapped(addr as u64, length as u64) {
+    let mut world = WORLD.lock();
+    let pinned = is_pinnable(addr as u64, length as u64);
+    let file = match world.peermem && !pinned {
+        true => peers(addr as u64, length as u64),
+        false => None,
+    };
+    if !pinned && file.is_none() {
         return null(libc::EFAULT);
     }
-    let mut world = WORLD.lock();
     let key = world.number();
     let state = MrState {
         pd: pd as usize,
         addr: addr as u64,
         length: length as u64,
         access,
-        file: None,
+        file,
     };
     world.mrs.insert(key, state);
     // SAFETY: a live domain.
@@ -387,8 +405,59 @@ unsafe fn region(pd: *mut Pd, addr: *mut c_void, length: usize, key: u32) -> *mu
     }))
 }
 
-/// The files that emulated drivers give for dma-bufs are the memory itself; where in it a dma-buf begins is the position in the file. In the order of
-/// the kernel's checks: whether the device can, the descriptor, the range.
+/// The file behind memory of the emulated CUDA driver's, and where in it the bytes are: what `nvidia_peermem` knows.
+fn peers(address: u64, length: u64) -> Option<(File, Vec<(u64, u64)>)> {
+    type Pin = extern "C" fn(u64, u64, u64, extern "C" fn(u64), *mut c_int, *mut u64) -> c_int;
+    const PAGE: u64 = 64 << 10;
+    extern "C" fn revoked(_: u64) {}
+    let number = u64::MAX;
+    let start = address / PAGE * PAGE;
+    let whole = (address + length).next_multiple_of(PAGE) - start;
+    let (mut fd, mut offset) = (-1, 0);
+    for driver in Library::with(c"wharf_emulated_pin") {
+        // SAFETY: the emulator's functions, of these types.
+        let pin: Pin = unsafe { std::mem::transmute(driver.symbol(c"wharf_emulated_pin")) };
+        let unpin = driver.symbol(c"wharf_emulated_unpin");
+        // SAFETY: as above.
+        let unpin: extern "C" fn(u64) = unsafe { std::mem::transmute(unpin) };
+        if pin(number, start, whole, revoked, &raw mut fd, &raw mut offset) == 0 {
+            // The file keeps what is behind it.
+            unpin(number);
+            // SAFETY: a descriptor that the call gave to this one.
+            let file = unsafe { File::from_raw_fd(fd) };
+            return Some((file, vec![(offset + (address - start), length)]));
+        }
+    }
+    None
+}
+
+/// The file behind a dma-buf, and where in it `length` bytes from `offset` on are. The files that emulated drivers give for dma-bufs are the memory
+/// itself, and where in it a dma-buf begins is the position in the file; those of Gaudi cards tell.
+fn behind(given: BorrowedFd<'_>, offset: u64, length: u64) -> Option<(File, Vec<(u64, u64)>)> {
+    let mut file = File::from(given.try_clone_to_owned().ok()?);
+    if file.metadata().ok()?.is_file() {
+        let room = file.metadata().ok()?.len();
+        let at = file.stream_position().ok()?.checked_add(offset)?;
+        return (at.checked_add(length)? <= room).then(|| (file, vec![(at, length)]));
+    }
+    let (size, mut runs, start, memory) = gaudi::look(given.as_raw_fd()).ok()?;
+    if offset.checked_add(length)? > size {
+        return None;
+    }
+    if runs.is_empty() {
+        runs.push((start, size));
+    }
+    let (mut skip, mut left) = (offset, length);
+    for (at, run) in &mut runs {
+        let here = run.saturating_sub(skip).min(left);
+        let skipped = skip.min(*run);
+        (*at, *run) = (*at + skipped, here);
+        (skip, left) = (skip - skipped, left - here);
+    }
+    Some((File::from(memory), runs))
+}
+
+/// In the order of the kernel's checks: whether the device can, the descriptor, the range.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     pd: *mut Pd,
@@ -414,16 +483,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     }
     // SAFETY: open by the caller's word; it stays the caller's.
     let given = unsafe { BorrowedFd::borrow_raw(fd) };
-    let Ok(mut file) = given.try_clone_to_owned().map(File::from) else {
-        return null(libc::EBADF);
-    };
-    let room = file.metadata().ok().filter(|data| data.is_file());
-    let (Some(room), Ok(begin)) = (room, file.stream_position()) else {
-        return null(libc::EINVAL);
-    };
-    let at = begin.checked_add(offset);
-    let end = at.and_then(|at| at.checked_add(length as u64));
-    let (Some(at), Some(_)) = (at, end.filter(|end| *end <= room.len())) else {
+    let Some(file) = behind(given, offset, length as u64) else {
         return null(libc::EINVAL);
     };
     let key = world.number();
@@ -432,7 +492,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
         addr: iova,
         length: length as u64,
         access,
-        file: Some((file, at)),
+        file: Some(file),
     };
     world.mrs.insert(key, state);
     // SAFETY: a live domain.
@@ -1051,6 +1111,17 @@ fn control(text: &str) -> Result<String, String> {
             WORLD.lock().lost = rest == "1";
             Ok(String::new())
         }
+        "late" => {
+            let mut world = WORLD.lock();
+            world.late = rest == "1";
+            world.arrive(None);
+            Ok(String::new())
+        }
+        "peermem" => {
+            WORLD.lock().peermem = rest == "1";
+            Ok(String::new())
+        }
+        "behind" => Ok(WORLD.lock().behind.len().to_string()),
         "dmabuf" => {
             WORLD.lock().dmabuf = rest == "1";
             Ok(String::new())
@@ -1084,4 +1155,10 @@ fn control(text: &str) -> Result<String, String> {
         }
         other => Err(format!("no such command: {other}")),
     }
+}
+
+/// Whoever has the memory that the devices wrote has what is behind come: called by emulated drivers.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn wharf_emulated_flush_writes() {
+    WORLD.lock().arrive(None);
 }

@@ -15,7 +15,7 @@
 //!
 //! # Control
 //! `wharf_emulated_verbs_control`: `fault LINES` (see `faults` of the common package; names are those of functions, and `completion` for the
-//! next request carried out, whose status is then the code), `clear`, `event DEVICE KIND ELEMENT`, `dmabuf 1` (the devices take dma-bufs), `break DEVICE cq|srq|qp` (all of them fail, and it is told), `port DEVICE STATE`, `cm KIND` (an event of connections), `misuses`, `live` (objects that are
+//! next request carried out, whose status is then the code), `clear`, `event DEVICE KIND ELEMENT`, `dmabuf 1` (the devices take dma-bufs; so does `EMULATED_VERBS_DMABUF=1`), `late 1` (or `EMULATED_VERBS_LATE=1`) (the second half of what they write there comes when the same device reads, or the memory's driver flushes), `peermem 1` (memory of the emulated CUDA driver is registered by its address), `behind` (how many writes have not come), `break DEVICE cq|srq|qp` (all of them fail, and it is told), `port DEVICE STATE`, `cm KIND` (an event of connections), `misuses`, `live` (objects that are
 //! not destroyed), `left` (the same, by kind), `count FUNCTION`.
 //!
 //! # Safety

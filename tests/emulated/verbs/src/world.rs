@@ -75,6 +75,12 @@ pub(crate) struct World {
     pub(crate) lost: bool,
     /// The devices take dma-bufs.
     pub(crate) dmabuf: bool,
+    /// The kernel knows memory of CUDA's by its address.
+    pub(crate) peermem: bool,
+    /// What they write there stays behind on the bus until they read through the same device, or the memory's driver has it flushed.
+    pub(crate) late: bool,
+    /// What did.
+    pub(crate) behind: Vec<Behind>,
     /// What events were taken about and are not acknowledged yet, and how many.
     pub(crate) taken: BTreeMap<usize, u32>,
 }
@@ -98,8 +104,8 @@ pub(crate) struct MrState {
     pub(crate) addr: u64,
     pub(crate) length: u64,
     pub(crate) access: u32,
-    /// Of a dma-buf: the file behind it, and where in it the address is.
-    pub(crate) file: Option<(File, u64)>,
+    /// Of a dma-buf: the file behind it, and where in it the bytes are: begin and length.
+    pub(crate) file: Option<(File, Vec<(u64, u64)>)>,
 }
 
 pub(crate) struct CqState {
@@ -111,6 +117,15 @@ pub(crate) struct CqState {
     pub(crate) armed: u8,
     pub(crate) unacked: u32,
     pub(crate) failed: bool,
+}
+
+/// A write that has not come to the memory that it is for.
+pub(crate) struct Behind {
+    /// The device that has written it.
+    device: usize,
+    file: File,
+    at: u64,
+    bytes: Vec<u8>,
 }
 
 /// A completion, and the slots of the send queue that polling it frees.
@@ -175,6 +190,9 @@ impl World {
             ports: [4; 2],
             lost: false,
             dmabuf: false,
+            peermem: false,
+            late: false,
+            behind: Vec::new(),
             taken: BTreeMap::new(),
         }
     }
@@ -540,10 +558,15 @@ impl World {
         unsafe {
             match send.opcode {
                 WRITE | WRITE_IMM => {
-                    self.scatter(&self.gather(send), &[far(length)]);
+                    let bytes = self.gather(send);
+                    self.scatter(&bytes, &[far(length)]);
                     wc.opcode = 129;
                 }
-                READ => self.scatter(&self.load(&far(length)), &send.pieces),
+                READ => {
+                    self.arrive(self.device_of(key));
+                    let bytes = self.load(&far(length));
+                    self.scatter(&bytes, &send.pieces);
+                }
                 CAS | ADD => {
                     if !send.wr[0].is_multiple_of(8) || length != 8 {
                         return Err(status::REM_INV);
@@ -565,7 +588,8 @@ impl World {
                         _ => 0,
                     };
                     if wc.status == 0 {
-                        self.scatter(&self.gather(send), pieces);
+                        let bytes = self.gather(send);
+                        self.scatter(&bytes, pieces);
                     }
                 }
             }
@@ -589,22 +613,38 @@ impl World {
 
 /// Bytes of registered memory; every piece was found covered by a live registration.
 impl World {
-    fn file(&self, piece: &Sge) -> Option<(&File, u64)> {
+    /// Where a piece lies in the file behind its memory: begin, and length.
+    fn file(&self, piece: &Sge) -> Option<(&File, Vec<(u64, usize)>)> {
         let mr = self.mrs.get(&piece.lkey)?;
-        let (file, at) = mr.file.as_ref()?;
-        Some((file, at + (piece.addr - mr.addr)))
+        let (file, runs) = mr.file.as_ref()?;
+        let (mut skip, mut left) = (piece.addr - mr.addr, u64::from(piece.length));
+        let mut parts = Vec::new();
+        for (at, length) in runs {
+            let here = length.saturating_sub(skip).min(left);
+            if here > 0 {
+                parts.push((at + skip, here as usize));
+            }
+            skip = skip.saturating_sub(*length);
+            left -= here;
+        }
+        Some((file, parts))
     }
 
     /// # Safety
     /// The piece is readable.
     unsafe fn load(&self, piece: &Sge) -> Vec<u8> {
-        let Some((file, at)) = self.file(piece) else {
+        let Some((file, parts)) = self.file(piece) else {
             // SAFETY: the caller says so.
             return unsafe { bytes_at(piece.addr, piece.length as usize) };
         };
         let mut bytes = vec![0; piece.length as usize];
-        if let Err(error) = file.read_exact_at(&mut bytes, at) {
-            JOURNAL.misuse(format!("reading a dma-buf: {error}"));
+        let mut room = &mut bytes[..];
+        for (at, length) in parts {
+            let (now, later) = room.split_at_mut(length);
+            if let Err(error) = file.read_exact_at(now, at) {
+                JOURNAL.misuse(format!("reading a dma-buf: {error}"));
+            }
+            room = later;
         }
         bytes
     }
@@ -626,14 +666,32 @@ impl World {
 
     /// # Safety
     /// The pieces are writable.
-    unsafe fn scatter(&self, mut bytes: &[u8], pieces: &[Sge]) {
+    unsafe fn scatter(&mut self, mut bytes: &[u8], pieces: &[Sge]) {
         for piece in pieces {
             let (now, later) = bytes.split_at(bytes.len().min(piece.length as usize));
             match self.file(piece) {
-                Some((file, at)) => {
-                    if let Err(error) = file.write_all_at(now, at) {
-                        JOURNAL.misuse(format!("writing a dma-buf: {error}"));
+                Some((file, parts)) => {
+                    let mut rest = now;
+                    let mut behind = Vec::new();
+                    for (at, length) in parts {
+                        let (part, later) = rest.split_at(length);
+                        // The first half, where the other stays behind.
+                        let there = if self.late { length / 2 } else { length };
+                        let (there, late) = part.split_at(there);
+                        let written = file.write_all_at(there, at);
+                        match written.and_then(|()| file.try_clone()) {
+                            Ok(_) if late.is_empty() => {}
+                            Ok(file) => behind.push(Behind {
+                                device: self.device_of(piece.lkey).unwrap_or(0),
+                                file,
+                                at: at + there.len() as u64,
+                                bytes: late.to_vec(),
+                            }),
+                            Err(error) => JOURNAL.misuse(format!("writing a dma-buf: {error}")),
+                        }
+                        rest = later;
                     }
+                    self.behind.extend(behind);
                 }
                 // SAFETY: the caller says so.
                 None => unsafe {
@@ -641,6 +699,23 @@ impl World {
                 },
             }
             bytes = later;
+        }
+    }
+
+    /// The device that memory is registered with.
+    fn device_of(&self, key: u32) -> Option<usize> {
+        let context = self.pds.get(&self.mrs.get(&key)?.pd)?;
+        Some(self.contexts.get(context)?.device)
+    }
+
+    /// What a device has written comes to where it is for; `None`: any device.
+    pub(crate) fn arrive(&mut self, device: Option<usize>) {
+        for one in std::mem::take(&mut self.behind) {
+            if device.is_some_and(|device| device != one.device) {
+                self.behind.push(one);
+            } else if let Err(error) = one.file.write_all_at(&one.bytes, one.at) {
+                JOURNAL.misuse(format!("writing a dma-buf: {error}"));
+            }
         }
     }
 

@@ -6,6 +6,8 @@
 
 use std::{ffi::c_void, sync::atomic::Ordering::SeqCst};
 
+use wharf_emulated_common::loaded::Library;
+
 use super::ordinal;
 use crate::{
     abi::{Out, Status},
@@ -137,6 +139,12 @@ exports! {
         // Target 0 is the current context; scopes are 100 the owner and 200 all devices.
         if target != 0 || (scope != 100 && scope != 200) {
             return Err(Status::INVALID_VALUE);
+        }
+        let flush = c"wharf_emulated_flush_writes";
+        for devices in Library::with(flush) {
+            // SAFETY: the emulated network devices' function, of this type.
+            let flush: extern "C" fn() = unsafe { std::mem::transmute(devices.symbol(flush)) };
+            flush();
         }
         Ok(())
     }

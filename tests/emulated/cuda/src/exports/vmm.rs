@@ -9,11 +9,13 @@ use std::{os::fd::IntoRawFd, sync::Arc};
 use wharf_emulated_common::backing::borrow_fd;
 
 use crate::{
-    abi::{AccessDesc, AllocationProp, In, Location, Out, Outcome, Status, handle_type},
+    abi::{
+        AccessDesc, AllocationProp, In, Location, MulticastProp, Out, Outcome, Status, handle_type,
+    },
     driver::driver,
     gate::exports,
     ipc::{self, Of, Token},
-    vmm,
+    settings, vmm,
 };
 
 exports! {
@@ -81,6 +83,19 @@ exports! {
             return Err(Status::INVALID_VALUE);
         }
         len.set(vmm::granularity(&prop.get()?)? as usize)
+    }
+
+    // Objects themselves are not made here.
+    ["cuMulticastGetGranularity", 12010, Init]
+    fn cuMulticastGetGranularity(len: Out<usize>, prop: In<MulticastProp>, option: u32) |_call| {
+        let prop = prop.get()?;
+        if !settings::MULTICAST.on() {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        if option > 1 || prop.flags != 0 || prop.size == 0 || prop.devices as usize > driver().devices.len() {
+            return Err(Status::INVALID_VALUE);
+        }
+        len.set(vmm::MULTICAST as usize)
     }
 
     ["cuMemGetAllocationPropertiesFromHandle", 10020, Init]

@@ -1,19 +1,16 @@
-//! Copies between every pair of memory, in any number and order, and their bytes.
-
-use wharf::{MemoryType, transport::accelerator::CopyEnd};
+//! Copies of an engine that is driven by hand, between every pair of its vendor's memory, in any number and order, their bytes, and the wake-up of
+//! who waits for them parked.
+//!
+//! Used by `#[path = "../support/copies.rs"] mod copies;`, in programs whose `fixture` names the vendor's memory and its emulator.
 
 use crate::{
     alone::{child_with, is_child},
     error::ErrorKind,
-    fixture::{Bench, block_until, control, device_end, live, pattern, pinned_end},
+    fixture::{
+        Bench, DEVICE, KINDS, OTHER, Parked, RANDOM, block_until, control, nothing_is_left, pattern,
+    },
     support::this_test,
 };
-
-const KINDS: [MemoryType; 3] = [
-    MemoryType::HostPinned,
-    MemoryType::Rocm(0),
-    MemoryType::Rocm(1),
-];
 
 #[test]
 fn every_pair_of_memory_and_every_size() {
@@ -25,7 +22,7 @@ fn every_pair_of_memory_and_every_size() {
     for source in &mut sources {
         bench.put(source, &data);
     }
-    let pairs = (0..3).flat_map(|from| (0..3).map(move |to| (from, to)));
+    let pairs = (0..KINDS.len()).flat_map(|from| (0..KINDS.len()).map(move |to| (from, to)));
     for (from, to) in pairs.filter(|pair| *pair != (0, 0)) {
         for length in [1, 7, 8, 63, 4095, 4096, 4097, LEN] {
             let offset = length % 61;
@@ -40,17 +37,11 @@ fn every_pair_of_memory_and_every_size() {
     }
 }
 
-/// Ten thousand in all, with and without a large BAR, with delays, in any order.
+/// Ten thousand in all, with delays, in any order; the emulator as it is by default, and otherwise.
 #[test]
 fn ten_thousand_random_copies() {
     if !is_child() {
-        for (seed, delay, bar) in [("1", "80", "0"), ("2", "200", "1")] {
-            let variables = [
-                ("EMULATED_HSA_SEED", seed),
-                ("EMULATED_HSA_DELAY_US", delay),
-                ("EMULATED_HSA_BAR", bar),
-                ("WHARFTEST_SEED", seed),
-            ];
+        for variables in RANDOM {
             child_with(this_test!(), &variables);
         }
         return;
@@ -78,8 +69,8 @@ fn ten_thousand_random_copies() {
                 break;
             }
             let (from, to) = (
-                (random.below(3), random.below(SLOTS)),
-                (random.below(3), random.below(SLOTS)),
+                (random.below(KINDS.len()), random.below(SLOTS)),
+                (random.below(KINDS.len()), random.below(SLOTS)),
             );
             let free = !writing[from.0][from.1] && !writing[to.0][to.1] && readers[to.0][to.1] == 0;
             if !free || from == to || (from.0 == 0 && to.0 == 0) {
@@ -129,11 +120,7 @@ fn ten_thousand_random_copies() {
     }
     assert_eq!(control("misused"), "0", "{}", control("misuses"));
     drop((memory, bench));
-    block_until("the end", || live("allocations") == 0);
-    assert_eq!(
-        (live("signals"), live("notifiers"), live("handlers")),
-        (0, 0, 0)
-    );
+    nothing_is_left();
 }
 
 struct Flight {
@@ -156,46 +143,15 @@ impl Random {
 }
 
 #[test]
-fn what_no_engine_makes_is_refused() {
-    let mut bench = Bench::new();
-    let attributes = bench.engine.attributes();
-    assert!(attributes.fragment <= attributes.max_copy && attributes.takes_pageable(0));
-    let (device, pinned) = (bench.allocate(MemoryType::Rocm(0), 64), bench.pinned(64));
-    let of = |memory_type| CopyEnd::Device {
-        address: 4096,
-        memory_type,
-    };
-    for (from, to, length) in [
-        // The runtime would take no bytes and never report it.
-        (pinned.end(0), device.end(0), 0),
-        (pinned.end(0), device.end(0), attributes.max_copy + 1),
-        (pinned.end(0), pinned.end(32), 8),
-        (device.end(0), of(MemoryType::Cuda(0)), 8),
-        (device.end(0), of(MemoryType::RocmManaged), 8),
-        (pinned_end(0), device.end(0), 8),
-        (device_end(u64::MAX - 3, 0), pinned.end(0), 8),
-    ] {
-        let error = bench.begin(from, to, length, 1).expect_err("refused");
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-    }
-    // No such device: told by the copy, as only the runtime knows.
-    let error = bench
-        .copy(pinned.end(0), device_end(4096, 7), 8)
-        .expect_err("none");
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-    assert!(error.to_string().contains("rocm:7"), "{error}");
-    bench
-        .copy(pinned.end(0), device.end(0), 64)
-        .expect("the engine goes on");
-}
-
-#[test]
 fn what_is_under_way_is_bounded() {
     if !is_child() {
         return child_with(this_test!(), &[]);
     }
     let mut bench = Bench::new();
-    let (device, pinned) = (bench.allocate(MemoryType::Rocm(0), 8), bench.pinned(8));
+    let (device, pinned) = (bench.allocate(DEVICE, 8), bench.pinned(8));
+    bench
+        .copy(pinned.end(0), device.end(0), 8)
+        .expect("opens the device");
     control("hold");
     let most = bench.engine.attributes().max_in_flight;
     for token in 0..most {
@@ -213,4 +169,56 @@ fn what_is_under_way_is_bounded() {
     let mut tokens: Vec<_> = bench.sink.done.iter().map(|(token, _)| *token).collect();
     tokens.sort_unstable();
     assert!(tokens.into_iter().eq(0..most as u64));
+}
+
+#[test]
+fn each_direction_wakes_by_itself() {
+    if !is_child() {
+        return child_with(this_test!(), &[]);
+    }
+    let mut bench = Bench::new();
+    let mut parked = Parked::new(&mut bench);
+    let (device, other, pinned) = (
+        bench.allocate(DEVICE, 4096),
+        bench.allocate(OTHER, 4096),
+        bench.pinned(8192),
+    );
+    assert!(bench.engine.arm(), "nothing is under way");
+    bench.engine.disarm();
+    for (from, to) in [
+        (pinned.end(0), device.end(0)),
+        (pinned.end(0), other.end(0)),
+        (device.end(0), other.end(0)),
+        (other.end(0), pinned.end(4096)),
+    ]
+    .repeat(30)
+    {
+        bench.begin(from, to, 4096, 1).expect("begins");
+        bench.engine.flush();
+        parked.drain(&mut bench, 1);
+    }
+    // One device stands still, the other wakes.
+    control("hold 0");
+    bench
+        .begin(pinned.end(0), device.end(0), 8, 2)
+        .expect("begins");
+    bench
+        .begin(pinned.end(0), other.end(0), 8, 3)
+        .expect("begins");
+    parked.drain(&mut bench, 1);
+    control("release");
+    parked.drain(&mut bench, 1);
+    // What has completed already is not waited for.
+    bench
+        .begin(pinned.end(0), device.end(0), 8, 4)
+        .expect("begins");
+    bench.engine.flush();
+    block_until("the end of the copy", || !bench.engine.arm());
+    bench.drain(1);
+    for (_, result) in &bench.sink.done {
+        assert!(result.is_ok());
+    }
+    assert!(bench.sink.lost.is_none());
+    drop((device, other, pinned, bench));
+    nothing_is_left();
 }

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// `T` keeps the memory until it is dropped, which may block.
-pub(in crate::transport) struct Buried<T: Any + Send> {
+pub(in crate::transport) struct Allocated<T: Any + Send> {
     memory: Option<T>,
     range: AddressRange,
     memory_type: MemoryType,
@@ -22,7 +22,7 @@ pub(in crate::transport) struct Buried<T: Any + Send> {
     reaper: Arc<Reaper>,
 }
 
-impl<T: Any + Send> Buried<T> {
+impl<T: Any + Send> Allocated<T> {
     /// Memory that `memory` keeps; `id` is its number, `exports` whether it can be had as a dma-buf.
     ///
     /// # Safety
@@ -46,22 +46,22 @@ impl<T: Any + Send> Buried<T> {
     }
 }
 
-impl<T: Any + Send> Drop for Buried<T> {
+impl<T: Any + Send> Drop for Allocated<T> {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            self.reaper.bury(memory);
+            self.reaper.drop_later(memory);
         }
     }
 }
 
-impl<T: Any + Send> fmt::Debug for Buried<T> {
+impl<T: Any + Send> fmt::Debug for Allocated<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} memory at {}", self.memory_type, self.range)
     }
 }
 
 // SAFETY: fixed when it was made, by one who vouches for the rest.
-unsafe impl<T: Any + Send + Sync> DomainMemory for Buried<T> {
+unsafe impl<T: Any + Send + Sync> DomainMemory for Allocated<T> {
     fn range(&self) -> AddressRange {
         self.range
     }

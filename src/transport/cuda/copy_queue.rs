@@ -1,7 +1,7 @@
 //! A stream of an engine with the copies that are in it.
 //!
 //! # Safety
-//! Ends of copies are vouched for by whoever submitted them. The word of a lane outlives its stream's writes: the home that owns both sees to it.
+//! Ends of copies are vouched for by whoever submitted them. The word of a queue outlives its stream's writes: the home that owns both sees to it.
 #![allow(unsafe_code)]
 
 use std::{collections::VecDeque, mem::ManuallyDrop, sync::Arc};
@@ -30,7 +30,7 @@ struct Flying {
 
 /// One stream.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct CopyQueue {
     stream: Stream,
     /// Where a host function waits for the word without holding up the copies; without it, in the stream itself.
     side: Option<Stream>,
@@ -54,8 +54,8 @@ pub(super) struct Lane {
 /// After so many queries in a row that fail, the device counts as lost.
 const FAILURES: u32 = 20;
 
-impl Lane {
-    /// A lane for copies, or, with no side, for waiting.
+impl CopyQueue {
+    /// A queue for copies, or, with no side, for waiting.
     pub(super) fn new(
         guard: &ContextGuard<'_>,
         route: Route,
@@ -146,7 +146,7 @@ impl Lane {
         self.unsigned = true;
     }
 
-    /// Has the stream wait for an event, and then tell. The lane has to be idle.
+    /// Has the stream wait for an event, and then tell. The queue has to be idle.
     pub(super) fn wait_for(
         &mut self,
         guard: &ContextGuard<'_>,
@@ -173,7 +173,7 @@ impl Lane {
         Ok(Some(event))
     }
 
-    /// Has the word written behind all that is in the stream. When neither way works the copies are told by [`Lane::check`]; an error is the end
+    /// Has the word written behind all that is in the stream. When neither way works the copies are told by [`CopyQueue::check`]; an error is the end
     /// of the context.
     fn sign(&mut self, guard: &ContextGuard<'_>, signals: Signals<'_>) -> Result<()> {
         if !self.unsigned {
@@ -254,7 +254,7 @@ impl Lane {
         }
     }
 
-    /// Whether [`Lane::ask`] has to call the driver: nobody rings yet for the first of what is under way.
+    /// Whether [`CopyQueue::ask`] has to call the driver: nobody rings yet for the first of what is under way.
     pub(super) fn is_unasked(&self) -> bool {
         self.flying.front().is_some_and(|first| {
             let rings = self.asked >= first.number || first.number >= self.rings_from;
@@ -355,7 +355,7 @@ impl Lane {
     }
 }
 
-/// How lanes of a home tell.
+/// How queues of a home tell.
 pub(super) struct Signals<'a> {
     pub(super) words: &'a Words,
     /// Whether streams write the words themselves.

@@ -1,0 +1,138 @@
+//! The packed key of exposed memory.
+
+use crate::{
+    error::{Error, ErrorKind, Result},
+    memory::region::admit,
+    transport::MAX_DEVICES,
+    types::{Access, DeviceKey},
+};
+
+/// What a peer needs to reach exposed memory by hand: made by [`Driver::pack`](super::Driver::pack), sent to the peer as bytes in whatever way the program
+/// likes. Whoever has the bytes may do what the region allows, as long as it is exposed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[doc(alias = "uct_rkey_bundle_t")]
+pub struct RemoteKey {
+    pub(super) slot: u32,
+    pub(super) generation: u64,
+    pub(super) access: Access,
+    /// In its owner's process.
+    pub(super) address: u64,
+    pub(super) length: u64,
+    /// The segment that it lies in, which a process of the same host can map, and where there.
+    pub(super) segment: Option<(u64, u64)>,
+    /// The network devices that it is registered with.
+    pub(super) devices: Vec<DeviceKey>,
+}
+
+const MAGIC: &[u8; 4] = b"wkey";
+const VERSION: u8 = 1;
+/// Bytes without devices.
+const FIXED: usize = 4 + 3 + 4 + 8 + 8 + 8 + 16 + 4;
+const DEVICE: usize = 12;
+
+#[cold]
+fn malformed(what: &'static str) -> Error {
+    Error::new(ErrorKind::Malformed, what)
+}
+
+impl RemoteKey {
+    /// Bytes of the memory.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// What may be done with the memory.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The key as bytes, 59 and 12 for each network device; the same on every machine.
+    #[must_use]
+    #[doc(alias = "uct_md_mkey_pack")]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(FIXED + self.devices.len() * DEVICE);
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&[VERSION, self.access.bits(), self.devices.len() as u8]);
+        bytes.extend_from_slice(&self.slot.to_le_bytes());
+        // No segment has the number 0.
+        let (segment, offset) = self.segment.unwrap_or_default();
+        let words = [self.generation, self.address, self.length, segment, offset];
+        for word in words {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        for device in &self.devices {
+            bytes.extend_from_slice(&device.device.to_le_bytes());
+            bytes.extend_from_slice(&device.key.to_le_bytes());
+        }
+        let sum = crc32fast::hash(&bytes);
+        bytes.extend_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a key from exactly these bytes. Whether its memory is still exposed, only its owner knows.
+    ///
+    /// # Errors
+    /// `Malformed` when they are no intact key, `VersionMismatch` when they are one of another version.
+    #[doc(alias = "uct_rkey_unpack")]
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        let short = || malformed("the bytes are too short for a remote key");
+        let (said, sum) = bytes.split_last_chunk().ok_or_else(short)?;
+        let rest = said
+            .strip_prefix(MAGIC)
+            .ok_or_else(|| malformed("the bytes are not a remote key"))?;
+        if crc32fast::hash(said) != u32::from_le_bytes(*sum) {
+            return Err(malformed("the checksum of the remote key is wrong"));
+        }
+        let ([version, access, count], rest) = rest.split_first_chunk().ok_or_else(short)?;
+        if *version != VERSION {
+            let text = format!("a remote key of version {version}, and this side reads {VERSION}");
+            return Err(Error::new(ErrorKind::VersionMismatch, text));
+        }
+        let (slot, mut rest) = rest.split_first_chunk().ok_or_else(short)?;
+        let mut words = [0; 5];
+        for word in &mut words {
+            let (first, behind) = rest.split_first_chunk().ok_or_else(short)?;
+            (*word, rest) = (u64::from_le_bytes(*first), behind);
+        }
+        let [generation, address, length, segment, offset] = words;
+        let count = usize::from(*count);
+        if count > MAX_DEVICES || rest.len() != count * DEVICE {
+            return Err(malformed(
+                "the remote key names other devices than it counts",
+            ));
+        }
+        let devices = rest.chunks_exact(DEVICE).filter_map(|device| {
+            let (device, key) = device.split_first_chunk()?;
+            Some(DeviceKey {
+                device: u64::from_le_bytes(*device),
+                key: u32::from_le_bytes(*key.first_chunk()?),
+            })
+        });
+        let ends = address.checked_add(length).is_some() && offset.checked_add(length).is_some();
+        if !ends {
+            return Err(malformed("the range of the remote key wraps around"));
+        }
+        Ok(Self {
+            slot: u32::from_le_bytes(*slot),
+            generation,
+            access: Access::of_bits(*access),
+            address,
+            length,
+            segment: (segment != 0).then_some((segment, offset)),
+            devices: devices.collect(),
+        })
+    }
+
+    /// That `length` bytes from `offset` on may be accessed so, as far as the key says.
+    pub(super) fn check(&self, offset: u64, length: usize, access: Access) -> Result<()> {
+        admit((self.access, self.length), access, offset, length as u64)
+    }
+}

@@ -1,0 +1,287 @@
+//! An open device: its ports, and what it tells.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    os::fd::{AsRawFd, RawFd},
+    sync::{
+        Arc,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{AcqRel, Acquire, Release},
+        },
+    },
+};
+
+use parking_lot::Mutex;
+
+use super::{options::RcOptions, served::Served};
+use crate::{
+    driver::verbs::{
+        AtomicSupport, Context, Device, DeviceAttributes, EventKind, GidEntry, GidKind, LinkLayer,
+        Mtu, PortState, ProtectionDomain, Subject, choose_gid,
+    },
+    error::{Error, ErrorKind, Result},
+};
+
+/// Events of queue pairs that nobody has asked for yet; more are forgotten (their completions tell too).
+const MOST_EVENTS: usize = 1024;
+
+/// A port that can be used.
+#[derive(Clone, Debug)]
+pub(crate) struct Port {
+    /// Its number; the first is 1.
+    pub(crate) number: u8,
+    /// What it is part of.
+    pub(crate) link_layer: LinkLayer,
+    /// Its address; `None` only where paths need none.
+    pub(crate) gid: Option<GidEntry>,
+    /// Whether paths from here name GIDs.
+    pub(crate) uses_gid: bool,
+    /// Its address within an InfiniBand subnet.
+    pub(crate) lid: u16,
+    /// Its largest packets.
+    pub(crate) mtu: Mtu,
+}
+
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "port {}", self.number)?;
+        match &self.gid {
+            Some(entry) => write!(
+                f,
+                ", {} as {} (index {})",
+                entry.kind, entry.gid, entry.index
+            ),
+            None => write!(f, ", LID {}", self.lid),
+        }
+    }
+}
+
+/// An open device, shared by the workers of a context.
+pub(crate) struct OpenDevice {
+    /// Where its memory and queues belong.
+    pub(crate) domain: ProtectionDomain,
+    /// The device itself.
+    pub(crate) context: Context,
+    /// What it can do.
+    pub(crate) attributes: DeviceAttributes,
+    /// Its node GUID; another number where that is 0 or a device before has it, as with some virtual functions. None of this context's devices has the
+    /// same, and peers tell only those apart by it.
+    pub(crate) id: u64,
+    /// The ports that may be used and were up, at least one.
+    pub(crate) ports: Vec<Port>,
+    lost: AtomicBool,
+    /// How often queues were told to have failed.
+    failed_queues: AtomicU64,
+    /// Counts events that concern queue pairs, or all of them.
+    news: AtomicU64,
+    /// What was told of queue pairs, by number.
+    told: Mutex<HashMap<u32, EventKind>>,
+    /// Ports that went down and have not come up again.
+    down: Mutex<HashSet<u8>>,
+    /// How peers reach memory of this side.
+    pub(super) served: Arc<Served>,
+}
+
+impl fmt::Debug for OpenDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenDevice")
+            .field("name", &self.name())
+            .field("ports", &self.ports)
+            .finish_non_exhaustive()
+    }
+}
+
+impl OpenDevice {
+    pub(super) fn open(device: &Device, options: &RcOptions) -> Result<Self> {
+        let context = device.open()?;
+        let attributes = context.attributes()?;
+        if attributes.max_shared_receive_queues == 0 {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{} has no shared receive queues", device.name()),
+            ));
+        }
+        let gids = context.gids().unwrap_or_else(|error| {
+            tracing::debug!(target: "wharf::verbs", device = device.name(), %error, "no GIDs");
+            Vec::new()
+        });
+        let mut ports = Vec::new();
+        let mut why = Vec::new();
+        for number in 1..=attributes.ports {
+            if !options.devices.allows(device.name(), number) {
+                continue;
+            }
+            match look(&context, &gids, number, options) {
+                Ok(port) => {
+                    tracing::debug!(target: "wharf::verbs", device = device.name(), "{port}");
+                    ports.push(port);
+                }
+                Err(error) => why.push(format!("port {number}: {error}")),
+            }
+        }
+        if ports.is_empty() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("{}: no active port ({})", device.name(), why.join("; ")),
+            ));
+        }
+        Ok(Self {
+            domain: context.protection_domain()?,
+            attributes,
+            id: device.guid(),
+            ports,
+            context,
+            lost: AtomicBool::new(false),
+            failed_queues: AtomicU64::new(0),
+            news: AtomicU64::new(0),
+            told: Mutex::default(),
+            down: Mutex::default(),
+            served: Arc::default(),
+        })
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        self.context.name()
+    }
+
+    /// Whether it does atomics.
+    pub(super) fn does_atomics(&self) -> bool {
+        self.attributes.atomics != AtomicSupport::None
+    }
+
+    /// Whether it has failed or was removed.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Acquire)
+    }
+
+    /// How often queues were told to have failed. All that were made before the last time are used no longer.
+    pub(super) fn failed_queues(&self) -> u64 {
+        self.failed_queues.load(Acquire)
+    }
+
+    /// Whether a port went down. A device may then never tell what became of the requests over it: soft-RoCE tries for ever (Linux 6.1).
+    pub(super) fn is_down(&self, port: u8) -> bool {
+        self.down.lock().contains(&port)
+    }
+
+    /// Readable when the device tells something.
+    pub(super) fn events_fd(&self) -> RawFd {
+        self.context.as_raw_fd()
+    }
+
+    /// How often something was told that may concern a queue pair. Who sees it change asks [`OpenDevice::told`].
+    pub(super) fn news(&self) -> u64 {
+        self.news.load(Acquire)
+    }
+
+    /// What was told of a queue pair, once.
+    pub(super) fn told(&self, queue_pair: u32) -> Option<EventKind> {
+        self.told.lock().remove(&queue_pair)
+    }
+
+    /// Takes the device's events, for all workers.
+    pub(super) fn take_events(&self) {
+        // Held while they are taken: who comes second finds them noted.
+        let mut told = self.told.lock();
+        loop {
+            let event = match self.context.next_event() {
+                Ok(Some(event)) => event,
+                Ok(None) => return,
+                Err(error) => {
+                    if !self.lost.swap(true, AcqRel) {
+                        tracing::warn!(target: "wharf::verbs", device = self.name(), %error, "no more events");
+                        self.news.fetch_add(1, Release);
+                    }
+                    return;
+                }
+            };
+            match (event.kind, event.subject) {
+                (kind, _) if kind.is_device_end() => {
+                    tracing::warn!(target: "wharf::verbs", device = self.name(), "{kind}");
+                    self.lost.store(true, Release);
+                    self.news.fetch_add(1, Release);
+                }
+                (
+                    kind @ (EventKind::QP_FATAL | EventKind::QP_REQ_ERR | EventKind::QP_ACCESS_ERR),
+                    Subject::QueuePair(number),
+                ) => {
+                    if told.len() >= MOST_EVENTS {
+                        // Of queue pairs that are gone, all but one or two.
+                        told.clear();
+                    }
+                    told.insert(number, kind);
+                    self.news.fetch_add(1, Release);
+                }
+                (kind @ (EventKind::CQ_ERR | EventKind::SRQ_ERR), _) => {
+                    // Nothing comes of such a queue any more, not even the ends of what is posted. Which one it is is not looked up.
+                    tracing::warn!(target: "wharf::verbs", device = self.name(), "{kind}: the device's queues are made anew");
+                    self.failed_queues.fetch_add(1, Release);
+                    self.news.fetch_add(1, Release);
+                }
+                (
+                    kind @ (EventKind::PORT_ERR
+                    | EventKind::PORT_ACTIVE
+                    | EventKind::GID_CHANGE
+                    | EventKind::LID_CHANGE),
+                    Subject::Port(port),
+                ) => {
+                    tracing::warn!(target: "wharf::verbs", device = self.name(), port, "{kind}");
+                    match kind {
+                        EventKind::PORT_ERR => {
+                            self.down.lock().insert(port);
+                            self.news.fetch_add(1, Release);
+                        }
+                        EventKind::PORT_ACTIVE => {
+                            self.down.lock().remove(&port);
+                        }
+                        _ => {}
+                    }
+                }
+                (kind, _) => {
+                    tracing::trace!(target: "wharf::verbs", device = self.name(), "{kind}");
+                }
+            }
+        }
+    }
+}
+
+/// A port, if it can be used.
+fn look(context: &Context, gids: &[GidEntry], number: u8, options: &RcOptions) -> Result<Port> {
+    let not = |why: String| Error::new(ErrorKind::Unsupported, why);
+    let port = context.port(number)?;
+    if port.state != PortState::ACTIVE {
+        return Err(not(format!("it is {}", port.state)));
+    }
+    let mtu = port
+        .mtu
+        .ok_or_else(|| not("its packets have no known size".to_owned()))?;
+    let gid = match options.gid_index {
+        None => choose_gid(gids, number),
+        Some(index) => gids
+            .iter()
+            .find(|entry| entry.port == number && entry.index == index)
+            .copied(),
+    };
+    if gid.is_none() && port.uses_gid() {
+        return Err(not(match options.gid_index {
+            Some(index) => format!("there is no GID at index {index}"),
+            None => "it has no GID: give its network interface an IP address".to_owned(),
+        }));
+    }
+    if let Some(entry) = &gid
+        && entry.kind == GidKind::ROCE_V1
+    {
+        tracing::debug!(target: "wharf::verbs", device = context.name(), port = number, "only RoCE v1, which is not routed");
+    }
+    Ok(Port {
+        number,
+        link_layer: port.link_layer,
+        gid,
+        uses_gid: port.uses_gid(),
+        lid: port.lid,
+        mtu: mtu.min(options.mtu.unwrap_or(mtu)),
+    })
+}
