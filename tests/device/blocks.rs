@@ -8,7 +8,7 @@ use wharf::{
 };
 
 use crate::{
-    common::{DEVICE, Ends, OTHER, bytes, context_forbidding, equal, filled},
+    common::{DEVICE, Ends, OTHER, assert_aborted, bytes, context_forbidding, equal, filled},
     fixture::{Pair, Side, Way, a_while, pattern, run, run_on_threads},
     support::accelerator::{FRAGMENT, FakeAccelerator},
 };
@@ -588,8 +588,7 @@ mod faults {
                 };
                 let (result, ()) = tokio::join!(transfer(&ends, layout, source, mine), abort);
                 if let Err(error) = result {
-                    let kind = error.kind();
-                    assert!(matches!(kind, ErrorKind::Closed | ErrorKind::AbortedByPeer), "{error}");
+                    assert_aborted(way, &error);
                 }
                 drop(region);
                 let Ends { here, there, .. } = ends;

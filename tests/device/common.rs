@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use wharf::{
-    Buffer, BufferMut, Context, Mask, MemoryType, Progress, Tag, Worker,
+    Buffer, BufferMut, Context, Error, ErrorKind, Mask, MemoryType, Progress, Tag, Worker,
     transport::{Accelerator, cuda::CudaCopy},
 };
 
@@ -36,6 +36,20 @@ pub(crate) const SIZES: [usize; 8] = [
 pub(crate) const CUDA: &str = "WHARFTEST_DEVICE_CUDA";
 /// Set as well to have the program allocate the memory itself, by that driver's functions.
 pub(crate) const OWN: &str = "WHARFTEST_DEVICE_OWN";
+
+/// What an operation ends with whose connection was aborted. Over a socket that takes no more the abort may come within a message: then the word of it cannot
+/// follow, and the peer finds the connection broken.
+pub(crate) fn assert_aborted(way: Way, error: &Error) {
+    let cut_off = !matches!(
+        way,
+        Way::Own | Way::Shm | Way::ShmWithoutCma | Way::ShmWithoutPidfd | Way::RcVerbs
+    );
+    match error.kind() {
+        ErrorKind::Closed | ErrorKind::AbortedByPeer => {}
+        ErrorKind::ConnectionReset if cut_off => {}
+        _ => panic!("{way:?}: {error}"),
+    }
+}
 
 fn accelerator(device: &FakeAccelerator) -> Arc<dyn Accelerator> {
     match std::env::var_os(CUDA) {

@@ -6,7 +6,7 @@ use std::{future::Future, task::Poll, time::Duration};
 use wharf::{Access, Buffer, BufferMut, Error, ErrorKind, Mask, MemoryType, Tag};
 
 use crate::{
-    common::{DEVICE, Ends, OTHER, bytes, equal, filled},
+    common::{DEVICE, Ends, OTHER, assert_aborted, bytes, equal, filled},
     fixture::{Side, Way, a_while, pattern, run, run_on_threads},
     support::accelerator::{FRAGMENT, FakeAccelerator, Plan},
 };
@@ -303,8 +303,7 @@ scenarios! {
             };
             let (result, ()) = tokio::join!(transfer(&ends, verb, source.clone()), abort);
             for error in result.err().unwrap_or_default() {
-                let kind = error.kind();
-                assert!(matches!(kind, ErrorKind::Closed | ErrorKind::AbortedByPeer), "{error}");
+                assert_aborted(way, &error);
             }
             // What is left of it is here only.
             drop(source);
