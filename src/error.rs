@@ -122,6 +122,29 @@ pub enum Operation {
     Copy,
 }
 
+impl Operation {
+    /// Each at the place that its number says.
+    pub(crate) const ALL: [Self; 17] = [
+        Self::TagSend,
+        Self::TagRecv,
+        Self::AmSend,
+        Self::AmRecv,
+        Self::Put,
+        Self::Get,
+        Self::Atomic,
+        Self::Signal,
+        Self::Flush,
+        Self::Connect,
+        Self::Accept,
+        Self::Listen,
+        Self::Memory,
+        Self::Configure,
+        Self::Close,
+        Self::Stream,
+        Self::Copy,
+    ];
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -20,7 +20,8 @@ use crate::{
 
 use super::{
     handle::{Endpoint, alive, window},
-    operation::{Completion, Op},
+    op::Op,
+    operation::Completion,
     region::RemoteRegion,
     request::{First, Request, Verb},
 };

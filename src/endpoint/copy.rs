@@ -18,6 +18,7 @@ use crate::{
     types::MemoryType,
     worker::{
         Explanation,
+        aside::Deadline,
         device::{LocalCopy, Order, admit_each, unknown},
         operations::{Arrival, Outcome},
     },
@@ -25,7 +26,7 @@ use crate::{
 
 use super::{
     Fetched, Op, Worker,
-    operation::{Completion, Deadline, Entered, Place, Settled},
+    operation::{Completion, Entered, Place, Settled},
 };
 
 /// A copy within the process; made by [`Worker::copy`].
@@ -136,7 +137,13 @@ impl<'a, B: ReceiveBuffer + Unpin> CopyBuffer<'a, B> {
 
     /// Starts now, to be awaited later or not at all.
     pub fn post(mut self) -> Op<Fetched<B>> {
-        Op::new(self.enter(), self.deadline, Operation::Copy)
+        let entered = self.enter();
+        Op::new(
+            self.worker.handle(),
+            entered,
+            self.deadline,
+            Operation::Copy,
+        )
     }
 
     /// What of both the host does not reach.
@@ -232,14 +239,25 @@ impl<B: ReceiveBuffer + Unpin> Future for Queued<'_, B> {
                     return Poll::Pending;
                 };
                 let deadline = std::mem::take(&mut copy.deadline);
-                return Poll::Ready(Ok(Op::new(entered, deadline, Operation::Copy)));
+                return Poll::Ready(Ok(Op::new(
+                    copy.worker.handle(),
+                    entered,
+                    deadline,
+                    Operation::Copy,
+                )));
             }
         }
         // It has failed, or its deadline has passed.
         let outcome = ready!(entered.poll(cx, &mut copy.deadline, Operation::Copy));
         Poll::Ready(Fetched::settle(Settled(outcome)).map(|buffer: B| {
             let outcome = Outcome::with(buffer.into(), Ok(Arrival::unnamed(0)));
-            Op::new(Entered::over(outcome), Deadline::None, Operation::Copy)
+            let entered = Entered::over(outcome);
+            Op::new(
+                copy.worker.handle(),
+                entered,
+                Deadline::None,
+                Operation::Copy,
+            )
         }))
     }
 }

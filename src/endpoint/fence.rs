@@ -9,12 +9,12 @@ use std::{
 
 use crate::{
     error::{Error, Operation, Result},
-    worker::{door::Begun, engine::Engine, send::closed},
+    worker::{aside::Deadline, door::Begun, engine::Engine, send::closed},
 };
 
 use super::{
     Endpoint, Worker,
-    operation::{Completion, Deadline, Entered, Settled},
+    operation::{Completion, Entered, Settled},
     request::{First, Request, Verb},
 };
 

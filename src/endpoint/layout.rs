@@ -488,10 +488,7 @@ mod tests {
                 let hostile = Hostile::new().await;
                 let layout = hostile.remote().strided(0, 4, 8, 2).unwrap();
                 let get = hostile.endpoint.get(layout, vec![0; 8]).post().unwrap();
-                let Some(crate::endpoint::operation::Entered::Waiting(place)) = &*get.entered
-                else {
-                    panic!("over at once");
-                };
+                let (_, key, _) = get.place().expect("not over at once");
                 let (link, _) = hostile.endpoint.place();
                 let prefix = LayoutAnswer {
                     position,
@@ -501,21 +498,14 @@ mod tests {
                 .encode();
                 let refused = if whole {
                     hostile
-                        .message(
-                            control::LAYOUT_DATA,
-                            place.key.unwrap().0,
-                            &[&prefix, &vec![1; length]],
-                        )
+                        .message(control::LAYOUT_DATA, key.0, &[&prefix, &vec![1; length]])
                         .is_err()
                 } else {
                     hostile.endpoint.shared().inside(|engine| {
-                        match engine.core.place(
-                            link,
-                            control::LAYOUT_DATA,
-                            place.key.unwrap().0,
-                            &prefix,
-                            length,
-                        ) {
+                        match engine
+                            .core
+                            .place(link, control::LAYOUT_DATA, key.0, &prefix, length)
+                        {
                             // It comes back as a whole one.
                             Ok(place) => matches!(place, Place::Whole),
                             Err(_) => true,

@@ -19,6 +19,7 @@ use crate::{
     util::copy::copied,
     worker::{
         Handle,
+        aside::Deadline,
         ctx::{fill, truncated},
         device::admit_target,
         engine::Engine,
@@ -29,7 +30,7 @@ use crate::{
 
 use super::{
     Endpoint, Op,
-    operation::{Completion, Deadline, Entered, Settled, landed, sealed, wrong},
+    operation::{Completion, Entered, Settled, landed, sealed, wrong},
 };
 
 /// An active message. Its header is here; so is its payload, unless it is announced: then it is with its sender still, and goes where
@@ -175,6 +176,7 @@ impl ActiveMessage {
     #[doc(alias = "ucp_am_recv_data_nbx")]
     pub fn receive<B: ReceiveBuffer + Unpin>(self, buffer: B) -> AmReceive<B> {
         AmReceive {
+            handle: self.handle.clone(),
             message: Some(self),
             buffer: buffer.into(),
             unstaged: false,
@@ -288,6 +290,7 @@ impl<B: ReceiveBuffer + Unpin> Completion for AmReceived<B> {
 /// which is freed then, and the message is gone. To wait for something else meanwhile, poll it by reference.
 #[must_use = "a receive does nothing unless awaited or posted"]
 pub struct AmReceive<B: ReceiveBuffer + Unpin> {
+    handle: Arc<Handle>,
     message: Option<ActiveMessage>,
     buffer: BufferMut,
     unstaged: bool,
@@ -316,11 +319,8 @@ impl<B: ReceiveBuffer + Unpin> AmReceive<B> {
         let Some(entered) = self.entered.take().or_else(|| self.begin()) else {
             unreachable!("neither polled nor with a message")
         };
-        Op::new(
-            entered,
-            std::mem::take(&mut self.deadline),
-            Operation::AmRecv,
-        )
+        let deadline = std::mem::take(&mut self.deadline);
+        Op::new(&self.handle, entered, deadline, Operation::AmRecv)
     }
 
     /// The first poll.

@@ -19,7 +19,8 @@
 //! | `fence` | fences, flush of all endpoints |
 //! | `layout` | [`RemoteLayout`]: blocks of remote memory |
 //! | `attempt` | sends that are tried before they are entered into the table |
-//! | `operation` | [`Op`]: an operation that was posted |
+//! | `op` | [`Op`]: an operation that was posted |
+//! | `operation` | what operations come to, from where futures learn it; deadlines |
 //! | `progress` | how far an operation is: [`OpProgress`] |
 //! | `request` | an operation of any verb, from its making to its end |
 //!
@@ -42,6 +43,7 @@ mod in_place;
 mod inbox;
 mod layout;
 mod message;
+mod op;
 mod operation;
 mod progress;
 mod region;
@@ -67,7 +69,8 @@ pub use in_place::{AmArrival, BytesInPlace, ChunksInPlace};
 pub use inbox::{ActiveMessages, AmHandler, AmInbox, AmRecv, AmRecvWith};
 pub use layout::RemoteLayout;
 pub use message::{ActiveMessage, AmBytes, AmReceive, AmReceived};
-pub use operation::{Completion, Op};
+pub use op::Op;
+pub use operation::Completion;
 pub use progress::{OpProgress, ProgressStream, Transferred};
 pub use region::RemoteRegion;
 pub use rma::{Fetched, Get, Put};

@@ -1,27 +1,20 @@
-//! Operations in flight, and the deadline that any of them may have.
+//! What operations come to, and from where their futures learn it.
 
 use std::{
-    future::Future,
-    marker::PhantomData,
-    pin::Pin,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
-
-use tokio::{runtime, time::Sleep};
 
 use crate::{
     error::{Error, ErrorKind, OpError, Operation, Result},
     memory::{BufferMut, ReceiveBuffer},
     types::{AtomicNarrow as _, OpKey},
-    util::seldom::Seldom,
     worker::{
         Handle,
+        aside::Deadline,
         engine::Engine,
         operations::{Arrival, Outcome},
         shared::Shared,
-        turn,
     },
 };
 
@@ -29,7 +22,7 @@ pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-/// What an [`Op`] resolves to. Implemented for `()` (sends and puts), `u32` and `u64` (atomic operations), [`Received`](super::Received), [`Fetched`](super::Fetched) and
+/// What an [`Op`](super::Op) resolves to. Implemented for `()` (sends and puts), `u32` and `u64` (atomic operations), [`Received`](super::Received), [`Fetched`](super::Fetched) and
 /// [`AmReceived`](super::AmReceived).
 pub trait Completion: sealed::Sealed + Unpin {
     /// The result.
@@ -129,38 +122,6 @@ pub(super) fn landed<B: ReceiveBuffer>(outcome: Outcome) -> Result<(Arrival, B),
     }
 }
 
-/// A deadline that starts to run at the first poll.
-#[derive(Debug, Default)]
-pub(crate) enum Deadline {
-    #[default]
-    None,
-    After(Duration),
-    Running(Pin<Box<Sleep>>),
-}
-
-impl Deadline {
-    #[inline]
-    pub(crate) fn is_over(&mut self, shared: &Shared, cx: &mut Context<'_>) -> bool {
-        match self {
-            Self::None => false,
-            // All that it had under way has ended, and the runtime may have with it.
-            _ if shared.stopping.load(Relaxed) => false,
-            Self::After(after) => {
-                // Whoever polls may be outside every runtime: then by the clock of the worker's.
-                let outside = runtime::Handle::try_current().is_err();
-                let _within = outside.then(|| shared.runtime.enter());
-                *self = Self::Running(Box::pin(tokio::time::sleep(*after)));
-                self.is_over(shared, cx)
-            }
-            Self::Running(sleep) => sleep.as_mut().poll(cx).is_ready(),
-        }
-    }
-
-    pub(crate) fn error(operation: Operation) -> Error {
-        Error::new(ErrorKind::DeadlineExceeded, "the deadline passed").during(operation)
-    }
-}
-
 /// An operation that has begun, seen from its future.
 pub(crate) enum Entered {
     Waiting(Place),
@@ -218,28 +179,16 @@ impl Entered {
         }
     }
 
-    /// As [`Entered::poll`], for a receive whose message lies in front.
-    #[inline(always)]
-    fn take_posted(&mut self, cx: &mut Context<'_>) -> Option<Front> {
-        let Self::Waiting(Place { handle, key: place }) = self else {
-            return None;
-        };
-        let key = (*place)?;
-        key.as_posted()?;
-        let (arrival, buffer, begun) = handle.shared.take_posted(key)?;
-        *place = None;
-        begun.count(cx);
-        Some(Front(arrival, buffer))
-    }
-
     pub(crate) fn poll(
         &mut self,
         cx: &mut Context<'_>,
         deadline: &mut Deadline,
         operation: Operation,
     ) -> Poll<Outcome> {
-        let (shared, place) = match self {
-            Self::Waiting(Place { handle, key }) => (&handle.shared, key),
+        match self {
+            Self::Waiting(Place { handle, key }) => {
+                poll_place(&handle.shared, key, cx, deadline, operation)
+            }
             ended => {
                 let mut outcome = match std::mem::replace(ended, Self::Over) {
                     Self::Value(value) => Outcome::Value(value),
@@ -247,57 +196,67 @@ impl Entered {
                     _ => Outcome::Done(Err(wrong())),
                 };
                 outcome.during(operation);
-                return Poll::Ready(outcome);
+                Poll::Ready(outcome)
             }
-        };
-        let Some(key) = *place else {
-            return Poll::Ready(Outcome::Done(Err(wrong())));
-        };
-        if let Err(error) = shared.admits(operation) {
-            *place = None;
-            return Poll::Ready(Outcome::Done(Err(error)));
         }
-        if deadline.is_over(shared, cx) {
-            let outcome = shared.ask(|engine| {
-                engine.progress();
-                if !engine.core.is_over(key) {
-                    engine.core.cancel(key, Deadline::error(operation));
-                }
-                engine.core.take_outcome(key)
-            });
-            // An operation that cannot be stopped goes on without its future.
-            let outcome = outcome.flatten().unwrap_or_else(|| {
-                shared.drop_future(key);
-                Outcome::Buffer {
-                    result: Err(Deadline::error(operation)),
-                    buffer: None,
-                }
-            });
-            *place = None;
-            return Poll::Ready(match outcome {
-                Outcome::Buffer {
-                    result: Err(error),
-                    buffer: None,
-                } if matches!(
-                    operation,
-                    Operation::TagSend
-                        | Operation::AmSend
-                        | Operation::Put
-                        | Operation::Atomic
-                        | Operation::Signal
-                        | Operation::Flush
-                ) =>
-                {
-                    Outcome::Done(Err(error))
-                }
-                outcome => outcome,
-            });
-        }
-        let mut outcome = std::task::ready!(shared.poll_outcome(cx, key));
-        *place = None;
-        outcome.during(operation);
-        Poll::Ready(outcome)
     }
+}
+
+/// Polls what has a place in the table, and takes that from it once it is over.
+pub(super) fn poll_place(
+    shared: &Shared,
+    place: &mut Option<OpKey>,
+    cx: &mut Context<'_>,
+    deadline: &mut Deadline,
+    operation: Operation,
+) -> Poll<Outcome> {
+    let Some(key) = *place else {
+        return Poll::Ready(Outcome::Done(Err(wrong())));
+    };
+    if let Err(error) = shared.admits(operation) {
+        *place = None;
+        return Poll::Ready(Outcome::Done(Err(error)));
+    }
+    if deadline.is_over(shared, cx) {
+        let outcome = shared.ask(|engine| {
+            engine.progress();
+            if !engine.core.is_over(key) {
+                engine.core.cancel(key, Deadline::error(operation));
+            }
+            engine.core.take_outcome(key)
+        });
+        // An operation that cannot be stopped goes on without its future.
+        let outcome = outcome.flatten().unwrap_or_else(|| {
+            shared.drop_future(key);
+            Outcome::Buffer {
+                result: Err(Deadline::error(operation)),
+                buffer: None,
+            }
+        });
+        *place = None;
+        return Poll::Ready(match outcome {
+            Outcome::Buffer {
+                result: Err(error),
+                buffer: None,
+            } if matches!(
+                operation,
+                Operation::TagSend
+                    | Operation::AmSend
+                    | Operation::Put
+                    | Operation::Atomic
+                    | Operation::Signal
+                    | Operation::Flush
+            ) =>
+            {
+                Outcome::Done(Err(error))
+            }
+            outcome => outcome,
+        });
+    }
+    let mut outcome = std::task::ready!(shared.poll_outcome(cx, key));
+    *place = None;
+    outcome.during(operation);
+    Poll::Ready(outcome)
 }
 
 impl std::fmt::Debug for Entered {
@@ -314,129 +273,5 @@ impl Drop for Place {
         if let Some(key) = self.key {
             self.handle.shared.drop_future(key);
         }
-    }
-}
-
-/// An operation that was posted: it is on its way whether or not this is polled.
-///
-/// # Cancel safety
-/// Dropping it detaches a send, put or get: it still happens. A receive that has not matched is withdrawn; one that matched puts its message back
-/// in its place, so nothing is lost. [`Op::cancel`] ends it and says what happened.
-#[must_use = "an operation that is dropped detaches; await it to learn how it ended"]
-#[doc(alias(
-    "ucp_request_param_t",
-    "ucp_request_check_status",
-    "ucp_request_test",
-    "ucp_request_is_completed",
-    "ucp_request_free",
-    "ucp_request_release",
-    "ucp_request_alloc",
-    "ucs_status_ptr_t",
-    "ucp_send_nbx_callback_t",
-    "ucp_send_callback_t",
-    "ucp_tag_recv_nbx_callback_t",
-    "ucp_stream_recv_nbx_callback_t",
-    "ucp_am_recv_data_nbx_callback_t",
-    "ucp_op_attr_t",
-    "UCP_OP_ATTR_FLAG_NO_IMM_CMPL",
-    "UCP_OP_ATTR_FLAG_FORCE_IMM_CMPL",
-    "UCP_OP_ATTR_FLAG_MULTI_SEND"
-))]
-pub struct Op<T: Completion> {
-    /// `None`: a value that was there when it was posted has been told.
-    pub(crate) entered: Seldom<Entered>,
-    pub(crate) deadline: Deadline,
-    pub(crate) operation: Operation,
-    pub(crate) kind: PhantomData<fn() -> T>,
-}
-
-impl<T: Completion> Op<T> {
-    #[inline]
-    pub(crate) fn new(entered: Entered, deadline: Deadline, operation: Operation) -> Self {
-        Self {
-            entered: Seldom::new(entered),
-            deadline,
-            operation,
-            kind: PhantomData,
-        }
-    }
-
-    /// Ends the operation with `DeadlineExceeded` when it lasts longer than this, from the first poll on.
-    pub fn deadline(mut self, after: Duration) -> Self {
-        self.deadline = Deadline::After(after);
-        self
-    }
-
-    /// Stops the operation if it can still be stopped, and resolves to what happened: its result, or an error of kind `Canceled`.
-    ///
-    /// A receive can be stopped until it matched, a send until it left or, when it was announced, until it matched at the peer. What cannot be
-    /// stopped any more is awaited.
-    ///
-    /// # Cancel safety
-    /// As for the operation itself.
-    #[doc(alias = "ucp_request_cancel")]
-    pub async fn cancel(self) -> T::Output {
-        if let Some(Entered::Waiting(Place {
-            handle,
-            key: Some(key),
-        })) = &*self.entered
-        {
-            let error = Error::new(ErrorKind::Canceled, "cancelled").during(self.operation);
-            handle.shared.ask(|engine| {
-                engine.progress();
-                engine.core.cancel(*key, error)
-            });
-        }
-        self.await
-    }
-}
-
-impl<T: Completion> Future for Op<T> {
-    type Output = T::Output;
-    #[inline]
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T::Output> {
-        let this = &mut *self;
-        if let Some(output) = T::front(|| this.entered.as_mut()?.take_posted(cx)) {
-            return Poll::Ready(output);
-        }
-        if let Some(Entered::Value(value)) = *this.entered {
-            // Operations that are over when they are posted must not keep others from running.
-            std::task::ready!(turn::may_be_told(cx));
-            this.entered.forget();
-            return Poll::Ready(T::of_value(value));
-        }
-        // In a place of its own: see `TagRecv::poll`.
-        let mut settled = Poll::Pending;
-        this.settle(cx, &mut settled);
-        settled
-    }
-}
-
-impl<T: Completion> Op<T> {
-    /// Waits for one that is in the table, or gives the end that it had.
-    #[inline(never)]
-    fn settle(&mut self, cx: &mut Context<'_>, settled: &mut Poll<T::Output>) {
-        let outcome = match self.entered.as_mut() {
-            None => Outcome::Done(Err(wrong().during(self.operation))),
-            Some(entered) => {
-                if !matches!(entered, Entered::Waiting(_)) && turn::may_be_told(cx).is_pending() {
-                    return;
-                }
-                match entered.poll(cx, &mut self.deadline, self.operation) {
-                    Poll::Ready(outcome) => outcome,
-                    Poll::Pending => return,
-                }
-            }
-        };
-        *settled = Poll::Ready(T::settle(Settled(outcome)));
-    }
-}
-
-impl<T: Completion> std::fmt::Debug for Op<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Op")
-            .field("operation", &self.operation)
-            .field("entered", &self.entered)
-            .finish_non_exhaustive()
     }
 }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior};
 
 use crate::{types::OpKey, worker::Handle};
 
-use super::operation::{Completion, Entered, Op, Place};
+use super::{op::Op, operation::Completion};
 
 /// How many bytes of an operation were moved, and of how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,13 +59,8 @@ impl<T: Completion> Op<T> {
     #[must_use]
     #[doc(alias("ucp_request_query", "progress bar"))]
     pub fn progress(&self) -> OpProgress {
-        OpProgress(match &*self.entered {
-            Some(Entered::Waiting(Place {
-                handle,
-                key: Some(key),
-            })) => Some((handle.clone(), *key)),
-            _ => None,
-        })
+        let place = self.place();
+        OpProgress(place.map(|(handle, key, _)| (handle.clone(), key)))
     }
 }
 

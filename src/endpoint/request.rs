@@ -14,12 +14,13 @@ use crate::{
     error::{Error, Operation, Result},
     types::OpKey,
     util::seldom::Seldom,
-    worker::{door::Begun, engine::Engine, operations::Outcome},
+    worker::{aside::Deadline, door::Begun, engine::Engine, operations::Outcome},
 };
 
 use super::{
     handle::Endpoint,
-    operation::{Completion, Deadline, Entered, Op, Settled, wrong},
+    op::Op,
+    operation::{Completion, Entered, Settled, wrong},
 };
 
 /// What an operation is, and how it begins.
@@ -44,8 +45,13 @@ pub(super) trait Verb<'a> {
     /// Begins. One that is posted fails where the window is full, and is not held up. What owns something keeps it where it fails.
     fn begin(&mut self, engine: &mut Engine, is_posted: bool) -> Result<First>;
 
-    /// One that is over, for its [`Op`].
+    /// One that is over, as an [`Op`].
     #[inline(always)]
+    fn posted(&mut self, value: u64) -> Op<Self::Kind> {
+        Op::value(value)
+    }
+
+    /// One that is over, to be told later.
     fn entered(&mut self, value: u64) -> Entered {
         Entered::Value(value)
     }
@@ -127,19 +133,15 @@ impl<'a, V: Verb<'a>> Request<V> {
         if self.is_plain() {
             let window = self.verb.endpoint().shared().ops_window;
             match self.verb.at_once(window) {
-                Some((Ok(value), _)) => {
-                    let entered = self.verb.entered(value);
-                    return Ok(Op::new(entered, Deadline::None, self.verb.operation()));
-                }
+                Some((Ok(value), _)) => return Ok(self.verb.posted(value)),
                 Some((Err(error), _)) => failed = Some(error),
                 None => {}
             }
         }
         // In a place of its own: see `TagRecv::poll`. What is copied leaves the processor before what is written after it.
-        let mut entered = Entered::Over;
-        self.post_slowly(failed, &mut entered)?;
-        let rare = self.rare.take().unwrap_or_default();
-        Ok(Op::new(entered, rare.deadline, self.verb.operation()))
+        let mut posted = Op::value(0);
+        self.post_slowly(failed, &mut posted)?;
+        Ok(posted)
     }
 
     /// `failed`: why it could not happen at once, where it cannot happen at all.
@@ -147,7 +149,7 @@ impl<'a, V: Verb<'a>> Request<V> {
     fn post_slowly(
         &mut self,
         failed: Option<Error>,
-        entered: &mut Entered,
+        posted: &mut Op<V::Kind>,
     ) -> Result<(), V::Refused> {
         let operation = self.verb.operation();
         let begun = failed
@@ -157,10 +159,15 @@ impl<'a, V: Verb<'a>> Request<V> {
                 let shared = self.verb.endpoint().shared();
                 shared.begin(operation, |engine| self.verb.begin(engine, true))
             });
-        *entered = match begun.and_then(|(first, _)| first) {
-            Ok(First::Over(value)) => self.verb.entered(value),
-            Ok(First::Ended(entered)) => entered,
-            Ok(First::Entered(key)) => Entered::new(self.verb.endpoint().handle(), key),
+        let deadline = self.rare.take().unwrap_or_default().deadline;
+        let handle = self.verb.endpoint().handle();
+        *posted = match begun.and_then(|(first, _)| first) {
+            Ok(First::Over(value)) => self.verb.posted(value),
+            Ok(First::Ended(entered)) => Op::new(handle, entered, deadline, operation),
+            Ok(First::Entered(key)) => match deadline {
+                Deadline::None => Op::waiting(handle, key, operation),
+                deadline => Op::new(handle, Entered::new(handle, key), deadline, operation),
+            },
             Err(error) => return Err(self.verb.refused(error.or_during(operation))),
         };
         Ok(())

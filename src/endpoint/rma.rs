@@ -21,6 +21,7 @@ use crate::{
     types::{Access, OpKey, Priority, Tag},
     util::seldom::Seldom,
     worker::{
+        aside::Deadline,
         device::{admit, admit_target, admit_unstaged},
         door::Begun,
         engine::Engine,
@@ -32,7 +33,8 @@ use crate::{
 use super::{
     handle::{Endpoint, alive, window},
     layout::RemoteLayout,
-    operation::{Completion, Entered, Op, Settled, landed, sealed, wrong},
+    op::Op,
+    operation::{Completion, Entered, Settled, landed, sealed, wrong},
     region::RemoteRegion,
     request::{First, Request, Verb},
 };
@@ -619,6 +621,11 @@ impl<'a, B: ReceiveBuffer + Unpin> Verb<'a> for Getting<'a, B> {
         }
     }
 
+    fn posted(&mut self, _value: u64) -> Op<Fetched<B>> {
+        let entered = self.ended(Ok(()));
+        let handle = self.endpoint.handle();
+        Op::new(handle, entered, Deadline::None, Operation::Get)
+    }
     fn entered(&mut self, _value: u64) -> Entered {
         self.ended(Ok(()))
     }

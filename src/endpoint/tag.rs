@@ -19,6 +19,7 @@ use crate::{
     util::{copy::copied, seldom::Seldom, waker_slot::WakerSlot},
     worker::{
         Handle,
+        aside::Deadline,
         ctx::{sender_gone, truncated},
         device::{admit_source, admit_target},
         direct::{DirectOutcome, Owed},
@@ -34,7 +35,8 @@ use crate::{
 use super::{
     attempt::{Attempt, tried, try_send},
     handle::{Endpoint, ended, window},
-    operation::{Completion, Deadline, Entered, Front, Op, Settled, landed, sealed, wrong},
+    op::Op,
+    operation::{Completion, Entered, Front, Settled, landed, sealed, wrong},
     request::{First, Rare, Request, Verb, poll_entered},
     worker::Worker,
 };
@@ -411,21 +413,22 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
     #[inline(always)]
     pub fn post(mut self) -> Op<Received<B>> {
         if self.rare.is_none()
-            && let Some(entered) = self.post_at_once()
+            && let Some(key) = self.post_at_once()
         {
-            return Op::new(entered, Deadline::None, Operation::TagRecv);
+            return Op::waiting(self.worker.handle(), key, Operation::TagRecv);
         }
         // In a place of its own: see `TagRecv::poll`.
-        let mut entered = Entered::Over;
-        self.post_slowly(&mut entered);
-        let rare = self.rare.take().unwrap_or_default();
-        Op::new(entered, rare.deadline, Operation::TagRecv)
+        let mut posted = Op::value(0);
+        self.post_slowly(&mut posted);
+        posted
     }
 
     #[inline(never)]
-    fn post_slowly(&mut self, entered: &mut Entered) {
+    fn post_slowly(&mut self, posted: &mut Op<Received<B>>) {
         if let Some(buffer) = self.buffer.take() {
-            *entered = self.enter(buffer.into());
+            let deadline = self.rare.take().unwrap_or_default().deadline;
+            let entered = self.enter(buffer.into());
+            *posted = Op::new(self.worker.handle(), entered, deadline, Operation::TagRecv);
         }
     }
 }
@@ -540,7 +543,7 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
     /// Posts it where nothing is here for it, and somebody looks for what comes: nobody has to be told. The buffer goes where it stays; moved from
     /// one function to the next, it would be waited for each time.
     #[inline(always)]
-    fn post_at_once(&mut self) -> Option<Entered> {
+    fn post_at_once(&mut self) -> Option<OpKey> {
         // Ordinary memory of the host's: it can be received into.
         self.buffer.as_mut()?.own_run()?;
         let mut inside = self.worker.shared().owner_inside()?;
@@ -551,7 +554,7 @@ impl<B: ReceiveBuffer + Unpin> TagRecv<'_, B> {
         let core = &mut inside.core;
         let key = core.post_receive(self.tag, self.mask, buffer.into(), self.unstaged);
         drop(inside);
-        Some(Entered::new(self.worker.handle(), key))
+        Some(key)
     }
 
     fn enter(&self, buffer: BufferMut) -> Entered {
@@ -906,7 +909,7 @@ impl Matched {
             }
             key
         });
-        Op::new(entered, Deadline::None, Operation::TagRecv)
+        Op::new(&handle, entered, Deadline::None, Operation::TagRecv)
     }
 
     /// Its bytes as they are here; `None`: they are elsewhere, and it is to be received.

@@ -13,13 +13,13 @@ use bytes::Bytes;
 use crate::{
     error::{Operation, Result},
     types::{Mask, Tag},
-    worker::ctx::truncated,
+    worker::{aside::Deadline, ctx::truncated},
 };
 
 use super::{
     handle::Endpoint,
     message::zeroes,
-    operation::{Deadline, Op},
+    op::Op,
     tag::{MessageInfo, Received, TagMatched},
     worker::Worker,
 };

@@ -13,11 +13,13 @@ use crate::{
     error::{OpError, Operation, Result},
     memory::{BufferMut, ReceiveBuffer},
     types::{Mask, Priority, Tag},
+    worker::aside::Deadline,
 };
 
 use super::{
     handle::Endpoint,
-    operation::{Completion as _, Deadline, Entered, Op, Settled},
+    op::Op,
+    operation::{Completion as _, Entered, Settled},
     tag::{Received, TagMatched, enter, post_of_peer},
 };
 
@@ -111,7 +113,12 @@ impl<B: ReceiveBuffer + Unpin> TagRecvFrom<'_, B> {
     pub fn post(mut self) -> Op<Received<B>> {
         let entered = self.entered.take().unwrap_or_else(|| self.enter());
         let deadline = std::mem::take(&mut self.deadline);
-        Op::new(entered, deadline, Operation::TagRecv)
+        Op::new(
+            self.endpoint.handle(),
+            entered,
+            deadline,
+            Operation::TagRecv,
+        )
     }
 
     fn enter(&mut self) -> Entered {

@@ -16,19 +16,6 @@ impl<T> Default for Seldom<T> {
     }
 }
 
-impl<T> Seldom<T> {
-    #[inline(always)]
-    pub(crate) fn new(value: T) -> Self {
-        Self(ManuallyDrop::new(Some(value)))
-    }
-
-    /// Empties it without a drop, of what owns nothing.
-    #[inline(always)]
-    pub(crate) fn forget(&mut self) {
-        self.0 = ManuallyDrop::new(None);
-    }
-}
-
 impl<T> Deref for Seldom<T> {
     type Target = Option<T>;
     #[inline(always)]

@@ -14,6 +14,7 @@ use crate::{
     protocol::{goodbye::Leaves, ledger::Ledger},
     sys::fork,
     worker::{
+        aside::Aside,
         connect::{self, wireup::Wireup},
         core::Core,
         device::Devices,
@@ -36,6 +37,8 @@ const DROP_DEADLINE: Duration = Duration::from_secs(5);
 /// What all handles of a worker hold together. The reactor holds [`Shared`] alone, so this one's end is the end of the handles.
 pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
+    /// Locked for moments, by the futures of posted operations.
+    pub(crate) aside: Aside,
 }
 
 impl Handle {
@@ -110,7 +113,10 @@ impl Handle {
             };
             shared.runtime.spawn(drives.instrument(span));
         }
-        Ok(Arc::new(Self { shared }))
+        Ok(Arc::new(Self {
+            shared,
+            aside: Aside::default(),
+        }))
     }
 
     /// Closes all connections, waits until they have said goodbye or the deadline passes, then stops for good.

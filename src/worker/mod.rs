@@ -30,6 +30,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `shared` | the lock, and how a future waits on the engine |
+//! | `aside` | deadlines, and what few posted operations have besides a place in the table |
 //! | `door` | where operations enter: fork, shut-down, begin, budget |
 //! | `engine` | passes, arming, the worker's poll |
 //! | `direct`, `take`, `ready` | a receive that is being polled; what is taken where it lies; who waits for a place |
@@ -43,6 +44,7 @@
 
 pub(crate) mod am;
 mod arm;
+pub(crate) mod aside;
 pub(crate) mod atomic;
 pub(crate) mod blocks;
 #[cfg(test)]

@@ -1,0 +1,61 @@
+//! Deadlines, and what few of the posted operations have besides a place in the table: kept here, as their futures are two words.
+
+use std::{
+    future::Future, pin::Pin, sync::atomic::Ordering::Relaxed, task::Context, time::Duration,
+};
+
+use parking_lot::Mutex;
+use slab::Slab;
+use tokio::{runtime, time::Sleep};
+
+use crate::{
+    error::{Error, ErrorKind, Operation},
+    types::OpKey,
+    worker::{operations::Outcome, shared::Shared},
+};
+
+/// What futures have left here. `None`: it is being polled.
+pub(crate) type Aside = Mutex<Slab<Option<Rare>>>;
+
+/// A posted operation that has a deadline, or ended with more than a value, or has a place that its future has no bits for.
+#[derive(Debug)]
+pub(crate) struct Rare {
+    /// `None`: it is in the table no more.
+    pub(crate) key: Option<OpKey>,
+    /// How it ended before it was in the table.
+    pub(crate) ended: Option<Box<Outcome>>,
+    pub(crate) deadline: Deadline,
+    pub(crate) operation: Operation,
+}
+
+/// A deadline that starts to run at the first poll.
+#[derive(Debug, Default)]
+pub(crate) enum Deadline {
+    #[default]
+    None,
+    After(Duration),
+    Running(Pin<Box<Sleep>>),
+}
+
+impl Deadline {
+    #[inline]
+    pub(crate) fn is_over(&mut self, shared: &Shared, cx: &mut Context<'_>) -> bool {
+        match self {
+            Self::None => false,
+            // All that it had under way has ended, and the runtime may have with it.
+            _ if shared.stopping.load(Relaxed) => false,
+            Self::After(after) => {
+                // Whoever polls may be outside every runtime: then by the clock of the worker's.
+                let outside = runtime::Handle::try_current().is_err();
+                let _within = outside.then(|| shared.runtime.enter());
+                *self = Self::Running(Box::pin(tokio::time::sleep(*after)));
+                self.is_over(shared, cx)
+            }
+            Self::Running(sleep) => sleep.as_mut().poll(cx).is_ready(),
+        }
+    }
+
+    pub(crate) fn error(operation: Operation) -> Error {
+        Error::new(ErrorKind::DeadlineExceeded, "the deadline passed").during(operation)
+    }
+}
