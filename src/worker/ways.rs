@@ -16,7 +16,7 @@
 //! that ended meanwhile. Pauses are no part of it, and it does not matter which began or ended together: the fragments of messages
 //! that are under way at once take turns, so such messages end at once. What is under way when the timing begins and when it ends is
 //! not counted alike; so a run has several times as many messages as are under way, and is timed once those of the run before have
-//! ended. The first run of each way, which finds memory that was never touched, is not timed, nor is any but the last before a
+//! ended. The first run of each way, a short one, which finds memory that was never touched, is not timed, nor is any but the last before a
 //! trial: the clock takes its time. Of each way the best time is kept, and forgotten by a quarter with each run that was slower.
 
 use std::time::{Duration, Instant};
@@ -43,7 +43,7 @@ const KNOWN: usize = 64;
 const SOON: u32 = 8;
 const LATE: u32 = 1 << 10;
 /// How much better the other must be.
-const BETTER: f64 = 0.87;
+const BETTER: f64 = 0.93;
 /// How much worse it must be for a trial to end early, and by how much its pause grows then.
 const WORSE: f64 = 1.5;
 const FARTHER: u32 = 8;
@@ -156,7 +156,11 @@ impl Class {
         }
         self.ended += 1;
         let few = self.most.saturating_sub(1) * TURNS;
-        let enough = (RUN / length.max(1)).clamp(FEWEST, MOST).max(few);
+        let enough = match self.taken[self.way() as usize] {
+            true => (RUN / length.max(1)).clamp(FEWEST, MOST).max(few),
+            // All buffers that are in use at a time were touched.
+            false => self.most * 2,
+        };
         let is_watched = (self.is_trial || self.rest == 1) && self.taken[self.way() as usize];
         let Some(timed) = &mut self.timed else {
             if !is_watched && self.ended >= enough {
