@@ -150,6 +150,18 @@
 //! `wharf::wireup`) says what and why. [`Worker::metrics`] counts what was done, [`guide::tuning`] goes from symptoms to remedies.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+// The documentation is that of the whole: what it links to goes with its feature.
+#![cfg_attr(
+    not(all(
+        feature = "channel",
+        feature = "cuda",
+        feature = "gaudi",
+        feature = "rocm",
+        feature = "verbs",
+        feature = "tls"
+    )),
+    allow(rustdoc::broken_intra_doc_links, rustdoc::private_intra_doc_links)
+)]
 // What several transports stand on is unused where all of those are left out. A build with all of them says what nobody uses.
 #![cfg_attr(
     not(all(
