@@ -77,12 +77,16 @@ fn the_next_completion_wakes_not_the_last() {
         for token in 0..3 {
             assert!(bench.engine.arm(), "nothing has completed");
             opens(3 * round + token);
+            let mut is_armed = true;
             loop {
-                parked.park(&mut bench);
+                if is_armed {
+                    parked.park(&mut bench);
+                }
                 if bench.engine.progress(64, &mut bench.sink) > 0 {
                     break;
                 }
-                assert!(bench.engine.arm());
+                // Woken late for the one before: this one may come between the look and this.
+                is_armed = bench.engine.arm();
             }
             let (told, _) = bench.sink.done.pop().expect("told");
             assert!(
