@@ -75,7 +75,7 @@ enum Place {
     Over,
 }
 
-/// Of [`Place`]'s second byte from below; less is an operation, by its place in [`Operation::ALL`].
+/// Of `what`; less is an operation, by its place in [`Operation::ALL`].
 const POSTED: u8 = 0xfd;
 const ASIDE: u8 = 0xfe;
 const OVER: u8 = 0xff;
@@ -88,7 +88,11 @@ impl Place {
         let (slot, generation, what) = match self {
             Self::Table(key, operation) => match key.as_posted() {
                 Some((slot, generation)) => (slot, generation, POSTED),
-                None => (key.0 as u32, key.generation(), operation as u8),
+                None => {
+                    // One that the list has not could not be told again.
+                    Operation::ALL.get(operation as usize)?;
+                    (key.0 as u32, key.generation(), operation as u8)
+                }
             },
             Self::Aside(index) => (0, u32::try_from(index).ok()?, ASIDE),
             Self::Over => (0, 0, OVER),
@@ -132,10 +136,15 @@ impl<T: Completion> Op<T> {
 
     /// One in the table, or a receive that was posted.
     #[inline(always)]
-    pub(super) fn waiting(handle: &Arc<Handle>, key: OpKey, operation: Operation) -> Self {
-        match Place::Table(key, operation).pack() {
-            Some(word) => Self::at(handle, word),
-            None => Self::aside(handle, Some(key), None, Deadline::None, operation),
+    pub(super) fn waiting(
+        handle: &Arc<Handle>,
+        key: OpKey,
+        deadline: Deadline,
+        operation: Operation,
+    ) -> Self {
+        match (deadline, Place::Table(key, operation).pack()) {
+            (Deadline::None, Some(word)) => Self::at(handle, word),
+            (deadline, _) => Self::aside(handle, Some(key), None, deadline, operation),
         }
     }
 
@@ -151,9 +160,9 @@ impl<T: Completion> Op<T> {
             Entered::Ended(outcome) => (None, Some(outcome)),
             Entered::Over => (None, None),
         };
-        match (key, deadline) {
-            (Some(key), Deadline::None) => Self::waiting(handle, key, operation),
-            (key, deadline) => Self::aside(handle, key, ended, deadline, operation),
+        match key {
+            Some(key) => Self::waiting(handle, key, deadline, operation),
+            None => Self::aside(handle, None, ended, deadline, operation),
         }
     }
 

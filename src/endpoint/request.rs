@@ -164,10 +164,7 @@ impl<'a, V: Verb<'a>> Request<V> {
         *posted = match begun.and_then(|(first, _)| first) {
             Ok(First::Over(value)) => self.verb.posted(value),
             Ok(First::Ended(entered)) => Op::new(handle, entered, deadline, operation),
-            Ok(First::Entered(key)) => match deadline {
-                Deadline::None => Op::waiting(handle, key, operation),
-                deadline => Op::new(handle, Entered::new(handle, key), deadline, operation),
-            },
+            Ok(First::Entered(key)) => Op::waiting(handle, key, deadline, operation),
             Err(error) => return Err(self.verb.refused(error.or_during(operation))),
         };
         Ok(())

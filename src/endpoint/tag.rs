@@ -415,7 +415,12 @@ impl<'a, B: ReceiveBuffer + Unpin> TagRecv<'a, B> {
         if self.rare.is_none()
             && let Some(key) = self.post_at_once()
         {
-            return Op::waiting(self.worker.handle(), key, Operation::TagRecv);
+            return Op::waiting(
+                self.worker.handle(),
+                key,
+                Deadline::None,
+                Operation::TagRecv,
+            );
         }
         // In a place of its own: see `TagRecv::poll`.
         let mut posted = Op::value(0);
