@@ -25,6 +25,7 @@ use crate::{
     types::{EndpointId, LinkId, Source, WorkerId},
     worker::{
         connect::{
+            accepted::Seat,
             request::Request,
             said::{info, refuse, transports, trial},
         },
@@ -143,14 +144,23 @@ pub(crate) async fn accept(
     result.map_err(|error| error.during(Operation::Accept).with_peer(name))
 }
 
+/// A place for one more connection. A worker's sockets are closed a little later than the worker.
+fn seat(shared: &Shared, source: Source) -> Result<Seat> {
+    match shared.with(|engine| engine.closing) {
+        Some(why) => Err(Error::new(ErrorKind::Rejected, why)),
+        None => shared
+            .accepted
+            .enter(source, &shared.context.config().limits),
+    }
+}
+
 async fn accept_inner(
     shared: &Arc<Shared>,
     request: &mut Request,
     claimed: bool,
 ) -> Result<(LinkId, EndpointId)> {
-    let limits = &shared.context.config().limits;
     let source = request.channel.source();
-    let seat = match shared.accepted.enter(source, limits) {
+    let seat = match seat(shared, source) {
         Ok(seat) => seat,
         Err(error) => {
             refuse(&mut request.channel, &error).await;
