@@ -74,6 +74,17 @@ enum Next {
     Wait,
 }
 
+impl Next {
+    /// Another turn, before which those whom this one wakes have theirs. The future that a runtime blocks on does not stand among its tasks: woken, it
+    /// is polled after the runtime's driver, and some sixty turns at once would come before it.
+    fn after(engine: &Engine) -> Self {
+        match engine.core.movers.ctx.wakes.is_empty() {
+            true => Self::Again,
+            false => Self::AfterOthers,
+        }
+    }
+}
+
 impl Reactor {
     /// Must be called on the runtime.
     pub(crate) fn new(shared: Arc<Shared>) -> Result<Self> {
@@ -104,9 +115,10 @@ impl Reactor {
         self.unpolled |= polled;
         let driven = std::mem::replace(&mut self.seen, engine.laps) != engine.laps;
         if self.linger(&mut engine, rung, driven) {
+            let next = Next::after(&engine);
             engine.reactor_due = true;
             shared.leave(engine);
-            return Next::Again;
+            return next;
         }
         // Who gives way together with this task may be polled after it, so one turn in vain says nothing.
         let may_be_driven = driven || std::mem::replace(&mut self.driven, false);
@@ -132,17 +144,17 @@ impl Reactor {
         if rung {
             engine.rung();
         }
-        // Somebody slept for what has come: whom the first of it wakes goes first, before this looks for more and arms.
-        let mut more = pass(&mut engine, rung || polled);
+        // Whom the first of what has come wakes goes first, before this looks for more and arms.
+        let mut more = pass(&mut engine, true);
         if self.unpolled && (!more || overdue) {
             self.unpolled = false;
             engine.poll_fds();
-            more = pass(&mut engine, polled);
+            more = pass(&mut engine, true);
         }
         // When there was much, whom it woke goes first too, and the rest of the fds follows in the next turn.
         let more = more || self.unpolled || (engine.has_links() && !engine.arm());
         let next = match more {
-            true => Next::Again,
+            true => Next::after(&engine),
             false => engine.longest_sleep(NAP).map_or(Next::Wait, Next::Nap),
         };
         engine.reactor_due = more;
@@ -174,7 +186,7 @@ impl Reactor {
         if engine.progress() > 0 {
             // Whom it woke goes first.
             if engine.core.movers.ctx.wakes.is_empty() {
-                pass(engine, false);
+                pass(engine, true);
             }
             self.shared.spin.found_lingering(since.elapsed());
             self.lingering = Some((Instant::now(), window));

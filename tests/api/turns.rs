@@ -199,3 +199,30 @@ fn who_looks_gives_way_to_those_it_woke() {
         assert!(least < SHORT, "it looked for {least:?} at least");
     });
 }
+
+/// What a runtime blocks on is polled after its tasks and its driver. Messages that come behind the one that it waited for stay where they are until then,
+/// and are received from there: nothing keeps them aside.
+#[test]
+fn whom_a_runtime_blocks_on_goes_first_when_woken() {
+    const MESSAGES: u64 = 50;
+    run(async {
+        let pair = Pair::of(&Way::Shm.context(), Way::Shm).await;
+        let receive = || pair.there.worker.tag_recv(Tag(1), vec![0; 8]);
+        let aside = || pair.there.worker.metrics().held.unexpected_messages;
+        for _ in 0..SLEEPS {
+            let endpoint = pair.here.endpoint.clone();
+            let sends = tokio::spawn(async move {
+                for _ in 0..MESSAGES {
+                    let sent = endpoint.tag_send(Tag(1), vec![1; 8]).await;
+                    sent.expect("sent");
+                }
+            });
+            assert_eq!(receive().await.expect("received").len, 8);
+            assert_eq!(aside(), 0, "kept aside before they were asked for");
+            for _ in 1..MESSAGES {
+                assert_eq!(receive().await.expect("received").len, 8);
+            }
+            sends.await.expect("to its end");
+        }
+    });
+}
