@@ -127,19 +127,6 @@ pub(crate) fn prefetch_read<T>(address: *const T) {
     let _ = address;
 }
 
-/// Fetches the line of `address` for writing: other cores lose it.
-#[inline(always)]
-pub(crate) fn prefetch_write<T>(address: *const T) {
-    // The intrinsic becomes a fetch for reading unless the compiler is told of a processor that has this one. All that
-    // run x86-64 have it, or take it for one that does nothing (Intel's manual, volume 2, PREFETCHW).
-    #[cfg(all(not(any(wharf_loom, miri)), target_arch = "x86_64"))]
-    // SAFETY: as `prefetch_read`.
-    unsafe {
-        std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
-    }
-    let _ = address;
-}
-
 /// A sequentially consistent fence.
 #[cfg(not(all(not(any(wharf_loom, miri)), target_arch = "x86_64")))]
 #[inline(always)]
