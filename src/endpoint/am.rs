@@ -175,7 +175,7 @@ impl<'a> AmSend<'a> {
     /// `WouldBlock` when the window of posted operations is full, `Rejected` when the peer has refused this id, `InvalidArgument` for a
     /// header that is too long, `Closed` and the like when the endpoint is. The payload comes back.
     #[inline]
-    pub fn post(self) -> Result<Op<()>, OpError<Buffer>> {
+    pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
         self.0.post()
     }
 }
@@ -264,7 +264,7 @@ impl AmSendCopy<'_> {
     /// # Errors
     /// As [`AmSend::post`].
     #[inline]
-    pub fn post(self) -> Result<Op<()>> {
+    pub fn post(mut self) -> Result<Op<()>> {
         self.0.post()
     }
 }

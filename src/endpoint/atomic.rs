@@ -218,7 +218,7 @@ impl<'a, T: Completion> Atomic<'a, T> {
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, and what the checks say.
     #[inline]
-    pub fn post(self) -> Result<Op<T>> {
+    pub fn post(mut self) -> Result<Op<T>> {
         self.0.post()
     }
 }

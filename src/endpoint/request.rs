@@ -128,7 +128,7 @@ impl<V> Request<V> {
 
 impl<'a, V: Verb<'a>> Request<V> {
     #[inline(always)]
-    pub(super) fn post(mut self) -> Result<Op<V::Kind>, V::Refused> {
+    pub(super) fn post(&mut self) -> Result<Op<V::Kind>, V::Refused> {
         let mut failed = None;
         if self.is_plain() {
             let window = self.verb.endpoint().shared().ops_window;

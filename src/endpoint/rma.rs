@@ -186,7 +186,7 @@ impl<'a> Put<'a> {
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
     #[inline]
-    pub fn post(self) -> Result<Op<()>, OpError<Buffer>> {
+    pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
         self.0.post()
     }
 }
@@ -483,7 +483,7 @@ impl<'a, B: ReceiveBuffer + Unpin> Get<'a, B> {
     ///
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, and what the checks say; the buffer comes back.
-    pub fn post(self) -> Result<Op<Fetched<B>>, OpError<B>> {
+    pub fn post(mut self) -> Result<Op<Fetched<B>>, OpError<B>> {
         self.0.post()
     }
 }

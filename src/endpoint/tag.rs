@@ -235,7 +235,7 @@ impl<'a> TagSend<'a> {
     /// # Errors
     /// `WouldBlock` when the window of posted operations is full, `Closed` and the like when the endpoint is; the buffer comes back.
     #[inline]
-    pub fn post(self) -> Result<Op<()>, OpError<Buffer>> {
+    pub fn post(mut self) -> Result<Op<()>, OpError<Buffer>> {
         self.0.post()
     }
 }
