@@ -210,6 +210,7 @@ mod tests {
     use std::{
         fs::File,
         io::{Read, Write},
+        net::Shutdown,
         os::{fd::AsFd, unix::net::UnixStream},
     };
 
@@ -250,11 +251,12 @@ mod tests {
         while send(one.as_fd(), &big, &[]).is_ok() {}
         let error = send(one.as_fd(), &big, &[]).expect_err("full");
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-        drop(two);
+        // Shut down: of one that is dropped a process that is being started has a copy.
+        two.shutdown(Shutdown::Both).expect("connected");
         let error = send(one.as_fd(), &big, &[]).expect_err("gone");
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
         let (one, two) = UnixStream::pair().expect("pair");
-        drop(one);
+        one.shutdown(Shutdown::Both).expect("connected");
         assert_eq!(recv(two.as_fd(), &mut bytes).expect("the end").0, 0);
     }
 
