@@ -80,6 +80,8 @@ const POSTED: u8 = 0xfd;
 const ASIDE: u8 = 0xfe;
 const OVER: u8 = 0xff;
 const SLOTS: u32 = 1 << 24;
+/// [`Place::Over`].
+const OVER_WORD: u64 = (OVER as u64) << 24;
 
 impl Place {
     /// `None`: there are no bits for it.
@@ -99,6 +101,13 @@ impl Place {
         };
         let low = slot | u32::from(what) << 24;
         (slot < SLOTS).then_some(u64::from(low) | u64::from(generation) << 32)
+    }
+
+    /// A receive that was posted.
+    #[inline(always)]
+    fn posted(word: u64) -> Option<OpKey> {
+        let low = word as u32;
+        ((low >> 24) as u8 == POSTED).then(|| OpKey::posted(low % SLOTS, (word >> 32) as u32))
     }
 
     #[inline(always)]
@@ -244,18 +253,25 @@ impl<T: Completion> Op<T> {
     /// Its end has been told.
     #[inline(always)]
     fn over(&mut self) {
-        self.word = u64::from(OVER) << 24;
+        self.word = OVER_WORD;
     }
 
     /// A posted receive whose message lies in front.
     #[inline(always)]
     fn take_posted(&mut self, cx: &mut Context<'_>) -> Option<Front> {
         let handle = self.handle.as_ref()?;
-        let Place::Table(key, _) = Place::unpack(self.word) else {
-            return None;
-        };
-        key.as_posted()?;
+        let key = Place::posted(self.word)?;
         let (arrival, buffer, begun) = handle.shared.take_posted(key)?;
+        begun.count(cx);
+        self.over();
+        Some(Front(arrival, buffer))
+    }
+
+    /// A posted receive that others' passes have filled.
+    #[inline(always)]
+    fn take_arrived(&mut self, cx: &mut Context<'_>) -> Option<Front> {
+        let handle = self.handle.as_ref()?;
+        let (arrival, buffer, begun) = handle.shared.take_arrived(Place::posted(self.word)?)?;
         begun.count(cx);
         self.over();
         Some(Front(arrival, buffer))
@@ -264,6 +280,10 @@ impl<T: Completion> Op<T> {
     /// Waits for one that is in the table, or gives the end that it had.
     #[inline(never)]
     fn settle(&mut self, cx: &mut Context<'_>, settled: &mut Poll<T::Output>) {
+        if let Some(output) = T::front(|| self.take_arrived(cx)) {
+            *settled = Poll::Ready(output);
+            return;
+        }
         let place = self
             .handle
             .as_ref()
@@ -342,8 +362,12 @@ impl<T: Completion> Future for Op<T> {
 impl<T: Completion> Drop for Op<T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.handle.is_some() {
-            detach(&mut self.handle, self.word);
+        if self.handle.is_none() {
+            return;
+        }
+        match self.word == OVER_WORD {
+            true => drop(self.handle.take()),
+            false => detach(&mut self.handle, self.word),
         }
     }
 }

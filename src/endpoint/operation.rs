@@ -38,7 +38,7 @@ pub trait Completion: sealed::Sealed + Unpin {
     /// Of one that failed before it was anywhere.
     #[doc(hidden)]
     fn of_error(error: Error) -> Self::Output;
-    /// Of a posted receive whose message lay in front. `None`: it is none.
+    /// Of a posted receive whose message is here. `None`: it is none.
     #[doc(hidden)]
     #[inline(always)]
     fn front(take: impl FnOnce() -> Option<Front>) -> Option<Self::Output> {

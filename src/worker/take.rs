@@ -111,6 +111,14 @@ impl Shared {
         }
         Some((arrival, buffer, begun))
     }
+
+    /// The message of a posted receive that a pass has filled, for the thread that owns the lock.
+    #[inline]
+    pub(crate) fn take_arrived(&self, key: OpKey) -> Option<(Arrival, BufferMut, Begun<'_>)> {
+        let mut inside = self.owner_inside()?;
+        let (arrival, buffer) = inside.core.take_arrived(key)?;
+        Some((arrival, buffer, inside.over()))
+    }
 }
 
 impl Engine {

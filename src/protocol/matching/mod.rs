@@ -14,6 +14,9 @@
 //!           tag 7 ──▶ tag 7 ──▶ ...
 //! ```
 //!
+//! The group that is used most, the one in front, is in no bucket: whoever has one tag at a time pays for no hash. It gives its place up once it is
+//! empty, or when others have been used for a while.
+//!
 //! Everything lives in one slab of nodes linked by index, so nothing is allocated for a message once the slab has grown to
 //! the most that were ever waiting. The array of buckets doubles when there are more groups than buckets.
 //!

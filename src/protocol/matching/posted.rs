@@ -136,7 +136,7 @@ impl<T> PostedQueue<T> {
         let node = self.store.node(id.slot);
         let (tag, mask) = (node.tag, node.mask);
         let is_next = self.waiting == 1
-            || mask == u64::MAX && self.masks.is_empty() && self.store.find(tag, mask) == id.slot;
+            || mask == u64::MAX && self.masks.is_empty() && self.store.is_first(id.slot);
         is_next.then_some((Tag(tag), Mask(mask)))
     }
 
@@ -190,6 +190,14 @@ impl<T> PostedQueue<T> {
         self.store.remove(id.slot)
     }
 
+    /// Takes one that waits out, of which nothing is left that owns anything: it is not dropped.
+    #[inline(always)]
+    pub(crate) fn forget(&mut self, id: PostId) {
+        debug_assert!(self.waits(id), "it is in the index");
+        self.unlink(id.slot);
+        self.store.forget(id.slot);
+    }
+
     /// Takes all of them, in order.
     #[cfg(test)]
     pub(crate) fn drain(&mut self) -> Vec<T> {
@@ -208,7 +216,7 @@ impl<T> PostedQueue<T> {
     }
 
     /// Takes one that waits out of the index.
-    #[inline]
+    #[inline(always)]
     fn unlink(&mut self, slot: u32) {
         self.waiting -= 1;
         self.store.unindex(slot);

@@ -2,12 +2,18 @@
 
 #[cfg(test)]
 use std::cell::Cell;
-use std::hash::{BuildHasher, RandomState};
+use std::{
+    hash::{BuildHasher, RandomState},
+    mem::ManuallyDrop,
+};
 
 /// No node.
 pub(super) const NONE: u32 = u32::MAX;
 
 const FIRST_BUCKETS: usize = 64;
+
+/// So many nodes in a row that belong to other groups than the one in front, and the next one's group is the one in front.
+const PASSES: u32 = 8;
 
 /// 2^64 divided by the golden ratio.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -15,8 +21,8 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A place in the slab. Links of a free node mean nothing, except `next`, which chains the free ones.
 #[derive(Debug)]
 pub(super) struct Node<V> {
-    /// `None`: the place is free.
-    pub(super) value: Option<V>,
+    /// `None`: the place is free. Dropped by hand: where one is put, the compiler need not ask whether another was there.
+    pub(super) value: ManuallyDrop<Option<V>>,
     /// Has no bits that the mask leaves out.
     pub(super) tag: u64,
     pub(super) mask: u64,
@@ -35,15 +41,28 @@ pub(super) struct Node<V> {
     pub(super) newer: u32,
 }
 
+/// A group by its ends, [`NONE`] where it is empty.
+#[derive(Debug)]
+struct Group {
+    tag: u64,
+    mask: u64,
+    head: u32,
+    tail: u32,
+}
+
 /// The slab and the index over it.
 #[derive(Debug)]
 pub(super) struct Store<V> {
     pub(super) nodes: Vec<Node<V>>,
     free: u32,
     len: usize,
+    /// The group that is used most is found without a hash; it is in no bucket. Programs have few tags at a time.
+    front: Group,
+    /// Nodes in a row that were not put there.
+    passed: u32,
     /// First group of each bucket; the length is a power of two.
     buckets: Box<[u32]>,
-    /// How many tags are in the index, each counted for each of its masks.
+    /// How many groups are in buckets.
     groups: usize,
     /// Random and odd.
     multiplier: u64,
@@ -52,12 +71,27 @@ pub(super) struct Store<V> {
     pub(super) looked_at: Cell<usize>,
 }
 
+impl Group {
+    #[inline(always)]
+    fn is(&self, tag: u64, mask: u64) -> bool {
+        self.tag == tag && self.mask == mask
+    }
+}
+
 impl<V> Store<V> {
     pub(super) fn new() -> Self {
         Self {
             nodes: Vec::new(),
             free: NONE,
             len: 0,
+            // Nothing has a bit that its mask leaves out.
+            front: Group {
+                tag: 1,
+                mask: 0,
+                head: NONE,
+                tail: NONE,
+            },
+            passed: 0,
             buckets: vec![NONE; FIRST_BUCKETS].into(),
             groups: 0,
             multiplier: RandomState::new().hash_one(0u64) | 1,
@@ -92,7 +126,7 @@ impl<V> Store<V> {
         let node = self.node_mut(index);
         let free = node.next;
         debug_assert!(node.value.is_none(), "a free place");
-        node.value = Some(value);
+        node.value = ManuallyDrop::new(Some(value));
         node.tag = tag;
         node.mask = mask;
         node.order = order;
@@ -105,7 +139,7 @@ impl<V> Store<V> {
         let index = self.nodes.len() as u32;
         debug_assert!(index != NONE, "no memory holds that many nodes");
         self.nodes.push(Node {
-            value: None,
+            value: ManuallyDrop::new(None),
             tag: 0,
             mask: 0,
             order: 0,
@@ -123,20 +157,39 @@ impl<V> Store<V> {
     /// Frees a place that is linked nowhere any more. `None` when it was free already.
     #[inline(always)]
     pub(super) fn remove(&mut self, index: u32) -> Option<V> {
+        let value = self.node_mut(index).value.take()?;
+        self.forget(index);
+        Some(value)
+    }
+
+    /// Frees a place that is linked nowhere any more, and whose value owns nothing: it is not dropped.
+    #[inline(always)]
+    pub(super) fn forget(&mut self, index: u32) {
         let free = self.free;
         let node = self.node_mut(index);
-        let value = node.value.take()?;
+        node.value = ManuallyDrop::new(None);
         node.generation = node.generation.wrapping_add(1);
         node.next = free;
         self.free = index;
         self.len -= 1;
-        Some(value)
     }
 
     /// The earliest node of this very tag and mask in the index, or [`NONE`].
     #[inline]
     pub(super) fn find(&self, tag: u64, mask: u64) -> u32 {
-        self.find_in(self.bucket(tag, mask), tag, mask)
+        match self.front.is(tag, mask) {
+            true => self.front.head,
+            false => self.find_behind(tag, mask),
+        }
+    }
+
+    /// The same among those that are not in front.
+    #[inline]
+    fn find_behind(&self, tag: u64, mask: u64) -> u32 {
+        match self.groups {
+            0 => NONE,
+            _ => self.find_in(self.bucket(tag, mask), tag, mask),
+        }
     }
 
     #[inline(always)]
@@ -159,21 +212,72 @@ impl<V> Store<V> {
         self.node(index).next
     }
 
+    /// Whether a node of the index is the first of its group.
+    #[inline(always)]
+    pub(super) fn is_first(&self, index: u32) -> bool {
+        self.node(index).prev == NONE
+    }
+
     /// Puts a node into the group of its tag, by its order.
-    #[inline]
+    #[inline(always)]
     pub(super) fn index(&mut self, index: u32) {
-        let Node {
-            tag, mask, order, ..
-        } = *self.node(index);
-        let bucket = self.bucket(tag, mask);
-        let head = self.find_in(bucket, tag, mask);
-        if head == NONE {
-            return self.open_group(bucket, index);
+        let Node { tag, mask, .. } = *self.node(index);
+        match self.front.is(tag, mask) {
+            true => self.index_in_front(index),
+            false => self.index_behind(index),
         }
-        let mut before = self.node(head).tail;
+    }
+
+    #[inline(always)]
+    fn index_in_front(&mut self, index: u32) {
+        self.passed = 0;
+        let Group { head, tail, .. } = self.front;
+        let before = self.before(tail, self.node(index).order);
+        let after = match before {
+            NONE => head,
+            before => self.node(before).next,
+        };
+        let node = self.node_mut(index);
+        node.prev = before;
+        node.next = after;
+        match before {
+            NONE => self.front.head = index,
+            before => self.node_mut(before).next = index,
+        }
+        match after {
+            NONE => self.front.tail = index,
+            after => self.node_mut(after).prev = index,
+        }
+    }
+
+    /// Behind which node of a group one of this order belongs, or [`NONE`]; a new one belongs behind the last.
+    #[inline(always)]
+    fn before(&self, tail: u32, order: u64) -> u32 {
+        let mut before = tail;
         while before != NONE && self.node(before).order > order {
             before = self.node(before).prev;
         }
+        before
+    }
+
+    #[inline(never)]
+    fn index_behind(&mut self, index: u32) {
+        let Node {
+            tag, mask, order, ..
+        } = *self.node(index);
+        self.passed += 1;
+        if self.front.head == NONE || self.passed > PASSES {
+            self.bring_to_front(tag, mask);
+            return self.index_in_front(index);
+        }
+        let head = self.find_behind(tag, mask);
+        if head == NONE {
+            let node = self.node_mut(index);
+            node.prev = NONE;
+            node.next = NONE;
+            return self.open_group(index, index);
+        }
+        let before = self.before(self.node(head).tail, order);
         if before == NONE {
             self.replace_head(head, index);
             let node = self.node_mut(index);
@@ -193,9 +297,47 @@ impl<V> Store<V> {
         }
     }
 
+    /// The group of a tag, which may have no nodes yet, takes the place of the one in front.
+    fn bring_to_front(&mut self, tag: u64, mask: u64) {
+        let head = self.find_behind(tag, mask);
+        let tail = match head {
+            NONE => NONE,
+            head => {
+                let Node { chain, tail, .. } = *self.node(head);
+                *self.link_to(head) = chain;
+                self.groups -= 1;
+                tail
+            }
+        };
+        let group = Group {
+            tag,
+            mask,
+            head,
+            tail,
+        };
+        let old = std::mem::replace(&mut self.front, group);
+        if old.head != NONE {
+            self.open_group(old.head, old.tail);
+        }
+    }
+
     /// Takes a node out of the group of its tag.
-    #[inline]
+    #[inline(always)]
     pub(super) fn unindex(&mut self, index: u32) {
+        if self.front.head != index {
+            return self.unindex_behind(index);
+        }
+        let next = self.node(index).next;
+        self.front.head = next;
+        match next {
+            NONE => self.front.tail = NONE,
+            next => self.node_mut(next).prev = NONE,
+        }
+    }
+
+    /// The same, where it is not the first of all.
+    #[inline(never)]
+    fn unindex_behind(&mut self, index: u32) {
         let Node {
             tag,
             mask,
@@ -215,23 +357,24 @@ impl<V> Store<V> {
             return;
         }
         self.node_mut(prev).next = next;
-        if next == NONE {
-            let head = self.find(tag, mask);
-            self.node_mut(head).tail = prev;
-        } else {
+        if next != NONE {
             self.node_mut(next).prev = prev;
+        } else if self.front.tail == index {
+            self.front.tail = prev;
+        } else {
+            let head = self.find_behind(tag, mask);
+            self.node_mut(head).tail = prev;
         }
     }
 
-    #[inline]
-    fn open_group(&mut self, bucket: usize, index: u32) {
+    /// Puts a group that has no bucket yet into its own.
+    fn open_group(&mut self, head: u32, tail: u32) {
+        let bucket = self.bucket_of(head);
         let chain = self.buckets[bucket];
-        let node = self.node_mut(index);
-        node.prev = NONE;
-        node.next = NONE;
-        node.tail = index;
+        let node = self.node_mut(head);
+        node.tail = tail;
         node.chain = chain;
-        self.buckets[bucket] = index;
+        self.buckets[bucket] = head;
         self.groups += 1;
         if self.groups > self.buckets.len() {
             self.grow();
@@ -300,6 +443,14 @@ impl<V> Store<V> {
         let scattered = (tag | !mask).wrapping_mul(GOLDEN);
         let mixed = (scattered ^ scattered >> 32).wrapping_mul(self.multiplier);
         (mixed >> (64 - self.buckets.len().trailing_zeros())) as usize
+    }
+}
+
+impl<V> Drop for Store<V> {
+    fn drop(&mut self) {
+        for node in &mut self.nodes {
+            drop(node.value.take());
+        }
     }
 }
 

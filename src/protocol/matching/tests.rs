@@ -253,3 +253,37 @@ fn masked_receives_do_not_hold_each_other_up() {
     let looked_at = queue.store.looked_at.get() as u64;
     assert!(looked_at < 4 * MANY, "{looked_at} for {MANY} matches");
 }
+
+/// What waits goes with its queue, and nothing twice.
+#[test]
+fn a_queue_drops_what_it_has() {
+    let value = std::rc::Rc::new(());
+    let mut queue = PostedQueue::new();
+    let ids = [1, 1, 2, 3].map(|tag| queue.post(Tag(tag), Mask::ALL, value.clone()));
+    drop(queue.remove(ids[1]));
+    assert_eq!(std::rc::Rc::strong_count(&value), 4);
+    queue.matched(ids[2]);
+    drop(queue);
+    assert_eq!(std::rc::Rc::strong_count(&value), 1);
+}
+
+/// The group in front changes when others are used for long, and keeps the order of its own.
+#[test]
+fn the_group_in_front_changes() {
+    let mut queue = PostedQueue::new();
+    let waits = queue.post(Tag(1), Mask::ALL, 0);
+    for number in 1..100 {
+        queue.post(Tag(2), Mask::ALL, number);
+    }
+    queue.store.looked_at.set(0);
+    for number in 1..100 {
+        assert_eq!(queue.take_match(Tag(2)), Some(number));
+    }
+    assert_eq!(
+        queue.store.looked_at.get(),
+        0,
+        "it is in front, without a hash"
+    );
+    assert_eq!(queue.take_match(Tag(1)), Some(0));
+    assert_eq!(queue.remove(waits), None);
+}

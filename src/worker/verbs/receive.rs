@@ -66,12 +66,27 @@ impl Core {
     /// That message is in the memory. The buffer.
     #[inline(always)]
     pub(crate) fn take_receive(&mut self, key: OpKey) -> Option<BufferMut> {
-        let Posted::Receive(receive) = self.posted.remove(key.post_id()?)? else {
-            return None;
-        };
+        let id = key.post_id().filter(|id| self.posted.waits(*id))?;
+        let receive = self.receive(id)?;
+        let buffer = std::mem::take(&mut receive.buffer);
+        // Of the rest of one that waits only its waker owns something.
+        if !receive.waker.is_empty() {
+            drop(receive.waker.take());
+        }
+        self.posted.forget(id);
         self.receives -= 1;
         trace::ended("receive", None);
-        Some(receive.buffer)
+        Some(buffer)
+    }
+
+    /// The message of a receive that a pass has filled, and its buffer.
+    pub(crate) fn take_arrived(&mut self, key: OpKey) -> Option<(Arrival, BufferMut)> {
+        let id = key.post_id()?;
+        let Stage::Arrived(arrival, ..) = self.receive(id)?.stage else {
+            return None;
+        };
+        let receive = self.take_out(id)?;
+        Some((arrival, receive.buffer))
     }
 
     /// Whether an eager message was copied into a receive that waited for it. `false`: nothing has happened.
