@@ -7,9 +7,9 @@
 //!
 //! On later processors of AMD's `rep movsb` has no such trap, and takes whole lines over from another processor without reading them first: two processors of
 //! a Zen 5 that copy 64 KiB in and out of common memory take 2.3 us where they take 7.3 with the loop while a line takes 270 ns from one to the other, 1.04
-//! and 1.2 us while it takes 55 (28 November 2026). So [`copy_across`] uses it, for targets that begin with a line. Not below 8 KiB: there it takes half the
-//! time in the first case (300 ns instead of 610, 4 KiB) and up to a tenth more in the second. Not where it reads what another processor wrote, which is no
-//! faster: some byte streams, whose targets begin anywhere, took twice as long; why was not found out.
+//! and 1.2 us while it takes 55 (28 November 2026). So [`copy_across`] uses it, for targets that begin with a line. Below 8 KiB it takes half the time in the
+//! first case (300 ns instead of 610, 4 KiB) and up to a tenth more in the second: its caller says from which length on. Not where it reads what another
+//! processor wrote, which is no faster: some byte streams, whose targets begin anywhere, took twice as long; why was not found out.
 //!
 //! # Safety
 //! [`copy`] is `ptr::copy_nonoverlapping`, and asks the same of its caller.
@@ -23,8 +23,10 @@ use bytes::BufMut;
 const IN_USE: bool = cfg!(not(any(debug_assertions, fuzzing, miri)));
 /// From this length on the loop is used: a shorter copy is made by vectors in the C library too.
 const LOOP: usize = 1024;
-/// From this length on [`copy_across`] differs from [`copy`].
-const ACROSS: usize = 8 << 10;
+/// From this length on [`copy_across`] may differ from [`copy`] without a loss.
+pub(crate) const ACROSS: usize = 8 << 10;
+/// From this one on where that was seen to pay.
+pub(crate) const ACROSS_EARLY: usize = 2 << 10;
 /// Bytes that processors give each other at a time.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
@@ -105,15 +107,15 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     }
 }
 
-/// As [`copy`], to memory whose lines another processor has read or written last.
+/// As [`copy`], to memory whose lines another processor has read or written last: another way from `least` on, which is [`ACROSS`] or [`ACROSS_EARLY`].
 ///
 /// # Safety
 /// As for [`copy`].
 #[inline]
-pub(crate) unsafe fn copy_across(from: *const u8, to: *mut u8, length: usize) {
+pub(crate) unsafe fn copy_across(from: *const u8, to: *mut u8, length: usize, least: usize) {
     // SAFETY: the caller's promise.
     unsafe {
-        match IN_USE && (ACROSS..LONG).contains(&length) {
+        match IN_USE && (least..LONG).contains(&length) {
             true => copy_lines(from, to, length),
             false => copy(from, to, length),
         }
@@ -167,6 +169,14 @@ static BY_STRING: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
     let name = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes);
     name.as_flattened() == b"AuthenticAMD" && is_x86_feature_detected!("avx512vbmi2")
 });
+
+/// Whether [`copy_across`] has another way at all.
+pub(crate) fn can_copy_across() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return IN_USE && *BY_STRING;
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
 
 /// Copies by one instruction.
 ///

@@ -17,6 +17,7 @@
 // | `options` | its name, and what can be chosen |
 // | `layout` | the drawing of the segment |
 // | `ring` | one direction: producer, consumer |
+// | `copy_choice` | how a producer writes bodies of a few KiB, by what that takes |
 // | `doorbell` | the flags that ask for a ring of the bell, and why nothing is lost |
 // | `segment` | the mapped segment: its rings, and the words for one-copy transfers |
 // | `connector` | the handshake that makes and passes the segment |
@@ -26,6 +27,7 @@
 // (`RUSTFLAGS="--cfg wharf_loom" cargo test --lib --release models`).
 
 mod connector;
+mod copy_choice;
 mod doorbell;
 mod iface;
 mod layout;

@@ -24,6 +24,7 @@
 use std::{ptr::NonNull, slice, sync::Arc};
 
 use super::{
+    copy_choice::CopyChoice,
     doorbell::{Flag, can_be_calm},
     layout::{
         AREA, CELLS, Cell, ConsumerLine, Kind, MAX_BCOPY, MAX_INLINE, ProducerLine, WIDE, Word,
@@ -152,6 +153,7 @@ pub(crate) struct Producer {
     wide_from: u64,
     /// Number of the first message whose cell's line was not taken back yet.
     owned: u64,
+    choice: CopyChoice,
 }
 
 impl Producer {
@@ -169,6 +171,7 @@ impl Producer {
             is_wide: false,
             wide_from: WIDE_AFTER,
             owned: 0,
+            choice: CopyChoice::new(),
         }
     }
 
@@ -281,12 +284,14 @@ impl Producer {
             if !fits(self) {
                 return Err(PushError::Full { head: self.head });
             }
+            self.choice.looked(length, self.area_tail);
         }
         // SAFETY: the body lies within its area; the consumer has released these bytes (area head); the slices are the caller's and
         // do not lie in the ring.
         unsafe {
             copy(prefix.as_ptr(), body, prefix.len());
-            copy_across(payload.as_ptr(), body.add(prefix.len()), payload.len());
+            let to = body.add(prefix.len());
+            copy_across(payload.as_ptr(), to, payload.len(), self.choice.least());
         }
         self.memory.cell(self.tail).content.with_mut(|content| {
             // SAFETY: as in `push_inline`.
