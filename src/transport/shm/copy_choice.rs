@@ -19,7 +19,7 @@ use crate::util::copy::{ACROSS, ACROSS_EARLY, can_copy_across};
 const PERIOD: u64 = 512 << 10;
 /// Periods before the first trial, and between two at most.
 const FIRST: u32 = 16;
-const MOST: u32 = 128;
+const MOST: u32 = 512;
 /// Periods of a trial, fewer than those before one.
 const TRIED: u32 = 2;
 
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn the_faster_way_is_taken_and_left_again() {
         let (mut choice, mut clock) = (CopyChoice::new(), (Instant::now(), 0));
-        let some = 100..200;
+        let some = 30..60;
         assert!(some.contains(&send(&mut choice, &mut clock, [20, 22])));
         // Not by so little.
         assert!(some.contains(&send(&mut choice, &mut clock, [20, 19])));
