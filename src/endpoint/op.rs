@@ -20,11 +20,14 @@ use std::{
 
 use crate::{
     error::{Error, ErrorKind, Operation},
+    memory::BufferMut,
     types::OpKey,
     worker::{
         Handle,
         aside::{Deadline, Rare},
-        operations::Outcome,
+        door::Begun,
+        operations::{Arrival, Outcome},
+        shared::Shared,
         turn,
     },
 };
@@ -122,6 +125,9 @@ impl Place {
         }
     }
 }
+
+/// Looks for the message of a posted receive, in one of the places where it may be.
+type Take = for<'a> fn(&'a Shared, OpKey) -> Option<(Arrival, BufferMut, Begun<'a>)>;
 
 impl<T: Completion> Op<T> {
     /// One that was over when it was posted.
@@ -256,22 +262,11 @@ impl<T: Completion> Op<T> {
         self.word = OVER_WORD;
     }
 
-    /// A posted receive whose message lies in front.
+    /// A posted receive whose message is here, if `take` finds it.
     #[inline(always)]
-    fn take_posted(&mut self, cx: &mut Context<'_>) -> Option<Front> {
+    fn take_posted(&mut self, cx: &mut Context<'_>, take: Take) -> Option<Front> {
         let handle = self.handle.as_ref()?;
-        let key = Place::posted(self.word)?;
-        let (arrival, buffer, begun) = handle.shared.take_posted(key)?;
-        begun.count(cx);
-        self.over();
-        Some(Front(arrival, buffer))
-    }
-
-    /// A posted receive that others' passes have filled.
-    #[inline(always)]
-    fn take_arrived(&mut self, cx: &mut Context<'_>) -> Option<Front> {
-        let handle = self.handle.as_ref()?;
-        let (arrival, buffer, begun) = handle.shared.take_arrived(Place::posted(self.word)?)?;
+        let (arrival, buffer, begun) = take(&handle.shared, Place::posted(self.word)?)?;
         begun.count(cx);
         self.over();
         Some(Front(arrival, buffer))
@@ -280,7 +275,7 @@ impl<T: Completion> Op<T> {
     /// Waits for one that is in the table, or gives the end that it had.
     #[inline(never)]
     fn settle(&mut self, cx: &mut Context<'_>, settled: &mut Poll<T::Output>) {
-        if let Some(output) = T::front(|| self.take_arrived(cx)) {
+        if let Some(output) = T::front(|| self.take_posted(cx, Shared::take_arrived)) {
             *settled = Poll::Ready(output);
             return;
         }
@@ -348,7 +343,7 @@ impl<T: Completion> Future for Op<T> {
             ready!(turn::may_be_told(cx));
             return Poll::Ready(T::of_value(this.word));
         }
-        if let Some(output) = T::front(|| this.take_posted(cx)) {
+        if let Some(output) = T::front(|| this.take_posted(cx, Shared::take_posted)) {
             return Poll::Ready(output);
         }
         // In a place of its own: see `TagRecv::poll`.
